@@ -1,0 +1,183 @@
+//! The bucket: token bucket, leaky bucket (funnel) and GCRA, which are one rule in three vocabularies.
+//!
+//! A charge pours its cost in; the bucket drains evenly at `amount` per `period`; what would overflow the capacity
+//! is denied. A token bucket calls the space above the level its tokens; GCRA calls the moment at which the level
+//! will be zero its theoretical arrival time.
+//!
+//! **Exactness.** The level is counted in units so small that every tick of the clock drains a whole number of them:
+//! one token is `q` units, one tick drains `p`. Nothing is ever rounded, so 7 per minute is 7 per minute for ever.
+
+use core::cmp::max;
+
+use super::{GRIDS_US, Kernel};
+use crate::Id;
+use crate::exact::{gcd, mul_div_ceil};
+use crate::limit::{LimitError, Parameter, Problem};
+use crate::time::{EXACT, MAX_WAIT_US, Period, Timestamp};
+
+/// A token is cut into at least this many units where there is room for it, so that carrying a level over to
+/// another rate, which rounds up to a whole unit, costs less than a millionth of a token.
+const FINE: u64 = 1 << 20;
+
+/// The parameters of a bucket.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub struct Bucket {
+    /// How many tokens drain in a period.
+    pub amount: u64,
+    /// The period in microseconds.
+    pub period: u64,
+    /// How many tokens the bucket holds.
+    pub capacity: u64,
+    /// The same rate in whole units.
+    pub rate: Rate,
+}
+
+/// A rate in whole units: a token is `q` of them, a tick of `grid` microseconds drains `p`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Rate {
+    /// Units that drain in a tick.
+    pub p: u64,
+    /// Units in a token.
+    pub q: u64,
+    /// Microseconds in a tick.
+    pub grid: u64,
+}
+
+/// What a bucket keeps for a key: how full it was, in units, and when.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Level {
+    /// Units in the bucket; zero is idle.
+    pub units: u64,
+    /// When it held them.
+    pub at: Timestamp,
+}
+
+impl Bucket {
+    /// Finds the finest grid on which every value stays below 2^53, `below` tokens of debt included.
+    pub(crate) fn new(amount: u64, period: Period, capacity: u64, below: u64) -> Result<Self, LimitError> {
+        let period = period.as_micros();
+        let most = 2 * (u128::from(capacity) + u128::from(below));
+        let exact = |p: u128, q: u128| most * q < u128::from(EXACT) && p < u128::from(EXACT);
+        let rate = GRIDS_US.iter().find_map(|&grid| {
+            let per_period = u128::from(amount) * u128::from(grid);
+            let divisor = gcd(per_period, u128::from(period));
+            let (mut p, mut q) = (per_period / divisor, u128::from(period) / divisor);
+            if !exact(p, q) {
+                return None;
+            }
+            while q < u128::from(FINE) && exact(2 * p, 2 * q) {
+                (p, q) = (2 * p, 2 * q);
+            }
+            Some(Rate { p: u64::try_from(p).ok()?, q: u64::try_from(q).ok()?, grid })
+        });
+        let Some(rate) = rate else {
+            return Err(LimitError::new(Parameter::Burst, capacity, Problem::NoGrid));
+        };
+        if most / 2 * u128::from(period) > u128::from(amount) * u128::from(MAX_WAIT_US) {
+            return Err(LimitError::new(Parameter::Burst, capacity, Problem::TooSlow));
+        }
+        Ok(Bucket { amount, period, capacity, rate })
+    }
+
+    /// How long an idle bucket's whole capacity takes to drain, in microseconds, rounded up.
+    pub fn fill_us(&self) -> u64 {
+        mul_div_ceil(self.capacity, self.period, self.amount)
+    }
+
+    /// A full burst, and what drains before the period is over.
+    pub(crate) fn worst_case(&self) -> u64 {
+        let ticks = (self.period - 1).div_ceil(self.rate.grid);
+        let drained = u128::from(ticks) * u128::from(self.rate.p) / u128::from(self.rate.q);
+        self.capacity + u64::try_from(drained).unwrap_or(u64::MAX - self.capacity)
+    }
+
+    /// Takes `cost` as soon as it fits, and counts it from now: returns how long to wait, or `None` if that is more
+    /// than `max_wait_us`. Whoever comes later is judged as if it had been taken already, so places are kept in order.
+    pub(crate) fn book(&self, level: &mut Level, now: Timestamp, cost: u64, max_wait_us: u64) -> Option<u64> {
+        let wait = self.wait(level, now, cost, self.capacity);
+        if wait > max_wait_us {
+            return None;
+        }
+        let Rate { p, q, grid } = self.rate;
+        // At the moment of its turn the bucket may have run dry within the last tick; that fraction is not saved up.
+        let ticks = now.plus(wait).micros_since(level.at) / grid;
+        let units = max(level.units, ticks.saturating_mul(p)).checked_add(cost * q)?;
+        if units >= EXACT {
+            return None;
+        }
+        level.units = units;
+        Some(wait)
+    }
+}
+
+impl Rate {
+    /// The first moment at which the bucket is empty.
+    pub(crate) fn idle_at(&self, level: &Level) -> Timestamp {
+        let ticks = if self.p == 1 { level.units } else { level.units.div_ceil(self.p) };
+        level.at.plus(ticks.saturating_mul(self.grid))
+    }
+
+    /// The same usage at another rate, rounded up to a whole unit; more than any limit can mean stays just that.
+    pub(crate) fn carry(&self, level: &Level, to: Rate) -> Level {
+        Level { units: mul_div_ceil(level.units, to.q, self.q).min(EXACT - 1), at: level.at }
+    }
+}
+
+impl Kernel for Bucket {
+    type State = Level;
+
+    #[inline]
+    fn age(&self, level: &mut Level, now: Timestamp) -> Timestamp {
+        let Rate { p, grid, .. } = self.rate;
+        let now = if level.units == 0 { now } else { max(now, level.at) };
+        let elapsed = now.micros_since(level.at);
+        let ticks = if grid == 1 { elapsed } else { elapsed / grid };
+        level.units = level.units.saturating_sub(ticks.saturating_mul(p));
+        level.at = if level.units == 0 {
+            // An idle key does not save up: its clock starts on the grid.
+            if grid == 1 { now } else { Timestamp::from_micros(now.as_micros() / grid * grid) }
+        } else {
+            // Only whole ticks are spent; the rest of the last one is kept for later.
+            level.at.plus(ticks * grid)
+        };
+        now
+    }
+
+    #[inline]
+    fn room(&self, level: &Level, _now: Timestamp, ceiling: u64) -> u64 {
+        (ceiling * self.rate.q).saturating_sub(level.units) / self.rate.q
+    }
+
+    #[inline]
+    fn charge(&self, level: &mut Level, _now: Timestamp, cost: u64, _id: Id) -> Timestamp {
+        level.units = level.units.saturating_add(cost.saturating_mul(self.rate.q)).min(EXACT - 1);
+        level.at
+    }
+
+    #[inline]
+    fn wait(&self, level: &Level, now: Timestamp, cost: u64, ceiling: u64) -> u64 {
+        let Rate { p, q, grid } = self.rate;
+        let over = level.units.saturating_sub((ceiling - cost) * q);
+        if over == 0 {
+            return 0;
+        }
+        // Most rates of one token per so many ticks have p = 1, and a division is the dearest thing here.
+        let ticks = if p == 1 { over } else { over.div_ceil(p) };
+        level.at.plus(ticks.saturating_mul(grid)).micros_since(now).min(MAX_WAIT_US)
+    }
+
+    fn give_back(&self, level: &mut Level, _now: Timestamp, units: u64, charged_at: Option<Timestamp>) -> u64 {
+        let Rate { p, q, grid } = self.rate;
+        // Had the request never come, the bucket could have been idle since then and saved nothing up: of what it
+        // took, only what cannot have drained yet may be given back (I-REF).
+        let drained = charged_at.map_or(0, |then| level.at.micros_since(then).div_ceil(grid).saturating_mul(p));
+        let back = units.saturating_mul(q).saturating_sub(drained).min(level.units);
+        level.units -= back;
+        back.div_ceil(q)
+    }
+
+    fn idle_at(&self, level: &Level) -> Timestamp {
+        self.rate.idle_at(level)
+    }
+}

@@ -1,0 +1,138 @@
+//! Concurrency: leases in flight, each of which ends when it is released or when its time is up.
+//!
+//! Nobody has to clean up after a crash: a lease that is never released stops counting after its ttl.
+
+use alloc::collections::VecDeque;
+use core::cmp::max;
+
+use super::Kernel;
+use crate::Id;
+use crate::time::Timestamp;
+
+/// The parameters of a concurrency limit.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub struct Concurrent {
+    /// How much at once.
+    pub amount: u64,
+    /// How long a lease lives that nobody releases, in microseconds.
+    pub ttl: u64,
+}
+
+/// What a concurrency limit keeps for a key: the leases that live, the one that ends first at the front.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Leases {
+    leases: VecDeque<Lease>,
+    total: u64,
+    newest: Timestamp,
+}
+
+/// One lease.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lease {
+    /// Whose it is.
+    pub id: Id,
+    /// How much it holds.
+    pub cost: u64,
+    /// The first moment at which it no longer counts.
+    pub deadline: Timestamp,
+}
+
+impl Leases {
+    /// The leases, the one that ends first at the front.
+    pub fn iter(&self) -> impl Iterator<Item = Lease> + '_ {
+        self.leases.iter().copied()
+    }
+
+    /// What they hold together.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// When the newest of them was granted.
+    pub fn newest(&self) -> Timestamp {
+        self.newest
+    }
+
+    /// Whether `id` holds a lease.
+    pub(crate) fn holds(&self, id: Id) -> bool {
+        self.leases.iter().any(|lease| lease.id == id)
+    }
+
+    /// Ends the lease of `id` and returns what it held: nothing, if it has ended already.
+    pub(crate) fn release(&mut self, id: Id) -> u64 {
+        let Some(position) = self.leases.iter().position(|lease| lease.id == id) else { return 0 };
+        let held = self.leases.remove(position).map_or(0, |lease| lease.cost);
+        self.total -= held;
+        held
+    }
+
+    pub(crate) fn idle_at(&self) -> Timestamp {
+        self.leases.back().map_or(Timestamp::EPOCH, |last| last.deadline)
+    }
+
+    /// Forgets the leases whose time is up; needs no parameters, because each lease knows its own deadline.
+    pub(crate) fn age(&mut self, now: Timestamp) -> Timestamp {
+        let now = if self.leases.is_empty() { now } else { max(now, self.newest) };
+        while let Some(first) = self.leases.front() {
+            if now < first.deadline {
+                break;
+            }
+            self.total -= first.cost;
+            self.leases.pop_front();
+        }
+        now
+    }
+}
+
+impl Kernel for Concurrent {
+    type State = Leases;
+
+    fn age(&self, state: &mut Leases, now: Timestamp) -> Timestamp {
+        state.age(now)
+    }
+
+    fn room(&self, state: &Leases, _now: Timestamp, ceiling: u64) -> u64 {
+        ceiling.saturating_sub(state.total)
+    }
+
+    fn charge(&self, state: &mut Leases, now: Timestamp, cost: u64, id: Id) -> Timestamp {
+        let cost = cost.min(crate::time::EXACT - 1 - state.total);
+        let deadline = now.plus(self.ttl);
+        // After a change of ttl an older lease may outlive a newer one.
+        let place = state.leases.partition_point(|lease| lease.deadline <= deadline);
+        state.leases.insert(place, Lease { id, cost, deadline });
+        state.total += cost;
+        state.newest = now;
+        now
+    }
+
+    fn wait(&self, state: &Leases, now: Timestamp, cost: u64, ceiling: u64) -> u64 {
+        let mut over = state.total.saturating_sub(ceiling - cost);
+        let mut wait = 0;
+        for lease in &state.leases {
+            if over == 0 {
+                break;
+            }
+            over = over.saturating_sub(lease.cost);
+            wait = lease.deadline.micros_since(now);
+        }
+        wait
+    }
+
+    fn give_back(&self, state: &mut Leases, _now: Timestamp, units: u64, _charged_at: Option<Timestamp>) -> u64 {
+        let mut left = units;
+        for lease in state.leases.iter_mut().rev() {
+            let back = left.min(lease.cost);
+            lease.cost -= back;
+            left -= back;
+        }
+        state.leases.retain(|lease| lease.cost > 0);
+        state.total -= units - left;
+        units - left
+    }
+
+    fn idle_at(&self, state: &Leases) -> Timestamp {
+        state.idle_at()
+    }
+}

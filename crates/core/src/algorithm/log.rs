@@ -1,0 +1,110 @@
+//! The log: every hit is kept with its time, and what is younger than one period counts.
+//!
+//! Exact, and the dearest in memory: one entry per hit, so the amount is at most 100 000.
+
+use alloc::collections::VecDeque;
+use core::cmp::max;
+
+use super::Kernel;
+use crate::Id;
+use crate::time::Timestamp;
+
+/// The parameters of a log.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub struct Log {
+    /// How much in any span of one period.
+    pub amount: u64,
+    /// The period in microseconds.
+    pub period: u64,
+}
+
+/// What a log keeps for a key: every hit that still counts, oldest first.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Entries {
+    entries: VecDeque<Entry>,
+    total: u64,
+}
+
+/// What was taken at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// When.
+    pub at: Timestamp,
+    /// How much.
+    pub cost: u64,
+}
+
+impl Entries {
+    /// The entries, oldest first; no two have the same time.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = Entry> + '_ {
+        self.entries.iter().copied()
+    }
+
+    /// The sum over all of them.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+}
+
+impl Kernel for Log {
+    type State = Entries;
+
+    fn age(&self, log: &mut Entries, now: Timestamp) -> Timestamp {
+        let now = log.entries.back().map_or(now, |newest| max(now, newest.at));
+        while let Some(oldest) = log.entries.front() {
+            if now.micros_since(oldest.at) < self.period {
+                break;
+            }
+            log.total -= oldest.cost;
+            log.entries.pop_front();
+        }
+        now
+    }
+
+    fn room(&self, log: &Entries, _now: Timestamp, ceiling: u64) -> u64 {
+        ceiling.saturating_sub(log.total)
+    }
+
+    fn charge(&self, log: &mut Entries, now: Timestamp, cost: u64, _id: Id) -> Timestamp {
+        let cost = cost.min(crate::time::EXACT - 1 - log.total);
+        log.total += cost;
+        match log.entries.back_mut() {
+            Some(newest) if newest.at == now => newest.cost += cost,
+            _ => log.entries.push_back(Entry { at: now, cost }),
+        }
+        now
+    }
+
+    fn wait(&self, log: &Entries, now: Timestamp, cost: u64, ceiling: u64) -> u64 {
+        let mut over = log.total.saturating_sub(ceiling - cost);
+        let mut wait = 0;
+        for entry in &log.entries {
+            if over == 0 {
+                break;
+            }
+            over = over.saturating_sub(entry.cost);
+            wait = entry.at.plus(self.period).micros_since(now);
+        }
+        wait
+    }
+
+    fn give_back(&self, log: &mut Entries, _now: Timestamp, units: u64, charged_at: Option<Timestamp>) -> u64 {
+        let mut left = units;
+        for entry in log.entries.iter_mut().rev().filter(|entry| charged_at.is_none_or(|at| at == entry.at)) {
+            if left == 0 {
+                break;
+            }
+            let back = left.min(entry.cost);
+            entry.cost -= back;
+            left -= back;
+        }
+        log.entries.retain(|entry| entry.cost > 0);
+        log.total -= units - left;
+        units - left
+    }
+
+    fn idle_at(&self, log: &Entries) -> Timestamp {
+        log.entries.back().map_or(Timestamp::EPOCH, |newest| newest.at.plus(self.period))
+    }
+}

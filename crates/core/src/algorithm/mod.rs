@@ -1,0 +1,131 @@
+//! The algorithms: one file each, one small state each, and the same six questions to all of them.
+//!
+//! An algorithm only measures. It can [age](Kernel::age) a state to a moment, say how much [room](Kernel::room)
+//! is left below a ceiling, [charge](Kernel::charge), say how long to [wait](Kernel::wait) until a cost fits, and
+//! [give back](Kernel::give_back). What an operation makes of these answers is written once, in
+//! [`decide`](crate::decide), and is the same for all.
+
+pub mod bucket;
+pub mod concurrent;
+pub mod estimate;
+pub mod log;
+pub mod sliding;
+pub mod window;
+
+pub use bucket::Bucket;
+pub use concurrent::Concurrent;
+pub use estimate::Estimate;
+pub use log::Log;
+pub use sliding::Sliding;
+pub use window::Window;
+
+use crate::Id;
+use crate::time::Timestamp;
+
+/// Clock grids, finest first. A limit is judged on the first one on which its numbers stay exact.
+pub(crate) const GRIDS_US: [u64; 7] = [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000];
+
+/// What every algorithm can say about one key.
+///
+/// Except for `age`, every function expects a state that has been aged, and the moment `age` returned.
+/// A ceiling is at least 1, a cost is at least 1, and `wait` is only asked for a cost up to the ceiling.
+pub trait Kernel {
+    /// What is kept for a key. The default is a key that was never seen.
+    type State: Default + Clone;
+
+    /// Forgets what no longer counts at `now`, and returns the moment to judge at: `now`, or the newest
+    /// time in the state if that is later, because time does not go back.
+    fn age(&self, state: &mut Self::State, now: Timestamp) -> Timestamp;
+
+    /// How many whole units fit below `ceiling`.
+    fn room(&self, state: &Self::State, now: Timestamp, ceiling: u64) -> u64;
+
+    /// Adds `cost`, whether it fits or not, and returns the moment under which it is kept.
+    fn charge(&self, state: &mut Self::State, now: Timestamp, cost: u64, id: Id) -> Timestamp;
+
+    /// Microseconds until `cost` fits below `ceiling` if nobody takes anything more. Tight: one less is too early.
+    fn wait(&self, state: &Self::State, now: Timestamp, cost: u64, ceiling: u64) -> u64;
+
+    /// Takes back up to `units`, the newest first, and returns how many it took back.
+    ///
+    /// With `charged_at`, what [`charge`](Kernel::charge) returned, only what that charge still weighs is given back.
+    fn give_back(&self, state: &mut Self::State, now: Timestamp, units: u64, charged_at: Option<Timestamp>) -> u64;
+
+    /// The first moment from which this state is the same as none at all.
+    fn idle_at(&self, state: &Self::State) -> Timestamp;
+}
+
+/// An algorithm with its parameters.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Algorithm {
+    /// Token bucket, leaky bucket, GCRA.
+    Bucket(Bucket),
+    /// Fixed window.
+    Window(Window),
+    /// Sliding window in steps.
+    Sliding(Sliding),
+    /// Two windows, the previous one weighted.
+    Estimate(Estimate),
+    /// Every hit kept.
+    Log(Log),
+    /// Leases in flight.
+    Concurrent(Concurrent),
+}
+
+impl Algorithm {
+    /// Its word in the notation.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Algorithm::Bucket(_) => "bucket",
+            Algorithm::Window(_) => "window",
+            Algorithm::Sliding(_) => "sliding",
+            Algorithm::Estimate(_) => "estimate",
+            Algorithm::Log(_) => "log",
+            Algorithm::Concurrent(_) => "concurrent",
+        }
+    }
+
+    /// How much per period; for `concurrent`, how much at once.
+    pub const fn amount(&self) -> u64 {
+        match self {
+            Algorithm::Bucket(bucket) => bucket.amount,
+            Algorithm::Window(window) => window.amount,
+            Algorithm::Sliding(sliding) => sliding.amount,
+            Algorithm::Estimate(estimate) => estimate.amount,
+            Algorithm::Log(log) => log.amount,
+            Algorithm::Concurrent(concurrent) => concurrent.amount,
+        }
+    }
+
+    /// How much at once.
+    pub const fn capacity(&self) -> u64 {
+        match self {
+            Algorithm::Bucket(bucket) => bucket.capacity,
+            other => other.amount(),
+        }
+    }
+
+    /// The period in microseconds; for `concurrent`, the ttl of a lease.
+    pub const fn period_us(&self) -> u64 {
+        match self {
+            Algorithm::Bucket(bucket) => bucket.period,
+            Algorithm::Window(window) => window.period,
+            Algorithm::Sliding(sliding) => sliding.period,
+            Algorithm::Estimate(estimate) => estimate.period,
+            Algorithm::Log(log) => log.period,
+            Algorithm::Concurrent(concurrent) => concurrent.ttl,
+        }
+    }
+
+    /// See [`Limit::worst_case`](crate::Limit::worst_case).
+    pub(crate) fn worst_case(&self) -> u64 {
+        match self {
+            Algorithm::Bucket(bucket) => bucket.worst_case(),
+            Algorithm::Window(window) => window.worst_case(),
+            Algorithm::Sliding(sliding) => sliding.worst_case(),
+            Algorithm::Estimate(estimate) => estimate.worst_case(),
+            Algorithm::Log(log) => log.amount,
+            Algorithm::Concurrent(concurrent) => concurrent.amount,
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The sliding window in steps: one counter for each step of the clock, and the sum of those still in the window.
+//!
+//! A step is a fixed slice of time, counted from the epoch; it need not divide the period. What was taken within a step
+//! leaves the window all at once:
+//! - **strict** (the default): when the last hit the step could hold has left. Never more than the amount in any span
+//!   of one period;
+//! - **lenient**: when the window begins to leave the step, as the published recipes do: up to one step early.
+
+use alloc::collections::VecDeque;
+use core::cmp::max;
+
+use super::Kernel;
+use crate::Id;
+use crate::time::{EXACT, Timestamp};
+
+/// The parameters of a sliding window.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub struct Sliding {
+    /// How much in any span of one period.
+    pub amount: u64,
+    /// The period in microseconds.
+    pub period: u64,
+    /// The length of a step in microseconds.
+    pub step: u64,
+    /// Whether a step is forgotten as soon as the window begins to leave it.
+    pub lenient: bool,
+}
+
+/// What a sliding window keeps for a key: the steps in which something was taken, oldest first.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Steps {
+    steps: VecDeque<Step>,
+    total: u64,
+    last: Timestamp,
+}
+
+/// One step in which something was taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Step {
+    /// Which step since the epoch.
+    pub index: u64,
+    /// What was taken in it.
+    pub used: u64,
+}
+
+impl Steps {
+    /// The steps in which something was taken, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = Step> + '_ {
+        self.steps.iter().copied()
+    }
+
+    /// When something was last taken.
+    pub fn last(&self) -> Timestamp {
+        self.last
+    }
+
+    /// The sum over all of them.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+}
+
+impl Sliding {
+    /// The first moment at which step `index` no longer counts.
+    fn expiry(&self, index: u64) -> Timestamp {
+        let start = Timestamp::from_micros(index.saturating_mul(self.step));
+        if self.lenient {
+            start.plus(self.period.div_ceil(self.step) * self.step)
+        } else {
+            start.plus(self.step - 1 + self.period)
+        }
+    }
+
+    /// Strict is exact. Lenient forgets the first step of a span while its last one is still to come.
+    pub(crate) fn worst_case(&self) -> u64 {
+        let forgiven = (self.period.div_ceil(self.step) - 1) * self.step + 2 <= self.period;
+        if self.lenient && forgiven { 2 * self.amount } else { self.amount }
+    }
+}
+
+impl Kernel for Sliding {
+    type State = Steps;
+
+    fn age(&self, state: &mut Steps, now: Timestamp) -> Timestamp {
+        let newest = state.steps.back().map_or(0, |step| step.index * self.step);
+        let now = max(now, Timestamp::from_micros(newest));
+        while let Some(oldest) = state.steps.front() {
+            if now < self.expiry(oldest.index) {
+                break;
+            }
+            state.total -= oldest.used;
+            state.steps.pop_front();
+        }
+        now
+    }
+
+    fn room(&self, state: &Steps, _now: Timestamp, ceiling: u64) -> u64 {
+        ceiling.saturating_sub(state.total)
+    }
+
+    fn charge(&self, state: &mut Steps, now: Timestamp, cost: u64, _id: Id) -> Timestamp {
+        let index = now.as_micros() / self.step;
+        let cost = cost.min(EXACT - 1 - state.total);
+        state.total += cost;
+        state.last = now;
+        match state.steps.back_mut() {
+            Some(newest) if newest.index == index => newest.used += cost,
+            _ => state.steps.push_back(Step { index, used: cost }),
+        }
+        Timestamp::from_micros(index * self.step)
+    }
+
+    fn wait(&self, state: &Steps, now: Timestamp, cost: u64, ceiling: u64) -> u64 {
+        let mut over = state.total.saturating_sub(ceiling - cost);
+        let mut wait = 0;
+        for step in &state.steps {
+            if over == 0 {
+                break;
+            }
+            over = over.saturating_sub(step.used);
+            wait = self.expiry(step.index).micros_since(now);
+        }
+        wait
+    }
+
+    fn give_back(&self, state: &mut Steps, _now: Timestamp, units: u64, charged_at: Option<Timestamp>) -> u64 {
+        let charged_in = charged_at.map(|start| start.as_micros() / self.step);
+        let mut left = units;
+        for step in state.steps.iter_mut().rev().filter(|step| charged_in.is_none_or(|index| index == step.index)) {
+            let back = left.min(step.used);
+            step.used -= back;
+            left -= back;
+        }
+        state.steps.retain(|step| step.used > 0);
+        state.total -= units - left;
+        units - left
+    }
+
+    fn idle_at(&self, state: &Steps) -> Timestamp {
+        state.steps.back().map_or(Timestamp::EPOCH, |newest| self.expiry(newest.index))
+    }
+}

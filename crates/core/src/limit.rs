@@ -1,0 +1,438 @@
+//! A limit: how much, how often, by which algorithm. A `Limit` that exists is valid.
+//!
+//! Everything that can be wrong with the numbers is found here, once, by [`Builder::build`], and
+//! refused by an error that names the parameter. After that nobody checks again.
+
+use core::fmt;
+
+use crate::algorithm::{Algorithm, Bucket, Concurrent, Estimate, Log, Sliding, Window};
+use crate::time::{EXACT, Period};
+
+/// The most steps a sliding window may be cut into.
+pub const MAX_STEPS: u64 = 1_000;
+/// The largest amount of a `log`, which keeps every hit.
+pub const MAX_LOG_AMOUNT: u64 = 100_000;
+
+/// How much, how often, by which algorithm.
+///
+/// ```
+/// use tidegate_core::{Limit, Period};
+/// let limit = Limit::bucket(30, Period::MINUTE).burst(15).build()?;
+/// assert_eq!(limit.to_string(), "30/m burst 15");
+/// assert_eq!(limit, "30 per minute burst 15".parse()?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Limit {
+    algorithm: Algorithm,
+    debt: u64,
+    count_rejected: bool,
+}
+
+impl Limit {
+    /// A bucket that regrows `amount` every `period`, evenly, and holds `amount` unless
+    /// [`burst`](Builder::burst) says otherwise.
+    ///
+    /// Exact: 7 per minute regrows seven units a minute for ever, never 6.999.
+    pub fn bucket(amount: u64, period: Period) -> Builder<BucketSpec> {
+        Builder::new(BucketSpec { amount, period, capacity: None })
+    }
+
+    /// A bucket, in the words of the token bucket: `amount` tokens are added every `period`, a request
+    /// takes its cost in tokens, and at most [`burst`](Builder::burst) tokens are kept.
+    pub fn token_bucket(amount: u64, period: Period) -> Builder<BucketSpec> {
+        Self::bucket(amount, period)
+    }
+
+    /// A bucket, in the words of the leaky bucket or funnel: `amount` leaks out every `period`, a request
+    /// pours its cost in, and what would make it overflow its [`capacity`](Builder::capacity) is denied.
+    pub fn leaky_bucket(amount: u64, period: Period) -> Builder<BucketSpec> {
+        Self::bucket(amount, period)
+    }
+
+    /// A bucket, in the words of the generic cell rate algorithm: cells are due `period / amount` apart, and
+    /// one may come early as long as no more than [`burst`](Builder::burst) come at once.
+    pub fn gcra(amount: u64, period: Period) -> Builder<BucketSpec> {
+        Self::bucket(amount, period)
+    }
+
+    /// A fixed window: `amount` in each `period`, counted from the epoch
+    /// (or [from the first hit](Builder::from_first_hit)).
+    pub fn window(amount: u64, period: Period) -> Builder<WindowSpec> {
+        Builder::new(WindowSpec { amount, period, from_first_hit: false })
+    }
+
+    /// A window that slides in steps: `amount` in any span of `period`. A step is a tenth of the period
+    /// (rounded up) unless [`step`](Builder::step) says otherwise.
+    pub fn sliding(amount: u64, period: Period) -> Builder<SlidingSpec> {
+        Builder::new(SlidingSpec { amount, period, step: None, lenient: false })
+    }
+
+    /// Two windows: what was used in the previous one counts by how much of it a sliding window would still cover.
+    pub fn estimate(amount: u64, period: Period) -> Builder<EstimateSpec> {
+        Builder::new(EstimateSpec { amount, period })
+    }
+
+    /// Every hit is kept: exactly `amount` in any span of `period`, at one entry of memory per hit.
+    pub fn log(amount: u64, period: Period) -> Builder<LogSpec> {
+        Builder::new(LogSpec { amount, period })
+    }
+
+    /// `amount` leases at once, each of which ends by itself after `ttl` if nobody releases it.
+    pub fn concurrent(amount: u64, ttl: Period) -> Builder<ConcurrentSpec> {
+        Builder::new(ConcurrentSpec { amount, ttl })
+    }
+
+    /// The algorithm with its parameters.
+    pub fn algorithm(&self) -> &Algorithm {
+        &self.algorithm
+    }
+
+    /// The most that one request can ever be allowed to take: a bucket's burst, otherwise the amount.
+    pub fn capacity(&self) -> u64 {
+        self.algorithm.capacity()
+    }
+
+    /// How far below empty a [debit](crate::Op::Debit) may go, in units.
+    pub fn debt(&self) -> u64 {
+        self.debt
+    }
+
+    /// Whether denied requests are charged too, so that a hammering client stays locked out.
+    pub fn counts_rejected(&self) -> bool {
+        self.count_rejected
+    }
+
+    /// The clock grid this limit is judged on, in microseconds. One, unless its numbers need a coarser one to stay exact.
+    pub fn grid_us(&self) -> u64 {
+        match self.algorithm {
+            Algorithm::Bucket(bucket) => bucket.rate.grid,
+            Algorithm::Estimate(estimate) => estimate.grid,
+            _ => 1,
+        }
+    }
+
+    /// The most that this limit can admit within (t, t + period] for the worst t; for `concurrent`, at once.
+    ///
+    /// Counts what `check` admits. Debits can take [`debt`](Limit::debt) more.
+    /// ```
+    /// # use tidegate_core::Limit;
+    /// assert_eq!("10/s window".parse::<Limit>()?.worst_case(), 20); // both sides of an edge
+    /// assert_eq!("10/s log".parse::<Limit>()?.worst_case(), 10);
+    /// # Ok::<(), tidegate_core::ParseError>(())
+    /// ```
+    pub fn worst_case(&self) -> u64 {
+        self.algorithm.worst_case()
+    }
+}
+
+/// Collects the parameters of a [`Limit`]; [`build`](Builder::build) checks them.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "nothing is checked and there is no limit until `build` is called"]
+pub struct Builder<S> {
+    spec: S,
+    debt: Option<u64>,
+    count_rejected: bool,
+}
+
+impl<S: Spec> Builder<S> {
+    fn new(spec: S) -> Self {
+        Builder { spec, debt: None, count_rejected: false }
+    }
+
+    /// How far below empty a debit may go, in units; one capacity unless said otherwise.
+    pub fn debt(mut self, units: u64) -> Self {
+        self.debt = Some(units);
+        self
+    }
+
+    /// Charge denied requests too, so that a client that keeps hammering stays locked out.
+    pub fn count_rejected(mut self) -> Self {
+        self.count_rejected = true;
+        self
+    }
+
+    /// The limit, or the parameter that is wrong and what was expected.
+    ///
+    /// # Errors
+    /// Any parameter that is zero, or so large that the arithmetic could not stay exact on any clock grid.
+    pub fn build(self) -> Result<Limit, LimitError> {
+        self.spec.build(self.debt, self.count_rejected)
+    }
+}
+
+impl Builder<BucketSpec> {
+    /// How much may be taken at once: the size of the bucket.
+    pub fn burst(mut self, units: u64) -> Self {
+        self.spec.capacity = Some(units);
+        self
+    }
+
+    /// The same as [`burst`](Builder::burst), in the words of the leaky bucket.
+    pub fn capacity(self, units: u64) -> Self {
+        self.burst(units)
+    }
+}
+
+impl Builder<WindowSpec> {
+    /// A window begins with the first hit after the last one ended, instead of at a multiple of the period.
+    pub fn from_first_hit(mut self) -> Self {
+        self.spec.from_first_hit = true;
+        self
+    }
+}
+
+impl Builder<SlidingSpec> {
+    /// How finely the window slides. It need not divide the period.
+    pub fn step(mut self, step: Period) -> Self {
+        self.spec.step = Some(step);
+        self
+    }
+
+    /// Forget a step as soon as the window covers only a part of it, up to one step early.
+    pub fn lenient(mut self) -> Self {
+        self.spec.lenient = true;
+        self
+    }
+}
+
+/// What a builder collects, one type per algorithm so that only its own options can be said.
+pub trait Spec: Copy + sealed::Sealed {
+    #[doc(hidden)]
+    fn build(self, debt: Option<u64>, count_rejected: bool) -> Result<Limit, LimitError>;
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+macro_rules! specs {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name { $($field: $type),* }
+        impl sealed::Sealed for $name {}
+    )*};
+}
+
+specs! {
+    /// Parameters of a bucket.
+    BucketSpec { amount: u64, period: Period, capacity: Option<u64> }
+    /// Parameters of a fixed window.
+    WindowSpec { amount: u64, period: Period, from_first_hit: bool }
+    /// Parameters of a sliding window.
+    SlidingSpec { amount: u64, period: Period, step: Option<Period>, lenient: bool }
+    /// Parameters of the two-window estimate.
+    EstimateSpec { amount: u64, period: Period }
+    /// Parameters of a log.
+    LogSpec { amount: u64, period: Period }
+    /// Parameters of a concurrency limit.
+    ConcurrentSpec { amount: u64, ttl: Period }
+}
+
+impl Spec for BucketSpec {
+    fn build(self, debt: Option<u64>, count_rejected: bool) -> Result<Limit, LimitError> {
+        let capacity = self.capacity.unwrap_or(self.amount);
+        let amount = in_range(Parameter::Amount, self.amount, 1, EXACT - 1)?;
+        let period = period_in_range(Parameter::Period, self.period)?;
+        in_range(Parameter::Burst, capacity, 1, EXACT / 4 - 1)?;
+        let debt = in_range(Parameter::Debt, debt.unwrap_or(capacity), 0, EXACT / 2 - 1)?;
+        // Rejected requests are charged up to capacity + amount, which must stay exact too.
+        let below = if count_rejected { debt.max(amount) } else { debt };
+        let bucket = Bucket::new(amount, period, capacity, below)?;
+        Ok(Limit { algorithm: Algorithm::Bucket(bucket), debt, count_rejected })
+    }
+}
+
+impl Spec for WindowSpec {
+    fn build(self, debt: Option<u64>, count_rejected: bool) -> Result<Limit, LimitError> {
+        let (amount, debt) = countable(self.amount, debt)?;
+        let period = period_in_range(Parameter::Period, self.period)?;
+        let window = Window { amount, period: period.as_micros(), from_first_hit: self.from_first_hit };
+        Ok(Limit { algorithm: Algorithm::Window(window), debt, count_rejected })
+    }
+}
+
+impl Spec for SlidingSpec {
+    fn build(self, debt: Option<u64>, count_rejected: bool) -> Result<Limit, LimitError> {
+        let (amount, debt) = countable(self.amount, debt)?;
+        let period = period_in_range(Parameter::Period, self.period)?.as_micros();
+        let step = self.step.map_or(period.div_ceil(10), Period::as_micros);
+        if step == 0 || step > period {
+            return Err(LimitError::new(Parameter::Step, step, Problem::NotWithin { least: 1, most: period }));
+        }
+        if period.div_ceil(step) > MAX_STEPS {
+            return Err(LimitError::new(Parameter::Step, step, Problem::TooFine { least: period.div_ceil(MAX_STEPS) }));
+        }
+        let sliding = Sliding { amount, period, step, lenient: self.lenient };
+        Ok(Limit { algorithm: Algorithm::Sliding(sliding), debt, count_rejected })
+    }
+}
+
+impl Spec for EstimateSpec {
+    fn build(self, debt: Option<u64>, count_rejected: bool) -> Result<Limit, LimitError> {
+        let (amount, debt) = countable(self.amount, debt)?;
+        let period = period_in_range(Parameter::Period, self.period)?;
+        let estimate = Estimate::new(amount, period, debt)?;
+        Ok(Limit { algorithm: Algorithm::Estimate(estimate), debt, count_rejected })
+    }
+}
+
+impl Spec for LogSpec {
+    fn build(self, debt: Option<u64>, count_rejected: bool) -> Result<Limit, LimitError> {
+        let amount = in_range(Parameter::Amount, self.amount, 1, MAX_LOG_AMOUNT)?;
+        let debt = in_range(Parameter::Debt, debt.unwrap_or(amount), 0, MAX_LOG_AMOUNT)?;
+        let period = period_in_range(Parameter::Period, self.period)?;
+        let log = Log { amount, period: period.as_micros() };
+        Ok(Limit { algorithm: Algorithm::Log(log), debt, count_rejected })
+    }
+}
+
+impl Spec for ConcurrentSpec {
+    fn build(self, debt: Option<u64>, count_rejected: bool) -> Result<Limit, LimitError> {
+        let amount = in_range(Parameter::Amount, self.amount, 1, MAX_LOG_AMOUNT)?;
+        let ttl = period_in_range(Parameter::Ttl, self.ttl)?;
+        if let Some(debt) = debt {
+            return Err(LimitError::new(Parameter::Debt, debt, Problem::NotForConcurrent));
+        }
+        if count_rejected {
+            return Err(LimitError::new(Parameter::CountRejected, 1, Problem::NotForConcurrent));
+        }
+        let concurrent = Concurrent { amount, ttl: ttl.as_micros() };
+        Ok(Limit { algorithm: Algorithm::Concurrent(concurrent), debt: 0, count_rejected })
+    }
+}
+
+fn in_range(parameter: Parameter, value: u64, least: u64, most: u64) -> Result<u64, LimitError> {
+    if value < least || value > most {
+        return Err(LimitError::new(parameter, value, Problem::NotWithin { least, most }));
+    }
+    Ok(value)
+}
+
+fn period_in_range(parameter: Parameter, period: Period) -> Result<Period, LimitError> {
+    in_range(parameter, period.as_micros(), 1, Period::MAX.as_micros()).map(Period::micros)
+}
+
+/// An amount and its debt that can be added up exactly, whatever is charged.
+fn countable(amount: u64, debt: Option<u64>) -> Result<(u64, u64), LimitError> {
+    let amount = in_range(Parameter::Amount, amount, 1, EXACT / 2 - 1)?;
+    let debt = in_range(Parameter::Debt, debt.unwrap_or(amount), 0, EXACT / 2 - 1)?;
+    Ok((amount, debt))
+}
+
+/// A parameter of a limit, by the name the notation and the builders use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Parameter {
+    /// How much.
+    Amount,
+    /// How often.
+    Period,
+    /// How much at once.
+    Burst,
+    /// How finely a sliding window slides.
+    Step,
+    /// How long a lease lives.
+    Ttl,
+    /// How far below empty debits may go.
+    Debt,
+    /// Whether denied requests are charged.
+    CountRejected,
+}
+
+impl fmt::Display for Parameter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Parameter::Amount => "amount",
+            Parameter::Period => "period",
+            Parameter::Burst => "burst",
+            Parameter::Step => "step",
+            Parameter::Ttl => "ttl",
+            Parameter::Debt => "debt",
+            Parameter::CountRejected => "count rejected",
+        })
+    }
+}
+
+/// A parameter outside what a limit can exactly be, with its value and what was expected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LimitError {
+    parameter: Parameter,
+    value: u64,
+    problem: Problem,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Problem {
+    NotWithin { least: u64, most: u64 },
+    TooFine { least: u64 },
+    NoGrid,
+    TooSlow,
+    NotForConcurrent,
+}
+
+impl LimitError {
+    pub(crate) fn new(parameter: Parameter, value: u64, problem: Problem) -> Self {
+        LimitError { parameter, value, problem }
+    }
+
+    /// Which parameter is wrong.
+    pub fn parameter(&self) -> Parameter {
+        self.parameter
+    }
+
+    /// The value it had; periods, steps and ttls in microseconds.
+    pub fn value(&self) -> u64 {
+        self.value
+    }
+}
+
+impl fmt::Display for LimitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let timed = matches!(self.parameter, Parameter::Period | Parameter::Step | Parameter::Ttl);
+        let number = |f: &mut fmt::Formatter<'_>, n: u64| match timed {
+            true => fmt::Display::fmt(&Period::micros(n), f),
+            false => fmt::Display::fmt(&n, f),
+        };
+        write!(f, "{} ", self.parameter)?;
+        if self.parameter != Parameter::CountRejected {
+            number(f, self.value)?;
+            f.write_str(" ")?;
+        }
+        match self.problem {
+            Problem::NotWithin { least, .. } if self.value < least => {
+                f.write_str("is too small: expected at least ")?;
+                number(f, least)
+            }
+            Problem::NotWithin { most, .. } => {
+                f.write_str("is too large: expected at most ")?;
+                number(f, most)?;
+                match self.parameter {
+                    Parameter::Step => f.write_str(", the period"),
+                    Parameter::Amount if most == MAX_LOG_AMOUNT => {
+                        f.write_str(", because every hit is kept (`sliding` has no such bound)")
+                    }
+                    _ => Ok(()),
+                }
+            }
+            Problem::TooFine { least } => {
+                write!(f, "is too fine: expected at least ")?;
+                number(f, least)?;
+                write!(f, ", so that the period has at most {MAX_STEPS} steps")
+            }
+            Problem::NoGrid => f.write_str(
+                "is too large for exact arithmetic on any clock grid (1us to 1s): expected a smaller amount or burst, \
+                 or an amount and period with a common divisor",
+            ),
+            Problem::TooSlow => f.write_str(
+                "would take more than 142 years to drain with its debt: expected a smaller burst or debt, or a faster rate",
+            ),
+            Problem::NotForConcurrent => {
+                f.write_str("does not apply to `concurrent`: expected only an amount and a ttl")
+            }
+        }
+    }
+}
+
+impl core::error::Error for LimitError {}

@@ -1,0 +1,273 @@
+//! What is kept for one key and one limit, and how it outlives a change of the limit.
+//!
+//! A state carries the scale it was written in: the rate of a bucket, the period of a window. So it can be read by a
+//! limit that has changed since, and nobody has to remember the old one.
+
+use alloc::vec::Vec;
+
+use crate::Id;
+use crate::algorithm::bucket::{Level, Rate};
+use crate::algorithm::concurrent::Leases;
+use crate::algorithm::estimate::Pair;
+use crate::algorithm::log::Entries;
+use crate::algorithm::sliding::Steps;
+use crate::algorithm::window::Count;
+use crate::algorithm::{Algorithm, Bucket, Estimate, Kernel, Log, Sliding, Window};
+use crate::time::Timestamp;
+
+/// Everything a store keeps for one key and one limit. The default is what it keeps for a key it never saw: nothing.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Record {
+    /// What the algorithm keeps.
+    pub state: State,
+    /// The last few charges that came with an id; empty unless ids are used.
+    pub receipts: Receipts,
+}
+
+impl Record {
+    /// The first moment from which this record is the same as none at all. A store may forget it from then on, not before.
+    pub fn idle_at(&self) -> Timestamp {
+        self.state.idle_at()
+    }
+}
+
+/// What an algorithm keeps for a key, with the scale it is written in.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum State {
+    /// Nothing: a key that was never seen, or that is the same as one.
+    #[default]
+    Idle,
+    /// See [`bucket`](crate::algorithm::bucket).
+    Bucket {
+        /// The rate it is counted in.
+        rate: Rate,
+        /// How full.
+        level: Level,
+    },
+    /// See [`window`](crate::algorithm::window).
+    Window {
+        /// The length of the window in microseconds.
+        period: u64,
+        /// Whether it started with its first hit.
+        from_first_hit: bool,
+        /// How much was used.
+        count: Count,
+    },
+    /// See [`sliding`](crate::algorithm::sliding).
+    Sliding {
+        /// The period in microseconds.
+        period: u64,
+        /// The length of a step in microseconds.
+        step: u64,
+        /// Whether steps are forgotten early.
+        lenient: bool,
+        /// The counts.
+        steps: Steps,
+    },
+    /// See [`estimate`](crate::algorithm::estimate).
+    Estimate {
+        /// The length of a window in microseconds.
+        period: u64,
+        /// The two counts.
+        pair: Pair,
+    },
+    /// See [`log`](crate::algorithm::log).
+    Log {
+        /// The period in microseconds.
+        period: u64,
+        /// The hits.
+        entries: Entries,
+    },
+    /// See [`concurrent`](crate::algorithm::concurrent).
+    Concurrent {
+        /// The leases in flight.
+        leases: Leases,
+    },
+}
+
+impl State {
+    /// An empty state in the scale of `algorithm`.
+    pub(crate) fn empty(algorithm: &Algorithm) -> State {
+        match *algorithm {
+            Algorithm::Bucket(Bucket { rate, .. }) => State::Bucket { rate, level: Level::default() },
+            Algorithm::Window(Window { period, from_first_hit, .. }) => {
+                State::Window { period, from_first_hit, count: Count::default() }
+            }
+            Algorithm::Sliding(Sliding { period, step, lenient, .. }) => {
+                State::Sliding { period, step, lenient, steps: Steps::default() }
+            }
+            Algorithm::Estimate(Estimate { period, .. }) => State::Estimate { period, pair: Pair::default() },
+            Algorithm::Log(Log { period, .. }) => State::Log { period, entries: Entries::default() },
+            Algorithm::Concurrent(_) => State::Concurrent { leases: Leases::default() },
+        }
+    }
+
+    /// Whether it is in the scale of `algorithm` already.
+    pub(crate) fn fits(&self, algorithm: &Algorithm) -> bool {
+        match (self, algorithm) {
+            (State::Bucket { rate, .. }, Algorithm::Bucket(bucket)) => *rate == bucket.rate,
+            (State::Window { period, from_first_hit, .. }, Algorithm::Window(window)) => {
+                (*period, *from_first_hit) == (window.period, window.from_first_hit)
+            }
+            (State::Sliding { period, step, lenient, .. }, Algorithm::Sliding(sliding)) => {
+                (*period, *step, *lenient) == (sliding.period, sliding.step, sliding.lenient)
+            }
+            (State::Estimate { period, .. }, Algorithm::Estimate(estimate)) => *period == estimate.period,
+            (State::Log { period, .. }, Algorithm::Log(log)) => *period == log.period,
+            (State::Concurrent { .. }, Algorithm::Concurrent(_)) => true,
+            _ => false,
+        }
+    }
+
+    /// The same usage in the scale of `algorithm`. Nothing is minted: what was used stays used.
+    ///
+    /// A bucket's level is converted and drains at the new rate. Anything else becomes one charge at the moment something
+    /// was last taken: not now, or two limits that take turns on one key would push it ahead of them and it would never end.
+    pub(crate) fn carry(&self, algorithm: &Algorithm, now: Timestamp) -> State {
+        let mut carried = State::empty(algorithm);
+        if now >= self.idle_at() {
+            return carried;
+        }
+        if let (State::Bucket { rate: from, level }, State::Bucket { rate: to, level: new }) = (self, &mut carried) {
+            *new = from.carry(level, *to);
+            return carried;
+        }
+        let (usage, last) = (self.clone().usage(now), self.last());
+        if usage > 0 {
+            macro_rules! charge {
+                ($kernel:expr, $state:expr) => {{
+                    let last = $kernel.age($state, last);
+                    $kernel.charge($state, last, usage, Id::NONE);
+                }};
+            }
+            match (algorithm, &mut carried) {
+                (Algorithm::Bucket(k), State::Bucket { level, .. }) => charge!(k, level),
+                (Algorithm::Window(k), State::Window { count, .. }) => charge!(k, count),
+                (Algorithm::Sliding(k), State::Sliding { steps, .. }) => charge!(k, steps),
+                (Algorithm::Estimate(k), State::Estimate { pair, .. }) => charge!(k, pair),
+                (Algorithm::Log(k), State::Log { entries, .. }) => charge!(k, entries),
+                (Algorithm::Concurrent(k), State::Concurrent { leases }) => charge!(k, leases),
+                _ => unreachable!("State::empty made it for this algorithm"),
+            }
+        }
+        carried
+    }
+
+    /// How many units are in use at `now`, rounded up, by the state's own scale.
+    fn usage(self, now: Timestamp) -> u64 {
+        match self {
+            State::Idle => 0,
+            State::Bucket { rate, mut level } => {
+                let bucket = Bucket { amount: 1, period: 1, capacity: 1, rate };
+                bucket.age(&mut level, now);
+                level.units.div_ceil(rate.q)
+            }
+            State::Window { period, from_first_hit, mut count } => {
+                Window { amount: 1, period, from_first_hit }.age(&mut count, now);
+                count.used
+            }
+            State::Sliding { period, step, lenient, mut steps } => {
+                Sliding { amount: 1, period, step, lenient }.age(&mut steps, now);
+                steps.total()
+            }
+            State::Estimate { period, mut pair } => {
+                let estimate = Estimate { amount: 1, period, grid: 1 };
+                let now = estimate.age(&mut pair, now);
+                crate::time::EXACT - 1 - estimate.room(&pair, now, crate::time::EXACT - 1)
+            }
+            State::Log { period, mut entries } => {
+                Log { amount: 1, period }.age(&mut entries, now);
+                entries.total()
+            }
+            State::Concurrent { mut leases } => {
+                leases.age(now);
+                leases.total()
+            }
+        }
+    }
+
+    /// When something was last taken.
+    fn last(&self) -> Timestamp {
+        match self {
+            State::Idle => Timestamp::EPOCH,
+            State::Bucket { level, .. } => level.at,
+            State::Window { count, .. } => count.last,
+            State::Sliding { steps, .. } => steps.last(),
+            State::Estimate { pair, .. } => pair.last,
+            State::Log { entries, .. } => entries.iter().next_back().map_or(Timestamp::EPOCH, |entry| entry.at),
+            State::Concurrent { leases } => leases.newest(),
+        }
+    }
+
+    /// Whether it is small enough to copy rather than to change in place.
+    pub(crate) fn is_small(&self) -> bool {
+        matches!(self, State::Idle | State::Bucket { .. } | State::Window { .. } | State::Estimate { .. })
+    }
+
+    /// The first moment from which this state is the same as none at all.
+    pub fn idle_at(&self) -> Timestamp {
+        match self {
+            State::Idle => Timestamp::EPOCH,
+            State::Bucket { rate, level } => rate.idle_at(level),
+            State::Window { period, from_first_hit, count } => {
+                Window { amount: 1, period: *period, from_first_hit: *from_first_hit }.idle_at(count)
+            }
+            State::Sliding { period, step, lenient, steps } => {
+                Sliding { amount: 1, period: *period, step: *step, lenient: *lenient }.idle_at(steps)
+            }
+            State::Estimate { period, pair } => Estimate { amount: 1, period: *period, grid: 1 }.idle_at(pair),
+            State::Log { period, entries } => Log { amount: 1, period: *period }.idle_at(entries),
+            State::Concurrent { leases } => leases.idle_at(),
+        }
+    }
+}
+
+/// The charges of the last few calls that came with an id, so that each can be settled or refunded once.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Receipts(Vec<Receipt>);
+
+/// One charge that came with an id.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Receipt {
+    /// The id it came with.
+    pub id: Id,
+    /// How much of it can still be given back.
+    pub refundable: u64,
+    /// The moment under which the algorithm keeps it.
+    pub charged_at: Timestamp,
+    /// Whether it has been settled, and further calls with its id do nothing.
+    pub settled: bool,
+}
+
+impl Receipts {
+    /// How many are kept. The oldest goes first; it can then no longer be refunded, which errs on the strict side.
+    pub const MAX: usize = 64;
+
+    /// The receipts, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = Receipt> + '_ {
+        self.0.iter().copied()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn find(&mut self, id: Id) -> Option<&mut Receipt> {
+        self.0.iter_mut().find(|receipt| receipt.id == id)
+    }
+
+    pub(crate) fn keep(&mut self, receipt: Receipt) {
+        if self.0.len() >= Self::MAX {
+            self.0.remove(0);
+        }
+        self.0.push(receipt);
+    }
+
+    /// After a change of scale nobody can tell any more what a charge still weighs.
+    pub(crate) fn forfeit(&mut self) {
+        for receipt in &mut self.0 {
+            receipt.refundable = 0;
+        }
+    }
+}
