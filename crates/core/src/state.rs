@@ -102,8 +102,8 @@ impl State {
         }
     }
 
-    /// Whether it is in the scale of `algorithm` already.
-    pub(crate) fn fits(&self, algorithm: &Algorithm) -> bool {
+    /// Whether it is in the scale of `algorithm`: the same kind, and the same rate, period or step.
+    pub fn fits(&self, algorithm: &Algorithm) -> bool {
         match (self, algorithm) {
             (State::Bucket { rate, .. }, Algorithm::Bucket(bucket)) => *rate == bucket.rate,
             (State::Window { period, from_first_hit, .. }, Algorithm::Window(window)) => {

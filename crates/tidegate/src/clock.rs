@@ -1,0 +1,167 @@
+//! Clocks: where the time comes from that the core is told.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tidegate_core::Timestamp;
+use tokio::sync::Notify;
+
+/// Says what time it is, and waits until it is later.
+#[derive(Clone, Debug)]
+pub enum Clock {
+    /// The machine's.
+    System(SystemClock),
+    /// A test's.
+    Manual(ManualClock),
+}
+
+impl Clock {
+    /// What time it is.
+    #[inline]
+    pub fn now(&self) -> Timestamp {
+        match self {
+            Clock::System(clock) => clock.now(),
+            Clock::Manual(clock) => clock.now(),
+        }
+    }
+
+    /// Waits until `then`.
+    pub(crate) async fn sleep_until(&self, then: Timestamp) {
+        match self {
+            Clock::System(clock) => loop {
+                let left = then.micros_since(clock.now());
+                if left == 0 {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_micros(left)).await;
+            },
+            Clock::Manual(clock) => clock.sleep_until(then).await,
+        }
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Clock::System(SystemClock::new())
+    }
+}
+
+impl From<SystemClock> for Clock {
+    fn from(clock: SystemClock) -> Self {
+        Clock::System(clock)
+    }
+}
+
+impl From<ManualClock> for Clock {
+    fn from(clock: ManualClock) -> Self {
+        Clock::Manual(clock)
+    }
+}
+
+/// Wall time that never goes backwards.
+///
+/// It is the wall clock as it was when this clock was made, plus what has passed since on a clock that only goes forward and
+/// runs while the machine sleeps (`CLOCK_BOOTTIME`, where there is one). It does not follow later corrections of the wall
+/// clock: a step of the wall clock must neither refill a bucket nor lock anybody out.
+#[derive(Clone, Copy, Debug)]
+pub struct SystemClock {
+    /// Add this to the forward clock to have the wall clock, in microseconds.
+    offset_us: u64,
+}
+
+impl SystemClock {
+    /// A clock that agrees with the wall clock now.
+    pub fn new() -> Self {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let wall_us = u64::try_from(wall.as_micros()).unwrap_or(u64::MAX);
+        SystemClock { offset_us: wall_us.saturating_sub(forward_us()) }
+    }
+
+    /// What time it is.
+    #[inline]
+    pub fn now(&self) -> Timestamp {
+        Timestamp::from_micros(self.offset_us + forward_us())
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Microseconds since boot, asleep or awake.
+#[cfg(target_os = "linux")]
+#[inline]
+fn forward_us() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    time.tv_sec.unsigned_abs() * 1_000_000 + time.tv_nsec.unsigned_abs() / 1_000
+}
+
+/// Microseconds since the first call.
+#[cfg(not(target_os = "linux"))]
+fn forward_us() -> u64 {
+    static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    let start = START.get_or_init(std::time::Instant::now);
+    u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX)
+}
+
+/// A clock that stands still until it is told otherwise: for tests. Clones are the same clock.
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{Limit, ManualClock, Memory};
+/// let clock = ManualClock::new();
+/// let memory = Memory::builder().clock(clock.clone()).build();
+/// let limit: Limit = "1/s".parse()?;
+/// assert!(memory.check("k", &limit, 1).allowed);
+/// assert!(!memory.check("k", &limit, 1).allowed);
+/// clock.advance(Duration::from_secs(1));
+/// assert!(memory.check("k", &limit, 1).allowed);
+/// # Ok::<(), tidegate::ParseError>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct ManualClock {
+    inner: Arc<Manual>,
+}
+
+#[derive(Debug, Default)]
+struct Manual {
+    now_us: AtomicU64,
+    moved: Notify,
+}
+
+impl ManualClock {
+    /// A clock at the Unix epoch.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What time it is.
+    #[inline]
+    pub fn now(&self) -> Timestamp {
+        Timestamp::from_micros(self.inner.now_us.load(Ordering::Acquire))
+    }
+
+    /// Sets the time, also to an earlier one.
+    pub fn set(&self, now: Timestamp) {
+        self.inner.now_us.store(now.as_micros(), Ordering::Release);
+        self.inner.moved.notify_waiters();
+    }
+
+    /// Moves the time forward.
+    pub fn advance(&self, by: Duration) {
+        self.set(self.now().after(by));
+    }
+
+    async fn sleep_until(&self, then: Timestamp) {
+        loop {
+            let moved = self.inner.moved.notified();
+            if self.now() >= then {
+                return;
+            }
+            moved.await;
+        }
+    }
+}

@@ -1,0 +1,435 @@
+//! The memory store: exact, bounded, fast, and inside the process.
+//!
+//! Keys are spread over shards, each behind its own lock, and known by a keyed 128-bit hash: their bytes are not kept, and
+//! nobody who does not know the key of this process can make them collide. Nothing runs in the background: a key that has
+//! become the same as one never seen is forgotten when its room is needed, or when it is touched.
+
+mod interned;
+mod shard;
+mod slots;
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+use siphasher::sip128::SipHasher13;
+use tidegate_core::{Algorithm, Decision, Id, Limit, Op, Record, Timestamp, Verdict};
+
+use crate::clock::Clock;
+use crate::store::{Check, Deciding, Scope, Store};
+use interned::Interned;
+use shard::{Packed, Shard};
+use slots::Hash;
+
+/// How many keys are kept unless told otherwise.
+pub const DEFAULT_MAX_KEYS: usize = 10_000_000;
+const MAX_SHARDS: usize = 512;
+/// A shard is worth having from this many keys on.
+const KEYS_PER_SHARD: usize = 1024;
+/// The most limits that can have a shared state for overflowing keys.
+const MAX_OVERFLOWS: usize = 1024;
+
+/// Keeps state in this process. Clones share it.
+///
+/// It answers at once and cannot fail, so besides being a [`Store`] it can be called directly, without a runtime:
+/// ```
+/// use tidegate::{Limit, Memory};
+/// let memory = Memory::new();
+/// let limit: Limit = "10/s".parse()?;
+/// let verdict = memory.check("user:7", &limit, 1);
+/// assert!(verdict.allowed);
+/// assert_eq!(verdict.remaining, 9);
+/// # Ok::<(), tidegate::ParseError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Memory {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    shards: Box<[Line]>,
+    hasher: SipHasher13,
+    limits: Interned,
+    clock: Clock,
+    max_keys_per_shard: usize,
+    overflow: Overflow,
+    overflows: Mutex<Overflows>,
+}
+
+/// A shard on a cache line of its own.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Line {
+    shard: Mutex<Shard>,
+}
+
+/// What happens to a new key when every place is taken by a key that is in use. A key in use is never forgotten for a new one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Overflow {
+    /// All keys that find no place share one state per limit: together they get what one key gets.
+    #[default]
+    SharedBucket,
+    /// New keys are denied.
+    DenyNew,
+    /// New keys are allowed and not counted.
+    AllowNew,
+}
+
+/// The shared states of keys that found no place.
+#[derive(Debug, Default)]
+struct Overflows {
+    records: Vec<(Limit, u16, Record)>,
+}
+
+/// Settings of a [`Memory`].
+#[derive(Clone, Debug)]
+#[must_use = "there is no store until `build` is called"]
+pub struct MemoryBuilder {
+    clock: Clock,
+    max_keys: usize,
+    overflow: Overflow,
+}
+
+impl MemoryBuilder {
+    /// The clock that judges; the machine's unless told otherwise.
+    pub fn clock(mut self, clock: impl Into<Clock>) -> Self {
+        self.clock = clock.into();
+        self
+    }
+
+    /// The most keys to keep, at least 1; ten million unless told otherwise. A key with several limits counts once for each.
+    ///
+    /// The bound is hard. It is kept shard by shard, so a few per cent may stay free when new keys overflow.
+    pub fn max_keys(mut self, keys: usize) -> Self {
+        self.max_keys = keys.max(1);
+        self
+    }
+
+    /// What happens to new keys when all places are taken by keys in use.
+    pub fn overflow(mut self, overflow: Overflow) -> Self {
+        self.overflow = overflow;
+        self
+    }
+
+    /// The store, empty.
+    pub fn build(self) -> Memory {
+        let shards = (self.max_keys / KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
+        let shards = 1 << shards.ilog2();
+        let seed = || RandomState::new().build_hasher().finish();
+        Memory {
+            inner: Arc::new(Inner {
+                shards: (0..shards).map(|_| Line { shard: Mutex::default() }).collect(),
+                hasher: SipHasher13::new_with_keys(seed(), seed()),
+                limits: Interned::new(),
+                clock: self.clock,
+                max_keys_per_shard: self.max_keys / shards,
+                overflow: self.overflow,
+                overflows: Mutex::default(),
+            }),
+        }
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Memory {
+    /// A store of up to ten million keys on the machine's clock.
+    pub fn new() -> Self {
+        Self::builder().build()
+    }
+
+    /// For other settings.
+    pub fn builder() -> MemoryBuilder {
+        MemoryBuilder { clock: Clock::default(), max_keys: DEFAULT_MAX_KEYS, overflow: Overflow::default() }
+    }
+
+    /// The clock that judges.
+    pub fn clock(&self) -> &Clock {
+        &self.inner.clock
+    }
+
+    /// How many keys are kept, those included that are idle and not yet forgotten.
+    pub fn len(&self) -> usize {
+        self.inner.shards.iter().map(|line| line.shard.lock().len()).sum()
+    }
+
+    /// Whether no key is kept.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many bytes are allocated for keys, without what lists of hits or leases hold themselves.
+    pub fn allocated_bytes(&self) -> usize {
+        self.inner.shards.iter().map(|line| size_of::<Line>() + line.shard.lock().bytes()).sum()
+    }
+
+    /// Forgets every key that has become the same as one never seen. Never needed; for those who want their memory back now.
+    pub fn reclaim(&self) {
+        let now = self.inner.clock.now();
+        for line in &self.inner.shards {
+            line.shard.lock().rebuild(&self.inner.limits, now);
+        }
+    }
+
+    /// Checks one key against one limit: the fastest way to a decision.
+    ///
+    /// The same as a [`Check`] of one charge; a cost of zero only looks.
+    #[inline]
+    pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K, limit: &Limit, cost: u64) -> Verdict {
+        self.inner.check(key.as_ref(), limit, cost, self.inner.clock.now())
+    }
+
+    /// Checks several keys against one limit, one after the other, each by itself. Reads the clock once.
+    ///
+    /// Much faster than one call each when there are many keys: the memory of the next ones is fetched while one is decided.
+    pub fn check_many<K: AsRef<[u8]>>(&self, asks: &[(K, u64)], limit: &Limit) -> Vec<Verdict> {
+        let now = self.inner.clock.now();
+        asks.iter().map(|(key, cost)| self.inner.check(key.as_ref(), limit, *cost, now)).collect()
+    }
+
+    /// Decides a check of any kind.
+    pub fn decide(&self, check: &Check<'_>) -> Decision {
+        self.inner.decide(check, self.inner.clock.now())
+    }
+}
+
+impl Store for Memory {
+    fn decide<'a>(&'a self, check: &'a Check<'a>) -> Deciding<'a> {
+        Box::pin(async move {
+            check.validate()?;
+            Ok(Memory::decide(self, check))
+        })
+    }
+}
+
+impl Inner {
+    #[inline]
+    fn check(&self, key: &[u8], limit: &Limit, cost: u64, now: Timestamp) -> Verdict {
+        let hash = self.hash(&Scope::AdHoc, key, limit, 0);
+        let mut shard = self.shard(hash).lock();
+        if let Ok(index) = shard.find(hash)
+            && let Some((packed, writer)) = shard.packed(index, &self.limits)
+            && writer == limit
+        {
+            match limit.algorithm() {
+                Algorithm::Bucket(bucket) => {
+                    let mut level = shard::unpack_level(packed);
+                    let verdict = tidegate_core::check(limit, bucket, &mut level, now, cost);
+                    let (first, second) = (level.units, level.at.as_micros());
+                    shard.set_packed(index, Packed { first, second, ..packed });
+                    return verdict;
+                }
+                Algorithm::Window(window) => {
+                    let mut count = shard::unpack_count(packed, window.period);
+                    let verdict = tidegate_core::check(limit, window, &mut count, now, cost);
+                    let (first, second) = (count.used, count.last.as_micros());
+                    shard.set_packed(index, Packed { first, second, ..packed });
+                    return verdict;
+                }
+                _ => {}
+            }
+        }
+        self.decide_one(&mut shard, hash, Op::Check, Ask { limit, position: 0, cost, reserved: 0, id: None }, now)
+            .charges()[0]
+    }
+
+    fn decide(&self, check: &Check<'_>, now: Timestamp) -> Decision {
+        let asks: Vec<(Hash, Ask<'_>)> = check
+            .charges()
+            .iter()
+            .map(|charge| {
+                let hash = self.hash(&charge.subject.scope, &charge.subject.key, &charge.limit, charge.position);
+                let (limit, position, cost) = (&charge.limit, charge.position, charge.cost);
+                (hash, Ask { limit, position, cost, reserved: charge.reserved, id: check.id() })
+            })
+            .collect();
+        if let [(hash, ask)] = &asks[..] {
+            let mut shard = self.shard(*hash).lock();
+            return self.decide_one(&mut shard, *hash, check.op(), *ask, now);
+        }
+        // Always in the same order, so that two checks over the same shards cannot wait for each other.
+        let mut numbers: Vec<usize> = asks.iter().map(|(hash, _)| self.shard_number(*hash)).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let mut guards: Vec<MutexGuard<'_, Shard>> =
+            numbers.iter().map(|number| self.shards[*number].shard.lock()).collect();
+        let place = |hash: Hash| numbers.partition_point(|number| *number < self.shard_number(hash));
+
+        let mut held: Vec<Held> = Vec::with_capacity(asks.len());
+        let mut added = vec![0; guards.len()];
+        for (hash, ask) in &asks {
+            let place = place(*hash);
+            held.push(self.load(&mut guards[place], *hash, ask, added[place], now));
+            added[place] += usize::from(matches!(held.last(), Some(Held { home: Home::Slot, .. })));
+        }
+        let mut overflows = held.iter().any(|held| matches!(held.home, Home::Shared)).then(|| self.overflows.lock());
+        if let Some(overflows) = &mut overflows {
+            for (held, (_, ask)) in held.iter_mut().zip(&asks).filter(|(held, _)| matches!(held.home, Home::Shared)) {
+                *held = overflows.load(ask, now);
+            }
+        }
+        let mut charges: Vec<_> =
+            held.iter_mut().zip(&asks).map(|(held, (_, ask))| ask.charge(&mut held.record)).collect();
+        let decision = tidegate_core::decide(check.op(), &mut charges, now);
+        for (held, (hash, ask)) in held.into_iter().zip(&asks) {
+            match (&held.home, &mut overflows) {
+                (Home::Shared, Some(overflows)) => overflows.store(ask, held.record),
+                _ => self.store(&mut guards[place(*hash)], *hash, ask, held, now),
+            }
+        }
+        decision
+    }
+
+    fn decide_one(&self, shard: &mut Shard, hash: Hash, op: Op, ask: Ask<'_>, now: Timestamp) -> Decision {
+        let mut held = self.load(shard, hash, &ask, 0, now);
+        if let Home::Shared = held.home {
+            let mut overflows = self.overflows.lock();
+            held = overflows.load(&ask, now);
+            let decision = tidegate_core::decide(op, &mut [ask.charge(&mut held.record)], now);
+            overflows.store(&ask, held.record);
+            return decision;
+        }
+        let decision = tidegate_core::decide(op, &mut [ask.charge(&mut held.record)], now);
+        self.store(shard, hash, &ask, held, now);
+        decision
+    }
+
+    /// The record of a key, and where it is to be kept afterwards; `added` places are promised to others already.
+    fn load(&self, shard: &mut Shard, hash: Hash, ask: &Ask<'_>, added: usize, now: Timestamp) -> Held {
+        if let Ok(index) = shard.find(hash) {
+            return Held { record: shard.take(index, &self.limits), home: Home::Slot };
+        }
+        if shard.make_room(self.max_keys_per_shard.saturating_sub(added), &self.limits, now) {
+            return Held { record: Record::default(), home: Home::Slot };
+        }
+        match self.overflow {
+            Overflow::SharedBucket => Held { record: Record::default(), home: Home::Shared },
+            Overflow::AllowNew => Held { record: Record::default(), home: Home::Nowhere },
+            Overflow::DenyNew => Held::exhausted(ask, now),
+        }
+    }
+
+    fn store(&self, shard: &mut Shard, hash: Hash, ask: &Ask<'_>, held: Held, now: Timestamp) {
+        match (held.home, shard.find(hash)) {
+            (Home::Slot, Ok(index)) => shard.put(index, held.record, ask.limit, &self.limits, now),
+            (Home::Slot, Err(index)) => shard.add(hash, index, held.record, ask.limit, &self.limits, now),
+            _ => {}
+        }
+    }
+
+    /// What a state is known by. The key is hashed once; position and algorithm are mixed into the hash.
+    #[inline]
+    fn hash(&self, scope: &Scope<'_>, key: &[u8], limit: &Limit, position: u16) -> Hash {
+        let (hash, kind) = match scope {
+            Scope::AdHoc => (self.hasher.hash(key), algorithm_number(limit.algorithm())),
+            Scope::Rule(name) => {
+                let mut hasher = self.hasher;
+                hasher.write_usize(name.len());
+                hasher.write(name.as_bytes());
+                hasher.write(key);
+                (siphasher::sip128::Hasher128::finish128(&hasher), RULE)
+            }
+        };
+        Hash { order: hash.h1, other: hash.h2 ^ (kind << 16 | u64::from(position)) }
+    }
+
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "only the low bits choose")]
+    fn shard_number(&self, hash: Hash) -> usize {
+        // The low bits of `other` carry position and algorithm; these do not.
+        (hash.other >> 32) as usize & (self.shards.len() - 1)
+    }
+
+    #[inline]
+    fn shard(&self, hash: Hash) -> &Mutex<Shard> {
+        &self.shards[self.shard_number(hash)].shard
+    }
+}
+
+/// Rules know their states by name and position alone, so that one that changes its algorithm keeps what was used.
+const RULE: u64 = 0x80;
+
+#[inline]
+fn algorithm_number(algorithm: &Algorithm) -> u64 {
+    match algorithm {
+        Algorithm::Bucket(_) => 0,
+        Algorithm::Window(_) => 1,
+        Algorithm::Sliding(_) => 2,
+        Algorithm::Estimate(_) => 3,
+        Algorithm::Log(_) => 4,
+        Algorithm::Concurrent(_) => 5,
+    }
+}
+
+/// One charge of a call.
+#[derive(Clone, Copy)]
+struct Ask<'a> {
+    limit: &'a Limit,
+    position: u16,
+    cost: u64,
+    reserved: u64,
+    id: Option<Id>,
+}
+
+impl<'a> Ask<'a> {
+    fn charge(&self, record: &'a mut Record) -> tidegate_core::Charge<'a> {
+        tidegate_core::Charge { limit: self.limit, record, cost: self.cost, reserved: self.reserved, id: self.id }
+    }
+}
+
+/// A record at work.
+struct Held {
+    record: Record,
+    home: Home,
+}
+
+impl Held {
+    /// Of a key that found no place: as if everything had just been used. Nothing of it is kept.
+    fn exhausted(ask: &Ask<'_>, now: Timestamp) -> Held {
+        let mut record = Record::default();
+        let everything = tidegate_core::Charge::new(ask.limit, &mut record, ask.limit.capacity());
+        let _ = tidegate_core::decide(Op::Check, &mut [everything], now);
+        Held { record, home: Home::Nowhere }
+    }
+}
+
+/// Where a record is kept.
+enum Home {
+    /// In the slot of its key, which is made if there is anything to keep.
+    Slot,
+    /// With all others that found no place.
+    Shared,
+    /// It is not.
+    Nowhere,
+}
+
+impl Overflows {
+    /// The shared record of a limit, which there is then; or an exhausted one if there are too many.
+    fn load(&mut self, ask: &Ask<'_>, now: Timestamp) -> Held {
+        if let Some(record) = self.find(ask) {
+            return Held { record: record.clone(), home: Home::Shared };
+        }
+        self.records.retain(|(_, _, record)| now < record.idle_at());
+        if self.records.len() >= MAX_OVERFLOWS {
+            return Held::exhausted(ask, now);
+        }
+        self.records.push((*ask.limit, ask.position, Record::default()));
+        Held { record: Record::default(), home: Home::Shared }
+    }
+
+    fn store(&mut self, ask: &Ask<'_>, record: Record) {
+        if let Some(kept) = self.find(ask) {
+            *kept = record;
+        }
+    }
+
+    fn find(&mut self, ask: &Ask<'_>) -> Option<&mut Record> {
+        let known = |entry: &&mut (Limit, u16, Record)| (&entry.0, entry.1) == (ask.limit, ask.position);
+        self.records.iter_mut().find(known).map(|(_, _, record)| record)
+    }
+}

@@ -1,0 +1,281 @@
+//! A shard: a part of the keys behind one lock, and how states are packed into its slots.
+//!
+//! Most states are two numbers: a bucket's level and time, a window's count and time. They are packed into a slot together
+//! with the number of the limit that wrote them. Everything else lives in a list beside the table, and the slot says where.
+
+use tidegate_core::algorithm::bucket::Level;
+use tidegate_core::algorithm::window::Count;
+use tidegate_core::{Algorithm, Limit, Record, State, Timestamp};
+
+use super::interned::Interned;
+use super::slots::{Hash, Slot, Slots};
+
+/// Bits of a slot's word that hold a number below 2^53; the other eleven hold half of the tag.
+const NUMBER_BITS: u32 = 53;
+const NUMBER: u64 = (1 << NUMBER_BITS) - 1;
+const TAG_BITS: u32 = 64 - NUMBER_BITS;
+const TAG: u32 = (1 << TAG_BITS) - 1;
+/// The tag of a slot whose record is in the list. Others are numbers of limits.
+const LISTED: u32 = (1 << (2 * TAG_BITS)) - 1;
+
+/// How many slots one insertion into a full shard looks at to find an idle one.
+const SEARCH: usize = 512;
+
+#[derive(Debug, Default)]
+pub(crate) struct Shard {
+    slots: Slots,
+    list: Option<Box<List>>,
+    /// Where the search for idle slots goes on.
+    hand: usize,
+}
+
+/// Records that do not fit into a slot.
+#[derive(Debug, Default)]
+struct List {
+    records: Vec<Option<Record>>,
+    free: Vec<usize>,
+}
+
+/// Two numbers and a tag.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packed {
+    pub(crate) tag: u32,
+    pub(crate) first: u64,
+    pub(crate) second: u64,
+}
+
+impl Packed {
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "eleven bits remain after the shift")]
+    fn of(slot: Slot) -> Self {
+        let tag = ((slot.high >> NUMBER_BITS) as u32) << TAG_BITS | (slot.low >> NUMBER_BITS) as u32;
+        Packed { tag, first: slot.low & NUMBER, second: slot.high & NUMBER }
+    }
+
+    /// The words of a slot. The tag is never zero in its upper half, so that an occupied slot never looks empty.
+    #[inline]
+    fn words(self) -> (u64, u64) {
+        let low = self.first & NUMBER | u64::from(self.tag & TAG) << NUMBER_BITS;
+        let high = self.second & NUMBER | u64::from(self.tag >> TAG_BITS) << NUMBER_BITS;
+        (low, high)
+    }
+}
+
+/// Tags begin here, so that their upper half is never zero.
+const FIRST_TAG: u32 = TAG + 1;
+
+impl Shard {
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        let list = self.list.as_ref().map_or(0, |list| list.records.capacity() * size_of::<Option<Record>>());
+        self.slots.bytes() + list
+    }
+
+    pub(crate) fn location(&self) -> (*const Slot, usize) {
+        self.slots.location()
+    }
+
+    #[inline]
+    pub(crate) fn find(&self, hash: Hash) -> Result<usize, usize> {
+        self.slots.find(hash)
+    }
+
+    /// The packed state at `index`, and the limit that wrote it; `None` if it is in the list.
+    #[inline]
+    pub(crate) fn packed<'l>(&self, index: usize, limits: &'l Interned) -> Option<(Packed, &'l Limit)> {
+        let packed = Packed::of(self.slots.get(index));
+        if packed.tag == LISTED {
+            return None;
+        }
+        limits.get(packed.tag - FIRST_TAG).map(|limit| (packed, limit))
+    }
+
+    #[inline]
+    pub(crate) fn set_packed(&mut self, index: usize, packed: Packed) {
+        let (low, high) = packed.words();
+        self.slots.set(index, low, high);
+    }
+
+    /// Takes the record at `index` out to work on it; [`put`](Shard::put) brings it back.
+    pub(crate) fn take(&mut self, index: usize, limits: &Interned) -> Record {
+        let packed = Packed::of(self.slots.get(index));
+        if packed.tag == LISTED {
+            let list = self.list.get_or_insert_default();
+            let place = list_place(packed.first);
+            return list.records.get_mut(place).and_then(Option::take).unwrap_or_default();
+        }
+        let state = limits.get(packed.tag - FIRST_TAG).map_or(State::Idle, |limit| unpack(packed, limit));
+        Record { state, ..Record::default() }
+    }
+
+    /// Brings a record back that was taken out at `index`, or forgets the key if there is nothing to keep.
+    pub(crate) fn put(&mut self, index: usize, record: Record, limit: &Limit, limits: &Interned, now: Timestamp) {
+        let was = Packed::of(self.slots.get(index));
+        if now >= record.idle_at() {
+            self.free(was);
+            self.slots.remove(index);
+            return;
+        }
+        if was.tag != LISTED && !record.state.fits(limit.algorithm()) {
+            return; // another limit's, and nothing was changed: it stays as that one wrote it
+        }
+        if let Some(packed) = pack(&record, limit, limits) {
+            self.free(was);
+            self.set_packed(index, packed);
+        } else if was.tag == LISTED {
+            let list = self.list.get_or_insert_default();
+            if let Some(place) = list.records.get_mut(list_place(was.first)) {
+                *place = Some(record);
+            }
+        } else {
+            let packed = self.enlist(record);
+            self.set_packed(index, packed);
+        }
+    }
+
+    /// Adds a new key; `index` is where [`find`](Shard::find) said it belongs.
+    pub(crate) fn add(
+        &mut self,
+        hash: Hash,
+        index: usize,
+        record: Record,
+        limit: &Limit,
+        limits: &Interned,
+        now: Timestamp,
+    ) {
+        if now >= record.idle_at() {
+            return;
+        }
+        let packed = pack(&record, limit, limits).unwrap_or_else(|| self.enlist(record));
+        self.add_packed(hash, index, packed, limits, now);
+    }
+
+    pub(crate) fn add_packed(&mut self, hash: Hash, index: usize, packed: Packed, limits: &Interned, now: Timestamp) {
+        let (low, high) = packed.words();
+        let slot = Slot { hash, low, high };
+        let mut index = index;
+        if self.slots.is_crowded() {
+            self.rebuild(limits, now);
+            index = self.slots.find(hash).unwrap_or_else(|place| place);
+        }
+        while !self.slots.insert(index, slot) {
+            self.rebuild(limits, now);
+            index = self.slots.find(hash).unwrap_or_else(|place| place);
+        }
+    }
+
+    /// Looks for an idle key to forget when the shard is full; says whether there is room now.
+    pub(crate) fn make_room(&mut self, most: usize, limits: &Interned, now: Timestamp) -> bool {
+        if self.slots.len() < most {
+            return true;
+        }
+        let Shard { slots, list, hand } = self;
+        let (next, _) = slots.sweep(*hand, SEARCH, |slot| forget_idle(slot, list, limits, now));
+        *hand = next;
+        self.slots.len() < most
+    }
+
+    /// Forgets every key that is idle, and gives memory back if there is much more than is needed.
+    pub(crate) fn rebuild(&mut self, limits: &Interned, now: Timestamp) {
+        let Shard { slots, list, .. } = self;
+        slots.rebuild(|slot| forget_idle(slot, list, limits, now));
+        if let Some(list) = &mut self.list
+            && list.free.len() == list.records.len()
+        {
+            self.list = None;
+        }
+    }
+
+    fn enlist(&mut self, record: Record) -> Packed {
+        let list = self.list.get_or_insert_default();
+        let place = list.free.pop().unwrap_or_else(|| {
+            list.records.push(None);
+            list.records.len() - 1
+        });
+        list.records[place] = Some(record);
+        Packed { tag: LISTED, first: place as u64, second: 0 }
+    }
+
+    fn free(&mut self, packed: Packed) {
+        if packed.tag == LISTED {
+            let list = self.list.get_or_insert_default();
+            let place = list_place(packed.first);
+            if let Some(record) = list.records.get_mut(place) {
+                *record = None;
+                list.free.push(place);
+            }
+        }
+    }
+}
+
+/// Whether a slot is the same as none; if so, its place in the list is free again.
+fn forget_idle(slot: &Slot, list: &mut Option<Box<List>>, limits: &Interned, now: Timestamp) -> bool {
+    let packed = Packed::of(*slot);
+    if packed.tag != LISTED {
+        let limit = limits.get(packed.tag - FIRST_TAG);
+        return limit.is_none_or(|limit| now >= unpack(packed, limit).idle_at());
+    }
+    let place = list_place(packed.first);
+    let Some(list) = list else { return true };
+    let idle = match list.records.get(place) {
+        Some(Some(record)) => now >= record.idle_at(),
+        Some(None) => false, // taken out to be worked on
+        None => true,
+    };
+    if idle && place < list.records.len() {
+        list.records[place] = None;
+        list.free.push(place);
+    }
+    idle
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "it was an index of this machine's memory")]
+fn list_place(number: u64) -> usize {
+    number as usize
+}
+
+/// A state as two numbers, if it is of that kind and its limit has a number.
+fn pack(record: &Record, limit: &Limit, limits: &Interned) -> Option<Packed> {
+    if !record.receipts.is_empty() || !record.state.fits(limit.algorithm()) {
+        return None;
+    }
+    let (first, second) = match record.state {
+        State::Bucket { level, .. } => (level.units, level.at),
+        // An aligned window's start follows from any moment in it.
+        State::Window { count, from_first_hit: false, .. } => (count.used, count.last),
+        _ => return None,
+    };
+    let tag = tag_of(limit, limits)?;
+    Some(Packed { tag, first, second: second.as_micros() })
+}
+
+/// The tag of states that `limit` wrote.
+pub(crate) fn tag_of(limit: &Limit, limits: &Interned) -> Option<u32> {
+    limits.number(limit).map(|number| number + FIRST_TAG)
+}
+
+/// The state that [`pack`] packed.
+fn unpack(packed: Packed, limit: &Limit) -> State {
+    match limit.algorithm() {
+        Algorithm::Bucket(bucket) => State::Bucket { rate: bucket.rate, level: unpack_level(packed) },
+        Algorithm::Window(window) => {
+            let count = unpack_count(packed, window.period);
+            State::Window { period: window.period, from_first_hit: window.from_first_hit, count }
+        }
+        _ => State::Idle,
+    }
+}
+
+#[inline]
+pub(crate) fn unpack_level(packed: Packed) -> Level {
+    Level { units: packed.first, at: Timestamp::from_micros(packed.second) }
+}
+
+#[inline]
+pub(crate) fn unpack_count(packed: Packed, period: u64) -> Count {
+    let start = Timestamp::from_micros(packed.second - packed.second % period);
+    Count { start, last: Timestamp::from_micros(packed.second), used: packed.first }
+}

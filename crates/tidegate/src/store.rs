@@ -1,0 +1,219 @@
+//! The port between the limiter and whatever keeps its state: a check goes in, a decision comes out.
+//!
+//! No get, no set, no compare-and-swap: a store is atomic by itself, and brings the clock that judges.
+
+use std::borrow::Cow;
+use std::error::Error;
+use std::future::Future;
+use std::pin::Pin;
+
+use tidegate_core::{Decision, Id, Limit, Op};
+
+/// The most charges one check may have.
+pub const MAX_CHARGES: usize = 64;
+/// The longest key, in bytes.
+pub const MAX_KEY_BYTES: usize = 1024;
+
+/// Keeps the state of every key, and the clock that judges it.
+pub trait Store: Send + Sync + 'static {
+    /// Decides `check` and does what it says, as one atomic step.
+    fn decide<'a>(&'a self, check: &'a Check<'a>) -> Deciding<'a>;
+}
+
+/// What [`Store::decide`] returns.
+pub type Deciding<'a> = Pin<Box<dyn Future<Output = Result<Decision, StoreError>> + Send + 'a>>;
+
+/// There is no decision: the request was neither allowed nor denied.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The check itself is not one that can be decided; trying again will not help.
+    #[error("invalid check: {0}")]
+    Invalid(#[from] InvalidCheck),
+    /// The store did not answer; the same check may succeed in a moment.
+    #[error("the store did not answer: {0}")]
+    Unavailable(#[source] Box<dyn Error + Send + Sync>),
+    /// A key holds something that Tidegate did not write.
+    #[error("key {key:?} holds something that Tidegate did not write: {reason}")]
+    Corrupt {
+        /// The key, escaped and shortened.
+        key: String,
+        /// What was found.
+        reason: String,
+    },
+}
+
+/// What is wrong with a check.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidCheck {
+    /// It charges nothing.
+    #[error("no charges: expected at least one key with a limit")]
+    Empty,
+    /// It charges too much at once.
+    #[error("{charges} charges: expected at most {MAX_CHARGES}")]
+    TooManyCharges {
+        /// How many it has.
+        charges: usize,
+    },
+    /// A key is too long to be kept by every store.
+    #[error("a key of {bytes} bytes: expected at most {MAX_KEY_BYTES}")]
+    KeyTooLong {
+        /// How long it is.
+        bytes: usize,
+    },
+    /// `take` grants the same from every charge, so all must ask for the same.
+    #[error("take asks for {first} of one limit and {other} of another: expected the same cost everywhere")]
+    UnevenTake {
+        /// The cost of the first charge.
+        first: u64,
+        /// The cost of one that differs.
+        other: u64,
+    },
+}
+
+/// One or more charges that are decided together, all or nothing.
+///
+/// ```
+/// use tidegate::{Check, Limits};
+/// let per_ip: Limits = "10/s; 120/m".parse()?;
+/// let global: Limits = "1000/s".parse()?;
+/// let check = Check::new().charge("ip:192.0.2.7", &per_ip, 1).charge("everyone", &global, 1);
+/// assert_eq!(check.charges().len(), 3);
+/// # Ok::<(), tidegate::ParseError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Check<'a> {
+    op: Op,
+    charges: Vec<Charge<'a>>,
+    id: Option<Id>,
+}
+
+/// One limit on one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Charge<'a> {
+    /// Whose budget.
+    pub subject: Subject<'a>,
+    /// The limit.
+    pub limit: Limit,
+    /// Which of the subject's limits it is. Together with the subject it says whose state this is.
+    pub position: u16,
+    /// How much.
+    pub cost: u64,
+    /// For `settle`: how much had been charged before.
+    pub reserved: u64,
+}
+
+/// Whose budget: a key within a scope. Keys of different scopes never meet.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Subject<'a> {
+    /// The scope.
+    pub scope: Scope<'a>,
+    /// The key.
+    pub key: Cow<'a, [u8]>,
+}
+
+/// Where a key belongs.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Scope<'a> {
+    /// Given by the caller together with its limits. Its state is known by key, algorithm and position, so that two
+    /// callers who use one key with different algorithms do not disturb each other.
+    AdHoc,
+    /// Of a named rule. Its state is known by name, key and position: a rule that changes keeps what was used.
+    Rule(Cow<'a, str>),
+}
+
+impl<'a> Check<'a> {
+    /// A check of nothing yet.
+    #[allow(clippy::new_without_default, reason = "a check without charges is not one that can be decided")]
+    pub fn new() -> Self {
+        Self::of(Op::Check)
+    }
+
+    /// The same for another operation.
+    pub fn of(op: Op) -> Self {
+        Check { op, charges: Vec::new(), id: None }
+    }
+
+    /// Adds a charge of `cost` for each of `limits` on `key`.
+    pub fn charge<K>(self, key: &'a K, limits: impl IntoIterator<Item = &'a Limit>, cost: u64) -> Self
+    where
+        K: AsRef<[u8]> + ?Sized,
+    {
+        let subject = Subject { scope: Scope::AdHoc, key: Cow::Borrowed(key.as_ref()) };
+        self.charge_subject(subject, limits, cost)
+    }
+
+    /// Adds a charge of `cost` for each of `limits` on a subject.
+    pub fn charge_subject(
+        mut self,
+        subject: Subject<'a>,
+        limits: impl IntoIterator<Item = &'a Limit>,
+        cost: u64,
+    ) -> Self {
+        for limit in limits {
+            let mut own = self.charges.iter_mut().filter(|charge| charge.subject == subject);
+            if let Some(equal) = own.find(|charge| charge.limit == *limit) {
+                // A key charged twice by one limit pays the sum, in one go.
+                equal.cost = equal.cost.saturating_add(cost);
+                continue;
+            }
+            let position = self.charges.iter().filter(|charge| charge.subject == subject).count();
+            let position = u16::try_from(position).unwrap_or(u16::MAX);
+            self.charges.push(Charge { subject: subject.clone(), limit: *limit, position, cost, reserved: 0 });
+        }
+        self
+    }
+
+    /// Gives the call an id, by which it can be settled, refunded or released, and under which it is not taken twice.
+    pub fn with_id(mut self, id: Id) -> Self {
+        self.id = Some(id);
+        self
+    }
+
+    /// What to do.
+    pub fn op(&self) -> Op {
+        self.op
+    }
+
+    /// The charges.
+    pub fn charges(&self) -> &[Charge<'a>] {
+        &self.charges
+    }
+
+    /// Its id, if it has one.
+    pub fn id(&self) -> Option<Id> {
+        self.id
+    }
+
+    /// The same charges for another operation.
+    pub(crate) fn into_op(mut self, op: Op) -> Self {
+        self.op = op;
+        self
+    }
+
+    pub(crate) fn charges_mut(&mut self) -> &mut [Charge<'a>] {
+        &mut self.charges
+    }
+
+    /// Whether any store could decide it.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn validate(&self) -> Result<(), InvalidCheck> {
+        let Some(first) = self.charges.first() else { return Err(InvalidCheck::Empty) };
+        if self.charges.len() > MAX_CHARGES {
+            return Err(InvalidCheck::TooManyCharges { charges: self.charges.len() });
+        }
+        for charge in &self.charges {
+            if charge.subject.key.len() > MAX_KEY_BYTES {
+                return Err(InvalidCheck::KeyTooLong { bytes: charge.subject.key.len() });
+            }
+            if self.op == Op::Take && charge.cost != first.cost {
+                return Err(InvalidCheck::UnevenTake { first: first.cost, other: charge.cost });
+            }
+        }
+        Ok(())
+    }
+}
