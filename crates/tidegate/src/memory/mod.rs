@@ -79,7 +79,8 @@ pub enum Overflow {
 /// The shared states of keys that found no place.
 #[derive(Debug, Default)]
 struct Overflows {
-    records: Vec<(Limit, u16, Record)>,
+    /// By limit and by which charge of a call it was, so that no two charges of one call share a record.
+    records: Vec<(Limit, usize, Record)>,
 }
 
 /// Settings of a [`Memory`].
@@ -234,7 +235,7 @@ impl Inner {
                 _ => {}
             }
         }
-        self.decide_one(&mut shard, hash, Op::Check, Ask { limit, position: 0, cost, reserved: 0, id: None }, now)
+        self.decide_one(&mut shard, hash, Op::Check, Ask { limit, ordinal: 0, cost, reserved: 0, id: None }, now)
             .charges()[0]
     }
 
@@ -242,10 +243,11 @@ impl Inner {
         let asks: Vec<(Hash, Ask<'_>)> = check
             .charges()
             .iter()
-            .map(|charge| {
+            .enumerate()
+            .map(|(ordinal, charge)| {
                 let hash = self.hash(&charge.subject.scope, &charge.subject.key, &charge.limit, charge.position);
-                let (limit, position, cost) = (&charge.limit, charge.position, charge.cost);
-                (hash, Ask { limit, position, cost, reserved: charge.reserved, id: check.id() })
+                let (limit, cost, reserved) = (&charge.limit, charge.cost, charge.reserved);
+                (hash, Ask { limit, ordinal, cost, reserved, id: check.id() })
             })
             .collect();
         if let [(hash, ask)] = &asks[..] {
@@ -370,7 +372,8 @@ fn algorithm_number(algorithm: &Algorithm) -> u64 {
 #[derive(Clone, Copy)]
 struct Ask<'a> {
     limit: &'a Limit,
-    position: u16,
+    /// Which charge of the call it is.
+    ordinal: usize,
     cost: u64,
     reserved: u64,
     id: Option<Id>,
@@ -418,7 +421,7 @@ impl Overflows {
         if self.records.len() >= MAX_OVERFLOWS {
             return Held::exhausted(ask, now);
         }
-        self.records.push((*ask.limit, ask.position, Record::default()));
+        self.records.push((*ask.limit, ask.ordinal, Record::default()));
         Held { record: Record::default(), home: Home::Shared }
     }
 
@@ -429,7 +432,7 @@ impl Overflows {
     }
 
     fn find(&mut self, ask: &Ask<'_>) -> Option<&mut Record> {
-        let known = |entry: &&mut (Limit, u16, Record)| (&entry.0, entry.1) == (ask.limit, ask.position);
+        let known = |entry: &&mut (Limit, usize, Record)| (&entry.0, entry.1) == (ask.limit, ask.ordinal);
         self.records.iter_mut().find(known).map(|(_, _, record)| record)
     }
 }
