@@ -74,7 +74,7 @@ pub fn run(args: &[&str]) {
             }
         }
         // Few keys are asked for again and again from a list that stays in the cache, as they would be from a network buffer.
-        let (decisions, times) = if keys < 100_000 { (10_000, 50) } else { (500_000, 1) };
+        let (decisions, repeats) = if keys < 100_000 { (10_000, 50) } else { (500_000, 1) };
         for threads in [1, 2] {
             let mut times = vec![Vec::new(); contenders.len() + 1];
             for turn in 0..ROUNDS {
@@ -82,9 +82,9 @@ pub fn run(args: &[&str]) {
                     .map(|thread| order(keys, decisions, (turn * 7 + thread + 1) as u64 * 0x9e37_79b9))
                     .collect();
                 for (contender, times) in contenders.iter().zip(&mut times) {
-                    times.push(round(*contender, &orders, times, false));
+                    times.push(round(*contender, &orders, repeats, false));
                 }
-                times[contenders.len()].push(round(&ours, &orders, times, true));
+                times[contenders.len()].push(round(&ours, &orders, repeats, true));
             }
             let medians: Vec<f64> = times.into_iter().map(median).collect();
             let rival = medians[1];

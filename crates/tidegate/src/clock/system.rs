@@ -98,12 +98,14 @@ impl Inner {
         let (count, forward) = both(&self.counter);
         let (trusted, speed) = (self.trusted.load(Ordering::Relaxed), self.speed.load(Ordering::Relaxed));
         let (counted, passed_us) = (count.wrapping_sub(asked.0), forward.saturating_sub(asked.1));
-        // What may have been said already: never say less.
+        // What the counter has made others say, at most: never say less.
         let said_us = self.answer_us.load(Ordering::Relaxed) + (counted.min(trusted).wrapping_mul(speed) >> 32);
+        if counted < trusted {
+            return Timestamp::from_micros(said_us); // somebody else has just asked
+        }
         let now_us = (self.offset_us + forward).max(said_us);
         if passed_us < SHORTEST_US {
-            // Too soon to measure anything; and somebody else may just have asked.
-            return Timestamp::from_micros(now_us);
+            return Timestamp::from_micros(now_us); // too soon to measure anything
         }
         let measured = match passed_us {
             SHORTEST_US..=LONGEST_US if counted > passed_us && counted < 1 << 40 => (passed_us << 32) / counted,
