@@ -45,6 +45,11 @@ impl Slots {
         self.used
     }
 
+    /// How many slots there are.
+    pub(crate) fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
     /// How many bytes the table has allocated.
     pub(crate) fn bytes(&self) -> usize {
         size_of_val(&*self.slots)

@@ -1,0 +1,8 @@
+//! The library from outside: stores, limiter, waiting.
+
+mod acquire;
+mod conformance;
+mod limiter;
+mod memory;
+mod overflow;
+mod threads;
