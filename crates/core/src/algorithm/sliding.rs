@@ -73,8 +73,7 @@ impl Steps {
 impl Sliding {
     /// The steps that [`age`](Kernel::age) will forget.
     pub(crate) fn ended(&self, state: &Steps, now: Timestamp) -> Vec<Step> {
-        let newest = state.steps.back().map_or(0, |step| step.index * self.step);
-        let now = max(now, Timestamp::from_micros(newest));
+        let now = max(now, state.last);
         state.iter().take_while(|step| self.expiry(step.index) <= now).collect()
     }
 
@@ -99,8 +98,7 @@ impl Kernel for Sliding {
     type State = Steps;
 
     fn age(&self, state: &mut Steps, now: Timestamp) -> Timestamp {
-        let newest = state.steps.back().map_or(0, |step| step.index * self.step);
-        let now = max(now, Timestamp::from_micros(newest));
+        let now = if state.steps.is_empty() { now } else { max(now, state.last) };
         while let Some(oldest) = state.steps.front() {
             if now < self.expiry(oldest.index) {
                 break;

@@ -1,5 +1,6 @@
 //! The laws: what holds for every limit of every algorithm, whatever happens.
 
+mod clock;
 mod quiet;
 
 use tidegate_core::{Charge, Limit, Op, Record, Timestamp, Verdict, decide};
