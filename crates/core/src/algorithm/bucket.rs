@@ -87,8 +87,12 @@ impl Bucket {
 
     /// A full burst, and what drains before the period is over.
     pub(crate) fn worst_case(&self) -> u64 {
-        let ticks = (self.period - 1).div_ceil(self.rate.grid);
-        let drained = u128::from(ticks) * u128::from(self.rate.p) / u128::from(self.rate.q);
+        let Rate { p, q, grid } = self.rate;
+        let (p, q) = (u128::from(p), u128::from(q));
+        let ticks = u128::from((self.period - 1).div_ceil(grid));
+        // A span can hold one tick more than fits into it only if it begins within a tick, and so with something left.
+        let left = if (self.period - 1).is_multiple_of(grid) { 0 } else { gcd(p, q) };
+        let drained = (ticks * p).saturating_sub(left) / q;
         self.capacity + u64::try_from(drained).unwrap_or(u64::MAX - self.capacity)
     }
 
@@ -135,8 +139,9 @@ impl Kernel for Bucket {
         let ticks = if grid == 1 { elapsed } else { elapsed / grid };
         level.units = level.units.saturating_sub(ticks.saturating_mul(p));
         level.at = if level.units == 0 {
-            // An idle key does not save up: its clock starts on the grid.
-            if grid == 1 { now } else { Timestamp::from_micros(now.as_micros() / grid * grid) }
+            // An idle key does not save up: its clock starts to tick now. Not on the grid, which would be a moment
+            // before now and drain for it, and again and again if another limit with a finer grid takes turns.
+            now
         } else {
             // Only whole ticks are spent; the rest of the last one is kept for later.
             level.at.plus(ticks * grid)

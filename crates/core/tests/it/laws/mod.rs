@@ -1,5 +1,6 @@
 //! The laws: what holds for every limit of every algorithm, whatever happens.
 
+mod change;
 mod clock;
 mod quiet;
 

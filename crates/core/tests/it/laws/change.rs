@@ -1,0 +1,61 @@
+//! I-CFG: a limit that changes keeps what was used. Nothing is minted, and what was used still drains away.
+
+use tidegate_core::{Limit, Op, Period, Record, Verdict};
+
+use super::{ask, check};
+use crate::draw::{self, Kind, Seeded, Source};
+
+/// What was admitted, and when.
+type Admitted = Vec<(u64, u64)>;
+
+/// `A[s, t] <= max capacity + max rate * (t - s)` for all closed spans.
+fn assert_no_minting(limits: &[Limit], admitted: &Admitted, story: &str) {
+    let capacity = limits.iter().map(Limit::capacity).max().unwrap();
+    let rate = |limit: &Limit| (u128::from(limit.algorithm().amount()), u128::from(limit.algorithm().period_us()));
+    let faster = |a: (u128, u128), b: (u128, u128)| if a.0 * b.1 >= b.0 * a.1 { a } else { b };
+    let (amount, period) = limits.iter().map(rate).reduce(faster).unwrap();
+    for (first, (from, _)) in admitted.iter().enumerate() {
+        let mut sum = 0;
+        for (to, cost) in &admitted[first..] {
+            sum += u128::from(*cost);
+            let most = u128::from(capacity) * period + amount * u128::from(to - from);
+            assert!(sum * period <= most, "{story}: {sum} from {from} to {to} of {admitted:?}");
+        }
+    }
+}
+
+/// Limits take turns on one key at every call, with denied calls and looks between.
+fn alternate(source: &mut impl Source, limits: &[Limit], length: usize) -> (Record, Admitted, u64) {
+    let mut record = Record::default();
+    let mut admitted = Admitted::new();
+    let (mut now, mut last) = (draw::dawn(source), Verdict::default());
+    for _ in 0..length {
+        let limit = source.pick(limits);
+        now = draw::later(source, &limit, &last, now);
+        let op = source.pick(&[Op::Check, Op::Check, Op::Check, Op::Take, Op::Peek]);
+        last = ask(op, &limit, &mut record, now, draw::cost(source, &limit, &last));
+        if last.granted > 0 && op != Op::Peek {
+            admitted.push((now, last.granted));
+        }
+    }
+    (record, admitted, now)
+}
+
+/// On a coarse grid a bucket's clock must not start before the first charge: a finer limit would drain for that time.
+#[test]
+fn a_finer_limit_does_not_drain_before_the_charge() {
+    let coarse: Limit = "999983/day burst 10000000000".parse().unwrap();
+    let fine = Limit::bucket(1_000_000_000, Period::SECOND).burst(1_000).build().unwrap();
+    assert_eq!((coarse.grid_us(), fine.grid_us()), (1_000_000, 1));
+    let mut record = Record::default();
+    let (start, mut admitted) = (1_700_000_000_999_000, Admitted::new());
+    for turn in 0..100 {
+        let now = start + turn;
+        for (limit, cost) in [(&coarse, 900_000_000), (&fine, 1)] {
+            if check(limit, &mut record, now, cost).allowed {
+                admitted.push((now, cost));
+            }
+        }
+    }
+    assert_no_minting(&[coarse, fine], &admitted, "coarse and fine");
+}
