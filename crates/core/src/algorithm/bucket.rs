@@ -11,7 +11,7 @@ use core::cmp::max;
 
 use super::{GRIDS_US, Kernel};
 use crate::Id;
-use crate::exact::{gcd, mul_div_ceil};
+use crate::exact::{gcd, mul_div_ceil, mul_div_floor};
 use crate::limit::{LimitError, Parameter, Problem};
 use crate::time::{EXACT, MAX_WAIT_US, Period, Timestamp};
 
@@ -122,9 +122,16 @@ impl Rate {
         level.at.plus(ticks.saturating_mul(self.grid))
     }
 
-    /// The same usage at another rate, rounded up to a whole unit; more than any limit can mean stays just that.
+    /// The same usage at another rate, rounded up to a whole unit.
     pub(crate) fn carry(&self, level: &Level, to: Rate) -> Level {
-        Level { units: mul_div_ceil(level.units, to.q, self.q).min(EXACT - 1), at: level.at }
+        let units = mul_div_ceil(level.units, to.q, self.q);
+        if units < EXACT {
+            return Level { units, at: level.at };
+        }
+        // More than the new scale can count: it counts from the moment at which, at its own rate, it is no more than that.
+        let countable = mul_div_floor(EXACT - 1, self.q, to.q);
+        let ticks = level.units.saturating_sub(countable).div_ceil(self.p);
+        Level { units: EXACT - 1, at: level.at.after_micros(ticks.saturating_mul(self.grid)) }
     }
 }
 

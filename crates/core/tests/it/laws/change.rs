@@ -8,17 +8,19 @@ use crate::draw::{self, Kind, Seeded, Source};
 /// What was admitted, and when.
 type Admitted = Vec<(u64, u64)>;
 
-/// `A[s, t] <= max capacity + max rate * (t - s)` for all closed spans.
+/// `A[s, t] <= max capacity + max rate * (t - s)` for all closed spans. What a coarse grid has not counted yet, less than
+/// one of its ticks, a finer one may count in its place, once.
 fn assert_no_minting(limits: &[Limit], admitted: &Admitted, story: &str) {
     let capacity = limits.iter().map(Limit::capacity).max().unwrap();
     let rate = |limit: &Limit| (u128::from(limit.algorithm().amount()), u128::from(limit.algorithm().period_us()));
     let faster = |a: (u128, u128), b: (u128, u128)| if a.0 * b.1 >= b.0 * a.1 { a } else { b };
     let (amount, period) = limits.iter().map(rate).reduce(faster).unwrap();
+    let uncounted = limits.iter().map(Limit::grid_us).max().unwrap() - 1;
     for (first, (from, _)) in admitted.iter().enumerate() {
         let mut sum = 0;
         for (to, cost) in &admitted[first..] {
             sum += u128::from(*cost);
-            let most = u128::from(capacity) * period + amount * u128::from(to - from);
+            let most = u128::from(capacity) * period + amount * u128::from(to - from + uncounted);
             assert!(sum * period <= most, "{story}: {sum} from {from} to {to} of {admitted:?}");
         }
     }
@@ -39,6 +41,16 @@ fn alternate(source: &mut impl Source, limits: &[Limit], length: usize) -> (Reco
         }
     }
     (record, admitted, now)
+}
+
+#[test]
+fn buckets_that_take_turns_mint_nothing() {
+    for seed in 0..6_000 {
+        let source = &mut Seeded(seed);
+        let limits: Vec<Limit> = (0..2 + source.below(2)).map(|_| draw::limit_of(source, Kind::Bucket)).collect();
+        let (_, admitted, _) = alternate(source, &limits, 40);
+        assert_no_minting(&limits, &admitted, &format!("seed {seed}, {limits:?}"));
+    }
 }
 
 /// On a coarse grid a bucket's clock must not start before the first charge: a finer limit would drain for that time.
