@@ -153,15 +153,12 @@ impl State {
         carried
     }
 
-    /// How many units are in use at `now`, rounded up, by the state's own scale.
+    /// How many of the units that are in use at `now` were so when something was last taken, rounded up. What has drained
+    /// since then is left in: whoever takes the state over drains it from that moment on, and nothing drains twice.
     fn usage(self, now: Timestamp) -> u64 {
         match self {
             State::Idle => 0,
-            State::Bucket { rate, mut level } => {
-                let bucket = Bucket { amount: 1, period: 1, capacity: 1, rate };
-                bucket.age(&mut level, now);
-                level.units.div_ceil(rate.q)
-            }
+            State::Bucket { rate, level } => level.units.div_ceil(rate.q),
             State::Window { period, from_first_hit, mut count } => {
                 Window { amount: 1, period, from_first_hit }.age(&mut count, now);
                 count.used
@@ -172,8 +169,11 @@ impl State {
             }
             State::Estimate { period, mut pair } => {
                 let estimate = Estimate { amount: 1, period, grid: 1 };
-                let now = estimate.age(&mut pair, now);
-                crate::time::EXACT - 1 - estimate.room(&pair, now, crate::time::EXACT - 1)
+                let last = pair.last;
+                estimate.age(&mut pair, now);
+                // In an earlier window, everything of that window was in use.
+                let then = if last < pair.start { pair.start } else { last };
+                crate::time::EXACT - 1 - estimate.room(&pair, then, crate::time::EXACT - 1)
             }
             State::Log { period, mut entries } => {
                 Log { amount: 1, period }.age(&mut entries, now);

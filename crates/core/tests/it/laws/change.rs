@@ -2,7 +2,7 @@
 
 use tidegate_core::{Limit, Op, Period, Record, Verdict};
 
-use super::{ask, check};
+use super::{ask, check, peek};
 use crate::draw::{self, Kind, Seeded, Source};
 
 /// What was admitted, and when.
@@ -70,4 +70,67 @@ fn a_finer_limit_does_not_drain_before_the_charge() {
         }
     }
     assert_no_minting(&[coarse, fine], &admitted, "coarse and fine");
+}
+
+/// What was used may drain by the old limit or by the new one, whichever is faster, but not by both.
+#[test]
+fn a_change_of_algorithm_does_not_drain_twice() {
+    for seed in 0..30_000 {
+        let source = &mut Seeded(seed);
+        let (old, new) = (draw::limit(source), draw::limit(source));
+        let cost = 1 + source.below(old.capacity().min(new.capacity()));
+        let start = draw::dawn(source);
+        let (mut kept, mut direct) = (Record::default(), Record::default());
+        let last = check(&old, &mut kept, start, cost);
+        assert!(last.allowed && check(&new, &mut direct, start, cost).allowed);
+        let now = draw::later(source, &old, &last, start);
+        let used = |limit: &Limit, record: &Record| limit.capacity() - peek(limit, record, now, 1).remaining;
+        let (by_old, by_new) = (used(&old, &kept).min(new.capacity()), used(&new, &direct));
+        let carried = used(&new, &kept);
+        let story = format!("seed {seed}: {old} to {new}, {cost} at {start}, now {now}");
+        assert!(carried >= by_old.min(by_new), "{story}: used {by_old} or {by_new}, carried {carried}");
+        assert!(carried <= by_old.max(by_new), "{story}: used {by_old} or {by_new}, carried {carried}");
+    }
+}
+
+#[test]
+fn limits_of_any_algorithms_that_take_turns_keep_a_bound() {
+    for seed in 0..6_000 {
+        let source = &mut Seeded(seed);
+        let limits = [draw::limit(source), draw::limit(source)];
+        let (record, admitted, now) = alternate(source, &limits, 40);
+        let span = limits.iter().map(|limit| limit.algorithm().period_us()).min().unwrap();
+        // One edge of the shorter period forgets what the other limit admitted, so each can pass on both sides of it.
+        let most: u64 = 2 * limits.iter().map(Limit::worst_case).sum::<u64>();
+        for (first, (from, _)) in admitted.iter().enumerate() {
+            let within = admitted[first..].iter().take_while(|(at, _)| at - from < span);
+            let sum: u64 = within.map(|(_, cost)| cost).sum();
+            assert!(sum <= most, "seed {seed}, {limits:?}: {sum} > {most} within {span} from {from} of {admitted:?}");
+        }
+        // Looks and denials do not keep it from draining: when its own limit says so, it is gone.
+        let end = record.idle_at().as_micros().max(now);
+        if end < (1 << 52) - 1 {
+            for limit in &limits {
+                assert_eq!(peek(limit, &record, end, 1).remaining, limit.capacity(), "seed {seed}");
+            }
+        }
+    }
+}
+
+/// Rounding up at every turn costs less than one unit in a million turns.
+#[test]
+fn buckets_that_take_turns_keep_their_rate() {
+    for (a, b) in [("10/s", "10/s burst 7"), ("7/m burst 3", "7/m burst 1000000"), ("999983/day burst 10000000000", "12/s")]
+    {
+        let limits: [Limit; 2] = [a.parse().unwrap(), b.parse().unwrap()];
+        let slowest = limits.iter().map(|limit| limit.algorithm().period_us() / limit.algorithm().amount()).max().unwrap();
+        let mut record = Record::default();
+        let start = 1_700_000_000_000_000;
+        let drained = |record: &Record, at| limits.iter().all(|l| peek(l, record, at, 1).remaining + 2 >= l.capacity());
+        for turn in 0..20_000 {
+            let now = start + turn * (slowest + 1);
+            assert!(check(&limits[turn as usize % 2], &mut record, now, 1).allowed, "{a} and {b}, turn {turn}");
+            assert!(drained(&record, now), "{a} and {b}, turn {turn}: {record:?}");
+        }
+    }
 }
