@@ -120,10 +120,12 @@ fn limits_of_any_algorithms_that_take_turns_keep_a_bound() {
 /// Rounding up at every turn costs less than one unit in a million turns.
 #[test]
 fn buckets_that_take_turns_keep_their_rate() {
-    for (a, b) in [("10/s", "10/s burst 7"), ("7/m burst 3", "7/m burst 1000000"), ("999983/day burst 10000000000", "12/s")]
+    for (a, b) in
+        [("10/s", "10/s burst 7"), ("7/m burst 3", "7/m burst 1000000"), ("999983/day burst 10000000000", "12/s")]
     {
         let limits: [Limit; 2] = [a.parse().unwrap(), b.parse().unwrap()];
-        let slowest = limits.iter().map(|limit| limit.algorithm().period_us() / limit.algorithm().amount()).max().unwrap();
+        let slowest =
+            limits.iter().map(|limit| limit.algorithm().period_us() / limit.algorithm().amount()).max().unwrap();
         let mut record = Record::default();
         let start = 1_700_000_000_000_000;
         let drained = |record: &Record, at| limits.iter().all(|l| peek(l, record, at, 1).remaining + 2 >= l.capacity());
