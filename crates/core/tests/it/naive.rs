@@ -69,6 +69,11 @@ impl Naive {
         }
     }
 
+    /// Charges `units` whether they fit or not.
+    pub(crate) fn force(&mut self, now: u64, units: u64) {
+        self.charge(self.clamped(now), units);
+    }
+
     /// Time does not go back.
     fn clamped(&self, now: u64) -> u64 {
         if self.past.is_empty() { now } else { now.max(self.newest) }

@@ -1,8 +1,13 @@
 //! The laws: what holds for every limit of every algorithm, whatever happens.
 
+mod answers;
+mod bounds;
 mod change;
 mod clock;
 mod quiet;
+mod refunds;
+mod rules;
+mod together;
 
 use tidegate_core::{Charge, Limit, Op, Record, Timestamp, Verdict, decide};
 
