@@ -100,7 +100,8 @@ impl Bucket {
     /// than `max_wait_us`. Whoever comes later is judged as if it had been taken already, so places are kept in order.
     pub(crate) fn book(&self, level: &mut Level, now: Timestamp, cost: u64, max_wait_us: u64) -> Option<u64> {
         let wait = self.wait(level, now, cost, self.capacity);
-        if wait > max_wait_us {
+        // The longest wait that is reported may stand for a longer one, which would be no place to keep.
+        if wait > max_wait_us || wait >= MAX_WAIT_US {
             return None;
         }
         let Rate { p, q, grid } = self.rate;
