@@ -1,6 +1,6 @@
 //! I-CFG: a limit that changes keeps what was used. Nothing is minted, and what was used still drains away.
 
-use tidegate_core::{Limit, Op, Period, Record, Verdict};
+use tidegate_core::{Limit, Op, Period, Record, State, Verdict};
 
 use super::{ask, check, peek};
 use crate::draw::{self, Kind, Seeded, Source};
@@ -135,4 +135,33 @@ fn buckets_that_take_turns_keep_their_rate() {
             assert!(drained(&record, now), "{a} and {b}, turn {turn}: {record:?}");
         }
     }
+}
+
+/// A level is carried over rounded up, by less than one unit of the new scale.
+#[test]
+fn a_level_is_carried_over_exactly_or_a_trifle_more() {
+    let level = |record: &Record| match record.state {
+        State::Bucket { rate, level } => (u128::from(level.units), u128::from(rate.q), level.at.as_micros()),
+        _ => (0, 1, 0),
+    };
+    let mut carried = 0;
+    for seed in 0..6_000 {
+        let source = &mut Seeded(seed);
+        let (old, new) = (draw::limit_of(source, Kind::Bucket), draw::limit_of(source, Kind::Bucket));
+        let (mut record, mut now) = (Record::default(), draw::dawn(source));
+        let mut last = Verdict::default();
+        for _ in 0..4 {
+            now = draw::later(source, &old, &last, now);
+            last = check(&old, &mut record, now, 1);
+        }
+        // At the moment of the level itself nothing drains.
+        let (units, scale, at) = level(&record);
+        if check(&new, &mut record, at, 1).allowed {
+            let (after, new_scale, _) = level(&record);
+            let (got, exact) = ((after - new_scale) * scale, units * new_scale);
+            assert!(exact <= got && got < exact + scale, "seed {seed}: {old} to {new}");
+            carried += 1;
+        }
+    }
+    assert!(carried > 1_000, "{carried} of them had room");
 }
