@@ -192,19 +192,26 @@ fn each<'a>(meters: &mut [Meter<'a>], act: impl Fn(&mut Meter<'a>)) -> bool {
     true
 }
 
-/// Decides the simplest and most frequent call: one charge, no id. The same as [`decide`] with [`Op::Check`], for a
-/// store that keeps a state of exactly this algorithm at hand and has no time to lose.
+/// Decides the simplest and most frequent call, one charge without an id: the same as [`decide`] with [`Op::Check`], for
+/// a store that keeps a state of exactly this algorithm at hand and has no time to lose. The rule on one screen.
 ///
-/// A state that comes back from a denial is as it was. The rule on one screen:
-#[inline]
-pub fn check<K: Kernel>(limit: &Limit, kernel: &K, kept: &mut K::State, now: Timestamp, cost: u64) -> Verdict
+/// `kept` is changed only if something was charged. Returns whether it was allowed, and the aged state with its moment, from
+/// which [`report`] reads the numbers for whoever wants them.
+#[inline(always)]
+pub fn admit<K>(
+    limit: &Limit,
+    kernel: &K,
+    kept: &mut K::State,
+    now: Timestamp,
+    cost: u64,
+) -> (bool, K::State, Timestamp)
 where
-    K::State: Copy,
+    K: Kernel<State: Copy>,
 {
     let capacity = limit.capacity();
     let mut state = *kept;
     let now = kernel.age(&mut state, now);
-    let fits = cost == 0 || cost <= kernel.room(&state, now, capacity);
+    let fits = cost == 0 || kernel.fits(&state, now, cost, capacity);
     if fits && cost > 0 {
         kernel.charge(&mut state, now, cost, Id::NONE);
         *kept = state;
@@ -215,6 +222,16 @@ where
             *kept = state;
         }
     }
+    (fits, state, now)
+}
+
+/// The numbers of what [`admit`] decided.
+#[inline]
+pub fn report<K>(limit: &Limit, kernel: &K, (fits, state, now): (bool, K::State, Timestamp), cost: u64) -> Verdict
+where
+    K: Kernel<State: Copy>,
+{
+    let capacity = limit.capacity();
     let retry = match fits {
         true => Retry::Now,
         false if cost > capacity => Retry::Never,

@@ -139,7 +139,7 @@ impl Rate {
 impl Kernel for Bucket {
     type State = Level;
 
-    #[inline]
+    #[inline(always)]
     fn age(&self, level: &mut Level, now: Timestamp) -> Timestamp {
         let Rate { p, grid, .. } = self.rate;
         let now = if level.units == 0 { now } else { max(now, level.at) };
@@ -157,18 +157,23 @@ impl Kernel for Bucket {
         now
     }
 
-    #[inline]
+    #[inline(always)]
     fn room(&self, level: &Level, _now: Timestamp, ceiling: u64) -> u64 {
         (ceiling * self.rate.q).saturating_sub(level.units) / self.rate.q
     }
 
-    #[inline]
+    #[inline(always)]
+    fn fits(&self, level: &Level, _now: Timestamp, cost: u64, ceiling: u64) -> bool {
+        cost <= ceiling && level.units <= (ceiling - cost) * self.rate.q // no division
+    }
+
+    #[inline(always)]
     fn charge(&self, level: &mut Level, _now: Timestamp, cost: u64, _id: Id) -> Timestamp {
         level.units = level.units.saturating_add(cost.saturating_mul(self.rate.q)).min(EXACT - 1);
         level.at
     }
 
-    #[inline]
+    #[inline(always)]
     fn wait(&self, level: &Level, now: Timestamp, cost: u64, ceiling: u64) -> u64 {
         let Rate { p, q, grid } = self.rate;
         let over = level.units.saturating_sub((ceiling - cost) * q);
