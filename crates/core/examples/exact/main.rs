@@ -17,8 +17,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use tidegate_core::algorithm::{bucket::Level, estimate::Pair, window::Count};
-use tidegate_core::{Algorithm, Charge, Limit, Op, Record, Retry, Timestamp, Verdict, check, decide};
+use tidegate_core::algorithm::{Kernel, bucket::Level, estimate::Pair, window::Count};
+use tidegate_core::{Algorithm, Charge, Limit, Op, Record, Retry, Timestamp, Verdict, admit, decide, report};
 
 use checkers::{Answer, Arrival, Checker, Deadlines, Epoch, Every, FirstHit, Ring, Steps, TwoWindows};
 
@@ -126,6 +126,12 @@ enum Kept {
     Bucket(Level),
     Window(Count),
     Estimate(Pair),
+}
+
+/// The fast path.
+fn check<K: Kernel<State: Copy>>(limit: &Limit, kernel: &K, kept: &mut K::State, at: Timestamp, cost: u64) -> Verdict {
+    let admitted = admit(limit, kernel, kept, at, cost);
+    report(limit, kernel, admitted, cost)
 }
 
 /// What the last denial promised: this cost passes at this moment and not before, if nothing is taken until then.

@@ -1,8 +1,14 @@
-//! The fast path is the same rule: `check` equals `decide` with `Op::Check`, field by field and state by state.
+//! The fast path is the same rule: `admit` and `report` equal `decide` with `Op::Check`, field by field and state by state.
 
-use tidegate_core::{Algorithm, Charge, Op, Record, State, Timestamp, Verdict, check, decide};
+use tidegate_core::algorithm::Kernel;
+use tidegate_core::{Algorithm, Charge, Limit, Op, Record, State, Timestamp, Verdict, admit, decide, report};
 
 use crate::draw::{self, Kind, Seeded, Source};
+
+fn check<K: Kernel<State: Copy>>(limit: &Limit, kernel: &K, kept: &mut K::State, at: Timestamp, cost: u64) -> Verdict {
+    let admitted = admit(limit, kernel, kept, at, cost);
+    report(limit, kernel, admitted, cost)
+}
 
 #[test]
 fn the_fast_check_is_the_same_rule() {
