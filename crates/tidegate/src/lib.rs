@@ -48,7 +48,7 @@ mod store;
 pub use acquire::{Acquire, AcquireError};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use limiter::{Ask, Lease, Limiter, LimiterBuilder, Reservation};
-pub use memory::{DEFAULT_MAX_KEYS, Memory, MemoryBuilder, Overflow};
+pub use memory::{DEFAULT_MAX_KEYS, Gate, Memory, MemoryBuilder, Overflow};
 pub use store::{Charge, Check, Deciding, InvalidCheck, MAX_CHARGES, MAX_KEY_BYTES, Scope, Store, StoreError, Subject};
 pub use tidegate_core::{
     self, Algorithm, Decision, EXACT, Id, Limit, LimitError, Limits, MAX_LIMITS, Op, Parameter, ParseError, Period,

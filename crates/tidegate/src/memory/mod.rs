@@ -207,20 +207,26 @@ impl Memory {
         }
     }
 
-    /// Checks one key against one limit: the fastest way to a decision.
-    ///
-    /// The same as a [`Check`] of one charge; a cost of zero only looks.
+    /// This store under one limit: the fastest way to many decisions.
+    pub fn gate(&self, limit: &Limit) -> Gate {
+        let tag = shard::tag_of(limit, &self.inner.limits).unwrap_or(shard::NO_TAG);
+        Gate { memory: self.clone(), limit: *limit, tag }
+    }
+
+    /// Checks one key against one limit: the same as a [`Check`] of one charge. A cost of zero only looks.
     #[inline]
     pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K, limit: &Limit, cost: u64) -> Verdict {
         let hash = self.inner.hash(&Scope::AdHoc, key.as_ref(), limit, 0);
-        self.inner.check(hash, limit, cost, self.inner.clock.now())
+        let writer = |packed: Packed| self.inner.limits.get(packed.limit_number()) == Some(limit);
+        self.inner.check(hash, limit, cost, self.inner.clock.now(), writer)
     }
 
     /// The same as [`check`](Memory::check) for those who only want to know whether the request may pass; a little faster.
     #[inline]
     pub fn allows<K: AsRef<[u8]> + ?Sized>(&self, key: &K, limit: &Limit, cost: u64) -> bool {
         let hash = self.inner.hash(&Scope::AdHoc, key.as_ref(), limit, 0);
-        let Allowed(allowed) = self.inner.check(hash, limit, cost, self.inner.clock.now());
+        let writer = |packed: Packed| self.inner.limits.get(packed.limit_number()) == Some(limit);
+        let Allowed(allowed) = self.inner.check(hash, limit, cost, self.inner.clock.now(), writer);
         allowed
     }
 
@@ -228,19 +234,7 @@ impl Memory {
     ///
     /// Much faster than one call each when there are many keys: the memory of the next ones is fetched while one is decided.
     pub fn check_many<K: AsRef<[u8]>>(&self, asks: &[(K, u64)], limit: &Limit) -> Vec<Verdict> {
-        const AHEAD: usize = 16;
-        let now = self.inner.clock.now();
-        let mut verdicts = Vec::with_capacity(asks.len());
-        let mut hashes = [Hash::default(); AHEAD];
-        for asks in asks.chunks(AHEAD) {
-            for (hash, (key, _)) in hashes.iter_mut().zip(asks) {
-                *hash = self.inner.hash(&Scope::AdHoc, key.as_ref(), limit, 0);
-                self.inner.line(*hash).prefetch(*hash);
-            }
-            let checks = hashes.iter().zip(asks);
-            verdicts.extend(checks.map(|(hash, (_, cost))| self.inner.check::<Verdict>(*hash, limit, *cost, now)));
-        }
-        verdicts
+        self.gate(limit).check_many(asks)
     }
 
     /// Decides a check of any kind.
@@ -261,11 +255,18 @@ impl Store for Memory {
 impl Inner {
     /// Decides one charge, and makes of the answer what the caller wants: a yes or no, or all the numbers.
     #[inline(always)]
-    fn check<A: Answer>(&self, hash: Hash, limit: &Limit, cost: u64, now: Timestamp) -> A {
+    fn check<A: Answer>(
+        &self,
+        hash: Hash,
+        limit: &Limit,
+        cost: u64,
+        now: Timestamp,
+        is_own: impl Fn(Packed) -> bool,
+    ) -> A {
         let mut shard = self.line(hash).shard.lock();
         if let Ok(index) = shard.find(hash)
-            && let Some((packed, writer)) = shard.packed(index, &self.limits)
-            && writer == limit
+            && let packed = shard.packed(index)
+            && is_own(packed)
         {
             match limit.algorithm() {
                 Algorithm::Bucket(bucket) => {
@@ -420,6 +421,83 @@ fn algorithm_number(algorithm: &Algorithm) -> u64 {
         Algorithm::Estimate(_) => 3,
         Algorithm::Log(_) => 4,
         Algorithm::Concurrent(_) => 5,
+    }
+}
+
+/// A memory store under one limit: for a program that asks the same question about many keys, in nanoseconds.
+///
+/// ```
+/// use tidegate::{Limit, Memory};
+/// let limit: Limit = "10/s".parse()?;
+/// let gate = Memory::new().gate(&limit);
+/// assert!(gate.allows("user:7", 1));
+/// assert_eq!(gate.check("user:7", 1).remaining, 8);
+/// # Ok::<(), tidegate::ParseError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Gate {
+    memory: Memory,
+    limit: Limit,
+    tag: u32,
+}
+
+impl Gate {
+    /// The limit.
+    pub fn limit(&self) -> &Limit {
+        &self.limit
+    }
+
+    /// The store.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// See [`Memory::check`].
+    #[inline]
+    pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K, cost: u64) -> Verdict {
+        self.ask(self.hash(key.as_ref()), cost, self.memory.inner.clock.now())
+    }
+
+    /// See [`Memory::allows`].
+    #[inline]
+    pub fn allows<K: AsRef<[u8]> + ?Sized>(&self, key: &K, cost: u64) -> bool {
+        let Allowed(allowed) = self.ask(self.hash(key.as_ref()), cost, self.memory.inner.clock.now());
+        allowed
+    }
+
+    /// See [`Memory::check_many`].
+    pub fn check_many<K: AsRef<[u8]>>(&self, asks: &[(K, u64)]) -> Vec<Verdict> {
+        self.ask_many(asks)
+    }
+
+    /// Checks several keys, one after the other, each by itself, and says of each whether it may pass.
+    pub fn allows_many<K: AsRef<[u8]>>(&self, asks: &[(K, u64)]) -> Vec<bool> {
+        self.ask_many::<K, Allowed>(asks).into_iter().map(|Allowed(allowed)| allowed).collect()
+    }
+
+    fn ask_many<K: AsRef<[u8]>, A: Answer>(&self, asks: &[(K, u64)]) -> Vec<A> {
+        const AHEAD: usize = 16;
+        let now = self.memory.inner.clock.now();
+        let mut answers = Vec::with_capacity(asks.len());
+        let mut hashes = [Hash::default(); AHEAD];
+        for asks in asks.chunks(AHEAD) {
+            for (hash, (key, _)) in hashes.iter_mut().zip(asks) {
+                *hash = self.hash(key.as_ref());
+                self.memory.inner.line(*hash).prefetch(*hash);
+            }
+            answers.extend(hashes.iter().zip(asks).map(|(hash, (_, cost))| self.ask::<A>(*hash, *cost, now)));
+        }
+        answers
+    }
+
+    #[inline(always)]
+    fn hash(&self, key: &[u8]) -> Hash {
+        self.memory.inner.hash(&Scope::AdHoc, key, &self.limit, 0)
+    }
+
+    #[inline(always)]
+    fn ask<A: Answer>(&self, hash: Hash, cost: u64, now: Timestamp) -> A {
+        self.memory.inner.check(hash, &self.limit, cost, now, |packed| packed.tag == self.tag)
     }
 }
 
