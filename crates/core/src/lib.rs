@@ -19,18 +19,21 @@ extern crate alloc;
 #[cfg(any(test, doctest))]
 extern crate std;
 
+mod admit;
 pub mod algorithm;
 mod decide;
 mod decision;
 mod exact;
 pub mod headers;
 mod limit;
+mod meter;
 mod notation;
 mod state;
 mod time;
 
+pub use admit::{admit, report};
 pub use algorithm::Algorithm;
-pub use decide::{Charge, Op, admit, decide, report};
+pub use decide::{Charge, Op, decide};
 pub use decision::{Decision, Retry, Source, Verdict};
 pub use limit::{
     BucketSpec, Builder, ConcurrentSpec, EstimateSpec, Limit, LimitError, LogSpec, MAX_LOG_AMOUNT, MAX_STEPS,
