@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use tidegate_core::{Algorithm, Decision, Id, Limit, Op, Record, Timestamp, Verdict};
+use tidegate_core::{Algorithm, Decision, Limit, Op, Record, Timestamp, Verdict};
 
 use crate::clock::Clock;
 use crate::store::{Check, Deciding, Scope, Store};
