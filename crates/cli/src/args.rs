@@ -38,11 +38,8 @@ Exit codes: 0 allowed or done, 1 denied or not as expected, 2 usage or error.";
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Decide one request and say why
     Check(Check),
-    /// Feed a trace through one or several limits and show what each would have done
     Simulate(Box<Simulate>),
-    /// Explain a limit in plain words: canonical form, capacity, worst case
     Limits(Explain),
     /// Print a completion script for your shell
     Completions {
@@ -90,8 +87,10 @@ A trace has one request per line: TIME [KEY [COST [OP]]]
   0                              at the start: key `-`, cost 1, a check
   499ms user:7                   times count from the start: 250us, 499ms, 1.5s, 2m, 1h, 1d
   1.5s  user:7 3                 costs 3 units
-  2s    user:7 5 take            check, peek, take (as much as fits), debit (may go into debt), refund, reset
+  2s    user:7 5 take            takes as much of 5 as fits
   # a comment
+The operations: check (the default), peek, take, debit (may go into debt), refund, reset.
+
 A transcript says what must be answered, and for which limits; `--verify` compares:
   # limit: 2/s
   0 user:7 2 -> allow remaining 0
@@ -112,8 +111,6 @@ pub(crate) struct Simulate {
     /// Read the requests from a file, or from standard input if it is `-`
     #[arg(short, long, value_name = "FILE", conflicts_with = "generated")]
     pub(crate) trace: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) generated: Generated,
     /// How to show the result; a table unless `--verify` says enough
     #[arg(short, long, value_enum)]
     pub(crate) format: Option<Format>,
@@ -123,6 +120,8 @@ pub(crate) struct Simulate {
     /// Compare every answer with what the trace expects after `->`
     #[arg(long, requires = "trace")]
     pub(crate) verify: bool,
+    #[command(flatten)]
+    pub(crate) generated: Generated,
 }
 
 /// A trace that is made up.
@@ -151,6 +150,9 @@ pub(crate) struct Generated {
 }
 
 /// Explain a limit in plain words.
+///
+/// Prints the canonical form, a sentence that says what it means, how much it holds, the most it lets through in one
+/// period, how soon it recovers, and the clock it is judged by.
 #[derive(clap::Args, Debug)]
 #[command(
     name = "limits",

@@ -87,6 +87,26 @@ pub(crate) fn grouped(n: u64) -> String {
     text
 }
 
+/// `1 unit`, `2 units`.
+pub(crate) fn units(n: u64) -> String {
+    if n == 1 { "1 unit".into() } else { format!("{} units", grouped(n)) }
+}
+
+/// A paragraph in lines of at most 90 characters, each after an indent.
+pub(crate) fn wrapped(text: &str, indent: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines.last_mut().expect("there is always a line");
+        if !last.is_empty() && last.chars().count() + 1 + word.chars().count() > 90 {
+            lines.push(word.to_owned());
+        } else {
+            last.push_str(if last.is_empty() { "" } else { " " });
+            last.push_str(word);
+        }
+    }
+    lines.iter().map(|line| format!("{indent}{line}")).collect::<Vec<_>>().join("\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

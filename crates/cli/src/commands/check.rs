@@ -8,7 +8,7 @@ use tidegate_core::{Decision, Op, Retry, Verdict};
 
 use super::{Outcome, json_string, write_numbers};
 use crate::args;
-use crate::output::{self, Paint, grouped, human};
+use crate::output::{self, Paint, grouped, human, units};
 
 pub(crate) fn run(args: &args::Check) -> Result<Outcome> {
     let check = Check::of(args.op.op()).charge(&args.key, &args.limit.limits, args.cost);
@@ -83,8 +83,4 @@ fn numbers(verdict: &Verdict) -> String {
         text += &format!(", full again in {}", human(verdict.reset_after_us));
     }
     text
-}
-
-fn units(n: u64) -> String {
-    if n == 1 { "1 unit".into() } else { format!("{} units", grouped(n)) }
 }

@@ -39,8 +39,8 @@ pub(super) struct Window {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Most {
     pub(super) units: u64,
-    /// When the last of them was granted.
-    pub(super) at_us: u64,
+    /// When the first of them was granted.
+    pub(super) from_us: u64,
     /// Whether there were so many moments to remember that it may have been more.
     pub(super) at_least: bool,
 }
@@ -133,8 +133,8 @@ impl Window {
     fn observe(&mut self, recent: &mut Recent, at_us: u64, verdict: &Verdict) {
         let total = recent.add(at_us, verdict.granted, self.limit.algorithm().period_us());
         if total > self.most.units {
-            let newest = recent.grants.back().map_or(at_us, |(newest, _)| *newest);
-            self.most = Most { units: total, at_us: newest, at_least: self.most.at_least };
+            let from_us = recent.grants.front().map_or(at_us, |(oldest, _)| *oldest);
+            self.most = Most { units: total, from_us, at_least: self.most.at_least };
         }
         self.most.at_least |= recent.merged;
     }

@@ -3,7 +3,7 @@
 use tidegate_core::Op;
 use tidegate_core::trace::Micros;
 
-use super::Event;
+use super::{Event, Scene};
 use crate::args::{Generated, Pattern, Rate};
 use crate::output::grouped;
 
@@ -52,25 +52,22 @@ impl Generator {
         generator
     }
 
-    pub(super) fn description(&self) -> String {
+    pub(super) fn scene(&self) -> Scene {
         let Rate { amount, period_us } = self.rate;
         let period = Micros(period_us).to_string();
-        let period = if period.starts_with('1') && !period[1..].starts_with(|c: char| c.is_ascii_digit() || c == '.') {
-            period[1..].to_owned()
-        } else {
-            period
-        };
-        let mut text = format!("{amount}/{period} {} for {}", self.pattern.name(), Micros(self.length_us));
+        let unit = period.strip_prefix('1').filter(|unit| unit.starts_with(char::is_alphabetic));
+        let mut title = format!("{amount}/{}", unit.unwrap_or(&period));
+        title += &format!(" {} for {}", self.pattern.name(), Micros(self.length_us));
         if self.pattern == Pattern::Poisson {
-            text += &format!(", seed {}", self.seed);
+            title += &format!(", seed {}", self.seed);
         }
         if self.keys > 1 {
-            text += &format!(", {} keys", grouped(self.keys));
+            title += &format!(", {} keys", grouped(self.keys));
         }
         if self.event.cost != 1 {
-            text += &format!(", cost {}", grouped(self.event.cost));
+            title += &format!(", cost {}", grouped(self.event.cost));
         }
-        text
+        Scene { title, end_us: Some(self.length_us) }
     }
 
     /// About how many requests there will be.

@@ -49,6 +49,13 @@ impl Event {
     }
 }
 
+/// What the whole trace is.
+struct Scene {
+    title: String,
+    /// When it ends, if that was said beforehand.
+    end_us: Option<u64>,
+}
+
 pub(crate) fn run(args: Simulate) -> Result<Outcome> {
     let mut source = match &args.trace {
         Some(path) => Source::open(path)?,
@@ -71,7 +78,7 @@ pub(crate) fn run(args: Simulate) -> Result<Outcome> {
         report.flush()?;
         return Err(error);
     }
-    report.finish(&source.description(), &contenders)?;
+    report.finish(&source.scene(), &contenders)?;
     match verifier {
         Some(verifier) => verifier.finish(report.uses_stdout()),
         None => Ok(Outcome::Yes),
@@ -157,14 +164,14 @@ impl Report {
         }
     }
 
-    fn finish(&mut self, description: &str, contenders: &[Contender]) -> Result<()> {
+    fn finish(&mut self, scene: &Scene, contenders: &[Contender]) -> Result<()> {
         self.flush()?;
         let Report::Summary { format, out, summaries } = self else { return Ok(()) };
         let text = match format {
-            Format::Svg => svg::draw(description, contenders, summaries),
+            Format::Svg => svg::draw(scene, contenders, summaries),
             _ => {
                 let paint = if out.is_none() { Paint::stdout() } else { Paint::plain() };
-                table::draw(description, contenders, summaries, paint)
+                table::draw(scene, contenders, summaries, paint)
             }
         };
         let mut writer = open(out.as_deref())?;

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use tidegate::store::MAX_KEY_BYTES;
 use tidegate_core::trace::Line;
 
-use super::Event;
 use super::generate::Generator;
+use super::{Event, Scene};
 use crate::args::{self, Generated, LimitText};
 
 /// The longest line that is read; a longer one is an error, not a reason to use up memory.
@@ -75,11 +75,11 @@ impl Source {
         }
     }
 
-    /// What it is, for a title.
-    pub(super) fn description(&self) -> String {
+    /// What it is.
+    pub(super) fn scene(&self) -> Scene {
         match self {
-            Source::Trace(trace) => format!("trace {}", trace.name),
-            Source::Generated(generator) => generator.description(),
+            Source::Trace(trace) => Scene { title: trace.name.clone(), end_us: None },
+            Source::Generated(generator) => generator.scene(),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use tidegate_core::Algorithm;
 use tidegate_core::trace::Micros;
 
+use super::Scene;
 use super::contender::{Contender, Window};
 use super::summary::Summary;
 use super::timeline::Axis;
@@ -15,10 +16,10 @@ const COLUMNS: u64 = 60;
 /// Eighths of a character, from nothing to full.
 const BLOCKS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-pub(super) fn draw(description: &str, contenders: &[Contender], summaries: &[Summary], paint: Paint) -> String {
-    let mut text = format!("{}\n\n", paint.strong(description));
+pub(super) fn draw(scene: &Scene, contenders: &[Contender], summaries: &[Summary], paint: Paint) -> String {
+    let mut text = format!("{}\n\n", paint.strong(&scene.title));
     table(&mut text, contenders, summaries, paint);
-    timelines(&mut text, contenders, summaries, paint);
+    timelines(&mut text, scene, contenders, summaries, paint);
     text
 }
 
@@ -77,8 +78,8 @@ fn most(window: &Window) -> String {
     }
 }
 
-fn timelines(text: &mut String, contenders: &[Contender], summaries: &[Summary], paint: Paint) {
-    let axis = Axis::over(summaries.iter().map(|summary| &summary.timeline), COLUMNS);
+fn timelines(text: &mut String, scene: &Scene, contenders: &[Contender], summaries: &[Summary], paint: Paint) {
+    let axis = Axis::over(summaries.iter().map(|summary| &summary.timeline), scene.end_us, COLUMNS);
     let bars: Vec<_> = summaries.iter().map(|summary| summary.timeline.bars(&axis)).collect();
     let tallest = bars.iter().flatten().map(|bar| bar.offered()).max().unwrap_or(0);
     if tallest == 0 {

@@ -80,10 +80,16 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// The finest round bars of which no more than `most` cover all of the timelines.
-    pub(super) fn over<'t>(timelines: impl Iterator<Item = &'t Timeline> + Clone, most: u64) -> Axis {
+    /// The finest round bars of which no more than `most` cover all of the timelines, and the time up to `end_us` if it
+    /// is known when the trace ends.
+    pub(super) fn over<'t>(
+        timelines: impl Iterator<Item = &'t Timeline> + Clone,
+        end_us: Option<u64>,
+        most: u64,
+    ) -> Axis {
         let spans = timelines.clone().filter_map(|timeline| timeline.span);
         let (first, last) = spans.reduce(|one, two| (one.0.min(two.0), one.1.max(two.1))).unwrap_or((0, 0));
+        let last = last.max(end_us.unwrap_or(0).saturating_sub(1));
         // A trace that begins soon after the epoch is shown from the epoch, where windows begin.
         let first = if first < last / 4 { 0 } else { first };
         let finest = timelines.map(|timeline| timeline.slot_us).max().unwrap_or(1);
@@ -131,7 +137,7 @@ mod tests {
             timeline.add(n * 7_919, one());
         }
         assert!(timeline.slots.len() <= MOST_SLOTS);
-        let axis = Axis::over([&timeline].into_iter(), 100);
+        let axis = Axis::over([&timeline].into_iter(), None, 100);
         let bars = timeline.bars(&axis);
         assert!(bars.len() <= 100);
         assert_eq!(bars.iter().map(|bar| bar.allowed).sum::<u64>(), 100_000);
@@ -142,7 +148,7 @@ mod tests {
         let mut timeline = Timeline::default();
         timeline.add(0, one());
         timeline.add(9_950_000, one());
-        let axis = Axis::over([&timeline].into_iter(), 100);
+        let axis = Axis::over([&timeline].into_iter(), None, 100);
         assert_eq!(axis, Axis { start_us: 0, bar_us: 100_000, bars: 100 });
         assert_eq!(axis.ticks(12), (0..=10).map(|n| n * 1_000_000).collect::<Vec<_>>());
     }
@@ -152,11 +158,11 @@ mod tests {
         let mut timeline = Timeline::default();
         let late = (1 << 52) - 1;
         timeline.add(late, one());
-        let axis = Axis::over([&timeline].into_iter(), 60);
+        let axis = Axis::over([&timeline].into_iter(), None, 60);
         assert_eq!((axis.bars, timeline.bars(&axis)), (1, vec![one()]));
         timeline.add(0, one());
-        let axis = Axis::over([&timeline].into_iter(), 60);
+        let axis = Axis::over([&timeline].into_iter(), None, 60);
         assert!(axis.bars <= 60 && axis.ticks(10).len() <= 10);
-        assert_eq!(Axis::over([].into_iter(), 60).bars, 1);
+        assert_eq!(Axis::over([].into_iter(), None, 60).bars, 1);
     }
 }
