@@ -1,5 +1,7 @@
 //! Replays every transcript through the memory store, with a clock that is set to the time of each line.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::fs;
 use std::path::Path;
 

@@ -97,16 +97,29 @@ pub(super) struct Trace {
     event: Event,
     /// Whether `event` was read ahead and is still to be returned.
     ahead: bool,
+    /// Whether its own `# limit:` lines count.
+    names_limits: bool,
 }
 
 impl Trace {
     fn new(name: String, reader: Box<dyn BufRead>, bytes: Option<u64>) -> Self {
         let event =
             Event { number: 0, at_us: 0, key: String::new(), cost: 0, op: tidegate_core::Op::Check, expect: None };
-        Trace { name, reader, bytes, bytes_read: 0, line: Vec::new(), number: 0, event, ahead: false }
+        Trace {
+            name,
+            reader,
+            bytes,
+            bytes_read: 0,
+            line: Vec::new(),
+            number: 0,
+            event,
+            ahead: false,
+            names_limits: false,
+        }
     }
 
     fn limits(&mut self) -> Result<Vec<LimitText>> {
+        self.names_limits = true;
         let mut found = Vec::new();
         while let Some(header) = self.read()? {
             let Some((text, column)) = header else {
@@ -132,7 +145,12 @@ impl Trace {
             match self.read()? {
                 None => return Ok(None),
                 Some(None) => return Ok(Some(&self.event)),
-                Some(Some(_)) => {} // a later `# limit:` line is a comment
+                Some(Some(_)) if self.names_limits => bail!(
+                    "{}: line {}: expected every `# limit:` line before the first request",
+                    self.name,
+                    self.number
+                ),
+                Some(Some(_)) => {} // --limit says it: to us this is a comment
             }
         }
     }
