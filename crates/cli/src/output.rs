@@ -44,7 +44,8 @@ impl Paint {
     }
 
     fn with(self, code: &str, text: impl Display) -> String {
-        if self.colors { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
+        let text = text.to_string();
+        if self.colors && !text.is_empty() { format!("\x1b[{code}m{text}\x1b[0m") } else { text }
     }
 }
 

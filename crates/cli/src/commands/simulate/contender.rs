@@ -11,7 +11,7 @@ use super::Event;
 use crate::args::LimitText;
 
 /// From this many keys on, those that are idle at the time of the request are forgotten now and then.
-const MANY_KEYS: usize = 1 << 20;
+const MANY_KEYS: usize = 1 << 18;
 /// The most moments that are remembered for one key to find out how much passed within a period.
 const MANY_MOMENTS: usize = 1 << 14;
 
@@ -24,6 +24,8 @@ pub(super) struct Contender {
     /// Whether leases are granted, which need an id.
     leases: bool,
     observes: bool,
+    /// The most requests of one key that were denied in a row.
+    longest_streak: u64,
 }
 
 /// One of the limits that are decided together.
@@ -49,6 +51,8 @@ pub(super) struct Most {
 struct Holding {
     records: Vec<Record>,
     recent: Vec<Recent>,
+    /// How many of its requests were denied in a row.
+    streak: u64,
 }
 
 /// What was granted within the last period, oldest first.
@@ -69,12 +73,17 @@ impl Contender {
             }
         }
         let leases = windows.iter().any(|window| matches!(window.limit.algorithm(), Algorithm::Concurrent(_)));
-        Contender { limit, windows, keys: HashMap::new(), sweep_at: MANY_KEYS, leases, observes }
+        Contender { limit, windows, keys: HashMap::new(), sweep_at: MANY_KEYS, leases, observes, longest_streak: 0 }
     }
 
     /// The limit as it was written.
     pub(super) fn text(&self) -> &str {
         &self.limit.text
+    }
+
+    /// The most requests of one key that were denied in a row.
+    pub(super) fn longest_streak(&self) -> u64 {
+        self.longest_streak
     }
 
     /// The limits that are decided together.
@@ -84,13 +93,16 @@ impl Contender {
 
     pub(super) fn decide(&mut self, event: &Event) -> Decision {
         let now = Timestamp::from_micros(event.at_us);
-        if !self.keys.contains_key(event.key.as_str()) {
-            self.make_room(now);
-            let records = self.windows.iter().map(|_| Record::default()).collect();
-            let recent = self.windows.iter().map(|_| Recent::default()).collect();
-            self.keys.insert(event.key.as_str().into(), Holding { records, recent });
-        }
-        let holding = self.keys.get_mut(event.key.as_str()).expect("it was put there above");
+        let key = event.key.as_str();
+        let holding = match self.keys.get_mut(key) {
+            Some(holding) => holding,
+            None => {
+                self.make_room(now);
+                let records = self.windows.iter().map(|_| Record::default()).collect();
+                let recent = self.windows.iter().map(|_| Recent::default()).collect();
+                self.keys.entry(key.into()).or_insert(Holding { records, recent, streak: 0 })
+            }
+        };
         // A lease has the number of its line for an id. What gives back has none: it gives back the newest.
         let takes = matches!(event.op, Op::Check | Op::Take | Op::Debit);
         let id = (self.leases && takes).then_some(Id(event.number));
@@ -104,11 +116,18 @@ impl Contender {
             })
             .collect();
         let decision = decide(event.op, &mut charges, now);
-        if self.observes && event.is_offer() && decision.allowed() {
+        if !self.observes || !event.is_offer() {
+            return decision;
+        }
+        if decision.allowed() {
+            holding.streak = 0;
             for ((window, recent), verdict) in self.windows.iter_mut().zip(&mut holding.recent).zip(decision.charges())
             {
                 window.observe(recent, event.at_us, verdict);
             }
+        } else {
+            holding.streak += 1;
+            self.longest_streak = self.longest_streak.max(holding.streak);
         }
         decision
     }

@@ -18,9 +18,6 @@ pub(super) struct Summary {
     pub(super) units_granted: u128,
     /// When a request was first denied.
     pub(super) first_denial_us: Option<u64>,
-    /// The most denials in a row, over all keys.
-    pub(super) longest_streak: u64,
-    streak: u64,
     pub(super) timeline: Timeline,
 }
 
@@ -33,11 +30,8 @@ impl Summary {
         self.offered += 1;
         if decision.allowed() {
             self.allowed += 1;
-            self.streak = 0;
         } else {
             self.denied += 1;
-            self.streak += 1;
-            self.longest_streak = self.longest_streak.max(self.streak);
             self.first_denial_us.get_or_insert(event.at_us);
         }
         let granted = if decision.allowed() { decision.granted().min(event.cost) } else { 0 };

@@ -42,7 +42,7 @@ fn table(text: &mut String, contenders: &[Contender], summaries: &[Summary], pai
         if with_units {
             row.extend([summary.units_offered.to_string(), summary.units_granted.to_string()]);
         }
-        row.push(match summary.longest_streak {
+        row.push(match contender.longest_streak() {
             0 => "-".into(),
             n => format!("{} in a row", grouped(n)),
         });
