@@ -25,7 +25,7 @@ use crate::algorithm::window::Count;
 use crate::algorithm::{Algorithm, Bucket, Concurrent, Estimate, Kernel, Log, Sliding, Window};
 use crate::decision::{Decision, Retry, Verdict};
 use crate::limit::Limit;
-use crate::state::{Receipt, Receipts, Record, State};
+use crate::state::{Ended, Receipt, Receipts, Record, State};
 use crate::time::Timestamp;
 
 /// What to do.
@@ -106,8 +106,8 @@ impl<'a> Charge<'a> {
 
 /// Decides one call: all charges together, all or nothing.
 ///
-/// On a denial, and always on a peek, the records are left as they were, except that they may have been brought up to
-/// date, which is not observable, and that limits which `count rejected` are charged.
+/// On a denial, and always on a peek, the records are left as they were, except that limits which `count rejected` are
+/// charged.
 pub fn decide(op: Op, charges: &mut [Charge<'_>], now: Timestamp) -> Decision {
     match charges {
         [charge] => {
@@ -116,9 +116,8 @@ pub fn decide(op: Op, charges: &mut [Charge<'_>], now: Timestamp) -> Decision {
             let mut meter = Meter::new(&mut bench, now);
             let allowed = apply(op, slice::from_mut(&mut meter));
             let verdict = meter.verdict(op, allowed);
-            if meter.changed {
-                bench.keep();
-            }
+            let changed = meter.changed;
+            bench.clear(changed);
             Decision::of_one(verdict, allowed, now).with_id(id)
         }
         charges => {
@@ -128,8 +127,8 @@ pub fn decide(op: Op, charges: &mut [Charge<'_>], now: Timestamp) -> Decision {
             let allowed = apply(op, &mut meters);
             let verdicts = meters.iter().map(|meter| meter.verdict(op, allowed)).collect();
             let changed: Vec<bool> = meters.iter().map(|meter| meter.changed).collect();
-            for (bench, _) in benches.into_iter().zip(changed).filter(|(_, changed)| *changed) {
-                bench.keep();
+            for (bench, changed) in benches.into_iter().zip(changed) {
+                bench.clear(changed);
             }
             Decision::of_many(verdicts, allowed, now).with_id(id)
         }
@@ -193,19 +192,26 @@ fn each<'a>(meters: &mut [Meter<'a>], act: impl Fn(&mut Meter<'a>)) -> bool {
     true
 }
 
-/// Decides the simplest and most frequent call: one charge, no id. The same as [`decide`] with [`Op::Check`], for a
-/// store that keeps a state of exactly this algorithm at hand and has no time to lose.
+/// Decides the simplest and most frequent call, one charge without an id: the same as [`decide`] with [`Op::Check`], for
+/// a store that keeps a state of exactly this algorithm at hand and has no time to lose. The rule on one screen.
 ///
-/// A state that comes back from a denial is as it was. The rule on one screen:
-#[inline]
-pub fn check<K: Kernel>(limit: &Limit, kernel: &K, kept: &mut K::State, now: Timestamp, cost: u64) -> Verdict
+/// `kept` is changed only if something was charged. Returns whether it was allowed, and the aged state with its moment, from
+/// which [`report`] reads the numbers for whoever wants them.
+#[inline(always)]
+pub fn admit<K>(
+    limit: &Limit,
+    kernel: &K,
+    kept: &mut K::State,
+    now: Timestamp,
+    cost: u64,
+) -> (bool, K::State, Timestamp)
 where
-    K::State: Copy,
+    K: Kernel<State: Copy>,
 {
     let capacity = limit.capacity();
     let mut state = *kept;
     let now = kernel.age(&mut state, now);
-    let fits = cost == 0 || cost <= kernel.room(&state, now, capacity);
+    let fits = cost == 0 || kernel.fits(&state, now, cost, capacity);
     if fits && cost > 0 {
         kernel.charge(&mut state, now, cost, Id::NONE);
         *kept = state;
@@ -216,6 +222,16 @@ where
             *kept = state;
         }
     }
+    (fits, state, now)
+}
+
+/// The numbers of what [`admit`] decided.
+#[inline]
+pub fn report<K>(limit: &Limit, kernel: &K, (fits, state, now): (bool, K::State, Timestamp), cost: u64) -> Verdict
+where
+    K: Kernel<State: Copy>,
+{
+    let capacity = limit.capacity();
     let retry = match fits {
         true => Retry::Now,
         false if cost > capacity => Retry::Never,
@@ -234,10 +250,13 @@ where
 }
 
 /// Where the work on one charge is done: on the record itself if its state is large and in the limit's own scale,
-/// otherwise on a copy that is put back only if something changed. So a denial leaves no trace, not even a rounded one.
+/// otherwise on a copy that is put back only if something changed. So a denial leaves no trace, not even a rounded one,
+/// and a clock that was ahead for a moment forgets nothing that still counts.
 struct Bench<'c, 'a> {
     charge: &'c mut Charge<'a>,
     copy: Option<State>,
+    /// What will be forgotten when the record itself is aged, to be put back if nothing changes.
+    ended: Ended,
     foreign: bool,
 }
 
@@ -253,12 +272,16 @@ impl<'c, 'a> Bench<'c, 'a> {
         } else {
             None
         };
-        Bench { charge, copy, foreign }
+        let ended = if copy.is_none() { state.ended(algorithm, now) } else { Ended::Nothing };
+        Bench { charge, copy, ended, foreign }
     }
 
-    fn keep(self) {
-        if let Some(state) = self.copy {
-            self.charge.record.state = state;
+    /// Ends the work: what was changed is kept, otherwise the record is as it was.
+    fn clear(self, changed: bool) {
+        match self.copy {
+            Some(state) if changed => self.charge.record.state = state,
+            None if !changed => self.charge.record.state.restore(self.ended),
+            _ => {}
         }
     }
 }
@@ -307,7 +330,7 @@ macro_rules! gauge {
 
 impl<'a> Meter<'a> {
     fn new(bench: &'a mut Bench<'_, '_>, now: Timestamp) -> Self {
-        let Bench { charge, copy, foreign } = bench;
+        let Bench { charge, copy, foreign, .. } = bench;
         let limit = charge.limit;
         let Record { state, receipts } = &mut *charge.record;
         let mut gauge = match (limit.algorithm(), copy.as_mut().unwrap_or(state)) {
@@ -320,7 +343,9 @@ impl<'a> Meter<'a> {
             _ => unreachable!("`carry` made the state fit the algorithm"),
         };
         let now = gauge!(&mut gauge, kernel, state => kernel.age(state, now));
-        let (cost, reserved, id) = (charge.cost, charge.reserved, charge.id);
+        let (cost, reserved) = (charge.cost, charge.reserved);
+        // Leases that nobody named are kept under this id, so it cannot name one.
+        let id = charge.id.filter(|id| *id != Id::NONE);
         let foreign = *foreign;
         Meter {
             limit,
@@ -403,8 +428,11 @@ impl<'a> Meter<'a> {
     }
 
     fn give_back(&mut self, units: u64, charged_at: Option<Timestamp>) -> u64 {
-        self.change();
-        gauge!(&mut self.gauge, kernel, state => kernel.give_back(state, self.now, units, charged_at))
+        let back = gauge!(&mut self.gauge, kernel, state => kernel.give_back(state, self.now, units, charged_at));
+        if back > 0 {
+            self.change();
+        }
+        back
     }
 
     fn refund(&mut self) {
@@ -435,7 +463,9 @@ impl<'a> Meter<'a> {
     fn release(&mut self) {
         if let (Gauge::Concurrent(_, leases), Some(id)) = (&mut self.gauge, self.id) {
             self.granted = leases.release(id);
-            self.change();
+            if self.granted > 0 {
+                self.change();
+            }
         }
     }
 
@@ -479,7 +509,9 @@ impl<'a> Meter<'a> {
         }
         let booked = if self.cost == 0 { Some(0) } else { bucket.book(level, self.now, self.cost, max_wait_us) };
         let Some(wait) = booked else { return false };
-        self.change();
+        if self.cost > 0 {
+            self.change();
+        }
         self.booked_us = wait;
         self.granted = self.cost;
         self.fits = true;
@@ -491,7 +523,9 @@ impl<'a> Meter<'a> {
             && bucket.idle_at(level) == idle_at
         {
             self.granted = bucket.give_back(level, self.now, self.cost, None);
-            self.change();
+            if self.granted > 0 {
+                self.change();
+            }
         }
     }
 

@@ -32,7 +32,7 @@ mod time;
 pub mod trace;
 
 pub use algorithm::Algorithm;
-pub use decide::{Charge, Op, check, decide};
+pub use decide::{Charge, Op, admit, decide, report};
 pub use decision::{Decision, Retry, Source, Verdict};
 pub use limit::{
     BucketSpec, Builder, ConcurrentSpec, EstimateSpec, Limit, LimitError, LogSpec, MAX_LOG_AMOUNT, MAX_STEPS,

@@ -239,7 +239,15 @@ impl Spec for BucketSpec {
         let debt = in_range(Parameter::Debt, debt.unwrap_or(capacity), 0, EXACT / 2 - 1)?;
         // Rejected requests are charged up to capacity + amount, which must stay exact too.
         let below = if count_rejected { debt.max(amount) } else { debt };
-        let bucket = Bucket::new(amount, period, capacity, below)?;
+        let bucket = Bucket::new(amount, period, capacity, below).map_err(|error| {
+            // If it is the debt that is too much, or the amount that rejected requests are charged, say so.
+            let blame = |parameter, value| LimitError { parameter, value, ..error };
+            match Bucket::new(amount, period, capacity, 0) {
+                Ok(_) if debt > capacity && debt == below => blame(Parameter::Debt, debt),
+                Ok(_) if amount > capacity && amount == below => blame(Parameter::Amount, amount),
+                _ => error,
+            }
+        })?;
         Ok(Limit { algorithm: Algorithm::Bucket(bucket), debt, count_rejected })
     }
 }
@@ -273,7 +281,10 @@ impl Spec for EstimateSpec {
     fn build(self, debt: Option<u64>, count_rejected: bool) -> Result<Limit, LimitError> {
         let (amount, debt) = countable(self.amount, debt)?;
         let period = period_in_range(Parameter::Period, self.period)?;
-        let estimate = Estimate::new(amount, period, debt)?;
+        let estimate = Estimate::new(amount, period, debt).map_err(|error| match Estimate::new(amount, period, 0) {
+            Ok(_) => LimitError { parameter: Parameter::Debt, value: debt, ..error },
+            Err(_) => error,
+        })?;
         Ok(Limit { algorithm: Algorithm::Estimate(estimate), debt, count_rejected })
     }
 }
@@ -290,6 +301,9 @@ impl Spec for LogSpec {
 
 impl Spec for ConcurrentSpec {
     fn build(self, debt: Option<u64>, count_rejected: bool) -> Result<Limit, LimitError> {
+        if self.amount > MAX_LOG_AMOUNT {
+            return Err(LimitError::new(Parameter::Amount, self.amount, Problem::TooManyLeases));
+        }
         let amount = in_range(Parameter::Amount, self.amount, 1, MAX_LOG_AMOUNT)?;
         let ttl = period_in_range(Parameter::Ttl, self.ttl)?;
         if let Some(debt) = debt {
@@ -367,6 +381,7 @@ pub struct LimitError {
 pub(crate) enum Problem {
     NotWithin { least: u64, most: u64 },
     TooFine { least: u64 },
+    TooManyLeases,
     NoGrid,
     TooSlow,
     NotForConcurrent,
@@ -421,8 +436,11 @@ impl fmt::Display for LimitError {
                 number(f, least)?;
                 write!(f, ", so that the period has at most {MAX_STEPS} steps")
             }
+            Problem::TooManyLeases => {
+                write!(f, "is too large: expected at most {MAX_LOG_AMOUNT}, because every lease is kept")
+            }
             Problem::NoGrid => f.write_str(
-                "is too large for exact arithmetic on any clock grid (1us to 1s): expected a smaller amount or burst, \
+                "is too large for exact arithmetic on any clock grid (1us to 1s): expected a smaller amount, burst or debt, \
                  or an amount and period with a common divisor",
             ),
             Problem::TooSlow => f.write_str(

@@ -7,10 +7,10 @@ use alloc::vec::Vec;
 
 use crate::Id;
 use crate::algorithm::bucket::{Level, Rate};
-use crate::algorithm::concurrent::Leases;
+use crate::algorithm::concurrent::{Lease, Leases};
 use crate::algorithm::estimate::Pair;
-use crate::algorithm::log::Entries;
-use crate::algorithm::sliding::Steps;
+use crate::algorithm::log::{Entries, Entry};
+use crate::algorithm::sliding::{Step, Steps};
 use crate::algorithm::window::Count;
 use crate::algorithm::{Algorithm, Bucket, Estimate, Kernel, Log, Sliding, Window};
 use crate::time::Timestamp;
@@ -153,15 +153,12 @@ impl State {
         carried
     }
 
-    /// How many units are in use at `now`, rounded up, by the state's own scale.
+    /// How many of the units that are in use at `now` were so when something was last taken, rounded up. What has drained
+    /// since then is left in: whoever takes the state over drains it from that moment on, and nothing drains twice.
     fn usage(self, now: Timestamp) -> u64 {
         match self {
             State::Idle => 0,
-            State::Bucket { rate, mut level } => {
-                let bucket = Bucket { amount: 1, period: 1, capacity: 1, rate };
-                bucket.age(&mut level, now);
-                level.units.div_ceil(rate.q)
-            }
+            State::Bucket { rate, level } => level.units.div_ceil(rate.q),
             State::Window { period, from_first_hit, mut count } => {
                 Window { amount: 1, period, from_first_hit }.age(&mut count, now);
                 count.used
@@ -172,8 +169,11 @@ impl State {
             }
             State::Estimate { period, mut pair } => {
                 let estimate = Estimate { amount: 1, period, grid: 1 };
-                let now = estimate.age(&mut pair, now);
-                crate::time::EXACT - 1 - estimate.room(&pair, now, crate::time::EXACT - 1)
+                let last = pair.last;
+                estimate.age(&mut pair, now);
+                // In an earlier window, everything of that window was in use.
+                let then = if last < pair.start { pair.start } else { last };
+                crate::time::EXACT - 1 - estimate.room(&pair, then, crate::time::EXACT - 1)
             }
             State::Log { period, mut entries } => {
                 Log { amount: 1, period }.age(&mut entries, now);
@@ -199,6 +199,26 @@ impl State {
         }
     }
 
+    /// What ageing a large state to `now` will forget.
+    pub(crate) fn ended(&self, algorithm: &Algorithm, now: Timestamp) -> Ended {
+        match (self, algorithm) {
+            (State::Sliding { steps, .. }, Algorithm::Sliding(k)) => Ended::Steps(k.ended(steps, now)),
+            (State::Log { entries, .. }, Algorithm::Log(k)) => Ended::Entries(k.ended(entries, now)),
+            (State::Concurrent { leases }, Algorithm::Concurrent(_)) => Ended::Leases(leases.ended(now)),
+            _ => Ended::Nothing,
+        }
+    }
+
+    /// Puts back what ageing forgot.
+    pub(crate) fn restore(&mut self, ended: Ended) {
+        match (self, ended) {
+            (State::Sliding { steps, .. }, Ended::Steps(ended)) => steps.restore(&ended),
+            (State::Log { entries, .. }, Ended::Entries(ended)) => entries.restore(&ended),
+            (State::Concurrent { leases }, Ended::Leases(ended)) => leases.restore(&ended),
+            _ => {}
+        }
+    }
+
     /// Whether it is small enough to copy rather than to change in place.
     pub(crate) fn is_small(&self) -> bool {
         matches!(self, State::Idle | State::Bucket { .. } | State::Window { .. } | State::Estimate { .. })
@@ -220,6 +240,14 @@ impl State {
             State::Concurrent { leases } => leases.idle_at(),
         }
     }
+}
+
+/// What a large state holds that no longer counts, oldest first.
+pub(crate) enum Ended {
+    Nothing,
+    Steps(Vec<Step>),
+    Entries(Vec<Entry>),
+    Leases(Vec<Lease>),
 }
 
 /// The charges of the last few calls that came with an id, so that each can be settled or refunded once.

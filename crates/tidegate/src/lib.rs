@@ -1,9 +1,56 @@
-//! tidegate
-pub mod clock;
-pub mod memory;
-pub mod store;
+//! An exact rate limiter for Rust programs: every algorithm, one key or many, with weights, all or nothing.
+//!
+//! ```
+//! use tidegate::Limiter;
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // Ten a second and a hundred and twenty a minute, per user; state in memory.
+//! let limiter = Limiter::new("10/s; 120/m".parse()?);
+//! let decision = limiter.check("user:7").cost(3).await?;
+//! assert!(decision.allowed());
+//! assert_eq!(decision.remaining(), 7);
+//! # Ok(()) }
+//! ```
+//!
+//! Without a runtime, and in nanoseconds, straight from the memory store:
+//! ```
+//! use tidegate::{Limit, Memory};
+//! let memory = Memory::new();
+//! let limit: Limit = "10/s".parse()?;
+//! assert!(memory.allows("user:7", &limit, 1));
+//! # Ok::<(), tidegate::ParseError>(())
+//! ```
+//!
+//! In tests, on a clock that moves when told to:
+//! ```
+//! use std::time::Duration;
+//! use tidegate::{Limiter, Limits, ManualClock, Memory};
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let clock = ManualClock::new();
+//! let limits: Limits = "1/s".parse()?;
+//! let limiter = Limiter::builder(limits).memory(Memory::builder().clock(clock.clone()).build()).build();
+//! assert!(limiter.check("k").await?.allowed());
+//! assert_eq!(limiter.check("k").await?.retry_after(), Some(Duration::from_secs(1)));
+//! clock.advance(Duration::from_secs(1));
+//! assert!(limiter.check("k").await?.allowed());
+//! # Ok(()) }
+//! ```
+//!
+//! In reading order: [`Limiter`] is what a program holds. It asks a [`Store`], by default [`Memory`], which keeps the state
+//! and the [`Clock`]. A [`Check`] goes in, a [`Decision`] comes out; a denial is a decision, a [`StoreError`] is the lack of
+//! one. The rule itself is in [`tidegate_core`], whose types are re-exported here.
 
+mod acquire;
+mod clock;
+mod limiter;
+mod memory;
+mod store;
+
+pub use acquire::{Acquire, AcquireError};
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use memory::{Memory, MemoryBuilder, Overflow};
-pub use store::{Check, Store, StoreError};
-pub use tidegate_core::*;
+pub use limiter::{Ask, Lease, Limiter, LimiterBuilder, Reservation};
+pub use memory::{DEFAULT_MAX_KEYS, Memory, MemoryBuilder, Overflow};
+pub use store::{Charge, Check, Deciding, InvalidCheck, MAX_CHARGES, MAX_KEY_BYTES, Scope, Store, StoreError, Subject};
+pub use tidegate_core::{
+    self, Algorithm, Decision, EXACT, Id, Limit, LimitError, Limits, MAX_LIMITS, Op, Parameter, ParseError, Period,
+    Retry, Source, Timestamp, Verdict, headers,
+};

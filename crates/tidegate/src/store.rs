@@ -187,10 +187,18 @@ impl<'a> Check<'a> {
         self.id
     }
 
-    /// The same charges for another operation.
-    pub(crate) fn into_op(mut self, op: Op) -> Self {
-        self.op = op;
-        self
+    /// The same check, with keys and names of its own.
+    pub(crate) fn into_owned(self) -> Check<'static> {
+        let own = |subject: Subject<'a>| Subject {
+            scope: match subject.scope {
+                Scope::AdHoc => Scope::AdHoc,
+                Scope::Rule(name) => Scope::Rule(Cow::Owned(name.into_owned())),
+            },
+            key: Cow::Owned(subject.key.into_owned()),
+        };
+        let charges =
+            self.charges.into_iter().map(|charge| Charge { subject: own(charge.subject), ..charge }).collect();
+        Check { op: self.op, charges, id: self.id }
     }
 
     pub(crate) fn charges_mut(&mut self) -> &mut [Charge<'a>] {

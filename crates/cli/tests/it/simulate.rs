@@ -395,6 +395,17 @@ fn a_bad_trace_leaves_the_old_picture_alone() {
 }
 
 #[test]
+fn the_result_never_overwrites_the_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.txt");
+    fs::write(&path, "0 a\n").unwrap();
+    let path = path.to_str().unwrap();
+    let output = tidegate(&["simulate", "--limit", "1/s", "--trace", path, "--out", path]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(fs::read_to_string(path).unwrap(), "0 a\n");
+}
+
+#[test]
 fn a_reader_that_has_seen_enough_is_no_error() {
     let mut child = Command::cargo_bin("tidegate").unwrap();
     child.args(["simulate", "--limit", "1/s", "--rate", "1000000/s", "--for", "1d", "--format", "jsonl"]);

@@ -11,7 +11,7 @@ use core::cmp::max;
 
 use super::{GRIDS_US, Kernel};
 use crate::Id;
-use crate::exact::{gcd, mul_div_ceil};
+use crate::exact::{gcd, mul_div_ceil, mul_div_floor};
 use crate::limit::{LimitError, Parameter, Problem};
 use crate::time::{EXACT, MAX_WAIT_US, Period, Timestamp};
 
@@ -87,8 +87,12 @@ impl Bucket {
 
     /// A full burst, and what drains before the period is over.
     pub(crate) fn worst_case(&self) -> u64 {
-        let ticks = (self.period - 1).div_ceil(self.rate.grid);
-        let drained = u128::from(ticks) * u128::from(self.rate.p) / u128::from(self.rate.q);
+        let Rate { p, q, grid } = self.rate;
+        let (p, q) = (u128::from(p), u128::from(q));
+        let ticks = u128::from((self.period - 1).div_ceil(grid));
+        // A span can hold one tick more than fits into it only if it begins within a tick, and so with something left.
+        let left = if (self.period - 1).is_multiple_of(grid) { 0 } else { gcd(p, q) };
+        let drained = (ticks * p).saturating_sub(left) / q;
         self.capacity + u64::try_from(drained).unwrap_or(u64::MAX - self.capacity)
     }
 
@@ -96,7 +100,8 @@ impl Bucket {
     /// than `max_wait_us`. Whoever comes later is judged as if it had been taken already, so places are kept in order.
     pub(crate) fn book(&self, level: &mut Level, now: Timestamp, cost: u64, max_wait_us: u64) -> Option<u64> {
         let wait = self.wait(level, now, cost, self.capacity);
-        if wait > max_wait_us {
+        // The longest wait that is reported may stand for a longer one, which would be no place to keep.
+        if wait > max_wait_us || wait >= MAX_WAIT_US {
             return None;
         }
         let Rate { p, q, grid } = self.rate;
@@ -118,16 +123,23 @@ impl Rate {
         level.at.plus(ticks.saturating_mul(self.grid))
     }
 
-    /// The same usage at another rate, rounded up to a whole unit; more than any limit can mean stays just that.
+    /// The same usage at another rate, rounded up to a whole unit.
     pub(crate) fn carry(&self, level: &Level, to: Rate) -> Level {
-        Level { units: mul_div_ceil(level.units, to.q, self.q).min(EXACT - 1), at: level.at }
+        let units = mul_div_ceil(level.units, to.q, self.q);
+        if units < EXACT {
+            return Level { units, at: level.at };
+        }
+        // More than the new scale can count: it counts from the moment at which, at its own rate, it is no more than that.
+        let countable = mul_div_floor(EXACT - 1, self.q, to.q);
+        let ticks = level.units.saturating_sub(countable).div_ceil(self.p);
+        Level { units: EXACT - 1, at: level.at.after_micros(ticks.saturating_mul(self.grid)) }
     }
 }
 
 impl Kernel for Bucket {
     type State = Level;
 
-    #[inline]
+    #[inline(always)]
     fn age(&self, level: &mut Level, now: Timestamp) -> Timestamp {
         let Rate { p, grid, .. } = self.rate;
         let now = if level.units == 0 { now } else { max(now, level.at) };
@@ -135,8 +147,9 @@ impl Kernel for Bucket {
         let ticks = if grid == 1 { elapsed } else { elapsed / grid };
         level.units = level.units.saturating_sub(ticks.saturating_mul(p));
         level.at = if level.units == 0 {
-            // An idle key does not save up: its clock starts on the grid.
-            if grid == 1 { now } else { Timestamp::from_micros(now.as_micros() / grid * grid) }
+            // An idle key does not save up: its clock starts to tick now. Not on the grid, which would be a moment
+            // before now and drain for it, and again and again if another limit with a finer grid takes turns.
+            now
         } else {
             // Only whole ticks are spent; the rest of the last one is kept for later.
             level.at.plus(ticks * grid)
@@ -144,18 +157,23 @@ impl Kernel for Bucket {
         now
     }
 
-    #[inline]
+    #[inline(always)]
     fn room(&self, level: &Level, _now: Timestamp, ceiling: u64) -> u64 {
         (ceiling * self.rate.q).saturating_sub(level.units) / self.rate.q
     }
 
-    #[inline]
+    #[inline(always)]
+    fn fits(&self, level: &Level, _now: Timestamp, cost: u64, ceiling: u64) -> bool {
+        cost <= ceiling && level.units <= (ceiling - cost) * self.rate.q // no division
+    }
+
+    #[inline(always)]
     fn charge(&self, level: &mut Level, _now: Timestamp, cost: u64, _id: Id) -> Timestamp {
         level.units = level.units.saturating_add(cost.saturating_mul(self.rate.q)).min(EXACT - 1);
         level.at
     }
 
-    #[inline]
+    #[inline(always)]
     fn wait(&self, level: &Level, now: Timestamp, cost: u64, ceiling: u64) -> u64 {
         let Rate { p, q, grid } = self.rate;
         let over = level.units.saturating_sub((ceiling - cost) * q);

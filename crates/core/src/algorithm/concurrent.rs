@@ -3,6 +3,7 @@
 //! Nobody has to clean up after a crash: a lease that is never released stops counting after its ttl.
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 use core::cmp::max;
 
 use super::Kernel;
@@ -71,6 +72,12 @@ impl Leases {
         self.leases.back().map_or(Timestamp::EPOCH, |last| last.deadline)
     }
 
+    /// The leases that [`age`](Leases::age) will forget.
+    pub(crate) fn ended(&self, now: Timestamp) -> Vec<Lease> {
+        let now = max(now, self.newest);
+        self.iter().take_while(|lease| lease.deadline <= now).collect()
+    }
+
     /// Forgets the leases whose time is up; needs no parameters, because each lease knows its own deadline.
     pub(crate) fn age(&mut self, now: Timestamp) -> Timestamp {
         let now = if self.leases.is_empty() { now } else { max(now, self.newest) };
@@ -82,6 +89,14 @@ impl Leases {
             self.leases.pop_front();
         }
         now
+    }
+
+    /// Puts back at the front what [`age`](Kernel::age) took from there.
+    pub(crate) fn restore(&mut self, ended: &[Lease]) {
+        for lease in ended.iter().rev() {
+            self.total += lease.cost;
+            self.leases.push_front(*lease);
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! Exact, and the dearest in memory: one entry per hit, so the amount is at most 100 000.
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 use core::cmp::max;
 
 use super::Kernel;
@@ -44,6 +45,22 @@ impl Entries {
     /// The sum over all of them.
     pub fn total(&self) -> u64 {
         self.total
+    }
+
+    /// Puts back at the front what [`age`](Kernel::age) took from there.
+    pub(crate) fn restore(&mut self, ended: &[Entry]) {
+        for entry in ended.iter().rev() {
+            self.total += entry.cost;
+            self.entries.push_front(*entry);
+        }
+    }
+}
+
+impl Log {
+    /// The entries that [`age`](Kernel::age) will forget.
+    pub(crate) fn ended(&self, log: &Entries, now: Timestamp) -> Vec<Entry> {
+        let now = log.entries.back().map_or(now, |newest| max(now, newest.at));
+        log.iter().take_while(|entry| now.micros_since(entry.at) >= self.period).collect()
     }
 }
 

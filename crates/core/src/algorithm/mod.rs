@@ -40,6 +40,12 @@ pub trait Kernel {
     /// How many whole units fit below `ceiling`.
     fn room(&self, state: &Self::State, now: Timestamp, ceiling: u64) -> u64;
 
+    /// Whether `cost` fits below `ceiling`.
+    #[inline(always)]
+    fn fits(&self, state: &Self::State, now: Timestamp, cost: u64, ceiling: u64) -> bool {
+        cost <= self.room(state, now, ceiling)
+    }
+
     /// Adds `cost`, whether it fits or not, and returns the moment under which it is kept.
     fn charge(&self, state: &mut Self::State, now: Timestamp, cost: u64, id: Id) -> Timestamp;
 

@@ -7,6 +7,7 @@
 //! - **lenient**: when the window begins to leave the step, as the published recipes do: up to one step early.
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 use core::cmp::max;
 
 use super::Kernel;
@@ -59,9 +60,23 @@ impl Steps {
     pub fn total(&self) -> u64 {
         self.total
     }
+
+    /// Puts back at the front what [`age`](Kernel::age) took from there.
+    pub(crate) fn restore(&mut self, ended: &[Step]) {
+        for step in ended.iter().rev() {
+            self.total += step.used;
+            self.steps.push_front(*step);
+        }
+    }
 }
 
 impl Sliding {
+    /// The steps that [`age`](Kernel::age) will forget.
+    pub(crate) fn ended(&self, state: &Steps, now: Timestamp) -> Vec<Step> {
+        let now = max(now, state.last);
+        state.iter().take_while(|step| self.expiry(step.index) <= now).collect()
+    }
+
     /// The first moment at which step `index` no longer counts.
     fn expiry(&self, index: u64) -> Timestamp {
         let start = Timestamp::from_micros(index.saturating_mul(self.step));
@@ -83,8 +98,7 @@ impl Kernel for Sliding {
     type State = Steps;
 
     fn age(&self, state: &mut Steps, now: Timestamp) -> Timestamp {
-        let newest = state.steps.back().map_or(0, |step| step.index * self.step);
-        let now = max(now, Timestamp::from_micros(newest));
+        let now = if state.steps.is_empty() { now } else { max(now, state.last) };
         while let Some(oldest) = state.steps.front() {
             if now < self.expiry(oldest.index) {
                 break;

@@ -46,9 +46,9 @@ impl Window {
 impl Kernel for Window {
     type State = Count;
 
-    #[inline]
+    #[inline(always)]
     fn age(&self, count: &mut Count, now: Timestamp) -> Timestamp {
-        let now = if count.used == 0 { now } else { max(now, count.start) };
+        let now = if count.used == 0 { now } else { max(now, count.last) };
         if count.used == 0 || now.micros_since(count.start) >= self.period {
             let start = if self.from_first_hit { now } else { now.floor_to(self.period) };
             *count = Count { start, last: start, used: 0 };
@@ -56,19 +56,19 @@ impl Kernel for Window {
         now
     }
 
-    #[inline]
+    #[inline(always)]
     fn room(&self, count: &Count, _now: Timestamp, ceiling: u64) -> u64 {
         ceiling.saturating_sub(count.used)
     }
 
-    #[inline]
+    #[inline(always)]
     fn charge(&self, count: &mut Count, now: Timestamp, cost: u64, _id: Id) -> Timestamp {
         count.last = now;
         count.used = count.used.saturating_add(cost).min(EXACT - 1);
         count.start
     }
 
-    #[inline]
+    #[inline(always)]
     fn wait(&self, count: &Count, now: Timestamp, cost: u64, ceiling: u64) -> u64 {
         if count.used <= ceiling - cost { 0 } else { count.start.plus(self.period).micros_since(now) }
     }

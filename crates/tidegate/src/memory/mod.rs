@@ -5,25 +5,29 @@
 //! become the same as one never seen is forgotten when its room is needed, or when it is touched.
 
 mod interned;
+mod raw;
 mod shard;
+mod siphash;
 mod slots;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
-use siphasher::sip128::SipHasher13;
+use parking_lot::Mutex;
+use tidegate_core::algorithm::Kernel;
 use tidegate_core::{Algorithm, Decision, Id, Limit, Op, Record, Timestamp, Verdict};
 
 use crate::clock::Clock;
 use crate::store::{Check, Deciding, Scope, Store};
 use interned::Interned;
 use shard::{Packed, Shard};
-use slots::Hash;
+use siphash::SipHash13;
+use slots::{Hash, Slot, Slots};
 
 /// How many keys are kept unless told otherwise.
 pub const DEFAULT_MAX_KEYS: usize = 10_000_000;
-const MAX_SHARDS: usize = 512;
+const MAX_SHARDS: usize = 256;
 /// A shard is worth having from this many keys on.
 const KEYS_PER_SHARD: usize = 1024;
 /// The most limits that can have a shared state for overflowing keys.
@@ -49,7 +53,7 @@ pub struct Memory {
 #[derive(Debug)]
 struct Inner {
     shards: Box<[Line]>,
-    hasher: SipHasher13,
+    hasher: SipHash13,
     limits: Interned,
     clock: Clock,
     max_keys_per_shard: usize,
@@ -58,10 +62,34 @@ struct Inner {
 }
 
 /// A shard on a cache line of its own.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(align(64))]
 struct Line {
-    shard: Mutex<Shard>,
+    shard: lock_api::Mutex<raw::SpinLock, Shard>,
+    /// Where the shard's slots are, for [`raw::prefetch`]: a hint, which may be out of date.
+    address: AtomicUsize,
+    homes: AtomicUsize,
+}
+
+type Guard<'a> = lock_api::MutexGuard<'a, raw::SpinLock, Shard>;
+
+impl Line {
+    /// Remembers where the slots are now.
+    fn note(&self, shard: &Shard) {
+        let (address, homes) = shard.location();
+        self.address.store(address.addr(), Ordering::Relaxed);
+        self.homes.store(homes, Ordering::Relaxed);
+    }
+
+    /// Fetches the slot where `hash` is at home.
+    #[inline(always)]
+    fn prefetch(&self, hash: Hash) {
+        let home = Slots::home(hash.order, self.homes.load(Ordering::Relaxed));
+        let address = self.address.load(Ordering::Relaxed).wrapping_add(home.wrapping_mul(size_of::<Slot>()));
+        // A run of keys often reaches into the next cache line.
+        raw::prefetch(address);
+        raw::prefetch(address.wrapping_add(2 * size_of::<Slot>()));
+    }
 }
 
 /// What happens to a new key when every place is taken by a key that is in use. A key in use is never forgotten for a new one.
@@ -120,8 +148,8 @@ impl MemoryBuilder {
         let seed = || RandomState::new().build_hasher().finish();
         Memory {
             inner: Arc::new(Inner {
-                shards: (0..shards).map(|_| Line { shard: Mutex::default() }).collect(),
-                hasher: SipHasher13::new_with_keys(seed(), seed()),
+                shards: (0..shards).map(|_| Line::default()).collect(),
+                hasher: SipHash13::new(seed(), seed()),
                 limits: Interned::new(),
                 clock: self.clock,
                 max_keys_per_shard: self.max_keys / shards,
@@ -173,7 +201,9 @@ impl Memory {
     pub fn reclaim(&self) {
         let now = self.inner.clock.now();
         for line in &self.inner.shards {
-            line.shard.lock().rebuild(&self.inner.limits, now);
+            let mut shard = line.shard.lock();
+            shard.rebuild(&self.inner.limits, now);
+            line.note(&shard);
         }
     }
 
@@ -182,15 +212,35 @@ impl Memory {
     /// The same as a [`Check`] of one charge; a cost of zero only looks.
     #[inline]
     pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K, limit: &Limit, cost: u64) -> Verdict {
-        self.inner.check(key.as_ref(), limit, cost, self.inner.clock.now())
+        let hash = self.inner.hash(&Scope::AdHoc, key.as_ref(), limit, 0);
+        self.inner.check(hash, limit, cost, self.inner.clock.now())
+    }
+
+    /// The same as [`check`](Memory::check) for those who only want to know whether the request may pass; a little faster.
+    #[inline]
+    pub fn allows<K: AsRef<[u8]> + ?Sized>(&self, key: &K, limit: &Limit, cost: u64) -> bool {
+        let hash = self.inner.hash(&Scope::AdHoc, key.as_ref(), limit, 0);
+        let Allowed(allowed) = self.inner.check(hash, limit, cost, self.inner.clock.now());
+        allowed
     }
 
     /// Checks several keys against one limit, one after the other, each by itself. Reads the clock once.
     ///
     /// Much faster than one call each when there are many keys: the memory of the next ones is fetched while one is decided.
     pub fn check_many<K: AsRef<[u8]>>(&self, asks: &[(K, u64)], limit: &Limit) -> Vec<Verdict> {
+        const AHEAD: usize = 16;
         let now = self.inner.clock.now();
-        asks.iter().map(|(key, cost)| self.inner.check(key.as_ref(), limit, *cost, now)).collect()
+        let mut verdicts = Vec::with_capacity(asks.len());
+        let mut hashes = [Hash::default(); AHEAD];
+        for asks in asks.chunks(AHEAD) {
+            for (hash, (key, _)) in hashes.iter_mut().zip(asks) {
+                *hash = self.inner.hash(&Scope::AdHoc, key.as_ref(), limit, 0);
+                self.inner.line(*hash).prefetch(*hash);
+            }
+            let checks = hashes.iter().zip(asks);
+            verdicts.extend(checks.map(|(hash, (_, cost))| self.inner.check::<Verdict>(*hash, limit, *cost, now)));
+        }
+        verdicts
     }
 
     /// Decides a check of any kind.
@@ -209,10 +259,10 @@ impl Store for Memory {
 }
 
 impl Inner {
-    #[inline]
-    fn check(&self, key: &[u8], limit: &Limit, cost: u64, now: Timestamp) -> Verdict {
-        let hash = self.hash(&Scope::AdHoc, key, limit, 0);
-        let mut shard = self.shard(hash).lock();
+    /// Decides one charge, and makes of the answer what the caller wants: a yes or no, or all the numbers.
+    #[inline(always)]
+    fn check<A: Answer>(&self, hash: Hash, limit: &Limit, cost: u64, now: Timestamp) -> A {
+        let mut shard = self.line(hash).shard.lock();
         if let Ok(index) = shard.find(hash)
             && let Some((packed, writer)) = shard.packed(index, &self.limits)
             && writer == limit
@@ -220,23 +270,29 @@ impl Inner {
             match limit.algorithm() {
                 Algorithm::Bucket(bucket) => {
                     let mut level = shard::unpack_level(packed);
-                    let verdict = tidegate_core::check(limit, bucket, &mut level, now, cost);
-                    let (first, second) = (level.units, level.at.as_micros());
-                    shard.set_packed(index, Packed { first, second, ..packed });
-                    return verdict;
+                    let outcome = tidegate_core::admit(limit, bucket, &mut level, now, cost);
+                    shard.set_packed(index, Packed { first: level.units, second: level.at.as_micros(), ..packed });
+                    drop(shard);
+                    return A::of(limit, bucket, outcome, cost);
                 }
                 Algorithm::Window(window) => {
                     let mut count = shard::unpack_count(packed, window.period);
-                    let verdict = tidegate_core::check(limit, window, &mut count, now, cost);
-                    let (first, second) = (count.used, count.last.as_micros());
-                    shard.set_packed(index, Packed { first, second, ..packed });
-                    return verdict;
+                    let outcome = tidegate_core::admit(limit, window, &mut count, now, cost);
+                    shard.set_packed(index, Packed { first: count.used, second: count.last.as_micros(), ..packed });
+                    drop(shard);
+                    return A::of(limit, window, outcome, cost);
                 }
                 _ => {}
             }
         }
-        self.decide_one(&mut shard, hash, Op::Check, Ask { limit, ordinal: 0, cost, reserved: 0, id: None }, now)
-            .charges()[0]
+        A::from(self.check_slowly(shard, hash, limit, cost, now))
+    }
+
+    /// A key that is new, or whose state another limit wrote, or is not packed.
+    #[cold]
+    fn check_slowly(&self, mut shard: Guard<'_>, hash: Hash, limit: &Limit, cost: u64, now: Timestamp) -> Verdict {
+        let ask = Ask { limit, ordinal: 0, cost, reserved: 0, id: None };
+        *self.decide_one(&mut shard, hash, Op::Check, ask, now).binding()
     }
 
     fn decide(&self, check: &Check<'_>, now: Timestamp) -> Decision {
@@ -251,15 +307,14 @@ impl Inner {
             })
             .collect();
         if let [(hash, ask)] = &asks[..] {
-            let mut shard = self.shard(*hash).lock();
+            let mut shard = self.line(*hash).shard.lock();
             return self.decide_one(&mut shard, *hash, check.op(), *ask, now);
         }
         // Always in the same order, so that two checks over the same shards cannot wait for each other.
         let mut numbers: Vec<usize> = asks.iter().map(|(hash, _)| self.shard_number(*hash)).collect();
         numbers.sort_unstable();
         numbers.dedup();
-        let mut guards: Vec<MutexGuard<'_, Shard>> =
-            numbers.iter().map(|number| self.shards[*number].shard.lock()).collect();
+        let mut guards: Vec<Guard<'_>> = numbers.iter().map(|number| self.shards[*number].shard.lock()).collect();
         let place = |hash: Hash| numbers.partition_point(|number| *number < self.shard_number(hash));
 
         let mut held: Vec<Held> = Vec::with_capacity(asks.len());
@@ -319,7 +374,10 @@ impl Inner {
     fn store(&self, shard: &mut Shard, hash: Hash, ask: &Ask<'_>, held: Held, now: Timestamp) {
         match (held.home, shard.find(hash)) {
             (Home::Slot, Ok(index)) => shard.put(index, held.record, ask.limit, &self.limits, now),
-            (Home::Slot, Err(index)) => shard.add(hash, index, held.record, ask.limit, &self.limits, now),
+            (Home::Slot, Err(index)) => {
+                shard.add(hash, index, held.record, ask.limit, &self.limits, now);
+                self.line(hash).note(shard);
+            }
             _ => {}
         }
     }
@@ -330,14 +388,11 @@ impl Inner {
         let (hash, kind) = match scope {
             Scope::AdHoc => (self.hasher.hash(key), algorithm_number(limit.algorithm())),
             Scope::Rule(name) => {
-                let mut hasher = self.hasher;
-                hasher.write_usize(name.len());
-                hasher.write(name.as_bytes());
-                hasher.write(key);
-                (siphasher::sip128::Hasher128::finish128(&hasher), RULE)
+                let length = (name.len() as u64).to_le_bytes();
+                (self.hasher.hash(&[&length, name.as_bytes(), key].concat()), RULE)
             }
         };
-        Hash { order: hash.h1, other: hash.h2 ^ (kind << 16 | u64::from(position)) }
+        Hash { other: hash.other ^ (kind << 16 | u64::from(position)), ..hash }
     }
 
     #[inline]
@@ -348,8 +403,8 @@ impl Inner {
     }
 
     #[inline]
-    fn shard(&self, hash: Hash) -> &Mutex<Shard> {
-        &self.shards[self.shard_number(hash)].shard
+    fn line(&self, hash: Hash) -> &Line {
+        &self.shards[self.shard_number(hash)]
     }
 }
 
@@ -365,6 +420,34 @@ fn algorithm_number(algorithm: &Algorithm) -> u64 {
         Algorithm::Estimate(_) => 3,
         Algorithm::Log(_) => 4,
         Algorithm::Concurrent(_) => 5,
+    }
+}
+
+/// What a caller wants to know.
+trait Answer: From<Verdict> {
+    fn of<K: Kernel<State: Copy>>(limit: &Limit, kernel: &K, outcome: (bool, K::State, Timestamp), cost: u64) -> Self;
+}
+
+impl Answer for Verdict {
+    #[inline(always)]
+    fn of<K: Kernel<State: Copy>>(limit: &Limit, kernel: &K, outcome: (bool, K::State, Timestamp), cost: u64) -> Self {
+        tidegate_core::report(limit, kernel, outcome, cost)
+    }
+}
+
+/// Whether it was allowed, and nothing else.
+struct Allowed(bool);
+
+impl From<Verdict> for Allowed {
+    fn from(verdict: Verdict) -> Self {
+        Allowed(verdict.allowed)
+    }
+}
+
+impl Answer for Allowed {
+    #[inline(always)]
+    fn of<K: Kernel<State: Copy>>(_: &Limit, _: &K, outcome: (bool, K::State, Timestamp), _: u64) -> Self {
+        Allowed(outcome.0)
     }
 }
 

@@ -19,14 +19,26 @@ const TAG: u32 = (1 << TAG_BITS) - 1;
 const LISTED: u32 = (1 << (2 * TAG_BITS)) - 1;
 
 /// How many slots one insertion into a full shard looks at to find an idle one.
-const SEARCH: usize = 512;
+const SEARCH: usize = 2048;
 
 #[derive(Debug, Default)]
 pub(crate) struct Shard {
     slots: Slots,
     list: Option<Box<List>>,
-    /// Where the search for idle slots goes on.
+    search: Search,
+}
+
+/// A search for idle keys, a piece at a time, that does not begin again before there can be one.
+#[derive(Debug, Default)]
+struct Search {
+    /// Where it goes on.
     hand: usize,
+    /// How many slots it has passed without finding anything.
+    passed: usize,
+    /// When the first of those will be idle.
+    first_idle_at: Option<Timestamp>,
+    /// Having passed all of them: no key is idle before this.
+    nothing_before: Timestamp,
 }
 
 /// Records that do not fit into a slot.
@@ -114,7 +126,9 @@ impl Shard {
     /// Brings a record back that was taken out at `index`, or forgets the key if there is nothing to keep.
     pub(crate) fn put(&mut self, index: usize, record: Record, limit: &Limit, limits: &Interned, now: Timestamp) {
         let was = Packed::of(self.slots.get(index));
-        if now >= record.idle_at() {
+        let idle_at = record.idle_at();
+        self.search.nothing_before = self.search.nothing_before.min(idle_at);
+        if now >= idle_at {
             self.free(was);
             self.slots.remove(index);
             return;
@@ -172,16 +186,30 @@ impl Shard {
         if self.slots.len() < most {
             return true;
         }
-        let Shard { slots, list, hand } = self;
-        let (next, _) = slots.sweep(*hand, SEARCH, |slot| forget_idle(slot, list, limits, now));
-        *hand = next;
+        if now < self.search.nothing_before {
+            return false;
+        }
+        let Shard { slots, list, search } = self;
+        let (next, forgotten) = slots.sweep(search.hand, SEARCH, |slot| {
+            let idle_at = idle_at(slot, list, limits);
+            search.first_idle_at = Some(search.first_idle_at.map_or(idle_at, |first| first.min(idle_at)));
+            now >= idle_at && forget(slot, list)
+        });
+        search.hand = next;
+        search.passed += SEARCH;
+        if forgotten > 0 {
+            (search.passed, search.first_idle_at) = (0, None);
+        } else if search.passed >= slots.capacity() {
+            search.nothing_before = search.first_idle_at.take().unwrap_or(Timestamp::EPOCH);
+            search.passed = 0;
+        }
         self.slots.len() < most
     }
 
     /// Forgets every key that is idle, and gives memory back if there is much more than is needed.
     pub(crate) fn rebuild(&mut self, limits: &Interned, now: Timestamp) {
         let Shard { slots, list, .. } = self;
-        slots.rebuild(|slot| forget_idle(slot, list, limits, now));
+        slots.rebuild(|slot| now >= idle_at(slot, list, limits) && forget(slot, list));
         if let Some(list) = &mut self.list
             && list.free.len() == list.records.len()
         {
@@ -211,25 +239,30 @@ impl Shard {
     }
 }
 
-/// Whether a slot is the same as none; if so, its place in the list is free again.
-fn forget_idle(slot: &Slot, list: &mut Option<Box<List>>, limits: &Interned, now: Timestamp) -> bool {
+/// From when on a slot is the same as none.
+fn idle_at(slot: &Slot, list: &Option<Box<List>>, limits: &Interned) -> Timestamp {
     let packed = Packed::of(*slot);
     if packed.tag != LISTED {
-        let limit = limits.get(packed.tag - FIRST_TAG);
-        return limit.is_none_or(|limit| now >= unpack(packed, limit).idle_at());
+        return limits.get(packed.tag - FIRST_TAG).map_or(Timestamp::EPOCH, |limit| unpack(packed, limit).idle_at());
     }
-    let place = list_place(packed.first);
-    let Some(list) = list else { return true };
-    let idle = match list.records.get(place) {
-        Some(Some(record)) => now >= record.idle_at(),
-        Some(None) => false, // taken out to be worked on
-        None => true,
-    };
-    if idle && place < list.records.len() {
-        list.records[place] = None;
-        list.free.push(place);
+    match list.as_ref().and_then(|list| list.records.get(list_place(packed.first))) {
+        Some(Some(record)) => record.idle_at(),
+        Some(None) => Timestamp::MAX, // taken out to be worked on
+        None => Timestamp::EPOCH,
     }
-    idle
+}
+
+/// Frees what a slot that is to be taken out has in the list.
+fn forget(slot: &Slot, list: &mut Option<Box<List>>) -> bool {
+    let packed = Packed::of(*slot);
+    if let (LISTED, Some(list)) = (packed.tag, list) {
+        let place = list_place(packed.first);
+        if let Some(record) = list.records.get_mut(place) {
+            *record = None;
+            list.free.push(place);
+        }
+    }
+    true
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "it was an index of this machine's memory")]

@@ -30,8 +30,8 @@ impl Slot {
 }
 
 /// Slots beyond the last home, so that a run at the end has somewhere to go.
-const SPARE: usize = 32;
-const SMALLEST: usize = 32;
+const SPARE: usize = 16;
+const SMALLEST: usize = 16;
 
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
@@ -43,6 +43,11 @@ impl Slots {
     /// How many keys there are.
     pub(crate) fn len(&self) -> usize {
         self.used
+    }
+
+    /// How many slots there are.
+    pub(crate) fn capacity(&self) -> usize {
+        self.slots.len()
     }
 
     /// How many bytes the table has allocated.
@@ -70,16 +75,20 @@ impl Slots {
     /// Where `hash` is, or where it belongs.
     #[inline]
     pub(crate) fn find(&self, hash: Hash) -> Result<usize, usize> {
-        let start = Self::home(hash.order, self.homes());
-        for (index, slot) in self.slots.iter().enumerate().skip(start) {
-            if slot.hash == hash && !slot.is_empty() {
-                return Ok(index);
+        let mut index = Self::home(hash.order, self.homes());
+        while let Some(slot) = self.slots.get(index) {
+            if slot.hash.order >= hash.order || slot.is_empty() {
+                if slot.hash == hash && !slot.is_empty() {
+                    return Ok(index);
+                }
+                // Two keys with equal order are all but impossible; then the other half decides.
+                if slot.is_empty() || slot.hash > hash {
+                    return Err(index);
+                }
             }
-            if slot.is_empty() || slot.hash > hash {
-                return Err(index);
-            }
+            index += 1;
         }
-        Err(self.slots.len())
+        Err(index)
     }
 
     #[inline]

@@ -197,3 +197,63 @@ impl Recent {
         self.grants.back().is_none_or(|(newest, _)| now.as_micros().saturating_sub(*newest) >= period_us)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contender(limit: &str) -> Contender {
+        Contender::new(crate::args::limit(limit).unwrap(), true)
+    }
+
+    fn event(number: u64, at_us: u64, key: &str) -> Event {
+        Event { number, at_us, key: key.into(), cost: 1, op: Op::Check, expect: None }
+    }
+
+    #[test]
+    fn the_busiest_period_may_begin_anywhere_and_excludes_its_first_moment() {
+        let mut contender = contender("2/s window; 100/h");
+        for (number, at_us) in (1..).zip([0, 900_000, 1_000_000, 1_100_000, 1_899_999]) {
+            contender.decide(&event(number, at_us, "k"));
+        }
+        let most = contender.windows()[0].most;
+        // 900000, 1000000 and 1100000; the last one came too early for the window, and the first too early for the period.
+        assert_eq!((most.units, most.from_us, most.at_least), (3, 900_000, false));
+        assert_eq!(contender.windows()[1].most.units, 4);
+    }
+
+    #[test]
+    fn streaks_of_denials_are_counted_key_by_key() {
+        let mut contender = contender("1/s");
+        for (number, key) in (1..).zip(["a", "b", "a", "b", "a", "b", "c"]) {
+            contender.decide(&event(number, 0, key));
+        }
+        assert_eq!(contender.longest_streak(), 2);
+    }
+
+    #[test]
+    fn too_many_moments_make_it_a_lower_bound() {
+        let mut contender = contender("1000000/h");
+        let hits = MANY_MOMENTS as u64 + 10;
+        for n in 1..=hits {
+            contender.decide(&event(n, n, "k"));
+        }
+        let most = contender.windows()[0].most;
+        assert_eq!((most.units, most.at_least), (hits, true));
+    }
+
+    #[test]
+    fn idle_keys_are_forgotten_when_there_are_many_and_live_ones_are_not() {
+        let mut contender = contender("2/s");
+        contender.sweep_at = 100;
+        for n in 1..=100 {
+            contender.decide(&event(n, 0, &format!("early-{n}")));
+        }
+        contender.decide(&event(101, 600_000, "late"));
+        assert_eq!(contender.keys.len(), 101, "half a second later all of them are in the busiest period still");
+        contender.sweep_at = 100;
+        contender.decide(&event(102, 1_000_000, "later"));
+        assert_eq!(contender.keys.len(), 2, "late and later");
+        assert_eq!(contender.decide(&event(103, 1_000_000, "late")).remaining(), 0);
+    }
+}

@@ -183,3 +183,38 @@ impl Random {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Mean 1 and variance 1, and e^-1 of them above 1: within five standard errors of a million.
+    #[test]
+    fn gaps_are_exponentially_distributed() {
+        let mut random = Random(7);
+        let gaps: Vec<f64> = (0..1_000_000).map(|_| random.exponential() as f64 / f64::from(u32::MAX)).collect();
+        let mean = gaps.iter().sum::<f64>() / 1e6;
+        let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / 1e6;
+        let above = gaps.iter().filter(|gap| **gap > 1.0).count() as f64 / 1e6;
+        assert!((mean - 1.0).abs() < 0.005, "{mean}");
+        assert!((variance - 1.0).abs() < 0.015, "{variance}");
+        assert!((above - (-1.0_f64).exp()).abs() < 0.0025, "{above}");
+    }
+
+    #[test]
+    fn the_largest_arguments_do_not_overflow() {
+        let most = crate::args::MAX_RATE;
+        for pattern in [Pattern::Constant, Pattern::Burst, Pattern::Poisson, Pattern::Attack] {
+            for (amount, period_us) in [(most, 1), (1, (1 << 51) - 1), (most, (1 << 51) - 1)] {
+                let rate = Rate { amount, period_us };
+                let args =
+                    Generated { rate, pattern, length_us: (1 << 52) - 1, seed: u64::MAX, keys: u64::MAX, cost: 1 };
+                let mut generator = Generator::new(&args);
+                for _ in 0..1_000 {
+                    let _ = generator.next();
+                }
+                assert!(generator.expected() > 0);
+            }
+        }
+    }
+}

@@ -57,6 +57,12 @@ struct Scene {
 }
 
 pub(crate) fn run(args: Simulate) -> Result<Outcome> {
+    if let (Some(trace), Some(out)) = (&args.trace, &args.out)
+        && let (Ok(trace), Ok(out)) = (trace.canonicalize(), out.canonicalize())
+        && trace == out
+    {
+        bail!("the result would overwrite the trace {}: expected another file after --out", trace.display());
+    }
     let mut source = match &args.trace {
         Some(path) => Source::open(path)?,
         None => Source::generate(&args.generated),

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
-use tidegate::store::MAX_KEY_BYTES;
+use tidegate::MAX_KEY_BYTES;
 use tidegate_core::trace::Line;
 
 use super::generate::Generator;

@@ -1,7 +1,5 @@
 //! Replays every transcript through the bare rule: `decide`, and a map of records for a store.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
 use std::collections::HashMap;
 use std::path::Path;
 use std::{fs, iter};

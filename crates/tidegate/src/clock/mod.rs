@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+mod system;
+
+pub use system::SystemClock;
 use tidegate_core::Timestamp;
 use tokio::sync::Notify;
 
@@ -57,54 +60,6 @@ impl From<ManualClock> for Clock {
     fn from(clock: ManualClock) -> Self {
         Clock::Manual(clock)
     }
-}
-
-/// Wall time that never goes backwards.
-///
-/// It is the wall clock as it was when this clock was made, plus what has passed since on a clock that only goes forward and
-/// runs while the machine sleeps (`CLOCK_BOOTTIME`, where there is one). It does not follow later corrections of the wall
-/// clock: a step of the wall clock must neither refill a bucket nor lock anybody out.
-#[derive(Clone, Copy, Debug)]
-pub struct SystemClock {
-    /// Add this to the forward clock to have the wall clock, in microseconds.
-    offset_us: u64,
-}
-
-impl SystemClock {
-    /// A clock that agrees with the wall clock now.
-    pub fn new() -> Self {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let wall_us = u64::try_from(wall.as_micros()).unwrap_or(u64::MAX);
-        SystemClock { offset_us: wall_us.saturating_sub(forward_us()) }
-    }
-
-    /// What time it is.
-    #[inline]
-    pub fn now(&self) -> Timestamp {
-        Timestamp::from_micros(self.offset_us + forward_us())
-    }
-}
-
-impl Default for SystemClock {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-/// Microseconds since boot, asleep or awake.
-#[cfg(target_os = "linux")]
-#[inline]
-fn forward_us() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    time.tv_sec.unsigned_abs() * 1_000_000 + time.tv_nsec.unsigned_abs() / 1_000
-}
-
-/// Microseconds since the first call.
-#[cfg(not(target_os = "linux"))]
-fn forward_us() -> u64 {
-    static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
-    let start = START.get_or_init(std::time::Instant::now);
-    u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
 /// A clock that stands still until it is told otherwise: for tests. Clones are the same clock.

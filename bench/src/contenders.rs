@@ -1,0 +1,171 @@
+//! Who is measured: each decides one string key at the current time, and is asked through the same trait.
+
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use governor::clock::FakeRelativeClock;
+use governor::middleware::NoOpMiddleware;
+use governor::nanos::Nanos;
+use governor::state::keyed::DashMapStateStore;
+use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use tidegate::{Limit, ManualClock, Memory};
+
+/// Decides whether `key` may pass now.
+#[allow(clippy::ptr_arg, reason = "governor looks a `String` up by `&String`")]
+pub trait Contender: Sync {
+    fn name(&self) -> &'static str;
+    fn check(&self, key: &String) -> bool;
+    /// Decides a few keys at once, if it can do that better than one by one.
+    fn check_many(&self, keys: &[(String, u64)]) -> usize {
+        keys.iter().filter(|(key, _)| self.check(key)).count()
+    }
+}
+
+pub struct Tidegate {
+    memory: Memory,
+    limit: Limit,
+}
+
+impl Tidegate {
+    pub fn new(keys: usize) -> Self {
+        // 600 an hour: a key that was hit once stays live for the whole run.
+        let limit = "600/h".parse().expect("a limit");
+        Tidegate { memory: Memory::builder().max_keys((keys * 2).max(1 << 20)).build(), limit }
+    }
+
+    /// The same on a clock that stands still, to count instructions without it.
+    pub fn without_clock(keys: usize) -> Self {
+        let memory = Memory::builder().max_keys((keys * 2).max(1 << 20)).clock(ManualClock::new()).build();
+        Tidegate { memory, ..Self::new(keys) }
+    }
+
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+}
+
+impl Contender for Tidegate {
+    fn name(&self) -> &'static str {
+        "tidegate"
+    }
+    #[inline(never)]
+    fn check(&self, key: &String) -> bool {
+        self.memory.allows(key, &self.limit, 1)
+    }
+    fn check_many(&self, keys: &[(String, u64)]) -> usize {
+        self.memory.check_many(keys, &self.limit).iter().filter(|verdict| verdict.allowed).count()
+    }
+}
+
+pub struct Governor(DefaultKeyedRateLimiter<String>);
+
+impl Governor {
+    pub fn new() -> Self {
+        Governor(RateLimiter::keyed(Quota::per_hour(NonZeroU32::new(600).expect("not zero"))))
+    }
+}
+
+impl Contender for Governor {
+    fn name(&self) -> &'static str {
+        "governor"
+    }
+    #[inline(never)]
+    fn check(&self, key: &String) -> bool {
+        self.0.check_key(key).is_ok()
+    }
+}
+
+/// Governor on a clock that stands still.
+type Still = RateLimiter<String, DashMapStateStore<String>, FakeRelativeClock, NoOpMiddleware<Nanos>>;
+
+pub struct GovernorWithoutClock(Still);
+
+impl GovernorWithoutClock {
+    pub fn new() -> Self {
+        let quota = Quota::per_hour(NonZeroU32::new(600).expect("not zero"));
+        GovernorWithoutClock(RateLimiter::new(quota, DashMapStateStore::default(), FakeRelativeClock::default()))
+    }
+}
+
+impl Contender for GovernorWithoutClock {
+    fn name(&self) -> &'static str {
+        "governor"
+    }
+    #[inline(never)]
+    fn check(&self, key: &String) -> bool {
+        self.0.check_key(key).is_ok()
+    }
+}
+
+/// The bound for one call at a time: a flat table of sixteen bytes a key, a hash that nobody attacks, one compare-and-swap.
+/// It keeps 64 bits of hash and one rounded timestamp, never grows and never forgets: no product could ship it.
+pub struct Flat16 {
+    slots: Vec<(AtomicU64, AtomicU64)>,
+    clock: Option<quanta::Clock>,
+}
+
+impl Flat16 {
+    pub fn new(keys: usize) -> Self {
+        let slots = (keys * 2).next_power_of_two();
+        Flat16 { slots: (0..slots).map(|_| Default::default()).collect(), clock: Some(quanta::Clock::new()) }
+    }
+
+    pub fn without_clock(keys: usize) -> Self {
+        Flat16 { clock: None, ..Self::new(keys) }
+    }
+}
+
+impl Contender for Flat16 {
+    fn name(&self) -> &'static str {
+        "flat16"
+    }
+    #[inline(never)]
+    fn check(&self, key: &String) -> bool {
+        const INTERVAL: u64 = 6_000_000_000;
+        const BURST: u64 = 600 * INTERVAL;
+        let now = self.clock.as_ref().map_or(0, quanta::Clock::raw);
+        let mut hash = 0xcbf2_9ce4_8422_2325u64;
+        for chunk in key.as_bytes().chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            let product = u128::from(hash ^ u64::from_le_bytes(word)) * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835u128;
+            hash = (product as u64) ^ (product >> 64) as u64;
+        }
+        let hash = hash | 1;
+        let mask = self.slots.len() - 1;
+        let mut index = (hash >> 7) as usize & mask;
+        loop {
+            let (tag, tat) = &self.slots[index];
+            let seen = tag.load(Ordering::Acquire);
+            if seen == 0 {
+                let _ = tag.compare_exchange(0, hash, Ordering::AcqRel, Ordering::Acquire);
+                continue;
+            }
+            if seen != hash {
+                index = (index + 1) & mask;
+                continue;
+            }
+            let old = tat.load(Ordering::Acquire);
+            let new = old.max(now) + INTERVAL;
+            if new > now + BURST {
+                return false;
+            }
+            if tat.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                return true;
+            }
+        }
+    }
+}
+
+/// Decides nothing: what the loop around the others costs.
+pub struct Nothing;
+
+impl Contender for Nothing {
+    fn name(&self) -> &'static str {
+        "nothing"
+    }
+    #[inline(never)]
+    fn check(&self, key: &String) -> bool {
+        !key.is_empty()
+    }
+}

@@ -1,0 +1,234 @@
+//! Decisions in memory.
+
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use tidegate::{Limit, ManualClock, Memory};
+
+use crate::contenders::{Contender, Flat16, Governor, GovernorWithoutClock, Nothing, Tidegate};
+
+const ROUNDS: usize = 15;
+const BATCH: usize = 16;
+
+fn name(key: usize) -> String {
+    format!("user:{key:08}")
+}
+
+/// Keys in an order that no prefetcher guesses. Their text lies in memory in that order, so that reading the next one is cheap.
+fn order(keys: usize, count: usize, seed: u64) -> Vec<(String, u64)> {
+    let mut state = seed;
+    let next = |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (name(((u128::from(state) * keys as u128) >> 64) as usize), 1)
+    };
+    (0..count).map(next).collect()
+}
+
+fn round(contender: &dyn Contender, orders: &[Vec<(String, u64)>], times: usize, many: bool) -> f64 {
+    let barrier = Barrier::new(orders.len());
+    let longest = std::thread::scope(|scope| {
+        let threads: Vec<_> = orders
+            .iter()
+            .map(|order| {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    barrier.wait();
+                    let start = Instant::now();
+                    for _ in 0..times {
+                        if many {
+                            for batch in order.chunks(BATCH) {
+                                black_box(contender.check_many(batch));
+                            }
+                        } else {
+                            for (key, _) in order {
+                                black_box(contender.check(key));
+                            }
+                        }
+                    }
+                    start.elapsed()
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).max().expect("a thread")
+    });
+    let decisions: usize = orders.iter().map(Vec::len).sum::<usize>() * times;
+    longest.as_nanos() as f64 / decisions as f64
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+pub fn run(args: &[&str]) {
+    let sizes: Vec<usize> = args.iter().filter_map(|arg| arg.parse::<f64>().ok()).map(|n| n as usize).collect();
+    let sizes = if sizes.is_empty() { vec![1_000, 1_000_000] } else { sizes };
+    println!("ns per decision (wall time / decisions over all threads), median of {ROUNDS} interleaved rounds");
+    for keys in sizes {
+        let (ours, governor, flat) = (Tidegate::new(keys), Governor::new(), Flat16::new(keys));
+        let contenders: [&dyn Contender; 4] = [&ours, &governor, &flat, &Nothing];
+        for contender in contenders {
+            for key in 0..keys {
+                contender.check(&name(key));
+            }
+        }
+        // Few keys are asked for again and again from a list that stays in the cache, as they would be from a network buffer.
+        let (decisions, repeats) = if keys < 100_000 { (10_000, 50) } else { (500_000, 1) };
+        for threads in [1, 2] {
+            let mut times = vec![Vec::new(); contenders.len() + 1];
+            for turn in 0..ROUNDS {
+                let orders: Vec<_> = (0..threads)
+                    .map(|thread| order(keys, decisions, (turn * 7 + thread + 1) as u64 * 0x9e37_79b9))
+                    .collect();
+                for (contender, times) in contenders.iter().zip(&mut times) {
+                    times.push(round(*contender, &orders, repeats, false));
+                }
+                times[contenders.len()].push(round(&ours, &orders, repeats, true));
+            }
+            let medians: Vec<f64> = times.into_iter().map(median).collect();
+            let rival = medians[1];
+            println!("\n{keys} keys, {threads} thread(s)");
+            let labels = ["tidegate", "governor", "bound: flat16", "the loop alone", "tidegate check_many x16"];
+            for (label, ns) in labels.iter().zip(&medians) {
+                println!(
+                    "  {label:<26} {ns:>8.1} ns   governor / it = {:>5.2}   it / flat16 = {:>5.2}",
+                    rival / ns,
+                    ns / medians[2]
+                );
+            }
+        }
+    }
+}
+
+fn rss() -> usize {
+    let status = std::fs::read_to_string("/proc/self/statm").expect("linux");
+    status.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a number") * 4096
+}
+
+/// Resident bytes per live key, the whole process counted.
+pub fn bytes(args: &[&str]) {
+    let keys = args.get(1).and_then(|arg| arg.parse::<f64>().ok()).unwrap_or(1e6) as usize;
+    let (ours, governor) = (Tidegate::new(keys), Governor::new());
+    let contender: &dyn Contender = if args.first() == Some(&"governor") { &governor } else { &ours };
+    let before = rss();
+    for key in 0..keys {
+        contender.check(&name(key));
+    }
+    let used = rss() - before;
+    println!("{} {keys} keys: {:.1} resident bytes per key", contender.name(), used as f64 / keys as f64);
+    if contender.name() == "tidegate" {
+        let memory = ours.memory();
+        assert_eq!(memory.len(), keys);
+        println!("  of which allocated in tables: {:.1}", memory.allocated_bytes() as f64 / keys as f64);
+    }
+}
+
+/// The slowest single decision while a million keys fill and expire.
+pub fn slowest() {
+    let clock = ManualClock::new();
+    let memory = Memory::builder().clock(clock.clone()).build();
+    let limit: Limit = "10/s".parse().expect("a limit");
+    let (mut slowest, mut idle) = (Duration::ZERO, Duration::ZERO);
+    for wave in 0..5 {
+        for key in 0..1_000_000 {
+            let name = format!("user:{wave}:{key}");
+            if key % 1000 == 0 {
+                clock.advance(Duration::from_millis(1));
+            }
+            let start = Instant::now();
+            black_box(memory.check(&name, &limit, 1));
+            slowest = slowest.max(start.elapsed());
+            let start = Instant::now();
+            black_box(&name);
+            idle = idle.max(start.elapsed());
+        }
+    }
+    println!("slowest of 5e6 decisions: {slowest:?} (slowest of as many no-ops: {idle:?}); {} keys kept", memory.len());
+}
+
+/// A fixed amount of work for `valgrind --tool=callgrind --toggle-collect='*on_purpose*'`.
+pub fn instructions(args: &[&str]) {
+    let keys = 1000;
+    let (ours, flat) = (Tidegate::without_clock(keys), Flat16::without_clock(keys));
+    let governor = GovernorWithoutClock::new();
+    let contender: &dyn Contender = match args.first() {
+        Some(&"governor") => &governor,
+        Some(&"flat16") => &flat,
+        _ => &ours,
+    };
+    let names: Vec<String> = (0..keys).map(name).collect();
+    measured(contender, &names, 1);
+    let count = measured_on_purpose(contender, &names);
+    println!("{}: {count} decisions on {keys} keys", contender.name());
+}
+
+fn measured(contender: &dyn Contender, names: &[String], times: usize) {
+    for _ in 0..times {
+        for name in names {
+            black_box(contender.check(name));
+        }
+    }
+}
+
+#[inline(never)]
+fn measured_on_purpose(contender: &dyn Contender, names: &[String]) -> usize {
+    measured(contender, names, 10);
+    10 * names.len()
+}
+
+/// Parts of a decision in a loop, to see what each costs.
+pub fn spin() {
+    let keys = 1000;
+    let names: Vec<String> = (0..keys).map(name).collect();
+    let time = |label: &str, f: &dyn Fn(&String)| {
+        let mut times = Vec::new();
+        for _ in 0..15 {
+            let start = Instant::now();
+            for _ in 0..300 {
+                for name in &names {
+                    f(name);
+                }
+            }
+            times.push(start.elapsed().as_nanos() as f64 / 300_000.0);
+        }
+        println!("{label:<28} {:>6.1} ns", median(times));
+    };
+    let (ours, still) = (Tidegate::new(keys), Tidegate::without_clock(keys));
+    let (governor, flat) = (Governor::new(), Flat16::new(keys));
+    let clock = tidegate::SystemClock::new();
+    let raw = quanta::Clock::new();
+    time("nothing", &|name| {
+        black_box(name);
+    });
+    time("clock", &|_| {
+        black_box(clock.now());
+    });
+    time("quanta raw", &|_| {
+        black_box(raw.raw());
+    });
+    time("tidegate", &|name| {
+        black_box(ours.check(name));
+    });
+    time("tidegate without clock", &|name| {
+        black_box(still.check(name));
+    });
+    time("governor", &|name| {
+        black_box(governor.check(name));
+    });
+    time("flat16", &|name| {
+        black_box(flat.check(name));
+    });
+    let mutex = parking_lot::Mutex::new(0u64);
+    time("parking_lot lock+unlock", &|_| {
+        *mutex.lock() += 1;
+    });
+    let mutex = std::sync::Mutex::new(0u64);
+    time("std lock+unlock", &|_| {
+        *mutex.lock().unwrap() += 1;
+    });
+    let sip = siphasher::sip128::SipHasher13::new_with_keys(1, 2);
+    time("siphasher 128", &|name| {
+        black_box(sip.hash(name.as_bytes()));
+    });
+}

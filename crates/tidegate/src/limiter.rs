@@ -1,0 +1,457 @@
+//! The limiter: limits over a store, and every operation on them.
+
+use std::borrow::Cow;
+use std::future::{Future, IntoFuture};
+use std::hash::{BuildHasher, RandomState};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tidegate_core::{Decision, Id, Limits, Op};
+
+use crate::acquire::{Acquire, Waiting};
+use crate::clock::Clock;
+use crate::memory::Memory;
+use crate::store::{Check, Scope, Store, StoreError, Subject};
+
+/// Decides whether requests may pass. Cheap to clone; clones share everything.
+///
+/// ```
+/// use tidegate::Limiter;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limiter = Limiter::new("10/s; 120/m".parse()?);
+/// let decision = limiter.check("user:7").await?;
+/// if decision.allowed() {
+///     // serve the request
+/// } else {
+///     println!("try again in {:?}", decision.retry_after());
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Limiter {
+    limits: Limits,
+    name: Option<Arc<str>>,
+    shared: Arc<Shared>,
+}
+
+/// What all clones share, also those with other limits.
+pub(crate) struct Shared {
+    pub(crate) backend: Backend,
+    pub(crate) clock: Clock,
+    pub(crate) waiting: Waiting,
+    ids: Ids,
+}
+
+/// Where decisions come from. The memory store is called directly: nothing is boxed on the way.
+pub(crate) enum Backend {
+    Memory(Memory),
+    Other(Box<dyn Store>),
+}
+
+impl Backend {
+    pub(crate) async fn decide(&self, check: &Check<'_>) -> Result<Decision, StoreError> {
+        check.validate()?;
+        match self {
+            Backend::Memory(memory) => Ok(memory.decide(check)),
+            Backend::Other(store) => store.decide(check).await,
+        }
+    }
+}
+
+/// Numbers that no two calls share, unlikely to be guessed and never zero.
+struct Ids {
+    secret: RandomState,
+    next: AtomicU64,
+}
+
+impl Ids {
+    fn next(&self) -> Id {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        Id(self.secret.hash_one(number) | 1)
+    }
+}
+
+/// Settings of a [`Limiter`].
+#[must_use = "there is no limiter until `build` is called"]
+pub struct LimiterBuilder {
+    limits: Limits,
+    name: Option<Arc<str>>,
+    backend: Backend,
+    clock: Clock,
+    max_waiting: usize,
+    max_waiting_per_key: usize,
+}
+
+impl LimiterBuilder {
+    /// Gives the limits a name. Their state is then known by it: limits that change keep what was used, and keys of limits with
+    /// different names never meet. Without a name, all limiters over one store share their keys.
+    pub fn name(mut self, name: impl Into<Arc<str>>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Keeps state in this memory store, and judges by its clock.
+    pub fn memory(mut self, memory: Memory) -> Self {
+        self.clock = memory.clock().clone();
+        self.backend = Backend::Memory(memory);
+        self
+    }
+
+    /// Keeps state in any store; `clock` says how long to wait in [`acquire`](Limiter::acquire), the store judges by its own.
+    pub fn store(mut self, store: impl Store, clock: impl Into<Clock>) -> Self {
+        self.backend = Backend::Other(Box::new(store));
+        self.clock = clock.into();
+        self
+    }
+
+    /// How many calls of `acquire` may wait at once, over all keys; 10 000 unless told otherwise.
+    pub fn max_waiting(mut self, calls: usize) -> Self {
+        self.max_waiting = calls;
+        self
+    }
+
+    /// How many calls of `acquire` may wait at once for one key; 1 000 unless told otherwise.
+    pub fn max_waiting_per_key(mut self, calls: usize) -> Self {
+        self.max_waiting_per_key = calls;
+        self
+    }
+
+    /// The limiter.
+    pub fn build(self) -> Limiter {
+        let ids = Ids { secret: RandomState::new(), next: AtomicU64::new(0) };
+        let waiting = Waiting::new(self.max_waiting, self.max_waiting_per_key);
+        let shared = Shared { backend: self.backend, clock: self.clock, waiting, ids };
+        Limiter { limits: self.limits, name: self.name, shared: Arc::new(shared) }
+    }
+}
+
+impl Limiter {
+    /// A limiter in memory, on the machine's clock.
+    pub fn new(limits: Limits) -> Self {
+        Self::builder(limits).build()
+    }
+
+    /// For other settings.
+    pub fn builder(limits: Limits) -> LimiterBuilder {
+        let memory = Memory::new();
+        LimiterBuilder {
+            limits,
+            name: None,
+            clock: memory.clock().clone(),
+            backend: Backend::Memory(memory),
+            max_waiting: 10_000,
+            max_waiting_per_key: 1_000,
+        }
+    }
+
+    /// The same store under other limits: for tiers, or for one customer. A key that moves from one to the other keeps what
+    /// it used, limit by limit, as far as the algorithms are the same or the limiter has a name.
+    pub fn with_limits(&self, limits: Limits) -> Limiter {
+        Limiter { limits, ..self.clone() }
+    }
+
+    /// The limits.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Takes 1, or another [`cost`](Ask::cost), if all limits have room for it.
+    pub fn check<'a, K: AsRef<[u8]> + ?Sized>(&'a self, key: &'a K) -> Ask<'a> {
+        self.ask(Op::Check, key.as_ref(), 1)
+    }
+
+    /// Says what [`check`](Limiter::check) would, and takes nothing.
+    pub fn peek<'a, K: AsRef<[u8]> + ?Sized>(&'a self, key: &'a K) -> Ask<'a> {
+        self.ask(Op::Peek, key.as_ref(), 1)
+    }
+
+    /// Takes as much of `units` as there is; [`granted`](Decision::granted) says how much that was.
+    pub fn take_up_to<'a, K: AsRef<[u8]> + ?Sized>(&'a self, key: &'a K, units: u64) -> Ask<'a> {
+        self.ask(Op::Take, key.as_ref(), units)
+    }
+
+    /// Takes `units` even if there are not so many left, down to the limit's debt below empty: for what has happened already.
+    pub fn debit<'a, K: AsRef<[u8]> + ?Sized>(&'a self, key: &'a K, units: u64) -> Ask<'a> {
+        self.ask(Op::Debit, key.as_ref(), units)
+    }
+
+    /// Gives `units` back, the newest first, never beyond full.
+    pub fn refund<'a, K: AsRef<[u8]> + ?Sized>(&'a self, key: &'a K, units: u64) -> Ask<'a> {
+        self.ask(Op::Refund, key.as_ref(), units)
+    }
+
+    /// Forgets everything the key has used.
+    pub fn reset<'a, K: AsRef<[u8]> + ?Sized>(&'a self, key: &'a K) -> Ask<'a> {
+        self.ask(Op::Reset, key.as_ref(), 0)
+    }
+
+    /// Takes an estimate now, to be [settled](Reservation::settle) when the true cost is known: tokens, bytes, time.
+    ///
+    /// # Errors
+    /// If the store has no answer.
+    pub async fn reserve<K: AsRef<[u8]> + ?Sized>(&self, key: &K, estimate: u64) -> Result<Reservation, StoreError> {
+        let (id, key) = (self.shared.ids.next(), key.as_ref().to_vec());
+        let decision = self.decide(self.check_of(Op::Check, &key, estimate).with_id(id)).await?;
+        Ok(Reservation { limiter: self.clone(), key, estimate, id, decision })
+    }
+
+    /// Takes a lease under a `concurrent` limit; it ends when it is [released](Lease::release), dropped or its ttl is over.
+    /// Other limits beside it are charged as by [`check`](Limiter::check), and stay so.
+    ///
+    /// # Errors
+    /// If the store has no answer.
+    pub async fn lease<K: AsRef<[u8]> + ?Sized>(&self, key: &K) -> Result<Lease, StoreError> {
+        let (id, key) = (self.shared.ids.next(), key.as_ref().to_vec());
+        let decision = self.decide(self.check_of(Op::Check, &key, 1).with_id(id)).await?;
+        let held = decision.allowed();
+        Ok(Lease { limiter: self.clone(), key, id, decision, held })
+    }
+
+    /// Waits until the key may pass, at most `max_wait`: in the order of arrival, and not at all if it would be in vain.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tidegate::Limiter;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = Limiter::new("100/s burst 1".parse()?);
+    /// for _ in 0..3 {
+    ///     limiter.acquire("job", Duration::from_secs(1)).await?; // one every 10 ms
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn acquire<'a, K: AsRef<[u8]> + ?Sized>(&'a self, key: &'a K, max_wait: Duration) -> Acquire<'a> {
+        Acquire::new(self, key.as_ref(), max_wait)
+    }
+
+    /// Decides a check over several keys and limits, all or nothing. Checks without an id that need one, because a limit is
+    /// `concurrent`, are given one.
+    ///
+    /// # Errors
+    /// If the check is not valid or the store has no answer.
+    pub async fn decide(&self, check: Check<'_>) -> Result<Decision, StoreError> {
+        self.shared.decide(check).await
+    }
+
+    fn ask<'a>(&'a self, op: Op, key: &'a [u8], cost: u64) -> Ask<'a> {
+        Ask { limiter: self, op, key, cost, id: None }
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    /// A check of `key` under this limiter's limits.
+    pub(crate) fn check_of<'a>(&'a self, op: Op, key: &'a [u8], cost: u64) -> Check<'a> {
+        let scope = match &self.name {
+            Some(name) => Scope::Rule(Cow::Borrowed(name)),
+            None => Scope::AdHoc,
+        };
+        Check::of(op).charge_subject(Subject { scope, key: Cow::Borrowed(key) }, &self.limits, cost)
+    }
+}
+
+impl Shared {
+    pub(crate) async fn decide(&self, check: Check<'_>) -> Result<Decision, StoreError> {
+        let needs_id = || check.charges().iter().any(|charge| charge.limit.algorithm().name() == "concurrent");
+        if check.op() == Op::Check && check.id().is_none() && needs_id() {
+            return self.backend.decide(&check.with_id(self.ids.next())).await;
+        }
+        self.backend.decide(&check).await
+    }
+
+    /// Does something nobody waits for any more: at once in memory, in the background elsewhere.
+    fn give_up(self: &Arc<Self>, check: Check<'static>) {
+        match &self.backend {
+            Backend::Memory(memory) => {
+                let _ = memory.decide(&check);
+            }
+            Backend::Other(_) => {
+                if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+                    let shared = Arc::clone(self);
+                    runtime.spawn(async move { shared.backend.decide(&check).await });
+                }
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Limiter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Limiter").field("limits", &self.limits).field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// A question to a [`Limiter`]; `.await` asks it.
+#[derive(Debug)]
+#[must_use = "nothing is decided until it is awaited"]
+pub struct Ask<'a> {
+    limiter: &'a Limiter,
+    op: Op,
+    key: &'a [u8],
+    cost: u64,
+    id: Option<Id>,
+}
+
+impl Ask<'_> {
+    /// How much it costs; 1 unless told otherwise. A cost of 0 only looks.
+    pub fn cost(mut self, units: u64) -> Self {
+        self.cost = units;
+        self
+    }
+
+    /// Under which id. A check is not taken twice under one id; a refund gives back only what the charge of that id still weighs.
+    pub fn id(mut self, id: Id) -> Self {
+        self.id = Some(id);
+        self
+    }
+}
+
+impl<'a> IntoFuture for Ask<'a> {
+    type Output = Result<Decision, StoreError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let mut check = self.limiter.check_of(self.op, self.key, self.cost);
+            if let Some(id) = self.id {
+                check = check.with_id(id);
+            }
+            self.limiter.decide(check).await
+        })
+    }
+}
+
+/// An estimate that was taken, or was not: see [`decision`](Reservation::decision).
+///
+/// Dropped without being settled, it stays what it is: the estimate is spent.
+#[derive(Debug)]
+#[must_use = "an allowed reservation should be settled when the true cost is known"]
+pub struct Reservation {
+    limiter: Limiter,
+    key: Vec<u8>,
+    estimate: u64,
+    id: Id,
+    decision: Decision,
+}
+
+impl Reservation {
+    /// What was decided when it was made.
+    pub fn decision(&self) -> &Decision {
+        &self.decision
+    }
+
+    /// Whether it was allowed.
+    pub fn allowed(&self) -> bool {
+        self.decision.allowed()
+    }
+
+    /// The id, for settling it from elsewhere.
+    pub fn id(&self) -> Id {
+        self.id
+    }
+
+    /// Replaces the estimate with what it came to. What is missing is taken like a debit, down to the limit's debt (the
+    /// decision is denied if that is not enough); what was too much is given back, as far as it cannot have regrown meanwhile.
+    /// Settling a reservation that was denied does nothing.
+    ///
+    /// # Errors
+    /// If the store has no answer.
+    pub async fn settle(self, actual: u64) -> Result<Decision, StoreError> {
+        if !self.allowed() {
+            return Ok(self.decision);
+        }
+        let mut check = self.limiter.check_of(Op::Settle, &self.key, actual).with_id(self.id);
+        for charge in check.charges_mut() {
+            charge.reserved = self.estimate;
+        }
+        self.limiter.decide(check).await
+    }
+
+    /// Settles at nothing: the work was not done after all.
+    ///
+    /// # Errors
+    /// If the store has no answer.
+    pub async fn cancel(self) -> Result<Decision, StoreError> {
+        self.settle(0).await
+    }
+}
+
+/// A lease under a `concurrent` limit, or the answer that there is none: see [`decision`](Lease::decision).
+#[derive(Debug)]
+#[must_use = "a lease ends when it is dropped"]
+pub struct Lease {
+    limiter: Limiter,
+    key: Vec<u8>,
+    id: Id,
+    decision: Decision,
+    held: bool,
+}
+
+impl Lease {
+    /// What was decided.
+    pub fn decision(&self) -> &Decision {
+        &self.decision
+    }
+
+    /// Whether there is a lease.
+    pub fn allowed(&self) -> bool {
+        self.decision.allowed()
+    }
+
+    /// The id, for releasing it from elsewhere.
+    pub fn id(&self) -> Id {
+        self.id
+    }
+
+    /// Ends the lease. The same as dropping it, but it waits for the store and says what it answered.
+    ///
+    /// # Errors
+    /// If the store has no answer; the lease then ends when its ttl is over.
+    pub async fn release(mut self) -> Result<Decision, StoreError> {
+        if !std::mem::take(&mut self.held) {
+            return Ok(self.decision.clone());
+        }
+        let check = self.limiter.check_of(Op::Release, &self.key, 1).with_id(self.id);
+        self.limiter.shared.backend.decide(&check).await
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.held {
+            let check = self.limiter.check_of(Op::Release, &self.key, 1).with_id(self.id).into_owned();
+            self.limiter.shared.give_up(check);
+        }
+    }
+}
+
+/// Gives a booked place back when the one who waited for it has gone.
+pub(crate) struct Place<'a> {
+    limiter: &'a Limiter,
+    key: &'a [u8],
+    cost: u64,
+    booked: Option<Decision>,
+}
+
+impl<'a> Place<'a> {
+    pub(crate) fn new(limiter: &'a Limiter, key: &'a [u8], cost: u64, booked: Decision) -> Self {
+        Place { limiter, key, cost, booked: Some(booked) }
+    }
+
+    /// Its turn has come: it is used and not given back.
+    pub(crate) fn used(mut self) -> Option<Decision> {
+        self.booked.take()
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if let Some(booked) = self.booked.take() {
+            let idle_at = booked.at().after_micros(booked.binding().reset_after_us);
+            let check = self.limiter.check_of(Op::Unbook { idle_at }, self.key, self.cost).into_owned();
+            self.limiter.shared.give_up(check);
+        }
+    }
+}

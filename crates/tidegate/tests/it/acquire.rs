@@ -1,0 +1,179 @@
+//! Waiting, on a clock that moves when told to: no test sleeps.
+
+use std::future::IntoFuture;
+use std::task::Poll;
+use std::time::Duration;
+
+use tidegate::{AcquireError, Decision, Retry};
+use tokio::task::JoinHandle;
+
+use crate::limiter::limiter;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Lets every other task run until it waits.
+async fn settle() {
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+}
+
+fn spawn(limiter: &tidegate::Limiter, key: &'static str, max: Duration) -> JoinHandle<Result<Decision, AcquireError>> {
+    let limiter = limiter.clone();
+    tokio::spawn(async move { limiter.acquire(key, max).await })
+}
+
+/// Who has come through, in the order they were started.
+fn through<T>(tasks: &[JoinHandle<T>]) -> Vec<bool> {
+    tasks.iter().map(JoinHandle::is_finished).collect()
+}
+
+#[tokio::test]
+async fn places_are_kept_in_order_of_arrival() {
+    // A bucket books places in the store; a window and two limits at once make calls stand in line.
+    for limits in ["1/s", "1/s window", "1/s; 100/min"] {
+        let (limiter, clock) = limiter(limits);
+        let mut tasks = Vec::new();
+        for _ in 0..4 {
+            tasks.push(spawn(&limiter, "k", MINUTE));
+            settle().await;
+        }
+        for done in 1..=4 {
+            assert_eq!(through(&tasks), (0..4).map(|n| n < done).collect::<Vec<_>>(), "{limits}");
+            clock.advance(Duration::from_micros(999_999));
+            settle().await;
+            assert_eq!(
+                through(&tasks),
+                (0..4).map(|n| n < done).collect::<Vec<_>>(),
+                "{limits}: one microsecond early"
+            );
+            clock.advance(Duration::from_micros(1));
+            settle().await;
+        }
+        for task in tasks {
+            assert!(task.await.unwrap().unwrap().allowed());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_wait_known_to_be_too_long_is_refused_at_once() {
+    for limits in ["1/10s", "1/10s window", "1/10s log; 5/min"] {
+        let (limiter, _clock) = limiter(limits);
+        let _ = limiter.acquire("k", Duration::ZERO).await.unwrap();
+        let Err(AcquireError::TooLong(denied)) = limiter.acquire("k", Duration::from_secs(9)).await else {
+            panic!("{limits}: it would have to wait ten seconds")
+        };
+        assert!(!denied.allowed());
+        assert_eq!(denied.retry(), Retry::After(10_000_000), "{limits}");
+        let too_dear = limiter.acquire("other", MINUTE).cost(6).await;
+        assert!(matches!(too_dear, Err(AcquireError::TooLong(denied)) if denied.retry() == Retry::Never), "{limits}");
+        assert!(limiter.peek("other").await.unwrap().remaining() > 0, "nothing was taken");
+    }
+}
+
+#[tokio::test]
+async fn whoever_stands_behind_one_that_sleeps_too_long_does_not_wait() {
+    let (limiter, clock) = limiter("1/10s window");
+    let _ = limiter.acquire("k", Duration::ZERO).await.unwrap();
+    let front = spawn(&limiter, "k", MINUTE);
+    settle().await;
+    let impatient = spawn(&limiter, "k", Duration::from_secs(5));
+    settle().await;
+    assert!(impatient.is_finished() && !front.is_finished());
+    assert!(matches!(impatient.await.unwrap(), Err(AcquireError::TooLong(_))));
+    // Behind it, one that can wait for the front but not for its own turn gives up when its time is over.
+    let hopeful = spawn(&limiter, "k", Duration::from_secs(15));
+    settle().await;
+    clock.advance(Duration::from_secs(10));
+    settle().await;
+    assert!(front.is_finished());
+    assert!(matches!(hopeful.await.unwrap(), Err(AcquireError::TooLong(_))));
+}
+
+#[tokio::test]
+async fn waiting_lines_are_bounded() {
+    let clock = tidegate::ManualClock::new();
+    let memory = tidegate::Memory::builder().clock(clock.clone()).build();
+    let limiter =
+        tidegate::Limiter::builder("1/s".parse().unwrap()).memory(memory).max_waiting_per_key(2).max_waiting(3).build();
+    let _ = limiter.acquire("a", MINUTE).await.unwrap();
+    let _ = limiter.acquire("b", MINUTE).await.unwrap();
+    let _waiting = [spawn(&limiter, "a", MINUTE), spawn(&limiter, "a", MINUTE)];
+    settle().await;
+    let full = limiter.acquire("a", MINUTE).await;
+    assert!(matches!(full, Err(AcquireError::QueueFull { waiting: 2 })), "{full:?}");
+    let _third = spawn(&limiter, "b", MINUTE);
+    settle().await;
+    let full = limiter.acquire("c", MINUTE).await;
+    assert!(matches!(full, Err(AcquireError::QueueFull { waiting: 3 })), "{full:?}");
+}
+
+#[tokio::test]
+async fn a_call_dropped_while_it_waits_leaves_nothing_behind() {
+    for limits in ["1/s", "1/s window", "1/s; 100/min"] {
+        // Dropped after every number of polls it can have had.
+        for polls in 0..4 {
+            let (limiter, clock) = limiter(limits);
+            let _ = limiter.acquire("k", MINUTE).await.unwrap();
+            let before = limiter.peek("k").await.unwrap();
+            let mut waiting = Box::pin(limiter.acquire("k", MINUTE).into_future());
+            for _ in 0..polls {
+                let polled =
+                    std::future::poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context).is_ready())).await;
+                assert!(!polled, "{limits}");
+            }
+            drop(waiting);
+            assert_eq!(limiter.peek("k").await.unwrap(), before, "{limits}, dropped after {polls} polls");
+            // The place is free for the next.
+            let next = spawn(&limiter, "k", MINUTE);
+            settle().await;
+            clock.advance(Duration::from_secs(1));
+            settle().await;
+            assert!(next.is_finished(), "{limits}, dropped after {polls} polls");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_place_in_the_middle_is_not_given_to_somebody_who_comes_later() {
+    let (limiter, clock) = limiter("1/s");
+    let _ = limiter.acquire("k", MINUTE).await.unwrap();
+    let second = spawn(&limiter, "k", MINUTE); // at 1 s
+    settle().await;
+    let third = spawn(&limiter, "k", MINUTE); // at 2 s
+    settle().await;
+    second.abort();
+    settle().await;
+    // The third keeps its place at 2 s; were the second's given away, the fourth would come at the same moment.
+    let fourth = spawn(&limiter, "k", MINUTE);
+    settle().await;
+    clock.advance(Duration::from_secs(2));
+    settle().await;
+    assert!(third.is_finished() && !fourth.is_finished());
+    clock.advance(Duration::from_secs(1));
+    settle().await;
+    assert!(fourth.is_finished());
+}
+
+#[tokio::test]
+async fn weights_wait_for_as_much_as_they_need() {
+    let (limiter, clock) = limiter("10/s");
+    let _ = limiter.acquire("k", MINUTE).cost(10).await.unwrap();
+    let big = {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.acquire("k", MINUTE).cost(5).await })
+    };
+    settle().await;
+    let small = spawn(&limiter, "k", MINUTE);
+    settle().await;
+    clock.advance(Duration::from_millis(499));
+    settle().await;
+    assert!(!big.is_finished() && !small.is_finished(), "the small one does not overtake");
+    clock.advance(Duration::from_millis(1));
+    settle().await;
+    assert!(big.is_finished() && !small.is_finished());
+    clock.advance(Duration::from_millis(100));
+    settle().await;
+    assert!(small.is_finished());
+}

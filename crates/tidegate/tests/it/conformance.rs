@@ -1,0 +1,204 @@
+//! What every store must do, whatever it is made of: the same as the core over a plain map of records.
+
+use std::collections::HashMap;
+
+use tidegate::tidegate_core::{Charge as CoreCharge, Record, decide};
+use tidegate::{
+    Check, Decision, Id, Limit, Limits, ManualClock, Memory, Op, Scope, Store, StoreError, Subject, Timestamp,
+};
+
+/// A store that could not be simpler: one map, one record per state, the core over it. Says what is right.
+#[derive(Default)]
+pub(crate) struct Plain {
+    records: HashMap<(Option<String>, Vec<u8>, &'static str, u16), Record>,
+}
+
+impl Plain {
+    pub(crate) fn decide(&mut self, check: &Check<'_>, now: Timestamp) -> Decision {
+        let identities: Vec<_> = check
+            .charges()
+            .iter()
+            .map(|charge| {
+                let (rule, algorithm) = match &charge.subject.scope {
+                    Scope::Rule(name) => (Some(name.to_string()), ""),
+                    _ => (None, charge.limit.algorithm().name()),
+                };
+                (rule, charge.subject.key.to_vec(), algorithm, charge.position)
+            })
+            .collect();
+        let mut records: Vec<Record> =
+            identities.iter().map(|identity| self.records.remove(identity).unwrap_or_default()).collect();
+        let mut charges: Vec<CoreCharge<'_>> = records
+            .iter_mut()
+            .zip(check.charges())
+            .map(|(record, charge)| CoreCharge {
+                limit: &charge.limit,
+                record,
+                cost: charge.cost,
+                reserved: charge.reserved,
+                id: check.id(),
+            })
+            .collect();
+        let decision = decide(check.op(), &mut charges, now);
+        self.records.extend(identities.into_iter().zip(records));
+        decision
+    }
+
+    /// Forgets what is idle.
+    fn forget(&mut self, now: Timestamp) {
+        self.records.retain(|_, record| now < record.idle_at());
+    }
+}
+
+/// A generator, so that a run can be repeated from its seed.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    pub(crate) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        let index = usize::try_from(self.below(from.len() as u64)).unwrap();
+        &from[index]
+    }
+}
+
+const LIMITS: &[&str] = &[
+    "2/s",
+    "7/min burst 3",
+    "7/min burst 5",
+    "5/s; 20/min",
+    "3/s window",
+    "3/2s window",
+    "4/s window from first hit",
+    "6/s sliding step 150ms",
+    "6/s sliding step 300ms lenient",
+    "5/s estimate",
+    "4/s log",
+    "4/s log count rejected",
+    "2/s count rejected",
+    "3 concurrent ttl 700ms",
+    "2/s; 9/min window; 5/10s log",
+    "999983/day burst 10000000000",
+    "1000000/s",
+];
+
+/// Asks `store` at random, thousands of times, and expects what [`Plain`] answers.
+///
+/// If the store can `forget` what is idle at once, the clock also goes back: what a store has forgotten by then matters.
+pub(crate) async fn conformance(
+    store: &dyn Store,
+    clock: &ManualClock,
+    forget: Option<&dyn Fn()>,
+    seed: u64,
+    steps: usize,
+) {
+    let mut random = Random(seed);
+    let limits: Vec<Limits> = LIMITS.iter().map(|text| text.parse().unwrap()).collect();
+    let mut plain = Plain::default();
+    let mut now: u64 = 1_700_000_000_000_000;
+    let mut ids = vec![Id(1)];
+    for step in 0..steps {
+        now = match random.below(20) {
+            0 if forget.is_some() => now.saturating_sub(random.below(3_000_000)),
+            1 => now + random.below(100_000_000),
+            2..8 => now,
+            _ => now + *random.pick(&[1, 2, 999, 149_999, 150_000, 150_001, 333_333, 500_000, 999_999, 1_000_000]),
+        };
+        clock.set(Timestamp::from_micros(now));
+        let op = *random.pick(&[
+            Op::Check,
+            Op::Check,
+            Op::Check,
+            Op::Check,
+            Op::Peek,
+            Op::Take,
+            Op::Debit,
+            Op::Refund,
+            Op::Reset,
+            Op::Release,
+            Op::Settle,
+            Op::Book { max_wait_us: 2_000_000 },
+        ]);
+        if op == Op::Reset && random.below(4) > 0 {
+            continue; // too many would keep everything empty
+        }
+        let cost = *random.pick(&[0, 1, 1, 1, 1, 2, 3, 5, 9, u64::MAX]);
+        let keys: Vec<String> = (0..8).map(|key| format!("key:{key}")).collect();
+        let mut check = Check::of(op);
+        for _ in 0..1 + random.below(3) {
+            let key = random.pick(&keys);
+            let limits = random.pick(&limits);
+            check = if random.below(3) == 0 {
+                // Under a rule the same state is seen by limits of any algorithm.
+                let scope = Scope::Rule(random.pick(&["a", "b"]).to_string().into());
+                check.charge_subject(Subject { scope, key: key.as_bytes().into() }, limits, cost)
+            } else {
+                check.charge(key, limits, cost)
+            };
+        }
+        if op == Op::Take && check.charges().iter().any(|charge| charge.cost != cost) {
+            continue; // the same pair twice adds up, and then the costs are uneven
+        }
+        if random.below(3) == 0 || matches!(op, Op::Release | Op::Settle) {
+            if random.below(2) == 0 {
+                ids.push(Id(step as u64 + 2));
+            }
+            check = check.with_id(*random.pick(&ids[ids.len().saturating_sub(6)..]));
+        }
+        let expected = plain.decide(&check, clock.now());
+        let decided = store.decide(&check).await.unwrap();
+        assert_eq!(decided, expected, "seed {seed}, step {step}, at {now}: {check:?}");
+        if let Some(forget) = forget {
+            forget();
+            plain.forget(clock.now());
+        }
+    }
+}
+
+#[tokio::test]
+async fn memory_conforms() {
+    for seed in 0..20 {
+        let clock = ManualClock::new();
+        let memory = Memory::builder().clock(clock.clone()).max_keys(1024).build();
+        conformance(&memory, &clock, None, seed, 5_000).await;
+        conformance(&memory, &clock, Some(&|| memory.reclaim()), seed + 100, 5_000).await;
+    }
+}
+
+#[tokio::test]
+async fn checks_that_no_store_can_decide_are_refused_by_name() {
+    let memory = Memory::new();
+    let limit: Limit = "1/s".parse().unwrap();
+    let long = "k".repeat(1025);
+    let many: Vec<String> = (0..65).map(|key| key.to_string()).collect();
+    let too_many = many.iter().fold(Check::new(), |check, key| check.charge(key, [&limit], 1));
+    let uneven = Check::of(Op::Take).charge("a", [&limit], 1).charge("b", [&limit], 2);
+    for (check, expected) in [
+        (Check::new(), "invalid check: no charges: expected at least one key with a limit"),
+        (Check::new().charge(&long, [&limit], 1), "invalid check: a key of 1025 bytes: expected at most 1024"),
+        (too_many, "invalid check: 65 charges: expected at most 64"),
+        (uneven, "invalid check: take asks for 1 of one limit and 2 of another: expected the same cost everywhere"),
+    ] {
+        let error: StoreError = Store::decide(&memory, &check).await.unwrap_err();
+        assert_eq!(error.to_string(), expected);
+    }
+    assert!(memory.is_empty());
+}
+
+#[test]
+fn equal_pairs_of_one_check_are_summed() {
+    let limit: Limit = "10/s".parse().unwrap();
+    let check = Check::new().charge("k", [&limit], 3).charge("other", [&limit], 1).charge("k", [&limit], 4);
+    let costs: Vec<u64> = check.charges().iter().map(|charge| charge.cost).collect();
+    assert_eq!(costs, [7, 1]);
+}

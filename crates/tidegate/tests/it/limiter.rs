@@ -1,0 +1,147 @@
+//! Every operation through the limiter.
+
+use std::time::Duration;
+
+use tidegate::{Check, Id, Limiter, Limits, ManualClock, Memory, Retry};
+
+pub(crate) fn limiter(limits: &str) -> (Limiter, ManualClock) {
+    let clock = ManualClock::new();
+    let memory = Memory::builder().clock(clock.clone()).build();
+    (Limiter::builder(limits.parse().unwrap()).memory(memory).build(), clock)
+}
+
+#[tokio::test]
+async fn several_limits_are_one_decision() {
+    let (limiter, clock) = limiter("2/s; 3/min window");
+    for remaining in [1, 0] {
+        let decision = limiter.check("k").await.unwrap();
+        assert!(decision.allowed());
+        assert_eq!(decision.charges()[0].remaining, remaining);
+    }
+    let denied = limiter.check("k").await.unwrap();
+    assert!(!denied.allowed());
+    assert_eq!((denied.binding_index(), denied.retry()), (0, Retry::After(500_000)));
+    assert_eq!(denied.charges()[1].remaining, 1, "a denial leaves nothing charged");
+    clock.advance(Duration::from_secs(1));
+    assert!(limiter.check("k").await.unwrap().allowed());
+    let denied = limiter.check("k").await.unwrap();
+    assert_eq!((denied.binding_index(), denied.retry()), (1, Retry::After(59_000_000)));
+}
+
+#[tokio::test]
+async fn weights_peeks_takes_debits_refunds_and_resets() {
+    let (limiter, _) = limiter("10/min");
+    assert_eq!(limiter.check("k").cost(4).await.unwrap().remaining(), 6);
+    assert!(!limiter.peek("k").cost(7).await.unwrap().allowed());
+    assert_eq!(limiter.peek("k").await.unwrap().remaining(), 6);
+    assert_eq!(limiter.take_up_to("k", 9).await.unwrap().granted(), 6);
+    assert!(!limiter.take_up_to("k", 9).await.unwrap().allowed());
+    assert!(limiter.debit("k", 10).await.unwrap().allowed(), "one capacity below empty");
+    assert!(!limiter.debit("k", 1).await.unwrap().allowed());
+    assert_eq!(limiter.refund("k", 15).await.unwrap().remaining(), 5);
+    assert_eq!(limiter.refund("k", 99).await.unwrap().remaining(), 10);
+    assert!(limiter.check("k").cost(10).await.unwrap().allowed());
+    assert_eq!(limiter.reset("k").await.unwrap().remaining(), 10);
+    assert_eq!(limiter.check("k").cost(11).await.unwrap().retry(), Retry::Never);
+}
+
+#[tokio::test]
+async fn tiers_share_what_was_used() {
+    let (free, _) = limiter("10/min");
+    let pro = free.with_limits("100/min".parse().unwrap());
+    assert!(free.check("k").cost(10).await.unwrap().allowed());
+    assert_eq!(pro.peek("k").await.unwrap().remaining(), 90);
+    assert!(pro.check("k").cost(50).await.unwrap().allowed());
+    assert!(!free.check("k").await.unwrap().allowed());
+}
+
+#[tokio::test]
+async fn named_limits_keep_their_usage_through_any_change_and_to_themselves() {
+    let clock = ManualClock::new();
+    let memory = Memory::builder().clock(clock.clone()).build();
+    let named =
+        |name: &str, limits: &str| Limiter::builder(limits.parse().unwrap()).memory(memory.clone()).name(name).build();
+    assert!(named("search", "10/min").check("k").cost(10).await.unwrap().allowed());
+    assert!(!named("search", "10/min window").check("k").await.unwrap().allowed());
+    assert!(!named("search", "10/min log").check("k").await.unwrap().allowed());
+    assert!(named("login", "10/min").check("k").cost(10).await.unwrap().allowed());
+}
+
+#[tokio::test]
+async fn a_reservation_is_settled_once_at_what_it_came_to() {
+    let (limiter, _) = limiter("100/min");
+    let reservation = limiter.reserve("k", 40).await.unwrap();
+    assert_eq!(reservation.decision().remaining(), 60);
+    assert_eq!(reservation.settle(10).await.unwrap().remaining(), 90);
+    let more = limiter.reserve("k", 40).await.unwrap();
+    let settled = more.settle(95).await.unwrap(); // 5 more than there is: into debt
+    assert!(settled.allowed());
+    assert_eq!((settled.granted(), settled.remaining()), (55, 0));
+    let denied = limiter.reserve("k", 1).await.unwrap();
+    assert!(!denied.allowed());
+    assert_eq!(denied.settle(50).await.unwrap().remaining(), 0, "nothing was reserved, nothing is settled");
+}
+
+#[tokio::test]
+async fn cancelling_gives_back_what_cannot_have_regrown() {
+    let (limiter, clock) = limiter("60/min");
+    let reservation = limiter.reserve("k", 30).await.unwrap();
+    clock.advance(Duration::from_secs(10)); // ten of them have regrown
+    assert_eq!(reservation.cancel().await.unwrap().granted(), 20);
+    assert_eq!(limiter.peek("k").await.unwrap().remaining(), 60);
+}
+
+#[tokio::test]
+async fn leases_end_when_released_dropped_or_over() {
+    let (limiter, clock) = limiter("2 concurrent ttl 30s");
+    let first = limiter.lease("k").await.unwrap();
+    let second = limiter.lease("k").await.unwrap();
+    assert!(first.allowed() && second.allowed());
+    let third = limiter.lease("k").await.unwrap();
+    assert_eq!(third.decision().retry(), Retry::After(30_000_000));
+    drop(third);
+    assert_eq!(limiter.peek("k").await.unwrap().remaining(), 0, "what was not granted is not released");
+    assert_eq!(first.release().await.unwrap().remaining(), 1);
+    drop(second);
+    assert_eq!(limiter.peek("k").await.unwrap().remaining(), 2);
+    std::mem::forget(limiter.lease("k").await.unwrap()); // a process that died
+    clock.advance(Duration::from_secs(30));
+    assert_eq!(limiter.peek("k").await.unwrap().remaining(), 2);
+}
+
+#[tokio::test]
+async fn a_check_under_a_concurrent_limit_is_a_lease_with_an_id() {
+    let (limiter, _) = limiter("1 concurrent ttl 30s");
+    let decision = limiter.check("k").await.unwrap();
+    assert!(decision.allowed() && decision.id().is_some());
+    assert!(!limiter.check("k").await.unwrap().allowed());
+    let id = decision.id().unwrap();
+    assert_eq!(limiter.refund("k", 1).id(id).await.unwrap().granted(), 1);
+    assert_eq!(limiter.refund("k", 1).id(id).await.unwrap().granted(), 0);
+    assert!(limiter.check("k").await.unwrap().allowed());
+}
+
+#[tokio::test]
+async fn a_check_repeated_under_its_id_is_taken_once() {
+    let (limiter, _) = limiter("10/min; 10/min window");
+    for _ in 0..5 {
+        let decision = limiter.check("k").cost(3).id(Id(77)).await.unwrap();
+        assert!(decision.allowed());
+        assert_eq!(decision.remaining(), 7);
+    }
+    assert_eq!(limiter.refund("k", 99).id(Id(77)).await.unwrap().remaining(), 10);
+    assert_eq!(limiter.refund("k", 99).id(Id(77)).await.unwrap().granted(), 0);
+}
+
+#[tokio::test]
+async fn one_check_over_several_keys_is_all_or_nothing() {
+    let (limiter, _) = limiter("1/s");
+    let (user, global): (Limits, Limits) = ("5/min".parse().unwrap(), "7/min".parse().unwrap());
+    let both = |user_key: &'static str| Check::new().charge(user_key, &user, 3).charge("everyone", &global, 3);
+    assert!(limiter.decide(both("a")).await.unwrap().allowed());
+    assert!(limiter.decide(both("b")).await.unwrap().allowed());
+    let denied = limiter.decide(both("c")).await.unwrap();
+    assert!(!denied.allowed());
+    assert_eq!(denied.binding_index(), 1);
+    assert_eq!(denied.charges()[0].remaining, 5, "c has paid nothing");
+}

@@ -1,0 +1,124 @@
+//! The memory store's own promises: the fast paths say the same as the general one, and what is idle is forgotten.
+
+use std::time::Duration;
+
+use tidegate::{Check, Limit, ManualClock, Memory, Op, Timestamp, Verdict};
+
+use crate::conformance::Random;
+
+fn memory() -> (Memory, ManualClock) {
+    let clock = ManualClock::new();
+    clock.set(Timestamp::from_secs(1_700_000_000));
+    (Memory::builder().clock(clock.clone()).build(), clock)
+}
+
+#[test]
+fn check_allows_and_check_many_say_the_same_as_decide() {
+    let limits: Vec<Limit> = [
+        "3/s",
+        "5/s burst 2",
+        "3/s window",
+        "4/s sliding",
+        "2/s log",
+        "2/s count rejected",
+        "3/s window count rejected",
+    ]
+    .iter()
+    .map(|text| text.parse().unwrap())
+    .collect();
+    let mut random = Random(7);
+    let (clock_a, clock_b, clock_c, clock_d) =
+        (ManualClock::new(), ManualClock::new(), ManualClock::new(), ManualClock::new());
+    let [a, b, c, d] =
+        [&clock_a, &clock_b, &clock_c, &clock_d].map(|clock| Memory::builder().clock(clock.clone()).build());
+    for _ in 0..30_000 {
+        let step = Duration::from_micros(random.below(3) * random.below(400_000));
+        for clock in [&clock_a, &clock_b, &clock_c, &clock_d] {
+            clock.advance(step);
+        }
+        let limit = random.pick(&limits);
+        let asks: Vec<(String, u64)> =
+            (0..random.below(40)).map(|_| (format!("k{}", random.below(30)), random.below(4))).collect();
+        let general: Vec<Verdict> = asks
+            .iter()
+            .map(|(key, cost)| *a.decide(&Check::of(Op::Check).charge(key, [limit], *cost)).binding())
+            .collect();
+        let one_by_one: Vec<Verdict> = asks.iter().map(|(key, cost)| b.check(key, limit, *cost)).collect();
+        let allowed: Vec<bool> = asks.iter().map(|(key, cost)| d.allows(key, limit, *cost)).collect();
+        assert_eq!(one_by_one, general);
+        assert_eq!(c.check_many(&asks, limit), general);
+        assert_eq!(allowed, general.iter().map(|verdict| verdict.allowed).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn looking_and_being_denied_for_ever_create_no_key() {
+    let (memory, _) = memory();
+    let limit: Limit = "1/s".parse().unwrap();
+    assert!(memory.check("k", &limit, 0).allowed);
+    assert!(!memory.check("k", &limit, 2).allowed);
+    for op in [Op::Peek, Op::Refund, Op::Reset, Op::Release] {
+        let _ = memory.decide(&Check::of(op).charge("k", [&limit], 1));
+    }
+    assert_eq!(memory.len(), 0);
+}
+
+#[test]
+fn a_key_is_forgotten_as_soon_as_it_is_found_idle() {
+    let (memory, clock) = memory();
+    for text in ["10/s", "10/s window", "10/s log", "10/s sliding", "10/s estimate", "5 concurrent ttl 1s"] {
+        let limit: Limit = text.parse().unwrap();
+        let _ = memory.decide(&Check::new().charge("k", [&limit], 1));
+        assert_eq!(memory.len(), 1, "{text}");
+        clock.advance(Duration::from_secs(3));
+        let _ = memory.decide(&Check::of(Op::Peek).charge("k", [&limit], 1));
+        assert_eq!(memory.len(), 0, "{text}");
+    }
+}
+
+#[test]
+fn many_keys_that_come_and_go_take_the_room_of_those_in_use_only() {
+    let (memory, clock) = memory();
+    let limit: Limit = "10/s".parse().unwrap(); // one hit is forgotten after 100 ms
+    for key in 0..1_000_000 {
+        if key % 10 == 0 {
+            clock.advance(Duration::from_micros(100)); // 100 000 keys a second: 10 000 in use at a time
+        }
+        assert!(memory.allows(&format!("key:{key}"), &limit, 1));
+    }
+    assert!(memory.len() < 40_000, "{} keys are kept", memory.len());
+    assert!(memory.allocated_bytes() < 64 * 60_000, "{} bytes", memory.allocated_bytes());
+    clock.advance(Duration::from_secs(1));
+    memory.reclaim();
+    assert_eq!(memory.len(), 0);
+    assert!(memory.allocated_bytes() < 512 * 1024, "{} bytes", memory.allocated_bytes());
+}
+
+#[test]
+fn a_live_key_takes_at_most_64_bytes() {
+    let (memory, _) = memory();
+    let limit: Limit = "600/h".parse().unwrap();
+    for keys in [100_000, 250_000, 400_000, 1_000_000] {
+        for key in memory.len()..keys {
+            assert!(memory.allows(&format!("user:{key}"), &limit, 1));
+        }
+        assert_eq!(memory.len(), keys);
+        let bytes = memory.allocated_bytes() / keys;
+        assert!(bytes <= 64, "{bytes} bytes per key at {keys} keys");
+    }
+}
+
+#[test]
+fn more_limits_than_can_be_numbered_are_still_kept_apart() {
+    let (memory, _) = memory();
+    let limit = |amount| Limit::bucket(amount, tidegate::Period::HOUR).build().unwrap();
+    let keys = 70_000u64;
+    for key in 0..keys {
+        let verdict = memory.check(&format!("k{key}"), &limit(key + 2), 1);
+        assert_eq!(verdict.remaining, key + 1);
+    }
+    for key in 0..keys {
+        let verdict = memory.check(&format!("k{key}"), &limit(key + 2), 1);
+        assert_eq!((verdict.allowed, verdict.remaining), (true, key));
+    }
+}

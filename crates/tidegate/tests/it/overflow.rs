@@ -1,0 +1,91 @@
+//! When every place is taken: idle keys make room first, keys in use never do, and the policy decides about the rest.
+
+use std::time::Duration;
+
+use tidegate::{Check, Limit, ManualClock, Memory, Op, Overflow};
+
+const KEYS: usize = 1_000;
+
+fn full(overflow: Overflow) -> (Memory, ManualClock, Limit) {
+    let clock = ManualClock::new();
+    let memory = Memory::builder().clock(clock.clone()).max_keys(KEYS).overflow(overflow).build();
+    let limit: Limit = "5/min".parse().unwrap();
+    for key in 0..KEYS {
+        assert!(memory.check(&format!("old:{key}"), &limit, 2).allowed);
+    }
+    assert_eq!(memory.len(), KEYS);
+    (memory, clock, limit)
+}
+
+fn old_keys_are_exact(memory: &Memory, limit: &Limit) {
+    for key in 0..KEYS {
+        let verdict = memory.decide(&Check::of(Op::Peek).charge(&format!("old:{key}"), [limit], 1));
+        assert_eq!(verdict.remaining(), 3, "old:{key}");
+    }
+    assert_eq!(memory.len(), KEYS);
+}
+
+#[test]
+fn by_default_keys_without_a_place_share_one_budget() {
+    let (memory, _, limit) = full(Overflow::default());
+    let allowed = (0..10_000).filter(|key| memory.allows(&format!("new:{key}"), &limit, 1)).count();
+    assert_eq!(allowed, 5);
+    old_keys_are_exact(&memory, &limit);
+}
+
+#[test]
+fn keys_without_a_place_can_be_denied() {
+    let (memory, _, limit) = full(Overflow::DenyNew);
+    assert!((0..10_000).all(|key| !memory.allows(&format!("new:{key}"), &limit, 1)));
+    assert!(memory.check("new", &limit, 0).allowed);
+    old_keys_are_exact(&memory, &limit);
+}
+
+#[test]
+fn keys_without_a_place_can_be_let_pass() {
+    let (memory, _, limit) = full(Overflow::AllowNew);
+    assert!((0..10_000).all(|key| memory.allows(&format!("new:{key}"), &limit, 1)));
+    old_keys_are_exact(&memory, &limit);
+}
+
+#[test]
+fn a_single_idle_key_makes_room_for_a_new_one() {
+    let (memory, clock, limit) = full(Overflow::DenyNew);
+    // All but one are used again a little later; that one is idle first.
+    clock.advance(Duration::from_secs(12));
+    for key in (0..KEYS).filter(|key| *key != 321) {
+        assert!(memory.check(&format!("old:{key}"), &limit, 1).allowed);
+    }
+    clock.advance(Duration::from_secs(12));
+    assert!(memory.allows("new", &limit, 1));
+    assert!(!memory.allows("newer", &limit, 1));
+    assert_eq!(memory.len(), KEYS);
+    let kept = memory.decide(&Check::of(Op::Peek).charge("new", [&limit], 1));
+    assert_eq!(kept.remaining(), 4);
+}
+
+#[test]
+fn the_bound_holds_for_checks_over_many_keys() {
+    let clock = ManualClock::new();
+    let memory = Memory::builder().clock(clock).max_keys(7).overflow(Overflow::AllowNew).build();
+    let limit: Limit = "5/min".parse().unwrap();
+    for round in 0..50 {
+        let keys: Vec<String> = (0..10).map(|key| format!("{round}:{key}")).collect();
+        let check = keys.iter().fold(Check::new(), |check, key| check.charge(key, [&limit], 1));
+        assert!(memory.decide(&check).allowed());
+        assert!(memory.len() <= 7);
+    }
+    assert_eq!(memory.len(), 7);
+}
+
+#[test]
+fn keys_of_one_check_that_share_a_budget_pay_each_for_itself() {
+    let (memory, _, limit) = full(Overflow::SharedBucket);
+    let both = |a: &str, b: &str| {
+        let (a, b) = (a.to_owned(), b.to_owned());
+        memory.decide(&Check::new().charge(&a, [&limit], 2).charge(&b, [&limit], 2)).allowed()
+    };
+    assert!(both("x1", "y1"));
+    assert!(both("x2", "y2"));
+    assert!(!both("x3", "y3"));
+}
