@@ -214,7 +214,7 @@ mod tests {
     fn the_busiest_period_may_begin_anywhere_and_excludes_its_first_moment() {
         let mut contender = contender("2/s window; 100/h");
         for (number, at_us) in (1..).zip([0, 900_000, 1_000_000, 1_100_000, 1_899_999]) {
-            contender.decide(&event(number, at_us, "k"));
+            let _ = contender.decide(&event(number, at_us, "k"));
         }
         let most = contender.windows()[0].most;
         // 900000, 1000000 and 1100000; the last one came too early for the window, and the first too early for the period.
@@ -226,7 +226,7 @@ mod tests {
     fn streaks_of_denials_are_counted_key_by_key() {
         let mut contender = contender("1/s");
         for (number, key) in (1..).zip(["a", "b", "a", "b", "a", "b", "c"]) {
-            contender.decide(&event(number, 0, key));
+            let _ = contender.decide(&event(number, 0, key));
         }
         assert_eq!(contender.longest_streak(), 2);
     }
@@ -236,7 +236,7 @@ mod tests {
         let mut contender = contender("1000000/h");
         let hits = MANY_MOMENTS as u64 + 10;
         for n in 1..=hits {
-            contender.decide(&event(n, n, "k"));
+            let _ = contender.decide(&event(n, n, "k"));
         }
         let most = contender.windows()[0].most;
         assert_eq!((most.units, most.at_least), (hits, true));
@@ -247,12 +247,12 @@ mod tests {
         let mut contender = contender("2/s");
         contender.sweep_at = 100;
         for n in 1..=100 {
-            contender.decide(&event(n, 0, &format!("early-{n}")));
+            let _ = contender.decide(&event(n, 0, &format!("early-{n}")));
         }
-        contender.decide(&event(101, 600_000, "late"));
+        let _ = contender.decide(&event(101, 600_000, "late"));
         assert_eq!(contender.keys.len(), 101, "half a second later all of them are in the busiest period still");
         contender.sweep_at = 100;
-        contender.decide(&event(102, 1_000_000, "later"));
+        let _ = contender.decide(&event(102, 1_000_000, "later"));
         assert_eq!(contender.keys.len(), 2, "late and later");
         assert_eq!(contender.decide(&event(103, 1_000_000, "late")).remaining(), 0);
     }

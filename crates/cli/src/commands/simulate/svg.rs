@@ -106,7 +106,7 @@ fn times(svg: &mut String, axis: &Axis, bottom: f64) {
     for at in axis.ticks(MOST_TICKS) {
         let x = x_of(axis, at);
         let y = bottom + 18.0;
-        let _ = writeln!(svg, r#"<text x="{x:.1}" y="{y:.0}" text-anchor="middle">{}</text>"#, Micros(at));
+        let _ = writeln!(svg, r#"<text x="{x:.1}" y="{y:.0}" text-anchor="middle">{}</text>"#, axis.label(at));
     }
 }
 

@@ -92,7 +92,7 @@ fn timelines(text: &mut String, scene: &Scene, contenders: &[Contender], summari
         let _ = writeln!(text, "  allowed |{}|", paint.good(line(&|bar| bars[bar].allowed)));
         let _ = writeln!(text, "  denied  |{}|", paint.bad(line(&|bar| bars[bar].denied)));
     }
-    let (start, end) = (Micros(axis.start_us).to_string(), Micros(axis.end_us()).to_string());
+    let (start, end) = (axis.label(axis.start_us), axis.label(axis.end_us()));
     let gap = axis.bars.saturating_sub(start.chars().count());
     let _ = writeln!(text, "           {start}{end:>gap$}");
     let legend = format!("one column is {}, a full one {} units", human(axis.bar_us), grouped(tallest));

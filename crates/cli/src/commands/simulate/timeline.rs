@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
 
+use tidegate_core::trace::Micros;
+
 /// The most slots in which something happened.
 const MOST_SLOTS: usize = 1 << 14;
 
@@ -104,12 +106,24 @@ impl Axis {
         self.start_us.saturating_add(self.bar_us.saturating_mul(self.bars as u64))
     }
 
-    /// Round moments, at most `most` of them, at which to write the time.
+    /// Moments at round distances from the start, at most `most` of them, at which to write the time.
     pub(super) fn ticks(&self, most: u64) -> Vec<u64> {
-        let (start, end) = (self.start_us, self.end_us());
-        let fits = |width: u64| end / width - start.div_ceil(width) < most;
-        let Some(width) = round_widths().find(|width| fits(*width)) else { return Vec::new() };
-        (start.div_ceil(width)..=end / width).map(|index| index * width).collect()
+        let length = self.end_us() - self.start_us;
+        let Some(width) = round_widths().find(|width| length / width < most) else { return Vec::new() };
+        (0..=length / width).map(|index| self.start_us + index * width).collect()
+    }
+
+    /// What to write at a moment: the time, or how long after the start it is if the start is not 0.
+    pub(super) fn label(&self, at_us: u64) -> String {
+        if self.start_us == 0 {
+            Micros(at_us).to_string()
+        } else if at_us > self.start_us {
+            format!("+{}", Micros(at_us - self.start_us))
+        } else if at_us.is_multiple_of(1_000_000) {
+            format!("{}s", at_us / 1_000_000) // a moment late in history reads better so than in minutes
+        } else {
+            Micros(at_us).to_string()
+        }
     }
 }
 
