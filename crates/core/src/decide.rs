@@ -159,6 +159,10 @@ fn apply(op: Op, meters: &mut [Meter<'_>]) -> bool {
             meters.iter().all(|meter| meter.fits)
         }
         Op::Take => {
+            if meters.iter_mut().any(Meter::is_charged) {
+                // Asked again under the same id: the answer is what it got.
+                return each(meters, |meter| meter.granted = meter.receipt().map_or(0, |receipt| receipt.refundable));
+            }
             let grant = meters.iter().map(|meter| meter.cost.min(meter.room(meter.ceiling(op)))).min().unwrap_or(0);
             for meter in &mut *meters {
                 meter.fits = meter.cost == 0 || meter.room(meter.ceiling(op)) > 0;
@@ -258,6 +262,8 @@ struct Bench<'c, 'a> {
     /// What will be forgotten when the record itself is aged, to be put back if nothing changes.
     ended: Ended,
     foreign: bool,
+    /// Whether nothing is in use any more: then the receipts are worth nothing either.
+    idle: bool,
 }
 
 impl<'c, 'a> Bench<'c, 'a> {
@@ -273,7 +279,8 @@ impl<'c, 'a> Bench<'c, 'a> {
             None
         };
         let ended = if copy.is_none() { state.ended(algorithm, now) } else { Ended::Nothing };
-        Bench { charge, copy, ended, foreign }
+        let idle = !charge.record.receipts.is_empty() && now >= state.idle_at();
+        Bench { charge, copy, ended, foreign, idle }
     }
 
     /// Ends the work: what was changed is kept, otherwise the record is as it was.
@@ -293,6 +300,8 @@ struct Meter<'a> {
     receipts: &'a mut Receipts,
     /// Whether the state was written in another scale, and its receipts with it.
     foreign: bool,
+    /// Whether nothing was in use, and the receipts are worth nothing.
+    idle: bool,
     now: Timestamp,
     cost: u64,
     reserved: u64,
@@ -330,7 +339,7 @@ macro_rules! gauge {
 
 impl<'a> Meter<'a> {
     fn new(bench: &'a mut Bench<'_, '_>, now: Timestamp) -> Self {
-        let Bench { charge, copy, foreign, .. } = bench;
+        let Bench { charge, copy, foreign, idle, .. } = bench;
         let limit = charge.limit;
         let Record { state, receipts } = &mut *charge.record;
         let mut gauge = match (limit.algorithm(), copy.as_mut().unwrap_or(state)) {
@@ -346,12 +355,13 @@ impl<'a> Meter<'a> {
         let (cost, reserved) = (charge.cost, charge.reserved);
         // Leases that nobody named are kept under this id, so it cannot name one.
         let id = charge.id.filter(|id| *id != Id::NONE);
-        let foreign = *foreign;
+        let (foreign, idle) = (*foreign, *idle);
         Meter {
             limit,
             gauge,
             receipts,
             foreign,
+            idle,
             now,
             cost,
             reserved,
@@ -366,10 +376,17 @@ impl<'a> Meter<'a> {
     /// From here on the state differs from the one that was kept.
     fn change(&mut self) {
         self.changed = true;
-        if self.foreign {
-            self.receipts.forfeit();
-            self.foreign = false;
+        if core::mem::take(&mut self.idle) {
+            *self.receipts = Receipts::default();
         }
+        if core::mem::take(&mut self.foreign) {
+            self.receipts.forfeit();
+        }
+    }
+
+    /// The receipt of this charge, if it was taken before and is not forgotten.
+    fn receipt(&mut self) -> Option<&mut Receipt> {
+        if self.idle { None } else { self.id.and_then(|id| self.receipts.find(id)) }
     }
 
     /// How much may be used: the capacity, and for a debit the debt below it.
@@ -398,8 +415,7 @@ impl<'a> Meter<'a> {
     fn is_charged(&mut self) -> bool {
         match (self.id, &self.gauge) {
             (Some(id), Gauge::Concurrent(_, leases)) => leases.holds(id),
-            (Some(id), _) => self.receipts.find(id).is_some(),
-            (None, _) => false,
+            _ => self.receipt().is_some(),
         }
     }
 
@@ -443,12 +459,15 @@ impl<'a> Meter<'a> {
         if let Gauge::Concurrent(..) = self.gauge {
             return self.release();
         }
-        let foreign = self.foreign;
-        let Some(receipt) = self.receipts.find(id).filter(|_| !foreign) else { return };
-        let units = self.cost.min(receipt.refundable);
+        let (foreign, cost) = (self.foreign, self.cost);
+        let Some(receipt) = self.receipt().filter(|_| !foreign) else { return };
+        let units = cost.min(receipt.refundable);
         receipt.refundable -= units;
-        let charged_at = receipt.charged_at;
+        let (charged_at, all) = (receipt.charged_at, receipt.refundable == 0 && !receipt.settled);
         self.granted = self.give_back(units, Some(charged_at));
+        if all && units > 0 {
+            self.receipts.forget(id);
+        }
     }
 
     fn reset(&mut self) {
@@ -475,7 +494,7 @@ impl<'a> Meter<'a> {
             self.release();
             return true;
         }
-        let receipt = self.id.and_then(|id| self.receipts.find(id));
+        let receipt = self.receipt();
         if receipt.as_ref().is_some_and(|receipt| receipt.settled) {
             return true;
         }

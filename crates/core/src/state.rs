@@ -129,10 +129,10 @@ impl State {
             return carried;
         }
         if let (State::Bucket { rate: from, level }, State::Bucket { rate: to, level: new }) = (self, &mut carried) {
-            *new = from.carry(level, *to);
+            *new = from.carry(level, *to, now);
             return carried;
         }
-        let (usage, last) = (self.clone().usage(now), self.last());
+        let (usage, last) = (self.clone().usage(now), self.last(now));
         if usage > 0 {
             macro_rules! charge {
                 ($kernel:expr, $state:expr) => {{
@@ -186,11 +186,11 @@ impl State {
         }
     }
 
-    /// When something was last taken.
-    fn last(&self) -> Timestamp {
+    /// When something was last taken, or the last moment at which it can have been.
+    fn last(&self, now: Timestamp) -> Timestamp {
         match self {
             State::Idle => Timestamp::EPOCH,
-            State::Bucket { level, .. } => level.at,
+            State::Bucket { rate, level } => rate.charged_by(level, now),
             State::Window { count, .. } => count.last,
             State::Sliding { steps, .. } => steps.last(),
             State::Estimate { pair, .. } => pair.last,
@@ -283,6 +283,11 @@ impl Receipts {
 
     pub(crate) fn find(&mut self, id: Id) -> Option<&mut Receipt> {
         self.0.iter_mut().find(|receipt| receipt.id == id)
+    }
+
+    /// What was given back in full was never taken: its id is free again.
+    pub(crate) fn forget(&mut self, id: Id) {
+        self.0.retain(|receipt| receipt.id != id);
     }
 
     pub(crate) fn keep(&mut self, receipt: Receipt) {

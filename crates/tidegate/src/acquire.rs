@@ -192,12 +192,6 @@ impl Waiting {
         lines.total += 1;
         Ok(InLine { waiting: self, key, front })
     }
-
-    #[cfg(test)]
-    pub(crate) fn count(&self) -> (usize, usize) {
-        let lines = self.lines.lock();
-        (lines.total, lines.by_key.len())
-    }
 }
 
 /// One that waits; leaves the line when dropped.

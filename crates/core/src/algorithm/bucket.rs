@@ -87,12 +87,8 @@ impl Bucket {
 
     /// A full burst, and what drains before the period is over.
     pub(crate) fn worst_case(&self) -> u64 {
-        let Rate { p, q, grid } = self.rate;
-        let (p, q) = (u128::from(p), u128::from(q));
-        let ticks = u128::from((self.period - 1).div_ceil(grid));
-        // A span can hold one tick more than fits into it only if it begins within a tick, and so with something left.
-        let left = if (self.period - 1).is_multiple_of(grid) { 0 } else { gcd(p, q) };
-        let drained = (ticks * p).saturating_sub(left) / q;
+        let ticks = (self.period - 1).div_ceil(self.rate.grid);
+        let drained = u128::from(ticks) * u128::from(self.rate.p) / u128::from(self.rate.q);
         self.capacity + u64::try_from(drained).unwrap_or(u64::MAX - self.capacity)
     }
 
@@ -123,8 +119,17 @@ impl Rate {
         level.at.plus(ticks.saturating_mul(self.grid))
     }
 
+    /// The last moment at which the level can have been charged. On a coarse grid a bucket's clock starts with the tick it is
+    /// in, which may be before the charge: nobody else may drain it for that time.
+    pub(crate) fn charged_by(&self, level: &Level, now: Timestamp) -> Timestamp {
+        let on_grid = level.at.floor_to(self.grid) == level.at;
+        if on_grid { level.at.plus(self.grid - 1).min(now.max(level.at)) } else { level.at }
+    }
+
     /// The same usage at another rate, rounded up to a whole unit.
-    pub(crate) fn carry(&self, level: &Level, to: Rate) -> Level {
+    pub(crate) fn carry(&self, level: &Level, to: Rate, now: Timestamp) -> Level {
+        let at = if self.grid > to.grid { self.charged_by(level, now) } else { level.at };
+        let level = &Level { units: level.units, at };
         let units = mul_div_ceil(level.units, to.q, self.q);
         if units < EXACT {
             return Level { units, at: level.at };
@@ -147,9 +152,8 @@ impl Kernel for Bucket {
         let ticks = if grid == 1 { elapsed } else { elapsed / grid };
         level.units = level.units.saturating_sub(ticks.saturating_mul(p));
         level.at = if level.units == 0 {
-            // An idle key does not save up: its clock starts to tick now. Not on the grid, which would be a moment
-            // before now and drain for it, and again and again if another limit with a finer grid takes turns.
-            now
+            // An idle key does not save up: its clock starts with the tick it is in.
+            if grid == 1 { now } else { now.floor_to(grid) }
         } else {
             // Only whole ticks are spent; the rest of the last one is kept for later.
             level.at.plus(ticks * grid)

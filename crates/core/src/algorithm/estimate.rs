@@ -78,7 +78,7 @@ impl Kernel for Estimate {
 
     fn age(&self, pair: &mut Pair, now: Timestamp) -> Timestamp {
         let idle = pair.previous == 0 && pair.current == 0;
-        let now = if idle { now } else { max(now, max(pair.start, pair.last)) };
+        let now = if idle { now } else { max(now, pair.start) };
         let start = now.floor_to(self.period);
         match start.micros_since(pair.start) / self.period {
             0 if !idle => {}

@@ -73,8 +73,13 @@ impl Steps {
 impl Sliding {
     /// The steps that [`age`](Kernel::age) will forget.
     pub(crate) fn ended(&self, state: &Steps, now: Timestamp) -> Vec<Step> {
-        let now = max(now, state.last);
+        let now = max(now, self.newest(state));
         state.iter().take_while(|step| self.expiry(step.index) <= now).collect()
+    }
+
+    /// The newest time in a state: when its newest step began.
+    fn newest(&self, state: &Steps) -> Timestamp {
+        Timestamp::from_micros(state.steps.back().map_or(0, |step| step.index * self.step))
     }
 
     /// The first moment at which step `index` no longer counts.
@@ -98,7 +103,7 @@ impl Kernel for Sliding {
     type State = Steps;
 
     fn age(&self, state: &mut Steps, now: Timestamp) -> Timestamp {
-        let now = if state.steps.is_empty() { now } else { max(now, state.last) };
+        let now = max(now, self.newest(state));
         while let Some(oldest) = state.steps.front() {
             if now < self.expiry(oldest.index) {
                 break;

@@ -48,7 +48,7 @@ impl Kernel for Window {
 
     #[inline(always)]
     fn age(&self, count: &mut Count, now: Timestamp) -> Timestamp {
-        let now = if count.used == 0 { now } else { max(now, count.last) };
+        let now = if count.used == 0 { now } else { max(now, count.start) };
         if count.used == 0 || now.micros_since(count.start) >= self.period {
             let start = if self.from_first_hit { now } else { now.floor_to(self.period) };
             *count = Count { start, last: start, used: 0 };

@@ -158,8 +158,7 @@ impl Naive {
         start
     }
 
-    /// How full a bucket is: the fullest that any stretch of its past leaves it. Its clock ticks from the moment it was
-    /// last idle.
+    /// How full a bucket is: the fullest that any stretch of its past leaves it. Time is floored to its grid.
     fn level(&self, now: u64) -> u128 {
         let Algorithm::Bucket(bucket) = self.limit.algorithm() else { return 0 };
         let tick = u128::from(bucket.amount) * u128::from(self.limit.grid_us());
@@ -182,7 +181,18 @@ impl Naive {
             _ => (now, 1),
         };
         self.past.push(Past { at, units: u128::from(units) * share });
-        self.newest = at;
+        self.newest = self.remembered(at);
+    }
+
+    /// The newest time that is still known after something was taken at `at`: a window knows its start, a step its own.
+    fn remembered(&self, at: u64) -> u64 {
+        match self.limit.algorithm() {
+            Algorithm::Window(window) if window.from_first_hit => self.window_start(at, window.period),
+            Algorithm::Window(window) => at / window.period * window.period,
+            Algorithm::Sliding(sliding) => at / sliding.step * sliding.step,
+            Algorithm::Estimate(estimate) => at / estimate.period * estimate.period,
+            _ => at,
+        }
     }
 
     /// What no longer counts when something changes is gone, even if the clock should go back.
@@ -191,10 +201,9 @@ impl Naive {
         self.past.retain(|past| all.counts(past, now));
     }
 
-    /// The last tick of a bucket's clock, which starts when the bucket is first used.
+    /// The tick of a bucket's clock that `now` is in.
     fn tick(&self, now: u64) -> u64 {
-        let grid = self.limit.grid_us();
-        self.past.first().map_or(now, |first| first.at + (now - first.at) / grid * grid)
+        now / self.limit.grid_us() * self.limit.grid_us()
     }
 
     /// Gives back up to `units` without asking whose they were, the newest first.
@@ -226,8 +235,8 @@ impl Naive {
         }
         self.past.retain(|past| past.units > 0);
         match (self.limit.algorithm(), self.past.last()) {
-            // A log remembers no more than its entries.
-            (Algorithm::Log(_), Some(last)) => self.newest = last.at,
+            // These remember no more than their entries.
+            (Algorithm::Log(_) | Algorithm::Sliding(_), Some(last)) => self.newest = self.remembered(last.at),
             // An estimate remembers in which window it last was.
             (Algorithm::Estimate(estimate), _) => {
                 self.newest = self.newest.max(now / estimate.period * estimate.period);

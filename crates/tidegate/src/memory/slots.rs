@@ -229,7 +229,7 @@ mod tests {
             for step in 0..20_000u64 {
                 // Few distinct hashes, some of them with equal order: long runs.
                 let hash = Hash { order: random.next() & spread, other: random.next() & 3 };
-                if random.next() % 3 == 0 {
+                if random.next().is_multiple_of(3) {
                     if let Ok(index) = slots.find(hash) {
                         slots.remove(index);
                     }

@@ -10,8 +10,11 @@ use tidegate::{
 /// A store that could not be simpler: one map, one record per state, the core over it. Says what is right.
 #[derive(Default)]
 pub(crate) struct Plain {
-    records: HashMap<(Option<String>, Vec<u8>, &'static str, u16), Record>,
+    records: HashMap<Identity, Record>,
 }
+
+/// Rule, key, algorithm (of ad hoc keys), position.
+type Identity = (Option<String>, Vec<u8>, &'static str, u16);
 
 impl Plain {
     pub(crate) fn decide(&mut self, check: &Check<'_>, now: Timestamp) -> Decision {
@@ -169,8 +172,9 @@ pub(crate) async fn conformance(
 async fn memory_conforms() {
     for seed in 0..20 {
         let clock = ManualClock::new();
-        let memory = Memory::builder().clock(clock.clone()).max_keys(1024).build();
-        conformance(&memory, &clock, None, seed, 5_000).await;
+        let memory = || Memory::builder().clock(clock.clone()).max_keys(1024).build();
+        conformance(&memory(), &clock, None, seed, 5_000).await;
+        let memory = memory();
         conformance(&memory, &clock, Some(&|| memory.reclaim()), seed + 100, 5_000).await;
     }
 }

@@ -1,5 +1,7 @@
 //! The library from outside: stores, limiter, waiting.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod acquire;
 mod conformance;
 mod limiter;

@@ -1,0 +1,147 @@
+//! `cargo xtask`: everything that has to be done to this repository, by one command each.
+
+mod json;
+mod packages;
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+const HELP: &str = "\
+cargo xtask COMMAND
+
+  test                what must pass before anything lands: format, lints, tests, documentation, examples, packages,
+                      and a short exactness run. Installs what is missing where it can.
+  ci                  the same; what continuous integration runs
+  exact [--ops N]     runs N decisions per algorithm against an independent online checker (default 1e9: minutes each);
+                      further arguments: --algorithm NAME, --seed S
+  bench [ARGS]        measures beside rivals and bounds in one run, as ratios (see bench/README.md)
+  packages            checks licences and banned packages over `cargo metadata`
+  pictures            makes the pictures under docs/pictures/ again
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let rest: Vec<&str> = args.iter().skip(1).map(String::as_str).collect();
+    let result = match args.first().map(String::as_str) {
+        Some("test" | "ci") => test(),
+        Some("exact") => exact(&rest),
+        Some("bench") => bench(&rest),
+        Some("packages") => packages::check(&root()),
+        Some("pictures") => pictures(),
+        Some("help" | "--help" | "-h") => {
+            say(HELP);
+            Ok(())
+        }
+        other => Err(format!("unknown command {:?}: expected one of these\n\n{HELP}", other.unwrap_or(""))),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("xtask: {problem}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn test() -> Result<(), String> {
+    let start = Instant::now();
+    need_component("fmt", "rustfmt")?;
+    need_component("clippy", "clippy")?;
+    step("format", cargo(&["fmt", "--all", "--check"]))?;
+    step("lints", cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"]))?;
+    step("packages: licences and bans", || packages::check(&root()))?;
+    step("tests", cargo(&["test", "--workspace", "--all-features", "--all-targets"]))?;
+    step("examples in the documentation", cargo(&["test", "--workspace", "--all-features", "--doc"]))?;
+    step("documentation", || {
+        let doc = ["doc", "--workspace", "--all-features", "--no-deps", "--document-private-items"];
+        run(Command::new(cargo_path()).args(doc).env("RUSTDOCFLAGS", "-D warnings"))
+    })?;
+    step("exactness, a short run", || exact(&["--ops", "2e6"]))?;
+    step("bench: lints", || run(in_bench(&["clippy", "--all-targets", "--", "-D", "warnings"])))?;
+    say(&format!("\neverything passed in {} s\n", start.elapsed().as_secs()));
+    Ok(())
+}
+
+fn exact(args: &[&str]) -> Result<(), String> {
+    let mut command = Command::new(cargo_path());
+    command.args(["run", "--quiet", "--release", "-p", "tidegate-core", "--example", "exact", "--"]);
+    if !args.contains(&"--ops") {
+        command.args(["--ops", "1e9"]);
+    }
+    run(command.args(args))
+}
+
+fn bench(args: &[&str]) -> Result<(), String> {
+    let args = if args.is_empty() { &["memory"] } else { args };
+    let mut command = in_bench(&["run", "--quiet", "--release", "--"]);
+    run(command.args(args))
+}
+
+fn in_bench(args: &[&str]) -> Command {
+    let mut command = Command::new(cargo_path());
+    command.current_dir(root().join("bench")).args(args);
+    command
+}
+
+fn pictures() -> Result<(), String> {
+    let script = root().join("docs/pictures/make");
+    run(Command::new("bash").arg(script))
+}
+
+/// A step of a longer command, announced, so that whoever waits knows for what.
+fn step(name: &str, action: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+    say(&format!("\n== {name}\n"));
+    action().map_err(|problem| format!("{name}: {problem}"))
+}
+
+fn cargo<'a>(args: &'a [&'a str]) -> impl FnOnce() -> Result<(), String> + 'a {
+    move || run(Command::new(cargo_path()).args(args))
+}
+
+fn cargo_path() -> String {
+    env::var("CARGO").unwrap_or_else(|_| "cargo".into())
+}
+
+fn run(command: impl std::borrow::BorrowMut<Command>) -> Result<(), String> {
+    let mut command = command;
+    let command = command.borrow_mut();
+    if command.get_current_dir().is_none() {
+        command.current_dir(root());
+    }
+    let words: Vec<String> = std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|word| Path::new(word).file_name().unwrap_or(word).to_string_lossy().into_owned())
+        .collect();
+    let line = words.join(" ");
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("`{line}` failed: {status}")),
+        Err(error) => Err(format!("`{line}` could not be started: {error}")),
+    }
+}
+
+/// A part of the toolchain that `cargo SUBCOMMAND` needs: installed if it can be, otherwise named with the command that would.
+fn need_component(subcommand: &str, component: &str) -> Result<(), String> {
+    let works =
+        || Command::new(cargo_path()).args([subcommand, "--version"]).output().is_ok_and(|o| o.status.success());
+    if works() {
+        return Ok(());
+    }
+    let _ = Command::new("rustup").args(["component", "add", component]).status();
+    if works() {
+        Ok(())
+    } else {
+        Err(format!("`cargo {subcommand}` is missing: run `rustup component add {component}`"))
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf).unwrap_or_default()
+}
+
+#[allow(clippy::print_stdout, reason = "it is a command for people")]
+fn say(text: &str) {
+    print!("{text}");
+}
