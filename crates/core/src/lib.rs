@@ -11,7 +11,8 @@
 //! - [`decide`] — the operations, written once: check, peek, take, debit, refund, reset, settle, release, book;
 //! - [`Decision`] and [`Verdict`] — what a limiter answers;
 //! - [`State`] — what is kept, and how it outlives a change of the limit;
-//! - [`headers`] — a decision as the text of HTTP headers.
+//! - [`headers`] — a decision as the text of HTTP headers;
+//! - [`trace`] — requests and expected answers as lines of text.
 
 #![no_std]
 
@@ -30,6 +31,7 @@ mod meter;
 mod notation;
 mod state;
 mod time;
+pub mod trace;
 
 pub use admit::{admit, report};
 pub use algorithm::Algorithm;
