@@ -6,7 +6,7 @@ use crate::decision::{Retry, Verdict};
 use crate::limit::Limit;
 use crate::time::Timestamp;
 
-/// Decides the simplest and most frequent call, one charge without an id: the same as [`decide`](crate::decide) with [`Op::Check`](crate::Op::Check), for
+/// Decides the simplest and most frequent call, one charge without an id: the same as [`decide`](crate::decide()) with [`Op::Check`](crate::Op::Check), for
 /// a store that keeps a state of exactly this algorithm at hand and has no time to lose. The rule on one screen.
 ///
 /// `kept` is changed only if something was charged. Returns whether it was allowed, and the aged state with its moment, from
