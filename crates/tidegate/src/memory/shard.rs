@@ -179,10 +179,7 @@ impl Shard {
             self.rebuild(limits, now);
             index = self.slots.find(hash).unwrap_or_else(|place| place);
         }
-        while !self.slots.insert(index, slot) {
-            self.rebuild(limits, now);
-            index = self.slots.find(hash).unwrap_or_else(|place| place);
-        }
+        self.slots.insert(index, slot);
     }
 
     /// Looks for an idle key to forget when the shard is full; says whether there is room now.
