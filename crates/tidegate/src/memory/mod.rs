@@ -48,12 +48,11 @@ const KEYS_PER_SHARD: usize = 1024;
 /// assert_eq!(verdict.remaining, 9);
 /// # Ok::<(), tidegate::ParseError>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Memory {
     inner: Arc<Inner>,
 }
 
-#[derive(Debug)]
 struct Inner {
     shards: Box<[Line]>,
     hasher: SipHash13,
@@ -141,6 +140,19 @@ impl MemoryBuilder {
                 overflows: Mutex::default(),
             }),
         }
+    }
+}
+
+/// Its settings; never its keys, of which there may be millions.
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Inner { clock, max_keys_per_shard, overflow, shards, .. } = &*self.inner;
+        let max_keys = max_keys_per_shard * shards.len();
+        f.debug_struct("Memory")
+            .field("clock", clock)
+            .field("max_keys", &max_keys)
+            .field("overflow", overflow)
+            .finish_non_exhaustive()
     }
 }
 
@@ -329,15 +341,19 @@ impl Inner {
 
     fn decide_one(&self, shard: &mut Shard, hash: Hash, op: Op, ask: Ask<'_>, now: Timestamp) -> Decision {
         let mut held = self.load(shard, hash, &ask, 0, now);
-        if let Home::Shared = held.home {
-            let mut overflows = self.overflows.lock();
+        let mut overflows = matches!(held.home, Home::Shared).then(|| self.overflows.lock());
+        if let Some(overflows) = &mut overflows {
             held = overflows.load(&ask, now);
-            let decision = tidegate_core::decide(op, &mut [ask.charge(&mut held.record)], now);
-            overflows.store(&ask, held.record);
-            return decision;
         }
+        let op = match (op, &held.home) {
+            (Op::Book { .. }, Home::Nowhere) => Op::Check, // nobody would keep the place
+            (op, _) => op,
+        };
         let decision = tidegate_core::decide(op, &mut [ask.charge(&mut held.record)], now);
-        self.store(shard, hash, &ask, held, now);
+        match (&held.home, &mut overflows) {
+            (Home::Shared, Some(overflows)) => overflows.store(&ask, held.record),
+            _ => self.store(shard, hash, &ask, held, now),
+        }
         decision
     }
 

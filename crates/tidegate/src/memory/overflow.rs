@@ -2,7 +2,7 @@
 
 use tidegate_core::{Id, Limit, Op, Record, Timestamp};
 
-/// The most limits that can have a shared state for overflowing keys.
+/// The most limits that can have a shared state for overflowing keys; a check over several may go a few beyond it.
 const MAX_OVERFLOWS: usize = 1024;
 
 /// What happens to a new key when every place is taken by a key that is in use. A key in use is never forgotten for a new one.
@@ -68,22 +68,25 @@ pub(super) enum Home {
 }
 
 impl Overflows {
-    /// The shared record of a limit, which there is then; or an exhausted one if there are too many.
+    /// The shared record of a limit, taken out until [`store`](Overflows::store) brings it back; or an exhausted one if there
+    /// are too many.
     pub(super) fn load(&mut self, ask: &Ask<'_>, now: Timestamp) -> Held {
         if let Some(record) = self.find(ask) {
-            return Held { record: record.clone(), home: Home::Shared };
+            return Held { record: std::mem::take(record), home: Home::Shared };
         }
-        self.records.retain(|(_, _, record)| now < record.idle_at());
+        if self.records.len() >= MAX_OVERFLOWS {
+            self.records.retain(|(_, _, record)| now < record.idle_at());
+        }
         if self.records.len() >= MAX_OVERFLOWS {
             return Held::exhausted(ask, now);
         }
-        self.records.push((*ask.limit, ask.ordinal, Record::default()));
         Held { record: Record::default(), home: Home::Shared }
     }
 
     pub(super) fn store(&mut self, ask: &Ask<'_>, record: Record) {
-        if let Some(kept) = self.find(ask) {
-            *kept = record;
+        match self.find(ask) {
+            Some(kept) => *kept = record,
+            None => self.records.push((*ask.limit, ask.ordinal, record)),
         }
     }
 

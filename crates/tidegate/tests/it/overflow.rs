@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::{Check, Limit, ManualClock, Memory, Op, Overflow};
+use tidegate::{AcquireError, Check, Limit, Limiter, Limits, ManualClock, Memory, Op, Overflow};
 
 const KEYS: usize = 1_000;
 
@@ -88,4 +88,25 @@ fn keys_of_one_check_that_share_a_budget_pay_each_for_itself() {
     assert!(both("x1", "y1"));
     assert!(both("x2", "y2"));
     assert!(!both("x3", "y3"));
+}
+
+#[test]
+fn keys_without_a_place_share_every_limit_of_a_check() {
+    let (memory, _, _) = full(Overflow::SharedBucket);
+    let limits: Limits = "5/min; 100/h; 1000/d".parse().unwrap();
+    let ask = |key: &str| memory.decide(&Check::new().charge(key, &limits, 5)).allowed();
+    assert!(ask("new:1"));
+    assert!(!ask("new:2"), "the first limit has been used up by the first key");
+}
+
+#[tokio::test]
+async fn whoever_waits_without_a_place_is_denied_as_well() {
+    let (memory, _, limit) = full(Overflow::DenyNew);
+    let limiter = Limiter::builder(limit.into()).memory(memory).build();
+    for key in 0..100 {
+        let key = format!("new:{key}");
+        let waiting = tokio::time::timeout(Duration::from_millis(10), limiter.acquire(&key, Duration::from_secs(600)));
+        let Ok(denied) = waiting.await else { panic!("it waits for a place that nobody keeps") };
+        assert!(matches!(denied, Err(AcquireError::TooLong(_))), "{denied:?}");
+    }
 }
