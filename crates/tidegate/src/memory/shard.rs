@@ -43,6 +43,14 @@ struct Search {
     nothing_before: Timestamp,
 }
 
+impl Search {
+    /// A key that may stand where the search has been, or move there, is idle from `idle_at` on.
+    fn expect(&mut self, idle_at: Timestamp) {
+        self.nothing_before = self.nothing_before.min(idle_at);
+        self.first_idle_at = self.first_idle_at.map(|first| first.min(idle_at));
+    }
+}
+
 /// Records that do not fit into a slot.
 #[derive(Debug, Default)]
 struct List {
@@ -131,7 +139,7 @@ impl Shard {
     pub(crate) fn put(&mut self, index: usize, record: Record, limit: &Limit, limits: &Interned, now: Timestamp) {
         let was = Packed::of(self.slots.get(index));
         let idle_at = record.idle_at();
-        self.search.nothing_before = self.search.nothing_before.min(idle_at);
+        self.search.expect(idle_at);
         if now >= idle_at {
             self.free(was);
             self.slots.remove(index);
@@ -164,9 +172,11 @@ impl Shard {
         limits: &Interned,
         now: Timestamp,
     ) {
-        if now >= record.idle_at() {
+        let idle_at = record.idle_at();
+        if now >= idle_at {
             return;
         }
+        self.search.expect(idle_at);
         let packed = pack(&record, limit, limits).unwrap_or_else(|| self.enlist(record));
         self.add_packed(hash, index, packed, limits, now);
     }
@@ -312,4 +322,42 @@ pub(crate) fn unpack_level(packed: Packed) -> Level {
 pub(crate) fn unpack_count(packed: Packed, period: u64) -> Count {
     let start = Timestamp::from_micros(packed.second - packed.second % period);
     Count { start, last: Timestamp::from_micros(packed.second), used: packed.first }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_comes_behind_the_search_is_found_when_it_is_idle() {
+        const MOST: usize = 2 * SEARCH;
+        // Among the last that the first piece of a search looks at.
+        const PASSED: u64 = SEARCH as u64 - 8;
+        let limits = Interned::new();
+        let (day, second): (Limit, Limit) = ("1/d".parse().unwrap(), "1/s".parse().unwrap());
+        let mut shard = Shard::default();
+        let add = |shard: &mut Shard, place: u64, limit: &Limit, now: Timestamp| {
+            let hash = Hash { order: place << 50, other: place };
+            let mut record = Record::default();
+            let charge = tidegate_core::Charge::new(limit, &mut record, 1);
+            assert!(tidegate_core::decide(tidegate_core::Op::Check, &mut [charge], now).allowed());
+            let Err(index) = shard.find(hash) else { panic!("it was not there") };
+            shard.add(hash, index, record, limit, &limits, now);
+        };
+        for place in 1..=MOST as u64 {
+            add(&mut shard, place, &day, Timestamp::EPOCH);
+        }
+        // The first piece of a search; then one key it has passed leaves, and another that is soon idle comes in its place.
+        assert!(!shard.make_room(MOST, &limits, Timestamp::EPOCH));
+        let index = shard.find(Hash { order: PASSED << 50, other: PASSED }).unwrap();
+        let _ = shard.take(index, &limits);
+        shard.put(index, Record::default(), &day, &limits, Timestamp::EPOCH);
+        assert!(shard.make_room(MOST, &limits, Timestamp::EPOCH));
+        add(&mut shard, PASSED, &second, Timestamp::EPOCH);
+        for _ in 0..10 {
+            assert!(!shard.make_room(MOST, &limits, Timestamp::EPOCH));
+        }
+        let later = Timestamp::from_secs(2);
+        assert!((0..10).any(|_| shard.make_room(MOST, &limits, later)));
+    }
 }
