@@ -108,7 +108,7 @@ pub fn retry_after_secs(decision: &Decision) -> Option<u64> {
 
 /// The value of `X-RateLimit-Reset`: the Unix second, rounded up, at which everything is available again.
 pub fn reset_epoch_secs(decision: &Decision) -> u64 {
-    (decision.at().as_micros() + decision.binding().reset_after_us).div_ceil(SECOND_US)
+    decision.at().as_micros().saturating_add(decision.binding().reset_after_us).div_ceil(SECOND_US)
 }
 
 /// A structured-field list of quoted names with parameters.
@@ -193,6 +193,16 @@ mod tests {
         let idle = decide(Op::Peek, &mut [Charge::new(&limit, &mut Record::default(), 1)], Timestamp::EPOCH);
         assert_eq!(rate_limit([("x", idle.binding())]), r#""x";r=10"#);
         assert_eq!(retry_after_secs(&idle), None);
+    }
+
+    #[test]
+    fn numbers_of_a_store_that_went_mad_are_still_numbers() {
+        let mad =
+            Verdict { reset_after_us: u64::MAX, next_after_us: u64::MAX, remaining: u64::MAX, ..Verdict::default() };
+        let decision = Decision::of_one(mad, false, Timestamp::MAX);
+        let limit: Limit = "10/s".parse().unwrap();
+        assert_eq!(reset_epoch_secs(&decision), u64::MAX.div_ceil(SECOND_US));
+        assert!(!of(&decision, &[("x", &limit)], Families::ALL).is_empty());
     }
 
     #[test]
