@@ -4,6 +4,7 @@
 
 mod acquire;
 mod conformance;
+mod extremes;
 mod limiter;
 mod memory;
 mod overflow;
