@@ -3,7 +3,7 @@
 //! Under a single bucket a call books its place: the bucket is charged at once, for the moment when there will be room, and
 //! the call sleeps until then. Places are kept in the store, so the order holds over every process that shares it. Under
 //! any other limits the calls of this process form a queue per key: the first in line asks, sleeps as long as the answer
-//! says, and asks again; whoever comes later stands behind it.
+//! says or until something is given back in this process, and asks again; whoever comes later stands behind it.
 
 use std::collections::HashMap;
 use std::future::{Future, IntoFuture, poll_fn};
@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidegate_core::{Algorithm, Decision, Op, Retry, Timestamp};
+use tokio::sync::Notify;
 
 use crate::held::Place;
 use crate::limiter::Limiter;
@@ -74,8 +75,8 @@ impl<'a> Acquire<'a> {
         let shared = self.limiter.shared();
         let max_wait_us = u64::try_from(self.max_wait.as_micros()).unwrap_or(u64::MAX);
         let check = self.limiter.check_of(Op::Book { max_wait_us }, self.key, self.cost);
-        let asked_at = shared.clock.now();
         let booked = shared.decide(check).await?;
+        let answered_at = shared.clock.now(); // the store judged before: never too early
         if !booked.allowed() {
             return Err(AcquireError::TooLong(booked));
         }
@@ -83,7 +84,7 @@ impl<'a> Acquire<'a> {
         // If this future is dropped while it sleeps, the place is given back.
         let place = Place::new(self.limiter, self.key, self.cost, booked.clone());
         if wait_us > 0 {
-            shared.clock.sleep_until(asked_at.after_micros(wait_us)).await;
+            shared.clock.sleep_until(answered_at.after_micros(wait_us)).await;
         }
         Ok(place.used().unwrap_or(booked))
     }
@@ -91,8 +92,8 @@ impl<'a> Acquire<'a> {
     /// Under anything else: first in line asks, the others wait behind it.
     async fn stand_in(&self, line: &InLine<'_>, deadline: Timestamp) -> Result<Decision, AcquireError> {
         let shared = self.limiter.shared();
-        let _turn = if let Ok(turn) = line.front.turn.try_lock() {
-            turn
+        let _lock = if let Ok(lock) = line.front.turn.try_lock() {
+            lock
         } else {
             // The one in front sleeps until then; whoever must be gone before need not wait for it.
             let front_wakes = Timestamp::from_micros(line.front.wakes_us.load(Ordering::Acquire));
@@ -100,29 +101,42 @@ impl<'a> Acquire<'a> {
                 return Err(AcquireError::TooLong(self.peek().await?));
             }
             match before(line.front.turn.lock(), shared.clock.sleep_until(deadline)).await {
-                Some(turn) => turn,
+                Some(lock) => lock,
                 None => return Err(AcquireError::TooLong(self.peek().await?)),
             }
         };
+        let turn = Turn(&line.front); // ends before the lock is given on
         loop {
+            // From here on nothing that is given back is missed.
+            let freed = turn.0.freed.notified();
+            let check = self.limiter.check_of(Op::Check, self.key, self.cost);
+            let leases: Vec<bool> = check.charges().iter().map(|charge| is_lease(charge.limit.algorithm())).collect();
             let asked_at = shared.clock.now();
-            let decision = shared.decide(self.limiter.check_of(Op::Check, self.key, self.cost)).await?;
+            let decision = shared.decide(check).await?;
             if decision.allowed() {
                 return Ok(decision);
             }
             let Retry::After(micros) = decision.retry() else { return Err(AcquireError::TooLong(decision)) };
-            let wakes = asked_at.after_micros(micros);
-            if wakes > deadline {
+            // When a lease ends nobody knows: at its ttl at the latest. What is known is how long all others make it wait.
+            let others = decision.charges().iter().zip(leases).filter(|(_, lease)| !lease);
+            let known_us = others.filter_map(|(verdict, _)| verdict.retry.micros()).max().unwrap_or(0);
+            let not_before = asked_at.after_micros(known_us);
+            if not_before > deadline || asked_at >= deadline {
                 return Err(AcquireError::TooLong(decision));
             }
-            line.front.wakes_us.store(wakes.as_micros(), Ordering::Release);
-            shared.clock.sleep_until(wakes).await;
+            turn.0.wakes_us.store(not_before.as_micros(), Ordering::Release);
+            let wakes = asked_at.after_micros(micros).min(deadline);
+            before(freed, shared.clock.sleep_until(wakes)).await;
         }
     }
 
     async fn peek(&self) -> Result<Decision, StoreError> {
         self.limiter.shared().decide(self.limiter.check_of(Op::Peek, self.key, self.cost)).await
     }
+}
+
+fn is_lease(algorithm: &Algorithm) -> bool {
+    matches!(algorithm, Algorithm::Concurrent(_))
 }
 
 /// What `future` comes to, if it does so before `deadline`.
@@ -168,7 +182,19 @@ struct Line {
 #[derive(Debug, Default)]
 struct Front {
     turn: tokio::sync::Mutex<()>,
+    /// Until when the first in line sleeps at least; zero if it does not.
     wakes_us: AtomicU64,
+    /// Something was given back.
+    freed: Notify,
+}
+
+/// Being first in line.
+struct Turn<'a>(&'a Front);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.wakes_us.store(0, Ordering::Release);
+    }
 }
 
 impl Waiting {
@@ -181,17 +207,25 @@ impl Waiting {
         if lines.total >= self.max {
             return Err(AcquireError::QueueFull { waiting: lines.total });
         }
+        let waiting = lines.by_key.get(key).map_or(0, |line| line.waiting);
+        if waiting >= self.max_per_key {
+            return Err(AcquireError::QueueFull { waiting });
+        }
         let line = match lines.by_key.get_mut(key) {
             Some(line) => line,
             None => lines.by_key.entry(key.into()).or_default(),
         };
-        if line.waiting >= self.max_per_key {
-            return Err(AcquireError::QueueFull { waiting: line.waiting });
-        }
         line.waiting += 1;
         let front = Arc::clone(&line.front);
         lines.total += 1;
         Ok(InLine { waiting: self, key, front })
+    }
+
+    /// Lets the first in line for `key` ask again: something was given back.
+    pub(crate) fn wake(&self, key: &[u8]) {
+        if let Some(line) = self.lines.lock().by_key.get(key) {
+            line.front.freed.notify_waiters();
+        }
     }
 }
 

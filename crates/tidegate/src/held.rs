@@ -105,7 +105,7 @@ impl Lease {
             return Ok(self.decision.clone());
         }
         let check = self.limiter.check_of(Op::Release, &self.key, 1).with_id(self.id);
-        self.limiter.shared().backend.decide(&check).await
+        self.limiter.shared().decide(check).await
     }
 }
 

@@ -255,10 +255,14 @@ impl Limiter {
 impl Shared {
     pub(crate) async fn decide(&self, check: Check<'_>) -> Result<Decision, StoreError> {
         let needs_id = || check.charges().iter().any(|charge| charge.limit.algorithm().name() == "concurrent");
-        if check.op() == Op::Check && check.id().is_none() && needs_id() {
-            return self.backend.decide(&check.with_id(self.ids.next())).await;
-        }
-        self.backend.decide(&check).await
+        let check = if check.op() == Op::Check && check.id().is_none() && needs_id() {
+            check.with_id(self.ids.next())
+        } else {
+            check
+        };
+        let decision = self.backend.decide(&check).await?;
+        self.wake(&check);
+        Ok(decision)
     }
 
     /// Does something nobody waits for any more: at once in memory, in the background elsewhere.
@@ -266,13 +270,21 @@ impl Shared {
         match &self.backend {
             Backend::Memory(memory) => {
                 let _ = memory.decide(&check);
+                self.wake(&check);
             }
             Backend::Other(_) => {
                 if let Ok(runtime) = tokio::runtime::Handle::try_current() {
                     let shared = Arc::clone(self);
-                    runtime.spawn(async move { shared.backend.decide(&check).await });
+                    runtime.spawn(async move { shared.decide(check).await });
                 }
             }
+        }
+    }
+
+    /// Tells those who wait that something may have been given back.
+    fn wake(&self, check: &Check<'_>) {
+        if matches!(check.op(), Op::Refund | Op::Reset | Op::Settle | Op::Release) {
+            check.charges().iter().for_each(|charge| self.waiting.wake(&charge.subject.key));
         }
     }
 }

@@ -198,3 +198,63 @@ async fn whoever_leaves_the_line_makes_room_in_it() {
         assert!(through.await.unwrap().is_ok(), "{limits}: a hundred that left have taken nothing");
     }
 }
+
+#[tokio::test]
+async fn whoever_waits_is_told_when_a_lease_ends() {
+    // The lease would live for 30 s; also one who would not wait so long is let in when it ends.
+    for max_wait in [MINUTE, Duration::from_secs(10)] {
+        for dropped in [true, false] {
+            let (limiter, clock) = limiter("1 concurrent ttl 30s");
+            let lease = limiter.lease("k").await.unwrap();
+            let waiting = [spawn(&limiter, "k", max_wait), spawn(&limiter, "k", max_wait)];
+            settle().await;
+            clock.advance(Duration::from_secs(1));
+            settle().await;
+            assert_eq!(through(&waiting), [false, false]);
+            if dropped {
+                drop(lease)
+            } else {
+                assert!(lease.release().await.unwrap().allowed())
+            };
+            settle().await;
+            assert_eq!(through(&waiting), [true, false], "one lease, one pass");
+            clock.advance(Duration::from_secs(9));
+            settle().await;
+            assert_eq!(waiting[1].is_finished(), max_wait != MINUTE, "nobody released anything: its time is over");
+        }
+    }
+}
+
+#[tokio::test]
+async fn whoever_waits_is_told_of_refunds_and_resets() {
+    let (limiter, _clock) = limiter("2/min window");
+    let _ = limiter.acquire("k", MINUTE).cost(2).await.unwrap();
+    let waiting = [spawn(&limiter, "k", MINUTE), spawn(&limiter, "k", MINUTE)];
+    settle().await;
+    assert_eq!(through(&waiting), [false, false]);
+    let _ = limiter.refund("k", 1).await.unwrap();
+    settle().await;
+    assert_eq!(through(&waiting), [true, false]);
+    let _ = limiter.reset("k").await.unwrap();
+    settle().await;
+    assert_eq!(through(&waiting), [true, true]);
+}
+
+#[tokio::test]
+async fn one_who_leaves_the_front_does_not_scare_others_away() {
+    let (limiter, _clock) = limiter("2/min window");
+    let _ = limiter.acquire("k", MINUTE).await.unwrap();
+    let dear = {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.acquire("k", MINUTE).cost(2).await })
+    };
+    settle().await;
+    let mut behind = Box::pin(limiter.acquire("k", MINUTE).into_future());
+    std::future::poll_fn(|context| Poll::Ready(assert!(behind.as_mut().poll(context).is_pending()))).await;
+    dear.abort();
+    settle().await;
+    // The turn is the second's, who has not yet asked; nobody sleeps for a minute any more.
+    let mut brief = Box::pin(limiter.acquire("k", Duration::from_secs(1)).into_future());
+    std::future::poll_fn(|context| Poll::Ready(assert!(brief.as_mut().poll(context).is_pending()))).await;
+    assert!(behind.await.unwrap().allowed());
+}
