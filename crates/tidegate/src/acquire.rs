@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 
 use crate::held::Place;
 use crate::limiter::Limiter;
-use crate::store::StoreError;
+use crate::store::{Check, StoreError};
 
 /// Why `acquire` came back without a pass.
 #[derive(Debug, thiserror::Error)]
@@ -176,6 +176,8 @@ struct Lines {
 struct Line {
     waiting: usize,
     front: Arc<Front>,
+    /// Booked places that were left while somebody stood behind them.
+    left: Vec<Check<'static>>,
 }
 
 /// The front of a line: whoever holds the lock is first, and the lock is given in order of arrival.
@@ -219,6 +221,24 @@ impl Waiting {
         let front = Arc::clone(&line.front);
         lines.total += 1;
         Ok(InLine { waiting: self, key, front })
+    }
+
+    /// After `unbook` was decided: if the place could not be given back it is remembered; if it could, returns what gives back
+    /// the place before it, should that have been left too.
+    pub(crate) fn left(&self, unbook: Check<'static>, decision: &Decision) -> Option<Check<'static>> {
+        let mut lines = self.lines.lock();
+        let line = lines.by_key.get_mut(&*unbook.charges().first()?.subject.key)?;
+        let idle_at = decision.at().after_micros(decision.binding().reset_after_us);
+        if decision.granted() == 0 {
+            let ahead = |left: &Check<'_>| matches!(left.op(), Op::Unbook { idle_at } if idle_at > decision.at());
+            line.left.retain(ahead);
+            if line.left.len() < self.max_per_key && ahead(&unbook) {
+                line.left.push(unbook);
+            }
+            return None;
+        }
+        let before = line.left.iter().position(|left| left.op() == Op::Unbook { idle_at })?;
+        Some(line.left.swap_remove(before))
     }
 
     /// Lets the first in line for `key` ask again: something was given back.

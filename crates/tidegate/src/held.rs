@@ -142,7 +142,7 @@ impl Drop for Place<'_> {
         if let Some(booked) = self.booked.take() {
             let idle_at = booked.at().after_micros(booked.binding().reset_after_us);
             let check = self.limiter.check_of(Op::Unbook { idle_at }, self.key, self.cost).into_owned();
-            self.limiter.shared().give_up(check);
+            self.limiter.shared().leave_place(check);
         }
     }
 }

@@ -281,6 +281,31 @@ impl Shared {
         }
     }
 
+    /// Gives a booked place back, and with it those before it that were left earlier and now have nobody behind them.
+    pub(crate) fn leave_place(self: &Arc<Self>, unbook: Check<'static>) {
+        match &self.backend {
+            Backend::Memory(memory) => {
+                let mut next = Some(unbook);
+                while let Some(unbook) = next {
+                    let decision = memory.decide(&unbook);
+                    next = self.waiting.left(unbook, &decision);
+                }
+            }
+            Backend::Other(_) => {
+                if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+                    let shared = Arc::clone(self);
+                    runtime.spawn(async move {
+                        let mut next = Some(unbook);
+                        while let Some(unbook) = next {
+                            let Ok(decision) = shared.backend.decide(&unbook).await else { return };
+                            next = shared.waiting.left(unbook, &decision);
+                        }
+                    });
+                }
+            }
+        }
+    }
+
     /// Tells those who wait that something may have been given back.
     fn wake(&self, check: &Check<'_>) {
         if matches!(check.op(), Op::Refund | Op::Reset | Op::Settle | Op::Release) {

@@ -258,3 +258,22 @@ async fn one_who_leaves_the_front_does_not_scare_others_away() {
     std::future::poll_fn(|context| Poll::Ready(assert!(brief.as_mut().poll(context).is_pending()))).await;
     assert!(behind.await.unwrap().allowed());
 }
+
+#[tokio::test]
+async fn when_all_have_left_their_places_are_free_whatever_the_order() {
+    for order in [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 0, 4, 1, 3], [1, 3, 4, 2, 0]] {
+        let (limiter, _clock) = limiter("10/s burst 2");
+        let _ = limiter.acquire("k", MINUTE).cost(2).await.unwrap();
+        let before = limiter.peek("k").await.unwrap();
+        let mut tasks = Vec::new();
+        for _ in 0..5 {
+            tasks.push(spawn(&limiter, "k", MINUTE));
+            settle().await;
+        }
+        for place in order {
+            tasks[place].abort();
+            settle().await;
+        }
+        assert_eq!(limiter.peek("k").await.unwrap(), before, "{order:?}");
+    }
+}
