@@ -250,12 +250,12 @@ async fn one_who_leaves_the_front_does_not_scare_others_away() {
     };
     settle().await;
     let mut behind = Box::pin(limiter.acquire("k", MINUTE).into_future());
-    std::future::poll_fn(|context| Poll::Ready(assert!(behind.as_mut().poll(context).is_pending()))).await;
+    assert!(std::future::poll_fn(|context| Poll::Ready(behind.as_mut().poll(context).is_pending())).await);
     dear.abort();
     settle().await;
     // The turn is the second's, who has not yet asked; nobody sleeps for a minute any more.
     let mut brief = Box::pin(limiter.acquire("k", Duration::from_secs(1)).into_future());
-    std::future::poll_fn(|context| Poll::Ready(assert!(brief.as_mut().poll(context).is_pending()))).await;
+    assert!(std::future::poll_fn(|context| Poll::Ready(brief.as_mut().poll(context).is_pending())).await);
     assert!(behind.await.unwrap().allowed());
 }
 
