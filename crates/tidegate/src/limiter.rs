@@ -190,6 +190,8 @@ impl Limiter {
 
     /// Takes an estimate now, to be [settled](Reservation::settle) when the true cost is known: tokens, bytes, time.
     ///
+    /// The last 64 reservations of a key are remembered. Settling an older one gives nothing back; what is missing is taken.
+    ///
     /// # Errors
     /// If the store has no answer.
     pub async fn reserve<K: AsRef<[u8]> + ?Sized>(&self, key: &K, estimate: u64) -> Result<Reservation, StoreError> {

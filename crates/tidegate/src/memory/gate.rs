@@ -36,12 +36,14 @@ impl Gate {
     }
 
     /// See [`Memory::check`].
+    #[must_use = "let the request pass only if it is allowed"]
     #[inline]
     pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K, cost: u64) -> Verdict {
         self.ask(self.hash(key.as_ref()), cost, self.memory.inner.clock.now())
     }
 
     /// See [`Memory::allows`].
+    #[must_use = "let the request pass only if it is allowed"]
     #[inline]
     pub fn allows<K: AsRef<[u8]> + ?Sized>(&self, key: &K, cost: u64) -> bool {
         let Allowed(allowed) = self.ask(self.hash(key.as_ref()), cost, self.memory.inner.clock.now());
@@ -49,11 +51,13 @@ impl Gate {
     }
 
     /// See [`Memory::check_many`].
+    #[must_use = "let the requests pass only if they are allowed"]
     pub fn check_many<K: AsRef<[u8]>>(&self, asks: &[(K, u64)]) -> Vec<Verdict> {
         self.ask_many(asks)
     }
 
     /// Checks several keys, one after the other, each by itself, and says of each whether it may pass.
+    #[must_use = "let the requests pass only if they are allowed"]
     pub fn allows_many<K: AsRef<[u8]>>(&self, asks: &[(K, u64)]) -> Vec<bool> {
         self.ask_many::<K, Allowed>(asks).into_iter().map(|Allowed(allowed)| allowed).collect()
     }

@@ -112,7 +112,8 @@ impl MemoryBuilder {
 
     /// The most keys to keep, at least 1; ten million unless told otherwise. A key with several limits counts once for each.
     ///
-    /// The bound is hard. It is kept shard by shard, so a few per cent may stay free when new keys overflow.
+    /// The bound is hard. It is kept shard by shard, so a few per cent may stay free when new keys overflow. It bounds keys, not
+    /// bytes: a key under `log` or `concurrent` holds an entry for each hit or lease that still counts, at most 200 000.
     pub fn max_keys(mut self, keys: usize) -> Self {
         self.max_keys = keys.max(1);
         self
@@ -188,7 +189,8 @@ impl Memory {
         self.len() == 0
     }
 
-    /// How many bytes are allocated for keys, without what lists of hits or leases hold themselves.
+    /// How many bytes are allocated for keys, without what lists of hits or leases hold themselves: 16 bytes or more for each hit
+    /// of a `log`, 16 for each step of a `sliding`, 24 for each lease, 32 for each of the last 64 ids of a key.
     pub fn allocated_bytes(&self) -> usize {
         self.inner.shards.iter().map(|line| size_of::<Line>() + line.shard.lock().bytes()).sum()
     }
@@ -210,6 +212,7 @@ impl Memory {
     }
 
     /// Checks one key against one limit: the same as a [`Check`] of one charge. A cost of zero only looks.
+    #[must_use = "let the request pass only if it is allowed"]
     #[inline]
     pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K, limit: &Limit, cost: u64) -> Verdict {
         let hash = self.inner.hash(&Scope::AdHoc, key.as_ref(), limit, 0);
@@ -218,6 +221,7 @@ impl Memory {
     }
 
     /// The same as [`check`](Memory::check) for those who only want to know whether the request may pass; a little faster.
+    #[must_use = "let the request pass only if it is allowed"]
     #[inline]
     pub fn allows<K: AsRef<[u8]> + ?Sized>(&self, key: &K, limit: &Limit, cost: u64) -> bool {
         let hash = self.inner.hash(&Scope::AdHoc, key.as_ref(), limit, 0);
@@ -229,6 +233,7 @@ impl Memory {
     /// Checks several keys against one limit, one after the other, each by itself. Reads the clock once.
     ///
     /// Much faster than one call each when there are many keys: the memory of the next ones is fetched while one is decided.
+    #[must_use = "let the requests pass only if they are allowed"]
     pub fn check_many<K: AsRef<[u8]>>(&self, asks: &[(K, u64)], limit: &Limit) -> Vec<Verdict> {
         self.gate(limit).check_many(asks)
     }
@@ -318,8 +323,10 @@ impl Inner {
         let mut added = vec![0; guards.len()];
         for (hash, ask) in &asks {
             let place = place(*hash);
-            held.push(self.load(&mut guards[place], *hash, ask, added[place], now));
-            added[place] += usize::from(matches!(held.last(), Some(Held { home: Home::Slot, .. })));
+            let mut loaded = self.load(&mut guards[place], *hash, ask, added[place], now);
+            loaded.spare_others(check.op());
+            added[place] += usize::from(matches!(loaded.home, Home::Slot));
+            held.push(loaded);
         }
         let mut overflows = held.iter().any(|held| matches!(held.home, Home::Shared)).then(|| self.overflows.lock());
         if let Some(overflows) = &mut overflows {
@@ -341,6 +348,7 @@ impl Inner {
 
     fn decide_one(&self, shard: &mut Shard, hash: Hash, op: Op, ask: Ask<'_>, now: Timestamp) -> Decision {
         let mut held = self.load(shard, hash, &ask, 0, now);
+        held.spare_others(op);
         let mut overflows = matches!(held.home, Home::Shared).then(|| self.overflows.lock());
         if let Some(overflows) = &mut overflows {
             held = overflows.load(&ask, now);

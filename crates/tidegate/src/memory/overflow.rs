@@ -55,6 +55,13 @@ impl Held {
         let _ = tidegate_core::decide(Op::Check, &mut [everything], now);
         Held { record, home: Home::Nowhere }
     }
+
+    /// What others have used is not this key's to forget.
+    pub(super) fn spare_others(&mut self, op: Op) {
+        if let (Op::Reset, Home::Shared) = (op, &self.home) {
+            self.home = Home::Nowhere;
+        }
+    }
 }
 
 /// Where a record is kept.

@@ -110,3 +110,14 @@ async fn whoever_waits_without_a_place_is_denied_as_well() {
         assert!(matches!(denied, Err(AcquireError::TooLong(_))), "{denied:?}");
     }
 }
+
+#[test]
+fn resetting_a_key_without_a_place_does_not_reset_the_others() {
+    let (memory, _, limit) = full(Overflow::SharedBucket);
+    assert!(memory.allows("new:1", &limit, 5));
+    let reset = memory.decide(&Check::of(Op::Reset).charge("new:2", [&limit], 0));
+    assert!(reset.allowed());
+    let both = Check::of(Op::Reset).charge("new:3", [&limit], 0).charge("new:4", [&limit], 0);
+    assert!(memory.decide(&both).allowed());
+    assert!(!memory.allows("new:5", &limit, 1));
+}
