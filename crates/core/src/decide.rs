@@ -155,7 +155,7 @@ fn apply(op: Op, meters: &mut [Meter<'_>]) -> bool {
         Op::Take => {
             if meters.iter_mut().any(Meter::is_charged) {
                 // Asked again under the same id: the answer is what it got.
-                return each(meters, |meter| meter.granted = meter.receipt().map_or(0, |receipt| receipt.refundable));
+                return each(meters, |meter| meter.granted = meter.charged_units());
             }
             let grant = meters.iter().map(|meter| meter.cost.min(meter.room(meter.ceiling(op)))).min().unwrap_or(0);
             for meter in &mut *meters {

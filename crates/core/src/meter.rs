@@ -180,6 +180,14 @@ impl<'a> Meter<'a> {
         }
     }
 
+    /// What this very charge took before and has not given back.
+    pub(crate) fn charged_units(&mut self) -> u64 {
+        match (self.id, &self.gauge) {
+            (Some(id), Gauge::Concurrent(_, leases)) => leases.held(id),
+            _ => self.receipt().map_or(0, |receipt| receipt.refundable),
+        }
+    }
+
     pub(crate) fn charge(&mut self, units: u64) {
         self.granted = units;
         if units == 0 || self.is_charged() {

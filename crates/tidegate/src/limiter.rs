@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tidegate_core::{Decision, Id, Limits, Op};
+use tidegate_core::{Algorithm, Decision, Id, Limits, Op};
 
 use crate::acquire::{Acquire, Waiting};
 use crate::clock::Clock;
 use crate::held::{Lease, Reservation};
 use crate::memory::Memory;
-use crate::store::{Check, Scope, Store, StoreError, Subject};
+use crate::store::{Charge, Check, Scope, Store, StoreError, Subject};
 
 /// Decides whether requests may pass. Cheap to clone; clones share everything.
 ///
@@ -256,12 +256,10 @@ impl Limiter {
 
 impl Shared {
     pub(crate) async fn decide(&self, check: Check<'_>) -> Result<Decision, StoreError> {
-        let needs_id = || check.charges().iter().any(|charge| charge.limit.algorithm().name() == "concurrent");
-        let check = if check.op() == Op::Check && check.id().is_none() && needs_id() {
-            check.with_id(self.ids.next())
-        } else {
-            check
-        };
+        let takes = matches!(check.op(), Op::Check | Op::Take | Op::Debit | Op::Book { .. });
+        let is_lease = |charge: &Charge<'_>| matches!(charge.limit.algorithm(), Algorithm::Concurrent(_));
+        let needs_id = takes && check.id().is_none() && check.charges().iter().any(is_lease);
+        let check = if needs_id { check.with_id(self.ids.next()) } else { check };
         let decision = self.backend.decide(&check).await?;
         self.wake(&check);
         Ok(decision)

@@ -60,6 +60,11 @@ impl Leases {
         self.leases.iter().any(|lease| lease.id == id)
     }
 
+    /// What the lease of `id` holds.
+    pub(crate) fn held(&self, id: Id) -> u64 {
+        self.leases.iter().find(|lease| lease.id == id).map_or(0, |lease| lease.cost)
+    }
+
     /// Ends the lease of `id` and returns what it held: nothing, if it has ended already.
     pub(crate) fn release(&mut self, id: Id) -> u64 {
         let Some(position) = self.leases.iter().position(|lease| lease.id == id) else { return 0 };

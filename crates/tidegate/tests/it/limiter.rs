@@ -145,3 +145,14 @@ async fn one_check_over_several_keys_is_all_or_nothing() {
     assert_eq!(denied.binding_index(), 1);
     assert_eq!(denied.charges()[0].remaining, 5, "c has paid nothing");
 }
+
+#[tokio::test]
+async fn a_take_under_a_concurrent_limit_is_a_lease_too() {
+    let (limiter, _) = limiter("5 concurrent ttl 1m");
+    let taken = limiter.take_up_to("k", 3).await.unwrap();
+    let id = taken.id().expect("by which it can be released");
+    let again = limiter.take_up_to("k", 3).id(id).await.unwrap();
+    assert_eq!((again.allowed(), again.granted(), again.remaining()), (true, 3, 2), "the answer is what it got");
+    assert!(limiter.refund("k", 3).id(id).await.unwrap().allowed());
+    assert_eq!(limiter.peek("k").await.unwrap().remaining(), 5);
+}
