@@ -248,22 +248,22 @@ impl Inner {
         is_own: impl Fn(Packed) -> bool,
     ) -> A {
         let mut shard = self.line(hash).shard.lock();
-        if let Ok(index) = shard.find(hash)
-            && let packed = shard.packed(index)
+        if let Some(slot) = shard.slot_mut(hash)
+            && let packed = Packed::of(*slot)
             && is_own(packed)
         {
             match limit.algorithm() {
                 Algorithm::Bucket(bucket) => {
                     let mut level = shard::unpack_level(packed);
                     let outcome = tidegate_core::admit(limit, bucket, &mut level, now, cost);
-                    shard.set_packed(index, Packed { first: level.units, second: level.at.as_micros(), ..packed });
+                    shard::repack(slot, level.units, level.at);
                     drop(shard);
                     return A::of(limit, bucket, outcome, cost);
                 }
                 Algorithm::Window(window) => {
                     let mut count = shard::unpack_count(packed, window.period);
                     let outcome = tidegate_core::admit(limit, window, &mut count, now, cost);
-                    shard.set_packed(index, Packed { first: count.used, second: count.last.as_micros(), ..packed });
+                    shard::repack(slot, count.used, count.last);
                     drop(shard);
                     return A::of(limit, window, outcome, cost);
                 }
