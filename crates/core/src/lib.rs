@@ -11,7 +11,8 @@
 //! - [`decide`] — the operations, written once: check, peek, take, debit, refund, reset, settle, release, book;
 //! - [`Decision`] and [`Verdict`] — what a limiter answers;
 //! - [`State`] — what is kept, and how it outlives a change of the limit;
-//! - [`headers`] — a decision as the text of HTTP headers.
+//! - [`headers`] — a decision as the text of HTTP headers;
+//! - [`trace`] — requests and expected answers as lines of text.
 
 #![no_std]
 
@@ -28,6 +29,7 @@ mod limit;
 mod notation;
 mod state;
 mod time;
+pub mod trace;
 
 pub use algorithm::Algorithm;
 pub use decide::{Charge, Op, admit, decide, report};

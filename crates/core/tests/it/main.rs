@@ -9,3 +9,4 @@ mod model;
 mod naive;
 mod names;
 mod notation;
+mod transcripts;

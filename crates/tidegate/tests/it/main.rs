@@ -8,3 +8,4 @@ mod limiter;
 mod memory;
 mod overflow;
 mod threads;
+mod transcripts;

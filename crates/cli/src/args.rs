@@ -1,0 +1,305 @@
+//! What can be said on the command line. Everything that can be wrong with it is found here.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use tidegate_core::{Algorithm, Limit, Limits, Op, ParseError, trace};
+
+/// An exact rate limiter: check keys, simulate limits before you enforce them, and understand what a limit means.
+#[derive(Parser, Debug)]
+#[command(name = "tidegate", version, max_term_width = 110, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tidegate limits '30/min burst 15'
+      What does this limit mean, and what is the worst it lets through?
+
+  tidegate simulate --limit '10/s' --limit '10/s window' --rate 20/s --pattern burst --for 10s
+      How would a bucket and a fixed window have treated the same traffic?
+
+  tidegate check user:7 --limit '10/s; 120/m' --cost 3 --json
+      One decision, for a program to read.
+
+A limit is `amount/period [algorithm] [options]`, several joined by `;`:
+  10/s                           a bucket that holds 10 and regrows 10 a second
+  30/min burst 15                a bucket that holds 15
+  240/h window                   a fixed window; also `window from first hit`
+  240/h sliding step 1m          a window that slides in steps; also `lenient`
+  1000/day estimate              two windows, the previous one weighted
+  5/20s log                      every hit kept; also `count rejected`
+  20 concurrent ttl 30s          leases in flight
+
+Exit codes: 0 allowed or done, 1 denied or not as expected, 2 usage or error.";
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    Check(Check),
+    Simulate(Box<Simulate>),
+    Limits(Explain),
+    /// Print a completion script for your shell
+    Completions {
+        /// The shell to complete for
+        shell: Shell,
+    },
+}
+
+/// Decide one request and say why.
+///
+/// The state lives in this process, so a key starts fresh on every run: this shows what a limit answers, and is denied
+/// only what the limit could never hold.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  tidegate check user:7 --limit '10/s; 120/m'
+  tidegate check user:7 --limit 30/min --cost 31; echo $?     # 1: costs more than it can ever hold
+  tidegate check user:7 --limit 100/s --op take --cost 500 --json
+
+Exit codes: 0 allowed, 1 denied, 2 usage or error.")]
+pub(crate) struct Check {
+    /// Whose budget: any text of at most 1024 bytes
+    pub(crate) key: String,
+    /// The limit, or several joined by `;` that must all allow it
+    #[arg(short, long, value_name = "LIMIT", value_parser = limit, env = "TIDEGATE_LIMIT")]
+    pub(crate) limit: LimitText,
+    /// How many units the request takes; 0 only looks
+    #[arg(short, long, value_name = "N", default_value_t = 1)]
+    pub(crate) cost: u64,
+    /// What to do
+    #[arg(short, long, value_enum, value_name = "OP", ignore_case = true, default_value_t = OpName::Check)]
+    pub(crate) op: OpName,
+    /// Print one JSON object instead of sentences
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Feed a trace through one or several limits and show what each would have done.
+///
+/// The trace is a file (`--trace`), or made up (`--rate`, `--pattern`, `--for`). Its clock starts at the Unix epoch, so runs
+/// are reproducible and windows begin at 0. Every `--limit` gets the same requests and a fresh state of its own.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+A trace has one request per line: TIME [KEY [COST [OP]]]
+  0                              at the start: key `-`, cost 1, a check
+  499ms user:7                   times count from the start: 250us, 499ms, 1.5s, 2m, 1h, 1d
+  1.5s  user:7 3                 costs 3 units
+  2s    user:7 5 take            takes as much of 5 as fits
+  # a comment
+The operations: check (the default), peek, take, debit (may go into debt), refund, reset.
+
+A transcript says what must be answered, and for which limits; `--verify` compares:
+  # limit: 2/s
+  0 user:7 2 -> allow remaining 0
+  0 user:7   -> deny retry 500ms reset 1s
+
+Examples:
+  tidegate simulate --limit 10/s --limit '10/s window' --rate 20/s --pattern burst --for 10s
+  tidegate simulate --limit '10/s; 120/m' --trace access.txt --format jsonl | jq 'select(.allowed | not)'
+  tidegate simulate --limit 100/s --rate 150/s --pattern poisson --seed 7 --for 1m --format svg --out poisson.svg
+  tidegate simulate --trace funnel.txt --verify
+
+Exit codes: 0 done, 1 an expectation does not hold (with --verify), 2 usage or error.")]
+pub(crate) struct Simulate {
+    /// A limit, or several joined by `;` that are decided together; repeat it to compare side by side.
+    /// Without it, the `# limit:` lines at the top of the trace say it
+    #[arg(short, long = "limit", value_name = "LIMIT", value_parser = limit)]
+    pub(crate) limits: Vec<LimitText>,
+    /// Read the requests from a file, or from standard input if it is `-`
+    #[arg(short, long, value_name = "FILE", conflicts_with = "generated")]
+    pub(crate) trace: Option<PathBuf>,
+    /// How to show the result; a table unless `--verify` says enough
+    #[arg(short, long, value_enum)]
+    pub(crate) format: Option<Format>,
+    /// Write the result to a file instead of standard output
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Compare every answer with what the trace expects after `->`
+    #[arg(long, requires = "trace")]
+    pub(crate) verify: bool,
+    #[command(flatten)]
+    pub(crate) generated: Generated,
+}
+
+/// A trace that is made up.
+#[derive(clap::Args, Debug)]
+#[group(id = "generated", multiple = true)]
+#[command(next_help_heading = "Traffic to make up")]
+pub(crate) struct Generated {
+    /// How many requests in how much time, on average
+    #[arg(long, value_name = "N/PERIOD", value_parser = rate, default_value = "20/s")]
+    pub(crate) rate: Rate,
+    /// How they are spread over time
+    #[arg(long, value_enum, default_value_t = Pattern::Constant)]
+    pub(crate) pattern: Pattern,
+    /// For how long: 500ms, 10s, 2m, 1h, 1d
+    #[arg(long = "for", value_name = "TIME", value_parser = duration, default_value = "10s")]
+    pub(crate) length_us: u64,
+    /// Which of the random traces; the same seed gives the same trace on every machine
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// From how many keys: `user-1`, `user-2` …
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) keys: u64,
+    /// What each request costs
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) cost: u64,
+}
+
+/// Explain a limit in plain words.
+///
+/// Prints the canonical form, a sentence that says what it means, how much it holds, the most it lets through in one
+/// period, how soon it recovers, and the clock it is judged by.
+#[derive(clap::Args, Debug)]
+#[command(
+    name = "limits",
+    after_help = "\
+Examples:
+  tidegate limits '30/min burst 15'
+  tidegate limits '10/s; 120/m; 240/h sliding step 1m' --json"
+)]
+pub(crate) struct Explain {
+    /// A limit, or several joined by `;`
+    #[arg(value_name = "NOTATION", value_parser = limit)]
+    pub(crate) limit: LimitText,
+    /// Print a JSON array instead of sentences
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Limits, and how they were written.
+#[derive(Clone, Debug)]
+pub(crate) struct LimitText {
+    pub(crate) text: String,
+    pub(crate) limits: Limits,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum OpName {
+    /// Take the cost if it fits
+    Check,
+    /// Say what a check would, and take nothing
+    Peek,
+    /// Take as much of the cost as fits
+    Take,
+    /// Take the cost even if it does not fit, into debt
+    Debit,
+    /// Give the cost back
+    Refund,
+    /// Forget what was used
+    Reset,
+}
+
+impl OpName {
+    pub(crate) fn op(self) -> Op {
+        match self {
+            OpName::Check => Op::Check,
+            OpName::Peek => Op::Peek,
+            OpName::Take => Op::Take,
+            OpName::Debit => Op::Debit,
+            OpName::Refund => Op::Refund,
+            OpName::Reset => Op::Reset,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Format {
+    /// A table and a timeline, for the terminal
+    Table,
+    /// One JSON object for each request and limit, in order
+    Jsonl,
+    /// A picture
+    Svg,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Pattern {
+    /// Evenly, like a metronome
+    Constant,
+    /// Nothing for long, then two periods' worth at once, around every second end of the rate's period
+    Burst,
+    /// At random, each on its own, like many independent visitors
+    Poisson,
+    /// Evenly, and in the middle third one key more that sends ten times as much
+    Attack,
+}
+
+impl Pattern {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Pattern::Constant => "constant",
+            Pattern::Burst => "burst",
+            Pattern::Poisson => "poisson",
+            Pattern::Attack => "attack",
+        }
+    }
+}
+
+/// So many requests in so much time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Rate {
+    pub(crate) amount: u64,
+    pub(crate) period_us: u64,
+}
+
+/// The most requests a made-up trace may have in one period of its rate: then its arithmetic is exact.
+pub(crate) const MAX_RATE: u64 = 1_000_000_000;
+
+/// Reads limits; an error shows the text with a caret under the column.
+pub(crate) fn limit(text: &str) -> Result<LimitText, String> {
+    match text.parse() {
+        Ok(limits) => Ok(LimitText { text: text.trim().to_owned(), limits }),
+        Err(error) => Err(point_at(text, &error)),
+    }
+}
+
+/// An error message, and under it the text with a caret where the problem is.
+pub(crate) fn point_at(text: &str, error: &ParseError) -> String {
+    let shown: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    // A long text is shown from a little before the problem.
+    let skipped = error.column().saturating_sub(61);
+    let shown: String = shown.chars().skip(skipped).take(100).collect();
+    format!("{error}\n\n  {shown}\n  {caret:>width$}", caret = '^', width = error.column() - skipped)
+}
+
+fn rate(text: &str) -> Result<Rate, String> {
+    let limit: Limit = text.parse().map_err(|error| point_at(text, &error))?;
+    match limit.algorithm() {
+        Algorithm::Bucket(bucket) if bucket.capacity == bucket.amount && !limit.counts_rejected() => {
+            if bucket.amount > MAX_RATE {
+                return Err(format!("expected at most {MAX_RATE} requests in a period"));
+            }
+            Ok(Rate { amount: bucket.amount, period_us: bucket.period })
+        }
+        _ => Err("expected a number and a period and no more, as in 20/s".into()),
+    }
+}
+
+fn duration(text: &str) -> Result<u64, String> {
+    match trace::duration(text.trim()) {
+        Ok(0) => Err("expected more than nothing, as in 10s".into()),
+        Ok(micros) => Ok(micros),
+        Err(expected) => Err(format!("expected {expected}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn the_caret_stands_under_the_problem() {
+        assert!(limit("10/s; 5/x").unwrap_err().ends_with("\n\n  10/s; 5/x\n          ^"));
+    }
+}

@@ -1,0 +1,259 @@
+//! One of the limits that are compared, with a state of its own for every key.
+//!
+//! It calls the core directly rather than a store: a store may forget a key that has become idle, which nobody can observe
+//! unless time goes back, and in a trace it may. Here a record is kept as it is, and the same trace always has the same answer.
+
+use std::collections::{HashMap, VecDeque};
+
+use tidegate_core::{Algorithm, Charge, Decision, Id, Limit, Op, Record, Timestamp, Verdict, decide};
+
+use super::Event;
+use crate::args::LimitText;
+
+/// From this many keys on, those that are idle at the time of the request are forgotten now and then.
+const MANY_KEYS: usize = 1 << 18;
+/// The most moments that are remembered for one key to find out how much passed within a period.
+const MANY_MOMENTS: usize = 1 << 14;
+
+pub(super) struct Contender {
+    limit: LimitText,
+    windows: Vec<Window>,
+    keys: HashMap<Box<str>, Holding>,
+    /// How many keys there may be before the next look for idle ones.
+    sweep_at: usize,
+    /// Whether leases are granted, which need an id.
+    leases: bool,
+    observes: bool,
+    /// The most requests of one key that were denied in a row.
+    longest_streak: u64,
+}
+
+/// One of the limits that are decided together.
+pub(super) struct Window {
+    pub(super) limit: Limit,
+    /// How often it was written: equal limits are charged in one go.
+    times: u64,
+    /// The most that one key was granted within one period.
+    pub(super) most: Most,
+}
+
+/// The most that one key was granted within a period.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Most {
+    pub(super) units: u64,
+    /// When the first of them was granted.
+    pub(super) from_us: u64,
+    /// Whether there were so many moments to remember that it may have been more.
+    pub(super) at_least: bool,
+}
+
+/// What is kept for one key.
+struct Holding {
+    records: Vec<Record>,
+    recent: Vec<Recent>,
+    /// How many of its requests were denied in a row.
+    streak: u64,
+}
+
+/// What was granted within the last period, oldest first.
+#[derive(Default)]
+struct Recent {
+    grants: VecDeque<(u64, u64)>,
+    total: u64,
+    merged: bool,
+}
+
+impl Contender {
+    pub(super) fn new(limit: LimitText, observes: bool) -> Self {
+        let mut windows: Vec<Window> = Vec::new();
+        for one in &limit.limits {
+            match windows.iter_mut().find(|window| window.limit == *one) {
+                Some(window) => window.times += 1,
+                None => windows.push(Window { limit: *one, times: 1, most: Most::default() }),
+            }
+        }
+        let leases = windows.iter().any(|window| matches!(window.limit.algorithm(), Algorithm::Concurrent(_)));
+        Contender { limit, windows, keys: HashMap::new(), sweep_at: MANY_KEYS, leases, observes, longest_streak: 0 }
+    }
+
+    /// The limit as it was written.
+    pub(super) fn text(&self) -> &str {
+        &self.limit.text
+    }
+
+    /// The most requests of one key that were denied in a row.
+    pub(super) fn longest_streak(&self) -> u64 {
+        self.longest_streak
+    }
+
+    /// The limits that are decided together.
+    pub(super) fn windows(&self) -> &[Window] {
+        &self.windows
+    }
+
+    pub(super) fn decide(&mut self, event: &Event) -> Decision {
+        let now = Timestamp::from_micros(event.at_us);
+        let key = event.key.as_str();
+        let holding = match self.keys.get_mut(key) {
+            Some(holding) => holding,
+            None => {
+                self.make_room(now);
+                let records = self.windows.iter().map(|_| Record::default()).collect();
+                let recent = self.windows.iter().map(|_| Recent::default()).collect();
+                self.keys.entry(key.into()).or_insert(Holding { records, recent, streak: 0 })
+            }
+        };
+        // A lease has the number of its line for an id. What gives back has none: it gives back the newest.
+        let takes = matches!(event.op, Op::Check | Op::Take | Op::Debit);
+        let id = (self.leases && takes).then_some(Id(event.number));
+        let mut charges: Vec<Charge<'_>> = self
+            .windows
+            .iter()
+            .zip(&mut holding.records)
+            .map(|(window, record)| {
+                let cost = event.cost.saturating_mul(window.times);
+                Charge { limit: &window.limit, record, cost, reserved: 0, id }
+            })
+            .collect();
+        let decision = decide(event.op, &mut charges, now);
+        if !self.observes || !event.is_offer() {
+            return decision;
+        }
+        if decision.allowed() {
+            holding.streak = 0;
+            for ((window, recent), verdict) in self.windows.iter_mut().zip(&mut holding.recent).zip(decision.charges())
+            {
+                window.observe(recent, event.at_us, verdict);
+            }
+        } else {
+            holding.streak += 1;
+            self.longest_streak = self.longest_streak.max(holding.streak);
+        }
+        decision
+    }
+
+    /// When there are very many keys, forgets those that are the same as never seen.
+    fn make_room(&mut self, now: Timestamp) {
+        if self.keys.len() < self.sweep_at {
+            return;
+        }
+        let windows = &self.windows;
+        self.keys.retain(|_, holding| {
+            let idle = holding.records.iter().all(|record| now >= record.idle_at());
+            let mut recent = holding.recent.iter().zip(windows);
+            let quiet = recent.all(|(recent, window)| recent.is_over(window.limit.algorithm().period_us(), now));
+            !(idle && quiet)
+        });
+        self.sweep_at = MANY_KEYS.max(2 * self.keys.len());
+    }
+}
+
+impl Window {
+    fn observe(&mut self, recent: &mut Recent, at_us: u64, verdict: &Verdict) {
+        let total = recent.add(at_us, verdict.granted, self.limit.algorithm().period_us());
+        if total > self.most.units {
+            let from_us = recent.grants.front().map_or(at_us, |(oldest, _)| *oldest);
+            self.most = Most { units: total, from_us, at_least: self.most.at_least };
+        }
+        self.most.at_least |= recent.merged;
+    }
+}
+
+impl Recent {
+    /// Adds a grant, and says how much there was within (t - period, t].
+    fn add(&mut self, at_us: u64, units: u64, period_us: u64) -> u64 {
+        let newest = self.grants.back().map_or(0, |(newest, _)| *newest);
+        let at_us = at_us.max(newest); // time does not go back
+        while let Some((oldest, units)) = self.grants.front().copied() {
+            if at_us - oldest < period_us {
+                break;
+            }
+            self.total -= units;
+            self.grants.pop_front();
+        }
+        self.total += units;
+        match self.grants.back_mut() {
+            Some((newest, granted)) if *newest == at_us => *granted += units,
+            _ => self.grants.push_back((at_us, units)),
+        }
+        if self.grants.len() > MANY_MOMENTS {
+            self.merge();
+        }
+        self.total
+    }
+
+    /// Halves the number of moments. Each pair counts from its earlier one, so sums can only be too small.
+    fn merge(&mut self) {
+        let grants = std::mem::take(&mut self.grants);
+        let mut pairs = grants.into_iter();
+        while let Some((at_us, units)) = pairs.next() {
+            let second = pairs.next().map_or(0, |(_, units)| units);
+            self.grants.push_back((at_us, units + second));
+        }
+        self.merged = true;
+    }
+
+    fn is_over(&self, period_us: u64, now: Timestamp) -> bool {
+        self.grants.back().is_none_or(|(newest, _)| now.as_micros().saturating_sub(*newest) >= period_us)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contender(limit: &str) -> Contender {
+        Contender::new(crate::args::limit(limit).unwrap(), true)
+    }
+
+    fn event(number: u64, at_us: u64, key: &str) -> Event {
+        Event { number, at_us, key: key.into(), cost: 1, op: Op::Check, expect: None }
+    }
+
+    #[test]
+    fn the_busiest_period_may_begin_anywhere_and_excludes_its_first_moment() {
+        let mut contender = contender("2/s window; 100/h");
+        for (number, at_us) in (1..).zip([0, 900_000, 1_000_000, 1_100_000, 1_899_999]) {
+            let _ = contender.decide(&event(number, at_us, "k"));
+        }
+        let most = contender.windows()[0].most;
+        // 900000, 1000000 and 1100000; the last one came too early for the window, and the first too early for the period.
+        assert_eq!((most.units, most.from_us, most.at_least), (3, 900_000, false));
+        assert_eq!(contender.windows()[1].most.units, 4);
+    }
+
+    #[test]
+    fn streaks_of_denials_are_counted_key_by_key() {
+        let mut contender = contender("1/s");
+        for (number, key) in (1..).zip(["a", "b", "a", "b", "a", "b", "c"]) {
+            let _ = contender.decide(&event(number, 0, key));
+        }
+        assert_eq!(contender.longest_streak(), 2);
+    }
+
+    #[test]
+    fn too_many_moments_make_it_a_lower_bound() {
+        let mut contender = contender("1000000/h");
+        let hits = MANY_MOMENTS as u64 + 10;
+        for n in 1..=hits {
+            let _ = contender.decide(&event(n, n, "k"));
+        }
+        let most = contender.windows()[0].most;
+        assert_eq!((most.units, most.at_least), (hits, true));
+    }
+
+    #[test]
+    fn idle_keys_are_forgotten_when_there_are_many_and_live_ones_are_not() {
+        let mut contender = contender("2/s");
+        contender.sweep_at = 100;
+        for n in 1..=100 {
+            let _ = contender.decide(&event(n, 0, &format!("early-{n}")));
+        }
+        let _ = contender.decide(&event(101, 600_000, "late"));
+        assert_eq!(contender.keys.len(), 101, "half a second later all of them are in the busiest period still");
+        contender.sweep_at = 100;
+        let _ = contender.decide(&event(102, 1_000_000, "later"));
+        assert_eq!(contender.keys.len(), 2, "late and later");
+        assert_eq!(contender.decide(&event(103, 1_000_000, "late")).remaining(), 0);
+    }
+}

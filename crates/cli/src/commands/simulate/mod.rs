@@ -1,0 +1,198 @@
+//! `tidegate simulate`: a trace goes through several limits, and everybody sees what each would have done.
+//!
+//! A straight line, one request at a time: [`source`] says what is asked, each [`Contender`] decides it with a state of
+//! its own, and a [`Report`] writes it down. Nothing keeps the trace, so it may be longer than memory.
+
+mod contender;
+mod generate;
+mod jsonl;
+mod progress;
+mod source;
+mod summary;
+mod svg;
+mod table;
+mod timeline;
+mod verify;
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+
+use anyhow::{Context, Result, bail};
+use tidegate_core::Op;
+use tidegate_core::trace::Expectation;
+
+use self::contender::Contender;
+use self::progress::Progress;
+use self::source::Source;
+use self::summary::Summary;
+use self::verify::Verifier;
+use super::Outcome;
+use crate::args::{Format, LimitText, Simulate};
+use crate::output::{self, Paint};
+
+/// One request of a trace.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Event {
+    /// Which line or which one of the made-up requests it is, from 1.
+    number: u64,
+    at_us: u64,
+    key: String,
+    cost: u64,
+    op: Op,
+    expect: Option<Expectation>,
+}
+
+impl Event {
+    /// Whether it asks to take something; the rest is looking, giving back and forgetting.
+    fn is_offer(&self) -> bool {
+        self.cost > 0 && matches!(self.op, Op::Check | Op::Take | Op::Debit)
+    }
+}
+
+/// What the whole trace is.
+struct Scene {
+    title: String,
+    /// When it ends, if that was said beforehand.
+    end_us: Option<u64>,
+}
+
+pub(crate) fn run(args: Simulate) -> Result<Outcome> {
+    if let (Some(trace), Some(out)) = (&args.trace, &args.out)
+        && let (Ok(trace), Ok(out)) = (trace.canonicalize(), out.canonicalize())
+        && trace == out
+    {
+        bail!("the result would overwrite the trace {}: expected another file after --out", trace.display());
+    }
+    let mut source = match &args.trace {
+        Some(path) => Source::open(path)?,
+        None => Source::generate(&args.generated),
+    };
+    let limits = if args.limits.is_empty() { source.limits()? } else { args.limits };
+    if limits.is_empty() {
+        bail!("no limit: expected --limit, as in --limit '10/s; 120/m', or a trace that begins with `# limit: 10/s`");
+    }
+    let format = args.format.or(if args.verify { None } else { Some(Format::Table) });
+    let mut report = Report::new(format, args.out.as_deref(), &limits)?;
+    let mut verifier = args.verify.then(|| Verifier::new(limits.len()));
+    let mut contenders: Vec<Contender> =
+        limits.into_iter().map(|limit| Contender::new(limit, report.observes())).collect();
+    let mut progress = Progress::new(&source, report.covers_terminal());
+    let answered = feed(&mut source, &mut contenders, &mut report, &mut verifier, &mut progress);
+    progress.finish();
+    if let Err(error) = answered {
+        // What was answered before the error stays valid and is shown; a summary of half a trace is not.
+        report.flush()?;
+        return Err(error);
+    }
+    report.finish(&source.scene(), &contenders)?;
+    match verifier {
+        Some(verifier) => verifier.finish(report.uses_stdout()),
+        None => Ok(Outcome::Yes),
+    }
+}
+
+fn feed(
+    source: &mut Source,
+    contenders: &mut [Contender],
+    report: &mut Report,
+    verifier: &mut Option<Verifier>,
+    progress: &mut Progress,
+) -> Result<()> {
+    while let Some(event) = source.next()? {
+        for (index, contender) in contenders.iter_mut().enumerate() {
+            let decision = contender.decide(event);
+            report.answer(index, event, &decision)?;
+            if let Some(verifier) = verifier {
+                verifier.compare(event, contender, &decision);
+            }
+        }
+        progress.advance(source);
+    }
+    Ok(())
+}
+
+/// Where the answers go.
+enum Report {
+    /// Nowhere: only the verdict of `--verify` counts.
+    Silent,
+    /// Out, one by one.
+    Jsonl { writer: jsonl::Writer, stdout: bool },
+    /// Into sums, to be shown at the end.
+    Summary { format: Format, out: Option<std::path::PathBuf>, summaries: Vec<Summary> },
+}
+
+impl Report {
+    fn new(format: Option<Format>, out: Option<&std::path::Path>, limits: &[LimitText]) -> Result<Self> {
+        Ok(match format {
+            None => Report::Silent,
+            Some(Format::Jsonl) => {
+                Report::Jsonl { writer: jsonl::Writer::new(open(out)?, limits), stdout: out.is_none() }
+            }
+            Some(format) => {
+                let summaries = limits.iter().map(|_| Summary::default()).collect();
+                Report::Summary { format, out: out.map(Into::into), summaries }
+            }
+        })
+    }
+
+    /// Whether contenders must watch how much they let through.
+    fn observes(&self) -> bool {
+        matches!(self, Report::Summary { .. })
+    }
+
+    /// Whether it fills the terminal, where a progress bar would only disturb.
+    fn covers_terminal(&self) -> bool {
+        matches!(self, Report::Jsonl { stdout: true, .. }) && io::IsTerminal::is_terminal(&io::stdout())
+    }
+
+    /// Whether standard output is taken.
+    fn uses_stdout(&self) -> bool {
+        match self {
+            Report::Silent => false,
+            Report::Jsonl { stdout, .. } => *stdout,
+            Report::Summary { out, .. } => out.is_none(),
+        }
+    }
+
+    fn answer(&mut self, index: usize, event: &Event, decision: &tidegate_core::Decision) -> Result<()> {
+        match self {
+            Report::Silent => {}
+            Report::Jsonl { writer, .. } => writer.write(index, event, decision).context(WRITING)?,
+            Report::Summary { summaries, .. } => summaries[index].add(event, decision),
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        match self {
+            Report::Jsonl { writer, .. } => writer.flush().context(WRITING),
+            _ => Ok(()),
+        }
+    }
+
+    fn finish(&mut self, scene: &Scene, contenders: &[Contender]) -> Result<()> {
+        self.flush()?;
+        let Report::Summary { format, out, summaries } = self else { return Ok(()) };
+        let text = match format {
+            Format::Svg => svg::draw(scene, contenders, summaries),
+            _ => {
+                let paint = if out.is_none() { Paint::stdout() } else { Paint::plain() };
+                table::draw(scene, contenders, summaries, paint)
+            }
+        };
+        let mut writer = open(out.as_deref())?;
+        writer.write_all(text.as_bytes()).and_then(|()| writer.flush()).context(WRITING)
+    }
+}
+
+const WRITING: &str = "could not write the result";
+
+fn open(out: Option<&std::path::Path>) -> Result<Box<dyn Write>> {
+    Ok(match out {
+        None => Box::new(output::stdout()),
+        Some(path) => {
+            let file = File::create(path).with_context(|| format!("could not create {}", path.display()))?;
+            Box::new(BufWriter::with_capacity(64 * 1024, file))
+        }
+    })
+}

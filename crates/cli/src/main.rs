@@ -1,0 +1,30 @@
+//! The command `tidegate`. Parses, runs, exits; everything else is in its own room.
+
+mod args;
+mod commands;
+mod output;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Usage mistakes and errors; 0 and 1 are answers.
+const ERROR: u8 = 2;
+
+fn main() -> ExitCode {
+    match commands::run(args::Args::parse()) {
+        Ok(outcome) => ExitCode::from(outcome.exit_code()),
+        // Whoever reads our output has seen enough: `tidegate … | head`.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(ERROR)
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let io = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>());
+    io.is_some_and(|io| io.kind() == io::ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,592 @@
+//! Traces and transcripts: requests, and what was answered, as lines of text.
+//!
+//! ```text
+//! # limit: 2/s; 100/h                               what the file is for; several such lines: one replay each
+//! # time  key     cost op      expectation
+//! 0       user:7  1    check   -> allow remaining 1
+//! 499ms   user:7  2            -> deny retry 1ms    # the first one has all but grown back
+//! 1.5s
+//! ```
+//! A line is `TIME [KEY [COST [OP]]]`, and in a transcript `-> allow|deny` with any of `remaining N`, `retry DURATION|never`,
+//! `reset DURATION`, `next DURATION` and `granted N` after it. Fields are separated by white space; a `#` at the beginning of
+//! a field starts a comment. Times count from the Unix epoch and are exact: whole microseconds, no floats.
+//!
+//! Lines are read one by one, so a trace may be longer than memory:
+//! ```
+//! use tidegate_core::trace::Line;
+//! let Line::Event(event) = Line::parse("499ms user:7 2 -> deny retry 1ms", 1)? else { panic!() };
+//! assert_eq!((event.at.as_micros(), event.key, event.cost), (499_000, "user:7", 2));
+//! assert_eq!(event.to_string(), "499ms user:7 2 check -> deny retry 1ms");
+//! # Ok::<(), tidegate_core::trace::TraceError>(())
+//! ```
+
+use alloc::borrow::Cow;
+use alloc::format;
+use alloc::string::{String, ToString};
+use core::fmt;
+
+use crate::decide::Op;
+use crate::decision::{Decision, Retry};
+use crate::time::{MAX_WAIT_US, Timestamp};
+
+/// The key of a line that names none.
+pub const DEFAULT_KEY: &str = "-";
+
+/// What one line says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Line<'t> {
+    /// Nothing: it is empty or a comment.
+    Comment,
+    /// `# limit: …`: a comment that names the limits the file is for, in the notation; not read any further here.
+    Limit {
+        /// The limits as written, trimmed.
+        text: &'t str,
+        /// The column of the first character of `text`, counted from 1.
+        column: usize,
+    },
+    /// A request.
+    Event(Event<'t>),
+}
+
+/// A request at a moment, and in a transcript what is to be answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Event<'t> {
+    /// When.
+    pub at: Timestamp,
+    /// Whose budget.
+    pub key: &'t str,
+    /// How much.
+    pub cost: u64,
+    /// What to do: one of those that [`op`] knows.
+    pub op: Op,
+    /// What is to be answered, if the line says.
+    pub expect: Option<Expectation>,
+}
+
+/// What a transcript says will be answered. What it does not say may be anything.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Expectation {
+    /// Whether the request passes.
+    pub allowed: bool,
+    /// Whole units left.
+    pub remaining: Option<u64>,
+    /// When the same request would pass.
+    pub retry: Option<Retry>,
+    /// Microseconds until everything is available again.
+    pub reset_after_us: Option<u64>,
+    /// Microseconds until anything more is available.
+    pub next_after_us: Option<u64>,
+    /// Units moved.
+    pub granted: Option<u64>,
+}
+
+impl<'t> Line<'t> {
+    /// Reads one line; `number` is only for the error.
+    ///
+    /// # Errors
+    /// The field that is wrong, and what was expected there.
+    pub fn parse(text: &'t str, number: u64) -> Result<Self, TraceError> {
+        let mut fields = Fields { rest: text, column: 1 };
+        let Some(time) = fields.next() else { return Ok(header(text)) };
+        let at = Timestamp::from_micros(duration(time.text).map_err(|expected| time.error(number, "time", expected))?);
+        let mut event = Event { at, key: DEFAULT_KEY, cost: 1, op: Op::Check, expect: None };
+        for position in 1.. {
+            let Some(field) = fields.next() else { return Ok(Line::Event(event)) };
+            if field.text == ARROW {
+                event.expect = Some(Expectation::read(&mut fields, number)?);
+                return Ok(Line::Event(event));
+            }
+            match position {
+                1 => event.key = field.text,
+                2 => event.cost = field.number(number, "cost")?,
+                3 => event.op = op(field.text).ok_or_else(|| field.error(number, "operation", OPS.into()))?,
+                _ => return Err(field.error(number, "field", "-> and an expectation, or the end of the line".into())),
+            }
+        }
+        Ok(Line::Event(event))
+    }
+}
+
+const ARROW: &str = "->";
+const OPS: &str = "check, peek, take, debit, refund or reset";
+
+/// The operation that `word` names in a trace; upper and lower case are the same.
+pub fn op(word: &str) -> Option<Op> {
+    const KNOWN: [Op; 6] = [Op::Check, Op::Peek, Op::Take, Op::Debit, Op::Refund, Op::Reset];
+    KNOWN.into_iter().find(|op| op.name().eq_ignore_ascii_case(word))
+}
+
+/// A line without fields: empty, a comment, or the comment that names the limits.
+fn header(text: &str) -> Line<'_> {
+    let comment = text.trim_start().trim_start_matches('#').trim_start();
+    let Some((name, limits)) = comment.split_once(':') else { return Line::Comment };
+    if !name.trim_end().eq_ignore_ascii_case("limit") {
+        return Line::Comment;
+    }
+    let limits = limits.trim();
+    let before = text.trim_end().len() - limits.len();
+    Line::Limit { text: limits, column: text[..before].chars().count() + 1 }
+}
+
+/// The fields of a line that are left.
+struct Fields<'t> {
+    rest: &'t str,
+    /// The column at which `rest` begins.
+    column: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Field<'t> {
+    text: &'t str,
+    column: usize,
+}
+
+impl<'t> Fields<'t> {
+    fn next(&mut self) -> Option<Field<'t>> {
+        let trimmed = self.rest.trim_start();
+        self.column += self.rest[..self.rest.len() - trimmed.len()].chars().count();
+        self.rest = trimmed;
+        if trimmed.is_empty() || trimmed.starts_with('#') {
+            return None;
+        }
+        let end = trimmed.find(char::is_whitespace).unwrap_or(trimmed.len());
+        let field = Field { text: &trimmed[..end], column: self.column };
+        self.column += field.text.chars().count();
+        self.rest = &trimmed[end..];
+        Some(field)
+    }
+
+    /// The next field, which must be there.
+    fn need(&mut self, number: u64, name: &'static str, expected: &'static str) -> Result<Field<'t>, TraceError> {
+        let here = self.next();
+        here.ok_or_else(|| Field { text: "", column: self.column }.error(number, name, expected.into()))
+    }
+}
+
+impl Field<'_> {
+    fn error(self, line: u64, field: &'static str, expected: Cow<'static, str>) -> TraceError {
+        TraceError { line, column: self.column, field, value: self.text.chars().take(40).collect(), expected }
+    }
+
+    fn number(self, line: u64, name: &'static str) -> Result<u64, TraceError> {
+        if self.text.is_empty() || !self.text.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(self.error(line, name, "a whole number".into()));
+        }
+        let expected = || format!("a whole number of at most {}", u64::MAX).into();
+        self.text.parse().map_err(|_| self.error(line, name, expected()))
+    }
+}
+
+impl Expectation {
+    fn read(fields: &mut Fields<'_>, line: u64) -> Result<Self, TraceError> {
+        const ANSWERS: &str = "allow or deny";
+        let answer = fields.need(line, "answer", ANSWERS)?;
+        let allowed = match answer.text {
+            word if word.eq_ignore_ascii_case("allow") => true,
+            word if word.eq_ignore_ascii_case("deny") => false,
+            _ => return Err(answer.error(line, "answer", ANSWERS.into())),
+        };
+        let mut expect = Expectation { allowed, ..Expectation::default() };
+        while let Some(name) = fields.next() {
+            let twice = match name.text {
+                word if word.eq_ignore_ascii_case("remaining") => {
+                    let value = fields.need(line, "remaining", "a whole number")?.number(line, "remaining")?;
+                    expect.remaining.replace(value).is_some()
+                }
+                word if word.eq_ignore_ascii_case("granted") => {
+                    let value = fields.need(line, "granted", "a whole number")?.number(line, "granted")?;
+                    expect.granted.replace(value).is_some()
+                }
+                word if word.eq_ignore_ascii_case("retry") => {
+                    let field = fields.need(line, "retry", "a duration such as 499ms, or never")?;
+                    let retry = if field.text.eq_ignore_ascii_case("never") {
+                        Retry::Never
+                    } else {
+                        match duration(field.text).map_err(|expected| field.error(line, "retry", expected))? {
+                            0 => Retry::Now,
+                            micros => Retry::After(micros),
+                        }
+                    };
+                    expect.retry.replace(retry).is_some()
+                }
+                word if word.eq_ignore_ascii_case("reset") => {
+                    let field = fields.need(line, "reset", "a duration such as 499ms")?;
+                    let micros = duration(field.text).map_err(|expected| field.error(line, "reset", expected))?;
+                    expect.reset_after_us.replace(micros).is_some()
+                }
+                word if word.eq_ignore_ascii_case("next") => {
+                    let field = fields.need(line, "next", "a duration such as 499ms")?;
+                    let micros = duration(field.text).map_err(|expected| field.error(line, "next", expected))?;
+                    expect.next_after_us.replace(micros).is_some()
+                }
+                _ => {
+                    let expected = "remaining, retry, reset, next, granted or the end of the line";
+                    return Err(name.error(line, "expectation", expected.into()));
+                }
+            };
+            if twice {
+                return Err(name.error(line, "expectation", "each word only once".into()));
+            }
+        }
+        Ok(expect)
+    }
+
+    /// Whether `decision` is what was expected.
+    ///
+    /// # Errors
+    /// In words, everything that is not.
+    pub fn compare(&self, decision: &Decision) -> Result<(), Mismatch> {
+        let word = |allowed| if allowed { "allow" } else { "deny" };
+        let mut found = String::new();
+        let mut differ = |name: &str, expected: String, answer: String| {
+            if expected != answer {
+                let comma = if found.is_empty() { "" } else { ", " };
+                found += &format!("{comma}expected {name}{expected} but got {answer}");
+            }
+        };
+        let verdict = decision.binding();
+        let retry = |retry: Retry| retry.micros().map_or("never".to_string(), |micros| Micros(micros).to_string());
+        differ("", word(self.allowed).into(), word(decision.allowed()).into());
+        if let Some(remaining) = self.remaining {
+            differ("remaining ", remaining.to_string(), verdict.remaining.to_string());
+        }
+        if let Some(expected) = self.retry {
+            differ("retry ", retry(expected), retry(verdict.retry));
+        }
+        if let Some(micros) = self.reset_after_us {
+            differ("reset ", Micros(micros).to_string(), Micros(verdict.reset_after_us).to_string());
+        }
+        if let Some(micros) = self.next_after_us {
+            differ("next ", Micros(micros).to_string(), Micros(verdict.next_after_us).to_string());
+        }
+        if let Some(granted) = self.granted {
+            differ("granted ", granted.to_string(), verdict.granted.to_string());
+        }
+        if found.is_empty() { Ok(()) } else { Err(Mismatch(found)) }
+    }
+}
+
+/// How a decision differs from what was expected, in words.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mismatch(String);
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl core::error::Error for Mismatch {}
+
+/// Reads `0`, `499ms`, `1.5s`, `250us`, `2m`, `1h` or `1d`, exactly: microseconds.
+///
+/// # Errors
+/// What was expected instead.
+pub fn duration(text: &str) -> Result<u64, Cow<'static, str>> {
+    const FORM: &str = "a number and a unit (us, ms, s, m, h or d), as in 0, 499ms or 1.5s";
+    let end = text.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let (whole, fraction) = match number.split_once('.') {
+        Some((_, "")) => return Err(FORM.into()),
+        Some((whole, fraction)) => (whole, fraction),
+        None => (number, ""),
+    };
+    if whole.is_empty() || fraction.contains('.') {
+        return Err(FORM.into());
+    }
+    let unit_us: u128 = match unit {
+        "" if number.bytes().all(|byte| matches!(byte, b'0' | b'.')) => 1,
+        "" => return Err(format!("a unit after {} (us, ms, s, m, h or d)", shortened(number)).into()),
+        "us" | "µs" | "μs" => 1,
+        "ms" => 1_000,
+        "s" => 1_000_000,
+        "m" | "min" => 60_000_000,
+        "h" => 3_600_000_000,
+        "d" => 86_400_000_000,
+        _ => return Err(FORM.into()),
+    };
+    // Digits that are zeros at the end say nothing; a day has eleven that can say something.
+    let fraction = fraction.trim_end_matches('0');
+    if fraction.len() > 11 {
+        return Err("no part of a microsecond".into());
+    }
+    let too_long = || Cow::from(format!("at most {MAX_WAIT_US}us, about 142 years"));
+    let whole: u64 = whole.parse().map_err(|_| too_long())?;
+    let scale = (0..fraction.len()).fold(1, |scale: u128, _| scale * 10);
+    let part: u128 = if fraction.is_empty() { 0 } else { fraction.parse().map_err(|_| FORM)? };
+    if !(part * unit_us).is_multiple_of(scale) {
+        return Err("no part of a microsecond".into());
+    }
+    let micros = u128::from(whole) * unit_us + part * unit_us / scale;
+    u64::try_from(micros).ok().filter(|micros| *micros <= MAX_WAIT_US).ok_or_else(too_long)
+}
+
+fn shortened(text: &str) -> &str {
+    text.get(..20).unwrap_or(text)
+}
+
+/// Microseconds as [`duration`] reads them: `0`, `250us`, `499ms`, `1.5s`, `2m`, `1h`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Micros(pub u64);
+
+impl fmt::Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(u64, &str); 3] = [(86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "m")];
+        let micros = self.0;
+        if micros == 0 {
+            return f.write_str("0");
+        }
+        if let Some((unit, name)) = UNITS.iter().find(|(unit, _)| micros.is_multiple_of(*unit)) {
+            return write!(f, "{}{name}", micros / unit);
+        }
+        let (unit, digits, name) = match micros {
+            1_000_000.. => (1_000_000, 6, "s"),
+            1_000.. => (1_000, 3, "ms"),
+            _ => (1, 0, "us"),
+        };
+        let part = micros % unit;
+        if part == 0 {
+            return write!(f, "{}{name}", micros / unit);
+        }
+        let part = format!("{part:0digits$}");
+        write!(f, "{}.{}{name}", micros / unit, part.trim_end_matches('0'))
+    }
+}
+
+/// All fields of the line, so that it means the same whatever the defaults are.
+impl fmt::Display for Event<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {} {}", Micros(self.at.as_micros()), self.key, self.cost, self.op.name())?;
+        match self.expect {
+            Some(expect) => write!(f, " {ARROW} {expect}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Expectation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.allowed { "allow" } else { "deny" })?;
+        if let Some(remaining) = self.remaining {
+            write!(f, " remaining {remaining}")?;
+        }
+        match self.retry.map(Retry::micros) {
+            Some(Some(micros)) => write!(f, " retry {}", Micros(micros))?,
+            Some(None) => f.write_str(" retry never")?,
+            None => {}
+        }
+        if let Some(micros) = self.reset_after_us {
+            write!(f, " reset {}", Micros(micros))?;
+        }
+        if let Some(micros) = self.next_after_us {
+            write!(f, " next {}", Micros(micros))?;
+        }
+        if let Some(granted) = self.granted {
+            write!(f, " granted {granted}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What is wrong with a line, where, and what was expected there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TraceError {
+    line: u64,
+    column: usize,
+    field: &'static str,
+    value: String,
+    expected: Cow<'static, str>,
+}
+
+impl TraceError {
+    /// The line, as numbered by the caller.
+    pub fn line(&self) -> u64 {
+        self.line
+    }
+
+    /// The column, counted in characters from 1.
+    pub fn column(&self) -> usize {
+        self.column
+    }
+
+    /// Which field is wrong.
+    pub fn field(&self) -> &'static str {
+        self.field
+    }
+
+    /// What it holds, shortened; empty at the end of the line.
+    pub fn value(&self) -> &str {
+        &self.value
+    }
+}
+
+impl fmt::Display for TraceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TraceError { line, column, field, value, expected } = self;
+        write!(f, "line {line}, column {column}: {field}: expected {expected}, found ")?;
+        if value.is_empty() { f.write_str("the end of the line") } else { write!(f, "{value:?}") }
+    }
+}
+
+impl core::error::Error for TraceError {}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::decision::Verdict;
+
+    fn event(text: &str) -> Event<'_> {
+        match Line::parse(text, 1) {
+            Ok(Line::Event(event)) => event,
+            other => panic!("{text:?} is not an event: {other:?}"),
+        }
+    }
+
+    fn error(text: &str) -> String {
+        Line::parse(text, 7).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn durations_are_exact() {
+        let cases: [(&str, u64); 15] = [
+            ("0", 0),
+            ("0.0", 0),
+            ("0s", 0),
+            ("250us", 250),
+            ("250µs", 250),
+            ("499ms", 499_000),
+            ("1.5s", 1_500_000),
+            ("0.000001s", 1),
+            ("1.50000000000000000000s", 1_500_000),
+            ("0.001ms", 1),
+            ("2m", 120_000_000),
+            ("2min", 120_000_000),
+            ("0.5h", 1_800_000_000),
+            ("1d", 86_400_000_000),
+            ("4503599627370495us", MAX_WAIT_US),
+        ];
+        for (text, micros) in cases {
+            assert_eq!(duration(text), Ok(micros), "{text}");
+        }
+        for text in ["", "s", "1", "1.5", ".5s", "5.s", "1.2.3s", "-1s", "+1s", "1 s", "1e3s", "0.5us", "1.0000001s"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+        assert!(duration("4503599627370496us").is_err());
+        assert!(duration("99999999999999999999999d").is_err());
+    }
+
+    #[test]
+    fn what_is_left_out_has_a_default() {
+        let full = Event { at: Timestamp::EPOCH, key: "-", cost: 1, op: Op::Check, expect: None };
+        assert_eq!(event("0"), full);
+        assert_eq!(event("  0\t# a comment"), full);
+        assert_eq!(event("0 user#7"), Event { key: "user#7", ..full });
+        assert_eq!(
+            event("1ms k 3 TAKE"),
+            Event { at: Timestamp::from_millis(1), key: "k", cost: 3, op: Op::Take, ..full }
+        );
+        assert_eq!(event("0 -> deny").expect, Some(Expectation::default()));
+        assert_eq!(event("0 k -> allow").key, "k");
+    }
+
+    #[test]
+    fn comments_may_name_the_limits() {
+        assert_eq!(Line::parse("", 1), Ok(Line::Comment));
+        assert_eq!(Line::parse("# hello: world", 1), Ok(Line::Comment));
+        assert_eq!(Line::parse("# limit: 10/s; 2/m ", 1), Ok(Line::Limit { text: "10/s; 2/m", column: 10 }));
+        assert_eq!(Line::parse(" ## Limit :10/s", 1), Ok(Line::Limit { text: "10/s", column: 12 }));
+        assert_eq!(Line::parse("# limit:", 1), Ok(Line::Limit { text: "", column: 9 }));
+    }
+
+    #[test]
+    fn errors_say_where_and_what_was_expected() {
+        let rows: Vec<(&str, &str)> = Vec::from([
+            ("5 k", r#"line 7, column 1: time: expected a unit after 5 (us, ms, s, m, h or d), found "5""#),
+            ("0 k x", r#"line 7, column 5: cost: expected a whole number, found "x""#),
+            ("0 k -1", r#"line 7, column 5: cost: expected a whole number, found "-1""#),
+            ("0 k 99999999999999999999", "at most 18446744073709551615"),
+            ("0 k 1 get", r#"column 7: operation: expected check, peek, take, debit, refund or reset, found "get""#),
+            ("0 k 1 peek 5", "column 12: field: expected -> and an expectation, or the end of the line"),
+            ("0 ->", "column 5: answer: expected allow or deny, found the end of the line"),
+            ("0 -> yes", r#"column 6: answer: expected allow or deny, found "yes""#),
+            ("0 -> deny retry", "column 16: retry: expected a duration such as 499ms, or never, found the end"),
+            ("0 -> deny retry 1", "column 17: retry: expected a unit after 1"),
+            ("0 -> deny left 1", "expected remaining, retry, reset, next, granted or the end of the line"),
+            ("0 -> deny retry 1s retry 2s", "column 20: expectation: expected each word only once"),
+            ("é0s k", "column 1: time"),
+        ]);
+        for (text, expected) in rows {
+            let error = error(text);
+            assert!(error.contains(expected), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_mismatch_says_in_words_what_differs() {
+        let verdict = Verdict { remaining: 2, retry: Retry::After(1_500), reset_after_us: 7, ..Verdict::default() };
+        let decision = Decision::of_one(verdict, false, Timestamp::EPOCH);
+        let compare = |text| event(text).expect.unwrap().compare(&decision).map_err(|mismatch| mismatch.to_string());
+        assert_eq!(compare("0 -> deny"), Ok(()));
+        assert_eq!(compare("0 -> deny remaining 2 retry 1.5ms reset 7us next 0 granted 0"), Ok(()));
+        assert_eq!(
+            compare("0 -> allow remaining 3 retry never").unwrap_err(),
+            "expected allow but got deny, expected remaining 3 but got 2, expected retry never but got 1.5ms"
+        );
+    }
+
+    fn expectations() -> impl Strategy<Value = Expectation> {
+        let number = || proptest::option::of(any::<u64>());
+        let micros = || 0..=MAX_WAIT_US;
+        let retry = prop_oneof![Just(Retry::Now), Just(Retry::Never), (1..=MAX_WAIT_US).prop_map(Retry::After)];
+        let times = (proptest::option::of(micros()), proptest::option::of(micros()));
+        (any::<bool>(), number(), proptest::option::of(retry), times, number()).prop_map(
+            |(allowed, remaining, retry, (reset_after_us, next_after_us), granted)| Expectation {
+                allowed,
+                remaining,
+                retry,
+                reset_after_us,
+                next_after_us,
+                granted,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "\\PC*", number: u64) {
+            let _ = Line::parse(&text, number);
+            let _ = duration(&text);
+        }
+
+        #[test]
+        fn nearly_right_text_does_not_make_it_panic(
+            text in "[ #]{0,2}[0-9.]{0,25}(us|ms|s|d|é)?( [a-z#:>-]{0,6}){0,3}( -> ?(allow|deny)?( (retry|reset|granted) ?[0-9.a-z]{0,9}){0,3})?"
+        ) {
+            let _ = Line::parse(&text, 1);
+        }
+
+        #[test]
+        fn what_is_printed_is_read_back(
+            at in 0..=MAX_WAIT_US,
+            key in "[!-\"$-~é][!-~é]{0,12}",
+            cost: u64,
+            which in 0..6usize,
+            expect in proptest::option::of(expectations()),
+        ) {
+            prop_assume!(key != ARROW);
+            let op = [Op::Check, Op::Peek, Op::Take, Op::Debit, Op::Refund, Op::Reset][which];
+            let event = Event { at: Timestamp::from_micros(at), key: &key, cost, op, expect };
+            let text = event.to_string();
+            prop_assert_eq!(Line::parse(&text, 1), Ok(Line::Event(event)), "{}", text);
+        }
+
+        #[test]
+        fn durations_are_read_back(micros in 0..=MAX_WAIT_US) {
+            prop_assert_eq!(duration(&Micros(micros).to_string()), Ok(micros));
+        }
+    }
+}
