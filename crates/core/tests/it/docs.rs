@@ -64,11 +64,8 @@ fn capacity_worst_case_and_grid_are_real() {
     assert!(rows.len() >= 10, "only {} rows", rows.len());
     for (line, cells) in rows {
         let limit: Limit = cells[0].parse().unwrap_or_else(|error| panic!("line {line}: {error}"));
-        let facts = [
-            limit.capacity().to_string(),
-            limit.worst_case().to_string(),
-            Period::micros(limit.grid_us()).to_string(),
-        ];
+        let facts =
+            [limit.capacity().to_string(), limit.worst_case().to_string(), Period::micros(limit.grid_us()).to_string()];
         assert_eq!(facts[..], cells[1..], "line {line}: {limit}");
     }
 }
