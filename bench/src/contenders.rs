@@ -8,7 +8,7 @@ use governor::middleware::NoOpMiddleware;
 use governor::nanos::Nanos;
 use governor::state::keyed::DashMapStateStore;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
-use tidegate::{Limit, ManualClock, Memory};
+use tidegate::{Clock, Gate, Limit, ManualClock, Memory, SystemClock};
 
 /// Decides whether `key` may pass now.
 #[allow(clippy::ptr_arg, reason = "governor looks a `String` up by `&String`")]
@@ -22,25 +22,27 @@ pub trait Contender: Sync {
 }
 
 pub struct Tidegate {
-    memory: Memory,
-    limit: Limit,
+    gate: Gate,
 }
 
 impl Tidegate {
     pub fn new(keys: usize) -> Self {
-        // 600 an hour: a key that was hit once stays live for the whole run.
-        let limit = "600/h".parse().expect("a limit");
-        Tidegate { memory: Memory::builder().max_keys((keys * 2).max(1 << 20)).build(), limit }
+        Self::on(keys, SystemClock::new().into())
     }
 
     /// The same on a clock that stands still, to count instructions without it.
     pub fn without_clock(keys: usize) -> Self {
-        let memory = Memory::builder().max_keys((keys * 2).max(1 << 20)).clock(ManualClock::new()).build();
-        Tidegate { memory, ..Self::new(keys) }
+        Self::on(keys, ManualClock::new().into())
+    }
+
+    fn on(keys: usize, clock: Clock) -> Self {
+        // 600 an hour: a key that was hit once stays live for the whole run.
+        let limit: Limit = "600/h".parse().expect("a limit");
+        Tidegate { gate: Memory::builder().max_keys((keys * 2).max(1 << 20)).clock(clock).build().gate(&limit) }
     }
 
     pub fn memory(&self) -> &Memory {
-        &self.memory
+        self.gate.memory()
     }
 }
 
@@ -50,10 +52,10 @@ impl Contender for Tidegate {
     }
     #[inline(never)]
     fn check(&self, key: &String) -> bool {
-        self.memory.allows(key, &self.limit, 1)
+        self.gate.allows(key, 1)
     }
     fn check_many(&self, keys: &[(String, u64)]) -> usize {
-        self.memory.check_many(keys, &self.limit).iter().filter(|verdict| verdict.allowed).count()
+        self.gate.allows_many(keys).into_iter().filter(|allowed| *allowed).count()
     }
 }
 

@@ -8,7 +8,7 @@
 //! - [`Limit`] — how much, how often, by which algorithm; valid once built, and written `240/h sliding step 1m`;
 //! - [`Timestamp`] and [`Period`] — microseconds that somebody else measured;
 //! - [`algorithm`] — one small state each, and the same six questions to all of them;
-//! - [`decide`] — the operations, written once: check, peek, take, debit, refund, reset, settle, release, book;
+//! - [`decide`](decide()) — the operations, written once: check, peek, take, debit, refund, reset, settle, release, book;
 //! - [`Decision`] and [`Verdict`] — what a limiter answers;
 //! - [`State`] — what is kept, and how it outlives a change of the limit;
 //! - [`headers`] — a decision as the text of HTTP headers;
@@ -20,19 +20,22 @@ extern crate alloc;
 #[cfg(any(test, doctest))]
 extern crate std;
 
+mod admit;
 pub mod algorithm;
 mod decide;
 mod decision;
 mod exact;
 pub mod headers;
 mod limit;
+mod meter;
 mod notation;
 mod state;
 mod time;
 pub mod trace;
 
+pub use admit::{admit, report};
 pub use algorithm::Algorithm;
-pub use decide::{Charge, Op, admit, decide, report};
+pub use decide::{Charge, Op, decide};
 pub use decision::{Decision, Retry, Source, Verdict};
 pub use limit::{
     BucketSpec, Builder, ConcurrentSpec, EstimateSpec, Limit, LimitError, LogSpec, MAX_LOG_AMOUNT, MAX_STEPS,

@@ -16,7 +16,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tidegate_core::{Algorithm, Decision, Op, Retry, Timestamp};
 
-use crate::limiter::{Limiter, Place};
+use crate::held::Place;
+use crate::limiter::Limiter;
 use crate::store::StoreError;
 
 /// Why `acquire` came back without a pass.

@@ -41,14 +41,16 @@
 
 mod acquire;
 mod clock;
+mod held;
 mod limiter;
 mod memory;
 mod store;
 
 pub use acquire::{Acquire, AcquireError};
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use limiter::{Ask, Lease, Limiter, LimiterBuilder, Reservation};
-pub use memory::{DEFAULT_MAX_KEYS, Memory, MemoryBuilder, Overflow};
+pub use held::{Lease, Reservation};
+pub use limiter::{Ask, Limiter, LimiterBuilder};
+pub use memory::{DEFAULT_MAX_KEYS, Gate, Memory, MemoryBuilder, Overflow};
 pub use store::{Charge, Check, Deciding, InvalidCheck, MAX_CHARGES, MAX_KEY_BYTES, Scope, Store, StoreError, Subject};
 pub use tidegate_core::{
     self, Algorithm, Decision, EXACT, Id, Limit, LimitError, Limits, MAX_LIMITS, Op, Parameter, ParseError, Period,

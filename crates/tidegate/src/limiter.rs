@@ -12,6 +12,7 @@ use tidegate_core::{Decision, Id, Limits, Op};
 
 use crate::acquire::{Acquire, Waiting};
 use crate::clock::Clock;
+use crate::held::{Lease, Reservation};
 use crate::memory::Memory;
 use crate::store::{Check, Scope, Store, StoreError, Subject};
 
@@ -41,7 +42,7 @@ pub(crate) struct Shared {
     pub(crate) backend: Backend,
     pub(crate) clock: Clock,
     pub(crate) waiting: Waiting,
-    ids: Ids,
+    pub(crate) ids: Ids,
 }
 
 /// Where decisions come from. The memory store is called directly: nothing is boxed on the way.
@@ -61,13 +62,13 @@ impl Backend {
 }
 
 /// Numbers that no two calls share, unlikely to be guessed and never zero.
-struct Ids {
+pub(crate) struct Ids {
     secret: RandomState,
     next: AtomicU64,
 }
 
 impl Ids {
-    fn next(&self) -> Id {
+    pub(crate) fn next(&self) -> Id {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         Id(self.secret.hash_one(number) | 1)
     }
@@ -194,7 +195,7 @@ impl Limiter {
     pub async fn reserve<K: AsRef<[u8]> + ?Sized>(&self, key: &K, estimate: u64) -> Result<Reservation, StoreError> {
         let (id, key) = (self.shared.ids.next(), key.as_ref().to_vec());
         let decision = self.decide(self.check_of(Op::Check, &key, estimate).with_id(id)).await?;
-        Ok(Reservation { limiter: self.clone(), key, estimate, id, decision })
+        Ok(Reservation::new(self.clone(), key, estimate, id, decision))
     }
 
     /// Takes a lease under a `concurrent` limit; it ends when it is [released](Lease::release), dropped or its ttl is over.
@@ -205,8 +206,7 @@ impl Limiter {
     pub async fn lease<K: AsRef<[u8]> + ?Sized>(&self, key: &K) -> Result<Lease, StoreError> {
         let (id, key) = (self.shared.ids.next(), key.as_ref().to_vec());
         let decision = self.decide(self.check_of(Op::Check, &key, 1).with_id(id)).await?;
-        let held = decision.allowed();
-        Ok(Lease { limiter: self.clone(), key, id, decision, held })
+        Ok(Lease::new(self.clone(), key, id, decision))
     }
 
     /// Waits until the key may pass, at most `max_wait`: in the order of arrival, and not at all if it would be in vain.
@@ -238,7 +238,7 @@ impl Limiter {
         Ask { limiter: self, op, key, cost, id: None }
     }
 
-    pub(crate) fn shared(&self) -> &Shared {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
@@ -262,7 +262,7 @@ impl Shared {
     }
 
     /// Does something nobody waits for any more: at once in memory, in the background elsewhere.
-    fn give_up(self: &Arc<Self>, check: Check<'static>) {
+    pub(crate) fn give_up(self: &Arc<Self>, check: Check<'static>) {
         match &self.backend {
             Backend::Memory(memory) => {
                 let _ = memory.decide(&check);
@@ -320,138 +320,5 @@ impl<'a> IntoFuture for Ask<'a> {
             }
             self.limiter.decide(check).await
         })
-    }
-}
-
-/// An estimate that was taken, or was not: see [`decision`](Reservation::decision).
-///
-/// Dropped without being settled, it stays what it is: the estimate is spent.
-#[derive(Debug)]
-#[must_use = "an allowed reservation should be settled when the true cost is known"]
-pub struct Reservation {
-    limiter: Limiter,
-    key: Vec<u8>,
-    estimate: u64,
-    id: Id,
-    decision: Decision,
-}
-
-impl Reservation {
-    /// What was decided when it was made.
-    pub fn decision(&self) -> &Decision {
-        &self.decision
-    }
-
-    /// Whether it was allowed.
-    pub fn allowed(&self) -> bool {
-        self.decision.allowed()
-    }
-
-    /// The id, for settling it from elsewhere.
-    pub fn id(&self) -> Id {
-        self.id
-    }
-
-    /// Replaces the estimate with what it came to. What is missing is taken like a debit, down to the limit's debt (the
-    /// decision is denied if that is not enough); what was too much is given back, as far as it cannot have regrown meanwhile.
-    /// Settling a reservation that was denied does nothing.
-    ///
-    /// # Errors
-    /// If the store has no answer.
-    pub async fn settle(self, actual: u64) -> Result<Decision, StoreError> {
-        if !self.allowed() {
-            return Ok(self.decision);
-        }
-        let mut check = self.limiter.check_of(Op::Settle, &self.key, actual).with_id(self.id);
-        for charge in check.charges_mut() {
-            charge.reserved = self.estimate;
-        }
-        self.limiter.decide(check).await
-    }
-
-    /// Settles at nothing: the work was not done after all.
-    ///
-    /// # Errors
-    /// If the store has no answer.
-    pub async fn cancel(self) -> Result<Decision, StoreError> {
-        self.settle(0).await
-    }
-}
-
-/// A lease under a `concurrent` limit, or the answer that there is none: see [`decision`](Lease::decision).
-#[derive(Debug)]
-#[must_use = "a lease ends when it is dropped"]
-pub struct Lease {
-    limiter: Limiter,
-    key: Vec<u8>,
-    id: Id,
-    decision: Decision,
-    held: bool,
-}
-
-impl Lease {
-    /// What was decided.
-    pub fn decision(&self) -> &Decision {
-        &self.decision
-    }
-
-    /// Whether there is a lease.
-    pub fn allowed(&self) -> bool {
-        self.decision.allowed()
-    }
-
-    /// The id, for releasing it from elsewhere.
-    pub fn id(&self) -> Id {
-        self.id
-    }
-
-    /// Ends the lease. The same as dropping it, but it waits for the store and says what it answered.
-    ///
-    /// # Errors
-    /// If the store has no answer; the lease then ends when its ttl is over.
-    pub async fn release(mut self) -> Result<Decision, StoreError> {
-        if !std::mem::take(&mut self.held) {
-            return Ok(self.decision.clone());
-        }
-        let check = self.limiter.check_of(Op::Release, &self.key, 1).with_id(self.id);
-        self.limiter.shared.backend.decide(&check).await
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        if self.held {
-            let check = self.limiter.check_of(Op::Release, &self.key, 1).with_id(self.id).into_owned();
-            self.limiter.shared.give_up(check);
-        }
-    }
-}
-
-/// Gives a booked place back when the one who waited for it has gone.
-pub(crate) struct Place<'a> {
-    limiter: &'a Limiter,
-    key: &'a [u8],
-    cost: u64,
-    booked: Option<Decision>,
-}
-
-impl<'a> Place<'a> {
-    pub(crate) fn new(limiter: &'a Limiter, key: &'a [u8], cost: u64, booked: Decision) -> Self {
-        Place { limiter, key, cost, booked: Some(booked) }
-    }
-
-    /// Its turn has come: it is used and not given back.
-    pub(crate) fn used(mut self) -> Option<Decision> {
-        self.booked.take()
-    }
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        if let Some(booked) = self.booked.take() {
-            let idle_at = booked.at().after_micros(booked.binding().reset_after_us);
-            let check = self.limiter.check_of(Op::Unbook { idle_at }, self.key, self.cost).into_owned();
-            self.limiter.shared.give_up(check);
-        }
     }
 }

@@ -124,6 +124,9 @@ impl Kernel for Concurrent {
 
     fn wait(&self, state: &Leases, now: Timestamp, cost: u64, ceiling: u64) -> u64 {
         let mut over = state.total.saturating_sub(ceiling - cost);
+        if over == state.total {
+            return state.idle_at().micros_since(now); // all of it must go: no need to count
+        }
         let mut wait = 0;
         for lease in &state.leases {
             if over == 0 {

@@ -95,6 +95,9 @@ impl Kernel for Log {
 
     fn wait(&self, log: &Entries, now: Timestamp, cost: u64, ceiling: u64) -> u64 {
         let mut over = log.total.saturating_sub(ceiling - cost);
+        if over == log.total {
+            return self.idle_at(log).micros_since(now); // all of it must go: no need to count
+        }
         let mut wait = 0;
         for entry in &log.entries {
             if over == 0 {

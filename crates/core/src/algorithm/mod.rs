@@ -3,7 +3,7 @@
 //! An algorithm only measures. It can [age](Kernel::age) a state to a moment, say how much [room](Kernel::room)
 //! is left below a ceiling, [charge](Kernel::charge), say how long to [wait](Kernel::wait) until a cost fits, and
 //! [give back](Kernel::give_back). What an operation makes of these answers is written once, in
-//! [`decide`](crate::decide), and is the same for all.
+//! [`decide`](crate::decide()), and is the same for all.
 
 pub mod bucket;
 pub mod concurrent;

@@ -132,6 +132,9 @@ impl Kernel for Sliding {
 
     fn wait(&self, state: &Steps, now: Timestamp, cost: u64, ceiling: u64) -> u64 {
         let mut over = state.total.saturating_sub(ceiling - cost);
+        if over == state.total {
+            return self.idle_at(state).micros_since(now); // all of it must go: no need to count
+        }
         let mut wait = 0;
         for step in &state.steps {
             if over == 0 {

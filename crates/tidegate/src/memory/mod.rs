@@ -4,7 +4,9 @@
 //! nobody who does not know the key of this process can make them collide. Nothing runs in the background: a key that has
 //! become the same as one never seen is forgotten when its room is needed, or when it is touched.
 
+mod gate;
 mod interned;
+mod overflow;
 mod raw;
 mod shard;
 mod siphash;
@@ -15,12 +17,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use tidegate_core::algorithm::Kernel;
-use tidegate_core::{Algorithm, Decision, Id, Limit, Op, Record, Timestamp, Verdict};
+use tidegate_core::{Algorithm, Decision, Limit, Op, Record, Timestamp, Verdict};
 
 use crate::clock::Clock;
 use crate::store::{Check, Deciding, Scope, Store};
+pub use gate::Gate;
+use gate::{Allowed, Answer};
 use interned::Interned;
+pub use overflow::Overflow;
+use overflow::{Ask, Held, Home, Overflows};
 use shard::{Packed, Shard};
 use siphash::SipHash13;
 use slots::{Hash, Slot, Slots};
@@ -30,8 +35,6 @@ pub const DEFAULT_MAX_KEYS: usize = 10_000_000;
 const MAX_SHARDS: usize = 256;
 /// A shard is worth having from this many keys on.
 const KEYS_PER_SHARD: usize = 1024;
-/// The most limits that can have a shared state for overflowing keys.
-const MAX_OVERFLOWS: usize = 1024;
 
 /// Keeps state in this process. Clones share it.
 ///
@@ -90,25 +93,6 @@ impl Line {
         raw::prefetch(address);
         raw::prefetch(address.wrapping_add(2 * size_of::<Slot>()));
     }
-}
-
-/// What happens to a new key when every place is taken by a key that is in use. A key in use is never forgotten for a new one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Overflow {
-    /// All keys that find no place share one state per limit: together they get what one key gets.
-    #[default]
-    SharedBucket,
-    /// New keys are denied.
-    DenyNew,
-    /// New keys are allowed and not counted.
-    AllowNew,
-}
-
-/// The shared states of keys that found no place.
-#[derive(Debug, Default)]
-struct Overflows {
-    /// By limit and by which charge of a call it was, so that no two charges of one call share a record.
-    records: Vec<(Limit, usize, Record)>,
 }
 
 /// Settings of a [`Memory`].
@@ -207,20 +191,26 @@ impl Memory {
         }
     }
 
-    /// Checks one key against one limit: the fastest way to a decision.
-    ///
-    /// The same as a [`Check`] of one charge; a cost of zero only looks.
+    /// This store under one limit: the fastest way to many decisions.
+    pub fn gate(&self, limit: &Limit) -> Gate {
+        let tag = shard::tag_of(limit, &self.inner.limits).unwrap_or(shard::NO_TAG);
+        Gate { memory: self.clone(), limit: *limit, tag }
+    }
+
+    /// Checks one key against one limit: the same as a [`Check`] of one charge. A cost of zero only looks.
     #[inline]
     pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K, limit: &Limit, cost: u64) -> Verdict {
         let hash = self.inner.hash(&Scope::AdHoc, key.as_ref(), limit, 0);
-        self.inner.check(hash, limit, cost, self.inner.clock.now())
+        let writer = |packed: Packed| self.inner.limits.get(packed.limit_number()) == Some(limit);
+        self.inner.check(hash, limit, cost, self.inner.clock.now(), writer)
     }
 
     /// The same as [`check`](Memory::check) for those who only want to know whether the request may pass; a little faster.
     #[inline]
     pub fn allows<K: AsRef<[u8]> + ?Sized>(&self, key: &K, limit: &Limit, cost: u64) -> bool {
         let hash = self.inner.hash(&Scope::AdHoc, key.as_ref(), limit, 0);
-        let Allowed(allowed) = self.inner.check(hash, limit, cost, self.inner.clock.now());
+        let writer = |packed: Packed| self.inner.limits.get(packed.limit_number()) == Some(limit);
+        let Allowed(allowed) = self.inner.check(hash, limit, cost, self.inner.clock.now(), writer);
         allowed
     }
 
@@ -228,19 +218,7 @@ impl Memory {
     ///
     /// Much faster than one call each when there are many keys: the memory of the next ones is fetched while one is decided.
     pub fn check_many<K: AsRef<[u8]>>(&self, asks: &[(K, u64)], limit: &Limit) -> Vec<Verdict> {
-        const AHEAD: usize = 16;
-        let now = self.inner.clock.now();
-        let mut verdicts = Vec::with_capacity(asks.len());
-        let mut hashes = [Hash::default(); AHEAD];
-        for asks in asks.chunks(AHEAD) {
-            for (hash, (key, _)) in hashes.iter_mut().zip(asks) {
-                *hash = self.inner.hash(&Scope::AdHoc, key.as_ref(), limit, 0);
-                self.inner.line(*hash).prefetch(*hash);
-            }
-            let checks = hashes.iter().zip(asks);
-            verdicts.extend(checks.map(|(hash, (_, cost))| self.inner.check::<Verdict>(*hash, limit, *cost, now)));
-        }
-        verdicts
+        self.gate(limit).check_many(asks)
     }
 
     /// Decides a check of any kind.
@@ -261,11 +239,18 @@ impl Store for Memory {
 impl Inner {
     /// Decides one charge, and makes of the answer what the caller wants: a yes or no, or all the numbers.
     #[inline(always)]
-    fn check<A: Answer>(&self, hash: Hash, limit: &Limit, cost: u64, now: Timestamp) -> A {
+    fn check<A: Answer>(
+        &self,
+        hash: Hash,
+        limit: &Limit,
+        cost: u64,
+        now: Timestamp,
+        is_own: impl Fn(Packed) -> bool,
+    ) -> A {
         let mut shard = self.line(hash).shard.lock();
         if let Ok(index) = shard.find(hash)
-            && let Some((packed, writer)) = shard.packed(index, &self.limits)
-            && writer == limit
+            && let packed = shard.packed(index)
+            && is_own(packed)
         {
             match limit.algorithm() {
                 Algorithm::Bucket(bucket) => {
@@ -420,102 +405,5 @@ fn algorithm_number(algorithm: &Algorithm) -> u64 {
         Algorithm::Estimate(_) => 3,
         Algorithm::Log(_) => 4,
         Algorithm::Concurrent(_) => 5,
-    }
-}
-
-/// What a caller wants to know.
-trait Answer: From<Verdict> {
-    fn of<K: Kernel<State: Copy>>(limit: &Limit, kernel: &K, outcome: (bool, K::State, Timestamp), cost: u64) -> Self;
-}
-
-impl Answer for Verdict {
-    #[inline(always)]
-    fn of<K: Kernel<State: Copy>>(limit: &Limit, kernel: &K, outcome: (bool, K::State, Timestamp), cost: u64) -> Self {
-        tidegate_core::report(limit, kernel, outcome, cost)
-    }
-}
-
-/// Whether it was allowed, and nothing else.
-struct Allowed(bool);
-
-impl From<Verdict> for Allowed {
-    fn from(verdict: Verdict) -> Self {
-        Allowed(verdict.allowed)
-    }
-}
-
-impl Answer for Allowed {
-    #[inline(always)]
-    fn of<K: Kernel<State: Copy>>(_: &Limit, _: &K, outcome: (bool, K::State, Timestamp), _: u64) -> Self {
-        Allowed(outcome.0)
-    }
-}
-
-/// One charge of a call.
-#[derive(Clone, Copy)]
-struct Ask<'a> {
-    limit: &'a Limit,
-    /// Which charge of the call it is.
-    ordinal: usize,
-    cost: u64,
-    reserved: u64,
-    id: Option<Id>,
-}
-
-impl<'a> Ask<'a> {
-    fn charge(&self, record: &'a mut Record) -> tidegate_core::Charge<'a> {
-        tidegate_core::Charge { limit: self.limit, record, cost: self.cost, reserved: self.reserved, id: self.id }
-    }
-}
-
-/// A record at work.
-struct Held {
-    record: Record,
-    home: Home,
-}
-
-impl Held {
-    /// Of a key that found no place: as if everything had just been used. Nothing of it is kept.
-    fn exhausted(ask: &Ask<'_>, now: Timestamp) -> Held {
-        let mut record = Record::default();
-        let everything = tidegate_core::Charge::new(ask.limit, &mut record, ask.limit.capacity());
-        let _ = tidegate_core::decide(Op::Check, &mut [everything], now);
-        Held { record, home: Home::Nowhere }
-    }
-}
-
-/// Where a record is kept.
-enum Home {
-    /// In the slot of its key, which is made if there is anything to keep.
-    Slot,
-    /// With all others that found no place.
-    Shared,
-    /// It is not.
-    Nowhere,
-}
-
-impl Overflows {
-    /// The shared record of a limit, which there is then; or an exhausted one if there are too many.
-    fn load(&mut self, ask: &Ask<'_>, now: Timestamp) -> Held {
-        if let Some(record) = self.find(ask) {
-            return Held { record: record.clone(), home: Home::Shared };
-        }
-        self.records.retain(|(_, _, record)| now < record.idle_at());
-        if self.records.len() >= MAX_OVERFLOWS {
-            return Held::exhausted(ask, now);
-        }
-        self.records.push((*ask.limit, ask.ordinal, Record::default()));
-        Held { record: Record::default(), home: Home::Shared }
-    }
-
-    fn store(&mut self, ask: &Ask<'_>, record: Record) {
-        if let Some(kept) = self.find(ask) {
-            *kept = record;
-        }
-    }
-
-    fn find(&mut self, ask: &Ask<'_>) -> Option<&mut Record> {
-        let known = |entry: &&mut (Limit, usize, Record)| (&entry.0, entry.1) == (ask.limit, ask.ordinal);
-        self.records.iter_mut().find(known).map(|(_, _, record)| record)
     }
 }

@@ -17,6 +17,8 @@ const TAG_BITS: u32 = 64 - NUMBER_BITS;
 const TAG: u32 = (1 << TAG_BITS) - 1;
 /// The tag of a slot whose record is in the list. Others are numbers of limits.
 const LISTED: u32 = (1 << (2 * TAG_BITS)) - 1;
+/// A tag that no slot has.
+pub(crate) const NO_TAG: u32 = 0;
 
 /// How many slots one insertion into a full shard looks at to find an idle one.
 const SEARCH: usize = 2048;
@@ -64,6 +66,12 @@ impl Packed {
         Packed { tag, first: slot.low & NUMBER, second: slot.high & NUMBER }
     }
 
+    /// The number of the limit that wrote it. No limit has this number if the state is in the list.
+    #[inline]
+    pub(crate) fn limit_number(self) -> u32 {
+        self.tag - FIRST_TAG
+    }
+
     /// The words of a slot. The tag is never zero in its upper half, so that an occupied slot never looks empty.
     #[inline]
     fn words(self) -> (u64, u64) {
@@ -95,14 +103,10 @@ impl Shard {
         self.slots.find(hash)
     }
 
-    /// The packed state at `index`, and the limit that wrote it; `None` if it is in the list.
+    /// What is in the slot at `index`.
     #[inline]
-    pub(crate) fn packed<'l>(&self, index: usize, limits: &'l Interned) -> Option<(Packed, &'l Limit)> {
-        let packed = Packed::of(self.slots.get(index));
-        if packed.tag == LISTED {
-            return None;
-        }
-        limits.get(packed.tag - FIRST_TAG).map(|limit| (packed, limit))
+    pub(crate) fn packed(&self, index: usize) -> Packed {
+        Packed::of(self.slots.get(index))
     }
 
     #[inline]
@@ -175,10 +179,7 @@ impl Shard {
             self.rebuild(limits, now);
             index = self.slots.find(hash).unwrap_or_else(|place| place);
         }
-        while !self.slots.insert(index, slot) {
-            self.rebuild(limits, now);
-            index = self.slots.find(hash).unwrap_or_else(|place| place);
-        }
+        self.slots.insert(index, slot);
     }
 
     /// Looks for an idle key to forget when the shard is full; says whether there is room now.

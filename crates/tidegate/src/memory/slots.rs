@@ -29,7 +29,7 @@ impl Slot {
     }
 }
 
-/// Slots beyond the last home, so that a run at the end has somewhere to go.
+/// Slots beyond the last home, so that a run at the end has somewhere to go. More, should that ever not be enough.
 const SPARE: usize = 16;
 const SMALLEST: usize = 16;
 
@@ -37,6 +37,7 @@ const SMALLEST: usize = 16;
 pub(crate) struct Slots {
     slots: Box<[Slot]>,
     used: usize,
+    spare: usize,
 }
 
 impl Slots {
@@ -57,7 +58,7 @@ impl Slots {
 
     /// Homes, without the spare slots.
     fn homes(&self) -> usize {
-        self.slots.len().saturating_sub(SPARE)
+        self.slots.len() - self.spare
     }
 
     /// For a hint to the processor: where the slots are, and how many homes there are.
@@ -107,13 +108,24 @@ impl Slots {
         self.used >= self.homes() / 5 * 4
     }
 
-    /// Puts a slot at `index`, where [`find`](Slots::find) said it belongs; `false` if there is no room before the end.
-    pub(crate) fn insert(&mut self, index: usize, slot: Slot) -> bool {
-        let Some(gap) = self.slots.iter().skip(index).position(Slot::is_empty) else { return false };
+    /// Puts a slot at `index`, where [`find`](Slots::find) said it belongs.
+    pub(crate) fn insert(&mut self, index: usize, slot: Slot) {
+        let gap = match self.slots.iter().skip(index).position(Slot::is_empty) {
+            Some(gap) => gap,
+            None => {
+                // The run at the end has used up the spare slots: twice as many, and nothing else moves.
+                let gap = self.slots.len() - index;
+                let more = self.spare.max(SPARE);
+                self.spare += more;
+                let mut slots = std::mem::take(&mut self.slots).into_vec();
+                slots.resize(slots.len() + more, Slot::default());
+                self.slots = slots.into_boxed_slice();
+                gap
+            }
+        };
         self.slots.copy_within(index..index + gap, index + 1);
         self.slots[index] = slot;
         self.used += 1;
-        true
     }
 
     /// Takes out the slot at `index`, and lets the ones behind it move up.
@@ -162,26 +174,20 @@ impl Slots {
                 usize::from(!slot.is_empty())
             })
             .sum();
-        let mut homes = (kept / 5 * 8).max(SMALLEST);
-        loop {
-            if let Some(slots) = self.copied_to(homes) {
-                self.slots = slots;
-                self.used = kept;
-                return;
-            }
-            homes += homes / 4; // a run did not fit at the end: all but impossible, and more room mends it
-        }
-    }
-
-    fn copied_to(&self, homes: usize) -> Option<Box<[Slot]>> {
-        let mut slots = vec![Slot::default(); homes + SPARE].into_boxed_slice();
+        let homes = (kept * 8 / 5).max(SMALLEST);
+        let mut slots = vec![Slot::default(); homes + SPARE];
         let mut next = 0;
         for slot in self.slots.iter().filter(|slot| !slot.is_empty()) {
             next = next.max(Self::home(slot.hash.order, homes));
-            *slots.get_mut(next)? = *slot;
+            if next == slots.len() {
+                slots.push(Slot::default());
+            }
+            slots[next] = *slot;
             next += 1;
         }
-        Some(slots)
+        self.spare = slots.len() - homes;
+        self.slots = slots.into_boxed_slice();
+        self.used = kept;
     }
 }
 
@@ -210,15 +216,25 @@ mod tests {
                 if slots.is_crowded() {
                     slots.rebuild(|_| false);
                 }
-                loop {
-                    let Err(index) = slots.find(hash) else { panic!("it was not there") };
-                    if slots.insert(index, Slot { hash, low, high: 1 }) {
-                        break;
-                    }
-                    slots.rebuild(|_| false);
-                }
+                let Err(index) = slots.find(hash) else { panic!("it was not there") };
+                slots.insert(index, Slot { hash, low, high: 1 });
             }
         }
+    }
+
+    #[test]
+    fn keys_that_are_all_at_home_at_the_end_find_room_there() {
+        let mut slots = Slots::default();
+        for step in 0..1_000 {
+            put(&mut slots, Hash { order: u64::MAX - step * step % 977, other: step }, step);
+        }
+        assert_eq!(slots.len(), 1_000);
+        for step in 0..1_000 {
+            let index = slots.find(Hash { order: u64::MAX - step * step % 977, other: step }).unwrap();
+            assert_eq!(slots.get(index).low, step);
+            slots.remove(index);
+        }
+        assert_eq!(slots.len(), 0);
     }
 
     #[test]

@@ -177,3 +177,24 @@ async fn weights_wait_for_as_much_as_they_need() {
     settle().await;
     assert!(small.is_finished());
 }
+
+#[tokio::test]
+async fn whoever_leaves_the_line_makes_room_in_it() {
+    for limits in ["1/s", "1/s window"] {
+        let clock = tidegate::ManualClock::new();
+        let memory = tidegate::Memory::builder().clock(clock.clone()).build();
+        let limiter = tidegate::Limiter::builder(limits.parse().unwrap()).memory(memory).max_waiting(1).build();
+        let _ = limiter.acquire("k", MINUTE).await.unwrap();
+        for _ in 0..100 {
+            let waiting = spawn(&limiter, "k", MINUTE);
+            settle().await;
+            assert!(matches!(limiter.acquire("k", MINUTE).await, Err(AcquireError::QueueFull { waiting: 1 })));
+            waiting.abort();
+            let _ = waiting.await;
+        }
+        let through = spawn(&limiter, "k", MINUTE);
+        settle().await;
+        clock.advance(Duration::from_secs(1));
+        assert!(through.await.unwrap().is_ok(), "{limits}: a hundred that left have taken nothing");
+    }
+}

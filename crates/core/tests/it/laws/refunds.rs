@@ -145,3 +145,49 @@ fn no_more_than_the_last_few_ids_are_kept() {
     }
     assert_eq!(record.receipts.iter().last().map(|receipt| receipt.id), Some(Id(1_000)));
 }
+
+#[test]
+fn what_was_given_back_in_full_was_never_taken() {
+    for text in ["10/min", "10/min window", "10/min sliding", "10/min estimate", "10/min log", "10 concurrent ttl 1m"] {
+        let limit: Limit = text.parse().unwrap();
+        let (mut record, now) = (Record::default(), 1_700_000_000_000_000);
+        for _ in 0..3 {
+            // Taken once however often it is asked for, given back once, and then it can be taken again.
+            assert!(named(Op::Check, &limit, &mut record, now, (0, 4), 7).allowed());
+            assert!(named(Op::Check, &limit, &mut record, now, (0, 4), 7).allowed());
+            assert_eq!(peek(&limit, &record, now, 1).remaining, 6, "{text}");
+            assert_eq!(named(Op::Refund, &limit, &mut record, now, (0, 4), 7).granted(), 4, "{text}");
+            assert_eq!(named(Op::Refund, &limit, &mut record, now, (0, 4), 7).granted(), 0, "{text}");
+        }
+        assert_eq!(peek(&limit, &record, now, 1).remaining, 10, "{text}");
+    }
+}
+
+#[test]
+fn when_nothing_is_in_use_any_more_no_id_is_known_any_more() {
+    for text in ["10/min", "10/min window", "10/min sliding", "10/min estimate", "10/min log"] {
+        let limit: Limit = text.parse().unwrap();
+        let (mut record, now) = (Record::default(), 1_700_000_000_000_000);
+        assert!(named(Op::Check, &limit, &mut record, now, (0, 4), 7).allowed());
+        let idle = record.idle_at().as_micros();
+        // One that was forgotten and one that was not must answer the same.
+        for (op, cost) in [(Op::Check, 10), (Op::Refund, 4), (Op::Settle, 6), (Op::Take, 3)] {
+            let (mut kept, mut forgotten) = (record.clone(), Record::default());
+            let expected = named(op, &limit, &mut forgotten, idle, (4, cost), 7);
+            assert_eq!(named(op, &limit, &mut kept, idle, (4, cost), 7), expected, "{text} {op:?}");
+            assert_eq!(peek(&limit, &kept, idle, 1), peek(&limit, &forgotten, idle, 1), "{text} {op:?}");
+        }
+    }
+}
+
+#[test]
+fn taking_again_under_the_same_id_grants_the_same_and_takes_nothing() {
+    let limit: Limit = "10/min".parse().unwrap();
+    let (mut record, now) = (Record::default(), 1_700_000_000_000_000);
+    let first = named(Op::Take, &limit, &mut record, now, (0, 7), 1);
+    let again = named(Op::Take, &limit, &mut record, now, (0, 7), 1);
+    let other = named(Op::Take, &limit, &mut record, now, (0, 7), 2);
+    assert_eq!([first.granted(), again.granted(), other.granted()], [7, 7, 3]);
+    let exhausted = named(Op::Take, &limit, &mut record, now, (0, 7), 1);
+    assert_eq!((exhausted.allowed(), exhausted.granted()), (true, 7));
+}

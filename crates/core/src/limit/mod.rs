@@ -3,10 +3,13 @@
 //! Everything that can be wrong with the numbers is found here, once, by [`Builder::build`], and
 //! refused by an error that names the parameter. After that nobody checks again.
 
-use core::fmt;
-
 use crate::algorithm::{Algorithm, Bucket, Concurrent, Estimate, Log, Sliding, Window};
 use crate::time::{EXACT, Period};
+
+mod error;
+
+pub(crate) use error::Problem;
+pub use error::{LimitError, Parameter};
 
 /// The most steps a sliding window may be cut into.
 pub const MAX_STEPS: u64 = 1_000;
@@ -334,123 +337,3 @@ fn countable(amount: u64, debt: Option<u64>) -> Result<(u64, u64), LimitError> {
     let debt = in_range(Parameter::Debt, debt.unwrap_or(amount), 0, EXACT / 2 - 1)?;
     Ok((amount, debt))
 }
-
-/// A parameter of a limit, by the name the notation and the builders use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum Parameter {
-    /// How much.
-    Amount,
-    /// How often.
-    Period,
-    /// How much at once.
-    Burst,
-    /// How finely a sliding window slides.
-    Step,
-    /// How long a lease lives.
-    Ttl,
-    /// How far below empty debits may go.
-    Debt,
-    /// Whether denied requests are charged.
-    CountRejected,
-}
-
-impl fmt::Display for Parameter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Parameter::Amount => "amount",
-            Parameter::Period => "period",
-            Parameter::Burst => "burst",
-            Parameter::Step => "step",
-            Parameter::Ttl => "ttl",
-            Parameter::Debt => "debt",
-            Parameter::CountRejected => "count rejected",
-        })
-    }
-}
-
-/// A parameter outside what a limit can exactly be, with its value and what was expected.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LimitError {
-    parameter: Parameter,
-    value: u64,
-    problem: Problem,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Problem {
-    NotWithin { least: u64, most: u64 },
-    TooFine { least: u64 },
-    TooManyLeases,
-    NoGrid,
-    TooSlow,
-    NotForConcurrent,
-}
-
-impl LimitError {
-    pub(crate) fn new(parameter: Parameter, value: u64, problem: Problem) -> Self {
-        LimitError { parameter, value, problem }
-    }
-
-    /// Which parameter is wrong.
-    pub fn parameter(&self) -> Parameter {
-        self.parameter
-    }
-
-    /// The value it had; periods, steps and ttls in microseconds.
-    pub fn value(&self) -> u64 {
-        self.value
-    }
-}
-
-impl fmt::Display for LimitError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let timed = matches!(self.parameter, Parameter::Period | Parameter::Step | Parameter::Ttl);
-        let number = |f: &mut fmt::Formatter<'_>, n: u64| match timed {
-            true => fmt::Display::fmt(&Period::micros(n), f),
-            false => fmt::Display::fmt(&n, f),
-        };
-        write!(f, "{} ", self.parameter)?;
-        if self.parameter != Parameter::CountRejected {
-            number(f, self.value)?;
-            f.write_str(" ")?;
-        }
-        match self.problem {
-            Problem::NotWithin { least, .. } if self.value < least => {
-                f.write_str("is too small: expected at least ")?;
-                number(f, least)
-            }
-            Problem::NotWithin { most, .. } => {
-                f.write_str("is too large: expected at most ")?;
-                number(f, most)?;
-                match self.parameter {
-                    Parameter::Step => f.write_str(", the period"),
-                    Parameter::Amount if most == MAX_LOG_AMOUNT => {
-                        f.write_str(", because every hit is kept (`sliding` has no such bound)")
-                    }
-                    _ => Ok(()),
-                }
-            }
-            Problem::TooFine { least } => {
-                write!(f, "is too fine: expected at least ")?;
-                number(f, least)?;
-                write!(f, ", so that the period has at most {MAX_STEPS} steps")
-            }
-            Problem::TooManyLeases => {
-                write!(f, "is too large: expected at most {MAX_LOG_AMOUNT}, because every lease is kept")
-            }
-            Problem::NoGrid => f.write_str(
-                "is too large for exact arithmetic on any clock grid (1us to 1s): expected a smaller amount, burst or debt, \
-                 or an amount and period with a common divisor",
-            ),
-            Problem::TooSlow => f.write_str(
-                "would take more than 142 years to drain with its debt: expected a smaller burst or debt, or a faster rate",
-            ),
-            Problem::NotForConcurrent => {
-                f.write_str("does not apply to `concurrent`: expected only an amount and a ttl")
-            }
-        }
-    }
-}
-
-impl core::error::Error for LimitError {}

@@ -1,0 +1,148 @@
+//! What a caller holds after a decision: a reservation to settle, a lease to release, a place to use.
+
+use tidegate_core::{Decision, Id, Op};
+
+use crate::limiter::Limiter;
+use crate::store::StoreError;
+
+/// An estimate that was taken, or was not: see [`decision`](Reservation::decision).
+///
+/// Dropped without being settled, it stays what it is: the estimate is spent.
+#[derive(Debug)]
+#[must_use = "an allowed reservation should be settled when the true cost is known"]
+pub struct Reservation {
+    limiter: Limiter,
+    key: Vec<u8>,
+    estimate: u64,
+    id: Id,
+    decision: Decision,
+}
+
+impl Reservation {
+    pub(crate) fn new(limiter: Limiter, key: Vec<u8>, estimate: u64, id: Id, decision: Decision) -> Self {
+        Reservation { limiter, key, estimate, id, decision }
+    }
+
+    /// What was decided when it was made.
+    pub fn decision(&self) -> &Decision {
+        &self.decision
+    }
+
+    /// Whether it was allowed.
+    pub fn allowed(&self) -> bool {
+        self.decision.allowed()
+    }
+
+    /// The id, for settling it from elsewhere.
+    pub fn id(&self) -> Id {
+        self.id
+    }
+
+    /// Replaces the estimate with what it came to. What is missing is taken like a debit, down to the limit's debt (the
+    /// decision is denied if that is not enough); what was too much is given back, as far as it cannot have regrown meanwhile.
+    /// Settling a reservation that was denied does nothing.
+    ///
+    /// # Errors
+    /// If the store has no answer.
+    pub async fn settle(self, actual: u64) -> Result<Decision, StoreError> {
+        if !self.allowed() {
+            return Ok(self.decision);
+        }
+        let mut check = self.limiter.check_of(Op::Settle, &self.key, actual).with_id(self.id);
+        for charge in check.charges_mut() {
+            charge.reserved = self.estimate;
+        }
+        self.limiter.decide(check).await
+    }
+
+    /// Settles at nothing: the work was not done after all.
+    ///
+    /// # Errors
+    /// If the store has no answer.
+    pub async fn cancel(self) -> Result<Decision, StoreError> {
+        self.settle(0).await
+    }
+}
+
+/// A lease under a `concurrent` limit, or the answer that there is none: see [`decision`](Lease::decision).
+#[derive(Debug)]
+#[must_use = "a lease ends when it is dropped"]
+pub struct Lease {
+    limiter: Limiter,
+    key: Vec<u8>,
+    id: Id,
+    decision: Decision,
+    held: bool,
+}
+
+impl Lease {
+    pub(crate) fn new(limiter: Limiter, key: Vec<u8>, id: Id, decision: Decision) -> Self {
+        let held = decision.allowed();
+        Lease { limiter, key, id, decision, held }
+    }
+
+    /// What was decided.
+    pub fn decision(&self) -> &Decision {
+        &self.decision
+    }
+
+    /// Whether there is a lease.
+    pub fn allowed(&self) -> bool {
+        self.decision.allowed()
+    }
+
+    /// The id, for releasing it from elsewhere.
+    pub fn id(&self) -> Id {
+        self.id
+    }
+
+    /// Ends the lease. The same as dropping it, but it waits for the store and says what it answered.
+    ///
+    /// # Errors
+    /// If the store has no answer; the lease then ends when its ttl is over.
+    pub async fn release(mut self) -> Result<Decision, StoreError> {
+        if !std::mem::take(&mut self.held) {
+            return Ok(self.decision.clone());
+        }
+        let check = self.limiter.check_of(Op::Release, &self.key, 1).with_id(self.id);
+        self.limiter.shared().backend.decide(&check).await
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.held {
+            let check = self.limiter.check_of(Op::Release, &self.key, 1).with_id(self.id).into_owned();
+            self.limiter.shared().give_up(check);
+        }
+    }
+}
+
+/// Gives a booked place back when the one who waited for it has gone.
+pub(crate) struct Place<'a> {
+    limiter: &'a Limiter,
+    key: &'a [u8],
+    cost: u64,
+    booked: Option<Decision>,
+}
+
+impl<'a> Place<'a> {
+    pub(crate) fn new(limiter: &'a Limiter, key: &'a [u8], cost: u64, booked: Decision) -> Self {
+        Place { limiter, key, cost, booked: Some(booked) }
+    }
+
+    /// Its turn has come: it is used and not given back.
+    pub(crate) fn used(mut self) -> Option<Decision> {
+        self.booked.take()
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if let Some(booked) = self.booked.take() {
+            let idle_at = booked.at().after_micros(booked.binding().reset_after_us);
+            let check = self.limiter.check_of(Op::Unbook { idle_at }, self.key, self.cost).into_owned();
+            self.limiter.shared().give_up(check);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! A memory store under one limit, and what its callers want to know.
+
+use tidegate_core::algorithm::Kernel;
+use tidegate_core::{Limit, Timestamp, Verdict};
+
+use super::Memory;
+use super::slots::Hash;
+use crate::store::Scope;
+
+/// A memory store under one limit: for a program that asks the same question about many keys, in nanoseconds.
+///
+/// ```
+/// use tidegate::{Limit, Memory};
+/// let limit: Limit = "10/s".parse()?;
+/// let gate = Memory::new().gate(&limit);
+/// assert!(gate.allows("user:7", 1));
+/// assert_eq!(gate.check("user:7", 1).remaining, 8);
+/// # Ok::<(), tidegate::ParseError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Gate {
+    pub(super) memory: Memory,
+    pub(super) limit: Limit,
+    pub(super) tag: u32,
+}
+
+impl Gate {
+    /// The limit.
+    pub fn limit(&self) -> &Limit {
+        &self.limit
+    }
+
+    /// The store.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// See [`Memory::check`].
+    #[inline]
+    pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K, cost: u64) -> Verdict {
+        self.ask(self.hash(key.as_ref()), cost, self.memory.inner.clock.now())
+    }
+
+    /// See [`Memory::allows`].
+    #[inline]
+    pub fn allows<K: AsRef<[u8]> + ?Sized>(&self, key: &K, cost: u64) -> bool {
+        let Allowed(allowed) = self.ask(self.hash(key.as_ref()), cost, self.memory.inner.clock.now());
+        allowed
+    }
+
+    /// See [`Memory::check_many`].
+    pub fn check_many<K: AsRef<[u8]>>(&self, asks: &[(K, u64)]) -> Vec<Verdict> {
+        self.ask_many(asks)
+    }
+
+    /// Checks several keys, one after the other, each by itself, and says of each whether it may pass.
+    pub fn allows_many<K: AsRef<[u8]>>(&self, asks: &[(K, u64)]) -> Vec<bool> {
+        self.ask_many::<K, Allowed>(asks).into_iter().map(|Allowed(allowed)| allowed).collect()
+    }
+
+    fn ask_many<K: AsRef<[u8]>, A: Answer>(&self, asks: &[(K, u64)]) -> Vec<A> {
+        const AHEAD: usize = 16;
+        let now = self.memory.inner.clock.now();
+        let mut answers = Vec::with_capacity(asks.len());
+        let mut hashes = [Hash::default(); AHEAD];
+        for asks in asks.chunks(AHEAD) {
+            for (hash, (key, _)) in hashes.iter_mut().zip(asks) {
+                *hash = self.hash(key.as_ref());
+                self.memory.inner.line(*hash).prefetch(*hash);
+            }
+            answers.extend(hashes.iter().zip(asks).map(|(hash, (_, cost))| self.ask::<A>(*hash, *cost, now)));
+        }
+        answers
+    }
+
+    #[inline(always)]
+    fn hash(&self, key: &[u8]) -> Hash {
+        self.memory.inner.hash(&Scope::AdHoc, key, &self.limit, 0)
+    }
+
+    #[inline(always)]
+    fn ask<A: Answer>(&self, hash: Hash, cost: u64, now: Timestamp) -> A {
+        self.memory.inner.check(hash, &self.limit, cost, now, |packed| packed.tag == self.tag)
+    }
+}
+
+/// What a caller wants to know.
+pub(super) trait Answer: From<Verdict> {
+    fn of<K: Kernel<State: Copy>>(limit: &Limit, kernel: &K, outcome: (bool, K::State, Timestamp), cost: u64) -> Self;
+}
+
+impl Answer for Verdict {
+    #[inline(always)]
+    fn of<K: Kernel<State: Copy>>(limit: &Limit, kernel: &K, outcome: (bool, K::State, Timestamp), cost: u64) -> Self {
+        tidegate_core::report(limit, kernel, outcome, cost)
+    }
+}
+
+/// Whether it was allowed, and nothing else.
+pub(super) struct Allowed(pub(super) bool);
+
+impl From<Verdict> for Allowed {
+    fn from(verdict: Verdict) -> Self {
+        Allowed(verdict.allowed)
+    }
+}
+
+impl Answer for Allowed {
+    #[inline(always)]
+    fn of<K: Kernel<State: Copy>>(_: &Limit, _: &K, outcome: (bool, K::State, Timestamp), _: u64) -> Self {
+        Allowed(outcome.0)
+    }
+}
