@@ -27,11 +27,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{key} for {cost}: {} ({} left)", if verdict.allowed { "yes" } else { "no" }, verdict.remaining);
     }
 
-    // Threads share a store by cloning it.
+    // Threads share a store by cloning it; a gate is the store under one limit.
+    let gate = memory.gate(&limit);
     let threads: Vec<_> = (0..4)
         .map(|_| {
-            let memory = memory.clone();
-            std::thread::spawn(move || (0..1_000).filter(|_| memory.allows("shared", &limit, 1)).count())
+            let gate = gate.clone();
+            std::thread::spawn(move || (0..1_000).filter(|_| gate.allows("shared", 1)).count())
         })
         .collect();
     let allowed: usize = threads.into_iter().map(|thread| thread.join().expect("no panic")).sum();
