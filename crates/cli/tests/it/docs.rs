@@ -23,7 +23,12 @@ fn words(line: &str) -> Vec<String> {
 }
 
 fn run(line: &str) -> String {
-    let words = words(line);
+    // The README has the command for those who have not installed it.
+    let words = words(
+        line.strip_prefix("cargo run --release -- ")
+            .map_or(line.to_owned(), |args| format!("tidegate {args}"))
+            .as_str(),
+    );
     let args: Vec<&str> = words.iter().skip(1).map(String::as_str).collect();
     let output = tidegate(&args).current_dir(root()).output().unwrap();
     String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
@@ -32,7 +37,7 @@ fn run(line: &str) -> String {
 /// Every ```` ```console ```` block: a command after `$ `, and then its output.
 #[test]
 fn console_blocks_are_real() {
-    for page in ["docs/simulate.md"] {
+    for page in ["README.md", "docs/simulate.md"] {
         let text = fs::read_to_string(root().join(page)).unwrap();
         let blocks: Vec<&str> =
             text.split("```console\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();

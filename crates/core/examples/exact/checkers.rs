@@ -16,13 +16,12 @@ pub(crate) trait Checker {
 }
 
 /// The theoretical arrival time, in parts of which a microsecond has `amount` and a unit `period`. On a coarse grid time
-/// is counted in whole ticks since the bucket was last idle.
+/// is floored to the tick it is in.
 pub(crate) struct Arrival {
     pub(crate) amount: u128,
     pub(crate) period: u128,
     pub(crate) burst: u128,
     pub(crate) grid: u64,
-    pub(crate) since: u64,
     pub(crate) arrival: u128,
     /// The most that any span until now has admitted beyond the rate: the bound, by the real clock.
     pub(crate) excess: u128,
@@ -31,11 +30,7 @@ pub(crate) struct Arrival {
 
 impl Checker for Arrival {
     fn ask(&mut self, now: u64, cost: u64) -> Answer {
-        let tick = |since: u64| u128::from(since + (now - since) / self.grid * self.grid) * self.amount;
-        let mut time = tick(self.since);
-        if self.arrival <= time {
-            (self.since, time) = (now, u128::from(now) * self.amount);
-        }
+        let time = u128::from(now / self.grid * self.grid) * self.amount;
         let latest = time + self.burst * self.period;
         let next = self.arrival.max(time) + u128::from(cost) * self.period;
         self.excess = self.excess.saturating_sub(u128::from(now - self.at) * self.amount);

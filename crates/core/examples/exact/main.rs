@@ -161,7 +161,6 @@ impl Key {
                 period: period.into(),
                 burst: bucket.capacity.into(),
                 grid: limit.grid_us(),
-                since: 0,
                 arrival: 0,
                 excess: 0,
                 at: 0,

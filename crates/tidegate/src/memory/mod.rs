@@ -383,8 +383,9 @@ impl Inner {
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "only the low bits choose")]
     fn shard_number(&self, hash: Hash) -> usize {
-        // The low bits of `other` carry position and algorithm; these do not.
-        (hash.other >> 32) as usize & (self.shards.len() - 1)
+        // The high bits choose the home within the shard. All limits of one key are neighbours in one shard; and the processor
+        // can go there while it still computes the other half of the hash.
+        hash.order as usize & (self.shards.len() - 1)
     }
 
     #[inline]

@@ -8,9 +8,9 @@
 /// What a key is known by: a keyed 128-bit hash. The bytes of the key are not kept.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(crate) struct Hash {
-    /// Orders the table.
+    /// Orders the table and chooses the shard: the same for all limits of a key.
     pub(crate) order: u64,
-    /// The other half; also chooses the shard.
+    /// The other half, with the algorithm and position of the limit mixed in.
     pub(crate) other: u64,
 }
 
