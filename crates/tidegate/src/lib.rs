@@ -56,3 +56,8 @@ pub use tidegate_core::{
     self, Algorithm, Decision, EXACT, Id, Limit, LimitError, Limits, MAX_LIMITS, Op, Parameter, ParseError, Period,
     Retry, Source, Timestamp, Verdict, headers,
 };
+
+/// The code on the pages is compiled and run with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/library.md")]
+struct PageOnTheLibrary;
