@@ -4,43 +4,47 @@
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
-use tidegate::{Limiter, ManualClock, Memory, StoreError};
+use tidegate::{Check, Limiter, Limits, ManualClock, Memory, StoreError};
 
-struct Gate {
-    requests: Limiter,
-    tokens: Limiter,
+struct Model {
+    limiter: Limiter,
+    requests: Limits,
+    tokens: Limits,
 }
 
-impl Gate {
+impl Model {
     /// One call of a model: asked with an estimate, paid with what it used.
     async fn call(&self, user: &str, estimate: u64, used: u64) -> Result<(), StoreError> {
-        // The tokens first: a reservation can be cancelled.
-        let reservation = self.tokens.reserve(user, estimate).await?;
+        // One request and so many tokens, all or nothing.
+        let check = Check::new().charge_named("requests", user, &self.requests, 1).charge_named(
+            "tokens",
+            user,
+            &self.tokens,
+            estimate,
+        );
+        let reservation = self.limiter.reserve_all(check).await?;
         if !reservation.allowed() {
-            let wait = reservation.decision().retry_after().unwrap_or_default();
-            println!("estimate {estimate:>4}: denied by the tokens, come back in {wait:?}");
-            return Ok(());
-        }
-        let request = self.requests.check(user).await?;
-        if !request.allowed() {
-            let back = reservation.cancel().await?;
-            println!("estimate {estimate:>4}: denied by the requests, {} tokens given back", back.granted());
+            let decision = reservation.decision();
+            let which = ["requests", "tokens"][decision.binding_index()];
+            let wait = decision.retry_after().unwrap_or_default();
+            println!("{user} estimate {estimate:>4}: denied by the {which}, come back in {wait:?}");
             return Ok(());
         }
 
         // … here the model would run …
 
-        let settled = reservation.settle(used).await?;
+        let settled = reservation.settle_each(&[1, used]).await?;
+        let tokens = &settled.charges()[1];
         let what = match used.checked_sub(estimate) {
-            None => format!("{} given back", settled.granted()),
+            None => format!("{} given back", tokens.granted),
             Some(0) => "as estimated".into(),
-            Some(_) => format!("{} more taken", settled.granted()),
+            Some(_) => format!("{} more taken", tokens.granted),
         };
         // `allowed` says whether all of it could be taken. What is beyond the debt is lost.
         let note = if settled.allowed() { "" } else { ", the rest is beyond the debt" };
-        println!("estimate {estimate:>4}, used {used:>4}: {what}{note}; {} left", settled.remaining());
-        if settled.remaining() == 0 {
-            println!("    in debt or empty: the next token comes in {:?}", settled.next_after());
+        println!("{user} estimate {estimate:>4}, used {used:>4}: {what}{note}; {} left", tokens.remaining);
+        if tokens.remaining == 0 {
+            println!("    in debt or empty: the next token comes in {:?}", tokens.next_after());
         }
         Ok(())
     }
@@ -48,21 +52,17 @@ impl Gate {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let (requests, tokens): (Limits, Limits) = ("4/min".parse()?, "1000/min debt 500".parse()?);
     let memory = Memory::builder().clock(ManualClock::new()).build();
-    let gate = Gate {
-        requests: Limiter::builder("4/min".parse()?).name("requests").memory(memory.clone()).build(),
-        // Whoever uses more than was reserved may go 500 below empty.
-        tokens: Limiter::builder("1000/min debt 500".parse()?).name("tokens").memory(memory).build(),
-    };
-    gate.call("user:7", 400, 150).await?; // less than reserved
-    gate.call("user:7", 900, 900).await?; // more than there is
-    gate.call("user:7", 600, 1100).await?; // more than reserved, and more than is left: into debt
-    gate.call("user:7", 1, 1).await?; // a debt is paid back first
-    gate.call("user:8", 600, 2000).await?; // more than the debt allows
-    gate.call("user:9", 10, 10).await?;
-    gate.call("user:9", 10, 10).await?;
-    gate.call("user:9", 10, 10).await?;
-    gate.call("user:9", 10, 0).await?;
-    gate.call("user:9", 10, 10).await?; // the fifth request
+    let limiter = Limiter::builder(requests.clone()).memory(memory).build();
+    let model = Model { limiter, requests, tokens };
+    model.call("user:7", 400, 150).await?; // less than reserved
+    model.call("user:7", 900, 900).await?; // more than there is
+    model.call("user:7", 600, 1100).await?; // more than reserved, and more than is left: into debt
+    model.call("user:7", 1, 1).await?; // a debt is paid back first
+    model.call("user:8", 600, 2000).await?; // more than the debt allows
+    for _ in 0..5 {
+        model.call("user:9", 10, 10).await?; // the fifth is one request too many
+    }
     Ok(())
 }

@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     for user in ["alice", "alice", "alice", "alice", "bob", "bob", "carol"] {
         let check = Check::new().charge(user, &per_user, 1).charge("everyone", &everyone, 1);
-        let decision = memory.decide(&check);
+        let decision = memory.decide(&check)?;
         // The charges are in the order in which they were added: two of the user, one of everybody.
         let binding = &check.charges()[decision.binding_index()];
         let whose = String::from_utf8_lossy(&binding.subject.key);
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 
     // Carol was denied by what everybody had used, so she was not charged herself.
-    let carol = memory.decide(&Check::of(tidegate::Op::Peek).charge("carol", &per_user, 1));
+    let carol = memory.decide(&Check::of(tidegate::Op::Peek).charge("carol", &per_user, 1))?;
     println!("carol still has {} of {}", carol.remaining(), carol.amount());
     Ok(())
 }

@@ -36,7 +36,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // `acquire` sleeps on the same clock, so a waiting task is tested by moving it.
     let waiting = tokio::spawn({
         let limiter = limiter.clone();
-        async move { limiter.acquire("ann", Duration::from_secs(60)).await.map(|turn| turn.at()) }
+        async move { limiter.acquire("ann", Duration::from_secs(60)).await.map(|pass| pass.decision().at()) }
     });
     while clock.now().as_micros() < 20_000_000 {
         tokio::task::yield_now().await; // lets the task run until it waits

@@ -15,10 +15,14 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidegate_core::{Algorithm, Decision, Op, Retry, Timestamp};
+use tokio::sync::Notify;
 
 use crate::held::Place;
 use crate::limiter::Limiter;
 use crate::store::StoreError;
+
+/// How often to look for a lease that was released by another process.
+const POLL: Duration = Duration::from_millis(50);
 
 /// Why `acquire` came back without a pass.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +40,22 @@ pub enum AcquireError {
     /// The store has no answer.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// What [`acquire`](Limiter::acquire) comes to: a pass. There is nothing to check; it was allowed.
+#[derive(Clone, Debug)]
+pub struct Pass(Decision);
+
+impl Pass {
+    /// The decision that let it through.
+    pub fn decision(&self) -> &Decision {
+        &self.0
+    }
+
+    /// The decision that let it through.
+    pub fn into_decision(self) -> Decision {
+        self.0
+    }
 }
 
 /// A call that waits; `.await` begins it.
@@ -59,13 +79,13 @@ impl<'a> Acquire<'a> {
         self
     }
 
-    async fn wait(self) -> Result<Decision, AcquireError> {
+    async fn wait(self) -> Result<Pass, AcquireError> {
         let clock = &self.limiter.shared().clock;
         let deadline = clock.now().after(self.max_wait);
         let line = self.limiter.shared().waiting.join(self.key)?;
         match self.limiter.limits().as_slice() {
-            [limit] if matches!(limit.algorithm(), Algorithm::Bucket(_)) => self.book().await,
-            _ => self.stand_in(&line, deadline).await,
+            [limit] if matches!(limit.algorithm(), Algorithm::Bucket(_)) => self.book().await.map(Pass),
+            _ => self.stand_in(&line, deadline).await.map(Pass),
         }
     }
 
@@ -104,7 +124,10 @@ impl<'a> Acquire<'a> {
                 None => return Err(AcquireError::TooLong(self.peek().await?)),
             }
         };
+        let leases = self.limiter.limits().iter().any(|limit| matches!(limit.algorithm(), Algorithm::Concurrent(_)));
         loop {
+            let mut released = pin!(line.front.released.notified());
+            released.as_mut().enable(); // before asking, so that no release is missed
             let asked_at = shared.clock.now();
             let decision = shared.decide(self.limiter.check_of(Op::Check, self.key, self.cost)).await?;
             if decision.allowed() {
@@ -112,6 +135,12 @@ impl<'a> Acquire<'a> {
             }
             let Retry::After(micros) = decision.retry() else { return Err(AcquireError::TooLong(decision)) };
             let wakes = asked_at.after_micros(micros);
+            if leases && asked_at < deadline {
+                // A lease may be released at any moment: here, which wakes us, or elsewhere, which only asking again shows.
+                let again = if shared.is_shared() { asked_at.after(POLL) } else { wakes };
+                before(released, shared.clock.sleep_until(again.min(wakes).min(deadline))).await;
+                continue;
+            }
             if wakes > deadline {
                 return Err(AcquireError::TooLong(decision));
             }
@@ -136,7 +165,7 @@ async fn before<F: Future>(future: F, deadline: impl Future) -> Option<F::Output
 }
 
 impl<'a> IntoFuture for Acquire<'a> {
-    type Output = Result<Decision, AcquireError>;
+    type Output = Result<Pass, AcquireError>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
 
     fn into_future(self) -> Self::IntoFuture {
@@ -169,11 +198,19 @@ struct Line {
 struct Front {
     turn: tokio::sync::Mutex<()>,
     wakes_us: AtomicU64,
+    released: Notify,
 }
 
 impl Waiting {
     pub(crate) fn new(max: usize, max_per_key: usize) -> Self {
         Waiting { lines: Mutex::default(), max, max_per_key }
+    }
+
+    /// A lease of `key` has been released: whoever waits for one in front looks again.
+    pub(crate) fn released(&self, key: &[u8]) {
+        if let Some(line) = self.lines.lock().by_key.get(key) {
+            line.front.released.notify_waiters();
+        }
     }
 
     fn join<'a>(&'a self, key: &'a [u8]) -> Result<InLine<'a>, AcquireError> {

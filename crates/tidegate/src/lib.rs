@@ -46,7 +46,7 @@ mod limiter;
 mod memory;
 mod store;
 
-pub use acquire::{Acquire, AcquireError};
+pub use acquire::{Acquire, AcquireError, Pass};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use held::{Lease, Reservation};
 pub use limiter::{Ask, Limiter, LimiterBuilder};

@@ -19,7 +19,7 @@ fn full(overflow: Overflow) -> (Memory, ManualClock, Limit) {
 
 fn old_keys_are_exact(memory: &Memory, limit: &Limit) {
     for key in 0..KEYS {
-        let verdict = memory.decide(&Check::of(Op::Peek).charge(&format!("old:{key}"), [limit], 1));
+        let verdict = memory.decide(&Check::of(Op::Peek).charge(&format!("old:{key}"), [limit], 1)).unwrap();
         assert_eq!(verdict.remaining(), 3, "old:{key}");
     }
     assert_eq!(memory.len(), KEYS);
@@ -60,7 +60,7 @@ fn a_single_idle_key_makes_room_for_a_new_one() {
     assert!(memory.allows("new", &limit, 1));
     assert!(!memory.allows("newer", &limit, 1));
     assert_eq!(memory.len(), KEYS);
-    let kept = memory.decide(&Check::of(Op::Peek).charge("new", [&limit], 1));
+    let kept = memory.decide(&Check::of(Op::Peek).charge("new", [&limit], 1)).unwrap();
     assert_eq!(kept.remaining(), 4);
 }
 
@@ -72,7 +72,7 @@ fn the_bound_holds_for_checks_over_many_keys() {
     for round in 0..50 {
         let keys: Vec<String> = (0..10).map(|key| format!("{round}:{key}")).collect();
         let check = keys.iter().fold(Check::new(), |check, key| check.charge(key, [&limit], 1));
-        assert!(memory.decide(&check).allowed());
+        assert!(memory.decide(&check).unwrap().allowed());
         assert!(memory.len() <= 7);
     }
     assert_eq!(memory.len(), 7);
@@ -83,7 +83,7 @@ fn keys_of_one_check_that_share_a_budget_pay_each_for_itself() {
     let (memory, _, limit) = full(Overflow::SharedBucket);
     let both = |a: &str, b: &str| {
         let (a, b) = (a.to_owned(), b.to_owned());
-        memory.decide(&Check::new().charge(&a, [&limit], 2).charge(&b, [&limit], 2)).allowed()
+        memory.decide(&Check::new().charge(&a, [&limit], 2).charge(&b, [&limit], 2)).unwrap().allowed()
     };
     assert!(both("x1", "y1"));
     assert!(both("x2", "y2"));
