@@ -228,7 +228,7 @@ impl Limiter {
         Ok(Lease::new(self.clone(), key.to_vec(), id, decision))
     }
 
-    /// The headers that tell a client about a decision of this limiter; see [`headers`](tidegate_core::headers). Each limit goes
+    /// The headers that tell a client about a decision of this limiter; see [`headers`]. Each limit goes
     /// by its notation.
     pub fn headers(&self, decision: &Decision, families: Families) -> Vec<(&'static str, String)> {
         let names: Vec<String> = self.limits.iter().map(ToString::to_string).collect();
