@@ -13,10 +13,10 @@ fn main() {
         Some("memory") => memory::run(&words.collect::<Vec<_>>()),
         Some("bytes") => memory::bytes(&words.collect::<Vec<_>>()),
         Some("slowest") => memory::slowest(),
-        Some("spin") => memory::spin(),
+        Some("parts") => memory::parts(),
         Some("instructions") => memory::instructions(&words.collect::<Vec<_>>()),
         _ => {
-            eprintln!("usage: bench memory [KEYS…] | bytes CONTENDER KEYS | slowest | instructions CONTENDER");
+            eprintln!("usage: bench memory [KEYS…] | bytes CONTENDER KEYS | slowest | parts | instructions CONTENDER");
             std::process::exit(2);
         }
     }

@@ -178,7 +178,7 @@ fn measured_on_purpose(contender: &dyn Contender, names: &[String]) -> usize {
 }
 
 /// Parts of a decision in a loop, to see what each costs.
-pub fn spin() {
+pub fn parts() {
     let keys = 1000;
     let names: Vec<String> = (0..keys).map(name).collect();
     let time = |label: &str, f: &dyn Fn(&String)| {

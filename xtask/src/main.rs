@@ -53,6 +53,7 @@ fn test() -> Result<(), String> {
     step("lints", cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"]))?;
     step("packages: licences and bans", || packages::check(&root()))?;
     step("tests", cargo(&["test", "--workspace", "--all-features", "--all-targets"]))?;
+    step("examples", examples)?;
     step("examples in the documentation", cargo(&["test", "--workspace", "--all-features", "--doc"]))?;
     step("documentation", || {
         let doc = ["doc", "--workspace", "--all-features", "--no-deps", "--document-private-items"];
@@ -61,6 +62,24 @@ fn test() -> Result<(), String> {
     step("exactness, a short run", || exact(&["--ops", "2e6"]))?;
     step("bench: lints", || run(in_bench(&["clippy", "--all-targets", "--", "-D", "warnings"])))?;
     say(&format!("\neverything passed in {} s\n", start.elapsed().as_secs()));
+    Ok(())
+}
+
+/// Every example of the library runs to its end.
+fn examples() -> Result<(), String> {
+    let folder = root().join("crates/tidegate/examples");
+    let files = std::fs::read_dir(&folder).map_err(|error| format!("crates/tidegate/examples: {error}"))?;
+    let mut names: Vec<String> = files
+        .filter_map(|file| file.ok()?.path().file_stem().map(|name| name.to_string_lossy().into_owned()))
+        .collect();
+    names.sort();
+    if names.is_empty() {
+        return Err("crates/tidegate/examples: expected at least one example".into());
+    }
+    for name in names {
+        say(&format!("-- {name}\n"));
+        run(Command::new(cargo_path()).args(["run", "--quiet", "-p", "tidegate", "--example", &name]))?;
+    }
     Ok(())
 }
 

@@ -53,3 +53,8 @@ impl Id {
     /// The id of what nobody named.
     pub const NONE: Id = Id(0);
 }
+
+/// The code on the page is compiled and run with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/notation.md")]
+struct PageOnTheNotation;

@@ -21,6 +21,9 @@ use crate::held::Place;
 use crate::limiter::Limiter;
 use crate::store::{Check, StoreError};
 
+/// How often to look for a lease that was released by another limiter or process.
+const POLL: Duration = Duration::from_millis(50);
+
 /// Why `acquire` came back without a pass.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -37,6 +40,22 @@ pub enum AcquireError {
     /// The store has no answer.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// What [`acquire`](Limiter::acquire) comes to: a pass. There is nothing to check; it was allowed.
+#[derive(Clone, Debug)]
+pub struct Pass(Decision);
+
+impl Pass {
+    /// The decision that let it through.
+    pub fn decision(&self) -> &Decision {
+        &self.0
+    }
+
+    /// The decision that let it through.
+    pub fn into_decision(self) -> Decision {
+        self.0
+    }
 }
 
 /// A call that waits; `.await` begins it.
@@ -60,13 +79,13 @@ impl<'a> Acquire<'a> {
         self
     }
 
-    async fn wait(self) -> Result<Decision, AcquireError> {
+    async fn wait(self) -> Result<Pass, AcquireError> {
         let clock = &self.limiter.shared().clock;
         let deadline = clock.now().after(self.max_wait);
         let line = self.limiter.shared().waiting.join(self.key)?;
         match self.limiter.limits().as_slice() {
-            [limit] if matches!(limit.algorithm(), Algorithm::Bucket(_)) => self.book().await,
-            _ => self.stand_in(&line, deadline).await,
+            [limit] if matches!(limit.algorithm(), Algorithm::Bucket(_)) => self.book().await.map(Pass),
+            _ => self.stand_in(&line, deadline).await.map(Pass),
         }
     }
 
@@ -118,14 +137,18 @@ impl<'a> Acquire<'a> {
             }
             let Retry::After(micros) = decision.retry() else { return Err(AcquireError::TooLong(decision)) };
             // When a lease ends nobody knows: at its ttl at the latest. What is known is how long all others make it wait.
-            let others = decision.charges().iter().zip(leases).filter(|(_, lease)| !lease);
+            let others = decision.charges().iter().zip(&leases).filter(|(_, lease)| !**lease);
             let known_us = others.filter_map(|(verdict, _)| verdict.retry.micros()).max().unwrap_or(0);
             let not_before = asked_at.after_micros(known_us);
             if not_before > deadline || asked_at >= deadline {
                 return Err(AcquireError::TooLong(decision));
             }
             turn.0.wakes_us.store(not_before.as_micros(), Ordering::Release);
-            let wakes = asked_at.after_micros(micros).min(deadline);
+            let mut wakes = asked_at.after_micros(micros).min(deadline);
+            if leases.contains(&true) {
+                // A lease that is released elsewhere, by another limiter or process, wakes nobody here: only asking shows it.
+                wakes = wakes.min(not_before.max(asked_at.after(POLL)));
+            }
             before(freed, shared.clock.sleep_until(wakes)).await;
         }
     }
@@ -150,7 +173,7 @@ async fn before<F: Future>(future: F, deadline: impl Future) -> Option<F::Output
 }
 
 impl<'a> IntoFuture for Acquire<'a> {
-    type Output = Result<Decision, AcquireError>;
+    type Output = Result<Pass, AcquireError>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
 
     fn into_future(self) -> Self::IntoFuture {

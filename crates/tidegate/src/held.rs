@@ -1,26 +1,25 @@
 //! What a caller holds after a decision: a reservation to settle, a lease to release, a place to use.
 
+use std::sync::Arc;
+
 use tidegate_core::{Decision, Id, Op};
 
-use crate::limiter::Limiter;
-use crate::store::StoreError;
+use crate::limiter::{Limiter, Shared};
+use crate::store::{Check, StoreError};
 
 /// An estimate that was taken, or was not: see [`decision`](Reservation::decision).
 ///
 /// Dropped without being settled, it stays what it is: the estimate is spent.
-#[derive(Debug)]
 #[must_use = "an allowed reservation should be settled when the true cost is known"]
 pub struct Reservation {
-    limiter: Limiter,
-    key: Vec<u8>,
-    estimate: u64,
-    id: Id,
+    shared: Arc<Shared>,
+    check: Check<'static>,
     decision: Decision,
 }
 
 impl Reservation {
-    pub(crate) fn new(limiter: Limiter, key: Vec<u8>, estimate: u64, id: Id, decision: Decision) -> Self {
-        Reservation { limiter, key, estimate, id, decision }
+    pub(crate) fn new(shared: Arc<Shared>, check: Check<'static>, decision: Decision) -> Self {
+        Reservation { shared, check, decision }
     }
 
     /// What was decided when it was made.
@@ -35,7 +34,7 @@ impl Reservation {
 
     /// The id, for settling it from elsewhere.
     pub fn id(&self) -> Id {
-        self.id
+        self.check.id().unwrap_or(Id::NONE)
     }
 
     /// Replaces the estimate with what it came to. What is missing is taken like a debit, down to the limit's debt (the
@@ -45,14 +44,24 @@ impl Reservation {
     /// # Errors
     /// If the store has no answer.
     pub async fn settle(self, actual: u64) -> Result<Decision, StoreError> {
+        let actual = vec![actual; self.check.charges().len()];
+        self.settle_each(&actual).await
+    }
+
+    /// The same with what each charge came to, in the order of the check; a charge that is not listed stays as it was reserved.
+    ///
+    /// # Errors
+    /// If the store has no answer.
+    pub async fn settle_each(self, actual: &[u64]) -> Result<Decision, StoreError> {
         if !self.allowed() {
             return Ok(self.decision);
         }
-        let mut check = self.limiter.check_of(Op::Settle, &self.key, actual).with_id(self.id);
-        for charge in check.charges_mut() {
-            charge.reserved = self.estimate;
+        let mut check = self.check.into_op(Op::Settle);
+        for (index, charge) in check.charges_mut().iter_mut().enumerate() {
+            charge.reserved = charge.cost;
+            charge.cost = actual.get(index).copied().unwrap_or(charge.cost);
         }
-        self.limiter.decide(check).await
+        self.shared.backend.decide(&check).await
     }
 
     /// Settles at nothing: the work was not done after all.
@@ -61,6 +70,12 @@ impl Reservation {
     /// If the store has no answer.
     pub async fn cancel(self) -> Result<Decision, StoreError> {
         self.settle(0).await
+    }
+}
+
+impl std::fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reservation").field("id", &self.id()).field("decision", &self.decision).finish_non_exhaustive()
     }
 }
 

@@ -46,7 +46,7 @@ mod limiter;
 mod memory;
 mod store;
 
-pub use acquire::{Acquire, AcquireError};
+pub use acquire::{Acquire, AcquireError, Pass};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use held::{Lease, Reservation};
 pub use limiter::{Ask, Limiter, LimiterBuilder};
@@ -56,3 +56,8 @@ pub use tidegate_core::{
     self, Algorithm, Decision, EXACT, Id, Limit, LimitError, Limits, MAX_LIMITS, Op, Parameter, ParseError, Period,
     Retry, Source, Timestamp, Verdict, headers,
 };
+
+/// The code on the pages is compiled and run with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/library.md")]
+struct PageOnTheLibrary;

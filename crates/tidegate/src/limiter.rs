@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tidegate_core::headers::{self, Families};
 use tidegate_core::{Algorithm, Decision, Id, Limits, Op};
 
-use crate::acquire::{Acquire, Waiting};
+use crate::acquire::{Acquire, AcquireError, Waiting};
 use crate::clock::Clock;
 use crate::held::{Lease, Reservation};
 use crate::memory::Memory;
@@ -45,7 +46,7 @@ pub(crate) struct Shared {
     pub(crate) ids: Ids,
 }
 
-/// Where decisions come from. The memory store is called directly: nothing is boxed on the way.
+/// Where decisions come from. The memory store is called directly, without the port's boxed future.
 pub(crate) enum Backend {
     Memory(Memory),
     Other(Box<dyn Store>),
@@ -53,9 +54,8 @@ pub(crate) enum Backend {
 
 impl Backend {
     pub(crate) async fn decide(&self, check: &Check<'_>) -> Result<Decision, StoreError> {
-        check.validate()?;
         match self {
-            Backend::Memory(memory) => Ok(memory.decide(check)),
+            Backend::Memory(memory) => Ok(memory.decide(check)?),
             Backend::Other(store) => store.decide(check).await,
         }
     }
@@ -79,8 +79,7 @@ impl Ids {
 pub struct LimiterBuilder {
     limits: Limits,
     name: Option<Arc<str>>,
-    backend: Backend,
-    clock: Clock,
+    backend: Option<(Backend, Clock)>,
     max_waiting: usize,
     max_waiting_per_key: usize,
 }
@@ -95,15 +94,14 @@ impl LimiterBuilder {
 
     /// Keeps state in this memory store, and judges by its clock.
     pub fn memory(mut self, memory: Memory) -> Self {
-        self.clock = memory.clock().clone();
-        self.backend = Backend::Memory(memory);
+        let clock = memory.clock().clone();
+        self.backend = Some((Backend::Memory(memory), clock));
         self
     }
 
     /// Keeps state in any store; `clock` says how long to wait in [`acquire`](Limiter::acquire), the store judges by its own.
     pub fn store(mut self, store: impl Store, clock: impl Into<Clock>) -> Self {
-        self.backend = Backend::Other(Box::new(store));
-        self.clock = clock.into();
+        self.backend = Some((Backend::Other(Box::new(store)), clock.into()));
         self
     }
 
@@ -123,7 +121,12 @@ impl LimiterBuilder {
     pub fn build(self) -> Limiter {
         let ids = Ids { secret: RandomState::new(), next: AtomicU64::new(0) };
         let waiting = Waiting::new(self.max_waiting, self.max_waiting_per_key);
-        let shared = Shared { backend: self.backend, clock: self.clock, waiting, ids };
+        let (backend, clock) = self.backend.unwrap_or_else(|| {
+            let memory = Memory::new();
+            let clock = memory.clock().clone();
+            (Backend::Memory(memory), clock)
+        });
+        let shared = Shared { backend, clock, waiting, ids };
         Limiter { limits: self.limits, name: self.name, shared: Arc::new(shared) }
     }
 }
@@ -136,15 +139,7 @@ impl Limiter {
 
     /// For other settings.
     pub fn builder(limits: Limits) -> LimiterBuilder {
-        let memory = Memory::new();
-        LimiterBuilder {
-            limits,
-            name: None,
-            clock: memory.clock().clone(),
-            backend: Backend::Memory(memory),
-            max_waiting: 10_000,
-            max_waiting_per_key: 1_000,
-        }
+        LimiterBuilder { limits, name: None, backend: None, max_waiting: 10_000, max_waiting_per_key: 1_000 }
     }
 
     /// The same store under other limits: for tiers, or for one customer. A key that moves from one to the other keeps what
@@ -195,9 +190,18 @@ impl Limiter {
     /// # Errors
     /// If the store has no answer.
     pub async fn reserve<K: AsRef<[u8]> + ?Sized>(&self, key: &K, estimate: u64) -> Result<Reservation, StoreError> {
-        let (id, key) = (self.shared.ids.next(), key.as_ref().to_vec());
-        let decision = self.decide(self.check_of(Op::Check, &key, estimate).with_id(id)).await?;
-        Ok(Reservation::new(self.clone(), key, estimate, id, decision))
+        self.reserve_all(self.check_of(Op::Check, key.as_ref(), estimate)).await
+    }
+
+    /// The same over several keys and limits, each with an estimate of its own: one request and four thousand tokens, say.
+    /// To be settled with [`settle_each`](Reservation::settle_each).
+    ///
+    /// # Errors
+    /// If the check is not valid or the store has no answer.
+    pub async fn reserve_all(&self, check: Check<'_>) -> Result<Reservation, StoreError> {
+        let check = check.into_op(Op::Check).with_id(self.shared.ids.next()).into_owned();
+        let decision = self.shared.backend.decide(&check).await?;
+        Ok(Reservation::new(Arc::clone(&self.shared), check, decision))
     }
 
     /// Takes a lease under a `concurrent` limit; it ends when it is [released](Lease::release), dropped or its ttl is over.
@@ -209,6 +213,29 @@ impl Limiter {
         let (id, key) = (self.shared.ids.next(), key.as_ref().to_vec());
         let decision = self.decide(self.check_of(Op::Check, &key, 1).with_id(id)).await?;
         Ok(Lease::new(self.clone(), key, id, decision))
+    }
+
+    /// Waits for a lease under a `concurrent` limit, at most `max_wait`: until one is released, or its ttl is over.
+    ///
+    /// # Errors
+    /// If there is none in time, too many wait already, or the store has no answer.
+    pub async fn acquire_lease<K: AsRef<[u8]> + ?Sized>(
+        &self,
+        key: &K,
+        max_wait: Duration,
+    ) -> Result<Lease, AcquireError> {
+        let key = key.as_ref();
+        let decision = Acquire::new(self, key, max_wait).await?.into_decision();
+        let id = decision.id().unwrap_or(Id::NONE);
+        Ok(Lease::new(self.clone(), key.to_vec(), id, decision))
+    }
+
+    /// The headers that tell a client about a decision of this limiter; see [`headers`]. Each limit goes
+    /// by its notation.
+    pub fn headers(&self, decision: &Decision, families: Families) -> Vec<(&'static str, String)> {
+        let names: Vec<String> = self.limits.iter().map(ToString::to_string).collect();
+        let limits: Vec<_> = names.iter().map(String::as_str).zip(&self.limits).collect();
+        headers::of(decision, &limits, families)
     }
 
     /// Waits until the key may pass, at most `max_wait`: in the order of arrival, and not at all if it would be in vain.
@@ -287,7 +314,7 @@ impl Shared {
             Backend::Memory(memory) => {
                 let mut next = Some(unbook);
                 while let Some(unbook) = next {
-                    let decision = memory.decide(&unbook);
+                    let Ok(decision) = memory.decide(&unbook) else { return };
                     next = self.waiting.left(unbook, &decision);
                 }
             }
@@ -332,7 +359,7 @@ pub struct Ask<'a> {
 }
 
 impl Ask<'_> {
-    /// How much it costs; 1 unless told otherwise. A cost of 0 only looks.
+    /// How much it costs, instead of what the operation was given: 1 for a check. A cost of 0 only looks.
     pub fn cost(mut self, units: u64) -> Self {
         self.cost = units;
         self

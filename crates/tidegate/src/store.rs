@@ -145,6 +145,24 @@ impl<'a> Check<'a> {
         self.charge_subject(subject, limits, cost)
     }
 
+    /// The same under the name of a rule or budget: its state is known by that name and the key, whatever else is in the check.
+    ///
+    /// Without a name the state of a limit is known by its position among those of its key, so a check over two budgets of one
+    /// key must always list them in the same order. With names each can also be asked about alone.
+    pub fn charge_named<K>(
+        self,
+        name: &'a str,
+        key: &'a K,
+        limits: impl IntoIterator<Item = &'a Limit>,
+        cost: u64,
+    ) -> Self
+    where
+        K: AsRef<[u8]> + ?Sized,
+    {
+        let subject = Subject { scope: Scope::Rule(Cow::Borrowed(name)), key: Cow::Borrowed(key.as_ref()) };
+        self.charge_subject(subject, limits, cost)
+    }
+
     /// Adds a charge of `cost` for each of `limits` on a subject.
     pub fn charge_subject(
         mut self,
@@ -199,6 +217,12 @@ impl<'a> Check<'a> {
         let charges =
             self.charges.into_iter().map(|charge| Charge { subject: own(charge.subject), ..charge }).collect();
         Check { op: self.op, charges, id: self.id }
+    }
+
+    /// The same charges for another operation.
+    pub(crate) fn into_op(mut self, op: Op) -> Self {
+        self.op = op;
+        self
     }
 
     pub(crate) fn charges_mut(&mut self) -> &mut [Charge<'a>] {

@@ -12,8 +12,7 @@ use crate::output::{self, Paint, grouped, human, units};
 
 pub(crate) fn run(args: &args::Check) -> Result<Outcome> {
     let check = Check::of(args.op.op()).charge(&args.key, &args.limit.limits, args.cost);
-    check.validate()?;
-    let decision = Memory::new().decide(&check);
+    let decision = Memory::new().decide(&check)?;
     let mut out = output::stdout();
     if args.json {
         json(&mut out, args, &check, &decision)?;

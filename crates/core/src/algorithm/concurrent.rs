@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use core::cmp::max;
 
 use super::Kernel;
+use super::pieces::{take_back, until_ended};
 use crate::Id;
 use crate::time::Timestamp;
 
@@ -128,31 +129,18 @@ impl Kernel for Concurrent {
     }
 
     fn wait(&self, state: &Leases, now: Timestamp, cost: u64, ceiling: u64) -> u64 {
-        let mut over = state.total.saturating_sub(ceiling - cost);
+        let over = state.total.saturating_sub(ceiling - cost);
         if over == state.total {
             return state.idle_at().micros_since(now); // all of it must go: no need to count
         }
-        let mut wait = 0;
-        for lease in &state.leases {
-            if over == 0 {
-                break;
-            }
-            over = over.saturating_sub(lease.cost);
-            wait = lease.deadline.micros_since(now);
-        }
-        wait
+        until_ended(over, state.iter().map(|lease| (lease.cost, lease.deadline)), now)
     }
 
     fn give_back(&self, state: &mut Leases, _now: Timestamp, units: u64, _charged_at: Option<Timestamp>) -> u64 {
-        let mut left = units;
-        for lease in state.leases.iter_mut().rev() {
-            let back = left.min(lease.cost);
-            lease.cost -= back;
-            left -= back;
-        }
+        let back = take_back(units, state.leases.iter_mut().rev().map(|lease| &mut lease.cost));
         state.leases.retain(|lease| lease.cost > 0);
-        state.total -= units - left;
-        units - left
+        state.total -= back;
+        back
     }
 
     fn idle_at(&self, state: &Leases) -> Timestamp {

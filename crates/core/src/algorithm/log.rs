@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use core::cmp::max;
 
 use super::Kernel;
+use super::pieces::{take_back, until_ended};
 use crate::Id;
 use crate::time::Timestamp;
 
@@ -94,34 +95,19 @@ impl Kernel for Log {
     }
 
     fn wait(&self, log: &Entries, now: Timestamp, cost: u64, ceiling: u64) -> u64 {
-        let mut over = log.total.saturating_sub(ceiling - cost);
+        let over = log.total.saturating_sub(ceiling - cost);
         if over == log.total {
             return self.idle_at(log).micros_since(now); // all of it must go: no need to count
         }
-        let mut wait = 0;
-        for entry in &log.entries {
-            if over == 0 {
-                break;
-            }
-            over = over.saturating_sub(entry.cost);
-            wait = entry.at.plus(self.period).micros_since(now);
-        }
-        wait
+        until_ended(over, log.iter().map(|entry| (entry.cost, entry.at.plus(self.period))), now)
     }
 
     fn give_back(&self, log: &mut Entries, _now: Timestamp, units: u64, charged_at: Option<Timestamp>) -> u64 {
-        let mut left = units;
-        for entry in log.entries.iter_mut().rev().filter(|entry| charged_at.is_none_or(|at| at == entry.at)) {
-            if left == 0 {
-                break;
-            }
-            let back = left.min(entry.cost);
-            entry.cost -= back;
-            left -= back;
-        }
+        let charged = log.entries.iter_mut().rev().filter(|entry| charged_at.is_none_or(|at| at == entry.at));
+        let back = take_back(units, charged.map(|entry| &mut entry.cost));
         log.entries.retain(|entry| entry.cost > 0);
-        log.total -= units - left;
-        units - left
+        log.total -= back;
+        back
     }
 
     fn idle_at(&self, log: &Entries) -> Timestamp {

@@ -9,6 +9,7 @@ pub mod bucket;
 pub mod concurrent;
 pub mod estimate;
 pub mod log;
+mod pieces;
 pub mod sliding;
 pub mod window;
 

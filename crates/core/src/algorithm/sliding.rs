@@ -11,6 +11,7 @@ use alloc::vec::Vec;
 use core::cmp::max;
 
 use super::Kernel;
+use super::pieces::{take_back, until_ended};
 use crate::Id;
 use crate::time::{EXACT, Timestamp};
 
@@ -131,32 +132,20 @@ impl Kernel for Sliding {
     }
 
     fn wait(&self, state: &Steps, now: Timestamp, cost: u64, ceiling: u64) -> u64 {
-        let mut over = state.total.saturating_sub(ceiling - cost);
+        let over = state.total.saturating_sub(ceiling - cost);
         if over == state.total {
             return self.idle_at(state).micros_since(now); // all of it must go: no need to count
         }
-        let mut wait = 0;
-        for step in &state.steps {
-            if over == 0 {
-                break;
-            }
-            over = over.saturating_sub(step.used);
-            wait = self.expiry(step.index).micros_since(now);
-        }
-        wait
+        until_ended(over, state.iter().map(|step| (step.used, self.expiry(step.index))), now)
     }
 
     fn give_back(&self, state: &mut Steps, _now: Timestamp, units: u64, charged_at: Option<Timestamp>) -> u64 {
         let charged_in = charged_at.map(|start| start.as_micros() / self.step);
-        let mut left = units;
-        for step in state.steps.iter_mut().rev().filter(|step| charged_in.is_none_or(|index| index == step.index)) {
-            let back = left.min(step.used);
-            step.used -= back;
-            left -= back;
-        }
+        let charged = state.steps.iter_mut().rev().filter(|step| charged_in.is_none_or(|index| index == step.index));
+        let back = take_back(units, charged.map(|step| &mut step.used));
         state.steps.retain(|step| step.used > 0);
-        state.total -= units - left;
-        units - left
+        state.total -= back;
+        back
     }
 
     fn idle_at(&self, state: &Steps) -> Timestamp {

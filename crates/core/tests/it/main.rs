@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 mod check;
+mod docs;
 mod draw;
 mod laws;
 mod model;

@@ -25,7 +25,7 @@ fn every_transcript_holds() {
 }
 
 /// What differs, line by line.
-fn replay(text: &str) -> Vec<String> {
+pub(crate) fn replay(text: &str) -> Vec<String> {
     let lines: Vec<(u64, Line<'_>)> =
         (1..).zip(text.lines()).map(|(n, text)| (n, Line::parse(text, n).unwrap())).collect();
     let limits = lines.iter().filter_map(|(_, line)| match line {

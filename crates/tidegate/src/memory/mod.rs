@@ -9,7 +9,6 @@ mod interned;
 mod overflow;
 mod raw;
 mod shard;
-mod siphash;
 mod slots;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -17,17 +16,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
+use siphasher::sip128::SipHasher13;
 use tidegate_core::{Algorithm, Decision, Limit, Op, Record, Timestamp, Verdict};
 
 use crate::clock::Clock;
-use crate::store::{Check, Deciding, Scope, Store};
+use crate::store::{Check, Deciding, InvalidCheck, Scope, Store};
 pub use gate::Gate;
 use gate::{Allowed, Answer};
 use interned::Interned;
 pub use overflow::Overflow;
 use overflow::{Ask, Held, Home, Overflows};
 use shard::{Packed, Shard};
-use siphash::SipHash13;
 use slots::{Hash, Slot, Slots};
 
 /// How many keys are kept unless told otherwise.
@@ -55,7 +54,7 @@ pub struct Memory {
 
 struct Inner {
     shards: Box<[Line]>,
-    hasher: SipHash13,
+    hasher: SipHasher13,
     limits: Interned,
     clock: Clock,
     max_keys_per_shard: usize,
@@ -133,7 +132,7 @@ impl MemoryBuilder {
         Memory {
             inner: Arc::new(Inner {
                 shards: (0..shards).map(|_| Line::default()).collect(),
-                hasher: SipHash13::new(seed(), seed()),
+                hasher: SipHasher13::new_with_keys(seed(), seed()),
                 limits: Interned::new(),
                 clock: self.clock,
                 max_keys_per_shard: self.max_keys / shards,
@@ -212,6 +211,9 @@ impl Memory {
     }
 
     /// Checks one key against one limit: the same as a [`Check`] of one charge. A cost of zero only looks.
+    ///
+    /// Under a `concurrent` limit this takes a lease without a name, which ends with its ttl. To release one, ask with a
+    /// [`Check`] that has an [id](Check::with_id), or through [`Limiter::lease`](crate::Limiter::lease).
     #[must_use = "let the request pass only if it is allowed"]
     #[inline]
     pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K, limit: &Limit, cost: u64) -> Verdict {
@@ -239,17 +241,18 @@ impl Memory {
     }
 
     /// Decides a check of any kind.
-    pub fn decide(&self, check: &Check<'_>) -> Decision {
-        self.inner.decide(check, self.inner.clock.now())
+    ///
+    /// # Errors
+    /// If no store could decide it: it charges nothing, too much at once, or a key that is too long.
+    pub fn decide(&self, check: &Check<'_>) -> Result<Decision, InvalidCheck> {
+        check.validate()?;
+        Ok(self.inner.decide(check, self.inner.clock.now()))
     }
 }
 
 impl Store for Memory {
     fn decide<'a>(&'a self, check: &'a Check<'a>) -> Deciding<'a> {
-        Box::pin(async move {
-            check.validate()?;
-            Ok(Memory::decide(self, check))
-        })
+        Box::pin(async move { Ok(Memory::decide(self, check)?) })
     }
 }
 
@@ -265,22 +268,22 @@ impl Inner {
         is_own: impl Fn(Packed) -> bool,
     ) -> A {
         let mut shard = self.line(hash).shard.lock();
-        if let Ok(index) = shard.find(hash)
-            && let packed = shard.packed(index)
+        if let Some(slot) = shard.slot_mut(hash)
+            && let packed = Packed::of(*slot)
             && is_own(packed)
         {
             match limit.algorithm() {
                 Algorithm::Bucket(bucket) => {
                     let mut level = shard::unpack_level(packed);
                     let outcome = tidegate_core::admit(limit, bucket, &mut level, now, cost);
-                    shard.set_packed(index, Packed { first: level.units, second: level.at.as_micros(), ..packed });
+                    shard::repack(slot, level.units, level.at);
                     drop(shard);
                     return A::of(limit, bucket, outcome, cost);
                 }
                 Algorithm::Window(window) => {
                     let mut count = shard::unpack_count(packed, window.period);
                     let outcome = tidegate_core::admit(limit, window, &mut count, now, cost);
-                    shard.set_packed(index, Packed { first: count.used, second: count.last.as_micros(), ..packed });
+                    shard::repack(slot, count.used, count.last);
                     drop(shard);
                     return A::of(limit, window, outcome, cost);
                 }
@@ -401,7 +404,7 @@ impl Inner {
                 (self.hasher.hash(&[&length, name.as_bytes(), key].concat()), RULE)
             }
         };
-        Hash { other: hash.other ^ (kind << 16 | u64::from(position)), ..hash }
+        Hash { order: hash.h1, other: hash.h2 ^ (kind << 16 | u64::from(position)) }
     }
 
     #[inline]

@@ -69,7 +69,7 @@ pub(crate) struct Packed {
 impl Packed {
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "eleven bits remain after the shift")]
-    fn of(slot: Slot) -> Self {
+    pub(crate) fn of(slot: Slot) -> Self {
         let tag = ((slot.high >> NUMBER_BITS) as u32) << TAG_BITS | (slot.low >> NUMBER_BITS) as u32;
         Packed { tag, first: slot.low & NUMBER, second: slot.high & NUMBER }
     }
@@ -111,14 +111,13 @@ impl Shard {
         self.slots.find(hash)
     }
 
-    /// What is in the slot at `index`.
+    /// The slot of a key, if it has one.
     #[inline]
-    pub(crate) fn packed(&self, index: usize) -> Packed {
-        Packed::of(self.slots.get(index))
+    pub(crate) fn slot_mut(&mut self, hash: Hash) -> Option<&mut Slot> {
+        self.slots.get_mut(hash)
     }
 
-    #[inline]
-    pub(crate) fn set_packed(&mut self, index: usize, packed: Packed) {
+    fn set_packed(&mut self, index: usize, packed: Packed) {
         let (low, high) = packed.words();
         self.slots.set(index, low, high);
     }
@@ -311,6 +310,13 @@ fn unpack(packed: Packed, limit: &Limit) -> State {
         }
         _ => State::Idle,
     }
+}
+
+/// Changes the numbers of a packed state and leaves its tag.
+#[inline]
+pub(crate) fn repack(slot: &mut Slot, first: u64, second: Timestamp) {
+    slot.low = slot.low & !NUMBER | first & NUMBER;
+    slot.high = slot.high & !NUMBER | second.as_micros() & NUMBER;
 }
 
 #[inline]

@@ -27,6 +27,25 @@ impl Slot {
     fn is_empty(&self) -> bool {
         self.high == 0
     }
+
+    /// Where this slot stands if one looks for `hash`. Keys with equal order are the limits of one key.
+    #[inline]
+    fn place(&self, hash: Hash) -> Place {
+        if self.hash == hash && !self.is_empty() {
+            Place::Here
+        } else if self.is_empty() || self.hash > hash {
+            Place::Behind
+        } else {
+            Place::Before
+        }
+    }
+}
+
+/// Where a slot stands, seen from a key.
+enum Place {
+    Before,
+    Here,
+    Behind,
 }
 
 /// Slots beyond the last home, so that a run at the end has somewhere to go. More, should that ever not be enough.
@@ -78,18 +97,27 @@ impl Slots {
     pub(crate) fn find(&self, hash: Hash) -> Result<usize, usize> {
         let mut index = Self::home(hash.order, self.homes());
         while let Some(slot) = self.slots.get(index) {
-            if slot.hash.order >= hash.order || slot.is_empty() {
-                if slot.hash == hash && !slot.is_empty() {
-                    return Ok(index);
-                }
-                // Two keys with equal order are all but impossible; then the other half decides.
-                if slot.is_empty() || slot.hash > hash {
-                    return Err(index);
-                }
+            match slot.place(hash) {
+                Place::Before => index += 1,
+                Place::Here => return Ok(index),
+                Place::Behind => return Err(index),
             }
-            index += 1;
         }
         Err(index)
+    }
+
+    /// The slot of `hash`, if there is one: what [`find`](Slots::find) does, for those in a hurry.
+    #[inline]
+    pub(crate) fn get_mut(&mut self, hash: Hash) -> Option<&mut Slot> {
+        let start = Self::home(hash.order, self.homes());
+        for slot in self.slots.get_mut(start..)? {
+            match slot.place(hash) {
+                Place::Before => {}
+                Place::Here => return Some(slot),
+                Place::Behind => return None,
+            }
+        }
+        None
     }
 
     #[inline]

@@ -4,7 +4,7 @@ use std::future::IntoFuture;
 use std::task::Poll;
 use std::time::Duration;
 
-use tidegate::{AcquireError, Decision, Retry};
+use tidegate::{AcquireError, Pass, Retry};
 use tokio::task::JoinHandle;
 
 use crate::limiter::limiter;
@@ -18,7 +18,7 @@ async fn settle() {
     }
 }
 
-fn spawn(limiter: &tidegate::Limiter, key: &'static str, max: Duration) -> JoinHandle<Result<Decision, AcquireError>> {
+fn spawn(limiter: &tidegate::Limiter, key: &'static str, max: Duration) -> JoinHandle<Result<Pass, AcquireError>> {
     let limiter = limiter.clone();
     tokio::spawn(async move { limiter.acquire(key, max).await })
 }
@@ -51,7 +51,7 @@ async fn places_are_kept_in_order_of_arrival() {
             settle().await;
         }
         for task in tasks {
-            assert!(task.await.unwrap().unwrap().allowed());
+            assert!(task.await.unwrap().unwrap().decision().allowed());
         }
     }
 }
@@ -60,7 +60,7 @@ async fn places_are_kept_in_order_of_arrival() {
 async fn a_wait_known_to_be_too_long_is_refused_at_once() {
     for limits in ["1/10s", "1/10s window", "1/10s log; 5/min"] {
         let (limiter, _clock) = limiter(limits);
-        let _ = limiter.acquire("k", Duration::ZERO).await.unwrap();
+        limiter.acquire("k", Duration::ZERO).await.unwrap();
         let Err(AcquireError::TooLong(denied)) = limiter.acquire("k", Duration::from_secs(9)).await else {
             panic!("{limits}: it would have to wait ten seconds")
         };
@@ -75,7 +75,7 @@ async fn a_wait_known_to_be_too_long_is_refused_at_once() {
 #[tokio::test]
 async fn whoever_stands_behind_one_that_sleeps_too_long_does_not_wait() {
     let (limiter, clock) = limiter("1/10s window");
-    let _ = limiter.acquire("k", Duration::ZERO).await.unwrap();
+    limiter.acquire("k", Duration::ZERO).await.unwrap();
     let front = spawn(&limiter, "k", MINUTE);
     settle().await;
     let impatient = spawn(&limiter, "k", Duration::from_secs(5));
@@ -97,8 +97,8 @@ async fn waiting_lines_are_bounded() {
     let memory = tidegate::Memory::builder().clock(clock.clone()).build();
     let limiter =
         tidegate::Limiter::builder("1/s".parse().unwrap()).memory(memory).max_waiting_per_key(2).max_waiting(3).build();
-    let _ = limiter.acquire("a", MINUTE).await.unwrap();
-    let _ = limiter.acquire("b", MINUTE).await.unwrap();
+    limiter.acquire("a", MINUTE).await.unwrap();
+    limiter.acquire("b", MINUTE).await.unwrap();
     let _waiting = [spawn(&limiter, "a", MINUTE), spawn(&limiter, "a", MINUTE)];
     settle().await;
     let full = limiter.acquire("a", MINUTE).await;
@@ -115,7 +115,7 @@ async fn a_call_dropped_while_it_waits_leaves_nothing_behind() {
         // Dropped after every number of polls it can have had.
         for polls in 0..4 {
             let (limiter, clock) = limiter(limits);
-            let _ = limiter.acquire("k", MINUTE).await.unwrap();
+            limiter.acquire("k", MINUTE).await.unwrap();
             let before = limiter.peek("k").await.unwrap();
             let mut waiting = Box::pin(limiter.acquire("k", MINUTE).into_future());
             for _ in 0..polls {
@@ -138,7 +138,7 @@ async fn a_call_dropped_while_it_waits_leaves_nothing_behind() {
 #[tokio::test]
 async fn a_place_in_the_middle_is_not_given_to_somebody_who_comes_later() {
     let (limiter, clock) = limiter("1/s");
-    let _ = limiter.acquire("k", MINUTE).await.unwrap();
+    limiter.acquire("k", MINUTE).await.unwrap();
     let second = spawn(&limiter, "k", MINUTE); // at 1 s
     settle().await;
     let third = spawn(&limiter, "k", MINUTE); // at 2 s
@@ -159,7 +159,7 @@ async fn a_place_in_the_middle_is_not_given_to_somebody_who_comes_later() {
 #[tokio::test]
 async fn weights_wait_for_as_much_as_they_need() {
     let (limiter, clock) = limiter("10/s");
-    let _ = limiter.acquire("k", MINUTE).cost(10).await.unwrap();
+    limiter.acquire("k", MINUTE).cost(10).await.unwrap();
     let big = {
         let limiter = limiter.clone();
         tokio::spawn(async move { limiter.acquire("k", MINUTE).cost(5).await })
@@ -184,7 +184,7 @@ async fn whoever_leaves_the_line_makes_room_in_it() {
         let clock = tidegate::ManualClock::new();
         let memory = tidegate::Memory::builder().clock(clock.clone()).build();
         let limiter = tidegate::Limiter::builder(limits.parse().unwrap()).memory(memory).max_waiting(1).build();
-        let _ = limiter.acquire("k", MINUTE).await.unwrap();
+        limiter.acquire("k", MINUTE).await.unwrap();
         for _ in 0..100 {
             let waiting = spawn(&limiter, "k", MINUTE);
             settle().await;
@@ -256,7 +256,7 @@ async fn one_who_leaves_the_front_does_not_scare_others_away() {
     // The turn is the second's, who has not yet asked; nobody sleeps for a minute any more.
     let mut brief = Box::pin(limiter.acquire("k", Duration::from_secs(1)).into_future());
     assert!(std::future::poll_fn(|context| Poll::Ready(brief.as_mut().poll(context).is_pending())).await);
-    assert!(behind.await.unwrap().allowed());
+    behind.await.unwrap();
 }
 
 #[tokio::test]
@@ -276,4 +276,45 @@ async fn when_all_have_left_their_places_are_free_whatever_the_order() {
         }
         assert_eq!(limiter.peek("k").await.unwrap(), before, "{order:?}");
     }
+}
+
+#[tokio::test]
+async fn leases_go_round_in_order_of_arrival() {
+    let (limiter, clock) = limiter("1 concurrent ttl 1h");
+    let held = limiter.lease("k").await.unwrap();
+    let mut tasks = Vec::new();
+    for _ in 0..3 {
+        let limiter = limiter.clone();
+        tasks.push(tokio::spawn(async move { limiter.acquire_lease("k", MINUTE).await }));
+        settle().await;
+    }
+    assert_eq!(through(&tasks), [false, false, false]);
+    drop(held);
+    settle().await;
+    assert_eq!(through(&tasks), [true, false, false], "the first in line has it, the others wait for that one");
+    let first = tasks.remove(0).await.unwrap().unwrap();
+    let _ = first.release().await.unwrap();
+    settle().await;
+    assert_eq!(through(&tasks), [true, false]);
+    // The last one waits a minute in vain.
+    clock.advance(Duration::from_secs(60));
+    settle().await;
+    let last = tasks.remove(1).await.unwrap();
+    assert!(matches!(last, Err(AcquireError::TooLong(denied)) if !denied.allowed()));
+    assert!(matches!(limiter.acquire_lease("k", Duration::ZERO).await, Err(AcquireError::TooLong(_))));
+}
+
+#[tokio::test]
+async fn a_lease_released_by_another_limiter_is_noticed() {
+    let (limiter, clock) = limiter("1 concurrent ttl 1h");
+    let memory = tidegate::Memory::builder().clock(clock.clone()).build();
+    let [one, other] =
+        [(); 2].map(|()| tidegate::Limiter::builder(limiter.limits().clone()).memory(memory.clone()).build());
+    let lease = one.lease("k").await.unwrap();
+    let waiting = spawn(&other, "k", MINUTE);
+    settle().await;
+    drop(lease);
+    clock.advance(Duration::from_millis(50));
+    settle().await;
+    assert!(waiting.is_finished());
 }

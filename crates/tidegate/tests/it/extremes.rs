@@ -118,7 +118,7 @@ fn nothing_panics_and_all_agree() {
                 continue;
             }
             let expected = plain.decide(&check, clock.now());
-            let decided = memory.decide(&check);
+            let decided = memory.decide(&check).unwrap();
             assert_eq!(decided, expected, "seed {seed}, step {step}, at {latest}: {check:?}");
             let named: Vec<(&str, &Limit)> = check.charges().iter().map(|charge| ("n", &charge.limit)).collect();
             assert!(!headers::of(&decided, &named, headers::Families::ALL).is_empty());

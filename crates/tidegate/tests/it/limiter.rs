@@ -156,3 +156,41 @@ async fn a_take_under_a_concurrent_limit_is_a_lease_too() {
     assert!(limiter.refund("k", 3).id(id).await.unwrap().allowed());
     assert_eq!(limiter.peek("k").await.unwrap().remaining(), 5);
 }
+
+#[tokio::test]
+async fn requests_and_tokens_are_reserved_together_and_settled_each_by_itself() {
+    let (limiter, _) = limiter("1/s");
+    let (requests, tokens): (Limits, Limits) = ("2/min".parse().unwrap(), "1000/min".parse().unwrap());
+    let call = |estimate| {
+        Check::new().charge_named("requests", "k", &requests, 1).charge_named("tokens", "k", &tokens, estimate)
+    };
+    let left = |name: &'static str, limits: &'static str| {
+        let limiter = Limiter::clone(&limiter);
+        async move {
+            let limits: Limits = limits.parse().unwrap();
+            let check = Check::of(tidegate::Op::Peek).charge_named(name, "k", &limits, 1);
+            limiter.decide(check).await.unwrap().remaining()
+        }
+    };
+    let reserved = limiter.reserve_all(call(400)).await.unwrap();
+    assert!(reserved.allowed());
+    let _ = reserved.settle_each(&[1, 150]).await.unwrap();
+    assert_eq!((left("requests", "2/min").await, left("tokens", "1000/min").await), (1, 850));
+    let denied = limiter.reserve_all(call(900)).await.unwrap();
+    assert!(!denied.allowed());
+    let reserved = limiter.reserve_all(call(100)).await.unwrap();
+    let _ = reserved.settle_each(&[]).await.unwrap();
+    assert_eq!((left("requests", "2/min").await, left("tokens", "1000/min").await), (0, 750));
+    let denied = limiter.reserve_all(call(1)).await.unwrap();
+    assert!(!denied.allowed(), "no request is left");
+    assert_eq!(left("tokens", "1000/min").await, 750, "and no token was taken");
+}
+
+#[tokio::test]
+async fn a_limiter_names_its_limits_in_headers_by_their_notation() {
+    let (limiter, _) = limiter("2/s; 3/min window");
+    let decision = limiter.check("k").await.unwrap();
+    let headers = limiter.headers(&decision, tidegate::headers::Families::IETF);
+    assert_eq!(headers[0], ("RateLimit-Policy", r#""2/s";q=2;w=1, "3/m window";q=3;w=60"#.into()));
+    assert_eq!(headers[1], ("RateLimit", r#""2/s";r=1;t=1, "3/m window";r=2;t=60"#.into()));
+}

@@ -41,7 +41,7 @@ fn check_allows_and_check_many_say_the_same_as_decide() {
             (0..random.below(40)).map(|_| (format!("k{}", random.below(30)), random.below(4))).collect();
         let general: Vec<Verdict> = asks
             .iter()
-            .map(|(key, cost)| *a.decide(&Check::of(Op::Check).charge(key, [limit], *cost)).binding())
+            .map(|(key, cost)| *a.decide(&Check::of(Op::Check).charge(key, [limit], *cost)).unwrap().binding())
             .collect();
         let one_by_one: Vec<Verdict> = asks.iter().map(|(key, cost)| b.check(key, limit, *cost)).collect();
         let allowed: Vec<bool> = asks.iter().map(|(key, cost)| d.allows(key, limit, *cost)).collect();

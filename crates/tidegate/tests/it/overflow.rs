@@ -19,7 +19,7 @@ fn full(overflow: Overflow) -> (Memory, ManualClock, Limit) {
 
 fn old_keys_are_exact(memory: &Memory, limit: &Limit) {
     for key in 0..KEYS {
-        let verdict = memory.decide(&Check::of(Op::Peek).charge(&format!("old:{key}"), [limit], 1));
+        let verdict = memory.decide(&Check::of(Op::Peek).charge(&format!("old:{key}"), [limit], 1)).unwrap();
         assert_eq!(verdict.remaining(), 3, "old:{key}");
     }
     assert_eq!(memory.len(), KEYS);
@@ -60,7 +60,7 @@ fn a_single_idle_key_makes_room_for_a_new_one() {
     assert!(memory.allows("new", &limit, 1));
     assert!(!memory.allows("newer", &limit, 1));
     assert_eq!(memory.len(), KEYS);
-    let kept = memory.decide(&Check::of(Op::Peek).charge("new", [&limit], 1));
+    let kept = memory.decide(&Check::of(Op::Peek).charge("new", [&limit], 1)).unwrap();
     assert_eq!(kept.remaining(), 4);
 }
 
@@ -72,7 +72,7 @@ fn the_bound_holds_for_checks_over_many_keys() {
     for round in 0..50 {
         let keys: Vec<String> = (0..10).map(|key| format!("{round}:{key}")).collect();
         let check = keys.iter().fold(Check::new(), |check, key| check.charge(key, [&limit], 1));
-        assert!(memory.decide(&check).allowed());
+        assert!(memory.decide(&check).unwrap().allowed());
         assert!(memory.len() <= 7);
     }
     assert_eq!(memory.len(), 7);
@@ -83,7 +83,7 @@ fn keys_of_one_check_that_share_a_budget_pay_each_for_itself() {
     let (memory, _, limit) = full(Overflow::SharedBucket);
     let both = |a: &str, b: &str| {
         let (a, b) = (a.to_owned(), b.to_owned());
-        memory.decide(&Check::new().charge(&a, [&limit], 2).charge(&b, [&limit], 2)).allowed()
+        memory.decide(&Check::new().charge(&a, [&limit], 2).charge(&b, [&limit], 2)).unwrap().allowed()
     };
     assert!(both("x1", "y1"));
     assert!(both("x2", "y2"));
@@ -94,7 +94,7 @@ fn keys_of_one_check_that_share_a_budget_pay_each_for_itself() {
 fn keys_without_a_place_share_every_limit_of_a_check() {
     let (memory, _, _) = full(Overflow::SharedBucket);
     let limits: Limits = "5/min; 100/h; 1000/d".parse().unwrap();
-    let ask = |key: &str| memory.decide(&Check::new().charge(key, &limits, 5)).allowed();
+    let ask = |key: &str| memory.decide(&Check::new().charge(key, &limits, 5)).unwrap().allowed();
     assert!(ask("new:1"));
     assert!(!ask("new:2"), "the first limit has been used up by the first key");
 }
@@ -115,9 +115,9 @@ async fn whoever_waits_without_a_place_is_denied_as_well() {
 fn resetting_a_key_without_a_place_does_not_reset_the_others() {
     let (memory, _, limit) = full(Overflow::SharedBucket);
     assert!(memory.allows("new:1", &limit, 5));
-    let reset = memory.decide(&Check::of(Op::Reset).charge("new:2", [&limit], 0));
+    let reset = memory.decide(&Check::of(Op::Reset).charge("new:2", [&limit], 0)).unwrap();
     assert!(reset.allowed());
     let both = Check::of(Op::Reset).charge("new:3", [&limit], 0).charge("new:4", [&limit], 0);
-    assert!(memory.decide(&both).allowed());
+    assert!(memory.decide(&both).unwrap().allowed());
     assert!(!memory.allows("new:5", &limit, 1));
 }
