@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use crate::Id;
 use crate::algorithm::bucket::{Level, Rate};
-use crate::algorithm::concurrent::{Lease, Leases};
+use crate::algorithm::concurrent::{Lease, Leases, Place};
 use crate::algorithm::estimate::Pair;
 use crate::algorithm::log::{Entries, Entry};
 use crate::algorithm::sliding::{Step, Steps};
@@ -214,7 +214,7 @@ impl State {
         match (self, ended) {
             (State::Sliding { steps, .. }, Ended::Steps(ended)) => steps.restore(&ended),
             (State::Log { entries, .. }, Ended::Entries(ended)) => entries.restore(&ended),
-            (State::Concurrent { leases }, Ended::Leases(ended)) => leases.restore(&ended),
+            (State::Concurrent { leases }, Ended::Leases(ended)) => leases.restore(ended),
             _ => {}
         }
     }
@@ -247,7 +247,7 @@ pub(crate) enum Ended {
     Nothing,
     Steps(Vec<Step>),
     Entries(Vec<Entry>),
-    Leases(Vec<Lease>),
+    Leases(Vec<(Place, Lease)>),
 }
 
 /// The charges of the last few calls that came with an id, so that each can be settled or refunded once.

@@ -2,7 +2,7 @@
 //!
 //! Nobody has to clean up after a crash: a lease that is never released stops counting after its ttl.
 
-use alloc::collections::VecDeque;
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::cmp::max;
 
@@ -21,13 +21,19 @@ pub struct Concurrent {
     pub ttl: u64,
 }
 
-/// What a concurrency limit keeps for a key: the leases that live, the one that ends first at the front.
+/// What a concurrency limit keeps for a key: the leases that live, in the order in which they end.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Leases {
-    leases: VecDeque<Lease>,
+    leases: BTreeMap<Place, Lease>,
+    /// Where the lease of an id is; those that nobody named are not in it.
+    places: BTreeMap<Id, Place>,
     total: u64,
     newest: Timestamp,
+    granted: u64,
 }
+
+/// When a lease ends, and how many were granted before it.
+pub(crate) type Place = (Timestamp, u64);
 
 /// One lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,7 +49,7 @@ pub struct Lease {
 impl Leases {
     /// The leases, the one that ends first at the front.
     pub fn iter(&self) -> impl Iterator<Item = Lease> + '_ {
-        self.leases.iter().copied()
+        self.leases.values().copied()
     }
 
     /// What they hold together.
@@ -58,50 +64,56 @@ impl Leases {
 
     /// Whether `id` holds a lease.
     pub(crate) fn holds(&self, id: Id) -> bool {
-        self.leases.iter().any(|lease| lease.id == id)
+        self.places.contains_key(&id)
     }
 
     /// What the lease of `id` holds.
     pub(crate) fn held(&self, id: Id) -> u64 {
-        self.leases.iter().find(|lease| lease.id == id).map_or(0, |lease| lease.cost)
+        self.places.get(&id).and_then(|place| self.leases.get(place)).map_or(0, |lease| lease.cost)
     }
 
     /// Ends the lease of `id` and returns what it held: nothing, if it has ended already.
     pub(crate) fn release(&mut self, id: Id) -> u64 {
-        let Some(position) = self.leases.iter().position(|lease| lease.id == id) else { return 0 };
-        let held = self.leases.remove(position).map_or(0, |lease| lease.cost);
+        let lease = self.places.remove(&id).and_then(|place| self.leases.remove(&place));
+        let held = lease.map_or(0, |lease| lease.cost);
         self.total -= held;
         held
     }
 
     pub(crate) fn idle_at(&self) -> Timestamp {
-        self.leases.back().map_or(Timestamp::EPOCH, |last| last.deadline)
+        self.leases.last_key_value().map_or(Timestamp::EPOCH, |((end, _), _)| *end)
     }
 
-    /// The leases that [`age`](Leases::age) will forget.
-    pub(crate) fn ended(&self, now: Timestamp) -> Vec<Lease> {
+    /// The leases that [`age`](Leases::age) will forget, and where they were.
+    pub(crate) fn ended(&self, now: Timestamp) -> Vec<(Place, Lease)> {
         let now = max(now, self.newest);
-        self.iter().take_while(|lease| lease.deadline <= now).collect()
+        let ended = self.leases.iter().take_while(|(_, lease)| lease.deadline <= now);
+        ended.map(|(place, lease)| (*place, *lease)).collect()
     }
 
     /// Forgets the leases whose time is up; needs no parameters, because each lease knows its own deadline.
     pub(crate) fn age(&mut self, now: Timestamp) -> Timestamp {
         let now = if self.leases.is_empty() { now } else { max(now, self.newest) };
-        while let Some(first) = self.leases.front() {
-            if now < first.deadline {
-                break;
-            }
-            self.total -= first.cost;
-            self.leases.pop_front();
+        while let Some(first) = self.leases.first_entry().filter(|first| first.get().deadline <= now) {
+            let lease = first.remove();
+            self.places.remove(&lease.id);
+            self.total -= lease.cost;
         }
         now
     }
 
-    /// Puts back at the front what [`age`](Kernel::age) took from there.
-    pub(crate) fn restore(&mut self, ended: &[Lease]) {
-        for lease in ended.iter().rev() {
-            self.total += lease.cost;
-            self.leases.push_front(*lease);
+    /// Puts back what [`age`](Kernel::age) took.
+    pub(crate) fn restore(&mut self, ended: Vec<(Place, Lease)>) {
+        for (place, lease) in ended {
+            self.put(place, lease);
+        }
+    }
+
+    fn put(&mut self, place: Place, lease: Lease) {
+        self.total += lease.cost;
+        self.leases.insert(place, lease);
+        if lease.id != Id::NONE {
+            self.places.insert(lease.id, place);
         }
     }
 }
@@ -120,10 +132,9 @@ impl Kernel for Concurrent {
     fn charge(&self, state: &mut Leases, now: Timestamp, cost: u64, id: Id) -> Timestamp {
         let cost = cost.min(crate::time::EXACT - 1 - state.total);
         let deadline = now.plus(self.ttl);
-        // After a change of ttl an older lease may outlive a newer one.
-        let place = state.leases.partition_point(|lease| lease.deadline <= deadline);
-        state.leases.insert(place, Lease { id, cost, deadline });
-        state.total += cost;
+        // In order of their ends: after a change of ttl an older lease may outlive a newer one.
+        state.put((deadline, state.granted), Lease { id, cost, deadline });
+        state.granted += 1;
         state.newest = now;
         now
     }
@@ -137,9 +148,15 @@ impl Kernel for Concurrent {
     }
 
     fn give_back(&self, state: &mut Leases, _now: Timestamp, units: u64, _charged_at: Option<Timestamp>) -> u64 {
-        let back = take_back(units, state.leases.iter_mut().rev().map(|lease| &mut lease.cost));
-        state.leases.retain(|lease| lease.cost > 0);
-        state.total -= back;
+        let back = take_back(units, state.leases.values_mut().rev().map(|lease| &mut lease.cost));
+        let Leases { leases, places, total, .. } = state;
+        leases.retain(|_, lease| {
+            if lease.cost == 0 {
+                places.remove(&lease.id);
+            }
+            lease.cost > 0
+        });
+        *total -= back;
         back
     }
 
