@@ -61,13 +61,14 @@ Examples:
 
 Exit codes: 0 allowed, 1 denied, 2 usage or error.")]
 pub(crate) struct Check {
-    /// Whose budget: any text of at most 1024 bytes
+    /// Whose budget: any text of 1 to 1024 bytes
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) key: String,
     /// The limit, or several joined by `;` that must all allow it
     #[arg(short, long, value_name = "LIMIT", value_parser = limit, env = "TIDEGATE_LIMIT")]
     pub(crate) limit: LimitText,
     /// How many units the request takes; 0 only looks
-    #[arg(short, long, value_name = "N", default_value_t = 1)]
+    #[arg(short, long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     pub(crate) cost: u64,
     /// What to do
     #[arg(short, long, value_enum, value_name = "OP", ignore_case = true, default_value_t = OpName::Check)]
@@ -145,7 +146,7 @@ pub(crate) struct Generated {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) keys: u64,
     /// What each request costs
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     pub(crate) cost: u64,
 }
 

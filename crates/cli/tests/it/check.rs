@@ -105,3 +105,16 @@ fn the_limit_may_come_from_the_environment() {
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&json["limit"], &json["remaining"]), (&"7/s".into(), &6.into()));
 }
+
+#[test]
+fn an_empty_key_and_a_negative_cost_are_named() {
+    for (args, expected) in [
+        (["check", "", "--limit", "10/s", "--cost", "1"], "a value is required for '<KEY>'"),
+        (["check", "k", "--limit", "10/s", "--cost", "-1"], "invalid value '-1' for '--cost <N>'"),
+    ] {
+        let output = crate::tidegate(&args).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        assert!(error.contains(expected), "{error}");
+    }
+}

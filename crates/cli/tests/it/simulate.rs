@@ -223,6 +223,8 @@ fn an_empty_trace_has_an_empty_table_and_picture() {
 
     limit   offered   allowed   denied   share   longest denial   first denial   most in one period
     10/s          0         0        0       -                -              -   0 in 1s
+    --- stderr
+    note: the trace has no requests
     ");
     assert!(stdout(&["simulate", "--limit", "10/s", "--trace", "-", "--format", "svg"], "").ends_with("</svg>\n"));
 }

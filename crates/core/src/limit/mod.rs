@@ -235,6 +235,16 @@ specs! {
 
 impl Spec for BucketSpec {
     fn build(self, debt: Option<u64>, count_rejected: bool) -> Result<Limit, LimitError> {
+        self.checked(debt, count_rejected).map_err(|error| match (error.parameter, self.capacity) {
+            // Without a burst of its own it is the amount that is too much.
+            (Parameter::Burst, None) => LimitError { parameter: Parameter::Amount, ..error },
+            _ => error,
+        })
+    }
+}
+
+impl BucketSpec {
+    fn checked(self, debt: Option<u64>, count_rejected: bool) -> Result<Limit, LimitError> {
         let capacity = self.capacity.unwrap_or(self.amount);
         let amount = in_range(Parameter::Amount, self.amount, 1, EXACT - 1)?;
         let period = period_in_range(Parameter::Period, self.period)?;

@@ -134,6 +134,12 @@ fn every_number_out_of_range_is_named() {
             Parameter::Burst,
             "burst 9007199254740992 is too large: expected at most 2251799813685247",
         ),
+        (
+            "9007199254740991/s",
+            1,
+            Parameter::Amount,
+            "amount 9007199254740991 is too large: expected at most 2251799813685247",
+        ),
         ("10/h sliding step 0s", 19, Parameter::Step, "step 0us is too small: expected at least 1us"),
         ("10/h sliding step 2h", 19, Parameter::Step, "step 2h is too large: expected at most 1h, the period"),
         (

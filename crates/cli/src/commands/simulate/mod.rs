@@ -77,12 +77,16 @@ pub(crate) fn run(args: Simulate) -> Result<Outcome> {
     let mut contenders: Vec<Contender> =
         limits.into_iter().map(|limit| Contender::new(limit, report.observes())).collect();
     let mut progress = Progress::new(&source, report.covers_terminal());
-    let answered = feed(&mut source, &mut contenders, &mut report, &mut verifier, &mut progress);
+    let fed = feed(&mut source, &mut contenders, &mut report, &mut verifier, &mut progress);
     progress.finish();
-    if let Err(error) = answered {
+    match fed {
         // What was answered before the error stays valid and is shown; a summary of half a trace is not.
-        report.flush()?;
-        return Err(error);
+        Err(error) => {
+            report.flush()?;
+            return Err(error);
+        }
+        Ok(0) => eprintln!("note: the trace has no requests"),
+        Ok(_) => {}
     }
     report.finish(&source.scene(), &contenders)?;
     match verifier {
@@ -97,8 +101,10 @@ fn feed(
     report: &mut Report,
     verifier: &mut Option<Verifier>,
     progress: &mut Progress,
-) -> Result<()> {
+) -> Result<u64> {
+    let mut events = 0;
     while let Some(event) = source.next()? {
+        events += 1;
         for (index, contender) in contenders.iter_mut().enumerate() {
             let decision = contender.decide(event);
             report.answer(index, event, &decision)?;
@@ -108,7 +114,7 @@ fn feed(
         }
         progress.advance(source);
     }
-    Ok(())
+    Ok(events)
 }
 
 /// Where the answers go.

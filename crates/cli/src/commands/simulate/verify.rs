@@ -46,7 +46,8 @@ impl Verifier {
         let answers = format!("{compared} {}", if compared == 1 { "answer" } else { "answers" });
         let limits = format!("{limits} {}", if limits == 1 { "limit" } else { "limits" });
         if differ > 0 {
-            eprintln!("{differ} of {answers} by {limits} are not as expected");
+            let are = if differ == 1 { "is" } else { "are" };
+            eprintln!("{differ} of {answers} by {limits} {are} not as expected");
             return Ok(Outcome::No);
         }
         let sentence = format!("{answers} by {limits}: all as expected");
