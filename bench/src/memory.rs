@@ -116,11 +116,11 @@ pub fn bytes(args: &[&str]) {
         contender.check(&name(key));
     }
     let used = rss() - before;
-    println!("{} {keys} keys: {:.1} resident bytes per key", contender.name(), used as f64 / keys as f64);
+    // While many millions of keys are filled in, the first become idle again and make room.
+    let kept = if contender.name() == "tidegate" { ours.memory().len() } else { keys };
+    println!("{} {kept} keys kept: {:.1} resident bytes per key", contender.name(), used as f64 / kept as f64);
     if contender.name() == "tidegate" {
-        let memory = ours.memory();
-        assert_eq!(memory.len(), keys);
-        println!("  of which allocated in tables: {:.1}", memory.allocated_bytes() as f64 / keys as f64);
+        println!("  of which allocated in tables: {:.1}", ours.memory().allocated_bytes() as f64 / kept as f64);
     }
 }
 
