@@ -22,12 +22,17 @@
 
 use alloc::borrow::Cow;
 use alloc::format;
-use alloc::string::{String, ToString};
+use alloc::string::String;
 use core::fmt;
 
+mod duration;
+mod expect;
+
+pub use duration::{Micros, duration};
+pub use expect::{Expectation, Mismatch};
+
 use crate::decide::Op;
-use crate::decision::{Decision, Retry};
-use crate::time::{MAX_WAIT_US, Timestamp};
+use crate::time::Timestamp;
 
 /// The key of a line that names none.
 pub const DEFAULT_KEY: &str = "-";
@@ -61,23 +66,6 @@ pub struct Event<'t> {
     pub op: Op,
     /// What is to be answered, if the line says.
     pub expect: Option<Expectation>,
-}
-
-/// What a transcript says will be answered. What it does not say may be anything.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Expectation {
-    /// Whether the request passes.
-    pub allowed: bool,
-    /// Whole units left.
-    pub remaining: Option<u64>,
-    /// When the same request would pass.
-    pub retry: Option<Retry>,
-    /// Microseconds until everything is available again.
-    pub reset_after_us: Option<u64>,
-    /// Microseconds until anything more is available.
-    pub next_after_us: Option<u64>,
-    /// Units moved.
-    pub granted: Option<u64>,
 }
 
 impl<'t> Line<'t> {
@@ -177,182 +165,6 @@ impl Field<'_> {
     }
 }
 
-impl Expectation {
-    fn read(fields: &mut Fields<'_>, line: u64) -> Result<Self, TraceError> {
-        const ANSWERS: &str = "allow or deny";
-        let answer = fields.need(line, "answer", ANSWERS)?;
-        let allowed = match answer.text {
-            word if word.eq_ignore_ascii_case("allow") => true,
-            word if word.eq_ignore_ascii_case("deny") => false,
-            _ => return Err(answer.error(line, "answer", ANSWERS.into())),
-        };
-        let mut expect = Expectation { allowed, ..Expectation::default() };
-        while let Some(name) = fields.next() {
-            let twice = match name.text {
-                word if word.eq_ignore_ascii_case("remaining") => {
-                    let value = fields.need(line, "remaining", "a whole number")?.number(line, "remaining")?;
-                    expect.remaining.replace(value).is_some()
-                }
-                word if word.eq_ignore_ascii_case("granted") => {
-                    let value = fields.need(line, "granted", "a whole number")?.number(line, "granted")?;
-                    expect.granted.replace(value).is_some()
-                }
-                word if word.eq_ignore_ascii_case("retry") => {
-                    let field = fields.need(line, "retry", "a duration such as 499ms, or never")?;
-                    let retry = if field.text.eq_ignore_ascii_case("never") {
-                        Retry::Never
-                    } else {
-                        match duration(field.text).map_err(|expected| field.error(line, "retry", expected))? {
-                            0 => Retry::Now,
-                            micros => Retry::After(micros),
-                        }
-                    };
-                    expect.retry.replace(retry).is_some()
-                }
-                word if word.eq_ignore_ascii_case("reset") => {
-                    let field = fields.need(line, "reset", "a duration such as 499ms")?;
-                    let micros = duration(field.text).map_err(|expected| field.error(line, "reset", expected))?;
-                    expect.reset_after_us.replace(micros).is_some()
-                }
-                word if word.eq_ignore_ascii_case("next") => {
-                    let field = fields.need(line, "next", "a duration such as 499ms")?;
-                    let micros = duration(field.text).map_err(|expected| field.error(line, "next", expected))?;
-                    expect.next_after_us.replace(micros).is_some()
-                }
-                _ => {
-                    let expected = "remaining, retry, reset, next, granted or the end of the line";
-                    return Err(name.error(line, "expectation", expected.into()));
-                }
-            };
-            if twice {
-                return Err(name.error(line, "expectation", "each word only once".into()));
-            }
-        }
-        Ok(expect)
-    }
-
-    /// Whether `decision` is what was expected.
-    ///
-    /// # Errors
-    /// In words, everything that is not.
-    pub fn compare(&self, decision: &Decision) -> Result<(), Mismatch> {
-        let word = |allowed| if allowed { "allow" } else { "deny" };
-        let mut found = String::new();
-        let mut differ = |name: &str, expected: String, answer: String| {
-            if expected != answer {
-                let comma = if found.is_empty() { "" } else { ", " };
-                found += &format!("{comma}expected {name}{expected} but got {answer}");
-            }
-        };
-        let verdict = decision.binding();
-        let retry = |retry: Retry| retry.micros().map_or("never".to_string(), |micros| Micros(micros).to_string());
-        differ("", word(self.allowed).into(), word(decision.allowed()).into());
-        if let Some(remaining) = self.remaining {
-            differ("remaining ", remaining.to_string(), verdict.remaining.to_string());
-        }
-        if let Some(expected) = self.retry {
-            differ("retry ", retry(expected), retry(verdict.retry));
-        }
-        if let Some(micros) = self.reset_after_us {
-            differ("reset ", Micros(micros).to_string(), Micros(verdict.reset_after_us).to_string());
-        }
-        if let Some(micros) = self.next_after_us {
-            differ("next ", Micros(micros).to_string(), Micros(verdict.next_after_us).to_string());
-        }
-        if let Some(granted) = self.granted {
-            differ("granted ", granted.to_string(), verdict.granted.to_string());
-        }
-        if found.is_empty() { Ok(()) } else { Err(Mismatch(found)) }
-    }
-}
-
-/// How a decision differs from what was expected, in words.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Mismatch(String);
-
-impl fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl core::error::Error for Mismatch {}
-
-/// Reads `0`, `499ms`, `1.5s`, `250us`, `2m`, `1h` or `1d`, exactly: microseconds.
-///
-/// # Errors
-/// What was expected instead.
-pub fn duration(text: &str) -> Result<u64, Cow<'static, str>> {
-    const FORM: &str = "a number and a unit (us, ms, s, m, h or d), as in 0, 499ms or 1.5s";
-    let end = text.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(end);
-    let (whole, fraction) = match number.split_once('.') {
-        Some((_, "")) => return Err(FORM.into()),
-        Some((whole, fraction)) => (whole, fraction),
-        None => (number, ""),
-    };
-    if whole.is_empty() || fraction.contains('.') {
-        return Err(FORM.into());
-    }
-    let unit_us: u128 = match unit {
-        "" if number.bytes().all(|byte| matches!(byte, b'0' | b'.')) => 1,
-        "" => return Err(format!("a unit after {} (us, ms, s, m, h or d)", shortened(number)).into()),
-        "us" | "µs" | "μs" => 1,
-        "ms" => 1_000,
-        "s" => 1_000_000,
-        "m" | "min" => 60_000_000,
-        "h" => 3_600_000_000,
-        "d" => 86_400_000_000,
-        _ => return Err(FORM.into()),
-    };
-    // Digits that are zeros at the end say nothing; a day has eleven that can say something.
-    let fraction = fraction.trim_end_matches('0');
-    if fraction.len() > 11 {
-        return Err("no part of a microsecond".into());
-    }
-    let too_long = || Cow::from(format!("at most {MAX_WAIT_US}us, about 142 years"));
-    let whole: u64 = whole.parse().map_err(|_| too_long())?;
-    let scale = (0..fraction.len()).fold(1, |scale: u128, _| scale * 10);
-    let part: u128 = if fraction.is_empty() { 0 } else { fraction.parse().map_err(|_| FORM)? };
-    if !(part * unit_us).is_multiple_of(scale) {
-        return Err("no part of a microsecond".into());
-    }
-    let micros = u128::from(whole) * unit_us + part * unit_us / scale;
-    u64::try_from(micros).ok().filter(|micros| *micros <= MAX_WAIT_US).ok_or_else(too_long)
-}
-
-fn shortened(text: &str) -> &str {
-    text.get(..20).unwrap_or(text)
-}
-
-/// Microseconds as [`duration`] reads them: `0`, `250us`, `499ms`, `1.5s`, `2m`, `1h`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Micros(pub u64);
-
-impl fmt::Display for Micros {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(u64, &str); 3] = [(86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "m")];
-        let micros = self.0;
-        if micros == 0 {
-            return f.write_str("0");
-        }
-        if let Some((unit, name)) = UNITS.iter().find(|(unit, _)| micros.is_multiple_of(*unit)) {
-            return write!(f, "{}{name}", micros / unit);
-        }
-        let (unit, digits, name) = match micros {
-            1_000_000.. => (1_000_000, 6, "s"),
-            1_000.. => (1_000, 3, "ms"),
-            _ => (1, 0, "us"),
-        };
-        let part = micros % unit;
-        if part == 0 {
-            return write!(f, "{}{name}", micros / unit);
-        }
-        let part = format!("{part:0digits$}");
-        write!(f, "{}.{}{name}", micros / unit, part.trim_end_matches('0'))
-    }
-}
-
 /// All fields of the line, so that it means the same whatever the defaults are.
 impl fmt::Display for Event<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -361,30 +173,6 @@ impl fmt::Display for Event<'_> {
             Some(expect) => write!(f, " {ARROW} {expect}"),
             None => Ok(()),
         }
-    }
-}
-
-impl fmt::Display for Expectation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.allowed { "allow" } else { "deny" })?;
-        if let Some(remaining) = self.remaining {
-            write!(f, " remaining {remaining}")?;
-        }
-        match self.retry.map(Retry::micros) {
-            Some(Some(micros)) => write!(f, " retry {}", Micros(micros))?,
-            Some(None) => f.write_str(" retry never")?,
-            None => {}
-        }
-        if let Some(micros) = self.reset_after_us {
-            write!(f, " reset {}", Micros(micros))?;
-        }
-        if let Some(micros) = self.next_after_us {
-            write!(f, " next {}", Micros(micros))?;
-        }
-        if let Some(granted) = self.granted {
-            write!(f, " granted {granted}")?;
-        }
-        Ok(())
     }
 }
 
@@ -432,12 +220,14 @@ impl core::error::Error for TraceError {}
 
 #[cfg(test)]
 mod tests {
+    use alloc::string::ToString;
     use alloc::vec::Vec;
 
     use proptest::prelude::*;
 
     use super::*;
     use crate::decision::Verdict;
+    use crate::{Decision, MAX_WAIT_US, Retry};
 
     fn event(text: &str) -> Event<'_> {
         match Line::parse(text, 1) {
