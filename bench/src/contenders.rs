@@ -123,9 +123,31 @@ impl Contender for Flat16 {
     }
     #[inline(never)]
     fn check(&self, key: &String) -> bool {
-        const INTERVAL: u64 = 6_000_000_000;
-        const BURST: u64 = 600 * INTERVAL;
-        let now = self.clock.as_ref().map_or(0, quanta::Clock::raw);
+        self.decide(Self::hash(key), self.now())
+    }
+    /// The bound for batches: the clock is read once, and the slots of all keys are on their way before the first is decided.
+    fn check_many(&self, keys: &[(String, u64)]) -> usize {
+        let now = self.now();
+        let mut hashes = [0; 16];
+        for (hash, (key, _)) in hashes.iter_mut().zip(keys) {
+            *hash = Self::hash(key);
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a prefetch reads nothing the program can see and does not fault.
+            unsafe {
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_T0>((&raw const self.slots[self.home(*hash)]).cast());
+            }
+        }
+        hashes.iter().take(keys.len()).filter(|hash| self.decide(**hash, now)).count()
+    }
+}
+
+impl Flat16 {
+    fn now(&self) -> u64 {
+        self.clock.as_ref().map_or(0, quanta::Clock::raw)
+    }
+
+    fn hash(key: &str) -> u64 {
         let mut hash = 0xcbf2_9ce4_8422_2325u64;
         for chunk in key.as_bytes().chunks(8) {
             let mut word = [0; 8];
@@ -133,9 +155,18 @@ impl Contender for Flat16 {
             let product = u128::from(hash ^ u64::from_le_bytes(word)) * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835u128;
             hash = (product as u64) ^ (product >> 64) as u64;
         }
-        let hash = hash | 1;
-        let mask = self.slots.len() - 1;
-        let mut index = (hash >> 7) as usize & mask;
+        hash | 1
+    }
+
+    fn home(&self, hash: u64) -> usize {
+        (hash >> 7) as usize & (self.slots.len() - 1)
+    }
+
+    #[inline(always)]
+    fn decide(&self, hash: u64, now: u64) -> bool {
+        const INTERVAL: u64 = 6_000_000_000;
+        const BURST: u64 = 600 * INTERVAL;
+        let mut index = self.home(hash);
         loop {
             let (tag, tat) = &self.slots[index];
             let seen = tag.load(Ordering::Acquire);
@@ -144,7 +175,7 @@ impl Contender for Flat16 {
                 continue;
             }
             if seen != hash {
-                index = (index + 1) & mask;
+                index = (index + 1) & (self.slots.len() - 1);
                 continue;
             }
             let old = tat.load(Ordering::Acquire);

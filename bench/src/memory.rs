@@ -76,7 +76,7 @@ pub fn run(args: &[&str]) {
         // Few keys are asked for again and again from a list that stays in the cache, as they would be from a network buffer.
         let (decisions, repeats) = if keys < 100_000 { (10_000, 50) } else { (500_000, 1) };
         for threads in [1, 2] {
-            let mut times = vec![Vec::new(); contenders.len() + 1];
+            let mut times = vec![Vec::new(); contenders.len() + 2];
             for turn in 0..ROUNDS {
                 let orders: Vec<_> = (0..threads)
                     .map(|thread| order(keys, decisions, (turn * 7 + thread + 1) as u64 * 0x9e37_79b9))
@@ -85,14 +85,22 @@ pub fn run(args: &[&str]) {
                     times.push(round(*contender, &orders, repeats, false));
                 }
                 times[contenders.len()].push(round(&ours, &orders, repeats, true));
+                times[contenders.len() + 1].push(round(&flat, &orders, repeats, true));
             }
             let medians: Vec<f64> = times.into_iter().map(median).collect();
             let rival = medians[1];
             println!("\n{keys} keys, {threads} thread(s)");
-            let labels = ["tidegate", "governor", "bound: flat16", "the loop alone", "tidegate check_many x16"];
+            let labels = [
+                "tidegate",
+                "governor",
+                "bound: flat16",
+                "the loop alone",
+                "tidegate, batches of 16",
+                "bound: flat16, batches of 16",
+            ];
             for (label, ns) in labels.iter().zip(&medians) {
                 println!(
-                    "  {label:<26} {ns:>8.1} ns   governor / it = {:>5.2}   it / flat16 = {:>5.2}",
+                    "  {label:<29} {ns:>8.1} ns   governor / it = {:>5.2}   it / flat16 = {:>5.2}",
                     rival / ns,
                     ns / medians[2]
                 );
