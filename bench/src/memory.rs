@@ -200,7 +200,7 @@ pub fn parts() {
             }
             times.push(start.elapsed().as_nanos() as f64 / 300_000.0);
         }
-        println!("{label:<28} {:>6.1} ns", median(times));
+        println!("{label:<32} {:>6.1} ns", median(times));
     };
     let (ours, still) = (Tidegate::new(keys), Tidegate::without_clock(keys));
     let (governor, flat) = (Governor::new(), Flat16::new(keys));
@@ -234,6 +234,13 @@ pub fn parts() {
     let mutex = std::sync::Mutex::new(0u64);
     time("std lock+unlock", &|_| {
         *mutex.lock().unwrap() += 1;
+    });
+    // What the memory store's own lock does when nobody else wants it.
+    let taken = std::sync::atomic::AtomicBool::new(false);
+    time("taken and given back by a store", &|_| {
+        use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+        let _ = black_box(taken.compare_exchange(false, true, Acquire, Relaxed));
+        taken.store(false, Release);
     });
     let sip = siphasher::sip128::SipHasher13::new_with_keys(1, 2);
     time("siphasher 128", &|name| {
