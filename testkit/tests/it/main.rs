@@ -1,0 +1,3 @@
+//! The kit tested by itself: what starts must run, what is broken must be broken as promised, what ends must be gone.
+
+mod server;
