@@ -13,6 +13,7 @@
 //!
 //! The programs come from `cargo xtask servers`. `docs/testing.md` has the whole tour.
 
+mod cluster;
 mod flavor;
 mod port;
 mod resp;
@@ -20,6 +21,7 @@ mod server;
 mod spawn;
 mod wait;
 
+pub use cluster::Cluster;
 pub use flavor::Flavor;
 pub use resp::{Client, Reply};
 pub use server::{Builder, Server};

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -30,6 +31,7 @@ pub struct Server {
     port: Port,
     folder: TempDir,
     child: Mutex<Option<Child>>,
+    stopped: AtomicBool,
 }
 
 /// How a server is to be started. See [`Server::builder`].
@@ -68,6 +70,18 @@ impl Builder {
         self
     }
 
+    /// Keeps the port of the cluster's bus as well.
+    pub(crate) fn cluster_node(mut self) -> Builder {
+        self.bus = true;
+        self
+    }
+
+    /// A replica is sent everything at once, instead of after five seconds in case another one comes, and hears from
+    /// its master every second instead of every ten; until it has heard, a cluster does not count it.
+    pub(crate) fn follows_at_once(self) -> Builder {
+        self.arg("--repl-diskless-sync-delay", "0").arg("--repl-ping-replica-period", "1")
+    }
+
     /// Starts it, and comes back when it answers.
     ///
     /// # Panics
@@ -86,7 +100,7 @@ impl Builder {
     fn try_start(self) -> Result<Server, String> {
         let folder = tempfile::Builder::new().prefix("tidegate-").tempdir().expect("a temporary folder can be made");
         let port = Port::free(self.bus);
-        let server = Server { setup: self, port, folder, child: Mutex::new(None) };
+        let server = Server { setup: self, port, folder, child: Mutex::new(None), stopped: AtomicBool::new(false) };
         server.spawn()?;
         Ok(server)
     }
@@ -170,6 +184,16 @@ impl Server {
         self.folder.path()
     }
 
+    /// Whether it runs: it was not killed and has not ended by itself. A stopped one runs.
+    pub fn is_running(&self) -> bool {
+        self.child().as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+
+    /// Whether it can be asked something: it runs and was not stopped.
+    pub(crate) fn is_awake(&self) -> bool {
+        self.is_running() && !self.stopped.load(Ordering::SeqCst)
+    }
+
     /// The id of the process.
     ///
     /// # Panics
@@ -189,6 +213,7 @@ impl Server {
     /// Comes back when it has really stopped.
     #[track_caller]
     pub fn stop_signal(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
         self.signal(Signal::STOP);
         let stat = format!("/proc/{}/stat", self.pid());
         // The state is the letter after the name, which is in parentheses. Without /proc the signal must do.
@@ -201,12 +226,14 @@ impl Server {
     #[track_caller]
     pub fn continue_signal(&self) {
         self.signal(Signal::CONT);
+        self.stopped.store(false, Ordering::SeqCst);
     }
 
     /// Kills it (`SIGKILL`): what it had not saved is lost, and connections break. The port stays reserved.
     pub fn kill(&self) {
         if let Some(mut child) = self.child().take() {
             child.kill().and_then(|()| child.wait()).expect("a child can be killed and waited for");
+            self.stopped.store(false, Ordering::SeqCst);
         }
     }
 
@@ -312,7 +339,7 @@ impl Server {
 
         let mut exited = false;
         let up = becomes_true(START, || {
-            exited = !matches!(self.child().as_mut().map(Child::try_wait), Some(Ok(None)));
+            exited = !self.is_running();
             exited || self.answers()
         });
         if up && !exited {

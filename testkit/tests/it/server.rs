@@ -152,15 +152,19 @@ fn no_server_outlives_an_aborted_test_program() {
         .stdin(Stdio::piped())
         .spawn()
         .unwrap();
-    let pid = || fs::read_to_string(note.path()).ok().and_then(|note| note.trim().parse::<u32>().ok());
-    wait_until("the other program has started its server", SOON, || pid().is_some());
-    let server = format!("/proc/{}/stat", pid().unwrap());
+    let note = || fs::read_to_string(note.path()).unwrap();
+    wait_until("the other program has started its server", SOON, || note().ends_with('\n'));
+    let note = note();
+    let (pid, folder) = note.trim().split_once(' ').unwrap();
+    let server = format!("/proc/{pid}/stat");
     assert!(Path::new(&server).exists());
     child.kill().unwrap();
     child.wait().unwrap();
     // Whoever adopted the dead server may not have buried it yet.
     let is_gone = || fs::read_to_string(&server).ok().is_none_or(|stat| stat.contains(") Z ") || stat.contains(") X "));
     wait_until("the server is gone", SOON, is_gone);
+    // Nobody was left to do that.
+    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
@@ -168,7 +172,7 @@ fn no_server_outlives_an_aborted_test_program() {
 fn starts_a_server_and_waits() {
     let Some(note) = std::env::var_os("TIDEGATE_TESTKIT_NOTE") else { return };
     let server = Server::start(Flavor::Redis62);
-    fs::write(note, format!("{}\n", server.pid())).unwrap();
+    fs::write(note, format!("{} {}\n", server.pid(), server.folder().display())).unwrap();
     // It ends when the test does, should that not get to kill it.
     let _ = std::io::stdin().read(&mut [0]);
 }
