@@ -1,0 +1,1 @@
+//! What the connection layer promises, on real servers and through a proxy that breaks things.
