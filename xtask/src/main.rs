@@ -2,6 +2,7 @@
 
 mod json;
 mod packages;
+mod servers;
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,8 @@ cargo xtask COMMAND
   exact [--ops N]     runs N decisions per algorithm against an independent online checker (default 1e9: minutes each);
                       further arguments: --algorithm NAME, --seed S
   bench [ARGS]        measures beside rivals and bounds in one run, as ratios (see bench/README.md)
+  servers [--bench]   installs the Redis and Valkey servers that the tests start, into target/servers/ (or where
+                      TIDEGATE_SERVERS says), without touching the system; a second run only looks
   packages            checks licences and banned packages over `cargo metadata`
   pictures            makes the pictures under docs/pictures/ again
 ";
@@ -28,6 +31,7 @@ fn main() -> ExitCode {
         Some("test" | "ci") => test(),
         Some("exact") => exact(&rest),
         Some("bench") => bench(&rest),
+        Some("servers") => servers::install(&rest),
         Some("packages") => packages::check(&root()),
         Some("pictures") => pictures(),
         Some("help" | "--help" | "-h") => {
@@ -52,6 +56,7 @@ fn test() -> Result<(), String> {
     step("format", cargo(&["fmt", "--all", "--check"]))?;
     step("lints", cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"]))?;
     step("packages: licences and bans", || packages::check(&root()))?;
+    step("servers", || servers::install(&[]))?;
     step("tests", cargo(&["test", "--workspace", "--all-features", "--all-targets"]))?;
     step("examples", examples)?;
     step("examples in the documentation", cargo(&["test", "--workspace", "--all-features", "--doc"]))?;

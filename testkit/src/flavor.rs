@@ -1,0 +1,71 @@
+//! Which servers there are, and where their programs lie.
+
+use std::env;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// A server that Tidegate is tested with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Flavor {
+    /// Redis 6.2: the oldest that is supported. No TLS in this build, no functions.
+    Redis62,
+    /// Redis 7.0, as in Debian 12.
+    Redis7,
+    /// Redis 8.0, as in Debian 13.
+    Redis8,
+    /// Valkey 8.1, as in Debian 13. It is not in [`Flavor::ALL`], where Valkey 9 stands for Valkey: it is here because
+    /// it can speak TLS.
+    Valkey8,
+    /// Valkey 9.1. No TLS in this build.
+    Valkey9,
+}
+
+impl Flavor {
+    /// What a test of the script or the protocol should run through.
+    pub const ALL: [Flavor; 4] = [Flavor::Redis62, Flavor::Redis7, Flavor::Redis8, Flavor::Valkey9];
+
+    /// The program, ready to run.
+    ///
+    /// # Panics
+    /// If it is not installed, with the command that installs it.
+    pub fn program(self) -> PathBuf {
+        let program = folder().join(self.file_name());
+        assert!(program.exists(), "{} is missing: run `cargo xtask servers`", program.display());
+        program
+    }
+
+    /// Whether this build can listen with TLS.
+    pub fn has_tls(self) -> bool {
+        matches!(self, Flavor::Redis7 | Flavor::Redis8 | Flavor::Valkey8)
+    }
+
+    fn file_name(self) -> &'static str {
+        match self {
+            Flavor::Redis62 => "redis62-server",
+            Flavor::Redis7 => "redis7-server",
+            Flavor::Redis8 => "redis8-server",
+            Flavor::Valkey8 => "valkey8-server",
+            Flavor::Valkey9 => "valkey9-server",
+        }
+    }
+}
+
+/// `redis 7.0` and the like, for messages.
+impl fmt::Display for Flavor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Flavor::Redis62 => "redis 6.2",
+            Flavor::Redis7 => "redis 7.0",
+            Flavor::Redis8 => "redis 8.0",
+            Flavor::Valkey8 => "valkey 8.1",
+            Flavor::Valkey9 => "valkey 9.1",
+        })
+    }
+}
+
+/// `target/servers` of the repository, or what `TIDEGATE_SERVERS` says, as in `cargo xtask servers`.
+fn folder() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the kit is a folder of the repository");
+    let chosen = env::var_os("TIDEGATE_SERVERS").filter(|folder| !folder.is_empty());
+    chosen.map_or_else(|| root.join("target/servers"), |chosen| root.join(chosen))
+}

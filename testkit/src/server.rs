@@ -1,0 +1,370 @@
+//! One server of its own for a test.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::port::Port;
+use crate::spawn::spawn;
+use crate::wait::becomes_true;
+use crate::{Client, Flavor, Reply};
+
+/// How long a server may take until it answers. A start takes some 20 ms; a machine under load takes longer.
+const START: Duration = Duration::from_secs(20);
+/// How often another port is tried if somebody took the chosen one.
+const PORTS: usize = 5;
+
+/// A running server with an empty folder and a port of its own. It is killed when this is dropped.
+///
+/// Nothing is saved (`--save '' --appendonly no`) unless the builder is told otherwise.
+#[derive(Debug)]
+pub struct Server {
+    setup: Builder,
+    port: Port,
+    folder: TempDir,
+    child: Mutex<Option<Child>>,
+    stopped: AtomicBool,
+}
+
+/// How a server is to be started. See [`Server::builder`].
+#[derive(Clone, Debug)]
+pub struct Builder {
+    flavor: Flavor,
+    args: Vec<(String, String)>,
+    password: Option<String>,
+    listen: Listen,
+    bus: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Listen {
+    Tcp,
+    Unix,
+}
+
+impl Builder {
+    /// Adds an option, such as `("--maxclients", "5")`. It takes the place of the kit's own choice for that option.
+    pub fn arg(mut self, name: &str, value: &str) -> Builder {
+        assert!(name.starts_with("--"), "option {name:?}: expected it to begin with two dashes");
+        self.args.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Clients must know this password. The kit's own commands do.
+    pub fn password(mut self, password: &str) -> Builder {
+        self.password = Some(password.to_owned());
+        self
+    }
+
+    /// Listens on a Unix socket and on no port.
+    pub fn unix_socket(mut self) -> Builder {
+        self.listen = Listen::Unix;
+        self
+    }
+
+    /// Keeps the port of the cluster's bus as well.
+    pub(crate) fn cluster_node(mut self) -> Builder {
+        self.bus = true;
+        self
+    }
+
+    /// A replica is sent everything at once, instead of after five seconds in case another one comes, and hears from
+    /// its master every second instead of every ten; until it has heard, a cluster does not count it.
+    pub(crate) fn follows_at_once(self) -> Builder {
+        self.arg("--repl-diskless-sync-delay", "0").arg("--repl-ping-replica-period", "1")
+    }
+
+    /// Starts it, and comes back when it answers.
+    ///
+    /// # Panics
+    /// If the program is missing or does not come up; with the end of its log.
+    pub fn start(self) -> Server {
+        for _ in 1..PORTS {
+            match self.clone().try_start() {
+                Ok(server) => return server,
+                Err(log) if is_taken(&log) => {}
+                Err(log) => panic!("{} did not start:\n{log}", self.flavor),
+            }
+        }
+        self.clone().try_start().unwrap_or_else(|log| panic!("{} did not start:\n{log}", self.flavor))
+    }
+
+    fn try_start(self) -> Result<Server, String> {
+        let folder = tempfile::Builder::new().prefix("tidegate-").tempdir().expect("a temporary folder can be made");
+        let port = Port::free(self.bus);
+        let server = Server { setup: self, port, folder, child: Mutex::new(None), stopped: AtomicBool::new(false) };
+        server.spawn()?;
+        Ok(server)
+    }
+
+    /// The kit's choices, then the test's, which win.
+    fn command_line(&self, port: u16) -> Vec<(String, String)> {
+        let listening = match self.listen {
+            Listen::Tcp => vec![("--port", port.to_string())],
+            Listen::Unix => vec![("--port", "0".into()), ("--unixsocket", SOCKET.into())],
+        };
+        let mut chosen = vec![("--bind", "127.0.0.1".into()), ("--save", String::new()), ("--appendonly", "no".into())];
+        chosen.extend(listening);
+        if self.flavor != Flavor::Redis62 {
+            // Since Redis 7 it must be allowed; before, it always was.
+            chosen.push(("--enable-debug-command", "local".into()));
+        }
+        if let Some(password) = &self.password {
+            chosen.push(("--requirepass", password.clone()));
+        }
+        let mut line: Vec<(String, String)> =
+            chosen.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        line.retain(|(name, _)| !self.args.iter().any(|(other, _)| other == name));
+        line.extend(self.args.iter().cloned());
+        line
+    }
+}
+
+/// Relative to the server's folder, in which it runs.
+const SOCKET: &str = "socket";
+const LOG: &str = "log";
+
+impl Server {
+    /// Starts a server and comes back when it answers.
+    ///
+    /// # Panics
+    /// If the program is missing or does not come up; with the end of its log.
+    pub fn start(flavor: Flavor) -> Server {
+        Server::builder(flavor).start()
+    }
+
+    /// Starts a server that is not quite as usual:
+    ///
+    /// ```
+    /// # use tidegate_testkit::{Flavor, Server};
+    /// let server = Server::builder(Flavor::Valkey9).arg("--maxmemory", "3mb").unix_socket().start();
+    /// # assert!(server.socket_path().unwrap().exists());
+    /// ```
+    pub fn builder(flavor: Flavor) -> Builder {
+        Builder { flavor, args: Vec::new(), password: None, listen: Listen::Tcp, bus: false }
+    }
+
+    /// What a client is given to find the server.
+    pub fn url(&self) -> String {
+        let who = self.setup.password.as_ref().map_or_else(String::new, |password| format!(":{password}@"));
+        match self.setup.listen {
+            Listen::Tcp => format!("redis://{who}127.0.0.1:{}", self.port()),
+            Listen::Unix => {
+                let query = self.setup.password.as_ref().map_or_else(String::new, |pass| format!("?pass={pass}"));
+                format!("redis+unix://{}{query}", self.folder.path().join(SOCKET).display())
+            }
+        }
+    }
+
+    /// Which server it is.
+    pub fn flavor(&self) -> Flavor {
+        self.setup.flavor
+    }
+
+    /// The port on 127.0.0.1. It stays the same over a restart.
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// The Unix socket, if it listens on one.
+    pub fn socket_path(&self) -> Option<PathBuf> {
+        (self.setup.listen == Listen::Unix).then(|| self.folder.path().join(SOCKET))
+    }
+
+    /// The folder it runs in, with whatever it saves.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Whether it runs: it was not killed and has not ended by itself. A stopped one runs.
+    pub fn is_running(&self) -> bool {
+        self.child().as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+
+    /// Whether it can be asked something: it runs and was not stopped.
+    pub(crate) fn is_awake(&self) -> bool {
+        self.is_running() && !self.stopped.load(Ordering::SeqCst)
+    }
+
+    /// The id of the process.
+    ///
+    /// # Panics
+    /// If it was killed.
+    #[track_caller]
+    pub fn pid(&self) -> u32 {
+        self.child().as_ref().expect("the server is running").id()
+    }
+
+    /// Everything it has logged.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(self.folder.path().join(LOG)).unwrap_or_default()).into_owned()
+    }
+
+    /// Stops it where it is (`SIGSTOP`): connections stay open and nothing is answered.
+    ///
+    /// Comes back when it has really stopped.
+    #[track_caller]
+    pub fn stop_signal(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        self.signal(Signal::STOP);
+        let stat = format!("/proc/{}/stat", self.pid());
+        // The state is the letter after the name, which is in parentheses. Without /proc the signal must do.
+        let stopped =
+            || fs::read_to_string(&stat).ok().is_none_or(|stat| stat.rsplit(')').next().unwrap_or("").contains('T'));
+        assert!(becomes_true(START, stopped), "the server did not stop");
+    }
+
+    /// Lets it go on (`SIGCONT`).
+    #[track_caller]
+    pub fn continue_signal(&self) {
+        self.signal(Signal::CONT);
+        self.stopped.store(false, Ordering::SeqCst);
+    }
+
+    /// Kills it (`SIGKILL`): what it had not saved is lost, and connections break. The port stays reserved.
+    pub fn kill(&self) {
+        if let Some(mut child) = self.child().take() {
+            child.kill().and_then(|()| child.wait()).expect("a child can be killed and waited for");
+            self.stopped.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Kills it if it runs, starts it again on the same port and in the same folder, and comes back when it answers.
+    ///
+    /// # Panics
+    /// If it does not come up; with the end of its log.
+    #[track_caller]
+    pub fn restart(&self) {
+        self.kill();
+        if let Err(log) = self.spawn() {
+            panic!("{} did not start again:\n{log}", self.setup.flavor);
+        }
+    }
+
+    /// Sends one command over a connection of its own and gives the reply, which may be an error.
+    ///
+    /// # Panics
+    /// If there is no reply.
+    #[track_caller]
+    pub fn command(&self, words: &[impl AsRef<[u8]>]) -> Reply {
+        self.try_command(words).unwrap_or_else(|error| {
+            let words: Vec<_> = words.iter().map(|word| String::from_utf8_lossy(word.as_ref())).collect();
+            panic!("{words:?}: no reply: {error}")
+        })
+    }
+
+    /// The same for a server that may be down.
+    pub fn try_command(&self, words: &[impl AsRef<[u8]>]) -> io::Result<Reply> {
+        self.client()?.command(words)
+    }
+
+    /// A connection that has said the password, if there is one.
+    pub fn client(&self) -> io::Result<Client> {
+        let mut client = match self.socket_path() {
+            Some(path) => Client::connect_unix(&path)?,
+            None => Client::connect(self.port())?,
+        };
+        if let Some(password) = &self.setup.password {
+            match client.command(&["AUTH", password])? {
+                Reply::Error(error) => return Err(io::Error::new(io::ErrorKind::PermissionDenied, error)),
+                _ => return Ok(client),
+            }
+        }
+        Ok(client)
+    }
+
+    /// The keys that begin with `prefix` and would stay for ever, in order. There should be none.
+    #[track_caller]
+    pub fn keys_without_ttl(&self, prefix: &str) -> Vec<String> {
+        let search = || -> io::Result<BTreeSet<String>> {
+            let mut client = self.client()?;
+            let (mut found, mut cursor) = (BTreeSet::new(), "0".to_owned());
+            loop {
+                let page = client.command(&["SCAN", &cursor, "COUNT", "1000"])?;
+                let [next, keys] = page.array() else { panic!("SCAN: expected a cursor and keys, found {page:?}") };
+                for key in keys.array() {
+                    let key = match key {
+                        Reply::Text(text) => text.as_bytes(),
+                        Reply::Bytes(bytes) => bytes,
+                        other => panic!("SCAN: expected keys, found {other:?}"),
+                    };
+                    // -1 is a key without a TTL; -2 is one that has gone meanwhile.
+                    if key.starts_with(prefix.as_bytes()) && client.command(&[b"PTTL", key])? == Reply::Int(-1) {
+                        found.insert(String::from_utf8_lossy(key).into_owned());
+                    }
+                }
+                cursor = next.text().to_owned();
+                if cursor == "0" {
+                    return Ok(found);
+                }
+            }
+        };
+        search().unwrap_or_else(|error| panic!("SCAN: no reply: {error}")).into_iter().collect()
+    }
+
+    fn child(&self) -> MutexGuard<'_, Option<Child>> {
+        // A test that panicked while it held the child has not broken it, and the child must still be killed.
+        self.child.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    #[track_caller]
+    fn signal(&self, signal: Signal) {
+        let child = self.child();
+        let pid = Pid::from_child(child.as_ref().expect("the server is running"));
+        kill_process(pid, signal).expect("a child can be sent a signal");
+    }
+
+    /// Starts the program and waits until it answers. What comes back if it does not is the log.
+    fn spawn(&self) -> Result<(), String> {
+        let program = self.setup.flavor.program();
+        let log = File::options().create(true).append(true).open(self.folder.path().join(LOG));
+        let log = log.expect("a file can be made in a temporary folder");
+        let child = spawn(&program, |command| {
+            for (name, value) in self.setup.command_line(self.port()) {
+                command.arg(name).arg(value);
+            }
+            let errors = log.try_clone().expect("a file can be opened twice");
+            command.current_dir(self.folder.path()).stdin(Stdio::null()).stdout(log).stderr(errors);
+        })
+        .map_err(|error| format!("{}: {error}", program.display()))?;
+        *self.child() = Some(child);
+
+        let mut exited = false;
+        let up = becomes_true(START, || {
+            exited = !self.is_running();
+            exited || self.answers()
+        });
+        if up && !exited {
+            return Ok(());
+        }
+        self.kill();
+        Err(self.log())
+    }
+
+    fn answers(&self) -> bool {
+        match self.try_command(&["PING"]) {
+            Ok(Reply::Text(pong)) => pong == "PONG",
+            // It answers: with a password that only the test knows, from an option or from a file.
+            Ok(Reply::Error(error)) => error.starts_with("NOAUTH"),
+            _ => false,
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn is_taken(log: &str) -> bool {
+    log.contains("Address already in use")
+}

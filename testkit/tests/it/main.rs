@@ -1,0 +1,4 @@
+//! The kit tested by itself: what starts must run, what is broken must be broken as promised, what ends must be gone.
+
+mod cluster;
+mod server;
