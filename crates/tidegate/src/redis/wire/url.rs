@@ -221,7 +221,9 @@ impl FromStr for RedisUrl {
                 None => 0,
                 Some(text) => read_database(&text, show)?,
             };
-            let login = Login { user: options.take("user")?, password: options.take("password")? };
+            // `pass` is what other clients call it.
+            let password = options.take("password")?.or(options.take("pass")?);
+            let login = Login { user: options.take("user")?, password };
             check_login(&login)?;
             RedisUrl { servers: Servers::Unix(path.into()), login, database, protocol, tls, valkey }
         } else {
@@ -422,7 +424,7 @@ impl<'a> Options<'a> {
         let expected = match *name {
             "ca" | "cert" | "key" | "insecure" => "it only with TLS: rediss://, rediss+sentinel:// or rediss+cluster://",
             "sentinel_user" | "sentinel_password" => "it only with redis+sentinel://",
-            "db" | "user" | "password" => "it only with redis+unix://; elsewhere redis://user:password@host/db",
+            "db" | "user" | "password" | "pass" => "it only with redis+unix://; elsewhere redis://user:password@host/db",
             _ => "protocol, ca, cert, key, insecure, sentinel_user, sentinel_password, db, user or password",
         };
         Err(RedisUrlError::new("option", show.this(name), expected))
