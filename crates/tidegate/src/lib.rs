@@ -44,6 +44,8 @@ mod clock;
 mod held;
 mod limiter;
 mod memory;
+#[cfg(feature = "redis")]
+mod redis;
 mod store;
 
 pub use acquire::{Acquire, AcquireError, Pass};
@@ -51,6 +53,8 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use held::{Lease, Reservation};
 pub use limiter::{Ask, Limiter, LimiterBuilder};
 pub use memory::{DEFAULT_MAX_KEYS, Gate, Memory, MemoryBuilder, Overflow};
+#[cfg(feature = "redis")]
+pub use redis::{Failure, FailureKind, RedisUrl, RedisUrlError};
 pub use store::{Charge, Check, Deciding, InvalidCheck, MAX_CHARGES, MAX_KEY_BYTES, Scope, Store, StoreError, Subject};
 pub use tidegate_core::{
     self, Algorithm, Decision, EXACT, Id, Limit, LimitError, Limits, MAX_LIMITS, Op, Parameter, ParseError, Period,

@@ -1,0 +1,211 @@
+//! One server: its connections, and the scripts that are being loaded into it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
+
+use super::conn::{Conn, Reply, Shape};
+use super::counters::Counting;
+use super::dial::{Dialer, Place, Profile};
+use super::outcome::{FailureKind, rule};
+use super::resp::put_command;
+use super::{Script, Settings};
+
+/// Which server. `Display` is its address.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct NodeId(pub(super) Place);
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A server and the connections to it. They end when it is dropped.
+pub(super) struct Node {
+    id: NodeId,
+    conns: Box<[Arc<Conn>]>,
+    next: AtomicUsize,
+    /// The digests of the scripts that somebody is just loading.
+    loading: Mutex<Vec<String>>,
+    /// How many loads have ended well.
+    loads: AtomicU64,
+    /// Tells everybody who waits for a load that one has ended.
+    loaded: Notify,
+    counting: Arc<Counting>,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.conns.iter().for_each(|conn| conn.close());
+    }
+}
+
+impl Node {
+    pub(super) fn new(
+        place: Place,
+        profile: &Arc<Profile>,
+        settings: &Arc<Settings>,
+        counting: &Arc<Counting>,
+    ) -> Arc<Self> {
+        let connect = |_| {
+            let dialer = Dialer::new(place.clone(), Arc::clone(profile));
+            Conn::new(dialer, Arc::clone(settings), Arc::clone(counting))
+        };
+        let conns = (0..settings.connections_per_node).map(connect).collect();
+        Arc::new(Node {
+            id: NodeId(place.clone()),
+            conns,
+            next: AtomicUsize::new(0),
+            loading: Mutex::default(),
+            loads: AtomicU64::new(0),
+            loaded: Notify::new(),
+            counting: Arc::clone(counting),
+        })
+    }
+
+    pub(super) fn id(&self) -> &NodeId {
+        &self.id
+    }
+
+    /// The connection for the next call: in turns, passing over those that are down while another is up.
+    pub(super) fn conn(&self) -> &Arc<Conn> {
+        let [only] = &*self.conns else {
+            let start = self.next.fetch_add(1, Ordering::Relaxed) % self.conns.len();
+            let mut turns = (start..self.conns.len()).chain(0..start);
+            return turns.find(|&at| self.conns[at].is_up()).map_or(&self.conns[start], |at| &self.conns[at]);
+        };
+        only
+    }
+
+    /// Runs a script by its digest. If the server does not have it, one caller loads it, everybody else who finds that out waits, and all run it
+    /// again. Whoever still meets a server without it, because it was told to forget all scripts once more, sends the text.
+    pub(super) async fn eval<K: AsRef<[u8]>, A: AsRef<[u8]>>(
+        &self,
+        conn: &Arc<Conn>,
+        call: &Call<'_, K, A>,
+        asking: bool,
+        deadline: Instant,
+    ) -> Reply {
+        // Before the script is run: a load that ends after this makes it worth another run.
+        let loads = self.loads.load(Ordering::Acquire);
+        let mut reply = call.run(conn, How { asking, ..How::default() }, deadline).await;
+        if !lacks_script(&reply) {
+            return reply;
+        }
+        loop {
+            let mut ended = std::pin::pin!(self.loaded.notified());
+            ended.as_mut().enable();
+            match self.turn(call.script.sha(), loads) {
+                Turn::Mine(loading) => {
+                    self.counting.script_loads.one();
+                    reply = call.run(conn, How { asking, load: true, ..How::default() }, deadline).await;
+                    if !matches!(reply, Reply::Failed { .. }) {
+                        loading.succeeded();
+                    }
+                    break;
+                }
+                Turn::Loaded => {
+                    reply = call.run(conn, How { asking, ..How::default() }, deadline).await;
+                    break;
+                }
+                Turn::Others => {
+                    if timeout_at(deadline, ended).await.is_err() {
+                        return reply;
+                    }
+                }
+            }
+        }
+        if lacks_script(&reply) {
+            reply = call.run(conn, How { asking, text: true, ..How::default() }, deadline).await;
+        }
+        reply
+    }
+
+    /// Whose turn it is to load a script, for a caller who found it missing when `loads` loads had ended.
+    fn turn<'a>(&'a self, sha: &'a str, loads: u64) -> Turn<'a> {
+        let mut loading = self.loading.lock();
+        if self.loads.load(Ordering::Acquire) != loads {
+            return Turn::Loaded;
+        }
+        if loading.iter().any(|other| other == sha) {
+            return Turn::Others;
+        }
+        loading.push(sha.into());
+        Turn::Mine(Loading { node: self, sha })
+    }
+}
+
+enum Turn<'a> {
+    /// The caller's.
+    Mine(Loading<'a>),
+    /// Somebody has loaded it meanwhile, or another script.
+    Loaded,
+    /// Somebody is just loading it.
+    Others,
+}
+
+/// The right to load a script. Given up when dropped, so that another may.
+struct Loading<'a> {
+    node: &'a Node,
+    sha: &'a str,
+}
+
+impl Loading<'_> {
+    fn succeeded(self) {
+        self.node.loads.fetch_add(1, Ordering::Release);
+    }
+}
+
+impl Drop for Loading<'_> {
+    fn drop(&mut self) {
+        self.node.loading.lock().retain(|other| other != self.sha);
+        self.node.loaded.notify_waiters();
+    }
+}
+
+/// A script with what it is to be run with.
+pub(super) struct Call<'a, K, A> {
+    pub(super) script: &'a Script,
+    pub(super) keys: &'a [K],
+    pub(super) args: &'a [A],
+}
+
+/// What goes with the script.
+#[derive(Clone, Copy, Default)]
+struct How {
+    /// The slot is only about to move to this server.
+    asking: bool,
+    /// Load it first.
+    load: bool,
+    /// Run the text, not the digest.
+    text: bool,
+}
+
+impl<K: AsRef<[u8]>, A: AsRef<[u8]>> Call<'_, K, A> {
+    async fn run(&self, conn: &Arc<Conn>, how: How, deadline: Instant) -> Reply {
+        let replies = 1 + u8::from(how.asking) + u8::from(how.load);
+        let encode = |out: &mut Vec<u8>| {
+            if how.load {
+                self.script.put_load(out);
+            }
+            if how.asking {
+                put_command(out, &["ASKING"]);
+            }
+            if how.text {
+                self.script.put_eval(out, self.keys, self.args);
+            } else {
+                self.script.put_evalsha(out, self.keys, self.args);
+            }
+        };
+        conn.call(Shape { replies, large: false }, encode, deadline).await
+    }
+}
+
+fn lacks_script(reply: &Reply) -> bool {
+    matches!(reply, Reply::Error { text, .. } if rule(text).kind == FailureKind::NoScript)
+}

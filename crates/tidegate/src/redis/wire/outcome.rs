@@ -1,0 +1,280 @@
+//! What became of a call, and why: the one table from which everything else follows.
+//!
+//! An error says either that the command was certainly not executed, so that it may be sent again, or it leaves that open.
+//! [`rule`] decides it for everything that a server can say; [`Failure::local`] for what happens without one.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::resp::Value;
+
+/// What became of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The server ran it to the end and this is its answer.
+    Applied(Value),
+    /// It was certainly not run. It may be tried again.
+    NotApplied(Failure),
+    /// It may have been run, or not. To try it again could charge twice.
+    Unknown(Failure),
+}
+
+/// Why there is no answer, in one sentence.
+///
+/// It never shows credentials. What a server said is escaped and cut to 128 bytes.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Failure {
+    kind: FailureKind,
+    text: Arc<str>,
+}
+
+/// What kind of failure it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FailureKind {
+    /// The server does not have the script, and it could not be loaded.
+    NoScript,
+    /// The server is a replica and takes no writes.
+    ReadOnly,
+    /// The server has fewer replicas than `min-replicas-to-write` asks for.
+    NoReplicas,
+    /// The server is a replica that has lost its primary.
+    MasterDown,
+    /// The server is still loading its data.
+    Loading,
+    /// The server runs somebody's long script.
+    Busy,
+    /// The cluster does not serve the slot.
+    ClusterDown,
+    /// The slot lives elsewhere, and following it did not lead to its owner.
+    Moved,
+    /// The slot is being moved, and its new owner did not answer.
+    Ask,
+    /// The slot is being moved and its keys are on both sides.
+    TryAgain,
+    /// The keys of one script are in different slots.
+    CrossSlot,
+    /// The server wants credentials, or does not serve strangers.
+    NoAuth,
+    /// The server does not accept the credentials.
+    WrongPass,
+    /// The user may not run this command or touch this key.
+    NoPerm,
+    /// The server is out of memory.
+    Oom,
+    /// The server cannot persist and therefore takes no writes.
+    Misconf,
+    /// The server has as many clients as it may have.
+    MaxClients,
+    /// A key holds something of another type.
+    WrongType,
+    /// The script failed.
+    Script,
+    /// The server did not take the connection.
+    Refused,
+    /// The name of the server has no address.
+    Unresolved,
+    /// TLS could not be agreed on.
+    Tls,
+    /// The connection broke.
+    Disconnected,
+    /// No answer in time.
+    Timeout,
+    /// Too many calls wait for this server already.
+    Overloaded,
+    /// What came back was not a reply.
+    Protocol,
+    /// Anything else; the text says what.
+    Other,
+}
+
+impl Failure {
+    /// What kind of failure it is.
+    pub fn kind(&self) -> FailureKind {
+        self.kind
+    }
+
+    /// A failure on this side of the wire. `text` must be a sentence without credentials.
+    pub(crate) fn local(kind: FailureKind, text: impl Into<Arc<str>>) -> Self {
+        Failure { kind, text: text.into() }
+    }
+
+    /// What a server said.
+    pub(super) fn said(kind: FailureKind, text: &str) -> Self {
+        let said = escaped(text);
+        Failure { kind, text: format!("{}: \"{said}\"", sentence(kind)).into() }
+    }
+
+    /// The same, with what was being done.
+    pub(super) fn during(&self, what: &str) -> Self {
+        Failure { kind: self.kind, text: format!("{what}: {}", self.text).into() }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}({:?})", self.kind, &*self.text)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// What the router does about an error, beyond telling the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Then {
+    /// Nothing: another try would meet the same.
+    GiveUp,
+    /// Load the script and run it again.
+    Load,
+    /// Go where the error points, and remember it.
+    Follow,
+    /// Go where the error points, this once.
+    Ask,
+    /// Look for the server that takes writes, and try there once.
+    Rediscover,
+    /// Read the map of the cluster again, for later calls.
+    Refresh,
+    /// Drop the connection, so that the next one authenticates anew.
+    Reconnect,
+}
+
+/// The verdict on an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ruling {
+    pub(super) kind: FailureKind,
+    /// Whether the command was certainly not executed.
+    pub(super) not_applied: bool,
+    pub(super) then: Then,
+}
+
+/// The table: what an error reply means.
+///
+/// A script that fails half-way may have written. But some errors can only meet a script at its first write: whether a server is a replica, is out
+/// of memory, cannot persist or lacks replicas is settled before a script starts and does not change until it ends. So
+/// these mean *not applied* even when a script raised them.
+pub(super) fn rule(error: &str) -> Ruling {
+    use FailureKind as K;
+    let (code, in_script) = code_of(error);
+    let (kind, not_applied, then) = match code {
+        "NOSCRIPT" => (K::NoScript, true, Then::Load),
+        "READONLY" => (K::ReadOnly, true, Then::Rediscover),
+        "MASTERDOWN" => (K::MasterDown, true, Then::Rediscover),
+        "NOREPLICAS" => (K::NoReplicas, true, Then::GiveUp),
+        "OOM" => (K::Oom, true, Then::GiveUp),
+        "MISCONF" => (K::Misconf, true, Then::GiveUp),
+        "LOADING" => (K::Loading, true, Then::GiveUp),
+        "BUSY" => (K::Busy, true, Then::GiveUp),
+        "CLUSTERDOWN" => (K::ClusterDown, !in_script, Then::Refresh),
+        "MOVED" => (K::Moved, !in_script, Then::Follow),
+        "ASK" => (K::Ask, !in_script, Then::Ask),
+        "TRYAGAIN" => (K::TryAgain, !in_script, Then::GiveUp),
+        "CROSSSLOT" => (K::CrossSlot, !in_script, Then::GiveUp),
+        "NOAUTH" => (K::NoAuth, !in_script, Then::Reconnect),
+        "DENIED" => (K::NoAuth, true, Then::GiveUp),
+        "WRONGPASS" => (K::WrongPass, true, Then::GiveUp),
+        "NOPERM" => (K::NoPerm, !in_script, Then::GiveUp),
+        "WRONGTYPE" => (K::WrongType, !in_script, Then::GiveUp),
+        _ if in_script => (K::Script, false, Then::GiveUp),
+        "ERR" => match error {
+            _ if starts(error, "ERR max number of clients") => (K::MaxClients, true, Then::GiveUp),
+            // The command never came to run.
+            _ if starts(error, "ERR unknown command") => (K::Other, true, Then::GiveUp),
+            _ if starts(error, "ERR unknown subcommand") => (K::Other, true, Then::GiveUp),
+            _ if starts(error, "ERR wrong number of arguments") => (K::Other, true, Then::GiveUp),
+            _ if starts(error, "ERR invalid password") => (K::WrongPass, true, Then::GiveUp),
+            _ if starts(error, "ERR AUTH <password> called without") => (K::WrongPass, true, Then::GiveUp),
+            _ if starts(error, "ERR Client sent AUTH, but no password") => (K::WrongPass, true, Then::GiveUp),
+            _ => (K::Other, false, Then::GiveUp),
+        },
+        // What we have never heard of may have happened at any time.
+        _ => (K::Other, false, Then::GiveUp),
+    };
+    Ruling { kind, not_applied, then }
+}
+
+fn starts(text: &str, prefix: &str) -> bool {
+    text.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix))
+}
+
+/// The code of an error, and whether a script raised it.
+///
+/// From Redis 7 on an error keeps its code and says at its end which script raised it. Redis 6.2 begins with
+/// `ERR Error running script` and has the code further in, after a dash.
+fn code_of(error: &str) -> (&str, bool) {
+    let first = |text: &'_ str| text.split([' ', '\r', '\n']).next().map_or(0, str::len);
+    let code = &error[..first(error)];
+    let raised = error.contains(", on @") && error.contains(" script: ");
+    if code == "ERR" {
+        let wrapped = starts(error, "ERR Error running script") || starts(error, "ERR Error compiling script");
+        if let Some(at) = error.find(": -").filter(|_| wrapped) {
+            let inner = &error[at + 3..];
+            return (&inner[..first(inner)], true);
+        }
+        return (code, raised || wrapped || error.starts_with("ERR user_script"));
+    }
+    (code, raised)
+}
+
+/// What the reader of a failure is told before the words of the server.
+fn sentence(kind: FailureKind) -> &'static str {
+    use FailureKind as K;
+    match kind {
+        K::NoScript => "the server does not have the script",
+        K::ReadOnly => "the server is a replica and takes no writes",
+        K::NoReplicas => "the server has too few replicas to take writes (min-replicas-to-write)",
+        K::MasterDown => "the server is a replica that has lost its primary",
+        K::Loading => "the server is still loading its data",
+        K::Busy => "the server is busy with a long script",
+        K::ClusterDown => "the cluster does not serve this slot",
+        K::Moved => "the slot lives on another node",
+        K::Ask => "the slot is being moved to another node",
+        K::TryAgain => "the slot is being moved and its keys are on both sides",
+        K::CrossSlot => "the keys of one call are in different slots",
+        K::NoAuth => "the server wants credentials",
+        K::WrongPass => "the server does not accept the user or password",
+        K::NoPerm => "the user lacks a permission",
+        K::Oom => "the server is out of memory (maxmemory)",
+        K::Misconf => "the server cannot persist its data and takes no writes",
+        K::MaxClients => "the server has as many clients as it may have (maxclients)",
+        K::WrongType => "a key holds a value of another type",
+        K::Script => "the script failed",
+        K::Refused => "the server refused the connection",
+        K::Unresolved => "the name of the server has no address",
+        K::Tls => "TLS failed",
+        K::Disconnected => "the connection broke",
+        K::Timeout => "no answer in time",
+        K::Overloaded => "too many calls are waiting",
+        K::Protocol => "the server does not speak RESP",
+        K::Other => "the server answered with an error",
+    }
+}
+
+/// The longest text of a server that is shown, in bytes.
+const MAX_SAID: usize = 128;
+
+/// Printable, on one line, and short. A server that does not know a command repeats its arguments, which may be
+/// credentials: they are left out.
+pub(super) fn escaped(text: &str) -> String {
+    let text = text.find(", with args beginning with").map_or(text, |at| &text[..at]);
+    let mut out = String::new();
+    for char in text.chars() {
+        let before = out.len();
+        match char {
+            '"' => out.push('\''),
+            ' '..='~' => out.push(char),
+            _ => out.extend(char.escape_default()),
+        }
+        if out.len() > MAX_SAID {
+            out.truncate(before.min(MAX_SAID - 3));
+            out.push_str("...");
+            break;
+        }
+    }
+    out
+}

@@ -1,0 +1,355 @@
+//! Bytes and values: the RESP2 and RESP3 protocols, as a client needs them.
+//!
+//! A reply is read in two steps. [`Scanner`] finds out where it ends, looking at every byte once however it is cut up, and
+//! refuses what is malformed or too large before it is all there. [`decode`] then makes a [`Value`] of a reply that is
+//! complete. Nothing is ever allocated because a reply announces a length; only bytes that have come count.
+
+use std::fmt;
+
+/// How deep replies may be nested. `CLUSTER SLOTS`, the deepest we ask for, needs five levels.
+const MAX_DEPTH: usize = 16;
+/// The longest line that carries a number. Twenty digits and a sign are the longest that is one.
+const MAX_NUMBER_LINE: usize = 32;
+
+/// A reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Value {
+    /// Nothing: RESP3 null, or a null string or array of RESP2.
+    Nil,
+    /// An integer.
+    Int(i64),
+    /// A string of bytes; also verbatim strings (without their format) and big numbers.
+    Bulk(Vec<u8>),
+    /// A short text such as `OK`.
+    Simple(String),
+    /// True or false (RESP3).
+    Bool(bool),
+    /// A floating-point number as it was written (RESP3).
+    Double(String),
+    /// A list; also sets.
+    Array(Vec<Value>),
+    /// Pairs in the order they came (RESP3).
+    Map(Vec<(Value, Value)>),
+    /// Something the server says by itself (RESP3). No caller ever gets one.
+    Push(Vec<Value>),
+    /// An error inside a reply. An error that is the whole reply is never a value.
+    Error(String),
+}
+
+impl Value {
+    /// The integer, or the integer that a text is.
+    pub(crate) fn as_int(&self) -> Option<i64> {
+        match self {
+            Value::Int(number) => Some(*number),
+            Value::Bulk(bytes) => parse_int(bytes),
+            Value::Simple(text) => parse_int(text.as_bytes()),
+            _ => None,
+        }
+    }
+
+    /// The bytes of a text.
+    pub(crate) fn as_bytes(&self) -> Option<&[u8]> {
+        match self {
+            Value::Bulk(bytes) => Some(bytes),
+            Value::Simple(text) => Some(text.as_bytes()),
+            _ => None,
+        }
+    }
+
+    /// A text, where it is UTF-8.
+    pub(crate) fn as_str(&self) -> Option<&str> {
+        self.as_bytes().and_then(|bytes| std::str::from_utf8(bytes).ok())
+    }
+
+    /// The items of a list.
+    pub(crate) fn as_array(&self) -> Option<&[Value]> {
+        match self {
+            Value::Array(items) => Some(items),
+            _ => None,
+        }
+    }
+}
+
+/// Bytes that are not a reply, or not one that we take. The connection cannot be trusted any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Malformed {
+    /// A type, number or line end that there is not.
+    Garbage,
+    /// More bytes than the reply may have, or announced to have more.
+    TooLarge,
+    /// Nested too deep, or a push message inside a reply.
+    TooDeep,
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Malformed::Garbage => "it is not RESP",
+            Malformed::TooLarge => "it is too large",
+            Malformed::TooDeep => "it is nested too deep",
+        })
+    }
+}
+
+/// Finds the end of a reply, however the bytes are cut up. Remembers where it was, so no byte is looked at twice.
+#[derive(Debug, Default)]
+pub(super) struct Scanner {
+    /// Where the element that is being read begins.
+    at: usize,
+    /// How far its line has been searched for an end.
+    searched: usize,
+    /// Where the reply cannot end before.
+    need: usize,
+    /// How many elements each open list still lacks; the innermost is the last of `depth`.
+    open: [usize; MAX_DEPTH],
+    depth: usize,
+}
+
+impl Scanner {
+    /// How long the reply at the start of `bytes` is, or nothing while it is not complete. `bytes` must begin with the same
+    /// bytes at every call. After an answer the scanner is ready for the next reply.
+    pub(super) fn scan(&mut self, bytes: &[u8], max: usize) -> Result<Option<usize>, Malformed> {
+        if bytes.len() < self.need {
+            return if bytes.len() > max { Err(Malformed::TooLarge) } else { Ok(None) };
+        }
+        loop {
+            let Some(line_end) = self.line_end(bytes, max)? else {
+                self.need = bytes.len() + 1;
+                return Ok(None);
+            };
+            let kind = bytes[self.at];
+            let line = &bytes[self.at + 1..line_end];
+            let mut end = line_end + 2;
+            let mut complete = true;
+            match kind {
+                b'+' | b'-' | b',' | b'(' => {}
+                b':' => {
+                    parse_int(line).ok_or(Malformed::Garbage)?;
+                }
+                b'_' if line.is_empty() => {}
+                b'#' if line == b"t" || line == b"f" => {}
+                b'$' | b'=' | b'!' => {
+                    if let Some(length) = parse_length(line, kind == b'$', max)? {
+                        end += length + 2;
+                    }
+                }
+                b'*' | b'~' | b'%' | b'>' | b'|' => {
+                    if kind == b'>' && self.depth > 0 {
+                        return Err(Malformed::TooDeep);
+                    }
+                    let count = parse_length(line, kind == b'*', max)?.unwrap_or(0);
+                    let count = if matches!(kind, b'%' | b'|') { count * 2 } else { count };
+                    if kind == b'|' {
+                        // Attributes go before the value they are about and do not count as one.
+                        if self.depth == 0 {
+                            self.push(1)?;
+                        }
+                        self.open[self.depth - 1] += 1;
+                    }
+                    if count > 0 {
+                        self.push(count)?;
+                        complete = false;
+                    }
+                }
+                _ => return Err(Malformed::Garbage),
+            }
+            if end > max {
+                return Err(Malformed::TooLarge);
+            }
+            if end > bytes.len() {
+                // The line stays as it is found; it is read again, once, when all that it announces has come.
+                self.need = end;
+                return Ok(None);
+            }
+            if end > line_end + 2 && &bytes[end - 2..end] != b"\r\n" {
+                return Err(Malformed::Garbage);
+            }
+            self.at = end;
+            self.searched = end;
+            if complete && self.close() {
+                *self = Scanner::default();
+                return Ok(Some(end));
+            }
+        }
+    }
+
+    /// Where the line at `at` ends, before its CR LF.
+    fn line_end(&mut self, bytes: &[u8], max: usize) -> Result<Option<usize>, Malformed> {
+        let from = self.searched.max(self.at);
+        let rest = bytes.get(from..).unwrap_or(&[]);
+        let Some(found) = rest.iter().position(|&byte| byte == b'\n') else {
+            self.searched = bytes.len();
+            let length = bytes.len() - self.at;
+            let text = matches!(bytes.get(self.at), None | Some(b'+' | b'-' | b',' | b'('));
+            if !text && length > MAX_NUMBER_LINE {
+                return Err(Malformed::Garbage);
+            }
+            return if bytes.len() > max { Err(Malformed::TooLarge) } else { Ok(None) };
+        };
+        let newline = from + found;
+        // Where the line has only just been found, the search starts at it again if more has to come.
+        self.searched = newline;
+        if newline < self.at + 2 || bytes[newline - 1] != b'\r' {
+            return Err(Malformed::Garbage);
+        }
+        Ok(Some(newline - 1))
+    }
+
+    fn push(&mut self, count: usize) -> Result<(), Malformed> {
+        *self.open.get_mut(self.depth).ok_or(Malformed::TooDeep)? = count;
+        self.depth += 1;
+        Ok(())
+    }
+
+    /// Counts an element that is complete. Says whether the whole reply is.
+    fn close(&mut self) -> bool {
+        while self.depth > 0 {
+            self.open[self.depth - 1] -= 1;
+            if self.open[self.depth - 1] > 0 {
+                return false;
+            }
+            self.depth -= 1;
+        }
+        true
+    }
+}
+
+/// The value of a reply that [`Scanner`] found complete.
+pub(super) fn decode(bytes: &[u8]) -> Result<Value, Malformed> {
+    let mut rest = bytes;
+    let value = decode_next(&mut rest, 0)?;
+    if rest.is_empty() { Ok(value) } else { Err(Malformed::Garbage) }
+}
+
+fn decode_next(rest: &mut &[u8], depth: usize) -> Result<Value, Malformed> {
+    if depth > MAX_DEPTH {
+        return Err(Malformed::TooDeep);
+    }
+    let newline = rest.iter().position(|&byte| byte == b'\n').ok_or(Malformed::Garbage)?;
+    let (line, after) = rest.split_at(newline + 1);
+    let (&kind, line) = line.split_first().ok_or(Malformed::Garbage)?;
+    let line = line.strip_suffix(b"\r\n").ok_or(Malformed::Garbage)?;
+    *rest = after;
+    let text = |line: &[u8]| String::from_utf8_lossy(line).into_owned();
+    Ok(match kind {
+        b'+' => Value::Simple(text(line)),
+        b'-' => Value::Error(text(line)),
+        b':' => Value::Int(parse_int(line).ok_or(Malformed::Garbage)?),
+        b',' => Value::Double(text(line)),
+        b'(' => Value::Bulk(line.to_vec()),
+        b'_' => Value::Nil,
+        b'#' => Value::Bool(line == b"t"),
+        b'$' | b'=' | b'!' => match parse_length(line, true, usize::MAX)? {
+            None => Value::Nil,
+            Some(length) => {
+                let body = rest.get(..length).ok_or(Malformed::Garbage)?;
+                *rest = rest.get(length + 2..).ok_or(Malformed::Garbage)?;
+                match kind {
+                    b'!' => Value::Error(text(body)),
+                    // A verbatim string says its format first: `txt:`.
+                    b'=' => Value::Bulk(body.get(4..).unwrap_or(body).to_vec()),
+                    _ => Value::Bulk(body.to_vec()),
+                }
+            }
+        },
+        b'*' | b'~' | b'>' => match parse_length(line, true, usize::MAX)? {
+            None => Value::Nil,
+            Some(count) => {
+                // An element takes three bytes at least, and all of them are here.
+                let mut items = Vec::with_capacity(count.min(rest.len() / 3 + 1));
+                for _ in 0..count {
+                    items.push(decode_next(rest, depth + 1)?);
+                }
+                if kind == b'>' { Value::Push(items) } else { Value::Array(items) }
+            }
+        },
+        b'%' | b'|' => {
+            let count = parse_length(line, false, usize::MAX)?.unwrap_or(0);
+            let mut pairs = Vec::with_capacity(count.min(rest.len() / 6 + 1));
+            for _ in 0..count {
+                pairs.push((decode_next(rest, depth + 1)?, decode_next(rest, depth + 1)?));
+            }
+            // Attributes say something about the value that follows; it is the value that was asked for.
+            if kind == b'|' { decode_next(rest, depth)? } else { Value::Map(pairs) }
+        }
+        _ => return Err(Malformed::Garbage),
+    })
+}
+
+fn parse_int(text: &[u8]) -> Option<i64> {
+    let (negative, digits) = match text {
+        [b'-', digits @ ..] => (true, digits),
+        digits => (false, digits),
+    };
+    if digits.is_empty() || digits.len() > 19 {
+        return None;
+    }
+    let mut number: i64 = 0;
+    for &digit in digits {
+        if !digit.is_ascii_digit() {
+            return None;
+        }
+        // Counted downwards, because the lowest integer has no positive twin.
+        number = number.checked_mul(10)?.checked_sub(i64::from(digit - b'0'))?;
+    }
+    if negative { Some(number) } else { number.checked_neg() }
+}
+
+/// A length or count; nothing for the null of RESP2.
+fn parse_length(text: &[u8], may_be_null: bool, max: usize) -> Result<Option<usize>, Malformed> {
+    match parse_int(text) {
+        Some(-1) if may_be_null => Ok(None),
+        Some(number) => {
+            let number = usize::try_from(number).map_err(|_| Malformed::Garbage)?;
+            if number > max { Err(Malformed::TooLarge) } else { Ok(Some(number)) }
+        }
+        None => Err(Malformed::Garbage),
+    }
+}
+
+/// Begins a command of `words` words.
+pub(super) fn put_header(out: &mut Vec<u8>, words: usize) {
+    put_number(out, b'*', words);
+}
+
+/// Adds a word to a command.
+pub(super) fn put_word(out: &mut Vec<u8>, word: &[u8]) {
+    put_number(out, b'$', word.len());
+    out.extend_from_slice(word);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Adds a number as a word.
+pub(super) fn put_number_word(out: &mut Vec<u8>, number: usize) {
+    let (digits, from) = decimal(number);
+    put_word(out, &digits[from..]);
+}
+
+/// Adds a whole command.
+pub(super) fn put_command<W: AsRef<[u8]>>(out: &mut Vec<u8>, words: &[W]) {
+    put_header(out, words.len());
+    for word in words {
+        put_word(out, word.as_ref());
+    }
+}
+
+fn put_number(out: &mut Vec<u8>, kind: u8, number: usize) {
+    let (mut line, from) = decimal(number);
+    line[from - 1] = kind;
+    out.extend_from_slice(&line[from - 1..]);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// The digits of a number at the end of a buffer, with room for one byte before them, and where they begin.
+fn decimal(mut number: usize) -> ([u8; 21], usize) {
+    let mut digits = [0; 21];
+    let mut from = digits.len();
+    loop {
+        from -= 1;
+        digits[from] = b'0' + u8::try_from(number % 10).unwrap_or(0);
+        number /= 10;
+        if number == 0 {
+            return (digits, from);
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! A script, with what it is known by on the server.
+
+use super::resp::{put_header, put_number_word, put_word};
+
+/// A Lua script and its SHA-1. Make it once and keep it.
+#[derive(Clone, Debug)]
+pub(crate) struct Script {
+    text: String,
+    sha: String,
+    /// `EVALSHA` and the digest as words of a command: the same in every call.
+    by_digest: Vec<u8>,
+}
+
+impl Script {
+    pub(crate) fn new(text: impl Into<String>) -> Self {
+        let text = text.into();
+        let sha = sha1_smol::Sha1::from(&text).digest().to_string();
+        let mut by_digest = Vec::new();
+        put_word(&mut by_digest, b"EVALSHA");
+        put_word(&mut by_digest, sha.as_bytes());
+        Script { text, sha, by_digest }
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Forty hexadecimal digits in lower case.
+    pub(crate) fn sha(&self) -> &str {
+        &self.sha
+    }
+
+    /// Runs it by its digest.
+    pub(super) fn put_evalsha<K: AsRef<[u8]>, A: AsRef<[u8]>>(&self, out: &mut Vec<u8>, keys: &[K], args: &[A]) {
+        put_header(out, 3 + keys.len() + args.len());
+        out.extend_from_slice(&self.by_digest);
+        put_rest(out, keys, args);
+    }
+
+    /// Runs it by its text, which the server keeps.
+    pub(super) fn put_eval<K: AsRef<[u8]>, A: AsRef<[u8]>>(&self, out: &mut Vec<u8>, keys: &[K], args: &[A]) {
+        put_header(out, 3 + keys.len() + args.len());
+        put_word(out, b"EVAL");
+        put_word(out, self.text.as_bytes());
+        put_rest(out, keys, args);
+    }
+
+    pub(super) fn put_load(&self, out: &mut Vec<u8>) {
+        put_header(out, 3);
+        put_word(out, b"SCRIPT");
+        put_word(out, b"LOAD");
+        put_word(out, self.text.as_bytes());
+    }
+}
+
+fn put_rest<K: AsRef<[u8]>, A: AsRef<[u8]>>(out: &mut Vec<u8>, keys: &[K], args: &[A]) {
+    put_number_word(out, keys.len());
+    for key in keys {
+        put_word(out, key.as_ref());
+    }
+    for arg in args {
+        put_word(out, arg.as_ref());
+    }
+}

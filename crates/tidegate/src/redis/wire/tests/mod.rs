@@ -1,0 +1,67 @@
+//! What the connection layer promises, on real servers and through a proxy that breaks things.
+
+mod one;
+
+use std::time::Duration;
+
+use tidegate_testkit::{Flavor, Server};
+use tokio::time::Instant;
+
+use super::{Failure, FailureKind, NodeId, Outcome, RedisUrl, Router, Script, Settings, Value};
+
+/// Long enough for a machine under load; what must be quick is asserted to be.
+const PATIENCE: Duration = Duration::from_secs(20);
+const NO_KEYS: &[&str] = &[];
+
+fn soon() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+fn url(text: &str) -> RedisUrl {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+fn router(text: &str) -> Router {
+    Router::new(url(text), Settings::default()).unwrap()
+}
+
+/// Answers what it is given.
+fn echo() -> Script {
+    Script::new("return ARGV[1]")
+}
+
+fn bulk(text: &str) -> Value {
+    Value::Bulk(text.as_bytes().to_vec())
+}
+
+/// Runs `echo` and expects the answer.
+async fn echoes(router: &Router, script: &Script, text: &str) {
+    let outcome = router.eval(script, 0, NO_KEYS, &[text], soon()).await;
+    assert_eq!(outcome, Outcome::Applied(bulk(text)));
+}
+
+async fn only_master(router: &Router) -> NodeId {
+    let masters = router.masters(soon()).await.unwrap();
+    let [master] = &masters[..] else { panic!("expected one master, found {masters:?}") };
+    master.clone()
+}
+
+/// Runs a command on the only server.
+async fn command(router: &Router, words: &[&str]) -> Outcome {
+    let master = only_master(router).await;
+    router.command(&master, words, soon()).await
+}
+
+fn not_applied(outcome: Outcome) -> Failure {
+    match outcome {
+        Outcome::NotApplied(failure) => failure,
+        other => panic!("expected a call that was not applied, found {other:?}"),
+    }
+}
+
+fn unknown(outcome: Outcome) -> Failure {
+    match outcome {
+        Outcome::Unknown(failure) => failure,
+        other => panic!("expected a call that may have been applied, found {other:?}"),
+    }
+}

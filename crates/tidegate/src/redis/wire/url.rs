@@ -1,0 +1,466 @@
+//! Where the servers are: one URL for every topology, read once, credentials kept out of sight.
+//!
+//! ```text
+//! redis://[user[:password]@]host[:port][/db]           rediss:// over TLS
+//! redis+unix:///path?db=1&user=…&password=…            also unix://
+//! redis+sentinel://[user:pass@]h1[:p],h2,h3/service[/db]   rediss+sentinel://
+//! redis+cluster://[user:pass@]h1[:p],h2,h3             rediss+cluster://
+//! ```
+//! `valkey` stands for `redis` everywhere. Options follow a `?`; see [`RedisUrl`].
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+const SERVER_PORT: u16 = 6379;
+const SENTINEL_PORT: u16 = 26379;
+/// The most servers one URL may name.
+const MAX_HOSTS: usize = 64;
+
+/// The address of a Redis or Valkey server, of a service watched by Sentinel, or of a cluster.
+///
+/// | URL | |
+/// | --- | --- |
+/// | `redis://host:6379/0` | one server; `rediss://` over TLS |
+/// | `redis+unix:///path/to/socket?db=0` | one server on this machine; also `unix://` |
+/// | `redis+sentinel://h1,h2,h3/service/0` | the primary of a service, found through Sentinel; `rediss+sentinel://` |
+/// | `redis+cluster://h1,h2,h3` | a cluster, found through any of its nodes; `rediss+cluster://` |
+///
+/// `valkey` stands for `redis` everywhere. `user:password@` goes before the hosts, percent-encoded where it has to be. Options:
+/// `protocol=2` or `3` (otherwise 3, or 2 where the server knows no other); with TLS `ca=FILE`, `cert=FILE` with `key=FILE`, and `insecure=true`, which
+/// trusts any certificate; for Sentinel its own `sentinel_user` and `sentinel_password`; for unix sockets `db`, `user` and `password`.
+///
+/// Neither `Display` nor `Debug` shows the user or a password.
+///
+/// ```
+/// # use tidegate::RedisUrl;
+/// let url: RedisUrl = "rediss://limiter:s3cret@redis.example:6380/2".parse()?;
+/// assert_eq!(url.to_string(), "rediss://***@redis.example:6380/2");
+/// # Ok::<(), tidegate::RedisUrlError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct RedisUrl {
+    pub(super) servers: Servers,
+    pub(super) login: Login,
+    pub(super) database: u32,
+    pub(super) protocol: Option<Protocol>,
+    pub(super) tls: Option<TlsFiles>,
+    /// Spelled as the caller did.
+    valkey: bool,
+}
+
+/// Who is to be asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Servers {
+    One(Host),
+    Unix(PathBuf),
+    Sentinel { sentinels: Vec<Host>, service: String, login: Login },
+    Cluster(Vec<Host>),
+}
+
+/// A name or address, and a port.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Host {
+    pub(super) name: Arc<str>,
+    pub(super) port: u16,
+}
+
+/// Credentials. `Debug` does not show them.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(super) struct Login {
+    pub(super) user: Option<String>,
+    pub(super) password: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Protocol {
+    Resp2,
+    Resp3,
+}
+
+/// The files that TLS needs, and whether to look at certificates at all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct TlsFiles {
+    pub(super) ca: Option<PathBuf>,
+    /// Our certificate and its key: both or none.
+    pub(super) identity: Option<(PathBuf, PathBuf)>,
+    pub(super) insecure: bool,
+}
+
+/// What is wrong with a [`RedisUrl`]. It never shows a password.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("store URL: {part}{found}: expected {expected}")]
+pub struct RedisUrlError {
+    part: &'static str,
+    /// What was found, quoted; or nothing where it is missing or could be a secret.
+    found: String,
+    expected: String,
+}
+
+impl RedisUrlError {
+    fn new(part: &'static str, found: Option<&str>, expected: impl Into<String>) -> Self {
+        let found = found.map(|text| format!(" {:?}", shortened(text))).unwrap_or_default();
+        RedisUrlError { part, found, expected: expected.into() }
+    }
+}
+
+/// Whether what was found may be repeated.
+#[derive(Clone, Copy)]
+struct Show {
+    secret: bool,
+}
+
+impl Show {
+    fn this(self, text: &str) -> Option<&str> {
+        (!self.secret).then_some(text)
+    }
+}
+
+fn shortened(text: &str) -> String {
+    let mut short: String = text.chars().take(64).collect();
+    if short.len() < text.len() {
+        short.push_str("...");
+    }
+    short
+}
+
+impl Login {
+    pub(super) fn is_empty(&self) -> bool {
+        self.user.is_none() && self.password.is_none()
+    }
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_empty() { "none" } else { "***" })
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.name.contains(':') {
+            write!(f, "[{}]:{}", self.name, self.port)
+        } else {
+            write!(f, "{}:{}", self.name, self.port)
+        }
+    }
+}
+
+impl fmt::Display for RedisUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.valkey { "valkey" } else { "redis" })?;
+        if self.tls.is_some() {
+            f.write_str("s")?;
+        }
+        let masked = if self.login.is_empty() { "" } else { "***@" };
+        let list = |hosts: &[Host]| hosts.iter().map(Host::to_string).collect::<Vec<_>>().join(",");
+        let mut database = self.database;
+        match &self.servers {
+            Servers::One(host) => write!(f, "://{masked}{host}")?,
+            Servers::Unix(path) => {
+                write!(f, "+unix://{}", encoded(&path.to_string_lossy(), b"/"))?;
+                if database > 0 {
+                    write!(f, "?db={database}")?;
+                }
+                database = 0;
+            }
+            Servers::Sentinel { sentinels, service, .. } => {
+                write!(f, "+sentinel://{masked}{}/{}", list(sentinels), encoded(service, b""))?;
+            }
+            Servers::Cluster(hosts) => write!(f, "+cluster://{masked}{}", list(hosts))?,
+        }
+        if database > 0 {
+            write!(f, "/{database}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for RedisUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RedisUrl({self})")
+    }
+}
+
+impl FromStr for RedisUrl {
+    type Err = RedisUrlError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = RedisUrlError::new;
+        let Some((scheme, rest)) = text.split_once("://") else {
+            // Without a scheme it is not known where a password would be, so nothing is shown.
+            return Err(error("scheme", None, "redis:// or another of the schemes that the documentation lists"));
+        };
+        let (valkey, tls, kind) = read_scheme(scheme)?;
+
+        let (before_query, query) = rest.split_once('?').map_or((rest, ""), |(before, query)| (before, query));
+        let (login, hosts_and_path) = match before_query.rsplit_once('@') {
+            Some((login, rest)) if kind != Kind::Unix => (read_login(login)?, rest),
+            _ => (Login::default(), before_query),
+        };
+        // An @ further on may mean that a password has an unescaped question mark. Then nothing that follows is shown.
+        let secret = query.contains('@') || rest.contains('#');
+        let show = Show { secret };
+
+        let mut options = Options::read(query, show)?;
+        let protocol = match options.take("protocol")?.as_deref() {
+            None => None,
+            Some("2") => Some(Protocol::Resp2),
+            Some("3") => Some(Protocol::Resp3),
+            Some(other) => return Err(error("protocol", show.this(other), "2 or 3")),
+        };
+        let tls = if tls { Some(read_tls(&mut options, show)?) } else { None };
+
+        let url = if kind == Kind::Unix {
+            let path = percent_decoded("path", before_query)?;
+            if !path.starts_with('/') {
+                return Err(error("path", show.this(&path), "an absolute path: redis+unix:///path/to/socket"));
+            }
+            let database = match options.take("db")? {
+                None => 0,
+                Some(text) => read_database(&text, show)?,
+            };
+            // `pass` is what other clients call it.
+            let password = options.take("password")?.or(options.take("pass")?);
+            let login = Login { user: options.take("user")?, password };
+            check_login(&login)?;
+            RedisUrl { servers: Servers::Unix(path.into()), login, database, protocol, tls, valkey }
+        } else {
+            let (hosts, path) = hosts_and_path.split_once('/').unwrap_or((hosts_and_path, ""));
+            let port = if kind == Kind::Sentinel { SENTINEL_PORT } else { SERVER_PORT };
+            let mut hosts = read_hosts(hosts, port, show)?;
+            let (servers, database) = match kind {
+                Kind::One if hosts.len() > 1 => {
+                    let expected = "one host; several are for redis+sentinel:// or redis+cluster://";
+                    return Err(error("host", show.this(hosts_and_path), expected));
+                }
+                Kind::One => (Servers::One(hosts.swap_remove(0)), path),
+                Kind::Cluster => (Servers::Cluster(hosts), path),
+                _ => {
+                    let (service, database) = path.split_once('/').unwrap_or((path, ""));
+                    let service = percent_decoded("service", service)?;
+                    if service.is_empty() {
+                        return Err(error("service", None, "its name after the hosts: redis+sentinel://host/service"));
+                    }
+                    let (user, password) = (options.take("sentinel_user")?, options.take("sentinel_password")?);
+                    let login = Login { user, password };
+                    check_login(&login)?;
+                    (Servers::Sentinel { sentinels: hosts, service, login }, database)
+                }
+            };
+            let database = if database.is_empty() { 0 } else { read_database(database, show)? };
+            RedisUrl { servers, login, database, protocol, tls, valkey }
+        };
+        options.finish(show)?;
+        Ok(url)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    One,
+    Unix,
+    Sentinel,
+    Cluster,
+}
+
+/// Whether it is spelled valkey, whether it is over TLS, and what it leads to.
+fn read_scheme(scheme: &str) -> Result<(bool, bool, Kind), RedisUrlError> {
+    let lower = scheme.to_ascii_lowercase();
+    let (base, kind) = match lower.split_once('+') {
+        None if lower == "unix" => ("redis", Kind::Unix),
+        None => (lower.as_str(), Kind::One),
+        Some((base, "unix")) => (base, Kind::Unix),
+        Some((base, "sentinel")) => (base, Kind::Sentinel),
+        Some((base, "cluster")) => (base, Kind::Cluster),
+        Some(_) => ("", Kind::One),
+    };
+    let (valkey, tls) = match base {
+        "redis" => (false, false),
+        "rediss" => (false, true),
+        "valkey" => (true, false),
+        "valkeys" => (true, true),
+        _ => (false, true),
+    };
+    if !matches!(base, "redis" | "rediss" | "valkey" | "valkeys") || (kind == Kind::Unix && tls) {
+        let expected = "redis, rediss, redis+unix, redis+sentinel, rediss+sentinel, redis+cluster or rediss+cluster, or the same with valkey";
+        return Err(RedisUrlError::new("scheme", Some(scheme), expected));
+    }
+    Ok((valkey, tls, kind))
+}
+
+fn read_login(text: &str) -> Result<Login, RedisUrlError> {
+    let (user, password) = match text.split_once(':') {
+        Some((user, password)) => (user, Some(password)),
+        None => (text, None),
+    };
+    let user = percent_decoded("user", user)?;
+    let password = password.map(|text| percent_decoded("password", text)).transpose()?;
+    let login = Login { user: (!user.is_empty()).then_some(user), password: password.filter(|text| !text.is_empty()) };
+    check_login(&login)?;
+    Ok(login)
+}
+
+fn check_login(login: &Login) -> Result<(), RedisUrlError> {
+    if login.user.is_some() && login.password.is_none() {
+        return Err(RedisUrlError::new("password", None, "one, because there is a user; write :password@ for a password alone"));
+    }
+    Ok(())
+}
+
+fn read_hosts(text: &str, default_port: u16, show: Show) -> Result<Vec<Host>, RedisUrlError> {
+    let error = RedisUrlError::new;
+    let mut hosts = Vec::new();
+    for item in text.split(',') {
+        let (name, port) = if let Some(bracketed) = item.strip_prefix('[') {
+            let Some((name, after)) = bracketed.split_once(']') else {
+                return Err(error("host", show.this(item), "a closing bracket after an IPv6 address: [::1]:6379"));
+            };
+            if name.parse::<std::net::Ipv6Addr>().is_err() {
+                return Err(error("host", show.this(item), "an IPv6 address between the brackets"));
+            }
+            match after.strip_prefix(':') {
+                Some(port) => (name.to_owned(), Some(port)),
+                None if after.is_empty() => (name.to_owned(), None),
+                None => return Err(error("host", show.this(item), "a colon and a port after the bracket, or nothing")),
+            }
+        } else {
+            let (name, port) = match item.split_once(':') {
+                Some((name, port)) => (name, Some(port)),
+                None => (item, None),
+            };
+            if port.is_some_and(|port| port.contains(':')) {
+                // Shown only where it can be nothing but an address: `user:pass:word` looks the same.
+                let address = |text: &&str| text.bytes().all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte));
+                let item = Some(item).filter(address).and_then(|text| show.this(text));
+                return Err(error("host", item, "an IPv6 address in brackets: [::1]:6379"));
+            }
+            (percent_decoded("host", name)?, port)
+        };
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:%".contains(&byte) || byte >= 0x80;
+        if name.is_empty() {
+            return Err(error("host", None, "a name or an address"));
+        }
+        if !name.bytes().all(plain) {
+            let item = item.split(':').next().and_then(|text| show.this(text));
+            return Err(error("host", item, "a name or an address; in a password ?, # and @ are written %3F, %23 and %40"));
+        }
+        let port = match port {
+            None => default_port,
+            Some(text) => match text.parse::<u16>() {
+                Ok(port) if port > 0 && text.bytes().all(|byte| byte.is_ascii_digit()) => port,
+                // What is not a number may be a password whose @host was forgotten.
+                _ => {
+                    let number = Some(text).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+                    return Err(error("port", number.and_then(|text| show.this(text)), "a number from 1 to 65535"));
+                }
+            },
+        };
+        hosts.push(Host { name: name.into(), port });
+        if hosts.len() > MAX_HOSTS {
+            return Err(RedisUrlError::new("host", None, format!("at most {MAX_HOSTS} of them")));
+        }
+    }
+    Ok(hosts)
+}
+
+fn read_database(text: &str, show: Show) -> Result<u32, RedisUrlError> {
+    match text.parse() {
+        Ok(number) if text.bytes().all(|byte| byte.is_ascii_digit()) => Ok(number),
+        _ => Err(RedisUrlError::new("database", show.this(text), "a number")),
+    }
+}
+
+fn read_tls(options: &mut Options<'_>, show: Show) -> Result<TlsFiles, RedisUrlError> {
+    let error = RedisUrlError::new;
+    let ca = options.take("ca")?.map(PathBuf::from);
+    let identity = match (options.take("cert")?, options.take("key")?) {
+        (None, None) => None,
+        (Some(cert), Some(key)) => Some((cert.into(), key.into())),
+        (Some(_), None) => return Err(error("key", None, "the file of the key, because there is a cert")),
+        (None, Some(_)) => return Err(error("cert", None, "the file of the certificate, because there is a key")),
+    };
+    let insecure = match options.raw("insecure") {
+        None | Some("false") => false,
+        Some("true") => true,
+        Some(other) => return Err(error("insecure", show.this(other), "true or false")),
+    };
+    Ok(TlsFiles { ca, identity, insecure })
+}
+
+/// What follows the question mark, taken out one by one; what is left over at the end is a mistake.
+struct Options<'a> {
+    pairs: Vec<(&'a str, &'a str)>,
+}
+
+impl<'a> Options<'a> {
+    fn read(query: &'a str, show: Show) -> Result<Self, RedisUrlError> {
+        let mut pairs: Vec<(&str, &str)> = Vec::new();
+        for item in query.split('&').filter(|item| !item.is_empty()) {
+            let (name, value) = item.split_once('=').unwrap_or((item, ""));
+            if value.is_empty() {
+                return Err(RedisUrlError::new("option", show.this(name), "a value: name=value"));
+            }
+            if pairs.iter().any(|(other, _)| *other == name) {
+                return Err(RedisUrlError::new("option", show.this(name), "it once"));
+            }
+            pairs.push((name, value));
+        }
+        Ok(Options { pairs })
+    }
+
+    fn raw(&mut self, name: &str) -> Option<&'a str> {
+        let at = self.pairs.iter().position(|(other, _)| *other == name)?;
+        Some(self.pairs.swap_remove(at).1)
+    }
+
+    fn take(&mut self, name: &'static str) -> Result<Option<String>, RedisUrlError> {
+        self.raw(name).map(|text| percent_decoded(name, text)).transpose()
+    }
+
+    fn finish(self, show: Show) -> Result<(), RedisUrlError> {
+        let Some((name, _)) = self.pairs.first() else { return Ok(()) };
+        let expected = match *name {
+            "ca" | "cert" | "key" | "insecure" => "it only with TLS: rediss://, rediss+sentinel:// or rediss+cluster://",
+            "sentinel_user" | "sentinel_password" => "it only with redis+sentinel://",
+            "db" | "user" | "password" | "pass" => "it only with redis+unix://; elsewhere redis://user:password@host/db",
+            _ => "protocol, ca, cert, key, insecure, sentinel_user, sentinel_password, db, user or password",
+        };
+        Err(RedisUrlError::new("option", show.this(name), expected))
+    }
+}
+
+/// The text behind percent signs. What it was is not shown where it cannot be read: it may be a password.
+fn percent_decoded(part: &'static str, text: &str) -> Result<String, RedisUrlError> {
+    let error = || RedisUrlError::new(part, None, "percent-encoded UTF-8: %XX with two hexadecimal digits");
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'%' => {
+                let mut digit = || rest.next().and_then(|byte| char::from(byte).to_digit(16));
+                let (Some(high), Some(low)) = (digit(), digit()) else { return Err(error()) };
+                u8::try_from(high * 16 + low).map_err(|_| error())?
+            }
+            byte => byte,
+        });
+    }
+    match String::from_utf8(bytes) {
+        // A NUL ends a path or a name for the operating system, and nothing else has a use for it.
+        Ok(text) if !text.contains('\0') => Ok(text),
+        _ => Err(error()),
+    }
+}
+
+fn encoded(text: &str, keep: &[u8]) -> String {
+    let mut out = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || keep.contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
