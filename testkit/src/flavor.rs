@@ -88,6 +88,16 @@ pub fn redis_cli() -> Command {
     Command::new(installed("redis7-cli"))
 }
 
+/// The module redis-cell, for measurements: `.arg("--loadmodule", path)` adds `CL.THROTTLE` to a server.
+///
+/// # Panics
+/// If it is not there, with the command that builds it. The tests do not need it and do not build it.
+pub fn redis_cell() -> PathBuf {
+    let module = folder().join("libredis_cell.so");
+    assert!(module.exists(), "{} is missing: run `cargo xtask servers --bench`", module.display());
+    module
+}
+
 fn installed(name: &str) -> PathBuf {
     let program = folder().join(name);
     assert!(program.exists(), "{} is missing: run `cargo xtask servers`", program.display());
