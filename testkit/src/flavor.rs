@@ -3,6 +3,7 @@
 use std::env;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// A server that Tidegate is tested with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,9 +30,7 @@ impl Flavor {
     /// # Panics
     /// If it is not installed, with the command that installs it.
     pub fn program(self) -> PathBuf {
-        let program = folder().join(self.file_name());
-        assert!(program.exists(), "{} is missing: run `cargo xtask servers`", program.display());
-        program
+        installed(self.file_name())
     }
 
     /// Whether this build can listen with TLS.
@@ -61,6 +60,20 @@ impl fmt::Display for Flavor {
             Flavor::Valkey9 => "valkey 9.1",
         })
     }
+}
+
+/// `redis-cli` of Redis 7.0, which can speak TLS; the kit's own client cannot.
+///
+/// # Panics
+/// If it is not installed, with the command that installs it.
+pub fn redis_cli() -> Command {
+    Command::new(installed("redis7-cli"))
+}
+
+fn installed(name: &str) -> PathBuf {
+    let program = folder().join(name);
+    assert!(program.exists(), "{} is missing: run `cargo xtask servers`", program.display());
+    program
 }
 
 /// `target/servers` of the repository, or what `TIDEGATE_SERVERS` says, as in `cargo xtask servers`.

@@ -13,16 +13,24 @@
 //!
 //! The programs come from `cargo xtask servers`. `docs/testing.md` has the whole tour.
 
+mod builder;
+mod certs;
 mod cluster;
 mod flavor;
 mod port;
+mod proxy;
 mod resp;
+mod sentinel;
 mod server;
 mod spawn;
 mod wait;
 
+pub use builder::Builder;
+pub use certs::Certs;
 pub use cluster::Cluster;
-pub use flavor::Flavor;
+pub use flavor::{Flavor, redis_cli};
+pub use proxy::{Counts, Fault, FaultProxy};
 pub use resp::{Client, Reply};
-pub use server::{Builder, Server};
+pub use sentinel::Sentinels;
+pub use server::Server;
 pub use wait::wait_until;

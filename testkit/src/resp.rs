@@ -122,7 +122,7 @@ impl Client {
 
     fn reply(&mut self, depth: usize) -> io::Result<Reply> {
         let line = self.line()?;
-        let (kind, rest) = line.split_at_checked(1).ok_or_else(|| wrong("an empty line"))?;
+        let (kind, rest) = line.split_at(1);
         match kind {
             "+" => Ok(Reply::Text(rest.to_owned())),
             "-" => Ok(Reply::Error(rest.to_owned())),
@@ -145,6 +145,10 @@ impl Client {
     }
 
     fn line(&mut self) -> io::Result<String> {
+        // Nonsense need not have an end of the line, so it is not waited for.
+        if let Some(first) = self.stream.fill_buf()?.first().filter(|first| !b"+-:$*".contains(first)) {
+            return Err(wrong(&first.escape_ascii().to_string()));
+        }
         let mut line = Vec::new();
         (&mut self.stream).take(LONGEST as u64).read_until(b'\n', &mut line)?;
         match line.strip_suffix(b"\r\n") {

@@ -12,15 +12,14 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use crate::builder::{Listen, SOCKET};
 use crate::port::Port;
 use crate::spawn::spawn;
 use crate::wait::becomes_true;
-use crate::{Client, Flavor, Reply};
+use crate::{Builder, Client, Flavor, Reply};
 
 /// How long a server may take until it answers. A start takes some 20 ms; a machine under load takes longer.
 const START: Duration = Duration::from_secs(20);
-/// How often another port is tried if somebody took the chosen one.
-const PORTS: usize = 5;
 
 /// A running server with an empty folder and a port of its own. It is killed when this is dropped.
 ///
@@ -34,102 +33,7 @@ pub struct Server {
     stopped: AtomicBool,
 }
 
-/// How a server is to be started. See [`Server::builder`].
-#[derive(Clone, Debug)]
-pub struct Builder {
-    flavor: Flavor,
-    args: Vec<(String, String)>,
-    password: Option<String>,
-    listen: Listen,
-    bus: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Listen {
-    Tcp,
-    Unix,
-}
-
-impl Builder {
-    /// Adds an option, such as `("--maxclients", "5")`. It takes the place of the kit's own choice for that option.
-    pub fn arg(mut self, name: &str, value: &str) -> Builder {
-        assert!(name.starts_with("--"), "option {name:?}: expected it to begin with two dashes");
-        self.args.push((name.to_owned(), value.to_owned()));
-        self
-    }
-
-    /// Clients must know this password. The kit's own commands do.
-    pub fn password(mut self, password: &str) -> Builder {
-        self.password = Some(password.to_owned());
-        self
-    }
-
-    /// Listens on a Unix socket and on no port.
-    pub fn unix_socket(mut self) -> Builder {
-        self.listen = Listen::Unix;
-        self
-    }
-
-    /// Keeps the port of the cluster's bus as well.
-    pub(crate) fn cluster_node(mut self) -> Builder {
-        self.bus = true;
-        self
-    }
-
-    /// A replica is sent everything at once, instead of after five seconds in case another one comes, and hears from
-    /// its master every second instead of every ten; until it has heard, a cluster does not count it.
-    pub(crate) fn follows_at_once(self) -> Builder {
-        self.arg("--repl-diskless-sync-delay", "0").arg("--repl-ping-replica-period", "1")
-    }
-
-    /// Starts it, and comes back when it answers.
-    ///
-    /// # Panics
-    /// If the program is missing or does not come up; with the end of its log.
-    pub fn start(self) -> Server {
-        for _ in 1..PORTS {
-            match self.clone().try_start() {
-                Ok(server) => return server,
-                Err(log) if is_taken(&log) => {}
-                Err(log) => panic!("{} did not start:\n{log}", self.flavor),
-            }
-        }
-        self.clone().try_start().unwrap_or_else(|log| panic!("{} did not start:\n{log}", self.flavor))
-    }
-
-    fn try_start(self) -> Result<Server, String> {
-        let folder = tempfile::Builder::new().prefix("tidegate-").tempdir().expect("a temporary folder can be made");
-        let port = Port::free(self.bus);
-        let server = Server { setup: self, port, folder, child: Mutex::new(None), stopped: AtomicBool::new(false) };
-        server.spawn()?;
-        Ok(server)
-    }
-
-    /// The kit's choices, then the test's, which win.
-    fn command_line(&self, port: u16) -> Vec<(String, String)> {
-        let listening = match self.listen {
-            Listen::Tcp => vec![("--port", port.to_string())],
-            Listen::Unix => vec![("--port", "0".into()), ("--unixsocket", SOCKET.into())],
-        };
-        let mut chosen = vec![("--bind", "127.0.0.1".into()), ("--save", String::new()), ("--appendonly", "no".into())];
-        chosen.extend(listening);
-        if self.flavor != Flavor::Redis62 {
-            // Since Redis 7 it must be allowed; before, it always was.
-            chosen.push(("--enable-debug-command", "local".into()));
-        }
-        if let Some(password) = &self.password {
-            chosen.push(("--requirepass", password.clone()));
-        }
-        let mut line: Vec<(String, String)> =
-            chosen.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        line.retain(|(name, _)| !self.args.iter().any(|(other, _)| other == name));
-        line.extend(self.args.iter().cloned());
-        line
-    }
-}
-
-/// Relative to the server's folder, in which it runs.
-const SOCKET: &str = "socket";
+/// In the server's folder.
 const LOG: &str = "log";
 
 impl Server {
@@ -149,16 +53,18 @@ impl Server {
     /// # assert!(server.socket_path().unwrap().exists());
     /// ```
     pub fn builder(flavor: Flavor) -> Builder {
-        Builder { flavor, args: Vec::new(), password: None, listen: Listen::Tcp, bus: false }
+        Builder::new(flavor)
     }
 
     /// What a client is given to find the server.
     pub fn url(&self) -> String {
-        let who = self.setup.password.as_ref().map_or_else(String::new, |password| format!(":{password}@"));
+        let password = self.setup.password.as_deref();
+        let who = password.map_or_else(String::new, |password| format!(":{password}@"));
         match self.setup.listen {
             Listen::Tcp => format!("redis://{who}127.0.0.1:{}", self.port()),
+            Listen::Tls { .. } => format!("rediss://{who}127.0.0.1:{}", self.port()),
             Listen::Unix => {
-                let query = self.setup.password.as_ref().map_or_else(String::new, |pass| format!("?pass={pass}"));
+                let query = password.map_or_else(String::new, |password| format!("?pass={password}"));
                 format!("redis+unix://{}{query}", self.folder.path().join(SOCKET).display())
             }
         }
@@ -174,9 +80,9 @@ impl Server {
         self.port.number()
     }
 
-    /// The Unix socket, if it listens on one.
+    /// The Unix socket, if it listens on one. (One with TLS does, for the kit.)
     pub fn socket_path(&self) -> Option<PathBuf> {
-        (self.setup.listen == Listen::Unix).then(|| self.folder.path().join(SOCKET))
+        (!matches!(self.setup.listen, Listen::Tcp)).then(|| self.folder.path().join(SOCKET))
     }
 
     /// The folder it runs in, with whatever it saves.
@@ -310,6 +216,14 @@ impl Server {
         search().unwrap_or_else(|error| panic!("SCAN: no reply: {error}")).into_iter().collect()
     }
 
+    /// Without an answer, what comes back is the log.
+    pub(crate) fn try_start(setup: Builder, bus: bool) -> Result<Server, String> {
+        let folder = tempfile::Builder::new().prefix("tidegate-").tempdir().expect("a temporary folder can be made");
+        let (child, stopped) = (Mutex::new(None), AtomicBool::new(false));
+        let server = Server { setup, port: Port::free(bus), folder, child, stopped };
+        server.spawn().map(|()| server)
+    }
+
     fn child(&self) -> MutexGuard<'_, Option<Child>> {
         // A test that panicked while it held the child has not broken it, and the child must still be killed.
         self.child.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -328,9 +242,7 @@ impl Server {
         let log = File::options().create(true).append(true).open(self.folder.path().join(LOG));
         let log = log.expect("a file can be made in a temporary folder");
         let child = spawn(&program, |command| {
-            for (name, value) in self.setup.command_line(self.port()) {
-                command.arg(name).arg(value);
-            }
+            command.args(self.setup.command_line(self.port(), self.folder.path()));
             let errors = log.try_clone().expect("a file can be opened twice");
             command.current_dir(self.folder.path()).stdin(Stdio::null()).stdout(log).stderr(errors);
         })
@@ -363,8 +275,4 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.kill();
     }
-}
-
-fn is_taken(log: &str) -> bool {
-    log.contains("Address already in use")
 }
