@@ -168,12 +168,7 @@ impl Conn {
     }
 
     /// Takes a place in line.
-    fn join(
-        self: &Arc<Self>,
-        shape: Shape,
-        encode: &impl Fn(&mut Vec<u8>),
-        waker: &Waker,
-    ) -> Result<u32, Failure> {
+    fn join(self: &Arc<Self>, shape: Shape, encode: &impl Fn(&mut Vec<u8>), waker: &Waker) -> Result<u32, Failure> {
         let mut line = self.line.lock();
         let mut start = false;
         match &line.state {

@@ -18,6 +18,7 @@ use tokio::time::timeout;
 
 use super::handshake;
 use super::outcome::{Failure, FailureKind, escaped};
+use super::sentinel::Sentinels;
 #[cfg(feature = "redis-tls")]
 use super::tls::TlsClient;
 use super::url::{Host, Login, Protocol};
@@ -43,6 +44,8 @@ pub(super) struct Profile {
 pub(super) enum Place {
     Tcp(Host),
     Unix(PathBuf),
+    /// Wherever Sentinel says that the primary of this service is.
+    Service(Arc<str>),
 }
 
 impl fmt::Display for Place {
@@ -50,6 +53,7 @@ impl fmt::Display for Place {
         match self {
             Place::Tcp(host) => host.fmt(f),
             Place::Unix(path) => f.write_str(&escaped(&path.to_string_lossy())),
+            Place::Service(name) => write!(f, "the primary of {}", escaped(name)),
         }
     }
 }
@@ -58,6 +62,8 @@ impl fmt::Display for Place {
 pub(super) struct Dialer {
     place: Place,
     profile: Arc<Profile>,
+    /// Whom to ask first.
+    sentinels: Option<Arc<Sentinels>>,
     /// Addresses that the name had when it was last resolved, for when it cannot be.
     known: Mutex<Vec<SocketAddr>>,
 }
@@ -76,14 +82,20 @@ impl fmt::Display for Dialer {
 }
 
 impl Dialer {
-    pub(super) fn new(place: Place, profile: Arc<Profile>) -> Self {
-        Dialer { place, profile, known: Mutex::default() }
+    pub(super) fn new(place: Place, profile: Arc<Profile>, sentinels: Option<Arc<Sentinels>>) -> Self {
+        Dialer { place, profile, sentinels, known: Mutex::default() }
     }
 
     /// Connects and greets. Does not watch the time; whoever calls it does.
     pub(super) async fn open(&self) -> Result<Opened, Failure> {
-        let stream = connect(&self.place, &self.profile, &self.known).await?;
-        handshake::greet(stream, &self.profile, &self.place).await
+        let Some(sentinels) = &self.sentinels else {
+            let stream = connect(&self.place, &self.profile, &self.known).await?;
+            return handshake::greet(stream, &self.profile, &self.place, false).await;
+        };
+        let primary = Place::Tcp(sentinels.primary().await?);
+        // The addresses of another primary would be of no use, so none are kept.
+        let stream = connect(&primary, &self.profile, &Mutex::default()).await?;
+        handshake::greet(stream, &self.profile, &primary, true).await
     }
 }
 
@@ -99,6 +111,9 @@ pub(super) async fn connect(
         Place::Unix(path) => {
             let stream = UnixStream::connect(path).await.map_err(|error| refused(place, &error))?;
             return Ok(Stream::Unix(stream));
+        }
+        Place::Service(_) => {
+            return Err(Failure::local(FailureKind::Unresolved, format!("{place}: expected Sentinel to be asked")));
         }
         #[cfg(not(unix))]
         Place::Unix(_) => {

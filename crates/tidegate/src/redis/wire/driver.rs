@@ -106,9 +106,8 @@ async fn run(conn: &Arc<Conn>) {
 
 /// Waits before the next attempt.
 async fn wait(conn: &Conn, failures: u32, failure: &Failure) {
-    let doubled = |first: Duration, longest: Duration| {
-        first.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(longest)
-    };
+    let doubled =
+        |first: Duration, longest: Duration| first.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(longest);
     let (bound, demanded) = match failure.kind() {
         FailureKind::NoAuth | FailureKind::WrongPass | FailureKind::NoPerm => {
             let (first, longest) = REJECTED_WAIT;
@@ -128,10 +127,15 @@ async fn wait(conn: &Conn, failures: u32, failure: &Failure) {
 }
 
 /// Something from nothing to `most`.
-pub(super) fn random(most: Duration) -> Duration {
-    let micros = u64::try_from(most.as_micros()).unwrap_or(u64::MAX - 1);
+fn random(most: Duration) -> Duration {
+    most / (1 << 16) * u32::try_from(random_below(1 << 16)).unwrap_or(0)
+}
+
+/// A number below `bound`, or 0.
+pub(super) fn random_below(bound: usize) -> usize {
     // A hasher with new keys each time: no generator to seed, and this is rare.
-    Duration::from_micros(RandomState::new().hash_one(0_u8) % (micros + 1))
+    let number = RandomState::new().hash_one(0_u8);
+    usize::try_from(number % u64::try_from(bound.max(1)).unwrap_or(1)).unwrap_or(0)
 }
 
 enum Ended {

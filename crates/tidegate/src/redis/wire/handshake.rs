@@ -1,5 +1,7 @@
 //! The first words on a connection: who we are, which protocol, which database.
 
+use std::io;
+
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::dial::{Opened, Place, Profile, Stream};
@@ -10,8 +12,8 @@ use super::url::{Login, Protocol};
 /// The largest reply to a greeting.
 const MAX_GREETING: usize = 64 << 10;
 
-/// Greets the server behind `stream`.
-pub(super) async fn greet(stream: Stream, profile: &Profile, place: &Place) -> Result<Opened, Failure> {
+/// Greets the server behind `stream`, and makes sure that it takes writes if it is to be a `primary`.
+pub(super) async fn greet(stream: Stream, profile: &Profile, place: &Place, primary: bool) -> Result<Opened, Failure> {
     let mut chat = Chat::new(stream, place);
     introduce(&mut chat, &profile.login, profile.protocol, &profile.client_name).await?;
     if profile.database > 0 {
@@ -19,6 +21,9 @@ pub(super) async fn greet(stream: Stream, profile: &Profile, place: &Place) -> R
         if let Err(error) = chat.ask(&["SELECT", &number]).await? {
             return Err(chat.rejected(&format!("SELECT {number}"), &error));
         }
+    }
+    if primary {
+        check_role(&mut chat).await?;
     }
     Ok(Opened { stream: chat.stream, early: chat.input })
 }
@@ -63,6 +68,23 @@ pub(super) async fn introduce(
     }
 }
 
+/// What Sentinel says may be old news. A user who may not ask finds out at the first write.
+async fn check_role(chat: &mut Chat<'_>) -> Result<(), Failure> {
+    let role = match chat.ask(&["ROLE"]).await? {
+        Ok(role) => role,
+        Err(error) if rule(&error).kind == FailureKind::NoPerm => return Ok(()),
+        Err(error) => return Err(chat.rejected("ROLE", &error)),
+    };
+    match role.as_array().and_then(|words| words.first()).and_then(Value::as_str) {
+        Some("master") => Ok(()),
+        other => {
+            let found = escaped(other.unwrap_or("something else"));
+            let text = format!("{} is to be the primary but says it is {found}", chat.place);
+            Err(Failure::local(FailureKind::ReadOnly, text))
+        }
+    }
+}
+
 fn knows_no_hello(error: &str) -> bool {
     let lower = error.to_ascii_lowercase();
     lower.starts_with("noproto") || lower.starts_with("err unknown command")
@@ -104,11 +126,11 @@ impl<'a> Chat<'a> {
             }
             match self.stream.read_buf(&mut self.input).await {
                 Ok(0) => {
-                    let why = written.err().map_or_else(|| "the server closed it".into(), |error| error.to_string());
-                    return Err(self.broken(&why));
+                    let closed = io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed it");
+                    return Err(self.broken(&written.err().unwrap_or(closed)));
                 }
                 Ok(_) => {}
-                Err(error) => return Err(self.broken(&error.to_string())),
+                Err(error) => return Err(self.broken(&error)),
             }
         }
     }
@@ -118,8 +140,14 @@ impl<'a> Chat<'a> {
         Failure::said(rule(error).kind, error).during(&format!("{} rejected {command}", self.place))
     }
 
-    fn broken(&self, why: &str) -> Failure {
-        let text = format!("the connection to {} broke during the greeting: {}", self.place, escaped(why));
+    fn broken(&self, error: &io::Error) -> Failure {
+        let why = escaped(&error.to_string());
+        let text = format!("the connection to {} broke during the greeting: {why}", self.place);
+        // A server that wants another certificate says so only now.
+        #[cfg(feature = "redis-tls")]
+        if super::tls::is_about_tls(error) {
+            return Failure::local(FailureKind::Tls, text);
+        }
         Failure::local(FailureKind::Disconnected, text)
     }
 

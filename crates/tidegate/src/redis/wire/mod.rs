@@ -24,6 +24,7 @@
 //! - A caller gets its own reply or none. Places in line are given up only by the driver, when the reply has come.
 //! - Queues, replies, redirects, attempts to connect and the places in line are bounded.
 
+mod cluster;
 mod conn;
 mod counters;
 mod dial;
@@ -34,6 +35,7 @@ mod outcome;
 mod resp;
 mod router;
 mod script;
+mod sentinel;
 mod slot;
 #[cfg(feature = "redis-tls")]
 mod tls;

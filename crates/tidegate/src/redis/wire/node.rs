@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -13,6 +13,7 @@ use super::counters::Counting;
 use super::dial::{Dialer, Place, Profile};
 use super::outcome::{FailureKind, rule};
 use super::resp::put_command;
+use super::sentinel::Sentinels;
 use super::{Script, Settings};
 
 /// Which server. `Display` is its address.
@@ -25,10 +26,20 @@ impl fmt::Display for NodeId {
     }
 }
 
+/// What it takes to connect to servers.
+pub(super) struct Means {
+    pub(super) profile: Arc<Profile>,
+    pub(super) sentinels: Option<Arc<Sentinels>>,
+    pub(super) settings: Arc<Settings>,
+    pub(super) counting: Arc<Counting>,
+}
+
 /// A server and the connections to it. They end when it is dropped.
 pub(super) struct Node {
     id: NodeId,
     conns: Box<[Arc<Conn>]>,
+    /// Whether a redirect has led here since the map was last read. Then it is a node, whether it has slots or not.
+    pub(super) pointed_at: AtomicBool,
     next: AtomicUsize,
     /// The digests of the scripts that somebody is just loading.
     loading: Mutex<Vec<String>>,
@@ -46,30 +57,31 @@ impl Drop for Node {
 }
 
 impl Node {
-    pub(super) fn new(
-        place: Place,
-        profile: &Arc<Profile>,
-        settings: &Arc<Settings>,
-        counting: &Arc<Counting>,
-    ) -> Arc<Self> {
+    pub(super) fn new(place: Place, means: &Means) -> Arc<Self> {
         let connect = |_| {
-            let dialer = Dialer::new(place.clone(), Arc::clone(profile));
-            Conn::new(dialer, Arc::clone(settings), Arc::clone(counting))
+            let dialer = Dialer::new(place.clone(), Arc::clone(&means.profile), means.sentinels.clone());
+            Conn::new(dialer, Arc::clone(&means.settings), Arc::clone(&means.counting))
         };
-        let conns = (0..settings.connections_per_node).map(connect).collect();
+        let conns = (0..means.settings.connections_per_node).map(connect).collect();
         Arc::new(Node {
             id: NodeId(place.clone()),
             conns,
+            pointed_at: AtomicBool::new(false),
             next: AtomicUsize::new(0),
             loading: Mutex::default(),
             loads: AtomicU64::new(0),
             loaded: Notify::new(),
-            counting: Arc::clone(counting),
+            counting: Arc::clone(&means.counting),
         })
     }
 
     pub(super) fn id(&self) -> &NodeId {
         &self.id
+    }
+
+    /// Whether it can be asked without delay.
+    pub(super) fn is_up(&self) -> bool {
+        self.conns.iter().any(|conn| conn.is_up())
     }
 
     /// The connection for the next call: in turns, passing over those that are down while another is up.

@@ -4,14 +4,19 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::cluster::{Cluster, read_redirect};
 use super::conn::{Conn, Reply, Shape};
 use super::counters::Counting;
 use super::dial::{Place, Profile};
-use super::node::{Call, Node};
+use super::node::{Call, Means, Node};
 use super::outcome::{Failure, FailureKind, Outcome, Then, rule};
 use super::resp::put_command;
-use super::url::Servers;
+use super::sentinel::Sentinels;
+use super::url::{Login, Servers};
 use super::{Counters, MAX_CONNECTIONS, NodeId, RedisUrl, Script, Settings};
+
+/// How often one call follows a slot that has moved.
+const MAX_REDIRECTS: u32 = 3;
 
 /// Calls to the servers behind one address. Cheap to clone; everything ends when the last clone is dropped.
 #[derive(Clone)]
@@ -24,25 +29,50 @@ struct Inner {
 }
 
 enum Topology {
+    /// One server, or the primary of a service.
     One(Arc<Node>),
+    Cluster(Arc<Cluster>),
 }
 
 impl Router {
-    /// Checks address and settings. Connects when the first call is made, so a server that is down stops nobody from starting.
+    /// Checks address and settings, and reads the files of TLS. Connects when the first call is made, so a server that is down stops nobody
+    /// from starting.
     pub(crate) fn new(url: RedisUrl, settings: Settings) -> Result<Router, Failure> {
         check(&settings)?;
-        let settings = Arc::new(settings);
+        #[cfg(not(feature = "redis-tls"))]
+        if url.tls.is_some() {
+            let text = format!("{url} is over TLS: expected tidegate to be built with its feature redis-tls");
+            return Err(Failure::local(FailureKind::Tls, text));
+        }
+        let profile = |login: &Login, database| -> Result<Profile, Failure> {
+            Ok(Profile {
+                login: login.clone(),
+                database,
+                protocol: url.protocol,
+                client_name: settings.client_name.clone(),
+                #[cfg(feature = "redis-tls")]
+                tls: url.tls.as_ref().map(super::tls::TlsClient::new).transpose()?,
+            })
+        };
         let counting = Arc::new(Counting::default());
-        let profile = Arc::new(Profile {
-            login: url.login.clone(),
-            database: url.database,
-            protocol: url.protocol,
-            client_name: settings.client_name.clone(),
-        });
-        let topology = match url.servers {
-            Servers::One(host) => Topology::One(Node::new(Place::Tcp(host), &profile, &settings, &counting)),
-            Servers::Unix(path) => Topology::One(Node::new(Place::Unix(path), &profile, &settings, &counting)),
-            _ => return Err(Failure::local(FailureKind::Other, "this kind of address is not known yet")),
+        let mut means = Means {
+            profile: Arc::new(profile(&url.login, url.database)?),
+            sentinels: None,
+            settings: Arc::new(settings.clone()),
+            counting: Arc::clone(&counting),
+        };
+        let settings = Arc::clone(&means.settings);
+        let topology = match &url.servers {
+            Servers::One(host) => Topology::One(Node::new(Place::Tcp(host.clone()), &means)),
+            Servers::Unix(path) => Topology::One(Node::new(Place::Unix(path.clone()), &means)),
+            Servers::Sentinel { sentinels, service, login } => {
+                let profile = profile(login, 0)?;
+                let sentinels = Sentinels::new(service, sentinels.clone(), profile, Arc::clone(&counting));
+                let place = Place::Service(Arc::clone(sentinels.service()));
+                means.sentinels = Some(Arc::new(sentinels));
+                Topology::One(Node::new(place, &means))
+            }
+            Servers::Cluster(seeds) => Topology::Cluster(Cluster::new(seeds.clone(), means)),
         };
         Ok(Router(Arc::new(Inner { topology, settings, counting })))
     }
@@ -61,46 +91,69 @@ impl Router {
         args: &[A],
         deadline: Instant,
     ) -> Outcome {
-        let _ = slot;
         let call = Call { script, keys, args };
-        let Topology::One(node) = &self.0.topology;
-        let mut may_retry = true;
+        let counting = &self.0.counting;
+        let (mut retries, mut redirects, mut asks) = (1_u32, MAX_REDIRECTS, 1_u32);
+        let mut asked = None;
         loop {
-            let conn = node.conn();
-            let reply = node.eval(conn, &call, false, deadline).await;
-            let outcome = match self.judge(conn, reply) {
-                (outcome, Next::GiveUp) => return outcome,
-                (outcome, Next::Retry) => outcome,
+            let asking = asked.is_some();
+            let node = match asked.take() {
+                Some(node) => node,
+                None => match self.owner(slot, deadline).await {
+                    Ok(node) => node,
+                    Err(failure) => return Outcome::NotApplied(failure),
+                },
             };
-            if !may_retry || Instant::now() >= deadline {
-                return outcome;
+            let conn = node.conn();
+            let reply = node.eval(conn, &call, asking, deadline).await;
+            let (outcome, next) = self.judge(&node, conn, reply);
+            match next {
+                Next::GiveUp => return outcome,
+                _ if Instant::now() >= deadline => return outcome,
+                Next::Retry if retries > 0 => {
+                    retries -= 1;
+                    counting.retries.one();
+                }
+                Next::Owner if redirects > 0 => {
+                    redirects -= 1;
+                    counting.redirects.one();
+                }
+                Next::Ask(node) if asks > 0 => {
+                    asks -= 1;
+                    asked = Some(node);
+                    counting.redirects.one();
+                }
+                _ => return outcome,
             }
-            may_retry = false;
-            self.0.counting.retries.one();
         }
     }
 
-    /// Runs one command on one server.
+    /// Runs one command on one server, once.
     pub(crate) async fn command<W: AsRef<[u8]>>(&self, node: &NodeId, words: &[W], deadline: Instant) -> Outcome {
-        let Topology::One(known) = &self.0.topology;
-        if known.id() != node {
+        let known = match &self.0.topology {
+            Topology::One(known) => Some(known).filter(|known| known.id() == node).cloned(),
+            Topology::Cluster(cluster) => cluster.node(node),
+        };
+        let Some(node) = known else {
             let text = format!("{node} is not one of the servers");
             return Outcome::NotApplied(Failure::local(FailureKind::Other, text));
-        }
-        let conn = known.conn();
+        };
+        let conn = node.conn();
         let reply = conn.call(Shape::COMMAND, |out| put_command(out, words), deadline).await;
-        self.judge(conn, reply).0
+        self.judge(&node, conn, reply).0
     }
 
-    /// The servers that take writes.
-    pub(crate) async fn masters(&self, _deadline: Instant) -> Result<Vec<NodeId>, Failure> {
-        let Topology::One(node) = &self.0.topology;
-        Ok(vec![node.id().clone()])
+    /// The servers that take writes, as far as is known; found out if nothing is.
+    pub(crate) async fn masters(&self, deadline: Instant) -> Result<Vec<NodeId>, Failure> {
+        match &self.0.topology {
+            Topology::One(node) => Ok(vec![node.id().clone()]),
+            Topology::Cluster(cluster) => cluster.masters(deadline).await,
+        }
     }
 
     /// Whether keys are spread over slots, so that a script must not touch two.
     pub(crate) fn is_cluster(&self) -> bool {
-        false
+        matches!(self.0.topology, Topology::Cluster(_))
     }
 
     /// What has happened so far.
@@ -108,38 +161,82 @@ impl Router {
         self.0.counting.read()
     }
 
+    async fn owner(&self, slot: u16, deadline: Instant) -> Result<Arc<Node>, Failure> {
+        match &self.0.topology {
+            Topology::One(node) => Ok(Arc::clone(node)),
+            Topology::Cluster(cluster) => cluster.owner(slot, deadline).await,
+        }
+    }
+
     /// What became of a call, and what to do about it.
-    fn judge(&self, conn: &Conn, reply: Reply) -> (Outcome, Next) {
-        match reply {
-            Reply::Value(value) => (Outcome::Applied(value), Next::GiveUp),
-            Reply::Failed { failure, begun: true } => (Outcome::Unknown(failure), Next::GiveUp),
-            Reply::Failed { failure, begun: false } => {
-                // The connection broke before the call was sent; the next one is being made. Everything else would meet the same again.
-                let next = if failure.kind() == FailureKind::Disconnected { Next::Retry } else { Next::GiveUp };
-                (Outcome::NotApplied(failure), next)
-            }
-            Reply::Error { text, epoch } => {
-                let ruling = rule(&text);
-                let failure = Failure::said(ruling.kind, &text);
-                let next = match ruling.then {
-                    Then::Rediscover if conn.retire(epoch) => Next::Retry,
-                    Then::Reconnect => {
-                        conn.retire(epoch);
-                        Next::GiveUp
-                    }
-                    _ => Next::GiveUp,
+    fn judge(&self, node: &Node, conn: &Conn, reply: Reply) -> (Outcome, Next) {
+        let cluster = match &self.0.topology {
+            Topology::One(_) => None,
+            Topology::Cluster(cluster) => Some(cluster),
+        };
+        let (text, epoch) = match reply {
+            Reply::Value(value) => return (Outcome::Applied(value), Next::GiveUp),
+            Reply::Error { text, epoch } => (text, epoch),
+            Reply::Failed { failure, begun } => {
+                // Its slots may have another owner by now.
+                if let Some(cluster) = cluster.filter(|_| !conn.is_up()) {
+                    cluster.read_soon(None);
+                }
+                // If the connection broke before the call was sent, the next one is being made. Everything else would meet the same again.
+                return match begun {
+                    true => (Outcome::Unknown(failure), Next::GiveUp),
+                    false if failure.kind() == FailureKind::Disconnected => (Outcome::NotApplied(failure), Next::Retry),
+                    false => (Outcome::NotApplied(failure), Next::GiveUp),
                 };
-                let outcome =
-                    if ruling.not_applied { Outcome::NotApplied(failure) } else { Outcome::Unknown(failure) };
-                (outcome, next)
             }
+        };
+        let ruling = rule(&text);
+        let next = match (ruling.then, cluster) {
+            (Then::GiveUp | Then::Load, _) => Next::GiveUp,
+            // On one server the name, or Sentinel, may lead elsewhere now.
+            (Then::Rediscover, None) if conn.retire(epoch) => Next::Retry,
+            (Then::Rediscover, None) => Next::GiveUp,
+            (Then::Reconnect, _) => {
+                conn.retire(epoch);
+                Next::GiveUp
+            }
+            (Then::Rediscover | Then::Refresh, Some(cluster)) => {
+                cluster.read_soon(None);
+                Next::GiveUp
+            }
+            (Then::Follow, Some(cluster)) => {
+                let found = read_redirect(&text, &node.id().0).and_then(|(slot, host)| cluster.moved(slot, host));
+                if found.is_some() { Next::Owner } else { Next::GiveUp }
+            }
+            (Then::Ask, Some(cluster)) => {
+                let found = read_redirect(&text, &node.id().0).and_then(|(_, host)| cluster.asked(host));
+                found.map_or(Next::GiveUp, Next::Ask)
+            }
+            (Then::Follow | Then::Ask, None) => {
+                let failure = Failure::said(ruling.kind, &text);
+                let hint = failure.during("the server is part of a cluster, use redis+cluster://");
+                return (Outcome::NotApplied(hint), Next::GiveUp);
+            }
+            (Then::Refresh, None) => Next::GiveUp,
+        };
+        let failure = Failure::said(ruling.kind, &text);
+        if ruling.not_applied {
+            (Outcome::NotApplied(failure), next)
+        } else {
+            (Outcome::Unknown(failure), Next::GiveUp)
         }
     }
 }
 
+/// What to do with a call that was not applied.
 enum Next {
     GiveUp,
+    /// Try the same again.
     Retry,
+    /// Ask the owner of the slot, who is another now.
+    Owner,
+    /// Ask this node, just this once.
+    Ask(Arc<Node>),
 }
 
 fn check(settings: &Settings) -> Result<(), Failure> {

@@ -304,7 +304,11 @@ fn read_login(text: &str) -> Result<Login, RedisUrlError> {
 
 fn check_login(login: &Login) -> Result<(), RedisUrlError> {
     if login.user.is_some() && login.password.is_none() {
-        return Err(RedisUrlError::new("password", None, "one, because there is a user; write :password@ for a password alone"));
+        return Err(RedisUrlError::new(
+            "password",
+            None,
+            "one, because there is a user; write :password@ for a password alone",
+        ));
     }
     Ok(())
 }
@@ -344,7 +348,11 @@ fn read_hosts(text: &str, default_port: u16, show: Show) -> Result<Vec<Host>, Re
         }
         if !name.bytes().all(plain) {
             let item = item.split(':').next().and_then(|text| show.this(text));
-            return Err(error("host", item, "a name or an address; in a password ?, # and @ are written %3F, %23 and %40"));
+            return Err(error(
+                "host",
+                item,
+                "a name or an address; in a password ?, # and @ are written %3F, %23 and %40",
+            ));
         }
         let port = match port {
             None => default_port,
@@ -422,9 +430,13 @@ impl<'a> Options<'a> {
     fn finish(self, show: Show) -> Result<(), RedisUrlError> {
         let Some((name, _)) = self.pairs.first() else { return Ok(()) };
         let expected = match *name {
-            "ca" | "cert" | "key" | "insecure" => "it only with TLS: rediss://, rediss+sentinel:// or rediss+cluster://",
+            "ca" | "cert" | "key" | "insecure" => {
+                "it only with TLS: rediss://, rediss+sentinel:// or rediss+cluster://"
+            }
             "sentinel_user" | "sentinel_password" => "it only with redis+sentinel://",
-            "db" | "user" | "password" | "pass" => "it only with redis+unix://; elsewhere redis://user:password@host/db",
+            "db" | "user" | "password" | "pass" => {
+                "it only with redis+unix://; elsewhere redis://user:password@host/db"
+            }
             _ => "protocol, ca, cert, key, insecure, sentinel_user, sentinel_password, db, user or password",
         };
         Err(RedisUrlError::new("option", show.this(name), expected))

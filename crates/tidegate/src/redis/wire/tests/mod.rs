@@ -1,6 +1,9 @@
 //! What the connection layer promises, on real servers and through a proxy that breaks things.
 
 mod one;
+mod outcome;
+mod resp;
+mod url;
 
 use std::time::Duration;
 
@@ -17,12 +20,12 @@ fn soon() -> Instant {
     Instant::now() + PATIENCE
 }
 
-fn url(text: &str) -> RedisUrl {
+fn parsed(text: &str) -> RedisUrl {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
 fn router(text: &str) -> Router {
-    Router::new(url(text), Settings::default()).unwrap()
+    Router::new(parsed(text), Settings::default()).unwrap()
 }
 
 /// Answers what it is given.

@@ -1,0 +1,109 @@
+//! The table: every error that a server can answer, in the words of the servers.
+
+use super::super::outcome::{Then, escaped, rule};
+use super::*;
+
+#[test]
+fn every_error_has_its_row() {
+    use FailureKind as K;
+    use Then::{Ask, Follow, GiveUp, Load, Reconnect, Rediscover, Refresh};
+    // Whether it was certainly not applied, what it is, and what is done about it.
+    for (error, not_applied, kind, then) in [
+        ("NOSCRIPT No matching script. Please use EVAL.", true, K::NoScript, Load),
+        ("READONLY You can't write against a read only replica.", true, K::ReadOnly, Rediscover),
+        (
+            "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+            true,
+            K::MasterDown,
+            Rediscover,
+        ),
+        ("NOREPLICAS Not enough good replicas to write.", true, K::NoReplicas, GiveUp),
+        ("LOADING Redis is loading the dataset in memory", true, K::Loading, GiveUp),
+        (
+            "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+            true,
+            K::Busy,
+            GiveUp,
+        ),
+        ("CLUSTERDOWN Hash slot not served", true, K::ClusterDown, Refresh),
+        ("MOVED 3999 127.0.0.1:6381", true, K::Moved, Follow),
+        ("ASK 3999 127.0.0.1:6381", true, K::Ask, Ask),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", true, K::TryAgain, GiveUp),
+        ("CROSSSLOT Keys in request don't hash to the same slot", true, K::CrossSlot, GiveUp),
+        ("NOAUTH Authentication required.", true, K::NoAuth, Reconnect),
+        ("DENIED Redis is running in protected mode because", true, K::NoAuth, GiveUp),
+        ("WRONGPASS invalid username-password pair or user is disabled.", true, K::WrongPass, GiveUp),
+        ("NOPERM this user has no permissions to run the 'evalsha' command", true, K::NoPerm, GiveUp),
+        ("OOM command not allowed when used memory > 'maxmemory'.", true, K::Oom, GiveUp),
+        ("MISCONF Redis is configured to save RDB snapshots, but it is", true, K::Misconf, GiveUp),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", true, K::WrongType, GiveUp),
+        ("ERR max number of clients reached", true, K::MaxClients, GiveUp),
+        ("ERR max number of clients + cluster connections reached", true, K::MaxClients, GiveUp),
+        ("ERR unknown command 'FOO', with args beginning with: 'a' ", true, K::Other, GiveUp),
+        ("ERR wrong number of arguments for 'get' command", true, K::Other, GiveUp),
+        ("ERR invalid password", true, K::WrongPass, GiveUp),
+        // Raised by a script: Redis 7 and Valkey say so at the end, Redis 6.2 at the start.
+        (
+            "READONLY You can't write against a read only replica. script: 7a, on @user_script:1.",
+            true,
+            K::ReadOnly,
+            Rediscover,
+        ),
+        (
+            "OOM command not allowed when used memory > 'maxmemory'. script: 7a, on @user_script:1.",
+            true,
+            K::Oom,
+            GiveUp,
+        ),
+        ("MISCONF Errors writing to the AOF file script: 7a, on @user_script:1.", true, K::Misconf, GiveUp),
+        ("NOREPLICAS Not enough good replicas to write. script: 7a, on @user_script:1.", true, K::NoReplicas, GiveUp),
+        (
+            "ERR Error running script (call to f_7a): @user_script:1: @user_script: 1: -READONLY You can't write against a read only replica. ",
+            true,
+            K::ReadOnly,
+            Rediscover,
+        ),
+        (
+            "ERR Error running script (call to f_7a): @user_script:1: -OOM command not allowed when used memory > 'maxmemory'. ",
+            true,
+            K::Oom,
+            GiveUp,
+        ),
+        // These may come after a write of the same script.
+        ("WRONGTYPE Operation against a key script: 7a, on @user_script:1.", false, K::WrongType, GiveUp),
+        (
+            "ERR Error running script (call to f_7a): @user_script:1: WRONGTYPE Operation against a key holding",
+            false,
+            K::Script,
+            GiveUp,
+        ),
+        (
+            "NOPERM ACL failure in script: User x has no permissions script: 7a, on @user_script:1.",
+            false,
+            K::NoPerm,
+            GiveUp,
+        ),
+        ("ERR user_script:1: attempt to index a nil value script: 7a, on @user_script:1.", false, K::Script, GiveUp),
+        ("ERR user_script:1: boom", false, K::Script, GiveUp),
+        ("ERR something that nobody has ever seen", false, K::Other, GiveUp),
+        ("STRANGE", false, K::Other, GiveUp),
+        ("", false, K::Other, GiveUp),
+    ] {
+        let ruling = rule(error);
+        assert_eq!((ruling.not_applied, ruling.kind, ruling.then), (not_applied, kind, then), "{error}");
+    }
+}
+
+#[test]
+fn what_a_server_says_is_short_printable_and_without_arguments() {
+    assert_eq!(escaped("a\r\n\u{1b}[31m\"b\"é"), "a\\r\\n\\u{1b}[31m'b'\\u{e9}");
+    for length in [127, 128, 129, 1000] {
+        let text = escaped(&"x".repeat(length));
+        assert_eq!(text.len(), length.min(128), "{length}");
+        assert!(escaped(&"\u{1F600}".repeat(length)).len() <= 128);
+    }
+    let leaky = "ERR unknown command 'AUTH', with args beginning with: 'user' 's3cret' ";
+    let failure = Failure::said(rule(leaky).kind, leaky);
+    assert_eq!(failure.to_string(), "the server answered with an error: \"ERR unknown command 'AUTH'\"");
+    assert!(!format!("{failure:?}").contains("s3cret"));
+}

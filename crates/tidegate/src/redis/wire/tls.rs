@@ -1,0 +1,178 @@
+//! TLS by rustls and ring: whom we trust, and who we are.
+//!
+//! Certificates are trusted if the authorities of the system say so, or those of `ca` and no others. The files are read again when they
+//! have changed, so a new certificate is used from the next connection on.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use parking_lot::Mutex;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::client::WebPkiServerVerifier;
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+
+use super::dial::Stream;
+use super::outcome::{Failure, FailureKind, escaped};
+use super::url::{Host, TlsFiles};
+
+/// Makes plain connections into encrypted ones.
+pub(super) struct TlsClient {
+    files: TlsFiles,
+    current: Mutex<(Stamps, TlsConnector)>,
+}
+
+/// When the files were written.
+type Stamps = [Option<SystemTime>; 3];
+
+impl fmt::Debug for TlsClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.files.fmt(f)
+    }
+}
+
+impl TlsClient {
+    /// Reads the files.
+    pub(super) fn new(files: &TlsFiles) -> Result<Self, Failure> {
+        let current = Mutex::new((stamps(files), connector(files)?));
+        Ok(TlsClient { files: files.clone(), current })
+    }
+
+    pub(super) async fn connect(&self, host: &Host, stream: TcpStream) -> Result<Stream, Failure> {
+        let failed = |why: &str| Failure::local(FailureKind::Tls, format!("no TLS with {host}: {}", escaped(why)));
+        let name = ServerName::try_from(host.name.to_string()).map_err(|error| failed(&error.to_string()))?;
+        let stream = self.fresh().connect(name, stream).await.map_err(|error| failed(&error.to_string()))?;
+        Ok(Stream::Tls(Box::new(stream)))
+    }
+
+    /// The connector, made anew if the files have changed. Files that cannot be read, perhaps just being written, change nothing.
+    fn fresh(&self) -> TlsConnector {
+        let now = stamps(&self.files);
+        let mut current = self.current.lock();
+        if current.0 != now
+            && let Ok(connector) = connector(&self.files)
+        {
+            *current = (now, connector);
+        }
+        current.1.clone()
+    }
+}
+
+/// Whether an error of a stream is one of TLS.
+pub(super) fn is_about_tls(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<Error>())
+}
+
+fn stamps(files: &TlsFiles) -> Stamps {
+    let written = |path: &Path| std::fs::metadata(path).and_then(|file| file.modified()).ok();
+    let identity = files.identity.as_ref();
+    [
+        files.ca.as_deref().and_then(written),
+        identity.and_then(|(cert, _)| written(cert)),
+        identity.and_then(|(_, key)| written(key)),
+    ]
+}
+
+fn connector(files: &TlsFiles) -> Result<TlsConnector, Failure> {
+    let failed = |text: String| Failure::local(FailureKind::Tls, text);
+    let provider = Arc::new(ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| failed(format!("TLS: {error}")))?;
+    let builder = if files.insecure {
+        builder.dangerous().with_custom_certificate_verifier(Arc::new(TrustAnybody(provider)))
+    } else {
+        let roots = match &files.ca {
+            Some(path) => authorities_of(path)?,
+            None => authorities_of_the_system()?,
+        };
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
+        builder.with_webpki_verifier(verifier.map_err(|error| failed(format!("TLS: {error}")))?)
+    };
+    let config = match &files.identity {
+        None => builder.with_no_client_auth(),
+        Some((cert, key)) => {
+            let chain = certificates(cert)?;
+            let secret = PrivateKeyDer::from_pem_file(key)
+                .map_err(|error| failed(format!("key {key:?}: {error}: expected a private key in PEM")))?;
+            builder
+                .with_client_auth_cert(chain, secret)
+                .map_err(|error| failed(format!("cert {cert:?} with key {key:?}: {error}")))?
+        }
+    };
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
+    let failed = |why: String| {
+        let text = format!("{path:?}: {why}: expected certificates in PEM");
+        Failure::local(FailureKind::Tls, text)
+    };
+    let read = CertificateDer::pem_file_iter(path).map_err(|error| failed(error.to_string()))?;
+    let found = read.collect::<Result<Vec<_>, _>>().map_err(|error| failed(error.to_string()))?;
+    if found.is_empty() { Err(failed("nothing found".into())) } else { Ok(found) }
+}
+
+fn authorities_of(path: &Path) -> Result<RootCertStore, Failure> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        roots.add(certificate).map_err(|error| Failure::local(FailureKind::Tls, format!("ca {path:?}: {error}")))?;
+    }
+    Ok(roots)
+}
+
+fn authorities_of_the_system() -> Result<RootCertStore, Failure> {
+    let mut roots = RootCertStore::empty();
+    let (added, _) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if added == 0 {
+        let text = "the system trusts no certificate authority: expected ?ca=FILE in the URL";
+        return Err(Failure::local(FailureKind::Tls, text));
+    }
+    Ok(roots)
+}
+
+/// For `insecure=true`: anybody's certificate will do, as long as they hold its key.
+#[derive(Debug)]
+struct TrustAnybody(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for TrustAnybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
