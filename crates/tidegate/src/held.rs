@@ -133,6 +133,31 @@ impl Drop for Lease {
     }
 }
 
+/// Gives back what a call may have taken, if its answer never arrives.
+pub(crate) struct Undo<'a> {
+    shared: &'a Arc<Shared>,
+    refund: Option<Check<'static>>,
+}
+
+impl<'a> Undo<'a> {
+    pub(crate) fn arm(shared: &'a Arc<Shared>, refund: Check<'static>) -> Self {
+        Undo { shared, refund: Some(refund) }
+    }
+
+    /// The answer has arrived.
+    pub(crate) fn disarm(mut self) {
+        self.refund = None;
+    }
+}
+
+impl Drop for Undo<'_> {
+    fn drop(&mut self) {
+        if let Some(refund) = self.refund.take() {
+            self.shared.give_up(refund);
+        }
+    }
+}
+
 /// Gives a booked place back when the one who waited for it has gone.
 pub(crate) struct Place<'a> {
     limiter: &'a Limiter,
