@@ -5,7 +5,8 @@
 -- pieces up to and with it. So the usage between two pieces is a difference, and what is live, and how long to wait, is found
 -- by halving. A long log is not read as a whole: pieces are fetched one by one, and a new one is appended.
 --
--- State: when something was last taken, how many pieces at the front no longer count, and the sum up to there.
+-- State: when something was last taken, how many pieces at the front no longer count, and the sum up to there. At work also
+-- how many pieces there are, how many are stored (-1: all must be written again), and the last one if it has changed.
 local PIECE = 14
 local CHUNK = 4096 -- as much of a value as is read at once
 

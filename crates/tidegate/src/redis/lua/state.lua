@@ -131,7 +131,7 @@ local function keep(m)
   if kernel.small then
     local more = (m.epoch > 0 or m.receipts ~= '') and middle(m) or ''
     redis.call('SET', m.key, m.scale .. kernel.write(s) .. more, 'PX', ends)
-  elseif not s.body and s.n >= s.stored and not m.receipts_changed and s.first * 2 < s.n then
+  elseif not s.body and s.stored >= 0 and s.n >= s.stored and not m.receipts_changed and s.first * 2 < s.n then
     -- A long log to which one piece was added: only that and the numbers at the front are written.
     redis.call('SETRANGE', m.key, kernel.scale_size, kernel.write(s))
     if s.name and s.n > s.stored then

@@ -1,6 +1,7 @@
 //! The Redis store, on real servers of every kind.
 
 mod hostile;
+mod long;
 mod topologies;
 mod twins;
 mod witness;
