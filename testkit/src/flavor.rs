@@ -4,6 +4,7 @@ use std::env;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 
 /// A server that Tidegate is tested with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,6 +25,23 @@ pub enum Flavor {
 impl Flavor {
     /// What a test of the script or the protocol should run through.
     pub const ALL: [Flavor; 4] = [Flavor::Redis62, Flavor::Redis7, Flavor::Redis8, Flavor::Valkey9];
+
+    /// Runs a test with each of [`Flavor::ALL`], side by side.
+    ///
+    /// # Panics
+    /// If the test does, after all have ended; with the names of the flavors that it failed with.
+    #[track_caller]
+    pub fn on_all(test: impl Fn(Flavor) + Sync) {
+        let test = &test;
+        let failed: Vec<String> = thread::scope(|scope| {
+            let runs = Flavor::ALL.map(|flavor| {
+                let thread = thread::Builder::new().name(format!("on {flavor}"));
+                (flavor, thread.spawn_scoped(scope, move || test(flavor)).expect("a thread can be started"))
+            });
+            runs.into_iter().filter_map(|(flavor, run)| run.join().is_err().then(|| flavor.to_string())).collect()
+        });
+        assert!(failed.is_empty(), "failed on {}; the reasons are above", failed.join(", "));
+    }
 
     /// The program, ready to run.
     ///
@@ -68,6 +86,16 @@ impl fmt::Display for Flavor {
 /// If it is not installed, with the command that installs it.
 pub fn redis_cli() -> Command {
     Command::new(installed("redis7-cli"))
+}
+
+/// The module redis-cell, for measurements: `.arg("--loadmodule", path)` adds `CL.THROTTLE` to a server.
+///
+/// # Panics
+/// If it is not there, with the command that builds it. The tests do not need it and do not build it.
+pub fn redis_cell() -> PathBuf {
+    let module = folder().join("libredis_cell.so");
+    assert!(module.exists(), "{} is missing: run `cargo xtask servers --bench`", module.display());
+    module
 }
 
 fn installed(name: &str) -> PathBuf {

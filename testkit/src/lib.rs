@@ -28,9 +28,13 @@ mod wait;
 pub use builder::Builder;
 pub use certs::Certs;
 pub use cluster::Cluster;
-pub use flavor::{Flavor, redis_cli};
+pub use flavor::{Flavor, redis_cell, redis_cli};
 pub use proxy::{Counts, Fault, FaultProxy};
 pub use resp::{Client, Reply};
 pub use sentinel::Sentinels;
 pub use server::Server;
 pub use wait::wait_until;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/testing.md")]
+struct Page;

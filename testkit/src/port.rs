@@ -48,6 +48,12 @@ fn reserve(number: u16) -> Option<File> {
     fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let file = File::create(folder.join(number.to_string())).ok()?;
     file.try_lock().ok()?;
-    TcpListener::bind((Ipv4Addr::LOCALHOST, number)).ok()?;
+    TcpListener::bind((Ipv4Addr::LOCALHOST, number)).ok().inspect(close)?;
     Some(file)
+}
+
+/// Closes a port for everybody. Closing our end is not enough: a process that another thread has just forked has an end
+/// too until it becomes another program, and who connects meanwhile would be accepted.
+pub(crate) fn close(listener: &TcpListener) {
+    let _ = rustix::net::shutdown(listener, rustix::net::Shutdown::Both);
 }

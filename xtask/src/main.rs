@@ -19,7 +19,8 @@ cargo xtask COMMAND
                       further arguments: --algorithm NAME, --seed S
   bench [ARGS]        measures beside rivals and bounds in one run, as ratios (see bench/README.md)
   servers [--bench]   installs the Redis and Valkey servers that the tests start, into target/servers/ (or where
-                      TIDEGATE_SERVERS says), without touching the system; a second run only looks
+                      TIDEGATE_SERVERS says), without touching the system; a second run only looks.
+                      --bench adds the module redis-cell, which measurements are made beside
   packages            checks licences and banned packages over `cargo metadata`
   pictures            makes the pictures under docs/pictures/ again
 ";

@@ -29,6 +29,7 @@ pub mod headers;
 mod limit;
 mod meter;
 mod notation;
+mod reading;
 mod state;
 mod time;
 pub mod trace;
@@ -42,6 +43,7 @@ pub use limit::{
     Parameter, SlidingSpec, Spec, WindowSpec,
 };
 pub use notation::{Limits, MAX_LIMITS, ParseError};
+pub use reading::{Done, Reading};
 pub use state::{Receipt, Receipts, Record, State};
 pub use time::{EXACT, MAX_WAIT_US, Period, Timestamp};
 

@@ -9,8 +9,9 @@ use crate::algorithm::sliding::Steps;
 use crate::algorithm::window::Count;
 use crate::algorithm::{Algorithm, Bucket, Concurrent, Estimate, Kernel, Log, Sliding, Window};
 use crate::decide::{Charge, Op};
-use crate::decision::{Retry, Verdict};
+use crate::decision::Verdict;
 use crate::limit::Limit;
+use crate::reading::{self, Done};
 use crate::state::{Ended, Receipt, Receipts, Record, State};
 use crate::time::Timestamp;
 
@@ -150,26 +151,13 @@ impl<'a> Meter<'a> {
         if self.idle { None } else { self.id.and_then(|id| self.receipts.find(id)) }
     }
 
-    /// How much may be used: the capacity, and for a debit the debt below it.
+    /// How much may be used.
     pub(crate) fn ceiling(&self, op: Op) -> u64 {
-        match op {
-            Op::Debit | Op::Settle => self.limit.capacity() + self.limit.debt(),
-            _ => self.limit.capacity(),
-        }
+        self.limit.ceiling(op)
     }
 
     pub(crate) fn room(&self, ceiling: u64) -> u64 {
         gauge!(&self.gauge, kernel, state => kernel.room(state, self.now, ceiling))
-    }
-
-    fn retry(&self, cost: u64, ceiling: u64) -> Retry {
-        if cost > ceiling {
-            return Retry::Never;
-        }
-        match gauge!(&self.gauge, kernel, state => kernel.wait(state, self.now, cost, ceiling)) {
-            0 => Retry::Now,
-            micros => Retry::After(micros),
-        }
     }
 
     /// Whether this very charge was taken before.
@@ -319,25 +307,9 @@ impl<'a> Meter<'a> {
 
     /// The numbers, read from the state that is kept.
     pub(crate) fn verdict(&self, op: Op, allowed: bool) -> Verdict {
-        let capacity = self.limit.capacity();
-        let remaining = self.room(capacity);
-        let retry = match op {
-            _ if allowed && self.booked_us > 0 => Retry::After(self.booked_us),
-            _ if allowed => Retry::Now,
-            Op::Take => self.retry(1, capacity),
-            Op::Settle => self.retry(self.cost.saturating_sub(self.reserved).max(1), self.ceiling(op)),
-            _ if self.cost == 0 => Retry::Now,
-            _ => self.retry(self.cost, self.ceiling(op)),
-        };
-        let until = |cost| self.retry(cost, capacity).micros().unwrap_or(0);
-        Verdict {
-            allowed: self.fits,
-            granted: if allowed || op == Op::Settle { self.granted } else { 0 },
-            amount: capacity,
-            remaining,
-            retry,
-            reset_after_us: until(capacity),
-            next_after_us: if remaining < capacity { until(remaining + 1) } else { 0 },
-        }
+        let &Meter { cost, reserved, fits, granted, booked_us, .. } = self;
+        let done = Done { op, cost, reserved, fits, granted, booked_us };
+        let wait = |cost, ceiling| gauge!(&self.gauge, kernel, state => kernel.wait(state, self.now, cost, ceiling));
+        reading::verdict(self.limit, &done, allowed, |ceiling| self.room(ceiling), wait)
     }
 }

@@ -54,7 +54,10 @@ pub use held::{Lease, Reservation};
 pub use limiter::{Ask, Limiter, LimiterBuilder};
 pub use memory::{DEFAULT_MAX_KEYS, Gate, Memory, MemoryBuilder, Overflow};
 #[cfg(feature = "redis")]
-pub use redis::{Failure, FailureKind, RedisUrl, RedisUrlError};
+pub use redis::{
+    DEFAULT_WITNESS_KEYS, Failure, FailureKind, InvalidNamespace, MAX_NAMESPACE_BYTES, NoAnswer, Redis, RedisBuilder,
+    RedisError, RedisStats, RedisUrl, RedisUrlError,
+};
 pub use store::{Charge, Check, Deciding, InvalidCheck, MAX_CHARGES, MAX_KEY_BYTES, Scope, Store, StoreError, Subject};
 pub use tidegate_core::{
     self, Algorithm, Decision, EXACT, Id, Limit, LimitError, Limits, MAX_LIMITS, Op, Parameter, ParseError, Period,

@@ -105,6 +105,12 @@ impl LimiterBuilder {
         self
     }
 
+    /// Keeps state in Redis or Valkey, whose clock judges.
+    #[cfg(feature = "redis")]
+    pub fn redis(self, redis: crate::Redis) -> Self {
+        self.store(redis, crate::SystemClock::new())
+    }
+
     /// How many calls of `acquire` may wait at once, over all keys; 10 000 unless told otherwise.
     pub fn max_waiting(mut self, calls: usize) -> Self {
         self.max_waiting = calls;

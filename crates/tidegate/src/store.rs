@@ -190,6 +190,12 @@ impl<'a> Check<'a> {
         self
     }
 
+    /// For a settlement: how much every charge had been reserved at.
+    pub fn reserving(mut self, units: u64) -> Self {
+        self.charges.iter_mut().for_each(|charge| charge.reserved = units);
+        self
+    }
+
     /// What to do.
     pub fn op(&self) -> Op {
         self.op

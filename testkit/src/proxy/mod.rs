@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::Server;
-use crate::port::Port;
+use crate::port::{Port, close};
 use random::Random;
 
 /// More connections than this at once are closed as soon as they come.
@@ -394,7 +394,7 @@ fn listen(shared: &Arc<Shared>, port: u16, rung: UnixStream) {
             }
             let refuse = state.fault == Fault::Refuse;
             if refuse {
-                listener = None;
+                listener.take().inspect(close);
             } else {
                 listener.get_or_insert_with(open);
             }
@@ -420,7 +420,7 @@ fn listen(shared: &Arc<Shared>, port: u16, rung: UnixStream) {
         number += 1;
         threads.push(thread::Builder::new().name("proxied".into()).spawn(run).expect("a thread can be started"));
     }
-    drop(listener);
+    listener.take().inspect(close);
     for connection in shared.connections().drain(..) {
         connection.cut();
     }

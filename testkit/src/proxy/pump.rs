@@ -114,11 +114,9 @@ impl Pump<'_> {
     }
 
     fn put(&self, bytes: &[u8]) -> bool {
-        let written = (&mut &*self.to).write_all(bytes).is_ok();
-        if written {
-            self.counter().fetch_add(bytes.len() as u64, Ordering::SeqCst);
-        }
-        written
+        // Counted first: who has read the bytes may look at the count at once.
+        self.counter().fetch_add(bytes.len() as u64, Ordering::SeqCst);
+        (&mut &*self.to).write_all(bytes).is_ok()
     }
 
     fn counter(&self) -> &AtomicU64 {

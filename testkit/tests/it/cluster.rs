@@ -4,7 +4,7 @@ use tidegate_testkit::{Cluster, Flavor, Reply};
 
 #[test]
 fn every_flavor_forms_a_cluster() {
-    for flavor in Flavor::ALL {
+    Flavor::on_all(|flavor| {
         let cluster = Cluster::start(flavor);
         assert_eq!(cluster.nodes().len(), 6);
         for (slot, node) in [(0, 0), (5461, 0), (5462, 1), (10923, 1), (10924, 2), (16383, 2)] {
@@ -17,7 +17,7 @@ fn every_flavor_forms_a_cluster() {
         let expected = format!("MOVED {slot} 127.0.0.1:{}", cluster.master_of(slot).port());
         assert_eq!(moved, Reply::Error(expected), "{flavor}");
         assert_eq!(cluster.keys_without_ttl("user:"), ["user:7"]);
-    }
+    });
 }
 
 #[test]

@@ -228,12 +228,11 @@ fn a_dropped_proxy_is_closed_even_while_it_stalls_or_delays() {
         assert_eq!(client.command(&["PING"]).unwrap(), pong());
         proxy.set(fault);
         client.send(&["PING"]).unwrap();
-        let port = proxy.port();
         let start = Instant::now();
         drop(proxy);
         assert!(start.elapsed() < SOON, "{fault:?}");
-        while client.receive().is_ok() {}
-        assert_eq!(Client::connect(port).unwrap_err().kind(), ErrorKind::ConnectionRefused, "{fault:?}");
+        // Some of a reply may have been under way.
+        wait_until("the connection is closed", SOON, || client.receive().is_err());
     }
 }
 

@@ -4,6 +4,7 @@
 //! refused by an error that names the parameter. After that nobody checks again.
 
 use crate::algorithm::{Algorithm, Bucket, Concurrent, Estimate, Log, Sliding, Window};
+use crate::decide::Op;
 use crate::time::{EXACT, Period};
 
 mod error;
@@ -99,6 +100,14 @@ impl Limit {
     /// How far below empty a [debit](crate::Op::Debit) may go, in units.
     pub fn debt(&self) -> u64 {
         self.debt
+    }
+
+    /// How much may be in use after an operation: the capacity, and for what is taken after the fact the debt below it.
+    pub(crate) fn ceiling(&self, op: Op) -> u64 {
+        match op {
+            Op::Debit | Op::Settle => self.capacity() + self.debt,
+            _ => self.capacity(),
+        }
     }
 
     /// Whether denied requests are charged too, so that a hammering client stays locked out.

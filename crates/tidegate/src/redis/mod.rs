@@ -1,6 +1,379 @@
-//! State in Redis or Valkey.
+//! State in Redis or Valkey: the same decisions as in memory, in one round trip, for every process that shares the server.
+//!
+//! ```no_run
+//! use tidegate::{Limiter, Redis};
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let redis = Redis::new("redis://127.0.0.1/")?;
+//! let limiter = Limiter::builder("10/s; 120/m".parse()?).redis(redis).build();
+//! let decision = limiter.check("user:7").await?;
+//! # Ok(()) }
+//! ```
+//!
+//! One decision is one call of one script, whatever the operation and however many limits: it reads the server's clock once,
+//! reads each key, decides, and writes what changed together with the time at which it may be forgotten. The script is put
+//! together from `lua/`, where each algorithm stands as the twin of its Rust.
+//!
+//! In reading order: [`keys`] names the states, [`call`] writes the call and reads its answer, [`witness`] remembers what was
+//! seen, [`saga`] decides over several slots of a cluster, [`wire`] talks to the servers.
 
-#[allow(dead_code, unused_imports, reason = "the store that uses it comes next")]
+mod call;
+mod keys;
+mod saga;
+#[allow(dead_code, unused_imports, reason = "the startup check will use the rest")]
 pub(crate) mod wire;
+mod witness;
 
-pub use wire::{Failure, FailureKind, RedisUrl, RedisUrlError};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tidegate_core::{Algorithm, Decision, Done, Id, Op, Timestamp};
+use tokio::time::Instant;
+
+use self::call::{Answer, Head};
+use self::keys::{Keys, Tag};
+use self::wire::{Outcome, Router, Script, Settings, Value};
+use self::witness::Witness;
+use crate::clock::Clock;
+use crate::store::{Charge, Check, Deciding, Store, StoreError};
+
+pub use self::keys::{InvalidNamespace, MAX_NAMESPACE_BYTES};
+pub use self::wire::{Failure, FailureKind, RedisUrl, RedisUrlError};
+
+/// The whole script, in the order in which it runs.
+pub(crate) const SCRIPT: &str = concat!(
+    include_str!("lua/fast.lua"),
+    include_str!("lua/exact.lua"),
+    include_str!("lua/bucket.lua"),
+    include_str!("lua/window.lua"),
+    include_str!("lua/estimate.lua"),
+    include_str!("lua/pieces.lua"),
+    include_str!("lua/concurrent.lua"),
+    include_str!("lua/receipts.lua"),
+    include_str!("lua/state.lua"),
+    include_str!("lua/decide.lua"),
+);
+
+/// How many keys are remembered in case the server forgets them.
+pub const DEFAULT_WITNESS_KEYS: usize = 16_384;
+
+/// A store in Redis or Valkey. Cheap to clone; clones share the connections.
+#[derive(Clone)]
+pub struct Redis {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    router: Router,
+    script: Script,
+    keys: Keys,
+    witness: Witness,
+    /// Whose time is sent along; usually nobody's, and the server's counts.
+    clock: Option<Clock>,
+    timeout: Duration,
+    /// The newest time a server has told.
+    latest_us: AtomicU64,
+    regressions: AtomicU64,
+    repairs: AtomicU64,
+    calls: AtomicU64,
+}
+
+/// There is no such store.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RedisError {
+    /// The URL says something that cannot be.
+    #[error(transparent)]
+    Url(#[from] RedisUrlError),
+    /// The namespace cannot be used.
+    #[error(transparent)]
+    Namespace(#[from] InvalidNamespace),
+    /// The settings or the files they name cannot be used.
+    #[error("{0}")]
+    Settings(Failure),
+}
+
+/// A call to the server that came to nothing.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {failure}", if *.applied { "nobody knows whether it was counted" } else { "it was not counted" })]
+pub struct NoAnswer {
+    applied: bool,
+    #[source]
+    failure: Failure,
+}
+
+impl NoAnswer {
+    /// Whether it may have been counted all the same: the call was on its way when the connection broke or time was up.
+    pub fn may_have_been_counted(&self) -> bool {
+        self.applied
+    }
+
+    /// What went wrong.
+    pub fn failure(&self) -> &Failure {
+        &self.failure
+    }
+}
+
+/// What a store has counted since it was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct RedisStats {
+    /// Calls of the script.
+    pub calls: u64,
+    /// Times a key held less than had been seen before, and was restored: state was lost by a failover, an eviction, a flush, or
+    /// a step of the server's clock.
+    pub regressions: u64,
+    /// Times a key held something that Tidegate did not write, and was taken as used up.
+    pub repairs: u64,
+    /// Connections that were made again.
+    pub reconnects: u64,
+    /// Calls that were sent a second time, because the server had said that the first did nothing.
+    pub retries: u64,
+    /// Calls that were sent on to another server of the cluster.
+    pub redirects: u64,
+    /// Times the script was loaded into a server.
+    pub script_loads: u64,
+    /// Calls that had no answer in time.
+    pub timeouts: u64,
+}
+
+/// Settings of a [`Redis`] store.
+#[derive(Clone, Debug)]
+#[must_use = "there is no store until `build` is called"]
+pub struct RedisBuilder {
+    url: RedisUrl,
+    namespace: Option<String>,
+    clock: Option<Clock>,
+    witness_keys: usize,
+    settings: Settings,
+}
+
+impl RedisBuilder {
+    /// Keeps the keys apart from those of other stores on the same server. Letters, digits, `.`, `_` and `-`.
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.namespace = Some(namespace.into());
+        self
+    }
+
+    /// How long one call may take, everything included; 100 ms unless told otherwise.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.settings.timeout = timeout;
+        self
+    }
+
+    /// How long connecting may take; 1 s unless told otherwise. Calls do not wait that long.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.connect_timeout = timeout;
+        self
+    }
+
+    /// How many connections to each server; 1 unless told otherwise, which is nearly always best.
+    pub fn connections(mut self, connections: usize) -> Self {
+        self.settings.connections_per_node = connections;
+        self
+    }
+
+    /// How many keys to remember in case the server forgets them; 16 384 unless told otherwise, 0 for none.
+    pub fn witness_keys(mut self, keys: usize) -> Self {
+        self.witness_keys = keys;
+        self
+    }
+
+    /// Judges by this clock instead of the server's: for tests and simulations, never for several machines. Keys are then kept
+    /// for at least an hour, since nobody knows how this clock runs.
+    pub fn clock(mut self, clock: impl Into<Clock>) -> Self {
+        self.clock = Some(clock.into());
+        self
+    }
+
+    /// The store. Needs a tokio runtime. A server that is down does not matter yet: connections are made in the background.
+    ///
+    /// # Errors
+    /// If the namespace or the settings cannot be used.
+    pub fn build(self) -> Result<Redis, RedisError> {
+        let keys = Keys::new(self.namespace.as_deref())?;
+        let timeout = self.settings.timeout;
+        let router = Router::new(self.url, self.settings).map_err(RedisError::Settings)?;
+        Ok(Redis {
+            inner: Arc::new(Inner {
+                router,
+                script: Script::new(SCRIPT),
+                keys,
+                witness: Witness::new(self.witness_keys),
+                clock: self.clock,
+                timeout,
+                latest_us: AtomicU64::new(0),
+                regressions: AtomicU64::new(0),
+                repairs: AtomicU64::new(0),
+                calls: AtomicU64::new(0),
+            }),
+        })
+    }
+}
+
+impl Redis {
+    /// A store at this URL: `redis://…`, `rediss://…`, `redis+unix://…`, `redis+sentinel://…/service` or `redis+cluster://…`; see
+    /// `docs/redis.md`. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// If the URL says something that cannot be. A server that is down is not an error yet.
+    pub fn new(url: &str) -> Result<Self, RedisError> {
+        Self::builder(url.parse()?).build()
+    }
+
+    /// For other settings.
+    pub fn builder(url: RedisUrl) -> RedisBuilder {
+        RedisBuilder {
+            url,
+            namespace: None,
+            clock: None,
+            witness_keys: DEFAULT_WITNESS_KEYS,
+            settings: Settings::default(),
+        }
+    }
+
+    /// What was counted since it was made.
+    pub fn stats(&self) -> RedisStats {
+        let Inner { router, regressions, repairs, calls, .. } = &*self.inner;
+        let wire = router.counters();
+        RedisStats {
+            calls: calls.load(Ordering::Relaxed),
+            regressions: regressions.load(Ordering::Relaxed),
+            repairs: repairs.load(Ordering::Relaxed),
+            reconnects: wire.reconnects,
+            retries: wire.retries,
+            redirects: wire.redirects,
+            script_loads: wire.script_loads,
+            timeouts: wire.timeouts,
+        }
+    }
+}
+
+impl fmt::Debug for Redis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Redis").field("prefix", &self.inner.keys.prefix()).finish_non_exhaustive()
+    }
+}
+
+impl Store for Redis {
+    fn decide<'a>(&'a self, check: &'a Check<'a>) -> Deciding<'a> {
+        Box::pin(async move {
+            check.validate()?;
+            let charges: Vec<Asked<'_>> = check.charges().iter().map(|charge| self.inner.ask(charge)).collect();
+            let single = !self.inner.router.is_cluster() || charges.iter().all(|asked| asked.slot == charges[0].slot);
+            if !single {
+                return saga::decide(&self.inner, check.clone().into_owned()).await;
+            }
+            let head = Head { op: script_op(check), id: check.id(), now: self.inner.now(), denied: false };
+            let nothing = vec![None; charges.len()];
+            let answer = self.inner.call(head, &charges, &nothing, self.inner.deadline()).await?;
+            let verdicts = charges.iter().zip(&answer.found);
+            let verdict = |(asked, found): (&Asked<'_>, &call::Found)| {
+                found.verdict(check.op(), asked.charge, answer.allowed, answer.now)
+            };
+            let decision = match &charges[..] {
+                [_] => Decision::of_one(verdicts.map(verdict).next().unwrap_or_default(), answer.allowed, answer.now),
+                _ => Decision::of_many(verdicts.map(verdict).collect(), answer.allowed, answer.now),
+            };
+            Ok(decision.with_id(check.id()))
+        })
+    }
+}
+
+/// Only a single bucket can keep a place; booking anything else is a check.
+fn script_op(check: &Check<'_>) -> Op {
+    match (check.op(), check.charges()) {
+        (book @ Op::Book { .. }, [charge]) if matches!(charge.limit.algorithm(), Algorithm::Bucket(_)) => book,
+        (Op::Book { .. }, _) => Op::Check,
+        (op, _) => op,
+    }
+}
+
+/// A charge with the name of its state.
+struct Asked<'a> {
+    charge: &'a Charge<'a>,
+    slot: u16,
+    name: Vec<u8>,
+}
+
+impl Inner {
+    fn ask<'a>(&self, charge: &'a Charge<'a>) -> Asked<'a> {
+        let tag = Tag::of(&charge.subject);
+        Asked { charge, slot: tag.slot(), name: self.keys.name(tag, charge) }
+    }
+
+    fn now(&self) -> Option<Timestamp> {
+        self.clock.as_ref().map(Clock::now)
+    }
+
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.timeout
+    }
+
+    /// One call of the script over charges that share a slot.
+    async fn call(
+        &self,
+        head: Head,
+        charges: &[Asked<'_>],
+        undo: &[Option<Timestamp>],
+        deadline: Instant,
+    ) -> Result<Answer, StoreError> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        // What was worth nothing at the latest time told is worth nothing for ever, whatever a clock says later.
+        let latest = Timestamp::from_micros(self.latest_us.load(Ordering::Relaxed));
+        let scales: Vec<Vec<u8>> = charges.iter().map(|asked| call::scale(&asked.charge.limit)).collect();
+        let mut args = Vec::with_capacity(1 + 2 * charges.len());
+        args.push(head.encode());
+        for ((asked, scale), undo) in charges.iter().zip(&scales).zip(undo) {
+            let seen = self.witness.recall(&asked.name, scale, latest);
+            let numbers = call::numbers(head.op, asked.charge, *undo, seen.as_deref());
+            args.push(scale.clone());
+            args.push(numbers);
+        }
+        let names: Vec<Vec<u8>> = charges.iter().map(|asked| asked.name.clone()).collect();
+        let slot = charges.first().map_or(0, |asked| asked.slot);
+        let answer = match self.router.eval(&self.script, slot, &names, &args, deadline).await {
+            Outcome::Applied(Value::Bulk(bytes)) => {
+                Answer::decode(&bytes, charges.iter().map(|asked| &asked.charge.limit))
+                    .map_err(|garbled| StoreError::Unavailable(Box::new(garbled)))?
+            }
+            Outcome::Applied(_) => return Err(StoreError::Unavailable(Box::new(call::Garbled))),
+            Outcome::NotApplied(failure) => return Err(no_answer(false, failure, &names)),
+            Outcome::Unknown(failure) => return Err(no_answer(true, failure, &names)),
+        };
+        self.latest_us.fetch_max(answer.now.as_micros(), Ordering::Relaxed);
+        for ((asked, scale), found) in charges.iter().zip(&scales).zip(&answer.found) {
+            self.witness.remember(&asked.name, scale, &found.reading, &found.seen, answer.now);
+            self.regressions.fetch_add(u64::from(found.restored), Ordering::Relaxed);
+            self.repairs.fetch_add(u64::from(found.repaired), Ordering::Relaxed);
+        }
+        Ok(answer)
+    }
+
+    /// How many units were left when the key was last asked about, if that is remembered.
+    fn remembered(&self, asked: &Asked<'_>) -> Option<u64> {
+        let limit = &asked.charge.limit;
+        let latest = Timestamp::from_micros(self.latest_us.load(Ordering::Relaxed));
+        let seen = self.witness.recall(&asked.name, &call::scale(limit), latest)?;
+        let reading = call::reading(&seen, limit)?;
+        let done = Done { op: Op::Peek, cost: 0, reserved: 0, fits: true, granted: 0, booked_us: 0 };
+        Some(reading.verdict(limit, &done, true, latest).remaining)
+    }
+
+    /// A number nobody else uses, for a check that is decided in several steps.
+    fn fresh_id(&self) -> Id {
+        use std::hash::{BuildHasher, RandomState};
+        Id(RandomState::new().hash_one(self.calls.load(Ordering::Relaxed)) | 1)
+    }
+}
+
+fn no_answer(applied: bool, failure: Failure, names: &[Vec<u8>]) -> StoreError {
+    if failure.kind() == FailureKind::WrongType {
+        let name = names.first().map(|name| name.escape_ascii().to_string()).unwrap_or_default();
+        let key = if names.len() > 1 { format!("{name} or one of {} others", names.len() - 1) } else { name };
+        let reason = "it is not a string: some other program has written it, delete it or use a namespace".into();
+        return StoreError::Corrupt { key: key.chars().take(200).collect(), reason };
+    }
+    StoreError::Unavailable(Box::new(NoAnswer { applied, failure }))
+}

@@ -8,5 +8,7 @@ mod extremes;
 mod limiter;
 mod memory;
 mod overflow;
+#[cfg(feature = "redis")]
+mod redis;
 mod threads;
 mod transcripts;

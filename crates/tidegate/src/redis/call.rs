@@ -1,0 +1,250 @@
+//! The call of the script and its answer, as bytes. `lua/fast.lua` and `lua/state.lua` say the same from the other side.
+//!
+//! Numbers are below 2^53 and take seven bytes, most significant first. Costs above that can never fit; they are sent as the
+//! largest number, which never fits either.
+
+use tidegate_core::algorithm::bucket::Level;
+use tidegate_core::algorithm::estimate::Pair;
+use tidegate_core::algorithm::window::Count;
+use tidegate_core::{Algorithm, Done, EXACT, Id, Limit, Op, Reading, State, Timestamp, Verdict};
+
+use super::keys::letter;
+use crate::store::Charge;
+
+/// How much of the numbers of a charge is always there; what the caller has seen before follows.
+const NUMBERS: usize = 43;
+
+/// What is the same for all charges of a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Head {
+    pub(crate) op: Op,
+    pub(crate) id: Option<Id>,
+    /// The time, if not the server's.
+    pub(crate) now: Option<Timestamp>,
+    /// It was denied elsewhere: leave behind what a denied check leaves behind.
+    pub(crate) denied: bool,
+}
+
+impl Head {
+    /// `ARGV[1]`.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let id = self.id.filter(|id| *id != Id::NONE);
+        let (letter, more) = match self.op {
+            Op::Check => (b'c', 0),
+            Op::Peek => (b'p', 0),
+            Op::Take => (b't', 0),
+            Op::Debit => (b'd', 0),
+            Op::Refund => (b'r', 0),
+            Op::Reset => (b'x', 0),
+            Op::Settle => (b's', 0),
+            Op::Release => (b'l', 0),
+            Op::Book { max_wait_us } => (b'b', max_wait_us),
+            Op::Unbook { idle_at } => (b'u', idle_at.as_micros()),
+            _ => unreachable!("the script knows every operation"),
+        };
+        let flags = u8::from(self.now.is_some()) | u8::from(id.is_some()) << 1 | u8::from(self.denied) << 2;
+        let mut bytes = Vec::with_capacity(24);
+        bytes.extend_from_slice(&[letter, flags]);
+        push(&mut bytes, self.now.map_or(0, Timestamp::as_micros));
+        push(&mut bytes, more);
+        if let Some(Id(id)) = id {
+            bytes.extend_from_slice(&id.to_be_bytes());
+        }
+        bytes
+    }
+}
+
+/// `ARGV[2i]`: the scale a limit counts in.
+pub(crate) fn scale(limit: &Limit) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(16);
+    bytes.push(letter(limit.algorithm()));
+    match limit.algorithm() {
+        Algorithm::Bucket(bucket) => {
+            push(&mut bytes, bucket.rate.p);
+            push(&mut bytes, bucket.rate.q);
+            bytes.push(u8::try_from(bucket.rate.grid.ilog10()).unwrap_or(u8::MAX));
+        }
+        Algorithm::Window(window) => {
+            push(&mut bytes, window.period);
+            bytes.push(u8::from(window.from_first_hit));
+        }
+        Algorithm::Sliding(sliding) => {
+            push(&mut bytes, sliding.period);
+            push(&mut bytes, sliding.step);
+            bytes.push(u8::from(sliding.lenient));
+        }
+        Algorithm::Estimate(estimate) => push(&mut bytes, estimate.period),
+        Algorithm::Log(log) => push(&mut bytes, log.period),
+        Algorithm::Concurrent(_) => {}
+    }
+    bytes
+}
+
+/// `ARGV[2i + 1]`: the numbers of a charge. With `undo`, the moment under which it was charged before: to be given back first.
+/// `seen` is what a witness remembers of the key.
+pub(crate) fn numbers(op: Op, charge: &Charge<'_>, undo: Option<Timestamp>, seen: Option<&[u8]>) -> Vec<u8> {
+    let limit = &charge.limit;
+    // Of a settlement only the difference matters: how much is missing, or how much too much it was.
+    let (cost, missing) = match op {
+        Op::Settle if charge.cost > charge.reserved => (charge.cost - charge.reserved, true),
+        Op::Settle => (charge.reserved - charge.cost, false),
+        _ => (charge.cost, false),
+    };
+    let options = u8::from(limit.counts_rejected()) | u8::from(undo.is_some()) << 1 | u8::from(missing) << 2;
+    let extra = match limit.algorithm() {
+        Algorithm::Estimate(estimate) => estimate.grid,
+        Algorithm::Concurrent(concurrent) => concurrent.ttl,
+        _ => 0,
+    };
+    let seen = seen.unwrap_or_default();
+    let mut bytes = Vec::with_capacity(NUMBERS + seen.len());
+    bytes.push(options);
+    for number in [cost, limit.capacity(), limit.debt(), limit.algorithm().amount()] {
+        push(&mut bytes, number);
+    }
+    push(&mut bytes, undo.map_or(0, Timestamp::as_micros));
+    push(&mut bytes, extra);
+    bytes.extend_from_slice(seen);
+    bytes
+}
+
+fn push(bytes: &mut Vec<u8>, number: u64) {
+    bytes.extend_from_slice(&number.min(EXACT - 1).to_be_bytes()[1..]);
+}
+
+/// What the script answered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Answer {
+    pub(crate) allowed: bool,
+    pub(crate) now: Timestamp,
+    pub(crate) found: Vec<Found>,
+}
+
+/// What it found and did for one charge.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Found {
+    pub(crate) fits: bool,
+    pub(crate) granted: u64,
+    pub(crate) booked_us: u64,
+    pub(crate) reading: Reading,
+    /// The moment under which it was charged, if this very call charged it.
+    pub(crate) charged_at: Option<Timestamp>,
+    /// What a witness should remember; empty if the algorithm has none, or if this is not what is kept.
+    pub(crate) seen: Vec<u8>,
+    /// Something had been lost and was restored from what a witness remembered.
+    pub(crate) restored: bool,
+    /// The key held something that Tidegate did not write, and was taken as used up.
+    pub(crate) repaired: bool,
+}
+
+impl Found {
+    /// The numbers for the caller.
+    pub(crate) fn verdict(&self, op: Op, charge: &Charge<'_>, allowed: bool, now: Timestamp) -> Verdict {
+        let &Found { fits, granted, booked_us, .. } = self;
+        // All or nothing: what was asked for, also if it is more than the script can count and was known by its id.
+        let granted = if matches!(op, Op::Check | Op::Debit | Op::Book { .. }) { charge.cost } else { granted };
+        let done = Done { op, cost: charge.cost, reserved: charge.reserved, fits, granted, booked_us };
+        self.reading.verdict(&charge.limit, &done, allowed, now)
+    }
+}
+
+/// An answer that is not one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the script answered something else than was asked")]
+pub(crate) struct Garbled;
+
+impl Answer {
+    /// Reads the answer to a call over the limits `limits`, in their order.
+    pub(crate) fn decode<'l>(bytes: &[u8], limits: impl Iterator<Item = &'l Limit>) -> Result<Answer, Garbled> {
+        let mut bytes = Bytes(bytes);
+        let allowed = bytes.byte()? == 1;
+        let now = bytes.moment()?;
+        let found = limits.map(|limit| found(&mut bytes, limit)).collect::<Result<_, _>>()?;
+        if bytes.0.is_empty() { Ok(Answer { allowed, now, found }) } else { Err(Garbled) }
+    }
+}
+
+fn found(bytes: &mut Bytes<'_>, limit: &Limit) -> Result<Found, Garbled> {
+    let flags = bytes.byte()?;
+    let granted = bytes.number()?;
+    let (mut booked_us, mut seen) = (0, Vec::new());
+    let charged_at;
+    let algorithm = limit.algorithm();
+    let reading = match algorithm {
+        Algorithm::Bucket(_) | Algorithm::Window(_) | Algorithm::Estimate(_) => {
+            booked_us = bytes.number()?;
+            let from = bytes.0;
+            let _epoch = bytes.number()?;
+            let state = state(bytes, algorithm)?;
+            if flags & 16 == 0 {
+                seen = from[..from.len() - bytes.0.len()].to_vec();
+            }
+            charged_at = match &state {
+                State::Bucket { level, .. } => level.at,
+                State::Window { count, .. } => count.start,
+                State::Estimate { pair, .. } => pair.start,
+                _ => Timestamp::EPOCH,
+            };
+            Reading::State(state)
+        }
+        Algorithm::Sliding(_) | Algorithm::Log(_) | Algorithm::Concurrent(_) => {
+            let used = bytes.number()?;
+            let (retry_us, next_us, reset_us) = (bytes.number()?, bytes.number()?, bytes.number()?);
+            charged_at = bytes.moment()?;
+            Reading::Counted { used, retry_us, next_us, reset_us }
+        }
+    };
+    let (fits, restored, repaired) = (flags & 1 > 0, flags & 2 > 0, flags & 4 > 0);
+    let charged_at = (flags & 8 > 0).then_some(charged_at);
+    Ok(Found { fits, granted, booked_us, reading, charged_at, seen, restored, repaired })
+}
+
+/// What a witness remembers, read again.
+pub(crate) fn reading(seen: &[u8], limit: &Limit) -> Option<Reading> {
+    let mut bytes = Bytes(seen);
+    let _epoch = bytes.number().ok()?;
+    state(&mut bytes, limit.algorithm()).ok().map(Reading::State)
+}
+
+/// A short state, in the scale of `algorithm`.
+fn state(bytes: &mut Bytes<'_>, algorithm: &Algorithm) -> Result<State, Garbled> {
+    Ok(match *algorithm {
+        Algorithm::Bucket(bucket) => {
+            let (units, at) = (bytes.number()?, bytes.moment()?);
+            State::Bucket { rate: bucket.rate, level: Level { units, at } }
+        }
+        Algorithm::Window(window) => {
+            let (start, last, used) = (bytes.moment()?, bytes.moment()?, bytes.number()?);
+            let (period, from_first_hit) = (window.period, window.from_first_hit);
+            State::Window { period, from_first_hit, count: Count { start, last, used } }
+        }
+        Algorithm::Estimate(estimate) => {
+            let (start, last) = (bytes.moment()?, bytes.moment()?);
+            let (previous, current) = (bytes.number()?, bytes.number()?);
+            State::Estimate { period: estimate.period, pair: Pair { start, last, previous, current } }
+        }
+        _ => return Err(Garbled),
+    })
+}
+
+/// Bytes that are read from the front.
+struct Bytes<'a>(&'a [u8]);
+
+impl Bytes<'_> {
+    fn byte(&mut self) -> Result<u8, Garbled> {
+        let (first, rest) = self.0.split_first().ok_or(Garbled)?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    fn number(&mut self) -> Result<u64, Garbled> {
+        let (seven, rest) = self.0.split_at_checked(7).ok_or(Garbled)?;
+        self.0 = rest;
+        let number = seven.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        if number < EXACT { Ok(number) } else { Err(Garbled) }
+    }
+
+    fn moment(&mut self) -> Result<Timestamp, Garbled> {
+        Ok(Timestamp::from_micros(self.number()?))
+    }
+}

@@ -1,0 +1,41 @@
+-- The charges of the last few calls that came with an id, so that each can be settled or refunded once: twin of
+-- `Receipts` in state.rs. Of 23 bytes each, oldest first: the id, what can still be given back, the moment under which the
+-- algorithm keeps it, whether it was settled.
+local RECEIPT = 23
+local MOST_RECEIPTS = 64
+
+-- Where the receipt of this charge is, what can still be given back of it, when it was charged, and whether it was settled.
+local function receipt(m)
+  if m.idle or not m.id then return end
+  local from = 1
+  while true do
+    local at = string.find(m.receipts, m.id, from, true)
+    if not at then return end
+    if fmod(at - 1, RECEIPT) == 0 then
+      local refundable, charged_at, settled = unpack('>I7I7B', m.receipts, at + 8)
+      return at, refundable, charged_at, settled == 1
+    end
+    from = at + 1
+  end
+end
+
+-- Puts `new` in the place of the receipt at `at`.
+local function put_receipt(m, at, new)
+  m.receipts = sub(m.receipts, 1, at - 1) .. new .. sub(m.receipts, at + RECEIPT)
+  m.receipts_changed = true
+end
+
+local function keep_receipt(m, units, charged_at)
+  if #m.receipts >= MOST_RECEIPTS * RECEIPT then m.receipts = sub(m.receipts, RECEIPT + 1) end
+  m.receipts = m.receipts .. m.id .. pack('>I7I7B', units, charged_at, 0)
+  m.receipts_changed = true
+end
+
+-- After a change of scale nobody can tell any more what a charge still weighs.
+local function forfeit_receipts(m)
+  local kept = {}
+  for at = 1, #m.receipts, RECEIPT do
+    kept[#kept + 1] = sub(m.receipts, at, at + 7) .. pack('>I7', 0) .. sub(m.receipts, at + 15, at + RECEIPT - 1)
+  end
+  m.receipts = table.concat(kept)
+end

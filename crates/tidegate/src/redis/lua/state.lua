@@ -1,0 +1,148 @@
+-- What is kept for one key and one limit, and how it outlives a change of the limit: twin of state.rs.
+--
+-- A value is: the scale it is written in (its first byte is the algorithm's letter), the state, then
+--   the number of receipts, the moment of the last give-back or conversion, until when somebody may remember more than there
+--   is, and the receipts; of a bucket, window or estimate that needs none of this, nothing at all;
+--   of the other algorithms the pieces or leases.
+
+-- Something was given back or converted: whoever has seen more before must not take it for lost. See `join`.
+local function bump(m, idle_at)
+  m.epoch = math.max(now, m.epoch + 1)
+  m.horizon = math.max(m.horizon, math.min(idle_at, LAST))
+end
+
+-- Reads a value into the meter. False if Tidegate did not write it.
+local function decode(m, text, size)
+  local kernel = kernels[sub(text, 1, 1)]
+  if not kernel then return false end
+  local head = kernel.scale_size + kernel.state_size
+  if #text < head then return false end
+  local scale = sub(text, 1, kernel.scale_size)
+  local k = scale == m.scale and m.k or kernel.scale(scale)
+  local s = k and kernel.read(k, text, kernel.scale_size + 1)
+  if not s then return false end
+  m.text, m.size, m.head = text, size, head
+  if not kernel.small or size > head then
+    if size < head + 15 or #text < head + 15 then return false end
+    local count
+    count, m.epoch, m.horizon = unpack('>BI7I7', text, head + 1)
+    m.body_at = head + 15 + count * RECEIPT
+    if count > MOST_RECEIPTS or size < m.body_at or (kernel.small and size > m.body_at) then return false end
+    if m.epoch >= EXACT or m.horizon > LAST then return false end
+    m.receipts = sub(text, head + 16, m.body_at)
+  end
+  if not kernel.small and not kernel.read_body(k, s, m.key, text, m.body_at, size) then return false end
+  -- A clock that is a little behind is waited for. What lies further ahead was not written by this server, unless a limit was
+  -- changed: more than the new one can count is counted from later on, but not after the old one would have been idle.
+  if s.newest - now > HOUR_US and s.newest > m.horizon then return false end
+  m.stored_kernel, m.stored_k, m.s = kernel, k, s
+  m.stored_idle_at = kernel.idle_at(k, s)
+  m.foreign = scale ~= m.scale
+  m.idle = m.receipts ~= '' and now >= m.stored_idle_at
+  return true
+end
+
+-- The same usage in the limit's own scale. Nothing is minted: a bucket's level is converted and drains at the new rate;
+-- anything else becomes one charge at the moment something was last taken.
+local function carry(m)
+  if now >= m.stored_idle_at then return m.kernel.empty() end
+  local kernel, k = m.stored_kernel, m.stored_k
+  if kernel == kernels.b and m.kernel == kernels.b then return kernel.carry(k, m.s, m.k, now) end
+  local last = kernel.last(k, m.s, now)
+  local usage = kernel.usage(k, m.s, now)
+  local carried = m.kernel.empty()
+  if usage > 0 then
+    last = m.kernel.age(m.k, carried, last)
+    m.kernel.charge(m.k, carried, last, usage)
+  end
+  return carried
+end
+
+-- One charge at work: its limit, and the state of its key brought up to the moment.
+local function meter(i, id)
+  local m = {key = KEYS[i], scale = ARGV[2 * i], id = id, epoch = 0, horizon = 0, receipts = '', granted = 0, booked = 0}
+  local numbers = ARGV[2 * i + 1]
+  m.options, m.cost, m.capacity, m.debt, m.amount, m.charged, m.extra = unpack('>BI7I7I7I7I7I7', numbers)
+  m.kernel = kernels[sub(m.scale, 1, 1)]
+  m.k = m.kernel.scale(m.scale)
+  if m.kernel.extra then m.kernel.extra(m.k, m.extra) end
+  m.counts_rejected = m.options % 2 == 1
+
+  local text = value
+  if text == nil then text = redis.call('GETRANGE', m.key, 0, CHUNK - 1) end
+  if not text or text == '' then
+    text = nil
+  elseif not decode(m, text, #text < CHUNK and #text or redis.call('STRLEN', m.key)) then
+    -- Not ours, or damaged: as if everything had just been used. It is written, so that it ends by itself.
+    m.epoch, m.horizon, m.receipts, m.foreign, m.idle = 0, 0, '', false, false
+    m.s, m.repaired = m.kernel.full(m.k, now, m.capacity), true
+  end
+  m.existed = text ~= nil
+  if m.foreign then
+    m.s = carry(m)
+  elseif m.kernel.small and not m.repaired and #numbers > 43 then
+    local epoch = unpack('>I7', numbers, 44)
+    local seen = m.kernel.read(m.k, numbers, 51)
+    if seen and m.epoch <= epoch then
+      local most = m.capacity + math.max(m.debt, m.counts_rejected and m.amount or 0)
+      m.s, m.restored = m.kernel.join(m.k, m.s, seen, now, most)
+      if m.restored then m.epoch = epoch end
+    end
+  end
+  m.s = m.s or m.kernel.empty()
+  m.now = m.kernel.age(m.k, m.s, now)
+  return m
+end
+
+local function ttl(idle_at)
+  local ms = math.floor(idle_at / 1000) - math.floor(now / 1000) + 1
+  if flags % 2 == 1 then ms = math.max(ms, 3600000) end -- an explicit time is not the server's
+  return math.min(math.max(ms, 1), 4503599627370)
+end
+
+-- Forgets the last give-back when nobody can remember more than there is any longer; a minute later, lest a clock that goes
+-- back for a moment brings it all up again.
+local function forget_epoch(m)
+  if now - m.horizon >= 60000000 then m.epoch, m.horizon = 0, 0 end
+end
+
+-- What stands between the state and the pieces or leases.
+local function middle(m)
+  return pack('>BI7I7', #m.receipts / RECEIPT, m.epoch, m.horizon) .. m.receipts
+end
+
+-- Keeps what was changed: the value and its end in one command, or a long log in a few that never leave it without one.
+local function keep(m)
+  local kernel, s = m.kernel, m.s
+  if not m.changed then
+    if not m.receipts_changed then return end
+    -- Only the receipts: everything else stays as it was, not even aged.
+    local rest = m.body_at and redis.call('GETRANGE', m.key, m.body_at, -1) or ''
+    local ends = ttl(math.max(m.stored_idle_at, m.horizon))
+    redis.call('SET', m.key, sub(m.text, 1, m.head) .. middle(m) .. rest, 'PX', ends)
+    return
+  end
+  local idle_at = kernel.idle_at(m.k, s)
+  if idle_at <= now and m.receipts == '' and m.horizon == 0 then
+    if m.existed then redis.call('DEL', m.key) end
+    return
+  end
+  local ends = ttl(math.max(idle_at, m.horizon))
+  if kernel.small then
+    local more = (m.epoch > 0 or m.receipts ~= '') and middle(m) or ''
+    redis.call('SET', m.key, m.scale .. kernel.write(s) .. more, 'PX', ends)
+  elseif not s.body and s.n >= s.stored and not m.receipts_changed and s.first * 2 < s.n then
+    -- A long log to which one piece was added: only that and the numbers at the front are written.
+    redis.call('SETRANGE', m.key, kernel.scale_size, kernel.write(s))
+    if s.name and s.n > s.stored then
+      redis.call('APPEND', m.key, pack('>I7I7', s.name, s.sum))
+    elseif s.name then
+      redis.call('SETRANGE', m.key, s.offset + (s.n - 1) * PIECE, pack('>I7I7', s.name, s.sum))
+    end
+    redis.call('PEXPIRE', m.key, ends)
+  else
+    local body = kernel.bytes(s)
+    if s.first then s.first = 0 end
+    redis.call('SET', m.key, m.scale .. kernel.write(s) .. middle(m) .. body, 'PX', ends)
+  end
+end

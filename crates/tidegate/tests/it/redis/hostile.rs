@@ -1,0 +1,149 @@
+//! Keys that somebody else has written to: a clear error or a repair on the strict side, never a crash, never unlimited.
+
+use tidegate::{Check, Id, Limits, ManualClock, Op, Redis, Store, StoreError, Timestamp};
+use tidegate_testkit::{Flavor, Reply, Server};
+
+use super::{assert_all_expire, runtime, store};
+use crate::conformance::Random;
+
+const LIMITS: [&str; 7] = [
+    "5/s",
+    "5/min window",
+    "5/min window from first hit",
+    "5/min estimate",
+    "5/min sliding",
+    "5/min log",
+    "5 concurrent ttl 60s",
+];
+
+/// The names of all keys on the server.
+fn names(server: &Server) -> Vec<Vec<u8>> {
+    let reply = server.command(&["KEYS", "tg1:*"]);
+    reply.array().iter().filter_map(bytes).collect()
+}
+
+fn bytes(reply: &Reply) -> Option<Vec<u8>> {
+    match reply {
+        Reply::Text(text) => Some(text.clone().into_bytes()),
+        Reply::Bytes(bytes) => Some(bytes.clone()),
+        _ => None,
+    }
+}
+
+async fn take(redis: &Redis, limits: &Limits, id: Option<u64>) -> Result<bool, StoreError> {
+    let mut check = Check::new().charge("victim", limits, 1);
+    if let Some(id) = id {
+        check = check.with_id(Id(id));
+    }
+    Ok(redis.decide(&check).await?.allowed())
+}
+
+#[test]
+fn a_key_of_another_type_is_an_error_that_names_it() {
+    let server = Server::start(Flavor::Redis7);
+    runtime().block_on(async {
+        for limit in LIMITS {
+            let limits: Limits = limit.parse().unwrap();
+            let redis = store(&server).build().unwrap();
+            assert!(take(&redis, &limits, None).await.unwrap());
+            let name = names(&server).remove(0);
+            server.command(&[b"DEL".as_slice(), &name]);
+            server.command(&[b"LPUSH".as_slice(), &name, b"x"]);
+            let error = take(&redis, &limits, None).await.unwrap_err();
+            let StoreError::Corrupt { key, .. } = &error else { panic!("{limit}: {error}") };
+            assert!(key.ends_with(":victim"), "{error}");
+            server.command(&["FLUSHALL"]);
+        }
+    });
+}
+
+#[test]
+fn garbage_counts_as_used_up_and_ends_by_itself() {
+    let server = Server::start(Flavor::Redis7);
+    runtime().block_on(async {
+        for limit in LIMITS {
+            for garbage in ["x", "12", "b", "some text that is longer than any state could be, at least of this kind"] {
+                let limits: Limits = limit.parse().unwrap();
+                let redis = store(&server).witness_keys(0).build().unwrap();
+                assert!(take(&redis, &limits, None).await.unwrap());
+                let name = names(&server).remove(0);
+                server.command(&[b"SET".as_slice(), &name, garbage.as_bytes()]);
+                assert!(!take(&redis, &limits, None).await.unwrap(), "{limit}, {garbage:?}");
+                assert_eq!(redis.stats().repairs, 1, "{limit}, {garbage:?}");
+                assert_all_expire(&server); // it was written again, with an end
+                assert!(!take(&redis, &limits, None).await.unwrap(), "{limit}, {garbage:?}");
+                assert_eq!(redis.stats().repairs, 1, "{limit}, {garbage:?}: repaired once is enough");
+                server.command(&["FLUSHALL"]);
+            }
+        }
+    });
+}
+
+/// Bytes changed, cut off or added at random in what Tidegate wrote, and ends taken away: every call is answered or refused by
+/// name, and whatever is written afterwards has an end again.
+#[test]
+fn no_damage_crashes_the_script() {
+    let server = Server::start(Flavor::Valkey9);
+    runtime().block_on(async {
+        let mut random = Random(7);
+        let clock = ManualClock::new();
+        clock.set(Timestamp::from_micros(1_700_000_000_000_000));
+        let redis = store(&server).clock(clock.clone()).witness_keys(0).build().unwrap();
+        for round in 0..4_000_u64 {
+            let limits: Limits = random.pick(&LIMITS).parse().unwrap();
+            let check = |op| {
+                let check = Check::of(op).charge_named("rule", "victim", &limits, 1);
+                if round % 2 == 0 { check.with_id(Id(1 + round % 5)) } else { check }
+            };
+            let op = *random.pick(&[Op::Check, Op::Check, Op::Take, Op::Refund, Op::Settle, Op::Release, Op::Debit]);
+            let answer = redis.decide(&check(op)).await;
+            assert!(answer.is_ok(), "round {round}, {op:?}, {limits:?}: {answer:?}");
+            clock.set(clock.now().after_micros(random.below(2_000_000)));
+            for name in names(&server) {
+                let Some(mut value) = bytes(&server.command(&[b"GET".as_slice(), &name])) else { continue };
+                if value.is_empty() {
+                    continue;
+                }
+                match random.below(6) {
+                    0 => value.truncate(usize::try_from(random.below(1 + value.len() as u64)).unwrap()),
+                    1 => value.extend_from_slice(&random.next().to_le_bytes()),
+                    2 | 3 => {
+                        let at = usize::try_from(random.below(value.len() as u64)).unwrap();
+                        value[at] = random.next().to_le_bytes()[0];
+                    }
+                    _ => continue,
+                }
+                server.command(&[b"SET".as_slice(), &name, &value]);
+            }
+        }
+        server.command(&["FLUSHALL"]);
+        let limits: Limits = "5/s".parse().unwrap();
+        assert!(take(&redis, &limits, None).await.unwrap());
+        for name in names(&server) {
+            server.command(&[b"PERSIST".as_slice(), &name]);
+        }
+        assert!(take(&redis, &limits, None).await.unwrap());
+        assert_all_expire(&server);
+    });
+}
+
+/// A state from far in the future, as a neighbour might forge it, does not lock a key for ever.
+#[test]
+fn a_state_from_the_future_ends_within_its_period() {
+    let server = Server::start(Flavor::Redis8);
+    runtime().block_on(async {
+        for limit in LIMITS {
+            let limits: Limits = limit.parse().unwrap();
+            let clock = ManualClock::new();
+            clock.set(Timestamp::from_secs(4_000_000_000));
+            let redis = store(&server).clock(clock.clone()).witness_keys(0).build().unwrap();
+            assert!(take(&redis, &limits, None).await.unwrap());
+            clock.set(Timestamp::from_secs(1_700_000_000));
+            assert!(!take(&redis, &limits, None).await.unwrap(), "{limit}");
+            assert_eq!(redis.stats().repairs, 1, "{limit}");
+            clock.set(Timestamp::from_secs(1_700_000_000 + 3 * 60));
+            assert!(take(&redis, &limits, None).await.unwrap(), "{limit}");
+            server.command(&["FLUSHALL"]);
+        }
+    });
+}
