@@ -31,8 +31,19 @@ pub(super) enum Reply {
     Value(Value),
     /// The server answered with an error, over the connection of this number.
     Error { text: String, epoch: u64 },
-    /// There is no answer. If not a byte was `begun`, the server has never heard of it.
-    Failed { failure: Failure, begun: bool },
+    /// There is no answer.
+    Failed { failure: Failure, stage: Stage },
+}
+
+/// How far a call came that was not answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// It was not taken: there is no connection, or no room.
+    Refused,
+    /// It was waiting to be sent. The server has never heard of it.
+    Queued,
+    /// A byte of it, at least, was given to the socket.
+    Begun,
 }
 
 /// What a command expects.
@@ -147,7 +158,7 @@ impl Conn {
                         ticket.place = Some(place);
                         Poll::Pending
                     }
-                    Err(failure) => Poll::Ready(Reply::Failed { failure, begun: false }),
+                    Err(failure) => Poll::Ready(Reply::Failed { failure, stage: Stage::Refused }),
                 };
             };
             let reply = self.look(place, context);
@@ -165,6 +176,18 @@ impl Conn {
     /// Whether a call would be sent without delay.
     pub(super) fn is_up(&self) -> bool {
         matches!(self.line.lock().state, State::Up)
+    }
+
+    /// Whether a call would be sent without delay. If nobody has tried to connect yet, that is begun.
+    pub(super) fn is_up_or_starts(self: &Arc<Self>) -> bool {
+        let mut line = self.line.lock();
+        if matches!(line.state, State::Idle) {
+            line.state = State::Connecting;
+            drop(line);
+            driver::start(self);
+            return false;
+        }
+        matches!(line.state, State::Up)
     }
 
     /// Takes a place in line.
@@ -241,8 +264,8 @@ impl Conn {
         }
     }
 
-    /// Gives up a place. Says whether its command may have reached the server, or what the reply was, if it came after all.
-    fn leave(&self, place: u32) -> Result<Reply, bool> {
+    /// Gives up a place. Says how far its command has come, or what the reply was, if it came after all.
+    fn leave(&self, place: u32) -> Result<Reply, Stage> {
         let mut line = self.line.lock();
         let slot = &mut line.places[place as usize];
         match mem::replace(slot, Place::Free) {
@@ -253,11 +276,11 @@ impl Conn {
                 if line.cancelled > 64 && line.cancelled > line.queued.len() / 2 {
                     line.clear_cancelled();
                 }
-                Err(false)
+                Err(Stage::Queued)
             }
             Place::Sent(_) => {
                 *slot = Place::Left;
-                Err(true)
+                Err(Stage::Begun)
             }
             Place::Done(reply) => {
                 line.free.push(place);
@@ -320,9 +343,9 @@ impl Line {
         self.waiting = 0;
         let mut woken = Vec::new();
         for (index, place) in self.places.iter_mut().enumerate() {
-            let (waker, begun) = match mem::replace(place, Place::Free) {
-                Place::Queued(waker) => (waker, false),
-                Place::Sent(waker) => (waker, true),
+            let (waker, stage) = match mem::replace(place, Place::Free) {
+                Place::Queued(waker) => (waker, Stage::Queued),
+                Place::Sent(waker) => (waker, Stage::Begun),
                 Place::Cancelled | Place::Left => {
                     self.free.push(u32::try_from(index).expect("places are numbered by u32"));
                     continue;
@@ -332,7 +355,7 @@ impl Line {
                     continue;
                 }
             };
-            *place = Place::Done(Reply::Failed { failure: failure.clone(), begun });
+            *place = Place::Done(Reply::Failed { failure: failure.clone(), stage });
             woken.push(waker);
         }
         woken
@@ -375,19 +398,22 @@ impl Ticket<'_> {
     fn give_up(mut self) -> Reply {
         let Some(place) = self.place.take() else {
             // Not even the first step was made: the deadline had passed before.
-            return timed_out(&self.conn.counting, false);
+            return timed_out(&self.conn.counting, Stage::Refused);
         };
         match self.conn.leave(place) {
             Ok(reply) => reply,
-            Err(begun) => timed_out(&self.conn.counting, begun),
+            Err(stage) => timed_out(&self.conn.counting, stage),
         }
     }
 }
 
-fn timed_out(counting: &Counting, begun: bool) -> Reply {
+fn timed_out(counting: &Counting, stage: Stage) -> Reply {
     counting.timeouts.one();
-    let text = if begun { "the server did not answer in time" } else { "there was no time left to send the call" };
-    Reply::Failed { failure: Failure::local(FailureKind::Timeout, text), begun }
+    let text = match stage {
+        Stage::Begun => "the server did not answer in time",
+        Stage::Queued | Stage::Refused => "there was no time left to send the call",
+    };
+    Reply::Failed { failure: Failure::local(FailureKind::Timeout, text), stage }
 }
 
 impl Drop for Ticket<'_> {
@@ -443,6 +469,9 @@ impl Conn {
 
     /// Gives back the commands in `out` of which the socket took nothing, when it took `at` bytes. They belong to the last `count` of `sent`.
     pub(super) fn give_back(&self, out: &mut Vec<u8>, at: usize, sent: &mut VecDeque<Queued>, count: usize) {
+        if count == 0 {
+            return;
+        }
         // Who had their first byte taken stays; everybody after goes back to the front of the line.
         let mut keep = sent.len() - count;
         let mut start = 0;

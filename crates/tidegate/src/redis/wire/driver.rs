@@ -208,10 +208,6 @@ impl<'a> Serving<'a> {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(ended) => ended,
         };
-        if let Ended::Broken(_) = ended {
-            // The last words of a server often say why: read them even if it no longer listens.
-            while let Poll::Ready(Ok(true)) = self.read(context) {}
-        }
         self.conn.give_back(&mut self.out, self.out_at, &mut self.sent, self.in_out);
         Poll::Ready(ended)
     }
@@ -334,12 +330,12 @@ impl<'a> Serving<'a> {
                 }
             }
             match Pin::new(&mut self.stream).poll_write(context, &self.out[self.out_at..]) {
-                Poll::Ready(Ok(0)) => return Poll::Ready(Ended::Broken(self.broken("it takes no more bytes"))),
+                Poll::Ready(Ok(0)) => return self.deaf("it takes no more bytes", context),
                 Poll::Ready(Ok(count)) => {
                     self.out_at += count;
                     self.unflushed = true;
                 }
-                Poll::Ready(Err(error)) => return Poll::Ready(Ended::Broken(self.broken(&error.to_string()))),
+                Poll::Ready(Err(error)) => return self.deaf(&error.to_string(), context),
                 Poll::Pending => {
                     // Who has not begun may still go away, so they wait in line and not here.
                     self.conn.give_back(&mut self.out, self.out_at, &mut self.sent, self.in_out);
@@ -351,11 +347,24 @@ impl<'a> Serving<'a> {
         if self.unflushed {
             match Pin::new(&mut self.stream).poll_flush(context) {
                 Poll::Ready(Ok(())) => self.unflushed = false,
-                Poll::Ready(Err(error)) => return Poll::Ready(Ended::Broken(self.broken(&error.to_string()))),
+                Poll::Ready(Err(error)) => return self.deaf(&error.to_string(), context),
                 Poll::Pending => {}
             }
         }
         Poll::Pending
+    }
+
+    /// The server takes no more. What it said before is still read: it may be replies, or why.
+    fn deaf(&mut self, why: &str, context: &mut Context<'_>) -> Poll<Ended> {
+        loop {
+            match self.read(context) {
+                Poll::Ready(Ok(true)) => {}
+                Poll::Ready(Err(failure)) if failure.kind() != FailureKind::Disconnected => {
+                    return Poll::Ready(Ended::Broken(failure));
+                }
+                _ => return Poll::Ready(Ended::Broken(self.broken(why))),
+            }
+        }
     }
 
     /// Looks after a connection on which nothing happens: too long a silence ends it, and a long idle time is worth a question.

@@ -89,7 +89,8 @@ impl Node {
         let [only] = &*self.conns else {
             let start = self.next.fetch_add(1, Ordering::Relaxed) % self.conns.len();
             let mut turns = (start..self.conns.len()).chain(0..start);
-            return turns.find(|&at| self.conns[at].is_up()).map_or(&self.conns[start], |at| &self.conns[at]);
+            let up = turns.find(|&at| self.conns[at].is_up_or_starts());
+            return &self.conns[up.unwrap_or(start)];
         };
         only
     }

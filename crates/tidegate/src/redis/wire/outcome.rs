@@ -179,7 +179,9 @@ pub(super) fn rule(error: &str) -> Ruling {
         "DENIED" => (K::NoAuth, true, Then::GiveUp),
         "WRONGPASS" => (K::WrongPass, true, Then::GiveUp),
         "NOPERM" => (K::NoPerm, !in_script, Then::GiveUp),
-        "WRONGTYPE" => (K::WrongType, !in_script, Then::GiveUp),
+        // From a script this may come without a word about it, as what a `pcall` returned.
+        "WRONGTYPE" => (K::WrongType, false, Then::GiveUp),
+        _ if in_script && lacks_permission(error) => (K::NoPerm, false, Then::GiveUp),
         _ if in_script => (K::Script, false, Then::GiveUp),
         "ERR" => match error {
             _ if starts(error, "ERR max number of clients") => (K::MaxClients, true, Then::GiveUp),
@@ -187,6 +189,7 @@ pub(super) fn rule(error: &str) -> Ruling {
             _ if starts(error, "ERR unknown command") => (K::Other, true, Then::GiveUp),
             _ if starts(error, "ERR unknown subcommand") => (K::Other, true, Then::GiveUp),
             _ if starts(error, "ERR wrong number of arguments") => (K::Other, true, Then::GiveUp),
+            _ if starts(error, "ERR Error compiling script") => (K::Script, true, Then::GiveUp),
             _ if starts(error, "ERR invalid password") => (K::WrongPass, true, Then::GiveUp),
             _ if starts(error, "ERR AUTH <password> called without") => (K::WrongPass, true, Then::GiveUp),
             _ if starts(error, "ERR Client sent AUTH, but no password") => (K::WrongPass, true, Then::GiveUp),
@@ -198,27 +201,29 @@ pub(super) fn rule(error: &str) -> Ruling {
     Ruling { kind, not_applied, then }
 }
 
+/// What servers say when a script does what its caller may not.
+fn lacks_permission(error: &str) -> bool {
+    error.contains("ACL failure in script") || error.contains("The user executing the script can't")
+}
+
 fn starts(text: &str, prefix: &str) -> bool {
     text.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix))
 }
 
 /// The code of an error, and whether a script raised it.
 ///
-/// From Redis 7 on an error keeps its code and says at its end which script raised it. Redis 6.2 begins with
-/// `ERR Error running script` and has the code further in, after a dash.
+/// From Redis 7 on an error keeps its code and says at its end where in the script it was raised. Redis 6.2 begins with
+/// `ERR Error running script` and has the code, if any, further in.
 fn code_of(error: &str) -> (&str, bool) {
-    let first = |text: &'_ str| text.split([' ', '\r', '\n']).next().map_or(0, str::len);
-    let code = &error[..first(error)];
-    let raised = error.contains(", on @") && error.contains(" script: ");
-    if code == "ERR" {
-        let wrapped = starts(error, "ERR Error running script") || starts(error, "ERR Error compiling script");
-        if let Some(at) = error.find(": -").filter(|_| wrapped) {
-            let inner = &error[at + 3..];
-            return (&inner[..first(inner)], true);
-        }
-        return (code, raised || wrapped || error.starts_with("ERR user_script"));
+    fn first(text: &str) -> &str {
+        text.split([' ', '\r', '\n']).next().unwrap_or("")
     }
-    (code, raised)
+    if starts(error, "ERR Error running script") {
+        let words = error.split(": ").skip(1).map(|part| first(part.trim_start_matches('-')));
+        let mut codes = words.filter(|word| word.len() > 2 && word.bytes().all(|byte| byte.is_ascii_uppercase()));
+        return (codes.next().unwrap_or("ERR"), true);
+    }
+    (first(error), error.contains("on @user_script:") || error.starts_with("ERR user_script"))
 }
 
 /// What the reader of a failure is told before the words of the server.

@@ -175,12 +175,16 @@ impl Scanner {
 
     /// Where the line at `at` ends, before its CR LF.
     fn line_end(&mut self, bytes: &[u8], max: usize) -> Result<Option<usize>, Malformed> {
+        let Some(kind) = bytes.get(self.at) else { return Ok(None) };
+        if !b"+-:,_#($=!*~%>|".contains(kind) {
+            return Err(Malformed::Garbage);
+        }
         let from = self.searched.max(self.at);
         let rest = bytes.get(from..).unwrap_or(&[]);
         let Some(found) = rest.iter().position(|&byte| byte == b'\n') else {
             self.searched = bytes.len();
             let length = bytes.len() - self.at;
-            let text = matches!(bytes.get(self.at), None | Some(b'+' | b'-' | b',' | b'('));
+            let text = matches!(kind, b'+' | b'-' | b',' | b'(');
             if !text && length > MAX_NUMBER_LINE {
                 return Err(Malformed::Garbage);
             }

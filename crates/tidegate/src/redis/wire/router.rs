@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::cluster::{Cluster, read_redirect};
-use super::conn::{Conn, Reply, Shape};
+use super::conn::{Conn, Reply, Shape, Stage};
 use super::counters::Counting;
 use super::dial::{Place, Profile};
 use super::node::{Call, Means, Node};
@@ -177,16 +177,18 @@ impl Router {
         let (text, epoch) = match reply {
             Reply::Value(value) => return (Outcome::Applied(value), Next::GiveUp),
             Reply::Error { text, epoch } => (text, epoch),
-            Reply::Failed { failure, begun } => {
+            Reply::Failed { failure, stage } => {
                 // Its slots may have another owner by now.
                 if let Some(cluster) = cluster.filter(|_| !conn.is_up()) {
                     cluster.read_soon(None);
                 }
-                // If the connection broke before the call was sent, the next one is being made. Everything else would meet the same again.
-                return match begun {
-                    true => (Outcome::Unknown(failure), Next::GiveUp),
-                    false if failure.kind() == FailureKind::Disconnected => (Outcome::NotApplied(failure), Next::Retry),
-                    false => (Outcome::NotApplied(failure), Next::GiveUp),
+                let kind = failure.kind();
+                return match stage {
+                    Stage::Begun => (Outcome::Unknown(failure), Next::GiveUp),
+                    // The connection broke before the call was sent, and the next one is being made.
+                    Stage::Queued if kind == FailureKind::Disconnected => (Outcome::NotApplied(failure), Next::Retry),
+                    // Everything else would meet the same again.
+                    Stage::Queued | Stage::Refused => (Outcome::NotApplied(failure), Next::GiveUp),
                 };
             }
         };

@@ -1,8 +1,15 @@
 //! What the connection layer promises, on real servers and through a proxy that breaks things.
 
+mod breaks;
+mod cancel;
+mod cluster;
+mod errors;
 mod one;
 mod outcome;
 mod resp;
+mod sentinel;
+#[cfg(feature = "redis-tls")]
+mod tls;
 mod url;
 
 use std::time::Duration;
@@ -26,6 +33,12 @@ fn parsed(text: &str) -> RedisUrl {
 
 fn router(text: &str) -> Router {
     Router::new(parsed(text), Settings::default()).unwrap()
+}
+
+/// One that does not mind long silences.
+fn patient(text: &str) -> Router {
+    let settings = Settings { silence: PATIENCE, ..Settings::default() };
+    Router::new(parsed(text), settings).unwrap()
 }
 
 /// Answers what it is given.
@@ -67,4 +80,31 @@ fn unknown(outcome: Outcome) -> Failure {
         Outcome::Unknown(failure) => failure,
         other => panic!("expected a call that may have been applied, found {other:?}"),
     }
+}
+
+/// Asks again and again until it is so.
+async fn until(what: &str, condition: impl Fn() -> bool) {
+    until_async(what, || std::future::ready(condition())).await;
+}
+
+/// The same, where asking takes a call.
+async fn until_async<F: Future<Output = bool>>(what: &str, condition: impl Fn() -> F) {
+    let end = soon();
+    while !condition().await {
+        assert!(Instant::now() < end, "waited in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Runs all at the same time.
+async fn futures_of<I: IntoIterator, F>(items: I, start: impl Fn(I::Item) -> F) -> Vec<F::Output>
+where
+    F: Future<Output: Send + 'static> + Send + 'static,
+{
+    let tasks: Vec<_> = items.into_iter().map(|item| tokio::spawn(start(item))).collect();
+    let mut outputs = Vec::new();
+    for task in tasks {
+        outputs.push(task.await.unwrap());
+    }
+    outputs
 }

@@ -1,0 +1,80 @@
+//! TLS: whom we trust, and who we are.
+
+use tidegate_testkit::Certs;
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_is_trusted_by_its_authority_and_by_no_other() {
+    let (certs, others) = (Certs::new(), Certs::new());
+    for flavor in [Flavor::Redis7, Flavor::Redis8, Flavor::Valkey8] {
+        let server = Server::builder(flavor).tls(&certs).password("s3cret").start();
+        let base = server.url();
+        echoes(&router(&format!("{base}?ca={}", certs.ca().display())), &echo(), "hello").await;
+        echoes(&router(&format!("{base}?insecure=true")), &echo(), "hello").await;
+        let by_name = base.replace("127.0.0.1", "localhost");
+        echoes(&router(&format!("{by_name}?ca={}", certs.ca().display())), &echo(), "hello").await;
+
+        let stranger = router(&format!("{base}?ca={}", others.ca().display()));
+        let failure = not_applied(stranger.eval(&echo(), 0, NO_KEYS, &["x"], soon()).await);
+        assert_eq!(failure.kind(), FailureKind::Tls, "{failure}");
+        assert!(failure.to_string().contains("invalid peer certificate"), "{failure}");
+        // The authorities of the system do not know it either.
+        let failure = match Router::new(parsed(&base), Settings::default()) {
+            Ok(router) => not_applied(router.eval(&echo(), 0, NO_KEYS, &["x"], soon()).await),
+            Err(failure) => failure,
+        };
+        assert_eq!(failure.kind(), FailureKind::Tls, "{failure}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_certificate_is_shown_where_it_is_wanted() {
+    let (certs, others) = (Certs::new(), Certs::new());
+    for flavor in [Flavor::Redis7, Flavor::Redis8, Flavor::Valkey8] {
+        let server = Server::builder(flavor).mutual_tls(&certs).start();
+        let with = |cert: &Certs| {
+            let (ca, cert, key) = (certs.ca(), cert.client_cert(), cert.client_key());
+            format!("{}?ca={}&cert={}&key={}", server.url(), ca.display(), cert.display(), key.display())
+        };
+        echoes(&router(&with(&certs)), &echo(), "hello").await;
+        for wrong in [with(&others), format!("{}?ca={}", server.url(), certs.ca().display())] {
+            let failure = not_applied(router(&wrong).eval(&echo(), 0, NO_KEYS, &["x"], soon()).await);
+            assert_eq!(failure.kind(), FailureKind::Tls, "{failure}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_that_is_replaced_is_used_from_the_next_connection_on() {
+    let (certs, others) = (Certs::new(), Certs::new());
+    let server = Server::builder(Flavor::Redis7).tls(&certs).start();
+    let folder = tempfile::tempdir().unwrap();
+    let ca = folder.path().join("ca.pem");
+    std::fs::copy(others.ca(), &ca).unwrap();
+    let router = router(&format!("{}?ca={}", server.url(), ca.display()));
+    not_applied(router.eval(&echo(), 0, NO_KEYS, &["x"], soon()).await);
+    std::fs::copy(certs.ca(), &ca).unwrap();
+    let end = soon();
+    while !matches!(router.eval(&echo(), 0, NO_KEYS, &["x"], soon()).await, Outcome::Applied(_)) {
+        assert!(Instant::now() < end, "the new authority was not read");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[test]
+fn files_that_are_missing_or_wrong_are_named() {
+    let certs = Certs::new();
+    let refused = |query: String| {
+        Router::new(parsed(&format!("rediss://h?{query}")), Settings::default()).err().expect("refused").to_string()
+    };
+    let (ca, cert, key) = (certs.ca(), certs.client_cert(), certs.client_key());
+    let text = refused("ca=/nowhere/ca.pem".into());
+    assert!(text.starts_with("\"/nowhere/ca.pem\": "), "{text}");
+    let text = refused(format!("ca={}", key.display()));
+    assert!(text.contains("nothing found: expected certificates in PEM"), "{text}");
+    let text = refused(format!("ca={}&cert={}&key={}", ca.display(), cert.display(), cert.display()));
+    assert!(text.contains("expected a private key in PEM"), "{text}");
+    let text = refused(format!("ca={}&cert={}&key={}", ca.display(), ca.display(), key.display()));
+    assert!(text.contains("with key"), "{text}");
+}
