@@ -1,0 +1,511 @@
+//! The rules file: YAML into a [`Config`] that is valid once read.
+//!
+//! Whatever is wrong is said with file, line and column, and what was expected. Unknown keys are errors, so that a misspelt one is not
+//! silently a rule without a limit.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, de};
+use tidegate::Limits;
+
+use crate::rules::{Budget, Condition, Cost, Failure, MAX_NAME_BYTES, MAX_RULES, Mode, Override, Pattern, Rule, Rules};
+
+/// The largest file that is read, in bytes.
+pub const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Everything the server can be told by a file.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where state is kept: `memory`, or the URL of a Redis or Valkey.
+    pub store: String,
+    /// Where each door listens.
+    pub listen: Listen,
+    /// Whose word about the client's address is believed.
+    pub trusted_proxies: Vec<IpNet>,
+    /// What to do when the store does not answer, unless a rule says otherwise.
+    pub on_store_failure: Failure,
+    /// The rules.
+    pub rules: Rules,
+}
+
+/// Where each door listens; `None` is closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Listen {
+    /// HTTP.
+    pub http: Option<SocketAddr>,
+    /// gRPC.
+    pub grpc: Option<SocketAddr>,
+    /// RESP.
+    pub resp: Option<SocketAddr>,
+    /// Metrics, dashboard and admin calls, if they shall have a door of their own.
+    pub admin: Option<SocketAddr>,
+}
+
+impl Default for Listen {
+    fn default() -> Self {
+        let at = |port| Some(SocketAddr::from(([127, 0, 0, 1], port)));
+        Listen { http: at(8080), grpc: at(8081), resp: at(6380), admin: None }
+    }
+}
+
+/// What is wrong with a file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// It cannot be read.
+    #[error("{file}: {source}")]
+    Unreadable {
+        /// The file.
+        file: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is too large.
+    #[error("{file}: {bytes} bytes: expected at most {MAX_FILE_BYTES}")]
+    TooLarge {
+        /// The file.
+        file: String,
+        /// How large.
+        bytes: u64,
+    },
+    /// It says something that cannot be.
+    #[error("{file}:{problem}")]
+    Invalid {
+        /// The file.
+        file: String,
+        /// Line, column and what was expected.
+        problem: String,
+    },
+}
+
+impl Config {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// If it cannot be read or says something that cannot be.
+    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let file = path.display().to_string();
+        let unreadable = |source| ConfigError::Unreadable { file: file.clone(), source };
+        let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
+        if bytes > MAX_FILE_BYTES {
+            return Err(ConfigError::TooLarge { file, bytes });
+        }
+        let text = std::fs::read_to_string(path).map_err(unreadable)?;
+        Self::parse(&text, &file)
+    }
+
+    /// Reads text; `file` is what errors call it.
+    ///
+    /// # Errors
+    /// If it says something that cannot be.
+    pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
+        let invalid = |problem: String| ConfigError::Invalid { file: file.into(), problem };
+        let read: File = serde_saphyr::from_str(text).map_err(|error| invalid(located(&error)))?;
+        read.checked().map_err(|problem| invalid(format!(" {problem}")))
+    }
+}
+
+/// `3:12: what is wrong`.
+fn located(error: &serde_saphyr::Error) -> String {
+    let text = error.without_snippet().to_string();
+    match error.location() {
+        Some(location) => format!("{}:{}: {text}", location.line(), location.column()),
+        None => format!(" {text}"),
+    }
+}
+
+#[derive(Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    store: Option<Text>,
+    #[serde(default)]
+    listen: ListenFile,
+    #[serde(default)]
+    trusted_proxies: Vec<IpNet>,
+    #[serde(default)]
+    on_store_failure: Option<FailureWord>,
+    #[serde(default)]
+    rules: Vec<RuleFile>,
+}
+
+#[derive(Deserialize, Debug, Default)]
+#[serde(deny_unknown_fields)]
+struct ListenFile {
+    http: Option<Door>,
+    grpc: Option<Door>,
+    resp: Option<Door>,
+    admin: Option<Door>,
+}
+
+#[derive(Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+struct RuleFile {
+    name: Name,
+    #[serde(default)]
+    when: Conditions,
+    #[serde(default)]
+    by: Names,
+    limit: BudgetText,
+    #[serde(default)]
+    cost: CostFile,
+    #[serde(default)]
+    overrides: Vec<OverrideFile>,
+    #[serde(default)]
+    mode: ModeWord,
+    #[serde(default)]
+    refunds: OnOff,
+    #[serde(default)]
+    on_store_failure: Option<FailureWord>,
+}
+
+#[derive(Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+struct OverrideFile {
+    when: Conditions,
+    limit: BudgetText,
+}
+
+impl File {
+    fn checked(self) -> Result<Config, String> {
+        if self.rules.len() > MAX_RULES {
+            return Err(format!("{} rules: expected at most {MAX_RULES}", self.rules.len()));
+        }
+        let mut rules: Vec<Rule> = Vec::with_capacity(self.rules.len());
+        for rule in self.rules {
+            let name: Arc<str> = rule.name.0.into();
+            if rules.iter().any(|earlier| earlier.name == name) {
+                return Err(format!("two rules are called {name:?}: expected a name of its own for each"));
+            }
+            let overrides =
+                rule.overrides.into_iter().map(|other| Override { when: other.when.0, budget: other.limit.0 });
+            rules.push(Rule {
+                name,
+                when: rule.when.0,
+                by: rule.by.0,
+                budget: rule.limit.0,
+                cost: rule.cost.0,
+                overrides: overrides.collect(),
+                mode: match rule.mode {
+                    ModeWord::Enforce => Mode::Enforce,
+                    ModeWord::Shadow => Mode::Shadow,
+                },
+                refunds: rule.refunds == OnOff::On,
+                on_store_failure: rule.on_store_failure.map(Into::into),
+            });
+        }
+        let door = |said: Option<Door>, default: Option<SocketAddr>| said.map_or(default, |door| door.0);
+        let default = Listen::default();
+        Ok(Config {
+            store: self.store.map_or_else(|| "memory".into(), |store| store.0),
+            listen: Listen {
+                http: door(self.listen.http, default.http),
+                grpc: door(self.listen.grpc, default.grpc),
+                resp: door(self.listen.resp, default.resp),
+                admin: door(self.listen.admin, default.admin),
+            },
+            trusted_proxies: self.trusted_proxies,
+            on_store_failure: self.on_store_failure.map_or_else(Failure::default, Into::into),
+            rules: Rules::new(rules),
+        })
+    }
+}
+
+#[derive(Deserialize, Debug, Clone, Copy)]
+#[serde(rename_all = "lowercase")]
+enum FailureWord {
+    Open,
+    Closed,
+    Local,
+}
+
+impl From<FailureWord> for Failure {
+    fn from(word: FailureWord) -> Self {
+        match word {
+            FailureWord::Open => Failure::Open,
+            FailureWord::Closed => Failure::Closed,
+            FailureWord::Local => Failure::Local,
+        }
+    }
+}
+
+#[derive(Deserialize, Debug, Clone, Copy, Default)]
+#[serde(rename_all = "lowercase")]
+enum ModeWord {
+    #[default]
+    Enforce,
+    Shadow,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum OnOff {
+    #[default]
+    On,
+    Off,
+}
+
+/// YAML reads `on` and `off` as truth values in some dialects: both are taken.
+impl<'de> Deserialize<'de> for OnOff {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        match Text::deserialize(from)?.0.as_str() {
+            "on" | "true" => Ok(OnOff::On),
+            "off" | "false" => Ok(OnOff::Off),
+            other => Err(D::Error::custom(format!("{other:?}: expected on or off"))),
+        }
+    }
+}
+
+/// Text that is not blank.
+#[derive(Debug)]
+struct Text(String);
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        if text.trim().is_empty() { Err(D::Error::custom("a blank value: expected text")) } else { Ok(Text(text)) }
+    }
+}
+
+/// The name of a rule: letters, digits, `-`, `_`, `.`; it is shown in headers and metrics.
+#[derive(Debug)]
+struct Name(String);
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let name = Text::deserialize(from)?.0;
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        if name.len() > MAX_NAME_BYTES || !name.bytes().all(plain) {
+            let problem =
+                format!("rule name {name:?}: expected 1 to {MAX_NAME_BYTES} letters, digits, `-`, `_` or `.`");
+            return Err(D::Error::custom(problem));
+        }
+        Ok(Name(name))
+    }
+}
+
+/// An address to listen on, or `off`.
+#[derive(Debug)]
+struct Door(Option<SocketAddr>);
+
+impl<'de> Deserialize<'de> for Door {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = Text::deserialize(from)?.0;
+        match text.as_str() {
+            "off" | "false" => Ok(Door(None)),
+            address => address.parse().map(|address| Door(Some(address))).map_err(|_| {
+                D::Error::custom(format!("{address:?}: expected an address and port such as 127.0.0.1:8080, or off"))
+            }),
+        }
+    }
+}
+
+/// `unlimited`, `deny`, or limits in the notation.
+#[derive(Debug)]
+struct BudgetText(Budget);
+
+impl<'de> Deserialize<'de> for BudgetText {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = Text::deserialize(from)?.0;
+        match text.trim().to_ascii_lowercase().as_str() {
+            "unlimited" => Ok(BudgetText(Budget::Unlimited)),
+            "deny" => Ok(BudgetText(Budget::Deny)),
+            _ => match text.parse::<Limits>() {
+                Ok(limits) => Ok(BudgetText(Budget::Limits(limits))),
+                Err(error) => Err(D::Error::custom(format!("limit {text:?}: {error}; or write unlimited or deny"))),
+            },
+        }
+    }
+}
+
+/// One name or several.
+#[derive(Debug, Default)]
+struct Names(Vec<Arc<str>>);
+
+impl<'de> Deserialize<'de> for Names {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let names = from.deserialize_any(OneOrMany("an attribute such as ip, or a list of them"))?;
+        Ok(Names(names.into_iter().map(Into::into).collect()))
+    }
+}
+
+/// Attribute by attribute, what its value may look like: one pattern, or a list of which one must match.
+#[derive(Debug, Default)]
+struct Conditions(Vec<Condition>);
+
+impl<'de> Deserialize<'de> for Conditions {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Map;
+        impl<'de> Visitor<'de> for Map {
+            type Value = Conditions;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("attributes and patterns such as { method: POST, path: /v1/* }")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Conditions, A::Error> {
+                let mut conditions = Vec::new();
+                while let Some(attribute) = map.next_key::<Text>()? {
+                    let Patterns(any_of) = map.next_value()?;
+                    conditions.push(Condition { attribute: attribute.0.into(), any_of });
+                }
+                Ok(Conditions(conditions))
+            }
+        }
+        from.deserialize_map(Map)
+    }
+}
+
+struct Patterns(Vec<Pattern>);
+
+impl<'de> Deserialize<'de> for Patterns {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let texts = from.deserialize_any(OneOrMany("a pattern such as /v1/*, or a list of them"))?;
+        texts
+            .iter()
+            .map(|text| text.parse::<Pattern>().map_err(D::Error::custom))
+            .collect::<Result<_, _>>()
+            .map(Patterns)
+    }
+}
+
+/// Reads one text or a list of texts; numbers and truth values are taken as they are written.
+struct OneOrMany(&'static str);
+
+impl<'de> Visitor<'de> for OneOrMany {
+    type Value = Vec<String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Vec<String>, E> {
+        if text.trim().is_empty() {
+            return Err(E::custom(format!("a blank value: expected {}", self.0)));
+        }
+        Ok(vec![text.into()])
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Vec<String>, E> {
+        Ok(vec![number.to_string()])
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Vec<String>, E> {
+        Ok(vec![number.to_string()])
+    }
+
+    fn visit_bool<E: de::Error>(self, truth: bool) -> Result<Vec<String>, E> {
+        Ok(vec![truth.to_string()])
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<String>, A::Error> {
+        let mut texts = Vec::new();
+        while let Some(text) = list.next_element::<Text>()? {
+            texts.push(text.0);
+        }
+        if texts.is_empty() { Err(A::Error::custom(format!("an empty list: expected {}", self.0))) } else { Ok(texts) }
+    }
+}
+
+/// A number, or where to read it from.
+#[derive(Debug)]
+struct CostFile(Cost);
+
+impl Default for CostFile {
+    fn default() -> Self {
+        CostFile(Cost::Fixed(1))
+    }
+}
+
+impl<'de> Deserialize<'de> for CostFile {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = CostFile;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a whole number, or { from: ATTRIBUTE, max: N }")
+            }
+
+            fn visit_u64<E: de::Error>(self, units: u64) -> Result<CostFile, E> {
+                Ok(CostFile(Cost::Fixed(units)))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<CostFile, A::Error> {
+                #[derive(Deserialize)]
+                #[serde(deny_unknown_fields)]
+                struct From {
+                    from: Text,
+                    max: u64,
+                }
+                let From { from, max } = From::deserialize(de::value::MapAccessDeserializer::new(map))?;
+                Ok(CostFile(Cost::From { attribute: from.0.into(), max }))
+            }
+        }
+        from.deserialize_any(Either)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: &str = "\
+store: memory
+listen: { http: 127.0.0.1:8080, grpc: off, resp: 127.0.0.1:6380 }
+trusted_proxies: [10.0.0.0/8]
+on_store_failure: local
+rules:
+  - name: per-ip
+    by: [ip]
+    limit: 10/s; 120/m
+  - name: search
+    when: { method: POST, path: /v1/search* }
+    by: [api_key]
+    limit: 100/min burst 20
+    cost: 5
+    overrides:
+      - when: { api_key: acme }
+        limit: 10000/min
+  - name: trial
+    mode: shadow
+    by: user
+    limit: 5/s
+    cost: { from: header.x-cost, max: 100 }
+";
+
+    #[test]
+    fn the_page_of_the_design_is_read() {
+        let config = Config::parse(PAGE, "tidegate.yaml").unwrap();
+        assert_eq!(config.listen.grpc, None);
+        let names: Vec<&str> = config.rules.iter().map(|rule| &*rule.name).collect();
+        assert_eq!(names, ["per-ip", "search", "trial"]);
+        let request = [("ip", "192.0.2.7"), ("method", "POST"), ("path", "/v1/search?q=x"), ("api_key", "acme")];
+        let found = config.rules.matching(&request[..], 1).unwrap();
+        let found: Vec<_> = found.iter().map(|one| (&*one.rule.name, one.key.as_slice(), one.cost)).collect();
+        assert_eq!(found, [("per-ip", &b"192.0.2.7"[..], 1), ("search", b"acme", 5), ("trial", b"", 1)]);
+    }
+
+    #[test]
+    fn whatever_is_wrong_is_said_with_its_place() {
+        for (text, expected) in [
+            ("rules:\n  - name: a\n    limit: 10/s\n    lmit: 3\n", "f:4:5: "),
+            ("rules:\n  - name: a\n    limit: 10/fortnight\n", "f:3:12: "),
+            ("rules:\n  - name: a\n    limit:\n", "f:3:"),
+            ("rules:\n  - name: a b\n    limit: 1/s\n", "f:2:11: "),
+            ("listen: { http: nowhere }\n", "f:1:17: "),
+            ("rules:\n  - name: a\n    limit: 1/s\n    when: { path: '' }\n", "f:4:"),
+            ("rules:\n  - name: a\n    limit: 1/s\n    mode: maybe\n", "f:4:11: "),
+            ("rules:\n  - { name: a, limit: 1/s }\n  - { name: a, limit: 2/s }\n", "f: two rules are called \"a\""),
+            ("trusted_proxies: [10.0.0.0/99]\n", "f:1:"),
+            ("rules:\n  - name: a\n    limit: 1/s\n    cost: -3\n", "f:4:5: "),
+        ] {
+            let error = Config::parse(text, "f").unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{text}\nsays {error}");
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Tidegate as a network service: a rules file, and doors for HTTP, gRPC and Redis clients. A library that the binary `tidegate` runs.
+//!
+//! One request is a straight line: a door reads bytes, the [`rules`] turn attributes into charges, the gate asks the store, and the decision goes back
+//! the same way.
+
+pub mod config;
+pub mod rules;

@@ -1,0 +1,221 @@
+//! Rules: which limits apply to a request, and whose budget it draws on.
+//!
+//! A request is a set of named values, its [`Attributes`]. A [`Rule`] says on which of them it applies (`when`), by which of them budgets are kept
+//! apart (`by`), and how much there is. All rules that match are charged together, all or nothing; rules in shadow mode only look on.
+
+mod pattern;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use tidegate::{Limits, Scope, Subject};
+
+pub use pattern::{MAX_PATTERN_BYTES, Pattern, PatternError};
+
+/// The most rules there may be.
+pub const MAX_RULES: usize = 1000;
+/// The longest name of a rule, in bytes.
+pub const MAX_NAME_BYTES: usize = 64;
+
+/// What is known about a request.
+pub trait Attributes {
+    /// The value under this name, if there is one: `ip`, `method`, `header.x-api-key`.
+    fn get(&self, name: &str) -> Option<Cow<'_, str>>;
+}
+
+/// The simplest attributes: pairs of name and value.
+impl<N: AsRef<str>, V: AsRef<str>> Attributes for [(N, V)] {
+    fn get(&self, name: &str) -> Option<Cow<'_, str>> {
+        self.iter().find(|(own, _)| own.as_ref() == name).map(|(_, value)| Cow::Borrowed(value.as_ref()))
+    }
+}
+
+/// All rules, in the order in which they were written.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    rules: Vec<Arc<Rule>>,
+}
+
+/// One rule. It was checked when it was read.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// By which it is known in answers, metrics and logs; its state, too, is known by it.
+    pub name: Arc<str>,
+    /// All of these must hold.
+    pub when: Vec<Condition>,
+    /// One budget for each combination of values of these attributes; none: one budget for all.
+    pub by: Vec<Arc<str>>,
+    /// How much there is.
+    pub budget: Budget,
+    /// What a request costs.
+    pub cost: Cost,
+    /// Other budgets for some requests; the first that matches counts.
+    pub overrides: Vec<Override>,
+    /// Whether it is enforced.
+    pub mode: Mode,
+    /// Whether callers may give back what this rule took without an id.
+    pub refunds: bool,
+    /// What to do when the store does not answer; what the whole file says, if nothing.
+    pub on_store_failure: Option<Failure>,
+}
+
+/// A condition on one attribute: any one of the patterns must match. A missing attribute matches nothing, not even `*` or a negation.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Condition {
+    /// The attribute.
+    pub attribute: Arc<str>,
+    /// What its value may look like.
+    pub any_of: Vec<Pattern>,
+}
+
+/// Another budget for some requests of a rule: tiers, big customers.
+#[derive(Clone, Debug)]
+pub struct Override {
+    /// All of these must hold.
+    pub when: Vec<Condition>,
+    /// How much there is.
+    pub budget: Budget,
+}
+
+/// How much there is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Budget {
+    /// As much as these limits say, all of them.
+    Limits(Limits),
+    /// As much as anybody wants.
+    Unlimited,
+    /// Nothing at all.
+    Deny,
+}
+
+/// What a request costs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Cost {
+    /// So many times what the caller says, which is one unless said otherwise.
+    Fixed(u64),
+    /// What an attribute says, at most `max`; what the caller says if it is missing.
+    From {
+        /// The attribute.
+        attribute: Arc<str>,
+        /// The most that is believed.
+        max: u64,
+    },
+}
+
+/// Whether a rule is enforced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mode {
+    /// What it denies is denied.
+    #[default]
+    Enforce,
+    /// It counts and is reported, but denies nothing.
+    Shadow,
+}
+
+/// What to do when the store does not answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Failure {
+    /// Let everything pass.
+    Open,
+    /// Let nothing pass.
+    Closed,
+    /// Decide in this process alone.
+    #[default]
+    Local,
+}
+
+/// A rule that applies to a request.
+#[derive(Clone, Debug)]
+pub struct Match {
+    /// The rule.
+    pub rule: Arc<Rule>,
+    /// Whose budget, among those of the rule.
+    pub key: Vec<u8>,
+    /// How much there is for this request.
+    pub budget: Budget,
+    /// What it costs.
+    pub cost: u64,
+}
+
+impl Match {
+    /// The subject its state is kept under.
+    pub fn subject(&self) -> Subject<'_> {
+        Subject { scope: Scope::Rule(Cow::Borrowed(&self.rule.name)), key: Cow::Borrowed(&self.key) }
+    }
+}
+
+impl Rules {
+    /// Rules in this order.
+    pub fn new(rules: Vec<Rule>) -> Self {
+        Rules { rules: rules.into_iter().map(Arc::new).collect() }
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Rule>> {
+        self.rules.iter()
+    }
+
+    /// The rules that apply to a request which costs `cost` by itself.
+    ///
+    /// # Errors
+    /// If a cost that is read from an attribute is not a number.
+    pub fn matching(&self, attributes: &(impl Attributes + ?Sized), cost: u64) -> Result<Vec<Match>, InvalidCost> {
+        let applies = self.rules.iter().filter(|rule| holds(&rule.when, attributes));
+        applies.map(|rule| rule.applied_to(attributes, cost)).collect()
+    }
+}
+
+/// A cost that is not one.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{attribute} is {value:?}: expected a whole number as the cost for rule {rule}")]
+pub struct InvalidCost {
+    rule: Arc<str>,
+    attribute: Arc<str>,
+    value: String,
+}
+
+impl Rule {
+    fn applied_to(self: &Arc<Self>, attributes: &(impl Attributes + ?Sized), cost: u64) -> Result<Match, InvalidCost> {
+        let budget = self.overrides.iter().find(|other| holds(&other.when, attributes)).map(|other| &other.budget);
+        let cost = match &self.cost {
+            Cost::Fixed(units) => units.saturating_mul(cost),
+            Cost::From { attribute, max } => match attributes.get(attribute) {
+                None => cost.min(*max),
+                Some(value) => match value.parse::<u64>() {
+                    Ok(units) => units.min(*max),
+                    Err(_) => {
+                        let value = value.chars().take(64).collect();
+                        return Err(InvalidCost { rule: self.name.clone(), attribute: attribute.clone(), value });
+                    }
+                },
+            },
+        };
+        let budget = budget.unwrap_or(&self.budget).clone();
+        Ok(Match { rule: Arc::clone(self), key: key(&self.by, attributes), budget, cost })
+    }
+}
+
+fn holds(conditions: &[Condition], attributes: &(impl Attributes + ?Sized)) -> bool {
+    conditions.iter().all(|condition| {
+        let value = attributes.get(&condition.attribute);
+        value.is_some_and(|value| condition.any_of.iter().any(|pattern| pattern.matches(&value)))
+    })
+}
+
+/// The values of `by` as one key, no two combinations the same: a single value as it is, several each with its length before it. Requests
+/// that lack an attribute share the budget of the empty value, so that nobody escapes by leaving it out.
+fn key(by: &[Arc<str>], attributes: &(impl Attributes + ?Sized)) -> Vec<u8> {
+    match by {
+        [] => Vec::new(),
+        [name] => attributes.get(name).unwrap_or_default().as_bytes().to_vec(),
+        names => {
+            let mut key = Vec::new();
+            for name in names {
+                let value = attributes.get(name).unwrap_or_default();
+                key.extend_from_slice(format!("{}:", value.len()).as_bytes());
+                key.extend_from_slice(value.as_bytes());
+            }
+            key
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! What an attribute's value may look like: text, a glob, a network, or one of several.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use ipnet::IpNet;
+
+/// A condition on one value.
+///
+/// `*` stands for any run of characters, `?` for exactly one, `\` takes the next character as it is. `10.0.0.0/8` is a network and matches
+/// addresses, whatever way they are written. A leading `!` turns it around.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Pattern {
+    text: Box<str>,
+    not: bool,
+    kind: Kind,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Kind {
+    Exact(Box<str>),
+    Glob(Vec<Piece>),
+    Network(IpNet),
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Piece {
+    Char(char),
+    One,
+    Any,
+}
+
+/// The longest pattern, in bytes.
+pub const MAX_PATTERN_BYTES: usize = 1024;
+
+/// What is wrong with a pattern.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PatternError {
+    /// There is nothing in it.
+    #[error(
+        "a blank pattern: expected text, a glob such as /v1/*, or a network such as 10.0.0.0/8; write '*' for any value"
+    )]
+    Blank,
+    /// It is too long.
+    #[error("a pattern of {0} bytes: expected at most {MAX_PATTERN_BYTES}")]
+    TooLong(usize),
+    /// It ends with a backslash.
+    #[error("pattern {0:?} ends with a backslash: expected a character after it")]
+    Unfinished(String),
+}
+
+impl Pattern {
+    /// Whether `value` is such a value.
+    pub fn matches(&self, value: &str) -> bool {
+        let matches = match &self.kind {
+            Kind::Exact(text) => **text == *value,
+            Kind::Glob(pieces) => glob(pieces, value),
+            Kind::Network(network) => value.parse::<IpAddr>().is_ok_and(|ip| network.contains(&ip.to_canonical())),
+        };
+        matches != self.not
+    }
+}
+
+/// Linear in the value for each `*`: goes back to the last one only.
+fn glob(pieces: &[Piece], value: &str) -> bool {
+    let (mut piece, mut rest) = (0, value.chars());
+    let mut retry: Option<(usize, std::str::Chars<'_>)> = None;
+    loop {
+        if let Some(Piece::Any) = pieces.get(piece) {
+            piece += 1;
+            retry = Some((piece, rest.clone()));
+            continue;
+        }
+        let fits = match (pieces.get(piece), rest.next()) {
+            (None, None) => return true,
+            (Some(Piece::One), Some(_)) => true,
+            (Some(Piece::Char(expected)), Some(found)) => *expected == found,
+            (Some(_), None) => return false,
+            _ => false,
+        };
+        if fits {
+            piece += 1;
+            continue;
+        }
+        let Some((at, mut from)) = retry.take() else { return false };
+        if from.next().is_none() {
+            return false;
+        }
+        (piece, rest) = (at, from.clone());
+        retry = Some((at, from));
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = PatternError;
+
+    fn from_str(text: &str) -> Result<Self, PatternError> {
+        if text.len() > MAX_PATTERN_BYTES {
+            return Err(PatternError::TooLong(text.len()));
+        }
+        let (not, body) = match text.strip_prefix('!') {
+            Some(body) => (true, body),
+            None => (false, text),
+        };
+        if body.trim().is_empty() {
+            return Err(PatternError::Blank);
+        }
+        if let Ok(network) = body.parse::<IpNet>() {
+            return Ok(Pattern { text: text.into(), not, kind: Kind::Network(network.trunc()) });
+        }
+        let mut pieces = Vec::new();
+        let mut chars = body.chars();
+        while let Some(char) = chars.next() {
+            match char {
+                '*' if pieces.last() == Some(&Piece::Any) => {}
+                '*' => pieces.push(Piece::Any),
+                '?' => pieces.push(Piece::One),
+                '\\' => match chars.next() {
+                    Some(next) => pieces.push(Piece::Char(next)),
+                    None => return Err(PatternError::Unfinished(text.into())),
+                },
+                char => pieces.push(Piece::Char(char)),
+            }
+        }
+        let exact: Option<String> = pieces
+            .iter()
+            .map(|piece| match piece {
+                Piece::Char(char) => Some(*char),
+                _ => None,
+            })
+            .collect();
+        let kind = match exact {
+            Some(exact) => Kind::Exact(exact.into()),
+            None => Kind::Glob(pieces),
+        };
+        Ok(Pattern { text: text.into(), not, kind })
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_what_they_say() {
+        for (pattern, value, expected) in [
+            ("POST", "POST", true),
+            ("POST", "post", false),
+            ("/v1/*", "/v1/search", true),
+            ("/v1/*", "/v1/", true),
+            ("/v1/*", "/v2/search", false),
+            ("*", "", true),
+            ("*/x*", "/a/x/b", true),
+            ("a*b*c", "a-b-b-c", true),
+            ("a*b*c", "a-b-b-", false),
+            ("a?c", "abc", true),
+            ("a?c", "ac", false),
+            ("a\\*", "a*", true),
+            ("a\\*", "ab", false),
+            ("!GET", "POST", true),
+            ("!GET", "GET", false),
+            ("10.0.0.0/8", "10.1.2.3", true),
+            ("10.0.0.0/8", "::ffff:10.1.2.3", true),
+            ("10.0.0.0/8", "11.1.2.3", false),
+            ("10.0.0.0/8", "not an address", false),
+            ("2001:db8::/32", "2001:db8:1::1", true),
+            ("!10.0.0.0/8", "11.0.0.1", true),
+            ("ä*", "äöü", true),
+        ] {
+            assert_eq!(pattern.parse::<Pattern>().unwrap().matches(value), expected, "{pattern} on {value}");
+        }
+    }
+
+    #[test]
+    fn a_glob_full_of_stars_is_not_slow() {
+        let pattern: Pattern = format!("{}b", "*a".repeat(500)).parse().unwrap();
+        assert!(!pattern.matches(&"a".repeat(100_000)));
+    }
+
+    #[test]
+    fn bad_patterns_say_what_was_expected() {
+        assert!("".parse::<Pattern>().unwrap_err().to_string().contains("blank"));
+        assert!("!".parse::<Pattern>().unwrap_err().to_string().contains("blank"));
+        assert!("a\\".parse::<Pattern>().unwrap_err().to_string().contains("backslash"));
+        assert!("x".repeat(2000).parse::<Pattern>().unwrap_err().to_string().contains("2000 bytes"));
+    }
+}
