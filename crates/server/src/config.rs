@@ -111,7 +111,7 @@ impl Config {
 }
 
 /// `3:12: what is wrong`.
-fn located(error: &serde_saphyr::Error) -> String {
+pub(crate) fn located(error: &serde_saphyr::Error) -> String {
     let text = error.without_snippet().to_string();
     match error.location() {
         Some(location) => format!("{}:{}: {text}", location.line(), location.column()),

@@ -4,4 +4,5 @@
 //! the same way.
 
 pub mod config;
+pub mod gate;
 pub mod rules;

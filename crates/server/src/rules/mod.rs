@@ -3,6 +3,7 @@
 //! A request is a set of named values, its [`Attributes`]. A [`Rule`] says on which of them it applies (`when`), by which of them budgets are kept
 //! apart (`by`), and how much there is. All rules that match are charged together, all or nothing; rules in shadow mode only look on.
 
+pub mod envoy;
 mod pattern;
 
 use std::borrow::Cow;

@@ -51,6 +51,33 @@ pub enum PatternError {
 }
 
 impl Pattern {
+    /// A pattern in which only `*` means something.
+    ///
+    /// # Errors
+    /// If it is blank or too long.
+    pub fn stars(text: &str) -> Result<Pattern, PatternError> {
+        if text.len() > MAX_PATTERN_BYTES {
+            return Err(PatternError::TooLong(text.len()));
+        }
+        let mut pieces: Vec<Piece> = Vec::new();
+        for char in text.chars() {
+            match char {
+                '*' if pieces.last() == Some(&Piece::Any) => {}
+                '*' => pieces.push(Piece::Any),
+                char => pieces.push(Piece::Char(char)),
+            }
+        }
+        if pieces.is_empty() {
+            return Err(PatternError::Blank);
+        }
+        Ok(Pattern { text: text.into(), not: false, kind: Kind::Glob(pieces) })
+    }
+
+    /// As it was written.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
     /// Whether `value` is such a value.
     pub fn matches(&self, value: &str) -> bool {
         let matches = match &self.kind {

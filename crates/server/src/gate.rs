@@ -1,0 +1,208 @@
+//! The gate: what every door asks. It holds the rules and the store, and is the only place where the two meet.
+//!
+//! All rules that match a request are charged in one call, all or nothing. A rule in shadow mode is asked by itself, after the others have let
+//! the request pass: it counts what it would have counted if it were enforced, and denies nothing.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tidegate::{Check, Decision, Id, Limit, Memory, Op, Redis, Source, Store, StoreError, Timestamp, Verdict};
+
+use crate::rules::{Attributes, Budget, InvalidCost, Match, Mode, Rule, Rules};
+
+/// Where state is kept.
+#[derive(Clone, Debug)]
+pub enum Backend {
+    /// In this process.
+    Memory(Memory),
+    /// In Redis or Valkey.
+    Redis(Redis),
+}
+
+impl Backend {
+    /// Decides a check.
+    ///
+    /// # Errors
+    /// If the check is not valid or the store has no answer.
+    pub async fn decide(&self, check: &Check<'_>) -> Result<Decision, StoreError> {
+        match self {
+            Backend::Memory(memory) => Ok(memory.decide(check)?),
+            Backend::Redis(redis) => redis.decide(check).await,
+        }
+    }
+}
+
+/// Rules over a store. Cheap to clone; clones share everything.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    store: Backend,
+    rules: ArcSwap<Rules>,
+}
+
+/// What the rules say about a request.
+#[derive(Clone, Debug)]
+pub struct Ruling {
+    /// Whether it may pass.
+    pub allowed: bool,
+    /// What the limits say; nothing, if no rule with limits applies.
+    pub decision: Option<Decision>,
+    /// Whose limits they are, in the order of the decision's charges.
+    pub charges: Vec<Charged>,
+    /// The rule that lets nothing pass, if one applies.
+    pub refused_by: Option<Arc<Rule>>,
+    /// What rules in shadow mode would have said.
+    pub shadow: Vec<Shadowed>,
+}
+
+/// One limit of one rule.
+#[derive(Clone, Debug)]
+pub struct Charged {
+    /// The rule.
+    pub rule: Arc<Rule>,
+    /// Whose budget.
+    pub key: Vec<u8>,
+    /// The limit.
+    pub limit: Limit,
+    /// What it cost.
+    pub cost: u64,
+}
+
+/// What a rule in shadow mode would have said.
+#[derive(Clone, Debug)]
+pub struct Shadowed {
+    /// The rule.
+    pub rule: Arc<Rule>,
+    /// Whether it would have let the request pass.
+    pub allowed: bool,
+    /// What its limits say, if it has any; its source is [`Source::Shadow`].
+    pub decision: Option<Decision>,
+}
+
+/// There is no ruling.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GateError {
+    /// The request says something that cannot be.
+    #[error(transparent)]
+    Cost(#[from] InvalidCost),
+    /// The store has no answer, or the check is not one.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A rule that applies does not take refunds.
+    #[error("rule {0} takes no refunds")]
+    NoRefunds(Arc<str>),
+}
+
+impl Ruling {
+    /// The charge that binds, and what it says.
+    pub fn binding(&self) -> Option<(&Charged, &Verdict)> {
+        let decision = self.decision.as_ref()?;
+        Some((self.charges.get(decision.binding_index())?, decision.binding()))
+    }
+
+    /// When it was decided, if limits were asked.
+    pub fn at(&self) -> Option<Timestamp> {
+        self.decision.as_ref().map(Decision::at)
+    }
+}
+
+impl Gate {
+    /// These rules over this store.
+    pub fn new(store: Backend, rules: Rules) -> Self {
+        Gate { inner: Arc::new(Inner { store, rules: ArcSwap::from_pointee(rules) }) }
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Backend {
+        &self.inner.store
+    }
+
+    /// The rules as they are now.
+    pub fn rules(&self) -> Arc<Rules> {
+        self.inner.rules.load_full()
+    }
+
+    /// Puts other rules in their place, at once for everybody. What was used under a name stays used.
+    pub fn set_rules(&self, rules: Rules) {
+        self.inner.rules.store(Arc::new(rules));
+    }
+
+    /// Decides a request by the rules: `op` on every budget it draws on, all or nothing.
+    ///
+    /// # Errors
+    /// If a cost is not a number, a rule does not take part in `op`, or the store has no answer.
+    pub async fn rule(
+        &self,
+        op: Op,
+        attributes: &(impl Attributes + ?Sized),
+        cost: u64,
+        id: Option<Id>,
+    ) -> Result<Ruling, GateError> {
+        let rules = self.inner.rules.load();
+        let (shadow, enforced): (Vec<Match>, Vec<Match>) =
+            rules.matching(attributes, cost)?.into_iter().partition(|found| found.rule.mode == Mode::Shadow);
+        if let (Op::Refund, None) = (op, id)
+            && let Some(found) = enforced.iter().find(|found| !found.rule.refunds)
+        {
+            return Err(GateError::NoRefunds(found.rule.name.clone()));
+        }
+        let refused_by =
+            enforced.iter().find(|found| found.budget == Budget::Deny).map(|found| Arc::clone(&found.rule));
+        // Where nothing may pass, nothing is charged either; how the limits stand is still told.
+        let own_op = if refused_by.is_some() { Op::Peek } else { op };
+        let (decision, charges) = self.decide(own_op, &enforced, id).await?;
+        let allowed = refused_by.is_none() && decision.as_ref().is_none_or(Decision::allowed);
+        let mut ruling = Ruling { allowed, decision, charges, refused_by, shadow: Vec::new() };
+        for found in shadow {
+            let op = if allowed { op } else { Op::Peek };
+            let (decision, _) = self.decide(op, std::slice::from_ref(&found), id).await?;
+            let allowed = found.budget != Budget::Deny && decision.as_ref().is_none_or(Decision::allowed);
+            let decision = decision.map(|decision| decision.with_source(Source::Shadow));
+            ruling.shadow.push(Shadowed { rule: found.rule, allowed, decision });
+        }
+        Ok(ruling)
+    }
+
+    /// What the rules would say now, and why: every rule with whether it applies. Nothing is charged.
+    ///
+    /// # Errors
+    /// If a cost is not a number or the store has no answer.
+    pub async fn explain(&self, attributes: &(impl Attributes + ?Sized), cost: u64) -> Result<Ruling, GateError> {
+        self.rule(Op::Peek, attributes, cost, None).await
+    }
+
+    async fn decide(
+        &self,
+        op: Op,
+        found: &[Match],
+        id: Option<Id>,
+    ) -> Result<(Option<Decision>, Vec<Charged>), StoreError> {
+        let mut check = Check::of(op);
+        for one in found {
+            if let Budget::Limits(limits) = &one.budget {
+                check = check.charge_subject(one.subject(), limits, one.cost);
+            }
+        }
+        if check.charges().is_empty() {
+            return Ok((None, Vec::new()));
+        }
+        if let Some(id) = id {
+            check = check.with_id(id);
+        }
+        let charges = check
+            .charges()
+            .iter()
+            .filter_map(|charge| {
+                let own = found.iter().find(|one| one.subject() == charge.subject)?;
+                let (rule, key) = (Arc::clone(&own.rule), own.key.clone());
+                Some(Charged { rule, key, limit: charge.limit, cost: charge.cost })
+            })
+            .collect();
+        Ok((Some(self.inner.store.decide(&check).await?), charges))
+    }
+}

@@ -1,0 +1,450 @@
+//! The configuration of envoyproxy/ratelimit, read into the same model: domains, nested descriptors, wildcards, units.
+//!
+//! A request names a domain and brings descriptors, each a list of keys and values. A descriptor walks down its domain's tree entry by entry: the node
+//! with exactly this key and value, else the first wildcard that matches, else the node with the key alone; it never goes back. The limit of the
+//! node it ends at counts, if it has one.
+//!
+//! Beyond the original, `rate_limit` may say `limit: 100/min burst 20`: any notation, several windows, any algorithm.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use tidegate::{Limit, Limits, Period};
+
+use super::{Budget, Cost, Match, Mode, Pattern, Rule};
+use crate::config::{ConfigError, MAX_FILE_BYTES, located};
+
+/// How deep descriptors may be nested.
+pub const MAX_DEPTH: usize = 32;
+/// How many files a folder may have.
+pub const MAX_FILES: usize = 1000;
+
+/// All domains.
+#[derive(Clone, Debug, Default)]
+pub struct Domains {
+    domains: HashMap<Box<str>, Node>,
+}
+
+/// One place in a domain's tree.
+#[derive(Clone, Debug, Default)]
+struct Node {
+    /// By key and value.
+    exact: HashMap<(Box<str>, Box<str>), Node>,
+    /// By key and a value with `*` in it, in the order of the file.
+    wild: Vec<(Box<str>, Pattern, Node)>,
+    /// By key alone.
+    bare: HashMap<Box<str>, Node>,
+    limit: Option<Arc<Limited>>,
+    /// All values that the wildcard matches share one budget.
+    shared: bool,
+}
+
+/// A node with a limit.
+#[derive(Clone, Debug)]
+pub struct Limited {
+    /// The rule it is in Tidegate's model.
+    pub rule: Arc<Rule>,
+    /// The name it gave itself.
+    pub name: Option<Arc<str>>,
+    /// Rules of these names that also match the request are dropped.
+    pub replaces: Vec<Arc<str>>,
+    /// It does not reject by itself, only together with all others of its kind.
+    pub quota: bool,
+    /// As the file says it, for the answer.
+    pub stated: Option<(u32, Unit)>,
+}
+
+/// A unit of time, by its number in the protocol.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "they say what they are")]
+pub enum Unit {
+    Second = 1,
+    Minute = 2,
+    Hour = 3,
+    Day = 4,
+    Month = 5,
+    Year = 6,
+    Week = 7,
+}
+
+impl Unit {
+    /// How long it is; a month is 30 days, a year 365.
+    pub fn period(self) -> Period {
+        match self {
+            Unit::Second => Period::SECOND,
+            Unit::Minute => Period::MINUTE,
+            Unit::Hour => Period::HOUR,
+            Unit::Day => Period::DAY,
+            Unit::Week => Period::WEEK,
+            Unit::Month => Period::days(30),
+            Unit::Year => Period::days(365),
+        }
+    }
+
+    /// The unit of this number.
+    pub fn from_number(number: i32) -> Option<Unit> {
+        [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day, Unit::Month, Unit::Year, Unit::Week]
+            .into_iter()
+            .find(|unit| *unit as i32 == number)
+    }
+
+    fn from_word(word: &str) -> Option<Unit> {
+        Some(match word.to_ascii_lowercase().as_str() {
+            "second" => Unit::Second,
+            "minute" => Unit::Minute,
+            "hour" => Unit::Hour,
+            "day" => Unit::Day,
+            "week" => Unit::Week,
+            "month" => Unit::Month,
+            "year" => Unit::Year,
+            _ => return None,
+        })
+    }
+
+    /// So many per unit, in windows counted from the epoch; nothing at all if it is none.
+    pub fn budget(self, requests: u32) -> Budget {
+        let limit = Limit::window(u64::from(requests), self.period()).build();
+        limit.map_or(Budget::Deny, |limit| Budget::Limits(Limits::from(limit)))
+    }
+}
+
+/// What a descriptor came to.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its limit.
+    pub limited: Arc<Limited>,
+    /// What to charge.
+    pub charge: Match,
+}
+
+impl Domains {
+    /// Reads every `*.yaml` file of a folder.
+    ///
+    /// # Errors
+    /// If one cannot be read or says something that cannot be.
+    pub fn load(folder: &Path) -> Result<Domains, ConfigError> {
+        let unreadable = |path: &Path, source| ConfigError::Unreadable { file: path.display().to_string(), source };
+        let mut files: Vec<_> = std::fs::read_dir(folder)
+            .map_err(|source| unreadable(folder, source))?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .filter(|path| path.extension().is_some_and(|end| end == "yaml" || end == "yml"))
+            .collect();
+        files.sort();
+        if files.len() > MAX_FILES {
+            let problem = format!(" {} files: expected at most {MAX_FILES}", files.len());
+            return Err(ConfigError::Invalid { file: folder.display().to_string(), problem });
+        }
+        let mut domains = Domains::default();
+        for path in files {
+            let file = path.display().to_string();
+            let bytes = std::fs::metadata(&path).map_err(|source| unreadable(&path, source))?.len();
+            if bytes > MAX_FILE_BYTES {
+                return Err(ConfigError::TooLarge { file, bytes });
+            }
+            let text = std::fs::read_to_string(&path).map_err(|source| unreadable(&path, source))?;
+            domains.add(&text, &file)?;
+        }
+        Ok(domains)
+    }
+
+    /// Adds the domain of one file.
+    ///
+    /// # Errors
+    /// If it says something that cannot be, or its domain is known already.
+    pub fn add(&mut self, text: &str, file: &str) -> Result<(), ConfigError> {
+        let invalid = |problem: String| ConfigError::Invalid { file: file.into(), problem };
+        let read: File = serde_saphyr::from_str(text).map_err(|error| invalid(known(&located(&error))))?;
+        if read.domain.trim().is_empty() {
+            return Err(invalid(" config file cannot have empty domain".into()));
+        }
+        if self.domains.contains_key(read.domain.as_str()) {
+            return Err(invalid(format!(" duplicate domain '{}' in config file", read.domain)));
+        }
+        let root = Node::read(read.descriptors, &read.domain, 0).map_err(|problem| invalid(format!(" {problem}")))?;
+        self.domains.insert(read.domain.into(), root);
+        Ok(())
+    }
+
+    /// Whether there is such a domain.
+    pub fn contains(&self, domain: &str) -> bool {
+        self.domains.contains_key(domain)
+    }
+
+    /// Names of all domains, sorted.
+    pub fn names(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.domains.keys().map(|name| &**name).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// The limit of a descriptor, if there is one.
+    pub fn find<K: AsRef<str>, V: AsRef<str>>(&self, domain: &str, entries: &[(K, V)], cost: u64) -> Option<Found> {
+        let mut node = self.domains.get(domain)?;
+        let mut key = Vec::new();
+        for (name, value) in entries {
+            let (name, value) = (name.as_ref(), value.as_ref());
+            let mut counted = value;
+            node = if let Some(next) = node.exact.get(&(name.into(), value.into())) {
+                next
+            } else if let Some((_, pattern, next)) =
+                node.wild.iter().find(|(own, pattern, _)| **own == *name && pattern.matches(value))
+            {
+                if next.shared {
+                    counted = pattern.text();
+                }
+                next
+            } else {
+                node.bare.get(name)?
+            };
+            for part in [name, counted] {
+                key.extend_from_slice(format!("{}:", part.len()).as_bytes());
+                key.extend_from_slice(part.as_bytes());
+            }
+        }
+        let limited = Arc::clone(node.limit.as_ref()?);
+        let charge = Match { rule: Arc::clone(&limited.rule), key, budget: limited.rule.budget.clone(), cost };
+        Some(Found { limited, charge })
+    }
+}
+
+/// The original's words for a key it does not know, which people search for.
+fn known(problem: &str) -> String {
+    let key = problem.split_once("unknown field `").and_then(|(_, rest)| rest.split_once('`'));
+    match key {
+        Some((key, _)) => {
+            let place = problem.split_once(": ").map_or("", |(place, _)| place);
+            format!("{place}: config error, unknown key '{key}'")
+        }
+        None => problem.into(),
+    }
+}
+
+impl Node {
+    fn read(descriptors: Vec<DescriptorFile>, path: &str, depth: usize) -> Result<Node, String> {
+        if depth > MAX_DEPTH {
+            return Err(format!("descriptors of {path} are nested more than {MAX_DEPTH} deep"));
+        }
+        let mut node = Node::default();
+        for descriptor in descriptors {
+            if descriptor.key.trim().is_empty() {
+                return Err(format!("descriptor has empty key, below {path}"));
+            }
+            let own = match &descriptor.value {
+                Some(value) if !value.is_empty() => format!("{path}.{}_{value}", descriptor.key),
+                _ => format!("{path}.{}", descriptor.key),
+            };
+            let mut child = Node::read(descriptor.descriptors, &own, depth + 1)?;
+            child.shared = descriptor.share_threshold;
+            if let Some(limit) = descriptor.rate_limit {
+                child.limit = Some(Arc::new(limit.checked(&own, descriptor.shadow_mode, descriptor.quota_mode)?));
+            }
+            let duplicate = || format!("duplicate descriptor composite key '{own}'");
+            let key: Box<str> = descriptor.key.into();
+            match descriptor.value.filter(|value| !value.is_empty()) {
+                Some(value) if value.contains('*') => {
+                    let pattern = Pattern::stars(&value).map_err(|error| format!("{own}: {error}"))?;
+                    if node.wild.iter().any(|(other, known, _)| *other == key && *known == pattern) {
+                        return Err(duplicate());
+                    }
+                    node.wild.push((key, pattern, child));
+                }
+                Some(value) => {
+                    if node.exact.insert((key, value.into()), child).is_some() {
+                        return Err(duplicate());
+                    }
+                }
+                None => {
+                    if node.bare.insert(key, child).is_some() {
+                        return Err(duplicate());
+                    }
+                }
+            }
+        }
+        Ok(node)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    domain: String,
+    #[serde(default)]
+    descriptors: Vec<DescriptorFile>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DescriptorFile {
+    #[serde(default)]
+    key: String,
+    #[serde(default)]
+    value: Option<String>,
+    #[serde(default)]
+    descriptors: Vec<DescriptorFile>,
+    #[serde(default)]
+    rate_limit: Option<LimitFile>,
+    #[serde(default)]
+    shadow_mode: bool,
+    #[serde(default)]
+    quota_mode: bool,
+    #[serde(default)]
+    share_threshold: bool,
+    /// Metrics here never carry keys, so this asks for nothing.
+    #[serde(default, rename = "detailed_metric")]
+    _detailed_metric: bool,
+    #[serde(default, rename = "value_to_metric")]
+    _value_to_metric: bool,
+    #[serde(default, rename = "metadata")]
+    _metadata: Option<serde::de::IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LimitFile {
+    #[serde(default)]
+    unit: Option<String>,
+    #[serde(default)]
+    requests_per_unit: Option<u32>,
+    #[serde(default)]
+    unlimited: bool,
+    #[serde(default)]
+    name: Option<String>,
+    #[serde(default)]
+    replaces: Vec<Replaced>,
+    #[serde(default)]
+    limit: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Replaced {
+    name: String,
+}
+
+impl LimitFile {
+    fn checked(self, path: &str, shadow: bool, quota: bool) -> Result<Limited, String> {
+        let unit = match &self.unit {
+            Some(word) => {
+                Some(Unit::from_word(word).ok_or_else(|| format!("invalid rate limit unit '{word}' at {path}"))?)
+            }
+            None => None,
+        };
+        let (budget, stated) = match (self.unlimited, self.limit, unit) {
+            (true, None, None) => (Budget::Unlimited, None),
+            (true, _, _) => return Err(format!("should not specify rate limit unit when unlimited, at {path}")),
+            (false, Some(text), None) => {
+                let limits = text.parse().map_err(|error| format!("limit {text:?} at {path}: {error}"))?;
+                (Budget::Limits(limits), None)
+            }
+            (false, Some(_), Some(_)) => return Err(format!("{path} has a limit and a unit: expected one of them")),
+            (false, None, Some(unit)) => {
+                let requests = self.requests_per_unit.unwrap_or(0);
+                (unit.budget(requests), Some((requests, unit)))
+            }
+            (false, None, None) => return Err(format!("invalid rate limit unit '' at {path}")),
+        };
+        let rule = Rule {
+            name: path.into(),
+            when: Vec::new(),
+            by: Vec::new(),
+            budget,
+            cost: Cost::Fixed(1),
+            overrides: Vec::new(),
+            mode: if shadow { Mode::Shadow } else { Mode::Enforce },
+            refunds: true,
+            on_store_failure: None,
+        };
+        let name: Option<Arc<str>> = self.name.map(Into::into);
+        let replaces: Vec<Arc<str>> = self.replaces.into_iter().map(|other| other.name.into()).collect();
+        if name.is_some() && replaces.iter().any(|other| Some(other) == name.as_ref()) {
+            return Err(format!("replaces should not contain name of same descriptor, at {path}"));
+        }
+        Ok(Limited { rule: Arc::new(rule), name, replaces, quota, stated })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "\
+domain: edge
+descriptors:
+  - key: database
+    value: users
+    rate_limit: { unit: second, requests_per_unit: 500 }
+  - key: database
+    rate_limit: { unit: Minute, requests_per_unit: 10, name: any }
+  - key: path
+    value: /api/*
+    share_threshold: true
+    rate_limit: { limit: 100/min burst 20; 1000/h sliding }
+  - key: path
+    value: '*/health'
+    rate_limit: { unlimited: true }
+  - key: message_type
+    value: marketing
+    descriptors:
+      - key: to_number
+        shadow_mode: true
+        rate_limit: { unit: day, requests_per_unit: 5, replaces: [{ name: any }] }
+  - key: ip
+    value: 192.0.2.1
+  - key: ip
+    rate_limit: { unit: week, requests_per_unit: 0 }
+";
+
+    fn find(entries: &[(&str, &str)]) -> Option<(String, Budget, Vec<u8>)> {
+        let mut domains = Domains::default();
+        domains.add(FILE, "f").unwrap();
+        let found = domains.find("edge", entries, 1)?;
+        Some((found.limited.rule.name.to_string(), found.charge.budget, found.charge.key))
+    }
+
+    #[test]
+    fn descriptors_find_their_limit() {
+        let name = |entries: &[(&str, &str)]| find(entries).map(|(name, _, _)| name);
+        assert_eq!(name(&[("database", "users")]).as_deref(), Some("edge.database_users"));
+        assert_eq!(name(&[("database", "orders")]).as_deref(), Some("edge.database"));
+        assert_eq!(name(&[("path", "/api/x")]).as_deref(), Some("edge.path_/api/*"));
+        assert_eq!(name(&[("path", "/x/health")]).as_deref(), Some("edge.path_*/health"));
+        assert_eq!(name(&[("message_type", "marketing")]), None, "a limit counts only at its own depth");
+        let deep = [("message_type", "marketing"), ("to_number", "2061111111")];
+        assert_eq!(name(&deep).as_deref(), Some("edge.message_type_marketing.to_number"));
+        assert_eq!(name(&[("ip", "192.0.2.1")]), None, "a value without a limit is let through");
+        assert_eq!(find(&[("ip", "192.0.2.2")]).unwrap().1, Budget::Deny);
+        assert_eq!(name(&[("unknown", "x")]), None);
+    }
+
+    #[test]
+    fn values_have_budgets_of_their_own_unless_shared() {
+        let key = |entries: &[(&str, &str)]| find(entries).unwrap().2;
+        assert_ne!(key(&[("database", "a")]), key(&[("database", "b")]));
+        assert_eq!(key(&[("path", "/api/a")]), key(&[("path", "/api/b")]));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, expected) in [
+            ("domain: a\ndescriptors:\n  - key: k\n    lmit: 3\n", "f:4:5: config error, unknown key 'lmit'"),
+            ("domain: ''\n", "f: config file cannot have empty domain"),
+            (
+                "domain: a\ndescriptors:\n  - key: k\n    rate_limit: { unit: fortnight, requests_per_unit: 1 }\n",
+                "f: invalid rate limit unit 'fortnight'",
+            ),
+            (
+                "domain: a\ndescriptors:\n  - { key: k }\n  - { key: k }\n",
+                "f: duplicate descriptor composite key 'a.k'",
+            ),
+            ("domain: a\ndescriptors:\n  - value: k\n", "f: descriptor has empty key"),
+        ] {
+            let error = Domains::default().add(text, "f").unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{text}\nsays {error}");
+        }
+        let mut twice = Domains::default();
+        twice.add("domain: a\n", "f").unwrap();
+        assert!(twice.add("domain: a\n", "g").unwrap_err().to_string().contains("duplicate domain 'a'"));
+    }
+}
