@@ -5,4 +5,5 @@
 
 pub mod config;
 pub mod gate;
+pub mod resp;
 pub mod rules;

@@ -1,0 +1,72 @@
+//! `CL.THROTTLE`, as redis-cell answers it.
+//!
+//! `CL.THROTTLE key max_burst count period [quantity]` answers `[limited, limit, remaining, retry_after_s, reset_after_s]`. Where it differs on purpose:
+//! parameters whose arithmetic would overflow are errors; `remaining` is right at any rate; a denial never says that it may be tried again in 0 seconds.
+
+use tidegate::{Decision, Limit, Op, Period, Retry};
+
+use super::reply::whole;
+
+const USAGE: &str = "Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]";
+
+/// What was asked.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Throttle {
+    pub(crate) limit: Limit,
+    pub(crate) op: Op,
+    pub(crate) cost: u64,
+}
+
+impl Throttle {
+    /// Reads the words after the name of the command.
+    pub(crate) fn read(words: &[&[u8]]) -> Result<Throttle, String> {
+        if !(4..=5).contains(&words.len()) {
+            return Err(USAGE.into());
+        }
+        let max_burst = integer(words[1])?;
+        let count = integer(words[2])?;
+        let period = integer(words[3])?;
+        let quantity = words.get(4).map_or(Ok(1), |word| integer(word))?;
+        if count == 0 || period == 0 {
+            return Err("Cell error: Store error: Zero rates are not supported".into());
+        }
+        let positive = |name: &str, number: i64| {
+            u64::try_from(number).map_err(|_| format!("Cell error: Store error: {name} is {number}: expected a positive number"))
+        };
+        let (burst, count, period) = (positive("max_burst", max_burst)?, positive("count", count)?, positive("period", period)?);
+        let limit = Limit::bucket(count, Period::seconds(period)).burst(burst.saturating_add(1)).build();
+        let limit = limit.map_err(|error| format!("Cell error: Store error: {error}"))?;
+        let (op, cost) = match quantity {
+            0 => (Op::Peek, 0),
+            quantity if quantity < 0 => (Op::Refund, quantity.unsigned_abs()),
+            quantity => (Op::Check, quantity.unsigned_abs()),
+        };
+        Ok(Throttle { limit, op, cost })
+    }
+
+    /// The five numbers.
+    pub(crate) fn numbers(decision: &Decision) -> [i64; 5] {
+        let verdict = decision.binding();
+        let retry = match verdict.retry {
+            _ if decision.allowed() => -1,
+            Retry::Never => -1,
+            retry => seconds(retry.micros().unwrap_or(0)).max(1),
+        };
+        let limited = i64::from(!decision.allowed());
+        [limited, whole(verdict.amount), whole(verdict.remaining), retry, seconds(verdict.reset_after_us)]
+    }
+}
+
+/// Whole seconds, and one more if at least a millisecond is left over.
+fn seconds(micros: u64) -> i64 {
+    whole(micros / 1_000_000 + u64::from(micros % 1_000_000 >= 1_000))
+}
+
+/// A decimal with an optional sign.
+fn integer(word: &[u8]) -> Result<i64, String> {
+    let text = std::str::from_utf8(word).ok();
+    text.and_then(|text| text.parse().ok()).ok_or_else(|| {
+        let shown: String = word.escape_ascii().to_string().chars().take(64).collect();
+        format!("Cell error: Store error: Couldn't parse as integer: {shown}")
+    })
+}

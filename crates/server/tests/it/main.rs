@@ -1,0 +1,5 @@
+//! The server from outside.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod resp;

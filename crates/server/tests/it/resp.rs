@@ -1,0 +1,173 @@
+//! The RESP door, through a socket.
+
+use std::time::Duration;
+
+use tidegate::{ManualClock, Memory, Timestamp};
+use tidegate_server::gate::{Backend, Gate};
+use tidegate_server::resp::{Auth, Settings, serve};
+use tidegate_server::rules::Rules;
+use tidegate_testkit::{Client, Reply};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+struct Door {
+    port: u16,
+    clock: ManualClock,
+    down: watch::Sender<bool>,
+    runtime: Runtime,
+    served: tokio::task::JoinHandle<std::io::Result<()>>,
+}
+
+fn door(auth: Auth, rules: &str) -> Door {
+    let clock = ManualClock::new();
+    clock.set(Timestamp::from_secs(1_700_000_000));
+    let memory = Memory::builder().clock(clock.clone()).build();
+    let rules = if rules.is_empty() {
+        Rules::default()
+    } else {
+        tidegate_server::config::Config::parse(rules, "test").unwrap().rules
+    };
+    let gate = Gate::new(Backend::Memory(memory), rules);
+    let (down, shutdown) = watch::channel(false);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let served = runtime.spawn(serve(listener, gate, auth, Settings::default(), shutdown));
+    Door { port, clock, down, runtime, served }
+}
+
+impl Door {
+    fn client(&self) -> Client {
+        Client::connect(self.port).unwrap()
+    }
+}
+
+fn ask(client: &mut Client, line: &str) -> Reply {
+    client.command(&line.split(' ').collect::<Vec<_>>()).unwrap()
+}
+
+fn numbers(client: &mut Client, line: &str) -> Vec<i64> {
+    match ask(client, line) {
+        Reply::Array(parts) => parts.iter().map(Reply::int).collect(),
+        other => panic!("{line} answered {other:?}"),
+    }
+}
+
+fn error(client: &mut Client, line: &str) -> String {
+    match ask(client, line) {
+        Reply::Error(text) => text,
+        other => panic!("{line} answered {other:?}"),
+    }
+}
+
+#[test]
+fn cl_throttle_answers_like_redis_cell() {
+    let door = door(Auth::default(), "");
+    let mut client = door.client();
+    assert_eq!(numbers(&mut client, "CL.THROTTLE u 15 30 60"), [0, 16, 15, -1, 2]);
+    assert_eq!(numbers(&mut client, "cl.throttle new 15 30 60 0"), [0, 16, 16, -1, 0]);
+    assert_eq!(numbers(&mut client, "CL.THROTTLE big 4 5 50 6"), [1, 5, 5, -1, 0]);
+    assert_eq!(numbers(&mut client, "CL.THROTTLE r 4 5 50 3"), [0, 5, 2, -1, 30]);
+    assert_eq!(numbers(&mut client, "CL.THROTTLE r 4 5 50 -1"), [0, 5, 3, -1, 20]);
+    assert_eq!(numbers(&mut client, "CL.THROTTLE r 4 5 50 -99"), [0, 5, 5, -1, 0]);
+    assert_eq!(numbers(&mut client, "CL.THROTTLE d 4 5 50 4"), [0, 5, 1, -1, 40]);
+    assert_eq!(numbers(&mut client, "CL.THROTTLE d 4 5 50 2"), [1, 5, 1, 10, 40]);
+    door.clock.advance(Duration::from_secs(10));
+    assert_eq!(numbers(&mut client, "CL.THROTTLE d 4 5 50 2"), [0, 5, 0, -1, 50]);
+    assert_eq!(numbers(&mut client, "CL.THROTTLE d 4 5 50 0"), [0, 5, 0, -1, 50]);
+    for (line, expected) in [
+        ("CL.THROTTLE u", "Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]"),
+        ("CL.THROTTLE u x 30 60", "Cell error: Store error: Couldn't parse as integer: x"),
+        ("CL.THROTTLE u 1 0 60", "Cell error: Store error: Zero rates are not supported"),
+        ("CL.THROTTLE u 1 30 0", "Cell error: Store error: Zero rates are not supported"),
+    ] {
+        assert_eq!(error(&mut client, line), expected);
+    }
+    assert!(error(&mut client, "CL.THROTTLE u -1 30 60").contains("expected a positive number"));
+    assert!(error(&mut client, "CL.THROTTLE u 9223372036854775807 1 60").starts_with("Cell error"));
+}
+
+#[test]
+fn every_operation_has_its_command() {
+    let door = door(Auth::default(), "");
+    let mut client = door.client();
+    assert_eq!(numbers(&mut client, "TG.CHECK k 10/min COST 3"), [1, 10, 7, 0, 18_000]);
+    assert_eq!(numbers(&mut client, "TG.PEEK k 10/min COST 8"), [0, 10, 7, 6_000, 18_000]);
+    assert_eq!(numbers(&mut client, "TG.TAKE k 10/min COST 9"), [1, 10, 0, 0, 60_000, 7]);
+    assert_eq!(numbers(&mut client, "TG.DEBIT k 10/min COST 1"), [1, 10, 0, 0, 66_000]);
+    assert_eq!(numbers(&mut client, "TG.REFUND k 10/min COST 4"), [1, 10, 3, 0, 42_000, 4]);
+    assert_eq!(numbers(&mut client, "TG.RESET k 10/min"), [1, 10, 10, 0, 0]);
+    assert_eq!(numbers(&mut client, "TG.CHECK k 10/min COST 11")[3], -1);
+    let reserved = numbers(&mut client, "TG.RESERVE k 10/min COST 5");
+    assert_eq!(reserved[..3], [1, 10, 5]);
+    let settled = numbers(&mut client, &format!("TG.SETTLE k 10/min COST 2 RESERVED 5 ID {}", reserved[5]));
+    assert_eq!((settled[2], settled[5]), (8, 3));
+    let lease = client.command(&["TG.LEASE", "k", "1 concurrent ttl 30s"]).unwrap();
+    let id = lease.array()[5].int().to_string();
+    assert_eq!(client.command(&["TG.CHECK", "k", "1 concurrent ttl 30s"]).unwrap().array()[0].int(), 0);
+    assert_eq!(client.command(&["TG.RELEASE", "k", "1 concurrent ttl 30s", "ID", &id]).unwrap().array()[5].int(), 1);
+    assert!(error(&mut client, "TG.CHECK k 10/fortnight").contains("10/fortnight"));
+    assert!(error(&mut client, "TG.CHECK k 10/s COST 1e3").contains("COST is '1e3': expected a whole number"));
+    assert!(error(&mut client, "TG.CHECK k").contains("expected TG."));
+    assert!(error(&mut client, "TG.NONSENSE k 1/s").contains("expected TG.CHECK"));
+}
+
+#[test]
+fn rules_decide_over_attributes() {
+    let door = door(Auth::default(), "rules:\n  - { name: a, by: [ip], limit: 2/min }\n  - { name: b, limit: 3/min }\n");
+    let mut client = door.client();
+    assert_eq!(numbers(&mut client, "TG.RULES ip 192.0.2.1"), [1, 2, 1, 0, 30_000]);
+    assert_eq!(numbers(&mut client, "TG.RULES ip 192.0.2.1")[..3], [1, 2, 0]);
+    assert_eq!(numbers(&mut client, "TG.RULES ip 192.0.2.1")[0], 0);
+    assert_eq!(numbers(&mut client, "TG.RULES ip 192.0.2.2 COST 1")[0], 1, "a denial takes nothing from anybody");
+    assert!(error(&mut client, "TG.RULES ip").contains("expected TG.RULES attribute value"));
+}
+
+#[test]
+fn clients_are_greeted() {
+    let door = door(Auth::default(), "");
+    let mut client = door.client();
+    assert_eq!(ask(&mut client, "PING"), Reply::Text("PONG".into()));
+    assert_eq!(ask(&mut client, "ECHO hi"), Reply::Text("hi".into()));
+    assert_eq!(ask(&mut client, "CLIENT SETNAME me"), Reply::Text("OK".into()));
+    assert_eq!(ask(&mut client, "CLIENT GETNAME"), Reply::Text("me".into()));
+    assert_eq!(ask(&mut client, "SELECT 0"), Reply::Text("OK".into()));
+    assert!(error(&mut client, "SELECT 1").contains("out of range"));
+    assert_eq!(ask(&mut client, "CONFIG GET save"), Reply::Array(vec![]));
+    assert_eq!(ask(&mut client, "COMMAND DOCS"), Reply::Array(vec![]));
+    assert!(matches!(ask(&mut client, "HELLO 2"), Reply::Array(parts) if parts.len() == 14));
+    assert!(error(&mut client, "EVAL x 0").contains("unknown command"));
+    assert_eq!(ask(&mut client, "QUIT"), Reply::Text("OK".into()));
+    assert!(client.command(&["PING"]).is_err());
+}
+
+#[test]
+fn tokens_open_the_door() {
+    let door = door(Auth { checks: Some("open".into()), admin: Some("sesame".into()) }, "");
+    let mut client = door.client();
+    assert!(error(&mut client, "PING").starts_with("NOAUTH"));
+    assert!(error(&mut client, "AUTH wrong").starts_with("WRONGPASS"));
+    assert_eq!(ask(&mut client, "AUTH open"), Reply::Text("OK".into()));
+    assert_eq!(numbers(&mut client, "TG.CHECK k 1/s")[0], 1);
+    assert!(error(&mut client, "TG.RESET k 1/s").starts_with("NOPERM"));
+    assert_eq!(ask(&mut client, "AUTH default sesame"), Reply::Text("OK".into()));
+    assert_eq!(numbers(&mut client, "TG.RESET k 1/s")[0], 1);
+}
+
+#[test]
+fn pipelines_are_answered_in_order_and_to_the_end() {
+    let door = door(Auth::default(), "");
+    let mut client = door.client();
+    for n in 0..1000 {
+        client.send(&["ECHO", &n.to_string()]).unwrap();
+    }
+    door.down.send(true).unwrap(); // whatever has arrived is answered
+    for n in 0..1000 {
+        match client.receive() {
+            Ok(reply) => assert_eq!(reply, Reply::Text(n.to_string())),
+            Err(_) => break,
+        }
+    }
+    door.runtime.block_on(door.served).unwrap().unwrap();
+}
