@@ -5,5 +5,6 @@
 
 pub mod config;
 pub mod gate;
+pub mod http;
 pub mod resp;
 pub mod rules;

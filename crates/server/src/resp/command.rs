@@ -134,7 +134,12 @@ impl Session {
             (b"CONFIG", b"GET", [_, ..]) => out.map(0),
             (b"INFO", _, _) => {
                 let version = env!("CARGO_PKG_VERSION");
-                out.bulk(format!("# Server\r\ntidegate_version:{version}\r\nredis_version:7.0.0\r\nredis_mode:standalone\r\n").as_bytes());
+                out.bulk(
+                    format!(
+                        "# Server\r\ntidegate_version:{version}\r\nredis_version:7.0.0\r\nredis_mode:standalone\r\n"
+                    )
+                    .as_bytes(),
+                );
             }
             (b"PING" | b"ECHO" | b"SELECT" | b"CLIENT" | b"CONFIG" | b"RESET", _, _) => {
                 out.error("ERR wrong number of arguments or unknown subcommand");
@@ -167,7 +172,9 @@ impl Session {
         out.map(7);
         let proto = if out.three { 3 } else { 2 };
         let version = env!("CARGO_PKG_VERSION").as_bytes();
-        for (name, value) in [("server", &b"tidegate"[..]), ("version", version), ("mode", b"standalone"), ("role", b"master")] {
+        for (name, value) in
+            [("server", &b"tidegate"[..]), ("version", version), ("mode", b"standalone"), ("role", b"master")]
+        {
             out.bulk(name.as_bytes());
             out.bulk(value);
         }
@@ -261,7 +268,8 @@ impl Session {
             return out.error("ERR expected TG.RULES attribute value [attribute value …] [COST n]");
         }
         let text = |word: &[u8]| String::from_utf8_lossy(word).into_owned();
-        let attributes: Vec<(String, String)> = attributes.chunks(2).map(|pair| (text(pair[0]), text(pair[1]))).collect();
+        let attributes: Vec<(String, String)> =
+            attributes.chunks(2).map(|pair| (text(pair[0]), text(pair[1]))).collect();
         match self.gate.rule(Op::Check, &attributes[..], cost.unwrap_or(1), None).await {
             Ok(ruling) => {
                 let none = Decision::of_many(Vec::new(), ruling.allowed, tidegate::Timestamp::EPOCH);

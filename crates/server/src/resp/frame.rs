@@ -163,8 +163,14 @@ mod tests {
         let text = |commands: Vec<Vec<Vec<u8>>>| -> Vec<Vec<String>> {
             commands.into_iter().map(|c| c.into_iter().map(|w| String::from_utf8(w).unwrap()).collect()).collect()
         };
-        assert_eq!(text(read(b"*2\r\n$4\r\nPING\r\n$2\r\na\n\r\n*1\r\n$0\r\n\r\n").unwrap()), [vec!["PING", "a\n"], vec![""]]);
-        assert_eq!(text(read(b"PING  \"a b\" 'c'\r\n\r\nECHO x\n").unwrap()), [vec!["PING", "a b", "c"], vec![], vec!["ECHO", "x"]]);
+        assert_eq!(
+            text(read(b"*2\r\n$4\r\nPING\r\n$2\r\na\n\r\n*1\r\n$0\r\n\r\n").unwrap()),
+            [vec!["PING", "a\n"], vec![""]]
+        );
+        assert_eq!(
+            text(read(b"PING  \"a b\" 'c'\r\n\r\nECHO x\n").unwrap()),
+            [vec!["PING", "a b", "c"], vec![], vec!["ECHO", "x"]]
+        );
     }
 
     #[test]

@@ -58,7 +58,11 @@ impl Replies {
             ("retry_after_ms", retry_ms),
             ("reset_after_ms", to_ms(verdict.reset_after_us)),
         ];
-        if self.three { self.map(5 + more.len()) } else { self.array(5 + more.len()) }
+        if self.three {
+            self.map(5 + more.len())
+        } else {
+            self.array(5 + more.len())
+        }
         for (name, number) in numbers.iter().chain(more) {
             if self.three {
                 self.bulk(name.as_bytes());

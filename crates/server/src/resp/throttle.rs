@@ -7,7 +7,8 @@ use tidegate::{Decision, Limit, Op, Period, Retry};
 
 use super::reply::whole;
 
-const USAGE: &str = "Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]";
+const USAGE: &str =
+    "Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]";
 
 /// What was asked.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,9 +32,11 @@ impl Throttle {
             return Err("Cell error: Store error: Zero rates are not supported".into());
         }
         let positive = |name: &str, number: i64| {
-            u64::try_from(number).map_err(|_| format!("Cell error: Store error: {name} is {number}: expected a positive number"))
+            u64::try_from(number)
+                .map_err(|_| format!("Cell error: Store error: {name} is {number}: expected a positive number"))
         };
-        let (burst, count, period) = (positive("max_burst", max_burst)?, positive("count", count)?, positive("period", period)?);
+        let (burst, count, period) =
+            (positive("max_burst", max_burst)?, positive("count", count)?, positive("period", period)?);
         let limit = Limit::bucket(count, Period::seconds(period)).burst(burst.saturating_add(1)).build();
         let limit = limit.map_err(|error| format!("Cell error: Store error: {error}"))?;
         let (op, cost) = match quantity {

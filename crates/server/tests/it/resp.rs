@@ -77,7 +77,10 @@ fn cl_throttle_answers_like_redis_cell() {
     assert_eq!(numbers(&mut client, "CL.THROTTLE d 4 5 50 2"), [0, 5, 0, -1, 50]);
     assert_eq!(numbers(&mut client, "CL.THROTTLE d 4 5 50 0"), [0, 5, 0, -1, 50]);
     for (line, expected) in [
-        ("CL.THROTTLE u", "Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]"),
+        (
+            "CL.THROTTLE u",
+            "Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]",
+        ),
         ("CL.THROTTLE u x 30 60", "Cell error: Store error: Couldn't parse as integer: x"),
         ("CL.THROTTLE u 1 0 60", "Cell error: Store error: Zero rates are not supported"),
         ("CL.THROTTLE u 1 30 0", "Cell error: Store error: Zero rates are not supported"),
@@ -115,7 +118,8 @@ fn every_operation_has_its_command() {
 
 #[test]
 fn rules_decide_over_attributes() {
-    let door = door(Auth::default(), "rules:\n  - { name: a, by: [ip], limit: 2/min }\n  - { name: b, limit: 3/min }\n");
+    let door =
+        door(Auth::default(), "rules:\n  - { name: a, by: [ip], limit: 2/min }\n  - { name: b, limit: 3/min }\n");
     let mut client = door.client();
     assert_eq!(numbers(&mut client, "TG.RULES ip 192.0.2.1"), [1, 2, 1, 0, 30_000]);
     assert_eq!(numbers(&mut client, "TG.RULES ip 192.0.2.1")[..3], [1, 2, 0]);
