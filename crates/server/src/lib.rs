@@ -6,5 +6,9 @@
 pub mod config;
 pub mod gate;
 pub mod http;
+mod reload;
 pub mod resp;
 pub mod rules;
+mod run;
+
+pub use run::{BUILT_IN, DRAIN, Options, Running, StartError, start};

@@ -1,0 +1,137 @@
+//! The HTTP door, by whole exchanges.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use tidegate_server::config::Config;
+use tidegate_server::{Options, Running, start};
+use tokio::runtime::Runtime;
+
+struct Open {
+    runtime: Runtime,
+    running: Option<Running>,
+    at: SocketAddr,
+}
+
+fn open(rules: &str) -> Open {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let text = format!("listen: {{ http: 127.0.0.1:0, resp: off, grpc: off }}\n{rules}");
+    let config = Config::parse(&text, "test").unwrap();
+    let running = runtime.block_on(start(config, Options::default())).unwrap();
+    let at = running.http.unwrap();
+    Open { runtime, running: Some(running), at }
+}
+
+/// Status, headers and body.
+fn exchange(at: SocketAddr, head: &str, body: &str) -> (u16, String, String) {
+    let mut stream = TcpStream::connect(at).unwrap();
+    let length = body.len();
+    write!(stream, "{head} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}")
+        .unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, head.to_ascii_lowercase(), body.to_string())
+}
+
+#[test]
+fn a_check_is_answered_with_numbers_and_headers() {
+    let open = open("");
+    let body = r#"{"key":"user:7","limit":"2/min","cost":2}"#;
+    let (status, headers, answer) = exchange(open.at, "POST /v1/check", body);
+    assert_eq!(status, 200, "{answer}");
+    assert!(headers.contains("ratelimit: \"2/m\";r=0;t=30"), "{headers}");
+    assert!(headers.contains("x-ratelimit-remaining: 0"), "{headers}");
+    let (start, rest) = answer.split_once(",\"key\"").unwrap();
+    assert!(start.starts_with("{\"t_us\":"));
+    assert_eq!(
+        format!("\"key\"{rest}"),
+        r#""key":"user:7","cost":2,"op":"check","limit":"2/min","allowed":true,"granted":2,"remaining":0,"retry_after_us":0,"reset_after_us":60000000,"next_after_us":30000000,"charges":[{"limit":"2/m","amount":2,"cost":2,"binding":true,"allowed":true,"granted":2,"remaining":0,"retry_after_us":0,"reset_after_us":60000000,"next_after_us":30000000}],"source":"store"}"#
+    );
+    let (status, headers, answer) = exchange(open.at, "POST /v1/check", r#"{"key":"user:7","limit":"2/min"}"#);
+    assert_eq!(status, 429);
+    assert!(headers.contains("retry-after: 30") || headers.contains("retry-after: 29"), "{headers}");
+    assert!(headers.contains("content-type: application/problem+json"), "{headers}");
+    assert!(answer.contains("#quota-exceeded") && answer.contains(r#""violated-policies":["2/m"]"#), "{answer}");
+    let never = exchange(open.at, "POST /v1/check", r#"{"key":"k","limit":"2/min","cost":3}"#);
+    assert!(
+        never.0 == 429 && !never.1.contains("retry-after") && never.2.contains("\"retry_after_us\":null"),
+        "{never:?}"
+    );
+}
+
+#[test]
+fn rules_decide_all_or_nothing_and_shadows_only_look_on() {
+    let open = open(
+        "rules:\n  - { name: per-user, by: [user], limit: 1/min }\n  - { name: all, limit: 3/min }\n  - { name: trial, mode: shadow, limit: 1/min }\n  - { name: banned, when: { user: mallory }, limit: deny }\n",
+    );
+    let ask = |user: &str| exchange(open.at, "POST /v1/check", &format!(r#"{{"attributes":{{"user":"{user}"}}}}"#));
+    let (status, _, answer) = ask("a");
+    assert!(status == 200 && answer.contains(r#""shadow":[{"rule":"trial","allowed":true}]"#), "{answer}");
+    let (status, headers, answer) = ask("a");
+    assert!(status == 429 && answer.contains(r#""violated-policies":["per-user"]"#), "{answer}");
+    assert!(headers.contains(r#"ratelimit-policy: "per-user";q=1;w=60, "all";q=3;w=60"#), "{headers}");
+    let (status, _, answer) = ask("b");
+    assert!(status == 200 && answer.contains(r#""shadow":[{"rule":"trial","allowed":false}]"#), "{answer}");
+    assert_eq!(ask("c").0, 200, "a denial took nothing from all");
+    assert_eq!(ask("d").0, 429);
+    let (status, _, answer) = ask("mallory");
+    assert!(status == 429 && answer.contains(r#""violated-policies":["all","banned"]"#), "{answer}");
+}
+
+#[test]
+fn reserve_settle_lease_release_and_batches() {
+    let open = open("");
+    let ask = |path: &str, body: &str| exchange(open.at, &format!("POST /v1/{path}"), body);
+    let (_, _, answer) = ask("reserve", r#"{"key":"k","limit":"10/min","cost":6}"#);
+    let id = answer.split("\"id\":").nth(1).unwrap().split(',').next().unwrap().to_string();
+    let (status, _, answer) =
+        ask("settle", &format!(r#"{{"key":"k","limit":"10/min","cost":2,"reserved":6,"id":{id}}}"#));
+    assert!(status == 200 && answer.contains("\"remaining\":8"), "{answer}");
+    assert_eq!(ask("settle", r#"{"key":"k","limit":"10/min"}"#).0, 400);
+    let (status, _, answer) = ask("check", r#"{"checks":[{"key":"b","limit":"1/min"},{"key":"b","limit":"1/min"}]}"#);
+    assert_eq!(status, 200);
+    assert_eq!(answer.matches("\"allowed\":true,\"granted\"").count(), 2, "{answer}");
+}
+
+#[test]
+fn mistakes_name_the_field() {
+    let open = open("");
+    for (body, expected) in [
+        ("", "EOF"),
+        ("[]", "expected"),
+        (r#"{"key":"k"}"#, "limit is missing"),
+        (r#"{"limit":"1/s"}"#, "key is missing"),
+        (r#"{"key":"k","limit":"1/fortnight"}"#, "limit is"),
+        (r#"{"key":"k","limit":"1/s","cost":-1}"#, "-1"),
+        (r#"{"key":"k","limit":"1/s","cost":1.5}"#, "1.5"),
+        (r#"{"key":"k","limit":"1/s","kost":1}"#, "kost"),
+        (r#"{"key":"k","limit":"1/s","attributes":{}}"#, "one or the other"),
+        (r#"{"checks":[]}"#, "checks has 0 items"),
+    ] {
+        let (status, _, answer) = exchange(open.at, "POST /v1/check", body);
+        assert!(status == 400 && answer.contains(expected), "{body} answered {status} {answer}");
+    }
+    let long = format!(r#"{{"key":"{}","limit":"1/s"}}"#, "k".repeat(2000));
+    assert_eq!(exchange(open.at, "POST /v1/check", &long).0, 400);
+    let huge = format!(r#"{{"key":"{}","limit":"1/s"}}"#, "k".repeat(70_000));
+    assert_eq!(exchange(open.at, "POST /v1/check", &huge).0, 413);
+    assert_eq!(exchange(open.at, "GET /nowhere", "").0, 404);
+    assert_eq!(exchange(open.at, "GET /readyz", "").0, 200);
+}
+
+#[test]
+fn doors_are_not_opened_to_everybody_by_accident() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let config = Config::parse("listen: { http: 0.0.0.0:0, resp: off, grpc: off }\n", "test").unwrap();
+    let error = runtime.block_on(start(config, Options::default())).unwrap_err().to_string();
+    assert!(error.contains("open to everybody"), "{error}");
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let running = self.running.take().unwrap();
+        assert!(self.runtime.block_on(running.stop()), "every request was answered");
+    }
+}
