@@ -5,6 +5,7 @@
 
 mod contenders;
 mod memory;
+mod wire;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -14,9 +15,12 @@ fn main() {
         Some("bytes") => memory::bytes(&words.collect::<Vec<_>>()),
         Some("slowest") => memory::slowest(),
         Some("parts") => memory::parts(),
+        Some("wire") => wire::run(&words.collect::<Vec<_>>()),
         Some("instructions") => memory::instructions(&words.collect::<Vec<_>>()),
         _ => {
-            eprintln!("usage: bench memory [KEYS…] | bytes CONTENDER KEYS | slowest | parts | instructions CONTENDER");
+            eprintln!(
+                "usage: bench memory [KEYS…] | bytes CONTENDER KEYS | slowest | parts | wire [CALLERS…] | instructions CONTENDER"
+            );
             std::process::exit(2);
         }
     }
