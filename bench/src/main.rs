@@ -22,8 +22,7 @@ fn main() {
         Some("instructions") => memory::instructions(&words.collect::<Vec<_>>()),
         _ => {
             eprintln!(
-                "usage: bench memory [KEYS…] | bytes CONTENDER KEYS | slowest | parts | instructions CONTENDER
-       \
+                "usage: bench memory [KEYS…] | bytes CONTENDER KEYS | slowest | parts | instructions CONTENDER\n       \
                  | redis [cpu | throughput | bytes | calls | all] [redis62 | redis7 | redis8 | valkey9] | wire [CALLERS…]"
             );
             std::process::exit(2);
