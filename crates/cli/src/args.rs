@@ -1,5 +1,6 @@
 //! What can be said on the command line. Everything that can be wrong with it is found here.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -25,6 +26,9 @@ Examples:
   tidegate check user:7 --limit '10/s; 120/m' --cost 3 --json
       One decision, for a program to read.
 
+  tidegate doctor --store redis://127.0.0.1
+      Can limits be kept on this server, and how long does a decision take?
+
 A limit is `amount/period [algorithm] [options]`, several joined by `;`:
   10/s                           a bucket that holds 10 and regrows 10 a second
   30/min burst 15                a bucket that holds 15
@@ -41,6 +45,10 @@ pub(crate) enum Command {
     Check(Check),
     Simulate(Box<Simulate>),
     Limits(Explain),
+    Doctor(Doctor),
+    Serve(Serve),
+    Validate(Validate),
+    Explain(ExplainRules),
     /// Print a completion script for your shell
     Completions {
         /// The shell to complete for
@@ -50,14 +58,15 @@ pub(crate) enum Command {
 
 /// Decide one request and say why.
 ///
-/// The state lives in this process, so a key starts fresh on every run: this shows what a limit answers, and is denied
-/// only what the limit could never hold.
+/// Without `--store` the state lives in this process, so a key starts fresh on every run: this shows what a limit answers, and is
+/// denied only what the limit could never hold. With `--store` it is kept in Redis or Valkey, and the next run finds less left.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
   tidegate check user:7 --limit '10/s; 120/m'
   tidegate check user:7 --limit 30/min --cost 31; echo $?     # 1: costs more than it can ever hold
   tidegate check user:7 --limit 100/s --op take --cost 500 --json
+  tidegate check user:7 --limit 5/min --store redis://127.0.0.1
 
 Exit codes: 0 allowed, 1 denied, 2 usage or error.")]
 pub(crate) struct Check {
@@ -76,12 +85,20 @@ pub(crate) struct Check {
     /// Print one JSON object instead of sentences
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) store: OptionalStore,
+    /// Keep the keys in Redis apart from those of others: letters, digits, `.`, `_` and `-`
+    #[arg(long, value_name = "NAME", requires = "store", help_heading = KEPT)]
+    pub(crate) namespace: Option<String>,
 }
 
 /// Feed a trace through one or several limits and show what each would have done.
 ///
 /// The trace is a file (`--trace`), or made up (`--rate`, `--pattern`, `--for`). Its clock starts at the Unix epoch, so runs
 /// are reproducible and windows begin at 0. Every `--limit` gets the same requests and a fresh state of its own.
+///
+/// With `--store` every request is decided by the script in Redis or Valkey, which is told the trace's time: the answers are the
+/// same. Keys are in a namespace of their own, which is removed at the end.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 A trace has one request per line: TIME [KEY [COST [OP]]]
@@ -102,6 +119,7 @@ Examples:
   tidegate simulate --limit '10/s; 120/m' --trace access.txt --format jsonl | jq 'select(.allowed | not)'
   tidegate simulate --limit 100/s --rate 150/s --pattern poisson --seed 7 --for 1m --format svg --out poisson.svg
   tidegate simulate --trace funnel.txt --verify
+  tidegate simulate --trace funnel.txt --verify --store redis://127.0.0.1
 
 Exit codes: 0 done, 1 an expectation does not hold (with --verify), 2 usage or error.")]
 pub(crate) struct Simulate {
@@ -121,6 +139,8 @@ pub(crate) struct Simulate {
     /// Compare every answer with what the trace expects after `->`
     #[arg(long, requires = "trace")]
     pub(crate) verify: bool,
+    #[command(flatten)]
+    pub(crate) store: OptionalStore,
     #[command(flatten)]
     pub(crate) generated: Generated,
 }
@@ -169,6 +189,65 @@ pub(crate) struct Explain {
     /// Print a JSON array instead of sentences
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Look at a Redis or Valkey server: can limits be kept there?
+///
+/// Looks at version, role, eviction, persistence, replicas, the state of a cluster, the rights of the user and the clock, says
+/// what would go wrong and what to do about it, and measures how long a decision takes. Nothing is changed.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  tidegate doctor --store redis://127.0.0.1
+  TIDEGATE_STORE=rediss://limiter:s3cret@redis.example:6380 tidegate doctor --json
+  tidegate doctor --store redis+cluster://10.0.0.1,10.0.0.2,10.0.0.3 --samples 2000
+
+Exit codes: 0 no problems, 1 problems found, 2 usage, or no server to look at.")]
+pub(crate) struct Doctor {
+    /// Which server: redis://, rediss://, redis+unix://, redis+sentinel:// or redis+cluster://
+    #[arg(long, value_name = "URL", value_parser = StoreUrl::read, env = STORE, hide_env_values = true)]
+    pub(crate) store: StoreUrl,
+    /// The namespace of the store, if it has one: rights may depend on it
+    #[arg(long, value_name = "NAME")]
+    pub(crate) namespace: Option<String>,
+    /// How many round trips and decisions to measure; 0 for none
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub(crate) samples: u32,
+    /// Print one JSON object instead of lines
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+const STORE: &str = "TIDEGATE_STORE";
+const KEPT: &str = "Where the state is kept";
+
+/// Where the state is kept, if not here.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = KEPT)]
+pub(crate) struct OptionalStore {
+    /// `memory`: in this process, and nowhere afterwards. Or a server: redis://, rediss://, redis+unix://, redis+sentinel:// or
+    /// redis+cluster://
+    #[arg(long, value_name = "URL", value_parser = StoreUrl::read, env = STORE, hide_env_values = true)]
+    #[arg(default_value = "memory", hide_default_value = true)]
+    pub(crate) store: StoreUrl,
+}
+
+/// A URL that may have a password in it. It is read by whoever opens the store, because mistakes found on the command line are shown
+/// together with what was written.
+#[derive(Clone)]
+pub(crate) struct StoreUrl(pub(crate) String);
+
+impl StoreUrl {
+    #[allow(clippy::unnecessary_wraps, reason = "a parser may fail")]
+    fn read(text: &str) -> Result<Self, String> {
+        Ok(StoreUrl(text.trim().to_owned()))
+    }
+}
+
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StoreUrl(***)")
+    }
 }
 
 /// Limits, and how they were written.
@@ -302,5 +381,93 @@ mod tests {
     #[test]
     fn the_caret_stands_under_the_problem() {
         assert!(limit("10/s; 5/x").unwrap_err().ends_with("\n\n  10/s; 5/x\n          ^"));
+    }
+}
+
+/// Answer programs in any language: HTTP, and any Redis client.
+///
+/// Without a file it starts with a few rules to try. The rules are read again when their file changes, or on SIGHUP; a file with a mistake
+/// in it is refused, and the rules stay as they were.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  tidegate serve
+      Loopback, state in this process, rules to try.
+  tidegate serve --config tidegate.yaml --store redis://127.0.0.1/
+      Your rules; state shared with every server that uses this Redis.
+
+Exit codes: 0 stopped by a signal with everything answered, 1 something was cut off, 2 usage or error.")]
+pub(crate) struct Serve {
+    /// The rules file; see docs/configuration.md
+    #[arg(short, long, value_name = "FILE", env = "TIDEGATE_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+    /// Where state is kept: `memory`, or the URL of a Redis or Valkey; overrides the file
+    #[arg(short, long, value_name = "URL", env = "TIDEGATE_STORE", hide_env_values = true)]
+    pub(crate) store: Option<String>,
+    /// Where HTTP listens, or `off`; overrides the file
+    #[arg(long, value_name = "ADDR", env = "TIDEGATE_HTTP", value_parser = door)]
+    pub(crate) http: Option<DoorAt>,
+    /// Where Redis clients are answered, or `off`; overrides the file
+    #[arg(long, value_name = "ADDR", env = "TIDEGATE_RESP", value_parser = door)]
+    pub(crate) resp: Option<DoorAt>,
+    /// What Redis clients must say with AUTH before they may check
+    #[arg(long, value_name = "WORD", env = "TIDEGATE_TOKEN", hide_env_values = true)]
+    pub(crate) token: Option<String>,
+    /// What Redis clients must say with AUTH before they may reset
+    #[arg(long, value_name = "WORD", env = "TIDEGATE_ADMIN_TOKEN", hide_env_values = true)]
+    pub(crate) admin_token: Option<String>,
+    /// Yes, listen beyond this machine, open to everybody who can reach it
+    #[arg(long)]
+    pub(crate) insecure: bool,
+}
+
+/// An address to listen on, or none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DoorAt(pub(crate) Option<std::net::SocketAddr>);
+
+fn door(text: &str) -> Result<DoorAt, String> {
+    match text {
+        "off" => Ok(DoorAt(None)),
+        address => address
+            .parse()
+            .map(|at| DoorAt(Some(at)))
+            .map_err(|_| format!("{address:?}: expected an address and port such as 127.0.0.1:8080, or off")),
+    }
+}
+
+/// Say whether a rules file is right, and what is wrong with it.
+///
+/// Exit codes: 0 right, 2 wrong.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Validate {
+    /// The rules file
+    pub(crate) file: PathBuf,
+}
+
+/// Show which rules apply to a request, and what they would answer a first one.
+///
+/// Attributes are given as NAME=VALUE: `ip=192.0.2.7 method=POST path=/v1/search`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Example:
+  tidegate explain --config tidegate.yaml ip=192.0.2.7 method=POST path=/v1/search api_key=acme
+
+Exit codes: 0 it would pass, 1 it would be denied, 2 usage or error.")]
+pub(crate) struct ExplainRules {
+    /// The rules file
+    #[arg(short, long, value_name = "FILE", env = "TIDEGATE_CONFIG")]
+    pub(crate) config: PathBuf,
+    /// What the request costs by itself
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) cost: u64,
+    /// What is known about the request
+    #[arg(value_name = "NAME=VALUE", value_parser = attribute)]
+    pub(crate) attributes: Vec<(String, String)>,
+}
+
+fn attribute(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.into(), value.into())),
+        _ => Err(format!("{text:?}: expected NAME=VALUE, such as ip=192.0.2.7")),
     }
 }

@@ -48,6 +48,11 @@ impl Keys {
         &self.prefix
     }
 
+    /// Whether its keys are apart from those of others.
+    pub(crate) fn has_namespace(&self) -> bool {
+        self.prefix != VERSION
+    }
+
     /// The key of one charge.
     pub(crate) fn name(&self, tag: Tag, charge: &Charge<'_>) -> Vec<u8> {
         let key = &*charge.subject.key;

@@ -14,12 +14,16 @@
 //! together from `lua/`, where each algorithm stands as the twin of its Rust.
 //!
 //! In reading order: [`keys`] names the states, [`call`] writes the call and reads its answer, [`witness`] remembers what was
-//! seen, [`saga`] decides over several slots of a cluster, [`wire`] talks to the servers.
+//! seen, [`saga`] decides over several slots of a cluster, [`wire`] talks to the servers. Beside them stand the startup check,
+//! [`inspect`], what measures, [`measure`], and what cleans up, [`clear`].
 
 mod call;
+mod clear;
+mod inspect;
 mod keys;
+mod measure;
 mod saga;
-#[allow(dead_code, unused_imports, reason = "the startup check will use the rest")]
+#[allow(dead_code, unused_imports, reason = "its tests use the rest")]
 pub(crate) mod wire;
 mod witness;
 
@@ -38,7 +42,10 @@ use self::witness::Witness;
 use crate::clock::Clock;
 use crate::store::{Charge, Check, Deciding, Store, StoreError};
 
+pub use self::clear::ClearError;
+pub use self::inspect::{Finding, Inspection, Severity, Topic};
 pub use self::keys::{InvalidNamespace, MAX_NAMESPACE_BYTES};
+pub use self::measure::{RoundTrips, Times};
 pub use self::wire::{Failure, FailureKind, RedisUrl, RedisUrlError};
 
 /// The whole script, in the order in which it runs.
@@ -57,6 +64,9 @@ pub(crate) const SCRIPT: &str = concat!(
 
 /// How many keys are remembered in case the server forgets them.
 pub const DEFAULT_WITNESS_KEYS: usize = 16_384;
+
+/// How long a server may take to connect and take the script, if a call may not take longer.
+const PREPARING: Duration = Duration::from_secs(5);
 
 /// A store in Redis or Valkey. Cheap to clone; clones share the connections.
 #[derive(Clone)]
@@ -231,6 +241,23 @@ impl Redis {
             witness_keys: DEFAULT_WITNESS_KEYS,
             settings: Settings::default(),
         }
+    }
+
+    /// Connects to every server that takes writes, and gives it the script. Nobody has to call this; whoever does has no first call
+    /// that takes longer than others.
+    ///
+    /// # Errors
+    /// If one of them cannot be reached, or does not take the script.
+    pub async fn prepare(&self) -> Result<(), Failure> {
+        let within = || Instant::now() + self.inner.timeout.max(PREPARING);
+        for master in self.inner.router.masters(within()).await? {
+            let words = ["SCRIPT", "LOAD", self.inner.script.text()];
+            match self.inner.router.command(&master, &words, within()).await {
+                Outcome::Applied(_) => {}
+                Outcome::NotApplied(failure) | Outcome::Unknown(failure) => return Err(failure),
+            }
+        }
+        Ok(())
     }
 
     /// What was counted since it was made.

@@ -100,6 +100,11 @@ impl Witness {
         }
     }
 
+    /// Forgets everything.
+    pub(crate) fn forget(&self) {
+        self.shards.iter().for_each(|shard| shard.lock().clear());
+    }
+
     fn place(&self, name: &[u8]) -> Option<(u128, &Mutex<Vec<Memory>>, usize)> {
         if self.shards.is_empty() {
             return None;

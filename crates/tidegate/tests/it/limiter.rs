@@ -197,9 +197,11 @@ async fn a_limiter_names_its_limits_in_headers_by_their_notation() {
     assert_eq!(headers[1], ("RateLimit", r#""2/s";r=1;t=1, "3/m window";r=2;t=60"#.into()));
 }
 
+type Asked = Arc<Mutex<Vec<(Op, Option<Id>)>>>;
+
 /// Never answers a check, or says that it does not know; writes down what it was asked.
 struct Silent {
-    asked: Arc<Mutex<Vec<(Op, Option<Id>)>>>,
+    asked: Asked,
     hangs: bool,
 }
 
@@ -218,7 +220,7 @@ impl Store for Silent {
 async fn what_nobody_learned_of_is_given_back() {
     for hangs in [true, false] {
         for kind in ["reserve", "lease", "check of a lease"] {
-            let asked = Arc::new(Mutex::new(Vec::new()));
+            let asked = Asked::default();
             let silent = Silent { asked: Arc::clone(&asked), hangs };
             let limits: Limits = "3 concurrent ttl 10s".parse().unwrap();
             let limiter = Limiter::builder(limits).store(silent, ManualClock::new()).build();

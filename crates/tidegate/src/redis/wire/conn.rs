@@ -248,10 +248,14 @@ impl Conn {
 
     /// Whether the reply has come.
     fn look(&self, place: u32, context: &mut Context<'_>) -> Poll<Reply> {
+        // Dropped after the lock: nobody knows what the waker of an executor does when it goes.
+        let _old;
         let mut line = self.line.lock();
         match &mut line.places[place as usize] {
             Place::Queued(waker) | Place::Sent(waker) => {
-                waker.clone_from(context.waker());
+                if !waker.will_wake(context.waker()) {
+                    _old = mem::replace(waker, context.waker().clone());
+                }
                 Poll::Pending
             }
             done => match mem::replace(done, Place::Free) {
@@ -266,10 +270,13 @@ impl Conn {
 
     /// Gives up a place. Says how far its command has come, or what the reply was, if it came after all.
     fn leave(&self, place: u32) -> Result<Reply, Stage> {
+        // As in `look`.
+        let _waker;
         let mut line = self.line.lock();
         let slot = &mut line.places[place as usize];
         match mem::replace(slot, Place::Free) {
-            Place::Queued(_) => {
+            Place::Queued(waker) => {
+                _waker = waker;
                 *slot = Place::Cancelled;
                 line.cancelled += 1;
                 // Not worth the walk for one, but a line of the departed must not grow.
@@ -278,7 +285,8 @@ impl Conn {
                 }
                 Err(Stage::Queued)
             }
-            Place::Sent(_) => {
+            Place::Sent(waker) => {
+                _waker = waker;
                 *slot = Place::Left;
                 Err(Stage::Begun)
             }

@@ -31,6 +31,8 @@ const REJECTED_WAIT: (Duration, Duration) = (Duration::from_secs(1), Duration::f
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 /// How much is read at once.
 const READ: usize = 16 << 10;
+/// How large a buffer may stay when it is empty.
+const KEEP: usize = 256 << 10;
 /// The place of commands that the driver sends by itself.
 const NOBODY: u32 = u32::MAX;
 /// Into how many parts the time of allowed silence is cut.
@@ -319,6 +321,7 @@ impl<'a> Serving<'a> {
         loop {
             if self.out_at == self.out.len() {
                 self.out.clear();
+                self.out.shrink_to(KEEP);
                 self.out_at = 0;
                 self.in_out = 0;
                 match self.conn.take(&mut self.out, &mut self.sent, context) {

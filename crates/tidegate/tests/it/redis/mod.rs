@@ -1,6 +1,9 @@
 //! The Redis store, on real servers of every kind.
 
+mod acl;
+mod clear;
 mod hostile;
+mod inspect;
 mod long;
 mod topologies;
 mod twins;
