@@ -344,7 +344,7 @@ impl Inner {
         };
         self.latest_us.fetch_max(answer.now.as_micros(), Ordering::Relaxed);
         for ((asked, scale), found) in charges.iter().zip(&scales).zip(&answer.found) {
-            self.witness.remember(&asked.name, scale, &found.reading, &found.seen, answer.now);
+            self.witness.remember(&asked.name, scale, found, answer.now);
             self.regressions.fetch_add(u64::from(found.restored), Ordering::Relaxed);
             self.repairs.fetch_add(u64::from(found.repaired), Ordering::Relaxed);
         }

@@ -71,18 +71,22 @@ kernels.e = {
     return EXACT - 1 - kernels.e.room(k1, s, math.max(last, s.start), EXACT - 1)
   end,
 
+  -- See bucket.lua. Both are compared as they are in the window of now: whoever has seen it a window earlier has seen what is
+  -- the previous one now.
   join = function(k, s, seen, now, most)
     if kernels.e.idle_at(k, seen) <= now then return s end
-    local start = math.min(seen.start, now - fmod(now, k.period))
-    local previous, current = math.min(seen.previous, most), math.min(seen.current, most)
+    local right = {start = math.min(seen.start, now - fmod(now, k.period)), last = math.min(seen.last, now),
+      previous = math.min(seen.previous, most), current = math.min(seen.current, most)}
+    kernels.e.age(k, right, now)
     if s then
-      -- Whoever only looked has seen it as it is a window later.
-      local later = {start = s.start, last = s.last, previous = s.previous, current = s.current}
-      if s.start < seen.start then kernels.e.age(k, later, seen.start) end
-      if later.start > seen.start or (later.current >= seen.current and later.previous >= seen.previous) then return s end
-      previous, current = math.max(previous, later.previous), math.max(current, later.current)
+      local aged = {start = s.start, last = s.last, previous = s.previous, current = s.current}
+      kernels.e.age(k, aged, now)
+      if aged.start > right.start then return s end -- the clock is behind what is kept
+      if aged.current >= right.current and aged.previous >= right.previous then return s end
+      right.last = math.max(right.last, aged.last)
+      right.previous, right.current = math.max(right.previous, aged.previous), math.max(right.current, aged.current)
     end
-    return {start = start, last = math.min(seen.last, now), previous = previous, current = current}, true
+    return right, true
   end,
 
   full = function(k, now, capacity)
