@@ -1,4 +1,16 @@
 -- The two-window estimate: twin of algorithm/estimate.rs. As if the previous window's usage had been spread over it evenly.
+
+-- A copy as it is in the window of `moment`.
+local function aged(k, s, moment)
+  local copy = {start = s.start, last = s.last, previous = s.previous, current = s.current}
+  kernels.e.age(k, copy, moment)
+  return copy
+end
+
+local function no_less(a, b)
+  return a.current >= b.current and a.previous >= b.previous
+end
+
 kernels.e = {
   scale_size = 8, state_size = 28, small = true,
 
@@ -71,20 +83,21 @@ kernels.e = {
     return EXACT - 1 - kernels.e.room(k1, s, math.max(last, s.start), EXACT - 1)
   end,
 
-  -- See bucket.lua. Both are compared as they are in the window of now: whoever has seen it a window earlier has seen what is
-  -- the previous one now.
+  -- See bucket.lua. Whoever has seen it a window earlier has seen what is the previous one now; whoever only looked, before the
+  -- clock went back, has seen it as it will be a window later. So they are compared in the latest window of all.
   join = function(k, s, seen, now, most)
     if kernels.e.idle_at(k, seen) <= now then return s end
-    local right = {start = math.min(seen.start, now - fmod(now, k.period)), last = math.min(seen.last, now),
+    local right = {start = seen.start, last = seen.last,
       previous = math.min(seen.previous, most), current = math.min(seen.current, most)}
+    local latest = math.max(now, seen.start, s and s.start or 0)
+    if s and no_less(aged(k, s, latest), aged(k, right, latest)) then return s end
+    right.start, right.last = math.min(right.start, now - fmod(now, k.period)), math.min(right.last, now)
     kernels.e.age(k, right, now)
-    if s then
-      local aged = {start = s.start, last = s.last, previous = s.previous, current = s.current}
-      kernels.e.age(k, aged, now)
-      if aged.start > right.start then return s end -- the clock is behind what is kept
-      if aged.current >= right.current and aged.previous >= right.previous then return s end
-      right.last = math.max(right.last, aged.last)
-      right.previous, right.current = math.max(right.previous, aged.previous), math.max(right.current, aged.current)
+    local kept = s and aged(k, s, now)
+    if kept then
+      if kept.start > right.start or no_less(kept, right) then return s end
+      right.last = math.max(right.last, kept.last)
+      right.previous, right.current = math.max(right.previous, kept.previous), math.max(right.current, kept.current)
     end
     return right, true
   end,
