@@ -58,6 +58,9 @@ pub(crate) const SCRIPT: &str = concat!(
 /// How many keys are remembered in case the server forgets them.
 pub const DEFAULT_WITNESS_KEYS: usize = 16_384;
 
+/// Whoever waits longer waits for ever, and a clock cannot count that far.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+
 /// A store in Redis or Valkey. Cheap to clone; clones share the connections.
 #[derive(Clone)]
 pub struct Redis {
@@ -156,15 +159,16 @@ impl RedisBuilder {
         self
     }
 
-    /// How long one call may take, everything included; 100 ms unless told otherwise.
+    /// How long one call may take, everything included; 100 ms unless told otherwise, and at most a day. A check over several
+    /// slots of a cluster is up to three calls after each other.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.settings.timeout = timeout;
+        self.settings.timeout = timeout.min(LONGEST_TIMEOUT);
         self
     }
 
-    /// How long connecting may take; 1 s unless told otherwise. Calls do not wait that long.
+    /// How long connecting may take; 1 s unless told otherwise, and at most a day. Calls do not wait that long.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.settings.connect_timeout = timeout;
+        self.settings.connect_timeout = timeout.min(LONGEST_TIMEOUT);
         self
     }
 
