@@ -92,6 +92,8 @@ kernels.c = {
   end,
 
   until_ended = function(_, s, now, over)
+    if over <= 0 or s.n == 0 then return 0 end
+    if over >= s.total then return math.max(lease(s, s.n) - now, 0) end -- all of it must go: no need to count
     local wait, i = 0, 1
     while over > 0 and i <= s.n do
       local deadline, _, cost = lease(s, i)
@@ -101,16 +103,15 @@ kernels.c = {
   end,
 
   give_back = function(_, s, _, cost)
-    local left = cost
-    while left > 0 and s.n > 0 do -- the one that ends last first
-      local deadline, id, held = lease(s, s.n)
-      if held <= left then
-        left = left - cut(s, s.n)
-      else
-        s.body = sub(s.body, 1, (s.n - 1) * LEASE) .. pack('>I7c8I7', deadline, id, held - left)
-        s.total, left = math.max(s.total - left, 0), 0
-      end
+    local left, n, rest = cost, s.n, ''
+    while left > 0 and n > 0 do -- the one that ends last first
+      local deadline, id, held = lease(s, n)
+      n = n - 1
+      if held > left then rest = pack('>I7c8I7', deadline, id, held - left) end
+      left = math.max(left - held, 0)
     end
+    s.body, s.n = sub(s.body, 1, n * LEASE) .. rest, n + #rest / LEASE
+    s.total = math.max(s.total - (cost - left), 0)
     return cost - left
   end,
 
