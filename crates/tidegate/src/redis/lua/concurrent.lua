@@ -86,9 +86,15 @@ kernels.c = {
     return cost
   end,
 
-  release = function(s, id)
+  -- Ends a lease, or only so many units of it.
+  release = function(s, id, units)
     local i = lease_of(s, id)
-    return i and cut(s, i) or 0
+    if not i then return 0 end
+    local deadline, _, held = lease(s, i)
+    if not units or units >= held then return cut(s, i) end
+    local rest = pack('>I7c8I7', deadline, id, held - units)
+    s.body, s.total = sub(s.body, 1, (i - 1) * LEASE) .. rest .. sub(s.body, i * LEASE + 1), math.max(s.total - units, 0)
+    return units
   end,
 
   until_ended = function(_, s, now, over)
