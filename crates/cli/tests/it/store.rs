@@ -17,8 +17,7 @@ fn a_second_check_finds_less_left() {
     let server = Server::start(Flavor::Redis7);
     let url = server.url();
     let check = |more: &[&str]| {
-        let args =
-            [&["check", "user:7", "--limit", "3/day window", "--op", "take", "--store", &url], more].concat();
+        let args = [&["check", "user:7", "--limit", "3/day window", "--op", "take", "--store", &url], more].concat();
         let text = shown(&args, "");
         // When the day ends depends on the day.
         let lines = text.lines().map(|line| line.split(", full again").next().unwrap());
