@@ -61,7 +61,7 @@ impl Reservation {
             charge.reserved = charge.cost;
             charge.cost = actual.get(index).copied().unwrap_or(charge.cost);
         }
-        self.shared.backend.decide(&check).await
+        self.shared.decide(check).await
     }
 
     /// Settles at nothing: the work was not done after all.

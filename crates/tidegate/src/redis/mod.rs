@@ -68,6 +68,9 @@ pub const DEFAULT_WITNESS_KEYS: usize = 16_384;
 /// How long a server may take to connect and take the script, if a call may not take longer.
 const PREPARING: Duration = Duration::from_secs(5);
 
+/// Whoever waits longer waits for ever, and a clock cannot count that far.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+
 /// A store in Redis or Valkey. Cheap to clone; clones share the connections.
 #[derive(Clone)]
 pub struct Redis {
@@ -166,15 +169,16 @@ impl RedisBuilder {
         self
     }
 
-    /// How long one call may take, everything included; 100 ms unless told otherwise.
+    /// How long one call may take, everything included; 100 ms unless told otherwise, and at most a day. A check over several
+    /// slots of a cluster is up to three calls after each other.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.settings.timeout = timeout;
+        self.settings.timeout = timeout.min(LONGEST_TIMEOUT);
         self
     }
 
-    /// How long connecting may take; 1 s unless told otherwise. Calls do not wait that long.
+    /// How long connecting may take; 1 s unless told otherwise, and at most a day. Calls do not wait that long.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.settings.connect_timeout = timeout;
+        self.settings.connect_timeout = timeout.min(LONGEST_TIMEOUT);
         self
     }
 
@@ -371,7 +375,7 @@ impl Inner {
         };
         self.latest_us.fetch_max(answer.now.as_micros(), Ordering::Relaxed);
         for ((asked, scale), found) in charges.iter().zip(&scales).zip(&answer.found) {
-            self.witness.remember(&asked.name, scale, &found.reading, &found.seen, answer.now);
+            self.witness.remember(&asked.name, scale, found, answer.now);
             self.regressions.fetch_add(u64::from(found.restored), Ordering::Relaxed);
             self.repairs.fetch_add(u64::from(found.repaired), Ordering::Relaxed);
         }

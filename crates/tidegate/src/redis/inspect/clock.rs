@@ -71,14 +71,21 @@ pub(super) fn judge_spread(ahead_us: &[i64]) -> Option<Finding> {
     Some(finding.advise("Let all of them follow the same time servers (chrony, ntpd)."))
 }
 
-pub(super) fn judge_round_trip(round_trip: Duration) -> Finding {
-    let found = format!("{} at best", millis(round_trip));
-    if round_trip <= FAR {
-        return Finding::ok(Topic::RoundTrip, found);
+/// The quickest round trips to each server, together: they differ a little, and nobody wants to read that of each.
+pub(super) fn judge_round_trips(best: &[(String, Duration)]) -> Option<Finding> {
+    let (near, far) = (best.iter().map(|(_, trip)| *trip).min()?, best.iter().map(|(_, trip)| *trip).max()?);
+    let servers = best.iter().map(|(server, _)| server.clone()).collect();
+    let found = match best {
+        [_] => format!("{} at best", millis(near)),
+        _ => format!("{} at best to the nearest, {} to the farthest", millis(near), millis(far)),
+    };
+    if far <= FAR {
+        return Some(Finding { servers, ..Finding::ok(Topic::RoundTrip, found) });
     }
-    Finding::new(Severity::Warning, Topic::RoundTrip, found)
+    let finding = Finding::new(Severity::Warning, Topic::RoundTrip, found)
         .because("Every decision takes a round trip, and by default a call gives up after 100 ms.")
-        .advise("Keep the server near its callers, or raise the timeout of the store.")
+        .advise("Keep the servers near their callers, or raise the timeout of the store.");
+    Some(Finding { servers, ..finding })
 }
 
 /// `3.2 s`, cut off.
@@ -135,7 +142,12 @@ mod tests {
 
     #[test]
     fn a_far_server_is_a_warning() {
-        assert_eq!(judge_round_trip(Duration::from_micros(181)).found, "0.19 ms at best");
-        assert_eq!(judge_round_trip(Duration::from_millis(60)).severity, Severity::Warning);
+        let trip = |micros| (String::from("s"), Duration::from_micros(micros));
+        let one = judge_round_trips(&[trip(181)]).unwrap();
+        assert_eq!((one.severity, one.found.as_str()), (Severity::Ok, "0.19 ms at best"));
+        let two = judge_round_trips(&[trip(181), trip(60_000)]).unwrap();
+        let found = "0.19 ms at best to the nearest, 60.00 ms to the farthest";
+        assert_eq!((two.severity, two.found.as_str(), two.servers.len()), (Severity::Warning, found, 2));
+        assert_eq!(judge_round_trips(&[]), None);
     }
 }

@@ -200,7 +200,7 @@ impl Redis {
         let masters = router.masters(patience()).await?;
         let servers = masters.iter().map(NodeId::to_string).collect();
         let mut inspection = Inspection { servers, findings: Vec::new() };
-        let mut clocks = Vec::new();
+        let (mut clocks, mut round_trips) = (Vec::new(), Vec::new());
         let mut reached = Vec::new();
         for master in &masters {
             let server = master.to_string();
@@ -220,10 +220,11 @@ impl Redis {
             self.look_at(master, &mut inspection).await;
             if let Some(reading) = time {
                 inspection.add(&server, clock::judge_clock(&reading));
-                inspection.add(&server, clock::judge_round_trip(reading.round_trip));
                 clocks.push(reading.ahead_us);
+                round_trips.push((server, reading.round_trip));
             }
         }
+        inspection.findings.extend(clock::judge_round_trips(&round_trips));
         if router.is_cluster() {
             if let Some(finding) = clock::judge_spread(&clocks) {
                 let servers = inspection.servers.clone();

@@ -86,7 +86,11 @@ local function meter(i, id)
     if seen and m.epoch <= epoch then
       local most = m.capacity + math.max(m.debt, m.counts_rejected and m.amount or 0)
       m.s, m.restored = m.kernel.join(m.k, m.s, seen, now, most)
-      if m.restored then m.epoch = epoch end
+      if m.restored and epoch > m.epoch then
+        -- Others may remember the time before that give-back, until the most there can have been is gone.
+        local gone = m.kernel.idle_at(m.k, m.kernel.full(m.k, now, most))
+        m.epoch, m.horizon = epoch, math.max(m.horizon, math.min(gone, LAST))
+      end
     end
   end
   m.s = m.s or m.kernel.empty()

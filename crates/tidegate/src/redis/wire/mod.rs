@@ -1,7 +1,7 @@
 //! The connection layer: commands go to the server that owns a slot, and every one ends as applied, not applied, or unknown.
 //!
 //! In reading order: [`Router`] is what the store holds. It knows the [`node`]s of a topology, each a few [`conn`]ections that many
-//! callers share. A task per connection, [`driver`], is the only one that touches the socket. What replies and failures mean
+//! callers share. A task per connection, [`driver`], connects; while a connection is up, [`serving`] is the only one that touches the socket. What replies and failures mean
 //! stands in one table, [`outcome`].
 //!
 //! ```text
@@ -36,6 +36,7 @@ mod resp;
 mod router;
 mod script;
 mod sentinel;
+mod serving;
 mod slot;
 #[cfg(feature = "redis-tls")]
 mod tls;

@@ -62,3 +62,26 @@ fn long_states_agree_too() {
 
 const LONGEST: &str = "local n = 0 for _, key in ipairs(redis.call('KEYS', 'tg1:*')) do \
      n = math.max(n, redis.call('STRLEN', key)) end return n";
+
+/// The server does nothing else while a script runs: giving much back must not go through a long log hit by hit.
+#[test]
+fn giving_back_from_a_long_log_does_not_read_it_hit_by_hit() {
+    let server = Server::start(Flavor::Redis7);
+    runtime().block_on(async {
+        let limits: Limits = "3000/h log".parse().unwrap();
+        let clock = ManualClock::new();
+        let redis = store(&server).clock(clock.clone()).build().unwrap();
+        for second in 0..2000 {
+            clock.set(Timestamp::from_secs(1_700_000_000 + second));
+            assert!(redis.decide(&Check::new().charge("k", &limits, 1)).await.unwrap().allowed());
+        }
+        server.command(&["CONFIG", "RESETSTAT"]);
+        let refund = Check::of(Op::Refund).charge("k", &limits, 1990);
+        let decision = redis.decide(&refund).await.unwrap();
+        assert_eq!((decision.granted(), decision.remaining()), (1990, 2990));
+        let stats = server.command(&["INFO", "commandstats"]).text().to_owned();
+        let reads = stats.split("cmdstat_getrange:calls=").nth(1).and_then(|rest| rest.split(',').next());
+        let reads: u32 = reads.expect("it reads ranges").parse().unwrap();
+        assert!(reads < 100, "{reads} reads");
+    });
+}
