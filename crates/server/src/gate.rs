@@ -8,6 +8,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tidegate::{Check, Decision, Id, Limit, Memory, Op, Redis, Source, Store, StoreError, Timestamp, Verdict};
 
+use crate::rules::envoy::Domains;
 use crate::rules::{Attributes, Budget, InvalidCost, Match, Mode, Rule, Rules};
 
 /// Where state is kept.
@@ -42,6 +43,7 @@ pub struct Gate {
 struct Inner {
     store: Backend,
     rules: ArcSwap<Rules>,
+    domains: ArcSwap<Domains>,
 }
 
 /// What the rules say about a request.
@@ -114,7 +116,8 @@ impl Ruling {
 impl Gate {
     /// These rules over this store.
     pub fn new(store: Backend, rules: Rules) -> Self {
-        Gate { inner: Arc::new(Inner { store, rules: ArcSwap::from_pointee(rules) }) }
+        let (rules, domains) = (ArcSwap::from_pointee(rules), ArcSwap::default());
+        Gate { inner: Arc::new(Inner { store, rules, domains }) }
     }
 
     /// The store.
@@ -132,6 +135,16 @@ impl Gate {
         self.inner.rules.store(Arc::new(rules));
     }
 
+    /// The domains of Envoy's rate limit service as they are now.
+    pub fn domains(&self) -> Arc<Domains> {
+        self.inner.domains.load_full()
+    }
+
+    /// Puts other domains in their place, at once for everybody. What was used under a name stays used.
+    pub fn set_domains(&self, domains: Domains) {
+        self.inner.domains.store(Arc::new(domains));
+    }
+
     /// Decides a request by the rules: `op` on every budget it draws on, all or nothing.
     ///
     /// # Errors
@@ -143,9 +156,17 @@ impl Gate {
         cost: u64,
         id: Option<Id>,
     ) -> Result<Ruling, GateError> {
-        let rules = self.inner.rules.load();
+        let found = self.inner.rules.load().matching(attributes, cost)?;
+        self.rule_on(op, found, id).await
+    }
+
+    /// The same for what has been matched already: `op` on every budget found, all or nothing.
+    ///
+    /// # Errors
+    /// If a rule does not take part in `op`, or the store has no answer.
+    pub async fn rule_on(&self, op: Op, found: Vec<Match>, id: Option<Id>) -> Result<Ruling, GateError> {
         let (shadow, enforced): (Vec<Match>, Vec<Match>) =
-            rules.matching(attributes, cost)?.into_iter().partition(|found| found.rule.mode == Mode::Shadow);
+            found.into_iter().partition(|found| found.rule.mode == Mode::Shadow);
         if let (Op::Refund, None) = (op, id)
             && let Some(found) = enforced.iter().find(|found| !found.rule.refunds)
         {
