@@ -33,10 +33,25 @@ impl Backend {
     }
 }
 
-/// Rules over a store. Cheap to clone; clones share everything.
+/// Where a question comes in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Door {
+    /// Within this process: readiness, explanations, tests.
+    #[default]
+    Inner,
+    /// HTTP.
+    Http,
+    /// gRPC.
+    Grpc,
+    /// RESP.
+    Resp,
+}
+
+/// Rules over a store, as one door sees them. Cheap to clone; clones share everything.
 #[derive(Clone, Debug)]
 pub struct Gate {
     inner: Arc<Inner>,
+    door: Door,
 }
 
 #[derive(Debug)]
@@ -117,7 +132,25 @@ impl Gate {
     /// These rules over this store.
     pub fn new(store: Backend, rules: Rules) -> Self {
         let (rules, domains) = (ArcSwap::from_pointee(rules), ArcSwap::default());
-        Gate { inner: Arc::new(Inner { store, rules, domains }) }
+        Gate { inner: Arc::new(Inner { store, rules, domains }), door: Door::default() }
+    }
+
+    /// The same gate, for this door: what is asked through it is counted there.
+    pub fn at(&self, door: Door) -> Self {
+        Gate { inner: Arc::clone(&self.inner), door }
+    }
+
+    /// The door it is for.
+    pub fn door(&self) -> Door {
+        self.door
+    }
+
+    /// Decides a check whose limits the caller brings.
+    ///
+    /// # Errors
+    /// If the check is not valid or the store has no answer.
+    pub async fn decide(&self, check: &Check<'_>) -> Result<Decision, StoreError> {
+        self.inner.store.decide(check).await
     }
 
     /// The store.
@@ -176,12 +209,12 @@ impl Gate {
             enforced.iter().find(|found| found.budget == Budget::Deny).map(|found| Arc::clone(&found.rule));
         // Where nothing may pass, nothing is charged either; how the limits stand is still told.
         let own_op = if refused_by.is_some() { Op::Peek } else { op };
-        let (decision, charges) = self.decide(own_op, &enforced, id).await?;
+        let (decision, charges) = self.charge(own_op, &enforced, id).await?;
         let allowed = refused_by.is_none() && decision.as_ref().is_none_or(Decision::allowed);
         let mut ruling = Ruling { allowed, decision, charges, refused_by, shadow: Vec::new() };
         for found in shadow {
             let op = if allowed { op } else { Op::Peek };
-            let (decision, _) = self.decide(op, std::slice::from_ref(&found), id).await?;
+            let (decision, _) = self.charge(op, std::slice::from_ref(&found), id).await?;
             let allowed = found.budget != Budget::Deny && decision.as_ref().is_none_or(Decision::allowed);
             let decision = decision.map(|decision| decision.with_source(Source::Shadow));
             ruling.shadow.push(Shadowed { rule: found.rule, allowed, decision });
@@ -197,7 +230,7 @@ impl Gate {
         self.rule(Op::Peek, attributes, cost, None).await
     }
 
-    async fn decide(
+    async fn charge(
         &self,
         op: Op,
         found: &[Match],
@@ -224,6 +257,6 @@ impl Gate {
                 Some(Charged { rule, key, limit: charge.limit, cost: charge.cost })
             })
             .collect();
-        Ok((Some(self.inner.store.decide(&check).await?), charges))
+        Ok((Some(self.decide(&check).await?), charges))
     }
 }

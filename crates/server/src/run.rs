@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::config::Config;
-use crate::gate::{Backend, Gate};
+use crate::gate::{Backend, Door, Gate};
 use crate::resp::Auth;
 use crate::{http, reload, resp};
 
@@ -98,10 +98,16 @@ pub async fn start(config: Config, options: Options) -> Result<Running, StartErr
     let address = |listener: &Option<TcpListener>| listener.as_ref().and_then(|listener| listener.local_addr().ok());
     let (http_at, resp_at) = (address(&http), address(&resp));
     if let Some(listener) = http {
-        doors.spawn(http::serve(listener, gate.clone(), stopped.clone()));
+        doors.spawn(http::serve(listener, gate.at(Door::Http), stopped.clone()));
     }
     if let Some(listener) = resp {
-        doors.spawn(resp::serve(listener, gate.clone(), options.auth, resp::Settings::default(), stopped.clone()));
+        doors.spawn(resp::serve(
+            listener,
+            gate.at(Door::Resp),
+            options.auth,
+            resp::Settings::default(),
+            stopped.clone(),
+        ));
     }
     if let Some(file) = options.rules_file {
         doors.spawn(reload::watch(file, gate.clone(), stopped));

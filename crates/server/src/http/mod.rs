@@ -91,7 +91,7 @@ async fn answer(gate: &Gate, verb: Verb, question: &Question) -> Result<Answer, 
             if let Some(id) = question.id {
                 check = check.with_id(id);
             }
-            let decision = gate.store().decide(&check).await?;
+            let decision = gate.decide(&check).await?;
             Ok(Answer::of_key(question, op.name(), &check, &decision))
         }
         About::Attributes(attributes) => {
@@ -124,7 +124,7 @@ async fn ready(State(gate): State<Gate>) -> Response<Body> {
         return mistake(StatusCode::INTERNAL_SERVER_ERROR, "no limit");
     };
     let check = Check::of(Op::Peek).charge("tidegate-readyz", &limits, 1);
-    match gate.store().decide(&check).await {
+    match gate.decide(&check).await {
         Ok(_) => Response::new(Body::from("ready\n")),
         Err(error) => mistake(StatusCode::SERVICE_UNAVAILABLE, &error.to_string()),
     }

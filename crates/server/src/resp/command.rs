@@ -193,7 +193,7 @@ impl Session {
         };
         let subject = Subject { scope: Scope::Rule(CELL.into()), key: rest[0].into() };
         let check = Check::of(asked.op).charge_subject(subject, [&asked.limit], asked.cost);
-        match self.gate.store().decide(&check).await {
+        match self.gate.decide(&check).await {
             Ok(decision) => {
                 out.array(5);
                 Throttle::numbers(&decision).into_iter().for_each(|number| out.integer(number));
@@ -242,7 +242,7 @@ impl Session {
         if let Some(id) = id {
             check = check.with_id(id);
         }
-        match self.gate.store().decide(&check).await {
+        match self.gate.decide(&check).await {
             Ok(decision) => {
                 let number = i64::try_from(id.unwrap_or(Id::NONE).0).unwrap_or(0);
                 let granted = super::reply::whole(decision.granted());
