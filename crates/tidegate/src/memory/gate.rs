@@ -70,7 +70,7 @@ impl Gate {
         for asks in asks.chunks(AHEAD) {
             for (hash, (key, _)) in hashes.iter_mut().zip(asks) {
                 *hash = self.hash(key.as_ref());
-                self.memory.inner.line(*hash).prefetch(*hash);
+                self.memory.inner.arena.prefetch(self.memory.inner.shard_number(*hash), *hash);
             }
             answers.extend(hashes.iter().zip(asks).map(|(hash, (_, cost))| self.ask::<A>(*hash, *cost, now)));
         }

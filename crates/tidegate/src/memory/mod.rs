@@ -9,14 +9,13 @@ mod interned;
 mod overflow;
 mod raw;
 mod shard;
+mod sip;
 mod slots;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use siphasher::sip128::SipHasher13;
 use tidegate_core::{Algorithm, Decision, Limit, Op, Record, Timestamp, Verdict};
 
 use crate::clock::Clock;
@@ -27,11 +26,14 @@ use interned::Interned;
 pub use overflow::Overflow;
 use overflow::{Ask, Held, Home, Overflows};
 use shard::{Packed, Shard};
-use slots::{Hash, Slot, Slots};
+use sip::Sip;
+use slots::{Arena, Hash};
 
 /// How many keys are kept unless told otherwise.
 pub const DEFAULT_MAX_KEYS: usize = 10_000_000;
 const MAX_SHARDS: usize = 256;
+/// How often to try without the lock, before waiting for it: enough for somebody else to have written once or twice.
+const ATTEMPTS: usize = 3;
 /// A shard is worth having from this many keys on.
 const KEYS_PER_SHARD: usize = 1024;
 
@@ -54,7 +56,8 @@ pub struct Memory {
 
 struct Inner {
     shards: Box<[Line]>,
-    hasher: SipHasher13,
+    arena: Arc<Arena>,
+    hasher: Sip,
     limits: Interned,
     clock: Clock,
     max_keys_per_shard: usize,
@@ -62,36 +65,14 @@ struct Inner {
     overflows: Mutex<Overflows>,
 }
 
-/// A shard on a cache line of its own.
-#[derive(Debug, Default)]
+/// A shard on cache lines of its own.
+#[derive(Debug)]
 #[repr(align(64))]
 struct Line {
-    shard: lock_api::Mutex<raw::SpinLock, Shard>,
-    /// Where the shard's slots are, for [`raw::prefetch`]: a hint, which may be out of date.
-    address: AtomicUsize,
-    homes: AtomicUsize,
+    shard: raw::Versioned<Shard>,
 }
 
-type Guard<'a> = lock_api::MutexGuard<'a, raw::SpinLock, Shard>;
-
-impl Line {
-    /// Remembers where the slots are now.
-    fn note(&self, shard: &Shard) {
-        let (address, homes) = shard.location();
-        self.address.store(address.addr(), Ordering::Relaxed);
-        self.homes.store(homes, Ordering::Relaxed);
-    }
-
-    /// Fetches the slot where `hash` is at home.
-    #[inline(always)]
-    fn prefetch(&self, hash: Hash) {
-        let home = Slots::home(hash.order, self.homes.load(Ordering::Relaxed));
-        let address = self.address.load(Ordering::Relaxed).wrapping_add(home.wrapping_mul(size_of::<Slot>()));
-        // A run of keys often reaches into the next cache line.
-        raw::prefetch(address);
-        raw::prefetch(address.wrapping_add(2 * size_of::<Slot>()));
-    }
-}
+type Guard<'a> = raw::Guard<'a, Shard>;
 
 /// Settings of a [`Memory`].
 #[derive(Clone, Debug)]
@@ -128,11 +109,14 @@ impl MemoryBuilder {
     pub fn build(self) -> Memory {
         let shards = (self.max_keys / KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
         let shards = 1 << shards.ilog2();
+        let arena = Arc::new(Arena::new(shards));
+        let line = |number| Line { shard: raw::Versioned::new(Shard::new(Arc::clone(&arena), number)) };
         let seed = || RandomState::new().build_hasher().finish();
         Memory {
             inner: Arc::new(Inner {
-                shards: (0..shards).map(|_| Line::default()).collect(),
-                hasher: SipHasher13::new_with_keys(seed(), seed()),
+                shards: (0..shards).map(line).collect(),
+                arena,
+                hasher: Sip::new(seed(), seed()),
                 limits: Interned::new(),
                 clock: self.clock,
                 max_keys_per_shard: self.max_keys / shards,
@@ -198,9 +182,7 @@ impl Memory {
     pub fn reclaim(&self) {
         let now = self.inner.clock.now();
         for line in &self.inner.shards {
-            let mut shard = line.shard.lock();
-            shard.rebuild(&self.inner.limits, now);
-            line.note(&shard);
+            line.shard.lock().rebuild(&self.inner.limits, now);
         }
     }
 
@@ -267,37 +249,77 @@ impl Inner {
         now: Timestamp,
         is_own: impl Fn(Packed) -> bool,
     ) -> A {
-        let mut shard = self.line(hash).shard.lock();
-        if let Some(slot) = shard.slot_mut(hash)
-            && let packed = Packed::of(*slot)
-            && is_own(packed)
-        {
-            match limit.algorithm() {
-                Algorithm::Bucket(bucket) => {
-                    let mut level = shard::unpack_level(packed);
-                    let outcome = tidegate_core::admit(limit, bucket, &mut level, now, cost);
-                    shard::repack(slot, level.units, level.at);
-                    drop(shard);
-                    return A::of(limit, bucket, outcome, cost);
-                }
-                Algorithm::Window(window) => {
-                    let mut count = shard::unpack_count(packed, window.period);
-                    let outcome = tidegate_core::admit(limit, window, &mut count, now, cost);
-                    shard::repack(slot, count.used, count.last);
-                    drop(shard);
-                    return A::of(limit, window, outcome, cost);
-                }
-                _ => {}
-            }
+        match self.try_check(hash, limit, cost, now, &is_own) {
+            Some(answer) => answer,
+            None => self.check_again(hash, limit, cost, now, is_own),
         }
-        A::from(self.check_slowly(shard, hash, limit, cost, now))
     }
 
-    /// A key that is new, or whose state another limit wrote, or is not packed.
+    /// Reads without the lock, decides, and takes the lock only to write, if nobody has written since. A denial changes nothing, so
+    /// it takes no lock at all, and many threads that are denied do not disturb each other.
+    #[inline(always)]
+    fn try_check<A: Answer>(
+        &self,
+        hash: Hash,
+        limit: &Limit,
+        cost: u64,
+        now: Timestamp,
+        is_own: impl Fn(Packed) -> bool,
+    ) -> Option<A> {
+        let number = self.shard_number(hash);
+        let shard = &self.shards[number].shard;
+        let version = shard.version();
+        let slot = self.arena.get(number, hash)?;
+        let packed = Packed::of(slot.words());
+        if !is_own(packed) {
+            return None;
+        }
+        let written = |first: u64, second: Timestamp| {
+            let changed = Packed { first, second: second.as_micros(), ..packed };
+            if (changed.first, changed.second) == (packed.first, packed.second) {
+                return shard.is_still(version);
+            }
+            let writing = shard.write_if_still(version);
+            if writing.is_some() {
+                let (low, high) = changed.words();
+                slot.set_words(low, high);
+            }
+            writing.is_some()
+        };
+        match limit.algorithm() {
+            Algorithm::Bucket(bucket) => {
+                let mut level = shard::unpack_level(packed);
+                let outcome = tidegate_core::admit(limit, bucket, &mut level, now, cost);
+                written(level.units, level.at).then(|| A::of(limit, bucket, outcome, cost))
+            }
+            Algorithm::Window(window) => {
+                let mut count = shard::unpack_count(packed, window.period);
+                let outcome = tidegate_core::admit(limit, window, &mut count, now, cost);
+                written(count.used, count.last).then(|| A::of(limit, window, outcome, cost))
+            }
+            _ => None,
+        }
+    }
+
+    /// Somebody else was writing, or it is a key that is new, or whose state another limit wrote, or is not packed.
     #[cold]
-    fn check_slowly(&self, mut shard: Guard<'_>, hash: Hash, limit: &Limit, cost: u64, now: Timestamp) -> Verdict {
+    #[inline(never)]
+    fn check_again<A: Answer>(
+        &self,
+        hash: Hash,
+        limit: &Limit,
+        cost: u64,
+        now: Timestamp,
+        is_own: impl Fn(Packed) -> bool,
+    ) -> A {
+        for _ in 0..ATTEMPTS {
+            if let Some(answer) = self.try_check(hash, limit, cost, now, &is_own) {
+                return answer;
+            }
+        }
         let ask = Ask { limit, ordinal: 0, cost, reserved: 0, id: None };
-        *self.decide_one(&mut shard, hash, Op::Check, ask, now).binding()
+        let mut shard = self.line(hash).shard.lock();
+        A::from(*self.decide_one(&mut shard, hash, Op::Check, ask, now).binding())
     }
 
     fn decide(&self, check: &Check<'_>, now: Timestamp) -> Decision {
@@ -386,25 +408,22 @@ impl Inner {
     fn store(&self, shard: &mut Shard, hash: Hash, ask: &Ask<'_>, held: Held, now: Timestamp) {
         match (held.home, shard.find(hash)) {
             (Home::Slot, Ok(index)) => shard.put(index, held.record, ask.limit, &self.limits, now),
-            (Home::Slot, Err(index)) => {
-                shard.add(hash, index, held.record, ask.limit, &self.limits, now);
-                self.line(hash).note(shard);
-            }
+            (Home::Slot, Err(index)) => shard.add(hash, index, held.record, ask.limit, &self.limits, now),
             _ => {}
         }
     }
 
     /// What a state is known by. The key is hashed once; position and algorithm are mixed into the hash.
-    #[inline]
+    #[inline(always)]
     fn hash(&self, scope: &Scope<'_>, key: &[u8], limit: &Limit, position: u16) -> Hash {
-        let (hash, kind) = match scope {
+        let ((order, other), kind) = match scope {
             Scope::AdHoc => (self.hasher.hash(key), algorithm_number(limit.algorithm())),
             Scope::Rule(name) => {
                 let length = (name.len() as u64).to_le_bytes();
-                (self.hasher.hash(&[&length, name.as_bytes(), key].concat()), RULE)
+                (self.hasher.hash_pieces(&[&length, name.as_bytes(), key]), RULE)
             }
         };
-        Hash { order: hash.h1, other: hash.h2 ^ (kind << 16 | u64::from(position)) }
+        Hash { order, other: other ^ (kind << 16 | u64::from(position)) }
     }
 
     #[inline]

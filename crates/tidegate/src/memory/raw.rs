@@ -1,31 +1,57 @@
-//! The only `unsafe` of this crate, each piece with what it buys (`bench/`, two cores at 2.8 GHz; `docs/decisions/0004-unsafe.md`).
+//! The only `unsafe` of this crate, each piece with what it buys (`bench/`, two cores at 2.8 GHz; `docs/decisions/0004-unsafe.md` and
+//! `0020-reading-without-a-lock.md`).
 //!
-//! - [`SpinLock`]: unlocking by a plain store instead of an atomic exchange saves about 8 of 16 ns per uncontended lock and
-//!   unlock (`cargo xtask bench parts`). A shard is held for tens of nanoseconds by a bucket or window, longer by a rebuild or a
-//!   long log, and never across a wait; whoever finds it taken spins briefly, then yields to the thread that holds it.
-//! - [`prefetch`]: fetching the slots of the next keys while one is decided makes batches on a million keys about twice as fast
-//!   as single calls (`cargo xtask bench memory 1e6`).
+//! - [`Versioned`]: a lock that counts how often it was given back, so that whoever only reads need not take it.
+//! - [`Zeroed`]: memory that is zero and not resident until it is used.
+//! - [`prefetch`]: fetching the slots of the next keys while one is decided.
 
 #![allow(unsafe_code, reason = "measured above; nothing else in this crate is unsafe")]
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use lock_api::{GuardSend, RawMutex};
+use lock_api::{GuardSend, Mutex, MutexGuard, RawMutex};
 
 /// How often to look again before letting other threads run.
 const SPINS: u32 = 64;
 
-/// A lock for critical sections that are much shorter than a system call.
+/// A lock for critical sections that are much shorter than a system call. Its version is odd while somebody holds it, and
+/// another one each time it is given back.
 #[derive(Debug)]
-pub(crate) struct SpinLock {
-    taken: AtomicBool,
+pub(crate) struct VersionLock {
+    version: AtomicU64,
 }
 
-// SAFETY: only the thread whose compare-exchange turned `taken` from false to true holds the lock, until it calls `unlock`,
+impl VersionLock {
+    #[inline(always)]
+    fn take(&self, version: u64) -> bool {
+        let taken = self.version.compare_exchange(version, version | 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        // Whoever sees anything that is written from here on also sees that the version is odd.
+        fence(Ordering::Release);
+        taken
+    }
+
+    #[cold]
+    fn wait(&self) {
+        loop {
+            for _ in 0..SPINS {
+                if self.try_lock() {
+                    return;
+                }
+                std::hint::spin_loop();
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+// SAFETY: only the thread whose compare-exchange turned an even version into an odd one holds the lock, until it calls `unlock`,
 // which only the holder may. Acquire on taking and Release on giving back order everything done under the lock.
-unsafe impl RawMutex for SpinLock {
+unsafe impl RawMutex for VersionLock {
     #[allow(clippy::declare_interior_mutable_const, reason = "it is how lock_api makes a new lock")]
-    const INIT: SpinLock = SpinLock { taken: AtomicBool::new(false) };
+    const INIT: VersionLock = VersionLock { version: AtomicU64::new(0) };
     type GuardMarker = GuardSend;
 
     #[inline(always)]
@@ -37,39 +63,167 @@ unsafe impl RawMutex for SpinLock {
 
     #[inline(always)]
     fn try_lock(&self) -> bool {
-        self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        let version = self.version.load(Ordering::Relaxed);
+        version & 1 == 0 && self.take(version)
     }
 
     #[inline(always)]
     unsafe fn unlock(&self) {
-        self.taken.store(false, Ordering::Release);
+        let version = self.version.load(Ordering::Relaxed); // nobody else writes it while it is odd
+        self.version.store(version.wrapping_add(1), Ordering::Release);
     }
 }
 
-impl SpinLock {
-    #[cold]
-    fn wait(&self) {
-        loop {
-            for _ in 0..SPINS {
-                if !self.taken.load(Ordering::Relaxed) && self.try_lock() {
-                    return;
-                }
-                std::hint::spin_loop();
-            }
-            std::thread::yield_now();
+/// A value behind a lock, and beside it other memory of atomics that is only written by who holds the lock and may be read
+/// without: a reading counts if the version was even before it and the same after it.
+#[derive(Debug)]
+pub(crate) struct Versioned<T> {
+    mutex: Mutex<VersionLock, T>,
+}
+
+pub(crate) type Guard<'a, T> = MutexGuard<'a, VersionLock, T>;
+
+/// The lock while two words are written: given back when dropped.
+pub(crate) struct Writing<'a> {
+    lock: &'a VersionLock,
+    version: u64,
+}
+
+impl<T> Versioned<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Versioned { mutex: Mutex::new(value) }
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
+        self.mutex.lock()
+    }
+
+    #[inline(always)]
+    fn raw(&self) -> &VersionLock {
+        // SAFETY: the lock is given back only by who took it, see `Writing`.
+        unsafe { self.mutex.raw() }
+    }
+
+    /// The version from which a reading begins; odd if somebody is writing.
+    #[inline(always)]
+    pub(crate) fn version(&self) -> u64 {
+        self.raw().version.load(Ordering::Acquire)
+    }
+
+    /// Whether nobody has written since it was `version`.
+    #[inline(always)]
+    pub(crate) fn is_still(&self, version: u64) -> bool {
+        fence(Ordering::Acquire);
+        version & 1 == 0 && self.raw().version.load(Ordering::Relaxed) == version
+    }
+
+    /// Takes the lock if nobody has written since it was `version`.
+    #[inline(always)]
+    pub(crate) fn write_if_still(&self, version: u64) -> Option<Writing<'_>> {
+        fence(Ordering::Acquire);
+        let lock = self.raw();
+        (version & 1 == 0 && lock.take(version)).then(|| Writing { lock, version })
+    }
+}
+
+impl Drop for Writing<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.lock.version.store(self.version.wrapping_add(2), Ordering::Release);
+    }
+}
+
+/// Types for which all bytes zero are a value, that need no dropping and are shared between threads.
+///
+/// # Safety
+/// Both must be true.
+pub(crate) unsafe trait Zero: Sync + Send {}
+
+// SAFETY: four zero words are four zero words.
+unsafe impl Zero for super::slots::Slot {}
+
+/// A slice of zeroes at the beginning of a cache line. Memory from the operating system is zero already, and is not
+/// touched here, so that even a large one costs nothing until it is used.
+#[derive(Debug)]
+pub(crate) struct Zeroed<T: Zero> {
+    start: NonNull<T>,
+    length: usize,
+    allocated: NonNull<u8>,
+    layout: Layout,
+}
+
+const LINE: usize = 64;
+
+// SAFETY: it owns its memory and hands out shared references to `T: Sync` only.
+unsafe impl<T: Zero> Send for Zeroed<T> {}
+// SAFETY: as above.
+unsafe impl<T: Zero> Sync for Zeroed<T> {}
+
+impl<T: Zero> Zeroed<T> {
+    pub(crate) fn new(length: usize) -> Self {
+        let bytes = length.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(LINE)).expect("it fits memory");
+        // More than the allocator gives anyway would make it write the zeroes itself.
+        let layout = Layout::from_size_align(bytes, align_of::<u64>()).expect("it fits memory");
+        const { assert!(align_of::<T>() <= LINE) };
+        // SAFETY: the layout is not empty; `start` is rounded up by less than the line that was added, and aligned.
+        unsafe {
+            let Some(allocated) = NonNull::new(alloc_zeroed(layout)) else { handle_alloc_error(layout) };
+            let start = allocated.add(allocated.align_offset(LINE)).cast::<T>();
+            Zeroed { start, length, allocated, layout }
         }
     }
+
+    /// Makes it all zero again, and gives the memory back to the operating system where that is possible.
+    ///
+    /// Nobody may be writing to it; whoever reads it reads either the old values or zeroes.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn release(&self) {
+        const PAGE: usize = 65_536; // the largest that is usual; every smaller one divides it
+        const DONT_NEED: i32 = 4;
+        unsafe extern "C" {
+            fn madvise(address: *mut u8, length: usize, advice: i32) -> i32;
+        }
+        let bytes = self.length * size_of::<T>();
+        let (first, start) = (self.start.cast::<u8>(), self.start.addr().get());
+        let (from, to) = (start.next_multiple_of(PAGE) - start, (start + bytes) / PAGE * PAGE);
+        if to > start + from {
+            // SAFETY: whole pages of memory that is ours. They are private, so they read as zeroes afterwards. If the system
+            // refuses, nothing happens.
+            unsafe { madvise(first.add(from).as_ptr(), to - start - from, DONT_NEED) };
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn release(&self) {}
 }
 
-/// Asks the processor to fetch the memory at `address` soon. Any address will do, also one that is no longer valid.
+impl<T: Zero> Deref for Zeroed<T> {
+    type Target = [T];
+
+    #[inline(always)]
+    fn deref(&self) -> &[T] {
+        // SAFETY: so many were allocated, zeroes are values of `T`, and nobody has them exclusively.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
+    }
+}
+
+impl<T: Zero> Drop for Zeroed<T> {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout. `T` needs no dropping.
+        unsafe { dealloc(self.allocated.as_ptr(), self.layout) };
+    }
+}
+
+/// Asks the processor to fetch the memory of a value soon.
 #[inline(always)]
-pub(crate) fn prefetch(address: usize) {
+pub(crate) fn prefetch<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch reads nothing the program can see and does not fault, whatever the address.
+    // SAFETY: a prefetch reads nothing the program can see and does not fault.
     unsafe {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(core::ptr::without_provenance::<i8>(address));
+        _mm_prefetch::<_MM_HINT_T0>((&raw const *value).cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
+    let _ = value;
 }

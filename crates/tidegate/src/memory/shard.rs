@@ -3,12 +3,14 @@
 //! Most states are two numbers: a bucket's level and time, a window's count and time. They are packed into a slot together
 //! with the number of the limit that wrote them. Everything else lives in a list beside the table, and the slot says where.
 
+use std::sync::Arc;
+
 use tidegate_core::algorithm::bucket::Level;
 use tidegate_core::algorithm::window::Count;
 use tidegate_core::{Algorithm, Limit, Record, State, Timestamp};
 
 use super::interned::Interned;
-use super::slots::{Hash, Slot, Slots};
+use super::slots::{Arena, Entry, Hash, Slots};
 
 /// Bits of a slot's word that hold a number below 2^53; the other eleven hold half of the tag.
 const NUMBER_BITS: u32 = 53;
@@ -23,7 +25,7 @@ pub(crate) const NO_TAG: u32 = 0;
 /// How many slots one insertion into a full shard looks at to find an idle one.
 const SEARCH: usize = 2048;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Shard {
     slots: Slots,
     list: Option<Box<List>>,
@@ -69,20 +71,21 @@ pub(crate) struct Packed {
 impl Packed {
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "eleven bits remain after the shift")]
-    pub(crate) fn of(slot: Slot) -> Self {
-        let tag = ((slot.high >> NUMBER_BITS) as u32) << TAG_BITS | (slot.low >> NUMBER_BITS) as u32;
-        Packed { tag, first: slot.low & NUMBER, second: slot.high & NUMBER }
+    pub(crate) fn of((low, high): (u64, u64)) -> Self {
+        let tag = ((high >> NUMBER_BITS) as u32) << TAG_BITS | (low >> NUMBER_BITS) as u32;
+        Packed { tag, first: low & NUMBER, second: high & NUMBER }
     }
 
-    /// The number of the limit that wrote it. No limit has this number if the state is in the list.
+    /// The number of the limit that wrote it. No limit has this number if the state is in the list, or if somebody was writing
+    /// while it was read.
     #[inline]
     pub(crate) fn limit_number(self) -> u32 {
-        self.tag - FIRST_TAG
+        self.tag.wrapping_sub(FIRST_TAG)
     }
 
     /// The words of a slot. The tag is never zero in its upper half, so that an occupied slot never looks empty.
     #[inline]
-    fn words(self) -> (u64, u64) {
+    pub(crate) fn words(self) -> (u64, u64) {
         let low = self.first & NUMBER | u64::from(self.tag & TAG) << NUMBER_BITS;
         let high = self.second & NUMBER | u64::from(self.tag >> TAG_BITS) << NUMBER_BITS;
         (low, high)
@@ -93,6 +96,11 @@ impl Packed {
 const FIRST_TAG: u32 = TAG + 1;
 
 impl Shard {
+    /// A shard with its table in `arena`, empty.
+    pub(crate) fn new(arena: Arc<Arena>, number: usize) -> Self {
+        Shard { slots: Slots::new(arena, number), list: None, search: Search::default() }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.slots.len()
     }
@@ -102,19 +110,14 @@ impl Shard {
         self.slots.bytes() + list
     }
 
-    pub(crate) fn location(&self) -> (*const Slot, usize) {
-        self.slots.location()
-    }
-
     #[inline]
     pub(crate) fn find(&self, hash: Hash) -> Result<usize, usize> {
         self.slots.find(hash)
     }
 
-    /// The slot of a key, if it has one.
-    #[inline]
-    pub(crate) fn slot_mut(&mut self, hash: Hash) -> Option<&mut Slot> {
-        self.slots.get_mut(hash)
+    fn packed(&self, index: usize) -> Packed {
+        let entry = self.slots.get(index);
+        Packed::of((entry.low, entry.high))
     }
 
     fn set_packed(&mut self, index: usize, packed: Packed) {
@@ -124,7 +127,7 @@ impl Shard {
 
     /// Takes the record at `index` out to work on it; [`put`](Shard::put) brings it back.
     pub(crate) fn take(&mut self, index: usize, limits: &Interned) -> Record {
-        let packed = Packed::of(self.slots.get(index));
+        let packed = self.packed(index);
         if packed.tag == LISTED {
             let list = self.list.get_or_insert_default();
             let place = list_place(packed.first);
@@ -136,7 +139,7 @@ impl Shard {
 
     /// Brings a record back that was taken out at `index`, or forgets the key if there is nothing to keep.
     pub(crate) fn put(&mut self, index: usize, record: Record, limit: &Limit, limits: &Interned, now: Timestamp) {
-        let was = Packed::of(self.slots.get(index));
+        let was = self.packed(index);
         let idle_at = record.idle_at();
         self.search.expect(idle_at);
         if now >= idle_at {
@@ -182,13 +185,13 @@ impl Shard {
 
     pub(crate) fn add_packed(&mut self, hash: Hash, index: usize, packed: Packed, limits: &Interned, now: Timestamp) {
         let (low, high) = packed.words();
-        let slot = Slot { hash, low, high };
+        let entry = Entry { hash, low, high };
         let mut index = index;
         if self.slots.is_crowded() {
             self.rebuild(limits, now);
             index = self.slots.find(hash).unwrap_or_else(|place| place);
         }
-        self.slots.insert(index, slot);
+        self.slots.insert(index, entry);
     }
 
     /// Looks for an idle key to forget when the shard is full; says whether there is room now.
@@ -200,10 +203,10 @@ impl Shard {
             return false;
         }
         let Shard { slots, list, search } = self;
-        let (next, forgotten) = slots.sweep(search.hand, SEARCH, |slot| {
-            let idle_at = idle_at(slot, list, limits);
+        let (next, forgotten) = slots.sweep(search.hand, SEARCH, |entry| {
+            let idle_at = idle_at(entry, list, limits);
             search.first_idle_at = Some(search.first_idle_at.map_or(idle_at, |first| first.min(idle_at)));
-            now >= idle_at && forget(slot, list)
+            now >= idle_at && forget(entry, list)
         });
         search.hand = next;
         search.passed += SEARCH;
@@ -219,7 +222,7 @@ impl Shard {
     /// Forgets every key that is idle, and gives memory back if there is much more than is needed.
     pub(crate) fn rebuild(&mut self, limits: &Interned, now: Timestamp) {
         let Shard { slots, list, .. } = self;
-        slots.rebuild(|slot| now >= idle_at(slot, list, limits) && forget(slot, list));
+        slots.rebuild(|entry| now >= idle_at(entry, list, limits) && forget(entry, list));
         if let Some(list) = &mut self.list
             && list.free.len() == list.records.len()
         {
@@ -250,8 +253,8 @@ impl Shard {
 }
 
 /// From when on a slot is the same as none.
-fn idle_at(slot: &Slot, list: &Option<Box<List>>, limits: &Interned) -> Timestamp {
-    let packed = Packed::of(*slot);
+fn idle_at(entry: &Entry, list: &Option<Box<List>>, limits: &Interned) -> Timestamp {
+    let packed = Packed::of((entry.low, entry.high));
     if packed.tag != LISTED {
         return limits.get(packed.tag - FIRST_TAG).map_or(Timestamp::EPOCH, |limit| unpack(packed, limit).idle_at());
     }
@@ -263,8 +266,8 @@ fn idle_at(slot: &Slot, list: &Option<Box<List>>, limits: &Interned) -> Timestam
 }
 
 /// Frees what a slot that is to be taken out has in the list.
-fn forget(slot: &Slot, list: &mut Option<Box<List>>) -> bool {
-    let packed = Packed::of(*slot);
+fn forget(entry: &Entry, list: &mut Option<Box<List>>) -> bool {
+    let packed = Packed::of((entry.low, entry.high));
     if let (LISTED, Some(list)) = (packed.tag, list) {
         let place = list_place(packed.first);
         if let Some(record) = list.records.get_mut(place) {
@@ -312,13 +315,6 @@ fn unpack(packed: Packed, limit: &Limit) -> State {
     }
 }
 
-/// Changes the numbers of a packed state and leaves its tag.
-#[inline]
-pub(crate) fn repack(slot: &mut Slot, first: u64, second: Timestamp) {
-    slot.low = slot.low & !NUMBER | first & NUMBER;
-    slot.high = slot.high & !NUMBER | second.as_micros() & NUMBER;
-}
-
 #[inline]
 pub(crate) fn unpack_level(packed: Packed) -> Level {
     Level { units: packed.first, at: Timestamp::from_micros(packed.second) }
@@ -341,7 +337,7 @@ mod tests {
         const PASSED: u64 = SEARCH as u64 - 8;
         let limits = Interned::new();
         let (day, second): (Limit, Limit) = ("1/d".parse().unwrap(), "1/s".parse().unwrap());
-        let mut shard = Shard::default();
+        let mut shard = Shard::new(Arc::new(Arena::new(1)), 0);
         let add = |shard: &mut Shard, place: u64, limit: &Limit, now: Timestamp| {
             let hash = Hash { order: place << 50, other: place };
             let mut record = Record::default();

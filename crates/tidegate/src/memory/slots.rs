@@ -1,9 +1,20 @@
-//! A table of fixed-size slots, sorted by hash, that is looked up in about one cache line.
+//! Tables of fixed-size slots, sorted by hash, that are looked up in about one cache line.
 //!
 //! A key's home is its hash scaled to the table's length, so that keys in order of hash are also in order of home. The
 //! table keeps them sorted: a look-up starts at home and stops at the first greater hash, found or not; a rebuild for more
-//! room, or to drop what is idle, is one pass from front to back that never jumps. A few spare slots at the end spare the
-//! wrap-around. There are no tombstones.
+//! room, or to drop what is idle, is a few passes from one end to the other that never jump. A few spare slots at the end
+//! spare the wrap-around. There are no tombstones.
+//!
+//! All shards have their tables in one [`Arena`], which grows with them and never moves: whoever looks something up without
+//! holding the shard's lock may find nonsense while somebody else writes, and has to ask the lock's version whether that was
+//! so, but it never finds memory that is no longer there.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use super::raw::{self, Zeroed};
 
 /// What a key is known by: a keyed 128-bit hash. The bytes of the key are not kept.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -14,26 +25,68 @@ pub(crate) struct Hash {
     pub(crate) other: u64,
 }
 
-/// One key: half a cache line. `low` and `high` are the store's; a slot whose `high` is zero is empty.
+/// What is in a slot. `low` and `high` are the store's; a slot whose `high` is zero is empty.
 #[derive(Clone, Copy, Debug, Default)]
-#[repr(align(32))]
-pub(crate) struct Slot {
+pub(crate) struct Entry {
     pub(crate) hash: Hash,
     pub(crate) low: u64,
     pub(crate) high: u64,
 }
 
-impl Slot {
+impl Entry {
     fn is_empty(&self) -> bool {
         self.high == 0
     }
+}
+
+/// One key: half a cache line. Written only by who holds the lock of its shard.
+#[derive(Debug)]
+#[repr(C, align(32))]
+pub(crate) struct Slot {
+    order: AtomicU64,
+    other: AtomicU64,
+    low: AtomicU64,
+    high: AtomicU64,
+}
+
+impl Slot {
+    #[inline(always)]
+    fn load(&self) -> Entry {
+        let hash = Hash { order: self.order.load(Ordering::Relaxed), other: self.other.load(Ordering::Relaxed) };
+        let (low, high) = self.words();
+        Entry { hash, low, high }
+    }
+
+    #[inline(always)]
+    fn store(&self, entry: Entry) {
+        self.order.store(entry.hash.order, Ordering::Relaxed);
+        self.other.store(entry.hash.other, Ordering::Relaxed);
+        self.set_words(entry.low, entry.high);
+    }
+
+    /// `low` and `high`.
+    #[inline(always)]
+    pub(crate) fn words(&self) -> (u64, u64) {
+        (self.low.load(Ordering::Relaxed), self.high.load(Ordering::Relaxed))
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_words(&self, low: u64, high: u64) {
+        self.low.store(low, Ordering::Relaxed);
+        self.high.store(high, Ordering::Relaxed);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.high.load(Ordering::Relaxed) == 0
+    }
 
     /// Where this slot stands if one looks for `hash`. Keys with equal order are the limits of one key.
-    #[inline]
+    #[inline(always)]
     fn place(&self, hash: Hash) -> Place {
-        if self.hash == hash && !self.is_empty() {
+        let own = Hash { order: self.order.load(Ordering::Relaxed), other: self.other.load(Ordering::Relaxed) };
+        if own == hash && !self.is_empty() {
             Place::Here
-        } else if self.is_empty() || self.hash > hash {
+        } else if self.is_empty() || own > hash {
             Place::Behind
         } else {
             Place::Before
@@ -48,18 +101,165 @@ enum Place {
     Behind,
 }
 
-/// Slots beyond the last home, so that a run at the end has somewhere to go. More, should that ever not be enough.
-const SPARE: usize = 16;
-const SMALLEST: usize = 16;
+/// The first chunk has so many slots for each shard. Chunks get longer by a quarter of a power of two: four of 8, four
+/// of 16, four of 32 and so on.
+const SMALLEST: usize = 8;
+/// What makes the arithmetic of chunks easy: the first chunk begins where four of its length would have ended.
+const OFFSET: usize = 4 * SMALLEST;
+/// Enough for more slots than any machine has.
+const CHUNKS: usize = 4 * 36;
+
+/// The memory of all shards' tables: in each chunk a piece of every table, side by side, so that tables that grow
+/// together fill one chunk after the other.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    /// How many homes each shard's table has. Apart from the locks, so that it stays in every processor's cache.
+    homes: Box<[AtomicUsize]>,
+    chunks: [Chunk; CHUNKS],
+}
 
 #[derive(Debug, Default)]
+struct Chunk {
+    slots: OnceLock<Zeroed<Slot>>,
+    /// How many shards' tables reach into it.
+    users: Mutex<usize>,
+}
+
+impl Arena {
+    /// Without memory yet.
+    pub(crate) fn new(shards: usize) -> Self {
+        Arena {
+            homes: (0..shards).map(|_| AtomicUsize::new(0)).collect(),
+            chunks: std::array::from_fn(|_| Chunk::default()),
+        }
+    }
+
+    /// The slots of a shard from `index` to the end of the chunk it is in.
+    #[inline(always)]
+    fn piece(&self, shard: usize, index: usize) -> Option<&[Slot]> {
+        let place = Location::of(index);
+        let slots = self.chunks.get(place.chunk)?.slots.get()?;
+        let start = shard << place.log_length;
+        slots.get(start + place.offset..start + (1 << place.log_length))
+    }
+
+    #[inline(always)]
+    fn slot(&self, shard: usize, index: usize) -> &Slot {
+        self.piece(shard, index).and_then(<[Slot]>::first).expect("a table has all the chunks it reaches into")
+    }
+
+    #[inline(always)]
+    fn home(&self, shard: usize, order: u64) -> usize {
+        home(order, self.homes[shard].load(Ordering::Relaxed))
+    }
+
+    /// The slot of `hash`, if there is one.
+    #[inline(always)]
+    pub(crate) fn get(&self, shard: usize, hash: Hash) -> Option<&Slot> {
+        let mut index = self.home(shard, hash.order);
+        loop {
+            let piece = self.piece(shard, index)?;
+            for slot in piece {
+                match slot.place(hash) {
+                    Place::Before => {}
+                    Place::Here => return Some(slot),
+                    Place::Behind => return None,
+                }
+            }
+            index += piece.len();
+        }
+    }
+
+    /// Fetches the slot where `hash` is at home, and the next cache line, into which a run of keys often reaches.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, shard: usize, hash: Hash) {
+        if let Some(piece) = self.piece(shard, self.home(shard, hash.order)) {
+            if let Some(slot) = piece.first() {
+                raw::prefetch(slot);
+            }
+            if let Some(slot) = piece.get(2) {
+                raw::prefetch(slot);
+            }
+        }
+    }
+
+    /// One more table reaches as far as `to` instead of `from`.
+    fn reach(&self, from: usize, to: usize) {
+        for number in chunks_within(from, to) {
+            let chunk = &self.chunks[number];
+            *chunk.users.lock() += 1;
+            chunk.slots.get_or_init(|| Zeroed::new(self.homes.len() * length_of(number)));
+        }
+    }
+
+    /// One table reaches as far as `to` only, not `from`, and has left nothing behind. What nobody uses is given back.
+    fn leave(&self, from: usize, to: usize) {
+        for number in chunks_within(to, from) {
+            let chunk = &self.chunks[number];
+            let mut users = chunk.users.lock();
+            *users -= 1;
+            if let (0, Some(slots)) = (*users, chunk.slots.get()) {
+                slots.release();
+            }
+        }
+    }
+}
+
+/// The home of a hash in a table of so many homes.
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation, reason = "the product shifted by 64 is below `homes`")]
+fn home(order: u64, homes: usize) -> usize {
+    ((u128::from(order) * homes as u128) >> 64) as usize
+}
+
+/// Where a slot of a table is.
+struct Location {
+    chunk: usize,
+    log_length: u32,
+    offset: usize,
+}
+
+impl Location {
+    #[inline(always)]
+    fn of(index: usize) -> Self {
+        let number = index.wrapping_add(OFFSET);
+        let log_length = (number | 1).ilog2() - 2;
+        let quarter = number >> log_length; // 4 to 7
+        let chunk = (log_length as usize - SMALLEST.ilog2() as usize) * 4 + (quarter - 4);
+        Location { chunk, log_length, offset: number & ((1 << log_length) - 1) }
+    }
+}
+
+/// How many slots a chunk has for each shard.
+fn length_of(chunk: usize) -> usize {
+    SMALLEST << (chunk / 4)
+}
+
+/// How many slots the chunks before this one have for each shard.
+fn end_before(chunk: usize) -> usize {
+    ((4 + chunk % 4) * length_of(chunk)) - OFFSET
+}
+
+/// The chunks that begin at or behind `from` and before `to`.
+fn chunks_within(from: usize, to: usize) -> impl Iterator<Item = usize> {
+    (0..CHUNKS).skip_while(move |chunk| end_before(*chunk) < from).take_while(move |chunk| end_before(*chunk) < to)
+}
+
+/// The table of one shard, in the hands of who holds its lock. It always reaches to the end of a chunk.
+#[derive(Debug)]
 pub(crate) struct Slots {
-    slots: Box<[Slot]>,
+    arena: Arc<Arena>,
+    shard: usize,
+    capacity: usize,
     used: usize,
-    spare: usize,
 }
 
 impl Slots {
+    /// The table of a shard, empty.
+    pub(crate) fn new(arena: Arc<Arena>, shard: usize) -> Self {
+        Slots { arena, shard, capacity: 0, used: 0 }
+    }
+
     /// How many keys there are.
     pub(crate) fn len(&self) -> usize {
         self.used
@@ -67,37 +267,28 @@ impl Slots {
 
     /// How many slots there are.
     pub(crate) fn capacity(&self) -> usize {
-        self.slots.len()
+        self.capacity
     }
 
-    /// How many bytes the table has allocated.
+    /// How many bytes the table takes.
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(&*self.slots)
+        self.capacity * size_of::<Slot>()
     }
 
     /// Homes, without the spare slots.
     fn homes(&self) -> usize {
-        self.slots.len() - self.spare
+        self.arena.homes[self.shard].load(Ordering::Relaxed)
     }
 
-    /// For a hint to the processor: where the slots are, and how many homes there are.
-    pub(crate) fn location(&self) -> (*const Slot, usize) {
-        (self.slots.as_ptr(), self.homes())
-    }
-
-    /// The home of a hash in a table of so many homes.
-    #[inline]
-    #[allow(clippy::cast_possible_truncation, reason = "the product shifted by 64 is below `homes`")]
-    pub(crate) fn home(order: u64, homes: usize) -> usize {
-        ((u128::from(order) * homes as u128) >> 64) as usize
+    fn slot(&self, index: usize) -> &Slot {
+        self.arena.slot(self.shard, index)
     }
 
     /// Where `hash` is, or where it belongs.
-    #[inline]
     pub(crate) fn find(&self, hash: Hash) -> Result<usize, usize> {
-        let mut index = Self::home(hash.order, self.homes());
-        while let Some(slot) = self.slots.get(index) {
-            match slot.place(hash) {
+        let mut index = home(hash.order, self.homes());
+        while index < self.capacity {
+            match self.slot(index).place(hash) {
                 Place::Before => index += 1,
                 Place::Here => return Ok(index),
                 Place::Behind => return Err(index),
@@ -106,81 +297,63 @@ impl Slots {
         Err(index)
     }
 
-    /// The slot of `hash`, if there is one: what [`find`](Slots::find) does, for those in a hurry.
-    #[inline]
-    pub(crate) fn get_mut(&mut self, hash: Hash) -> Option<&mut Slot> {
-        let start = Self::home(hash.order, self.homes());
-        for slot in self.slots.get_mut(start..)? {
-            match slot.place(hash) {
-                Place::Before => {}
-                Place::Here => return Some(slot),
-                Place::Behind => return None,
-            }
-        }
-        None
+    pub(crate) fn get(&self, index: usize) -> Entry {
+        self.slot(index).load()
     }
 
-    #[inline]
-    pub(crate) fn get(&self, index: usize) -> Slot {
-        self.slots[index]
-    }
-
-    #[inline]
     pub(crate) fn set(&mut self, index: usize, low: u64, high: u64) {
-        let slot = &mut self.slots[index];
-        (slot.low, slot.high) = (low, high);
+        self.slot(index).set_words(low, high);
     }
 
     /// Whether another key would make the runs long: four fifths of the homes are taken.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.used >= self.homes() / 5 * 4
+        self.used * 5 >= self.homes() * 4
     }
 
-    /// Puts a slot at `index`, where [`find`](Slots::find) said it belongs.
-    pub(crate) fn insert(&mut self, index: usize, slot: Slot) {
-        let gap = match self.slots.iter().skip(index).position(Slot::is_empty) {
-            Some(gap) => gap,
-            None => {
-                // The run at the end has used up the spare slots: twice as many, and nothing else moves.
-                let gap = self.slots.len() - index;
-                let more = self.spare.max(SPARE);
-                self.spare += more;
-                let mut slots = std::mem::take(&mut self.slots).into_vec();
-                slots.resize(slots.len() + more, Slot::default());
-                self.slots = slots.into_boxed_slice();
-                gap
-            }
-        };
-        self.slots.copy_within(index..index + gap, index + 1);
-        self.slots[index] = slot;
+    /// Puts an entry at `index`, where [`find`](Slots::find) said it belongs.
+    pub(crate) fn insert(&mut self, index: usize, entry: Entry) {
+        let gap = (index..self.capacity).find(|index| self.slot(*index).is_empty()).unwrap_or_else(|| {
+            // The run at the end has used up the spare slots: one more chunk of them, and nothing else moves.
+            let gap = self.capacity;
+            self.capacity = end_after(gap + 1);
+            self.arena.reach(gap, self.capacity);
+            gap
+        });
+        for index in (index..gap).rev() {
+            self.slot(index + 1).store(self.get(index));
+        }
+        self.slot(index).store(entry);
         self.used += 1;
     }
 
-    /// Takes out the slot at `index`, and lets the ones behind it move up.
+    /// Takes out the entry at `index`, and lets the ones behind it move up.
     pub(crate) fn remove(&mut self, index: usize) {
         let homes = self.homes();
-        let behind = self.slots[index + 1..]
-            .iter()
-            .enumerate()
-            .position(|(offset, slot)| slot.is_empty() || Self::home(slot.hash.order, homes) == index + 1 + offset);
-        let end = behind.map_or(self.slots.len(), |offset| index + 1 + offset);
-        self.slots.copy_within(index + 1..end, index);
-        self.slots[end - 1] = Slot::default();
+        let mut index = index;
+        while index + 1 < self.capacity {
+            let next = self.get(index + 1);
+            if next.is_empty() || home(next.hash.order, homes) == index + 1 {
+                break;
+            }
+            self.slot(index).store(next);
+            index += 1;
+        }
+        self.slot(index).store(Entry::default());
         self.used -= 1;
     }
 
     /// Walks over up to `count` slots from `from` and takes out those for which `idle` says so. Returns where to go on, and
     /// how many it took out.
-    pub(crate) fn sweep(&mut self, from: usize, count: usize, mut idle: impl FnMut(&Slot) -> bool) -> (usize, usize) {
-        let mut index = if from < self.slots.len() { from } else { 0 };
+    pub(crate) fn sweep(&mut self, from: usize, count: usize, mut idle: impl FnMut(&Entry) -> bool) -> (usize, usize) {
+        let mut index = if from < self.capacity { from } else { 0 };
         let before = self.used;
-        let mut left = count.min(self.slots.len());
+        let mut left = count.min(self.capacity);
         while left > 0 {
-            if index >= self.slots.len() {
+            if index >= self.capacity {
                 index = 0;
             }
-            let slot = &self.slots[index];
-            if !slot.is_empty() && idle(slot) {
+            let entry = self.get(index);
+            if !entry.is_empty() && idle(&entry) {
                 self.remove(index); // what moved up stands at this index now
             } else {
                 index += 1;
@@ -190,33 +363,65 @@ impl Slots {
         (index, before - self.used)
     }
 
-    /// Rebuilds the table without the slots for which `idle` says so, with three eighths of the homes free.
-    pub(crate) fn rebuild(&mut self, mut idle: impl FnMut(&Slot) -> bool) {
-        let kept: usize = self
-            .slots
-            .iter_mut()
-            .map(|slot| {
-                if !slot.is_empty() && idle(slot) {
-                    *slot = Slot::default();
-                }
-                usize::from(!slot.is_empty())
-            })
-            .sum();
-        let homes = (kept * 8 / 5).max(SMALLEST);
-        let mut slots = vec![Slot::default(); homes + SPARE];
-        let mut next = 0;
-        for slot in self.slots.iter().filter(|slot| !slot.is_empty()) {
-            next = next.max(Self::home(slot.hash.order, homes));
-            if next == slots.len() {
-                slots.push(Slot::default());
+    /// Rebuilds the table without the entries for which `idle` says so, with three tenths of the homes free, or a few more.
+    pub(crate) fn rebuild(&mut self, mut idle: impl FnMut(&Entry) -> bool) {
+        let mut kept = 0;
+        for slot in (0..self.capacity).map(|index| self.slot(index)) {
+            let entry = slot.load();
+            if !entry.is_empty() && idle(&entry) {
+                slot.store(Entry::default());
+            } else if !entry.is_empty() {
+                kept += 1;
             }
-            slots[next] = *slot;
+        }
+        let fits = |capacity: &usize| (kept + 1) * 10 <= homes_of(*capacity) * 7;
+        let capacity = (0..CHUNKS).map(|chunk| end_before(chunk + 1)).find(fits).expect("there are chunks for all memory");
+        let homes = homes_of(capacity);
+        // The run at the end may need more spare slots than usual.
+        let entries = (0..self.capacity).map(|index| self.get(index)).filter(|entry| !entry.is_empty());
+        let end = entries.fold(0, |next, entry| home(entry.hash.order, homes).max(next) + 1);
+        let capacity = end_after(end.max(capacity));
+
+        // All to the far end, in order; then each to its new place, which is never behind where it is.
+        let (before, most) = (self.capacity, self.capacity.max(capacity));
+        self.arena.reach(before, capacity);
+        self.capacity = most;
+        let mut to = most;
+        for index in (0..before).rev() {
+            let entry = self.get(index);
+            if !entry.is_empty() {
+                to -= 1;
+                self.relocate(index, to, entry);
+            }
+        }
+        let mut next = 0;
+        for index in to..most {
+            let entry = self.get(index);
+            next = home(entry.hash.order, homes).max(next);
+            self.relocate(index, next, entry);
             next += 1;
         }
-        self.spare = slots.len() - homes;
-        self.slots = slots.into_boxed_slice();
-        self.used = kept;
+        self.arena.homes[self.shard].store(homes, Ordering::Relaxed);
+        self.arena.leave(before, capacity);
+        (self.capacity, self.used) = (capacity, kept);
     }
+
+    fn relocate(&self, from: usize, to: usize, entry: Entry) {
+        if from != to {
+            self.slot(to).store(entry);
+            self.slot(from).store(Entry::default());
+        }
+    }
+}
+
+/// Homes of a table of so many slots: all but a few at the end, so that a run there has somewhere to go.
+fn homes_of(capacity: usize) -> usize {
+    capacity - (capacity / 8).min(16)
+}
+
+/// The end of the chunk in which the last of so many slots is.
+fn end_after(capacity: usize) -> usize {
+    end_before(Location::of(capacity.max(1) - 1).chunk + 1)
 }
 
 #[cfg(test)]
@@ -237,6 +442,11 @@ mod tests {
         }
     }
 
+    /// The second of four, so that a mistake shows in the others.
+    fn table() -> Slots {
+        Slots::new(Arc::new(Arena::new(4)), 1)
+    }
+
     fn put(slots: &mut Slots, hash: Hash, low: u64) {
         match slots.find(hash) {
             Ok(index) => slots.set(index, low, 1),
@@ -245,14 +455,14 @@ mod tests {
                     slots.rebuild(|_| false);
                 }
                 let Err(index) = slots.find(hash) else { panic!("it was not there") };
-                slots.insert(index, Slot { hash, low, high: 1 });
+                slots.insert(index, Entry { hash, low, high: 1 });
             }
         }
     }
 
     #[test]
     fn keys_that_are_all_at_home_at_the_end_find_room_there() {
-        let mut slots = Slots::default();
+        let mut slots = table();
         for step in 0..1_000 {
             put(&mut slots, Hash { order: u64::MAX - step * step % 977, other: step }, step);
         }
@@ -269,7 +479,7 @@ mod tests {
     fn agrees_with_an_ordered_map_whatever_is_put_in_and_taken_out() {
         for spread in [u64::MAX, 1 << 40, 255] {
             let mut random = Random(0x1234_5678 ^ spread);
-            let (mut slots, mut map) = (Slots::default(), BTreeMap::new());
+            let (mut slots, mut map) = (table(), BTreeMap::new());
             for step in 0..20_000u64 {
                 // Few distinct hashes, some of them with equal order: long runs.
                 let hash = Hash { order: random.next() & spread, other: random.next() & 3 };
@@ -289,7 +499,7 @@ mod tests {
                     }
                 }
             }
-            let odd = |slot: &Slot| slot.low % 2 == 1;
+            let odd = |entry: &Entry| entry.low % 2 == 1;
             slots.sweep(0, usize::MAX, odd);
             map.retain(|_, low| *low % 2 == 0);
             assert_eq!(slots.len(), map.len());
