@@ -149,11 +149,17 @@ impl Kernel for Bucket {
         let Rate { p, grid, .. } = self.rate;
         let now = if level.units == 0 { now } else { max(now, level.at) };
         let elapsed = now.micros_since(level.at);
-        let ticks = if grid == 1 { elapsed } else { elapsed / grid };
+        if grid == 1 {
+            // A tick is as fine as the clock: all the time that passed is spent, none is kept or saved up.
+            level.units = level.units.saturating_sub(elapsed.saturating_mul(p));
+            level.at = now;
+            return now;
+        }
+        let ticks = elapsed / grid;
         level.units = level.units.saturating_sub(ticks.saturating_mul(p));
         level.at = if level.units == 0 {
             // An idle key does not save up: its clock starts with the tick it is in.
-            if grid == 1 { now } else { now.floor_to(grid) }
+            now.floor_to(grid)
         } else {
             // Only whole ticks are spent; the rest of the last one is kept for later.
             level.at.plus(ticks * grid)

@@ -7,6 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 use tidegate_core::Timestamp;
 
+use crate::memory::raw;
+
 /// How long the processor's counter is trusted after the operating system was last asked.
 const TRUST_US: u64 = 5_000;
 /// The shortest and longest time over which the speed of the counter is measured.
@@ -28,7 +30,7 @@ pub struct SystemClock {
 
 #[derive(Debug)]
 struct Inner {
-    counter: quanta::Clock,
+    counter: Counter,
     /// Add this to the forward clock to have the wall clock, in microseconds.
     offset_us: u64,
     /// Odd while the three numbers below are being changed.
@@ -45,12 +47,30 @@ struct Inner {
     asked: Mutex<(u64, u64)>,
 }
 
+/// The processor's cycle counter; where there is none that is steady, whatever `quanta` finds instead.
+#[derive(Debug)]
+struct Counter {
+    is_steady: bool,
+    otherwise: quanta::Clock,
+}
+
+impl Counter {
+    fn new() -> Self {
+        Counter { is_steady: raw::cycles_are_steady(), otherwise: quanta::Clock::new() }
+    }
+
+    #[inline(always)]
+    fn read(&self) -> u64 {
+        if self.is_steady { raw::cycles() } else { self.otherwise.raw() }
+    }
+}
+
 impl SystemClock {
     /// A clock that agrees with the wall clock now.
     pub fn new() -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let wall_us = u64::try_from(wall.as_micros()).unwrap_or(u64::MAX);
-        let counter = quanta::Clock::new();
+        let counter = Counter::new();
         let (count, forward) = both(&counter);
         let offset_us = wall_us.saturating_sub(forward);
         let inner = Inner {
@@ -70,7 +90,7 @@ impl SystemClock {
     #[inline]
     pub fn now(&self) -> Timestamp {
         let inner = &*self.inner;
-        let count = inner.counter.raw();
+        let count = inner.counter.read();
         let version = inner.version.load(Ordering::Acquire);
         let counted = count.wrapping_sub(inner.asked_at.load(Ordering::Relaxed));
         let answer_us = inner.answer_us.load(Ordering::Relaxed);
@@ -131,9 +151,9 @@ impl Inner {
 }
 
 /// The counter and the forward clock at the same moment, or as near to it as a few tries can get.
-fn both(counter: &quanta::Clock) -> (u64, u64) {
+fn both(counter: &Counter) -> (u64, u64) {
     let attempts = (0..5).map(|_| {
-        let (before, forward, after) = (counter.raw(), forward_us(), counter.raw());
+        let (before, forward, after) = (counter.read(), forward_us(), counter.read());
         (after.wrapping_sub(before), before, forward)
     });
     attempts.min().map_or((0, 0), |(_, count, forward)| (count, forward))

@@ -4,7 +4,8 @@ use tidegate_core::algorithm::Kernel;
 use tidegate_core::{Limit, Timestamp, Verdict};
 
 use super::Memory;
-use super::slots::Hash;
+use super::shard::Tag;
+use super::slots::{self, Hash, Slot};
 use crate::store::Scope;
 
 /// A memory store under one limit: for a program that asks the same question about many keys, in nanoseconds.
@@ -21,7 +22,7 @@ use crate::store::Scope;
 pub struct Gate {
     pub(super) memory: Memory,
     pub(super) limit: Limit,
-    pub(super) tag: u32,
+    pub(super) tag: Tag,
 }
 
 impl Gate {
@@ -39,14 +40,16 @@ impl Gate {
     #[must_use = "let the request pass only if it is allowed"]
     #[inline]
     pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K, cost: u64) -> Verdict {
-        self.ask(self.hash(key.as_ref()), cost, self.memory.inner.clock.now())
+        let hash = self.hash(key.as_ref());
+        self.ask(hash, self.memory.inner.at_home(hash), cost, self.memory.inner.clock.now())
     }
 
     /// See [`Memory::allows`].
     #[must_use = "let the request pass only if it is allowed"]
     #[inline]
     pub fn allows<K: AsRef<[u8]> + ?Sized>(&self, key: &K, cost: u64) -> bool {
-        let Allowed(allowed) = self.ask(self.hash(key.as_ref()), cost, self.memory.inner.clock.now());
+        let hash = self.hash(key.as_ref());
+        let Allowed(allowed) = self.ask(hash, self.memory.inner.at_home(hash), cost, self.memory.inner.clock.now());
         allowed
     }
 
@@ -64,15 +67,18 @@ impl Gate {
 
     fn ask_many<K: AsRef<[u8]>, A: Answer>(&self, asks: &[(K, u64)]) -> Vec<A> {
         const AHEAD: usize = 16;
-        let now = self.memory.inner.clock.now();
+        let inner = &*self.memory.inner;
+        let now = inner.clock.now();
         let mut answers = Vec::with_capacity(asks.len());
-        let mut hashes = [Hash::default(); AHEAD];
+        let mut next: [(Hash, Option<&[Slot]>); AHEAD] = [(Hash::default(), None); AHEAD];
         for asks in asks.chunks(AHEAD) {
-            for (hash, (key, _)) in hashes.iter_mut().zip(asks) {
-                *hash = self.hash(key.as_ref());
-                self.memory.inner.arena.prefetch(self.memory.inner.shard_number(*hash), *hash);
+            for (next, (key, _)) in next.iter_mut().zip(asks) {
+                let hash = self.hash(key.as_ref());
+                *next = (hash, inner.at_home(hash));
+                slots::prefetch(next.1.unwrap_or_default());
             }
-            answers.extend(hashes.iter().zip(asks).map(|(hash, (_, cost))| self.ask::<A>(*hash, *cost, now)));
+            let ask = |((hash, at_home), (_, cost)): (&(Hash, Option<&[Slot]>), &(K, u64))| self.ask(*hash, *at_home, *cost, now);
+            answers.extend(next.iter().zip(asks).map(ask));
         }
         answers
     }
@@ -83,8 +89,8 @@ impl Gate {
     }
 
     #[inline(always)]
-    fn ask<A: Answer>(&self, hash: Hash, cost: u64, now: Timestamp) -> A {
-        self.memory.inner.check(hash, &self.limit, cost, now, |packed| packed.tag == self.tag)
+    fn ask<A: Answer>(&self, hash: Hash, at_home: Option<&[Slot]>, cost: u64, now: Timestamp) -> A {
+        self.memory.inner.check(hash, at_home, &self.limit, cost, now, |_| Some(self.tag))
     }
 }
 

@@ -7,13 +7,14 @@
 mod gate;
 mod interned;
 mod overflow;
-mod raw;
+pub(crate) mod raw;
 mod shard;
 mod sip;
 mod slots;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tidegate_core::{Algorithm, Decision, Limit, Op, Record, Timestamp, Verdict};
@@ -25,9 +26,9 @@ use gate::{Allowed, Answer};
 use interned::Interned;
 pub use overflow::Overflow;
 use overflow::{Ask, Held, Home, Overflows};
-use shard::{Packed, Shard};
+use shard::{Packed, Shard, Tag};
 use sip::Sip;
-use slots::{Arena, Hash};
+use slots::{Arena, Hash, Slot};
 
 /// How many keys are kept unless told otherwise.
 pub const DEFAULT_MAX_KEYS: usize = 10_000_000;
@@ -65,11 +66,27 @@ struct Inner {
     overflows: Mutex<Overflows>,
 }
 
-/// A shard on cache lines of its own.
+/// A shard on two cache lines of its own. Every charge writes the first, because the lock is there; what stands in the
+/// second changes only when keys come and go, and stays in every processor's cache.
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 struct Line {
     shard: raw::Versioned<Shard>,
+    /// How many homes the shard's table has, for those who read without the lock.
+    homes: AtomicUsize,
+}
+
+const _: () = assert!(std::mem::offset_of!(Line, homes) >= 64);
+
+impl Line {
+    fn new(shard: Shard) -> Self {
+        Line { homes: AtomicUsize::new(shard.homes()), shard: raw::Versioned::new(shard) }
+    }
+
+    /// Remembers what the shard looks like now.
+    fn note(&self, shard: &Shard) {
+        self.homes.store(shard.homes(), Ordering::Relaxed);
+    }
 }
 
 type Guard<'a> = raw::Guard<'a, Shard>;
@@ -110,7 +127,7 @@ impl MemoryBuilder {
         let shards = (self.max_keys / KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
         let shards = 1 << shards.ilog2();
         let arena = Arc::new(Arena::new(shards));
-        let line = |number| Line { shard: raw::Versioned::new(Shard::new(Arc::clone(&arena), number)) };
+        let line = |number| Line::new(Shard::new(Arc::clone(&arena), number));
         let seed = || RandomState::new().build_hasher().finish();
         Memory {
             inner: Arc::new(Inner {
@@ -182,14 +199,15 @@ impl Memory {
     pub fn reclaim(&self) {
         let now = self.inner.clock.now();
         for line in &self.inner.shards {
-            line.shard.lock().rebuild(&self.inner.limits, now);
+            let mut shard = line.shard.lock();
+            shard.rebuild(&self.inner.limits, now);
+            line.note(&shard);
         }
     }
 
     /// This store under one limit: the fastest way to many decisions.
     pub fn gate(&self, limit: &Limit) -> Gate {
-        let tag = shard::tag_of(limit, &self.inner.limits).unwrap_or(shard::NO_TAG);
-        Gate { memory: self.clone(), limit: *limit, tag }
+        Gate { memory: self.clone(), limit: *limit, tag: Tag::of(limit, &self.inner.limits) }
     }
 
     /// Checks one key against one limit: the same as a [`Check`] of one charge. A cost of zero only looks.
@@ -200,8 +218,7 @@ impl Memory {
     #[inline]
     pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K, limit: &Limit, cost: u64) -> Verdict {
         let hash = self.inner.hash(&Scope::AdHoc, key.as_ref(), limit, 0);
-        let writer = |packed: Packed| self.inner.limits.get(packed.limit_number()) == Some(limit);
-        self.inner.check(hash, limit, cost, self.inner.clock.now(), writer)
+        self.inner.check(hash, self.inner.at_home(hash), limit, cost, self.inner.clock.now(), self.inner.tag_of(limit))
     }
 
     /// The same as [`check`](Memory::check) for those who only want to know whether the request may pass; a little faster.
@@ -209,8 +226,8 @@ impl Memory {
     #[inline]
     pub fn allows<K: AsRef<[u8]> + ?Sized>(&self, key: &K, limit: &Limit, cost: u64) -> bool {
         let hash = self.inner.hash(&Scope::AdHoc, key.as_ref(), limit, 0);
-        let writer = |packed: Packed| self.inner.limits.get(packed.limit_number()) == Some(limit);
-        let Allowed(allowed) = self.inner.check(hash, limit, cost, self.inner.clock.now(), writer);
+        let Allowed(allowed) =
+            self.inner.check(hash, self.inner.at_home(hash), limit, cost, self.inner.clock.now(), self.inner.tag_of(limit));
         allowed
     }
 
@@ -239,63 +256,62 @@ impl Store for Memory {
 }
 
 impl Inner {
-    /// Decides one charge, and makes of the answer what the caller wants: a yes or no, or all the numbers.
+    /// Decides one charge, and makes of the answer what the caller wants: a yes or no, or all the numbers. `tag_of` says which tag a
+    /// slot has to have to be this limit's; `at_home` are the slots where the key is expected.
     #[inline(always)]
     fn check<A: Answer>(
         &self,
         hash: Hash,
+        at_home: Option<&[Slot]>,
         limit: &Limit,
         cost: u64,
         now: Timestamp,
-        is_own: impl Fn(Packed) -> bool,
+        tag_of: impl Fn((u64, u64)) -> Option<Tag>,
     ) -> A {
-        match self.try_check(hash, limit, cost, now, &is_own) {
+        match self.try_check(hash, limit, cost, now, &tag_of, || slots::look(at_home?, hash)) {
             Some(answer) => answer,
-            None => self.check_again(hash, limit, cost, now, is_own),
+            None => self.check_again(hash, limit, cost, now, tag_of),
         }
     }
 
     /// Reads without the lock, decides, and takes the lock only to write, if nobody has written since. A denial changes nothing, so
     /// it takes no lock at all, and many threads that are denied do not disturb each other.
     #[inline(always)]
-    fn try_check<A: Answer>(
-        &self,
+    fn try_check<'a, A: Answer>(
+        &'a self,
         hash: Hash,
         limit: &Limit,
         cost: u64,
         now: Timestamp,
-        is_own: impl Fn(Packed) -> bool,
+        tag_of: impl Fn((u64, u64)) -> Option<Tag>,
+        look: impl FnOnce() -> Option<&'a Slot>,
     ) -> Option<A> {
-        let number = self.shard_number(hash);
-        let shard = &self.shards[number].shard;
+        let shard = &self.line(hash).shard;
         let version = shard.version();
-        let slot = self.arena.get(number, hash)?;
-        let packed = Packed::of(slot.words());
-        if !is_own(packed) {
-            return None;
-        }
-        let written = |first: u64, second: Timestamp| {
-            let changed = Packed { first, second: second.as_micros(), ..packed };
-            if (changed.first, changed.second) == (packed.first, packed.second) {
+        let slot = look()?;
+        let words = slot.words();
+        let tag = tag_of(words)?;
+        let numbers = tag.unpack(words)?;
+        let write = |changed: (u64, u64)| {
+            if changed == numbers {
                 return shard.is_still(version);
             }
             let writing = shard.write_if_still(version);
             if writing.is_some() {
-                let (low, high) = changed.words();
-                slot.set_words(low, high);
+                slot.set_words(tag.pack(changed));
             }
             writing.is_some()
         };
         match limit.algorithm() {
             Algorithm::Bucket(bucket) => {
-                let mut level = shard::unpack_level(packed);
+                let mut level = shard::level_of(numbers);
                 let outcome = tidegate_core::admit(limit, bucket, &mut level, now, cost);
-                written(level.units, level.at).then(|| A::of(limit, bucket, outcome, cost))
+                write((level.units, level.at.as_micros())).then(|| A::of(limit, bucket, outcome, cost))
             }
             Algorithm::Window(window) => {
-                let mut count = shard::unpack_count(packed, window.period);
+                let mut count = shard::count_of(numbers, window.period);
                 let outcome = tidegate_core::admit(limit, window, &mut count, now, cost);
-                written(count.used, count.last).then(|| A::of(limit, window, outcome, cost))
+                write((count.used, count.last.as_micros())).then(|| A::of(limit, window, outcome, cost))
             }
             _ => None,
         }
@@ -310,10 +326,12 @@ impl Inner {
         limit: &Limit,
         cost: u64,
         now: Timestamp,
-        is_own: impl Fn(Packed) -> bool,
+        tag_of: impl Fn((u64, u64)) -> Option<Tag>,
     ) -> A {
         for _ in 0..ATTEMPTS {
-            if let Some(answer) = self.try_check(hash, limit, cost, now, &is_own) {
+            let homes = self.line(hash).homes.load(Ordering::Relaxed);
+            let look = || self.arena.get(self.shard_number(hash), homes, hash);
+            if let Some(answer) = self.try_check(hash, limit, cost, now, &tag_of, look) {
                 return answer;
             }
         }
@@ -408,7 +426,10 @@ impl Inner {
     fn store(&self, shard: &mut Shard, hash: Hash, ask: &Ask<'_>, held: Held, now: Timestamp) {
         match (held.home, shard.find(hash)) {
             (Home::Slot, Ok(index)) => shard.put(index, held.record, ask.limit, &self.limits, now),
-            (Home::Slot, Err(index)) => shard.add(hash, index, held.record, ask.limit, &self.limits, now),
+            (Home::Slot, Err(index)) => {
+                shard.add(hash, index, held.record, ask.limit, &self.limits, now);
+                self.line(hash).note(shard);
+            }
             _ => {}
         }
     }
@@ -426,7 +447,7 @@ impl Inner {
         Hash { order, other: other ^ (kind << 16 | u64::from(position)) }
     }
 
-    #[inline]
+    #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "only the low bits choose")]
     fn shard_number(&self, hash: Hash) -> usize {
         // The high bits choose the home within the shard. All limits of one key are neighbours in one shard; and the processor
@@ -434,7 +455,22 @@ impl Inner {
         hash.order as usize & (self.shards.len() - 1)
     }
 
-    #[inline]
+    /// The slots where a key is expected.
+    #[inline(always)]
+    fn at_home(&self, hash: Hash) -> Option<&[Slot]> {
+        self.arena.at_home(self.shard_number(hash), self.line(hash).homes.load(Ordering::Relaxed), hash)
+    }
+
+    /// The tag of a slot, if `limit` wrote it.
+    #[inline(always)]
+    fn tag_of(&self, limit: &Limit) -> impl Fn((u64, u64)) -> Option<Tag> {
+        move |words| {
+            let packed = Packed::of(words);
+            (packed.limit(&self.limits) == Some(limit)).then(|| packed.tag())
+        }
+    }
+
+    #[inline(always)]
     fn line(&self, hash: Hash) -> &Line {
         &self.shards[self.shard_number(hash)]
     }

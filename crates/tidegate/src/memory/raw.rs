@@ -215,6 +215,32 @@ impl<T: Zero> Drop for Zeroed<T> {
     }
 }
 
+/// Whether [`cycles`] counts at one speed, whatever the processor is doing.
+pub(crate) fn cycles_are_steady() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use core::arch::x86_64::__cpuid;
+        const EXTENDED: u32 = 0x8000_0000;
+        const POWER: u32 = EXTENDED + 7;
+        const STEADY: u32 = 1 << 8;
+        __cpuid(EXTENDED).eax >= POWER && __cpuid(POWER).edx & STEADY != 0
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// The processor's cycle counter, where it has one.
+#[inline(always)]
+pub(crate) fn cycles() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: it only reads a register.
+    unsafe {
+        core::arch::x86_64::_rdtsc()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    0
+}
+
 /// Asks the processor to fetch the memory of a value soon.
 #[inline(always)]
 pub(crate) fn prefetch<T>(value: &T) {

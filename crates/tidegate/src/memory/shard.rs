@@ -20,7 +20,7 @@ const TAG: u32 = (1 << TAG_BITS) - 1;
 /// The tag of a slot whose record is in the list. Others are numbers of limits.
 const LISTED: u32 = (1 << (2 * TAG_BITS)) - 1;
 /// A tag that no slot has.
-pub(crate) const NO_TAG: u32 = 0;
+const NO_TAG: u32 = 0;
 
 /// How many slots one insertion into a full shard looks at to find an idle one.
 const SEARCH: usize = 2048;
@@ -60,12 +60,44 @@ struct List {
     free: Vec<usize>,
 }
 
+/// The tag of a limit's states, as the two words of a slot hold it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tag {
+    low: u64,
+    high: u64,
+}
+
+impl Tag {
+    fn new(tag: u32) -> Self {
+        Tag { low: u64::from(tag & TAG) << NUMBER_BITS, high: u64::from(tag >> TAG_BITS) << NUMBER_BITS }
+    }
+
+    /// The tag of states that `limit` wrote; one that no slot has, if there are too many limits.
+    pub(crate) fn of(limit: &Limit, limits: &Interned) -> Self {
+        Tag::new(tag_of(limit, limits).unwrap_or(NO_TAG))
+    }
+
+    /// The numbers of a slot with this tag.
+    #[inline(always)]
+    pub(crate) fn unpack(self, (low, high): (u64, u64)) -> Option<(u64, u64)> {
+        let (first, second) = (low ^ self.low, high ^ self.high);
+        ((first | second) >> NUMBER_BITS == 0).then_some((first, second))
+    }
+
+    /// The words of a slot with this tag. Numbers of states are below 2^53.
+    #[inline(always)]
+    pub(crate) fn pack(self, (first, second): (u64, u64)) -> (u64, u64) {
+        debug_assert!((first | second) >> NUMBER_BITS == 0, "{first} {second}");
+        (first | self.low, second | self.high)
+    }
+}
+
 /// Two numbers and a tag.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packed {
-    pub(crate) tag: u32,
-    pub(crate) first: u64,
-    pub(crate) second: u64,
+    tag: u32,
+    first: u64,
+    second: u64,
 }
 
 impl Packed {
@@ -76,19 +108,20 @@ impl Packed {
         Packed { tag, first: low & NUMBER, second: high & NUMBER }
     }
 
-    /// The number of the limit that wrote it. No limit has this number if the state is in the list, or if somebody was writing
-    /// while it was read.
+    /// The limit that wrote it. There is none if the state is in the list, or if somebody was writing while it was read.
     #[inline]
-    pub(crate) fn limit_number(self) -> u32 {
-        self.tag.wrapping_sub(FIRST_TAG)
+    pub(crate) fn limit(self, limits: &Interned) -> Option<&Limit> {
+        limits.get(self.tag.wrapping_sub(FIRST_TAG))
+    }
+
+    #[inline]
+    pub(crate) fn tag(self) -> Tag {
+        Tag::new(self.tag)
     }
 
     /// The words of a slot. The tag is never zero in its upper half, so that an occupied slot never looks empty.
-    #[inline]
-    pub(crate) fn words(self) -> (u64, u64) {
-        let low = self.first & NUMBER | u64::from(self.tag & TAG) << NUMBER_BITS;
-        let high = self.second & NUMBER | u64::from(self.tag >> TAG_BITS) << NUMBER_BITS;
-        (low, high)
+    fn words(self) -> (u64, u64) {
+        self.tag().pack((self.first & NUMBER, self.second & NUMBER))
     }
 }
 
@@ -103,6 +136,11 @@ impl Shard {
 
     pub(crate) fn len(&self) -> usize {
         self.slots.len()
+    }
+
+    /// How many homes its table has.
+    pub(crate) fn homes(&self) -> usize {
+        self.slots.homes()
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -133,7 +171,7 @@ impl Shard {
             let place = list_place(packed.first);
             return list.records.get_mut(place).and_then(Option::take).unwrap_or_default();
         }
-        let state = limits.get(packed.tag - FIRST_TAG).map_or(State::Idle, |limit| unpack(packed, limit));
+        let state = packed.limit(limits).map_or(State::Idle, |limit| unpack(packed, limit));
         Record { state, ..Record::default() }
     }
 
@@ -256,7 +294,7 @@ impl Shard {
 fn idle_at(entry: &Entry, list: &Option<Box<List>>, limits: &Interned) -> Timestamp {
     let packed = Packed::of((entry.low, entry.high));
     if packed.tag != LISTED {
-        return limits.get(packed.tag - FIRST_TAG).map_or(Timestamp::EPOCH, |limit| unpack(packed, limit).idle_at());
+        return packed.limit(limits).map_or(Timestamp::EPOCH, |limit| unpack(packed, limit).idle_at());
     }
     match list.as_ref().and_then(|list| list.records.get(list_place(packed.first))) {
         Some(Some(record)) => record.idle_at(),
@@ -298,32 +336,36 @@ fn pack(record: &Record, limit: &Limit, limits: &Interned) -> Option<Packed> {
     Some(Packed { tag, first, second: second.as_micros() })
 }
 
-/// The tag of states that `limit` wrote.
-pub(crate) fn tag_of(limit: &Limit, limits: &Interned) -> Option<u32> {
+/// The tag of states that `limit` wrote, if it has a number.
+fn tag_of(limit: &Limit, limits: &Interned) -> Option<u32> {
     limits.number(limit).map(|number| number + FIRST_TAG)
 }
 
 /// The state that [`pack`] packed.
 fn unpack(packed: Packed, limit: &Limit) -> State {
     match limit.algorithm() {
-        Algorithm::Bucket(bucket) => State::Bucket { rate: bucket.rate, level: unpack_level(packed) },
+        Algorithm::Bucket(bucket) => {
+            State::Bucket { rate: bucket.rate, level: level_of((packed.first, packed.second)) }
+        }
         Algorithm::Window(window) => {
-            let count = unpack_count(packed, window.period);
+            let count = count_of((packed.first, packed.second), window.period);
             State::Window { period: window.period, from_first_hit: window.from_first_hit, count }
         }
         _ => State::Idle,
     }
 }
 
-#[inline]
-pub(crate) fn unpack_level(packed: Packed) -> Level {
-    Level { units: packed.first, at: Timestamp::from_micros(packed.second) }
+/// A bucket's level from its two numbers.
+#[inline(always)]
+pub(crate) fn level_of((units, at): (u64, u64)) -> Level {
+    Level { units, at: Timestamp::from_micros(at) }
 }
 
-#[inline]
-pub(crate) fn unpack_count(packed: Packed, period: u64) -> Count {
-    let start = Timestamp::from_micros(packed.second - packed.second % period);
-    Count { start, last: Timestamp::from_micros(packed.second), used: packed.first }
+/// A window's count from its two numbers.
+#[inline(always)]
+pub(crate) fn count_of((used, last): (u64, u64), period: u64) -> Count {
+    let start = Timestamp::from_micros(last - last % period);
+    Count { start, last: Timestamp::from_micros(last), used }
 }
 
 #[cfg(test)]

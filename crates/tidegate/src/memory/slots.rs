@@ -9,7 +9,7 @@
 //! holding the shard's lock may find nonsense while somebody else writes, and has to ask the lock's version whether that was
 //! so, but it never finds memory that is no longer there.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -61,7 +61,7 @@ impl Slot {
     fn store(&self, entry: Entry) {
         self.order.store(entry.hash.order, Ordering::Relaxed);
         self.other.store(entry.hash.other, Ordering::Relaxed);
-        self.set_words(entry.low, entry.high);
+        self.set_words((entry.low, entry.high));
     }
 
     /// `low` and `high`.
@@ -71,11 +71,12 @@ impl Slot {
     }
 
     #[inline(always)]
-    pub(crate) fn set_words(&self, low: u64, high: u64) {
+    pub(crate) fn set_words(&self, (low, high): (u64, u64)) {
         self.low.store(low, Ordering::Relaxed);
         self.high.store(high, Ordering::Relaxed);
     }
 
+    #[inline(always)]
     fn is_empty(&self) -> bool {
         self.high.load(Ordering::Relaxed) == 0
     }
@@ -103,7 +104,8 @@ enum Place {
 
 /// The first chunk has so many slots for each shard. Chunks get longer by a quarter of a power of two: four of 8, four
 /// of 16, four of 32 and so on.
-const SMALLEST: usize = 8;
+const SMALLEST: usize = 1 << LOG_SMALLEST;
+const LOG_SMALLEST: usize = 3;
 /// What makes the arithmetic of chunks easy: the first chunk begins where four of its length would have ended.
 const OFFSET: usize = 4 * SMALLEST;
 /// Enough for more slots than any machine has.
@@ -113,8 +115,7 @@ const CHUNKS: usize = 4 * 36;
 /// together fill one chunk after the other.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    /// How many homes each shard's table has. Apart from the locks, so that it stays in every processor's cache.
-    homes: Box<[AtomicUsize]>,
+    shards: usize,
     chunks: [Chunk; CHUNKS],
 }
 
@@ -128,59 +129,39 @@ struct Chunk {
 impl Arena {
     /// Without memory yet.
     pub(crate) fn new(shards: usize) -> Self {
-        Arena {
-            homes: (0..shards).map(|_| AtomicUsize::new(0)).collect(),
-            chunks: std::array::from_fn(|_| Chunk::default()),
-        }
+        Arena { shards, chunks: std::array::from_fn(|_| Chunk::default()) }
     }
 
-    /// The slots of a shard from `index` to the end of the chunk it is in.
+    /// The slots of a chunk from that one on which a shard's table has at `index`. Those of the next shard follow behind the
+    /// table's own.
     #[inline(always)]
-    fn piece(&self, shard: usize, index: usize) -> Option<&[Slot]> {
-        let place = Location::of(index);
-        let slots = self.chunks.get(place.chunk)?.slots.get()?;
-        let start = shard << place.log_length;
-        slots.get(start + place.offset..start + (1 << place.log_length))
+    fn from(&self, shard: usize, index: usize) -> Option<&[Slot]> {
+        let (chunk, position) = locate(shard, index);
+        self.chunks.get(chunk)?.slots.get()?.get(position..)
     }
 
     #[inline(always)]
     fn slot(&self, shard: usize, index: usize) -> &Slot {
-        self.piece(shard, index).and_then(<[Slot]>::first).expect("a table has all the chunks it reaches into")
+        self.from(shard, index).and_then(<[Slot]>::first).expect("a table has all the chunks it reaches into")
     }
 
+    /// The slot where `hash` is at home in a table of so many homes, and those behind it in the same chunk.
     #[inline(always)]
-    fn home(&self, shard: usize, order: u64) -> usize {
-        home(order, self.homes[shard].load(Ordering::Relaxed))
+    pub(crate) fn at_home(&self, shard: usize, homes: usize, hash: Hash) -> Option<&[Slot]> {
+        self.from(shard, home(hash.order, homes))
     }
 
     /// The slot of `hash`, if there is one.
-    #[inline(always)]
-    pub(crate) fn get(&self, shard: usize, hash: Hash) -> Option<&Slot> {
-        let mut index = self.home(shard, hash.order);
-        loop {
-            let piece = self.piece(shard, index)?;
-            for slot in piece {
-                match slot.place(hash) {
-                    Place::Before => {}
-                    Place::Here => return Some(slot),
-                    Place::Behind => return None,
-                }
-            }
-            index += piece.len();
-        }
-    }
-
-    /// Fetches the slot where `hash` is at home, and the next cache line, into which a run of keys often reaches.
-    #[inline(always)]
-    pub(crate) fn prefetch(&self, shard: usize, hash: Hash) {
-        if let Some(piece) = self.piece(shard, self.home(shard, hash.order)) {
-            if let Some(slot) = piece.first() {
-                raw::prefetch(slot);
-            }
-            if let Some(slot) = piece.get(2) {
-                raw::prefetch(slot);
+    pub(crate) fn get(&self, shard: usize, homes: usize, hash: Hash) -> Option<&Slot> {
+        for index in home(hash.order, homes).. {
+            let slot = self.from(shard, index)?.first()?;
+            match slot.place(hash) {
+                Place::Before => {}
+                Place::Here => return Some(slot),
+                Place::Behind => return None,
             }
         }
+        None
     }
 
     /// One more table reaches as far as `to` instead of `from`.
@@ -188,7 +169,7 @@ impl Arena {
         for number in chunks_within(from, to) {
             let chunk = &self.chunks[number];
             *chunk.users.lock() += 1;
-            chunk.slots.get_or_init(|| Zeroed::new(self.homes.len() * length_of(number)));
+            chunk.slots.get_or_init(|| Zeroed::new(self.shards * length_of(number)));
         }
     }
 
@@ -205,6 +186,33 @@ impl Arena {
     }
 }
 
+/// The slot of `hash` among those that are [at home](Arena::at_home) with it or behind, if it is easily found. It may be missed:
+/// a run of keys that goes on in another chunk is not followed, nor is the one key in 2^64 whose hash looks like an
+/// empty slot's. [`Arena::get`] is for those.
+#[inline(always)]
+pub(crate) fn look(at_home: &[Slot], hash: Hash) -> Option<&Slot> {
+    for slot in at_home {
+        let order = slot.order.load(Ordering::Relaxed);
+        if order == hash.order && slot.other.load(Ordering::Relaxed) == hash.other {
+            return Some(slot);
+        }
+        // A greater one, or an empty one, which is zero.
+        if order.wrapping_sub(1) >= hash.order {
+            return None;
+        }
+    }
+    None
+}
+
+/// Fetches the first of the slots, and the next cache line, into which a run of keys often reaches.
+#[inline(always)]
+pub(crate) fn prefetch(at_home: &[Slot]) {
+    if let [first, _, next, ..] = at_home {
+        raw::prefetch(first);
+        raw::prefetch(next);
+    }
+}
+
 /// The home of a hash in a table of so many homes.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation, reason = "the product shifted by 64 is below `homes`")]
@@ -212,22 +220,15 @@ fn home(order: u64, homes: usize) -> usize {
     ((u128::from(order) * homes as u128) >> 64) as usize
 }
 
-/// Where a slot of a table is.
-struct Location {
-    chunk: usize,
-    log_length: u32,
-    offset: usize,
-}
-
-impl Location {
-    #[inline(always)]
-    fn of(index: usize) -> Self {
-        let number = index.wrapping_add(OFFSET);
-        let log_length = (number | 1).ilog2() - 2;
-        let quarter = number >> log_length; // 4 to 7
-        let chunk = (log_length as usize - SMALLEST.ilog2() as usize) * 4 + (quarter - 4);
-        Location { chunk, log_length, offset: number & ((1 << log_length) - 1) }
-    }
+/// In which chunk a slot of a table is, and where there.
+#[inline(always)]
+fn locate(shard: usize, index: usize) -> (usize, usize) {
+    let number = index.wrapping_add(OFFSET);
+    let log_length = (number | 1).ilog2().wrapping_sub(2);
+    let quarter = number >> log_length; // 4 to 7
+    let chunk = (log_length as usize).wrapping_mul(4).wrapping_add(quarter).wrapping_sub(4 * LOG_SMALLEST + 4);
+    // The shard's first slot in the chunk, and what is left of the number when that of the chunk's first slot is taken away.
+    (chunk, (shard.wrapping_sub(quarter) << log_length).wrapping_add(number))
 }
 
 /// How many slots a chunk has for each shard.
@@ -250,6 +251,7 @@ fn chunks_within(from: usize, to: usize) -> impl Iterator<Item = usize> {
 pub(crate) struct Slots {
     arena: Arc<Arena>,
     shard: usize,
+    homes: usize,
     capacity: usize,
     used: usize,
 }
@@ -257,7 +259,7 @@ pub(crate) struct Slots {
 impl Slots {
     /// The table of a shard, empty.
     pub(crate) fn new(arena: Arc<Arena>, shard: usize) -> Self {
-        Slots { arena, shard, capacity: 0, used: 0 }
+        Slots { arena, shard, homes: 0, capacity: 0, used: 0 }
     }
 
     /// How many keys there are.
@@ -276,8 +278,8 @@ impl Slots {
     }
 
     /// Homes, without the spare slots.
-    fn homes(&self) -> usize {
-        self.arena.homes[self.shard].load(Ordering::Relaxed)
+    pub(crate) fn homes(&self) -> usize {
+        self.homes
     }
 
     fn slot(&self, index: usize) -> &Slot {
@@ -286,7 +288,7 @@ impl Slots {
 
     /// Where `hash` is, or where it belongs.
     pub(crate) fn find(&self, hash: Hash) -> Result<usize, usize> {
-        let mut index = home(hash.order, self.homes());
+        let mut index = home(hash.order, self.homes);
         while index < self.capacity {
             match self.slot(index).place(hash) {
                 Place::Before => index += 1,
@@ -302,12 +304,12 @@ impl Slots {
     }
 
     pub(crate) fn set(&mut self, index: usize, low: u64, high: u64) {
-        self.slot(index).set_words(low, high);
+        self.slot(index).set_words((low, high));
     }
 
     /// Whether another key would make the runs long: four fifths of the homes are taken.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.used * 5 >= self.homes() * 4
+        self.used * 5 >= self.homes * 4
     }
 
     /// Puts an entry at `index`, where [`find`](Slots::find) said it belongs.
@@ -328,7 +330,7 @@ impl Slots {
 
     /// Takes out the entry at `index`, and lets the ones behind it move up.
     pub(crate) fn remove(&mut self, index: usize) {
-        let homes = self.homes();
+        let homes = self.homes;
         let mut index = index;
         while index + 1 < self.capacity {
             let next = self.get(index + 1);
@@ -401,9 +403,8 @@ impl Slots {
             self.relocate(index, next, entry);
             next += 1;
         }
-        self.arena.homes[self.shard].store(homes, Ordering::Relaxed);
         self.arena.leave(before, capacity);
-        (self.capacity, self.used) = (capacity, kept);
+        (self.homes, self.capacity, self.used) = (homes, capacity, kept);
     }
 
     fn relocate(&self, from: usize, to: usize, entry: Entry) {
@@ -421,7 +422,7 @@ fn homes_of(capacity: usize) -> usize {
 
 /// The end of the chunk in which the last of so many slots is.
 fn end_after(capacity: usize) -> usize {
-    end_before(Location::of(capacity.max(1) - 1).chunk + 1)
+    end_before(locate(0, capacity.max(1) - 1).0 + 1)
 }
 
 #[cfg(test)]
@@ -457,6 +458,21 @@ mod tests {
                 let Err(index) = slots.find(hash) else { panic!("it was not there") };
                 slots.insert(index, Entry { hash, low, high: 1 });
             }
+        }
+    }
+
+    #[test]
+    fn every_slot_has_a_place_of_its_own() {
+        let (shards, slots) = (4, 1_000);
+        let mut places: Vec<_> =
+            (0..shards).flat_map(|shard| (0..slots).map(move |index| locate(shard, index))).collect();
+        assert!(places.iter().all(|(chunk, position)| *position < shards * length_of(*chunk)));
+        places.sort_unstable();
+        places.dedup();
+        assert_eq!(places.len(), shards * slots);
+        for index in 0..slots {
+            let (chunk, position) = locate(3, index);
+            assert_eq!(position - 3 * length_of(chunk), index - end_before(chunk));
         }
     }
 
