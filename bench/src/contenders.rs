@@ -25,19 +25,28 @@ pub struct Tidegate {
     gate: Gate,
 }
 
+/// A burst that nobody uses up.
+pub const ENDLESS: u32 = 100_000_000;
+/// A burst that is used up soon.
+pub const SHORT: u32 = 600;
+
 impl Tidegate {
     pub fn new(keys: usize) -> Self {
-        Self::on(keys, SystemClock::new().into())
+        Self::with_burst(keys, SHORT)
+    }
+
+    pub fn with_burst(keys: usize, burst: u32) -> Self {
+        Self::on(keys, burst, SystemClock::new().into())
     }
 
     /// The same on a clock that stands still, to count instructions without it.
     pub fn without_clock(keys: usize) -> Self {
-        Self::on(keys, ManualClock::new().into())
+        Self::on(keys, SHORT, ManualClock::new().into())
     }
 
-    fn on(keys: usize, clock: Clock) -> Self {
+    fn on(keys: usize, burst: u32, clock: Clock) -> Self {
         // 600 an hour: a key that was hit once stays live for the whole run.
-        let limit: Limit = "600/h".parse().expect("a limit");
+        let limit: Limit = format!("600/h burst {burst}").parse().expect("a limit");
         Tidegate { gate: Memory::builder().max_keys((keys * 2).max(1 << 20)).clock(clock).build().gate(&limit) }
     }
 
@@ -63,7 +72,12 @@ pub struct Governor(DefaultKeyedRateLimiter<String>);
 
 impl Governor {
     pub fn new() -> Self {
-        Governor(RateLimiter::keyed(Quota::per_hour(NonZeroU32::new(600).expect("not zero"))))
+        Self::with_burst(SHORT)
+    }
+
+    pub fn with_burst(burst: u32) -> Self {
+        let quota = Quota::per_hour(NonZeroU32::new(600).expect("not zero"));
+        Governor(RateLimiter::keyed(quota.allow_burst(NonZeroU32::new(burst).expect("not zero"))))
     }
 }
 
@@ -99,17 +113,29 @@ impl Contender for GovernorWithoutClock {
     }
 }
 
+/// Between two that pass, in counts of the clock, more or less.
+const INTERVAL: u64 = 6_000_000_000;
+
 /// The bound for one call at a time: a flat table of sixteen bytes a key, a hash that nobody attacks, one compare-and-swap.
 /// It keeps 64 bits of hash and one rounded timestamp, never grows and never forgets: no product could ship it.
 pub struct Flat16 {
     slots: Vec<(AtomicU64, AtomicU64)>,
+    burst: u64,
     clock: Option<quanta::Clock>,
 }
 
 impl Flat16 {
     pub fn new(keys: usize) -> Self {
+        Self::with_burst(keys, SHORT)
+    }
+
+    pub fn with_burst(keys: usize, burst: u32) -> Self {
         let slots = (keys * 2).next_power_of_two();
-        Flat16 { slots: (0..slots).map(|_| Default::default()).collect(), clock: Some(quanta::Clock::new()) }
+        Flat16 {
+            slots: (0..slots).map(|_| Default::default()).collect(),
+            burst: u64::from(burst) * INTERVAL,
+            clock: Some(quanta::Clock::new()),
+        }
     }
 
     pub fn without_clock(keys: usize) -> Self {
@@ -164,8 +190,6 @@ impl Flat16 {
 
     #[inline(always)]
     fn decide(&self, hash: u64, now: u64) -> bool {
-        const INTERVAL: u64 = 6_000_000_000;
-        const BURST: u64 = 600 * INTERVAL;
         let mut index = self.home(hash);
         loop {
             let (tag, tat) = &self.slots[index];
@@ -180,7 +204,7 @@ impl Flat16 {
             }
             let old = tat.load(Ordering::Acquire);
             let new = old.max(now) + INTERVAL;
-            if new > now + BURST {
+            if new > now + self.burst {
                 return false;
             }
             if tat.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).is_ok() {

@@ -57,6 +57,9 @@ pub struct Memory {
 
 struct Inner {
     shards: Box<[Line]>,
+    /// How many homes each shard's table has, for those who read without the lock. They change only when keys come and go; apart
+    /// from the locks they stay in every processor's cache.
+    homes: Box<[AtomicUsize]>,
     arena: Arc<Arena>,
     hasher: Sip,
     limits: Interned,
@@ -66,30 +69,14 @@ struct Inner {
     overflows: Mutex<Overflows>,
 }
 
-/// A shard on two cache lines of its own. Every charge writes the first, because the lock is there; what stands in the
-/// second changes only when keys come and go, and stays in every processor's cache.
+/// A shard's lock on a cache line of its own. The shard itself is elsewhere, so that the locks take little of the cache.
 #[derive(Debug)]
-#[repr(C, align(64))]
+#[repr(align(64))]
 struct Line {
-    shard: raw::Versioned<Shard>,
-    /// How many homes the shard's table has, for those who read without the lock.
-    homes: AtomicUsize,
+    shard: raw::Versioned<Box<Shard>>,
 }
 
-const _: () = assert!(std::mem::offset_of!(Line, homes) >= 64);
-
-impl Line {
-    fn new(shard: Shard) -> Self {
-        Line { homes: AtomicUsize::new(shard.homes()), shard: raw::Versioned::new(shard) }
-    }
-
-    /// Remembers what the shard looks like now.
-    fn note(&self, shard: &Shard) {
-        self.homes.store(shard.homes(), Ordering::Relaxed);
-    }
-}
-
-type Guard<'a> = raw::Guard<'a, Shard>;
+type Guard<'a> = raw::Guard<'a, Box<Shard>>;
 
 /// Settings of a [`Memory`].
 #[derive(Clone, Debug)]
@@ -127,11 +114,12 @@ impl MemoryBuilder {
         let shards = (self.max_keys / KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
         let shards = 1 << shards.ilog2();
         let arena = Arc::new(Arena::new(shards));
-        let line = |number| Line::new(Shard::new(Arc::clone(&arena), number));
+        let shard = |number| raw::Versioned::new(Box::new(Shard::new(Arc::clone(&arena), number)));
         let seed = || RandomState::new().build_hasher().finish();
         Memory {
             inner: Arc::new(Inner {
-                shards: (0..shards).map(line).collect(),
+                shards: (0..shards).map(|number| Line { shard: shard(number) }).collect(),
+                homes: (0..shards).map(|_| AtomicUsize::new(0)).collect(),
                 arena,
                 hasher: Sip::new(seed(), seed()),
                 limits: Interned::new(),
@@ -192,16 +180,16 @@ impl Memory {
     /// How many bytes are allocated for keys, without what lists of hits or leases hold themselves: 16 bytes or more for each hit
     /// of a `log`, 16 for each step of a `sliding`, 24 for each lease, 32 for each of the last 64 ids of a key.
     pub fn allocated_bytes(&self) -> usize {
-        self.inner.shards.iter().map(|line| size_of::<Line>() + line.shard.lock().bytes()).sum()
+        self.inner.shards.iter().map(|line| size_of::<Line>() + size_of::<Shard>() + line.shard.lock().bytes()).sum()
     }
 
     /// Forgets every key that has become the same as one never seen. Never needed; for those who want their memory back now.
     pub fn reclaim(&self) {
         let now = self.inner.clock.now();
-        for line in &self.inner.shards {
+        for (line, homes) in self.inner.shards.iter().zip(&self.inner.homes) {
             let mut shard = line.shard.lock();
             shard.rebuild(&self.inner.limits, now);
-            line.note(&shard);
+            homes.store(shard.homes(), Ordering::Relaxed);
         }
     }
 
@@ -329,8 +317,8 @@ impl Inner {
         tag_of: impl Fn((u64, u64)) -> Option<Tag>,
     ) -> A {
         for _ in 0..ATTEMPTS {
-            let homes = self.line(hash).homes.load(Ordering::Relaxed);
-            let look = || self.arena.get(self.shard_number(hash), homes, hash);
+            let number = self.shard_number(hash);
+            let look = || self.arena.get(number, self.homes[number].load(Ordering::Relaxed), hash);
             if let Some(answer) = self.try_check(hash, limit, cost, now, &tag_of, look) {
                 return answer;
             }
@@ -428,7 +416,7 @@ impl Inner {
             (Home::Slot, Ok(index)) => shard.put(index, held.record, ask.limit, &self.limits, now),
             (Home::Slot, Err(index)) => {
                 shard.add(hash, index, held.record, ask.limit, &self.limits, now);
-                self.line(hash).note(shard);
+                self.homes[self.shard_number(hash)].store(shard.homes(), Ordering::Relaxed);
             }
             _ => {}
         }
@@ -458,7 +446,8 @@ impl Inner {
     /// The slots where a key is expected.
     #[inline(always)]
     fn at_home(&self, hash: Hash) -> Option<&[Slot]> {
-        self.arena.at_home(self.shard_number(hash), self.line(hash).homes.load(Ordering::Relaxed), hash)
+        let number = self.shard_number(hash);
+        self.arena.at_home(number, self.homes[number].load(Ordering::Relaxed), hash)
     }
 
     /// The tag of a slot, if `limit` wrote it.

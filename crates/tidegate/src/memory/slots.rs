@@ -204,12 +204,11 @@ pub(crate) fn look(at_home: &[Slot], hash: Hash) -> Option<&Slot> {
     None
 }
 
-/// Fetches the first of the slots, and the next cache line, into which a run of keys often reaches.
+/// Fetches the cache line of the first two slots, where most keys are.
 #[inline(always)]
 pub(crate) fn prefetch(at_home: &[Slot]) {
-    if let [first, _, next, ..] = at_home {
+    if let [first, ..] = at_home {
         raw::prefetch(first);
-        raw::prefetch(next);
     }
 }
 
@@ -217,7 +216,7 @@ pub(crate) fn prefetch(at_home: &[Slot]) {
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation, reason = "the product shifted by 64 is below `homes`")]
 fn home(order: u64, homes: usize) -> usize {
-    ((u128::from(order) * homes as u128) >> 64) as usize
+    ((u128::from(order) * homes as u128) >> 64) as usize & !1
 }
 
 /// In which chunk a slot of a table is, and where there.
@@ -334,7 +333,7 @@ impl Slots {
         let mut index = index;
         while index + 1 < self.capacity {
             let next = self.get(index + 1);
-            if next.is_empty() || home(next.hash.order, homes) == index + 1 {
+            if next.is_empty() || home(next.hash.order, homes) > index {
                 break;
             }
             self.slot(index).store(next);
