@@ -70,14 +70,14 @@ impl Gate {
         let inner = &*self.memory.inner;
         let now = inner.clock.now();
         let mut answers = Vec::with_capacity(asks.len());
-        let mut next: [(Hash, Option<&[Slot]>); AHEAD] = [(Hash::default(), None); AHEAD];
+        let mut next: [Expected<'_>; AHEAD] = [(Hash::default(), None); AHEAD];
         for asks in asks.chunks(AHEAD) {
             for (next, (key, _)) in next.iter_mut().zip(asks) {
                 let hash = self.hash(key.as_ref());
                 *next = (hash, inner.at_home(hash));
                 slots::prefetch(next.1.unwrap_or_default());
             }
-            let ask = |((hash, at_home), (_, cost)): (&(Hash, Option<&[Slot]>), &(K, u64))| self.ask(*hash, *at_home, *cost, now);
+            let ask = |((hash, at_home), (_, cost)): (&Expected<'_>, &(K, u64))| self.ask(*hash, *at_home, *cost, now);
             answers.extend(next.iter().zip(asks).map(ask));
         }
         answers
@@ -93,6 +93,9 @@ impl Gate {
         self.memory.inner.check(hash, at_home, &self.limit, cost, now, |_| Some(self.tag))
     }
 }
+
+/// A key, and the slots where it is expected.
+type Expected<'a> = (Hash, Option<&'a [Slot]>);
 
 /// What a caller wants to know.
 pub(super) trait Answer: From<Verdict> {

@@ -214,8 +214,14 @@ impl Memory {
     #[inline]
     pub fn allows<K: AsRef<[u8]> + ?Sized>(&self, key: &K, limit: &Limit, cost: u64) -> bool {
         let hash = self.inner.hash(&Scope::AdHoc, key.as_ref(), limit, 0);
-        let Allowed(allowed) =
-            self.inner.check(hash, self.inner.at_home(hash), limit, cost, self.inner.clock.now(), self.inner.tag_of(limit));
+        let Allowed(allowed) = self.inner.check(
+            hash,
+            self.inner.at_home(hash),
+            limit,
+            cost,
+            self.inner.clock.now(),
+            self.inner.tag_of(limit),
+        );
         allowed
     }
 
@@ -316,11 +322,19 @@ impl Inner {
         now: Timestamp,
         tag_of: impl Fn((u64, u64)) -> Option<Tag>,
     ) -> A {
+        let number = self.shard_number(hash);
         for _ in 0..ATTEMPTS {
-            let number = self.shard_number(hash);
-            let look = || self.arena.get(number, self.homes[number].load(Ordering::Relaxed), hash);
+            let mut is_there = false;
+            let look = || {
+                let slot = self.arena.get(number, self.homes[number].load(Ordering::Relaxed), hash);
+                is_there = slot.is_some();
+                slot
+            };
             if let Some(answer) = self.try_check(hash, limit, cost, now, &tag_of, look) {
                 return answer;
+            }
+            if !is_there {
+                break;
             }
         }
         let ask = Ask { limit, ordinal: 0, cost, reserved: 0, id: None };

@@ -162,7 +162,8 @@ unsafe impl<T: Zero> Sync for Zeroed<T> {}
 
 impl<T: Zero> Zeroed<T> {
     pub(crate) fn new(length: usize) -> Self {
-        let bytes = length.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(LINE)).expect("it fits memory");
+        let bytes =
+            length.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(LINE)).expect("it fits memory");
         // More than the allocator gives anyway would make it write the zeroes itself.
         let layout = Layout::from_size_align(bytes, align_of::<u64>()).expect("it fits memory");
         const { assert!(align_of::<T>() <= LINE) };

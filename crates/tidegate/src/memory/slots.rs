@@ -164,6 +164,16 @@ impl Arena {
         None
     }
 
+    /// The slots of a shard's table, in order. `capacity` is where a chunk ends.
+    fn table(&self, shard: usize, capacity: usize) -> impl DoubleEndedIterator<Item = &Slot> {
+        let chunks = (0..CHUNKS).find(|chunk| end_before(*chunk) >= capacity).unwrap_or(CHUNKS);
+        self.chunks[..chunks].iter().enumerate().flat_map(move |(number, chunk)| {
+            let slots = chunk.slots.get().map_or(&[][..], |slots| slots);
+            let length = length_of(number);
+            slots.get(shard * length..(shard + 1) * length).unwrap_or_default()
+        })
+    }
+
     /// One more table reaches as far as `to` instead of `from`.
     fn reach(&self, from: usize, to: usize) {
         for number in chunks_within(from, to) {
@@ -367,7 +377,7 @@ impl Slots {
     /// Rebuilds the table without the entries for which `idle` says so, with three tenths of the homes free, or a few more.
     pub(crate) fn rebuild(&mut self, mut idle: impl FnMut(&Entry) -> bool) {
         let mut kept = 0;
-        for slot in (0..self.capacity).map(|index| self.slot(index)) {
+        for slot in self.arena.table(self.shard, self.capacity) {
             let entry = slot.load();
             if !entry.is_empty() && idle(&entry) {
                 slot.store(Entry::default());
@@ -376,41 +386,36 @@ impl Slots {
             }
         }
         let fits = |capacity: &usize| (kept + 1) * 10 <= homes_of(*capacity) * 7;
-        let capacity = (0..CHUNKS).map(|chunk| end_before(chunk + 1)).find(fits).expect("there are chunks for all memory");
+        let capacity =
+            (0..CHUNKS).map(|chunk| end_before(chunk + 1)).find(fits).expect("there are chunks for all memory");
         let homes = homes_of(capacity);
         // The run at the end may need more spare slots than usual.
-        let entries = (0..self.capacity).map(|index| self.get(index)).filter(|entry| !entry.is_empty());
-        let end = entries.fold(0, |next, entry| home(entry.hash.order, homes).max(next) + 1);
+        let taken = self.arena.table(self.shard, self.capacity).filter(|slot| !slot.is_empty());
+        let end = taken.fold(0, |next, slot| home(slot.order.load(Ordering::Relaxed), homes).max(next) + 1);
         let capacity = end_after(end.max(capacity));
 
         // All to the far end, in order; then each to its new place, which is never behind where it is.
         let (before, most) = (self.capacity, self.capacity.max(capacity));
         self.arena.reach(before, capacity);
-        self.capacity = most;
-        let mut to = most;
-        for index in (0..before).rev() {
-            let entry = self.get(index);
-            if !entry.is_empty() {
-                to -= 1;
-                self.relocate(index, to, entry);
-            }
+        let from = self.arena.table(self.shard, before).rev().filter(|slot| !slot.is_empty());
+        for (from, to) in from.zip(self.arena.table(self.shard, most).rev()) {
+            relocate(from, to);
         }
         let mut next = 0;
-        for index in to..most {
-            let entry = self.get(index);
-            next = home(entry.hash.order, homes).max(next);
-            self.relocate(index, next, entry);
+        for from in self.arena.table(self.shard, most).skip(most - kept) {
+            next = home(from.order.load(Ordering::Relaxed), homes).max(next);
+            relocate(from, self.slot(next));
             next += 1;
         }
         self.arena.leave(before, capacity);
         (self.homes, self.capacity, self.used) = (homes, capacity, kept);
     }
+}
 
-    fn relocate(&self, from: usize, to: usize, entry: Entry) {
-        if from != to {
-            self.slot(to).store(entry);
-            self.slot(from).store(Entry::default());
-        }
+fn relocate(from: &Slot, to: &Slot) {
+    if !std::ptr::eq(from, to) {
+        to.store(from.load());
+        from.store(Entry::default());
     }
 }
 
