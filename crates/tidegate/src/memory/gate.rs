@@ -40,16 +40,18 @@ impl Gate {
     #[must_use = "let the request pass only if it is allowed"]
     #[inline]
     pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K, cost: u64) -> Verdict {
+        let now = self.memory.inner.clock.now();
         let hash = self.hash(key.as_ref());
-        self.ask(hash, self.memory.inner.at_home(hash), cost, self.memory.inner.clock.now())
+        self.ask(hash, self.memory.inner.at_home(hash), cost, now)
     }
 
     /// See [`Memory::allows`].
     #[must_use = "let the request pass only if it is allowed"]
     #[inline]
     pub fn allows<K: AsRef<[u8]> + ?Sized>(&self, key: &K, cost: u64) -> bool {
+        let now = self.memory.inner.clock.now();
         let hash = self.hash(key.as_ref());
-        let Allowed(allowed) = self.ask(hash, self.memory.inner.at_home(hash), cost, self.memory.inner.clock.now());
+        let Allowed(allowed) = self.ask(hash, self.memory.inner.at_home(hash), cost, now);
         allowed
     }
 

@@ -205,23 +205,14 @@ impl Memory {
     #[must_use = "let the request pass only if it is allowed"]
     #[inline]
     pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K, limit: &Limit, cost: u64) -> Verdict {
-        let hash = self.inner.hash(&Scope::AdHoc, key.as_ref(), limit, 0);
-        self.inner.check(hash, self.inner.at_home(hash), limit, cost, self.inner.clock.now(), self.inner.tag_of(limit))
+        self.inner.check_key(key.as_ref(), limit, cost)
     }
 
     /// The same as [`check`](Memory::check) for those who only want to know whether the request may pass; a little faster.
     #[must_use = "let the request pass only if it is allowed"]
     #[inline]
     pub fn allows<K: AsRef<[u8]> + ?Sized>(&self, key: &K, limit: &Limit, cost: u64) -> bool {
-        let hash = self.inner.hash(&Scope::AdHoc, key.as_ref(), limit, 0);
-        let Allowed(allowed) = self.inner.check(
-            hash,
-            self.inner.at_home(hash),
-            limit,
-            cost,
-            self.inner.clock.now(),
-            self.inner.tag_of(limit),
-        );
+        let Allowed(allowed) = self.inner.check_key(key.as_ref(), limit, cost);
         allowed
     }
 
@@ -250,6 +241,14 @@ impl Store for Memory {
 }
 
 impl Inner {
+    /// Decides one charge now on a key by itself.
+    #[inline(always)]
+    fn check_key<A: Answer>(&self, key: &[u8], limit: &Limit, cost: u64) -> A {
+        let now = self.clock.now();
+        let hash = self.hash(&Scope::AdHoc, key, limit, 0);
+        self.check(hash, self.at_home(hash), limit, cost, now, self.tag_of(limit))
+    }
+
     /// Decides one charge, and makes of the answer what the caller wants: a yes or no, or all the numbers. `tag_of` says which tag a
     /// slot has to have to be this limit's; `at_home` are the slots where the key is expected.
     #[inline(always)]

@@ -84,3 +84,32 @@ fn keys_that_are_added_and_forgotten_by_many_threads_stay_exact() {
         clock.advance(std::time::Duration::from_secs(1));
     }
 }
+
+#[test]
+fn a_key_that_is_used_up_stays_denied_while_others_come_and_go_around_it() {
+    // Denials read without a lock. The table is rebuilt, swept and given back all the while.
+    let clock = ManualClock::new();
+    let memory = Memory::builder().clock(clock.clone()).build();
+    let (long, short): (Limit, Limit) = ("1/day".parse().unwrap(), "1000/s".parse().unwrap());
+    let used_up: Vec<String> = (0..500).map(|key| format!("used up {key}")).collect();
+    assert!(used_up.iter().all(|key| memory.allows(key, &long, 1)));
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    assert!(used_up.iter().all(|key| !memory.allows(key, &long, 1)));
+                }
+            });
+        }
+        for round in 0..20 {
+            for key in 0..20_000 {
+                assert!(memory.allows(&format!("{round}:{key}"), &short, 1));
+            }
+            clock.advance(std::time::Duration::from_millis(2));
+            memory.reclaim();
+            assert_eq!(memory.len(), used_up.len());
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}
