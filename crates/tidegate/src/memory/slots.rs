@@ -201,6 +201,18 @@ impl Arena {
 /// empty slot's. [`Arena::get`] is for those.
 #[inline(always)]
 pub(crate) fn look(at_home: &[Slot], hash: Hash) -> Option<&Slot> {
+    // Most are in the first cache line, but nobody can guess in which half of it: choose without a branch.
+    let [first, second, ..] = at_home else { return None };
+    let slot = if first.order.load(Ordering::Relaxed) == hash.order { first } else { second };
+    if slot.order.load(Ordering::Relaxed) == hash.order && slot.other.load(Ordering::Relaxed) == hash.other {
+        return Some(slot);
+    }
+    look_on(at_home, hash)
+}
+
+/// The same for the keys that are not so easily found.
+#[cold]
+fn look_on(at_home: &[Slot], hash: Hash) -> Option<&Slot> {
     for slot in at_home {
         let order = slot.order.load(Ordering::Relaxed);
         if order == hash.order && slot.other.load(Ordering::Relaxed) == hash.other {
