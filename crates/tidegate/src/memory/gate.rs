@@ -40,18 +40,20 @@ impl Gate {
     #[must_use = "let the request pass only if it is allowed"]
     #[inline]
     pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K, cost: u64) -> Verdict {
-        let now = self.memory.inner.clock.now();
         let hash = self.hash(key.as_ref());
-        self.ask(hash, self.memory.inner.at_home(hash), cost, now)
+        let at_home = self.memory.inner.at_home(hash);
+        slots::prefetch(at_home); // on its way while the clock is read
+        self.ask(hash, at_home, cost, self.memory.inner.clock.now())
     }
 
     /// See [`Memory::allows`].
     #[must_use = "let the request pass only if it is allowed"]
     #[inline]
     pub fn allows<K: AsRef<[u8]> + ?Sized>(&self, key: &K, cost: u64) -> bool {
-        let now = self.memory.inner.clock.now();
         let hash = self.hash(key.as_ref());
-        let Allowed(allowed) = self.ask(hash, self.memory.inner.at_home(hash), cost, now);
+        let at_home = self.memory.inner.at_home(hash);
+        slots::prefetch(at_home);
+        let Allowed(allowed) = self.ask(hash, at_home, cost, self.memory.inner.clock.now());
         allowed
     }
 
@@ -77,7 +79,7 @@ impl Gate {
             for (next, (key, _)) in next.iter_mut().zip(asks) {
                 let hash = self.hash(key.as_ref());
                 *next = (hash, inner.at_home(hash));
-                slots::prefetch(next.1.unwrap_or_default());
+                slots::prefetch(next.1);
             }
             let ask = |((hash, at_home), (_, cost)): (&Expected<'_>, &(K, u64))| self.ask(*hash, *at_home, *cost, now);
             answers.extend(next.iter().zip(asks).map(ask));

@@ -244,9 +244,10 @@ impl Inner {
     /// Decides one charge now on a key by itself.
     #[inline(always)]
     fn check_key<A: Answer>(&self, key: &[u8], limit: &Limit, cost: u64) -> A {
-        let now = self.clock.now();
         let hash = self.hash(&Scope::AdHoc, key, limit, 0);
-        self.check(hash, self.at_home(hash), limit, cost, now, self.tag_of(limit))
+        let at_home = self.at_home(hash);
+        slots::prefetch(at_home); // on its way while the clock is read
+        self.check(hash, at_home, limit, cost, self.clock.now(), self.tag_of(limit))
     }
 
     /// Decides one charge, and makes of the answer what the caller wants: a yes or no, or all the numbers. `tag_of` says which tag a

@@ -228,8 +228,8 @@ fn look_on(at_home: &[Slot], hash: Hash) -> Option<&Slot> {
 
 /// Fetches the cache line of the first two slots, where most keys are.
 #[inline(always)]
-pub(crate) fn prefetch(at_home: &[Slot]) {
-    if let [first, ..] = at_home {
+pub(crate) fn prefetch(at_home: Option<&[Slot]>) {
+    if let Some([first, ..]) = at_home {
         raw::prefetch(first);
     }
 }
