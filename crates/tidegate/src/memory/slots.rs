@@ -229,8 +229,9 @@ fn look_on(at_home: &[Slot], hash: Hash) -> Option<&Slot> {
 /// Fetches the cache line of the first two slots, where most keys are.
 #[inline(always)]
 pub(crate) fn prefetch(at_home: Option<&[Slot]>) {
-    if let Some([first, ..]) = at_home {
+    if let Some([first, _, third, ..]) = at_home {
         raw::prefetch(first);
+        raw::prefetch(third);
     }
 }
 
@@ -328,9 +329,9 @@ impl Slots {
         self.slot(index).set_words((low, high));
     }
 
-    /// Whether another key would make the runs long: four fifths of the homes are taken.
+    /// Whether another key would make the runs long: three quarters of the homes are taken.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.used * 5 >= self.homes * 4
+        self.used * 4 >= self.homes * 3
     }
 
     /// Puts an entry at `index`, where [`find`](Slots::find) said it belongs.
