@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use governor::clock::FakeRelativeClock;
 use governor::middleware::NoOpMiddleware;
@@ -25,8 +26,11 @@ pub struct Tidegate {
     gate: Gate,
 }
 
+/// One unit comes back in this time.
+const HOUR: Duration = Duration::from_secs(3600);
+
 /// A burst that nobody uses up.
-pub const ENDLESS: u32 = 100_000_000;
+pub const ENDLESS: u32 = 400_000;
 /// A burst that is used up soon.
 pub const SHORT: u32 = 600;
 
@@ -45,8 +49,8 @@ impl Tidegate {
     }
 
     fn on(keys: usize, burst: u32, clock: Clock) -> Self {
-        // 600 an hour: a key that was hit once stays live for the whole run.
-        let limit: Limit = format!("600/h burst {burst}").parse().expect("a limit");
+        // One an hour: a key that was hit once stays live for the whole run.
+        let limit: Limit = format!("24/d burst {burst}").parse().expect("a limit");
         Tidegate { gate: Memory::builder().max_keys((keys * 2).max(1 << 20)).clock(clock).build().gate(&limit) }
     }
 
@@ -76,7 +80,7 @@ impl Governor {
     }
 
     pub fn with_burst(burst: u32) -> Self {
-        let quota = Quota::per_hour(NonZeroU32::new(600).expect("not zero"));
+        let quota = Quota::with_period(HOUR).expect("not zero");
         Governor(RateLimiter::keyed(quota.allow_burst(NonZeroU32::new(burst).expect("not zero"))))
     }
 }
@@ -98,8 +102,12 @@ pub struct GovernorWithoutClock(Still);
 
 impl GovernorWithoutClock {
     pub fn new() -> Self {
-        let quota = Quota::per_hour(NonZeroU32::new(600).expect("not zero"));
-        GovernorWithoutClock(RateLimiter::new(quota, DashMapStateStore::default(), FakeRelativeClock::default()))
+        let quota = Quota::with_period(HOUR).expect("not zero");
+        GovernorWithoutClock(RateLimiter::new(
+            quota.allow_burst(NonZeroU32::new(SHORT).expect("not zero")),
+            DashMapStateStore::default(),
+            FakeRelativeClock::default(),
+        ))
     }
 }
 
@@ -114,7 +122,7 @@ impl Contender for GovernorWithoutClock {
 }
 
 /// Between two that pass, in counts of the clock, more or less.
-const INTERVAL: u64 = 6_000_000_000;
+const INTERVAL: u64 = 3_600_000_000_000;
 
 /// The bound for one call at a time: a flat table of sixteen bytes a key, a hash that nobody attacks, one compare-and-swap.
 /// It keeps 64 bits of hash and one rounded timestamp, never grows and never forgets: no product could ship it.

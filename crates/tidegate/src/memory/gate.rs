@@ -5,7 +5,7 @@ use tidegate_core::{Limit, Timestamp, Verdict};
 
 use super::Memory;
 use super::shard::Tag;
-use super::slots::{self, Hash, Slot};
+use super::slots::{self, AtHome, Hash};
 use crate::store::Scope;
 
 /// A memory store under one limit: for a program that asks the same question about many keys, in nanoseconds.
@@ -93,13 +93,13 @@ impl Gate {
     }
 
     #[inline(always)]
-    fn ask<A: Answer>(&self, hash: Hash, at_home: Option<&[Slot]>, cost: u64, now: Timestamp) -> A {
+    fn ask<A: Answer>(&self, hash: Hash, at_home: Option<&AtHome>, cost: u64, now: Timestamp) -> A {
         self.memory.inner.check(hash, at_home, &self.limit, cost, now, |_| Some(self.tag))
     }
 }
 
 /// A key, and the slots where it is expected.
-type Expected<'a> = (Hash, Option<&'a [Slot]>);
+type Expected<'a> = (Hash, Option<&'a AtHome>);
 
 /// What a caller wants to know.
 pub(super) trait Answer: From<Verdict> {

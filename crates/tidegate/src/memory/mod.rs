@@ -28,7 +28,7 @@ pub use overflow::Overflow;
 use overflow::{Ask, Held, Home, Overflows};
 use shard::{Packed, Shard, Tag};
 use sip::Sip;
-use slots::{Arena, Hash, Slot};
+use slots::{Arena, AtHome, Hash, Slot};
 
 /// How many keys are kept unless told otherwise.
 pub const DEFAULT_MAX_KEYS: usize = 10_000_000;
@@ -256,7 +256,7 @@ impl Inner {
     fn check<A: Answer>(
         &self,
         hash: Hash,
-        at_home: Option<&[Slot]>,
+        at_home: Option<&AtHome>,
         limit: &Limit,
         cost: u64,
         now: Timestamp,
@@ -459,7 +459,7 @@ impl Inner {
 
     /// The slots where a key is expected.
     #[inline(always)]
-    fn at_home(&self, hash: Hash) -> Option<&[Slot]> {
+    fn at_home(&self, hash: Hash) -> Option<&AtHome> {
         let number = self.shard_number(hash);
         self.arena.at_home(number, self.homes[number].load(Ordering::Relaxed), hash)
     }

@@ -1,5 +1,5 @@
 //! The only `unsafe` of this crate, each piece with what it buys (`bench/`, two cores at 2.8 GHz; `docs/decisions/0004-unsafe.md` and
-//! `0020-reading-without-a-lock.md`).
+//! `0016-reading-without-a-lock.md`).
 //!
 //! - [`Versioned`]: a lock that counts how often it was given back, so that whoever only reads need not take it.
 //! - [`Zeroed`]: memory that is zero and not resident until it is used.

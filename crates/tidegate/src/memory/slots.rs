@@ -145,10 +145,10 @@ impl Arena {
         self.from(shard, index).and_then(<[Slot]>::first).expect("a table has all the chunks it reaches into")
     }
 
-    /// The slot where `hash` is at home in a table of so many homes, and those behind it in the same chunk.
+    /// The slots where `hash` is expected in a table of so many homes: its home, and the next.
     #[inline(always)]
-    pub(crate) fn at_home(&self, shard: usize, homes: usize, hash: Hash) -> Option<&[Slot]> {
-        self.from(shard, home(hash.order, homes))
+    pub(crate) fn at_home(&self, shard: usize, homes: usize, hash: Hash) -> Option<&AtHome> {
+        self.from(shard, home(hash.order, homes))?.first_chunk()
     }
 
     /// The slot of `hash`, if there is one.
@@ -196,40 +196,28 @@ impl Arena {
     }
 }
 
-/// The slot of `hash` among those that are [at home](Arena::at_home) with it or behind, if it is easily found. It may be missed:
-/// a run of keys that goes on in another chunk is not followed, nor is the one key in 2^64 whose hash looks like an
-/// empty slot's. [`Arena::get`] is for those.
+/// Two homes, which are two cache lines.
+pub(crate) type AtHome = [Slot; 4];
+
+/// The slot of `hash` among those where it is [expected](Arena::at_home): nineteen keys of twenty are there. [`Arena::get`] is for the others, and
+/// for the one key in 2^64 whose hash looks like an empty slot's.
 #[inline(always)]
-pub(crate) fn look(at_home: &[Slot], hash: Hash) -> Option<&Slot> {
-    // Most are in the first cache line, but nobody can guess in which half of it: choose without a branch.
-    let [first, second, ..] = at_home else { return None };
+pub(crate) fn look([first, second, third, fourth]: &AtHome, hash: Hash) -> Option<&Slot> {
+    look_at(first, second, hash).or_else(|| look_at(third, fourth, hash))
+}
+
+/// Most are in the first cache line, but nobody can guess in which half of a line: choose without a branch.
+#[inline(always)]
+fn look_at<'a>(first: &'a Slot, second: &'a Slot, hash: Hash) -> Option<&'a Slot> {
     let slot = if first.order.load(Ordering::Relaxed) == hash.order { first } else { second };
-    if slot.order.load(Ordering::Relaxed) == hash.order && slot.other.load(Ordering::Relaxed) == hash.other {
-        return Some(slot);
-    }
-    look_on(at_home, hash)
+    let is_it = slot.order.load(Ordering::Relaxed) == hash.order && slot.other.load(Ordering::Relaxed) == hash.other;
+    is_it.then_some(slot)
 }
 
-/// The same for the keys that are not so easily found.
-#[cold]
-fn look_on(at_home: &[Slot], hash: Hash) -> Option<&Slot> {
-    for slot in at_home {
-        let order = slot.order.load(Ordering::Relaxed);
-        if order == hash.order && slot.other.load(Ordering::Relaxed) == hash.other {
-            return Some(slot);
-        }
-        // A greater one, or an empty one, which is zero.
-        if order.wrapping_sub(1) >= hash.order {
-            return None;
-        }
-    }
-    None
-}
-
-/// Fetches the cache line of the first two slots, where most keys are.
+/// Fetches both cache lines.
 #[inline(always)]
-pub(crate) fn prefetch(at_home: Option<&[Slot]>) {
-    if let Some([first, _, third, ..]) = at_home {
+pub(crate) fn prefetch(at_home: Option<&AtHome>) {
+    if let Some([first, _, third, _]) = at_home {
         raw::prefetch(first);
         raw::prefetch(third);
     }
