@@ -13,6 +13,10 @@ use crate::store::Charge;
 
 /// How much of the numbers of a charge is always there; what the caller has seen before follows.
 const NUMBERS: usize = 43;
+/// The longest scale.
+const SCALE: usize = 16;
+/// What every call begins with.
+const HEAD: usize = 9;
 
 /// What is the same for all charges of a call.
 #[derive(Clone, Copy, Debug)]
@@ -26,63 +30,112 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    /// `ARGV[1]`.
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let id = self.id.filter(|id| *id != Id::NONE);
-        let (letter, more) = match self.op {
-            Op::Check => (b'c', 0),
-            Op::Peek => (b'p', 0),
-            Op::Take => (b't', 0),
-            Op::Debit => (b'd', 0),
-            Op::Refund => (b'r', 0),
-            Op::Reset => (b'x', 0),
-            Op::Settle => (b's', 0),
-            Op::Release => (b'l', 0),
-            Op::Book { max_wait_us } => (b'b', max_wait_us),
-            Op::Unbook { idle_at } => (b'u', idle_at.as_micros()),
+    fn id(&self) -> Option<Id> {
+        self.id.filter(|id| *id != Id::NONE)
+    }
+
+    /// The beginning of `ARGV[1]`, with room for a charge behind it.
+    fn encode(&self) -> Vec<u8> {
+        let letter = match self.op {
+            Op::Check => b'c',
+            Op::Peek => b'p',
+            Op::Take => b't',
+            Op::Debit => b'd',
+            Op::Refund => b'r',
+            Op::Reset => b'x',
+            Op::Settle => b's',
+            Op::Release => b'l',
+            Op::Book { .. } => b'b',
+            Op::Unbook { .. } => b'u',
             _ => unreachable!("the script knows every operation"),
         };
-        let flags = u8::from(self.now.is_some()) | u8::from(id.is_some()) << 1 | u8::from(self.denied) << 2;
-        let mut bytes = Vec::with_capacity(24);
+        let flags = u8::from(self.now.is_some()) | u8::from(self.id().is_some()) << 1 | u8::from(self.denied) << 2;
+        let mut bytes = Vec::with_capacity(HEAD + SCALE + NUMBERS + 35);
         bytes.extend_from_slice(&[letter, flags]);
         push(&mut bytes, self.now.map_or(0, Timestamp::as_micros));
-        push(&mut bytes, more);
+        bytes
+    }
+
+    /// The last argument, of the calls that have one: a number more, and an id.
+    fn rest(&self) -> Option<Vec<u8>> {
+        let more = match self.op {
+            Op::Book { max_wait_us } => Some(max_wait_us),
+            Op::Unbook { idle_at } => Some(idle_at.as_micros()),
+            _ => None,
+        };
+        let id = self.id();
+        if more.is_none() && id.is_none() {
+            return None;
+        }
+        let mut bytes = Vec::with_capacity(15);
+        push(&mut bytes, more.unwrap_or(0));
         if let Some(Id(id)) = id {
             bytes.extend_from_slice(&id.to_be_bytes());
         }
-        bytes
+        Some(bytes)
     }
 }
 
-/// `ARGV[2i]`: the scale a limit counts in.
-pub(crate) fn scale(limit: &Limit) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(16);
-    bytes.push(letter(limit.algorithm()));
-    match limit.algorithm() {
-        Algorithm::Bucket(bucket) => {
-            push(&mut bytes, bucket.rate.p);
-            push(&mut bytes, bucket.rate.q);
-            bytes.push(u8::try_from(bucket.rate.grid.ilog10()).unwrap_or(u8::MAX));
-        }
-        Algorithm::Window(window) => {
-            push(&mut bytes, window.period);
-            bytes.push(u8::from(window.from_first_hit));
-        }
-        Algorithm::Sliding(sliding) => {
-            push(&mut bytes, sliding.period);
-            push(&mut bytes, sliding.step);
-            bytes.push(u8::from(sliding.lenient));
-        }
-        Algorithm::Estimate(estimate) => push(&mut bytes, estimate.period),
-        Algorithm::Log(log) => push(&mut bytes, log.period),
-        Algorithm::Concurrent(_) => {}
+/// One charge of a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part<'a> {
+    pub(crate) charge: &'a Charge<'a>,
+    /// The moment under which it was charged before: to be given back first.
+    pub(crate) undo: Option<Timestamp>,
+}
+
+/// The arguments of a call. `seen` says what a witness remembers of the key of a charge, and is told its place and scale.
+pub(crate) fn arguments<'a>(
+    head: &Head,
+    parts: impl ExactSizeIterator<Item = Part<'a>>,
+    mut seen: impl FnMut(usize, &[u8]) -> Option<Vec<u8>>,
+) -> Vec<Vec<u8>> {
+    let mut args = Vec::with_capacity(parts.len() + 1);
+    for (at, part) in parts.enumerate() {
+        let mut bytes = if at == 0 { head.encode() } else { Vec::with_capacity(SCALE + NUMBERS + 35) };
+        let from = bytes.len();
+        push_scale(&mut bytes, &part.charge.limit);
+        let seen = seen(at, &bytes[from..]);
+        push_numbers(&mut bytes, head.op, &part);
+        bytes.extend_from_slice(&seen.unwrap_or_default());
+        args.push(bytes);
     }
+    args.extend(head.rest());
+    args
+}
+
+/// The scale a limit counts in.
+pub(crate) fn scale(limit: &Limit) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(SCALE);
+    push_scale(&mut bytes, limit);
     bytes
 }
 
-/// `ARGV[2i + 1]`: the numbers of a charge. With `undo`, the moment under which it was charged before: to be given back first.
-/// `seen` is what a witness remembers of the key.
-pub(crate) fn numbers(op: Op, charge: &Charge<'_>, undo: Option<Timestamp>, seen: Option<&[u8]>) -> Vec<u8> {
+fn push_scale(bytes: &mut Vec<u8>, limit: &Limit) {
+    bytes.push(letter(limit.algorithm()));
+    match limit.algorithm() {
+        Algorithm::Bucket(bucket) => {
+            push(bytes, bucket.rate.p);
+            push(bytes, bucket.rate.q);
+            bytes.push(u8::try_from(bucket.rate.grid.ilog10()).unwrap_or(u8::MAX));
+        }
+        Algorithm::Window(window) => {
+            push(bytes, window.period);
+            bytes.push(u8::from(window.from_first_hit));
+        }
+        Algorithm::Sliding(sliding) => {
+            push(bytes, sliding.period);
+            push(bytes, sliding.step);
+            bytes.push(u8::from(sliding.lenient));
+        }
+        Algorithm::Estimate(estimate) => push(bytes, estimate.period),
+        Algorithm::Log(log) => push(bytes, log.period),
+        Algorithm::Concurrent(_) => {}
+    }
+}
+
+fn push_numbers(bytes: &mut Vec<u8>, op: Op, part: &Part<'_>) {
+    let Part { charge, undo } = part;
     let limit = &charge.limit;
     // Of a settlement only the difference matters: how much is missing, or how much too much it was.
     let (cost, missing) = match op {
@@ -96,16 +149,12 @@ pub(crate) fn numbers(op: Op, charge: &Charge<'_>, undo: Option<Timestamp>, seen
         Algorithm::Concurrent(concurrent) => concurrent.ttl,
         _ => 0,
     };
-    let seen = seen.unwrap_or_default();
-    let mut bytes = Vec::with_capacity(NUMBERS + seen.len());
     bytes.push(options);
     for number in [cost, limit.capacity(), limit.debt(), limit.algorithm().amount()] {
-        push(&mut bytes, number);
+        push(bytes, number);
     }
-    push(&mut bytes, undo.map_or(0, Timestamp::as_micros));
-    push(&mut bytes, extra);
-    bytes.extend_from_slice(seen);
-    bytes
+    push(bytes, undo.map_or(0, Timestamp::as_micros));
+    push(bytes, extra);
 }
 
 fn push(bytes: &mut Vec<u8>, number: u64) {
@@ -154,13 +203,58 @@ impl Found {
 pub(crate) struct Garbled;
 
 impl Answer {
-    /// Reads the answer to a call over the limits `limits`, in their order.
-    pub(crate) fn decode<'l>(bytes: &[u8], limits: impl Iterator<Item = &'l Limit>) -> Result<Answer, Garbled> {
+    /// Reads the answer to a call over these charges, in their order.
+    pub(crate) fn decode<'c>(
+        bytes: &[u8],
+        mut charges: impl Iterator<Item = &'c Charge<'c>>,
+    ) -> Result<Answer, Garbled> {
         let mut bytes = Bytes(bytes);
-        let allowed = bytes.byte()? == 1;
+        let kind = bytes.byte()?;
         let now = bytes.moment()?;
-        let found = limits.map(|limit| found(&mut bytes, limit)).collect::<Result<_, _>>()?;
+        let (allowed, found) = match kind {
+            DENIED | ALLOWED => {
+                (kind == ALLOWED, charges.map(|charge| found(&mut bytes, &charge.limit)).collect::<Result<_, _>>()?)
+            }
+            LOOKED | CHARGED | SIMPLY_DENIED => {
+                (kind != SIMPLY_DENIED, vec![simply_found(&mut bytes, kind, charges.next().ok_or(Garbled)?)?])
+            }
+            _ => return Err(Garbled),
+        };
         if bytes.0.is_empty() { Ok(Answer { allowed, now, found }) } else { Err(Garbled) }
+    }
+}
+
+/// What an answer begins with: that of the general part, or one of the three of a simple check.
+const DENIED: u8 = 0;
+const ALLOWED: u8 = 1;
+const LOOKED: u8 = 2;
+const CHARGED: u8 = 3;
+const SIMPLY_DENIED: u8 = 4;
+
+/// What a simple check found: a state that was never given anything back, and nothing unusual.
+fn simply_found(bytes: &mut Bytes<'_>, kind: u8, charge: &Charge<'_>) -> Result<Found, Garbled> {
+    let mut seen = vec![0; 7]; // the moment of the last give-back: never
+    seen.extend_from_slice(bytes.0);
+    let state = state(bytes, charge.limit.algorithm())?;
+    Ok(Found {
+        fits: kind != SIMPLY_DENIED,
+        granted: if kind == CHARGED { charge.cost.min(EXACT - 1) } else { 0 },
+        booked_us: 0,
+        charged_at: (kind == CHARGED).then(|| charged_at(&state)),
+        reading: Reading::State(state),
+        seen,
+        restored: false,
+        repaired: false,
+    })
+}
+
+/// The moment under which the last charge of a short state was made.
+fn charged_at(state: &State) -> Timestamp {
+    match state {
+        State::Bucket { level, .. } => level.at,
+        State::Window { count, .. } => count.start,
+        State::Estimate { pair, .. } => pair.start,
+        _ => Timestamp::EPOCH,
     }
 }
 
@@ -168,7 +262,7 @@ fn found(bytes: &mut Bytes<'_>, limit: &Limit) -> Result<Found, Garbled> {
     let flags = bytes.byte()?;
     let granted = bytes.number()?;
     let (mut booked_us, mut seen) = (0, Vec::new());
-    let charged_at;
+    let charged;
     let algorithm = limit.algorithm();
     let reading = match algorithm {
         Algorithm::Bucket(_) | Algorithm::Window(_) | Algorithm::Estimate(_) => {
@@ -179,23 +273,18 @@ fn found(bytes: &mut Bytes<'_>, limit: &Limit) -> Result<Found, Garbled> {
             if flags & 16 == 0 {
                 seen = from[..from.len() - bytes.0.len()].to_vec();
             }
-            charged_at = match &state {
-                State::Bucket { level, .. } => level.at,
-                State::Window { count, .. } => count.start,
-                State::Estimate { pair, .. } => pair.start,
-                _ => Timestamp::EPOCH,
-            };
+            charged = charged_at(&state);
             Reading::State(state)
         }
         Algorithm::Sliding(_) | Algorithm::Log(_) | Algorithm::Concurrent(_) => {
             let used = bytes.number()?;
             let (retry_us, next_us, reset_us) = (bytes.number()?, bytes.number()?, bytes.number()?);
-            charged_at = bytes.moment()?;
+            charged = bytes.moment()?;
             Reading::Counted { used, retry_us, next_us, reset_us }
         }
     };
     let (fits, restored, repaired) = (flags & 1 > 0, flags & 2 > 0, flags & 4 > 0);
-    let charged_at = (flags & 8 > 0).then_some(charged_at);
+    let charged_at = (flags & 8 > 0).then_some(charged);
     Ok(Found { fits, granted, booked_us, reading, charged_at, seen, restored, repaired })
 }
 

@@ -85,7 +85,7 @@ impl Redis {
             pings.push(began.elapsed());
             let began = Instant::now();
             let head = Head { op: Op::Check, id: None, now: self.inner.now(), denied: false };
-            let answer = self.inner.call(head, std::slice::from_ref(&asked), &[None], began + PATIENCE).await;
+            let answer = self.inner.call(head, std::slice::from_ref(&asked), &[], began + PATIENCE).await;
             answer.map_err(failure_of)?;
             decisions.push(began.elapsed());
         }

@@ -297,8 +297,7 @@ impl Store for Redis {
                 return saga::decide(&self.inner, check.clone().into_owned()).await;
             }
             let head = Head { op: script_op(check), id: check.id(), now: self.inner.now(), denied: false };
-            let nothing = vec![None; charges.len()];
-            let answer = self.inner.call(head, &charges, &nothing, self.inner.deadline()).await?;
+            let answer = self.inner.call(head, &charges, &[], self.inner.deadline()).await?;
             let verdicts = charges.iter().zip(&answer.found);
             let verdict = |(asked, found): (&Asked<'_>, &call::Found)| {
                 found.verdict(check.op(), asked.charge, answer.allowed, answer.now)
@@ -328,6 +327,12 @@ struct Asked<'a> {
     name: Vec<u8>,
 }
 
+impl AsRef<[u8]> for Asked<'_> {
+    fn as_ref(&self) -> &[u8] {
+        &self.name
+    }
+}
+
 impl Inner {
     fn ask<'a>(&self, charge: &'a Charge<'a>) -> Asked<'a> {
         let tag = Tag::of(&charge.subject);
@@ -342,7 +347,7 @@ impl Inner {
         Instant::now() + self.timeout
     }
 
-    /// One call of the script over charges that share a slot.
+    /// One call of the script over charges that share a slot. `undo` may say for each what it was charged under before.
     async fn call(
         &self,
         head: Head,
@@ -353,29 +358,21 @@ impl Inner {
         self.calls.fetch_add(1, Ordering::Relaxed);
         // What was worth nothing at the latest time told is worth nothing for ever, whatever a clock says later.
         let latest = Timestamp::from_micros(self.latest_us.load(Ordering::Relaxed));
-        let scales: Vec<Vec<u8>> = charges.iter().map(|asked| call::scale(&asked.charge.limit)).collect();
-        let mut args = Vec::with_capacity(1 + 2 * charges.len());
-        args.push(head.encode());
-        for ((asked, scale), undo) in charges.iter().zip(&scales).zip(undo) {
-            let seen = self.witness.recall(&asked.name, scale, latest);
-            let numbers = call::numbers(head.op, asked.charge, *undo, seen.as_deref());
-            args.push(scale.clone());
-            args.push(numbers);
-        }
-        let names: Vec<Vec<u8>> = charges.iter().map(|asked| asked.name.clone()).collect();
+        let parts = charges.iter().enumerate();
+        let parts = parts.map(|(at, asked)| call::Part { charge: asked.charge, undo: undo.get(at).copied().flatten() });
+        let recall = |at: usize, scale: &[u8]| self.witness.recall(&charges[at].name, scale, latest);
+        let args = call::arguments(&head, parts, recall);
         let slot = charges.first().map_or(0, |asked| asked.slot);
-        let answer = match self.router.eval(&self.script, slot, &names, &args, deadline).await {
-            Outcome::Applied(Value::Bulk(bytes)) => {
-                Answer::decode(&bytes, charges.iter().map(|asked| &asked.charge.limit))
-                    .map_err(|garbled| StoreError::Unavailable(Box::new(garbled)))?
-            }
+        let answer = match self.router.eval(&self.script, slot, charges, &args, deadline).await {
+            Outcome::Applied(Value::Bulk(bytes)) => Answer::decode(&bytes, charges.iter().map(|asked| asked.charge))
+                .map_err(|garbled| StoreError::Unavailable(Box::new(garbled)))?,
             Outcome::Applied(_) => return Err(StoreError::Unavailable(Box::new(call::Garbled))),
-            Outcome::NotApplied(failure) => return Err(no_answer(false, failure, &names)),
-            Outcome::Unknown(failure) => return Err(no_answer(true, failure, &names)),
+            Outcome::NotApplied(failure) => return Err(no_answer(false, failure, charges)),
+            Outcome::Unknown(failure) => return Err(no_answer(true, failure, charges)),
         };
         self.latest_us.fetch_max(answer.now.as_micros(), Ordering::Relaxed);
-        for ((asked, scale), found) in charges.iter().zip(&scales).zip(&answer.found) {
-            self.witness.remember(&asked.name, scale, found, answer.now);
+        for (asked, found) in charges.iter().zip(&answer.found) {
+            self.witness.remember(&asked.name, &call::scale(&asked.charge.limit), found, answer.now);
             self.regressions.fetch_add(u64::from(found.restored), Ordering::Relaxed);
             self.repairs.fetch_add(u64::from(found.repaired), Ordering::Relaxed);
         }
@@ -399,10 +396,10 @@ impl Inner {
     }
 }
 
-fn no_answer(applied: bool, failure: Failure, names: &[Vec<u8>]) -> StoreError {
+fn no_answer(applied: bool, failure: Failure, charges: &[Asked<'_>]) -> StoreError {
     if failure.kind() == FailureKind::WrongType {
-        let name = names.first().map(|name| name.escape_ascii().to_string()).unwrap_or_default();
-        let key = if names.len() > 1 { format!("{name} or one of {} others", names.len() - 1) } else { name };
+        let name = charges.first().map(|asked| asked.name.escape_ascii().to_string()).unwrap_or_default();
+        let key = if charges.len() > 1 { format!("{name} or one of {} others", charges.len() - 1) } else { name };
         let reason = "it is not a string: some other program has written it, delete it or use a namespace".into();
         return StoreError::Corrupt { key: key.chars().take(200).collect(), reason };
     }

@@ -111,8 +111,7 @@ impl<'a> Saga<'a> {
         let mut failed = None;
         for slot in &self.slots {
             let asked: Vec<Asked<'_>> = slot.places.iter().map(|&place| self.inner.ask(&charges[place])).collect();
-            let nothing = vec![None; asked.len()];
-            match self.inner.call(self.head, &asked, &nothing, self.inner.deadline()).await {
+            match self.inner.call(self.head, &asked, &[], self.inner.deadline()).await {
                 Ok(answer) => {
                     let granted = answer.found.iter().map(|found| found.granted).min().unwrap_or(0);
                     let none = !answer.allowed;
@@ -138,8 +137,7 @@ impl<'a> Saga<'a> {
                     // It was not asked, because nothing is to be had elsewhere. Would it have given anything?
                     let one = slot.costing(|cost| cost.min(1));
                     let one: Vec<Asked<'_>> = one.iter().map(|charge| self.inner.ask(charge)).collect();
-                    let nothing = vec![None; one.len()];
-                    return self.inner.call(peek, &one, &nothing, self.inner.deadline()).await;
+                    return self.inner.call(peek, &one, &[], self.inner.deadline()).await;
                 };
                 // What was known by its id has been given before, and is nothing to give back.
                 let charged = slot.charged(before);

@@ -2,8 +2,8 @@
 --
 -- Scale: p units drain in a tick of `grid` microseconds, a token is q units. State: how many units, and when.
 -- A token is cut so finely that every tick drains a whole number of units: nothing is ever rounded.
-kernels.b = {
-  scale_size = 16, state_size = 14, small = true,
+makers.b = function() return {
+  letter = 'b', scale_size = 16, state_size = 14, small = true,
 
   scale = function(text)
     local _, p, q, g = unpack('>BI7I7B', text)
@@ -98,4 +98,4 @@ kernels.b = {
 
   -- As full as it can be.
   full = function(k, now, capacity) return {units = capacity * k.q, at = now - fmod(now, k.grid)} end,
-}
+} end

@@ -14,12 +14,12 @@ local function change(m)
 end
 
 local function is_charged(m)
-  if m.kernel == kernels.c then return m.id and m.kernel.held(m.s, m.id) ~= nil end
+  if m.kernel.letter == 'c' then return m.id and m.kernel.held(m.s, m.id) ~= nil end
   return receipt(m) ~= nil
 end
 
 local function charged_units(m)
-  if m.kernel == kernels.c then return m.id and m.kernel.held(m.s, m.id) or 0 end
+  if m.kernel.letter == 'c' then return m.id and m.kernel.held(m.s, m.id) or 0 end
   local _, refundable = receipt(m)
   return refundable or 0
 end
@@ -38,7 +38,7 @@ local function charge(m, units)
   m.granted = units
   if units == 0 or is_charged(m) then return end
   local charged_at = add(m, units, m.id)
-  if m.id and m.kernel ~= kernels.c then keep_receipt(m, units, charged_at) end
+  if m.id and m.kernel.letter ~= 'c' then keep_receipt(m, units, charged_at) end
 end
 
 -- Charges what was denied: nothing that could never pass, and at most one amount beyond the capacity.
@@ -59,7 +59,7 @@ local function give_back(m, units, charged_at)
 end
 
 local function release(m, units)
-  if m.kernel ~= kernels.c or not m.id then return end
+  if m.kernel.letter ~= 'c' or not m.id then return end
   m.granted = m.kernel.release(m.s, m.id, units)
   if m.granted > 0 then change(m) end
 end
@@ -70,7 +70,7 @@ local function refund(m)
     return
   end
   -- A lease ends as a whole, unless this very check took it a moment ago and keeps a part.
-  if m.kernel == kernels.c then return release(m, m.options >= 2 and m.cost or nil) end
+  if m.kernel.letter == 'c' then return release(m, m.options >= 2 and m.cost or nil) end
   local at, refundable, charged_at, settled = receipt(m)
   if not at or m.foreign then return end
   local units = math.min(m.cost, refundable)
@@ -85,7 +85,7 @@ end
 
 -- Makes up the difference between what was reserved and what it came to: `more` of it is missing, or `cost` too much.
 local function settle(m)
-  if m.kernel == kernels.c then
+  if m.kernel.letter == 'c' then
     release(m)
     return true
   end
@@ -127,7 +127,7 @@ local function book(m)
 end
 
 local function unbook(m)
-  if m.kernel == kernels.b and m.kernel.idle_at(m.k, m.s) == more then m.granted = give_back(m, m.cost) end
+  if m.kernel.letter == 'b' and m.kernel.idle_at(m.k, m.s) == more then m.granted = give_back(m, m.cost) end
 end
 
 local CHECK, PEEK, TAKE, DEBIT, REFUND, RESET, SETTLE, RELEASE, BOOK, UNBOOK =
@@ -200,7 +200,7 @@ local function over(m)
 end
 
 local id
-if #ARGV[1] > 16 then id = sub(ARGV[1], 17, 24) end
+if #rest > 7 then id = sub(rest, 8, 15) end
 local denied = flags >= 4
 local meters = {}
 for i = 1, #KEYS do meters[i] = meter(i, id) end

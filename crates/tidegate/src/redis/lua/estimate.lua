@@ -11,8 +11,8 @@ local function no_less(a, b)
   return a.current >= b.current and a.previous >= b.previous
 end
 
-kernels.e = {
-  scale_size = 8, state_size = 28, small = true,
+makers.e = function() return {
+  letter = 'e', scale_size = 8, state_size = 28, small = true,
 
   scale = function(text)
     local _, period = unpack('>BI7', text)
@@ -105,4 +105,4 @@ kernels.e = {
   full = function(k, now, capacity)
     return {start = now - fmod(now, k.period), last = now, previous = 0, current = capacity}
   end,
-}
+} end

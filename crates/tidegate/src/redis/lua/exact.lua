@@ -56,5 +56,14 @@ local function counts(n)
   return n >= 1 and n < EXACT
 end
 
--- The algorithms, by the letter their states begin with.
-local kernels = {}
+-- The algorithms, by the letter their states begin with. Each is made when it is first asked for: a call needs one or two of
+-- them, and to make all six would take longer than to decide.
+local makers = {}
+local kernels = setmetatable({}, {
+  __index = function(made, letter)
+    local make = makers[letter]
+    local kernel = make and make()
+    made[letter] = kernel
+    return kernel
+  end,
+})

@@ -1,8 +1,9 @@
 -- Tidegate: one decision, all or nothing, in one script.
 --
 -- KEYS     the state of each charge, all in one slot.
--- ARGV[1]  the call: operation, flags, the time (or none: then the server's), one more number, an id if there is one.
--- ARGV[2i], ARGV[2i+1]  of charge i: the scale its limit counts in, and its numbers.
+-- ARGV[1]  the call (operation, flags, and the time, or none: then the server's), and behind it the first charge.
+-- ARGV[i]  of charge i: the scale its limit counts in, its numbers, and what the caller has seen of the key before.
+-- ARGV[#KEYS + 1]  one more number and an id, of the calls that have them.
 -- Answers one string: allowed, the time, and for each charge what was found. `call.rs` writes and reads both.
 --
 -- All numbers are whole and below 2^53, so that doubles hold them exactly: divide with math.fmod, never with `%`,
@@ -11,95 +12,113 @@
 -- This part decides the two most frequent calls by itself, in as few steps as can be: a check of one bucket or one
 -- window, without an id, of a state that is in the limit's own scale and has never been given anything back. Whatever is
 -- less simple goes on to the parts below, which know every operation. Both say the same: see bucket.lua and window.lua.
-local pack, unpack, sub, fmod = struct.pack, struct.unpack, string.sub, math.fmod
+-- Its answers are short: 2 looked, 3 charged, 4 denied; then the time and the state.
+local call, struct = redis.call, struct
+local unpack = struct.unpack
 
-local op, flags, now, more = unpack('>BBI7I7', ARGV[1])
+local first = ARGV[1]
+local op, flags, now, kind, number = unpack('>BBI7BI7', first)
 if flags % 2 == 0 then
-  local time = redis.call('TIME')
+  local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
 
-local scale = ARGV[2]
 local value -- of the only key, once it has been read
-if op == 99 and flags < 2 and #KEYS == 1 then -- 99 is 'c', a check; no id, not forced
-  local key, numbers = KEYS[1], ARGV[3]
-  local kind = sub(scale, 1, 1)
-  if kind == 'b' then
-    value = redis.call('GET', key)
-    if not value or (#value == 30 and sub(value, 1, 16) == scale) then
-      local _, p, q, g = unpack('>BI7I7B', scale)
-      local options, cost, capacity = unpack('>BI7I7', numbers)
-      local grid = 10 ^ g
-      local units, at, moment = 0, now, now
-      if value then
-        units, at = unpack('>I7I7', value, 17)
+if op == 99 and flags < 2 and not KEYS[2] then -- 99 is 'c', a check; no id, not forced
+  if kind == 98 then -- a bucket
+    local p, q, g, options, cost, capacity = number, unpack('>I7BBI7I7', first, 18)
+    local key, grid = KEYS[1], 10 ^ g
+    local units, at, moment, ours = 0, now, now, true
+    value = call('GET', key)
+    if value then
+      ours = #value == 30
+      if ours then
+        local its_kind, its_p, its_q, its_g
+        its_kind, its_p, its_q, its_g, units, at = unpack('>BI7I7BI7I7', value)
+        ours = its_kind == kind and its_p == p and its_q == q and its_g == g
         if units == 0 then at = now elseif at > now then moment = at end
       end
-      -- What this caller has seen of the key before: if that is more than there is now, something may have been lost, and
-      -- `join` below looks closer.
-      local lost = false
-      if #numbers > 43 then
-        local _, seen_units, seen_at = unpack('>I7I7I7', numbers, 44)
-        local seen = seen_at + math.ceil(seen_units / p) * grid
-        lost = seen > now and seen > at + math.ceil(units / p) * grid
+    end
+    -- What this caller has seen of the key before: if that is more than there is now, something may have been lost, and
+    -- `join` below looks closer.
+    local lost = false
+    if #first > 68 then
+      local seen_units, seen_at = unpack('>I7I7', first, 76)
+      local seen = seen_at + math.ceil(seen_units / p) * grid
+      lost = seen > now and seen > at + math.ceil(units / p) * grid
+    end
+    if ours and not lost and units < 9007199254740992 and at - now < 3600000000 then
+      local ticks = moment - at
+      if g > 0 then ticks = (ticks - math.fmod(ticks, grid)) / grid end
+      units = units - ticks * p
+      if units > 0 then
+        at = at + ticks * grid
+      else
+        units, at = 0, moment
+        if g > 0 then at = moment - math.fmod(moment, grid) end
       end
-      if not lost and units < 9007199254740992 and at - now < 3600000000 then
-        local ticks = moment - at
-        if g > 0 then ticks = (ticks - fmod(ticks, grid)) / grid end
-        units = units - ticks * p
-        if units > 0 then
-          at = at + ticks * grid
-        else
-          units, at = 0, moment
-          if g > 0 then at = moment - fmod(moment, grid) end
-        end
-        if cost == 0 or (cost <= capacity and units <= (capacity - cost) * q) then
-          if cost > 0 then
-            units = units + cost * q
-            local idle_at = at + math.ceil(units / p) * grid
-            local ttl = math.floor(idle_at / 1000) - math.floor(now / 1000) + 1
-            if flags == 1 and ttl < 3600000 then ttl = 3600000 end
-            redis.call('SET', key, scale .. pack('>I7I7', units, at), 'PX', ttl)
-          end
-          return pack('>BI7BI7I7I7I7I7', 1, now, cost > 0 and 9 or 1, cost, 0, 0, units, at)
-        elseif options == 0 then
-          return pack('>BI7BI7I7I7I7I7', 0, now, 0, 0, 0, 0, units, at)
-        end
+      if cost == 0 then
+        return struct.pack('>BI7I7I7', 2, now, units, at)
+      elseif cost <= capacity and units <= (capacity - cost) * q then
+        units = units + cost * q
+        local answer = struct.pack('>BI7I7I7', 3, now, units, at)
+        local ttl = math.floor((at + math.ceil(units / p) * grid) / 1000) - math.floor(now / 1000) + 1
+        if flags == 1 and ttl < 3600000 then ttl = 3600000 end
+        call('SET', key, string.sub(first, 10, 25) .. string.sub(answer, 9), 'PX', string.format('%.0f', ttl))
+        return answer
+      elseif options == 0 then
+        return struct.pack('>BI7I7I7', 4, now, units, at)
       end
     end
-  elseif kind == 'w' then
-    value = redis.call('GET', key)
-    if not value or (#value == 30 and sub(value, 1, 9) == scale) then
-      local _, period, from_first_hit = unpack('>BI7B', scale)
-      local options, cost, capacity = unpack('>BI7I7', numbers)
-      local start, last, used, moment = 0, 0, 0, now
-      if value then
-        start, last, used = unpack('>I7I7I7', value, 10)
+  elseif kind == 119 then -- a window
+    local period, from_first_hit, options, cost, capacity = number, unpack('>BBI7I7', first, 18)
+    local key = KEYS[1]
+    local start, last, used, moment, ours = 0, 0, 0, now, true
+    value = call('GET', key)
+    if value then
+      ours = #value == 30
+      if ours then
+        local its_kind, its_period, its_first
+        its_kind, its_period, its_first, start, last, used = unpack('>BI7BI7I7I7', value)
+        ours = its_kind == kind and its_period == period and its_first == from_first_hit
         if used > 0 and start > now then moment = start end
       end
-      local lost = false
-      if #numbers > 43 then
-        local _, seen_start, _, seen_used = unpack('>I7I7I7I7', numbers, 44)
-        lost = seen_start + period > now and (seen_start > start or seen_used > used)
+    end
+    local lost = false
+    if #first > 61 then
+      local seen_start, _, seen_used = unpack('>I7I7I7', first, 69)
+      lost = seen_start + period > now and (seen_start > start or seen_used > used)
+    end
+    if ours and not lost and used < 9007199254740992 and start - now < 3600000000 then
+      local new = used == 0 or moment - start >= period
+      if new then
+        start = moment
+        if from_first_hit == 0 then start = moment - math.fmod(moment, period) end
+        last, used = start, 0
       end
-      if not lost and used < 9007199254740992 and start - now < 3600000000 then
-        if used == 0 or moment - start >= period then
-          start = moment
-          if from_first_hit == 0 then start = moment - fmod(moment, period) end
-          last, used = start, 0
+      if cost == 0 then
+        return struct.pack('>BI7I7I7I7', 2, now, start, last, used)
+      elseif used + cost <= capacity then
+        local answer = struct.pack('>BI7I7I7I7', 3, now, start, moment, used + cost)
+        if new then
+          local ttl = math.floor((start + period) / 1000) - math.floor(now / 1000) + 1
+          if flags == 1 and ttl < 3600000 then ttl = 3600000 end
+          call('SET', key, string.sub(first, 10, 18) .. string.sub(answer, 9), 'PX', string.format('%.0f', ttl))
+        else
+          -- The same window, and its key already ends with it: only `last` and `used` are others.
+          call('SETRANGE', key, '16', string.sub(answer, 16))
+          if flags == 1 then call('PEXPIRE', key, math.max(period / 1000, 3600000)) end -- unless time is not the server's
         end
-        if cost == 0 or used + cost <= capacity then
-          if cost > 0 then
-            used, last = used + cost, moment
-            local ttl = math.floor((start + period) / 1000) - math.floor(now / 1000) + 1
-            if flags == 1 and ttl < 3600000 then ttl = 3600000 end
-            redis.call('SET', key, scale .. pack('>I7I7I7', start, last, used), 'PX', ttl)
-          end
-          return pack('>BI7BI7I7I7I7I7I7', 1, now, cost > 0 and 9 or 1, cost, 0, 0, start, last, used)
-        elseif options == 0 then
-          return pack('>BI7BI7I7I7I7I7I7', 0, now, 0, 0, 0, 0, start, last, used)
-        end
+        return answer
+      elseif options == 0 then
+        return struct.pack('>BI7I7I7I7', 4, now, start, last, used)
       end
     end
   end
 end
+
+-- Whatever comes here was not that simple.
+local pack, sub, fmod = struct.pack, string.sub, math.fmod
+local rest = ARGV[#KEYS + 1] or ''
+local more = rest ~= '' and unpack('>I7', rest) or 0
+

@@ -10,55 +10,55 @@
 local PIECE = 14
 local CHUNK = 4096 -- as much of a value as is read at once
 
--- The name of piece i, and the sum up to it. The last piece may have changed since it was read.
-local function piece(s, i)
-  if i == s.first then return 0, s.base end
-  if i == s.n and s.name then return s.name, s.sum end
-  if s.body then return unpack('>I7I7', s.body, (i - 1) * PIECE + 1) end
-  local from = s.offset + (i - 1) * PIECE
-  return unpack('>I7I7', redis.call('GETRANGE', s.key, from, from + PIECE - 1))
-end
-
--- The first piece after `s.first` of which `holds` is true, if it is true of all that follow; s.n + 1 if there is none.
-local function first_that(s, holds)
-  local low, high = s.first + 1, s.n + 1
-  if low < high and holds(piece(s, low)) then return low end
-  while low < high do
-    local middle = math.floor((low + high) / 2)
-    if holds(piece(s, middle)) then high = middle else low = middle + 1 end
-  end
-  return low
-end
-
--- Reads the rest of a long log.
-local function load_all(s)
-  if not s.body then s.body = redis.call('GETRANGE', s.key, s.offset, -1) end
-end
-
-local function total(s)
-  local _, sum = piece(s, s.n)
-  return sum - s.base
-end
-
--- The pieces that are left, in bytes, after some at the front and at the end were dropped.
-local function bytes(s)
-  load_all(s)
-  local kept = s.name and s.n - 1 or s.n
-  return sub(s.body, s.first * PIECE + 1, kept * PIECE) .. (s.name and pack('>I7I7', s.name, s.sum) or '')
-end
-
--- Makes the pieces `names`, with these uses, the only ones.
-local function replace(s, names, uses)
-  local all, sum = {}, 0
-  for i = 1, #names do
-    sum = sum + uses[i]
-    all[i] = pack('>I7I7', names[i], sum)
-  end
-  s.body, s.stored, s.n, s.first, s.base, s.name, s.sum = table.concat(all), -1, #names, 0, 0, nil, nil
-end
-
 local function pieces(letter, kernel)
-  kernel.state_size = 18
+  -- The name of piece i, and the sum up to it. The last piece may have changed since it was read.
+  local function piece(s, i)
+    if i == s.first then return 0, s.base end
+    if i == s.n and s.name then return s.name, s.sum end
+    if s.body then return unpack('>I7I7', s.body, (i - 1) * PIECE + 1) end
+    local from = s.offset + (i - 1) * PIECE
+    return unpack('>I7I7', redis.call('GETRANGE', s.key, from, from + PIECE - 1))
+  end
+
+  -- The first piece after `s.first` of which `holds` is true, if it is true of all that follow; s.n + 1 if there is none.
+  local function first_that(s, holds)
+    local low, high = s.first + 1, s.n + 1
+    if low < high and holds(piece(s, low)) then return low end
+    while low < high do
+      local middle = math.floor((low + high) / 2)
+      if holds(piece(s, middle)) then high = middle else low = middle + 1 end
+    end
+    return low
+  end
+
+  -- Reads the rest of a long log.
+  local function load_all(s)
+    if not s.body then s.body = redis.call('GETRANGE', s.key, s.offset, -1) end
+  end
+
+  local function total(s)
+    local _, sum = piece(s, s.n)
+    return sum - s.base
+  end
+
+  -- The pieces that are left, in bytes, after some at the front and at the end were dropped.
+  local function bytes(s)
+    load_all(s)
+    local kept = s.name and s.n - 1 or s.n
+    return sub(s.body, s.first * PIECE + 1, kept * PIECE) .. (s.name and pack('>I7I7', s.name, s.sum) or '')
+  end
+
+  -- Makes the pieces `names`, with these uses, the only ones.
+  local function replace(s, names, uses)
+    local all, sum = {}, 0
+    for i = 1, #names do
+      sum = sum + uses[i]
+      all[i] = pack('>I7I7', names[i], sum)
+    end
+    s.body, s.stored, s.n, s.first, s.base, s.name, s.sum = table.concat(all), -1, #names, 0, 0, nil, nil
+  end
+
+  kernel.letter, kernel.state_size = letter, 18
 
   kernel.read = function(k, value, from)
     local last, first, base = unpack('>I7I4I7', value, from)
@@ -192,10 +192,10 @@ local function pieces(letter, kernel)
     return s
   end
 
-  kernels[letter] = kernel
+  return kernel
 end
 
-pieces('s', {
+makers.s = function() return pieces('s', {
   scale_size = 16,
 
   scale = function(text)
@@ -214,9 +214,9 @@ pieces('s', {
     if k.lenient then return index * k.step + ceil_div(k.period, k.step) * k.step end
     return index * k.step + k.step - 1 + k.period
   end,
-})
+}) end
 
-pieces('l', {
+makers.l = function() return pieces('l', {
   scale_size = 8,
 
   scale = function(text)
@@ -227,4 +227,4 @@ pieces('l', {
   name = function(_, now) return now end,
   moment = function(_, at) return at end,
   ends = function(k, at) return at + k.period end,
-})
+}) end

@@ -47,7 +47,7 @@ end
 local function carry(m)
   if now >= m.stored_idle_at then return m.kernel.empty() end
   local kernel, k = m.stored_kernel, m.stored_k
-  if kernel == kernels.b and m.kernel == kernels.b then return kernel.carry(k, m.s, m.k, now) end
+  if kernel.letter == 'b' and m.kernel.letter == 'b' then return kernel.carry(k, m.s, m.k, now) end
   local last = kernel.last(k, m.s, now)
   local usage = kernel.usage(k, m.s, now)
   local carried = m.kernel.empty()
@@ -60,15 +60,21 @@ end
 
 -- One charge at work: its limit, and the state of its key brought up to the moment.
 local function meter(i, id)
-  local m = {key = KEYS[i], scale = ARGV[2 * i], id = id, epoch = 0, horizon = 0, receipts = '', granted = 0, booked = 0}
-  local numbers = ARGV[2 * i + 1]
-  m.options, m.cost, m.capacity, m.debt, m.amount, m.charged, m.extra = unpack('>BI7I7I7I7I7I7', numbers)
-  m.kernel = kernels[sub(m.scale, 1, 1)]
-  m.k = m.kernel.scale(m.scale)
-  if m.kernel.extra then m.kernel.extra(m.k, m.extra) end
-  m.counts_rejected = m.options % 2 == 1
+  local text = i == 1 and sub(first, 10) or ARGV[i]
+  local kernel = kernels[sub(text, 1, 1)]
+  local scale, numbers = sub(text, 1, kernel.scale_size), sub(text, kernel.scale_size + 1)
+  local options, cost, capacity, debt, amount, charged, extra = unpack('>BI7I7I7I7I7I7', numbers)
+  local k = kernel.scale(scale)
+  if kernel.extra then kernel.extra(k, extra) end
+  -- As much as can be in one go: a table that grows field by field is moved again and again.
+  local m = {
+    key = KEYS[i], scale = scale, id = id, kernel = kernel, k = k,
+    options = options, cost = cost, capacity = capacity, debt = debt, amount = amount, charged = charged,
+    counts_rejected = options % 2 == 1,
+    epoch = 0, horizon = 0, receipts = '', granted = 0, booked = 0,
+  }
 
-  local text = value
+  text = value
   if text == nil then text = redis.call('GETRANGE', m.key, 0, CHUNK - 1) end
   if not text or text == '' then
     text = nil

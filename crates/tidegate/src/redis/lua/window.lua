@@ -1,6 +1,6 @@
 -- The fixed window: twin of algorithm/window.rs. A counter, when it started, and when something was last taken.
-kernels.w = {
-  scale_size = 9, state_size = 21, small = true,
+makers.w = function() return {
+  letter = 'w', scale_size = 9, state_size = 21, small = true,
 
   scale = function(text)
     local _, period, from_first_hit = unpack('>BI7B', text)
@@ -66,4 +66,4 @@ kernels.w = {
   full = function(k, now, capacity)
     return {start = k.from_first_hit and now or now - fmod(now, k.period), last = now, used = capacity}
   end,
-}
+} end
