@@ -16,6 +16,9 @@ use super::resp::put_command;
 use super::sentinel::Sentinels;
 use super::{Script, Settings};
 
+/// How often a call runs a script by its digest in vain before it sends the text.
+const MAX_MISSES: usize = 3;
+
 /// Which server. `Display` is its address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct NodeId(pub(super) Place);
@@ -96,7 +99,7 @@ impl Node {
     }
 
     /// Runs a script by its digest. If the server does not have it, one caller loads it, everybody else who finds that out waits, and all run it
-    /// again. Whoever still meets a server without it, because it was told to forget all scripts once more, sends the text.
+    /// again. Whoever meets a server without it time and again, because it is told to forget all scripts, sends the text.
     pub(super) async fn eval<K: AsRef<[u8]>, A: AsRef<[u8]>>(
         &self,
         conn: &Arc<Conn>,
@@ -104,28 +107,29 @@ impl Node {
         asking: bool,
         deadline: Instant,
     ) -> Reply {
-        // Before the script is run: a load that ends after this makes it worth another run.
-        let loads = self.loads.load(Ordering::Acquire);
-        let mut reply = call.run(conn, How { asking, ..How::default() }, deadline).await;
-        if !lacks_script(&reply) {
-            return reply;
-        }
-        loop {
+        let by_digest = How { asking, load: false, text: false };
+        for _ in 0..MAX_MISSES {
+            // Before the script is run: a load that ends after this makes it worth another run.
+            let loads = self.loads.load(Ordering::Acquire);
+            let reply = call.run(conn, by_digest, deadline).await;
+            if !lacks_script(&reply) {
+                return reply;
+            }
             let mut ended = std::pin::pin!(self.loaded.notified());
             ended.as_mut().enable();
             match self.turn(call.script.sha(), loads) {
                 Turn::Mine(loading) => {
-                    self.counting.script_loads.one();
-                    reply = call.run(conn, How { asking, load: true, ..How::default() }, deadline).await;
+                    let reply = call.run(conn, How { load: true, ..by_digest }, deadline).await;
                     if !matches!(reply, Reply::Failed { .. }) {
+                        self.counting.script_loads.one();
                         loading.succeeded();
+                    }
+                    if !lacks_script(&reply) {
+                        return reply;
                     }
                     break;
                 }
-                Turn::Loaded => {
-                    reply = call.run(conn, How { asking, ..How::default() }, deadline).await;
-                    break;
-                }
+                Turn::Loaded => {}
                 Turn::Others => {
                     if timeout_at(deadline, ended).await.is_err() {
                         return reply;
@@ -133,8 +137,9 @@ impl Node {
                 }
             }
         }
-        if lacks_script(&reply) {
-            reply = call.run(conn, How { asking, text: true, ..How::default() }, deadline).await;
+        let reply = call.run(conn, How { text: true, ..by_digest }, deadline).await;
+        if !matches!(reply, Reply::Failed { .. }) {
+            self.counting.script_loads.one();
         }
         reply
     }
@@ -189,7 +194,7 @@ pub(super) struct Call<'a, K, A> {
 }
 
 /// What goes with the script.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct How {
     /// The slot is only about to move to this server.
     asking: bool,

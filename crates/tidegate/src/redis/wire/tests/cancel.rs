@@ -57,6 +57,9 @@ async fn a_caller_who_goes_away_never_lets_another_read_their_reply() {
         }
         assert!(finished > 1000, "{flavor}: only {finished} of 16000 calls were finished");
         assert_eq!(router.counters().connects, 1, "{flavor}");
+        // Replies come in order: with this one all earlier ones have come.
+        let last = router.eval(&script, 0, &["tg:n"], &["last"], soon()).await;
+        assert_eq!(last, Outcome::Applied(bulk("last")), "{flavor}");
         // All places are free again: as many calls as there are places go through together.
         let outcomes = futures_of(0..4096, |number| {
             let (router, script) = (router.clone(), script.clone());
