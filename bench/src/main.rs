@@ -1,10 +1,12 @@
-//! `cargo run --release -- memory`: decisions in memory, Tidegate beside governor and beside the bound of the machine.
+//! `cargo run --release -- memory`: decisions in memory, Tidegate beside governor and beside the bound of the machine;
+//! `-- redis`: decisions in Redis, beside plain scripts, redis-cell and a bare client.
 //!
 //! Every contender is measured in turns within one run, many short rounds each, and the median round counts: on a noisy
 //! machine the ratio of medians is worth more than any single number.
 
 mod contenders;
 mod memory;
+mod redis;
 mod wire;
 
 fn main() {
@@ -15,11 +17,13 @@ fn main() {
         Some("bytes") => memory::bytes(&words.collect::<Vec<_>>()),
         Some("slowest") => memory::slowest(),
         Some("parts") => memory::parts(),
+        Some("redis") => redis::run(&words.collect::<Vec<_>>()),
         Some("wire") => wire::run(&words.collect::<Vec<_>>()),
         Some("instructions") => memory::instructions(&words.collect::<Vec<_>>()),
         _ => {
             eprintln!(
-                "usage: bench memory [KEYS…] | bytes CONTENDER KEYS | slowest | parts | wire [CALLERS…] | instructions CONTENDER"
+                "usage: bench memory [KEYS…] | bytes CONTENDER KEYS | slowest | parts | instructions CONTENDER\n       \
+                 | redis [cpu | throughput | bytes | calls | all] [redis62 | redis7 | redis8 | valkey9] | wire [CALLERS…]"
             );
             std::process::exit(2);
         }

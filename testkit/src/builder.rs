@@ -20,6 +20,7 @@ pub struct Builder {
     pub(crate) listen: Listen,
     /// Options with their values.
     args: Vec<Vec<String>>,
+    pub(crate) environment: Vec<(String, String)>,
     bus: bool,
     sentinel: Option<String>,
 }
@@ -40,7 +41,15 @@ pub(crate) enum Listen {
 
 impl Builder {
     pub(crate) fn new(flavor: Flavor) -> Builder {
-        Builder { flavor, password: None, listen: Listen::Tcp, args: Vec::new(), bus: false, sentinel: None }
+        Builder {
+            flavor,
+            password: None,
+            listen: Listen::Tcp,
+            args: Vec::new(),
+            environment: Vec::new(),
+            bus: false,
+            sentinel: None,
+        }
     }
 
     /// Adds an option, such as `("--maxclients", "5")`. It takes the place of the kit's own choice for that option.
@@ -56,6 +65,12 @@ impl Builder {
     pub fn args(mut self, name: &str, values: &[&str]) -> Builder {
         assert!(name.starts_with("--"), "option {name:?}: expected it to begin with two dashes");
         self.args.push([&[name], values].concat().into_iter().map(str::to_owned).collect());
+        self
+    }
+
+    /// Sets an environment variable for the program.
+    pub fn env(mut self, name: &str, value: &str) -> Builder {
+        self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 

@@ -44,7 +44,9 @@ impl Port {
 }
 
 fn reserve(number: u16) -> Option<File> {
-    let folder = std::env::temp_dir().join("tidegate-ports");
+    // Of this user, since nobody could lock what belongs to another.
+    let user = rustix::process::getuid().as_raw();
+    let folder = std::env::temp_dir().join(format!("tidegate-ports-{user}"));
     fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let file = File::create(folder.join(number.to_string())).ok()?;
     file.try_lock().ok()?;

@@ -243,6 +243,7 @@ impl Server {
         let log = log.expect("a file can be made in a temporary folder");
         let child = spawn(&program, |command| {
             command.args(self.setup.command_line(self.port(), self.folder.path()));
+            command.envs(self.setup.environment.iter().map(|(name, value)| (name, value)));
             let errors = log.try_clone().expect("a file can be opened twice");
             command.current_dir(self.folder.path()).stdin(Stdio::null()).stdout(log).stderr(errors);
         })

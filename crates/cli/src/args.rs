@@ -1,5 +1,6 @@
 //! What can be said on the command line. Everything that can be wrong with it is found here.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -25,6 +26,9 @@ Examples:
   tidegate check user:7 --limit '10/s; 120/m' --cost 3 --json
       One decision, for a program to read.
 
+  tidegate doctor --store redis://127.0.0.1
+      Can limits be kept on this server, and how long does a decision take?
+
 A limit is `amount/period [algorithm] [options]`, several joined by `;`:
   10/s                           a bucket that holds 10 and regrows 10 a second
   30/min burst 15                a bucket that holds 15
@@ -41,6 +45,7 @@ pub(crate) enum Command {
     Check(Check),
     Simulate(Box<Simulate>),
     Limits(Explain),
+    Doctor(Doctor),
     /// Print a completion script for your shell
     Completions {
         /// The shell to complete for
@@ -50,14 +55,15 @@ pub(crate) enum Command {
 
 /// Decide one request and say why.
 ///
-/// The state lives in this process, so a key starts fresh on every run: this shows what a limit answers, and is denied
-/// only what the limit could never hold.
+/// Without `--store` the state lives in this process, so a key starts fresh on every run: this shows what a limit answers, and is
+/// denied only what the limit could never hold. With `--store` it is kept in Redis or Valkey, and the next run finds less left.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
   tidegate check user:7 --limit '10/s; 120/m'
   tidegate check user:7 --limit 30/min --cost 31; echo $?     # 1: costs more than it can ever hold
   tidegate check user:7 --limit 100/s --op take --cost 500 --json
+  tidegate check user:7 --limit 5/min --store redis://127.0.0.1
 
 Exit codes: 0 allowed, 1 denied, 2 usage or error.")]
 pub(crate) struct Check {
@@ -76,12 +82,20 @@ pub(crate) struct Check {
     /// Print one JSON object instead of sentences
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) store: OptionalStore,
+    /// Keep the keys in Redis apart from those of others: letters, digits, `.`, `_` and `-`
+    #[arg(long, value_name = "NAME", requires = "store", help_heading = KEPT)]
+    pub(crate) namespace: Option<String>,
 }
 
 /// Feed a trace through one or several limits and show what each would have done.
 ///
 /// The trace is a file (`--trace`), or made up (`--rate`, `--pattern`, `--for`). Its clock starts at the Unix epoch, so runs
 /// are reproducible and windows begin at 0. Every `--limit` gets the same requests and a fresh state of its own.
+///
+/// With `--store` every request is decided by the script in Redis or Valkey, which is told the trace's time: the answers are the
+/// same. Keys are in a namespace of their own, which is removed at the end.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 A trace has one request per line: TIME [KEY [COST [OP]]]
@@ -102,6 +116,7 @@ Examples:
   tidegate simulate --limit '10/s; 120/m' --trace access.txt --format jsonl | jq 'select(.allowed | not)'
   tidegate simulate --limit 100/s --rate 150/s --pattern poisson --seed 7 --for 1m --format svg --out poisson.svg
   tidegate simulate --trace funnel.txt --verify
+  tidegate simulate --trace funnel.txt --verify --store redis://127.0.0.1
 
 Exit codes: 0 done, 1 an expectation does not hold (with --verify), 2 usage or error.")]
 pub(crate) struct Simulate {
@@ -121,6 +136,8 @@ pub(crate) struct Simulate {
     /// Compare every answer with what the trace expects after `->`
     #[arg(long, requires = "trace")]
     pub(crate) verify: bool,
+    #[command(flatten)]
+    pub(crate) store: OptionalStore,
     #[command(flatten)]
     pub(crate) generated: Generated,
 }
@@ -169,6 +186,65 @@ pub(crate) struct Explain {
     /// Print a JSON array instead of sentences
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Look at a Redis or Valkey server: can limits be kept there?
+///
+/// Looks at version, role, eviction, persistence, replicas, the state of a cluster, the rights of the user and the clock, says
+/// what would go wrong and what to do about it, and measures how long a decision takes. Nothing is changed.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  tidegate doctor --store redis://127.0.0.1
+  TIDEGATE_STORE=rediss://limiter:s3cret@redis.example:6380 tidegate doctor --json
+  tidegate doctor --store redis+cluster://10.0.0.1,10.0.0.2,10.0.0.3 --samples 2000
+
+Exit codes: 0 no problems, 1 problems found, 2 usage, or no server to look at.")]
+pub(crate) struct Doctor {
+    /// Which server: redis://, rediss://, redis+unix://, redis+sentinel:// or redis+cluster://
+    #[arg(long, value_name = "URL", value_parser = StoreUrl::read, env = STORE, hide_env_values = true)]
+    pub(crate) store: StoreUrl,
+    /// The namespace of the store, if it has one: rights may depend on it
+    #[arg(long, value_name = "NAME")]
+    pub(crate) namespace: Option<String>,
+    /// How many round trips and decisions to measure; 0 for none
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub(crate) samples: u32,
+    /// Print one JSON object instead of lines
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+const STORE: &str = "TIDEGATE_STORE";
+const KEPT: &str = "Where the state is kept";
+
+/// Where the state is kept, if not here.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = KEPT)]
+pub(crate) struct OptionalStore {
+    /// `memory`: in this process, and nowhere afterwards. Or a server: redis://, rediss://, redis+unix://, redis+sentinel:// or
+    /// redis+cluster://
+    #[arg(long, value_name = "URL", value_parser = StoreUrl::read, env = STORE, hide_env_values = true)]
+    #[arg(default_value = "memory", hide_default_value = true)]
+    pub(crate) store: StoreUrl,
+}
+
+/// A URL that may have a password in it. It is read by whoever opens the store, because mistakes found on the command line are shown
+/// together with what was written.
+#[derive(Clone)]
+pub(crate) struct StoreUrl(pub(crate) String);
+
+impl StoreUrl {
+    #[allow(clippy::unnecessary_wraps, reason = "a parser may fail")]
+    fn read(text: &str) -> Result<Self, String> {
+        Ok(StoreUrl(text.trim().to_owned()))
+    }
+}
+
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StoreUrl(***)")
+    }
 }
 
 /// Limits, and how they were written.

@@ -11,6 +11,8 @@ use clap::Parser;
 
 /// Usage mistakes and errors; 0 and 1 are answers.
 const ERROR: u8 = 2;
+/// What a shell says of a program that Ctrl-C has ended.
+const INTERRUPTED: i32 = 130;
 
 fn main() -> ExitCode {
     match commands::run(args::Args::parse()) {
@@ -22,6 +24,11 @@ fn main() -> ExitCode {
             ExitCode::from(ERROR)
         }
     }
+}
+
+/// Ends the program after somebody has pressed Ctrl-C and everything is tidied up.
+fn interrupted() -> ! {
+    std::process::exit(INTERRUPTED)
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

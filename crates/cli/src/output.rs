@@ -35,6 +35,10 @@ impl Paint {
         self.with("31", text)
     }
 
+    pub(crate) fn caution(self, text: impl Display) -> String {
+        self.with("33", text)
+    }
+
     pub(crate) fn strong(self, text: impl Display) -> String {
         self.with("1", text)
     }

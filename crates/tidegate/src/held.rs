@@ -61,7 +61,7 @@ impl Reservation {
             charge.reserved = charge.cost;
             charge.cost = actual.get(index).copied().unwrap_or(charge.cost);
         }
-        self.shared.backend.decide(&check).await
+        self.shared.decide(check).await
     }
 
     /// Settles at nothing: the work was not done after all.
@@ -129,6 +129,31 @@ impl Drop for Lease {
         if self.held {
             let check = self.limiter.check_of(Op::Release, &self.key, 1).with_id(self.id).into_owned();
             self.limiter.shared().give_up(check);
+        }
+    }
+}
+
+/// Gives back what a call may have taken, if its answer never arrives.
+pub(crate) struct Undo<'a> {
+    shared: &'a Arc<Shared>,
+    refund: Option<Check<'static>>,
+}
+
+impl<'a> Undo<'a> {
+    pub(crate) fn arm(shared: &'a Arc<Shared>, refund: Check<'static>) -> Self {
+        Undo { shared, refund: Some(refund) }
+    }
+
+    /// The answer has arrived.
+    pub(crate) fn disarm(mut self) {
+        self.refund = None;
+    }
+}
+
+impl Drop for Undo<'_> {
+    fn drop(&mut self) {
+        if let Some(refund) = self.refund.take() {
+            self.shared.give_up(refund);
         }
     }
 }

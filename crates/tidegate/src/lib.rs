@@ -55,8 +55,8 @@ pub use limiter::{Ask, Limiter, LimiterBuilder};
 pub use memory::{DEFAULT_MAX_KEYS, Gate, Memory, MemoryBuilder, Overflow};
 #[cfg(feature = "redis")]
 pub use redis::{
-    DEFAULT_WITNESS_KEYS, Failure, FailureKind, InvalidNamespace, MAX_NAMESPACE_BYTES, NoAnswer, Redis, RedisBuilder,
-    RedisError, RedisStats, RedisUrl, RedisUrlError,
+    ClearError, DEFAULT_WITNESS_KEYS, Failure, FailureKind, Finding, Inspection, InvalidNamespace, MAX_NAMESPACE_BYTES,
+    NoAnswer, Redis, RedisBuilder, RedisError, RedisStats, RedisUrl, RedisUrlError, RoundTrips, Severity, Times, Topic,
 };
 pub use store::{Charge, Check, Deciding, InvalidCheck, MAX_CHARGES, MAX_KEY_BYTES, Scope, Store, StoreError, Subject};
 pub use tidegate_core::{
@@ -68,3 +68,8 @@ pub use tidegate_core::{
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/library.md")]
 struct PageOnTheLibrary;
+
+/// The same for the page on Redis.
+#[cfg(all(doctest, feature = "redis"))]
+#[doc = include_str!("../../../docs/redis.md")]
+struct PageOnRedis;

@@ -4,16 +4,17 @@ use std::borrow::Cow;
 use std::future::{Future, IntoFuture};
 use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tidegate_core::headers::{self, Families};
 use tidegate_core::{Algorithm, Decision, Id, Limits, Op};
+use tokio::runtime::Handle;
 
 use crate::acquire::{Acquire, AcquireError, Waiting};
 use crate::clock::Clock;
-use crate::held::{Lease, Reservation};
+use crate::held::{Lease, Reservation, Undo};
 use crate::memory::Memory;
 use crate::store::{Charge, Check, Scope, Store, StoreError, Subject};
 
@@ -44,6 +45,7 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     pub(crate) waiting: Waiting,
     pub(crate) ids: Ids,
+    runtime: OnceLock<Handle>,
 }
 
 /// Where decisions come from. The memory store is called directly, without the port's boxed future.
@@ -132,7 +134,8 @@ impl LimiterBuilder {
             let clock = memory.clock().clone();
             (Backend::Memory(memory), clock)
         });
-        let shared = Shared { backend, clock, waiting, ids };
+        let runtime = Handle::try_current().map_or_else(|_| OnceLock::new(), OnceLock::from);
+        let shared = Shared { backend, clock, waiting, ids, runtime };
         Limiter { limits: self.limits, name: self.name, shared: Arc::new(shared) }
     }
 }
@@ -206,7 +209,7 @@ impl Limiter {
     /// If the check is not valid or the store has no answer.
     pub async fn reserve_all(&self, check: Check<'_>) -> Result<Reservation, StoreError> {
         let check = check.into_op(Op::Check).with_id(self.shared.ids.next()).into_owned();
-        let decision = self.shared.backend.decide(&check).await?;
+        let decision = self.shared.decide_or_undo(&check).await?;
         Ok(Reservation::new(Arc::clone(&self.shared), check, decision))
     }
 
@@ -217,7 +220,7 @@ impl Limiter {
     /// If the store has no answer.
     pub async fn lease<K: AsRef<[u8]> + ?Sized>(&self, key: &K) -> Result<Lease, StoreError> {
         let (id, key) = (self.shared.ids.next(), key.as_ref().to_vec());
-        let decision = self.decide(self.check_of(Op::Check, &key, 1).with_id(id)).await?;
+        let decision = self.shared.decide_or_undo(&self.check_of(Op::Check, &key, 1).with_id(id)).await?;
         Ok(Lease::new(self.clone(), key, id, decision))
     }
 
@@ -288,14 +291,42 @@ impl Limiter {
 }
 
 impl Shared {
-    pub(crate) async fn decide(&self, check: Check<'_>) -> Result<Decision, StoreError> {
+    pub(crate) async fn decide(self: &Arc<Self>, check: Check<'_>) -> Result<Decision, StoreError> {
         let takes = matches!(check.op(), Op::Check | Op::Take | Op::Debit | Op::Book { .. });
         let is_lease = |charge: &Charge<'_>| matches!(charge.limit.algorithm(), Algorithm::Concurrent(_));
         let needs_id = takes && check.id().is_none() && check.charges().iter().any(is_lease);
-        let check = if needs_id { check.with_id(self.ids.next()) } else { check };
+        if needs_id {
+            return self.decide_or_undo(&check.with_id(self.ids.next())).await;
+        }
         let decision = self.backend.decide(&check).await?;
         self.wake(&check);
         Ok(decision)
+    }
+
+    /// Decides a check under an id of its own. If nobody learns the answer, because the caller has gone or the store was not
+    /// heard of again, what it may have taken is given back: nobody else knows the id.
+    pub(crate) async fn decide_or_undo(self: &Arc<Self>, check: &Check<'_>) -> Result<Decision, StoreError> {
+        if let Backend::Memory(memory) = &self.backend {
+            return Ok(memory.decide(check)?); // answers at once
+        }
+        if self.runtime.get().is_none()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let _ = self.runtime.set(runtime);
+        }
+        let undo = Undo::arm(self, check.clone().into_owned().into_op(Op::Refund));
+        match self.backend.decide(check).await {
+            Err(StoreError::Unavailable(error)) => Err(StoreError::Unavailable(error)), // and `undo` is dropped
+            answered => {
+                undo.disarm();
+                answered
+            }
+        }
+    }
+
+    /// Where work nobody waits for can run: the caller's runtime, or else the one last decided on.
+    fn runtime(&self) -> Option<Handle> {
+        Handle::try_current().ok().or_else(|| self.runtime.get().cloned())
     }
 
     /// Does something nobody waits for any more: at once in memory, in the background elsewhere.
@@ -306,9 +337,12 @@ impl Shared {
                 self.wake(&check);
             }
             Backend::Other(_) => {
-                if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+                if let Some(runtime) = self.runtime() {
                     let shared = Arc::clone(self);
-                    runtime.spawn(async move { shared.decide(check).await });
+                    runtime.spawn(async move {
+                        let _ = shared.backend.decide(&check).await;
+                        shared.wake(&check);
+                    });
                 }
             }
         }
@@ -325,7 +359,7 @@ impl Shared {
                 }
             }
             Backend::Other(_) => {
-                if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+                if let Some(runtime) = self.runtime() {
                     let shared = Arc::clone(self);
                     runtime.spawn(async move {
                         let mut next = Some(unbook);

@@ -3,27 +3,45 @@
 use std::io::{self, Write};
 
 use anyhow::Result;
-use tidegate::{Check, Memory};
+use tidegate::{Check, Memory, Store};
 use tidegate_core::{Decision, Op, Retry, Verdict};
 
+use super::store::{self, Remote};
 use super::{Outcome, json_string, write_numbers};
 use crate::args;
 use crate::output::{self, Paint, grouped, human, units};
 
 pub(crate) fn run(args: &args::Check) -> Result<Outcome> {
     let check = Check::of(args.op.op()).charge(&args.key, &args.limit.limits, args.cost);
-    let decision = Memory::new().decide(&check)?;
+    let remote = Remote::open(&args.store.store, |builder| match &args.namespace {
+        Some(namespace) => builder.namespace(namespace),
+        None => builder,
+    })?;
+    let decision = match &remote {
+        None => Memory::new().decide(&check)?,
+        Some(remote) => remote.run(remote.redis.decide(&check)).map_err(store::explained)?,
+    };
+    let place = remote.as_ref().map(|remote| remote.shown.as_str());
     let mut out = output::stdout();
     if args.json {
-        json(&mut out, args, &check, &decision)?;
+        json(&mut out, args, place, &check, &decision)?;
     } else {
         sentences(&mut out, args, &check, &decision)?;
+        if let Some(place) = place {
+            writeln!(out, "  {}", Paint::stdout().faint(format!("decided by {place}")))?;
+        }
     }
     out.flush()?;
     Ok(if decision.allowed() { Outcome::Yes } else { Outcome::No })
 }
 
-fn json(out: &mut dyn Write, args: &args::Check, check: &Check<'_>, decision: &Decision) -> io::Result<()> {
+fn json(
+    out: &mut dyn Write,
+    args: &args::Check,
+    place: Option<&str>,
+    check: &Check<'_>,
+    decision: &Decision,
+) -> io::Result<()> {
     let (key, limit) = (json_string(&args.key), json_string(&args.limit.text));
     let (t_us, cost, op) = (decision.at().as_micros(), args.cost, check.op().name());
     write!(out, r#"{{"t_us":{t_us},"key":{key},"cost":{cost},"op":"{op}","limit":{limit},"#)?;
@@ -37,7 +55,11 @@ fn json(out: &mut dyn Write, args: &args::Check, check: &Check<'_>, decision: &D
         write_numbers(out, verdict.allowed, verdict)?;
         out.write_all(b"}")?;
     }
-    writeln!(out, "]}}")
+    out.write_all(b"]")?;
+    if let Some(place) = place {
+        write!(out, r#","store":{}"#, json_string(place))?;
+    }
+    writeln!(out, "}}")
 }
 
 fn sentences(out: &mut dyn Write, args: &args::Check, check: &Check<'_>, decision: &Decision) -> io::Result<()> {

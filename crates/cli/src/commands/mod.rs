@@ -1,8 +1,10 @@
 //! One file for each thing the command can do.
 
 mod check;
+mod doctor;
 mod limits;
 mod simulate;
+mod store;
 
 use std::io::Write;
 
@@ -18,7 +20,7 @@ use crate::output;
 pub(crate) enum Outcome {
     /// Done, or allowed.
     Yes,
-    /// Denied, or not as expected.
+    /// Denied, or not as expected, or with problems.
     No,
 }
 
@@ -37,6 +39,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         Command::Check(args) => check::run(&args),
         Command::Simulate(args) => simulate::run(*args),
         Command::Limits(args) => limits::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Args::command(), "tidegate", &mut script);

@@ -4,8 +4,10 @@
 
 mod check;
 mod docs;
+mod doctor;
 mod limits;
 mod simulate;
+mod store;
 
 use std::process::Output;
 
@@ -14,7 +16,12 @@ use assert_cmd::Command;
 /// The command, in an environment that does not change what it prints.
 fn tidegate(args: &[&str]) -> Command {
     let mut command = Command::cargo_bin("tidegate").unwrap();
-    command.args(args).env_remove("TIDEGATE_LIMIT").env_remove("NO_COLOR").env("COLUMNS", "100");
+    command
+        .args(args)
+        .env_remove("TIDEGATE_LIMIT")
+        .env_remove("TIDEGATE_STORE")
+        .env_remove("NO_COLOR")
+        .env("COLUMNS", "100");
     command
 }
 
@@ -43,10 +50,10 @@ fn stdout(args: &[&str], stdin: &str) -> String {
 #[test]
 fn help_teaches_with_examples() {
     let help = stdout(&["--help"], "");
-    for word in ["check", "simulate", "limits", "completions", "Examples:", "Exit codes:"] {
+    for word in ["check", "simulate", "limits", "doctor", "completions", "Examples:", "Exit codes:"] {
         assert!(help.contains(word), "{word} is missing in {help}");
     }
-    for command in ["check", "simulate", "limits"] {
+    for command in ["check", "simulate", "limits", "doctor"] {
         let help = stdout(&[command, "--help"], "");
         assert!(help.contains("Examples:"), "{help}");
     }
@@ -76,6 +83,12 @@ fn mistakes_on_the_command_line_exit_with_2() {
         &["simulate", "--limit", "10/s", "--keys", "0"],
         &["simulate", "--limit", "10/s", "--trace", "-", "--rate", "10/s"],
         &["simulate", "--limit", "10/s", "--verify"],
+        &["simulate", "--limit", "10/s", "--store", "nonsense"],
+        &["check", "k", "--limit", "10/s", "--store", "redis://127.0.0.1:0"],
+        &["check", "k", "--limit", "10/s", "--store", "redis://127.0.0.1", "--namespace", "a b"],
+        &["doctor"],
+        &["doctor", "--store", "memory"],
+        &["doctor", "--store", "redis://127.0.0.1", "--samples", "-1"],
         &["limits"],
         &["limits", ""],
         &["completions", "tcsh"],

@@ -48,6 +48,11 @@ impl Keys {
         &self.prefix
     }
 
+    /// Whether its keys are apart from those of others.
+    pub(crate) fn has_namespace(&self) -> bool {
+        self.prefix != VERSION
+    }
+
     /// The key of one charge.
     pub(crate) fn name(&self, tag: Tag, charge: &Charge<'_>) -> Vec<u8> {
         let key = &*charge.subject.key;
@@ -135,6 +140,7 @@ mod tests {
     use std::collections::HashMap;
 
     use proptest::prelude::*;
+    use tidegate_testkit::{Flavor, Server};
 
     use super::*;
 
@@ -183,6 +189,42 @@ mod tests {
         let expected = f64::from(keys) / 64.0;
         let chi: f64 = slots.values().map(|&n| (f64::from(n) - expected).powi(2) / expected).sum();
         assert!(slots.len() == 64 && chi < 130.0, "{chi}");
+    }
+
+    /// What we take for the slot of a key is what a server takes for it, whatever is in its text.
+    #[test]
+    fn slots_are_those_of_a_real_server() {
+        const KEYS: usize = 100_000;
+        const AT_ONCE: usize = 1000;
+        for flavor in [Flavor::Redis7, Flavor::Valkey9] {
+            let server = Server::builder(flavor).arg("--cluster-enabled", "yes").start();
+            let mut client = server.client().unwrap();
+            let mut bits = 1_u64;
+            let mut random = || {
+                bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                usize::try_from(bits >> 33).unwrap()
+            };
+            let keys = [Keys::new(None).unwrap(), Keys::new(Some("shop")).unwrap()];
+            for _ in 0..KEYS / AT_ONCE {
+                let mut expected = Vec::new();
+                for _ in 0..AT_ONCE {
+                    let mut text = |most| -> Vec<u8> {
+                        (0..random() % most).map(|_| b"{}{}:ax0\0\r\n\xff"[random() % 12]).collect()
+                    };
+                    let (key, rule) = (text(12), String::from_utf8_lossy(&text(6)).into_owned());
+                    let rule = (random() % 2 == 0).then_some(rule);
+                    let charge = charge(rule.as_deref(), &key, "1/s", u16::try_from(random() % 70).unwrap());
+                    let tag = Tag::of(&charge.subject);
+                    let name = keys[random() % 2].name(tag, &charge);
+                    client.send(&[b"CLUSTER".as_slice(), b"KEYSLOT", &name]).unwrap();
+                    expected.push((tag.slot(), name));
+                }
+                for (slot, name) in expected {
+                    let told = client.receive().unwrap().int();
+                    assert_eq!(told, i64::from(slot), "{flavor}: {}", name.escape_ascii());
+                }
+            }
+        }
     }
 
     proptest! {

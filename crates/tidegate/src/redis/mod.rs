@@ -14,12 +14,16 @@
 //! together from `lua/`, where each algorithm stands as the twin of its Rust.
 //!
 //! In reading order: [`keys`] names the states, [`call`] writes the call and reads its answer, [`witness`] remembers what was
-//! seen, [`saga`] decides over several slots of a cluster, [`wire`] talks to the servers.
+//! seen, [`saga`] decides over several slots of a cluster, [`wire`] talks to the servers. Beside them stand the startup check,
+//! [`inspect`], what measures, [`measure`], and what cleans up, [`clear`].
 
 mod call;
+mod clear;
+mod inspect;
 mod keys;
+mod measure;
 mod saga;
-#[allow(dead_code, unused_imports, reason = "the startup check will use the rest")]
+#[allow(dead_code, unused_imports, reason = "its tests use the rest")]
 pub(crate) mod wire;
 mod witness;
 
@@ -38,7 +42,10 @@ use self::witness::Witness;
 use crate::clock::Clock;
 use crate::store::{Charge, Check, Deciding, Store, StoreError};
 
+pub use self::clear::ClearError;
+pub use self::inspect::{Finding, Inspection, Severity, Topic};
 pub use self::keys::{InvalidNamespace, MAX_NAMESPACE_BYTES};
+pub use self::measure::{RoundTrips, Times};
 pub use self::wire::{Failure, FailureKind, RedisUrl, RedisUrlError};
 
 /// The whole script, in the order in which it runs.
@@ -57,6 +64,12 @@ pub(crate) const SCRIPT: &str = concat!(
 
 /// How many keys are remembered in case the server forgets them.
 pub const DEFAULT_WITNESS_KEYS: usize = 16_384;
+
+/// How long a server may take to connect and take the script, if a call may not take longer.
+const PREPARING: Duration = Duration::from_secs(5);
+
+/// Whoever waits longer waits for ever, and a clock cannot count that far.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 /// A store in Redis or Valkey. Cheap to clone; clones share the connections.
 #[derive(Clone)]
@@ -156,15 +169,16 @@ impl RedisBuilder {
         self
     }
 
-    /// How long one call may take, everything included; 100 ms unless told otherwise.
+    /// How long one call may take, everything included; 100 ms unless told otherwise, and at most a day. A check over several
+    /// slots of a cluster is up to three calls after each other.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.settings.timeout = timeout;
+        self.settings.timeout = timeout.min(LONGEST_TIMEOUT);
         self
     }
 
-    /// How long connecting may take; 1 s unless told otherwise. Calls do not wait that long.
+    /// How long connecting may take; 1 s unless told otherwise, and at most a day. Calls do not wait that long.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.settings.connect_timeout = timeout;
+        self.settings.connect_timeout = timeout.min(LONGEST_TIMEOUT);
         self
     }
 
@@ -231,6 +245,23 @@ impl Redis {
             witness_keys: DEFAULT_WITNESS_KEYS,
             settings: Settings::default(),
         }
+    }
+
+    /// Connects to every server that takes writes, and gives it the script. Nobody has to call this; whoever does has no first call
+    /// that takes longer than others.
+    ///
+    /// # Errors
+    /// If one of them cannot be reached, or does not take the script.
+    pub async fn prepare(&self) -> Result<(), Failure> {
+        let within = || Instant::now() + self.inner.timeout.max(PREPARING);
+        for master in self.inner.router.masters(within()).await? {
+            let words = ["SCRIPT", "LOAD", self.inner.script.text()];
+            match self.inner.router.command(&master, &words, within()).await {
+                Outcome::Applied(_) => {}
+                Outcome::NotApplied(failure) | Outcome::Unknown(failure) => return Err(failure),
+            }
+        }
+        Ok(())
     }
 
     /// What was counted since it was made.
@@ -344,7 +375,7 @@ impl Inner {
         };
         self.latest_us.fetch_max(answer.now.as_micros(), Ordering::Relaxed);
         for ((asked, scale), found) in charges.iter().zip(&scales).zip(&answer.found) {
-            self.witness.remember(&asked.name, scale, &found.reading, &found.seen, answer.now);
+            self.witness.remember(&asked.name, scale, found, answer.now);
             self.regressions.fetch_add(u64::from(found.restored), Ordering::Relaxed);
             self.repairs.fetch_add(u64::from(found.repaired), Ordering::Relaxed);
         }

@@ -17,7 +17,7 @@ use tidegate_core::{Algorithm, Decision, Op, Timestamp};
 
 use super::call::{Answer, Found, Head};
 use super::{Asked, Inner, script_op};
-use crate::store::{Check, StoreError};
+use crate::store::{Charge, Check, StoreError};
 
 pub(super) async fn decide(inner: &Arc<Inner>, check: Check<'static>) -> Result<Decision, StoreError> {
     let inner = Arc::clone(inner);
@@ -51,10 +51,12 @@ impl<'a> Saga<'a> {
         }
         let mut slots: Vec<Slot<'a>> = by_slot.into_values().collect();
         slots.sort_by_cached_key(|slot| slot.charges.iter().map(|asked| inner.left(asked)).min());
+        let op = script_op(check);
         // Without an id a lease that must be given back could not be told from those of others.
+        let takes = matches!(op, Op::Check | Op::Debit | Op::Take);
         let leases = check.charges().iter().any(|charge| matches!(charge.limit.algorithm(), Algorithm::Concurrent(_)));
-        let id = check.id().or_else(|| leases.then(|| inner.fresh_id()));
-        let head = Head { op: script_op(check), id, now: inner.now(), denied: false };
+        let id = check.id().or_else(|| (takes && leases).then(|| inner.fresh_id()));
+        let head = Head { op, id, now: inner.now(), denied: false };
         Saga { inner, check, head, slots }
     }
 
@@ -133,18 +135,23 @@ impl<'a> Saga<'a> {
             let before = answers.get(at);
             async move {
                 let Some(before) = before else {
-                    let nothing = vec![None; slot.charges.len()];
-                    return self.inner.call(peek, &slot.charges, &nothing, self.inner.deadline()).await;
+                    // It was not asked, because nothing is to be had elsewhere. Would it have given anything?
+                    let one = slot.costing(|cost| cost.min(1));
+                    let one: Vec<Asked<'_>> = one.iter().map(|charge| self.inner.ask(charge)).collect();
+                    let nothing = vec![None; one.len()];
+                    return self.inner.call(peek, &one, &nothing, self.inner.deadline()).await;
                 };
+                // What was known by its id has been given before, and is nothing to give back.
+                let charged = slot.charged(before);
                 let surplus = before.found.first().map_or(0, |found| found.granted).saturating_sub(granted);
-                if surplus == 0 {
+                if surplus == 0 || charged.iter().all(Option::is_none) {
                     return Ok(before.clone());
                 }
-                let mut back: Vec<_> = slot.charges.iter().map(|asked| asked.charge.clone()).collect();
-                back.iter_mut().for_each(|charge| charge.cost = surplus);
+                let back = slot.costing(|_| surplus);
                 let back: Vec<Asked<'_>> = back.iter().map(|charge| self.inner.ask(charge)).collect();
-                let answer = self.inner.call(refund, &back, &slot.charged(before), self.inner.deadline()).await?;
-                let found = answer.found.into_iter().map(|found| Found { granted, fits: granted > 0, ..found });
+                let answer = self.inner.call(refund, &back, &charged, self.inner.deadline()).await?;
+                let found = answer.found.into_iter().zip(&before.found);
+                let found = found.map(|(found, before)| Found { granted, fits: before.fits, ..found });
                 Ok(Answer { found: found.collect(), ..answer })
             }
         }))
@@ -152,7 +159,7 @@ impl<'a> Saga<'a> {
         match failed {
             Some(error) => Err(error),
             None => {
-                let allowed = granted > 0 || self.check.charges().iter().all(|charge| charge.cost == 0);
+                let allowed = answers.len() == self.slots.len() && answers.iter().all(|answer| answer.allowed);
                 Ok(self.decision(last.into_iter().collect::<Result<_, _>>()?, allowed))
             }
         }
@@ -182,10 +189,15 @@ impl<'a> Saga<'a> {
     }
 }
 
-impl Slot<'_> {
+impl<'a> Slot<'a> {
     /// When each charge was taken, for giving it back; nothing for those that were known by their id and not taken again.
     fn charged(&self, answer: &Answer) -> Vec<Option<Timestamp>> {
         answer.found.iter().map(|found| found.charged_at).collect()
+    }
+
+    /// The charges at another cost.
+    fn costing(&self, cost: impl Fn(u64) -> u64) -> Vec<Charge<'a>> {
+        self.charges.iter().map(|asked| Charge { cost: cost(asked.charge.cost), ..asked.charge.clone() }).collect()
     }
 }
 
@@ -203,7 +215,7 @@ impl Inner {
 }
 
 /// Runs all of them at once and waits for all.
-async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+pub(super) async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut running: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
     let mut outputs: Vec<Option<F::Output>> = running.iter().map(|_| None).collect();
     poll_fn(|context| {

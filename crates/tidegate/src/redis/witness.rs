@@ -3,7 +3,8 @@
 //! A failover to a replica that lagged behind, an eviction, a FLUSHALL, a step of the clock: the state of a key is gone or older
 //! than what its last answer said. Every call brings along what this process has seen of the key, and the script goes on from
 //! the larger of the two (`join` in `lua/`). Larger means stricter, so nothing is admitted that would not have been without it, and
-//! whatever was given back in between is known by its epoch and not charged again.
+//! whatever was given back in between is known by its epoch and not charged again. What is larger than can be right is cut to
+//! that, and what was restored is then what is remembered: a memory restores once.
 //!
 //! The table is small and never grows: each key has four places where it can be, and takes the one that matters least.
 
@@ -12,6 +13,8 @@ use std::hash::{BuildHasher, RandomState};
 use parking_lot::Mutex;
 use siphasher::sip128::{Hasher128, SipHasher13};
 use tidegate_core::{Reading, State, Timestamp};
+
+use super::call::Found;
 
 /// Epoch and state: at most those of an estimate.
 const MOST_BYTES: usize = 7 + 28;
@@ -69,8 +72,8 @@ impl Witness {
     }
 
     /// Remembers what an answer said about `name`.
-    pub(crate) fn remember(&self, name: &[u8], scale: &[u8], reading: &Reading, seen: &[u8], now: Timestamp) {
-        let Reading::State(state) = reading else { return };
+    pub(crate) fn remember(&self, name: &[u8], scale: &[u8], found: &Found, now: Timestamp) {
+        let Found { reading: Reading::State(state), seen, restored, .. } = found else { return };
         if seen.len() < 7 || seen.len() > MOST_BYTES {
             return;
         }
@@ -88,8 +91,9 @@ impl Witness {
         new.seen[..seen.len()].copy_from_slice(seen);
         new.seen_len = u8::try_from(seen.len()).unwrap_or(0);
         if let Some(old) = ways.iter_mut().find(|memory| memory.key == key) {
-            // Answers may overtake each other. Whatever is later, or stricter, is what to remember.
-            let same = old.scale == new.scale && old.idle_at > now;
+            // Answers may overtake each other. Whatever is later, or stricter, is what to remember; but what was restored is
+            // all of the old memory that can be right, and keeping more would restore it again at every call.
+            let same = old.scale == new.scale && old.idle_at > now && !restored;
             if !same || new.epoch() > old.epoch() || new.idle_at > old.idle_at || more_used(state, old, &new) {
                 *old = new;
             }
@@ -98,6 +102,11 @@ impl Witness {
         {
             *least = new;
         }
+    }
+
+    /// Forgets everything.
+    pub(crate) fn forget(&self) {
+        self.shards.iter().for_each(|shard| shard.lock().clear());
     }
 
     fn place(&self, name: &[u8]) -> Option<(u128, &Mutex<Vec<Memory>>, usize)> {

@@ -318,3 +318,18 @@ async fn a_lease_released_by_another_limiter_is_noticed() {
     settle().await;
     assert!(waiting.is_finished());
 }
+
+/// What a settlement gives back lets the first in line through at once.
+#[tokio::test]
+async fn a_settled_reservation_wakes_whoever_waits() {
+    for limits in ["2/min window", "2/min log", "2/min; 100/h"] {
+        let (limiter, _clock) = limiter(limits);
+        let reservation = limiter.reserve("k", 2).await.unwrap();
+        let waiting = spawn(&limiter, "k", MINUTE);
+        settle().await;
+        assert!(!waiting.is_finished(), "{limits}");
+        assert!(reservation.settle(1).await.unwrap().allowed());
+        settle().await;
+        assert!(waiting.is_finished(), "{limits}");
+    }
+}

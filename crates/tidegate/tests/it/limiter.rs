@@ -1,8 +1,10 @@
 //! Every operation through the limiter.
 
+use std::future::Future;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate::{Check, Id, Limiter, Limits, ManualClock, Memory, Retry};
+use tidegate::{Check, Deciding, Id, Limiter, Limits, ManualClock, Memory, Op, Retry, Store, StoreError};
 
 pub(crate) fn limiter(limits: &str) -> (Limiter, ManualClock) {
     let clock = ManualClock::new();
@@ -193,4 +195,56 @@ async fn a_limiter_names_its_limits_in_headers_by_their_notation() {
     let headers = limiter.headers(&decision, tidegate::headers::Families::IETF);
     assert_eq!(headers[0], ("RateLimit-Policy", r#""2/s";q=2;w=1, "3/m window";q=3;w=60"#.into()));
     assert_eq!(headers[1], ("RateLimit", r#""2/s";r=1;t=1, "3/m window";r=2;t=60"#.into()));
+}
+
+type Asked = Arc<Mutex<Vec<(Op, Option<Id>)>>>;
+
+/// Never answers a check, or says that it does not know; writes down what it was asked.
+struct Silent {
+    asked: Asked,
+    hangs: bool,
+}
+
+impl Store for Silent {
+    fn decide<'a>(&'a self, check: &'a Check<'a>) -> Deciding<'a> {
+        self.asked.lock().unwrap().push((check.op(), check.id()));
+        match (check.op(), self.hangs) {
+            (Op::Check, true) => Box::pin(std::future::pending()),
+            _ => Box::pin(std::future::ready(Err(StoreError::Unavailable("lost".into())))),
+        }
+    }
+}
+
+/// What may have been taken under an id that nobody learned is given back, whether the caller went away or the store did.
+#[tokio::test]
+async fn what_nobody_learned_of_is_given_back() {
+    for hangs in [true, false] {
+        for kind in ["reserve", "lease", "check of a lease"] {
+            let asked = Asked::default();
+            let silent = Silent { asked: Arc::clone(&asked), hangs };
+            let limits: Limits = "3 concurrent ttl 10s".parse().unwrap();
+            let limiter = Limiter::builder(limits).store(silent, ManualClock::new()).build();
+            let call = async {
+                match kind {
+                    "reserve" => drop(limiter.reserve("k", 1).await),
+                    "lease" => drop(limiter.lease("k").await),
+                    _ => drop(limiter.check("k").await),
+                }
+            };
+            // Polled once, then dropped.
+            let mut call = Box::pin(call);
+            std::future::poll_fn(|context| {
+                let _ = call.as_mut().poll(context);
+                std::task::Poll::Ready(())
+            })
+            .await;
+            drop(call);
+            while asked.lock().unwrap().len() < 2 {
+                tokio::task::yield_now().await;
+            }
+            let asked = asked.lock().unwrap();
+            assert_eq!((asked[0].0, asked[1].0), (Op::Check, Op::Refund), "{kind}");
+            assert!(asked[0].1.is_some() && asked[0].1 == asked[1].1, "{kind}: {asked:?}");
+        }
+    }
 }

@@ -5,12 +5,26 @@
 use std::fs;
 use std::path::Path;
 
-use tidegate::{Check, ManualClock, Memory};
+use tidegate::{Check, Decision, ManualClock, Memory};
 use tidegate_core::trace::Line;
 use tidegate_core::{Algorithm, Id, Limits, Op};
 
 #[test]
 fn every_transcript_holds() {
+    let mut memory: Option<(Memory, ManualClock)> = None;
+    holds_for(|begins, check, at| {
+        if begins {
+            let clock = ManualClock::new();
+            memory = Some((Memory::builder().clock(clock.clone()).max_keys(10_000).build(), clock));
+        }
+        let (memory, clock) = memory.as_ref().unwrap();
+        clock.set(at);
+        memory.decide(check).unwrap()
+    });
+}
+
+/// Replays all transcripts through `decide`, which is told when a new story begins, and must then forget everything before.
+pub(crate) fn holds_for(mut decide: impl FnMut(bool, &Check<'_>, tidegate::Timestamp) -> Decision) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/transcripts");
     let mut files = 0;
     let mut wrong = Vec::new();
@@ -19,7 +33,8 @@ fn every_transcript_holds() {
         if path.extension().is_some_and(|extension| extension == "txt") {
             files += 1;
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
-            wrong.extend(replay(&fs::read_to_string(&path).unwrap()).iter().map(|what| format!("{name}: {what}")));
+            let text = fs::read_to_string(&path).unwrap();
+            wrong.extend(replay(&text, &mut decide).iter().map(|what| format!("{name}: {what}")));
         }
     }
     assert!(files > 0, "there are no transcripts in {}", folder.display());
@@ -27,7 +42,7 @@ fn every_transcript_holds() {
 }
 
 /// What differs, line by line.
-fn replay(text: &str) -> Vec<String> {
+fn replay(text: &str, decide: &mut impl FnMut(bool, &Check<'_>, tidegate::Timestamp) -> Decision) -> Vec<String> {
     let lines: Vec<(u64, Line<'_>)> =
         (1..).zip(text.lines()).map(|(n, text)| (n, Line::parse(text, n).unwrap())).collect();
     let limits = lines.iter().filter_map(|(_, line)| match line {
@@ -38,16 +53,14 @@ fn replay(text: &str) -> Vec<String> {
     for limit in limits {
         let limits: Limits = limit.parse().unwrap();
         let leases = limits.iter().any(|limit| matches!(limit.algorithm(), Algorithm::Concurrent(_)));
-        let clock = ManualClock::new();
-        let memory = Memory::builder().clock(clock.clone()).max_keys(10_000).build();
+        let mut begins = true;
         for (number, line) in &lines {
             let Line::Event(event) = line else { continue };
-            clock.set(event.at);
             let mut check = Check::of(event.op).charge(event.key, &limits, event.cost);
             if leases && event.op != Op::Refund {
                 check = check.with_id(Id(*number));
             }
-            let decision = memory.decide(&check).unwrap();
+            let decision = decide(std::mem::take(&mut begins), &check, event.at);
             if let Some(expect) = &event.expect {
                 compared += 1;
                 wrong.extend(expect.compare(&decision).err().map(|what| format!("line {number}: {limit}: {what}")));

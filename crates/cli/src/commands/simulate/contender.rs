@@ -2,9 +2,11 @@
 //!
 //! It calls the core directly rather than a store: a store may forget a key that has become idle, which nobody can observe
 //! unless time goes back, and in a trace it may. Here a record is kept as it is, and the same trace always has the same answer.
+//! With `--store` somebody else decides ([`super::remote`]), and it only watches.
 
 use std::collections::{HashMap, VecDeque};
 
+use tidegate::Check;
 use tidegate_core::{Algorithm, Charge, Decision, Id, Limit, Op, Record, Timestamp, Verdict, decide};
 
 use super::Event;
@@ -93,6 +95,7 @@ impl Contender {
 
     pub(super) fn decide(&mut self, event: &Event) -> Decision {
         let now = Timestamp::from_micros(event.at_us);
+        let id = self.id(event);
         let key = event.key.as_str();
         let holding = match self.keys.get_mut(key) {
             Some(holding) => holding,
@@ -103,9 +106,6 @@ impl Contender {
                 self.keys.entry(key.into()).or_insert(Holding { records, recent, streak: 0 })
             }
         };
-        // A lease has the number of its line for an id. What gives back has none: it gives back the newest.
-        let takes = matches!(event.op, Op::Check | Op::Take | Op::Debit);
-        let id = (self.leases && takes).then_some(Id(event.number));
         let mut charges: Vec<Charge<'_>> = self
             .windows
             .iter()
@@ -116,20 +116,41 @@ impl Contender {
             })
             .collect();
         let decision = decide(event.op, &mut charges, now);
-        if !self.observes || !event.is_offer() {
-            return decision;
-        }
-        if decision.allowed() {
-            holding.streak = 0;
-            for ((window, recent), verdict) in self.windows.iter_mut().zip(&mut holding.recent).zip(decision.charges())
-            {
-                window.observe(recent, event.at_us, verdict);
-            }
-        } else {
-            holding.streak += 1;
-            self.longest_streak = self.longest_streak.max(holding.streak);
+        if self.observes && event.is_offer() {
+            let streak = holding.observe(&mut self.windows, event, &decision);
+            self.longest_streak = self.longest_streak.max(streak);
         }
         decision
+    }
+
+    /// The same request for a store, under a name of its own.
+    pub(super) fn check<'a>(&'a self, name: &'a str, event: &'a Event) -> Check<'a> {
+        let check = Check::of(event.op).charge_named(name, &event.key, &self.limit.limits, event.cost);
+        match self.id(event) {
+            Some(id) => check.with_id(id),
+            None => check,
+        }
+    }
+
+    /// Watches what a store has decided.
+    pub(super) fn observe(&mut self, event: &Event, decision: &Decision) {
+        if !self.observes || !event.is_offer() {
+            return;
+        }
+        if !self.keys.contains_key(event.key.as_str()) {
+            self.make_room(Timestamp::from_micros(event.at_us));
+        }
+        let recent = || self.windows.iter().map(|_| Recent::default()).collect();
+        let holding = self.keys.entry(event.key.as_str().into());
+        let holding = holding.or_insert_with(|| Holding { records: Vec::new(), recent: recent(), streak: 0 });
+        let streak = holding.observe(&mut self.windows, event, decision);
+        self.longest_streak = self.longest_streak.max(streak);
+    }
+
+    /// A lease has the number of its line for an id. What gives back has none: it gives back the newest.
+    fn id(&self, event: &Event) -> Option<Id> {
+        let takes = matches!(event.op, Op::Check | Op::Take | Op::Debit);
+        (self.leases && takes).then_some(Id(event.number))
     }
 
     /// When there are very many keys, forgets those that are the same as never seen.
@@ -145,6 +166,21 @@ impl Contender {
             !(idle && quiet)
         });
         self.sweep_at = MANY_KEYS.max(2 * self.keys.len());
+    }
+}
+
+impl Holding {
+    /// Takes note of a decision, and says how many requests were denied in a row.
+    fn observe(&mut self, windows: &mut [Window], event: &Event, decision: &Decision) -> u64 {
+        if decision.allowed() {
+            self.streak = 0;
+            for ((window, recent), verdict) in windows.iter_mut().zip(&mut self.recent).zip(decision.charges()) {
+                window.observe(recent, event.at_us, verdict);
+            }
+        } else {
+            self.streak += 1;
+        }
+        self.streak
     }
 }
 

@@ -1,12 +1,14 @@
 //! `tidegate simulate`: a trace goes through several limits, and everybody sees what each would have done.
 //!
 //! A straight line, one request at a time: [`source`] says what is asked, each [`Contender`] decides it with a state of
-//! its own, and a [`Report`] writes it down. Nothing keeps the trace, so it may be longer than memory.
+//! its own, and a [`Report`] writes it down. Nothing keeps the trace, so it may be longer than memory. With `--store` requests go to
+//! a server, some hundred at a time, and everything else is the same: [`remote`].
 
 mod contender;
 mod generate;
 mod jsonl;
 mod progress;
+mod remote;
 mod source;
 mod summary;
 mod svg;
@@ -18,11 +20,12 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 
 use anyhow::{Context, Result, bail};
-use tidegate_core::Op;
 use tidegate_core::trace::Expectation;
+use tidegate_core::{Decision, Op};
 
 use self::contender::Contender;
 use self::progress::Progress;
+use self::remote::Elsewhere;
 use self::source::Source;
 use self::summary::Summary;
 use self::verify::Verifier;
@@ -71,14 +74,22 @@ pub(crate) fn run(args: Simulate) -> Result<Outcome> {
     if limits.is_empty() {
         bail!("no limit: expected --limit, as in --limit '10/s; 120/m', or a trace that begins with `# limit: 10/s`");
     }
+    let elsewhere = Elsewhere::open(&args.store.store)?;
     let format = args.format.or(if args.verify { None } else { Some(Format::Table) });
     let mut report = Report::new(format, args.out.as_deref(), &limits)?;
     let mut verifier = args.verify.then(|| Verifier::new(limits.len()));
     let mut contenders: Vec<Contender> =
         limits.into_iter().map(|limit| Contender::new(limit, report.observes())).collect();
     let mut progress = Progress::new(&source, report.covers_terminal());
-    let fed = feed(&mut source, &mut contenders, &mut report, &mut verifier, &mut progress);
+    let mut told = Told { report: &mut report, verifier: &mut verifier };
+    let fed = match &elsewhere {
+        None => feed(&mut source, &mut contenders, &mut told, &mut progress),
+        Some(elsewhere) => elsewhere.feed(&mut source, &mut contenders, &mut told, &mut progress),
+    };
     progress.finish();
+    if let Some(elsewhere) = elsewhere {
+        elsewhere.clean_up();
+    }
     match fed {
         // What was answered before the error stays valid and is shown; a summary of half a trace is not.
         Err(error) => {
@@ -98,8 +109,7 @@ pub(crate) fn run(args: Simulate) -> Result<Outcome> {
 fn feed(
     source: &mut Source,
     contenders: &mut [Contender],
-    report: &mut Report,
-    verifier: &mut Option<Verifier>,
+    told: &mut Told<'_>,
     progress: &mut Progress,
 ) -> Result<u64> {
     let mut events = 0;
@@ -107,14 +117,27 @@ fn feed(
         events += 1;
         for (index, contender) in contenders.iter_mut().enumerate() {
             let decision = contender.decide(event);
-            report.answer(index, event, &decision)?;
-            if let Some(verifier) = verifier {
-                verifier.compare(event, contender, &decision);
-            }
+            told.answer(index, event, contender, &decision)?;
         }
         progress.advance(source);
     }
     Ok(events)
+}
+
+/// Who is told every answer.
+struct Told<'a> {
+    report: &'a mut Report,
+    verifier: &'a mut Option<Verifier>,
+}
+
+impl Told<'_> {
+    fn answer(&mut self, index: usize, event: &Event, contender: &Contender, decision: &Decision) -> Result<()> {
+        self.report.answer(index, event, decision)?;
+        if let Some(verifier) = self.verifier {
+            verifier.compare(event, contender, decision);
+        }
+        Ok(())
+    }
 }
 
 /// Where the answers go.
@@ -160,7 +183,7 @@ impl Report {
         }
     }
 
-    fn answer(&mut self, index: usize, event: &Event, decision: &tidegate_core::Decision) -> Result<()> {
+    fn answer(&mut self, index: usize, event: &Event, decision: &Decision) -> Result<()> {
         match self {
             Report::Silent => {}
             Report::Jsonl { writer, .. } => writer.write(index, event, decision).context(WRITING)?,

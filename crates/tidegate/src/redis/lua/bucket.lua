@@ -86,11 +86,14 @@ kernels.b = {
     return wait
   end,
 
-  -- What somebody has seen, if it is more than what there is: bounded by the most that can be right.
+  -- What somebody has seen, if even the most of it that can be right is more than what there is: as it is now, no later than
+  -- now, and no more than `most`. Never less than what there is, or a memory would undo what was taken since.
   join = function(k, s, seen, now, most)
-    local seen_until = kernels.b.idle_at(k, seen)
-    if seen_until <= now or (s and seen_until <= kernels.b.idle_at(k, s)) then return s end
-    return {units = math.min(seen.units, most * k.q), at = math.min(seen.at, now)}, true
+    local right = {units = seen.units, at = math.min(seen.at, now)}
+    kernels.b.age(k, right, now)
+    right.units = math.min(right.units, most * k.q)
+    if right.units == 0 or (s and kernels.b.idle_at(k, right) <= kernels.b.idle_at(k, s)) then return s end
+    return right, true
   end,
 
   -- As full as it can be.

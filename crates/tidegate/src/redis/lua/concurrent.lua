@@ -86,12 +86,20 @@ kernels.c = {
     return cost
   end,
 
-  release = function(s, id)
+  -- Ends a lease, or only so many units of it.
+  release = function(s, id, units)
     local i = lease_of(s, id)
-    return i and cut(s, i) or 0
+    if not i then return 0 end
+    local deadline, _, held = lease(s, i)
+    if not units or units >= held then return cut(s, i) end
+    local rest = pack('>I7c8I7', deadline, id, held - units)
+    s.body, s.total = sub(s.body, 1, (i - 1) * LEASE) .. rest .. sub(s.body, i * LEASE + 1), math.max(s.total - units, 0)
+    return units
   end,
 
   until_ended = function(_, s, now, over)
+    if over <= 0 or s.n == 0 then return 0 end
+    if over >= s.total then return math.max(lease(s, s.n) - now, 0) end -- all of it must go: no need to count
     local wait, i = 0, 1
     while over > 0 and i <= s.n do
       local deadline, _, cost = lease(s, i)
@@ -101,16 +109,15 @@ kernels.c = {
   end,
 
   give_back = function(_, s, _, cost)
-    local left = cost
-    while left > 0 and s.n > 0 do -- the one that ends last first
-      local deadline, id, held = lease(s, s.n)
-      if held <= left then
-        left = left - cut(s, s.n)
-      else
-        s.body = sub(s.body, 1, (s.n - 1) * LEASE) .. pack('>I7c8I7', deadline, id, held - left)
-        s.total, left = math.max(s.total - left, 0), 0
-      end
+    local left, n, rest = cost, s.n, ''
+    while left > 0 and n > 0 do -- the one that ends last first
+      local deadline, id, held = lease(s, n)
+      n = n - 1
+      if held > left then rest = pack('>I7c8I7', deadline, id, held - left) end
+      left = math.max(left - held, 0)
     end
+    s.body, s.n = sub(s.body, 1, n * LEASE) .. rest, n + #rest / LEASE
+    s.total = math.max(s.total - (cost - left), 0)
     return cost - left
   end,
 

@@ -58,9 +58,9 @@ local function give_back(m, units, charged_at)
   return back
 end
 
-local function release(m)
+local function release(m, units)
   if m.kernel ~= kernels.c or not m.id then return end
-  m.granted = m.kernel.release(m.s, m.id)
+  m.granted = m.kernel.release(m.s, m.id, units)
   if m.granted > 0 then change(m) end
 end
 
@@ -69,7 +69,8 @@ local function refund(m)
     m.granted = give_back(m, m.cost, m.options >= 2 and m.charged or nil)
     return
   end
-  if m.kernel == kernels.c then return release(m) end
+  -- A lease ends as a whole, unless this very check took it a moment ago and keeps a part.
+  if m.kernel == kernels.c then return release(m, m.options >= 2 and m.cost or nil) end
   local at, refundable, charged_at, settled = receipt(m)
   if not at or m.foreign then return end
   local units = math.min(m.cost, refundable)

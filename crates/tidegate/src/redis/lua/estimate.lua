@@ -1,4 +1,16 @@
 -- The two-window estimate: twin of algorithm/estimate.rs. As if the previous window's usage had been spread over it evenly.
+
+-- A copy as it is in the window of `moment`.
+local function aged(k, s, moment)
+  local copy = {start = s.start, last = s.last, previous = s.previous, current = s.current}
+  kernels.e.age(k, copy, moment)
+  return copy
+end
+
+local function no_less(a, b)
+  return a.current >= b.current and a.previous >= b.previous
+end
+
 kernels.e = {
   scale_size = 8, state_size = 28, small = true,
 
@@ -71,18 +83,23 @@ kernels.e = {
     return EXACT - 1 - kernels.e.room(k1, s, math.max(last, s.start), EXACT - 1)
   end,
 
+  -- See bucket.lua. Whoever has seen it a window earlier has seen what is the previous one now; whoever only looked, before the
+  -- clock went back, has seen it as it will be a window later. So they are compared in the latest window of all.
   join = function(k, s, seen, now, most)
     if kernels.e.idle_at(k, seen) <= now then return s end
-    local start = math.min(seen.start, now - fmod(now, k.period))
-    local previous, current = math.min(seen.previous, most), math.min(seen.current, most)
-    if s then
-      -- Whoever only looked has seen it as it is a window later.
-      local later = {start = s.start, last = s.last, previous = s.previous, current = s.current}
-      if s.start < seen.start then kernels.e.age(k, later, seen.start) end
-      if later.start > seen.start or (later.current >= seen.current and later.previous >= seen.previous) then return s end
-      previous, current = math.max(previous, later.previous), math.max(current, later.current)
+    local right = {start = seen.start, last = seen.last,
+      previous = math.min(seen.previous, most), current = math.min(seen.current, most)}
+    local latest = math.max(now, seen.start, s and s.start or 0)
+    if s and no_less(aged(k, s, latest), aged(k, right, latest)) then return s end
+    right.start, right.last = math.min(right.start, now - fmod(now, k.period)), math.min(right.last, now)
+    kernels.e.age(k, right, now)
+    local kept = s and aged(k, s, now)
+    if kept then
+      if kept.start > right.start or no_less(kept, right) then return s end
+      right.last = math.max(right.last, kept.last)
+      right.previous, right.current = math.max(right.previous, kept.previous), math.max(right.current, kept.current)
     end
-    return {start = start, last = math.min(seen.last, now), previous = previous, current = current}, true
+    return right, true
   end,
 
   full = function(k, now, capacity)

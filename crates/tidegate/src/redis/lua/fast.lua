@@ -35,7 +35,8 @@ if op == 99 and flags < 2 and #KEYS == 1 then -- 99 is 'c', a check; no id, not 
         units, at = unpack('>I7I7', value, 17)
         if units == 0 then at = now elseif at > now then moment = at end
       end
-      -- What this caller has seen of the key before: if that is more than there is now, something was lost.
+      -- What this caller has seen of the key before: if that is more than there is now, something may have been lost, and
+      -- `join` below looks closer.
       local lost = false
       if #numbers > 43 then
         local _, seen_units, seen_at = unpack('>I7I7I7', numbers, 44)
@@ -79,7 +80,7 @@ if op == 99 and flags < 2 and #KEYS == 1 then -- 99 is 'c', a check; no id, not 
       local lost = false
       if #numbers > 43 then
         local _, seen_start, _, seen_used = unpack('>I7I7I7I7', numbers, 44)
-        lost = seen_start + period > now and (seen_start > start or (seen_start == start and seen_used > used))
+        lost = seen_start + period > now and (seen_start > start or seen_used > used)
       end
       if not lost and used < 9007199254740992 and start - now < 3600000000 then
         if used == 0 or moment - start >= period then

@@ -5,7 +5,8 @@
 -- pieces up to and with it. So the usage between two pieces is a difference, and what is live, and how long to wait, is found
 -- by halving. A long log is not read as a whole: pieces are fetched one by one, and a new one is appended.
 --
--- State: when something was last taken, how many pieces at the front no longer count, and the sum up to there.
+-- State: when something was last taken, how many pieces at the front no longer count, and the sum up to there. At work also
+-- how many pieces there are, how many are stored (-1: all must be written again), and the last one if it has changed.
 local PIECE = 14
 local CHUNK = 4096 -- as much of a value as is read at once
 
@@ -139,36 +140,34 @@ local function pieces(letter, kernel)
   end
 
   kernel.give_back = function(k, s, _, cost, charged_at)
-    local left = cost
     if not charged_at then -- the newest first: they are at the end
-      while left > 0 and s.n > s.first do
-        local name, sum = piece(s, s.n)
-        local _, before = piece(s, s.n - 1)
-        local back = math.min(left, sum - before)
-        left = left - back
-        if back == sum - before then
-          s.n, s.name, s.sum = s.n - 1, nil, nil
-          s.stored = -1
-        else
-          s.name, s.sum = name, sum - back
-        end
-      end
-      return cost - left
+      local back = math.min(cost, total(s))
+      if back <= 0 then return 0 end
+      local left = s.base + total(s) - back
+      local i = left > s.base and first_that(s, function(_, sum) return sum >= left end) or s.first
+      local name, sum = piece(s, i)
+      if i < s.n then s.stored = -1 end
+      s.n, s.name, s.sum = i, nil, nil
+      if sum > left then s.name, s.sum = name, left end
+      return back
     end
     local charged = kernel.name(k, charged_at)
+    local i = first_that(s, function(name) return name >= charged end)
+    if i > s.n then return 0 end
+    local name, sum = piece(s, i)
+    local _, before = piece(s, i - 1)
+    local back = name == charged and math.min(cost, sum - before) or 0
+    if back <= 0 then return 0 end
+    -- All sums from there on are smaller now. What was charged lately is near the end, so that is little to write.
     load_all(s)
-    local names, uses, before, back = {}, {}, s.base, 0
-    for i = s.first + 1, s.n do
-      local name, sum = piece(s, i)
-      local used = sum - before
-      before = sum
-      if name == charged then
-        back = math.min(cost, used)
-        used = used - back
-      end
-      if used > 0 then names[#names + 1], uses[#uses + 1] = name, used end
+    local after = {}
+    if sum - back > before then after[1] = pack('>I7I7', name, sum - back) end
+    for j = i + 1, s.n do
+      local one, upto = piece(s, j)
+      after[#after + 1] = pack('>I7I7', one, upto - back)
     end
-    if back > 0 then replace(s, names, uses) end
+    s.body, s.n = sub(s.body, 1, (i - 1) * PIECE) .. table.concat(after), i - 1 + #after
+    s.stored, s.name, s.sum = -1, nil, nil
     return back
   end
 

@@ -86,7 +86,11 @@ local function meter(i, id)
     if seen and m.epoch <= epoch then
       local most = m.capacity + math.max(m.debt, m.counts_rejected and m.amount or 0)
       m.s, m.restored = m.kernel.join(m.k, m.s, seen, now, most)
-      if m.restored then m.epoch = epoch end
+      if m.restored and epoch > m.epoch then
+        -- Others may remember the time before that give-back, until the most there can have been is gone.
+        local gone = m.kernel.idle_at(m.k, m.kernel.full(m.k, now, most))
+        m.epoch, m.horizon = epoch, math.max(m.horizon, math.min(gone, LAST))
+      end
     end
   end
   m.s = m.s or m.kernel.empty()
@@ -131,7 +135,7 @@ local function keep(m)
   if kernel.small then
     local more = (m.epoch > 0 or m.receipts ~= '') and middle(m) or ''
     redis.call('SET', m.key, m.scale .. kernel.write(s) .. more, 'PX', ends)
-  elseif not s.body and s.n >= s.stored and not m.receipts_changed and s.first * 2 < s.n then
+  elseif not s.body and s.stored >= 0 and s.n >= s.stored and not m.receipts_changed and s.first * 2 < s.n then
     -- A long log to which one piece was added: only that and the numbers at the front are written.
     redis.call('SETRANGE', m.key, kernel.scale_size, kernel.write(s))
     if s.name and s.n > s.stored then

@@ -51,11 +51,16 @@ kernels.w = {
     return s.used
   end,
 
+  -- See bucket.lua. Two windows from a first hit can both be open after a loss: the larger count, until the later end.
   join = function(k, s, seen, now, most)
     if kernels.w.idle_at(k, seen) <= now then return s end
-    if s and (s.start > seen.start or (s.start == seen.start and s.used >= seen.used)) then return s end
     local start = math.min(seen.start, k.from_first_hit and now or now - fmod(now, k.period))
-    return {start = start, last = math.min(seen.last, now), used = math.min(seen.used, most)}, true
+    local last, used = math.min(seen.last, now), math.min(seen.used, most)
+    if s and kernels.w.idle_at(k, s) > now then
+      if s.used >= used or (s.start > start and not k.from_first_hit) then return s end
+      start, last = math.max(start, s.start), math.max(last, s.last)
+    end
+    return {start = start, last = math.max(last, start), used = used}, true
   end,
 
   full = function(k, now, capacity)

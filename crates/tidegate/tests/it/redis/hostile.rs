@@ -147,3 +147,14 @@ fn a_state_from_the_future_ends_within_its_period() {
         }
     });
 }
+
+/// Timeouts of any length are as good as none; no time is too far away to be told.
+#[test]
+fn the_longest_timeout_is_no_problem() {
+    let server = Server::start(Flavor::Redis7);
+    runtime().block_on(async {
+        let builder = store(&server).timeout(std::time::Duration::MAX).connect_timeout(std::time::Duration::MAX);
+        let redis = builder.build().unwrap();
+        assert!(take(&redis, &"5/s".parse().unwrap(), None).await.unwrap());
+    });
+}

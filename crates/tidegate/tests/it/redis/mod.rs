@@ -1,13 +1,23 @@
 //! The Redis store, on real servers of every kind.
 
+mod acl;
+mod cancel;
+mod clear;
+mod cluster;
+mod failover;
 mod hostile;
-mod topologies;
+mod hot;
+mod inspect;
+mod long;
+mod loss;
+mod sentinel;
+mod transcripts;
 mod twins;
 mod witness;
 
 use std::time::Duration;
 
-use tidegate::{Redis, RedisBuilder};
+use tidegate::{Check, Decision, Limits, Op, Redis, RedisBuilder, Store, StoreError};
 use tidegate_testkit::Server;
 use tokio::runtime::Runtime;
 
@@ -27,4 +37,18 @@ pub(crate) fn runtime() -> Runtime {
 /// Nothing Tidegate writes may stay for ever.
 pub(crate) fn assert_all_expire(server: &Server) {
     assert_eq!(server.keys_without_ttl("tg1:"), Vec::<String>::new());
+}
+
+pub(crate) fn limits(text: &str) -> Limits {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// Takes one of `key`.
+pub(crate) async fn ask(redis: &Redis, key: &str, limits: &Limits) -> Result<Decision, StoreError> {
+    redis.decide(&Check::new().charge(key, limits, 1)).await
+}
+
+/// How much is left of `key`.
+pub(crate) async fn left(redis: &Redis, key: &str, limits: &Limits) -> u64 {
+    redis.decide(&Check::of(Op::Peek).charge(key, limits, 1)).await.unwrap().remaining()
 }

@@ -1,7 +1,7 @@
 //! State that a server loses is restored from what its callers have seen.
 
 use std::time::Duration;
-use tidegate::{Check, Limits, Op, Redis, Store};
+use tidegate::{Check, Limits, ManualClock, Op, Redis, Store, Timestamp};
 use tidegate_testkit::{Flavor, Server, wait_until};
 
 use super::{runtime, store};
@@ -115,4 +115,137 @@ fn a_stale_replica_that_is_promoted_is_told_what_it_lost() {
             });
         }
     }
+}
+
+/// A store whose time the test tells, on a server that can be made to forget.
+fn told(server: &Server, clock: &ManualClock) -> Redis {
+    store(server).clock(clock.clone()).build().unwrap()
+}
+
+fn at(secs: u64) -> ManualClock {
+    let clock = ManualClock::new();
+    clock.set(Timestamp::from_secs(1_700_000_000 + secs));
+    clock
+}
+
+/// Booked places reach beyond what a bucket holds. What was seen of them must not stand in for what was taken since.
+#[test]
+fn lost_bookings_do_not_leave_the_gate_open() {
+    let server = Server::start(Flavor::Redis7);
+    runtime().block_on(async {
+        let limits: Limits = "1/s burst 10".parse().unwrap();
+        let clock = at(0);
+        let redis = told(&server, &clock);
+        for _ in 0..100 {
+            let book = Check::of(Op::Book { max_wait_us: 1_000_000_000 }).charge("k", &limits, 1);
+            assert!(redis.decide(&book).await.unwrap().allowed());
+        }
+        server.command(&["FLUSHALL"]);
+        clock.advance(Duration::from_secs(30));
+        assert_eq!(admitted(&redis, &limits, 50).await, 0, "seventy places are still to come");
+        assert_eq!(redis.stats().regressions, 1);
+        // It is full to its legal maximum now, burst and debt, and no longer.
+        clock.advance(Duration::from_secs(15));
+        assert_eq!(admitted(&redis, &limits, 50).await, 5);
+    });
+}
+
+/// Whoever has a smaller limit on the same key may restore no more than that limit allows, and may not undo what others hold.
+#[test]
+fn a_smaller_limit_never_lowers_what_is_kept() {
+    let server = Server::start(Flavor::Redis7);
+    runtime().block_on(async {
+        for (large, small) in
+            [("1/s burst 100", "1/s burst 10"), ("100/h window", "10/h window"), ("100/h estimate", "10/h estimate")]
+        {
+            let (large, small): (Limits, Limits) = (large.parse().unwrap(), small.parse().unwrap());
+            let clock = at(0);
+            let (one, other) = (told(&server, &clock), told(&server, &clock));
+            assert_eq!(admitted(&one, &large, 100).await, 100);
+            assert_eq!(admitted(&other, &small, 1).await, 0); // and has seen a hundred
+            server.command(&["FLUSHALL"]);
+            let fresh = told(&server, &clock);
+            assert_eq!(admitted(&fresh, &large, 60).await, 60);
+            for _ in 0..3 {
+                assert_eq!(admitted(&other, &small, 5).await, 0, "{small:?}");
+            }
+            let fresh = told(&server, &clock);
+            assert_eq!(admitted(&fresh, &large, 100).await, 40, "{large:?}: sixty were taken");
+            clock.advance(Duration::from_secs(50));
+            assert_eq!(admitted(&other, &small, 30).await, 0, "{small:?}");
+            server.command(&["FLUSHALL"]);
+        }
+    });
+}
+
+/// A replica that is promoted may have a clock that is behind. What is restored is then counted from its now, once.
+#[test]
+fn a_clock_that_is_behind_after_a_loss_does_not_leave_the_gate_open() {
+    let server = Server::start(Flavor::Redis7);
+    runtime().block_on(async {
+        for limit in ["10/min", "10/min window", "10/min window from first hit", "10/min estimate"] {
+            for behind in [1, 5, 70] {
+                let limits: Limits = limit.parse().unwrap();
+                let clock = at(122);
+                let redis = told(&server, &clock);
+                assert_eq!(admitted(&redis, &limits, 3).await, 3);
+                server.command(&["FLUSHALL"]);
+                clock.set(Timestamp::from_secs(1_700_000_122 - behind));
+                assert_eq!(admitted(&redis, &limits, 50).await, 7, "{limit}, {behind} s behind");
+                assert_eq!(redis.stats().regressions, 1, "{limit}, {behind} s behind");
+                server.command(&["FLUSHALL"]);
+            }
+        }
+    });
+}
+
+/// What was given back before a loss is not charged after it, although somebody remembers the time before.
+#[test]
+fn what_was_given_back_stays_given_back_after_a_loss() {
+    let server = Server::start(Flavor::Valkey9);
+    runtime().block_on(async {
+        for limit in LIMITS {
+            let limits: Limits = limit.parse().unwrap();
+            let (one, other) = (store(&server).build().unwrap(), store(&server).build().unwrap());
+            assert_eq!(admitted(&one, &limits, 100).await, 100);
+            assert_eq!(admitted(&other, &limits, 1).await, 0); // both have seen it full
+            let refund = Check::of(Op::Refund).charge("k", &limits, 40);
+            assert_eq!(other.decide(&refund).await.unwrap().granted(), 40, "{limit}");
+            server.command(&["FLUSHALL"]);
+            assert_eq!(admitted(&other, &limits, 10).await, 10, "{limit}");
+            assert_eq!(admitted(&one, &limits, 60).await, 30, "{limit}");
+            assert_eq!((one.stats().regressions, other.stats().regressions), (0, 1), "{limit}");
+            server.command(&["FLUSHALL"]);
+        }
+    });
+}
+
+/// Somebody who knows nothing comes first after a loss; whoever knows more is heard all the same.
+#[test]
+fn a_stranger_who_comes_first_does_not_hide_a_loss() {
+    let server = Server::start(Flavor::Redis8);
+    runtime().block_on(async {
+        for limit in ["100/h", "100/h window", "100/h window from first hit", "100/h estimate"] {
+            let limits: Limits = limit.parse().unwrap();
+            let clock = at(0);
+            let (one, stranger) = (told(&server, &clock), told(&server, &clock));
+            assert_eq!(admitted(&one, &limits, 80).await, 80);
+            server.command(&["FLUSHALL"]);
+            clock.advance(Duration::from_secs(1));
+            assert_eq!(admitted(&stranger, &limits, 1).await, 1);
+            assert_eq!(admitted(&one, &limits, 100).await, 20, "{limit}");
+            assert_eq!(one.stats().regressions, 1, "{limit}");
+            server.command(&["FLUSHALL"]);
+        }
+        // The same for an estimate whose next window has begun: what was lost is its previous one.
+        let limits: Limits = "100/h estimate".parse().unwrap();
+        let clock = at(0);
+        clock.set(Timestamp::from_secs(3600 * 472_222 - 1));
+        let (one, stranger) = (told(&server, &clock), told(&server, &clock));
+        assert_eq!(admitted(&one, &limits, 80).await, 80);
+        server.command(&["FLUSHALL"]);
+        clock.advance(Duration::from_secs(1));
+        assert_eq!(admitted(&stranger, &limits, 1).await, 1);
+        assert_eq!(admitted(&one, &limits, 100).await, 19);
+    });
 }

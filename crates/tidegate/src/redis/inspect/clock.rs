@@ -1,0 +1,153 @@
+//! The server's clock beside this machine's, and how far away the server is.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::super::wire::Value;
+use super::{Finding, Severity, Topic};
+
+/// From here on a difference is one that people notice.
+const NOTICEABLE_US: u64 = 1_000_000;
+/// A server so far away takes most of the time that a call may take, by default.
+const FAR: Duration = Duration::from_millis(25);
+
+/// One look at the server's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Reading {
+    /// How far the server's clock is ahead of ours, or behind; known only to half the round trip.
+    pub(super) ahead_us: i64,
+    pub(super) round_trip: Duration,
+}
+
+impl Reading {
+    /// `asked_us` is our clock when the question was sent. The server looked at its own half a round trip later, as far as
+    /// anybody can tell.
+    pub(super) fn new(asked_us: u64, server_us: u64, round_trip: Duration) -> Self {
+        let half = u64::try_from(round_trip.as_micros() / 2).unwrap_or(u64::MAX);
+        let ours = i64::try_from(asked_us.saturating_add(half)).unwrap_or(i64::MAX);
+        let theirs = i64::try_from(server_us).unwrap_or(i64::MAX);
+        Reading { ahead_us: theirs.saturating_sub(ours), round_trip }
+    }
+}
+
+/// Our clock, in microseconds since 1970.
+pub(super) fn wall_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// The answer to `TIME`: seconds and microseconds.
+pub(super) fn time_us(time: &Value) -> Option<u64> {
+    let [seconds, micros] = time.as_array()? else { return None };
+    let (seconds, micros) = (u64::try_from(seconds.as_int()?).ok()?, u64::try_from(micros.as_int()?).ok()?);
+    seconds.checked_mul(1_000_000)?.checked_add(micros)
+}
+
+pub(super) fn judge_clock(reading: &Reading) -> Finding {
+    let size = reading.ahead_us.unsigned_abs();
+    // Half the round trip is not known, and may be all of the difference.
+    let unsure = u64::try_from(reading.round_trip.as_micros() / 2).unwrap_or(u64::MAX);
+    if size <= NOTICEABLE_US.saturating_add(unsure) {
+        return Finding::ok(Topic::Clock, "within a second of this machine's");
+    }
+    let way = if reading.ahead_us > 0 { "ahead of" } else { "behind" };
+    Finding::new(Severity::Problem, Topic::Clock, format!("{} {way} this machine's", seconds(size)))
+        .because(
+            "Decisions are right all the same: the server's clock judges, here and for everybody else. But moments at which \
+             something resets, as headers and logs tell them, are by its clock, and look wrong by that much to whoever reads them here.",
+        )
+        .advise("Let both machines follow the same time servers (chrony, ntpd).")
+}
+
+/// Clocks of a cluster's servers beside each other; nothing if they agree.
+pub(super) fn judge_spread(ahead_us: &[i64]) -> Option<Finding> {
+    let spread = ahead_us.iter().max()?.saturating_sub(*ahead_us.iter().min()?).unsigned_abs();
+    if spread <= NOTICEABLE_US {
+        return None;
+    }
+    let found = format!("the servers' clocks are up to {} apart", seconds(spread));
+    let why = "A slot that moves to another server is judged by another clock from then on: what regrows meanwhile jumps by that \
+               much, once.";
+    let finding = Finding::new(Severity::Warning, Topic::Clock, found).because(why);
+    Some(finding.advise("Let all of them follow the same time servers (chrony, ntpd)."))
+}
+
+/// The quickest round trips to each server, together: they differ a little, and nobody wants to read that of each.
+pub(super) fn judge_round_trips(best: &[(String, Duration)]) -> Option<Finding> {
+    let (near, far) = (best.iter().map(|(_, trip)| *trip).min()?, best.iter().map(|(_, trip)| *trip).max()?);
+    let servers = best.iter().map(|(server, _)| server.clone()).collect();
+    let found = match best {
+        [_] => format!("{} at best", millis(near)),
+        _ => format!("{} at best to the nearest, {} to the farthest", millis(near), millis(far)),
+    };
+    if far <= FAR {
+        return Some(Finding { servers, ..Finding::ok(Topic::RoundTrip, found) });
+    }
+    let finding = Finding::new(Severity::Warning, Topic::RoundTrip, found)
+        .because("Every decision takes a round trip, and by default a call gives up after 100 ms.")
+        .advise("Keep the servers near their callers, or raise the timeout of the store.");
+    Some(Finding { servers, ..finding })
+}
+
+/// `3.2 s`, cut off.
+fn seconds(micros: u64) -> String {
+    format!("{}.{} s", micros / 1_000_000, micros % 1_000_000 / 100_000)
+}
+
+/// `0.18 ms`, rounded up.
+fn millis(duration: Duration) -> String {
+    let hundredths = duration.as_micros().div_ceil(10);
+    format!("{}.{:02} ms", hundredths / 100, hundredths % 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_the_round_trip_is_taken_off() {
+        let trip = Duration::from_millis(100);
+        assert_eq!(Reading::new(1_000_000, 1_050_000, trip).ahead_us, 0);
+        assert_eq!(Reading::new(1_000_000, 5_050_000, trip).ahead_us, 4_000_000);
+        assert_eq!(Reading::new(9_000_000, 5_050_000, trip).ahead_us, -4_000_000);
+    }
+
+    #[test]
+    fn a_difference_of_more_than_a_second_is_a_problem_told_in_words() {
+        let judged = |ahead_us, millis| judge_clock(&Reading { ahead_us, round_trip: Duration::from_millis(millis) });
+        for (ahead_us, millis, severity, found) in [
+            (0, 1, Severity::Ok, "within a second of this machine's"),
+            (-1_000_000, 1, Severity::Ok, "within a second of this machine's"),
+            (1_400_000, 1000, Severity::Ok, "within a second of this machine's"), // as far as can be told
+            (1_400_000, 1, Severity::Problem, "1.4 s ahead of this machine's"),
+            (-3_725_000_000, 1, Severity::Problem, "3725.0 s behind this machine's"),
+        ] {
+            let finding = judged(ahead_us, millis);
+            assert_eq!((finding.severity, finding.found.as_str()), (severity, found));
+        }
+        assert!(judged(2_000_000, 1).why.starts_with("Decisions are right all the same"));
+        assert_eq!(judge_spread(&[0, 900_000, -100_000]), None);
+        assert_eq!(judge_spread(&[]), None);
+        assert_eq!(judge_spread(&[0, 3_000_000]).unwrap().severity, Severity::Warning);
+    }
+
+    #[test]
+    fn the_answer_to_time_is_read() {
+        let time =
+            |seconds: &str, micros: &str| Value::Array(vec![Value::Bulk(seconds.into()), Value::Bulk(micros.into())]);
+        assert_eq!(time_us(&time("1700000000", "42")), Some(1_700_000_000_000_042));
+        for wrong in [Value::Nil, Value::Int(1), time("x", "1"), time("-1", "1"), time("99999999999999999", "1")] {
+            assert_eq!(time_us(&wrong), None);
+        }
+    }
+
+    #[test]
+    fn a_far_server_is_a_warning() {
+        let trip = |micros| (String::from("s"), Duration::from_micros(micros));
+        let one = judge_round_trips(&[trip(181)]).unwrap();
+        assert_eq!((one.severity, one.found.as_str()), (Severity::Ok, "0.19 ms at best"));
+        let two = judge_round_trips(&[trip(181), trip(60_000)]).unwrap();
+        let found = "0.19 ms at best to the nearest, 60.00 ms to the farthest";
+        assert_eq!((two.severity, two.found.as_str(), two.servers.len()), (Severity::Warning, found, 2));
+        assert_eq!(judge_round_trips(&[]), None);
+    }
+}

@@ -1,0 +1,253 @@
+//! What the user may do, found out by doing it: a decision by the real script, and every command that the script calls.
+
+use std::ops::RangeInclusive;
+
+use tidegate_core::{Limit, Op};
+use tokio::time::Instant;
+
+use super::super::call::Head;
+use super::super::keys::Tag;
+use super::super::wire::{Failure, FailureKind, Outcome, Script, Value};
+use super::super::{NoAnswer, Redis};
+use super::{Finding, Inspection, Severity, Topic, patience};
+use crate::store::{Charge, Scope, StoreError, Subject};
+
+/// Tries all commands that the script calls.
+const RIGHTS: &str = include_str!("../lua/rights.lua");
+/// What every user of the store needs, from `docs/redis.md`.
+const LEAST: &str = "+evalsha +script|load +time +get +set +getrange +setrange +append +strlen +del +pexpire";
+/// How many keys are tried to find one in some slot. Of 16 384 slots one is missed by so many once in 10^13 times.
+const TRIES: u32 = 500_000;
+
+/// The name under which things are tried out.
+const PROBE: &str = "tidegate-probe";
+
+impl Redis {
+    /// Tries out a decision, and all rights that any decision needs, on a key in one of these slots.
+    pub(super) async fn try_out(&self, server: &str, slots: RangeInclusive<u16>, inspection: &mut Inspection) {
+        let Some(charge) = probe(&slots) else { return };
+        let asked = self.inner.ask(&charge);
+        let mut decision = Ok(());
+        for op in [Op::Peek, Op::Take, Op::Reset] {
+            let head = Head { op, id: None, now: self.inner.now(), denied: false };
+            let answer = self.inner.call(head, std::slice::from_ref(&asked), &[None], patience()).await;
+            decision = decision.and(answer.map(|_| ()));
+        }
+        // Last, because it takes away the key.
+        let rights = self.rights(asked.slot, &asked.name, patience()).await;
+        let findings = judge(&rights, decision.err().as_ref(), &self.pattern());
+        findings.into_iter().for_each(|finding| inspection.add(server, finding));
+    }
+
+    /// Which commands were refused, each with the words of the server.
+    async fn rights(&self, slot: u16, key: &[u8], deadline: Instant) -> Result<Vec<String>, Failure> {
+        let none: &[&str] = &[];
+        match self.inner.router.eval(&Script::new(RIGHTS), slot, &[key], none, deadline).await {
+            Outcome::Applied(Value::Array(refused)) => {
+                Ok(refused.iter().filter_map(Value::as_str).map(str::to_owned).collect())
+            }
+            Outcome::Applied(_) => {
+                Err(Failure::local(FailureKind::Protocol, "the script that tries out rights answered something else"))
+            }
+            Outcome::NotApplied(failure) | Outcome::Unknown(failure) => Err(failure),
+        }
+    }
+
+    /// The keys that the user must be allowed to touch.
+    fn pattern(&self) -> String {
+        format!("~{}*", self.inner.keys.prefix())
+    }
+}
+
+/// A charge whose key is in one of these slots. It drains within a microsecond, so the key ends almost at once.
+pub(in crate::redis) fn probe(slots: &RangeInclusive<u16>) -> Option<Charge<'static>> {
+    let limit: Limit = "1000000/s".parse().ok()?;
+    (0..TRIES).find_map(|number| {
+        let key = number.to_string().into_bytes();
+        let subject = Subject { scope: Scope::Rule(PROBE.into()), key: key.into() };
+        let found = slots.contains(&Tag::of(&subject).slot());
+        found.then_some(Charge { subject, limit, position: 0, cost: 1, reserved: 0 })
+    })
+}
+
+/// What could not be looked at.
+pub(super) fn unseen(command: &str, failure: &Failure) -> Finding {
+    if failure.kind() != FailureKind::NoPerm {
+        return Finding::new(Severity::Warning, Topic::Reach, format!("{command} had no answer: {failure}"))
+            .because("What it would have told was not looked at.")
+            .advise("Look again.");
+    }
+    let right = command.to_ascii_lowercase().replace(' ', "|");
+    Finding::new(Severity::Note, Topic::Rights, format!("the user may not run {command}"))
+        .because("What it would have told was not looked at. Decisions do not need it.")
+        .advise(format!("To have it looked at: ACL SETUSER <user> +{right}"))
+}
+
+fn judge(rights: &Result<Vec<String>, Failure>, decision: Option<&StoreError>, pattern: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut missing: Vec<String> = Vec::new();
+    let mut keys_refused = false;
+    match rights {
+        Ok(refused) => {
+            for text in refused {
+                let (command, error) = text.split_once(' ').unwrap_or((text, ""));
+                match refusal(error) {
+                    Some(Refusal::Command) => missing.push(command.to_ascii_lowercase()),
+                    Some(Refusal::Key) => keys_refused = true,
+                    None => {} // not about rights: the decision met it too
+                }
+            }
+        }
+        Err(failure) => match refusal(&failure.to_string()) {
+            Some(Refusal::Command) => missing.push(named(&failure.to_string())),
+            Some(Refusal::Key) => keys_refused = true,
+            None => {}
+        },
+    }
+    if !missing.is_empty() {
+        let list = missing.join(", ");
+        let lines: Vec<String> = missing.iter().map(|command| format!("+{command}")).collect();
+        findings.push(
+            Finding::new(Severity::Problem, Topic::Rights, format!("the user may not run {list}"))
+                .because("The script calls these commands with the rights of whoever runs it.")
+                .advise(format!("ACL SETUSER <user> {}. All that is needed: {LEAST} {pattern}", lines.join(" "))),
+        );
+    }
+    if keys_refused {
+        findings.push(
+            Finding::new(Severity::Problem, Topic::Rights, "the user may not touch the keys of this store")
+                .because("All that the store writes begins with its prefix.")
+                .advise(format!("ACL SETUSER <user> {pattern}")),
+        );
+    }
+    if findings.is_empty() && rights.is_ok() {
+        findings.push(Finding::ok(Topic::Rights, "all that decisions need"));
+    }
+    match decision {
+        None => findings.push(Finding::ok(Topic::Decision, "a look, a charge and a reset were answered")),
+        Some(_) if !missing.is_empty() || keys_refused => {} // that is why
+        Some(error) => findings.push(no_decision(error)),
+    }
+    findings
+}
+
+fn no_decision(error: &StoreError) -> Finding {
+    let failure = match error {
+        StoreError::Unavailable(cause) => cause.downcast_ref::<NoAnswer>().map(NoAnswer::failure),
+        _ => None,
+    };
+    let finding = match failure {
+        Some(failure) => Finding::new(Severity::Problem, Topic::Decision, format!("none: {failure}")),
+        None => Finding::new(Severity::Problem, Topic::Decision, format!("none: {error}")),
+    };
+    finding.because("The script was run on a key of its own, and did not answer.").advise(
+        match failure.map(Failure::kind) {
+            Some(FailureKind::Oom) => {
+                "Give the server more memory (CONFIG SET maxmemory), or take something away from it."
+            }
+            Some(FailureKind::Misconf) => "Look at the server's log and its disk: it cannot write its snapshot.",
+            Some(FailureKind::NoReplicas) => "Bring its replicas back: min-replicas-to-write asks for them.",
+            Some(FailureKind::ReadOnly) => {
+                "Name the primary, or let Sentinel find it: redis+sentinel://h1,h2,h3/service."
+            }
+            _ => "The server's log may say more.",
+        },
+    )
+}
+
+/// What was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refusal {
+    Command,
+    Key,
+}
+
+/// Servers say it differently: Redis 6.2 in scripts and outside, and everybody else.
+fn refusal(error: &str) -> Option<Refusal> {
+    let lower = error.to_ascii_lowercase();
+    let has = |text: &str| lower.contains(text);
+    if has("no permissions to run") || has("can't run this command") {
+        Some(Refusal::Command)
+    } else if has("no permissions to access") || has("can't access at least one of the keys") {
+        Some(Refusal::Key)
+    } else {
+        None
+    }
+}
+
+/// The command that a refusal names, between quotes.
+fn named(error: &str) -> String {
+    let command = error.split_once("run the '").and_then(|(_, rest)| rest.split_once('\''));
+    match command.map(|(name, _)| name) {
+        // The text is sent where loading it did not help.
+        Some("eval" | "script") => "script|load".into(),
+        Some(name) => name.into(),
+        None => "evalsha".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(texts: &[&str]) -> Result<Vec<String>, Failure> {
+        Ok(texts.iter().map(|text| (*text).to_owned()).collect())
+    }
+
+    #[test]
+    fn missing_rights_are_named_with_the_line_that_grants_them() {
+        let rights = refused(&[
+            "TIME NOPERM User limiter has no permissions to run the 'time' command",
+            "SETRANGE The user executing the script can't run this command or subcommand",
+        ]);
+        let error = StoreError::Unavailable("x".into());
+        let findings = judge(&rights, Some(&error), "~tg1:*");
+        let [finding] = &findings[..] else { panic!("{findings:?}") };
+        assert_eq!(finding.found, "the user may not run time, setrange");
+        assert!(finding.advice.starts_with("ACL SETUSER <user> +time +setrange."), "{}", finding.advice);
+        assert!(finding.advice.ends_with(" ~tg1:*") && !finding.advice.contains("limiter"));
+    }
+
+    #[test]
+    fn a_command_that_was_refused_before_the_script_ran_is_named() {
+        for (error, command) in [
+            ("NOPERM this user has no permissions to run the 'evalsha' command or its subcommand", "evalsha"),
+            ("NOPERM User x has no permissions to run the 'eval' command", "script|load"),
+            ("NOPERM User x has no permissions to run the 'script|load' command", "script|load"),
+        ] {
+            let findings = judge(&Err(Failure::local(FailureKind::NoPerm, error)), None, "~tg1:*");
+            assert_eq!(findings[0].found, format!("the user may not run {command}"));
+        }
+    }
+
+    #[test]
+    fn keys_out_of_reach_are_told_with_their_pattern() {
+        for error in [
+            "NOPERM No permissions to access a key",
+            "NOPERM this user has no permissions to access one of the keys used as arguments",
+        ] {
+            let findings = judge(&Err(Failure::local(FailureKind::NoPerm, error)), None, "~tg1:shop:*");
+            assert_eq!(findings[0].advice, "ACL SETUSER <user> ~tg1:shop:*");
+        }
+    }
+
+    #[test]
+    fn what_is_not_about_rights_is_told_once() {
+        let oom = Failure::local(FailureKind::Oom, "the server is out of memory (maxmemory)");
+        let error = StoreError::Unavailable(Box::new(NoAnswer { applied: false, failure: oom }));
+        let findings =
+            judge(&refused(&["SET OOM command not allowed when used memory > 'maxmemory'."]), Some(&error), "~tg1:*");
+        let [rights, decision] = &findings[..] else { panic!("{findings:?}") };
+        assert_eq!((rights.severity, decision.severity), (Severity::Ok, Severity::Problem));
+        assert_eq!(decision.found, "none: the server is out of memory (maxmemory)");
+    }
+
+    #[test]
+    fn a_probe_is_found_for_every_part_of_a_cluster() {
+        for slots in [0..=u16::MAX, 0..=5460, 5461..=10_922, 10_923..=16_383, 7..=7] {
+            let charge = probe(&slots).unwrap();
+            assert!(slots.contains(&Tag::of(&charge.subject).slot()));
+        }
+        assert!(probe(&(20_000..=20_001)).is_none());
+    }
+}

@@ -1,0 +1,213 @@
+//! Clusters that lose a master while everybody asks: in agreement, without a single failure; by death, within the bound.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tidegate::{Check, Limits, Redis, Store};
+use tidegate_testkit::{Cluster, wait_until};
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
+
+use super::cluster::{on_clusters, one_per_master, slot_of};
+use super::{at, left, limits, runtime};
+
+/// A budget that cannot be used up, and does not come back, while the test runs.
+pub(crate) const BUDGET: u64 = 10_000_000;
+/// Callers that ask at the same time; each has at most one call on its way.
+pub(crate) const CALLERS: u64 = 8;
+
+/// How long a busy machine may take over anything.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Callers that ask without a pause, over and over.
+pub(crate) struct Load {
+    counts: Arc<Counts>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Counts {
+    stop: AtomicBool,
+    admitted: AtomicU64,
+    /// Calls without an answer: the server may have counted them, or not.
+    failed: AtomicU64,
+    last_failure: std::sync::Mutex<Option<(Instant, String)>>,
+}
+
+impl Load {
+    /// Everybody takes one of every key, in one check.
+    pub(crate) fn start(runtime: &Runtime, redis: &Redis, keys: &[String], limits: &Limits) -> Load {
+        let counts = Arc::new(Counts::default());
+        let task = |_| {
+            let (counts, redis, keys, limits) = (Arc::clone(&counts), redis.clone(), keys.to_vec(), limits.clone());
+            runtime.spawn(async move {
+                while !counts.stop.load(Ordering::Relaxed) {
+                    let check = keys.iter().fold(Check::new(), |check, key| check.charge(key.as_str(), &limits, 1));
+                    match redis.decide(&check).await {
+                        Ok(decision) => {
+                            assert!(decision.allowed(), "there is plenty: {decision:?}");
+                            counts.admitted.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Err(error) => {
+                            counts.failed.fetch_add(1, Ordering::Relaxed);
+                            *counts.last_failure.lock().unwrap() = Some((Instant::now(), error.to_string()));
+                            // Whoever was refused does not ask again at once.
+                            tokio::time::sleep(Duration::from_millis(2)).await;
+                        }
+                    }
+                }
+            })
+        };
+        let tasks = (0..CALLERS).map(task).collect();
+        Load { counts, tasks }
+    }
+
+    pub(crate) fn admitted(&self) -> u64 {
+        self.counts.admitted.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn failed(&self) -> u64 {
+        self.counts.failed.load(Ordering::Relaxed)
+    }
+
+    /// When a call last failed, and why.
+    pub(crate) fn last_failure(&self) -> Option<(Instant, String)> {
+        self.counts.last_failure.lock().unwrap().clone()
+    }
+
+    /// Comes back when so many more were admitted.
+    pub(crate) fn goes_on(&self, what: &str, more: u64) {
+        let from = self.admitted();
+        wait_until(what, PATIENCE, || self.admitted() >= from + more);
+    }
+
+    /// Lets everybody come to an end.
+    pub(crate) fn stop(&mut self, runtime: &Runtime) {
+        self.counts.stop.store(true, Ordering::Relaxed);
+        self.tasks.drain(..).for_each(|task| runtime.block_on(task).unwrap());
+    }
+}
+
+const KINDS: [&str; 3] = ["window", "estimate", "bucket"];
+
+/// A limit of this kind that nobody can use up: of [`BUDGET`], or of a tenth of it for a bucket.
+pub(crate) fn plenty(kind: &str) -> Limits {
+    // A bucket's budget comes back all the time; of this one not a whole unit in ten minutes.
+    limits(&if kind == "bucket" { format!("1/10min burst {}", BUDGET / 10) } else { format!("{BUDGET}/1000d {kind}") })
+}
+
+fn fresh(flavor: tidegate_testkit::Flavor) -> Arc<Cluster> {
+    Arc::new(Cluster::start(flavor))
+}
+
+/// The two sides change places while calls are on their way. The old master holds them back until the new one has
+/// everything, and then says where to go: nobody notices, and nothing is counted twice or not at all.
+#[test]
+fn a_failover_in_agreement_fails_nobody_and_admits_nobody_too_much() {
+    on_clusters(fresh, |cluster| {
+        let runtime = runtime();
+        for (master, kind) in KINDS.into_iter().enumerate() {
+            let limits = plenty(kind);
+            let redis = runtime.block_on(async { at(&cluster.url()).namespace(kind).build() }).unwrap();
+            let mut keys = runtime.block_on(one_per_master(cluster, &redis, &limits, "user"));
+            keys.rotate_left(master);
+            let budget = runtime.block_on(left(&redis, &keys[0], &limits));
+            let mut one = Load::start(&runtime, &redis, &keys[..1], &limits);
+            let mut all = Load::start(&runtime, &redis, &keys, &limits);
+            one.goes_on("calls go on", 200);
+            let slot = slot_of(cluster, &keys[0]);
+            for _ in 0..2 {
+                cluster.failover(slot);
+                one.goes_on("single calls go on", 200);
+                all.goes_on("calls over several slots go on", 50);
+            }
+            one.stop(&runtime);
+            all.stop(&runtime);
+            let failures = (one.last_failure(), all.last_failure());
+            assert_eq!((one.failed(), all.failed()), (0, 0), "{kind}: {failures:?}");
+            runtime.block_on(async {
+                let (one, all) = (one.admitted(), all.admitted());
+                assert_eq!(left(&redis, &keys[0], &limits).await, budget - one - all, "{kind}: {:?}", redis.stats());
+                for key in &keys[1..] {
+                    assert_eq!(left(&redis, key, &limits).await, budget - all, "{kind}");
+                }
+            });
+            assert_eq!(redis.stats().regressions, 0, "{kind}: nothing was lost");
+        }
+    });
+}
+
+/// A master dies. Until its replica is elected nobody is answered there; what the replica never heard of is told to it by the
+/// caller; whatever is admitted in all stays within the budget and the calls that were on their way.
+#[test]
+fn a_master_that_dies_costs_no_more_than_the_calls_on_their_way() {
+    on_clusters(fresh, |cluster| {
+        let runtime = runtime();
+        let limits = plenty("window");
+        let build = |witness| at(&cluster.url()).timeout(Duration::from_millis(500)).witness_keys(witness);
+        let build = |name, witness| runtime.block_on(async { build(witness).namespace(name).build() }).unwrap();
+        let (redis, forgetful) = (build("seen", 1000), build("forgotten", 0));
+        let patient = runtime.block_on(async { at(&cluster.url()).namespace("seen").build() }).unwrap();
+        let keys = runtime.block_on(one_per_master(cluster, &patient, &limits, "user"));
+        let (dying, living) = (&keys[0], &keys[1]);
+        let slot = slot_of(cluster, dying);
+
+        for node in cluster.nodes() {
+            node.command(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+        }
+        let mut load = Load::start(&runtime, &redis, &keys[..1], &limits);
+        let mut elsewhere = Load::start(&runtime, &redis, &keys[2..], &limits);
+        let mut unseen = Load::start(&runtime, &forgetful, &keys[..1], &limits);
+        load.goes_on("calls go on", 500);
+        unseen.goes_on("calls go on", 500);
+        assert_eq!(load.failed(), 0, "{:?}", load.last_failure());
+        let killed = Instant::now();
+        cluster.kill_master_of(slot);
+        a_shard_that_is_down(&runtime, &redis, dying, living, &limits);
+        cluster.wait_for_failover(slot);
+        let elected = Instant::now();
+        load.goes_on("calls go on by themselves", 500);
+        unseen.goes_on("calls go on by themselves", 500);
+        load.stop(&runtime);
+        unseen.stop(&runtime);
+        elsewhere.stop(&runtime);
+        assert_eq!(elsewhere.failed(), 0, "only the slots of the dead are gone: {:?}", elsewhere.last_failure());
+
+        let (last, why) = load.last_failure().expect("nobody can have been answered while there was no master");
+        assert!(last < elected + Duration::from_secs(5), "{why}, {:?} after the election", last - elected);
+        let (admitted, failed) = (load.admitted() + 1, load.failed());
+        let left_here = runtime.block_on(left(&redis, dying, &limits));
+        let over = (admitted + left_here).saturating_sub(BUDGET);
+        println!(
+            "{}: killed; elected after {:?}, last failure {:?} after that; {admitted} admitted, {failed} failed, \
+             {over} too many (at most {CALLERS} may be), {} regressions",
+            cluster.nodes()[0].flavor(),
+            elected - killed,
+            last.saturating_duration_since(elected),
+            redis.stats().regressions,
+        );
+        assert!(over <= CALLERS, "{over} too many: {:?}", redis.stats());
+        // What was counted and never answered is lost to the caller: at most every failure.
+        assert!(BUDGET - left_here <= admitted + failed + 1, "{left_here} left after {admitted}");
+        let left_there = runtime.block_on(left(&forgetful, dying, &limits));
+        println!("without a witness: {} too many", (unseen.admitted() + left_there).saturating_sub(BUDGET));
+        let mut again = Load::start(&runtime, &redis, &keys[..2], &limits);
+        again.goes_on("calls go on", 300);
+        again.stop(&runtime);
+        assert_eq!(again.failed(), 0, "{:?}", again.last_failure());
+    });
+}
+
+/// A check over two slots of which one is down fails, and what the other gave is given back.
+fn a_shard_that_is_down(runtime: &Runtime, redis: &Redis, down: &str, up: &str, limits: &Limits) {
+    runtime.block_on(async {
+        let before = left(redis, up, limits).await;
+        let check = Check::new().charge(up, limits, 1).charge(down, limits, 1);
+        for _ in 0..5 {
+            let error = redis.decide(&check).await.expect_err("its master is dead");
+            assert!(error.to_string().starts_with("the store did not answer"), "{error}");
+            assert_eq!(left(redis, up, limits).await, before, "after {error}");
+        }
+    });
+}
