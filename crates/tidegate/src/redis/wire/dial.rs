@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use super::handshake;
 use super::outcome::{Failure, FailureKind, escaped};
-use super::sentinel::Sentinels;
+use super::sentinel::{Primary, Sentinels};
 #[cfg(feature = "redis-tls")]
 use super::tls::TlsClient;
 use super::url::{Host, Login, Protocol};
@@ -73,6 +73,8 @@ pub(super) struct Opened {
     pub(super) stream: Stream,
     /// What came after the greeting.
     pub(super) early: Vec<u8>,
+    /// The primary that Sentinel named, if it was asked.
+    pub(super) primary: Option<Primary>,
 }
 
 impl fmt::Display for Dialer {
@@ -92,10 +94,18 @@ impl Dialer {
             let stream = connect(&self.place, &self.profile, &self.known).await?;
             return handshake::greet(stream, &self.profile, &self.place, false).await;
         };
-        let primary = Place::Tcp(sentinels.primary().await?);
+        let primary = sentinels.primary().await?;
+        let place = Place::Tcp(primary.host.clone());
         // The addresses of another primary would be of no use, so none are kept.
-        let stream = connect(&primary, &self.profile, &Mutex::default()).await?;
-        handshake::greet(stream, &self.profile, &primary, true).await
+        let stream = connect(&place, &self.profile, &Mutex::default()).await?;
+        let opened = handshake::greet(stream, &self.profile, &place, true).await?;
+        sentinels.watch();
+        Ok(Opened { primary: Some(primary), ..opened })
+    }
+
+    /// Whether a connection to `primary` leads to one that has been replaced.
+    pub(super) fn is_replaced(&self, primary: Option<&Primary>) -> bool {
+        primary.zip(self.sentinels.as_ref()).is_some_and(|(primary, sentinels)| sentinels.is_replaced(primary))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The task behind a connection: connects, writes for everybody, reads for everybody, and connects again.
+//! The task behind a connection: connects, lets it serve while it lasts, and connects again.
 //!
 //! One attempt at a time, never one per call. The first after a break starts at once; the next ones wait, each up to twice as long as the one before
 //! and never the same for two clients. Callers who ask in the meantime make it try a little sooner, but not more often

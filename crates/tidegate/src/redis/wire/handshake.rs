@@ -25,12 +25,12 @@ pub(super) async fn greet(stream: Stream, profile: &Profile, place: &Place, prim
     if primary {
         check_role(&mut chat).await?;
     }
-    Ok(Opened { stream: chat.stream, early: chat.input })
+    Ok(Opened { stream: chat.stream, early: chat.input, primary: None })
 }
 
 /// Says who we are, in the newest protocol that both sides know.
 pub(super) async fn introduce(
-    chat: &mut Chat<'_>,
+    chat: &mut Chat,
     login: &Login,
     protocol: Option<Protocol>,
     name: &str,
@@ -69,7 +69,7 @@ pub(super) async fn introduce(
 }
 
 /// What Sentinel says may be old news. A user who may not ask finds out at the first write.
-async fn check_role(chat: &mut Chat<'_>) -> Result<(), Failure> {
+async fn check_role(chat: &mut Chat) -> Result<(), Failure> {
     let role = match chat.ask(&["ROLE"]).await? {
         Ok(role) => role,
         Err(error) if rule(&error).kind == FailureKind::NoPerm => return Ok(()),
@@ -91,15 +91,19 @@ fn knows_no_hello(error: &str) -> bool {
 }
 
 /// One question at a time on a new connection.
-pub(super) struct Chat<'a> {
+pub(super) struct Chat {
     stream: Stream,
-    place: &'a Place,
+    place: Place,
     input: Vec<u8>,
 }
 
-impl<'a> Chat<'a> {
-    pub(super) fn new(stream: Stream, place: &'a Place) -> Self {
-        Chat { stream, place, input: Vec::new() }
+impl Chat {
+    pub(super) fn new(stream: Stream, place: &Place) -> Self {
+        Chat { stream, place: place.clone(), input: Vec::new() }
+    }
+
+    pub(super) fn place(&self) -> &Place {
+        &self.place
     }
 
     /// Asks, and waits for the answer.

@@ -1,34 +1,52 @@
-//! Finding the primary of a service: Sentinel is asked whenever a connection has to be made.
+//! Finding the primary of a service: Sentinel is asked whenever a connection has to be made, and once a second in between.
+//!
+//! Every failover has a number, its epoch, which only grows. A sentinel that was cut off from the others may name an old primary, in good faith and
+//! with an old epoch: it is asked last and believed only if nobody knows better. And a primary that was replaced without being told, because it
+//! was cut off itself, is left when a sentinel names another with a newer epoch.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::counters::Counting;
 use super::dial::{Place, Profile, connect};
-use super::driver::random_below;
 use super::handshake::{Chat, introduce};
 use super::outcome::{Failure, FailureKind, escaped};
+use super::resp::Value;
 use super::url::Host;
 
 /// How long one sentinel may take. There are others.
 const PATIENCE: Duration = Duration::from_millis(300);
 /// How long an answer is good for. Several connections that break together ask once.
 const GOOD_FOR: Duration = Duration::from_millis(100);
+/// How often a sentinel is asked while all is well.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 /// The sentinels that watch a service.
 pub(super) struct Sentinels {
     service: Arc<str>,
     /// How to talk to them; their login is not that of the servers.
     profile: Profile,
-    /// Who is asked first: the one that answered last.
+    /// In the order in which they are asked: who could not help goes to the end.
     hosts: Mutex<Vec<Host>>,
     /// The last answer. Whoever asks holds it, so nobody asks at the same time.
-    last: tokio::sync::Mutex<Option<(Instant, Result<Host, Failure>)>>,
+    last: tokio::sync::Mutex<Option<(Instant, Result<Primary, Failure>)>>,
+    /// The newest that anybody has named.
+    newest: Mutex<Option<Primary>>,
+    watching: AtomicBool,
     counting: Arc<Counting>,
+}
+
+/// A primary, as a sentinel named it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Primary {
+    pub(super) host: Host,
+    /// The number of the failover that made it one. 0 if none did, or if the sentinel does not tell us.
+    pub(super) epoch: u64,
 }
 
 impl fmt::Debug for Sentinels {
@@ -39,16 +57,23 @@ impl fmt::Debug for Sentinels {
 
 impl Sentinels {
     pub(super) fn new(service: &str, hosts: Vec<Host>, profile: Profile, counting: Arc<Counting>) -> Self {
-        let last = tokio::sync::Mutex::new(None);
-        Sentinels { service: service.into(), profile, hosts: Mutex::new(hosts), last, counting }
+        Sentinels {
+            service: service.into(),
+            profile,
+            hosts: Mutex::new(hosts),
+            last: tokio::sync::Mutex::new(None),
+            newest: Mutex::new(None),
+            watching: AtomicBool::new(false),
+            counting,
+        }
     }
 
     pub(super) fn service(&self) -> &Arc<str> {
         &self.service
     }
 
-    /// Where the primary is, by the word of the first sentinel that knows.
-    pub(super) async fn primary(&self) -> Result<Host, Failure> {
+    /// The primary, by the word of the first sentinel that is up to date.
+    pub(super) async fn primary(&self) -> Result<Primary, Failure> {
         let mut last = self.last.lock().await;
         if let Some((when, answer)) = &*last
             && when.elapsed() < GOOD_FOR
@@ -56,27 +81,39 @@ impl Sentinels {
             return answer.clone();
         }
         let answer = self.ask_all().await;
+        if let Ok(primary) = &answer {
+            *self.newest.lock() = Some(primary.clone());
+        }
         *last = Some((Instant::now(), answer.clone()));
         answer
     }
 
-    async fn ask_all(&self) -> Result<Host, Failure> {
+    /// Whether there has been a failover since `primary` was named, and another is the primary now.
+    pub(super) fn is_replaced(&self, primary: &Primary) -> bool {
+        let newest = self.newest.lock();
+        newest.as_ref().is_some_and(|newest| newest.epoch > primary.epoch && newest.host != primary.host)
+    }
+
+    async fn ask_all(&self) -> Result<Primary, Failure> {
         self.counting.discoveries.one();
+        let newest = self.newest.lock().as_ref().map_or(0, |newest| newest.epoch);
         let hosts = self.hosts.lock().clone();
-        let mut failure = None;
-        for (index, host) in hosts.iter().enumerate() {
-            let place = Place::Tcp(host.clone());
-            let answer = timeout(PATIENCE, self.ask(&place)).await.unwrap_or_else(|_| {
-                let text = format!("sentinel {place} did not answer within {} ms", PATIENCE.as_millis());
-                Err(Failure::local(FailureKind::Timeout, text))
-            });
-            match answer {
+        let (mut older, mut failure) = (None::<Primary>, None);
+        for host in hosts {
+            let place = Place::Tcp(host);
+            let asked = timeout(PATIENCE, async { self.ask(&mut self.call(&place).await?).await });
+            match asked.await.unwrap_or_else(|_| Err(too_slow(&place))) {
+                Ok(primary) if primary.epoch >= newest => return Ok(primary),
                 Ok(primary) => {
-                    self.hosts.lock().swap(0, index);
-                    return Ok(primary);
+                    self.ask_last(&place);
+                    if older.as_ref().is_none_or(|older| older.epoch < primary.epoch) {
+                        older = Some(primary);
+                    }
                 }
-                // A sentinel that answered but could not help says more than one that is away.
                 Err(other) => {
+                    // At once, because there may be no time left to ask everybody: then the next attempt begins with the others.
+                    self.ask_last(&place);
+                    // A sentinel that answered but could not help says more than one that is away.
                     let better = |old: &Failure| is_answer(&other) || !is_answer(old);
                     if failure.as_ref().is_none_or(better) {
                         failure = Some(other);
@@ -84,17 +121,32 @@ impl Sentinels {
                 }
             }
         }
-        // Nobody knew. Next time somebody else is asked first, and not the same by every client.
-        let mut hosts = self.hosts.lock();
-        let many = hosts.len();
-        hosts.rotate_left(random_below(many));
-        Err(failure.unwrap_or_else(|| Failure::local(FailureKind::Unresolved, "there is no sentinel to ask")))
+        // If everybody has gone back to older numbers the service was set up anew.
+        let nobody = || Failure::local(FailureKind::Unresolved, "there is no sentinel to ask");
+        older.ok_or_else(|| failure.unwrap_or_else(nobody))
     }
 
-    async fn ask(&self, place: &Place) -> Result<Host, Failure> {
+    fn ask_last(&self, place: &Place) {
+        let mut hosts = self.hosts.lock();
+        if let Some(index) = hosts.iter().position(|host| Place::Tcp(host.clone()) == *place) {
+            hosts[index..].rotate_left(1);
+        }
+    }
+
+    async fn call(&self, place: &Place) -> Result<Chat, Failure> {
         let stream = connect(place, &self.profile, &Mutex::default()).await?;
         let mut chat = Chat::new(stream, place);
         introduce(&mut chat, &self.profile.login, self.profile.protocol, &self.profile.client_name).await?;
+        Ok(chat)
+    }
+
+    async fn ask(&self, chat: &mut Chat) -> Result<Primary, Failure> {
+        // The epoch first: a failover in between then makes the answer look old, not the old primary new.
+        let epoch = match chat.ask(&["SENTINEL", "MASTER", &self.service]).await? {
+            Ok(about) => epoch_of(&about),
+            // We may not ask, or it does not know the service; the next answer tells.
+            Err(_) => 0,
+        };
         let answer = match chat.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &self.service]).await? {
             Ok(answer) => answer,
             Err(error) => return Err(chat.rejected("SENTINEL GET-MASTER-ADDR-BY-NAME", &error)),
@@ -104,15 +156,86 @@ impl Sentinels {
             _ => None,
         };
         match address {
-            Some((name, port)) if !name.is_empty() && port > 0 => Ok(Host { name: name.into(), port }),
+            Some((name, port)) if !name.is_empty() && port > 0 => {
+                Ok(Primary { host: Host { name: name.into(), port }, epoch })
+            }
             _ => {
-                let text = format!("sentinel {place} knows no service named {}", escaped(&self.service));
+                let text = format!("sentinel {} knows no service named {}", chat.place(), escaped(&self.service));
                 Err(Failure::local(FailureKind::Unresolved, text))
+            }
+        }
+    }
+
+    /// Asks a sentinel now and then whether the primary is still the same, as long as anybody holds this.
+    pub(super) fn watch(self: &Arc<Self>) {
+        if !self.watching.swap(true, Ordering::Relaxed) {
+            let watch = Watch(Arc::downgrade(self));
+            tokio::spawn(async move { watch.run().await });
+        }
+    }
+}
+
+/// The task that watches. Should it end with its runtime, the next connection starts another.
+struct Watch(Weak<Sentinels>);
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if let Some(sentinels) = self.0.upgrade() {
+            sentinels.watching.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Watch {
+    async fn run(&self) {
+        let mut chat = None;
+        loop {
+            sleep(WATCH_EVERY).await;
+            let Some(sentinels) = self.0.upgrade() else { return };
+            let Some(first) = sentinels.hosts.lock().first().cloned() else { return };
+            let place = chat.as_ref().map_or(Place::Tcp(first), |chat: &Chat| chat.place().clone());
+            let asked = timeout(PATIENCE, async {
+                let chat = match &mut chat {
+                    Some(chat) => chat,
+                    none => none.insert(sentinels.call(&place).await?),
+                };
+                sentinels.ask(chat).await
+            });
+            match asked.await.unwrap_or_else(|_| Err(too_slow(&place))) {
+                Ok(primary) => {
+                    let mut newest = sentinels.newest.lock();
+                    if newest.as_ref().is_none_or(|newest| newest.epoch < primary.epoch) {
+                        *newest = Some(primary);
+                    }
+                }
+                Err(_) => {
+                    chat = None;
+                    sentinels.ask_last(&place);
+                }
             }
         }
     }
 }
 
+fn too_slow(place: &Place) -> Failure {
+    let text = format!("sentinel {place} did not answer within {} ms", PATIENCE.as_millis());
+    Failure::local(FailureKind::Timeout, text)
+}
+
 fn is_answer(failure: &Failure) -> bool {
     !matches!(failure.kind(), FailureKind::Refused | FailureKind::Timeout | FailureKind::Disconnected)
+}
+
+/// `config-epoch` of what `SENTINEL MASTER` tells: a map in RESP3, names and values in turn in RESP2.
+fn epoch_of(about: &Value) -> u64 {
+    let epoch = match about {
+        Value::Map(pairs) => {
+            pairs.iter().find(|(name, _)| name.as_str() == Some("config-epoch")).map(|(_, value)| value)
+        }
+        Value::Array(words) => {
+            words.chunks_exact(2).find(|pair| pair[0].as_str() == Some("config-epoch")).map(|pair| &pair[1])
+        }
+        _ => None,
+    };
+    epoch.and_then(Value::as_int).and_then(|epoch| u64::try_from(epoch).ok()).unwrap_or(0)
 }

@@ -12,6 +12,7 @@ use super::conn::{Conn, Queued, Reply, Shape, Taken};
 use super::dial::{Opened, Stream};
 use super::outcome::{Failure, FailureKind, escaped, rule};
 use super::resp::{Scanner, Value, decode, put_command};
+use super::sentinel::Primary;
 
 /// How much is read at once.
 const READ: usize = 16 << 10;
@@ -38,6 +39,8 @@ pub(super) struct Serving<'a> {
     conn: &'a Conn,
     stream: Stream,
     epoch: u64,
+    /// Where Sentinel led.
+    primary: Option<Primary>,
     /// What is being given to the socket, and how much of it was.
     out: Vec<u8>,
     out_at: usize,
@@ -73,6 +76,7 @@ impl<'a> Serving<'a> {
             conn,
             stream: opened.stream,
             epoch,
+            primary: opened.primary,
             out: Vec::new(),
             out_at: 0,
             in_out: 0,
@@ -278,6 +282,9 @@ impl<'a> Serving<'a> {
         if self.silent >= TICKS {
             let text = format!("{} said nothing for {} ms", self.conn.dialer, self.conn.settings.silence.as_millis());
             return Some(Failure::local(FailureKind::Timeout, text));
+        }
+        if self.conn.dialer.is_replaced(self.primary.as_ref()) {
+            self.conn.retire(self.epoch);
         }
         if self.tick_every.saturating_mul(self.idle) >= self.conn.settings.ping_every && self.out.is_empty() {
             self.idle = 0;

@@ -113,3 +113,30 @@ async fn a_sentinel_that_names_a_replica_is_not_believed() {
         other => panic!("{other:?}"),
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_that_was_replaced_behind_its_back_is_left() {
+    let service = Sentinels::start(Flavor::Redis7);
+    let router = router(&service.url());
+    let script = incr();
+    increment(&router, &script, soon()).await;
+    // The sentinels can no longer log in, so to them it is dead. To us it is well, and it takes writes as before.
+    let old = service.master();
+    let mut client = old.client().unwrap();
+    client.command(&["CONFIG", "SET", "requirepass", "pw"]).unwrap();
+    let clients = client.command(&["CLIENT", "LIST"]).unwrap();
+    for line in clients.text().lines().filter(|line| line.contains("name=sentinel-")) {
+        let id = line.split(' ').next().unwrap().strip_prefix("id=").unwrap();
+        client.command(&["CLIENT", "KILL", "ID", id]).unwrap();
+    }
+    let new = service.servers().iter().find(|server| server.port() != old.port()).unwrap();
+    until_async("calls reach the new primary", || async {
+        increment(&router, &script, soon()).await;
+        let role = new.command(&["INFO", "replication"]).text().contains("role:master");
+        let before = new.command(&["GET", "tg:n"]);
+        let outcome = increment(&router, &script, soon()).await;
+        role && matches!(outcome, Outcome::Applied(_)) && new.command(&["GET", "tg:n"]) != before
+    })
+    .await;
+    assert!(client.command(&["INFO", "replication"]).unwrap().text().contains("role:master"), "both are, and yet");
+}
