@@ -97,6 +97,7 @@ pub(crate) struct Http {
 pub(crate) struct Answer {
     pub(crate) status: u16,
     /// The status line and the headers, as they came.
+    #[allow(dead_code, reason = "for those who look at whole exchanges")]
     pub(crate) head: String,
     pub(crate) body: String,
 }
