@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use tidegate::{
-    Check, Decision, Id, Limit, MAX_KEY_BYTES, Memory, Op, Redis, Scope, Source, Store, StoreError, Timestamp, Verdict,
+    Check, Decision, Id, Limit, MAX_KEY_BYTES, Memory, Op, Redis, Source, Store, StoreError, Subject, Timestamp,
+    Verdict,
 };
 
 use crate::rules::envoy::Domains;
@@ -183,12 +184,11 @@ impl Gate {
     /// Decides one charge without an id, if that can be done here and now: the state is in this process, and the key is one that can be kept.
     ///
     /// The same decision as through [`decide`](Gate::decide), by a shorter way: nothing is allocated, and nobody waits.
-    pub fn check_at_once(&self, scope: &Scope<'_>, key: &[u8], limit: &Limit, cost: u64) -> Option<Verdict> {
+    pub fn check_at_once(&self, subject: &Subject<'_>, limit: &Limit, cost: u64) -> Option<Decision> {
         match &self.inner.store {
-            Backend::Memory(memory) if key.len() <= MAX_KEY_BYTES => Some(match scope {
-                Scope::Rule(name) => memory.check_named(name, key, limit, cost),
-                _ => memory.check(key, limit, cost),
-            }),
+            Backend::Memory(memory) if subject.key.len() <= MAX_KEY_BYTES => {
+                Some(memory.check_subject(subject, limit, cost))
+            }
             _ => None,
         }
     }

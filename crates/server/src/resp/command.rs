@@ -109,19 +109,19 @@ impl Session {
                 if asked.op != Op::Check {
                     return false;
                 }
-                let Some(verdict) = self.gate.check_at_once(&CELL_SCOPE, rest[0], &asked.limit, asked.cost) else {
-                    return false;
-                };
-                out.throttle(Throttle::numbers(verdict.allowed, &verdict));
+                let subject = Subject { scope: CELL_SCOPE, key: rest[0].into() };
+                let Some(decision) = self.gate.check_at_once(&subject, &asked.limit, asked.cost) else { return false };
+                out.throttle(Throttle::numbers(decision.allowed(), decision.binding()));
                 true
             }
             [name, key, limit, options @ ..] if name.eq_ignore_ascii_case(b"TG.CHECK") => {
                 let Ok(Options { cost, reserved: None, id: None }) = Options::read(options) else { return false };
                 let Some((_, limits)) = self.last.as_ref().filter(|(known, _)| known == limit) else { return false };
                 let [limit] = limits.as_slice() else { return false };
-                let verdict = self.gate.check_at_once(&Scope::AdHoc, key, limit, cost.unwrap_or(1));
-                let Some(verdict) = verdict else { return false };
-                out.verdict(verdict.allowed, &verdict, &[]);
+                let subject = Subject { scope: Scope::AdHoc, key: (*key).into() };
+                let decision = self.gate.check_at_once(&subject, limit, cost.unwrap_or(1));
+                let Some(decision) = decision else { return false };
+                out.verdict(decision.allowed(), decision.binding(), &[]);
                 true
             }
             _ => false,

@@ -2,6 +2,8 @@
 
 use tidegate::{Retry, Verdict};
 
+use crate::digits;
+
 /// Writes answers behind one another.
 #[derive(Debug)]
 pub(crate) struct Replies {
@@ -78,25 +80,14 @@ impl Replies {
         }
     }
 
-    /// A line with a number, the most frequent of all: no detour over text.
-    fn number(&mut self, kind: u8, negative: bool, mut number: u64) {
-        let mut line = [0; 24];
-        let mut from = line.len() - 2;
-        line[from..].copy_from_slice(b"\r\n");
-        loop {
-            from -= 1;
-            line[from] = b'0' + u8::try_from(number % 10).unwrap_or(0);
-            number /= 10;
-            if number == 0 {
-                break;
-            }
-        }
-        if negative {
-            from -= 1;
-            line[from] = b'-';
-        }
+    /// A line with a number, the most frequent of all.
+    fn number(&mut self, kind: u8, negative: bool, number: u64) {
         self.bytes.push(kind);
-        self.bytes.extend_from_slice(&line[from..]);
+        if negative {
+            self.bytes.push(b'-');
+        }
+        digits::push(&mut self.bytes, number);
+        self.bytes.extend_from_slice(b"\r\n");
     }
 
     fn line(&mut self, kind: u8, text: &[u8]) {

@@ -6,14 +6,10 @@ use std::time::Duration;
 
 use tidegate::{ManualClock, Memory, Redis, RedisBuilder, Timestamp};
 use tidegate_server::config::Config;
-use tidegate_server::gate::{Backend, Gate};
-use tidegate_server::resp::{Auth, Settings};
-use tidegate_server::rules::Rules;
-use tidegate_server::{http, resp};
+use tidegate_server::gate::Backend;
+use tidegate_server::{Options, Running, start_over};
 use tidegate_testkit::Client;
-use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
-use tokio::sync::watch;
 
 /// Where the clock of [`Doors::in_memory`] stands at first.
 pub(crate) const BEGIN: Timestamp = Timestamp::from_secs(1_700_000_000);
@@ -23,9 +19,8 @@ pub(crate) struct Doors {
     pub(crate) http: SocketAddr,
     pub(crate) resp: u16,
     pub(crate) clock: ManualClock,
-    down: watch::Sender<bool>,
-    served: Vec<tokio::task::JoinHandle<std::io::Result<()>>>,
     runtime: Runtime,
+    running: Option<Running>,
 }
 
 impl Doors {
@@ -48,19 +43,12 @@ impl Doors {
 
     fn over(rules: &str, clock: ManualClock, store: impl FnOnce(&Runtime) -> Backend) -> Doors {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let rules = if rules.is_empty() { Rules::default() } else { Config::parse(rules, "test").unwrap().rules };
-        let gate = Gate::new(store(&runtime), rules);
-        let (down, stopped) = watch::channel(false);
-        let bind = || {
-            let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
-            (listener.local_addr().unwrap(), listener)
-        };
-        let ((http, http_listener), (resp, resp_listener)) = (bind(), bind());
-        let served = vec![
-            runtime.spawn(http::serve(http_listener, gate.clone(), stopped.clone())),
-            runtime.spawn(resp::serve(resp_listener, gate, Auth::default(), Settings::default(), stopped)),
-        ];
-        Doors { http, resp: resp.port(), clock, down, served, runtime }
+        let text = format!("listen: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\n{rules}");
+        let config = Config::parse(&text, "test").unwrap();
+        let store = store(&runtime);
+        let running = runtime.block_on(start_over(store, config, Options::default())).unwrap();
+        let (http, resp) = (running.http.unwrap(), running.resp.unwrap().port());
+        Doors { http, resp, clock, runtime, running: Some(running) }
     }
 
     /// A connection to the RESP door.
@@ -76,14 +64,9 @@ impl Doors {
 
 impl Drop for Doors {
     fn drop(&mut self) {
-        let _ = self.down.send(true);
-        for door in self.served.drain(..) {
-            // Whoever is still connected is told to go; a door that does not close is a mistake of its own.
-            let closed = self.runtime.block_on(async { tokio::time::timeout(Duration::from_secs(10), door).await });
-            if !std::thread::panicking() {
-                closed.expect("the door closes in ten seconds").unwrap().unwrap();
-            }
-        }
+        let running = self.running.take().unwrap();
+        let answered = self.runtime.block_on(running.stop());
+        assert!(answered || std::thread::panicking(), "the doors close in time, and everything was answered");
     }
 }
 
@@ -97,7 +80,6 @@ pub(crate) struct Http {
 pub(crate) struct Answer {
     pub(crate) status: u16,
     /// The status line and the headers, as they came.
-    #[allow(dead_code, reason = "for those who look at whole exchanges")]
     pub(crate) head: String,
     pub(crate) body: String,
 }
