@@ -88,10 +88,38 @@ pub fn redis_cli() -> Command {
     Command::new(installed("redis7-cli"))
 }
 
-/// The module redis-cell, for measurements: `.arg("--loadmodule", path)` adds `CL.THROTTLE` to a server.
+/// `redis-benchmark` of Redis 7.0.
 ///
 /// # Panics
-/// If it is not there, with the command that builds it. The tests do not need it and do not build it.
+/// If it is not installed, with the command that installs it.
+pub fn redis_benchmark() -> Command {
+    Command::new(installed("redis7-benchmark"))
+}
+
+/// Python that finds redis-py.
+///
+/// # Panics
+/// If it is not installed, with the command that installs it.
+pub fn python_client() -> Command {
+    let mut python = Command::new("python3");
+    python.env("PYTHONPATH", installed("python-clients")).env("PYTHONDONTWRITEBYTECODE", "1");
+    python
+}
+
+/// Node that finds ioredis and node-redis.
+///
+/// # Panics
+/// If they are not installed, with the command that installs them.
+pub fn node_client() -> Command {
+    let mut node = Command::new("node");
+    node.env("NODE_PATH", installed("node-clients").join("node_modules"));
+    node
+}
+
+/// The module redis-cell, for measurements and comparisons: `.arg("--loadmodule", path)` adds `CL.THROTTLE` to a server.
+///
+/// # Panics
+/// If it is not there, with the command that builds it.
 pub fn redis_cell() -> PathBuf {
     let module = folder().join("libredis_cell.so");
     assert!(module.exists(), "{} is missing: run `cargo xtask servers --bench`", module.display());

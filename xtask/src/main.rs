@@ -18,9 +18,9 @@ cargo xtask COMMAND
   exact [--ops N]     runs N decisions per algorithm against an independent online checker (default 1e9: minutes each);
                       further arguments: --algorithm NAME, --seed S
   bench [ARGS]        measures beside rivals and bounds in one run, as ratios (see bench/README.md)
-  servers [--bench]   installs the Redis and Valkey servers that the tests start, into target/servers/ (or where
-                      TIDEGATE_SERVERS says), without touching the system; a second run only looks.
-                      --bench adds the module redis-cell, which measurements are made beside
+  servers [--bench]   installs the Redis and Valkey servers that the tests start, and the clients that they let talk to
+                      the doors, into target/servers/ (or where TIDEGATE_SERVERS says); a second run only looks.
+                      --bench adds the module redis-cell, which measurements and some tests are made beside
   packages            checks licences and banned packages over `cargo metadata`
   pictures            makes the pictures under docs/pictures/ again
 ";
@@ -57,7 +57,7 @@ fn test() -> Result<(), String> {
     step("format", cargo(&["fmt", "--all", "--check"]))?;
     step("lints", cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"]))?;
     step("packages: licences and bans", || packages::check(&root()))?;
-    step("servers", || servers::install(&[]))?;
+    step("servers", || servers::install(&["--bench"]))?;
     step("tests", cargo(&["test", "--workspace", "--all-features", "--all-targets"]))?;
     step("examples", examples)?;
     step("examples in the documentation", cargo(&["test", "--workspace", "--all-features", "--doc"]))?;

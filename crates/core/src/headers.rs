@@ -13,6 +13,7 @@
 //! # Ok::<(), tidegate_core::ParseError>(())
 //! ```
 
+use alloc::borrow::Cow;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt::Write;
@@ -60,7 +61,7 @@ pub fn of(decision: &Decision, limits: &[(&str, &Limit)], families: Families) ->
         headers.push(("X-RateLimit-Used", (verdict.amount - verdict.remaining.min(verdict.amount)).to_string()));
         headers.push(("X-RateLimit-Reset", reset_epoch_secs(decision).to_string()));
         if let Some((name, _)) = limits.get(decision.binding_index()) {
-            headers.push(("X-RateLimit-Resource", visible(name)));
+            headers.push(("X-RateLimit-Resource", visible(name).into_owned()));
         }
     }
     if let Some(secs) = retry_after_secs(decision) {
@@ -134,8 +135,11 @@ fn list<'a, T: 'a>(
     out
 }
 
-/// Only bytes that may stand in a header; all others as `%XX`, so that no name can add a header of its own.
-fn visible(name: &str) -> String {
+/// A name as it may stand in a header: bytes that may not are written `%XX`, so that no name can add a header of its own.
+pub fn visible(name: &str) -> Cow<'_, str> {
+    if name.bytes().all(|byte| byte != b'%' && matches!(byte, b' '..=b'~')) {
+        return Cow::Borrowed(name);
+    }
     let mut out = String::with_capacity(name.len());
     for byte in name.bytes() {
         match byte {
@@ -144,7 +148,7 @@ fn visible(name: &str) -> String {
             _ => write!(out, "%{byte:02X}").expect("writing to a String cannot fail"),
         }
     }
-    out
+    Cow::Owned(out)
 }
 
 #[cfg(test)]

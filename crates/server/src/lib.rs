@@ -4,6 +4,7 @@
 //! the same way.
 
 pub mod config;
+mod digits;
 pub mod gate;
 pub mod http;
 mod reload;
@@ -11,4 +12,4 @@ pub mod resp;
 pub mod rules;
 mod run;
 
-pub use run::{BUILT_IN, DRAIN, Options, Running, StartError, start};
+pub use run::{BUILT_IN, DRAIN, Options, Running, StartError, start, start_over};

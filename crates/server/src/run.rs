@@ -89,6 +89,14 @@ pub async fn start(config: Config, options: Options) -> Result<Running, StartErr
         "memory" => Backend::Memory(Memory::new()),
         url => Backend::Redis(Redis::new(url)?),
     };
+    start_over(store, config, options).await
+}
+
+/// The same over a store that the caller brings, whatever the configuration says.
+///
+/// # Errors
+/// If an address cannot be used.
+pub async fn start_over(store: Backend, config: Config, options: Options) -> Result<Running, StartError> {
     let closed_to_strangers = options.auth.checks.is_some();
     let http = listen("http", config.listen.http, options.insecure).await?;
     let resp = listen("resp", config.listen.resp, options.insecure || closed_to_strangers).await?;

@@ -1,4 +1,4 @@
-//! `cargo xtask servers`: real Redis and Valkey servers for the tests, in `target/servers/`.
+//! `cargo xtask servers`: real Redis and Valkey servers for the tests, and clients that others wrote, in `target/servers/`.
 //!
 //! The tests want several versions side by side, and none of them may depend on what a machine happens to have. So
 //! nothing is installed into the system: Debian packages are downloaded with everything they need and unpacked into a
@@ -9,6 +9,7 @@
 //! finds all stamps only asks every server for its version.
 
 mod cell;
+mod clients;
 mod fetch;
 
 use std::fs;
@@ -60,6 +61,12 @@ const SOURCES: &[Source] = &[
                 version: "Redis server v=7.0.",
             },
             Server { name: "redis7-cli", program: "usr/bin/redis-cli", called: "redis-cli", version: "redis-cli 7.0." },
+            Server {
+                name: "redis7-benchmark",
+                program: "usr/bin/redis-benchmark",
+                called: "redis-benchmark",
+                version: "redis-benchmark 7.0.",
+            },
         ],
     },
     Source {
@@ -124,6 +131,7 @@ pub(crate) fn install(args: &[&str]) -> Result<(), String> {
     if !missing.is_empty() {
         install_missing(&missing, &folder)?;
     }
+    clients::install(&folder)?;
     if args.contains(&"--bench") {
         cell::install(&folder)?;
     }

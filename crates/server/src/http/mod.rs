@@ -8,9 +8,9 @@ use std::io;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, State};
-use axum::http::{Response, StatusCode, header};
+use axum::http::{Response, StatusCode};
 use axum::routing::{get, post};
-use tidegate::{Check, Op, StoreError};
+use tidegate::{Check, Op, Scope, StoreError, Subject};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -72,10 +72,7 @@ async fn decide(gate: &Gate, verb: Verb, body: &[u8]) -> Response<Body> {
                 }
             }
             results.extend_from_slice(b"]}");
-            let mut response = Response::new(Body::from(results));
-            let json = header::HeaderValue::from_static("application/json");
-            response.headers_mut().insert(header::CONTENT_TYPE, json);
-            response
+            reply::json(results)
         }
     }
 }
@@ -83,7 +80,14 @@ async fn decide(gate: &Gate, verb: Verb, body: &[u8]) -> Response<Body> {
 async fn answer(gate: &Gate, verb: Verb, question: &Question) -> Result<Answer, GateError> {
     let op = verb.op();
     match &question.about {
-        About::Key { key, limits, .. } => {
+        About::Key { key, brought } => {
+            let limits = &brought.limits;
+            if let (Verb::Check, None, [limit]) = (verb, question.id, limits.as_slice())
+                && let subject = (Subject { scope: Scope::AdHoc, key: key.as_bytes().into() })
+                && let Some(decision) = gate.check_at_once(&subject, limit, question.cost)
+            {
+                return Ok(Answer::of_key(question, verb.name(), brought, &decision));
+            }
             let mut check = Check::of(op).charge(key, limits, question.cost);
             if op == Op::Settle {
                 check = check.reserving(question.reserved);
@@ -92,11 +96,11 @@ async fn answer(gate: &Gate, verb: Verb, question: &Question) -> Result<Answer, 
                 check = check.with_id(id);
             }
             let decision = gate.decide(&check).await?;
-            Ok(Answer::of_key(question, op.name(), &check, &decision))
+            Ok(Answer::of_key(question, verb.name(), brought, &decision))
         }
         About::Attributes(attributes) => {
             let ruling = gate.rule(op, &attributes[..], question.cost, question.id).await?;
-            Ok(Answer::of_rules(question, op.name(), &ruling))
+            Ok(Answer::of_rules(question, verb.name(), &ruling))
         }
     }
 }
@@ -113,9 +117,7 @@ fn failure(error: &GateError) -> Response<Body> {
 async fn rules(State(gate): State<Gate>) -> Response<Body> {
     let rules = gate.rules();
     let names: Vec<String> = rules.iter().map(|rule| format!("{{\"name\":{}}}", reply::string(&rule.name))).collect();
-    let mut response = Response::new(Body::from(format!("{{\"rules\":[{}]}}", names.join(","))));
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
-    response
+    reply::json(format!("{{\"rules\":[{}]}}", names.join(",")).into_bytes())
 }
 
 /// A real decision through the real path: a look at a key nobody uses.

@@ -1,91 +1,114 @@
 //! Decisions into JSON, headers and status.
 
-use std::io::Write;
-
 use axum::body::Body;
-use axum::http::{HeaderName, HeaderValue, Response, StatusCode, header};
-use tidegate::headers::{self, Families};
-use tidegate::{Check, Decision, Limit, Verdict};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+use tidegate::headers;
+use tidegate::{Decision, Limit, Verdict};
 
-use super::request::{About, Question};
+use super::request::{About, Brought, Question};
+use crate::digits;
 use crate::gate::Ruling;
+
+const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const USED: HeaderName = HeaderName::from_static("x-ratelimit-used");
+const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+const RESOURCE: HeaderName = HeaderName::from_static("x-ratelimit-resource");
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
+const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 /// What was decided about one question, ready to be written.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) allowed: bool,
     json: Vec<u8>,
-    headers: Vec<(&'static str, String)>,
+    headers: HeaderMap,
     violated: Vec<String>,
 }
 
 impl Answer {
     /// The answer to a question about a key.
-    pub(crate) fn of_key(question: &Question, op: &str, check: &Check<'_>, decision: &Decision) -> Answer {
-        let About::Key { key, text, .. } = &question.about else { return Answer::nothing(op, question.cost, true) };
-        let mut json = Vec::with_capacity(512);
-        let (key, limit) = (string(key), string(text));
-        let (t_us, cost) = (decision.at().as_micros(), question.cost);
-        let _ = write!(json, r#"{{"t_us":{t_us},"key":{key},"cost":{cost},"op":"{op}","limit":{limit},"#);
-        numbers(&mut json, decision.allowed(), decision.binding());
-        let names: Vec<String> = check.charges().iter().map(|charge| charge.limit.to_string()).collect();
-        let charges =
-            check.charges().iter().zip(&names).map(|(charge, name)| (None, name.as_str(), &charge.limit, charge.cost));
-        write_charges(&mut json, charges, decision);
-        finish(&mut json, question, decision);
-        let limits: Vec<(&str, &Limit)> =
-            names.iter().map(String::as_str).zip(check.charges().iter().map(|charge| &charge.limit)).collect();
-        Answer::with(json, decision, &limits)
+    pub(crate) fn of_key(question: &Question, op: &str, brought: &Brought, decision: &Decision) -> Answer {
+        let mut json = Vec::with_capacity(640);
+        json.extend_from_slice(b"{\"t_us\":");
+        digits::push(&mut json, decision.at().as_micros());
+        if let About::Key { key, .. } = &question.about {
+            json.extend_from_slice(b",\"key\":");
+            text(&mut json, key);
+        }
+        begin(&mut json, b',', question, op);
+        json.extend_from_slice(b",\"limit\":");
+        text(&mut json, &brought.text);
+        json.push(b',');
+        numbers(&mut json, decision.allowed(), decision.allowed(), decision.binding());
+        let own = brought.charges.iter();
+        charges(
+            &mut json,
+            own.map(|(name, times)| (None, name.as_str(), question.cost.saturating_mul(*times))),
+            decision,
+        );
+        end(&mut json, question, Some(decision));
+        let names = || brought.charges.iter().map(|(name, _)| name.as_str());
+        let headers = headers_of(decision, brought.policy.clone(), names().zip(decision.charges()));
+        Answer { allowed: decision.allowed(), json, headers, violated: violated(decision, names()) }
     }
 
     /// The answer to a question about attributes.
     pub(crate) fn of_rules(question: &Question, op: &str, ruling: &Ruling) -> Answer {
-        let Some(decision) = &ruling.decision else {
-            let mut answer = Answer::nothing(op, question.cost, ruling.allowed);
-            answer.violated.extend(ruling.refused_by.iter().map(|rule| rule.name.to_string()));
-            return answer;
-        };
-        let mut json = Vec::with_capacity(512);
-        let (t_us, cost) = (decision.at().as_micros(), question.cost);
-        let _ = write!(json, r#"{{"t_us":{t_us},"cost":{cost},"op":"{op}","#);
-        if let Some((charge, _)) = ruling.binding() {
-            let _ =
-                write!(json, r#""rule":{},"limit":{},"#, string(&charge.rule.name), string(&charge.limit.to_string()));
+        let decision = ruling.decision.as_ref();
+        let mut json = Vec::with_capacity(640);
+        json.push(b'{');
+        if let Some(decision) = decision {
+            json.extend_from_slice(b"\"t_us\":");
+            digits::push(&mut json, decision.at().as_micros());
+            json.push(b',');
         }
-        numbers(&mut json, ruling.allowed, decision.binding());
-        let texts: Vec<String> = ruling.charges.iter().map(|charge| charge.limit.to_string()).collect();
-        let charges = ruling.charges.iter().zip(&texts);
-        let charges =
-            charges.map(|(charge, text)| (Some(&*charge.rule.name), text.as_str(), &charge.limit, charge.cost));
-        write_charges(&mut json, charges, decision);
+        begin(&mut json, b' ', question, op);
+        let limits: Vec<String> = ruling.charges.iter().map(|charge| charge.limit.to_string()).collect();
+        // Who lets nothing pass binds before any limit.
+        let binding = ruling.refused_by.as_ref().or(ruling.binding().map(|(charge, _)| &charge.rule));
+        if let Some(rule) = binding {
+            json.extend_from_slice(b",\"rule\":");
+            text(&mut json, &rule.name);
+        }
+        if let (Some(decision), None) = (decision, &ruling.refused_by) {
+            json.extend_from_slice(b",\"limit\":");
+            text(&mut json, limits.get(decision.binding_index()).map_or("", String::as_str));
+        }
+        json.push(b',');
+        match decision {
+            Some(decision) => {
+                numbers(&mut json, ruling.allowed, ruling.refused_by.is_none(), decision.binding());
+                let own = ruling.charges.iter().zip(&limits);
+                let own = own.map(|(charge, limit)| (Some(&*charge.rule.name), limit.as_str(), charge.cost));
+                charges(&mut json, own, decision);
+            }
+            None if ruling.allowed => json.extend_from_slice(b"\"allowed\":true,\"charges\":[]"),
+            None => json.extend_from_slice(b"\"allowed\":false,\"granted\":0,\"retry_after_us\":null,\"charges\":[]"),
+        }
         if !ruling.shadow.is_empty() {
-            json.extend_from_slice(br#","shadow":["#);
+            json.extend_from_slice(b",\"shadow\":[");
             for (at, shadowed) in ruling.shadow.iter().enumerate() {
-                let comma = if at > 0 { "," } else { "" };
-                let (rule, allowed) = (string(&shadowed.rule.name), shadowed.allowed);
-                let _ = write!(json, r#"{comma}{{"rule":{rule},"allowed":{allowed}}}"#);
+                json.extend_from_slice(if at > 0 { b",{\"rule\":" } else { b"{\"rule\":" });
+                text(&mut json, &shadowed.rule.name);
+                json.extend_from_slice(if shadowed.allowed { b",\"allowed\":true}" } else { b",\"allowed\":false}" });
             }
             json.push(b']');
         }
-        finish(&mut json, question, decision);
-        let named = ruling.charges.iter().map(|charge| (&*charge.rule.name, &charge.limit));
-        let mut answer = Answer::with(json, decision, &named.collect::<Vec<_>>());
-        answer.allowed = ruling.allowed;
+        end(&mut json, question, decision);
+        let names = || ruling.charges.iter().map(|charge| &*charge.rule.name);
+        let mut answer = Answer { allowed: ruling.allowed, json, headers: HeaderMap::new(), violated: Vec::new() };
+        if let Some(decision) = decision {
+            let named: Vec<(&str, &Limit)> = names().zip(ruling.charges.iter().map(|charge| &charge.limit)).collect();
+            let policy = HeaderValue::try_from(headers::policy(&named)).ok();
+            answer.headers = headers_of(decision, policy, names().zip(decision.charges()));
+            answer.violated = violated(decision, names());
+        }
         answer.violated.extend(ruling.refused_by.iter().map(|rule| rule.name.to_string()));
         answer
-    }
-
-    fn with(json: Vec<u8>, decision: &Decision, limits: &[(&str, &Limit)]) -> Answer {
-        let denied = decision.charges().iter().zip(limits).filter(|(verdict, _)| !verdict.allowed);
-        let violated =
-            if decision.allowed() { Vec::new() } else { denied.map(|(_, (name, _))| (*name).into()).collect() };
-        Answer { allowed: decision.allowed(), json, headers: headers::of(decision, limits, Families::ALL), violated }
-    }
-
-    /// No limit was asked.
-    fn nothing(op: &str, cost: u64, allowed: bool) -> Answer {
-        let json = format!(r#"{{"cost":{cost},"op":"{op}","allowed":{allowed},"charges":[]}}"#).into_bytes();
-        Answer { allowed, json, headers: Vec::new(), violated: Vec::new() }
     }
 
     pub(crate) fn json(&self) -> &[u8] {
@@ -95,32 +118,40 @@ impl Answer {
     /// 200 with the decision, or 429 with the problem and the decision in it.
     pub(crate) fn into_response(self) -> Response<Body> {
         let (status, kind, body) = if self.allowed {
-            (StatusCode::OK, "application/json", self.json)
+            (StatusCode::OK, JSON, self.json)
         } else {
-            (StatusCode::TOO_MANY_REQUESTS, "application/problem+json", problem(&self.json, &self.violated))
+            (StatusCode::TOO_MANY_REQUESTS, PROBLEM, problem(&self.json, &self.violated))
         };
         let mut response = Response::new(Body::from(body));
         *response.status_mut() = status;
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        for (name, value) in self.headers {
-            if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
-                headers.insert(name, value);
-            }
-        }
+        *headers = self.headers;
+        headers.insert(header::CONTENT_TYPE, kind);
+        headers.insert(header::CACHE_CONTROL, NO_STORE);
         response
     }
 }
 
+/// JSON that is no decision.
+pub(crate) fn json(body: Vec<u8>) -> Response<Body> {
+    let mut response = Response::new(Body::from(body));
+    response.headers_mut().insert(header::CONTENT_TYPE, JSON);
+    response
+}
+
 /// The decision with what makes it a problem before it.
 fn problem(decision: &[u8], violated: &[String]) -> Vec<u8> {
-    let violated: Vec<String> = violated.iter().map(|name| string(name)).collect();
-    let mut body = format!(
-        r#"{{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,"violated-policies":[{}],"#,
-        violated.join(",")
-    )
-    .into_bytes();
+    let mut body = Vec::with_capacity(decision.len() + 256);
+    body.extend_from_slice(
+        br#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,"violated-policies":["#,
+    );
+    for (at, name) in violated.iter().enumerate() {
+        if at > 0 {
+            body.push(b',');
+        }
+        text(&mut body, name);
+    }
+    body.extend_from_slice(b"],");
     body.extend_from_slice(&decision[1..]);
     body
 }
@@ -136,45 +167,116 @@ pub(crate) fn mistake(status: StatusCode, detail: &str) -> Response<Body> {
     );
     let mut response = Response::new(Body::from(body));
     *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    response.headers_mut().insert(header::CONTENT_TYPE, PROBLEM);
     response
 }
 
-/// The members every answer has, in the order every JSON answer has them.
-fn numbers(out: &mut Vec<u8>, allowed: bool, verdict: &Verdict) {
-    let Verdict { granted, remaining, reset_after_us, next_after_us, .. } = verdict;
-    let _ = write!(out, r#""allowed":{allowed},"granted":{granted},"remaining":{remaining}"#);
-    match verdict.retry.micros() {
-        Some(micros) => _ = write!(out, r#","retry_after_us":{micros}"#),
-        None => out.extend_from_slice(br#","retry_after_us":null"#),
+/// `"cost":1,"op":"check"`, after a comma if something stands before it.
+fn begin(out: &mut Vec<u8>, before: u8, question: &Question, op: &str) {
+    if before == b',' {
+        out.push(before);
     }
-    let _ = write!(out, r#","reset_after_us":{reset_after_us},"next_after_us":{next_after_us}"#);
+    out.extend_from_slice(b"\"cost\":");
+    digits::push(out, question.cost);
+    out.extend_from_slice(b",\"op\":\"");
+    out.extend_from_slice(op.as_bytes());
+    out.push(b'"');
 }
 
-fn write_charges<'a>(
-    out: &mut Vec<u8>,
-    charges: impl Iterator<Item = (Option<&'a str>, &'a str, &'a Limit, u64)>,
-    decision: &Decision,
-) {
-    out.extend_from_slice(br#","charges":["#);
-    for (at, ((rule, text, _, cost), verdict)) in charges.zip(decision.charges()).enumerate() {
+/// The members every answer has, in the order every JSON answer has them. What can `ever` pass has a time at which it would.
+fn numbers(out: &mut Vec<u8>, allowed: bool, ever: bool, verdict: &Verdict) {
+    out.extend_from_slice(if allowed { b"\"allowed\":true,\"granted\":" } else { b"\"allowed\":false,\"granted\":" });
+    digits::push(out, verdict.granted);
+    out.extend_from_slice(b",\"remaining\":");
+    digits::push(out, verdict.remaining);
+    out.extend_from_slice(b",\"retry_after_us\":");
+    match verdict.retry.micros() {
+        Some(micros) if ever || micros > 0 => digits::push(out, micros),
+        _ => out.extend_from_slice(b"null"),
+    }
+    out.extend_from_slice(b",\"reset_after_us\":");
+    digits::push(out, verdict.reset_after_us);
+    out.extend_from_slice(b",\"next_after_us\":");
+    digits::push(out, verdict.next_after_us);
+}
+
+/// Every charge: its rule if it has one, its limit, what it cost.
+fn charges<'a>(out: &mut Vec<u8>, charges: impl Iterator<Item = (Option<&'a str>, &'a str, u64)>, decision: &Decision) {
+    out.extend_from_slice(b",\"charges\":[");
+    for (at, ((rule, limit, cost), verdict)) in charges.zip(decision.charges()).enumerate() {
         out.extend_from_slice(if at > 0 { b",{" } else { b"{" });
         if let Some(rule) = rule {
-            let _ = write!(out, r#""rule":{},"#, string(rule));
+            out.extend_from_slice(b"\"rule\":");
+            text(out, rule);
+            out.push(b',');
         }
-        let (limit, amount, binding) = (string(text), verdict.amount, at == decision.binding_index());
-        let _ = write!(out, r#""limit":{limit},"amount":{amount},"cost":{cost},"binding":{binding},"#);
-        numbers(out, verdict.allowed, verdict);
+        out.extend_from_slice(b"\"limit\":");
+        text(out, limit);
+        out.extend_from_slice(b",\"amount\":");
+        digits::push(out, verdict.amount);
+        out.extend_from_slice(b",\"cost\":");
+        digits::push(out, cost);
+        out.extend_from_slice(if at == decision.binding_index() {
+            b",\"binding\":true,"
+        } else {
+            b",\"binding\":false,"
+        });
+        numbers(out, verdict.allowed, true, verdict);
         out.push(b'}');
     }
     out.push(b']');
 }
 
-fn finish(out: &mut Vec<u8>, question: &Question, decision: &Decision) {
+fn end(out: &mut Vec<u8>, question: &Question, decision: Option<&Decision>) {
     if let Some(id) = question.id {
-        let _ = write!(out, r#","id":{}"#, id.0);
+        out.extend_from_slice(b",\"id\":");
+        digits::push(out, id.0);
     }
-    let _ = write!(out, r#","source":"{}"}}"#, decision.source().name());
+    if let Some(decision) = decision {
+        out.extend_from_slice(b",\"source\":\"");
+        out.extend_from_slice(decision.source().name().as_bytes());
+        out.push(b'"');
+    }
+    out.push(b'}');
+}
+
+/// The headers of a decision whose charges have these names; both families, and `Retry-After` on a denial.
+fn headers_of<'a>(
+    decision: &Decision,
+    policy: Option<HeaderValue>,
+    named: impl Iterator<Item = (&'a str, &'a Verdict)> + Clone,
+) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(12);
+    let mut put = |name: HeaderName, value: Option<HeaderValue>| {
+        if let Some(value) = value {
+            headers.insert(name, value);
+        }
+    };
+    let verdict = decision.binding();
+    put(POLICY, policy);
+    put(RATE_LIMIT, HeaderValue::try_from(headers::rate_limit(named.clone())).ok());
+    put(LIMIT, Some(verdict.amount.into()));
+    put(REMAINING, Some(verdict.remaining.into()));
+    put(USED, Some((verdict.amount - verdict.remaining.min(verdict.amount)).into()));
+    put(RESET, Some(headers::reset_epoch_secs(decision).into()));
+    let binding = named.map(|(name, _)| name).nth(decision.binding_index());
+    put(RESOURCE, binding.and_then(|name| HeaderValue::try_from(headers::visible(name).as_ref()).ok()));
+    put(header::RETRY_AFTER, headers::retry_after_secs(decision).map(Into::into));
+    headers
+}
+
+/// Whose limits denied it.
+fn violated<'a>(decision: &Decision, names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    if decision.allowed() {
+        return Vec::new();
+    }
+    let denied = decision.charges().iter().zip(names).filter(|(verdict, _)| !verdict.allowed);
+    denied.map(|(_, name)| name.into()).collect()
+}
+
+/// Writes text as a JSON string.
+fn text(out: &mut Vec<u8>, text: &str) {
+    serde_json::to_writer(out, text).expect("writing text to memory cannot fail");
 }
 
 /// Text as a JSON string.

@@ -1,9 +1,15 @@
 //! JSON into questions.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
 
-use serde::Deserialize;
-use tidegate::{Id, Limits, Op};
+use axum::http::HeaderValue;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use tidegate::{Id, Limit, Limits, Op, headers};
 
 /// The largest body, in bytes.
 pub const MAX_BODY_BYTES: usize = 64 << 10;
@@ -11,6 +17,10 @@ pub const MAX_BODY_BYTES: usize = 64 << 10;
 pub const MAX_BATCH: usize = 1000;
 /// The most attributes of one request.
 pub const MAX_ATTRIBUTES: usize = 64;
+/// How much of what was sent an error repeats, in characters.
+const MAX_SHOWN: usize = 128;
+/// How many limits that callers brought are remembered on each thread.
+const REMEMBERED: usize = 8;
 
 /// A body as it is sent: one question, or a batch of them.
 #[derive(Deserialize, Debug, Default)]
@@ -19,10 +29,66 @@ pub(crate) struct Body {
     key: Option<String>,
     limit: Option<String>,
     attributes: Option<BTreeMap<String, String>>,
+    #[serde(default, deserialize_with = "cost")]
     cost: Option<u64>,
+    #[serde(default, deserialize_with = "reserved")]
     reserved: Option<u64>,
+    #[serde(default, deserialize_with = "id")]
     id: Option<u64>,
-    checks: Option<Vec<Body>>,
+    checks: Option<Vec<Object>>,
+}
+
+/// A body that is written as an object, and not as a list of its values, which would be taken otherwise.
+#[derive(Debug)]
+struct Object(Body);
+
+impl<'de> Deserialize<'de> for Object {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Members;
+        impl<'de> Visitor<'de> for Members {
+            type Value = Object;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object with key and limit, attributes, or checks")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object, A::Error> {
+                Body::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+        from.deserialize_map(Members)
+    }
+}
+
+/// A whole number, whose name an error says.
+struct Whole(&'static str);
+
+impl<'de> Visitor<'de> for Whole {
+    type Value = Option<u64>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a whole number of at most {} as {}", u64::MAX, self.0)
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<Option<u64>, E> {
+        Ok(Some(number))
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<Option<u64>, E> {
+        Ok(None)
+    }
+}
+
+fn cost<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    from.deserialize_any(Whole("cost"))
+}
+
+fn reserved<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    from.deserialize_any(Whole("reserved"))
+}
+
+fn id<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    from.deserialize_any(Whole("id"))
 }
 
 /// One question.
@@ -41,13 +107,58 @@ pub(crate) enum About {
     Key {
         /// The key.
         key: String,
-        /// The limits as they were written.
-        text: String,
         /// The limits.
-        limits: Limits,
+        brought: Arc<Brought>,
     },
     /// Whatever the rules say about these attributes.
     Attributes(Vec<(String, String)>),
+}
+
+/// Limits that a caller brought, with what every answer says about them.
+#[derive(Debug)]
+pub(crate) struct Brought {
+    /// As they were written.
+    pub(crate) text: String,
+    pub(crate) limits: Limits,
+    /// Each charge: how its limit is written in the notation, and how often.
+    pub(crate) charges: Vec<(String, u64)>,
+    /// What `RateLimit-Policy` says.
+    pub(crate) policy: Option<HeaderValue>,
+}
+
+impl Brought {
+    /// Reads limits. Those that were read last on this thread are remembered: most callers bring the same ones again and again, and reading
+    /// and naming them costs more than deciding.
+    fn read(text: String) -> Result<Arc<Brought>, String> {
+        thread_local! {
+            static LAST: RefCell<VecDeque<Arc<Brought>>> = RefCell::default();
+        }
+        let known = LAST.with_borrow(|last| last.iter().find(|known| known.text == text).map(Arc::clone));
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let limits: Limits = text.parse().map_err(|error| {
+            let shown: String = text.chars().take(MAX_SHOWN).collect();
+            format!("limit is {shown:?}: {error}")
+        })?;
+        let mut own: Vec<(&Limit, u64)> = Vec::with_capacity(limits.as_slice().len());
+        for limit in &limits {
+            match own.iter_mut().find(|(known, _)| *known == limit) {
+                Some((_, times)) => *times += 1, // charged once, with twice the cost
+                None => own.push((limit, 1)),
+            }
+        }
+        let charges: Vec<(String, u64)> = own.iter().map(|(limit, times)| (limit.to_string(), *times)).collect();
+        let named: Vec<(&str, &Limit)> =
+            charges.iter().zip(&own).map(|((name, _), (limit, _))| (name.as_str(), *limit)).collect();
+        let policy = HeaderValue::try_from(headers::policy(&named)).ok();
+        let brought = Arc::new(Brought { text, limits, charges, policy });
+        LAST.with_borrow_mut(|last| {
+            last.truncate(REMEMBERED - 1);
+            last.push_front(Arc::clone(&brought));
+        });
+        Ok(brought)
+    }
 }
 
 /// One question or several.
@@ -59,7 +170,8 @@ pub(crate) enum Asked {
 
 /// Reads a body.
 pub(crate) fn read(bytes: &[u8], verb: Verb) -> Result<Asked, String> {
-    let body: Body = serde_json::from_slice(bytes).map_err(|error| format!("the body is not as expected: {error}"))?;
+    let Object(body) =
+        serde_json::from_slice(bytes).map_err(|error| format!("the body is not as expected: {error}"))?;
     match body.checks {
         None => body.question(verb, "").map(Asked::One),
         Some(_) if body.key.is_some() || body.limit.is_some() || body.attributes.is_some() => {
@@ -71,7 +183,7 @@ pub(crate) fn read(bytes: &[u8], verb: Verb) -> Result<Asked, String> {
         Some(checks) => {
             let questions = checks.into_iter().enumerate();
             questions
-                .map(|(at, one)| one.question(verb, &format!("checks[{at}].")))
+                .map(|(at, Object(one))| one.question(verb, &format!("checks[{at}].")))
                 .collect::<Result<_, _>>()
                 .map(Asked::Batch)
         }
@@ -85,8 +197,7 @@ impl Body {
         }
         let about = match (self.key, self.limit, self.attributes) {
             (Some(key), Some(text), None) => {
-                let limits = text.parse().map_err(|error| format!("{place}limit is {text:?}: {error}"))?;
-                About::Key { key, text, limits }
+                About::Key { key, brought: Brought::read(text).map_err(|problem| format!("{place}{problem}"))? }
             }
             (None, None, Some(attributes)) if attributes.len() > MAX_ATTRIBUTES => {
                 return Err(format!(
@@ -99,7 +210,7 @@ impl Body {
                 return Err(format!("{place}limit is missing: expected one such as \"10/s; 120/m\""));
             }
             (None, Some(_), None) => return Err(format!("{place}key is missing: expected whose budget it is")),
-            (None, None, None) => return Err(format!("{place}: expected key and limit, or attributes")),
+            (None, None, None) => return Err(format!("{place}key is missing: expected key and limit, or attributes")),
             _ => return Err(format!("{place}attributes stands beside key or limit: expected one or the other")),
         };
         let id = match (self.id, verb) {
@@ -144,6 +255,11 @@ impl Verb {
         ("lease", Verb::Lease),
         ("release", Verb::Release),
     ];
+
+    /// As in the path.
+    pub(crate) fn name(self) -> &'static str {
+        Verb::ALL.iter().find(|(_, verb)| *verb == self).map_or("check", |(name, _)| name)
+    }
 
     pub(crate) fn op(self) -> Op {
         match self {

@@ -1,15 +1,22 @@
 //! Commands into answers. What clients send when they connect is answered as Redis does; everything that decides goes to the gate.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use tidegate::{Check, Decision, Id, Limits, Op, Scope, Subject};
+use tidegate::{Check, Decision, Id, Limits, Op, Scope, Subject, Verdict};
+
+use tokio::time::Instant;
 
 use super::reply::Replies;
-use super::throttle::Throttle;
-use crate::gate::{Gate, GateError};
+use super::throttle::{Parameters, Throttle};
+use crate::gate::Gate;
 
 /// Keys of `CL.THROTTLE` are a namespace of their own. No rule can have this name.
 const CELL: &str = "cl:throttle";
+const CELL_SCOPE: Scope<'static> = Scope::Rule(Cow::Borrowed(CELL));
+
+/// The longest name that a client may give itself, in bytes.
+const MAX_NAME_BYTES: usize = 128;
 
 /// What one connection knows.
 #[derive(Debug)]
@@ -20,8 +27,12 @@ pub(crate) struct Session {
     pub(crate) number: i64,
     pub(crate) name: Vec<u8>,
     pub(crate) closing: bool,
-    /// The limit of the last `CL.THROTTLE` or `TG.` call and how it was written: most connections ask about the same one.
+    /// By when the command must be here whose first bytes have come.
+    pub(crate) begun: Option<Instant>,
+    /// The limits of the last `TG.` call and how they were written: most connections ask about the same ones.
     last: Option<(Vec<u8>, Limits)>,
+    /// The same for `CL.THROTTLE`.
+    throttle: Parameters,
 }
 
 /// The words that let somebody in; none: everybody is.
@@ -76,7 +87,45 @@ fn same(token: &[u8], word: &[u8]) -> bool {
 impl Session {
     pub(crate) fn new(gate: Gate, auth: Arc<Auth>, number: i64) -> Self {
         let may = auth.unknown();
-        Session { gate, auth, may, number, name: Vec::new(), closing: false, last: None }
+        Session {
+            gate,
+            auth,
+            may,
+            number,
+            name: Vec::new(),
+            closing: false,
+            begun: None,
+            last: None,
+            throttle: Parameters::default(),
+        }
+    }
+
+    /// Answers what is asked most, and can be decided in this process without waiting for anybody; says whether it did.
+    pub(crate) fn answer_at_once(&mut self, words: &[&[u8]], out: &mut Replies) -> bool {
+        match words {
+            _ if self.may == May::Nothing => false,
+            [name, rest @ ..] if name.eq_ignore_ascii_case(b"CL.THROTTLE") => {
+                let Ok(asked) = Throttle::read(rest, &mut self.throttle) else { return false };
+                if asked.op != Op::Check {
+                    return false;
+                }
+                let subject = Subject { scope: CELL_SCOPE, key: rest[0].into() };
+                let Some(decision) = self.gate.check_at_once(&subject, &asked.limit, asked.cost) else { return false };
+                out.throttle(Throttle::numbers(decision.allowed(), decision.binding()));
+                true
+            }
+            [name, key, limit, options @ ..] if name.eq_ignore_ascii_case(b"TG.CHECK") => {
+                let Ok(Options { cost, reserved: None, id: None }) = Options::read(options) else { return false };
+                let Some((_, limits)) = self.last.as_ref().filter(|(known, _)| known == limit) else { return false };
+                let [limit] = limits.as_slice() else { return false };
+                let subject = Subject { scope: Scope::AdHoc, key: (*key).into() };
+                let decision = self.gate.check_at_once(&subject, limit, cost.unwrap_or(1));
+                let Some(decision) = decision else { return false };
+                out.verdict(decision.allowed(), decision.binding(), &[]);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Answers one command.
@@ -119,58 +168,92 @@ impl Session {
             (b"PING", _, [word]) | (b"ECHO", _, [word]) => out.bulk(word),
             (b"SELECT", _, [b"0"]) => out.simple("OK"),
             (b"SELECT", _, [_]) => out.error("ERR DB index is out of range"),
-            (b"CLIENT", b"SETNAME", [_, name]) => {
-                self.name = name[..name.len().min(128)].to_vec();
-                out.simple("OK");
-            }
+            (b"CLIENT", b"SETNAME", [_, name]) => match self.called(name) {
+                Ok(()) => out.simple("OK"),
+                Err(problem) => out.error(problem),
+            },
             (b"CLIENT", b"GETNAME", [_]) if self.name.is_empty() => out.null(),
-            (b"CLIENT", b"GETNAME", [_]) => out.bulk(&self.name.clone()),
+            (b"CLIENT", b"GETNAME", [_]) => out.bulk(&self.name),
             (b"CLIENT", b"ID", [_]) => out.integer(self.number),
             (b"CLIENT", b"SETINFO", [_, _, _]) => out.simple("OK"),
-            (b"CLIENT", b"TRACKING" | b"NO-EVICT" | b"NO-TOUCH", [_, ..]) => out.simple("OK"),
-            (b"COMMAND", b"COUNT", _) => out.integer(0),
+            (b"CLIENT", b"TRACKING", [_, word, ..]) if !word.eq_ignore_ascii_case(b"OFF") => {
+                out.error("ERR nothing is kept that could be tracked: expected CLIENT TRACKING off");
+            }
+            (b"CLIENT", b"TRACKING" | b"NO-EVICT" | b"NO-TOUCH", [_, _, ..]) => out.simple("OK"),
+            (b"COMMAND", b"COUNT", [_]) => out.integer(0),
             (b"COMMAND", b"DOCS", _) => out.map(0),
-            (b"COMMAND", _, _) => out.array(0),
-            (b"CONFIG", b"GET", [_, ..]) => out.map(0),
+            (b"COMMAND", b"INFO", [_, names @ ..]) => {
+                out.array(names.len());
+                names.iter().for_each(|_| out.null());
+            }
+            (b"COMMAND", b"" | b"LIST", _) => out.array(0),
+            (b"CONFIG", b"GET", [_, _, ..]) => out.map(0),
             (b"INFO", _, _) => {
                 let version = env!("CARGO_PKG_VERSION");
-                out.bulk(
-                    format!(
-                        "# Server\r\ntidegate_version:{version}\r\nredis_version:7.0.0\r\nredis_mode:standalone\r\n"
-                    )
-                    .as_bytes(),
+                let text = format!(
+                    "# Server\r\nredis_version:7.0.0\r\nredis_mode:standalone\r\ntidegate_version:{version}\r\n\r\n# Persistence\r\nloading:0\r\n"
                 );
+                out.bulk(text.as_bytes());
             }
-            (b"PING" | b"ECHO" | b"SELECT" | b"CLIENT" | b"CONFIG" | b"RESET", _, _) => {
-                out.error("ERR wrong number of arguments or unknown subcommand");
+            (b"PING" | b"ECHO" | b"SELECT" | b"RESET" | b"AUTH", ..) => {
+                let name = String::from_utf8_lossy(name).to_ascii_lowercase();
+                out.error(&format!("ERR wrong number of arguments for '{name}' command"));
+            }
+            (b"CLIENT" | b"COMMAND" | b"CONFIG", ..) => {
+                out.error("ERR unknown subcommand or wrong number of arguments");
             }
             _ => out.error("ERR unknown command: expected CL.THROTTLE, TG.CHECK or one of its kin"),
         }
     }
 
+    /// Takes the name that a client gives itself.
+    fn called(&mut self, name: &[u8]) -> Result<(), &'static str> {
+        if !name.iter().all(u8::is_ascii_graphic) {
+            return Err("ERR Client names cannot contain spaces, newlines or special characters.");
+        }
+        if name.len() > MAX_NAME_BYTES {
+            return Err("ERR the name is too long: expected at most 128 bytes");
+        }
+        self.name = name.to_vec();
+        Ok(())
+    }
+
+    /// `HELLO [2|3 [AUTH user word] [SETNAME name]]`. Nothing changes unless all of it is right.
     fn hello(&mut self, rest: &[&[u8]], out: &mut Replies) {
         let mut rest = rest.iter();
-        match rest.next() {
-            None => {}
-            Some(&b"2") => out.three = false,
-            Some(&b"3") => out.three = true,
-            Some(_) => return out.error("NOPROTO unsupported protocol version"),
-        }
+        let three = match rest.next() {
+            None => out.three,
+            Some(&b"2") => false,
+            Some(&b"3") => true,
+            Some(other) if other.iter().all(u8::is_ascii_digit) => {
+                return out.error("NOPROTO unsupported protocol version");
+            }
+            Some(_) => return out.error("ERR Protocol version is not an integer or out of range"),
+        };
+        let (mut may, mut name) = (self.may, None);
         while let Some(option) = rest.next() {
-            match (option.to_ascii_uppercase().as_slice(), rest.next(), option) {
-                (b"AUTH", Some(_user), _) => match rest.next().and_then(|word| self.auth.knows(word)) {
-                    Some(may) => self.may = may,
-                    None => return out.error("WRONGPASS invalid username-password pair or user is disabled."),
+            match (option.to_ascii_uppercase().as_slice(), rest.next()) {
+                (b"AUTH", Some(_user)) => match rest.next().map(|word| self.auth.knows(word)) {
+                    Some(Some(known)) => may = known,
+                    Some(None) => {
+                        return out.error("WRONGPASS invalid username-password pair or user is disabled.");
+                    }
+                    None => return out.error("ERR Syntax error in HELLO option 'auth'"),
                 },
-                (b"SETNAME", Some(name), _) => self.name = name[..name.len().min(128)].to_vec(),
-                _ => return out.error("ERR syntax error in HELLO"),
+                (b"SETNAME", Some(word)) => name = Some(word),
+                _ => return out.error(&format!("ERR Syntax error in HELLO option '{}'", option.escape_ascii())),
             }
         }
-        if self.may == May::Nothing {
-            return out.error("NOAUTH HELLO must be called with the client already authenticated");
+        if may == May::Nothing {
+            return out.error(
+                "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time",
+            );
         }
+        if let Some(Err(problem)) = name.map(|name| self.called(name)) {
+            return out.error(problem);
+        }
+        (self.may, out.three) = (may, three);
         out.map(7);
-        let proto = if out.three { 3 } else { 2 };
         let version = env!("CARGO_PKG_VERSION").as_bytes();
         for (name, value) in
             [("server", &b"tidegate"[..]), ("version", version), ("mode", b"standalone"), ("role", b"master")]
@@ -179,7 +262,7 @@ impl Session {
             out.bulk(value);
         }
         out.bulk(b"proto");
-        out.integer(proto);
+        out.integer(if three { 3 } else { 2 });
         out.bulk(b"id");
         out.integer(self.number);
         out.bulk(b"modules");
@@ -187,16 +270,15 @@ impl Session {
     }
 
     async fn throttle(&mut self, rest: &[&[u8]], out: &mut Replies) {
-        let asked = match Throttle::read(rest) {
+        let asked = match Throttle::read(rest, &mut self.throttle) {
             Ok(asked) => asked,
             Err(problem) => return out.error(&problem),
         };
-        let subject = Subject { scope: Scope::Rule(CELL.into()), key: rest[0].into() };
+        let subject = Subject { scope: CELL_SCOPE, key: rest[0].into() };
         let check = Check::of(asked.op).charge_subject(subject, [&asked.limit], asked.cost);
         match self.gate.decide(&check).await {
             Ok(decision) => {
-                out.array(5);
-                Throttle::numbers(&decision).into_iter().for_each(|number| out.integer(number));
+                out.throttle(Throttle::numbers(decision.allowed(), decision.binding()));
             }
             Err(error) => out.error(&format!("ERR {error}")),
         }
@@ -257,25 +339,29 @@ impl Session {
         }
     }
 
-    /// `TG.RULES attribute value … [COST n]`.
+    /// `TG.RULES attribute value … [COST n]`. The last two words are the cost if they are called so; no attribute can be.
     async fn rules(&mut self, rest: &[&[u8]], out: &mut Replies) {
-        let (attributes, options) = match rest.iter().position(|word| word.eq_ignore_ascii_case(b"COST")) {
-            Some(at) if at % 2 == 0 => rest.split_at(at),
+        let (attributes, options) = match rest {
+            [.., word, _] if word.eq_ignore_ascii_case(b"COST") => rest.split_at(rest.len() - 2),
             _ => (rest, &[][..]),
         };
-        let Ok(Options { cost, .. }) = Options::read(options) else { return out.error("ERR expected COST n") };
+        let cost = match Options::read(options) {
+            Ok(options) => options.cost.unwrap_or(1),
+            Err(problem) => return out.error(&problem),
+        };
         if attributes.is_empty() || attributes.len() % 2 == 1 {
-            return out.error("ERR expected TG.RULES attribute value [attribute value …] [COST n]");
+            return out.error("ERR expected TG.RULES attribute value [attribute value ...] [COST n]");
         }
         let text = |word: &[u8]| String::from_utf8_lossy(word).into_owned();
         let attributes: Vec<(String, String)> =
             attributes.chunks(2).map(|pair| (text(pair[0]), text(pair[1]))).collect();
-        match self.gate.rule(Op::Check, &attributes[..], cost.unwrap_or(1), None).await {
+        match self.gate.rule(Op::Check, &attributes[..], cost, None).await {
             Ok(ruling) => {
-                let none = Decision::of_many(Vec::new(), ruling.allowed, tidegate::Timestamp::EPOCH);
-                out.verdict(ruling.allowed, ruling.decision.as_ref().unwrap_or(&none).binding(), &[]);
+                let none = Verdict::default();
+                let verdict = ruling.decision.as_ref().map_or(&none, Decision::binding);
+                let shadowed = ruling.shadow.iter().filter(|shadowed| !shadowed.allowed).count();
+                out.verdict(ruling.allowed, verdict, &[("shadow_denied", super::reply::whole(shadowed as u64))]);
             }
-            Err(GateError::Store(error)) => out.error(&format!("ERR {error}")),
             Err(error) => out.error(&format!("ERR {error}")),
         }
     }
@@ -315,6 +401,7 @@ impl Options {
             match name.as_slice() {
                 b"COST" => options.cost = Some(number),
                 b"RESERVED" => options.reserved = Some(number),
+                b"ID" if number == 0 => return Err("ERR ID is '0': expected a positive number".into()),
                 b"ID" => options.id = Some(Id(number)),
                 other => return Err(format!("ERR '{}': expected COST, RESERVED or ID", other.escape_ascii())),
             }

@@ -1,6 +1,5 @@
-//! Bytes into commands: RESP arrays of strings, and lines as people type them. Nothing is copied, and memory is used only for bytes that came.
-
-use std::ops::Range;
+//! Bytes into commands: RESP arrays of strings, and lines as people type them. Memory is used only for bytes that came, and nothing is copied
+//! but the words of a typed line.
 
 /// The most words of a command.
 pub const MAX_WORDS: usize = 64;
@@ -11,14 +10,19 @@ pub const MAX_UNKNOWN_BYTES: usize = 16 << 10;
 /// The longest line, typed by a person or before a length.
 pub const MAX_LINE_BYTES: usize = 4 << 10;
 
-/// Where the words of a command are in the bytes that were read.
-pub(crate) type Words = Vec<Range<usize>>;
+/// The longest number before a length or a count, in bytes.
+const MAX_NUMBER_BYTES: usize = 32;
+
+/// The words of a command, where they are in the bytes that were read.
+pub(crate) type Words<'a> = Vec<&'a [u8]>;
 
 /// What the next bytes are.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Next {
-    /// A command, whose words are at these places, and where the next one begins. No words: an empty line.
+pub(crate) enum Next<'a> {
+    /// A command, whose words were found, and how many bytes it takes. No words: nothing was asked.
     Command(usize),
+    /// A line as people type it, still to be [`split`], and how many bytes it takes.
+    Line(&'a [u8], usize),
     /// Not all of it is here yet.
     Unfinished,
 }
@@ -27,6 +31,8 @@ pub(crate) enum Next {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Broken {
     #[error("Protocol error: too big mbulk count string")]
+    LongNumber,
+    #[error("Protocol error: too big inline request")]
     LongLine,
     #[error("Protocol error: invalid multibulk length")]
     Words,
@@ -43,16 +49,16 @@ pub(crate) enum Broken {
 }
 
 /// Reads one command from the front of `bytes`; its words are put into `words`.
-pub(crate) fn next(bytes: &[u8], words: &mut Words, max_bytes: usize) -> Result<Next, Broken> {
+pub(crate) fn next<'a>(bytes: &'a [u8], words: &mut Words<'a>, max_bytes: usize) -> Result<Next<'a>, Broken> {
     words.clear();
     match bytes.first() {
         None => Ok(Next::Unfinished),
         Some(b'*') => array(bytes, words, max_bytes),
-        Some(_) => inline(bytes, words),
+        Some(_) => line(bytes),
     }
 }
 
-fn array(bytes: &[u8], words: &mut Words, max_bytes: usize) -> Result<Next, Broken> {
+fn array<'a>(bytes: &'a [u8], words: &mut Words<'a>, max_bytes: usize) -> Result<Next<'a>, Broken> {
     let Some((count, mut at)) = number(bytes, 1, Broken::Words)? else { return Ok(Next::Unfinished) };
     if count <= 0 {
         return if count == 0 || count == -1 { Ok(Next::Command(at)) } else { Err(Broken::Words) };
@@ -75,68 +81,104 @@ fn array(bytes: &[u8], words: &mut Words, max_bytes: usize) -> Result<Next, Brok
             Some(b"\r\n") => {}
             Some(_) => return Err(Broken::Length),
         }
-        words.push(from..end);
+        words.push(&bytes[from..end]);
         at = end + 2;
     }
     Ok(Next::Command(at))
 }
 
-/// A number up to the end of its line, and where the next line begins.
+/// A number up to the end of its line, and where the next line begins. One that is too large for any use is read as the largest.
 fn number(bytes: &[u8], from: usize, broken: Broken) -> Result<Option<(i64, usize)>, Broken> {
-    let line = bytes.get(from..).unwrap_or_default();
-    let Some(end) = line.iter().take(32).position(|byte| *byte == b'\r') else {
-        return if line.len() >= 32 { Err(Broken::LongLine) } else { Ok(None) };
-    };
-    match line.get(end + 1) {
-        None => return Ok(None),
-        Some(b'\n') => {}
-        Some(_) => return Err(broken),
+    let negative = bytes.get(from) == Some(&b'-');
+    let first = from + usize::from(negative);
+    let (mut at, mut value) = (first, 0_i64);
+    loop {
+        match bytes.get(at) {
+            None => return Ok(None),
+            Some(_) if at - from >= MAX_NUMBER_BYTES => return Err(Broken::LongNumber),
+            Some(b'\r') => break,
+            Some(digit @ b'0'..=b'9') => value = value.saturating_mul(10).saturating_add(i64::from(digit - b'0')),
+            Some(_) => return Err(broken),
+        }
+        at += 1;
     }
-    let text = std::str::from_utf8(&line[..end]).ok().filter(|text| !text.starts_with('+'));
-    let number = text.and_then(|text| text.parse().ok()).ok_or(broken)?;
-    Ok(Some((number, from + end + 2)))
+    match bytes.get(at + 1) {
+        None => Ok(None),
+        Some(b'\n') if at > first => Ok(Some((if negative { -value } else { value }, at + 2))),
+        Some(_) => Err(broken),
+    }
 }
 
-/// A line of words between blanks; quotes hold words together.
-fn inline(bytes: &[u8], words: &mut Words) -> Result<Next, Broken> {
+fn line(bytes: &[u8]) -> Result<Next<'_>, Broken> {
     let Some(end) = bytes.iter().take(MAX_LINE_BYTES).position(|byte| *byte == b'\n') else {
         return if bytes.len() >= MAX_LINE_BYTES { Err(Broken::LongLine) } else { Ok(Next::Unfinished) };
     };
     let line = &bytes[..end];
     let line = line.strip_suffix(b"\r").unwrap_or(line);
-    if [&b"GET "[..], b"POST ", b"PUT ", b"HEAD ", b"Host:", b"OPTIONS "].iter().any(|http| line.starts_with(http)) {
+    // A browser that was sent here by somebody, most likely. What follows would be taken for commands.
+    let http = line.windows(6).any(|part| part == b" HTTP/") || line.starts_with(b"POST ");
+    if http || line.get(..5).is_some_and(|start| start.eq_ignore_ascii_case(b"Host:")) {
         return Err(Broken::Http);
     }
-    let mut at = 0;
-    while at < line.len() {
-        if line[at].is_ascii_whitespace() {
-            at += 1;
-            continue;
-        }
+    Ok(Next::Line(line, end + 1))
+}
+
+/// The words of a line. Quotes hold a word together, and in double quotes a backslash means what it means to Redis.
+pub(crate) fn split(line: &[u8]) -> Result<Vec<Vec<u8>>, Broken> {
+    let mut rest = line.iter().copied().peekable();
+    let mut words = Vec::new();
+    loop {
+        while rest.next_if(u8::is_ascii_whitespace).is_some() {}
+        let Some(first) = rest.peek() else { return Ok(words) };
         if words.len() == MAX_WORDS {
             return Err(Broken::Words);
         }
-        let quote = Some(line[at]).filter(|byte| matches!(byte, b'"' | b'\''));
-        let from = if quote.is_some() { at + 1 } else { at };
-        let ends = |byte: &u8| quote.map_or(byte.is_ascii_whitespace(), |quote| *byte == quote);
-        let to = line[from..].iter().position(ends).map(|length| from + length);
-        match (quote, to) {
-            (Some(_), None) => return Err(Broken::Quotes),
-            (Some(_), Some(to)) => {
-                if line.get(to + 1).is_some_and(|byte| !byte.is_ascii_whitespace()) {
+        let quote = Some(*first).filter(|byte| matches!(byte, b'"' | b'\''));
+        let mut word = Vec::new();
+        match quote {
+            None => word.extend(std::iter::from_fn(|| rest.next_if(|byte| !byte.is_ascii_whitespace()))),
+            Some(quote) => {
+                rest.next();
+                loop {
+                    match rest.next().ok_or(Broken::Quotes)? {
+                        byte if byte == quote => break,
+                        b'\\' if quote == b'"' => word.push(escaped(&mut rest).ok_or(Broken::Quotes)?),
+                        b'\\' if rest.peek() == Some(&b'\'') => word.extend(rest.next()),
+                        byte => word.push(byte),
+                    }
+                }
+                if rest.peek().is_some_and(|byte| !byte.is_ascii_whitespace()) {
                     return Err(Broken::Quotes);
                 }
-                words.push(from..to);
-                at = to + 1;
-            }
-            (None, to) => {
-                let to = to.unwrap_or(line.len());
-                words.push(from..to);
-                at = to;
             }
         }
+        words.push(word);
     }
-    Ok(Next::Command(end + 1))
+}
+
+/// What comes after a backslash: `x41`, `n`, `r`, `t`, `b`, `a`, or a character that means itself.
+fn escaped(rest: &mut std::iter::Peekable<impl Iterator<Item = u8> + Clone>) -> Option<u8> {
+    Some(match rest.next()? {
+        b'n' => b'\n',
+        b'r' => b'\r',
+        b't' => b'\t',
+        b'b' => 0x08,
+        b'a' => 0x07,
+        b'x' => {
+            let mut ahead = rest.clone();
+            let mut digit = || {
+                ahead.next().and_then(|byte| char::from(byte).to_digit(16)).and_then(|digit| u8::try_from(digit).ok())
+            };
+            match (digit(), digit()) {
+                (Some(high), Some(low)) => {
+                    *rest = ahead;
+                    high << 4 | low
+                }
+                _ => b'x',
+            }
+        }
+        other => other,
+    })
 }
 
 fn printable(byte: u8) -> char {
@@ -151,11 +193,15 @@ mod tests {
 
     fn read(bytes: &[u8]) -> Result<Vec<Vec<Vec<u8>>>, Broken> {
         let (mut at, mut words, mut commands) = (0, Words::new(), Vec::new());
-        while let Next::Command(next) = super::next(&bytes[at..], &mut words, MAX_COMMAND_BYTES)? {
-            commands.push(words.iter().map(|word| bytes[at..][word.clone()].to_vec()).collect());
+        loop {
+            let (command, next) = match super::next(&bytes[at..], &mut words, MAX_COMMAND_BYTES)? {
+                Next::Command(next) => (words.iter().map(|word| word.to_vec()).collect(), next),
+                Next::Line(line, next) => (split(line)?, next),
+                Next::Unfinished => return Ok(commands),
+            };
+            commands.push(command);
             at += next;
         }
-        Ok(commands)
     }
 
     #[test]
@@ -171,6 +217,16 @@ mod tests {
             text(read(b"PING  \"a b\" 'c'\r\n\r\nECHO x\n").unwrap()),
             [vec!["PING", "a b", "c"], vec![], vec!["ECHO", "x"]]
         );
+        assert_eq!(
+            text(
+                read(
+                    br#"ECHO "a\"b\x41\xzz\t\\" 'it\'s\n' a"b "" ''
+"#
+                )
+                .unwrap()
+            ),
+            [vec!["ECHO", "a\"bAxzz\t\\", "it's\\n", "a\"b", "", ""]]
+        );
     }
 
     #[test]
@@ -184,7 +240,13 @@ mod tests {
             (b"*1\r\n:1\r\n", "expected '$', got ':'"),
             (b"*1\r\n$1\r\nab\r\n", "invalid bulk length"),
             (b"*11111111111111111111111111111111111111", "too big"),
+            (b"*1\r\n$1\r\na\rb", "invalid bulk length"),
+            (b"*\r\n", "invalid multibulk length"),
+            (b"*1\r\n$\r\n", "invalid bulk length"),
             (b"GET / HTTP/1.1\r\n", "not HTTP"),
+            (b"POST /\r\n", "not HTTP"),
+            (b"host: here\r\n", "not HTTP"),
+            (b"ECHO \"a\"b\r\n", "unbalanced quotes"),
             (b"PING \"a\r\n", "unbalanced quotes"),
         ] {
             let error = read(bytes).unwrap_err().to_string();

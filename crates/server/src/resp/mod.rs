@@ -8,16 +8,18 @@ mod frame;
 mod reply;
 mod throttle;
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 pub use self::command::Auth;
 use self::command::{May, Session};
@@ -28,6 +30,14 @@ use crate::gate::Gate;
 
 /// Answers that may wait to be written before more is read.
 const MAX_ANSWERS_BYTES: usize = 64 << 10;
+/// How much is read at once: a pipeline of some two hundred commands.
+const READ_BYTES: usize = 16 << 10;
+/// The most room that a connection keeps when it has nothing to do.
+const MAX_KEPT_BYTES: usize = 64 << 10;
+/// How long after the order to stop commands are still read.
+const LAST_CALL: Duration = Duration::from_secs(2);
+/// How long to wait at the end for the other side to have read everything.
+const FAREWELL: Duration = Duration::from_millis(500);
 /// Commands answered before others get their turn.
 const TURN: usize = 64;
 
@@ -97,53 +107,143 @@ async fn converse(
     settings: Settings,
     mut shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let mut bytes: Vec<u8> = Vec::with_capacity(4096);
+    let mut bytes: Vec<u8> = Vec::with_capacity(READ_BYTES);
     let mut out = Replies { bytes: Vec::new(), three: false };
-    let mut words = Words::new();
     let mut down = false;
+    let mut stop = pin!(shutdown.wait_for(|down| *down));
+    // One timer for the whole conversation: setting one for every wait would cost more than a decision. When it rings, it is looked
+    // at whether anything was heard since it was set.
+    let mut bell = pin!(sleep(settings.idle));
+    let mut heard = false;
+    let mut last_call = None;
     loop {
-        let used = answer_all(&bytes, &mut words, &mut session, &mut out).await;
-        bytes.drain(..used);
+        let turn = answer_turn(&bytes, &mut session, &mut out).await;
+        bytes.drain(..turn.used);
+        if bytes.is_empty() && bytes.capacity() > MAX_KEPT_BYTES {
+            bytes.shrink_to(READ_BYTES);
+        }
         if !out.bytes.is_empty() {
             within(settings.patience, stream.write_all(&out.bytes)).await?;
             out.bytes.clear();
-            if out.bytes.capacity() > MAX_ANSWERS_BYTES {
-                out.bytes.shrink_to(MAX_ANSWERS_BYTES);
-            }
-            if used > 0 && !session.closing {
-                continue; // there may be more commands than one turn takes
+            if out.bytes.capacity() > MAX_KEPT_BYTES {
+                out.bytes.shrink_to(MAX_KEPT_BYTES);
             }
         }
-        if session.closing || (down && bytes.is_empty()) {
-            return stream.shutdown().await;
+        if session.closing {
+            return leave(&mut stream).await;
         }
-        let patience = if bytes.is_empty() { settings.idle } else { settings.patience };
+        if turn.more {
+            tokio::task::yield_now().await;
+            continue;
+        }
+        if down && bytes.is_empty() {
+            // What had been sent before the order to stop is answered, too. Who goes on sending must not keep the door open.
+            let last = *last_call.get_or_insert_with(|| Instant::now() + LAST_CALL);
+            let more = if Instant::now() < last { now(&mut stream, &mut bytes).await? } else { 0 };
+            if more == 0 {
+                return leave(&mut stream).await;
+            }
+            continue;
+        }
+        let begun = !bytes.is_empty();
+        if begun {
+            // Whoever begins a command ends it soon, however many pieces he sends it in.
+            let end = *session.begun.get_or_insert_with(|| Instant::now() + settings.patience);
+            tokio::select! {
+                biased;
+                read = timeout_at(end, stream.read_buf(&mut bytes)) => match read {
+                    Ok(read) => if read? == 0 { return Ok(()) },
+                    Err(_) => return Err(io::ErrorKind::TimedOut.into()),
+                },
+                _ = &mut stop, if !down => down = true,
+            }
+            continue;
+        }
+        session.begun = None;
         tokio::select! {
-            read = within(patience, stream.read_buf(&mut bytes)) => if read? == 0 { return Ok(()) },
-            _ = shutdown.wait_for(|down| *down), if !down => down = true,
+            biased;
+            read = stream.read_buf(&mut bytes) => {
+                heard = true;
+                if read? == 0 { return Ok(()) }
+            }
+            _ = &mut stop, if !down => down = true,
+            () = &mut bell => {
+                if !heard {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                heard = false;
+                bell.as_mut().reset(Instant::now() + settings.idle);
+            }
         }
     }
 }
 
+/// Says goodbye. Closing while something unread has arrived would take back answers that are still under way; so what comes is read and
+/// forgotten until the other side has closed, for a moment at most.
+async fn leave(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
+    stream.shutdown().await?;
+    let mut rest = [0; 4096];
+    let drain = async { while matches!(stream.read(&mut rest).await, Ok(1..)) {} };
+    let _ = tokio::time::timeout(FAREWELL, drain).await;
+    Ok(())
+}
+
+/// Reads what has already arrived, without waiting for more.
+async fn now(stream: &mut (impl AsyncRead + Unpin), bytes: &mut Vec<u8>) -> io::Result<usize> {
+    tokio::select! {
+        biased;
+        read = stream.read_buf(bytes) => read,
+        () = tokio::task::yield_now() => Ok(0),
+    }
+}
+
 async fn within<T>(patience: Duration, io: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    // Nearly always it can be done at once, and then no timer is needed.
+    let mut io = pin!(io);
+    if let Poll::Ready(done) = poll_fn(|context| Poll::Ready(io.as_mut().poll(context))).await {
+        return done;
+    }
     timeout(patience, io).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// Answers complete commands at the front of `bytes`, one turn of them, and says how many bytes they took.
-async fn answer_all(bytes: &[u8], words: &mut Words, session: &mut Session, out: &mut Replies) -> usize {
+/// What one turn did.
+struct Turn {
+    /// How many bytes the answered commands took.
+    used: usize,
+    /// There may be another complete command.
+    more: bool,
+}
+
+/// Answers complete commands at the front of `bytes`, one turn of them.
+async fn answer_turn(bytes: &[u8], session: &mut Session, out: &mut Replies) -> Turn {
     let mut used = 0;
+    let mut words = Words::with_capacity(8);
     for _ in 0..TURN {
         if session.closing || out.bytes.len() > MAX_ANSWERS_BYTES {
             break;
         }
         let most = if session.may == May::Nothing { MAX_UNKNOWN_BYTES } else { MAX_COMMAND_BYTES };
-        match frame::next(&bytes[used..], words, most) {
-            Ok(Next::Command(next)) => {
-                let command: Vec<&[u8]> = words.iter().map(|word| &bytes[used..][word.clone()]).collect();
-                session.answer(&command, out).await;
-                used += next;
+        let taken = match frame::next(&bytes[used..], &mut words, most) {
+            Ok(Next::Command(taken)) => {
+                session.begun = None;
+                if !session.answer_at_once(&words, out) {
+                    session.answer(&words, out).await;
+                }
+                Ok(taken)
             }
-            Ok(Next::Unfinished) => break,
+            Ok(Next::Line(line, taken)) => match frame::split(line) {
+                Ok(words) => {
+                    session.begun = None;
+                    session.answer(&words.iter().map(Vec::as_slice).collect::<Vec<_>>(), out).await;
+                    Ok(taken)
+                }
+                Err(broken) => Err(broken),
+            },
+            Ok(Next::Unfinished) => return Turn { used, more: false },
+            Err(broken) => Err(broken),
+        };
+        match taken {
+            Ok(taken) => used += taken,
             Err(broken) => {
                 out.error(&format!("ERR {broken}"));
                 session.closing = true;
@@ -151,5 +251,5 @@ async fn answer_all(bytes: &[u8], words: &mut Words, session: &mut Session, out:
             }
         }
     }
-    used
+    Turn { used, more: used < bytes.len() }
 }

@@ -2,6 +2,8 @@
 
 use tidegate::{Retry, Verdict};
 
+use crate::digits;
+
 /// Writes answers behind one another.
 #[derive(Debug)]
 pub(crate) struct Replies {
@@ -22,11 +24,11 @@ impl Replies {
     }
 
     pub(crate) fn integer(&mut self, number: i64) {
-        self.line(b':', number.to_string().as_bytes());
+        self.number(b':', number.is_negative(), number.unsigned_abs());
     }
 
     pub(crate) fn bulk(&mut self, bytes: &[u8]) {
-        self.line(b'$', bytes.len().to_string().as_bytes());
+        self.number(b'$', false, bytes.len() as u64);
         self.bytes.extend_from_slice(bytes);
         self.bytes.extend_from_slice(b"\r\n");
     }
@@ -36,20 +38,27 @@ impl Replies {
     }
 
     pub(crate) fn array(&mut self, length: usize) {
-        self.line(b'*', length.to_string().as_bytes());
+        self.number(b'*', false, length as u64);
     }
 
     /// Begins a map of so many pairs; an array of both in version 2.
     pub(crate) fn map(&mut self, pairs: usize) {
-        if self.three { self.line(b'%', pairs.to_string().as_bytes()) } else { self.array(2 * pairs) }
+        if self.three { self.number(b'%', false, pairs as u64) } else { self.array(2 * pairs) }
+    }
+
+    /// The five numbers of `CL.THROTTLE`.
+    pub(crate) fn throttle(&mut self, numbers: [i64; 5]) {
+        self.array(5);
+        numbers.into_iter().for_each(|number| self.integer(number));
     }
 
     /// `[allowed, amount, remaining, retry_after_ms, reset_after_ms]`, with names in version 3, and whatever else there is.
     pub(crate) fn verdict(&mut self, allowed: bool, verdict: &Verdict, more: &[(&str, i64)]) {
         let retry_ms = match verdict.retry {
             _ if allowed => 0,
-            Retry::Never => -1,
-            retry => to_ms(retry.micros().unwrap_or(0)),
+            // The limits would let it pass: it is a rule that lets nothing pass, and never will.
+            Retry::Never | Retry::Now => -1,
+            Retry::After(micros) => to_ms(micros),
         };
         let numbers = [
             ("allowed", i64::from(allowed)),
@@ -71,6 +80,16 @@ impl Replies {
         }
     }
 
+    /// A line with a number, the most frequent of all.
+    fn number(&mut self, kind: u8, negative: bool, number: u64) {
+        self.bytes.push(kind);
+        if negative {
+            self.bytes.push(b'-');
+        }
+        digits::push(&mut self.bytes, number);
+        self.bytes.extend_from_slice(b"\r\n");
+    }
+
     fn line(&mut self, kind: u8, text: &[u8]) {
         self.bytes.push(kind);
         self.bytes.extend_from_slice(text);
@@ -85,4 +104,25 @@ fn to_ms(micros: u64) -> i64 {
 
 pub(crate) fn whole(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_in_full() {
+        for number in [0, 1, -1, 9, 10, 1_234_567_890, i64::MAX, i64::MIN] {
+            let mut out = Replies { bytes: Vec::new(), three: false };
+            out.integer(number);
+            assert_eq!(out.bytes, format!(":{number}\r\n").as_bytes());
+        }
+    }
+
+    #[test]
+    fn errors_are_one_harmless_line() {
+        let mut out = Replies { bytes: Vec::new(), three: true };
+        out.error("ERR a\r\n+OK\r\n\u{1b}[31m\u{e9}");
+        assert_eq!(out.bytes, b"-ERR a??+OK???[31m?\r\n");
+    }
 }

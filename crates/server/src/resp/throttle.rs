@@ -3,7 +3,7 @@
 //! `CL.THROTTLE key max_burst count period [quantity]` answers `[limited, limit, remaining, retry_after_s, reset_after_s]`. Where it differs on purpose:
 //! parameters whose arithmetic would overflow are errors; `remaining` is right at any rate; a denial never says that it may be tried again in 0 seconds.
 
-use tidegate::{Decision, Limit, Op, Period, Retry};
+use tidegate::{Limit, Op, Period, Retry, Verdict};
 
 use super::reply::whole;
 
@@ -11,16 +11,22 @@ const USAGE: &str =
     "Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]";
 
 /// What was asked.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Throttle {
     pub(crate) limit: Limit,
     pub(crate) op: Op,
     pub(crate) cost: u64,
 }
 
+/// The limit that was asked about last, and the numbers that made it: making one costs more than deciding by it.
+#[derive(Debug, Default)]
+pub(crate) struct Parameters {
+    last: Option<([i64; 3], Limit)>,
+}
+
 impl Throttle {
     /// Reads the words after the name of the command.
-    pub(crate) fn read(words: &[&[u8]]) -> Result<Throttle, String> {
+    pub(crate) fn read(words: &[&[u8]], known: &mut Parameters) -> Result<Throttle, String> {
         if !(4..=5).contains(&words.len()) {
             return Err(USAGE.into());
         }
@@ -31,14 +37,12 @@ impl Throttle {
         if count == 0 || period == 0 {
             return Err("Cell error: Store error: Zero rates are not supported".into());
         }
-        let positive = |name: &str, number: i64| {
-            u64::try_from(number)
-                .map_err(|_| format!("Cell error: Store error: {name} is {number}: expected a positive number"))
+        let numbers = [max_burst, count, period];
+        let limit = match known.last {
+            Some((same, limit)) if same == numbers => limit,
+            _ => limit(numbers)?,
         };
-        let (burst, count, period) =
-            (positive("max_burst", max_burst)?, positive("count", count)?, positive("period", period)?);
-        let limit = Limit::bucket(count, Period::seconds(period)).burst(burst.saturating_add(1)).build();
-        let limit = limit.map_err(|error| format!("Cell error: Store error: {error}"))?;
+        known.last = Some((numbers, limit));
         let (op, cost) = match quantity {
             0 => (Op::Peek, 0),
             quantity if quantity < 0 => (Op::Refund, quantity.unsigned_abs()),
@@ -48,16 +52,25 @@ impl Throttle {
     }
 
     /// The five numbers.
-    pub(crate) fn numbers(decision: &Decision) -> [i64; 5] {
-        let verdict = decision.binding();
+    pub(crate) fn numbers(allowed: bool, verdict: &Verdict) -> [i64; 5] {
         let retry = match verdict.retry {
-            _ if decision.allowed() => -1,
-            Retry::Never => -1,
-            retry => seconds(retry.micros().unwrap_or(0)).max(1),
+            Retry::After(micros) if !allowed => seconds(micros).max(1),
+            _ => -1,
         };
-        let limited = i64::from(!decision.allowed());
+        let limited = i64::from(!allowed);
         [limited, whole(verdict.amount), whole(verdict.remaining), retry, seconds(verdict.reset_after_us)]
     }
+}
+
+fn limit([max_burst, count, period]: [i64; 3]) -> Result<Limit, String> {
+    let positive = |name: &str, number: i64| {
+        u64::try_from(number)
+            .map_err(|_| format!("Cell error: Store error: {name} is {number}: expected a positive number"))
+    };
+    let (burst, count, period) =
+        (positive("max_burst", max_burst)?, positive("count", count)?, positive("period", period)?);
+    let limit = Limit::bucket(count, Period::seconds(period)).burst(burst.saturating_add(1)).build();
+    limit.map_err(|error| format!("Cell error: Store error: {error}"))
 }
 
 /// Whole seconds, and one more if at least a millisecond is left over.
@@ -67,6 +80,10 @@ fn seconds(micros: u64) -> i64 {
 
 /// A decimal with an optional sign.
 fn integer(word: &[u8]) -> Result<i64, String> {
+    // Nearly always a few digits.
+    if (1..=18).contains(&word.len()) && word.iter().all(u8::is_ascii_digit) {
+        return Ok(word.iter().fold(0, |number, digit| 10 * number + i64::from(digit - b'0')));
+    }
     let text = std::str::from_utf8(word).ok();
     text.and_then(|text| text.parse().ok()).ok_or_else(|| {
         let shown: String = word.escape_ascii().to_string().chars().take(64).collect();

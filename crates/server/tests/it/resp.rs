@@ -121,7 +121,7 @@ fn rules_decide_over_attributes() {
     let door =
         door(Auth::default(), "rules:\n  - { name: a, by: [ip], limit: 2/min }\n  - { name: b, limit: 3/min }\n");
     let mut client = door.client();
-    assert_eq!(numbers(&mut client, "TG.RULES ip 192.0.2.1"), [1, 2, 1, 0, 30_000]);
+    assert_eq!(numbers(&mut client, "TG.RULES ip 192.0.2.1"), [1, 2, 1, 0, 30_000, 0]);
     assert_eq!(numbers(&mut client, "TG.RULES ip 192.0.2.1")[..3], [1, 2, 0]);
     assert_eq!(numbers(&mut client, "TG.RULES ip 192.0.2.1")[0], 0);
     assert_eq!(numbers(&mut client, "TG.RULES ip 192.0.2.2 COST 1")[0], 1, "a denial takes nothing from anybody");

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use tidegate_core::{Algorithm, Decision, Limit, Op, Record, Timestamp, Verdict};
 
 use crate::clock::Clock;
-use crate::store::{Check, Deciding, InvalidCheck, Scope, Store};
+use crate::store::{Check, Deciding, InvalidCheck, Scope, Store, Subject};
 pub use gate::Gate;
 use gate::{Allowed, Answer};
 use interned::Interned;
@@ -206,6 +206,17 @@ impl Memory {
     #[inline]
     pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K, limit: &Limit, cost: u64) -> Verdict {
         self.inner.check_key(key.as_ref(), limit, cost)
+    }
+
+    /// The same for a key of any scope, as a whole decision: what [`decide`](Memory::decide) says of a [`Check`] of this one charge, by a
+    /// shorter way. Keys of more than [`MAX_KEY_BYTES`](crate::MAX_KEY_BYTES) are taken here, too.
+    pub fn check_subject(&self, subject: &Subject<'_>, limit: &Limit, cost: u64) -> Decision {
+        let hash = self.inner.hash(&subject.scope, &subject.key, limit, 0);
+        let at_home = self.inner.at_home(hash);
+        slots::prefetch(at_home);
+        let now = self.inner.clock.now();
+        let verdict: Verdict = self.inner.check(hash, at_home, limit, cost, now, self.inner.tag_of(limit));
+        Decision::of_one(verdict, verdict.allowed, now)
     }
 
     /// The same as [`check`](Memory::check) for those who only want to know whether the request may pass; a little faster.

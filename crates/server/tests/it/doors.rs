@@ -1,0 +1,126 @@
+//! Open doors over a store whose clock stands still, and the smallest HTTP client.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use tidegate::{ManualClock, Memory, Redis, RedisBuilder, Timestamp};
+use tidegate_server::config::Config;
+use tidegate_server::gate::Backend;
+use tidegate_server::{Options, Running, start_over};
+use tidegate_testkit::Client;
+use tokio::runtime::Runtime;
+
+/// Where the clock of [`Doors::in_memory`] stands at first.
+pub(crate) const BEGIN: Timestamp = Timestamp::from_secs(1_700_000_000);
+
+/// The doors for HTTP and RESP over one store.
+pub(crate) struct Doors {
+    pub(crate) http: SocketAddr,
+    pub(crate) resp: u16,
+    pub(crate) clock: ManualClock,
+    runtime: Runtime,
+    running: Option<Running>,
+}
+
+impl Doors {
+    /// Over a memory whose clock stands at [`BEGIN`]. `rules` is the text of a rules file; it may be empty.
+    pub(crate) fn in_memory(rules: &str) -> Doors {
+        let clock = ManualClock::new();
+        clock.set(BEGIN);
+        Doors::over(rules, clock.clone(), |_| Backend::Memory(Memory::builder().clock(clock).build()))
+    }
+
+    /// Over Redis or Valkey, at the time that the clock shows.
+    pub(crate) fn in_redis(rules: &str, builder: RedisBuilder) -> Doors {
+        let clock = ManualClock::new();
+        clock.set(BEGIN);
+        Doors::over(rules, clock.clone(), |runtime| {
+            let redis: Redis = runtime.block_on(async { builder.clock(clock).build() }).unwrap();
+            Backend::Redis(redis)
+        })
+    }
+
+    fn over(rules: &str, clock: ManualClock, store: impl FnOnce(&Runtime) -> Backend) -> Doors {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let text = format!("listen: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\n{rules}");
+        let config = Config::parse(&text, "test").unwrap();
+        let store = store(&runtime);
+        let running = runtime.block_on(start_over(store, config, Options::default())).unwrap();
+        let (http, resp) = (running.http.unwrap(), running.resp.unwrap().port());
+        Doors { http, resp, clock, runtime, running: Some(running) }
+    }
+
+    /// A connection to the RESP door.
+    pub(crate) fn resp(&self) -> Client {
+        Client::connect(self.resp).unwrap()
+    }
+
+    /// A connection to the HTTP door.
+    pub(crate) fn http(&self) -> Http {
+        Http::connect(self.http)
+    }
+}
+
+impl Drop for Doors {
+    fn drop(&mut self) {
+        let running = self.running.take().unwrap();
+        let answered = self.runtime.block_on(running.stop());
+        assert!(answered || std::thread::panicking(), "the doors close in time, and everything was answered");
+    }
+}
+
+/// A connection that is kept, one request after the other.
+pub(crate) struct Http {
+    stream: BufReader<TcpStream>,
+}
+
+/// What was answered.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    /// The status line and the headers, as they came.
+    pub(crate) head: String,
+    pub(crate) body: String,
+}
+
+impl Http {
+    pub(crate) fn connect(at: SocketAddr) -> Http {
+        let stream = TcpStream::connect(at).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        Http { stream: BufReader::new(stream) }
+    }
+
+    /// Posts JSON.
+    pub(crate) fn post(&mut self, path: &str, body: &str) -> Answer {
+        let length = body.len();
+        self.send(&format!(
+            "POST {path} HTTP/1.1\r\nhost: tidegate\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        ));
+        self.receive().expect("an answer")
+    }
+
+    pub(crate) fn send(&mut self, text: &str) {
+        self.stream.get_mut().write_all(text.as_bytes()).unwrap();
+    }
+
+    /// The next answer; none if the connection ends before it begins.
+    pub(crate) fn receive(&mut self) -> Option<Answer> {
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            match self.stream.read_line(&mut head) {
+                Ok(0) | Err(_) if head.is_empty() => return None,
+                Ok(0) => panic!("the answer ends early: {head:?}"),
+                Ok(_) => {}
+                Err(error) => panic!("{error} after {head:?}"),
+            }
+        }
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        let length =
+            head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length: ").map(str::to_owned));
+        let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
+        self.stream.read_exact(&mut body).unwrap();
+        Some(Answer { status, head, body: String::from_utf8(body).unwrap() })
+    }
+}
