@@ -13,7 +13,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use tidegate_core::{Algorithm, Decision, Op, Timestamp};
+use tidegate_core::{Algorithm, Decision, Id, Op, Timestamp};
 
 use super::call::{Answer, Found, Head};
 use super::{Asked, Inner, script_op};
@@ -55,7 +55,8 @@ impl<'a> Saga<'a> {
         // Without an id a lease that must be given back could not be told from those of others.
         let takes = matches!(op, Op::Check | Op::Debit | Op::Take);
         let leases = check.charges().iter().any(|charge| matches!(charge.limit.algorithm(), Algorithm::Concurrent(_)));
-        let id = check.id().or_else(|| (takes && leases).then(|| inner.fresh_id()));
+        let id = check.id().filter(|id| *id != Id::NONE);
+        let id = id.or_else(|| (takes && leases).then(|| inner.fresh_id()));
         let head = Head { op, id, now: inner.now(), denied: false };
         Saga { inner, check, head, slots }
     }
@@ -82,14 +83,19 @@ impl<'a> Saga<'a> {
             }
         }
         // Denied, or unanswered: whoever took gives back. After a denial whoever was not asked yet says how it stands, and counts
-        // the denial if its limit counts those.
-        let denied = Head { denied: true, ..self.head };
+        // the denial if its limit counts those. No answer is not a denial, and nobody counts it.
         let answered = answers.iter().all(Result::is_ok);
+        let denied = Head { denied: true, ..self.head };
+        if !answered {
+            self.give_back(&answers).await;
+            let error = answers.into_iter().find_map(Result::err);
+            return Err(error.unwrap_or_else(unasked));
+        }
         let told = join_all(self.slots.iter().enumerate().map(|(at, slot)| {
             let undo = match answers.get(at) {
                 Some(Ok(answer)) if answer.allowed => Some(slot.charged(answer)),
                 Some(_) => None,
-                None => answered.then(|| vec![None; slot.charges.len()]),
+                None => Some(vec![None; slot.charges.len()]),
             };
             async move {
                 let undo = undo?;
@@ -102,6 +108,23 @@ impl<'a> Saga<'a> {
             None => answers.get_mut(at).map_or(Err(unasked()), |answer| std::mem::replace(answer, Err(unasked()))),
         });
         Ok(self.decision(last.collect::<Result<_, _>>()?, false))
+    }
+
+    /// Gives back what was taken where there was an answer.
+    async fn give_back(&self, answers: &Answers) {
+        let refund = Head { op: Op::Refund, ..self.head };
+        join_all(self.slots.iter().zip(answers).map(|(slot, answer)| async move {
+            let Ok(answer) = answer else { return };
+            // What was known by its id has been charged before, and stays charged.
+            let taken = slot.charges.iter().zip(slot.charged(answer)).filter(|(_, charged)| charged.is_some());
+            let (taken, charged): (Vec<_>, Vec<_>) =
+                taken.map(|(asked, charged)| (self.inner.ask(asked.charge), charged)).unzip();
+            if answer.allowed && !taken.is_empty() {
+                // Whether it works or not, there is nothing more that could be done.
+                let _ = self.inner.call(refund, &taken, &charged, self.inner.deadline()).await;
+            }
+        }))
+        .await;
     }
 
     /// Takes what every slot can give: each is asked for what the ones before it gave, and what was too much is given back.

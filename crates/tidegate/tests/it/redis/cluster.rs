@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
-use tidegate::{Check, Limits, ManualClock, Op, Redis, Retry, Store};
+use tidegate::{Check, Id, Limits, ManualClock, Op, Redis, Retry, Store};
 use tidegate_testkit::{Cluster, Flavor, Reply, wait_until};
 
 use super::{ask, at, left, limits, runtime};
@@ -243,6 +243,81 @@ fn taking_from_several_slots_takes_the_same_from_all() {
                 assert!(back.charges().iter().all(|charge| charge.granted == 3), "{kind}: {back:?}");
                 assert_eq!(left(&redis, &keys[0], &rich).await, 7, "{kind}");
                 assert_eq!(left(&redis, &keys[1], &poor).await, 3, "{kind}");
+            }
+        });
+    });
+}
+
+/// Asked again under the same id, nothing is taken again, and nothing is given back of what was taken then.
+#[test]
+fn taking_again_under_the_same_id_changes_nothing() {
+    on_shared(|cluster| {
+        runtime().block_on(async {
+            let redis = at(&cluster.url()).namespace("take-again").build().unwrap();
+            for kind in ["concurrent ttl 1h", "/1000d window", "/1000d log"] {
+                let [rich, poor] = [9, 4].map(|amount| limits(&format!("{amount} {kind}").replace(" /", "/")));
+                let keys = one_per_master(cluster, &redis, &rich, kind).await;
+                for key in &keys {
+                    let reset = Check::of(Op::Reset).charge(key.as_str(), &rich, 0);
+                    assert!(redis.decide(&reset).await.unwrap().allowed());
+                }
+                let take = Check::of(Op::Take).charge(&keys[0], &rich, 6).charge(&keys[1], &poor, 6).with_id(Id(7));
+                for round in 0..3 {
+                    assert!(redis.decide(&take).await.unwrap().allowed(), "{kind}, {round}");
+                    assert_eq!(left(&redis, &keys[0], &rich).await, 5, "{kind}, {round}");
+                    assert_eq!(left(&redis, &keys[1], &poor).await, 0, "{kind}, {round}");
+                }
+            }
+        });
+    });
+}
+
+/// An id of zero is none: two calls with it are two calls.
+#[test]
+fn an_id_of_zero_is_no_id() {
+    on_shared(|cluster| {
+        runtime().block_on(async {
+            let redis = at(&cluster.url()).namespace("id-zero").build().unwrap();
+            for limit in ["9 concurrent ttl 1h", "9/1000d window"] {
+                let limits = limits(limit);
+                let keys = one_per_master(cluster, &redis, &limits, limit).await;
+                let before = left(&redis, &keys[0], &limits).await;
+                let check = Check::new().charge(&keys[0], &limits, 1).charge(&keys[1], &limits, 1).with_id(Id(0));
+                for round in 1..=3 {
+                    assert!(redis.decide(&check).await.unwrap().allowed(), "{limit}");
+                    assert_eq!(left(&redis, &keys[0], &limits).await, before - round, "{limit}");
+                }
+            }
+        });
+    });
+}
+
+/// A slot that cannot answer is no denial: what the others took is given back, also under a limit that counts what it denies.
+#[test]
+fn no_answer_from_one_slot_charges_no_other() {
+    on_shared(|cluster| {
+        runtime().block_on(async {
+            let redis = at(&cluster.url()).namespace("no-answer").build().unwrap();
+            for limit in ["9/1000d window count rejected", "9/1000d log count rejected", "9/h"] {
+                let limits = limits(limit);
+                let keys = one_per_master(cluster, &redis, &limits, limit).await;
+                let before = left(&redis, &keys[0], &limits).await;
+                // Somebody else has put a list where the state of the second was.
+                let names = cluster.nodes().iter().filter_map(|node| node.try_command(&["KEYS", "tg1:*"]).ok());
+                let end = format!(":{}", keys[1]);
+                let broken: Vec<String> = names
+                    .flat_map(|names| names.array().iter().map(|name| name.text().to_owned()).collect::<Vec<_>>())
+                    .collect();
+                let broken = broken.iter().find(|name| name.ends_with(&end)).unwrap();
+                let node = cluster.master_of(cluster.slot_of(broken));
+                node.command(&["DEL", broken]);
+                node.command(&["RPUSH", broken, "x"]);
+                let check = Check::new().charge(&keys[0], &limits, 1).charge(&keys[1], &limits, 1);
+                for _ in 0..3 {
+                    assert!(redis.decide(&check).await.is_err(), "{limit}");
+                    assert_eq!(left(&redis, &keys[0], &limits).await, before, "{limit}");
+                }
+                node.command(&["DEL", broken]);
             }
         });
     });
