@@ -9,6 +9,7 @@ use governor::middleware::NoOpMiddleware;
 use governor::nanos::Nanos;
 use governor::state::keyed::DashMapStateStore;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use siphasher::sip128::SipHasher13;
 use tidegate::{Clock, Gate, Limit, ManualClock, Memory, SystemClock};
 
 /// Decides whether `key` may pass now.
@@ -130,6 +131,8 @@ pub struct Flat16 {
     slots: Vec<(AtomicU64, AtomicU64)>,
     burst: u64,
     clock: Option<quanta::Clock>,
+    /// The hash that keys chosen by strangers need, if it has that.
+    keyed: Option<SipHasher13>,
 }
 
 impl Flat16 {
@@ -143,28 +146,38 @@ impl Flat16 {
             slots: (0..slots).map(|_| Default::default()).collect(),
             burst: u64::from(burst) * INTERVAL,
             clock: Some(quanta::Clock::new()),
+            keyed: None,
         }
+    }
+
+    /// The same with a hash of 128 bits that is keyed, as the memory store has to have it, and everything else for nothing.
+    pub fn keyed(keys: usize, burst: u32) -> Self {
+        Flat16 { keyed: Some(SipHasher13::new_with_keys(1, 2)), ..Self::with_burst(keys, burst) }
     }
 
     pub fn without_clock(keys: usize) -> Self {
         Flat16 { clock: None, ..Self::new(keys) }
     }
+
+    pub fn keyed_without_clock(keys: usize) -> Self {
+        Flat16 { clock: None, ..Self::keyed(keys, SHORT) }
+    }
 }
 
 impl Contender for Flat16 {
     fn name(&self) -> &'static str {
-        "flat16"
+        if self.keyed.is_some() { "flat16 with a keyed hash" } else { "flat16" }
     }
     #[inline(never)]
     fn check(&self, key: &String) -> bool {
-        self.decide(Self::hash(key), self.now())
+        self.decide(self.hash(key), self.now())
     }
     /// The bound for batches: the clock is read once, and the slots of all keys are on their way before the first is decided.
     fn check_many(&self, keys: &[(String, u64)]) -> usize {
         let now = self.now();
         let mut hashes = [0; 16];
         for (hash, (key, _)) in hashes.iter_mut().zip(keys) {
-            *hash = Self::hash(key);
+            *hash = self.hash(key);
             #[cfg(target_arch = "x86_64")]
             // SAFETY: a prefetch reads nothing the program can see and does not fault.
             unsafe {
@@ -181,7 +194,12 @@ impl Flat16 {
         self.clock.as_ref().map_or(0, quanta::Clock::raw)
     }
 
-    fn hash(key: &str) -> u64 {
+    #[inline(always)]
+    fn hash(&self, key: &str) -> u64 {
+        if let Some(keyed) = &self.keyed {
+            let hash = keyed.hash(key.as_bytes());
+            return hash.h1 ^ hash.h2 | 1;
+        }
         let mut hash = 0xcbf2_9ce4_8422_2325u64;
         for chunk in key.as_bytes().chunks(8) {
             let mut word = [0; 8];
