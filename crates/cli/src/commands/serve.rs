@@ -26,7 +26,7 @@ pub(super) fn run(args: args::Serve) -> Result<Outcome> {
     if let Some(at) = args.resp {
         config.listen.resp = at.0;
     }
-    let auth = Auth { checks: args.token, admin: args.admin_token };
+    let auth = Auth { checks: args.token.map(Into::into), admin: args.admin_token.map(Into::into) };
     let options = Options { rules_file: args.config, insecure: args.insecure, auth };
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("could not start a runtime")?;
