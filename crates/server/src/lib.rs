@@ -10,6 +10,7 @@ pub mod door;
 pub mod gate;
 pub mod http;
 pub mod observe;
+mod print;
 mod reload;
 pub mod resp;
 pub mod rules;

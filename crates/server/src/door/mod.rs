@@ -22,7 +22,7 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -40,6 +40,20 @@ use crate::observe::metrics::Refusal;
 
 /// How long to wait before accepting again when there are no files left, or the like.
 const BREATH: Duration = Duration::from_millis(50);
+
+/// Files that connections leave for others: the store, certificates, rules, and whatever the libraries open.
+const RESERVED_FILES: u64 = 64;
+
+/// As many places as there are files to open in this process, less [`RESERVED_FILES`]; all doors share them.
+fn files() -> Arc<Semaphore> {
+    static FILES: OnceLock<Arc<Semaphore>> = OnceLock::new();
+    let places = || {
+        let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+        let places = most.saturating_sub(RESERVED_FILES).max(most / 2);
+        Arc::new(Semaphore::new(usize::try_from(places).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS)))
+    };
+    Arc::clone(FILES.get_or_init(places))
+}
 
 /// Bounds of every door.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -127,7 +141,8 @@ impl Entrance {
         let Entrance { door, listener, tls, bounds, observer } = self;
         let reception = Reception {
             door,
-            places: Arc::new(Semaphore::new(bounds.max_connections)),
+            places: Arc::new(Semaphore::new(bounds.max_connections.min(Semaphore::MAX_PERMITS))),
+            files: files(),
             per_ip: Arc::default(),
             tls,
             bounds,
@@ -182,6 +197,7 @@ async fn waiting(listener: &TcpListener) -> Option<io::Result<(TcpStream, Socket
 struct Reception {
     door: Door,
     places: Arc<Semaphore>,
+    files: Arc<Semaphore>,
     per_ip: Arc<Mutex<HashMap<IpAddr, usize>>>,
     tls: Option<Tls>,
     bounds: Bounds,
@@ -224,7 +240,8 @@ impl Reception {
     }
 
     fn place(&self, ip: IpAddr) -> Result<Place, Refusal> {
-        let permit = Arc::clone(&self.places).try_acquire_owned().map_err(|_| Refusal::Full)?;
+        let take = |places: &Arc<Semaphore>| Arc::clone(places).try_acquire_owned().map_err(|_| Refusal::Full);
+        let permits = (take(&self.places)?, take(&self.files)?);
         let mut per_ip = self.per_ip.lock();
         let own = per_ip.entry(ip).or_default();
         if *own >= self.bounds.max_connections_per_ip {
@@ -233,7 +250,7 @@ impl Reception {
         *own += 1;
         self.observer.metrics().came(self.door);
         let (door, per_ip, observer) = (self.door, Arc::clone(&self.per_ip), self.observer.clone());
-        Ok(Place { door, ip, per_ip, observer, _permit: permit })
+        Ok(Place { door, ip, per_ip, observer, _permits: permits })
     }
 
     fn note(&self, ended: Result<(), tokio::task::JoinError>) {
@@ -250,7 +267,7 @@ struct Place {
     ip: IpAddr,
     per_ip: Arc<Mutex<HashMap<IpAddr, usize>>>,
     observer: Observer,
-    _permit: OwnedSemaphorePermit,
+    _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit),
 }
 
 impl Drop for Place {
