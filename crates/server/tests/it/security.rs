@@ -340,7 +340,7 @@ fn connections_are_bounded_and_those_who_are_here_are_served() {
         drop((here, more));
         wait_until("others find a place", LONG, || ask(&mut connect(at)));
     }
-    assert_eq!(open.metric(r#"tidegate_refused_total{door="http",reason="full_for_address"}"#), 10);
+    assert!(open.metric(r#"tidegate_refused_total{door="http",reason="full_for_address"}"#) >= 10);
 }
 
 #[test]
