@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use tidegate_core::{Algorithm, Limit, Limits, Op, ParseError, trace};
+use tidegate_server::auth::Secret;
+use tidegate_server::observe;
 
 /// An exact rate limiter: check keys, simulate limits before you enforce them, and understand what a limit means.
 #[derive(Parser, Debug)]
@@ -387,7 +389,9 @@ mod tests {
 /// Answer programs in any language: HTTP, and any Redis client.
 ///
 /// Without a file it starts with a few rules to try. The rules are read again when their file changes, or on SIGHUP; a file with a mistake
-/// in it is refused, and the rules stay as they were.
+/// in it is refused, and the rules stay as they were. What is said here or by an environment variable counts more than the file.
+///
+/// Doors listen on this machine alone unless told otherwise, and beyond it only if they ask who is there: by a token, or by certificates of clients.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -395,30 +399,89 @@ Examples:
       Loopback, state in this process, rules to try.
   tidegate serve --config tidegate.yaml --store redis://127.0.0.1/
       Your rules; state shared with every server that uses this Redis.
+  tidegate serve --http 0.0.0.0:8443 --tls-cert cert.pem --tls-key key.pem --token-file token
+      For others in your network, who say `Authorization: Bearer TOKEN`.
+  tidegate serve --config tidegate.yaml --print-config
+      What would count, with every default, as a file.
+
+Every option has an environment variable: TIDEGATE_HTTP for --http, and so on.
 
 Exit codes: 0 stopped by a signal with everything answered, 1 something was cut off, 2 usage or error.")]
 pub(crate) struct Serve {
-    /// The rules file; see docs/configuration.md
+    /// The configuration, or `-` for standard input; see docs/configuration.md
     #[arg(short, long, value_name = "FILE", env = "TIDEGATE_CONFIG")]
     pub(crate) config: Option<PathBuf>,
-    /// Where state is kept: `memory`, or the URL of a Redis or Valkey; overrides the file
+    /// Where state is kept: `memory`, or the URL of a Redis or Valkey
     #[arg(short, long, value_name = "URL", env = "TIDEGATE_STORE", hide_env_values = true)]
     pub(crate) store: Option<String>,
-    /// Where HTTP listens, or `off`; overrides the file
-    #[arg(long, value_name = "ADDR", env = "TIDEGATE_HTTP", value_parser = door)]
-    pub(crate) http: Option<DoorAt>,
-    /// Where Redis clients are answered, or `off`; overrides the file
-    #[arg(long, value_name = "ADDR", env = "TIDEGATE_RESP", value_parser = door)]
-    pub(crate) resp: Option<DoorAt>,
-    /// What Redis clients must say with AUTH before they may check
-    #[arg(long, value_name = "WORD", env = "TIDEGATE_TOKEN", hide_env_values = true)]
-    pub(crate) token: Option<String>,
-    /// What Redis clients must say with AUTH before they may reset
-    #[arg(long, value_name = "WORD", env = "TIDEGATE_ADMIN_TOKEN", hide_env_values = true)]
-    pub(crate) admin_token: Option<String>,
-    /// Yes, listen beyond this machine, open to everybody who can reach it
+    /// Print what counts, from file, environment and options, and stop
     #[arg(long)]
+    pub(crate) print_config: bool,
+    /// What is logged, and how: off, error, warn, info or debug; human or json; or one of each: `warn,json`
+    #[arg(long, value_name = "LEVEL,FORMAT", env = "TIDEGATE_LOG", value_parser = log_words)]
+    pub(crate) log: Option<LogWords>,
+    /// Show keys as they are, in the log and among the most limited
+    #[arg(long, env = "TIDEGATE_SHOW_KEYS")]
+    pub(crate) show_keys: bool,
+    /// Where HTTP listens, or `off`
+    #[arg(long, value_name = "ADDR", env = "TIDEGATE_HTTP", value_parser = door, help_heading = DOORS)]
+    pub(crate) http: Option<DoorAt>,
+    /// Where Redis clients are answered, or `off`
+    #[arg(long, value_name = "ADDR", env = "TIDEGATE_RESP", value_parser = door, help_heading = DOORS)]
+    pub(crate) resp: Option<DoorAt>,
+    /// Where HTTP listens for metrics and admin calls, which are then nowhere else
+    #[arg(long, value_name = "ADDR", env = "TIDEGATE_ADMIN", value_parser = door, help_heading = DOORS)]
+    pub(crate) admin: Option<DoorAt>,
+    /// What clients must say before they may check: `Authorization: Bearer TOKEN`, or AUTH
+    #[arg(long, value_name = "TOKEN", env = "TIDEGATE_TOKEN", hide_env_values = true, conflicts_with = "token_file", help_heading = SECURITY)]
+    pub(crate) token: Option<Secret>,
+    /// A file with that token, so that no list of processes shows it
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_TOKEN_FILE", help_heading = SECURITY)]
+    pub(crate) token_file: Option<PathBuf>,
+    /// What clients must say before they may reset, or see rules and keys
+    #[arg(long, value_name = "TOKEN", env = "TIDEGATE_ADMIN_TOKEN", hide_env_values = true, conflicts_with = "admin_token_file", help_heading = SECURITY)]
+    pub(crate) admin_token: Option<Secret>,
+    /// A file with that token
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_ADMIN_TOKEN_FILE", help_heading = SECURITY)]
+    pub(crate) admin_token_file: Option<PathBuf>,
+    /// The certificate of every door, in PEM; read again when it changes
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_TLS_CERT", requires = "tls_key", help_heading = SECURITY)]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Its key
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_TLS_KEY", requires = "tls_cert", help_heading = SECURITY)]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// The authority that has signed the certificates of clients, who need one then
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_TLS_CLIENT_CA", help_heading = SECURITY)]
+    pub(crate) tls_client_ca: Option<PathBuf>,
+    /// Yes, listen beyond this machine, open to everybody who can reach it
+    #[arg(long, env = "TIDEGATE_INSECURE", help_heading = SECURITY)]
     pub(crate) insecure: bool,
+}
+
+const DOORS: &str = "Doors";
+const SECURITY: &str = "Security";
+
+/// How much is logged, and in which form; what is not said stays.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LogWords {
+    pub(crate) level: Option<observe::Level>,
+    pub(crate) format: Option<observe::Format>,
+}
+
+fn log_words(text: &str) -> Result<LogWords, String> {
+    let mut words = LogWords::default();
+    for word in text.split(',').map(str::trim) {
+        match (word.parse(), word.parse()) {
+            (Ok(level), _) if words.level.is_none() => words.level = Some(level),
+            (_, Ok(format)) if words.format.is_none() => words.format = Some(format),
+            _ => {
+                return Err(format!(
+                    "{word:?}: expected off, error, warn, info or debug, and human or json, such as `warn,json`"
+                ));
+            }
+        }
+    }
+    Ok(words)
 }
 
 /// An address to listen on, or none.

@@ -5,14 +5,18 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, de};
 use tidegate::Limits;
 
+use crate::door::Bounds;
+use crate::door::tls::TlsFiles;
+use crate::observe::{Format, Level, Settings};
 use crate::rules::{Budget, Condition, Cost, Failure, MAX_NAME_BYTES, MAX_RULES, Mode, Override, Pattern, Rule, Rules};
 
 /// The largest file that is read, in bytes.
@@ -29,8 +33,27 @@ pub struct Config {
     pub trusted_proxies: Vec<IpNet>,
     /// What to do when the store does not answer, unless a rule says otherwise.
     pub on_store_failure: Failure,
+    /// TLS at every door, if files are named.
+    pub tls: Option<TlsFiles>,
+    /// Files with tokens.
+    pub tokens: TokenFiles,
+    /// How many may come, and how slow they may be.
+    pub bounds: Bounds,
+    /// What is logged, and how.
+    pub log: Settings,
+    /// Doors may be open to everybody.
+    pub insecure: bool,
     /// The rules.
     pub rules: Rules,
+}
+
+/// Where tokens are read from.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct TokenFiles {
+    /// The token for checks.
+    pub checks: Option<PathBuf>,
+    /// The token for everything.
+    pub admin: Option<PathBuf>,
 }
 
 /// Where each door listens; `None` is closed.
@@ -131,7 +154,75 @@ struct File {
     #[serde(default)]
     on_store_failure: Option<FailureWord>,
     #[serde(default)]
+    tls: Option<TlsFile>,
+    #[serde(default)]
+    tokens: TokensFile,
+    #[serde(default)]
+    connections: ConnectionsFile,
+    #[serde(default)]
+    log: LogFile,
+    #[serde(default)]
+    insecure: bool,
+    #[serde(default)]
     rules: Vec<RuleFile>,
+}
+
+#[derive(Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+struct TlsFile {
+    cert: Text,
+    key: Text,
+    client_ca: Option<Text>,
+}
+
+#[derive(Deserialize, Debug, Default)]
+#[serde(deny_unknown_fields)]
+struct TokensFile {
+    check_file: Option<Text>,
+    admin_file: Option<Text>,
+}
+
+#[derive(Deserialize, Debug, Default)]
+#[serde(deny_unknown_fields)]
+struct ConnectionsFile {
+    max: Option<Positive>,
+    max_per_ip: Option<Positive>,
+    idle_secs: Option<Positive>,
+}
+
+#[derive(Deserialize, Debug, Default)]
+#[serde(deny_unknown_fields)]
+struct LogFile {
+    level: Option<Word<Level>>,
+    format: Option<Word<Format>>,
+    denials_per_second: Option<u32>,
+    show_keys: Option<bool>,
+}
+
+/// A word with few choices.
+#[derive(Debug)]
+struct Word<T>(T);
+
+impl<'de, T: std::str::FromStr<Err = String>> Deserialize<'de> for Word<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        // `off` is a truth value in some dialects.
+        let text = Text::deserialize(from)?.0;
+        let text = if text == "false" { "off" } else { &text };
+        text.parse().map(Word).map_err(D::Error::custom)
+    }
+}
+
+/// A number above nothing, that is a number of things at once.
+#[derive(Debug, Clone, Copy)]
+struct Positive(u32);
+
+impl<'de> Deserialize<'de> for Positive {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        match u32::deserialize(from)? {
+            number @ 1..=1_000_000 => Ok(Positive(number)),
+            number => Err(D::Error::custom(format!("{number}: expected 1 to 1000000"))),
+        }
+    }
 }
 
 #[derive(Deserialize, Debug, Default)]
@@ -211,8 +302,45 @@ impl File {
             },
             trusted_proxies: self.trusted_proxies,
             on_store_failure: self.on_store_failure.map_or_else(Failure::default, Into::into),
+            tls: self.tls.map(|files| TlsFiles {
+                cert: files.cert.0.into(),
+                key: files.key.0.into(),
+                client_ca: files.client_ca.map(|file| file.0.into()),
+            }),
+            tokens: TokenFiles {
+                checks: self.tokens.check_file.map(|file| file.0.into()),
+                admin: self.tokens.admin_file.map(|file| file.0.into()),
+            },
+            bounds: self.connections.checked(),
+            log: self.log.checked(),
+            insecure: self.insecure,
             rules: Rules::new(rules),
         })
+    }
+}
+
+impl ConnectionsFile {
+    fn checked(self) -> Bounds {
+        let default = Bounds::default();
+        let number = |said: Option<Positive>, default: usize| said.map_or(default, |number| number.0 as usize);
+        Bounds {
+            max_connections: number(self.max, default.max_connections),
+            max_connections_per_ip: number(self.max_per_ip, default.max_connections_per_ip),
+            idle: self.idle_secs.map_or(default.idle, |secs| Duration::from_secs(secs.0.into())),
+            ..default
+        }
+    }
+}
+
+impl LogFile {
+    fn checked(self) -> Settings {
+        let default = Settings::default();
+        Settings {
+            level: self.level.map_or(default.level, |word| word.0),
+            format: self.format.map_or(default.format, |word| word.0),
+            denials_per_second: self.denials_per_second.unwrap_or(default.denials_per_second),
+            show_keys: self.show_keys.unwrap_or(default.show_keys),
+        }
     }
 }
 

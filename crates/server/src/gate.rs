@@ -4,6 +4,7 @@
 //! the request pass: it counts what it would have counted if it were enforced, and denies nothing.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use tidegate::{
@@ -11,6 +12,7 @@ use tidegate::{
     Verdict,
 };
 
+use crate::observe::{Observer, Outcome};
 use crate::rules::envoy::Domains;
 use crate::rules::{Attributes, Budget, InvalidCost, Match, Mode, Rule, Rules};
 
@@ -48,6 +50,26 @@ pub enum Door {
     Grpc,
     /// RESP.
     Resp,
+    /// HTTP for those who look after it.
+    Admin,
+}
+
+impl Door {
+    /// All of them.
+    pub const ALL: [Door; 5] = [Door::Inner, Door::Http, Door::Grpc, Door::Resp, Door::Admin];
+    /// Those that others can come through.
+    pub const OUTER: [Door; 4] = [Door::Http, Door::Grpc, Door::Resp, Door::Admin];
+
+    /// The word used in configuration, metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Door::Inner => "inner",
+            Door::Http => "http",
+            Door::Grpc => "grpc",
+            Door::Resp => "resp",
+            Door::Admin => "admin",
+        }
+    }
 }
 
 /// Rules over a store, as one door sees them. Cheap to clone; clones share everything.
@@ -62,6 +84,7 @@ struct Inner {
     store: Backend,
     rules: ArcSwap<Rules>,
     domains: ArcSwap<Domains>,
+    observer: Observer,
 }
 
 /// What the rules say about a request.
@@ -134,8 +157,27 @@ impl Ruling {
 impl Gate {
     /// These rules over this store.
     pub fn new(store: Backend, rules: Rules) -> Self {
+        Self::observed(store, rules, Observer::default())
+    }
+
+    /// The same, with somebody to tell what happens.
+    pub fn observed(store: Backend, rules: Rules, observer: Observer) -> Self {
         let (rules, domains) = (ArcSwap::from_pointee(rules), ArcSwap::default());
-        Gate { inner: Arc::new(Inner { store, rules, domains }), door: Door::default() }
+        let gate = Gate { inner: Arc::new(Inner { store, rules, domains, observer }), door: Door::default() };
+        gate.name_rules();
+        gate
+    }
+
+    /// Whoever is told what happens.
+    pub fn observer(&self) -> &Observer {
+        &self.inner.observer
+    }
+
+    /// Tells which names of rules there are.
+    fn name_rules(&self) {
+        let (rules, domains) = (self.inner.rules.load(), self.inner.domains.load());
+        let named = rules.iter().chain(domains.rules()).map(|rule| (&rule.name, rule.mode == Mode::Shadow));
+        self.inner.observer.metrics().set_rules(named);
     }
 
     /// The same gate, for this door: what is asked through it is counted there.
@@ -153,7 +195,26 @@ impl Gate {
     /// # Errors
     /// If the check is not valid or the store has no answer.
     pub async fn decide(&self, check: &Check<'_>) -> Result<Decision, StoreError> {
-        self.inner.store.decide(check).await
+        let (began, metrics) = (self.began(), self.inner.observer.metrics());
+        let result = self.ask(check, began.is_some()).await;
+        self.inner.observer.decided(self.door, check, &result);
+        metrics.door_took(self.door, began);
+        result
+    }
+
+    /// The time, if this question is to be timed.
+    fn began(&self) -> Option<Instant> {
+        let remote = !matches!(self.inner.store, Backend::Memory(_));
+        self.inner.observer.metrics().clock(self.door, remote)
+    }
+
+    async fn ask(&self, check: &Check<'_>, timed: bool) -> Result<Decision, StoreError> {
+        let began = timed.then(Instant::now);
+        let result = self.inner.store.decide(check).await;
+        if result.is_ok() {
+            self.inner.observer.metrics().store_took(began);
+        }
+        result
     }
 
     /// The store.
@@ -169,6 +230,7 @@ impl Gate {
     /// Puts other rules in their place, at once for everybody. What was used under a name stays used.
     pub fn set_rules(&self, rules: Rules) {
         self.inner.rules.store(Arc::new(rules));
+        self.name_rules();
     }
 
     /// The domains of Envoy's rate limit service as they are now.
@@ -179,18 +241,21 @@ impl Gate {
     /// Puts other domains in their place, at once for everybody. What was used under a name stays used.
     pub fn set_domains(&self, domains: Domains) {
         self.inner.domains.store(Arc::new(domains));
+        self.name_rules();
     }
 
     /// Decides one charge without an id, if that can be done here and now: the state is in this process, and the key is one that can be kept.
     ///
     /// The same decision as through [`decide`](Gate::decide), by a shorter way: nothing is allocated, and nobody waits.
     pub fn check_at_once(&self, subject: &Subject<'_>, limit: &Limit, cost: u64) -> Option<Decision> {
-        match &self.inner.store {
-            Backend::Memory(memory) if subject.key.len() <= MAX_KEY_BYTES => {
-                Some(memory.check_subject(subject, limit, cost))
-            }
-            _ => None,
+        let Backend::Memory(memory) = &self.inner.store else { return None };
+        if subject.key.len() > MAX_KEY_BYTES {
+            return None;
         }
+        let began = self.inner.observer.metrics().clock(self.door, false);
+        let decision = memory.check_subject(subject, limit, cost);
+        self.inner.observer.decided_at_once(self.door, subject, decision.allowed(), began);
+        Some(decision)
     }
 
     /// Decides a request by the rules: `op` on every budget it draws on, all or nothing.
@@ -213,6 +278,18 @@ impl Gate {
     /// # Errors
     /// If a rule does not take part in `op`, or the store has no answer.
     pub async fn rule_on(&self, op: Op, found: Vec<Match>, id: Option<Id>) -> Result<Ruling, GateError> {
+        let (began, observer) = (self.began(), &self.inner.observer);
+        let result = self.ruling(op, found, id, began.is_some()).await;
+        match &result {
+            Ok(ruling) => observer.ruled(self.door, op, ruling),
+            Err(GateError::Store(error)) => observer.failed(self.door, error),
+            Err(_) => observer.metrics().decided(self.door, Outcome::Invalid),
+        }
+        observer.metrics().door_took(self.door, began);
+        result
+    }
+
+    async fn ruling(&self, op: Op, found: Vec<Match>, id: Option<Id>, timed: bool) -> Result<Ruling, GateError> {
         let (shadow, enforced): (Vec<Match>, Vec<Match>) =
             found.into_iter().partition(|found| found.rule.mode == Mode::Shadow);
         if let (Op::Refund, None) = (op, id)
@@ -224,12 +301,12 @@ impl Gate {
             enforced.iter().find(|found| found.budget == Budget::Deny).map(|found| Arc::clone(&found.rule));
         // Where nothing may pass, nothing is charged either; how the limits stand is still told.
         let own_op = if refused_by.is_some() { Op::Peek } else { op };
-        let (decision, charges) = self.charge(own_op, &enforced, id).await?;
+        let (decision, charges) = self.charge(own_op, &enforced, id, timed).await?;
         let allowed = refused_by.is_none() && decision.as_ref().is_none_or(Decision::allowed);
         let mut ruling = Ruling { allowed, decision, charges, refused_by, shadow: Vec::new() };
         for found in shadow {
             let op = if allowed { op } else { Op::Peek };
-            let (decision, _) = self.charge(op, std::slice::from_ref(&found), id).await?;
+            let (decision, _) = self.charge(op, std::slice::from_ref(&found), id, false).await?;
             let allowed = found.budget != Budget::Deny && decision.as_ref().is_none_or(Decision::allowed);
             let decision = decision.map(|decision| decision.with_source(Source::Shadow));
             ruling.shadow.push(Shadowed { rule: found.rule, allowed, decision });
@@ -250,6 +327,7 @@ impl Gate {
         op: Op,
         found: &[Match],
         id: Option<Id>,
+        timed: bool,
     ) -> Result<(Option<Decision>, Vec<Charged>), StoreError> {
         let mut check = Check::of(op);
         for one in found {
@@ -272,6 +350,6 @@ impl Gate {
                 Some(Charged { rule, key, limit: charge.limit, cost: charge.cost })
             })
             .collect();
-        Ok((Some(self.decide(&check).await?), charges))
+        Ok((Some(self.ask(&check, timed).await?), charges))
     }
 }

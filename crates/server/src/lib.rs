@@ -3,13 +3,18 @@
 //! One request is a straight line: a door reads bytes, the [`rules`] turn attributes into charges, the gate asks the store, and the decision goes back
 //! the same way.
 
+pub mod auth;
 pub mod config;
 mod digits;
+pub mod door;
 pub mod gate;
 pub mod http;
+pub mod observe;
+mod print;
 mod reload;
 pub mod resp;
 pub mod rules;
 mod run;
+mod supervise;
 
 pub use run::{BUILT_IN, DRAIN, Options, Running, StartError, start, start_over};

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate::{Memory, Redis, RedisError};
@@ -10,13 +11,18 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::auth::{Auth, Guard, Secret};
 use crate::config::Config;
+use crate::door::tls::{Tls, TlsError};
+use crate::door::{Bounds, Entrance};
 use crate::gate::{Backend, Door, Gate};
-use crate::resp::Auth;
-use crate::{http, reload, resp};
+use crate::http::Part;
+use crate::observe::{Log, Observer};
+use crate::supervise::Health;
+use crate::{http, reload, resp, supervise};
 
-/// How long requests that were accepted may take to finish after the order to stop.
-pub const DRAIN: Duration = Duration::from_secs(10);
+/// How long requests that were accepted may take to finish after the order to stop. With the last lines of the log, ten seconds at most.
+pub const DRAIN: Duration = Duration::from_secs(9);
 
 /// Rules for whoever starts without any: enough to try every door.
 pub const BUILT_IN: &str = "\
@@ -35,6 +41,8 @@ pub struct Running {
     pub http: Option<SocketAddr>,
     /// Where RESP listens.
     pub resp: Option<SocketAddr>,
+    /// Where HTTP listens for those who look after it.
+    pub admin: Option<SocketAddr>,
     gate: Gate,
     stop: watch::Sender<bool>,
     doors: JoinSet<io::Result<()>>,
@@ -56,7 +64,7 @@ pub enum StartError {
     },
     /// A door would be open to everybody.
     #[error(
-        "{door} would listen on {address}, open to everybody: expected a loopback address, or --insecure to say that this is meant"
+        "{door} would listen on {address}, open to everybody: expected a loopback address, a token (--token-file), certificates of clients (--tls-client-ca), or --insecure to say that this is meant"
     )]
     Open {
         /// Which door.
@@ -67,6 +75,12 @@ pub enum StartError {
     /// The store's URL cannot be used.
     #[error("store: {0}")]
     Store(#[from] RedisError),
+    /// A certificate or key cannot be used.
+    #[error("tls: {0}")]
+    Tls(#[from] TlsError),
+    /// A file with a token cannot be used.
+    #[error("token: {0}")]
+    Token(String),
 }
 
 /// What is not in the rules file.
@@ -76,14 +90,14 @@ pub struct Options {
     pub rules_file: Option<PathBuf>,
     /// Addresses beyond this machine are meant.
     pub insecure: bool,
-    /// The word for checks and the word for everything, for the RESP door.
+    /// The token for checks and the one for everything; those that are missing are read from the files that the configuration names.
     pub auth: Auth,
 }
 
 /// Opens the doors.
 ///
 /// # Errors
-/// If an address or the store cannot be used.
+/// If an address, the store, a certificate or a token cannot be used.
 pub async fn start(config: Config, options: Options) -> Result<Running, StartError> {
     let store = match config.store.as_str() {
         "memory" => Backend::Memory(Memory::new()),
@@ -95,40 +109,82 @@ pub async fn start(config: Config, options: Options) -> Result<Running, StartErr
 /// The same over a store that the caller brings, whatever the configuration says.
 ///
 /// # Errors
-/// If an address cannot be used.
+/// If an address, a certificate or a token cannot be used.
 pub async fn start_over(store: Backend, config: Config, options: Options) -> Result<Running, StartError> {
-    let closed_to_strangers = options.auth.checks.is_some();
-    let http = listen("http", config.listen.http, options.insecure).await?;
-    let resp = listen("resp", config.listen.resp, options.insecure || closed_to_strangers).await?;
-    let gate = Gate::new(store, config.rules);
+    let observer = Observer::new(Log::to(io::stderr(), config.log.level, config.log.format), &config.log);
+    let tls = config.tls.map(Tls::load).transpose()?;
+    let token = |own: Option<Secret>, file: &Option<PathBuf>| match (own, file) {
+        (None, Some(file)) => Secret::read(file).map(Some).map_err(StartError::Token),
+        (own, _) => Ok(own),
+    };
+    let auth = Auth {
+        checks: token(options.auth.checks, &config.tokens.checks)?,
+        admin: token(options.auth.admin, &config.tokens.admin)?,
+    };
+    let known = auth.checks.is_some() || tls.as_ref().is_some_and(Tls::knows_clients);
+    let house = House {
+        open: known || config.insecure || options.insecure,
+        tls: tls.clone(),
+        bounds: config.bounds.clone(),
+        observer: observer.clone(),
+    };
+    let http = house.entrance(Door::Http, config.listen.http).await?;
+    let resp = house.entrance(Door::Resp, config.listen.resp).await?;
+    let admin = house.entrance(Door::Admin, config.listen.admin).await?;
+    let gate = Gate::observed(store, config.rules, observer.clone());
+    let (guard, health) = (Arc::new(Guard::new(auth)), Health::default());
     let (stop, stopped) = watch::channel(false);
     let mut doors = JoinSet::new();
-    let address = |listener: &Option<TcpListener>| listener.as_ref().and_then(|listener| listener.local_addr().ok());
-    let (http_at, resp_at) = (address(&http), address(&resp));
-    if let Some(listener) = http {
-        doors.spawn(http::serve(listener, gate.at(Door::Http), stopped.clone()));
+    let (http_at, resp_at, admin_at) = (at(&http), at(&resp), at(&admin));
+    let part = if admin.is_some() { Part::Checks } else { Part::Whole };
+    for (entrance, part) in [(http, part), (admin, Part::Admin)] {
+        if let Some(entrance) = entrance {
+            let (gate, guard, health) = (gate.at(entrance.door()), Arc::clone(&guard), health.clone());
+            doors.spawn(http::serve_at(entrance, gate, guard, health, part, stopped.clone()));
+        }
     }
-    if let Some(listener) = resp {
-        doors.spawn(resp::serve(
-            listener,
-            gate.at(Door::Resp),
-            options.auth,
-            resp::Settings::default(),
-            stopped.clone(),
-        ));
+    if let Some(entrance) = resp {
+        let settings = resp::Settings { patience: config.bounds.patience, ..resp::Settings::default() };
+        doors.spawn(resp::serve_at(entrance, gate.at(Door::Resp), Arc::clone(&guard), settings, stopped.clone()));
+    }
+    if let Some(tls) = tls {
+        let (own, watching) = (observer.clone(), observer.clone());
+        let task = move || tls.clone().watch(watching.clone());
+        doors.spawn(supervise::keep("certificates", task, own, health.clone(), stopped.clone()));
     }
     if let Some(file) = options.rules_file {
-        doors.spawn(reload::watch(file, gate.clone(), stopped));
+        let watching = gate.clone();
+        let task = move || reload::watch(file.clone(), watching.clone());
+        doors.spawn(supervise::keep("rules", task, observer, health, stopped));
     }
-    Ok(Running { http: http_at, resp: resp_at, gate, stop, doors })
+    Ok(Running { http: http_at, resp: resp_at, admin: admin_at, gate, stop, doors })
 }
 
-async fn listen(door: &'static str, at: Option<SocketAddr>, open: bool) -> Result<Option<TcpListener>, StartError> {
-    let Some(address) = at else { return Ok(None) };
-    if !address.ip().is_loopback() && !open {
-        return Err(StartError::Open { door, address });
+/// What all doors have in common.
+struct House {
+    /// Doors may listen beyond this machine: because somebody asks who is there, or because it was said.
+    open: bool,
+    tls: Option<Tls>,
+    bounds: Bounds,
+    observer: Observer,
+}
+
+impl House {
+    async fn entrance(&self, door: Door, address: Option<SocketAddr>) -> Result<Option<Entrance>, StartError> {
+        let Some(address) = address else { return Ok(None) };
+        let name = door.name();
+        if !address.ip().is_loopback() && !self.open {
+            return Err(StartError::Open { door: name, address });
+        }
+        let listener = TcpListener::bind(address).await;
+        let listener = listener.map_err(|source| StartError::Listen { door: name, address, source })?;
+        let (tls, bounds, observer) = (self.tls.clone(), self.bounds.clone(), self.observer.clone());
+        Ok(Some(Entrance::new(door, listener, tls, bounds, observer)))
     }
-    TcpListener::bind(address).await.map(Some).map_err(|source| StartError::Listen { door, address, source })
+}
+
+fn at(entrance: &Option<Entrance>) -> Option<SocketAddr> {
+    entrance.as_ref().and_then(Entrance::address)
 }
 
 impl Running {
@@ -141,6 +197,10 @@ impl Running {
     pub async fn stop(mut self) -> bool {
         let _ = self.stop.send(true);
         let drained = async { while self.doors.join_next().await.is_some() {} };
-        tokio::time::timeout(DRAIN, drained).await.is_ok()
+        let drained = tokio::time::timeout(DRAIN, drained).await.is_ok();
+        let log = self.gate.observer().log();
+        log.info("stopped", &[("everything_answered", &drained)]);
+        log.flush(Duration::from_secs(1));
+        drained
     }
 }

@@ -1,10 +1,12 @@
 //! `tidegate serve`: open doors until told to stop.
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::path::Path;
 
-use anyhow::{Context, Result};
-use tidegate_server::config::Config;
-use tidegate_server::resp::Auth;
+use anyhow::{Context, Result, bail};
+use tidegate_server::auth::Auth;
+use tidegate_server::config::{Config, MAX_FILE_BYTES};
+use tidegate_server::door::tls::TlsFiles;
 use tidegate_server::{BUILT_IN, Options, Running, start};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -13,45 +15,119 @@ use crate::args;
 use crate::output;
 
 pub(super) fn run(args: args::Serve) -> Result<Outcome> {
-    let mut config = match &args.config {
+    let mut config = match args.config.as_deref() {
+        Some(file) if file == Path::new("-") => Config::parse(&standard_input()?, "standard input")?,
         Some(file) => Config::load(file)?,
         None => Config::parse(BUILT_IN, "the built-in rules")?,
     };
-    if let Some(store) = args.store {
-        config.store = store;
+    overlay(&mut config, &args)?;
+    if args.print_config {
+        return print(&config, &args);
     }
-    if let Some(at) = args.http {
-        config.listen.http = at.0;
-    }
-    if let Some(at) = args.resp {
-        config.listen.resp = at.0;
-    }
+    raise_files();
     let auth = Auth { checks: args.token, admin: args.admin_token };
-    let options = Options { rules_file: args.config, insecure: args.insecure, auth };
+    let rules_file = args.config.filter(|file| file != Path::new("-"));
+    let secure = config.tls.is_some();
+    let options = Options { rules_file, auth, ..Options::default() };
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("could not start a runtime")?;
-    runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         // Before anything is said, so that whoever reads it can already stop us.
         let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let running = start(config, options).await?;
-        greet(&running)?;
+        greet(&running, secure)?;
         tokio::select! {
             _ = term.recv() => {}
             _ = int.recv() => {}
         }
-        Ok(if running.stop().await { Outcome::Yes } else { Outcome::No })
-    })
+        anyhow::Ok(if running.stop().await { Outcome::Yes } else { Outcome::No })
+    });
+    // Whoever still talks was given the time there is.
+    runtime.shutdown_background();
+    outcome
+}
+
+/// What was said counts more than the file.
+fn overlay(config: &mut Config, args: &args::Serve) -> Result<()> {
+    if let Some(store) = &args.store {
+        config.store.clone_from(store);
+    }
+    let doors = &mut config.listen;
+    for (said, door) in [(args.http, &mut doors.http), (args.resp, &mut doors.resp), (args.admin, &mut doors.admin)] {
+        if let Some(at) = said {
+            *door = at.0;
+        }
+    }
+    if let Some(words) = args.log {
+        config.log.level = words.level.unwrap_or(config.log.level);
+        config.log.format = words.format.unwrap_or(config.log.format);
+    }
+    config.log.show_keys |= args.show_keys;
+    config.insecure |= args.insecure;
+    // A token that is said outright stands in place of one in a file.
+    let tokens = &mut config.tokens;
+    for (word, file, own) in [
+        (&args.token, &args.token_file, &mut tokens.checks),
+        (&args.admin_token, &args.admin_token_file, &mut tokens.admin),
+    ] {
+        if file.is_some() || word.is_some() {
+            own.clone_from(file);
+        }
+    }
+    if let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) {
+        let client_ca = config.tls.take().and_then(|files| files.client_ca);
+        config.tls = Some(TlsFiles { cert: cert.clone(), key: key.clone(), client_ca });
+    }
+    match (&args.tls_client_ca, &mut config.tls) {
+        (None, _) => {}
+        (Some(file), Some(tls)) => tls.client_ca = Some(file.clone()),
+        (Some(_), None) => bail!("--tls-client-ca without TLS: expected --tls-cert and --tls-key, too"),
+    }
+    Ok(())
+}
+
+fn print(config: &Config, args: &args::Serve) -> Result<Outcome> {
+    let mut out = output::stdout();
+    for (name, token) in [("check", &args.token), ("admin", &args.admin_token)] {
+        if token.is_some() {
+            writeln!(out, "# a {name} token was given, and is not shown")?;
+        }
+    }
+    write!(out, "{}", config.to_yaml())?;
+    out.flush()?;
+    Ok(Outcome::Yes)
+}
+
+fn standard_input() -> Result<String> {
+    let mut text = String::new();
+    std::io::stdin().take(MAX_FILE_BYTES + 1).read_to_string(&mut text).context("standard input")?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        bail!("standard input: more than {MAX_FILE_BYTES} bytes: expected a configuration");
+    }
+    Ok(text)
+}
+
+/// Every connection is a file. As many as the system lets us have; if it does not, fewer connections are taken.
+fn raise_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 /// Where each door is, and a line to try it.
-fn greet(running: &Running) -> Result<()> {
+fn greet(running: &Running, secure: bool) -> Result<()> {
     let mut out = output::stdout();
+    let (scheme, curl, tls) = if secure { ("https", "curl -k", " --tls --insecure") } else { ("http", "curl", "") };
     if let Some(at) = running.http {
-        writeln!(out, "http  {at}    curl -d '{{\"key\":\"user:7\",\"limit\":\"10/s\"}}' http://{at}/v1/check")?;
+        let body = r#"{"attributes":{"ip":"192.0.2.7"}}"#;
+        writeln!(out, "http   {at}    {curl} -d '{body}' {scheme}://{at}/v1/check")?;
     }
     if let Some(at) = running.resp {
         let (ip, port) = (at.ip(), at.port());
-        writeln!(out, "resp  {at}    redis-cli -h {ip} -p {port} CL.THROTTLE user:7 15 30 60")?;
+        writeln!(out, "resp   {at}    redis-cli -h {ip} -p {port}{tls} CL.THROTTLE user:7 15 30 60")?;
+    }
+    if let Some(at) = running.admin {
+        writeln!(out, "admin  {at}    {curl} {scheme}://{at}/metrics")?;
     }
     writeln!(out, "ready")?;
     out.flush()?;

@@ -1,8 +1,10 @@
 //! `tidegate serve`, `validate` and `explain`, as they are run.
 
+use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::process::{Command, Stdio};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use crate::tidegate;
 
@@ -34,6 +36,121 @@ fn serve_says_where_it_listens_answers_and_stops_when_told() {
     assert_eq!(ask(&resp, "CL.THROTTLE user:7 15 30 60\r\nQUIT\r\n"), "*5\r\n:0\r\n:16\r\n:15\r\n:-1\r\n:2\r\n+OK\r\n");
     assert!(Command::new("kill").args(["-TERM", &server.id().to_string()]).status().unwrap().success());
     assert!(server.wait().unwrap().success());
+}
+
+/// A server that is stopped when it is dropped.
+struct Serving {
+    process: Child,
+    doors: HashMap<String, SocketAddr>,
+}
+
+impl Serving {
+    fn start(args: &[&str]) -> Serving {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+            .args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"])
+            .args(args)
+            .env_remove("TIDEGATE_STORE")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let mut doors = HashMap::new();
+        while let Some(line) = lines.next()
+            && line != "ready"
+        {
+            let mut words = line.split_whitespace();
+            doors.insert(words.next().unwrap().into(), words.next().unwrap().parse().unwrap());
+        }
+        Serving { process, doors }
+    }
+
+    fn pid(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(&self.process)
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = rustix::process::kill_process(self.pid(), rustix::process::Signal::TERM);
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn running_out_of_files_is_survived_at_every_door() {
+    use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
+    let mut serving = Serving::start(&["--admin", "127.0.0.1:0", "--log", "off"]);
+    for (door, at) in serving.doors.clone() {
+        let ask = |stream: &mut TcpStream| {
+            let question: &[u8] =
+                if door == "resp" { b"PING\r\n" } else { b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" };
+            let mut bytes = [0; 512];
+            stream.write_all(question).is_ok() && matches!(stream.read(&mut bytes), Ok(1..))
+        };
+        let connect = |patience: Duration| {
+            let stream = TcpStream::connect(at).unwrap();
+            stream.set_read_timeout(Some(patience)).unwrap();
+            stream
+        };
+        let mut here = connect(Duration::from_secs(20));
+        assert!(ask(&mut here), "{door}");
+        // Fewer files than it has already, and a few: nothing more can be accepted.
+        let few = Rlimit { current: Some(4), maximum: getrlimit(Resource::Nofile).maximum };
+        let enough = prlimit(Some(serving.pid()), Resource::Nofile, few).unwrap();
+        let mut waiting: Vec<TcpStream> = (0..20).map(|_| connect(Duration::from_millis(100))).collect();
+        assert!(!ask(&mut waiting[0]), "{door}: there are no files left");
+        assert!(ask(&mut here), "{door}: who is here is served on");
+        prlimit(Some(serving.pid()), Resource::Nofile, enough).unwrap();
+        drop(waiting);
+        assert!(ask(&mut connect(Duration::from_secs(20))), "{door}: others are served again");
+        assert!(serving.process.try_wait().unwrap().is_none());
+    }
+}
+
+#[test]
+fn the_file_is_overridden_by_the_environment_and_that_by_options() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tidegate.yaml");
+    let text = "store: redis://bob:hush@127.0.0.1:1/\nlisten: { http: 127.0.0.1:1, resp: 127.0.0.1:1, grpc: off }\nlog: { level: warn }\n";
+    std::fs::write(&file, text).unwrap();
+    let print = |args: &[&str], variables: &[(&str, &str)], input: &str| {
+        let mut command = tidegate(&["serve", "--print-config"]);
+        let output = command.args(args).envs(variables.iter().copied()).write_stdin(input).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let path = file.to_str().unwrap();
+    let of_file = print(&["--config", path], &[], "");
+    assert!(of_file.contains("http: \"127.0.0.1:1\"") && of_file.contains("level: \"warn\""), "{of_file}");
+    assert!(of_file.contains("store: \"redis://:***@127.0.0.1:1\"") && !of_file.contains("hush"), "{of_file}");
+    let variables = [
+        ("TIDEGATE_CONFIG", path),
+        ("TIDEGATE_HTTP", "127.0.0.1:2"),
+        ("TIDEGATE_RESP", "127.0.0.1:2"),
+        ("TIDEGATE_STORE", "memory"),
+        ("TIDEGATE_TOKEN", "sesame"),
+        ("TIDEGATE_ADMIN_TOKEN_FILE", "/run/admin"),
+    ];
+    let mixed = print(&["--resp", "off", "--log", "json,debug"], &variables, "");
+    for expected in [
+        "# a check token was given, and is not shown\n",
+        "store: \"memory\"",
+        "http: \"127.0.0.1:2\"",
+        "resp: \"off\"",
+        "level: \"debug\"",
+        "format: json",
+        "admin_file: \"/run/admin\"",
+    ] {
+        assert!(mixed.contains(expected), "{expected} is not in\n{mixed}");
+    }
+    assert!(!mixed.contains("sesame"), "{mixed}");
+    // What is printed is a file, and says the same again.
+    let again = print(&["--config", "-"], &[], &mixed);
+    assert_eq!(again, mixed.split_once('\n').unwrap().1);
+    let wrong = tidegate(&["serve", "--config", "-"]).write_stdin("stor: memory\n").output().unwrap();
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("standard input:1:1"), "{wrong:?}");
 }
 
 #[test]

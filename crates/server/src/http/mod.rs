@@ -4,48 +4,152 @@ mod reply;
 mod request;
 
 use std::io;
+use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, State};
-use axum::http::{Response, StatusCode};
-use axum::routing::{get, post};
+use axum::extract::{FromRef, FromRequest, Request, State};
+use axum::http::{Response, StatusCode, header};
+use axum::routing::{MethodRouter, get, post};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tidegate::{Check, Op, Scope, StoreError, Subject};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use self::reply::{Answer, mistake};
+use self::reply::Answer;
+pub(crate) use self::reply::mistake;
 use self::request::{About, Asked, Question, Verb};
 pub use self::request::{MAX_ATTRIBUTES, MAX_BATCH, MAX_BODY_BYTES};
-use crate::gate::{Gate, GateError};
+use crate::auth::{Auth, Guard, May};
+use crate::door::http::Hall;
+use crate::door::{Bounds, Entrance};
+use crate::gate::{Door, Gate, GateError};
+use crate::observe::metrics::Refusal;
+use crate::supervise::Health;
 
-/// Everything this door answers.
-pub fn routes(gate: Gate) -> Router {
-    let mut router = Router::new();
-    for (name, verb) in Verb::ALL {
-        let ask = move |State(gate): State<Gate>, body: Bytes| async move { decide(&gate, verb, &body).await };
-        router = router.route(&format!("/v1/{name}"), post(ask));
-    }
-    router
-        .route(
-            "/v1/explain",
-            post(|State(gate): State<Gate>, body: Bytes| async move { decide(&gate, Verb::Peek, &body).await }),
-        )
-        .route("/v1/rules", get(rules))
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(ready))
-        .fallback(|| async { mistake(StatusCode::NOT_FOUND, "no such path: expected /v1/check or one of its kin") })
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-        .with_state(gate)
+/// What the handlers need.
+#[derive(Clone, Debug)]
+struct Desk {
+    gate: Gate,
+    health: Health,
+    patience: Duration,
 }
 
-/// Serves until `shutdown` says so, then finishes what has begun.
+impl FromRef<Desk> for Gate {
+    fn from_ref(desk: &Desk) -> Gate {
+        desk.gate.clone()
+    }
+}
+
+/// Which paths a door answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Part {
+    /// All.
+    Whole,
+    /// What is for those who ask.
+    Checks,
+    /// What is for those who look after it.
+    Admin,
+}
+
+/// What somebody must be allowed who asks for this path, where there are tokens. Health is for load balancers, which have none. Numbers are
+/// for those who may check, so that whoever collects them need not be able to reset budgets.
+pub(crate) fn needs(path: &str) -> May {
+    match path {
+        "/healthz" | "/readyz" | "/openapi.json" => May::Nothing,
+        path if for_admins(path) => May::Everything,
+        _ => May::Check,
+    }
+}
+
+/// What changes or shows other people's budgets.
+fn for_admins(path: &str) -> bool {
+    matches!(path, "/v1/reset" | "/v1/rules" | "/v1/explain" | "/v1/top")
+}
+
+/// Everything this door answers.
+fn routes(desk: Desk, part: Part) -> Router {
+    let mut router = Router::new();
+    let mut route = |path: &str, answer: MethodRouter<Desk>| {
+        let own = match part {
+            Part::Whole => true,
+            Part::Checks => !for_admins(path) && path != "/metrics",
+            Part::Admin => for_admins(path) || path == "/metrics" || needs(path) == May::Nothing,
+        };
+        if own {
+            router = std::mem::take(&mut router).route(path, answer);
+        }
+    };
+    for (name, verb) in Verb::ALL {
+        let ask = move |State(gate): State<Gate>, Sent(body): Sent| async move { decide(&gate, verb, &body).await };
+        route(&format!("/v1/{name}"), post(ask));
+    }
+    let explain = |State(gate): State<Gate>, Sent(body): Sent| async move { decide(&gate, Verb::Peek, &body).await };
+    route("/v1/explain", post(explain));
+    route("/v1/rules", get(rules));
+    route("/healthz", get(|| async { "ok\n" }));
+    route("/readyz", get(ready));
+    router
+        .fallback(|| async {
+            mistake(StatusCode::NOT_FOUND, "no such path: expected /v1/check or one of its kin; /openapi.json has all")
+        })
+        .method_not_allowed_fallback(|| async {
+            mistake(StatusCode::METHOD_NOT_ALLOWED, "this path is asked in another way: /openapi.json has how")
+        })
+        .with_state(desk)
+}
+
+/// Serves until `shutdown` says so, then finishes what has begun. Without TLS and tokens, and with the bounds every door has.
 ///
 /// # Errors
-/// If it cannot accept connections at all.
-pub async fn serve(listener: TcpListener, gate: Gate, mut shutdown: watch::Receiver<bool>) -> io::Result<()> {
-    let down = async move { _ = shutdown.wait_for(|down| *down).await };
-    axum::serve(listener, routes(gate)).with_graceful_shutdown(down).await
+/// Never while it can accept at all: running out of files is waited out.
+pub async fn serve(listener: TcpListener, gate: Gate, shutdown: watch::Receiver<bool>) -> io::Result<()> {
+    let entrance = Entrance::new(Door::Http, listener, None, Bounds::default(), gate.observer().clone());
+    let guard = Arc::new(Guard::new(Auth::default()));
+    serve_at(entrance, gate, guard, Health::default(), Part::Whole, shutdown).await
+}
+
+/// The same at an entrance that is there already.
+pub(crate) async fn serve_at(
+    entrance: Entrance,
+    gate: Gate,
+    guard: Arc<Guard>,
+    health: Health,
+    part: Part,
+    shutdown: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let (bounds, observer, door) = (entrance.bounds().clone(), entrance.observer().clone(), entrance.door());
+    let desk = Desk { gate, health, patience: bounds.patience };
+    let hall = Hall::new(routes(desk, part), door, guard, bounds, observer, needs);
+    let down = shutdown.clone();
+    entrance.receive(shutdown, move |visitor| hall.clone().talk(visitor, down.clone())).await
+}
+
+/// A body that has arrived, whole and in time.
+struct Sent(Bytes);
+
+impl FromRequest<Desk> for Sent {
+    type Rejection = Response<Body>;
+
+    async fn from_request(request: Request, desk: &Desk) -> Result<Self, Response<Body>> {
+        let body = Limited::new(request.into_body(), MAX_BODY_BYTES).collect();
+        match tokio::time::timeout(desk.patience, body).await {
+            Ok(Ok(body)) => Ok(Sent(body.to_bytes())),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => {
+                let detail = format!("the body is too long: expected at most {MAX_BODY_BYTES} bytes");
+                Err(mistake(StatusCode::PAYLOAD_TOO_LARGE, &detail))
+            }
+            Ok(Err(_)) => Err(mistake(StatusCode::BAD_REQUEST, "the body did not arrive whole")),
+            Err(_) => {
+                desk.gate.observer().metrics().refused(desk.gate.door(), Refusal::Slow);
+                let mut response = mistake(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time");
+                // What is still to come of it must not be taken for a request.
+                response.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
+                Err(response)
+            }
+        }
+    }
 }
 
 async fn decide(gate: &Gate, verb: Verb, body: &[u8]) -> Response<Body> {
@@ -121,12 +225,15 @@ async fn rules(State(gate): State<Gate>) -> Response<Body> {
 }
 
 /// A real decision through the real path: a look at a key nobody uses.
-async fn ready(State(gate): State<Gate>) -> Response<Body> {
+async fn ready(State(desk): State<Desk>) -> Response<Body> {
+    if desk.health.is_failing() {
+        return mistake(StatusCode::SERVICE_UNAVAILABLE, "background tasks end again and again: the log has why");
+    }
     let Ok(limits) = "1/s".parse::<tidegate::Limits>() else {
         return mistake(StatusCode::INTERNAL_SERVER_ERROR, "no limit");
     };
     let check = Check::of(Op::Peek).charge("tidegate-readyz", &limits, 1);
-    match gate.decide(&check).await {
+    match desk.gate.at(Door::Inner).decide(&check).await {
         Ok(_) => Response::new(Body::from("ready\n")),
         Err(error) => mistake(StatusCode::SERVICE_UNAVAILABLE, &error.to_string()),
     }

@@ -1,6 +1,7 @@
 //! Commands into answers. What clients send when they connect is answered as Redis does; everything that decides goes to the gate.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use tidegate::{Check, Decision, Id, Limits, Op, Scope, Subject, Verdict};
@@ -9,7 +10,9 @@ use tokio::time::Instant;
 
 use super::reply::Replies;
 use super::throttle::{Parameters, Throttle};
-use crate::gate::Gate;
+use crate::auth::{Guard, May};
+use crate::gate::{Door, Gate};
+use crate::observe::metrics::Refusal;
 
 /// Keys of `CL.THROTTLE` are a namespace of their own. No rule can have this name.
 const CELL: &str = "cl:throttle";
@@ -22,7 +25,8 @@ const MAX_NAME_BYTES: usize = 128;
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) gate: Gate,
-    pub(crate) auth: Arc<Auth>,
+    pub(crate) guard: Arc<Guard>,
+    peer: IpAddr,
     pub(crate) may: May,
     pub(crate) number: i64,
     pub(crate) name: Vec<u8>,
@@ -35,61 +39,13 @@ pub(crate) struct Session {
     throttle: Parameters,
 }
 
-/// The words that let somebody in; none: everybody is.
-#[derive(Debug, Default)]
-pub struct Auth {
-    /// For checks.
-    pub checks: Option<String>,
-    /// For everything, also what resets budgets.
-    pub admin: Option<String>,
-}
-
-/// What a connection may do.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum May {
-    Nothing,
-    Check,
-    Everything,
-}
-
-impl Auth {
-    /// What somebody may do who has said nothing yet.
-    fn unknown(&self) -> May {
-        match (&self.checks, &self.admin) {
-            (Some(_), _) => May::Nothing,
-            (None, Some(_)) => May::Check,
-            (None, None) => May::Everything,
-        }
-    }
-
-    /// What somebody may do who says `word`.
-    fn knows(&self, word: &[u8]) -> Option<May> {
-        let is = |token: &Option<String>| token.as_ref().is_some_and(|token| same(token.as_bytes(), word));
-        // Both are compared, whichever it is, so that the time it takes says nothing.
-        match (is(&self.admin), is(&self.checks)) {
-            (true, _) => Some(May::Everything),
-            (false, true) if self.admin.is_none() => Some(May::Everything),
-            (false, true) => Some(May::Check),
-            (false, false) => None,
-        }
-    }
-}
-
-/// Whether two words are the same, in a time that depends on nothing but the length of what was said.
-fn same(token: &[u8], word: &[u8]) -> bool {
-    let mut different = u8::from(token.len() != word.len());
-    for (at, byte) in word.iter().enumerate() {
-        different |= byte ^ token.get(at).copied().unwrap_or(!byte);
-    }
-    different == 0
-}
-
 impl Session {
-    pub(crate) fn new(gate: Gate, auth: Arc<Auth>, number: i64) -> Self {
-        let may = auth.unknown();
+    pub(crate) fn new(gate: Gate, guard: Arc<Guard>, peer: IpAddr, number: i64) -> Self {
+        let may = guard.stranger();
         Session {
             gate,
-            auth,
+            guard,
+            peer,
             may,
             number,
             name: Vec::new(),
@@ -133,23 +89,23 @@ impl Session {
         let Some((name, rest)) = words.split_first() else { return };
         let name = name.to_ascii_uppercase();
         match (name.as_slice(), rest) {
-            (b"AUTH", [word] | [_, word]) => match self.auth.knows(word) {
+            (b"AUTH", [word] | [_, word]) => match self.guard.admit(self.peer, word).await {
                 Some(may) => {
                     self.may = may;
                     out.simple("OK");
                 }
-                None if self.auth.checks.is_none() && self.auth.admin.is_none() => {
+                None if !self.guard.has_tokens() => {
                     out.error("ERR AUTH <password> called without any password configured for the default user.");
                 }
-                None => out.error("WRONGPASS invalid username-password pair or user is disabled."),
+                None => self.wrong(out),
             },
-            (b"HELLO", rest) => self.hello(rest, out),
+            (b"HELLO", rest) => self.hello(rest, out).await,
             (b"QUIT", _) => {
                 self.closing = true;
                 out.simple("OK");
             }
             (b"RESET", []) => {
-                (self.may, self.name) = (self.auth.unknown(), Vec::new());
+                (self.may, self.name) = (self.guard.stranger(), Vec::new());
                 out.three = false;
                 out.simple("RESET");
             }
@@ -158,6 +114,11 @@ impl Session {
             (name, rest) if name.starts_with(b"TG.") => self.decide(&name[3..], rest, out).await,
             (name, rest) => self.courtesy(name, rest, out),
         }
+    }
+
+    fn wrong(&self, out: &mut Replies) {
+        self.gate.observer().metrics().refused(Door::Resp, Refusal::Token);
+        out.error("WRONGPASS invalid username-password pair or user is disabled.");
     }
 
     /// What clients ask to find out with whom they are talking.
@@ -219,7 +180,7 @@ impl Session {
     }
 
     /// `HELLO [2|3 [AUTH user word] [SETNAME name]]`. Nothing changes unless all of it is right.
-    fn hello(&mut self, rest: &[&[u8]], out: &mut Replies) {
+    async fn hello(&mut self, rest: &[&[u8]], out: &mut Replies) {
         let mut rest = rest.iter();
         let three = match rest.next() {
             None => out.three,
@@ -233,11 +194,11 @@ impl Session {
         let (mut may, mut name) = (self.may, None);
         while let Some(option) = rest.next() {
             match (option.to_ascii_uppercase().as_slice(), rest.next()) {
-                (b"AUTH", Some(_user)) => match rest.next().map(|word| self.auth.knows(word)) {
-                    Some(Some(known)) => may = known,
-                    Some(None) => {
-                        return out.error("WRONGPASS invalid username-password pair or user is disabled.");
-                    }
+                (b"AUTH", Some(_user)) => match rest.next() {
+                    Some(word) => match self.guard.admit(self.peer, word).await {
+                        Some(known) => may = known,
+                        None => return self.wrong(out),
+                    },
                     None => return out.error("ERR Syntax error in HELLO option 'auth'"),
                 },
                 (b"SETNAME", Some(word)) => name = Some(word),

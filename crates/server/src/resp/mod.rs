@@ -12,21 +12,23 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-pub use self::command::Auth;
-use self::command::{May, Session};
+use self::command::Session;
 pub use self::frame::{MAX_COMMAND_BYTES, MAX_LINE_BYTES, MAX_UNKNOWN_BYTES, MAX_WORDS};
 use self::frame::{Next, Words};
 use self::reply::Replies;
-use crate::gate::Gate;
+pub use crate::auth::Auth;
+use crate::auth::{Guard, May};
+use crate::door::{Bounds, Entrance, Visitor};
+use crate::gate::{Door, Gate};
+use crate::observe::metrics::Refusal;
 
 /// Answers that may wait to be written before more is read.
 const MAX_ANSWERS_BYTES: usize = 64 << 10;
@@ -44,8 +46,6 @@ const TURN: usize = 64;
 /// Bounds of the door.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Connections at once.
-    pub max_connections: usize,
     /// How long a connection may say nothing.
     pub idle: Duration,
     /// How long a command may take to arrive once it has begun, and answers to be taken.
@@ -54,11 +54,11 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { max_connections: 10_000, idle: Duration::from_secs(600), patience: Duration::from_secs(5) }
+        Settings { idle: Duration::from_secs(600), patience: Duration::from_secs(5) }
     }
 }
 
-/// Serves until `shutdown` says so, then answers what has arrived and returns.
+/// Serves until `shutdown` says so, then answers what has arrived and returns. Without TLS, and with the bounds every door has.
 ///
 /// # Errors
 /// Never while it can accept at all: running out of files is waited out.
@@ -67,37 +67,36 @@ pub async fn serve(
     gate: Gate,
     auth: Auth,
     settings: Settings,
-    mut shutdown: watch::Receiver<bool>,
+    shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let (auth, places) = (Arc::new(auth), Arc::new(Semaphore::new(settings.max_connections)));
-    let numbers = AtomicI64::new(1);
-    let mut connections = tokio::task::JoinSet::new();
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            _ = shutdown.wait_for(|down| *down) => break,
-            Some(_) = connections.join_next() => continue,
-        };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            Err(_) => {
-                // Out of files, most likely: those who are here are served on, and soon somebody leaves.
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
+    let entrance = Entrance::new(Door::Resp, listener, None, Bounds::default(), gate.observer().clone());
+    serve_at(entrance, gate, Arc::new(Guard::new(auth)), settings, shutdown).await
+}
+
+/// The same at an entrance that is there already.
+///
+/// # Errors
+/// Never while it can accept at all: running out of files is waited out.
+pub async fn serve_at(
+    entrance: Entrance,
+    gate: Gate,
+    guard: Arc<Guard>,
+    settings: Settings,
+    shutdown: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let down = shutdown.clone();
+    let talk = move |visitor: Visitor| {
+        let number = i64::try_from(visitor.number).unwrap_or(i64::MAX);
+        let session = Session::new(gate.clone(), Arc::clone(&guard), visitor.peer.ip(), number);
+        let (settings, down, observer) = (settings.clone(), down.clone(), gate.observer().clone());
+        async move {
+            let ended = converse(visitor.stream, session, settings, down).await;
+            if ended.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
+                observer.metrics().refused(Door::Resp, Refusal::Slow);
             }
-        };
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
-        let _ = stream.set_nodelay(true);
-        let session = Session::new(gate.clone(), Arc::clone(&auth), numbers.fetch_add(1, Ordering::Relaxed));
-        let (settings, shutdown) = (settings.clone(), shutdown.clone());
-        connections.spawn(async move {
-            let _place = place;
-            let _ = converse(stream, session, settings, shutdown).await;
-        });
-    }
-    drop(listener);
-    while connections.join_next().await.is_some() {}
-    Ok(())
+        }
+    };
+    entrance.receive(shutdown, talk).await
 }
 
 /// One connection, to its end.

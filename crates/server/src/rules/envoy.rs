@@ -179,6 +179,18 @@ impl Domains {
         names
     }
 
+    /// The rules of all of them.
+    pub fn rules(&self) -> impl Iterator<Item = &Arc<Rule>> {
+        let mut open: Vec<&Node> = self.domains.values().collect();
+        std::iter::from_fn(move || {
+            let node = open.pop()?;
+            let below = node.exact.values().chain(node.wild.iter().map(|(_, _, node)| node)).chain(node.bare.values());
+            open.extend(below);
+            Some(node.limit.as_ref().map(|limited| &limited.rule))
+        })
+        .flatten()
+    }
+
     /// The limit of a descriptor, if there is one.
     pub fn find<K: AsRef<str>, V: AsRef<str>>(&self, domain: &str, entries: &[(K, V)], cost: u64) -> Option<Found> {
         let mut node = self.domains.get(domain)?;

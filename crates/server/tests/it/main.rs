@@ -9,4 +9,5 @@ mod exchanges;
 mod http;
 mod reload;
 mod resp;
+mod security;
 mod transcripts;

@@ -1,0 +1,226 @@
+//! The hall behind a door that speaks HTTP: its bounds, tokens, panics, and the end.
+//!
+//! [`Hall::talk`] serves one visitor with a router, HTTP/1.1 or HTTP/2 as the visitor speaks. gRPC is HTTP/2 and uses it, too:
+//!
+//! ```text
+//! let hall = Hall::new(routes.into_axum_router(), Door::Grpc, guard, bounds, observer, |_| May::Check);
+//! entrance.receive(shutdown.clone(), move |visitor| hall.clone().talk(visitor, shutdown.clone())).await
+//! ```
+
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderValue, Request, Response, StatusCode, header};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use tower_service::Service;
+
+use super::pace::{Moved, Pace, Paced};
+use super::{Bounds, Visitor};
+use crate::auth::{Guard, May};
+use crate::gate::Door;
+use crate::http::mistake;
+use crate::observe::Observer;
+use crate::observe::metrics::Refusal;
+
+/// The largest head of a request, in bytes; more is answered with 431.
+pub const MAX_HEAD_BYTES: usize = 32 << 10;
+/// The longest target of a request, in bytes; more is answered with 414.
+pub const MAX_TARGET_BYTES: usize = 8 << 10;
+/// Requests at once on one connection of HTTP/2.
+pub const MAX_STREAMS: u32 = 256;
+/// Requests that the other side took back and that still wait to be noticed; more of them end the connection.
+const MAX_TAKEN_BACK: usize = 20;
+/// Requests that we took back because of mistakes; more of them end the connection.
+const MAX_MISTAKEN: usize = 1024;
+/// Bytes of answers that wait on one stream.
+const MAX_ANSWERS_BYTES: usize = 64 << 10;
+/// How long after the order to stop a connection without a request is kept, in case one is on its way. It gets an answer, and the connection ends with it.
+const LAST_CALL: Duration = Duration::from_millis(300);
+
+/// Serves visitors with a router. Cheap to clone.
+#[derive(Clone)]
+pub struct Hall {
+    inner: Arc<Inner>,
+}
+
+impl std::fmt::Debug for Hall {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hall").field("door", &self.inner.door).finish_non_exhaustive()
+    }
+}
+
+struct Inner {
+    router: Router,
+    builder: auto::Builder<TokioExecutor>,
+    door: Door,
+    guard: Arc<Guard>,
+    bounds: Bounds,
+    observer: Observer,
+    needs: fn(&str) -> May,
+}
+
+impl Hall {
+    /// A hall; `needs` says what somebody must be allowed who asks for a path.
+    pub fn new(
+        router: Router,
+        door: Door,
+        guard: Arc<Guard>,
+        bounds: Bounds,
+        observer: Observer,
+        needs: fn(&str) -> May,
+    ) -> Self {
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        // How long things may take is watched here. At most a hundred headers is hyper's own bound.
+        builder.http1().half_close(true).header_read_timeout(None).max_buf_size(MAX_HEAD_BYTES);
+        builder
+            .http2()
+            .max_concurrent_streams(MAX_STREAMS)
+            .max_header_list_size(u32::try_from(MAX_HEAD_BYTES).unwrap_or(u32::MAX))
+            .max_pending_accept_reset_streams(MAX_TAKEN_BACK)
+            .max_local_error_reset_streams(MAX_MISTAKEN)
+            .max_send_buf_size(MAX_ANSWERS_BYTES);
+        if door == Door::Grpc {
+            builder = builder.http2_only();
+        }
+        Hall { inner: Arc::new(Inner { router, builder, door, guard, bounds, observer, needs }) }
+    }
+
+    /// Serves one visitor to the end.
+    pub async fn talk(self, visitor: Visitor, mut shutdown: watch::Receiver<bool>) {
+        let Visitor { stream, peer, .. } = visitor;
+        let Bounds { patience, idle, .. } = self.inner.bounds;
+        let pace = Arc::new(Pace::default());
+        let service = {
+            let (hall, pace) = (self.clone(), Arc::clone(&pace));
+            service_fn(move |request| {
+                let (hall, pace) = (hall.clone(), Arc::clone(&pace));
+                async move { Ok::<_, Infallible>(hall.answer(request, peer.ip(), &pace).await) }
+            })
+        };
+        let io = TokioIo::new(Paced::new(stream, Arc::clone(&pace)));
+        let mut connection = pin!(self.inner.builder.serve_connection(io, service));
+        // Two looks without a move are at most `patience` apart from its beginning.
+        let tick = patience / 2;
+        let mut bell = pin!(sleep(tick));
+        let (mut seen, mut quiet, mut down, mut closing) = (pace.look(), Duration::ZERO, false, false);
+        loop {
+            tokio::select! {
+                _ = connection.as_mut() => return,
+                () = bell.as_mut() => {
+                    let now = pace.look();
+                    match now.since(seen) {
+                        Moved::Yes => quiet = Duration::ZERO,
+                        Moved::Idle => quiet += tick,
+                        Moved::Stuck => return self.inner.observer.metrics().refused(self.inner.door, Refusal::Slow),
+                    }
+                    if closing && quiet > tick {
+                        return;
+                    }
+                    if !closing && (down || quiet >= idle) {
+                        connection.as_mut().graceful_shutdown();
+                        closing = true;
+                    }
+                    seen = now;
+                    bell.as_mut().reset(Instant::now() + tick);
+                }
+                _ = shutdown.wait_for(|down| *down), if !down => {
+                    down = true;
+                    pace.last.store(true, Ordering::Relaxed);
+                    bell.as_mut().reset(Instant::now() + LAST_CALL.min(tick));
+                }
+            }
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>, peer: std::net::IpAddr, pace: &Arc<Pace>) -> Response<Body> {
+        let _answering = pace.request();
+        let metrics = self.inner.observer.metrics();
+        let mut response = match self.refused(&request, peer).await {
+            Some(refusal) => {
+                metrics.refused(self.inner.door, Refusal::Token);
+                refusal
+            }
+            None => match caught(self.inner.router.clone().call(request.map(Body::new))).await {
+                Some(Ok(response)) => response,
+                Some(Err(never)) => match never {},
+                None => {
+                    metrics.panicked();
+                    self.inner.observer.log().error("a request panicked", &[("door", &self.inner.door.name())]);
+                    mistake(StatusCode::INTERNAL_SERVER_ERROR, "this is our mistake, not yours")
+                }
+            },
+        };
+        if pace.last.load(Ordering::Relaxed) && !pace.is_second() {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    /// Why the request is not served, if so.
+    async fn refused(&self, request: &Request<Incoming>, peer: std::net::IpAddr) -> Option<Response<Body>> {
+        let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
+        if target > MAX_TARGET_BYTES {
+            let detail = format!("a target of {target} bytes: expected at most {MAX_TARGET_BYTES}");
+            return Some(mistake(StatusCode::URI_TOO_LONG, &detail));
+        }
+        let guard = &self.inner.guard;
+        if !guard.has_tokens() {
+            return None;
+        }
+        let needs = (self.inner.needs)(request.uri().path());
+        let may = match request.headers().get(header::AUTHORIZATION) {
+            _ if needs == May::Nothing => return None,
+            None => guard.stranger(),
+            Some(value) => match bearer(value.as_bytes()) {
+                Some(token) => match guard.admit(peer, token).await {
+                    Some(may) => may,
+                    None => return Some(unknown("this token is not known")),
+                },
+                None => return Some(unknown("expected the header Authorization: Bearer TOKEN")),
+            },
+        };
+        if may >= needs {
+            None
+        } else if request.headers().contains_key(header::AUTHORIZATION) {
+            Some(mistake(StatusCode::FORBIDDEN, "this needs the admin token"))
+        } else {
+            Some(unknown("this needs a token: expected the header Authorization: Bearer TOKEN"))
+        }
+    }
+}
+
+/// What follows `Bearer `, in whatever case that is written.
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = value.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then_some(token)
+}
+
+fn unknown(detail: &str) -> Response<Body> {
+    let mut response = mistake(StatusCode::UNAUTHORIZED, detail);
+    response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    response
+}
+
+/// What a future comes to; nothing if it panics.
+pub(crate) async fn caught<F: Future>(future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    // After a panic the future is not asked again.
+    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
+        Ok(polled) => polled.map(Some),
+        Err(_) => Poll::Ready(None),
+    })
+    .await
+}

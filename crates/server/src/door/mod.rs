@@ -1,0 +1,343 @@
+//! The entrance that all doors have in common: listening, bounds, TLS, and the end.
+//!
+//! A door is an [`Entrance`] and somebody who talks to whoever comes in:
+//!
+//! ```text
+//! entrance.receive(shutdown, move |visitor| talk(visitor)).await
+//! ```
+//!
+//! `talk` gets a [`Visitor`]: a [`Stream`] (plain or TLS, the handshake is done), the address of the other side, and a number. Bounds on connections, the
+//! TLS handshake with its time limit and certificates that change, running out of files, counting, and panics are dealt with here. A door that
+//! speaks HTTP, and gRPC is one, hands its visitors to a [`http::Hall`], which adds the bounds of HTTP, tokens and the orderly end.
+//!
+//! When `shutdown` says so, what has already connected is still let in, then nobody; `receive` returns when the last conversation is over. Whoever talks
+//! watches `shutdown` itself, so as to come to an end.
+
+pub mod http;
+mod pace;
+pub mod tls;
+
+use std::collections::HashMap;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio_rustls::server::TlsStream;
+
+use self::tls::Tls;
+use crate::gate::Door;
+use crate::observe::Observer;
+use crate::observe::metrics::Refusal;
+
+/// How long to wait before accepting again when there are no files left, or the like.
+const BREATH: Duration = Duration::from_millis(50);
+
+/// Files that connections leave for others: the store, certificates, rules, and whatever the libraries open.
+const RESERVED_FILES: u64 = 64;
+
+/// As many places as there are files to open in this process, less [`RESERVED_FILES`]; all doors share them.
+fn files() -> Arc<Semaphore> {
+    static FILES: OnceLock<Arc<Semaphore>> = OnceLock::new();
+    let places = || {
+        let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+        let places = most.saturating_sub(RESERVED_FILES).max(most / 2);
+        Arc::new(Semaphore::new(usize::try_from(places).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS)))
+    };
+    Arc::clone(FILES.get_or_init(places))
+}
+
+/// Bounds of every door.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bounds {
+    /// Connections at once, at each door.
+    pub max_connections: usize,
+    /// Connections at once from one address, at each door.
+    pub max_connections_per_ip: usize,
+    /// How long a TLS handshake may take.
+    pub handshake: Duration,
+    /// How long a head, a body or a command may take once begun, and answers to be read.
+    pub patience: Duration,
+    /// How long an HTTP connection may be kept without a request.
+    pub idle: Duration,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Bounds {
+            max_connections: 10_000,
+            max_connections_per_ip: 1024,
+            handshake: Duration::from_secs(3),
+            patience: Duration::from_secs(5),
+            idle: Duration::from_secs(75),
+        }
+    }
+}
+
+/// Where visitors come in.
+#[derive(Debug)]
+pub struct Entrance {
+    door: Door,
+    listener: TcpListener,
+    tls: Option<Tls>,
+    bounds: Bounds,
+    observer: Observer,
+}
+
+/// Somebody who came in.
+#[derive(Debug)]
+pub struct Visitor {
+    /// To talk to them.
+    pub stream: Stream,
+    /// Where they are.
+    pub peer: SocketAddr,
+    /// Visitors are counted from 1.
+    pub number: u64,
+}
+
+impl Entrance {
+    /// An entrance with these bounds.
+    pub fn new(door: Door, listener: TcpListener, tls: Option<Tls>, bounds: Bounds, observer: Observer) -> Self {
+        Entrance { door, listener, tls, bounds, observer }
+    }
+
+    /// Which door it is.
+    pub fn door(&self) -> Door {
+        self.door
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.listener.local_addr().ok()
+    }
+
+    /// Its bounds.
+    pub fn bounds(&self) -> &Bounds {
+        &self.bounds
+    }
+
+    /// Whoever is told what happens.
+    pub fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
+    /// Lets visitors in until `shutdown` says so, has `talk` talk to each, and returns when all conversations are over.
+    ///
+    /// # Errors
+    /// Never while it can accept at all: running out of files is waited out.
+    pub async fn receive<T, F>(self, mut shutdown: watch::Receiver<bool>, talk: T) -> io::Result<()>
+    where
+        T: Fn(Visitor) -> F + Clone + Send + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let Entrance { door, listener, tls, bounds, observer } = self;
+        let reception = Reception {
+            door,
+            places: Arc::new(Semaphore::new(bounds.max_connections.min(Semaphore::MAX_PERMITS))),
+            files: files(),
+            per_ip: Arc::default(),
+            tls,
+            bounds,
+            observer,
+        };
+        let mut number = 0;
+        let mut conversations = JoinSet::new();
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                _ = shutdown.wait_for(|down| *down) => break,
+                Some(ended) = conversations.join_next() => {
+                    reception.note(ended);
+                    continue;
+                }
+            };
+            match accepted {
+                Ok((stream, peer)) => {
+                    number += 1;
+                    reception.let_in(stream, peer, number, &talk, &mut conversations);
+                }
+                Err(error) => {
+                    // Out of files, most likely: those who are here are served on, and soon somebody leaves.
+                    reception.observer.metrics().accept_failed();
+                    reception.observer.log().warn("cannot accept", &[("door", &door.name()), ("why", &error)]);
+                    tokio::time::sleep(BREATH).await;
+                }
+            }
+        }
+        // Whoever had connected before we were told to stop is still let in.
+        while let Some(Ok((stream, peer))) = waiting(&listener).await {
+            number += 1;
+            reception.let_in(stream, peer, number, &talk, &mut conversations);
+        }
+        drop(listener);
+        while let Some(ended) = conversations.join_next().await {
+            reception.note(ended);
+        }
+        Ok(())
+    }
+}
+
+/// The next connection, if there already is one.
+async fn waiting(listener: &TcpListener) -> Option<io::Result<(TcpStream, SocketAddr)>> {
+    poll_fn(|context| match listener.poll_accept(context) {
+        Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
+        Poll::Pending => Poll::Ready(None),
+    })
+    .await
+}
+
+struct Reception {
+    door: Door,
+    places: Arc<Semaphore>,
+    files: Arc<Semaphore>,
+    per_ip: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    tls: Option<Tls>,
+    bounds: Bounds,
+    observer: Observer,
+}
+
+impl Reception {
+    /// Starts a conversation, or closes the connection at once if there is no place.
+    fn let_in<T, F>(&self, stream: TcpStream, peer: SocketAddr, number: u64, talk: &T, conversations: &mut JoinSet<()>)
+    where
+        T: Fn(Visitor) -> F + Clone + Send + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let place = match self.place(peer.ip()) {
+            Ok(place) => place,
+            Err(why) => return self.observer.metrics().refused(self.door, why),
+        };
+        let _ = stream.set_nodelay(true);
+        let (talk, tls, handshake) = (talk.clone(), self.tls.clone(), self.bounds.handshake);
+        conversations.spawn(async move {
+            let stream = match tls {
+                None => Stream::Plain(stream),
+                Some(tls) => {
+                    let shaken = tokio::time::timeout(handshake, tls.acceptor(place.door).accept(stream)).await;
+                    match shaken {
+                        Ok(Ok(stream)) => Stream::Tls(Box::new(stream)),
+                        failed => {
+                            let why = failed
+                                .map_or("too slow".into(), |end| end.err().map_or(String::new(), |e| e.to_string()));
+                            place.observer.metrics().refused(place.door, Refusal::Tls);
+                            let fields: [crate::observe::log::Field<'_>; 3] =
+                                [("door", &place.door.name()), ("peer", &peer), ("why", &why)];
+                            return place.observer.log().debug("no TLS", &fields);
+                        }
+                    }
+                }
+            };
+            talk(Visitor { stream, peer, number }).await;
+        });
+    }
+
+    fn place(&self, ip: IpAddr) -> Result<Place, Refusal> {
+        let take = |places: &Arc<Semaphore>| Arc::clone(places).try_acquire_owned().map_err(|_| Refusal::Full);
+        let permits = (take(&self.places)?, take(&self.files)?);
+        let mut per_ip = self.per_ip.lock();
+        let own = per_ip.entry(ip).or_default();
+        if *own >= self.bounds.max_connections_per_ip {
+            return Err(Refusal::FullForAddress);
+        }
+        *own += 1;
+        self.observer.metrics().came(self.door);
+        let (door, per_ip, observer) = (self.door, Arc::clone(&self.per_ip), self.observer.clone());
+        Ok(Place { door, ip, per_ip, observer, _permits: permits })
+    }
+
+    fn note(&self, ended: Result<(), tokio::task::JoinError>) {
+        if ended.is_err_and(|error| error.is_panic()) {
+            self.observer.metrics().panicked();
+            self.observer.log().error("a conversation panicked", &[("door", &self.door.name())]);
+        }
+    }
+}
+
+/// One place at a door; given back when it is dropped.
+struct Place {
+    door: Door,
+    ip: IpAddr,
+    per_ip: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    observer: Observer,
+    _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit),
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut per_ip = self.per_ip.lock();
+        if let Some(own) = per_ip.get_mut(&self.ip) {
+            *own -= 1;
+            if *own == 0 {
+                per_ip.remove(&self.ip);
+            }
+        }
+        self.observer.metrics().left(self.door);
+    }
+}
+
+/// A connection, plain or encrypted.
+#[derive(Debug)]
+pub enum Stream {
+    /// As it is.
+    Plain(TcpStream),
+    /// By TLS.
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+macro_rules! either {
+    ($self:expr, $stream:ident => $call:expr) => {
+        match $self.get_mut() {
+            Stream::Plain($stream) => {
+                let $stream = Pin::new($stream);
+                $call
+            }
+            Stream::Tls($stream) => {
+                let $stream = Pin::new(&mut **$stream);
+                $call
+            }
+        }
+    };
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        either!(self, stream => stream.poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        either!(self, stream => stream.poll_write(cx, buf))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        either!(self, stream => stream.poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Stream::Plain(stream) => stream.is_write_vectored(),
+            Stream::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self, stream => stream.poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self, stream => stream.poll_shutdown(cx))
+    }
+}

@@ -1,0 +1,574 @@
+//! Numbers, in the text format of Prometheus.
+//!
+//! Labels are doors, outcomes and the names of rules, never anything a client chooses, so the number of series is bounded by the rules file.
+//! What is counted for every decision is spread over shards, one for each thread as far as they go, so that threads do not
+//! wait for each other's cache lines. Decisions in this process take less time than reading a clock twice would add, so one in
+//! [`TIMED`] is timed; decisions that cross a network are all timed.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+
+use crate::gate::{Backend, Door, Ruling};
+
+/// One in so many decisions in this process is timed.
+pub const TIMED: u64 = 64;
+/// The most rules that are counted by name; the rest, of Envoy's files, is counted together.
+pub const MAX_NAMES: usize = 2000;
+/// The most shards.
+const MAX_SHARDS: usize = 16;
+/// Upper bounds of the latency buckets are 1 us, 2 us, 4 us … to about half a second; then infinity.
+const BUCKETS: usize = 20;
+
+/// How a question ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// It may pass.
+    Allowed,
+    /// It may not.
+    Denied,
+    /// It was not a question that can be decided.
+    Invalid,
+    /// The store had no answer.
+    Failed,
+}
+
+impl Outcome {
+    const ALL: [Outcome; 4] = [Outcome::Allowed, Outcome::Denied, Outcome::Invalid, Outcome::Failed];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Outcome::Allowed => "allowed",
+            Outcome::Denied => "denied",
+            Outcome::Invalid => "invalid",
+            Outcome::Failed => "failed",
+        }
+    }
+}
+
+/// Why somebody at a door was not served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// Too many connections.
+    Full,
+    /// Too many connections from one address.
+    FullForAddress,
+    /// No TLS came about.
+    Tls,
+    /// A wrong token, or none.
+    Token,
+    /// Too slow: a head, a body, a command or the reading of answers took too long.
+    Slow,
+}
+
+impl Refusal {
+    const ALL: [Refusal; 5] = [Refusal::Full, Refusal::FullForAddress, Refusal::Tls, Refusal::Token, Refusal::Slow];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Refusal::Full => "full",
+            Refusal::FullForAddress => "full_for_address",
+            Refusal::Tls => "tls",
+            Refusal::Token => "token",
+            Refusal::Slow => "slow",
+        }
+    }
+}
+
+/// What is read again when it changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reloaded {
+    /// The rules.
+    Rules,
+    /// Certificates.
+    Certificates,
+}
+
+impl Reloaded {
+    const ALL: [Reloaded; 2] = [Reloaded::Rules, Reloaded::Certificates];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Reloaded::Rules => "rules",
+            Reloaded::Certificates => "certificates",
+        }
+    }
+}
+
+/// All numbers.
+#[derive(Debug)]
+pub struct Metrics {
+    started: Instant,
+    shards: Box<[Shard]>,
+    rules: ArcSwap<HashMap<Arc<str>, Arc<RuleCounts>>>,
+    /// Of rules that are in no file: what Envoy brings in its requests.
+    other: RuleCounts,
+    doors: [DoorCounts; Door::ALL.len()],
+    reloads: [[AtomicU64; 2]; Reloaded::ALL.len()],
+    accept_errors: AtomicU64,
+    panics: AtomicU64,
+    restarts: AtomicU64,
+    /// When the store last failed, as microseconds since the start plus one; and when it last answered.
+    failed_at: AtomicU64,
+    answered_at: AtomicU64,
+}
+
+/// What every decision counts. Whole cache lines, so that no two shards share one.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Shard {
+    decisions: [[AtomicU64; Outcome::ALL.len()]; Door::ALL.len()],
+    doors: [Histogram; Door::ALL.len()],
+    store: Histogram,
+}
+
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Line {
+    allowed: AtomicU64,
+    denied: AtomicU64,
+}
+
+/// What one rule has said.
+#[derive(Debug)]
+struct RuleCounts {
+    lines: Box<[Line]>,
+    shadow: bool,
+}
+
+#[derive(Debug, Default)]
+struct DoorCounts {
+    open: AtomicI64,
+    accepted: AtomicU64,
+    refused: [AtomicU64; Refusal::ALL.len()],
+}
+
+#[derive(Debug, Default)]
+struct Histogram {
+    buckets: [AtomicU64; BUCKETS + 1],
+    sum_ns: AtomicU64,
+}
+
+impl Histogram {
+    fn record(&self, took: Duration) {
+        let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        // The bucket of up to 2^n us is number n.
+        let bucket = match ns.div_ceil(1000) {
+            0 | 1 => 0,
+            us => ((us - 1).ilog2() + 1) as usize,
+        };
+        self.buckets[bucket.min(BUCKETS)].fetch_add(1, Ordering::Relaxed);
+        self.sum_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Metrics {
+            started: Instant::now(),
+            shards: (0..shards()).map(|_| Shard::default()).collect(),
+            rules: ArcSwap::default(),
+            other: RuleCounts::new(false),
+            doors: Default::default(),
+            reloads: Default::default(),
+            accept_errors: AtomicU64::new(0),
+            panics: AtomicU64::new(0),
+            restarts: AtomicU64::new(0),
+            failed_at: AtomicU64::new(0),
+            answered_at: AtomicU64::new(0),
+        }
+    }
+}
+
+/// As many shards as there are processors, rounded up to a power of two.
+fn shards() -> usize {
+    std::thread::available_parallelism().map_or(4, usize::from).next_power_of_two().min(MAX_SHARDS)
+}
+
+/// The number of this thread; threads count from 0 as they come.
+fn thread() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static OWN: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+    OWN.with(|own| {
+        if own.get() == usize::MAX {
+            own.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        own.get()
+    })
+}
+
+impl RuleCounts {
+    fn new(shadow: bool) -> Self {
+        RuleCounts { lines: (0..shards()).map(|_| Line::default()).collect(), shadow }
+    }
+
+    fn count(&self, allowed: bool) {
+        let line = &self.lines[thread() & (self.lines.len() - 1)];
+        let counter = if allowed { &line.allowed } else { &line.denied };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn read(&self) -> (u64, u64) {
+        let sum = |of: fn(&Line) -> &AtomicU64| self.lines.iter().map(|line| of(line).load(Ordering::Relaxed)).sum();
+        (sum(|line| &line.allowed), sum(|line| &line.denied))
+    }
+}
+
+impl Metrics {
+    /// These are the rules now: name, and whether it is in shadow mode. What was counted under a name that stays is kept.
+    pub(crate) fn set_rules<'a>(&self, names: impl Iterator<Item = (&'a Arc<str>, bool)>) {
+        let known = self.rules.load();
+        let fresh = names.map(|(name, shadow)| {
+            let counts = known.get(name).filter(|counts| counts.shadow == shadow).cloned();
+            (Arc::clone(name), counts.unwrap_or_else(|| Arc::new(RuleCounts::new(shadow))))
+        });
+        self.rules.store(Arc::new(fresh.take(MAX_NAMES).collect()));
+    }
+
+    fn shard(&self) -> &Shard {
+        &self.shards[thread() & (self.shards.len() - 1)]
+    }
+
+    /// A clock, if this decision is to be timed.
+    pub(crate) fn clock(&self, door: Door, remote: bool) -> Option<Instant> {
+        let timed = remote || {
+            let own = &self.shard().decisions[door as usize];
+            (own[0].load(Ordering::Relaxed) + own[1].load(Ordering::Relaxed)).is_multiple_of(TIMED)
+        };
+        timed.then(Instant::now)
+    }
+
+    /// The store has answered a call that began then.
+    pub(crate) fn store_took(&self, began: Option<Instant>) {
+        if let Some(began) = began {
+            self.shard().store.record(began.elapsed());
+            self.answered_at.store(self.now(), Ordering::Relaxed);
+        }
+    }
+
+    /// The gate has answered a question of this door that began then.
+    pub(crate) fn door_took(&self, door: Door, began: Option<Instant>) {
+        if let Some(began) = began {
+            self.shard().doors[door as usize].record(began.elapsed());
+        }
+    }
+
+    pub(crate) fn store_failed(&self) {
+        self.failed_at.store(self.now(), Ordering::Relaxed);
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX).saturating_add(1)
+    }
+
+    pub(crate) fn decided(&self, door: Door, outcome: Outcome) {
+        self.shard().decisions[door as usize][outcome as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Every rule that took part is counted by what it said itself.
+    pub(crate) fn ruled(&self, ruling: &Ruling) {
+        let rules = self.rules.load();
+        let of = |name: &Arc<str>| rules.get(name).map_or(&self.other, |counts| &**counts);
+        if let Some(refused_by) = &ruling.refused_by {
+            of(&refused_by.name).count(false);
+        }
+        if let Some(decision) = &ruling.decision {
+            // The limits of a rule stand next to each other; together they are one answer.
+            let mut charges = ruling.charges.iter().zip(decision.charges()).peekable();
+            while let Some((charge, verdict)) = charges.next() {
+                let mut allowed = verdict.allowed;
+                while let Some((_, verdict)) = charges.next_if(|(next, _)| Arc::ptr_eq(&next.rule, &charge.rule)) {
+                    allowed &= verdict.allowed;
+                }
+                of(&charge.rule.name).count(allowed);
+            }
+        }
+        for shadowed in &ruling.shadow {
+            of(&shadowed.rule.name).count(shadowed.allowed);
+        }
+    }
+
+    pub(crate) fn came(&self, door: Door) {
+        let counts = &self.doors[door as usize];
+        counts.accepted.fetch_add(1, Ordering::Relaxed);
+        counts.open.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn left(&self, door: Door) {
+        self.doors[door as usize].open.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn refused(&self, door: Door, why: Refusal) {
+        self.doors[door as usize].refused[why as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn accept_failed(&self) {
+        self.accept_errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn panicked(&self) {
+        self.panics.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn restarted(&self) {
+        self.restarts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn reloaded(&self, what: Reloaded, ok: bool) {
+        self.reloads[what as usize][usize::from(!ok)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Connections that are open at a door.
+    pub fn connections(&self, door: Door) -> i64 {
+        self.doors[door as usize].open.load(Ordering::Relaxed)
+    }
+
+    /// All numbers as text. Makes a few hundred lines, and twice as many as there are rules.
+    pub fn text(&self, store: &Backend, log_lines_lost: u64) -> String {
+        let mut page = Page(String::with_capacity(16 << 10));
+        self.decisions(&mut page);
+        self.of_rules(&mut page);
+        self.of_doors(&mut page);
+        self.of_the_store(&mut page, store);
+        self.of_the_process(&mut page, log_lines_lost);
+        page.0
+    }
+
+    fn decisions(&self, page: &mut Page) {
+        page.head("tidegate_decisions_total", "counter", "Questions asked through a door, by how they ended.");
+        for door in Door::ALL {
+            for outcome in Outcome::ALL {
+                let of = |shard: &Shard| shard.decisions[door as usize][outcome as usize].load(Ordering::Relaxed);
+                let count = self.shards.iter().map(of).sum::<u64>();
+                let labels = format!(r#"door="{}",outcome="{}""#, door.name(), outcome.name());
+                page.line("tidegate_decisions_total", &labels, count);
+            }
+        }
+        page.head(
+            "tidegate_decision_seconds",
+            "histogram",
+            "Time from question to answer within the gate; in this process one in 64 is timed.",
+        );
+        for door in Door::ALL {
+            let labels = format!(r#"door="{}""#, door.name());
+            page.histogram(
+                "tidegate_decision_seconds",
+                &labels,
+                self.shards.iter().map(|shard| &shard.doors[door as usize]),
+            );
+        }
+    }
+
+    fn of_rules(&self, page: &mut Page) {
+        let rules = self.rules.load();
+        let mut names: Vec<_> = rules.iter().collect();
+        names.sort_by(|a, b| a.0.cmp(b.0));
+        let parts = [
+            (false, "tidegate_rule_decisions_total", "What each enforced rule said itself."),
+            (true, "tidegate_shadow_decisions_total", "What each rule in shadow mode would have said."),
+        ];
+        for (shadow, metric, help) in parts {
+            page.head(metric, "counter", help);
+            let mut line = |name: &str, counts: &RuleCounts| {
+                let (allowed, denied) = counts.read();
+                page.line(metric, &format!(r#"rule="{}",outcome="allowed""#, escaped(name)), allowed);
+                page.line(metric, &format!(r#"rule="{}",outcome="denied""#, escaped(name)), denied);
+            };
+            for (name, counts) in names.iter().filter(|(_, counts)| counts.shadow == shadow) {
+                line(name, counts);
+            }
+            if !shadow && self.other.read() != (0, 0) {
+                line("other", &self.other);
+            }
+        }
+    }
+
+    fn of_doors(&self, page: &mut Page) {
+        page.head("tidegate_connections", "gauge", "Connections that are open at a door.");
+        for door in Door::OUTER {
+            page.line("tidegate_connections", &format!(r#"door="{}""#, door.name()), self.connections(door));
+        }
+        page.head("tidegate_connections_total", "counter", "Connections that were let in at a door.");
+        for door in Door::OUTER {
+            let accepted = self.doors[door as usize].accepted.load(Ordering::Relaxed);
+            page.line("tidegate_connections_total", &format!(r#"door="{}""#, door.name()), accepted);
+        }
+        page.head(
+            "tidegate_refused_total",
+            "counter",
+            "Connections and requests that a door did not serve, by reason.",
+        );
+        for door in Door::OUTER {
+            for why in Refusal::ALL {
+                let count = self.doors[door as usize].refused[why as usize].load(Ordering::Relaxed);
+                let labels = format!(r#"door="{}",reason="{}""#, door.name(), why.name());
+                page.line("tidegate_refused_total", &labels, count);
+            }
+        }
+        page.single(
+            "tidegate_accept_errors_total",
+            "counter",
+            "Times no connection could be accepted, as when files ran out.",
+            &self.accept_errors,
+        );
+    }
+
+    fn of_the_store(&self, page: &mut Page, store: &Backend) {
+        let (name, keys, bytes) = match store {
+            Backend::Memory(memory) => ("memory", Some(memory.len()), Some(memory.allocated_bytes())),
+            Backend::Redis(_) => ("redis", None, None),
+        };
+        page.head(
+            "tidegate_store_seconds",
+            "histogram",
+            "Time the store took; in this process one call in 64 is timed.",
+        );
+        page.histogram(
+            "tidegate_store_seconds",
+            &format!(r#"store="{name}""#),
+            self.shards.iter().map(|shard| &shard.store),
+        );
+        let (failed, answered) = (self.failed_at.load(Ordering::Relaxed), self.answered_at.load(Ordering::Relaxed));
+        page.head("tidegate_store_up", "gauge", "1 if the store's last answer is newer than its last failure.");
+        page.line("tidegate_store_up", &format!(r#"store="{name}""#), u8::from(failed == 0 || answered > failed));
+        if let Some(keys) = keys {
+            page.head("tidegate_store_keys", "gauge", "Keys that are kept.");
+            page.line("tidegate_store_keys", "", keys);
+        }
+        if let Some(bytes) = bytes {
+            page.head("tidegate_store_bytes", "gauge", "Bytes the store has allocated.");
+            page.line("tidegate_store_bytes", "", bytes);
+        }
+        if let Backend::Redis(redis) = store {
+            let stats = redis.stats();
+            for (event, count) in [
+                ("call", stats.calls),
+                ("regression", stats.regressions),
+                ("repair", stats.repairs),
+                ("reconnect", stats.reconnects),
+                ("retry", stats.retries),
+                ("redirect", stats.redirects),
+                ("script_load", stats.script_loads),
+                ("timeout", stats.timeouts),
+            ] {
+                if event == "call" {
+                    page.head(
+                        "tidegate_store_events_total",
+                        "counter",
+                        "What the connection to the store has counted.",
+                    );
+                }
+                page.line("tidegate_store_events_total", &format!(r#"event="{event}""#), count);
+            }
+        }
+    }
+
+    fn of_the_process(&self, page: &mut Page, log_lines_lost: u64) {
+        page.head(
+            "tidegate_reloads_total",
+            "counter",
+            "Files read again because they changed, and whether they were good.",
+        );
+        for what in Reloaded::ALL {
+            for (at, result) in ["ok", "failed"].into_iter().enumerate() {
+                let count = self.reloads[what as usize][at].load(Ordering::Relaxed);
+                page.line("tidegate_reloads_total", &format!(r#"what="{}",result="{result}""#, what.name()), count);
+            }
+        }
+        page.single("tidegate_panics_total", "counter", "Requests and tasks that panicked. Expected: 0.", &self.panics);
+        page.single(
+            "tidegate_task_restarts_total",
+            "counter",
+            "Background tasks that were started again.",
+            &self.restarts,
+        );
+        page.head("tidegate_log_lines_lost_total", "counter", "Lines of the log that nobody took.");
+        page.line("tidegate_log_lines_lost_total", "", log_lines_lost);
+        page.head("tidegate_uptime_seconds", "gauge", "Time since the start.");
+        page.line("tidegate_uptime_seconds", "", self.started.elapsed().as_secs());
+        page.head("tidegate_info", "gauge", "What is running.");
+        page.line("tidegate_info", concat!(r#"version=""#, env!("CARGO_PKG_VERSION"), r#"""#), 1);
+    }
+}
+
+/// Text in the making.
+struct Page(String);
+
+impl Page {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+    }
+
+    fn line(&mut self, name: &str, labels: &str, value: impl std::fmt::Display) {
+        _ = if labels.is_empty() {
+            writeln!(self.0, "{name} {value}")
+        } else {
+            writeln!(self.0, "{name}{{{labels}}} {value}")
+        };
+    }
+
+    fn single(&mut self, name: &str, kind: &str, help: &str, value: &AtomicU64) {
+        self.head(name, kind, help);
+        self.line(name, "", value.load(Ordering::Relaxed));
+    }
+
+    fn histogram<'a>(&mut self, name: &str, labels: &str, parts: impl Iterator<Item = &'a Histogram>) {
+        let (mut buckets, mut sum_ns) = ([0u64; BUCKETS + 1], 0u64);
+        for part in parts {
+            for (sum, own) in buckets.iter_mut().zip(&part.buckets) {
+                *sum += own.load(Ordering::Relaxed);
+            }
+            sum_ns = sum_ns.saturating_add(part.sum_ns.load(Ordering::Relaxed));
+        }
+        let mut count = 0;
+        for (at, bucket) in buckets.iter().enumerate() {
+            count += bucket;
+            let bound = if at < BUCKETS { seconds(1000 << at) } else { "+Inf".into() };
+            self.line(&format!("{name}_bucket"), &format!(r#"{labels},le="{bound}""#), count);
+        }
+        self.line(&format!("{name}_sum"), labels, seconds(sum_ns));
+        self.line(&format!("{name}_count"), labels, count);
+    }
+}
+
+/// Nanoseconds as a decimal number of seconds, exactly.
+fn seconds(ns: u64) -> String {
+    let text = format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000);
+    text.trim_end_matches('0').trim_end_matches('.').to_string()
+}
+
+/// The value of a label: names of rules need no escaping, those of Envoy's files may.
+fn escaped(name: &str) -> String {
+    name.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_fall_into_their_buckets() {
+        let histogram = Histogram::default();
+        for ns in [0, 1, 1000, 1001, 2000, 2001, 4000, 1_000_000, u64::MAX] {
+            histogram.record(Duration::from_nanos(ns));
+        }
+        let counts: Vec<u64> = histogram.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).collect();
+        assert_eq!(counts[..3], [3, 2, 2]);
+        assert_eq!((counts[10], counts[BUCKETS]), (1, 1), "1 ms is up to 1.024 ms");
+        assert_eq!(counts.iter().sum::<u64>(), 9);
+    }
+
+    #[test]
+    fn seconds_are_written_exactly() {
+        for (ns, expected) in [(0, "0"), (1000, "0.000001"), (1_500_000_000, "1.5"), (1_000 << 19, "0.524288")] {
+            assert_eq!(seconds(ns), expected);
+        }
+    }
+}

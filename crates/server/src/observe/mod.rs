@@ -1,0 +1,208 @@
+//! What can be seen of the server: numbers, lines, and who is limited most.
+//!
+//! All of it happens between doors and store, once: no door records anything by itself. The gate tells the [`Observer`] what was decided, the
+//! entrance of the doors tells it who came. On the way of a decision there is no lock and no allocation as long as it is allowed.
+
+pub mod log;
+pub mod metrics;
+pub mod top;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use tidegate::{Check, Decision, Op, Scope, StoreError, Subject};
+
+pub use self::log::{Format, Level, Log};
+pub use self::metrics::{Metrics, Outcome};
+pub use self::top::Top;
+use crate::gate::{Door, Ruling};
+
+/// What is to be told, and how.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// Which lines.
+    pub level: Level,
+    /// In which form.
+    pub format: Format,
+    /// Denials that are logged in a second; the rest is counted.
+    pub denials_per_second: u32,
+    /// Keys are shown as they are, in the log and among the most limited; otherwise only a keyed hash is.
+    pub show_keys: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings { level: Level::Info, format: Format::Human, denials_per_second: 10, show_keys: false }
+    }
+}
+
+/// Sees everything. Cheap to clone; clones see the same.
+#[derive(Clone, Debug)]
+pub struct Observer {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    log: Log,
+    metrics: Metrics,
+    top: Top,
+    show_keys: bool,
+    denials_per_second: u64,
+    sampled: Sampled,
+    failures: Sampled,
+}
+
+impl Default for Observer {
+    /// Counts, and says nothing.
+    fn default() -> Self {
+        Self::new(Log::silent(), &Settings::default())
+    }
+}
+
+impl Observer {
+    /// Writes to this log.
+    pub fn new(log: Log, settings: &Settings) -> Self {
+        Observer {
+            inner: Arc::new(Inner {
+                log,
+                metrics: Metrics::default(),
+                top: Top::new(settings.show_keys),
+                show_keys: settings.show_keys,
+                denials_per_second: settings.denials_per_second.into(),
+                sampled: Sampled::default(),
+                failures: Sampled::default(),
+            }),
+        }
+    }
+
+    /// Lines.
+    pub fn log(&self) -> &Log {
+        &self.inner.log
+    }
+
+    /// Numbers.
+    pub fn metrics(&self) -> &Metrics {
+        &self.inner.metrics
+    }
+
+    /// Who is limited most.
+    pub fn top(&self) -> &Top {
+        &self.inner.top
+    }
+
+    /// A check whose limits the caller brought was decided, or not.
+    pub(crate) fn decided(&self, door: Door, check: &Check<'_>, result: &Result<Decision, StoreError>) {
+        match result {
+            Ok(decision) if decision.allowed() => self.inner.metrics.decided(door, Outcome::Allowed),
+            Ok(decision) => {
+                self.inner.metrics.decided(door, Outcome::Denied);
+                if let (true, Some(charge)) = (asks(check.op()), check.charges().get(decision.binding_index())) {
+                    self.denied(door, name_of(&charge.subject.scope), &charge.subject.key);
+                }
+            }
+            Err(error) => self.failed(door, error),
+        }
+    }
+
+    /// A check of one charge was decided in this process, without a detour.
+    pub(crate) fn decided_at_once(&self, door: Door, subject: &Subject<'_>, allowed: bool, began: Option<Instant>) {
+        let metrics = &self.inner.metrics;
+        metrics.decided(door, if allowed { Outcome::Allowed } else { Outcome::Denied });
+        if began.is_some() {
+            metrics.store_took(began);
+            metrics.door_took(door, began);
+        }
+        if !allowed {
+            self.denied(door, name_of(&subject.scope), &subject.key);
+        }
+    }
+
+    /// A request was decided by rules.
+    pub(crate) fn ruled(&self, door: Door, op: Op, ruling: &Ruling) {
+        let metrics = &self.inner.metrics;
+        metrics.decided(door, if ruling.allowed { Outcome::Allowed } else { Outcome::Denied });
+        if !asks(op) {
+            return;
+        }
+        metrics.ruled(ruling);
+        match (&ruling.refused_by, ruling.binding()) {
+            _ if ruling.allowed => {}
+            (Some(rule), _) => self.sample(door, &rule.name, None, self.inner.top.secs()),
+            (None, Some((charge, _))) => self.denied(door, &charge.rule.name, &charge.key),
+            (None, None) => {}
+        }
+    }
+
+    /// There was no decision.
+    pub(crate) fn failed(&self, door: Door, error: &StoreError) {
+        let StoreError::Invalid(_) = error else {
+            self.inner.metrics.decided(door, Outcome::Failed);
+            self.inner.metrics.store_failed();
+            if self.inner.failures.one_more(1, self.inner.top.secs()).is_some() {
+                self.inner.log.warn("the store has no answer", &[("door", &door.name()), ("why", error)]);
+            }
+            return;
+        };
+        self.inner.metrics.decided(door, Outcome::Invalid);
+    }
+
+    fn denied(&self, door: Door, rule: &str, key: &[u8]) {
+        let secs = self.inner.top.secs();
+        self.inner.top.denied(rule, key, secs);
+        self.sample(door, rule, Some(key), secs);
+    }
+
+    /// Logs a denial, if not too many were logged within this second.
+    fn sample(&self, door: Door, rule: &str, key: Option<&[u8]>, secs: u64) {
+        if !self.inner.log.wants(Level::Info) {
+            return;
+        }
+        let Some(left_out) = self.inner.sampled.one_more(self.inner.denials_per_second, secs) else { return };
+        let key = match key {
+            None => String::new(),
+            Some(key) if self.inner.show_keys => String::from_utf8_lossy(key).into_owned(),
+            Some(key) => self.inner.top.hashed(rule, key),
+        };
+        let fields: [log::Field<'_>; 4] =
+            [("door", &door.name()), ("rule", &rule), ("key", &key), ("left_out", &left_out)];
+        self.inner.log.info("denied", if left_out == 0 { &fields[..3] } else { &fields });
+    }
+}
+
+/// Whether somebody is denied something if the answer is no: not by a look, and not by giving back.
+fn asks(op: Op) -> bool {
+    matches!(op, Op::Check | Op::Take | Op::Debit)
+}
+
+/// The rule that limits a key; nothing if the caller does.
+fn name_of<'a>(scope: &'a Scope<'_>) -> &'a str {
+    match scope {
+        Scope::Rule(name) => name,
+        _ => "",
+    }
+}
+
+/// At most so many a second, and how many were left out.
+#[derive(Debug, Default)]
+struct Sampled {
+    second: AtomicU64,
+    taken: AtomicU64,
+    left_out: AtomicU64,
+}
+
+impl Sampled {
+    /// Whether there is room for one more in this second; and then how many had none since the last that had.
+    fn one_more(&self, most: u64, second: u64) -> Option<u64> {
+        if self.second.load(Ordering::Relaxed) != second {
+            self.second.store(second, Ordering::Relaxed);
+            self.taken.store(0, Ordering::Relaxed);
+        }
+        if self.taken.load(Ordering::Relaxed) < most && self.taken.fetch_add(1, Ordering::Relaxed) < most {
+            return Some(self.left_out.swap(0, Ordering::Relaxed));
+        }
+        self.left_out.fetch_add(1, Ordering::Relaxed);
+        None
+    }
+}

@@ -1,0 +1,204 @@
+//! A configuration as text that can be read again: what `--print-config` shows.
+//!
+//! Everything is written, defaults too, so that nobody has to know them. Tokens are not part of a configuration, only the files they are in; a password in the
+//! URL of the store is three stars.
+
+use std::fmt::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use tidegate::RedisUrl;
+
+use crate::config::Config;
+use crate::rules::{Budget, Condition, Cost, Failure, Mode, Rule};
+
+impl Config {
+    /// As YAML, which [`Config::parse`] reads as the same configuration, but for the password of the store.
+    pub fn to_yaml(&self) -> String {
+        let mut out = String::new();
+        let _ = writeln!(out, "store: {}", quoted(&self.shown_store()));
+        let listen = &self.listen;
+        let doors = [("http", listen.http), ("grpc", listen.grpc), ("resp", listen.resp), ("admin", listen.admin)];
+        let _ = writeln!(out, "listen:");
+        for (name, at) in doors {
+            let _ = writeln!(out, "  {name}: {}", door(at));
+        }
+        let proxies: Vec<String> = self.trusted_proxies.iter().map(|net| quoted(&net.to_string())).collect();
+        let _ = writeln!(out, "trusted_proxies: [{}]", proxies.join(", "));
+        let _ = writeln!(out, "on_store_failure: {}", failure(self.on_store_failure));
+        let _ = writeln!(out, "insecure: {}", self.insecure);
+        if let Some(tls) = &self.tls {
+            let _ = writeln!(out, "tls:\n  cert: {}\n  key: {}", path(&tls.cert), path(&tls.key));
+            if let Some(file) = &tls.client_ca {
+                let _ = writeln!(out, "  client_ca: {}", path(file));
+            }
+        }
+        if self.tokens != Default::default() {
+            let _ = writeln!(out, "tokens:");
+            for (name, file) in [("check_file", &self.tokens.checks), ("admin_file", &self.tokens.admin)] {
+                if let Some(file) = file {
+                    let _ = writeln!(out, "  {name}: {}", path(file));
+                }
+            }
+        }
+        let bounds = &self.bounds;
+        let _ = writeln!(
+            out,
+            "connections:\n  max: {}\n  max_per_ip: {}\n  idle_secs: {}",
+            bounds.max_connections,
+            bounds.max_connections_per_ip,
+            bounds.idle.as_secs()
+        );
+        let log = &self.log;
+        let _ = writeln!(
+            out,
+            "log:\n  level: {}\n  format: {}\n  denials_per_second: {}\n  show_keys: {}",
+            quoted(log.level.name()),
+            log.format.name(),
+            log.denials_per_second,
+            log.show_keys
+        );
+        if self.rules.iter().next().is_none() {
+            let _ = writeln!(out, "rules: []");
+        } else {
+            let _ = writeln!(out, "rules:");
+        }
+        for one in self.rules.iter() {
+            rule(&mut out, one);
+        }
+        out
+    }
+
+    /// Where state is kept, without a password.
+    pub fn shown_store(&self) -> String {
+        match self.store.as_str() {
+            "memory" => "memory".into(),
+            // With the colon it is a URL again.
+            url => match url.parse::<RedisUrl>() {
+                Ok(url) => url.to_string().replacen("//***@", "//:***@", 1),
+                Err(_) => "***".into(),
+            },
+        }
+    }
+}
+
+fn rule(out: &mut String, rule: &Rule) {
+    let _ = writeln!(out, "  - name: {}", quoted(&rule.name));
+    if !rule.when.is_empty() {
+        let _ = writeln!(out, "    when: {}", conditions(&rule.when));
+    }
+    if !rule.by.is_empty() {
+        let by: Vec<String> = rule.by.iter().map(|name| quoted(name)).collect();
+        let _ = writeln!(out, "    by: [{}]", by.join(", "));
+    }
+    let _ = writeln!(out, "    limit: {}", budget(&rule.budget));
+    match &rule.cost {
+        Cost::Fixed(units) => _ = writeln!(out, "    cost: {units}"),
+        Cost::From { attribute, max } => _ = writeln!(out, "    cost: {{ from: {}, max: {max} }}", quoted(attribute)),
+    }
+    if !rule.overrides.is_empty() {
+        let _ = writeln!(out, "    overrides:");
+    }
+    for other in &rule.overrides {
+        let _ = writeln!(out, "      - when: {}\n        limit: {}", conditions(&other.when), budget(&other.budget));
+    }
+    let mode = match rule.mode {
+        Mode::Enforce => "enforce",
+        Mode::Shadow => "shadow",
+    };
+    let _ = writeln!(out, "    mode: {mode}\n    refunds: {}", quoted(if rule.refunds { "on" } else { "off" }));
+    if let Some(policy) = rule.on_store_failure {
+        let _ = writeln!(out, "    on_store_failure: {}", failure(policy));
+    }
+}
+
+fn conditions(when: &[Condition]) -> String {
+    let pairs = when.iter().map(|condition| {
+        let any_of: Vec<String> = condition.any_of.iter().map(|pattern| quoted(pattern.text())).collect();
+        format!("{}: [{}]", quoted(&condition.attribute), any_of.join(", "))
+    });
+    format!("{{ {} }}", pairs.collect::<Vec<_>>().join(", "))
+}
+
+fn budget(budget: &Budget) -> String {
+    match budget {
+        Budget::Limits(limits) => quoted(&limits.to_string()),
+        Budget::Unlimited => "unlimited".into(),
+        Budget::Deny => "deny".into(),
+    }
+}
+
+fn failure(policy: Failure) -> &'static str {
+    match policy {
+        Failure::Open => "open",
+        Failure::Closed => "closed",
+        Failure::Local => "local",
+    }
+}
+
+fn door(at: Option<SocketAddr>) -> String {
+    at.map_or_else(|| quoted("off"), |at| quoted(&at.to_string()))
+}
+
+fn path(file: &Path) -> String {
+    quoted(&file.to_string_lossy())
+}
+
+/// Text in double quotes. JSON's are YAML's.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FULL: &str = r#"
+store: redis://alice:sesame@127.0.0.1:6390/3
+listen: { http: "[::1]:8080", grpc: off, resp: 127.0.0.1:6380, admin: 127.0.0.1:9090 }
+trusted_proxies: [10.0.0.0/8, "fd00::/8"]
+on_store_failure: closed
+insecure: true
+tls: { cert: "/etc/a b.pem", key: /etc/key.pem, client_ca: /etc/ca.pem }
+tokens: { check_file: /run/check, admin_file: /run/admin }
+connections: { max: 77, max_per_ip: 7, idle_secs: 30 }
+log: { level: debug, format: json, denials_per_second: 3, show_keys: true }
+rules:
+  - name: a
+    when: { method: [GET, "!POST"], path: '/ä"\*', "header.x-y": "yes" }
+    by: [ip, user]
+    limit: 10/s; 240/h sliding step 1m
+    cost: { from: header.x-cost, max: 9 }
+    overrides:
+      - { when: { user: "a: b # c" }, limit: unlimited }
+      - { when: { user: "*" }, limit: deny }
+    mode: shadow
+    refunds: off
+    on_store_failure: open
+  - { name: b, limit: 20 concurrent ttl 30s, cost: 3 }
+"#;
+
+    #[test]
+    fn what_is_printed_reads_as_the_same() {
+        for text in [FULL, "", crate::BUILT_IN] {
+            let config = Config::parse(text, "test").unwrap();
+            let printed = config.to_yaml();
+            let again = Config::parse(&printed, "printed").unwrap_or_else(|error| panic!("{error}\n{printed}"));
+            assert_eq!(again.to_yaml(), printed);
+            let without_store = |mut config: Config| {
+                config.store = "memory".into();
+                format!("{config:?}")
+            };
+            assert_eq!(without_store(again), without_store(config), "{printed}");
+        }
+    }
+
+    #[test]
+    fn passwords_are_not_printed() {
+        let printed = Config::parse(FULL, "test").unwrap().to_yaml();
+        assert!(printed.starts_with("store: \"redis://:***@127.0.0.1:6390/3\"\n"), "{printed}");
+        assert!(!printed.contains("sesame"));
+        let config = Config::parse("store: \"not a url with sesame\"\n", "test").unwrap();
+        assert!(!config.to_yaml().contains("sesame"));
+    }
+}

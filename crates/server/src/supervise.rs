@@ -1,0 +1,120 @@
+//! Background tasks that stay: one that panics or ends is started again, counted and logged, and the process goes on.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::door::http::caught;
+use crate::observe::Observer;
+
+/// How long to wait before a task is started again.
+const PAUSE: Duration = Duration::from_millis(50);
+/// More ends than this within [`WITHIN`], and the service says that it is not ready.
+const MANY: usize = 3;
+const WITHIN: Duration = Duration::from_secs(60);
+
+/// What has become of the tasks.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Health {
+    ends: Arc<Mutex<VecDeque<Instant>>>,
+}
+
+impl Health {
+    /// Whether tasks end so often that somebody should look.
+    pub(crate) fn is_failing(&self) -> bool {
+        let mut ends = self.ends.lock();
+        while ends.front().is_some_and(|at| at.elapsed() > WITHIN) {
+            ends.pop_front();
+        }
+        ends.len() > MANY
+    }
+
+    fn ended(&self) {
+        let mut ends = self.ends.lock();
+        ends.push_back(Instant::now());
+        if ends.len() > MANY + 1 {
+            ends.pop_front();
+        }
+    }
+}
+
+/// Keeps a task going until `stopped` says so. `task` makes it, each time anew.
+pub(crate) async fn keep<T, F>(
+    name: &'static str,
+    task: T,
+    observer: Observer,
+    health: Health,
+    mut stopped: watch::Receiver<bool>,
+) -> io::Result<()>
+where
+    T: Fn() -> F,
+    F: Future<Output = ()>,
+{
+    loop {
+        let ended = tokio::select! {
+            ended = caught(task()) => ended,
+            _ = stopped.wait_for(|down| *down) => return Ok(()),
+        };
+        let why = match ended {
+            Some(()) => "it ended",
+            None => {
+                observer.metrics().panicked();
+                "it panicked"
+            }
+        };
+        observer.metrics().restarted();
+        observer.log().error("a task is started again", &[("task", &name), ("why", &why)]);
+        health.ended();
+        tokio::select! {
+            () = tokio::time::sleep(PAUSE) => {}
+            _ = stopped.wait_for(|down| *down) => return Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_panics_is_started_again_and_too_many_are_told() {
+        let (runs, health, observer) = (Arc::new(AtomicU64::new(0)), Health::default(), Observer::default());
+        let (stop, stopped) = watch::channel(false);
+        let kept = tokio::spawn({
+            let (runs, health, observer) = (Arc::clone(&runs), health.clone(), observer.clone());
+            async move {
+                let task = || async {
+                    match runs.fetch_add(1, Ordering::Relaxed) {
+                        0 => panic!("on purpose"),
+                        1 | 2 => {}
+                        _ => std::future::pending().await,
+                    }
+                };
+                keep("test", task, observer, health, stopped).await
+            }
+        });
+        while runs.load(Ordering::Relaxed) < 4 {
+            tokio::time::sleep(PAUSE).await;
+        }
+        assert!(!health.is_failing());
+        health.ended();
+        assert!(health.is_failing());
+        tokio::time::sleep(WITHIN + PAUSE).await;
+        assert!(!health.is_failing(), "a minute later it is forgotten");
+        let text = observer.metrics().text(&crate::gate::Backend::Memory(tidegate::Memory::new()), 0);
+        assert!(
+            text.contains("tidegate_panics_total 1\n") && text.contains("tidegate_task_restarts_total 3\n"),
+            "{text}"
+        );
+        stop.send(true).unwrap();
+        kept.await.unwrap().unwrap();
+    }
+}

@@ -1,0 +1,371 @@
+//! Who is let in, and what those get who are too many, too slow or too long.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tidegate_server::auth::Auth;
+use tidegate_server::config::Config;
+use tidegate_server::{Options, Running, start};
+use tidegate_testkit::{Certs, wait_until};
+use tokio::runtime::Runtime;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto::ring};
+
+/// Long enough for a busy machine.
+const LONG: Duration = Duration::from_secs(20);
+
+struct Open {
+    runtime: Runtime,
+    running: Option<Running>,
+    http: SocketAddr,
+    resp: SocketAddr,
+}
+
+/// Doors for HTTP and RESP; `change` changes what the text says.
+fn open(text: &str, auth: Auth, change: impl FnOnce(&mut Config)) -> Open {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let text =
+        format!("listen: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\nlog: {{ level: error }}\n{text}");
+    let mut config = Config::parse(&text, "test").unwrap();
+    change(&mut config);
+    let running = runtime.block_on(start(config, Options { auth, ..Options::default() })).unwrap();
+    let (http, resp) = (running.http.unwrap(), running.resp.unwrap());
+    Open { runtime, running: Some(running), http, resp }
+}
+
+impl Open {
+    fn metric(&self, line: &str) -> u64 {
+        let gate = self.running.as_ref().unwrap().gate();
+        let text = gate.observer().metrics().text(gate.store(), 0);
+        let found = text.lines().find_map(|own| own.strip_prefix(line)?.strip_prefix(' '));
+        found.unwrap_or_else(|| panic!("{line} is not in\n{text}")).parse().unwrap()
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let running = self.running.take().unwrap();
+        let stopped = self.runtime.block_on(running.stop());
+        assert!(stopped || std::thread::panicking(), "every request was answered");
+    }
+}
+
+/// Everything that comes until the connection ends.
+fn all(stream: &mut impl Read) -> String {
+    let mut bytes = Vec::new();
+    let _ = stream.read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn connect(at: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(at).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream
+}
+
+/// The status of the answer, and all of it.
+fn ask(at: SocketAddr, head: &str, headers: &str, body: &str) -> (u16, String) {
+    let mut stream = connect(at);
+    let length = body.len();
+    write!(
+        stream,
+        "{head} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}Content-Length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    let text = all(&mut stream);
+    let status = text.split(' ').nth(1).and_then(|status| status.parse().ok());
+    (status.unwrap_or_else(|| panic!("{head} was answered with {text:?}")), text)
+}
+
+const CHECK: &str = r#"{"key":"k","limit":"1000/s"}"#;
+
+#[test]
+fn tokens_for_checks_and_for_everything_are_asked_for() {
+    let auth = Auth { checks: Some("check-me".into()), admin: Some("admin-me".into()) };
+    let open = open("", auth, |_| {});
+    let bearer = |token: &str| format!("Authorization: Bearer {token}\r\n");
+    // path, nobody, check token, admin token, wrong token
+    for (head, body, expected) in [
+        ("GET /healthz", "", [200, 200, 200, 200]),
+        ("GET /readyz", "", [200, 200, 200, 200]),
+        ("POST /v1/check", CHECK, [401, 200, 200, 401]),
+        ("POST /v1/peek", CHECK, [401, 200, 200, 401]),
+        ("POST /v1/refund", CHECK, [401, 200, 200, 401]),
+        ("POST /v1/reset", CHECK, [401, 403, 200, 401]),
+        ("POST /v1/explain", r#"{"attributes":{}}"#, [401, 403, 200, 401]),
+        ("GET /v1/rules", "", [401, 403, 200, 401]),
+        ("GET /nowhere", "", [401, 404, 404, 401]),
+    ] {
+        let headers = [String::new(), bearer("check-me"), bearer("admin-me"), bearer("check-mf")];
+        let answers = headers.map(|headers| ask(open.http, head, &headers, body).0);
+        assert_eq!(answers, expected, "{head}");
+    }
+    let (_, text) = ask(open.http, "POST /v1/check", "", CHECK);
+    assert!(text.to_ascii_lowercase().contains("www-authenticate: bearer"), "{text}");
+    assert_eq!(ask(open.http, "POST /v1/check", "Authorization: Basic eDp5\r\n", CHECK).0, 401);
+    assert_eq!(ask(open.http, "POST /v1/check", "authorization: bearer check-me\r\n", CHECK).0, 200);
+
+    let resp = |commands: &str| {
+        let mut stream = connect(open.resp);
+        write!(stream, "{commands}QUIT\r\n").unwrap();
+        all(&mut stream)
+    };
+    assert!(resp("TG.PEEK k 1/s\r\n").starts_with("-NOAUTH"));
+    assert!(resp("AUTH check-mf\r\n").starts_with("-WRONGPASS"));
+    assert!(resp("AUTH check-me\r\nTG.RESET k 1/s\r\n").starts_with("+OK\r\n-NOPERM"));
+    assert!(resp("AUTH admin-me\r\nTG.RESET k 1/s\r\n").starts_with("+OK\r\n*5"));
+    assert_eq!(open.metric(r#"tidegate_refused_total{door="resp",reason="token"}"#), 1);
+    assert!(open.metric(r#"tidegate_refused_total{door="http",reason="token"}"#) >= 15);
+}
+
+#[test]
+fn tokens_are_read_from_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    std::fs::write(&file, "from-a-file\n").unwrap();
+    let open = open(&format!("tokens: {{ check_file: {} }}\n", file.display()), Auth::default(), |_| {});
+    assert_eq!(ask(open.http, "POST /v1/check", "", CHECK).0, 401);
+    assert_eq!(ask(open.http, "POST /v1/check", "Authorization: Bearer from-a-file\r\n", CHECK).0, 200);
+}
+
+#[test]
+fn no_door_is_open_to_everybody_by_accident() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let certs = Certs::new();
+    let tls = |ca: &str| {
+        format!("tls: {{ cert: {}, key: {}{ca} }}\n", certs.server_cert().display(), certs.server_key().display())
+    };
+    let client_ca = tls(&format!(", client_ca: {}", certs.ca().display()));
+    let word = |text: &str| Some(text.into());
+    for (more, auth, may) in [
+        (String::new(), Auth::default(), false),
+        (tls(""), Auth::default(), false),
+        (String::new(), Auth { checks: None, admin: word("a") }, false),
+        (String::new(), Auth { checks: word("c"), admin: None }, true),
+        (client_ca, Auth::default(), true),
+        ("insecure: true\n".into(), Auth::default(), true),
+    ] {
+        for door in ["http", "resp", "admin"] {
+            let mut listen = String::from("listen: { ");
+            for other in ["http", "resp", "grpc", "admin"] {
+                listen += &format!("{other}: {}, ", if other == door { "0.0.0.0:0" } else { "off" });
+            }
+            let config = Config::parse(&format!("{listen}}}\nlog: {{ level: off }}\n{more}"), "test").unwrap();
+            let started = runtime.block_on(start(config, Options { auth: auth.clone(), ..Options::default() }));
+            match started {
+                Ok(running) => {
+                    assert!(may, "{door} with {more:?} {auth:?}");
+                    assert!(runtime.block_on(running.stop()));
+                }
+                Err(error) => {
+                    let error = error.to_string();
+                    assert!(!may && error.starts_with(&format!("{door} would listen on 0.0.0.0:0")), "{error}");
+                    assert!(error.contains("--token-file") && error.contains("--insecure"), "{error}");
+                }
+            }
+        }
+    }
+}
+
+fn secure(at: SocketAddr, certs: &Certs, with_identity: bool) -> StreamOwned<ClientConnection, TcpStream> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(certs.ca()).unwrap()).unwrap();
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots);
+    let config = if with_identity {
+        let chain = vec![CertificateDer::from_pem_file(certs.client_cert()).unwrap()];
+        builder.with_client_auth_cert(chain, PrivateKeyDer::from_pem_file(certs.client_key()).unwrap()).unwrap()
+    } else {
+        builder.with_no_client_auth()
+    };
+    let name = "localhost".try_into().unwrap();
+    StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), connect(at))
+}
+
+/// What a door answers through TLS: `healthz` or a PING, by whether it is HTTP.
+fn secure_answer(at: SocketAddr, certs: &Certs, with_identity: bool, http: bool) -> String {
+    let mut stream = secure(at, certs, with_identity);
+    let question =
+        if http { "GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" } else { "PING\r\nQUIT\r\n" };
+    let _ = stream.write_all(question.as_bytes());
+    all(&mut stream)
+}
+
+#[test]
+fn every_door_speaks_tls_and_can_ask_for_certificates() {
+    let certs = Certs::new();
+    let text = |ca: &str| {
+        format!("tls: {{ cert: {}, key: {}{ca} }}\n", certs.server_cert().display(), certs.server_key().display())
+    };
+    {
+        let open = open(&text(""), Auth::default(), |_| {});
+        assert!(secure_answer(open.http, &certs, false, true).starts_with("HTTP/1.1 200"));
+        assert_eq!(secure_answer(open.resp, &certs, false, false), "+PONG\r\n+OK\r\n");
+        // Whoever does not speak TLS is not answered.
+        let mut plain = connect(open.resp);
+        plain.write_all(b"PING\r\n").unwrap();
+        assert!(!all(&mut plain).contains("PONG"));
+        wait_until("it is counted", LONG, || open.metric(r#"tidegate_refused_total{door="resp",reason="tls"}"#) == 1);
+    }
+    let open = open(&text(&format!(", client_ca: {}", certs.ca().display())), Auth::default(), |_| {});
+    assert!(secure_answer(open.http, &certs, true, true).starts_with("HTTP/1.1 200"));
+    assert_eq!(secure_answer(open.resp, &certs, true, false), "+PONG\r\n+OK\r\n");
+    assert_eq!(secure_answer(open.http, &certs, false, true), "");
+    assert_eq!(secure_answer(open.resp, &certs, false, false), "");
+}
+
+#[test]
+fn certificates_change_without_dropping_anybody_and_bad_ones_change_nothing() {
+    let (certs, next, folder) = (Certs::new(), Certs::new(), tempfile::tempdir().unwrap());
+    let (cert, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+    let put = |from: &Certs| {
+        std::fs::copy(from.server_key(), &key).unwrap();
+        std::fs::copy(from.server_cert(), &cert).unwrap();
+    };
+    put(&certs);
+    let text = format!("tls: {{ cert: {}, key: {} }}\nlog: {{ level: off }}\n", cert.display(), key.display());
+    let open = open(&text.replace("log: { level: off }\n", ""), Auth::default(), |_| {});
+    let mut old = secure(open.resp, &certs, false);
+    old.write_all(b"PING\r\n").unwrap();
+    let mut pong = [0; 7];
+    old.read_exact(&mut pong).unwrap();
+
+    put(&next);
+    wait_until("the new certificate is shown", LONG, || {
+        secure_answer(open.http, &next, false, true).starts_with("HTTP/1.1 200")
+    });
+    assert_eq!(secure_answer(open.resp, &next, false, false), "+PONG\r\n+OK\r\n");
+    assert_eq!(secure_answer(open.http, &certs, false, true), "", "the old authority does not vouch for it");
+    old.write_all(b"PING\r\n").unwrap();
+    old.read_exact(&mut pong).unwrap();
+    assert_eq!(&pong, b"+PONG\r\n", "who was there is served on");
+
+    std::fs::write(&cert, "not a certificate").unwrap();
+    let failed = r#"tidegate_reloads_total{what="certificates",result="failed"}"#;
+    wait_until("the bad file is noticed", LONG, || open.metric(failed) >= 1);
+    assert!(secure_answer(open.http, &next, false, true).starts_with("HTTP/1.1 200"), "the last good one stays");
+    assert!(open.metric(r#"tidegate_reloads_total{what="certificates",result="ok"}"#) >= 1);
+}
+
+#[test]
+fn heads_and_targets_have_a_size() {
+    let open = open("", Auth::default(), |_| {});
+    let target = |length: usize| ask(open.http, &format!("GET /{}", "a".repeat(length)), "", "").0;
+    assert_eq!((target(1000), target(8191), target(8192)), (404, 404, 414));
+    let header = |count: usize| ask(open.http, "GET /healthz", &"X-A: b\r\n".repeat(count), "").0;
+    assert_eq!((header(90), header(101)), (200, 431));
+    let long = |length: usize| ask(open.http, "GET /healthz", &format!("X-A: {}\r\n", "b".repeat(length)), "").0;
+    assert_eq!((long(20_000), long(40_000)), (200, 431));
+}
+
+#[test]
+fn whoever_is_slow_is_let_go_and_others_are_served() {
+    let open = open("", Auth::default(), |config| {
+        config.bounds.patience = Duration::from_millis(400);
+        config.bounds.idle = Duration::from_secs(2);
+    });
+    let begin = Instant::now();
+    // A head that does not end, bytes that drip, a body that does not come, a command that does not end.
+    let mut head = connect(open.http);
+    head.write_all(b"GET /healthz HTTP/1.1\r\nHost:").unwrap();
+    let mut body = connect(open.http);
+    body.write_all(b"POST /v1/check HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{").unwrap();
+    let mut command = connect(open.resp);
+    command.write_all(b"*1\r\n$4\r\nPI").unwrap();
+    let mut drip = connect(open.http);
+    let dripping = std::thread::spawn(move || {
+        for byte in b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-A: ".iter().chain(b"a".iter().cycle().take(10_000)) {
+            if drip.write_all(&[*byte]).is_err() {
+                return true;
+            }
+            std::thread::park_timeout(Duration::from_millis(20));
+        }
+        false
+    });
+    assert_eq!(all(&mut head), "");
+    let answered = all(&mut body);
+    assert!(answered.starts_with("HTTP/1.1 408") && answered.contains("connection: close"), "{answered}");
+    assert!(!all(&mut command).contains("PONG"));
+    assert!(dripping.join().unwrap(), "dripping bytes does not keep a connection");
+    assert!(begin.elapsed() < LONG);
+    wait_until("slow heads are counted", LONG, || {
+        open.metric(r#"tidegate_refused_total{door="http",reason="slow"}"#) >= 3
+    });
+
+    // Who sends nothing at all is kept for a while, and then let go.
+    let begin = Instant::now();
+    let mut idle = connect(open.http);
+    idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let text = all(&mut idle);
+    assert!(text.starts_with("HTTP/1.1 200") && begin.elapsed() > Duration::from_secs(1), "{text}");
+    assert_eq!(ask(open.http, "POST /v1/check", "", CHECK).0, 200);
+}
+
+#[test]
+fn whoever_does_not_read_is_let_go() {
+    let open = open("", Auth::default(), |config| config.bounds.patience = Duration::from_millis(400));
+    let mut greedy = connect(open.http);
+    greedy.set_write_timeout(Some(LONG)).unwrap();
+    // Answers pile up until nothing can be sent; then nothing is read either, and in the end the connection is closed.
+    let many = "POST /v1/check HTTP/1.1\r\nHost: x\r\nContent-Length: 28\r\n\r\n{\"key\":\"k\",\"limit\":\"1000/s\"}"
+        .repeat(100);
+    while greedy.write_all(many.as_bytes()).is_ok() {}
+    wait_until("it is counted", LONG, || open.metric(r#"tidegate_refused_total{door="http",reason="slow"}"#) == 1);
+    assert_eq!(ask(open.http, "POST /v1/check", "", CHECK).0, 200);
+}
+
+#[test]
+fn connections_are_bounded_and_those_who_are_here_are_served() {
+    let open = open("", Auth::default(), |config| {
+        config.bounds.max_connections = 8;
+        config.bounds.max_connections_per_ip = 6;
+    });
+    for at in [open.http, open.resp] {
+        let ask = |stream: &mut TcpStream| {
+            let question: &[u8] =
+                if at == open.http { b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" } else { b"PING\r\n" };
+            let mut byte = [0; 512];
+            stream.write_all(question).is_ok() && matches!(stream.read(&mut byte), Ok(1..))
+        };
+        let mut here: Vec<TcpStream> = (0..6).map(|_| connect(at)).collect();
+        assert!(here.iter_mut().all(ask));
+        let mut more: Vec<TcpStream> = (0..10).map(|_| connect(at)).collect();
+        assert!(!more.iter_mut().any(ask), "no more than six from one address");
+        assert!(here.iter_mut().all(ask));
+        drop((here, more));
+        wait_until("others find a place", LONG, || ask(&mut connect(at)));
+    }
+    assert!(open.metric(r#"tidegate_refused_total{door="http",reason="full_for_address"}"#) >= 10);
+}
+
+#[test]
+fn ambiguous_requests_are_refused() {
+    let open = open("", Auth::default(), |_| {});
+    for (name, head) in [
+        ("two lengths", "POST /v1/check HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}}"),
+        ("an odd length", "POST /v1/check HTTP/1.1\r\nHost: x\r\nContent-Length: +2\r\n\r\n{}"),
+        ("a folded header", "GET /healthz HTTP/1.1\r\nHost: x\r\nX-A: a\r\n b\r\n\r\n"),
+        ("a space before the colon", "GET /healthz HTTP/1.1\r\nHost: x\r\nX-A : a\r\n\r\n"),
+        ("an unknown coding", "POST /v1/check HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n{}"),
+        ("a bad chunk", "POST /v1/check HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n"),
+        ("a NUL", "GET /healthz\0 HTTP/1.1\r\nHost: x\r\n\r\n"),
+    ] {
+        let mut stream = connect(open.http);
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let text = all(&mut stream);
+        assert!(text.is_empty() || text.starts_with("HTTP/1.1 400"), "{name} was answered with {text:?}");
+    }
+    // A length beside chunks: the chunks count, and nothing after them is taken for a request.
+    let mut stream = connect(open.http);
+    stream
+        .write_all(b"POST /v1/check HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        .unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(!all(&mut stream).contains("\r\n\r\nok"), "no smuggling");
+}
