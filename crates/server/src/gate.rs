@@ -306,7 +306,14 @@ impl Gate {
         let mut ruling = Ruling { allowed, decision, charges, refused_by, shadow: Vec::new() };
         for found in shadow {
             let op = if allowed { op } else { Op::Peek };
-            let (decision, _) = self.charge(op, std::slice::from_ref(&found), id, false).await?;
+            let decision = match self.charge(op, std::slice::from_ref(&found), id, false).await {
+                Ok((decision, _)) => decision,
+                Err(error) => {
+                    // What is only tried out must not fail what counts, which may have been charged already.
+                    self.inner.observer.failed(self.door, &error);
+                    continue;
+                }
+            };
             let allowed = found.budget != Budget::Deny && decision.as_ref().is_none_or(Decision::allowed);
             let decision = decision.map(|decision| decision.with_source(Source::Shadow));
             ruling.shadow.push(Shadowed { rule: found.rule, allowed, decision });

@@ -10,4 +10,5 @@ mod http;
 mod reload;
 mod resp;
 mod security;
+mod shadow;
 mod transcripts;
