@@ -61,7 +61,8 @@ pub(crate) enum Command {
 /// Decide one request and say why.
 ///
 /// Without `--store` the state lives in this process, so a key starts fresh on every run: this shows what a limit answers, and is
-/// denied only what the limit could never hold. With `--store` it is kept in Redis or Valkey, and the next run finds less left.
+/// denied only what the limit could never hold. With `--store` it is kept in Redis or Valkey, and with `--server` a Tidegate server
+/// decides: the next run finds less left.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -69,6 +70,7 @@ Examples:
   tidegate check user:7 --limit 30/min --cost 31; echo $?     # 1: costs more than it can ever hold
   tidegate check user:7 --limit 100/s --op take --cost 500 --json
   tidegate check user:7 --limit 5/min --store redis://127.0.0.1
+  tidegate check user:7 --limit 5/min --server http://127.0.0.1:8080
 
 Exit codes: 0 allowed, 1 denied, 2 usage or error.")]
 pub(crate) struct Check {
@@ -92,6 +94,23 @@ pub(crate) struct Check {
     /// Keep the keys in Redis apart from those of others: letters, digits, `.`, `_` and `-`
     #[arg(long, value_name = "NAME", requires = "store", help_heading = KEPT)]
     pub(crate) namespace: Option<String>,
+    #[command(flatten)]
+    pub(crate) server: AtServer,
+}
+
+/// A Tidegate server that decides.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Another Tidegate decides")]
+pub(crate) struct AtServer {
+    /// Ask the server at http://HOST:PORT or https://HOST:PORT, which `tidegate serve` started; `--store` is then its own affair
+    #[arg(long, value_name = "URL", env = "TIDEGATE_SERVER", conflicts_with = "namespace")]
+    pub(crate) server: Option<String>,
+    /// The token that it wants to hear
+    #[arg(long, value_name = "TOKEN", env = "TIDEGATE_TOKEN", hide_env_values = true)]
+    pub(crate) token: Option<Secret>,
+    /// Trust the certificate authorities in this file, in PEM, instead of those that the system trusts
+    #[arg(long, value_name = "FILE", requires = "server")]
+    pub(crate) ca: Option<PathBuf>,
 }
 
 /// Feed a trace through one or several limits and show what each would have done.

@@ -25,6 +25,11 @@ const ADDRESSES: usize = 10_000;
 pub struct Secret(String);
 
 impl Secret {
+    /// The word itself, for whoever has to say it.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
     /// Reads a token: what is in the file, without the line's end.
     ///
     /// # Errors

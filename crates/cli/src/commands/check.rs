@@ -6,6 +6,7 @@ use anyhow::Result;
 use tidegate::{Check, Memory, Store};
 use tidegate_core::{Decision, Op, Retry, Verdict};
 
+use super::ask;
 use super::store::{self, Remote};
 use super::{Outcome, json_string, write_numbers};
 use crate::args;
@@ -13,15 +14,8 @@ use crate::output::{self, Paint, grouped, human, units};
 
 pub(crate) fn run(args: &args::Check) -> Result<Outcome> {
     let check = Check::of(args.op.op()).charge(&args.key, &args.limit.limits, args.cost);
-    let remote = Remote::open(&args.store.store, |builder| match &args.namespace {
-        Some(namespace) => builder.namespace(namespace),
-        None => builder,
-    })?;
-    let decision = match &remote {
-        None => Memory::new().decide(&check)?,
-        Some(remote) => remote.run(remote.redis.decide(&check)).map_err(store::explained)?,
-    };
-    let place = remote.as_ref().map(|remote| remote.shown.as_str());
+    let (decision, place) = decided(args, &check)?;
+    let place = place.as_deref();
     let mut out = output::stdout();
     if args.json {
         json(&mut out, args, place, &check, &decision)?;
@@ -33,6 +27,24 @@ pub(crate) fn run(args: &args::Check) -> Result<Outcome> {
     }
     out.flush()?;
     Ok(if decision.allowed() { Outcome::Yes } else { Outcome::No })
+}
+
+/// The decision, and where it was made if not here.
+fn decided(args: &args::Check, check: &Check<'_>) -> Result<(Decision, Option<String>)> {
+    if let Some(url) = &args.server.server {
+        return Ok((ask::ask(url, args, check.op().name())?, Some(url.clone())));
+    }
+    let remote = Remote::open(&args.store.store, |builder| match &args.namespace {
+        Some(namespace) => builder.namespace(namespace),
+        None => builder,
+    })?;
+    Ok(match remote {
+        None => (Memory::new().decide(check)?, None),
+        Some(remote) => {
+            let decision = remote.run(remote.redis.decide(check)).map_err(store::explained)?;
+            (decision, Some(remote.shown))
+        }
+    })
 }
 
 fn json(

@@ -1,5 +1,6 @@
 //! One file for each thing the command can do.
 
+mod ask;
 mod check;
 mod doctor;
 mod limits;

@@ -21,6 +21,8 @@ fn tidegate(args: &[&str]) -> Command {
         .args(args)
         .env_remove("TIDEGATE_LIMIT")
         .env_remove("TIDEGATE_STORE")
+        .env_remove("TIDEGATE_SERVER")
+        .env_remove("TIDEGATE_TOKEN")
         .env_remove("TIDEGATE_CONFIG")
         .env_remove("NO_COLOR")
         .env("COLUMNS", "100");

@@ -78,6 +78,48 @@ impl Drop for Serving {
 }
 
 #[test]
+fn a_server_is_asked_as_a_store_is() {
+    let serving = Serving::start(&["--token", "open-sesame", "--log", "off"]);
+    let url = format!("http://{}", serving.doors["http"]);
+    let check = |token: &str, more: &[&str]| {
+        let args = [&["check", "user:7", "--limit", "3/day window; 9/day", "--server", &url], more].concat();
+        let output = tidegate(&args).env("TIDEGATE_TOKEN", token).output().unwrap();
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        (output.status.code().unwrap(), text.replace(&url, "URL"))
+    };
+    let (code, text) = check("open-sesame", &["--cost", "2"]);
+    assert!(code == 0 && text.contains("1 of 3 left") && text.contains("7 of 9 left"), "{text}");
+    assert!(text.ends_with("decided by URL\n"), "{text}");
+    let (code, text) = check("open-sesame", &["--cost", "2", "--json"]);
+    assert!(code == 1 && text.contains(r#""allowed":false,"granted":0,"remaining":1,"retry_after_us":"#), "{text}");
+    let (code, text) = check("open-sesame", &["--op", "peek", "--cost", "4"]);
+    assert!(code == 1 && text.contains("can never pass"), "{text}");
+    let (code, text) = check("close-sesame", &[]);
+    assert!(code == 2 && text.contains("TIDEGATE_TOKEN"), "{text}");
+    drop(serving);
+    let (code, text) = check("open-sesame", &[]);
+    assert!(code == 2 && text.contains("`tidegate serve` starts one"), "{text}");
+    for wrong in ["127.0.0.1:8080", "ftp://x", "http://", "http://a@b:1", "http://h:70000"] {
+        let output = tidegate(&["check", "k", "--limit", "1/s", "--server", wrong]).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && text.contains("expected http://HOST:PORT"), "{wrong}: {text}");
+    }
+}
+
+#[test]
+fn a_server_with_a_certificate_is_asked_too() {
+    let certs = tidegate_testkit::Certs::new();
+    let [cert, key, ca] = [certs.server_cert(), certs.server_key(), certs.ca()];
+    let [cert, key, ca] = [&cert, &key, &ca].map(|path| path.to_str().unwrap());
+    let serving = Serving::start(&["--tls-cert", cert, "--tls-key", key, "--log", "off"]);
+    let url = format!("https://localhost:{}", serving.doors["http"].port());
+    let asked = tidegate(&["check", "user:7", "--limit", "3/day", "--server", &url, "--ca", ca]).output().unwrap();
+    assert!(asked.status.success(), "{}", String::from_utf8_lossy(&asked.stderr));
+    let asked = tidegate(&["check", "user:7", "--limit", "3/day", "--server", &url]).output().unwrap();
+    assert_eq!(asked.status.code(), Some(2), "nobody vouches for it");
+}
+
+#[test]
 fn running_out_of_files_is_survived_at_every_door() {
     use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
     let mut serving = Serving::start(&["--admin", "127.0.0.1:0", "--log", "off"]);

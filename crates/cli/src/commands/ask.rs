@@ -1,0 +1,156 @@
+//! A question to a Tidegate server, through its HTTP door.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::{Value, json};
+use tidegate_core::{Decision, Retry, Timestamp, Verdict};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+use crate::args;
+
+/// How long it may take. Somebody waits at a terminal, and nothing else waits for them.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// More is no answer of a Tidegate.
+const MAX_ANSWER_BYTES: u64 = 1 << 20;
+
+/// Where the server is.
+struct Server<'a> {
+    tls: bool,
+    host: &'a str,
+    port: u16,
+}
+
+impl<'a> Server<'a> {
+    fn read(url: &'a str) -> Result<Self> {
+        let expected = || anyhow!("--server {url:?}: expected http://HOST:PORT or https://HOST:PORT");
+        let (scheme, rest) = url.split_once("://").ok_or_else(expected)?;
+        let (tls, port) = match scheme {
+            "http" => (false, 80),
+            "https" => (true, 443),
+            _ => return Err(expected()),
+        };
+        let authority = rest.strip_suffix('/').unwrap_or(rest);
+        let (host, port) = match authority.rsplit_once(':') {
+            Some((host, digits)) if !digits.ends_with(']') => (host, digits.parse().map_err(|_| expected())?),
+            _ => (authority, port),
+        };
+        let plain = !host.is_empty() && !host.contains(['/', '@', '?', '#', ' ']) && host.is_ascii();
+        if !plain || (host.contains(':') && !host.starts_with('[')) {
+            return Err(expected());
+        }
+        Ok(Server { tls, host, port })
+    }
+
+    /// The name without the brackets of an IPv6 address.
+    fn name(&self) -> &'a str {
+        self.host.trim_start_matches('[').trim_end_matches(']')
+    }
+}
+
+/// Asks the server at `url` what `args` say. `path` is the operation.
+pub(super) fn ask(url: &str, args: &args::Check, path: &str) -> Result<Decision> {
+    let server = Server::read(url)?;
+    let body = json!({"key": args.key, "limit": args.limit.text, "cost": args.cost}).to_string();
+    let token = args.server.token.as_ref().map(|token| format!("Authorization: Bearer {}\r\n", token.reveal()));
+    let request = format!(
+        "POST /v1/{path} HTTP/1.1\r\nHost: {}:{}\r\n{}Content-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        server.host,
+        server.port,
+        token.unwrap_or_default(),
+        body.len(),
+    );
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let talk = async {
+        let stream = TcpStream::connect((server.name(), server.port)).await?;
+        if !server.tls {
+            return exchange(stream, &request).await;
+        }
+        let name = ServerName::try_from(server.name().to_owned()).context("its name")?;
+        let connector = TlsConnector::from(Arc::new(trusting(args.server.ca.as_deref())?));
+        exchange(connector.connect(name, stream).await.context("TLS")?, &request).await
+    };
+    let answer = runtime.context("could not start a runtime")?.block_on(async {
+        tokio::time::timeout(PATIENCE, talk).await.unwrap_or_else(|_| Err(anyhow!("no answer within {PATIENCE:?}")))
+    });
+    let (status, body) = answer.with_context(|| {
+        format!("{url}\nIs it running there? `tidegate serve` starts one; its HTTP door listens on 127.0.0.1:8080 unless told otherwise")
+    })?;
+    let body: Value = serde_json::from_str(&body).with_context(|| format!("{url} answered {status}, and no JSON"))?;
+    decision(status, &body).with_context(|| format!("{url} answered {status}"))
+}
+
+/// Sends a request and reads all of the answer: its status and body.
+async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &str) -> Result<(u16, String)> {
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    let read = (&mut stream).take(MAX_ANSWER_BYTES).read_to_end(&mut answer).await;
+    let answer = String::from_utf8(answer).context("its answer is not text")?;
+    // A server may close without the last word of TLS. What was read is whole if there is as much as it said.
+    let (head, body) = match (answer.split_once("\r\n\r\n"), read) {
+        (Some(parts), _) => parts,
+        (None, Err(error)) => return Err(error.into()),
+        (None, Ok(_)) => bail!("it answered something that is not HTTP"),
+    };
+    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).context("it answered without a status")?;
+    let mut lengths = head.lines().filter_map(|line| line.split_once(':'));
+    let length = lengths.find(|(name, _)| name.eq_ignore_ascii_case("content-length"));
+    match length.and_then(|(_, length)| length.trim().parse::<usize>().ok()) {
+        Some(length) if length != body.len() => bail!("its answer ended after {} of {length} bytes", body.len()),
+        _ => Ok((status, body.to_owned())),
+    }
+}
+
+/// Trusts the authorities in a file, or those that the system trusts.
+fn trusting(ca: Option<&Path>) -> Result<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    if let Some(file) = ca {
+        let certificates = CertificateDer::pem_file_iter(file).with_context(|| format!("--ca {}", file.display()))?;
+        for certificate in certificates {
+            roots.add(certificate.with_context(|| format!("--ca {}", file.display()))?)?;
+        }
+    } else {
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    }
+    if roots.is_empty() {
+        bail!("no certificate authority is trusted: expected --ca FILE with certificates in PEM");
+    }
+    Ok(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
+}
+
+/// The decision in an answer, or what the server says instead.
+fn decision(status: u16, body: &Value) -> Result<Decision> {
+    if status != 200 && status != 429 {
+        let detail = body["detail"].as_str().unwrap_or("without saying why");
+        match status {
+            401 | 403 => bail!("{detail}\n--token TOKEN, or TIDEGATE_TOKEN, says who asks"),
+            _ => bail!("{detail}"),
+        }
+    }
+    let whole = |of: &Value, name: &str| of[name].as_u64().with_context(|| format!("{name} is {}", of[name]));
+    let verdict = |of: &Value| -> Result<Verdict> {
+        Ok(Verdict {
+            allowed: of["allowed"].as_bool().context("allowed is missing")?,
+            granted: whole(of, "granted")?,
+            amount: whole(of, "amount")?,
+            remaining: whole(of, "remaining")?,
+            retry: match &of["retry_after_us"] {
+                Value::Null => Retry::Never,
+                Value::Number(number) if number.as_u64() == Some(0) => Retry::Now,
+                _ => Retry::After(whole(of, "retry_after_us")?),
+            },
+            reset_after_us: whole(of, "reset_after_us")?,
+            next_after_us: whole(of, "next_after_us")?,
+        })
+    };
+    let charges = body["charges"].as_array().filter(|charges| !charges.is_empty()).context("charges are missing")?;
+    let verdicts = charges.iter().map(verdict).collect::<Result<Vec<_>>>()?;
+    Ok(Decision::of_many(verdicts, status == 200, Timestamp::from_micros(whole(body, "t_us")?)))
+}
