@@ -260,7 +260,8 @@ pub(crate) async fn converse_in_memory(
     gate: Gate,
     stopped: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    converse(stream, Session::new(gate, Arc::default(), 1), Settings::default(), stopped).await
+    let (guard, peer) = (Arc::new(Guard::new(Auth::default())), std::net::IpAddr::from([127, 0, 0, 1]));
+    converse(stream, Session::new(gate, guard, peer, 1), Settings::default(), stopped).await
 }
 
 /// For fuzzing: how many commands of this stream have an answer. What is no command has one, too, and is the last, as is `QUIT`.
