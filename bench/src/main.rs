@@ -1,5 +1,6 @@
 //! `cargo run --release -- memory`: decisions in memory, Tidegate beside governor and beside the bound of the machine;
-//! `-- redis`: decisions in Redis, beside plain scripts, redis-cell and a bare client.
+//! `-- redis`: decisions in Redis, beside plain scripts, redis-cell and a bare client;
+//! `-- server`: the doors, beside Redis, redis-cell and a bare axum.
 //!
 //! Every contender is measured in turns within one run, many short rounds each, and the median round counts: on a noisy
 //! machine the ratio of medians is worth more than any single number.
@@ -7,6 +8,7 @@
 mod contenders;
 mod memory;
 mod redis;
+mod server;
 mod wire;
 
 fn main() {
@@ -18,12 +20,14 @@ fn main() {
         Some("slowest") => memory::slowest(),
         Some("parts") => memory::parts(),
         Some("redis") => redis::run(&words.collect::<Vec<_>>()),
+        Some("server") => server::run(&words.collect::<Vec<_>>()),
         Some("wire") => wire::run(&words.collect::<Vec<_>>()),
         Some("instructions") => memory::instructions(&words.collect::<Vec<_>>()),
         _ => {
             eprintln!(
                 "usage: bench memory [KEYS…] | bytes CONTENDER KEYS | slowest | parts | instructions CONTENDER\n       \
-                 | redis [cpu | throughput | bytes | calls | all] [redis62 | redis7 | redis8 | valkey9] | wire [CALLERS…]"
+                 | redis [cpu | throughput | bytes | calls | all] [redis62 | redis7 | redis8 | valkey9] | wire [CALLERS…]\n       \
+                 | server [resp [DEPTH…] | http | all]"
             );
             std::process::exit(2);
         }

@@ -67,6 +67,7 @@ fn test() -> Result<(), String> {
     })?;
     step("exactness, a short run", || exact(&["--ops", "2e6"]))?;
     step("bench: lints", || run(in_bench(&["clippy", "--all-targets", "--", "-D", "warnings"])))?;
+    step("fuzz targets: lints", || run(in_fuzz(&["clippy", "--all-targets", "--", "-D", "warnings"])))?;
     say(&format!("\neverything passed in {} s\n", start.elapsed().as_secs()));
     Ok(())
 }
@@ -105,8 +106,17 @@ fn bench(args: &[&str]) -> Result<(), String> {
 }
 
 fn in_bench(args: &[&str]) -> Command {
+    cargo_in("bench", args)
+}
+
+/// The targets themselves run as tests of the server; here they are only compiled as programs of a fuzzer.
+fn in_fuzz(args: &[&str]) -> Command {
+    cargo_in("fuzz", args)
+}
+
+fn cargo_in(folder: &str, args: &[&str]) -> Command {
     let mut command = Command::new(cargo_path());
-    command.current_dir(root().join("bench")).args(args);
+    command.current_dir(root().join(folder)).args(args);
     command
 }
 

@@ -2,7 +2,7 @@
 
 mod bytes;
 mod cpu;
-mod pipe;
+pub mod pipe;
 mod recorder;
 mod throughput;
 

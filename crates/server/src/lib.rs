@@ -7,6 +7,8 @@ pub mod auth;
 pub mod config;
 mod digits;
 pub mod door;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod gate;
 pub mod http;
 pub mod observe;

@@ -9,6 +9,7 @@ mod limits;
 mod serve;
 mod simulate;
 mod store;
+mod storm;
 
 use std::process::Output;
 

@@ -238,3 +238,16 @@ async fn ready(State(desk): State<Desk>) -> Response<Body> {
         Err(error) => mistake(StatusCode::SERVICE_UNAVAILABLE, &error.to_string()),
     }
 }
+
+/// For fuzzing: what each path answers to these bytes, as status and body.
+#[cfg(feature = "fuzzing")]
+pub(crate) async fn answer_every_verb(gate: &Gate, bytes: &[u8]) -> Vec<(u16, Vec<u8>)> {
+    let mut answers = Vec::new();
+    for (_, verb) in Verb::ALL {
+        let response = decide(gate, verb, bytes).await;
+        let status = response.status().as_u16();
+        let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.expect("a body in memory");
+        answers.push((status, body.to_vec()));
+    }
+    answers
+}

@@ -252,3 +252,36 @@ async fn answer_turn(bytes: &[u8], session: &mut Session, out: &mut Replies) -> 
     }
     Turn { used, more: used < bytes.len() }
 }
+
+/// For fuzzing: a conversation over any stream, with everything allowed.
+#[cfg(feature = "fuzzing")]
+pub(crate) async fn converse_in_memory(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    gate: Gate,
+    stopped: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let (guard, peer) = (Arc::new(Guard::new(Auth::default())), std::net::IpAddr::from([127, 0, 0, 1]));
+    converse(stream, Session::new(gate, guard, peer, 1), Settings::default(), stopped).await
+}
+
+/// For fuzzing: how many commands of this stream have an answer. What is no command has one, too, and is the last, as is `QUIT`.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn count_commands(stream: &[u8]) -> usize {
+    let (mut at, mut count, mut words) = (0, 0, Words::new());
+    loop {
+        let (asked, taken) = match frame::next(&stream[at..], &mut words, MAX_COMMAND_BYTES) {
+            Ok(Next::Command(taken)) => (words.first().map(|name| name.to_vec()), taken),
+            Ok(Next::Line(line, taken)) => match frame::split(line) {
+                Ok(words) => (words.into_iter().next(), taken),
+                Err(_) => return count + 1,
+            },
+            Ok(Next::Unfinished) => return count,
+            Err(_) => return count + 1,
+        };
+        at += taken;
+        count += usize::from(asked.is_some());
+        if asked.is_some_and(|name| name.eq_ignore_ascii_case(b"QUIT")) {
+            return count;
+        }
+    }
+}

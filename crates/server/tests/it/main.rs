@@ -6,7 +6,10 @@ mod cell;
 mod clients;
 mod doors;
 mod exchanges;
+#[cfg(feature = "fuzzing")]
+mod fuzz;
 mod http;
+mod pages;
 mod reload;
 mod resp;
 mod security;

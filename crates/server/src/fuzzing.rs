@@ -1,0 +1,173 @@
+//! What must hold of any bytes that anybody sends, as functions that panic where it does not. The targets in `fuzz/` call them, and so does a test
+//! with inputs made from the same seeds. Only there with the feature `fuzzing`.
+
+use std::time::{Duration, Instant};
+
+use tidegate::{Limits, ManualClock, Memory, Timestamp};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+use tokio::sync::watch;
+
+use crate::config::Config;
+use crate::gate::{Backend, Gate};
+use crate::http;
+use crate::resp;
+use crate::rules::envoy::Domains;
+
+/// The longest that any input may take. A busy machine is slow, but not this slow.
+const LONGEST: Duration = Duration::from_secs(5);
+
+/// A function that any bytes may be given to.
+pub type Target = fn(&[u8]);
+
+/// All targets and their names, as in `fuzz/fuzz_targets/`.
+pub const TARGETS: [(&str, Target); 5] =
+    [("resp", resp), ("json", json), ("rules", rules), ("envoy", envoy), ("limits", limits)];
+
+/// A conversation with the RESP door, cut into pieces: as many whole values come back as commands were whole, whatever the cuts.
+///
+/// The first byte says how large the pieces are.
+pub fn resp(data: &[u8]) {
+    let Some((first, stream)) = data.split_first() else { return };
+    let expected = resp::count_commands(stream);
+    let answers = block_on(async {
+        let (door, client) = duplex(1 << 16);
+        let (mut from, mut to) = tokio::io::split(client);
+        let (stop, stopped) = watch::channel(false);
+        let talk = tokio::spawn(resp::converse_in_memory(door, gate(), stopped));
+        let piece = match first % 4 {
+            0 => 1,
+            1 => 1 + usize::from(first / 4),
+            2 => 1000,
+            _ => stream.len().max(1),
+        };
+        let mut answers = Vec::new();
+        let mut buffer = [0; 4096];
+        for piece in stream.chunks(piece) {
+            // Answers are taken while more is sent; who does not read would not be read from.
+            let mut sent = 0;
+            while sent < piece.len() {
+                tokio::select! {
+                    biased;
+                    read = from.read(&mut buffer) => match read {
+                        Ok(0) | Err(_) => break,
+                        Ok(read) => answers.extend_from_slice(&buffer[..read]),
+                    },
+                    wrote = to.write(&piece[sent..]) => match wrote {
+                        Ok(wrote) => sent += wrote,
+                        Err(_) => break,
+                    },
+                }
+            }
+        }
+        let _ = to.shutdown().await;
+        let _ = from.read_to_end(&mut answers).await;
+        let talked = talk.await;
+        drop(stop);
+        assert!(talked.is_ok(), "the connection's task panicked");
+        answers
+    });
+    assert!(answers.len() <= stream.len() + 1024 * (expected + 1), "{} bytes of answers", answers.len());
+    let mut rest = &answers[..];
+    let mut values = 0;
+    while !rest.is_empty() {
+        rest = after_value(rest, 0).unwrap_or_else(|| panic!("no value: {}", rest.escape_ascii()));
+        values += 1;
+    }
+    assert_eq!(values, expected, "{} answered {}", stream.escape_ascii(), answers.escape_ascii());
+}
+
+/// What follows the first value; a reader of its own, which shares nothing with what writes.
+fn after_value(bytes: &[u8], depth: usize) -> Option<&[u8]> {
+    let end = bytes.windows(2).position(|two| two == b"\r\n")?;
+    let (line, mut rest) = (std::str::from_utf8(&bytes[1..end]).ok()?, &bytes[end + 2..]);
+    match bytes[0] {
+        b'+' | b'-' if line.bytes().all(|byte| (b' '..=b'~').contains(&byte)) => Some(rest),
+        b':' => line.parse::<i64>().ok().map(|_| rest),
+        b'_' if line.is_empty() => Some(rest),
+        b'$' if line == "-1" => Some(rest),
+        b'$' => {
+            let length: usize = line.parse().ok()?;
+            rest.get(length..)?.strip_prefix(b"\r\n")
+        }
+        b'*' | b'%' if depth < 4 => {
+            let each = if bytes[0] == b'%' { 2 } else { 1 };
+            for _ in 0..each * line.parse::<usize>().ok()? {
+                rest = after_value(rest, depth + 1)?;
+            }
+            Some(rest)
+        }
+        _ => None,
+    }
+}
+
+/// A body for every path: an answer, always, that is JSON.
+pub fn json(data: &[u8]) {
+    let began = Instant::now();
+    block_on(async {
+        let gate = gate();
+        for (status, body) in http::answer_every_verb(&gate, data).await {
+            assert!([200, 400, 403, 429].contains(&status), "{status}");
+            assert!(serde_json::from_slice::<serde_json::Value>(&body).is_ok(), "{}", body.escape_ascii());
+        }
+    });
+    assert!(began.elapsed() < LONGEST, "{:?}", began.elapsed());
+}
+
+/// A rules file: rules, or an error that says where.
+pub fn rules(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let began = Instant::now();
+    match Config::parse(text, "file") {
+        Ok(config) => {
+            let request = [("ip", "192.0.2.7"), ("path", "/v1/search"), ("user", "ann"), ("cost", "7")];
+            let _ = config.rules.matching(&request[..], 1);
+        }
+        Err(error) => assert!(error.to_string().starts_with("file:"), "{error}"),
+    }
+    assert!(began.elapsed() < LONGEST, "{:?}", began.elapsed());
+}
+
+/// A file of envoyproxy/ratelimit: a domain, or an error that says where.
+pub fn envoy(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let began = Instant::now();
+    let mut domains = Domains::default();
+    match domains.add(text, "file") {
+        Ok(()) => {
+            for name in domains.names() {
+                let _ = domains.find(name, &[("key", "value"), ("other", "value")], 1);
+            }
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+    assert!(began.elapsed() < LONGEST, "{:?}", began.elapsed());
+}
+
+/// Limits in the notation: what is read is written again so that it means the same, and decides.
+pub fn limits(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(limits) = text.parse::<Limits>() else { return };
+    let written = limits.to_string();
+    assert_eq!(written.parse::<Limits>().as_ref(), Ok(&limits), "{text:?} is written {written:?}");
+    let check = tidegate::Check::new().charge("key", &limits, 1);
+    let clock = ManualClock::new();
+    clock.set(Timestamp::from_secs(1_700_000_000));
+    let memory = Memory::builder().clock(clock).max_keys(100).build();
+    assert!(memory.decide(&check).is_ok() || limits.as_slice().len() > 64, "{written}");
+}
+
+fn gate() -> Gate {
+    const RULES: &str = "rules:\n  - { name: a, by: [user], limit: 3/min }\n  - { name: b, when: { path: /x* }, limit: deny }\n  - { name: c, mode: shadow, limit: 1/h }\n";
+    let clock = ManualClock::new();
+    clock.set(Timestamp::from_secs(1_700_000_000));
+    let memory = Memory::builder().clock(clock).max_keys(1000).build();
+    Gate::new(Backend::Memory(memory), Config::parse(RULES, "rules").expect("rules that are right").rules)
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    thread_local! {
+        static RUNTIME: tokio::runtime::Runtime =
+            tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    }
+    RUNTIME.with(|runtime| runtime.block_on(future))
+}
