@@ -9,6 +9,7 @@ mod digits;
 pub mod door;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+pub mod explain;
 pub mod gate;
 pub mod http;
 pub mod observe;

@@ -61,3 +61,30 @@ fn the_picture_is_what_its_command_draws() {
     let kept = fs::read_to_string(root().join(path)).unwrap();
     assert!(drawn == kept, "run again: {command} --out {path}");
 }
+
+/// The complete file of docs/configuration.md is one, and the table has every option and variable of `serve`.
+#[test]
+fn the_page_on_configuration_is_true() {
+    let page = fs::read_to_string(root().join("docs/configuration.md")).unwrap();
+    let file = page.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
+    let printed = tidegate(&["serve", "--config", "-", "--print-config"]).write_stdin(file).output().unwrap();
+    assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));
+    let help = tidegate(&["serve", "--help"]).output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let (mut options, mut variables) = (Vec::new(), Vec::new());
+    for word in help.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-' || c == '_')) {
+        match word.strip_prefix("--") {
+            Some("help" | "") => {}
+            Some(_) => options.push(word),
+            None if word.starts_with("TIDEGATE_") => variables.push(word),
+            None => {}
+        }
+    }
+    assert!(options.len() > 15 && variables.len() > 12, "{help}");
+    for option in options {
+        assert!(page.contains(&format!("| `{option}")), "{option} is not in the table");
+    }
+    for variable in variables {
+        assert!(page.contains(&format!("| `{variable}` |")), "{variable} is not in the table");
+    }
+}

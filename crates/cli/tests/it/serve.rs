@@ -166,7 +166,10 @@ fn files_are_validated_and_explained() {
     tidegate(&["validate", path]).assert().success();
     let explained = tidegate(&["explain", "--config", path, "ip=192.0.2.7"]).assert().success();
     let text = String::from_utf8(explained.get_output().stdout.clone()).unwrap();
-    assert_eq!(text, "  a: applies to \"192.0.2.7\": 2/s, costs 1\n  b: does not apply\na first request would pass\n");
+    assert_eq!(
+        text,
+        "a: applies to ip \"192.0.2.7\", costs 1\n    2/s: 2 of 2 left, would pass\nb: does not apply: there is no method, only \"POST\" matches\nthe request would pass\n"
+    );
     tidegate(&["explain", "--config", path, "method=POST"]).assert().code(1);
     std::fs::write(&file, "rules:\n  - { name: a, lmit: 2/s }\n").unwrap();
     let wrong = tidegate(&["validate", path]).assert().code(2);

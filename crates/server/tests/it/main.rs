@@ -10,6 +10,8 @@ mod exchanges;
 mod fuzz;
 mod http;
 mod pages;
+mod observed;
+mod openapi;
 mod reload;
 mod resp;
 mod security;
