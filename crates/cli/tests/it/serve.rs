@@ -39,13 +39,16 @@ fn serve_says_where_it_listens_answers_and_stops_when_told() {
 }
 
 /// A server that is stopped when it is dropped.
-struct Serving {
+pub(crate) struct Serving {
     process: Child,
-    doors: HashMap<String, SocketAddr>,
+    /// Where each door is.
+    pub(crate) doors: HashMap<String, SocketAddr>,
+    /// What it said.
+    pub(crate) greeting: String,
 }
 
 impl Serving {
-    fn start(args: &[&str]) -> Serving {
+    pub(crate) fn start(args: &[&str]) -> Serving {
         let mut process = Command::new(env!("CARGO_BIN_EXE_tidegate"))
             .args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"])
             .args(args)
@@ -55,14 +58,16 @@ impl Serving {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let mut doors = HashMap::new();
-        while let Some(line) = lines.next()
-            && line != "ready"
-        {
+        let (mut doors, mut greeting) = (HashMap::new(), String::new());
+        for line in lines.by_ref() {
+            greeting += &format!("{line}\n");
+            if line == "ready" {
+                break;
+            }
             let mut words = line.split_whitespace();
             doors.insert(words.next().unwrap().into(), words.next().unwrap().parse().unwrap());
         }
-        Serving { process, doors }
+        Serving { process, doors, greeting }
     }
 
     fn pid(&self) -> rustix::process::Pid {

@@ -437,7 +437,7 @@ fn requests_that_have_arrived_are_answered_when_told_to_stop() {
         assert!(begin.elapsed() < Duration::from_secs(10));
         for stream in [&mut kept, &mut fresh] {
             let text = all(stream);
-            assert!(text.contains("\"allowed\":true") && text.contains("connection: close"), "{text}");
+            assert!(text.contains("\"allowed\":true"), "{text}");
         }
         assert!(TcpStream::connect(open.http).is_err(), "nobody is let in any more");
     }
