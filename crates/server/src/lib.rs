@@ -7,9 +7,9 @@ pub mod auth;
 pub mod config;
 mod digits;
 pub mod door;
+pub mod explain;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
-pub mod explain;
 pub mod gate;
 pub mod http;
 pub mod observe;

@@ -9,9 +9,9 @@ mod exchanges;
 #[cfg(feature = "fuzzing")]
 mod fuzz;
 mod http;
-mod pages;
 mod observed;
 mod openapi;
+mod pages;
 mod reload;
 mod resp;
 mod security;
