@@ -106,6 +106,16 @@ pub fn python_client() -> Command {
     python
 }
 
+/// Python that finds openapi-spec-validator.
+///
+/// # Panics
+/// If it is not installed, with the command that installs it.
+pub fn openapi_validator() -> Command {
+    let mut python = Command::new("python3");
+    python.env("PYTHONPATH", installed("openapi-validator")).env("PYTHONDONTWRITEBYTECODE", "1");
+    python
+}
+
 /// Node that finds ioredis and node-redis.
 ///
 /// # Panics

@@ -28,7 +28,7 @@ mod wait;
 pub use builder::Builder;
 pub use certs::Certs;
 pub use cluster::Cluster;
-pub use flavor::{Flavor, node_client, python_client, redis_benchmark, redis_cell, redis_cli};
+pub use flavor::{Flavor, node_client, openapi_validator, python_client, redis_benchmark, redis_cell, redis_cli};
 pub use proxy::{Counts, Fault, FaultProxy};
 pub use resp::{Client, Reply};
 pub use sentinel::Sentinels;

@@ -526,7 +526,7 @@ pub(crate) struct Validate {
     pub(crate) file: PathBuf,
 }
 
-/// Show which rules apply to a request, and what they would answer a first one.
+/// Show which rules apply to a request and why, whose budgets it draws on, and what they would answer.
 ///
 /// Attributes are given as NAME=VALUE: `ip=192.0.2.7 method=POST path=/v1/search`.
 #[derive(clap::Args, Debug)]
@@ -539,6 +539,9 @@ pub(crate) struct ExplainRules {
     /// The rules file
     #[arg(short, long, value_name = "FILE", env = "TIDEGATE_CONFIG")]
     pub(crate) config: PathBuf,
+    /// Ask what is kept there: the URL of a Redis or Valkey; otherwise nothing has been used yet
+    #[arg(short, long, value_name = "URL", env = "TIDEGATE_STORE", hide_env_values = true)]
+    pub(crate) store: Option<String>,
     /// What the request costs by itself
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) cost: u64,

@@ -321,12 +321,9 @@ impl Gate {
         Ok(ruling)
     }
 
-    /// What the rules would say now, and why: every rule with whether it applies. Nothing is charged.
-    ///
-    /// # Errors
-    /// If a cost is not a number or the store has no answer.
-    pub async fn explain(&self, attributes: &(impl Attributes + ?Sized), cost: u64) -> Result<Ruling, GateError> {
-        self.rule(Op::Peek, attributes, cost, None).await
+    /// What limits say about what has been matched, counted nowhere.
+    pub(crate) async fn rule_quietly(&self, op: Op, found: Vec<Match>) -> Result<Option<Decision>, GateError> {
+        Ok(self.charge(op, &found, None, false).await?.0)
     }
 
     async fn charge(

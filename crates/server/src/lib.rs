@@ -7,6 +7,7 @@ pub mod auth;
 pub mod config;
 mod digits;
 pub mod door;
+pub mod explain;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod gate;

@@ -2,11 +2,10 @@
 
 use std::io::Write;
 
-use anyhow::Result;
-use tidegate::{Memory, Op};
+use anyhow::{Context, Result};
+use tidegate::{Memory, Redis};
 use tidegate_server::config::Config;
 use tidegate_server::gate::{Backend, Gate};
-use tidegate_server::rules::Budget;
 
 use super::Outcome;
 use crate::args;
@@ -22,31 +21,22 @@ pub(super) fn validate(args: &args::Validate) -> Result<Outcome> {
     Ok(Outcome::Yes)
 }
 
-/// Says which rules apply, and what they would answer.
+/// Says which rules apply and why, and what they would answer.
 pub(super) fn explain(args: &args::ExplainRules) -> Result<Outcome> {
     let config = Config::load(&args.config)?;
-    let found = config.rules.matching(&args.attributes[..], args.cost)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let explanation = runtime.block_on(async {
+        let store = match args.store.as_deref() {
+            None | Some("memory") => Backend::Memory(Memory::new()),
+            Some(url) => Backend::Redis(Redis::new(url).context("--store")?),
+        };
+        anyhow::Ok(Gate::new(store, config.rules).explain(&args.attributes[..], args.cost).await?)
+    })?;
     let (mut out, paint) = (output::stdout(), Paint::stdout());
-    for rule in config.rules.iter() {
-        let Some(own) = found.iter().find(|own| own.rule.name == rule.name) else {
-            writeln!(out, "{}", paint.faint(format!("  {}: does not apply", rule.name)))?;
-            continue;
-        };
-        let key =
-            if rule.by.is_empty() { "everybody".into() } else { format!("{:?}", String::from_utf8_lossy(&own.key)) };
-        let budget = match &own.budget {
-            Budget::Limits(limits) => format!("{limits}, costs {}", own.cost),
-            Budget::Unlimited => "unlimited".into(),
-            Budget::Deny => "lets nothing pass".into(),
-        };
-        let shadow = if rule.mode == tidegate_server::rules::Mode::Shadow { " (shadow: denies nothing)" } else { "" };
-        writeln!(out, "  {}: applies to {key}: {budget}{shadow}", paint.strong(rule.name.to_string()))?;
+    for line in explanation.to_string().lines() {
+        let line = if line.contains(": does not apply") { paint.faint(line.to_string()) } else { line.to_string() };
+        writeln!(out, "{line}")?;
     }
-    let gate = Gate::new(Backend::Memory(Memory::new()), config.rules);
-    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-    let ruling = runtime.block_on(gate.rule(Op::Peek, &args.attributes[..], args.cost, None))?;
-    let word = if ruling.allowed { paint.good("would pass") } else { paint.bad("would be denied") };
-    writeln!(out, "a first request {word}")?;
     out.flush()?;
-    Ok(if ruling.allowed { Outcome::Yes } else { Outcome::No })
+    Ok(if explanation.allowed { Outcome::Yes } else { Outcome::No })
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::serve::Serving;
 use crate::tidegate;
 
 fn root() -> PathBuf {
@@ -42,13 +43,54 @@ fn console_blocks_are_real() {
         let blocks: Vec<&str> =
             text.split("```console\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
         assert!(!blocks.is_empty(), "{page} has no console blocks");
-        for block in blocks {
+        for block in blocks.into_iter().filter(|block| !needs_a_server(block)) {
             let (command, expected) = block.split_once('\n').unwrap();
             let command = command.strip_prefix("$ ").expect("a block begins with `$ `");
             let printed: String = run(command).lines().map(|line| format!("{}\n", line.trim_end())).collect();
             assert!(printed == expected, "{page}: {command}\nprints\n{printed}\nbut the page has\n{expected}");
         }
     }
+}
+
+/// Blocks that start a server or ask one are shown by [`the_transcript_of_a_server_is_real`].
+fn needs_a_server(block: &str) -> bool {
+    ["$ cargo run --release -- serve", "$ curl", "$ redis-cli"].iter().any(|start| block.starts_with(start))
+}
+
+/// The README's server is started and asked as it says. Ports are free ones, and moments are those of the page.
+#[test]
+fn the_transcript_of_a_server_is_real() {
+    let text = fs::read_to_string(root().join("README.md")).unwrap();
+    let blocks: Vec<&str> = text.split("```console\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    let mut blocks = blocks.into_iter().filter(|block| needs_a_server(block));
+    let (start, asked) = (blocks.next().unwrap(), blocks.next().unwrap());
+    let serving = Serving::start(&[]);
+    let (http, resp) = (serving.doors["http"].to_string(), serving.doors["resp"].to_string());
+    let port = resp.rsplit(':').next().unwrap();
+    let real = serving.greeting.replace(&http, "127.0.0.1:8080").replace(&resp, "127.0.0.1:6380");
+    let real = real.replace(&format!("-p {port}"), "-p 6380");
+    assert_eq!(format!("$ cargo run --release -- serve\n{real}"), start);
+    let mut shown = String::new();
+    for command in asked.lines().filter_map(|line| line.strip_prefix("$ ")) {
+        let words = words(&command.replace("127.0.0.1:8080", &http).replace("-p 6380", &format!("-p {port}")));
+        let mut program = match words[0].as_str() {
+            "redis-cli" => tidegate_testkit::redis_cli(),
+            _ => std::process::Command::new("curl"),
+        };
+        if words[0] == "curl" {
+            program.arg("-sS");
+        } else {
+            program.arg("--no-raw");
+        }
+        let output = program.args(&words[1..]).output().expect("`cargo xtask servers` installs what is missing");
+        let printed = String::from_utf8(output.stdout).unwrap();
+        let printed = match printed.split_once("\"t_us\":") {
+            Some((before, rest)) => format!("{before}\"t_us\":1700000000000000{}", &rest[16..]),
+            None => printed,
+        };
+        shown += &format!("$ {command}\n{}\n", printed.trim_end());
+    }
+    assert_eq!(shown, asked);
 }
 
 #[test]
@@ -60,4 +102,31 @@ fn the_picture_is_what_its_command_draws() {
     let drawn = run(command);
     let kept = fs::read_to_string(root().join(path)).unwrap();
     assert!(drawn == kept, "run again: {command} --out {path}");
+}
+
+/// The complete file of docs/configuration.md is one, and the table has every option and variable of `serve`.
+#[test]
+fn the_page_on_configuration_is_true() {
+    let page = fs::read_to_string(root().join("docs/configuration.md")).unwrap();
+    let file = page.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
+    let printed = tidegate(&["serve", "--config", "-", "--print-config"]).write_stdin(file).output().unwrap();
+    assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));
+    let help = tidegate(&["serve", "--help"]).output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let (mut options, mut variables) = (Vec::new(), Vec::new());
+    for word in help.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-' || c == '_')) {
+        match word.strip_prefix("--") {
+            Some("help" | "") => {}
+            Some(_) => options.push(word),
+            None if word.starts_with("TIDEGATE_") => variables.push(word),
+            None => {}
+        }
+    }
+    assert!(options.len() > 15 && variables.len() > 12, "{help}");
+    for option in options {
+        assert!(page.contains(&format!("| `{option}")), "{option} is not in the table");
+    }
+    for variable in variables {
+        assert!(page.contains(&format!("| `{variable}` |")), "{variable} is not in the table");
+    }
 }

@@ -39,13 +39,16 @@ fn serve_says_where_it_listens_answers_and_stops_when_told() {
 }
 
 /// A server that is stopped when it is dropped.
-struct Serving {
+pub(crate) struct Serving {
     process: Child,
-    doors: HashMap<String, SocketAddr>,
+    /// Where each door is.
+    pub(crate) doors: HashMap<String, SocketAddr>,
+    /// What it said.
+    pub(crate) greeting: String,
 }
 
 impl Serving {
-    fn start(args: &[&str]) -> Serving {
+    pub(crate) fn start(args: &[&str]) -> Serving {
         let mut process = Command::new(env!("CARGO_BIN_EXE_tidegate"))
             .args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"])
             .args(args)
@@ -55,14 +58,16 @@ impl Serving {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let mut doors = HashMap::new();
-        while let Some(line) = lines.next()
-            && line != "ready"
-        {
+        let (mut doors, mut greeting) = (HashMap::new(), String::new());
+        for line in lines.by_ref() {
+            greeting += &format!("{line}\n");
+            if line == "ready" {
+                break;
+            }
             let mut words = line.split_whitespace();
             doors.insert(words.next().unwrap().into(), words.next().unwrap().parse().unwrap());
         }
-        Serving { process, doors }
+        Serving { process, doors, greeting }
     }
 
     fn pid(&self) -> rustix::process::Pid {
@@ -208,7 +213,10 @@ fn files_are_validated_and_explained() {
     tidegate(&["validate", path]).assert().success();
     let explained = tidegate(&["explain", "--config", path, "ip=192.0.2.7"]).assert().success();
     let text = String::from_utf8(explained.get_output().stdout.clone()).unwrap();
-    assert_eq!(text, "  a: applies to \"192.0.2.7\": 2/s, costs 1\n  b: does not apply\na first request would pass\n");
+    assert_eq!(
+        text,
+        "a: applies to ip \"192.0.2.7\", costs 1\n    2/s: 2 of 2 left, would pass\nb: does not apply: there is no method, only \"POST\" matches\nthe request would pass\n"
+    );
     tidegate(&["explain", "--config", path, "method=POST"]).assert().code(1);
     std::fs::write(&file, "rules:\n  - { name: a, lmit: 2/s }\n").unwrap();
     let wrong = tidegate(&["validate", path]).assert().code(2);

@@ -1,5 +1,6 @@
 //! The HTTP door: JSON in, decisions out, with the headers that clients know.
 
+mod admin;
 mod reply;
 mod request;
 
@@ -68,28 +69,42 @@ fn for_admins(path: &str) -> bool {
     matches!(path, "/v1/reset" | "/v1/rules" | "/v1/explain" | "/v1/top")
 }
 
-/// Everything this door answers.
-fn routes(desk: Desk, part: Part) -> Router {
-    let mut router = Router::new();
-    let mut route = |path: &str, answer: MethodRouter<Desk>| {
-        let own = match part {
-            Part::Whole => true,
-            Part::Checks => !for_admins(path) && path != "/metrics",
-            Part::Admin => for_admins(path) || path == "/metrics" || needs(path) == May::Nothing,
-        };
-        if own {
-            router = std::mem::take(&mut router).route(path, answer);
-        }
-    };
+/// Everything this door answers: method, path, and who does.
+fn table() -> Vec<(&'static str, String, MethodRouter<Desk>)> {
+    let mut table: Vec<(&'static str, String, MethodRouter<Desk>)> = Vec::new();
     for (name, verb) in Verb::ALL {
         let ask = move |State(gate): State<Gate>, Sent(body): Sent| async move { decide(&gate, verb, &body).await };
-        route(&format!("/v1/{name}"), post(ask));
+        table.push(("post", format!("/v1/{name}"), post(ask)));
     }
-    let explain = |State(gate): State<Gate>, Sent(body): Sent| async move { decide(&gate, Verb::Peek, &body).await };
-    route("/v1/explain", post(explain));
-    route("/v1/rules", get(rules));
-    route("/healthz", get(|| async { "ok\n" }));
-    route("/readyz", get(ready));
+    table.extend([
+        ("post", "/v1/explain".into(), post(admin::explain)),
+        ("get", "/v1/rules".into(), get(admin::rules)),
+        ("get", "/v1/top".into(), get(admin::top)),
+        ("get", "/metrics".into(), get(admin::metrics)),
+        ("get", "/openapi.json".into(), get(admin::openapi)),
+        ("get", "/healthz".into(), get(|| async { "ok\n" })),
+        ("get", "/readyz".into(), get(ready)),
+    ]);
+    table
+}
+
+/// Method and path of everything this door answers, in the order in which it is described.
+pub fn paths() -> Vec<(&'static str, String)> {
+    table().into_iter().map(|(method, path, _)| (method, path)).collect()
+}
+
+fn routes(desk: Desk, part: Part) -> Router {
+    let mut router = Router::new();
+    for (_, path, answer) in table() {
+        let own = match part {
+            Part::Whole => true,
+            Part::Checks => !for_admins(&path) && path != "/metrics",
+            Part::Admin => for_admins(&path) || path == "/metrics" || needs(&path) == May::Nothing,
+        };
+        if own {
+            router = router.route(&path, answer);
+        }
+    }
     router
         .fallback(|| async {
             mistake(StatusCode::NOT_FOUND, "no such path: expected /v1/check or one of its kin; /openapi.json has all")
@@ -216,12 +231,6 @@ fn failure(error: &GateError) -> Response<Body> {
         _ => StatusCode::SERVICE_UNAVAILABLE,
     };
     mistake(status, &error.to_string())
-}
-
-async fn rules(State(gate): State<Gate>) -> Response<Body> {
-    let rules = gate.rules();
-    let names: Vec<String> = rules.iter().map(|rule| format!("{{\"name\":{}}}", reply::string(&rule.name))).collect();
-    reply::json(format!("{{\"rules\":[{}]}}", names.join(",")).into_bytes())
 }
 
 /// A real decision through the real path: a look at a key nobody uses.

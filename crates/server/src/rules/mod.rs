@@ -196,6 +196,27 @@ impl Rule {
     }
 }
 
+impl Rule {
+    /// The first condition that does not hold, and the value it was about.
+    pub(crate) fn unmet<'a>(
+        &self,
+        attributes: &'a (impl Attributes + ?Sized),
+    ) -> Option<(&Condition, Option<Cow<'a, str>>)> {
+        let unmet = self.when.iter().find(|condition| !holds(std::slice::from_ref(condition), attributes))?;
+        Some((unmet, attributes.get(&unmet.attribute)))
+    }
+
+    /// What it means for a request to which it applies, and which of its overrides counts.
+    pub(crate) fn applied(
+        self: &Arc<Self>,
+        attributes: &(impl Attributes + ?Sized),
+        cost: u64,
+    ) -> Result<(Match, Option<usize>), InvalidCost> {
+        let overridden = self.overrides.iter().position(|other| holds(&other.when, attributes));
+        Ok((self.applied_to(attributes, cost)?, overridden))
+    }
+}
+
 fn holds(conditions: &[Condition], attributes: &(impl Attributes + ?Sized)) -> bool {
     conditions.iter().all(|condition| {
         let value = attributes.get(&condition.attribute);

@@ -9,6 +9,8 @@ mod exchanges;
 #[cfg(feature = "fuzzing")]
 mod fuzz;
 mod http;
+mod observed;
+mod openapi;
 mod pages;
 mod reload;
 mod resp;

@@ -5,8 +5,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidegate_server::auth::Auth;
+use tidegate_server::auth::{Auth, Guard, May};
 use tidegate_server::config::Config;
+use tidegate_server::door::http::Hall;
+use tidegate_server::door::{Bounds, Entrance};
+use tidegate_server::gate::{Backend, Door};
+use tidegate_server::observe::Observer;
 use tidegate_server::{Options, Running, start};
 use tidegate_testkit::{Certs, wait_until};
 use tokio::runtime::Runtime;
@@ -47,7 +51,7 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        let running = self.running.take().unwrap();
+        let Some(running) = self.running.take() else { return };
         let stopped = self.runtime.block_on(running.stop());
         assert!(stopped || std::thread::panicking(), "every request was answered");
     }
@@ -97,6 +101,9 @@ fn tokens_for_checks_and_for_everything_are_asked_for() {
         ("POST /v1/reset", CHECK, [401, 403, 200, 401]),
         ("POST /v1/explain", r#"{"attributes":{}}"#, [401, 403, 200, 401]),
         ("GET /v1/rules", "", [401, 403, 200, 401]),
+        ("GET /v1/top", "", [401, 403, 200, 401]),
+        ("GET /metrics", "", [401, 200, 200, 401]),
+        ("GET /openapi.json", "", [200, 200, 200, 200]),
         ("GET /nowhere", "", [401, 404, 404, 401]),
     ] {
         let headers = [String::new(), bearer("check-me"), bearer("admin-me"), bearer("check-mf")];
@@ -119,6 +126,21 @@ fn tokens_for_checks_and_for_everything_are_asked_for() {
     assert!(resp("AUTH admin-me\r\nTG.RESET k 1/s\r\n").starts_with("+OK\r\n*5"));
     assert_eq!(open.metric(r#"tidegate_refused_total{door="resp",reason="token"}"#), 1);
     assert!(open.metric(r#"tidegate_refused_total{door="http",reason="token"}"#) >= 15);
+}
+
+#[test]
+fn admin_calls_can_have_a_door_of_their_own() {
+    let open = open("", Auth::default(), |config| config.listen.admin = Some(([127, 0, 0, 1], 0).into()));
+    let admin = open.running.as_ref().unwrap().admin.unwrap();
+    for (head, body, expected) in [
+        ("GET /healthz", "", [200, 200]),
+        ("POST /v1/check", CHECK, [200, 404]),
+        ("POST /v1/reset", CHECK, [404, 200]),
+        ("GET /v1/rules", "", [404, 200]),
+        ("GET /metrics", "", [404, 200]),
+    ] {
+        assert_eq!([open.http, admin].map(|at| ask(at, head, "", body).0), expected, "{head}");
+    }
 }
 
 #[test]
@@ -357,7 +379,7 @@ fn ambiguous_requests_are_refused() {
     ] {
         let mut stream = connect(open.http);
         stream.write_all(head.as_bytes()).unwrap();
-        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let _ = stream.shutdown(std::net::Shutdown::Write);
         let text = all(&mut stream);
         assert!(text.is_empty() || text.starts_with("HTTP/1.1 400"), "{name} was answered with {text:?}");
     }
@@ -366,6 +388,57 @@ fn ambiguous_requests_are_refused() {
     stream
         .write_all(b"POST /v1/check HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         .unwrap();
-    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let _ = stream.shutdown(std::net::Shutdown::Write);
     assert!(!all(&mut stream).contains("\r\n\r\nok"), "no smuggling");
+}
+
+#[test]
+fn a_request_that_panics_is_our_mistake_and_nobody_elses() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let router = axum::Router::new()
+        .route("/panic", axum::routing::get(|| async { panic!("on purpose") as &'static str }))
+        .route("/", axum::routing::get(|| async { "fine" }));
+    let observer = Observer::default();
+    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let at = listener.local_addr().unwrap();
+    let entrance = Entrance::new(Door::Http, listener, None, Bounds::default(), observer.clone());
+    let guard = Arc::new(Guard::new(Auth::default()));
+    let hall = Hall::new(router, Door::Http, guard, Bounds::default(), observer.clone(), |_| May::Check);
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let down = stopped.clone();
+    let served = runtime.spawn(entrance.receive(stopped, move |visitor| hall.clone().talk(visitor, down.clone())));
+    let mut stream = connect(at);
+    stream
+        .write_all(b"GET /panic HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        .unwrap();
+    let text = all(&mut stream);
+    assert!(text.starts_with("HTTP/1.1 500") && text.ends_with("fine"), "{text}");
+    let numbers = observer.metrics().text(&Backend::Memory(tidegate::Memory::new()), 0);
+    assert!(numbers.contains("tidegate_panics_total 1\n"), "{numbers}");
+    stop.send(true).unwrap();
+    runtime.block_on(served).unwrap().unwrap();
+}
+
+#[test]
+fn requests_that_have_arrived_are_answered_when_told_to_stop() {
+    for _ in 0..20 {
+        let mut open = open("", Auth::default(), |_| {});
+        let mut kept = connect(open.http);
+        kept.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let mut byte = [0; 1];
+        kept.read_exact(&mut byte).unwrap();
+        // One is on its way on a connection that was kept, one on a connection that was just made.
+        let mut fresh = connect(open.http);
+        for stream in [&mut kept, &mut fresh] {
+            stream.write_all(b"POST /v1/check HTTP/1.1\r\nHost: x\r\nContent-Length: 28\r\n\r\n{\"key\":\"k\",\"limit\":\"1000/s\"}").unwrap();
+        }
+        let begin = Instant::now();
+        assert!(open.runtime.block_on(open.running.take().unwrap().stop()));
+        assert!(begin.elapsed() < Duration::from_secs(10));
+        for stream in [&mut kept, &mut fresh] {
+            let text = all(stream);
+            assert!(text.contains("\"allowed\":true"), "{text}");
+        }
+        assert!(TcpStream::connect(open.http).is_err(), "nobody is let in any more");
+    }
 }
