@@ -1,11 +1,12 @@
 //! `cargo run --release -- memory`: decisions in memory, Tidegate beside governor and beside the bound of the machine;
 //! `-- redis`: decisions in Redis, beside plain scripts, redis-cell and a bare client;
-//! `-- server`: the doors, beside Redis, redis-cell and a bare axum.
+//! `-- server`: the doors, beside Redis, redis-cell and a bare axum; `-- grpc`: Envoy's protocol, beside bare tonic.
 //!
 //! Every contender is measured in turns within one run, many short rounds each, and the median round counts: on a noisy
 //! machine the ratio of medians is worth more than any single number.
 
 mod contenders;
+mod grpc;
 mod memory;
 mod redis;
 mod server;
@@ -21,13 +22,14 @@ fn main() {
         Some("parts") => memory::parts(),
         Some("redis") => redis::run(&words.collect::<Vec<_>>()),
         Some("server") => server::run(&words.collect::<Vec<_>>()),
+        Some("grpc") => grpc::run(&words.collect::<Vec<_>>()),
         Some("wire") => wire::run(&words.collect::<Vec<_>>()),
         Some("instructions") => memory::instructions(&words.collect::<Vec<_>>()),
         _ => {
             eprintln!(
                 "usage: bench memory [KEYS…] | bytes CONTENDER KEYS | slowest | parts | instructions CONTENDER\n       \
                  | redis [cpu | throughput | bytes | calls | all] [redis62 | redis7 | redis8 | valkey9] | wire [CALLERS…]\n       \
-                 | server [resp [DEPTH…] | http | all]"
+                 | server [resp [DEPTH…] | http | all] | grpc [ROUNDS]"
             );
             std::process::exit(2);
         }
