@@ -48,7 +48,7 @@ pub(crate) enum Command {
     Simulate(Box<Simulate>),
     Limits(Explain),
     Doctor(Doctor),
-    Serve(Serve),
+    Serve(Box<Serve>),
     Validate(Validate),
     Explain(ExplainRules),
     /// Print a completion script for your shell
@@ -405,7 +405,7 @@ mod tests {
     }
 }
 
-/// Answer programs in any language: HTTP, and any Redis client.
+/// Answer programs in any language: HTTP, Envoy, and any Redis client.
 ///
 /// Without a file it starts with a few rules to try. The rules are read again when their file changes, or on SIGHUP; a file with a mistake
 /// in it is refused, and the rules stay as they were. What is said here or by an environment variable counts more than the file.
@@ -418,6 +418,8 @@ Examples:
       Loopback, state in this process, rules to try.
   tidegate serve --config tidegate.yaml --store redis://127.0.0.1/
       Your rules; state shared with every server that uses this Redis.
+  tidegate serve --envoy-config ./config
+      In place of envoyproxy/ratelimit, with its own files.
   tidegate serve --http 0.0.0.0:8443 --tls-cert cert.pem --tls-key key.pem --token-file token
       For others in your network, who say `Authorization: Bearer TOKEN`.
   tidegate serve --config tidegate.yaml --print-config
@@ -445,6 +447,12 @@ pub(crate) struct Serve {
     /// Where HTTP listens, or `off`
     #[arg(long, value_name = "ADDR", env = "TIDEGATE_HTTP", value_parser = door, help_heading = DOORS)]
     pub(crate) http: Option<DoorAt>,
+    /// Where Envoy's rate limit service is answered over gRPC, or `off`
+    #[arg(long, value_name = "ADDR", env = "TIDEGATE_GRPC", value_parser = door, help_heading = DOORS)]
+    pub(crate) grpc: Option<DoorAt>,
+    /// The configuration of envoyproxy/ratelimit: a folder of YAML files, one domain each; see docs/grpc.md
+    #[arg(long, value_name = "DIR", env = "TIDEGATE_ENVOY_CONFIG", help_heading = DOORS)]
+    pub(crate) envoy_config: Option<PathBuf>,
     /// Where Redis clients are answered, or `off`
     #[arg(long, value_name = "ADDR", env = "TIDEGATE_RESP", value_parser = door, help_heading = DOORS)]
     pub(crate) resp: Option<DoorAt>,
@@ -517,12 +525,12 @@ fn door(text: &str) -> Result<DoorAt, String> {
     }
 }
 
-/// Say whether a rules file is right, and what is wrong with it.
+/// Say whether a rules file is right, and what is wrong with it; or a folder with the configuration of envoyproxy/ratelimit.
 ///
 /// Exit codes: 0 right, 2 wrong.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Validate {
-    /// The rules file
+    /// The rules file, or the folder
     pub(crate) file: PathBuf,
 }
 

@@ -13,10 +13,12 @@ use ipnet::IpNet;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, de};
 use tidegate::Limits;
+use tidegate::headers::Families;
 
 use crate::door::Bounds;
 use crate::door::tls::TlsFiles;
 use crate::observe::{Format, Level, Settings};
+use crate::rules::envoy::Terms;
 use crate::rules::{Budget, Condition, Cost, Failure, MAX_NAME_BYTES, MAX_RULES, Mode, Override, Pattern, Rule, Rules};
 
 /// The largest file that is read, in bytes.
@@ -43,8 +45,19 @@ pub struct Config {
     pub log: Settings,
     /// Doors may be open to everybody.
     pub insecure: bool,
+    /// How requests in Envoy's protocol are answered.
+    pub envoy: Envoy,
     /// The rules.
     pub rules: Rules,
+}
+
+/// What Envoy's rate limit service needs.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Envoy {
+    /// The folder with the configuration of envoyproxy/ratelimit, if there is one.
+    pub config: Option<PathBuf>,
+    /// How requests are answered.
+    pub terms: Terms,
 }
 
 /// Where tokens are read from.
@@ -164,7 +177,76 @@ struct File {
     #[serde(default)]
     insecure: bool,
     #[serde(default)]
+    envoy: EnvoyFile,
+    #[serde(default)]
     rules: Vec<RuleFile>,
+}
+
+#[derive(Deserialize, Debug, Default)]
+#[serde(deny_unknown_fields)]
+struct EnvoyFile {
+    config: Option<Text>,
+    compat: Option<CompatWord>,
+    #[serde(default)]
+    overrides: Overrides,
+    #[serde(default)]
+    headers: Vec<FamilyWord>,
+    body: Option<BodyWord>,
+}
+
+#[derive(Deserialize, Debug, Clone, Copy)]
+#[serde(rename_all = "snake_case")]
+enum CompatWord {
+    CountRejected,
+}
+
+#[derive(Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum FamilyWord {
+    Ietf,
+    Github,
+}
+
+#[derive(Deserialize, Debug, Clone, Copy)]
+#[serde(rename_all = "lowercase")]
+enum BodyWord {
+    Problem,
+}
+
+/// `on`, `off`, or the most that is believed.
+#[derive(Debug)]
+struct Overrides(Option<u32>);
+
+impl Default for Overrides {
+    fn default() -> Self {
+        Overrides(Terms::default().overrides)
+    }
+}
+
+impl<'de> Deserialize<'de> for Overrides {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        match Text::deserialize(from)?.0.as_str() {
+            "on" | "true" => Ok(Overrides::default()),
+            "off" | "false" => Ok(Overrides(None)),
+            number => number.parse().map(|most| Overrides(Some(most))).map_err(|_| {
+                D::Error::custom(format!("{number:?}: expected on, off, or the most requests per unit such as 1000"))
+            }),
+        }
+    }
+}
+
+impl EnvoyFile {
+    fn checked(self) -> Envoy {
+        let sent = |family| self.headers.contains(&family);
+        let headers = Families { ietf: sent(FamilyWord::Ietf), github: sent(FamilyWord::Github) };
+        let terms = Terms {
+            count_rejected: self.compat.is_some_and(|CompatWord::CountRejected| true),
+            overrides: self.overrides.0,
+            headers: (!self.headers.is_empty()).then_some(headers),
+            body: self.body.is_some_and(|BodyWord::Problem| true),
+        };
+        Envoy { config: self.config.map(|folder| folder.0.into()), terms }
+    }
 }
 
 #[derive(Deserialize, Debug)]
@@ -314,6 +396,7 @@ impl File {
             bounds: self.connections.checked(),
             log: self.log.checked(),
             insecure: self.insecure,
+            envoy: self.envoy.checked(),
             rules: Rules::new(rules),
         })
     }
@@ -616,6 +699,17 @@ rules:
         let found = config.rules.matching(&request[..], 1).unwrap();
         let found: Vec<_> = found.iter().map(|one| (&*one.rule.name, one.key.as_slice(), one.cost)).collect();
         assert_eq!(found, [("per-ip", &b"192.0.2.7"[..], 1), ("search", b"acme", 5), ("trial", b"", 1)]);
+    }
+
+    #[test]
+    fn terms_for_envoy_are_read() {
+        let text = "envoy:\n  config: /etc/ratelimit\n  compat: count_rejected\n  overrides: 500\n  headers: [ietf]\n  body: problem\n";
+        let terms = Terms { count_rejected: true, overrides: Some(500), headers: Some(Families::IETF), body: true };
+        let envoy = Config::parse(text, "f").unwrap().envoy;
+        assert_eq!(envoy, Envoy { config: Some("/etc/ratelimit".into()), terms });
+        assert_eq!(Config::parse("envoy: { overrides: off }\n", "f").unwrap().envoy.terms.overrides, None);
+        assert_eq!(Config::parse("", "f").unwrap().envoy, Envoy::default());
+        assert!(Config::parse("envoy: { overrides: many }\n", "f").unwrap_err().to_string().starts_with("f:1:21: "));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use tidegate::{
 };
 
 use crate::observe::{Observer, Outcome};
-use crate::rules::envoy::Domains;
+use crate::rules::envoy::{Domains, Terms};
 use crate::rules::{Attributes, Budget, InvalidCost, Match, Mode, Rule, Rules};
 
 /// Where state is kept.
@@ -84,6 +84,7 @@ struct Inner {
     store: Backend,
     rules: ArcSwap<Rules>,
     domains: ArcSwap<Domains>,
+    terms: ArcSwap<Terms>,
     observer: Observer,
 }
 
@@ -162,8 +163,9 @@ impl Gate {
 
     /// The same, with somebody to tell what happens.
     pub fn observed(store: Backend, rules: Rules, observer: Observer) -> Self {
-        let (rules, domains) = (ArcSwap::from_pointee(rules), ArcSwap::default());
-        let gate = Gate { inner: Arc::new(Inner { store, rules, domains, observer }), door: Door::default() };
+        let (rules, domains, terms) = (ArcSwap::from_pointee(rules), ArcSwap::default(), ArcSwap::default());
+        let inner = Inner { store, rules, domains, terms, observer };
+        let gate = Gate { inner: Arc::new(inner), door: Door::default() };
         gate.name_rules();
         gate
     }
@@ -242,6 +244,16 @@ impl Gate {
     pub fn set_domains(&self, domains: Domains) {
         self.inner.domains.store(Arc::new(domains));
         self.name_rules();
+    }
+
+    /// How requests in Envoy's protocol are answered.
+    pub fn terms(&self) -> Terms {
+        **self.inner.terms.load()
+    }
+
+    /// Answers requests in Envoy's protocol this way from now on.
+    pub fn set_terms(&self, terms: Terms) {
+        self.inner.terms.store(Arc::new(terms));
     }
 
     /// Decides one charge without an id, if that can be done here and now: the state is in this process, and the key is one that can be kept.

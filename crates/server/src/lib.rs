@@ -11,6 +11,7 @@ pub mod explain;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod gate;
+pub mod grpc;
 pub mod http;
 pub mod observe;
 mod print;

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use tidegate::RedisUrl;
 
-use crate::config::Config;
+use crate::config::{Config, Envoy};
 use crate::rules::{Budget, Condition, Cost, Failure, Mode, Rule};
 
 impl Config {
@@ -58,6 +58,7 @@ impl Config {
             log.denials_per_second,
             log.show_keys
         );
+        self.print_envoy(&mut out);
         if self.rules.iter().next().is_none() {
             let _ = writeln!(out, "rules: []");
         } else {
@@ -67,6 +68,29 @@ impl Config {
             rule(&mut out, one);
         }
         out
+    }
+
+    fn print_envoy(&self, out: &mut String) {
+        let Envoy { config, terms } = &self.envoy;
+        let _ = writeln!(out, "envoy:");
+        if let Some(folder) = config {
+            let _ = writeln!(out, "  config: {}", path(folder));
+        }
+        if terms.count_rejected {
+            let _ = writeln!(out, "  compat: count_rejected");
+        }
+        let overrides = match terms.overrides {
+            None => quoted("off"),
+            Some(u32::MAX) => quoted("on"),
+            Some(most) => most.to_string(),
+        };
+        let families = terms.headers.map_or([false, false], |families| [families.ietf, families.github]);
+        let families: Vec<&str> =
+            ["ietf", "github"].into_iter().zip(families).filter_map(|(name, sent)| sent.then_some(name)).collect();
+        let _ = writeln!(out, "  overrides: {overrides}\n  headers: [{}]", families.join(", "));
+        if terms.body {
+            let _ = writeln!(out, "  body: problem");
+        }
     }
 
     /// Where state is kept, without a password.
@@ -163,6 +187,7 @@ tls: { cert: "/etc/a b.pem", key: /etc/key.pem, client_ca: /etc/ca.pem }
 tokens: { check_file: /run/check, admin_file: /run/admin }
 connections: { max: 77, max_per_ip: 7, idle_secs: 30 }
 log: { level: debug, format: json, denials_per_second: 3, show_keys: true }
+envoy: { config: /etc/ratelimit, compat: count_rejected, overrides: 500, headers: [ietf], body: problem }
 rules:
   - name: a
     when: { method: [GET, "!POST"], path: '/ä"\*', "header.x-y": "yes" }

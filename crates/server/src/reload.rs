@@ -2,20 +2,76 @@
 //!
 //! The content is compared, not the time of change: a file that is replaced by a rename, or by the swap of a symbolic link above it, is noticed like any other.
 
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::gate::Gate;
 use crate::observe::metrics::Reloaded;
+use crate::rules::envoy::{self, Domains};
 
 /// How often to look.
 const EVERY: Duration = Duration::from_millis(500);
 
-/// Puts the rules of `file` into `gate` whenever they change, and on SIGHUP, for ever.
-pub(crate) async fn watch(file: PathBuf, gate: Gate) {
+/// What is read again.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    /// A rules file.
+    Rules(PathBuf),
+    /// A folder with the configuration of envoyproxy/ratelimit.
+    Domains(PathBuf),
+}
+
+impl Source {
+    fn path(&self) -> &Path {
+        match self {
+            Source::Rules(path) | Source::Domains(path) => path,
+        }
+    }
+
+    /// By which a change is noticed: what a file says; or which files a folder has, each with its identity and times.
+    fn fingerprint(&self) -> Option<Vec<u8>> {
+        match self {
+            Source::Rules(file) => std::fs::read(file).ok(),
+            Source::Domains(folder) => {
+                let mut print = Vec::new();
+                for path in envoy::files(folder).ok()? {
+                    let about = std::fs::metadata(&path).ok()?;
+                    let times = [about.mtime(), about.mtime_nsec(), about.ctime(), about.ctime_nsec()];
+                    print.extend_from_slice(path.as_os_str().as_encoded_bytes());
+                    print.extend([about.dev(), about.ino(), about.len()].into_iter().flat_map(u64::to_le_bytes));
+                    print.extend(times.into_iter().flat_map(i64::to_le_bytes));
+                }
+                Some(print)
+            }
+        }
+    }
+
+    /// Reads it into `gate`, and says how many rules there are.
+    fn load(&self, gate: &Gate) -> Result<usize, ConfigError> {
+        match self {
+            Source::Rules(file) => {
+                let config = Config::load(file)?;
+                let count = config.rules.iter().count();
+                gate.set_terms(config.envoy.terms);
+                gate.set_rules(config.rules);
+                Ok(count)
+            }
+            Source::Domains(folder) => {
+                let domains = Domains::load(folder)?;
+                let count = domains.limits();
+                gate.set_domains(domains);
+                Ok(count)
+            }
+        }
+    }
+}
+
+/// Puts what `source` says into `gate` whenever it changes, and on SIGHUP, for ever.
+pub(crate) async fn watch(source: Source, gate: Gate) {
     let mut hangup = signal(SignalKind::hangup()).ok();
     // Read once more at the start: it may have changed since it was read first.
     let mut known = None;
@@ -26,26 +82,22 @@ pub(crate) async fn watch(file: PathBuf, gate: Gate) {
             _ = every.tick() => false,
             () = hung_up(&mut hangup) => true,
         };
-        let now = tokio::fs::read(&file).await.ok();
+        let own = source.clone();
+        let Ok(now) = tokio::task::spawn_blocking(move || own.fingerprint()).await else { continue };
         if now == known && !asked {
             continue;
         }
         let first = known.is_none();
         known = now;
-        let path = file.clone();
-        let Ok(loaded) = tokio::task::spawn_blocking(move || Config::load(&path)).await else { continue };
+        let (own, into) = (source.clone(), gate.clone());
+        let Ok(loaded) = tokio::task::spawn_blocking(move || own.load(&into)).await else { continue };
         let (metrics, log) = (gate.observer().metrics(), gate.observer().log());
         if !first {
             metrics.reloaded(Reloaded::Rules, loaded.is_ok());
         }
         match loaded {
-            Ok(config) => {
-                let count = config.rules.iter().count();
-                gate.set_rules(config.rules);
-                if !first {
-                    log.info("rules read", &[("file", &file.display()), ("rules", &count)]);
-                }
-            }
+            Ok(count) if !first => log.info("rules read", &[("file", &source.path().display()), ("rules", &count)]),
+            Ok(_) => {}
             Err(error) => log.error("rules not read; they stay as they were", &[("why", &error)]),
         }
     }

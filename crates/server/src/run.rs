@@ -12,14 +12,16 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::auth::{Auth, Guard, Secret};
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::door::tls::{Tls, TlsError};
 use crate::door::{Bounds, Entrance};
 use crate::gate::{Backend, Door, Gate};
 use crate::http::Part;
 use crate::observe::{Log, Observer};
+use crate::reload::Source;
+use crate::rules::envoy::Domains;
 use crate::supervise::Health;
-use crate::{http, reload, resp, supervise};
+use crate::{grpc, http, reload, resp, supervise};
 
 /// How long requests that were accepted may take to finish after the order to stop. With the last lines of the log, ten seconds at most.
 pub const DRAIN: Duration = Duration::from_secs(9);
@@ -39,6 +41,8 @@ rules:
 pub struct Running {
     /// Where HTTP listens.
     pub http: Option<SocketAddr>,
+    /// Where gRPC listens.
+    pub grpc: Option<SocketAddr>,
     /// Where RESP listens.
     pub resp: Option<SocketAddr>,
     /// Where HTTP listens for those who look after it.
@@ -72,6 +76,9 @@ pub enum StartError {
         /// Where.
         address: SocketAddr,
     },
+    /// The configuration for Envoy cannot be used.
+    #[error(transparent)]
+    Domains(#[from] ConfigError),
     /// The store's URL cannot be used.
     #[error("store: {0}")]
     Store(#[from] RedisError),
@@ -129,19 +136,28 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
         observer: observer.clone(),
     };
     let http = house.entrance(Door::Http, config.listen.http).await?;
+    let grpc = house.entrance(Door::Grpc, config.listen.grpc).await?;
     let resp = house.entrance(Door::Resp, config.listen.resp).await?;
     let admin = house.entrance(Door::Admin, config.listen.admin).await?;
     let gate = Gate::observed(store, config.rules, observer.clone());
+    gate.set_terms(config.envoy.terms);
+    if let Some(folder) = &config.envoy.config {
+        gate.set_domains(Domains::load(folder)?);
+    }
     let (guard, health) = (Arc::new(Guard::new(auth)), Health::default());
     let (stop, stopped) = watch::channel(false);
     let mut doors = JoinSet::new();
-    let (http_at, resp_at, admin_at) = (at(&http), at(&resp), at(&admin));
+    let (http_at, grpc_at, resp_at, admin_at) = (at(&http), at(&grpc), at(&resp), at(&admin));
     let part = if admin.is_some() { Part::Checks } else { Part::Whole };
     for (entrance, part) in [(http, part), (admin, Part::Admin)] {
         if let Some(entrance) = entrance {
             let (gate, guard, health) = (gate.at(entrance.door()), Arc::clone(&guard), health.clone());
             doors.spawn(http::serve_at(entrance, gate, guard, health, part, stopped.clone()));
         }
+    }
+    if let Some(entrance) = grpc {
+        let (gate, guard, health) = (gate.at(Door::Grpc), Arc::clone(&guard), health.clone());
+        doors.spawn(grpc::serve_at(entrance, gate, guard, health, stopped.clone()));
     }
     if let Some(entrance) = resp {
         let settings = resp::Settings { patience: config.bounds.patience, ..resp::Settings::default() };
@@ -152,12 +168,18 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
         let task = move || tls.clone().watch(watching.clone());
         doors.spawn(supervise::keep("certificates", task, own, health.clone(), stopped.clone()));
     }
-    if let Some(file) = options.rules_file {
-        let watching = gate.clone();
-        let task = move || reload::watch(file.clone(), watching.clone());
-        doors.spawn(supervise::keep("rules", task, observer, health, stopped));
+    let sources =
+        [("rules", options.rules_file.map(Source::Rules)), ("domains", config.envoy.config.map(Source::Domains))];
+    for (name, source) in sources {
+        if let Some(source) = source {
+            // Heard from now on, before anybody can know that we are here: a hangup that nobody hears would end the process.
+            let _ = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup());
+            let watching = gate.clone();
+            let task = move || reload::watch(source.clone(), watching.clone());
+            doors.spawn(supervise::keep(name, task, observer.clone(), health.clone(), stopped.clone()));
+        }
     }
-    Ok(Running { http: http_at, resp: resp_at, admin: admin_at, gate, stop, doors })
+    Ok(Running { http: http_at, grpc: grpc_at, resp: resp_at, admin: admin_at, gate, stop, doors })
 }
 
 /// What all doors have in common.

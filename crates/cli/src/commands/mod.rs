@@ -43,7 +43,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         Command::Simulate(args) => simulate::run(*args),
         Command::Limits(args) => limits::run(&args),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Serve(args) => serve::run(args),
+        Command::Serve(args) => serve::run(*args),
         Command::Validate(args) => rules::validate(&args),
         Command::Explain(args) => rules::explain(&args),
         Command::Completions { shell } => {

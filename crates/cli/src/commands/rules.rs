@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use tidegate::{Memory, Redis};
 use tidegate_server::config::Config;
 use tidegate_server::gate::{Backend, Gate};
+use tidegate_server::rules::envoy::Domains;
 
 use super::Outcome;
 use crate::args;
@@ -13,8 +14,15 @@ use crate::output::{self, Paint};
 
 /// Says whether a file is right.
 pub(super) fn validate(args: &args::Validate) -> Result<Outcome> {
-    let config = Config::load(&args.file)?;
     let mut out = output::stdout();
+    if args.file.is_dir() {
+        let domains = Domains::load(&args.file)?;
+        let (count, limits) = (domains.names().len(), domains.limits());
+        writeln!(out, "{}: {count} domains with {limits} limits, nothing wrong", args.file.display())?;
+        out.flush()?;
+        return Ok(Outcome::Yes);
+    }
+    let config = Config::load(&args.file)?;
     let rules = config.rules.iter().count();
     writeln!(out, "{}: {rules} rules, nothing wrong", args.file.display())?;
     out.flush()?;

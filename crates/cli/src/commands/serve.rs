@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use tidegate_server::auth::Auth;
 use tidegate_server::config::{Config, MAX_FILE_BYTES};
 use tidegate_server::door::tls::TlsFiles;
+use tidegate_server::grpc::SERVICE;
 use tidegate_server::{BUILT_IN, Options, Running, start};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -18,6 +19,8 @@ pub(super) fn run(args: args::Serve) -> Result<Outcome> {
     let mut config = match args.config.as_deref() {
         Some(file) if file == Path::new("-") => Config::parse(&standard_input()?, "standard input")?,
         Some(file) => Config::load(file)?,
+        // Whoever brings domains wants those, and no rules to try.
+        None if args.envoy_config.is_some() => Config::parse("", "no rules")?,
         None => Config::parse(BUILT_IN, "the built-in rules")?,
     };
     overlay(&mut config, &args)?;
@@ -53,10 +56,18 @@ fn overlay(config: &mut Config, args: &args::Serve) -> Result<()> {
         config.store.clone_from(store);
     }
     let doors = &mut config.listen;
-    for (said, door) in [(args.http, &mut doors.http), (args.resp, &mut doors.resp), (args.admin, &mut doors.admin)] {
+    for (said, door) in [
+        (args.http, &mut doors.http),
+        (args.grpc, &mut doors.grpc),
+        (args.resp, &mut doors.resp),
+        (args.admin, &mut doors.admin),
+    ] {
         if let Some(at) = said {
             *door = at.0;
         }
+    }
+    if args.envoy_config.is_some() {
+        config.envoy.config.clone_from(&args.envoy_config);
     }
     if let Some(words) = args.log {
         config.log.level = words.level.unwrap_or(config.log.level);
@@ -121,6 +132,16 @@ fn greet(running: &Running, secure: bool) -> Result<()> {
     if let Some(at) = running.http {
         let body = r#"{"attributes":{"ip":"192.0.2.7"}}"#;
         writeln!(out, "http   {at}    {curl} -d '{body}' {scheme}://{at}/v1/check")?;
+    }
+    if let Some(at) = running.grpc {
+        let domains = running.gate().domains();
+        let domain = domains.names().first().map_or("edge", |name| *name);
+        let plain = if secure { "-insecure" } else { "-plaintext" };
+        let descriptors = r#"[{"entries":[{"key":"ip","value":"192.0.2.7"}]}]"#;
+        writeln!(
+            out,
+            "grpc   {at}    grpcurl {plain} -d '{{\"domain\":{domain:?},\"descriptors\":{descriptors}}}' {at} {SERVICE}/ShouldRateLimit"
+        )?;
     }
     if let Some(at) = running.resp {
         let (ip, port) = (at.ip(), at.port());

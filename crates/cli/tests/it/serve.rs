@@ -11,13 +11,16 @@ use crate::tidegate;
 #[test]
 fn serve_says_where_it_listens_answers_and_stops_when_told() {
     let mut server = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-        .args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"])
+        .args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--resp", "127.0.0.1:0"])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(server.stdout.take().unwrap()).lines().map_while(Result::ok);
     let address = |line: String| line.split_whitespace().nth(1).unwrap().to_string();
-    let (http, resp) = (address(lines.next().unwrap()), address(lines.next().unwrap()));
+    let http = address(lines.next().unwrap());
+    let grpc = lines.next().unwrap();
+    assert!(grpc.starts_with("grpc   127.0.0.1:") && grpc.contains("grpcurl -plaintext"), "{grpc}");
+    let resp = address(lines.next().unwrap());
     assert_eq!(lines.next().as_deref(), Some("ready"));
     let ask = |address: &str, text: &str| {
         let mut stream = TcpStream::connect(address).unwrap();
@@ -50,7 +53,7 @@ pub(crate) struct Serving {
 impl Serving {
     pub(crate) fn start(args: &[&str]) -> Serving {
         let mut process = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-            .args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"])
+            .args(["serve", "--http", "127.0.0.1:0", "--grpc", "off", "--resp", "127.0.0.1:0"])
             .args(args)
             .env_remove("TIDEGATE_STORE")
             .stdout(Stdio::piped())
@@ -222,4 +225,46 @@ fn files_are_validated_and_explained() {
     let wrong = tidegate(&["validate", path]).assert().code(2);
     let text = String::from_utf8(wrong.get_output().stderr.clone()).unwrap();
     assert!(text.contains("rules.yaml:2:") && text.contains("lmit"), "{text}");
+}
+
+#[test]
+fn a_folder_for_envoy_is_validated_and_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let file = folder.path().join("edge.yaml");
+    std::fs::write(
+        &file,
+        "domain: shop\ndescriptors:\n  - { key: user, rate_limit: { unit: year, requests_per_unit: 1 } }\n",
+    )
+    .unwrap();
+    let right = tidegate(&["validate", path]).assert().success();
+    let text = String::from_utf8(right.get_output().stdout.clone()).unwrap();
+    assert!(text.ends_with(": 1 domains with 1 limits, nothing wrong\n"), "{text}");
+    let mut server = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--resp", "off", "--envoy-config", path])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let http = lines.next().unwrap().split_whitespace().nth(1).unwrap().to_string();
+    assert!(lines.next().unwrap().contains(r#""domain":"shop""#), "a line to try with what there is");
+    assert_eq!(lines.next().as_deref(), Some("ready"));
+    let ask = || {
+        let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"a"}]}]}"#;
+        let mut stream = TcpStream::connect(&http).unwrap();
+        let length = body.len();
+        write!(stream, "POST /json HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}")
+            .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    assert!(ask().starts_with("HTTP/1.1 200"));
+    assert!(ask().starts_with("HTTP/1.1 429"));
+    assert!(Command::new("kill").args(["-TERM", &server.id().to_string()]).status().unwrap().success());
+    assert!(server.wait().unwrap().success());
+    std::fs::write(&file, "domain: shop\ndescriptors:\n  - { key: user, rate_limit: { units: year } }\n").unwrap();
+    let wrong = tidegate(&["validate", path]).assert().code(2);
+    let text = String::from_utf8(wrong.get_output().stderr.clone()).unwrap();
+    assert!(text.contains("edge.yaml:3:") && text.contains("config error, unknown key 'units'"), "{text}");
 }

@@ -23,7 +23,7 @@ struct Running {
 impl Running {
     fn start(args: &[&str]) -> Running {
         let mut child = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-            .args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"])
+            .args(["serve", "--http", "127.0.0.1:0", "--grpc", "off", "--resp", "127.0.0.1:0"])
             .args(args)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

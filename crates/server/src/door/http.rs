@@ -151,7 +151,7 @@ impl Hall {
         let mut response = match self.refused(&request, peer).await {
             Some(refusal) => {
                 metrics.refused(self.inner.door, Refusal::Token);
-                refusal
+                self.in_words_of_the_door(refusal)
             }
             None => match caught(self.inner.router.clone().call(request.map(Body::new))).await {
                 Some(Ok(response)) => response,
@@ -159,7 +159,8 @@ impl Hall {
                 None => {
                     metrics.panicked();
                     self.inner.observer.log().error("a request panicked", &[("door", &self.inner.door.name())]);
-                    mistake(StatusCode::INTERNAL_SERVER_ERROR, "this is our mistake, not yours")
+                    let mistake = mistake(StatusCode::INTERNAL_SERVER_ERROR, "this is our mistake, not yours");
+                    self.in_words_of_the_door(mistake)
                 }
             },
         };
@@ -167,6 +168,11 @@ impl Hall {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response
+    }
+
+    /// Clients of gRPC do not look at the status of HTTP.
+    fn in_words_of_the_door(&self, refusal: Response<Body>) -> Response<Body> {
+        if self.inner.door == Door::Grpc { crate::grpc::refusal(refusal.status()) } else { refusal }
     }
 
     /// Why the request is not served, if so.

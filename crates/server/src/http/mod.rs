@@ -78,6 +78,7 @@ fn table() -> Vec<(&'static str, String, MethodRouter<Desk>)> {
     }
     table.extend([
         ("post", "/v1/explain".into(), post(admin::explain)),
+        ("post", "/json".into(), post(envoy)),
         ("get", "/v1/rules".into(), get(admin::rules)),
         ("get", "/v1/top".into(), get(admin::top)),
         ("get", "/metrics".into(), get(admin::metrics)),
@@ -222,6 +223,15 @@ async fn answer(gate: &Gate, verb: Verb, question: &Question) -> Result<Answer, 
             Ok(Answer::of_rules(question, verb.name(), &ruling))
         }
     }
+}
+
+/// Envoy's rate limit service as JSON.
+async fn envoy(State(gate): State<Gate>, Sent(body): Sent) -> Response<Body> {
+    let (status, body) = crate::grpc::json::answer(&gate, &body).await;
+    let mut response = reply::json(body.into_bytes());
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
+    response
 }
 
 fn failure(error: &GateError) -> Response<Body> {

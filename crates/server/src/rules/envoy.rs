@@ -7,11 +7,14 @@
 //! Beyond the original, `rate_limit` may say `limit: 100/min burst 20`: any notation, several windows, any algorithm.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Deserialize;
-use tidegate::{Limit, Limits, Period};
+use serde_json::{Map, Value};
+use tidegate::headers::Families;
+use tidegate::{Algorithm, Limit, Limits, MAX_KEY_BYTES, Period};
 
 use super::{Budget, Cost, Match, Mode, Pattern, Rule};
 use crate::config::{ConfigError, MAX_FILE_BYTES, located};
@@ -30,15 +33,21 @@ pub struct Domains {
 /// One place in a domain's tree.
 #[derive(Clone, Debug, Default)]
 struct Node {
-    /// By key and value.
-    exact: HashMap<(Box<str>, Box<str>), Node>,
-    /// By key and a value with `*` in it, in the order of the file.
-    wild: Vec<(Box<str>, Pattern, Node)>,
-    /// By key alone.
-    bare: HashMap<Box<str>, Node>,
+    /// What is below it, by key.
+    below: HashMap<Box<str>, Values>,
     limit: Option<Arc<Limited>>,
     /// All values that the wildcard matches share one budget.
     shared: bool,
+}
+
+/// Places with the same key, by value.
+#[derive(Clone, Debug, Default)]
+struct Values {
+    exact: HashMap<Box<str>, Node>,
+    /// Values with `*` in them, in the order of the file.
+    wild: Vec<(Pattern, Node)>,
+    /// Any other value.
+    bare: Option<Box<Node>>,
 }
 
 /// A node with a limit.
@@ -54,6 +63,27 @@ pub struct Limited {
     pub quota: bool,
     /// As the file says it, for the answer.
     pub stated: Option<(u32, Unit)>,
+    /// What to tell the proxy while there is something left.
+    pub metadata: Option<Map<String, Value>>,
+}
+
+/// How requests in Envoy's protocol are answered, beyond what the domains say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Terms {
+    /// What is rejected takes what is left, and one descriptor's rejection does not spare the others: as envoyproxy/ratelimit counts.
+    pub count_rejected: bool,
+    /// The most requests per unit that a limit in the request may ask for; none: such limits are ignored.
+    pub overrides: Option<u32>,
+    /// Headers to add to the answer to the client, beside those that Envoy makes.
+    pub headers: Option<Families>,
+    /// Whether a denial brings a body: `application/problem+json`.
+    pub body: bool,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Terms { count_rejected: false, overrides: Some(u32::MAX), headers: None, body: false }
+    }
 }
 
 /// A unit of time, by its number in the protocol.
@@ -70,6 +100,8 @@ pub enum Unit {
 }
 
 impl Unit {
+    const ALL: [Unit; 7] = [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day, Unit::Month, Unit::Year, Unit::Week];
+
     /// How long it is; a month is 30 days, a year 365.
     pub fn period(self) -> Period {
         match self {
@@ -85,9 +117,7 @@ impl Unit {
 
     /// The unit of this number.
     pub fn from_number(number: i32) -> Option<Unit> {
-        [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day, Unit::Month, Unit::Year, Unit::Week]
-            .into_iter()
-            .find(|unit| *unit as i32 == number)
+        Self::ALL.into_iter().find(|unit| *unit as i32 == number)
     }
 
     fn from_word(word: &str) -> Option<Unit> {
@@ -101,6 +131,16 @@ impl Unit {
             "year" => Unit::Year,
             _ => return None,
         })
+    }
+
+    /// The unit in which a client can plan with a limit: its period, or the time to fill a bucket, if that is one.
+    pub fn of(limit: &Limit) -> Option<Unit> {
+        let period_us = match limit.algorithm() {
+            Algorithm::Bucket(bucket) => bucket.fill_us(),
+            Algorithm::Concurrent(_) => return None,
+            other => other.period_us(),
+        };
+        Self::ALL.into_iter().find(|unit| unit.period().as_micros() == period_us)
     }
 
     /// So many per unit, in windows counted from the epoch; nothing at all if it is none.
@@ -126,12 +166,7 @@ impl Domains {
     /// If one cannot be read or says something that cannot be.
     pub fn load(folder: &Path) -> Result<Domains, ConfigError> {
         let unreadable = |path: &Path, source| ConfigError::Unreadable { file: path.display().to_string(), source };
-        let mut files: Vec<_> = std::fs::read_dir(folder)
-            .map_err(|source| unreadable(folder, source))?
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .filter(|path| path.extension().is_some_and(|end| end == "yaml" || end == "yml"))
-            .collect();
-        files.sort();
+        let files = files(folder).map_err(|source| unreadable(folder, source))?;
         if files.len() > MAX_FILES {
             let problem = format!(" {} files: expected at most {MAX_FILES}", files.len());
             return Err(ConfigError::Invalid { file: folder.display().to_string(), problem });
@@ -147,6 +182,11 @@ impl Domains {
             domains.add(&text, &file)?;
         }
         Ok(domains)
+    }
+
+    /// How many limits there are in all domains together.
+    pub fn limits(&self) -> usize {
+        self.rules().count()
     }
 
     /// Adds the domain of one file.
@@ -184,41 +224,88 @@ impl Domains {
         let mut open: Vec<&Node> = self.domains.values().collect();
         std::iter::from_fn(move || {
             let node = open.pop()?;
-            let below = node.exact.values().chain(node.wild.iter().map(|(_, _, node)| node)).chain(node.bare.values());
-            open.extend(below);
+            open.extend(node.below());
             Some(node.limit.as_ref().map(|limited| &limited.rule))
         })
         .flatten()
     }
 
     /// The limit of a descriptor, if there is one.
-    pub fn find<K: AsRef<str>, V: AsRef<str>>(&self, domain: &str, entries: &[(K, V)], cost: u64) -> Option<Found> {
+    pub fn find(&self, domain: &str, entries: &[impl Pair], cost: u64) -> Option<Found> {
         let mut node = self.domains.get(domain)?;
-        let mut key = Vec::new();
-        for (name, value) in entries {
-            let (name, value) = (name.as_ref(), value.as_ref());
+        let mut key = Vec::with_capacity(64);
+        put(&mut key, domain);
+        for entry in entries {
+            let (name, value) = entry.pair();
+            let values = node.below.get(name)?;
             let mut counted = value;
-            node = if let Some(next) = node.exact.get(&(name.into(), value.into())) {
+            node = if let Some(next) = values.exact.get(value) {
                 next
-            } else if let Some((_, pattern, next)) =
-                node.wild.iter().find(|(own, pattern, _)| **own == *name && pattern.matches(value))
-            {
+            } else if let Some((pattern, next)) = values.wild.iter().find(|(pattern, _)| pattern.matches(value)) {
                 if next.shared {
                     counted = pattern.text();
                 }
                 next
             } else {
-                node.bare.get(name)?
+                values.bare.as_deref()?
             };
-            for part in [name, counted] {
-                key.extend_from_slice(format!("{}:", part.len()).as_bytes());
-                key.extend_from_slice(part.as_bytes());
-            }
+            put(&mut key, name);
+            put(&mut key, counted);
         }
         let limited = Arc::clone(node.limit.as_ref()?);
-        let charge = Match { rule: Arc::clone(&limited.rule), key, budget: limited.rule.budget.clone(), cost };
+        let charge =
+            Match { rule: Arc::clone(&limited.rule), key: bounded(key), budget: limited.rule.budget.clone(), cost };
         Some(Found { limited, charge })
     }
+}
+
+/// The files of a folder that count, in order.
+pub(crate) fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder)?.collect::<Result<Vec<_>, _>>()?;
+    let mut files: Vec<PathBuf> = entries
+        .into_iter()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|end| end == "yaml" || end == "yml"))
+        .collect();
+    files.sort();
+    Ok(files)
+}
+
+/// A key and its value.
+pub trait Pair {
+    /// Both.
+    fn pair(&self) -> (&str, &str);
+}
+
+impl<K: AsRef<str>, V: AsRef<str>> Pair for (K, V) {
+    fn pair(&self) -> (&str, &str) {
+        (self.0.as_ref(), self.1.as_ref())
+    }
+}
+
+/// The key of a descriptor under a limit that the request brought.
+pub(crate) fn override_key<'a>(domain: &str, entries: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<u8> {
+    let mut key = Vec::with_capacity(64);
+    put(&mut key, domain);
+    for (name, value) in entries {
+        put(&mut key, name);
+        put(&mut key, value);
+    }
+    bounded(key)
+}
+
+/// With its length before it, so that no two lists make the same key.
+fn put(key: &mut Vec<u8>, part: &str) {
+    let _ = write!(key, "{}:", part.len());
+    key.extend_from_slice(part.as_bytes());
+}
+
+/// What a caller chooses must not make a key that no store takes, and so escape its limit: a long key is kept by its digest.
+fn bounded(key: Vec<u8>) -> Vec<u8> {
+    if key.len() <= MAX_KEY_BYTES {
+        return key;
+    }
+    format!("sha1:{}", sha1_smol::Sha1::from(&key).digest()).into_bytes()
 }
 
 /// The original's words for a key it does not know, which people search for.
@@ -234,6 +321,12 @@ fn known(problem: &str) -> String {
 }
 
 impl Node {
+    fn below(&self) -> impl Iterator<Item = &Node> {
+        self.below.values().flat_map(|values| {
+            values.exact.values().chain(values.wild.iter().map(|(_, node)| node)).chain(values.bare.as_deref())
+        })
+    }
+
     fn read(descriptors: Vec<DescriptorFile>, path: &str, depth: usize) -> Result<Node, String> {
         if depth > MAX_DEPTH {
             return Err(format!("descriptors of {path} are nested more than {MAX_DEPTH} deep"));
@@ -250,28 +343,24 @@ impl Node {
             let mut child = Node::read(descriptor.descriptors, &own, depth + 1)?;
             child.shared = descriptor.share_threshold;
             if let Some(limit) = descriptor.rate_limit {
-                child.limit = Some(Arc::new(limit.checked(&own, descriptor.shadow_mode, descriptor.quota_mode)?));
+                child.limit = Some(Arc::new(Limited {
+                    metadata: descriptor.metadata,
+                    ..limit.checked(&own, descriptor.shadow_mode, descriptor.quota_mode)?
+                }));
             }
-            let duplicate = || format!("duplicate descriptor composite key '{own}'");
-            let key: Box<str> = descriptor.key.into();
-            match descriptor.value.filter(|value| !value.is_empty()) {
+            let values = node.below.entry(descriptor.key.into()).or_default();
+            let known = match descriptor.value.filter(|value| !value.is_empty()) {
                 Some(value) if value.contains('*') => {
                     let pattern = Pattern::stars(&value).map_err(|error| format!("{own}: {error}"))?;
-                    if node.wild.iter().any(|(other, known, _)| *other == key && *known == pattern) {
-                        return Err(duplicate());
-                    }
-                    node.wild.push((key, pattern, child));
+                    let known = values.wild.iter().any(|(known, _)| *known == pattern);
+                    values.wild.push((pattern, child));
+                    known
                 }
-                Some(value) => {
-                    if node.exact.insert((key, value.into()), child).is_some() {
-                        return Err(duplicate());
-                    }
-                }
-                None => {
-                    if node.bare.insert(key, child).is_some() {
-                        return Err(duplicate());
-                    }
-                }
+                Some(value) => values.exact.insert(value.into(), child).is_some(),
+                None => values.bare.replace(Box::new(child)).is_some(),
+            };
+            if known {
+                return Err(format!("duplicate descriptor composite key '{own}'"));
             }
         }
         Ok(node)
@@ -308,8 +397,8 @@ struct DescriptorFile {
     _detailed_metric: bool,
     #[serde(default, rename = "value_to_metric")]
     _value_to_metric: bool,
-    #[serde(default, rename = "metadata")]
-    _metadata: Option<serde::de::IgnoredAny>,
+    #[serde(default)]
+    metadata: Option<Map<String, Value>>,
 }
 
 #[derive(Deserialize)]
@@ -373,7 +462,7 @@ impl LimitFile {
         if name.is_some() && replaces.iter().any(|other| Some(other) == name.as_ref()) {
             return Err(format!("replaces should not contain name of same descriptor, at {path}"));
         }
-        Ok(Limited { rule: Arc::new(rule), name, replaces, quota, stated })
+        Ok(Limited { rule: Arc::new(rule), name, replaces, quota, stated, metadata: None })
     }
 }
 
@@ -435,6 +524,22 @@ descriptors:
         let key = |entries: &[(&str, &str)]| find(entries).unwrap().2;
         assert_ne!(key(&[("database", "a")]), key(&[("database", "b")]));
         assert_eq!(key(&[("path", "/api/a")]), key(&[("path", "/api/b")]));
+        assert_ne!(key(&[("database", &"a".repeat(2000))]), key(&[("database", &"a".repeat(2001))]));
+        assert!(key(&[("database", &"a".repeat(2000))]).len() < 100, "a long key is kept by its digest");
+    }
+
+    #[test]
+    fn limits_are_counted_and_values_may_look_like_numbers() {
+        let mut domains = Domains::default();
+        domains.add(FILE, "f").unwrap();
+        assert_eq!(domains.limits(), 6);
+        domains.add("domain: n\ndescriptors:\n  - key: port\n    value: 8080\n    detailed_metric: true\n    metadata: { to: { blue: 1 } }\n    rate_limit: { unit: HOUR, requests_per_unit: 3 }\n", "g").unwrap();
+        let found = domains.find("n", &[("port", "8080")], 1).unwrap();
+        assert_eq!(found.limited.stated, Some((3, Unit::Hour)));
+        assert_eq!(found.limited.metadata.as_ref().unwrap()["to"]["blue"], 1);
+        assert_eq!(Unit::of(&"30/min burst 30".parse().unwrap()), Some(Unit::Minute));
+        assert_eq!(Unit::of(&"30/min burst 15".parse().unwrap()), None);
+        assert_eq!(Unit::of(&"5/7d window".parse().unwrap()), Some(Unit::Week));
     }
 
     #[test]

@@ -156,6 +156,11 @@ impl Rules {
         self.rules.iter()
     }
 
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
     /// The rules that apply to a request which costs `cost` by itself.
     ///
     /// # Errors

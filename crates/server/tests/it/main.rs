@@ -8,6 +8,7 @@ mod doors;
 mod exchanges;
 #[cfg(feature = "fuzzing")]
 mod fuzz;
+mod grpc;
 mod http;
 mod observed;
 mod openapi;

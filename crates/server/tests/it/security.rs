@@ -170,7 +170,7 @@ fn no_door_is_open_to_everybody_by_accident() {
         (client_ca, Auth::default(), true),
         ("insecure: true\n".into(), Auth::default(), true),
     ] {
-        for door in ["http", "resp", "admin"] {
+        for door in ["http", "resp", "grpc", "admin"] {
             let mut listen = String::from("listen: { ");
             for other in ["http", "resp", "grpc", "admin"] {
                 listen += &format!("{other}: {}, ", if other == door { "0.0.0.0:0" } else { "off" });

@@ -1,0 +1,401 @@
+//! One request of Envoy's protocol: descriptors into budgets, budgets to the gate, verdicts into an answer.
+//!
+//! A domain of the Envoy configuration is matched by its tree, one limit for each descriptor. Any other domain is matched by the rules file, where each descriptor is a
+//! set of attributes. Everything a request takes is taken in one call, all or nothing.
+
+use std::sync::Arc;
+
+use tidegate::{Limit, Op, Source, Verdict};
+
+use super::message::{Descriptor, RateLimitRequest, RateLimitResponse};
+use super::{Problem, reply};
+use crate::gate::{Gate, GateError, Ruling};
+use crate::rules::envoy::{Domains, Limited, Terms, Unit, override_key};
+use crate::rules::{Attributes, Budget, Cost, Match, Mode, Rule, Rules};
+
+/// The most descriptors of one request.
+pub const MAX_DESCRIPTORS: usize = 64;
+/// The most entries of one descriptor.
+pub const MAX_ENTRIES: usize = 32;
+/// The longest domain, key or value, in bytes.
+pub const MAX_TEXT_BYTES: usize = 1024;
+
+/// Whose state limits that requests bring are kept under. No rule can have this name.
+const OVERRIDE: &str = "envoy:override";
+
+/// Answers a request.
+pub(crate) async fn decide(gate: &Gate, request: &RateLimitRequest) -> Result<RateLimitResponse, Problem> {
+    bounded(request)?;
+    let terms = gate.terms();
+    let mut asked = Asked::of(&gate.domains(), &gate.rules(), &terms, request)?;
+    let over = if terms.count_rejected { asked.each(gate).await? } else { asked.together(gate).await? };
+    Ok(reply::of(&asked, over, &terms))
+}
+
+/// A request, and what was said about it.
+pub(super) struct Asked {
+    /// What it draws on.
+    pub(super) budgets: Vec<Drawn>,
+    /// For each descriptor, in order, its budgets.
+    pub(super) lines: Vec<Vec<usize>>,
+    /// What was said about all that it takes together.
+    pub(super) ruling: Option<Ruling>,
+    /// Whether somebody else than the store decided.
+    pub(super) degraded: bool,
+}
+
+/// A budget that a request draws on.
+pub(super) struct Drawn {
+    pub(super) found: Match,
+    wants: Wants,
+    /// The descriptor of the Envoy configuration, if it is from there.
+    pub(super) limited: Option<Arc<Limited>>,
+    /// As it was stated, if it was in Envoy's words.
+    pub(super) stated: Option<(u32, Unit)>,
+    /// What to call it in the answer.
+    pub(super) name: Arc<str>,
+    pub(super) told: Told,
+}
+
+/// What is wanted of a budget.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wants {
+    /// To take from it.
+    Take,
+    /// To know whether there is anything left.
+    Look,
+    /// To give back to it.
+    GiveBack,
+}
+
+/// What was said about a budget.
+#[derive(Clone, Default)]
+pub(super) struct Told {
+    /// Whether it has less left than is wanted.
+    pub(super) over: bool,
+    /// What its limit says, the one of several that binds.
+    pub(super) limit: Option<(Limit, Verdict)>,
+}
+
+impl Drawn {
+    fn new(found: Match, wants: Wants) -> Drawn {
+        let name = Arc::clone(&found.rule.name);
+        Drawn { found, wants, limited: None, stated: None, name, told: Told::default() }
+    }
+
+    pub(super) fn shadow(&self) -> bool {
+        self.found.rule.mode == Mode::Shadow
+    }
+
+    pub(super) fn quota(&self) -> bool {
+        self.limited.as_ref().is_some_and(|limited| limited.quota) && !self.shadow()
+    }
+
+    /// Whether it denies the request by itself.
+    pub(super) fn denies(&self) -> bool {
+        self.told.over && self.wants != Wants::GiveBack && !self.shadow()
+    }
+}
+
+impl Asked {
+    fn of(domains: &Domains, rules: &Rules, terms: &Terms, request: &RateLimitRequest) -> Result<Asked, Problem> {
+        let lines = Vec::with_capacity(request.descriptors.len());
+        let mut asked =
+            Asked { budgets: Vec::with_capacity(request.descriptors.len()), lines, ruling: None, degraded: false };
+        let in_domain = domains.contains(&request.domain);
+        let mut by_rules = Vec::new();
+        for (at, descriptor) in request.descriptors.iter().enumerate() {
+            let (wants, hits) = wanted(request, descriptor);
+            let brought = descriptor.limit.as_ref().filter(|_| in_domain || !rules.is_empty());
+            let line = match (brought, terms.overrides) {
+                (Some(limit), Some(most)) => {
+                    let unit = Unit::from_number(limit.unit).ok_or_else(|| {
+                        let found = limit.unit;
+                        Problem::Invalid(format!(
+                            "descriptors[{at}].limit.unit is {found}: expected 1 (second) to 7 (week)"
+                        ))
+                    })?;
+                    let stated = (limit.requests_per_unit.min(most), unit);
+                    Some(asked.draw(overridden(&request.domain, descriptor, stated, hits, wants)))
+                }
+                _ if in_domain => domains.find(&request.domain, &descriptor.entries, hits).map(|found| {
+                    let name = found.limited.name.clone().unwrap_or_default();
+                    let (stated, limited) = (found.limited.stated, Some(found.limited));
+                    asked.draw(Drawn { limited, stated, name, ..Drawn::new(found.charge, wants) })
+                }),
+                _ => {
+                    by_rules.push((at, wants, hits));
+                    None
+                }
+            };
+            asked.lines.push(line.into_iter().collect());
+        }
+        asked.match_rules(rules, request, &by_rules)?;
+        asked.drop_replaced();
+        Ok(asked)
+    }
+
+    fn draw(&mut self, drawn: Drawn) -> usize {
+        self.budgets.push(drawn);
+        self.budgets.len() - 1
+    }
+
+    /// A rule charges a request once for each budget, however many descriptors lead to it. It applies to the descriptors that name
+    /// everything its budgets are kept apart by; if none does, to the first it matches at all, so that nobody escapes by leaving something out.
+    fn match_rules(
+        &mut self,
+        rules: &Rules,
+        request: &RateLimitRequest,
+        lines: &[(usize, Wants, u64)],
+    ) -> Result<(), Problem> {
+        let mut found = Vec::new();
+        for &(at, wants, hits) in lines {
+            let attributes = Described { domain: &request.domain, descriptor: &request.descriptors[at] };
+            for one in rules.matching(&attributes, hits).map_err(GateError::from)? {
+                let whole = one.rule.by.iter().all(|name| attributes.get(name).is_some());
+                found.push((at, wants, whole, one));
+            }
+        }
+        let whole_somewhere: Vec<bool> =
+            found.iter().map(|(.., one)| found.iter().any(|(_, _, whole, other)| *whole && same(one, other))).collect();
+        let mut first: Vec<Arc<Rule>> = Vec::new();
+        for ((at, wants, whole, one), elsewhere) in found.into_iter().zip(whole_somewhere) {
+            if !whole {
+                if elsewhere || first.iter().any(|rule| Arc::ptr_eq(rule, &one.rule)) {
+                    continue;
+                }
+                first.push(Arc::clone(&one.rule));
+            }
+            let known = self
+                .budgets
+                .iter()
+                .position(|drawn| drawn.wants == wants && same(&drawn.found, &one) && drawn.found.key == one.key);
+            let index = match known {
+                Some(index) => {
+                    let cost = &mut self.budgets[index].found.cost;
+                    *cost = one.cost.max(*cost);
+                    index
+                }
+                None => self.draw(Drawn::new(one, wants)),
+            };
+            self.lines[at].push(index);
+        }
+        Ok(())
+    }
+
+    /// A limit that another one names as replaced does not count.
+    fn drop_replaced(&mut self) {
+        let limited = || self.budgets.iter().filter_map(|drawn| drawn.limited.as_ref());
+        if limited().all(|limited| limited.replaces.is_empty()) {
+            return;
+        }
+        let replaced = |drawn: &Drawn| {
+            let name = drawn.limited.as_ref().and_then(|limited| limited.name.as_ref());
+            name.is_some_and(|name| limited().any(|other| other.replaces.contains(name)))
+        };
+        let gone: Vec<bool> = self.budgets.iter().map(replaced).collect();
+        self.lines.iter_mut().for_each(|line| line.retain(|index| !gone[*index]));
+    }
+
+    fn those(&self, choose: impl Fn(&Drawn) -> bool) -> Vec<usize> {
+        let counted = |index: &usize| self.lines.iter().any(|line| line.contains(index));
+        (0..self.budgets.len()).filter(|index| choose(&self.budgets[*index]) && counted(index)).collect()
+    }
+
+    /// All or nothing: if anything denies, nothing is taken. Says whether it was denied.
+    async fn together(&mut self, gate: &Gate) -> Result<bool, GateError> {
+        let returned = self.those(|drawn| drawn.wants == Wants::GiveBack);
+        self.ask(gate, Op::Refund, &returned).await?;
+        // One alone is denied as any other; several deny only together, so each has to be asked by itself.
+        let mut quota = self.those(|drawn| drawn.quota() && drawn.wants != Wants::GiveBack);
+        if quota.len() == 1 {
+            quota.clear();
+        }
+        let looked = self.those(|drawn| drawn.wants == Wants::Look);
+        let looked: Vec<usize> = looked.into_iter().filter(|index| !quota.contains(index)).collect();
+        let mut allowed = self.ask(gate, Op::Peek, &looked).await?;
+        if !quota.is_empty() {
+            let mut any = false;
+            for index in &quota {
+                any |= self.ask(gate, Op::Peek, &[*index]).await?;
+            }
+            allowed &= any;
+        }
+        let taken = self.those(|drawn| drawn.wants == Wants::Take);
+        let taken: Vec<usize> = taken.into_iter().filter(|index| !quota.contains(index)).collect();
+        let op = if allowed { Op::Check } else { Op::Peek };
+        allowed &= self.ask(gate, op, &taken).await?;
+        if allowed {
+            for index in quota.into_iter().filter(|index| self.budgets[*index].wants == Wants::Take).collect::<Vec<_>>()
+            {
+                self.ask(gate, Op::Check, &[index]).await?;
+            }
+        }
+        Ok(!allowed)
+    }
+
+    /// Each by itself, and what is rejected takes what is left. Says whether it was denied.
+    async fn each(&mut self, gate: &Gate) -> Result<bool, GateError> {
+        for index in self.those(|_| true) {
+            let op = match self.budgets[index].wants {
+                Wants::Take => Op::Check,
+                Wants::Look => Op::Peek,
+                Wants::GiveBack => Op::Refund,
+            };
+            if !self.ask(gate, op, &[index]).await? && op == Op::Check {
+                let told = self.budgets[index].told.clone();
+                self.ask(gate, Op::Take, &[index]).await?;
+                self.budgets[index].told = told;
+            }
+        }
+        let singly = self.those(|drawn| drawn.denies() && !drawn.quota());
+        let quota = self.those(|drawn| drawn.quota() && drawn.wants != Wants::GiveBack);
+        Ok(!singly.is_empty() || (!quota.is_empty() && quota.iter().all(|index| self.budgets[*index].told.over)))
+    }
+
+    /// Asks the gate about some of the budgets, notes what it says about each, and says whether all were allowed.
+    async fn ask(&mut self, gate: &Gate, op: Op, which: &[usize]) -> Result<bool, GateError> {
+        if which.is_empty() {
+            return Ok(true);
+        }
+        let found = which.iter().map(|index| self.budgets[*index].found.clone()).collect();
+        let ruling = gate.rule_on(op, found, None).await?;
+        let mut shadows = ruling.shadow.iter();
+        for index in which {
+            let drawn = &mut self.budgets[*index];
+            drawn.told =
+                if drawn.shadow() { shadowed(&drawn.found, shadows.next()) } else { told(&drawn.found, &ruling) };
+        }
+        self.degraded |= ruling.decision.as_ref().is_some_and(|decision| decision.source() == Source::Fallback);
+        let allowed = ruling.allowed;
+        if op != Op::Refund {
+            self.ruling = Some(ruling);
+        }
+        Ok(allowed)
+    }
+}
+
+/// Whether they are of one rule.
+fn same(one: &Match, other: &Match) -> bool {
+    Arc::ptr_eq(&one.rule, &other.rule)
+}
+
+/// What the gate said about one of several.
+fn told(found: &Match, ruling: &Ruling) -> Told {
+    if found.budget == Budget::Deny {
+        return Told { over: true, limit: None };
+    }
+    let Some(decision) = &ruling.decision else { return Told::default() };
+    let own = ruling.charges.iter().zip(decision.charges());
+    let own = own.filter(|(charged, _)| Arc::ptr_eq(&charged.rule, &found.rule) && charged.key == found.key);
+    let binding = own.reduce(|best, next| if binds_more(next.1, best.1) { next } else { best });
+    match binding {
+        Some((charged, verdict)) => Told { over: !verdict.allowed, limit: Some((charged.limit, *verdict)) },
+        None => Told::default(),
+    }
+}
+
+fn shadowed(found: &Match, said: Option<&crate::gate::Shadowed>) -> Told {
+    let Some(said) = said else { return Told::default() };
+    let limit = match (&found.budget, &said.decision) {
+        (Budget::Limits(limits), Some(decision)) => {
+            limits.iter().nth(decision.binding_index()).map(|limit| (*limit, *decision.binding()))
+        }
+        _ => None,
+    };
+    Told { over: !said.allowed, limit }
+}
+
+/// Of denials the longest wait, otherwise the least that is left.
+pub(super) fn binds_more(one: &Verdict, other: &Verdict) -> bool {
+    let wait = |verdict: &Verdict| verdict.retry.micros().unwrap_or(u64::MAX);
+    match (one.allowed, other.allowed) {
+        (false, false) => wait(one) > wait(other),
+        (true, true) => {
+            u128::from(one.remaining) * u128::from(other.amount) < u128::from(other.remaining) * u128::from(one.amount)
+        }
+        (one, _) => !one,
+    }
+}
+
+/// What a descriptor wants, and how much of it.
+fn wanted(request: &RateLimitRequest, descriptor: &Descriptor) -> (Wants, u64) {
+    let hits = descriptor.hits_addend.unwrap_or_else(|| u64::from(request.hits_addend.max(1)));
+    match (descriptor.is_negative_hits, hits) {
+        (true, hits) => (Wants::GiveBack, hits),
+        // Nothing is taken; whether one more would pass is what there is to know.
+        (false, 0) => (Wants::Look, 1),
+        (false, hits) => (Wants::Take, hits),
+    }
+}
+
+/// A limit that the request brought.
+fn overridden(domain: &str, descriptor: &Descriptor, stated: (u32, Unit), cost: u64, wants: Wants) -> Drawn {
+    let entries = descriptor.entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_str()));
+    let budget = stated.1.budget(stated.0);
+    let rule = Rule {
+        name: OVERRIDE.into(),
+        when: Vec::new(),
+        by: Vec::new(),
+        budget: budget.clone(),
+        cost: Cost::Fixed(1),
+        overrides: Vec::new(),
+        mode: Mode::Enforce,
+        refunds: true,
+        on_store_failure: None,
+    };
+    let found = Match { rule: Arc::new(rule), key: override_key(domain, entries), budget, cost };
+    Drawn { stated: Some(stated), name: "".into(), ..Drawn::new(found, wants) }
+}
+
+/// A descriptor as attributes: its entries, and the domain. `ip` is also what Envoy calls `remote_address`.
+struct Described<'a> {
+    domain: &'a str,
+    descriptor: &'a Descriptor,
+}
+
+impl Attributes for Described<'_> {
+    fn get(&self, name: &str) -> Option<std::borrow::Cow<'_, str>> {
+        let entry = |name: &str| self.descriptor.entries.iter().find(|entry| entry.key == name);
+        let value = match name {
+            "domain" => Some(self.domain),
+            "ip" => entry("ip").or_else(|| entry("remote_address")).map(|entry| entry.value.as_str()),
+            name => entry(name).map(|entry| entry.value.as_str()),
+        };
+        value.map(Into::into)
+    }
+}
+
+/// Refuses what is too much.
+fn bounded(request: &RateLimitRequest) -> Result<(), Problem> {
+    let invalid = |text: String| Err(Problem::Invalid(text));
+    let long = |place: String, text: &str| {
+        invalid(format!("{place} has {} bytes: expected at most {MAX_TEXT_BYTES}", text.len()))
+    };
+    if request.domain.is_empty() {
+        return invalid("rate limit domain must not be empty".into());
+    }
+    if request.domain.len() > MAX_TEXT_BYTES {
+        return long("domain".into(), &request.domain);
+    }
+    if request.descriptors.is_empty() {
+        return invalid("rate limit descriptor list must not be empty".into());
+    }
+    if request.descriptors.len() > MAX_DESCRIPTORS {
+        return invalid(format!("{} descriptors: expected at most {MAX_DESCRIPTORS}", request.descriptors.len()));
+    }
+    for (at, descriptor) in request.descriptors.iter().enumerate() {
+        if descriptor.entries.len() > MAX_ENTRIES {
+            let found = descriptor.entries.len();
+            return invalid(format!("descriptors[{at}] has {found} entries: expected at most {MAX_ENTRIES}"));
+        }
+        for (number, entry) in descriptor.entries.iter().enumerate() {
+            for (part, text) in [("key", &entry.key), ("value", &entry.value)] {
+                if text.len() > MAX_TEXT_BYTES {
+                    return long(format!("descriptors[{at}].entries[{number}].{part}"), text);
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,243 @@
+//! The gRPC door: Envoy's rate limit service, health and reflection.
+//!
+//! Connections, their bounds, TLS and tokens are the affair of the [entrance](crate::door) and its hall; here a path becomes a service, and a message an answer.
+
+mod decide;
+mod health;
+pub(crate) mod json;
+pub mod message;
+mod reply;
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http;
+use tidegate::StoreError;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tonic::codec::{BufferSettings, Codec};
+use tonic::server::{Grpc, UnaryService};
+use tonic::{Request, Response, Status};
+use tonic_health::pb::health_server::HealthServer;
+use tonic_prost::ProstCodec;
+use tower_service::Service;
+
+pub use self::decide::{MAX_DESCRIPTORS, MAX_ENTRIES, MAX_TEXT_BYTES};
+use self::message::{RateLimitRequest, RateLimitResponse};
+use crate::auth::{Auth, Guard, May};
+use crate::door::http::Hall;
+use crate::door::{Bounds, Entrance};
+use crate::gate::{Door, Gate, GateError};
+use crate::supervise;
+
+/// The largest message, in bytes.
+pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
+/// What is read and written is small; no need to make room for more at first.
+const BUFFER_BYTES: usize = 1024;
+
+/// The service, as it is known.
+pub const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
+const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+const HEALTH: &str = "/grpc.health.v1.Health/";
+/// What the `.proto` files say, compiled.
+const DESCRIPTORS: &[u8] = include_bytes!("rls.bin");
+
+/// There is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Problem {
+    /// The request says something that cannot be.
+    #[error("{0}")]
+    Invalid(String),
+    /// The gate has no answer.
+    #[error(transparent)]
+    Gate(#[from] GateError),
+}
+
+impl Problem {
+    /// Whether it is the caller's mistake.
+    fn is_mistake(&self) -> bool {
+        match self {
+            Problem::Invalid(_) => true,
+            Problem::Gate(error) => matches!(error, GateError::Cost(_) | GateError::Store(StoreError::Invalid(_))),
+        }
+    }
+}
+
+impl From<Problem> for Status {
+    fn from(problem: Problem) -> Self {
+        let text = problem.to_string();
+        match &problem {
+            _ if problem.is_mistake() => Status::invalid_argument(text),
+            Problem::Gate(GateError::NoRefunds(_)) => Status::permission_denied(text),
+            _ => Status::unavailable(text),
+        }
+    }
+}
+
+/// Serves until `shutdown` says so, then answers what has arrived and returns. Without TLS, and with the bounds every door has.
+///
+/// # Errors
+/// Never while it can accept at all: running out of files is waited out.
+pub async fn serve(listener: TcpListener, gate: Gate, auth: Auth, shutdown: watch::Receiver<bool>) -> io::Result<()> {
+    let entrance = Entrance::new(Door::Grpc, listener, None, Bounds::default(), gate.observer().clone());
+    serve_at(entrance, gate, Arc::new(Guard::new(auth)), supervise::Health::default(), shutdown).await
+}
+
+/// The same at an entrance that is there already.
+pub(crate) async fn serve_at(
+    entrance: Entrance,
+    gate: Gate,
+    guard: Arc<Guard>,
+    tasks: supervise::Health,
+    shutdown: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let (bounds, observer) = (entrance.bounds().clone(), entrance.observer().clone());
+    let services = Services::new(gate, tasks, bounds.patience, shutdown.clone())?;
+    let router = Router::new().fallback_service(services);
+    let hall = Hall::new(router, Door::Grpc, guard, bounds, observer, needs);
+    let down = shutdown.clone();
+    entrance.receive(shutdown, move |visitor| hall.clone().talk(visitor, down.clone())).await
+}
+
+/// What somebody must be allowed who calls this method. Health is for whoever watches over us; it says yes or no and nothing else.
+fn needs(path: &str) -> May {
+    if path.starts_with(HEALTH) { May::Nothing } else { May::Check }
+}
+
+/// What the hall says in the words of HTTP, in those of gRPC.
+pub(crate) fn refusal(status: http::StatusCode) -> http::Response<Body> {
+    let status = match status {
+        http::StatusCode::UNAUTHORIZED => Status::unauthenticated("expected authorization: Bearer TOKEN"),
+        http::StatusCode::FORBIDDEN => Status::permission_denied("this needs another token"),
+        http::StatusCode::URI_TOO_LONG => Status::unimplemented("no such service"),
+        _ => Status::internal("this is our mistake, not yours"),
+    };
+    status.into_http()
+}
+
+/// The services by their paths.
+#[derive(Clone)]
+struct Services {
+    gate: Gate,
+    patience: Duration,
+    health: HealthServer<health::Health>,
+    reflection: Reflection,
+}
+
+type Answering = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
+/// Answers by one of the services for which there is no name of a type.
+type Reflection = Arc<dyn Fn(http::Request<Body>) -> Answering + Send + Sync>;
+
+impl Services {
+    fn new(
+        gate: Gate,
+        tasks: supervise::Health,
+        patience: Duration,
+        shutdown: watch::Receiver<bool>,
+    ) -> io::Result<Services> {
+        let health = HealthServer::new(health::Health::new(gate.clone(), tasks, shutdown));
+        let health = health.max_decoding_message_size(MAX_MESSAGE_BYTES);
+        Ok(Services { gate, patience, health, reflection: reflection().map_err(io::Error::other)? })
+    }
+}
+
+/// Both versions of reflection: newer clients ask the first, older ones the second.
+fn reflection() -> Result<Reflection, tonic_reflection::server::Error> {
+    let about = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let new = about().build_v1()?.max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let old = about().build_v1alpha()?.max_decoding_message_size(MAX_MESSAGE_BYTES);
+    Ok(Arc::new(move |request| {
+        if request.uri().path().starts_with("/grpc.reflection.v1.") {
+            let answer = new.clone().call(request);
+            Box::pin(async move { answer.await.map(|response| response.map(Body::new)) })
+        } else {
+            let answer = old.clone().call(request);
+            Box::pin(async move { answer.await.map(|response| response.map(Body::new)) })
+        }
+    }))
+}
+
+impl Service<http::Request<Body>> for Services {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Answering;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let path = request.uri().path();
+        if path == SHOULD_RATE_LIMIT {
+            let (gate, patience) = (self.gate.clone(), self.patience);
+            return Box::pin(async move {
+                let mut grpc = Grpc::new(Messages).max_decoding_message_size(MAX_MESSAGE_BYTES);
+                let answer = grpc.unary(ShouldRateLimit(gate), request);
+                let late = || Status::deadline_exceeded("the request took too long to arrive").into_http();
+                let answer = timeout(patience, answer).await.unwrap_or_else(|_| late());
+                Ok(answer.map(Body::new))
+            });
+        }
+        if path.starts_with(HEALTH) {
+            let answer = self.health.call(request);
+            return Box::pin(async move { answer.await.map(|response| response.map(Body::new)) });
+        }
+        if path.starts_with("/grpc.reflection.") {
+            return (self.reflection)(request);
+        }
+        let known = path.strip_prefix('/').is_some_and(|path| path.starts_with(SERVICE));
+        let text = if known { "no such method: expected ShouldRateLimit" } else { "no such service" };
+        Box::pin(async move { Ok(Status::unimplemented(text).into_http::<Body>()) })
+    }
+}
+
+/// The one method of the service.
+struct ShouldRateLimit(Gate);
+
+impl UnaryService<RateLimitRequest> for ShouldRateLimit {
+    type Response = RateLimitResponse;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<RateLimitResponse>, Status>> + Send>>;
+
+    fn call(&mut self, request: Request<RateLimitRequest>) -> Self::Future {
+        let gate = self.0.clone();
+        Box::pin(async move {
+            // Let the connection read on first: then many answers leave in one write.
+            tokio::task::yield_now().await;
+            let answer = decide::decide(&gate, request.get_ref()).await;
+            answer.map(Response::new).map_err(Status::from)
+        })
+    }
+}
+
+/// Protobuf, with small buffers.
+#[derive(Clone, Copy, Default)]
+struct Messages;
+
+type Plain = ProstCodec<RateLimitResponse, RateLimitRequest>;
+
+impl Codec for Messages {
+    type Encode = RateLimitResponse;
+    type Decode = RateLimitRequest;
+    type Encoder = <Plain as Codec>::Encoder;
+    type Decoder = <Plain as Codec>::Decoder;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        Plain::raw_encoder(BufferSettings::new(BUFFER_BYTES, MAX_MESSAGE_BYTES))
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        Plain::raw_decoder(BufferSettings::new(BUFFER_BYTES, MAX_MESSAGE_BYTES))
+    }
+}
