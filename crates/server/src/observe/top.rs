@@ -57,6 +57,8 @@ struct Shard {
 #[derive(Debug, Default)]
 struct Summary {
     places: Vec<Place>,
+    /// Denials of each place, next to each other: whoever looks for the fewest looks at all of them.
+    denied: Vec<u64>,
     at: HashMap<u64, usize, Same>,
 }
 
@@ -65,7 +67,6 @@ struct Place {
     hash: u64,
     rule: Box<str>,
     shown: Option<Box<str>>,
-    denied: u64,
     error: u64,
 }
 
@@ -189,17 +190,19 @@ impl Shard {
         };
         let mut found = Vec::new();
         for (own, other) in [(&self.now, &self.before), (&self.before, &self.now)] {
-            for place in &own.places {
-                let twin = other.at.get(&place.hash).map(|at| &other.places[*at]);
+            for (place, denied) in own.places.iter().zip(&own.denied) {
+                let twin = other.at.get(&place.hash).copied();
                 if twin.is_some() && std::ptr::eq(own, &self.before) {
                     continue;
                 }
-                let (more, error) =
-                    twin.map_or((other.forgotten(), other.forgotten()), |twin| (twin.denied, twin.error));
+                let (more, error) = match twin {
+                    Some(at) => (other.denied[at], other.places[at].error),
+                    None => (other.forgotten(), other.forgotten()),
+                };
                 found.push(Limited {
                     rule: place.rule.to_string(),
                     key: shown(place),
-                    denied: place.denied + more,
+                    denied: denied + more,
                     error: place.error + error,
                 });
             }
@@ -211,26 +214,28 @@ impl Shard {
 impl Summary {
     fn count(&mut self, hash: u64, describe: impl FnOnce() -> (Box<str>, Option<Box<str>>)) {
         if let Some(at) = self.at.get(&hash) {
-            self.places[*at].denied += 1;
+            self.denied[*at] += 1;
             return;
         }
         let (rule, shown) = describe();
         if self.places.len() < PLACES {
             self.at.insert(hash, self.places.len());
-            self.places.push(Place { hash, rule, shown, denied: 1, error: 0 });
+            self.places.push(Place { hash, rule, shown, error: 0 });
+            self.denied.push(1);
             return;
         }
         // Few enough that looking at all of them is as quick as keeping them in order.
-        let Some((at, least)) = self.places.iter().enumerate().min_by_key(|(_, place)| place.denied) else { return };
-        let (error, gone) = (least.denied, least.hash);
-        self.at.remove(&gone);
+        let error = self.forgotten();
+        let Some(at) = self.denied.iter().position(|denied| *denied == error) else { return };
+        self.at.remove(&self.places[at].hash);
         self.at.insert(hash, at);
-        self.places[at] = Place { hash, rule, shown, denied: error + 1, error };
+        self.places[at] = Place { hash, rule, shown, error };
+        self.denied[at] = error + 1;
     }
 
     /// How often a key may have been denied that has no place.
     fn forgotten(&self) -> u64 {
-        if self.places.len() < PLACES { 0 } else { self.places.iter().map(|place| place.denied).min().unwrap_or(0) }
+        if self.denied.len() < PLACES { 0 } else { self.denied.iter().copied().min().unwrap_or(0) }
     }
 }
 
