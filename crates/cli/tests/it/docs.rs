@@ -64,10 +64,11 @@ fn the_transcript_of_a_server_is_real() {
     let blocks: Vec<&str> = text.split("```console\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
     let mut blocks = blocks.into_iter().filter(|block| needs_a_server(block));
     let (start, asked) = (blocks.next().unwrap(), blocks.next().unwrap());
-    let serving = Serving::start(&[]);
-    let (http, resp) = (serving.doors["http"].to_string(), serving.doors["resp"].to_string());
+    let serving = Serving::with_grpc("127.0.0.1:0", &[]);
+    let [http, grpc, resp] = ["http", "grpc", "resp"].map(|door| serving.doors[door].to_string());
     let port = resp.rsplit(':').next().unwrap();
-    let real = serving.greeting.replace(&http, "127.0.0.1:8080").replace(&resp, "127.0.0.1:6380");
+    let real = serving.greeting.replace(&http, "127.0.0.1:8080").replace(&grpc, "127.0.0.1:8081");
+    let real = real.replace(&resp, "127.0.0.1:6380");
     let real = real.replace(&format!("-p {port}"), "-p 6380");
     assert_eq!(format!("$ cargo run --release -- serve\n{real}"), start);
     let mut shown = String::new();

@@ -52,8 +52,12 @@ pub(crate) struct Serving {
 
 impl Serving {
     pub(crate) fn start(args: &[&str]) -> Serving {
+        Self::with_grpc("off", args)
+    }
+
+    pub(crate) fn with_grpc(grpc: &str, args: &[&str]) -> Serving {
         let mut process = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-            .args(["serve", "--http", "127.0.0.1:0", "--grpc", "off", "--resp", "127.0.0.1:0"])
+            .args(["serve", "--http", "127.0.0.1:0", "--grpc", grpc, "--resp", "127.0.0.1:0"])
             .args(args)
             .env_remove("TIDEGATE_STORE")
             .stdout(Stdio::piped())
