@@ -18,7 +18,7 @@ mod pace;
 pub mod tls;
 
 use std::collections::HashMap;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
@@ -40,6 +40,9 @@ use crate::observe::metrics::Refusal;
 
 /// How long to wait before accepting again when there are no files left, or the like.
 const BREATH: Duration = Duration::from_millis(50);
+
+/// How many are still let in after the order to stop: more than the operating system lets wait.
+const MAX_WAITING: usize = 4096;
 
 /// Files that connections leave for others: the store, certificates, rules, and whatever the libraries open.
 const RESERVED_FILES: u64 = 64;
@@ -173,11 +176,10 @@ impl Entrance {
             }
         }
         // Whoever had connected before we were told to stop is still let in.
-        while let Some(Ok((stream, peer))) = waiting(&listener).await {
+        for (stream, peer) in waiting(listener) {
             number += 1;
             reception.let_in(stream, peer, number, &talk, &mut conversations);
         }
-        drop(listener);
         while let Some(ended) = conversations.join_next().await {
             reception.note(ended);
         }
@@ -185,13 +187,16 @@ impl Entrance {
     }
 }
 
-/// The next connection, if there already is one.
-async fn waiting(listener: &TcpListener) -> Option<io::Result<(TcpStream, SocketAddr)>> {
-    poll_fn(|context| match listener.poll_accept(context) {
-        Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
-        Poll::Pending => Poll::Ready(None),
-    })
-    .await
+/// The connections that are already there; afterwards nobody listens any more. The operating system is asked directly: the runtime may not have
+/// heard of them yet.
+fn waiting(listener: TcpListener) -> Vec<(TcpStream, SocketAddr)> {
+    let Ok(listener) = listener.into_std() else { return Vec::new() };
+    let accepted = std::iter::from_fn(|| listener.accept().ok()).take(MAX_WAITING);
+    let ours = accepted.filter_map(|(stream, peer)| {
+        stream.set_nonblocking(true).ok()?;
+        Some((TcpStream::from_std(stream).ok()?, peer))
+    });
+    ours.collect()
 }
 
 struct Reception {

@@ -38,6 +38,8 @@ const READ_BYTES: usize = 16 << 10;
 const MAX_KEPT_BYTES: usize = 64 << 10;
 /// How long after the order to stop commands are still read.
 const LAST_CALL: Duration = Duration::from_secs(2);
+/// How long the runtime may take to notice what has arrived.
+const MOMENT: Duration = Duration::from_millis(50);
 /// How long to wait at the end for the other side to have read everything.
 const FAREWELL: Duration = Duration::from_millis(500);
 /// Commands answered before others get their turn.
@@ -187,13 +189,9 @@ async fn leave(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result
     Ok(())
 }
 
-/// Reads what has already arrived, without waiting for more.
+/// Reads what has already arrived. The runtime may not have heard of it yet, so it is given a moment.
 async fn now(stream: &mut (impl AsyncRead + Unpin), bytes: &mut Vec<u8>) -> io::Result<usize> {
-    tokio::select! {
-        biased;
-        read = stream.read_buf(bytes) => read,
-        () = tokio::task::yield_now() => Ok(0),
-    }
+    timeout(MOMENT, stream.read_buf(bytes)).await.unwrap_or(Ok(0))
 }
 
 async fn within<T>(patience: Duration, io: impl Future<Output = io::Result<T>>) -> io::Result<T> {
