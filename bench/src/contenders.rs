@@ -9,7 +9,6 @@ use governor::middleware::NoOpMiddleware;
 use governor::nanos::Nanos;
 use governor::state::keyed::DashMapStateStore;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
-use siphasher::sip128::SipHasher13;
 use tidegate::{Clock, Gate, Limit, ManualClock, Memory, SystemClock};
 
 /// Decides whether `key` may pass now.
@@ -131,8 +130,6 @@ pub struct Flat16 {
     slots: Vec<(AtomicU64, AtomicU64)>,
     burst: u64,
     clock: Option<quanta::Clock>,
-    /// The hash that keys chosen by strangers need, if it has that.
-    keyed: Option<SipHasher13>,
 }
 
 impl Flat16 {
@@ -146,27 +143,17 @@ impl Flat16 {
             slots: (0..slots).map(|_| Default::default()).collect(),
             burst: u64::from(burst) * INTERVAL,
             clock: Some(quanta::Clock::new()),
-            keyed: None,
         }
-    }
-
-    /// The same with a hash of 128 bits that is keyed, as the memory store has to have it, and everything else for nothing.
-    pub fn keyed(keys: usize, burst: u32) -> Self {
-        Flat16 { keyed: Some(SipHasher13::new_with_keys(1, 2)), ..Self::with_burst(keys, burst) }
     }
 
     pub fn without_clock(keys: usize) -> Self {
         Flat16 { clock: None, ..Self::new(keys) }
     }
-
-    pub fn keyed_without_clock(keys: usize) -> Self {
-        Flat16 { clock: None, ..Self::keyed(keys, SHORT) }
-    }
 }
 
 impl Contender for Flat16 {
     fn name(&self) -> &'static str {
-        if self.keyed.is_some() { "flat16 with a keyed hash" } else { "flat16" }
+        "flat16"
     }
     #[inline(never)]
     fn check(&self, key: &String) -> bool {
@@ -194,19 +181,17 @@ impl Flat16 {
         self.clock.as_ref().map_or(0, quanta::Clock::raw)
     }
 
+    /// Of keys of 8 to 16 bytes, as they are here.
     #[inline(always)]
     fn hash(&self, key: &str) -> u64 {
-        if let Some(keyed) = &self.keyed {
-            let hash = keyed.hash(key.as_bytes());
-            return hash.h1 ^ hash.h2 | 1;
-        }
-        let mut hash = 0xcbf2_9ce4_8422_2325u64;
-        for chunk in key.as_bytes().chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            let product = u128::from(hash ^ u64::from_le_bytes(word)) * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835u128;
-            hash = (product as u64) ^ (product >> 64) as u64;
-        }
+        const ODD: u128 = 0x9e37_79b9_7f4a_7c15;
+        let bytes = key.as_bytes();
+        let word =
+            |at: usize| bytes.get(at..at + 8).map_or(0, |word| u64::from_le_bytes(word.try_into().expect("eight")));
+        let product = u128::from(word(0)) * ODD;
+        let mixed = product as u64 ^ (product >> 64) as u64 ^ word(bytes.len().saturating_sub(8));
+        let product = u128::from(mixed) * ODD;
+        let hash = product as u64 ^ (product >> 64) as u64;
         hash | 1
     }
 

@@ -71,8 +71,7 @@ pub fn run(args: &[&str]) {
     for (keys, burst) in sizes.into_iter().flat_map(|keys| lots(keys).iter().map(move |burst| (keys, *burst))) {
         let (ours, governor, flat) =
             (Tidegate::with_burst(keys, burst), Governor::with_burst(burst), Flat16::with_burst(keys, burst));
-        let keyed = Flat16::keyed(keys, burst);
-        let contenders: [&dyn Contender; 5] = [&ours, &governor, &flat, &keyed, &Nothing];
+        let contenders: [&dyn Contender; 4] = [&ours, &governor, &flat, &Nothing];
         for contender in contenders {
             for key in 0..keys {
                 contender.check(&name(key));
@@ -81,7 +80,7 @@ pub fn run(args: &[&str]) {
         // Few keys are asked for again and again from a list that stays in the cache, as they would be from a network buffer.
         let (decisions, repeats) = if keys < 100_000 { (10_000, 50) } else { (500_000, 1) };
         for threads in [1, 2] {
-            let mut times = vec![Vec::new(); contenders.len() + 3];
+            let mut times = vec![Vec::new(); contenders.len() + 2];
             for turn in 0..ROUNDS {
                 let orders: Vec<_> = (0..threads)
                     .map(|thread| order(keys, decisions, (turn * 7 + thread + 1) as u64 * 0x9e37_79b9))
@@ -91,7 +90,6 @@ pub fn run(args: &[&str]) {
                 }
                 times[contenders.len()].push(round(&ours, &orders, repeats, true));
                 times[contenders.len() + 1].push(round(&flat, &orders, repeats, true));
-                times[contenders.len() + 2].push(round(&keyed, &orders, repeats, true));
             }
             let medians: Vec<f64> = times.into_iter().map(median).collect();
             let rival = medians[1];
@@ -101,11 +99,9 @@ pub fn run(args: &[&str]) {
                 "tidegate",
                 "governor",
                 "bound: flat16",
-                "the same with a keyed hash",
                 "the loop alone",
                 "tidegate, batches of 16",
                 "bound: flat16, batches of 16",
-                "the same with a keyed hash",
             ];
             for (label, ns) in labels.iter().zip(&medians) {
                 println!(
@@ -168,12 +164,10 @@ pub fn slowest() {
 pub fn instructions(args: &[&str]) {
     let keys = 1000;
     let (ours, flat) = (Tidegate::without_clock(keys), Flat16::without_clock(keys));
-    let keyed = Flat16::keyed_without_clock(keys);
     let governor = GovernorWithoutClock::new();
     let contender: &dyn Contender = match args.first() {
         Some(&"governor") => &governor,
         Some(&"flat16") => &flat,
-        Some(&"keyed") => &keyed,
         _ => &ours,
     };
     let names: Vec<String> = (0..keys).map(name).collect();
@@ -252,9 +246,5 @@ pub fn parts() {
         use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
         let _ = black_box(taken.compare_exchange(false, true, Acquire, Relaxed));
         taken.store(false, Release);
-    });
-    let sip = siphasher::sip128::SipHasher13::new_with_keys(1, 2);
-    time("siphasher 128", &|name| {
-        black_box(sip.hash(name.as_bytes()));
     });
 }

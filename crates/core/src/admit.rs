@@ -27,7 +27,7 @@ where
     let now = kernel.age(&mut state, now);
     let fits = cost == 0 || kernel.fits(&state, now, cost, capacity);
     if fits && cost > 0 {
-        kernel.charge(&mut state, now, cost, Id::NONE);
+        kernel.charge_fitting(&mut state, now, cost);
         *kept = state;
     } else if !fits && limit.counts_rejected() && cost <= capacity {
         let units = cost.min(kernel.room(&state, now, capacity + limit.algorithm().amount()));

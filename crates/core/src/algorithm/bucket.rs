@@ -184,6 +184,12 @@ impl Kernel for Bucket {
     }
 
     #[inline(always)]
+    fn charge_fitting(&self, level: &mut Level, _now: Timestamp, cost: u64) {
+        // No more than the capacity, which is below 2^53 units.
+        level.units = level.units.wrapping_add(cost.wrapping_mul(self.rate.q));
+    }
+
+    #[inline(always)]
     fn wait(&self, level: &Level, now: Timestamp, cost: u64, ceiling: u64) -> u64 {
         let Rate { p, q, grid } = self.rate;
         let over = level.units.saturating_sub((ceiling - cost) * q);

@@ -50,6 +50,12 @@ pub trait Kernel {
     /// Adds `cost`, whether it fits or not, and returns the moment under which it is kept.
     fn charge(&self, state: &mut Self::State, now: Timestamp, cost: u64, id: Id) -> Timestamp;
 
+    /// The same for a `cost` that is known to fit, without an id.
+    #[inline(always)]
+    fn charge_fitting(&self, state: &mut Self::State, now: Timestamp, cost: u64) {
+        self.charge(state, now, cost, Id::NONE);
+    }
+
     /// Microseconds until `cost` fits below `ceiling` if nobody takes anything more. Tight: one less is too early.
     fn wait(&self, state: &Self::State, now: Timestamp, cost: u64, ceiling: u64) -> u64;
 

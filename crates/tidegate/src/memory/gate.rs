@@ -3,9 +3,8 @@
 use tidegate_core::algorithm::Kernel;
 use tidegate_core::{Limit, Timestamp, Verdict};
 
-use super::Memory;
 use super::shard::Tag;
-use super::slots::{self, AtHome, Hash};
+use super::{Expected, Memory};
 use crate::store::Scope;
 
 /// A memory store under one limit: for a program that asks the same question about many keys, in nanoseconds.
@@ -40,20 +39,16 @@ impl Gate {
     #[must_use = "let the request pass only if it is allowed"]
     #[inline]
     pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K, cost: u64) -> Verdict {
-        let hash = self.hash(key.as_ref());
-        let at_home = self.memory.inner.at_home(hash);
-        slots::prefetch(at_home); // on its way while the clock is read
-        self.ask(hash, at_home, cost, self.memory.inner.clock.now())
+        let expected = self.expect(key.as_ref());
+        self.ask(&expected, cost, self.memory.inner.clock.now())
     }
 
     /// See [`Memory::allows`].
     #[must_use = "let the request pass only if it is allowed"]
     #[inline]
     pub fn allows<K: AsRef<[u8]> + ?Sized>(&self, key: &K, cost: u64) -> bool {
-        let hash = self.hash(key.as_ref());
-        let at_home = self.memory.inner.at_home(hash);
-        slots::prefetch(at_home);
-        let Allowed(allowed) = self.ask(hash, at_home, cost, self.memory.inner.clock.now());
+        let expected = self.expect(key.as_ref());
+        let Allowed(allowed) = self.ask(&expected, cost, self.memory.inner.clock.now());
         allowed
     }
 
@@ -71,35 +66,29 @@ impl Gate {
 
     fn ask_many<K: AsRef<[u8]>, A: Answer>(&self, asks: &[(K, u64)]) -> Vec<A> {
         const AHEAD: usize = 16;
-        let inner = &*self.memory.inner;
-        let now = inner.clock.now();
+        let now = self.memory.inner.clock.now();
         let mut answers = Vec::with_capacity(asks.len());
-        let mut next: [Expected<'_>; AHEAD] = [(Hash::default(), None); AHEAD];
+        let mut next: [Option<Expected<'_>>; AHEAD] = [const { None }; AHEAD];
         for asks in asks.chunks(AHEAD) {
             for (next, (key, _)) in next.iter_mut().zip(asks) {
-                let hash = self.hash(key.as_ref());
-                *next = (hash, inner.at_home(hash));
-                slots::prefetch(next.1);
+                *next = Some(self.expect(key.as_ref()));
             }
-            let ask = |((hash, at_home), (_, cost)): (&Expected<'_>, &(K, u64))| self.ask(*hash, *at_home, *cost, now);
-            answers.extend(next.iter().zip(asks).map(ask));
+            let expected = next.iter().flatten().zip(asks);
+            answers.extend(expected.map(|(expected, (_, cost))| -> A { self.ask(expected, *cost, now) }));
         }
         answers
     }
 
     #[inline(always)]
-    fn hash(&self, key: &[u8]) -> Hash {
-        self.memory.inner.hash(&Scope::AdHoc, key, &self.limit, 0)
+    fn expect(&self, key: &[u8]) -> Expected<'_> {
+        self.memory.inner.expect(self.memory.inner.hash(&Scope::AdHoc, key, &self.limit, 0))
     }
 
     #[inline(always)]
-    fn ask<A: Answer>(&self, hash: Hash, at_home: Option<&AtHome>, cost: u64, now: Timestamp) -> A {
-        self.memory.inner.check(hash, at_home, &self.limit, cost, now, |_| Some(self.tag))
+    fn ask<A: Answer>(&self, expected: &Expected<'_>, cost: u64, now: Timestamp) -> A {
+        self.memory.inner.check(expected, &self.limit, cost, now, |_| Some(self.tag))
     }
 }
-
-/// A key, and the slots where it is expected.
-type Expected<'a> = (Hash, Option<&'a AtHome>);
 
 /// What a caller wants to know.
 pub(super) trait Answer: From<Verdict> {

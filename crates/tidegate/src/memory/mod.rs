@@ -1,15 +1,15 @@
 //! The memory store: exact, bounded, fast, and inside the process.
 //!
-//! Keys are spread over shards, each behind its own lock, and known by a keyed 128-bit hash: their bytes are not kept, and
-//! nobody who does not know the key of this process can make them collide. Nothing runs in the background: a key that has
+//! Keys are spread over shards, each behind its own lock, and known by a keyed hash in 128 bits ([`hash`]): their bytes are not
+//! kept, and nobody who does not know the key of this store can make them collide. Nothing runs in the background: a key that has
 //! become the same as one never seen is forgotten when its room is needed, or when it is touched.
 
 mod gate;
+mod hash;
 mod interned;
 mod overflow;
 pub(crate) mod raw;
 mod shard;
-mod sip;
 mod slots;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -23,11 +23,11 @@ use crate::clock::Clock;
 use crate::store::{Check, Deciding, InvalidCheck, Scope, Store, Subject};
 pub use gate::Gate;
 use gate::{Allowed, Answer};
+use hash::Hashing;
 use interned::Interned;
 pub use overflow::Overflow;
 use overflow::{Ask, Held, Home, Overflows};
 use shard::{Packed, Shard, Tag};
-use sip::Sip;
 use slots::{Arena, AtHome, Hash, Slot};
 
 /// How many keys are kept unless told otherwise.
@@ -56,12 +56,15 @@ pub struct Memory {
 }
 
 struct Inner {
-    shards: Box<[Line]>,
+    /// As many as are in use, and for the rest of what a byte can choose among, nothing: so nobody has to ask whether there is such a shard.
+    shards: Box<[Line; MAX_SHARDS]>,
+    /// All bits set that choose a shard in use.
+    last_shard: u8,
     /// How many homes each shard's table has, for those who read without the lock. They change only when keys come and go; apart
     /// from the locks they stay in every processor's cache.
-    homes: Box<[AtomicUsize]>,
+    homes: [AtomicUsize; MAX_SHARDS],
     arena: Arc<Arena>,
-    hasher: Sip,
+    hashing: Hashing,
     limits: Interned,
     clock: Clock,
     max_keys_per_shard: usize,
@@ -74,6 +77,57 @@ struct Inner {
 #[repr(align(64))]
 struct Line {
     shard: raw::Versioned<Box<Shard>>,
+}
+
+impl Line {
+    /// Reads without the lock, decides, and takes the lock only to write, if nobody has written since. A denial changes nothing, so
+    /// it takes no lock at all, and many threads that are denied do not disturb each other.
+    #[inline(always)]
+    fn try_check<'a, A: Answer>(
+        &'a self,
+        limit: &Limit,
+        cost: u64,
+        now: Timestamp,
+        tag_of: impl Fn((u64, u64)) -> Option<Tag>,
+        look: impl FnOnce() -> Option<&'a Slot>,
+    ) -> Option<A> {
+        let shard = &self.shard;
+        let version = shard.version();
+        let slot = look()?;
+        let words = slot.words();
+        let tag = tag_of(words)?;
+        let numbers = tag.unpack(words)?;
+        let write = |changed: (u64, u64)| {
+            if changed == numbers {
+                return shard.is_still(version);
+            }
+            let writing = shard.write_if_still(version);
+            if writing.is_some() {
+                slot.set_words(tag.pack(changed));
+            }
+            writing.is_some()
+        };
+        match limit.algorithm() {
+            Algorithm::Bucket(bucket) => {
+                let mut level = shard::level_of(numbers);
+                let outcome = tidegate_core::admit(limit, bucket, &mut level, now, cost);
+                write((level.units, level.at.as_micros())).then(|| A::of(limit, bucket, outcome, cost))
+            }
+            Algorithm::Window(window) => {
+                let mut count = shard::count_of(numbers, window.period);
+                let outcome = tidegate_core::admit(limit, window, &mut count, now, cost);
+                write((count.used, count.last.as_micros())).then(|| A::of(limit, window, outcome, cost))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A key, and where it is expected.
+struct Expected<'a> {
+    hash: Hash,
+    line: &'a Line,
+    at_home: &'a AtHome,
 }
 
 type Guard<'a> = raw::Guard<'a, Box<Shard>>;
@@ -118,10 +172,11 @@ impl MemoryBuilder {
         let seed = || RandomState::new().build_hasher().finish();
         Memory {
             inner: Arc::new(Inner {
-                shards: (0..shards).map(|number| Line { shard: shard(number) }).collect(),
-                homes: (0..shards).map(|_| AtomicUsize::new(0)).collect(),
+                shards: Box::new(std::array::from_fn(|number| Line { shard: shard(number) })),
+                last_shard: u8::try_from(shards - 1).expect("a byte chooses among them"),
+                homes: [const { AtomicUsize::new(0) }; MAX_SHARDS],
                 arena,
-                hasher: Sip::new(seed(), seed()),
+                hashing: Hashing::new(seed(), seed()),
                 limits: Interned::new(),
                 clock: self.clock,
                 max_keys_per_shard: self.max_keys / shards,
@@ -135,8 +190,8 @@ impl MemoryBuilder {
 /// Its settings; never its keys, of which there may be millions.
 impl std::fmt::Debug for Memory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Inner { clock, max_keys_per_shard, overflow, shards, .. } = &*self.inner;
-        let max_keys = max_keys_per_shard * shards.len();
+        let Inner { clock, max_keys_per_shard, overflow, last_shard, .. } = &*self.inner;
+        let max_keys = max_keys_per_shard * (usize::from(*last_shard) + 1);
         f.debug_struct("Memory")
             .field("clock", clock)
             .field("max_keys", &max_keys)
@@ -169,7 +224,7 @@ impl Memory {
 
     /// How many keys are kept, those included that are idle and not yet forgotten.
     pub fn len(&self) -> usize {
-        self.inner.shards.iter().map(|line| line.shard.lock().len()).sum()
+        self.inner.in_use().iter().map(|line| line.shard.lock().len()).sum()
     }
 
     /// Whether no key is kept.
@@ -180,13 +235,13 @@ impl Memory {
     /// How many bytes are allocated for keys, without what lists of hits or leases hold themselves: 16 bytes or more for each hit
     /// of a `log`, 16 for each step of a `sliding`, 24 for each lease, 32 for each of the last 64 ids of a key.
     pub fn allocated_bytes(&self) -> usize {
-        self.inner.shards.iter().map(|line| size_of::<Line>() + size_of::<Shard>() + line.shard.lock().bytes()).sum()
+        self.inner.in_use().iter().map(|line| size_of::<Line>() + size_of::<Shard>() + line.shard.lock().bytes()).sum()
     }
 
     /// Forgets every key that has become the same as one never seen. Never needed; for those who want their memory back now.
     pub fn reclaim(&self) {
         let now = self.inner.clock.now();
-        for (line, homes) in self.inner.shards.iter().zip(&self.inner.homes) {
+        for (line, homes) in self.inner.in_use().iter().zip(&self.inner.homes) {
             let mut shard = line.shard.lock();
             shard.rebuild(&self.inner.limits, now);
             homes.store(shard.homes(), Ordering::Relaxed);
@@ -212,10 +267,9 @@ impl Memory {
     /// shorter way. Keys of more than [`MAX_KEY_BYTES`](crate::MAX_KEY_BYTES) are taken here, too.
     pub fn check_subject(&self, subject: &Subject<'_>, limit: &Limit, cost: u64) -> Decision {
         let hash = self.inner.hash(&subject.scope, &subject.key, limit, 0);
-        let at_home = self.inner.at_home(hash);
-        slots::prefetch(at_home);
+        let expected = self.inner.expect(hash);
         let now = self.inner.clock.now();
-        let verdict: Verdict = self.inner.check(hash, at_home, limit, cost, now, self.inner.tag_of(limit));
+        let verdict: Verdict = self.inner.check(&expected, limit, cost, now, self.inner.tag_of(limit));
         Decision::of_one(verdict, verdict.allowed, now)
     }
 
@@ -252,73 +306,32 @@ impl Store for Memory {
 }
 
 impl Inner {
+    fn in_use(&self) -> &[Line] {
+        &self.shards[..=usize::from(self.last_shard)]
+    }
+
     /// Decides one charge now on a key by itself.
     #[inline(always)]
     fn check_key<A: Answer>(&self, key: &[u8], limit: &Limit, cost: u64) -> A {
         let hash = self.hash(&Scope::AdHoc, key, limit, 0);
-        let at_home = self.at_home(hash);
-        slots::prefetch(at_home); // on its way while the clock is read
-        self.check(hash, at_home, limit, cost, self.clock.now(), self.tag_of(limit))
+        self.check(&self.expect(hash), limit, cost, self.clock.now(), self.tag_of(limit))
     }
 
     /// Decides one charge, and makes of the answer what the caller wants: a yes or no, or all the numbers. `tag_of` says which tag a
-    /// slot has to have to be this limit's; `at_home` are the slots where the key is expected.
+    /// slot has to have to be this limit's.
     #[inline(always)]
     fn check<A: Answer>(
         &self,
-        hash: Hash,
-        at_home: Option<&AtHome>,
+        expected: &Expected<'_>,
         limit: &Limit,
         cost: u64,
         now: Timestamp,
         tag_of: impl Fn((u64, u64)) -> Option<Tag>,
     ) -> A {
-        match self.try_check(hash, limit, cost, now, &tag_of, || slots::look(at_home?, hash)) {
+        let Expected { hash, line, at_home } = expected;
+        match line.try_check(limit, cost, now, &tag_of, || slots::look(at_home, *hash)) {
             Some(answer) => answer,
-            None => self.check_again(hash, limit, cost, now, tag_of),
-        }
-    }
-
-    /// Reads without the lock, decides, and takes the lock only to write, if nobody has written since. A denial changes nothing, so
-    /// it takes no lock at all, and many threads that are denied do not disturb each other.
-    #[inline(always)]
-    fn try_check<'a, A: Answer>(
-        &'a self,
-        hash: Hash,
-        limit: &Limit,
-        cost: u64,
-        now: Timestamp,
-        tag_of: impl Fn((u64, u64)) -> Option<Tag>,
-        look: impl FnOnce() -> Option<&'a Slot>,
-    ) -> Option<A> {
-        let shard = &self.line(hash).shard;
-        let version = shard.version();
-        let slot = look()?;
-        let words = slot.words();
-        let tag = tag_of(words)?;
-        let numbers = tag.unpack(words)?;
-        let write = |changed: (u64, u64)| {
-            if changed == numbers {
-                return shard.is_still(version);
-            }
-            let writing = shard.write_if_still(version);
-            if writing.is_some() {
-                slot.set_words(tag.pack(changed));
-            }
-            writing.is_some()
-        };
-        match limit.algorithm() {
-            Algorithm::Bucket(bucket) => {
-                let mut level = shard::level_of(numbers);
-                let outcome = tidegate_core::admit(limit, bucket, &mut level, now, cost);
-                write((level.units, level.at.as_micros())).then(|| A::of(limit, bucket, outcome, cost))
-            }
-            Algorithm::Window(window) => {
-                let mut count = shard::count_of(numbers, window.period);
-                let outcome = tidegate_core::admit(limit, window, &mut count, now, cost);
-                write((count.used, count.last.as_micros())).then(|| A::of(limit, window, outcome, cost))
-            }
-            _ => None,
+            None => self.check_again(*hash, limit, cost, now, tag_of),
         }
     }
 
@@ -341,7 +354,7 @@ impl Inner {
                 is_there = slot.is_some();
                 slot
             };
-            if let Some(answer) = self.try_check(hash, limit, cost, now, &tag_of, look) {
+            if let Some(answer) = self.shards[number].try_check(limit, cost, now, &tag_of, look) {
                 return answer;
             }
             if !is_there {
@@ -451,11 +464,8 @@ impl Inner {
     #[inline(always)]
     fn hash(&self, scope: &Scope<'_>, key: &[u8], limit: &Limit, position: u16) -> Hash {
         let ((order, other), kind) = match scope {
-            Scope::AdHoc => (self.hasher.hash(key), algorithm_number(limit.algorithm())),
-            Scope::Rule(name) => {
-                let length = (name.len() as u64).to_le_bytes();
-                (self.hasher.hash_pieces(&[&length, name.as_bytes(), key]), RULE)
-            }
+            Scope::AdHoc => (self.hashing.hash(key), algorithm_number(limit.algorithm())),
+            Scope::Rule(name) => (self.hashing.hash_named(name, key), RULE),
         };
         Hash { order, other: other ^ (kind << 16 | u64::from(position)) }
     }
@@ -465,14 +475,16 @@ impl Inner {
     fn shard_number(&self, hash: Hash) -> usize {
         // The high bits choose the home within the shard. All limits of one key are neighbours in one shard; and the processor
         // can go there while it still computes the other half of the hash.
-        hash.order as usize & (self.shards.len() - 1)
+        usize::from(hash.order as u8 & self.last_shard)
     }
 
-    /// The slots where a key is expected.
+    /// Where a key is expected; its slots are on their way while the caller goes on.
     #[inline(always)]
-    fn at_home(&self, hash: Hash) -> Option<&AtHome> {
+    fn expect(&self, hash: Hash) -> Expected<'_> {
         let number = self.shard_number(hash);
-        self.arena.at_home(number, self.homes[number].load(Ordering::Relaxed), hash)
+        let at_home = self.arena.at_home(number, self.homes[number].load(Ordering::Relaxed), hash);
+        slots::prefetch(at_home);
+        Expected { hash, line: &self.shards[number], at_home }
     }
 
     /// The tag of a slot, if `limit` wrote it.

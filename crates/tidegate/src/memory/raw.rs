@@ -10,7 +10,8 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::Deref;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 
 use lock_api::{GuardSend, Mutex, MutexGuard, RawMutex};
 
@@ -123,7 +124,8 @@ impl<T> Versioned<T> {
     pub(crate) fn write_if_still(&self, version: u64) -> Option<Writing<'_>> {
         fence(Ordering::Acquire);
         let lock = self.raw();
-        (version & 1 == 0 && lock.take(version)).then(|| Writing { lock, version })
+        let version = version & !1; // somebody who was writing then has made it another one since, or is still writing
+        lock.take(version).then(|| Writing { lock, version }) // not before it is taken: what is made is also dropped
     }
 }
 
@@ -228,6 +230,55 @@ impl<T: Zero> Drop for Zeroed<T> {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout. `T` needs no dropping.
         unsafe { dealloc(self.allocated.as_ptr(), self.layout) };
+    }
+}
+
+/// A slice of zeroes that is made when it is needed, and never moves.
+#[derive(Debug)]
+pub(crate) struct Later<T: Zero> {
+    /// Of the slice, once it is made: nothing else need be asked on the way to four of its values.
+    start: AtomicPtr<T>,
+    /// How many of its values have three more behind them.
+    fours: AtomicUsize,
+    made: OnceLock<Zeroed<T>>,
+}
+
+impl<T: Zero> Default for Later<T> {
+    fn default() -> Self {
+        Later { start: AtomicPtr::default(), fours: AtomicUsize::new(0), made: OnceLock::new() }
+    }
+}
+
+impl<T: Zero> Later<T> {
+    /// Makes it, if that was not done.
+    pub(crate) fn make(&self, length: usize) {
+        self.made.get_or_init(|| {
+            let zeroed = Zeroed::new(length);
+            self.start.store(zeroed.start.as_ptr(), Ordering::Relaxed);
+            self.fours.store(length.saturating_sub(3), Ordering::Release);
+            zeroed
+        });
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(&self) -> Option<&[T]> {
+        self.made.get().map(|zeroed| &**zeroed)
+    }
+
+    /// Four values from `position` on, if there are.
+    #[inline(always)]
+    pub(crate) fn four(&self, position: usize) -> Option<&[T; 4]> {
+        // SAFETY: whoever sees a number other than zero sees the start that was stored before it, and so many values have three behind
+        // them. `made` keeps the memory until `self` is dropped; zeroes are values of `T`, and nobody has them exclusively.
+        (position < self.fours.load(Ordering::Acquire))
+            .then(|| unsafe { &*self.start.load(Ordering::Relaxed).add(position).cast() })
+    }
+
+    /// See [`Zeroed::release`].
+    pub(crate) fn release(&self) {
+        if let Some(zeroed) = self.made.get() {
+            zeroed.release();
+        }
     }
 }
 

@@ -9,14 +9,14 @@
 //! holding the shard's lock may find nonsense while somebody else writes, and has to ask the lock's version whether that was
 //! so, but it never finds memory that is no longer there.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use super::raw::{self, Zeroed};
+use super::raw::{self, Later};
 
-/// What a key is known by: a keyed 128-bit hash. The bytes of the key are not kept.
+/// What a key is known by: a keyed hash in 128 bits. The bytes of the key are not kept.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(crate) struct Hash {
     /// Orders the table and chooses the shard: the same for all limits of a key.
@@ -50,6 +50,11 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
+    const fn empty() -> Self {
+        let [order, other, low, high] = [const { AtomicU64::new(0) }; 4];
+        Slot { order, other, low, high }
+    }
+
     #[inline(always)]
     fn load(&self) -> Entry {
         let hash = Hash { order: self.order.load(Ordering::Relaxed), other: self.other.load(Ordering::Relaxed) };
@@ -121,7 +126,7 @@ pub(crate) struct Arena {
 
 #[derive(Debug, Default)]
 struct Chunk {
-    slots: OnceLock<Zeroed<Slot>>,
+    slots: Later<Slot>,
     /// How many shards' tables reach into it.
     users: Mutex<usize>,
 }
@@ -147,8 +152,12 @@ impl Arena {
 
     /// The slots where `hash` is expected in a table of so many homes: its home, and the next.
     #[inline(always)]
-    pub(crate) fn at_home(&self, shard: usize, homes: usize, hash: Hash) -> Option<&AtHome> {
-        self.from(shard, home(hash.order, homes))?.first_chunk()
+    pub(crate) fn at_home(&self, shard: usize, homes: usize, hash: Hash) -> &AtHome {
+        let (chunk, position) = locate(shard, home(hash.order, homes));
+        match self.chunks.get(chunk) {
+            Some(chunk) => chunk.slots.four(position).unwrap_or(&NOWHERE),
+            None => &NOWHERE,
+        }
     }
 
     /// The slot of `hash`, if there is one.
@@ -168,7 +177,7 @@ impl Arena {
     fn table(&self, shard: usize, capacity: usize) -> impl DoubleEndedIterator<Item = &Slot> {
         let chunks = (0..CHUNKS).find(|chunk| end_before(*chunk) >= capacity).unwrap_or(CHUNKS);
         self.chunks[..chunks].iter().enumerate().flat_map(move |(number, chunk)| {
-            let slots = chunk.slots.get().map_or(&[][..], |slots| slots);
+            let slots = chunk.slots.get().unwrap_or_default();
             let length = length_of(number);
             slots.get(shard * length..(shard + 1) * length).unwrap_or_default()
         })
@@ -179,7 +188,7 @@ impl Arena {
         for number in chunks_within(from, to) {
             let chunk = &self.chunks[number];
             *chunk.users.lock() += 1;
-            chunk.slots.get_or_init(|| Zeroed::new(self.shards * length_of(number)));
+            chunk.slots.make(self.shards * length_of(number));
         }
     }
 
@@ -189,8 +198,8 @@ impl Arena {
             let chunk = &self.chunks[number];
             let mut users = chunk.users.lock();
             *users -= 1;
-            if let (0, Some(slots)) = (*users, chunk.slots.get()) {
-                slots.release();
+            if *users == 0 {
+                chunk.slots.release();
             }
         }
     }
@@ -198,6 +207,9 @@ impl Arena {
 
 /// Two homes, which are two cache lines.
 pub(crate) type AtHome = [Slot; 4];
+
+/// Where keys are expected as long as there is no memory for them.
+static NOWHERE: AtHome = [const { Slot::empty() }; 4];
 
 /// The slot of `hash` among those where it is [expected](Arena::at_home): nineteen keys of twenty are there. [`Arena::get`] is for the others, and
 /// for the one key in 2^64 whose hash looks like an empty slot's.
@@ -216,11 +228,9 @@ fn look_at<'a>(first: &'a Slot, second: &'a Slot, hash: Hash) -> Option<&'a Slot
 
 /// Fetches both cache lines.
 #[inline(always)]
-pub(crate) fn prefetch(at_home: Option<&AtHome>) {
-    if let Some([first, _, third, _]) = at_home {
-        raw::prefetch(first);
-        raw::prefetch(third);
-    }
+pub(crate) fn prefetch([first, _, third, _]: &AtHome) {
+    raw::prefetch(first);
+    raw::prefetch(third);
 }
 
 /// The home of a hash in a table of so many homes.
