@@ -100,12 +100,13 @@ if op == 99 and flags < 2 and not KEYS[2] then -- 99 is 'c', a check; no id, not
         return struct.pack('>BI7I7I7I7', 2, now, start, last, used)
       elseif used + cost <= capacity then
         local answer = struct.pack('>BI7I7I7I7', 3, now, start, moment, used + cost)
-        if new then
+        -- The key of a window ends with it, so it is enough to say so once, and then to write only what differs: `last` and
+        -- `used`. But whenever another 16 are used it is written as a whole: if somebody took the end off, it is back then.
+        if new or used % 16 + cost > 15 then -- by 16 even `%` divides exactly
           local ttl = math.floor((start + period) / 1000) - math.floor(now / 1000) + 1
           if flags == 1 and ttl < 3600000 then ttl = 3600000 end
           call('SET', key, string.sub(first, 10, 18) .. string.sub(answer, 9), 'PX', string.format('%.0f', ttl))
         else
-          -- The same window, and its key already ends with it: only `last` and `used` are others.
           call('SETRANGE', key, '16', string.sub(answer, 16))
           if flags == 1 then call('PEXPIRE', key, math.max(period / 1000, 3600000)) end -- unless time is not the server's
         end

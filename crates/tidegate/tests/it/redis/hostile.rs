@@ -127,6 +127,73 @@ fn no_damage_crashes_the_script() {
     });
 }
 
+/// Whoever takes the end off a key (`PERSIST`) finds it back soon: with the next write, or, of a window that is changed in place,
+/// when another 16 are used. What nobody uses any more stays as he left it.
+#[test]
+fn an_end_that_was_taken_off_is_back_within_a_few_writes() {
+    let with_next = |limit: &str| -> (Limits, u32) { (limit.parse().unwrap(), 1) };
+    let kinds = [
+        with_next("100000/h"),
+        with_next("100000/h estimate"),
+        with_next("100000/h sliding"),
+        with_next("100000/h log"),
+        with_next("100000 concurrent ttl 1h"),
+        ("100000/h window".parse().unwrap(), 16),
+        ("100000/h window from first hit".parse().unwrap(), 16),
+    ];
+    for flavor in [Flavor::Redis62, Flavor::Valkey9] {
+        let server = Server::start(flavor);
+        runtime().block_on(async {
+            let redis = store(&server).build().unwrap();
+            let lasting = || server.keys_without_ttl("tg1:").len();
+            for (limits, most) in &kinds {
+                // At every place between two such writes, by ones and by more; a log becomes longer than what is read at once.
+                for round in 0..40 {
+                    let cost = [1, 1, 1, 3, 16, 40][round % 6];
+                    for _ in 0..round % 17 + 1 {
+                        let check = Check::new().charge("victim", limits, 1);
+                        assert!(redis.decide(&check).await.unwrap().allowed());
+                    }
+                    let name = names(&server).remove(0);
+                    server.command(&[b"PERSIST".as_slice(), &name]);
+                    assert_eq!(lasting(), 1, "{flavor}, {limits:?}");
+                    let mut writes = 0;
+                    while lasting() > 0 {
+                        assert!(writes < *most, "{flavor}, {limits:?}, round {round}: {writes} writes and still no end");
+                        let check = Check::new().charge("victim", limits, cost);
+                        assert!(redis.decide(&check).await.unwrap().allowed());
+                        writes += 1;
+                    }
+                    let left = server.command(&[b"PTTL".as_slice(), &name]).int();
+                    assert!((1..=2 * 3_600_000 + 1).contains(&left), "{flavor}, {limits:?}: {left} ms");
+                }
+                server.command(&["FLUSHALL"]);
+            }
+        });
+    }
+}
+
+/// A window of less than 16 gets its end back with the first hit of the next one.
+#[test]
+fn a_small_window_ends_again_when_the_next_one_begins() {
+    let server = Server::start(Flavor::Redis8);
+    runtime().block_on(async {
+        let redis = store(&server).witness_keys(0).build().unwrap();
+        for limit in ["3/200ms window", "3/200ms window from first hit"] {
+            let limits: Limits = limit.parse().unwrap();
+            while take(&redis, &limits, None).await.unwrap() {}
+            server.command(&[b"PERSIST".as_slice(), &names(&server).remove(0)]);
+            let again = || async { take(&redis, &limits, None).await.unwrap() };
+            let began = std::time::Instant::now();
+            while !again().await {
+                assert!(began.elapsed() < std::time::Duration::from_secs(10), "{limit}: no next window");
+            }
+            assert_all_expire(&server);
+            server.command(&["FLUSHALL"]);
+        }
+    });
+}
+
 /// A state from far in the future, as a neighbour might forge it, does not lock a key for ever.
 #[test]
 fn a_state_from_the_future_ends_within_its_period() {
