@@ -100,13 +100,12 @@ fn contenders(server: &Server) -> Vec<Contender> {
     add("bucket, allowed, witness", Some(GCRA), recorded(server, 'b', "1000000/h", Ask::Check, WITNESS, 2));
     add("bucket, denied", Some(GCRA_DENIED), recorded(server, 'c', "1/h", Ask::Check, 0, 2));
     add("bucket, denied, witness", Some(GCRA_DENIED), recorded(server, 'd', "1/h", Ask::Check, WITNESS, 2));
-    add("window, allowed", Some(WINDOW), recorded(server, 'e', "1000000/h window", Ask::Check, 0, 1));
-    add("window, allowed, witness", Some(WINDOW), recorded(server, 'f', "1000000/h window", Ask::Check, WITNESS, 2));
-    add(
-        "window, allowed, witness (again)",
-        Some(COUNTER),
-        recorded(server, 'g', "1000000/h window", Ask::Check, WITNESS, 2),
-    );
+    let window = |letter, witness, rounds| {
+        staggered(server, recorded(server, letter, "1000000/h window", Ask::Check, witness, rounds))
+    };
+    add("window, allowed", Some(WINDOW), window('e', 0, 1));
+    add("window, allowed, witness", Some(WINDOW), window('f', WITNESS, 2));
+    add("window, allowed, witness (again)", Some(COUNTER), window('g', WITNESS, 2));
     add("window, denied, witness", Some(WINDOW), recorded(server, 'h', "1/d window", Ask::Check, WITNESS, 2));
     add("sliding, allowed", Some(GCRA), recorded(server, 'i', "1000000/h sliding", Ask::Check, WITNESS, 1));
     add("estimate, allowed", Some(GCRA), recorded(server, 'j', "1000000/h estimate", Ask::Check, 0, 1));
@@ -123,4 +122,12 @@ fn contenders(server: &Server) -> Vec<Contender> {
         recorded(server, 'm', "1000000/m; 1000000/h; 1000000/d", Ask::Check, WITNESS, 2),
     );
     all
+}
+
+/// Every sixteenth hit of a window is written as a whole. So that a sixteenth of every round is, and not all of one round, each
+/// key has had another number of hits.
+fn staggered(server: &Server, calls: Vec<Command>) -> Vec<Command> {
+    let earlier: Vec<Command> = calls.iter().enumerate().flat_map(|(key, call)| vec![call.clone(); key % 16]).collect();
+    Pipe::to(server).send(&mut Batches::of(&earlier), earlier.len() / DEPTH);
+    calls
 }
