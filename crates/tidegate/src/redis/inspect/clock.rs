@@ -50,7 +50,7 @@ pub(super) fn judge_clock(reading: &Reading) -> Finding {
         return Finding::ok(Topic::Clock, "within a second of this machine's");
     }
     let way = if reading.ahead_us > 0 { "ahead of" } else { "behind" };
-    Finding::new(Severity::Problem, Topic::Clock, format!("{} {way} this machine's", seconds(size)))
+    Finding::new(Severity::Warning, Topic::Clock, format!("{} {way} this machine's", seconds(size)))
         .because(
             "Decisions are right all the same: the server's clock judges, here and for everybody else. But moments at which \
              something resets, as headers and logs tell them, are by its clock, and look wrong by that much to whoever reads them here.",
@@ -112,14 +112,14 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_of_more_than_a_second_is_a_problem_told_in_words() {
+    fn a_difference_of_more_than_a_second_is_a_warning_told_in_words() {
         let judged = |ahead_us, millis| judge_clock(&Reading { ahead_us, round_trip: Duration::from_millis(millis) });
         for (ahead_us, millis, severity, found) in [
             (0, 1, Severity::Ok, "within a second of this machine's"),
             (-1_000_000, 1, Severity::Ok, "within a second of this machine's"),
             (1_400_000, 1000, Severity::Ok, "within a second of this machine's"), // as far as can be told
-            (1_400_000, 1, Severity::Problem, "1.4 s ahead of this machine's"),
-            (-3_725_000_000, 1, Severity::Problem, "3725.0 s behind this machine's"),
+            (1_400_000, 1, Severity::Warning, "1.4 s ahead of this machine's"),
+            (-3_725_000_000, 1, Severity::Warning, "3725.0 s behind this machine's"),
         ] {
             let finding = judged(ahead_us, millis);
             assert_eq!((finding.severity, finding.found.as_str()), (severity, found));
