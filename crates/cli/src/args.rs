@@ -435,6 +435,9 @@ pub(crate) struct Serve {
     /// Where state is kept: `memory`, or the URL of a Redis or Valkey
     #[arg(short, long, value_name = "URL", env = "TIDEGATE_STORE", hide_env_values = true)]
     pub(crate) store: Option<String>,
+    /// A file with 16 to 512 bytes at random that all servers of one store share, so that nobody else can choose the slots of keys
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_STORE_SECRET_FILE")]
+    pub(crate) store_secret_file: Option<PathBuf>,
     /// Print what counts, from file, environment and options, and stop
     #[arg(long)]
     pub(crate) print_config: bool,

@@ -29,6 +29,8 @@ pub const MAX_FILE_BYTES: u64 = 1 << 20;
 pub struct Config {
     /// Where state is kept: `memory`, or the URL of a Redis or Valkey.
     pub store: String,
+    /// A file with the secret that keeps others from choosing slots of a cluster; instead of one in the URL.
+    pub store_secret_file: Option<PathBuf>,
     /// Where each door listens.
     pub listen: Listen,
     /// Whose word about the client's address is believed.
@@ -160,6 +162,8 @@ pub(crate) fn located(error: &serde_saphyr::Error) -> String {
 struct File {
     #[serde(default)]
     store: Option<Text>,
+    #[serde(default)]
+    store_secret_file: Option<Text>,
     #[serde(default)]
     listen: ListenFile,
     #[serde(default)]
@@ -376,6 +380,7 @@ impl File {
         let default = Listen::default();
         Ok(Config {
             store: self.store.map_or_else(|| "memory".into(), |store| store.0),
+            store_secret_file: self.store_secret_file.map(|file| file.0.into()),
             listen: Listen {
                 http: door(self.listen.http, default.http),
                 grpc: door(self.listen.grpc, default.grpc),

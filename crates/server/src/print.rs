@@ -1,7 +1,7 @@
 //! A configuration as text that can be read again: what `--print-config` shows.
 //!
 //! Everything is written, defaults too, so that nobody has to know them. Tokens are not part of a configuration, only the files they are in; a password in the
-//! URL of the store is three stars.
+//! URL of the store is three stars, and a secret in it is left out, which a comment says.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -13,10 +13,16 @@ use crate::config::{Config, Envoy};
 use crate::rules::{Budget, Condition, Cost, Failure, Mode, Rule};
 
 impl Config {
-    /// As YAML, which [`Config::parse`] reads as the same configuration, but for the password of the store.
+    /// As YAML, which [`Config::parse`] reads as the same configuration, but for password and secret of the store.
     pub fn to_yaml(&self) -> String {
         let mut out = String::new();
+        if self.hides_secret() {
+            let _ = writeln!(out, "# the URL of the store has a secret, which is not shown");
+        }
         let _ = writeln!(out, "store: {}", quoted(&self.shown_store()));
+        if let Some(file) = &self.store_secret_file {
+            let _ = writeln!(out, "store_secret_file: {}", path(file));
+        }
         let listen = &self.listen;
         let doors = [("http", listen.http), ("grpc", listen.grpc), ("resp", listen.resp), ("admin", listen.admin)];
         let _ = writeln!(out, "listen:");
@@ -93,7 +99,12 @@ impl Config {
         }
     }
 
-    /// Where state is kept, without a password.
+    /// Whether the URL of the store brings a secret. Without it the same configuration keeps its state elsewhere.
+    fn hides_secret(&self) -> bool {
+        self.store.parse::<RedisUrl>().is_ok_and(|url| url.has_secret())
+    }
+
+    /// Where state is kept, without a password or a secret.
     pub fn shown_store(&self) -> String {
         match self.store.as_str() {
             "memory" => "memory".into(),
@@ -179,6 +190,7 @@ mod tests {
 
     const FULL: &str = r#"
 store: redis://alice:sesame@127.0.0.1:6390/3
+store_secret_file: /run/slots
 listen: { http: "[::1]:8080", grpc: off, resp: 127.0.0.1:6380, admin: 127.0.0.1:9090 }
 trusted_proxies: [10.0.0.0/8, "fd00::/8"]
 on_store_failure: closed
@@ -223,6 +235,11 @@ rules:
         let printed = Config::parse(FULL, "test").unwrap().to_yaml();
         assert!(printed.starts_with("store: \"redis://:***@127.0.0.1:6390/3\"\n"), "{printed}");
         assert!(!printed.contains("sesame"));
+        let secret = "store: redis+cluster://127.0.0.1?secret=open-sesame-0123456789\n";
+        let printed = Config::parse(secret, "test").unwrap().to_yaml();
+        let expected =
+            "# the URL of the store has a secret, which is not shown\nstore: \"redis+cluster://127.0.0.1:6379\"\n";
+        assert!(printed.starts_with(expected) && !printed.contains("sesame"), "{printed}");
         let config = Config::parse("store: \"not a url with sesame\"\n", "test").unwrap();
         assert!(!config.to_yaml().contains("sesame"));
     }

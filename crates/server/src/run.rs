@@ -1,12 +1,12 @@
 //! Starting and stopping: a configuration becomes open doors, and an order to stop becomes closed ones with every accepted request answered.
 
-use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
-use tidegate::{Memory, Redis, RedisError};
+use tidegate::{Memory, Redis, RedisError, RedisUrl};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -82,6 +82,9 @@ pub enum StartError {
     /// The store's URL cannot be used.
     #[error("store: {0}")]
     Store(#[from] RedisError),
+    /// The file with the store's secret cannot be used.
+    #[error("store_secret_file: {0}")]
+    StoreSecret(String),
     /// A certificate or key cannot be used.
     #[error("tls: {0}")]
     Tls(#[from] TlsError),
@@ -108,9 +111,24 @@ pub struct Options {
 pub async fn start(config: Config, options: Options) -> Result<Running, StartError> {
     let store = match config.store.as_str() {
         "memory" => Backend::Memory(Memory::new()),
-        url => Backend::Redis(Redis::new(url)?),
+        url => Backend::Redis(redis(url, config.store_secret_file.as_deref())?),
     };
     start_over(store, config, options).await
+}
+
+/// A store at this URL, with the secret in this file.
+fn redis(url: &str, secret_file: Option<&Path>) -> Result<Redis, StartError> {
+    let Some(file) = secret_file else { return Ok(Redis::new(url)?) };
+    let wrong = |problem: &dyn fmt::Display| StartError::StoreSecret(format!("{}: {problem}", file.display()));
+    let url: RedisUrl = url.parse().map_err(RedisError::from)?;
+    if url.has_secret() {
+        return Err(wrong(&"the URL of the store brings a secret, too: expected one of them"));
+    }
+    let secret = std::fs::read_to_string(file).map_err(|error| wrong(&error))?;
+    match Redis::builder(url).secret(secret.trim_end_matches(['\r', '\n'])).build() {
+        Err(RedisError::Secret(invalid)) => Err(wrong(&invalid)),
+        built => Ok(built?),
+    }
 }
 
 /// The same over a store that the caller brings, whatever the configuration says.

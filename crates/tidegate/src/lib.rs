@@ -55,8 +55,9 @@ pub use limiter::{Ask, Limiter, LimiterBuilder};
 pub use memory::{DEFAULT_MAX_KEYS, Gate, Memory, MemoryBuilder, Overflow};
 #[cfg(feature = "redis")]
 pub use redis::{
-    ClearError, DEFAULT_WITNESS_KEYS, Failure, FailureKind, Finding, Inspection, InvalidNamespace, MAX_NAMESPACE_BYTES,
-    NoAnswer, Redis, RedisBuilder, RedisError, RedisStats, RedisUrl, RedisUrlError, RoundTrips, Severity, Times, Topic,
+    ClearError, DEFAULT_WITNESS_KEYS, Failure, FailureKind, Finding, Inspection, InvalidNamespace, InvalidSecret,
+    MAX_NAMESPACE_BYTES, NoAnswer, Redis, RedisBuilder, RedisError, RedisStats, RedisUrl, RedisUrlError, RoundTrips,
+    Severity, Times, Topic,
 };
 pub use store::{Charge, Check, Deciding, InvalidCheck, MAX_CHARGES, MAX_KEY_BYTES, Scope, Store, StoreError, Subject};
 pub use tidegate_core::{

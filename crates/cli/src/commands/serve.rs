@@ -55,6 +55,9 @@ fn overlay(config: &mut Config, args: &args::Serve) -> Result<()> {
     if let Some(store) = &args.store {
         config.store.clone_from(store);
     }
+    if args.store_secret_file.is_some() {
+        config.store_secret_file.clone_from(&args.store_secret_file);
+    }
     let doors = &mut config.listen;
     for (said, door) in [
         (args.http, &mut doors.http),

@@ -183,6 +183,7 @@ fn the_file_is_overridden_by_the_environment_and_that_by_options() {
         ("TIDEGATE_HTTP", "127.0.0.1:2"),
         ("TIDEGATE_RESP", "127.0.0.1:2"),
         ("TIDEGATE_STORE", "memory"),
+        ("TIDEGATE_STORE_SECRET_FILE", "/run/slots"),
         ("TIDEGATE_TOKEN", "sesame"),
         ("TIDEGATE_ADMIN_TOKEN_FILE", "/run/admin"),
     ];
@@ -190,6 +191,7 @@ fn the_file_is_overridden_by_the_environment_and_that_by_options() {
     for expected in [
         "# a check token was given, and is not shown\n",
         "store: \"memory\"",
+        "store_secret_file: \"/run/slots\"",
         "http: \"127.0.0.1:2\"",
         "resp: \"off\"",
         "level: \"debug\"",

@@ -12,7 +12,7 @@ use tidegate_server::door::{Bounds, Entrance};
 use tidegate_server::gate::{Backend, Door};
 use tidegate_server::observe::Observer;
 use tidegate_server::{Options, Running, start};
-use tidegate_testkit::{Certs, wait_until};
+use tidegate_testkit::{Certs, Flavor, Server, wait_until};
 use tokio::runtime::Runtime;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -151,6 +151,47 @@ fn tokens_are_read_from_files() {
     let open = open(&format!("tokens: {{ check_file: {} }}\n", file.display()), Auth::default(), |_| {});
     assert_eq!(ask(open.http, "POST /v1/check", "", CHECK).0, 401);
     assert_eq!(ask(open.http, "POST /v1/check", "Authorization: Bearer from-a-file\r\n", CHECK).0, 200);
+}
+
+/// The secret of the store comes from a file, is the one that the library means, and mistakes do not show it.
+#[test]
+fn the_secret_of_the_store_is_read_from_a_file() {
+    const SECRET: &str = "open-sesame-0123456789";
+    let server = Server::start(Flavor::Redis7);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("slots");
+    let write = |text: &str| std::fs::write(&file, text).unwrap();
+    let config = |url: &str| {
+        let doors = "listen: { http: 127.0.0.1:0, resp: off, grpc: off }\nlog: { level: error }\n";
+        Config::parse(&format!("{doors}store: {url}\nstore_secret_file: {}\n", file.display()), "test").unwrap()
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let with = |query: &str| format!("{}?secret={query}", server.url());
+    for (text, url, expected) in [
+        ("sesame", server.url(), "expected 16 to 512 bytes at random, found 6"),
+        (SECRET, with(SECRET), "the URL of the store brings a secret, too: expected one of them"),
+    ] {
+        write(text);
+        let error = runtime.block_on(start(config(&url), Options::default())).err().unwrap().to_string();
+        assert_eq!(error, format!("store_secret_file: {}: {expected}", file.display()));
+    }
+
+    write(&format!("{SECRET}\r\n"));
+    let running = runtime.block_on(start(config(&server.url()), Options::default())).unwrap();
+    let check = r#"{"key":"k","limit":"1/h"}"#; // it stays till the end of the test
+    assert_eq!(ask(running.http.unwrap(), "POST /v1/check", "", check).0, 200);
+    let names = || server.command(&["KEYS", "tg1:*"]).array().len();
+    assert_eq!(names(), 1);
+    assert!(runtime.block_on(running.stop()));
+    // Who brings the same in the URL finds the same key; who brings none, another.
+    for (url, status, keys) in [(with(SECRET), 429, 1), (server.url(), 200, 2)] {
+        let mut config = config(&url);
+        config.store_secret_file = None;
+        let running = runtime.block_on(start(config, Options::default())).unwrap();
+        assert_eq!(ask(running.http.unwrap(), "POST /v1/check", "", check).0, status, "{url}");
+        assert_eq!(names(), keys, "{url}");
+        assert!(runtime.block_on(running.stop()));
+    }
 }
 
 #[test]

@@ -7,12 +7,14 @@
 //!
 //! `tg1` is the version of the format. What stands in braces decides the slot on a cluster: it is a digest of the
 //! subject (rule and key, not position), so all limits of one subject are in one slot, and no text a caller sends gets there.
+//! The digest is keyed by the namespace and a secret. Whoever does not know the secret can neither tell the slot of a key nor search for
+//! keys that fall into one; without a secret anybody can.
 
 use siphasher::sip::SipHasher13;
 use std::hash::Hasher;
 use tidegate_core::Algorithm;
 
-use super::wire::slot_of;
+use super::wire::{InvalidSecret, Secret, slot_of};
 use crate::store::{Charge, Scope, Subject};
 
 /// The version of the format, and the beginning of every key.
@@ -22,10 +24,12 @@ pub const MAX_NAMESPACE_BYTES: usize = 64;
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-/// Makes the names of one store.
-#[derive(Clone, Debug)]
+/// Makes the names of one store. It has no `Debug`, which would show the key of its digest.
+#[derive(Clone)]
 pub(crate) struct Keys {
     prefix: String,
+    /// Before anything was digested.
+    digest: SipHasher13,
 }
 
 /// A namespace that cannot be used.
@@ -33,14 +37,24 @@ pub(crate) struct Keys {
 #[error("namespace {0:?}: expected 1 to {MAX_NAMESPACE_BYTES} letters, digits, `.`, `_` or `-`")]
 pub struct InvalidNamespace(pub(crate) String);
 
+/// There can be no such names.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(transparent)]
+pub(crate) enum InvalidKeys {
+    Namespace(#[from] InvalidNamespace),
+    Secret(#[from] InvalidSecret),
+}
+
 impl Keys {
-    pub(crate) fn new(namespace: Option<&str>) -> Result<Self, InvalidNamespace> {
-        let Some(namespace) = namespace else { return Ok(Keys { prefix: VERSION.into() }) };
+    pub(crate) fn new(namespace: Option<&str>, secret: Option<&Secret>) -> Result<Self, InvalidKeys> {
+        let secret = secret.map(Secret::checked).transpose()?.unwrap_or_default();
+        let digest = keyed(namespace.unwrap_or_default(), secret);
+        let Some(namespace) = namespace else { return Ok(Keys { prefix: VERSION.into(), digest }) };
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         if namespace.is_empty() || namespace.len() > MAX_NAMESPACE_BYTES || !namespace.bytes().all(plain) {
-            return Err(InvalidNamespace(namespace.chars().take(MAX_NAMESPACE_BYTES).collect()));
+            return Err(InvalidNamespace(namespace.chars().take(MAX_NAMESPACE_BYTES).collect()).into());
         }
-        Ok(Keys { prefix: format!("{VERSION}{namespace}:") })
+        Ok(Keys { prefix: format!("{VERSION}{namespace}:"), digest })
     }
 
     /// What every key of this store begins with.
@@ -51,6 +65,23 @@ impl Keys {
     /// Whether its keys are apart from those of others.
     pub(crate) fn has_namespace(&self) -> bool {
         self.prefix != VERSION
+    }
+
+    /// What decides the slot of a subject: the same in every process that shares namespace and secret. It spreads keys, it does
+    /// not name them: which one is meant is said in full by the rest of the name.
+    pub(crate) fn tag(&self, subject: &Subject<'_>) -> Tag {
+        let mut digest = self.digest;
+        match &subject.scope {
+            Scope::AdHoc => digest.write_u8(0),
+            Scope::Rule(rule) => {
+                digest.write_u8(1);
+                digest.write(&(rule.len() as u64).to_le_bytes());
+                digest.write(rule.as_bytes());
+            }
+        }
+        digest.write(&subject.key);
+        let bits = digest.finish();
+        Tag(std::array::from_fn(|i| ALPHABET[usize::try_from(bits >> (6 * i) & 63).unwrap_or(0)]))
     }
 
     /// The key of one charge.
@@ -81,28 +112,22 @@ impl Keys {
     }
 }
 
+/// A digest whose key nobody knows who does not know the secret. No namespace holds a NUL, so the two cannot run into each other.
+fn keyed(namespace: &str, secret: &[u8]) -> SipHasher13 {
+    let mut key = sha1_smol::Sha1::from("tidegate slots 1\0");
+    key.update(namespace.as_bytes());
+    key.update(b"\0");
+    key.update(secret);
+    let bytes = key.digest().bytes();
+    let half = |from: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[from + i]));
+    SipHasher13::new_with_keys(half(0), half(8))
+}
+
 /// What decides the slot of a subject.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Tag([u8; 6]);
 
 impl Tag {
-    /// The digest is the same in every process that shares the store, so it is not secret: it spreads keys, it does not hide
-    /// them. Which key is meant is said in full by the rest of the name.
-    pub(crate) fn of(subject: &Subject<'_>) -> Tag {
-        let mut digest = SipHasher13::new_with_keys(0x7469_6465_6761_7465, 0x7367_2f31_0000_0000);
-        match &subject.scope {
-            Scope::AdHoc => digest.write_u8(0),
-            Scope::Rule(rule) => {
-                digest.write_u8(1);
-                digest.write(&(rule.len() as u64).to_le_bytes());
-                digest.write(rule.as_bytes());
-            }
-        }
-        digest.write(&subject.key);
-        let bits = digest.finish();
-        Tag(std::array::from_fn(|i| ALPHABET[usize::try_from(bits >> (6 * i) & 63).unwrap_or(0)]))
-    }
-
     pub(crate) fn slot(self) -> u16 {
         slot_of(&self.0)
     }
@@ -150,8 +175,19 @@ mod tests {
         Charge { subject, limit: limit.parse().unwrap(), position, cost: 1, reserved: 0 }
     }
 
+    const SECRET: &str = "a secret of at least sixteen bytes";
+
+    fn keys(namespace: Option<&str>, secret: Option<&str>) -> Keys {
+        Keys::new(namespace, secret.map(Secret::new).as_ref()).unwrap()
+    }
+
+    fn ad_hoc(key: &str) -> Subject<'_> {
+        Subject { scope: Scope::AdHoc, key: key.as_bytes().into() }
+    }
+
     fn name(charge: &Charge<'_>) -> Vec<u8> {
-        Keys::new(None).unwrap().name(Tag::of(&charge.subject), charge)
+        let keys = keys(None, None);
+        keys.name(keys.tag(&charge.subject), charge)
     }
 
     #[test]
@@ -165,30 +201,63 @@ mod tests {
     #[test]
     fn all_limits_of_a_subject_share_a_slot() {
         let (a, b) = (charge(None, b"k", "10/s", 0), charge(None, b"k", "10/s log", 3));
-        assert_eq!(Tag::of(&a.subject).slot(), Tag::of(&b.subject).slot());
+        for keys in [keys(None, None), keys(Some("shop"), Some(SECRET))] {
+            assert_eq!(keys.tag(&a.subject).slot(), keys.tag(&b.subject).slot());
+        }
     }
 
     #[test]
-    fn namespaces_are_checked() {
-        assert_eq!(Keys::new(Some("shop-1")).unwrap().prefix(), "tg1:shop-1:");
+    fn namespaces_and_secrets_are_checked() {
+        assert_eq!(keys(Some("shop-1"), None).prefix(), "tg1:shop-1:");
+        let told = |namespace: Option<&str>, secret: Option<&str>| {
+            Keys::new(namespace, secret.map(Secret::new).as_ref()).err().unwrap().to_string()
+        };
         for wrong in ["", "a:b", "{x}", "a b", &"n".repeat(65)] {
-            assert!(Keys::new(Some(wrong)).unwrap_err().to_string().contains("expected 1 to 64 letters"));
+            assert!(told(Some(wrong), None).contains("expected 1 to 64 letters"));
         }
+        for wrong in ["", "fifteen bytes..", &"s".repeat(513)] {
+            let expected = format!("expected 16 to 512 bytes at random, found {}", wrong.len());
+            assert_eq!(told(None, Some(wrong)), expected);
+        }
+        assert_eq!(format!("{:?}", Secret::new(SECRET)), "***");
+    }
+
+    /// How unevenly these keys are spread over the slots, in 64 classes: around 63 if it is by chance, and above 130 about once in
+    /// a million tries.
+    fn unevenness(keys: &Keys, texts: &[String]) -> f64 {
+        let mut slots: HashMap<u16, u32> = HashMap::new();
+        for text in texts {
+            *slots.entry(keys.tag(&ad_hoc(text)).slot() / 256).or_default() += 1;
+        }
+        let expected = f64::from(u32::try_from(texts.len()).unwrap()) / 64.0;
+        (0..64).map(|class| (f64::from(*slots.get(&class).unwrap_or(&0)) - expected).powi(2) / expected).sum()
     }
 
     /// Keys that try to choose their slot by braces spread over the slots like any others.
     #[test]
     fn no_text_chooses_its_slot() {
-        let mut slots: HashMap<u16, u32> = HashMap::new();
-        let keys = 200_000_u32;
-        for n in 0..keys {
-            let key = format!("{{x}}:{n}:{{}}{{y");
-            *slots.entry(Tag::of(&charge(None, key.as_bytes(), "1/s", 0).subject).slot() / 256).or_default() += 1;
+        let texts: Vec<String> = (0..200_000).map(|n| format!("{{x}}:{n}:{{}}{{y")).collect();
+        for (namespace, secret) in [(None, None), (Some("shop"), None), (None, Some(SECRET))] {
+            let unevenness = unevenness(&keys(namespace, secret), &texts);
+            assert!(unevenness < 130.0, "{namespace:?}, {secret:?}: {unevenness}");
         }
-        // 64 classes: the sum of squared deviations is around 63, and above 130 about once in a million tries.
-        let expected = f64::from(keys) / 64.0;
-        let chi: f64 = slots.values().map(|&n| (f64::from(n) - expected).powi(2) / expected).sum();
-        assert!(slots.len() == 64 && chi < 130.0, "{chi}");
+    }
+
+    /// Somebody has searched for keys that all fall into one slot, with all he can know: this code, the namespace, and the secrets
+    /// of others. Under a secret that he does not know they spread like any others.
+    #[test]
+    fn nobody_finds_keys_of_one_slot_without_the_secret() {
+        const FOUND: usize = 1024;
+        for (namespace, known) in [(None, None), (Some("shop"), Some("a secret of somebody else, or an old one"))] {
+            let public = keys(namespace, known);
+            let texts = (0_u64..).map(|n| format!("user:{n}")).filter(|text| public.tag(&ad_hoc(text)).slot() == 7);
+            let texts: Vec<String> = texts.take(FOUND).collect();
+            assert!(unevenness(&public, &texts) > 60_000.0, "one class has them all");
+            for secret in [SECRET, "a secret of at least sixteen bytes.", "0123456789abcdef"] {
+                let unevenness = unevenness(&keys(namespace, Some(secret)), &texts);
+                assert!(unevenness < 130.0, "{namespace:?}, {secret}: {unevenness}");
+            }
+        }
     }
 
     /// What we take for the slot of a key is what a server takes for it, whatever is in its text.
@@ -204,7 +273,7 @@ mod tests {
                 bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 usize::try_from(bits >> 33).unwrap()
             };
-            let keys = [Keys::new(None).unwrap(), Keys::new(Some("shop")).unwrap()];
+            let keys = [keys(None, None), keys(Some("shop"), None), keys(Some("shop"), Some(SECRET))];
             for _ in 0..KEYS / AT_ONCE {
                 let mut expected = Vec::new();
                 for _ in 0..AT_ONCE {
@@ -214,8 +283,9 @@ mod tests {
                     let (key, rule) = (text(12), String::from_utf8_lossy(&text(6)).into_owned());
                     let rule = (random() % 2 == 0).then_some(rule);
                     let charge = charge(rule.as_deref(), &key, "1/s", u16::try_from(random() % 70).unwrap());
-                    let tag = Tag::of(&charge.subject);
-                    let name = keys[random() % 2].name(tag, &charge);
+                    let keys = &keys[random() % 3];
+                    let tag = keys.tag(&charge.subject);
+                    let name = keys.name(tag, &charge);
                     client.send(&[b"CLUSTER".as_slice(), b"KEYSLOT", &name]).unwrap();
                     expected.push((tag.slot(), name));
                 }
@@ -236,12 +306,15 @@ mod tests {
             b in (proptest::option::of("[a:0-9{}]{0,4}"), "[ab:0-9{}]{0,5}", 0..3_usize, 0..12_u16),
         ) {
             let limits = ["1/s", "1/s window", "1/s log"];
-            let of = |(rule, key, limit, position): &(Option<String>, String, usize, u16)| {
-                name(&charge(rule.as_deref(), key.as_bytes(), limits[*limit], *position))
-            };
             // Of a rule, the algorithm is not part of the identity.
             let same = a.0 == b.0 && a.1 == b.1 && a.3 == b.3 && (a.0.is_some() || a.2 == b.2);
-            prop_assert_eq!(of(&a) == of(&b), same);
+            for keys in [keys(None, None), keys(Some("shop"), Some(SECRET))] {
+                let of = |(rule, key, limit, position): &(Option<String>, String, usize, u16)| {
+                    let charge = charge(rule.as_deref(), key.as_bytes(), limits[*limit], *position);
+                    keys.name(keys.tag(&charge.subject), &charge)
+                };
+                prop_assert_eq!(of(&a) == of(&b), same);
+            }
         }
     }
 }

@@ -67,7 +67,7 @@ impl Redis {
         let masters = router.masters(Instant::now() + PATIENCE).await?;
         let none = || Failure::local(FailureKind::ClusterDown, "no server takes writes");
         let master = masters.first().ok_or_else(none)?;
-        let charge = probe(&(0..=u16::MAX)).ok_or_else(none)?;
+        let charge = probe(&self.inner.keys, &(0..=u16::MAX)).ok_or_else(none)?;
         let asked = self.inner.ask(&charge);
         let (mut pings, mut decisions) = (Vec::new(), Vec::new());
         // The first two are not counted: the connection is made, and the script may have to be loaded.

@@ -36,8 +36,8 @@ use tidegate_core::{Algorithm, Decision, Done, Id, Op, Timestamp};
 use tokio::time::Instant;
 
 use self::call::{Answer, Head};
-use self::keys::{Keys, Tag};
-use self::wire::{Outcome, Router, Script, Settings, Value};
+use self::keys::{InvalidKeys, Keys};
+use self::wire::{Outcome, Router, Script, Secret, Settings, Value};
 use self::witness::Witness;
 use crate::clock::Clock;
 use crate::store::{Charge, Check, Deciding, Store, StoreError};
@@ -46,7 +46,7 @@ pub use self::clear::ClearError;
 pub use self::inspect::{Finding, Inspection, Severity, Topic};
 pub use self::keys::{InvalidNamespace, MAX_NAMESPACE_BYTES};
 pub use self::measure::{RoundTrips, Times};
-pub use self::wire::{Failure, FailureKind, RedisUrl, RedisUrlError};
+pub use self::wire::{Failure, FailureKind, InvalidSecret, RedisUrl, RedisUrlError};
 
 /// The whole script, in the order in which it runs.
 pub(crate) const SCRIPT: &str = concat!(
@@ -102,6 +102,9 @@ pub enum RedisError {
     /// The namespace cannot be used.
     #[error(transparent)]
     Namespace(#[from] InvalidNamespace),
+    /// The secret cannot be used.
+    #[error("secret: {0}")]
+    Secret(#[from] InvalidSecret),
     /// The settings or the files they name cannot be used.
     #[error("{0}")]
     Settings(Failure),
@@ -157,6 +160,7 @@ pub struct RedisStats {
 pub struct RedisBuilder {
     url: RedisUrl,
     namespace: Option<String>,
+    secret: Option<Secret>,
     clock: Option<Clock>,
     witness_keys: usize,
     settings: Settings,
@@ -166,6 +170,15 @@ impl RedisBuilder {
     /// Keeps the keys apart from those of other stores on the same server. Letters, digits, `.`, `_` and `-`.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = Some(namespace.into());
+        self
+    }
+
+    /// Keeps others from choosing slots: keys are spread over a cluster by a digest that this secret is part of, so that whoever does
+    /// not know it cannot search for keys that all fall on one server. 16 to 512 bytes, best at random; the same in every process that
+    /// shares the store, or they do not share it. With another secret all keys have other names, and budgets start afresh.
+    /// Counts instead of one in the URL, and is never shown.
+    pub fn secret(mut self, secret: impl Into<String>) -> Self {
+        self.secret = Some(Secret::new(secret));
         self
     }
 
@@ -204,9 +217,13 @@ impl RedisBuilder {
     /// The store. Needs a tokio runtime. A server that is down does not matter yet: connections are made in the background.
     ///
     /// # Errors
-    /// If the namespace or the settings cannot be used.
+    /// If the namespace, the secret or the settings cannot be used.
     pub fn build(self) -> Result<Redis, RedisError> {
-        let keys = Keys::new(self.namespace.as_deref())?;
+        let secret = self.secret.as_ref().or(self.url.secret());
+        let keys = Keys::new(self.namespace.as_deref(), secret).map_err(|invalid| match invalid {
+            InvalidKeys::Namespace(invalid) => RedisError::Namespace(invalid),
+            InvalidKeys::Secret(invalid) => RedisError::Secret(invalid),
+        })?;
         let timeout = self.settings.timeout;
         let router = Router::new(self.url, self.settings).map_err(RedisError::Settings)?;
         Ok(Redis {
@@ -241,6 +258,7 @@ impl Redis {
         RedisBuilder {
             url,
             namespace: None,
+            secret: None,
             clock: None,
             witness_keys: DEFAULT_WITNESS_KEYS,
             settings: Settings::default(),
@@ -335,7 +353,7 @@ impl AsRef<[u8]> for Asked<'_> {
 
 impl Inner {
     fn ask<'a>(&self, charge: &'a Charge<'a>) -> Asked<'a> {
-        let tag = Tag::of(&charge.subject);
+        let tag = self.keys.tag(&charge.subject);
         Asked { charge, slot: tag.slot(), name: self.keys.name(tag, charge) }
     }
 

@@ -6,7 +6,7 @@ use tidegate_core::{Limit, Op};
 use tokio::time::Instant;
 
 use super::super::call::Head;
-use super::super::keys::Tag;
+use super::super::keys::Keys;
 use super::super::wire::{Failure, FailureKind, Outcome, Script, Value};
 use super::super::{NoAnswer, Redis};
 use super::{Finding, Inspection, Severity, Topic, patience};
@@ -25,7 +25,7 @@ const PROBE: &str = "tidegate-probe";
 impl Redis {
     /// Tries out a decision, and all rights that any decision needs, on a key in one of these slots.
     pub(super) async fn try_out(&self, server: &str, slots: RangeInclusive<u16>, inspection: &mut Inspection) {
-        let Some(charge) = probe(&slots) else { return };
+        let Some(charge) = probe(&self.inner.keys, &slots) else { return };
         let asked = self.inner.ask(&charge);
         let mut decision = Ok(());
         for op in [Op::Peek, Op::Take, Op::Reset] {
@@ -60,12 +60,12 @@ impl Redis {
 }
 
 /// A charge whose key is in one of these slots. It drains within a microsecond, so the key ends almost at once.
-pub(in crate::redis) fn probe(slots: &RangeInclusive<u16>) -> Option<Charge<'static>> {
+pub(in crate::redis) fn probe(keys: &Keys, slots: &RangeInclusive<u16>) -> Option<Charge<'static>> {
     let limit: Limit = "1000000/s".parse().ok()?;
     (0..TRIES).find_map(|number| {
         let key = number.to_string().into_bytes();
         let subject = Subject { scope: Scope::Rule(PROBE.into()), key: key.into() };
-        let found = slots.contains(&Tag::of(&subject).slot());
+        let found = slots.contains(&keys.tag(&subject).slot());
         found.then_some(Charge { subject, limit, position: 0, cost: 1, reserved: 0 })
     })
 }
@@ -244,10 +244,11 @@ mod tests {
 
     #[test]
     fn a_probe_is_found_for_every_part_of_a_cluster() {
+        let keys = Keys::new(None, None).unwrap();
         for slots in [0..=u16::MAX, 0..=5460, 5461..=10_922, 10_923..=16_383, 7..=7] {
-            let charge = probe(&slots).unwrap();
-            assert!(slots.contains(&Tag::of(&charge.subject).slot()));
+            let charge = probe(&keys, &slots).unwrap();
+            assert!(slots.contains(&keys.tag(&charge.subject).slot()));
         }
-        assert!(probe(&(20_000..=20_001)).is_none());
+        assert!(probe(&keys, &(20_000..=20_001)).is_none());
     }
 }

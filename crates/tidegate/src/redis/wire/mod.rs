@@ -55,7 +55,8 @@ pub(crate) use resp::Value;
 pub(crate) use router::Router;
 pub(crate) use script::Script;
 pub(crate) use slot::slot_of;
-pub use url::{RedisUrl, RedisUrlError};
+pub(crate) use url::Secret;
+pub use url::{InvalidSecret, RedisUrl, RedisUrlError};
 
 /// How to connect, and what may be waited for and kept. [`Router::new`] refuses what makes no sense.
 #[derive(Clone, Debug)]

@@ -10,6 +10,7 @@ mod hot;
 mod inspect;
 mod long;
 mod loss;
+mod secret;
 mod sentinel;
 mod transcripts;
 mod twins;

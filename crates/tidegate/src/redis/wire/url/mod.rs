@@ -9,10 +9,14 @@
 //! `valkey` stands for `redis` everywhere. Options follow a `?`; see [`RedisUrl`].
 
 mod read;
+mod secret;
 
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+pub use self::secret::InvalidSecret;
+pub(crate) use self::secret::Secret;
 
 /// The address of a Redis or Valkey server, of a service watched by Sentinel, or of a cluster.
 ///
@@ -25,9 +29,10 @@ use std::sync::Arc;
 ///
 /// `valkey` stands for `redis` everywhere. `user:password@` goes before the hosts, percent-encoded where it has to be. Options:
 /// `protocol=2` or `3` (otherwise 3, or 2 where the server knows no other); with TLS `ca=FILE`, `cert=FILE` with `key=FILE`, and `insecure=true`, which
-/// trusts any certificate; for Sentinel its own `sentinel_user` and `sentinel_password`; for unix sockets `db`, `user` and `password`.
+/// trusts any certificate; for Sentinel its own `sentinel_user` and `sentinel_password`; for unix sockets `db`, `user` and `password`; and
+/// `secret`, as [`RedisBuilder::secret`](crate::RedisBuilder::secret).
 ///
-/// Neither `Display` nor `Debug` shows the user or a password.
+/// Neither `Display` nor `Debug` shows the user, a password or the secret.
 ///
 /// ```
 /// # use tidegate::RedisUrl;
@@ -42,6 +47,8 @@ pub struct RedisUrl {
     pub(super) database: u32,
     pub(super) protocol: Option<Protocol>,
     pub(super) tls: Option<TlsFiles>,
+    /// What keeps others from choosing slots.
+    secret: Option<Secret>,
     /// Spelled as the caller did.
     valkey: bool,
 }
@@ -84,7 +91,7 @@ pub(super) struct TlsFiles {
     pub(super) insecure: bool,
 }
 
-/// What is wrong with a [`RedisUrl`]. It never shows a password.
+/// What is wrong with a [`RedisUrl`]. It never shows a password or a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("store URL: {part}{found}: expected {expected}")]
 pub struct RedisUrlError {
@@ -107,6 +114,17 @@ fn shortened(text: &str) -> String {
         short.push_str("...");
     }
     short
+}
+
+impl RedisUrl {
+    /// Whether it brings a secret, which is not shown.
+    pub fn has_secret(&self) -> bool {
+        self.secret.is_some()
+    }
+
+    pub(crate) fn secret(&self) -> Option<&Secret> {
+        self.secret.as_ref()
+    }
 }
 
 impl Login {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use super::{Host, Login, Protocol, RedisUrl, RedisUrlError, Servers, TlsFiles};
+use super::{Host, Login, Protocol, RedisUrl, RedisUrlError, Secret, Servers, TlsFiles};
 
 const SERVER_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
@@ -27,7 +27,9 @@ impl FromStr for RedisUrl {
             _ => (Login::default(), before_query),
         };
         // An @ further on may mean that a password has an unescaped question mark. Then nothing that follows is shown.
-        let secret = query.contains('@') || rest.contains('#');
+        // So may one that stands among the options, with an unescaped ampersand.
+        let in_query = ["secret=", "password=", "pass="].iter().any(|name| query.contains(name));
+        let secret = query.contains('@') || rest.contains('#') || in_query;
         let show = Show { secret };
 
         let mut options = Options::read(query, show)?;
@@ -37,6 +39,10 @@ impl FromStr for RedisUrl {
             Some("3") => Some(Protocol::Resp3),
             Some(other) => return Err(error("protocol", show.this(other), "2 or 3")),
         };
+        let secret = options.take("secret")?.map(Secret::new);
+        if let Some(Err(invalid)) = secret.as_ref().map(Secret::checked) {
+            return Err(error("secret", None, &invalid.expected()));
+        }
         let tls = if tls { Some(read_tls(&mut options, show)?) } else { None };
 
         let url = if kind == Kind::Unix {
@@ -52,7 +58,7 @@ impl FromStr for RedisUrl {
             let password = options.take("password")?.or(options.take("pass")?);
             let login = Login { user: options.take("user")?, password };
             check_login(&login)?;
-            RedisUrl { servers: Servers::Unix(path.into()), login, database, protocol, tls, valkey }
+            RedisUrl { servers: Servers::Unix(path.into()), login, database, protocol, tls, secret, valkey }
         } else {
             let (hosts, path) = hosts_and_path.split_once('/').unwrap_or((hosts_and_path, ""));
             let port = if kind == Kind::Sentinel { SENTINEL_PORT } else { SERVER_PORT };
@@ -77,7 +83,7 @@ impl FromStr for RedisUrl {
                 }
             };
             let database = if database.is_empty() { 0 } else { read_database(database, show)? };
-            RedisUrl { servers, login, database, protocol, tls, valkey }
+            RedisUrl { servers, login, database, protocol, tls, secret, valkey }
         };
         options.finish(show)?;
         Ok(url)
@@ -264,7 +270,7 @@ impl<'a> Options<'a> {
             "db" | "user" | "password" | "pass" => {
                 "it only with redis+unix://; elsewhere redis://user:password@host/db"
             }
-            _ => "protocol, ca, cert, key, insecure, sentinel_user, sentinel_password, db, user or password",
+            _ => "protocol, secret, ca, cert, key, insecure, sentinel_user, sentinel_password, db, user or password",
         };
         Err(RedisUrlError::new("option", show.this(name), expected))
     }
