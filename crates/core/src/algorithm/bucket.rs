@@ -113,8 +113,11 @@ impl Bucket {
 }
 
 impl Rate {
-    /// The first moment at which the bucket is empty.
+    /// The first moment at which the bucket is empty. One that is empty is so whatever the clock says, also if it went back.
     pub(crate) fn idle_at(&self, level: &Level) -> Timestamp {
+        if level.units == 0 {
+            return Timestamp::EPOCH;
+        }
         let ticks = if self.p == 1 { level.units } else { level.units.div_ceil(self.p) };
         level.at.plus(ticks.saturating_mul(self.grid))
     }

@@ -21,6 +21,30 @@ fn without(limit: &Limit, charged: &[(u64, u64)], now: u64) -> u64 {
     naive.room(now, limit.capacity())
 }
 
+/// What was given back in full leaves nothing behind: its id is new again, also if the clock goes back.
+#[test]
+fn an_id_whose_charge_was_given_back_by_others_is_charged_anew_whatever_the_clock_says() {
+    for text in [
+        "5/s",
+        "5/s burst 7",
+        "999983/d burst 9",
+        "5/s window",
+        "5/s window from first hit",
+        "5/s sliding",
+        "5/s estimate",
+        "5/s log",
+    ] {
+        let limit: Limit = text.parse().unwrap();
+        let mut record = Record::default();
+        let now = 1_700_000_000_000_000;
+        assert_eq!(named(Op::Check, &limit, &mut record, now, (0, 2), 1).remaining(), limit.capacity() - 2, "{text}");
+        let refund = decide(Op::Refund, &mut [Charge::new(&limit, &mut record, 2)], ts(now));
+        assert_eq!(refund.granted(), 2, "{text}");
+        let again = named(Op::Check, &limit, &mut record, now - 3_000_000, (0, 2), 1);
+        assert_eq!(again.remaining(), limit.capacity() - 2, "{text}");
+    }
+}
+
 #[test]
 fn refunds_and_settlements_never_let_in_more_than_if_the_request_had_not_come() {
     for seed in 0..8_000 {

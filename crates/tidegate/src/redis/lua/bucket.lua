@@ -52,7 +52,7 @@ makers.b = function() return {
     return ceil_div(back, k.q)
   end,
 
-  idle_at = function(k, s) return s.at + ceil_div(s.units, k.p) * k.grid end,
+  idle_at = function(k, s) return s.units > 0 and s.at + ceil_div(s.units, k.p) * k.grid or 0 end,
 
   -- The last moment at which the level can have been charged: on a coarse grid its clock starts with the tick it is in.
   last = function(k, s, now)
