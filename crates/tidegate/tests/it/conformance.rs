@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::model::{self, Model};
 use tidegate::tidegate_core::{Charge as CoreCharge, Record, decide};
 use tidegate::{
     Algorithm, Charge, Check, Decision, Id, Limit, Limits, ManualClock, Memory, Op, Scope, Store, StoreError, Subject,
@@ -14,22 +15,23 @@ pub(crate) struct Plain {
     records: HashMap<Identity, Record>,
 }
 
-/// Rule, key, algorithm (of ad hoc keys), position.
-type Identity = (Option<String>, Vec<u8>, &'static str, u16);
+/// What a state is known by: rule, key, algorithm (of ad hoc keys), position.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Identity(Option<String>, Vec<u8>, &'static str, u16);
+
+impl Identity {
+    pub(crate) fn of(charge: &Charge<'_>) -> Self {
+        let (rule, algorithm) = match &charge.subject.scope {
+            Scope::Rule(name) => (Some(name.to_string()), ""),
+            _ => (None, charge.limit.algorithm().name()),
+        };
+        Identity(rule, charge.subject.key.to_vec(), algorithm, charge.position)
+    }
+}
 
 impl Plain {
     pub(crate) fn decide(&mut self, check: &Check<'_>, now: Timestamp) -> Decision {
-        let identities: Vec<_> = check
-            .charges()
-            .iter()
-            .map(|charge| {
-                let (rule, algorithm) = match &charge.subject.scope {
-                    Scope::Rule(name) => (Some(name.to_string()), ""),
-                    _ => (None, charge.limit.algorithm().name()),
-                };
-                (rule, charge.subject.key.to_vec(), algorithm, charge.position)
-            })
-            .collect();
+        let identities: Vec<_> = check.charges().iter().map(Identity::of).collect();
         let mut records: Vec<Record> =
             identities.iter().map(|identity| self.records.remove(identity).unwrap_or_default()).collect();
         let mut charges: Vec<CoreCharge<'_>> = records
@@ -107,6 +109,8 @@ pub(crate) struct Trial<'a> {
     /// Every key keeps the limits it has, so that no state is ever read in another scale, and an id is used for one `take` only.
     /// For a store that decides in several steps: see `redis/cluster.rs`.
     pub(crate) steady: bool,
+    /// Whether the naive model is asked, too, which knows everything but a change of limits: then every key keeps those it has.
+    pub(crate) model: bool,
     pub(crate) seed: u64,
 }
 
@@ -116,8 +120,11 @@ impl Trial<'_> {
     pub(crate) async fn run(&self, steps: usize) {
         let (clock, seed) = (self.clock, self.seed);
         let mut random = Random(seed);
-        let limits: Vec<Limits> = LIMITS.iter().map(|text| text.parse().unwrap()).collect();
-        let mut plain = Plain::default();
+        let mut limits: Vec<Limits> = LIMITS.iter().map(|text| text.parse().unwrap()).collect();
+        if self.model {
+            limits.extend((0..32).map(|_| model::any_limits(&mut random)));
+        }
+        let (mut plain, mut naive) = (Plain::default(), Model::default());
         let mut now: u64 = 1_700_000_000_000_000;
         let mut ids = vec![Id(1)];
         let mut before: Option<Decision> = None;
@@ -164,10 +171,12 @@ impl Trial<'_> {
                 let key = random.pick(&keys);
                 // Under a rule the same state is seen by limits of any algorithm.
                 let rule = if random.below(3) == 0 { *random.pick(&["a", "b"]) } else { "" };
-                let limits = match self.steady {
+                let limits = match self.steady || self.model {
                     false => random.pick(&limits),
                     true => {
-                        let own = [rule, key].concat().bytes().fold(0, |sum, byte| sum * 7 + usize::from(byte));
+                        // Others in every history that the model takes part in.
+                        let first = if self.model { usize::try_from(seed % 1009).unwrap() } else { 0 };
+                        let own = [rule, key].concat().bytes().fold(first, |sum, byte| sum * 7 + usize::from(byte));
                         &limits[own % limits.len()]
                     }
                 };
@@ -192,6 +201,10 @@ impl Trial<'_> {
                 check = check.reserving(reserved);
             }
             let expected = plain.decide(&check, clock.now());
+            if self.model {
+                let modelled = naive.decide(&check, clock.now());
+                assert_eq!(expected, modelled, "core = model, seed {seed}, step {step}, at {now}: {check:?}");
+            }
             for (name, store) in self.stores {
                 let decided = store.decide(&check).await;
                 let decided =
@@ -221,6 +234,7 @@ async fn memory_conforms() {
             forget: None,
             clock_goes_back: false,
             steady: false,
+            model: false,
             seed,
         };
         trial.run(5_000).await;
@@ -232,9 +246,27 @@ async fn memory_conforms() {
             forget: Some(&forget),
             clock_goes_back: true,
             steady: false,
+            model: false,
             seed: seed + 100,
         };
         trial.run(5_000).await;
+    }
+}
+
+/// The same beside the naive model, every field, over limits of any kind.
+#[tokio::test]
+async fn core_and_memory_equal_the_model() {
+    for seed in 0..60 {
+        let clock = ManualClock::new();
+        let memory = Memory::builder().clock(clock.clone()).max_keys(1024).build();
+        let stores: &[(&str, &dyn Store)] = &[("memory", &memory)];
+        let trial =
+            Trial { stores, clock: &clock, forget: None, clock_goes_back: false, steady: false, model: true, seed };
+        trial.run(2_500).await;
+        let clock = ManualClock::new();
+        let trial =
+            Trial { stores: &[], clock: &clock, forget: None, clock_goes_back: true, steady: false, model: true, seed };
+        trial.run(2_500).await;
     }
 }
 

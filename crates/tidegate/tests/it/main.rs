@@ -7,6 +7,7 @@ mod conformance;
 mod extremes;
 mod limiter;
 mod memory;
+mod model;
 mod overflow;
 #[cfg(feature = "redis")]
 mod redis;

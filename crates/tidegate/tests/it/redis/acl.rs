@@ -44,7 +44,7 @@ fn the_recipe_is_enough_for_everything() {
             let clock = ManualClock::new();
             let redis = at(&as_limiter(&server.url())).clock(clock.clone()).build().unwrap();
             let stores: &[(&str, &dyn Store)] = &[("redis", &redis)];
-            Trial { stores, clock: &clock, forget: None, clock_goes_back: false, steady: false, seed: 3 }
+            Trial { stores, clock: &clock, forget: None, clock_goes_back: false, steady: false, model: false, seed: 3 }
                 .run(5_000)
                 .await;
             // Long logs take other commands than short ones, and the server's own clock takes one more.

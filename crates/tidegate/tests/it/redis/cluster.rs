@@ -176,8 +176,15 @@ fn over_several_slots_the_answers_are_those_of_the_core() {
                     let redis = builder.clock(clock.clone()).build().unwrap();
                     let stores: &[(&str, &dyn Store)] = &[("cluster", &redis)];
                     let seed = seed + 1000 * history;
-                    let trial =
-                        Trial { stores, clock: &clock, forget: None, clock_goes_back: false, steady: true, seed };
+                    let trial = Trial {
+                        stores,
+                        clock: &clock,
+                        forget: None,
+                        clock_goes_back: false,
+                        steady: true,
+                        model: false,
+                        seed,
+                    };
                     trial.run(steps).await;
                     assert!(redis.stats().calls > steps as u64 * 5 / 4, "some checks were over several slots");
                     assert_eq!(redis.stats().regressions, 0, "nothing was lost, so nothing may be restored");

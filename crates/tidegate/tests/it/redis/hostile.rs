@@ -159,7 +159,10 @@ fn an_end_that_was_taken_off_is_back_within_a_few_writes() {
                     assert_eq!(lasting(), 1, "{flavor}, {limits:?}");
                     let mut writes = 0;
                     while lasting() > 0 {
-                        assert!(writes < *most, "{flavor}, {limits:?}, round {round}: {writes} writes and still no end");
+                        assert!(
+                            writes < *most,
+                            "{flavor}, {limits:?}, round {round}: {writes} writes and still no end"
+                        );
                         let check = Check::new().charge("victim", limits, cost);
                         assert!(redis.decide(&check).await.unwrap().allowed());
                         writes += 1;

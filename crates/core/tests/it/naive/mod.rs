@@ -1,13 +1,43 @@
 //! The algorithms once more, slow and obvious: the history of what was charged, one formula for how much fits, and a
 //! search for everything else. Written from the definitions, without looking at how the core does it.
+//!
+//! It knows every algorithm and every operation, with several charges and with ids. It does not know what becomes of a state
+//! whose limit has changed: how that is converted and rounded is a choice, not a definition, and a second copy of it would
+//! show nothing. `tidegate`'s tests of its stores use this file, too.
 
-use tidegate_core::{Algorithm, Limit, Op, Retry, Verdict};
+mod operations;
+
+use tidegate_core::{Algorithm, Id, Limit, Op, Verdict};
+
+pub(crate) use self::operations::{Asked, decide};
 
 /// What was charged and when. For a bucket, in shares of a token so small that a period has that many of them.
 #[derive(Clone, Copy, Debug)]
 struct Past {
     at: u64,
     units: u128,
+    /// Whose lease it is.
+    id: Option<Id>,
+}
+
+/// What is remembered of a charge that came with an id.
+#[derive(Clone, Copy, Debug)]
+struct Receipt {
+    id: Id,
+    /// How much of it can still be given back.
+    left: u64,
+    /// Under which moment it is kept: the start of its window or step, or its own.
+    at: u64,
+    settled: bool,
+}
+
+/// From which charges something is given back.
+#[derive(Clone, Copy)]
+enum When {
+    /// The newest first.
+    Any,
+    /// Those that are kept under this moment.
+    At(u64),
 }
 
 /// One key under one limit.
@@ -18,60 +48,35 @@ pub(crate) struct Naive {
     past: Vec<Past>,
     /// The newest moment the key remembers: time does not go back behind it while anything is in use.
     newest: u64,
+    /// The oldest first.
+    receipts: Vec<Receipt>,
 }
 
 impl Naive {
     pub(crate) fn new(limit: &Limit) -> Self {
-        Naive { limit: *limit, past: Vec::new(), newest: 0 }
+        Naive { limit: *limit, past: Vec::new(), newest: 0, receipts: Vec::new() }
     }
 
-    /// What a single charge answers, field by field.
+    #[allow(dead_code, reason = "as below")]
+    pub(crate) fn limit(&self) -> &Limit {
+        &self.limit
+    }
+
+    /// What a single charge without an id answers, field by field.
+    #[allow(dead_code, reason = "not everybody who uses this file needs it")]
     pub(crate) fn decide(&mut self, op: Op, now: u64, cost: u64) -> Verdict {
-        let now = self.clamped(now);
-        let capacity = self.limit.capacity();
-        let ceiling = if op == Op::Debit { capacity + self.limit.debt() } else { capacity };
-        let room = self.room(now, ceiling);
-        let fits = match op {
-            Op::Check | Op::Debit | Op::Peek => cost <= room,
-            Op::Take => cost == 0 || room > 0,
-            _ => true,
-        };
-        let mut granted = 0;
-        match op {
-            Op::Check | Op::Debit if fits => granted = cost,
-            Op::Take => granted = cost.min(room),
-            Op::Refund => granted = self.give_back(now, cost),
-            Op::Reset => self.past.clear(),
-            _ => {}
-        }
-        if matches!(op, Op::Check | Op::Debit | Op::Take) {
-            self.charge(now, granted);
-        }
-        if op == Op::Check && !fits && self.limit.counts_rejected() && cost <= capacity {
-            let most = capacity + self.limit.algorithm().amount();
-            self.charge(now, cost.min(self.room(now, most)));
-        }
-        let retry = match op {
-            _ if fits => Retry::Now,
-            Op::Take => Retry::After(self.wait(now, 1, capacity)),
-            _ if cost > ceiling => Retry::Never,
-            _ => Retry::After(self.wait(now, cost, ceiling)),
-        };
-        let remaining = self.room(now, capacity);
-        Verdict {
-            allowed: fits,
-            granted,
-            amount: capacity,
-            remaining,
-            retry,
-            reset_after_us: self.wait(now, capacity, capacity),
-            next_after_us: if remaining == capacity { 0 } else { self.wait(now, remaining + 1, capacity) },
-        }
+        decide(op, None, now, vec![Asked { key: self, cost, reserved: 0 }]).0.remove(0)
     }
 
     /// Charges `units` whether they fit or not.
+    #[allow(dead_code, reason = "as above")]
     pub(crate) fn force(&mut self, now: u64, units: u64) {
-        self.charge(self.clamped(now), units);
+        self.charge(self.clamped(now), units, None);
+    }
+
+    /// Whether nothing is in use at `now`, which does not go back.
+    fn is_idle(&self, now: u64) -> bool {
+        !self.past.iter().any(|past| self.counts(past, now))
     }
 
     /// Time does not go back.
@@ -171,7 +176,7 @@ impl Naive {
         level
     }
 
-    fn charge(&mut self, now: u64, units: u64) {
+    fn charge(&mut self, now: u64, units: u64, id: Option<Id>) {
         if units == 0 {
             return;
         }
@@ -180,7 +185,7 @@ impl Naive {
             Algorithm::Bucket(bucket) => (self.tick(now), u128::from(bucket.period)),
             _ => (now, 1),
         };
-        self.past.push(Past { at, units: u128::from(units) * share });
+        self.past.push(Past { at, units: u128::from(units) * share, id });
         self.newest = self.remembered(at);
     }
 
@@ -206,43 +211,73 @@ impl Naive {
         now / self.limit.grid_us() * self.limit.grid_us()
     }
 
-    /// Gives back up to `units` without asking whose they were, the newest first.
-    fn give_back(&mut self, now: u64, units: u64) -> u64 {
-        if units == 0 {
-            return 0;
-        }
+    /// Gives back up to `units`, the newest first, and says how many.
+    fn give_back(&mut self, now: u64, units: u64, when: When) -> u64 {
         if let Algorithm::Bucket(bucket) = self.limit.algorithm() {
-            let (level, share) = (self.level(now), u128::from(bucket.period));
-            let back = level.min(u128::from(units) * share);
+            let (level, share, at) = (self.level(now), u128::from(bucket.period), self.tick(now));
+            // What has drained since it was taken is gone, whoever took it.
+            let ticks = if let When::At(then) = when { at.saturating_sub(then) / self.limit.grid_us() } else { 0 };
+            let drained = u128::from(ticks) * u128::from(bucket.amount) * u128::from(self.limit.grid_us());
+            let back = (u128::from(units) * share).saturating_sub(drained).min(level);
             if back > 0 {
-                let at = self.tick(now);
-                self.past = vec![Past { at, units: level - back }];
+                self.past = vec![Past { at, units: level - back, id: None }];
                 self.past.retain(|past| past.units > 0);
                 self.newest = at;
             }
             return back.div_ceil(share) as u64;
         }
-        let live: u128 = self.sum(|past| self.counts(past, now));
-        if live == 0 {
-            return 0;
-        }
-        self.forget(now);
+        let mut after = self.clone();
+        after.forget(now);
+        let same: Vec<bool> =
+            after.past.iter().map(|past| matches!(when, When::Any) || after.is_kept_under(past, when)).collect();
         let mut left = u128::from(units);
-        for past in self.past.iter_mut().rev() {
+        for (past, _) in after.past.iter_mut().zip(same).rev().filter(|(_, same)| *same) {
             let back = left.min(past.units);
             past.units -= back;
             left -= back;
         }
-        self.past.retain(|past| past.units > 0);
-        match (self.limit.algorithm(), self.past.last()) {
+        let back = (u128::from(units) - left) as u64;
+        if back == 0 {
+            return 0;
+        }
+        after.past.retain(|past| past.units > 0);
+        match (after.limit.algorithm(), after.past.last()) {
             // These remember no more than their entries.
-            (Algorithm::Log(_) | Algorithm::Sliding(_), Some(last)) => self.newest = self.remembered(last.at),
+            (Algorithm::Log(_) | Algorithm::Sliding(_), Some(last)) => after.newest = after.remembered(last.at),
             // An estimate remembers in which window it last was.
             (Algorithm::Estimate(estimate), _) => {
-                self.newest = self.newest.max(now / estimate.period * estimate.period);
+                after.newest = after.newest.max(now / estimate.period * estimate.period);
             }
             _ => {}
         }
-        u64::try_from(u128::from(units) - left).expect("no more than was asked for")
+        *self = after;
+        back
+    }
+
+    fn is_kept_under(&self, past: &Past, when: When) -> bool {
+        matches!(when, When::At(at) if self.remembered(past.at) == at)
+    }
+
+    /// Ends a lease.
+    fn release(&mut self, now: u64, id: Id) {
+        self.forget(now);
+        self.past.retain(|past| past.id != Some(id));
+    }
+
+    /// Takes `cost` from a bucket for the moment `wait` from now. Should it run dry before that, it saves nothing up.
+    fn book(&mut self, now: u64, wait: u64, cost: u64) {
+        let Algorithm::Bucket(bucket) = self.limit.algorithm() else { unreachable!("only a bucket keeps places") };
+        let (at, grid) = (self.tick(now), self.limit.grid_us());
+        let drained = u128::from((now + wait - at) / grid) * u128::from(bucket.amount) * u128::from(grid);
+        let units = self.level(now).max(drained) + u128::from(cost) * u128::from(bucket.period);
+        self.past = vec![Past { at, units, id: None }];
+        self.newest = at;
+    }
+
+    /// When a bucket will be empty.
+    fn bucket_idle_at(&self, now: u64) -> Option<u64> {
+        let Algorithm::Bucket(bucket) = self.limit.algorithm() else { return None };
+        let tick = u128::from(bucket.amount) * u128::from(self.limit.grid_us());
+        Some(self.tick(now) + self.level(now).div_ceil(tick) as u64 * self.limit.grid_us())
     }
 }
