@@ -12,8 +12,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, de};
-use tidegate::Limits;
 use tidegate::headers::Families;
+use tidegate::{Limits, SyncMode};
 
 use crate::door::Bounds;
 use crate::door::tls::TlsFiles;
@@ -23,6 +23,8 @@ use crate::rules::{Budget, Condition, Cost, Failure, MAX_NAME_BYTES, MAX_RULES, 
 
 /// The largest file that is read, in bytes.
 pub const MAX_FILE_BYTES: u64 = 1 << 20;
+/// The longest a call to the store may take: an answer within ten milliseconds includes everything else.
+pub const MAX_DEADLINE_MS: u32 = 8;
 
 /// Everything the server can be told by a file.
 #[derive(Clone, Debug)]
@@ -37,6 +39,8 @@ pub struct Config {
     pub trusted_proxies: Vec<IpNet>,
     /// What to do when the store does not answer, unless a rule says otherwise.
     pub on_store_failure: Failure,
+    /// What stands before a remote store.
+    pub near: NearSettings,
     /// TLS at every door, if files are named.
     pub tls: Option<TlsFiles>,
     /// Files with tokens.
@@ -51,6 +55,36 @@ pub struct Config {
     pub envoy: Envoy,
     /// The rules.
     pub rules: Rules,
+}
+
+/// What stands before a remote store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NearSettings {
+    /// How long one call to the store may take.
+    pub deadline: Duration,
+    /// By how many nodes limits are divided; counted in the store, if nothing.
+    pub nodes: Option<u32>,
+    /// How many per cent of a limit all nodes together may have taken ahead.
+    pub lease_error_percent: u32,
+    /// How often what was let pass is charged.
+    pub async_period: Duration,
+    /// How many units of a key may be let pass and not yet charged; what [`tidegate::Near`] makes of it, if nothing.
+    pub async_cap: Option<u32>,
+    /// How many calls to the store may be under way.
+    pub max_in_flight: u32,
+}
+
+impl Default for NearSettings {
+    fn default() -> Self {
+        NearSettings {
+            deadline: tidegate::DEFAULT_DEADLINE,
+            nodes: None,
+            lease_error_percent: 1,
+            async_period: Duration::from_millis(50),
+            async_cap: None,
+            max_in_flight: 1024,
+        }
+    }
 }
 
 /// What Envoy's rate limit service needs.
@@ -171,6 +205,8 @@ struct File {
     #[serde(default)]
     on_store_failure: Option<FailureWord>,
     #[serde(default)]
+    near: NearFile,
+    #[serde(default)]
     tls: Option<TlsFile>,
     #[serde(default)]
     tokens: TokensFile,
@@ -250,6 +286,62 @@ impl EnvoyFile {
             body: self.body.is_some_and(|BodyWord::Problem| true),
         };
         Envoy { config: self.config.map(|folder| folder.0.into()), terms }
+    }
+}
+
+#[derive(Deserialize, Debug, Default)]
+#[serde(deny_unknown_fields)]
+struct NearFile {
+    deadline_ms: Option<Within<1, MAX_DEADLINE_MS>>,
+    #[serde(default)]
+    nodes: AutoOr<1, 10_000>,
+    lease_error_percent: Option<Within<0, 100>>,
+    async_period_ms: Option<Within<1, 10_000>>,
+    #[serde(default)]
+    async_cap: AutoOr<0, 1_000_000_000>,
+    max_in_flight: Option<Within<1, 4096>>,
+}
+
+impl NearFile {
+    fn checked(self) -> NearSettings {
+        let default = NearSettings::default();
+        let millis = |number: u32| Duration::from_millis(number.into());
+        NearSettings {
+            deadline: self.deadline_ms.map_or(default.deadline, |number| millis(number.0)),
+            nodes: self.nodes.0,
+            lease_error_percent: self.lease_error_percent.map_or(default.lease_error_percent, |number| number.0),
+            async_period: self.async_period_ms.map_or(default.async_period, |number| millis(number.0)),
+            async_cap: self.async_cap.0,
+            max_in_flight: self.max_in_flight.map_or(default.max_in_flight, |number| number.0),
+        }
+    }
+}
+
+/// A number between two others.
+#[derive(Debug, Clone, Copy)]
+struct Within<const LEAST: u32, const MOST: u32>(u32);
+
+impl<'de, const LEAST: u32, const MOST: u32> Deserialize<'de> for Within<LEAST, MOST> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        match u32::deserialize(from)? {
+            number if (LEAST..=MOST).contains(&number) => Ok(Within(number)),
+            number => Err(D::Error::custom(format!("{number}: expected {LEAST} to {MOST}"))),
+        }
+    }
+}
+
+/// A number between two others, or `auto`.
+#[derive(Debug, Clone, Copy, Default)]
+struct AutoOr<const LEAST: u32, const MOST: u32>(Option<u32>);
+
+impl<'de, const LEAST: u32, const MOST: u32> Deserialize<'de> for AutoOr<LEAST, MOST> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = Text::deserialize(from)?.0;
+        match text.parse::<u32>() {
+            _ if text == "auto" => Ok(AutoOr(None)),
+            Ok(number) if (LEAST..=MOST).contains(&number) => Ok(AutoOr(Some(number))),
+            _ => Err(D::Error::custom(format!("{text:?}: expected auto, or a number from {LEAST} to {MOST}"))),
+        }
     }
 }
 
@@ -339,6 +431,8 @@ struct RuleFile {
     refunds: OnOff,
     #[serde(default)]
     on_store_failure: Option<FailureWord>,
+    #[serde(default)]
+    sync: SyncWord,
 }
 
 #[derive(Deserialize, Debug)]
@@ -374,6 +468,7 @@ impl File {
                 },
                 refunds: rule.refunds == OnOff::On,
                 on_store_failure: rule.on_store_failure.map(Into::into),
+                sync: rule.sync.into(),
             });
         }
         let door = |said: Option<Door>, default: Option<SocketAddr>| said.map_or(default, |door| door.0);
@@ -389,6 +484,7 @@ impl File {
             },
             trusted_proxies: self.trusted_proxies,
             on_store_failure: self.on_store_failure.map_or_else(Failure::default, Into::into),
+            near: self.near.checked(),
             tls: self.tls.map(|files| TlsFiles {
                 cert: files.cert.0.into(),
                 key: files.key.0.into(),
@@ -446,6 +542,25 @@ impl From<FailureWord> for Failure {
             FailureWord::Open => Failure::Open,
             FailureWord::Closed => Failure::Closed,
             FailureWord::Local => Failure::Local,
+        }
+    }
+}
+
+#[derive(Deserialize, Debug, Clone, Copy, Default)]
+#[serde(rename_all = "lowercase")]
+enum SyncWord {
+    #[default]
+    Direct,
+    Lease,
+    Async,
+}
+
+impl From<SyncWord> for SyncMode {
+    fn from(word: SyncWord) -> Self {
+        match word {
+            SyncWord::Direct => SyncMode::Direct,
+            SyncWord::Lease => SyncMode::Lease,
+            SyncWord::Async => SyncMode::Async,
         }
     }
 }
@@ -729,6 +844,10 @@ rules:
             ("rules:\n  - name: a\n    limit: 1/s\n    mode: maybe\n", "f:4:11: "),
             ("rules:\n  - { name: a, limit: 1/s }\n  - { name: a, limit: 2/s }\n", "f: two rules are called \"a\""),
             ("trusted_proxies: [10.0.0.0/99]\n", "f:1:"),
+            ("near: { deadline_ms: 9 }\n", "f:1:22: 9: expected 1 to 8"),
+            ("near: { nodes: many }\n", "f:1:16: \"many\": expected auto, or a number from 1 to 10000"),
+            ("near: { lease_error_percent: 101 }\n", "f:1:30: 101: expected 0 to 100"),
+            ("rules:\n  - name: a\n    limit: 1/s\n    sync: never\n", "f:4:11: "),
             ("rules:\n  - name: a\n    limit: 1/s\n    cost: -3\n", "f:4:5: "),
         ] {
             let error = Config::parse(text, "f").unwrap_err().to_string();

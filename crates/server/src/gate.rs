@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use tidegate::{
-    Check, Decision, Id, Limit, MAX_KEY_BYTES, Memory, Op, Redis, Source, Store, StoreError, Subject, Timestamp,
-    Verdict,
+    BreakerState, Check, Decision, Id, Limit, MAX_KEY_BYTES, Memory, Near, Op, Redis, Source, Store, StoreError,
+    Subject, Timestamp, Verdict,
 };
 
 use crate::observe::{Observer, Outcome};
@@ -21,8 +21,10 @@ use crate::rules::{Attributes, Budget, InvalidCost, Match, Mode, Rule, Rules};
 pub enum Backend {
     /// In this process.
     Memory(Memory),
-    /// In Redis or Valkey.
+    /// In Redis or Valkey, asked every time; without an answer there is an error.
     Redis(Redis),
+    /// In Redis or Valkey, with an answer in time whatever it does.
+    Near(Near, Redis),
 }
 
 impl Backend {
@@ -34,7 +36,13 @@ impl Backend {
         match self {
             Backend::Memory(memory) => Ok(memory.decide(check)?),
             Backend::Redis(redis) => redis.decide(check).await,
+            Backend::Near(near, _) => near.decide(check).await,
         }
+    }
+
+    /// Whether it is not asked for now because it does not answer: every decision is this node's alone.
+    pub fn is_away(&self) -> bool {
+        matches!(self, Backend::Near(near, _) if near.stats().breaker == BreakerState::Open)
     }
 }
 
@@ -213,7 +221,9 @@ impl Gate {
     async fn ask(&self, check: &Check<'_>, timed: bool) -> Result<Decision, StoreError> {
         let began = timed.then(Instant::now);
         let result = self.inner.store.decide(check).await;
-        if result.is_ok() {
+        if let Ok(decision) = &result
+            && decision.source() == Source::Store
+        {
             self.inner.observer.metrics().store_took(began);
         }
         result
@@ -348,7 +358,7 @@ impl Gate {
         let mut check = Check::of(op);
         for one in found {
             if let Budget::Limits(limits) = &one.budget {
-                check = check.charge_subject(one.subject(), limits, one.cost);
+                check = check.terms(one.rule.terms()).charge_subject(one.subject(), limits, one.cost);
             }
         }
         if check.charges().is_empty() {

@@ -32,6 +32,18 @@ impl Config {
         let proxies: Vec<String> = self.trusted_proxies.iter().map(|net| quoted(&net.to_string())).collect();
         let _ = writeln!(out, "trusted_proxies: [{}]", proxies.join(", "));
         let _ = writeln!(out, "on_store_failure: {}", failure(self.on_store_failure));
+        let near = &self.near;
+        let auto = |number: Option<u32>| number.map_or_else(|| "auto".to_string(), |number| number.to_string());
+        let _ = writeln!(
+            out,
+            "near:\n  deadline_ms: {}\n  nodes: {}\n  lease_error_percent: {}\n  async_period_ms: {}\n  async_cap: {}\n  max_in_flight: {}",
+            near.deadline.as_millis(),
+            auto(near.nodes),
+            near.lease_error_percent,
+            near.async_period.as_millis(),
+            auto(near.async_cap),
+            near.max_in_flight
+        );
         let _ = writeln!(out, "insecure: {}", self.insecure);
         if let Some(tls) = &self.tls {
             let _ = writeln!(out, "tls:\n  cert: {}\n  key: {}", path(&tls.cert), path(&tls.key));
@@ -142,6 +154,7 @@ fn rule(out: &mut String, rule: &Rule) {
         Mode::Shadow => "shadow",
     };
     let _ = writeln!(out, "    mode: {mode}\n    refunds: {}", quoted(if rule.refunds { "on" } else { "off" }));
+    let _ = writeln!(out, "    sync: {}", rule.sync.name());
     if let Some(policy) = rule.on_store_failure {
         let _ = writeln!(out, "    on_store_failure: {}", failure(policy));
     }
@@ -194,6 +207,7 @@ store_secret_file: /run/slots
 listen: { http: "[::1]:8080", grpc: off, resp: 127.0.0.1:6380, admin: 127.0.0.1:9090 }
 trusted_proxies: [10.0.0.0/8, "fd00::/8"]
 on_store_failure: closed
+near: { deadline_ms: 7, nodes: 3, lease_error_percent: 2, async_period_ms: 20, async_cap: 0, max_in_flight: 77 }
 insecure: true
 tls: { cert: "/etc/a b.pem", key: /etc/key.pem, client_ca: /etc/ca.pem }
 tokens: { check_file: /run/check, admin_file: /run/admin }
@@ -212,6 +226,7 @@ rules:
     mode: shadow
     refunds: off
     on_store_failure: open
+    sync: lease
   - { name: b, limit: 20 concurrent ttl 30s, cost: 3 }
 "#;
 

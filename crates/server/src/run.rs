@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use tidegate::{Memory, Redis, RedisError, RedisUrl};
+use tidegate::{BreakerState, Memory, Near, Redis, RedisError, RedisUrl};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -25,6 +25,11 @@ use crate::{grpc, http, reload, resp, supervise};
 
 /// How long requests that were accepted may take to finish after the order to stop. With the last lines of the log, ten seconds at most.
 pub const DRAIN: Duration = Duration::from_secs(9);
+
+/// How long to wait at the start for a store to be there.
+const CONNECTING: Duration = Duration::from_millis(500);
+/// How long giving back to the store may take at the end.
+const GIVING_BACK: Duration = Duration::from_millis(500);
 
 /// Rules for whoever starts without any: enough to try every door.
 pub const BUILT_IN: &str = "\
@@ -111,24 +116,57 @@ pub struct Options {
 pub async fn start(config: Config, options: Options) -> Result<Running, StartError> {
     let store = match config.store.as_str() {
         "memory" => Backend::Memory(Memory::new()),
-        url => Backend::Redis(redis(url, config.store_secret_file.as_deref())?),
+        url => near(url, &config).await?,
     };
     start_over(store, config, options).await
 }
 
 /// A store at this URL, with the secret in this file.
-fn redis(url: &str, secret_file: Option<&Path>) -> Result<Redis, StartError> {
-    let Some(file) = secret_file else { return Ok(Redis::new(url)?) };
-    let wrong = |problem: &dyn fmt::Display| StartError::StoreSecret(format!("{}: {problem}", file.display()));
+fn redis(url: &str, secret_file: Option<&Path>, deadline: Duration) -> Result<Redis, StartError> {
     let url: RedisUrl = url.parse().map_err(RedisError::from)?;
-    if url.has_secret() {
+    let has_secret = url.has_secret();
+    let builder = Redis::builder(url).timeout(deadline);
+    let Some(file) = secret_file else { return Ok(builder.build()?) };
+    let wrong = |problem: &dyn fmt::Display| StartError::StoreSecret(format!("{}: {problem}", file.display()));
+    if has_secret {
         return Err(wrong(&"the URL of the store brings a secret, too: expected one of them"));
     }
     let secret = std::fs::read_to_string(file).map_err(|error| wrong(&error))?;
-    match Redis::builder(url).secret(secret.trim_end_matches(['\r', '\n'])).build() {
+    match builder.secret(secret.trim_end_matches(['\r', '\n'])).build() {
         Err(RedisError::Secret(invalid)) => Err(wrong(&invalid)),
         built => Ok(built?),
     }
+}
+
+/// A remote store, with what stands before it. It is given a moment to connect; whether it is there does not matter.
+async fn near(url: &str, config: &Config) -> Result<Backend, StartError> {
+    let settings = &config.near;
+    let redis = redis(url, config.store_secret_file.as_deref(), settings.deadline)?;
+    let _ = tokio::time::timeout(CONNECTING, redis.prepare()).await;
+    let mut near = Near::builder(redis.clone())
+        .deadline(settings.deadline)
+        .max_in_flight(settings.max_in_flight as usize)
+        .on_failure(config.on_store_failure.into())
+        .lease_error_per_mille(u64::from(settings.lease_error_percent) * 10)
+        .async_period(settings.async_period);
+    if let Some(nodes) = settings.nodes {
+        near = near.nodes(nodes.into());
+    }
+    if let Some(units) = settings.async_cap {
+        near = near.async_cap(units.into());
+    }
+    Ok(Backend::Near(near.build(), redis))
+}
+
+/// Every change is told once.
+fn tell(near: &Near, observer: &Observer) {
+    let observer = observer.clone();
+    near.on_change(move |state| match state {
+        BreakerState::Open => {
+            observer.log().warn("the store does not answer: this node decides alone", &[("breaker", &"open")]);
+        }
+        BreakerState::Closed => observer.log().info("the store answers again", &[("breaker", &"closed")]),
+    });
 }
 
 /// The same over a store that the caller brings, whatever the configuration says.
@@ -157,6 +195,9 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
     let grpc = house.entrance(Door::Grpc, config.listen.grpc).await?;
     let resp = house.entrance(Door::Resp, config.listen.resp).await?;
     let admin = house.entrance(Door::Admin, config.listen.admin).await?;
+    if let Backend::Near(near, _) = &store {
+        tell(near, &observer);
+    }
     let gate = Gate::observed(store, config.rules, observer.clone());
     gate.set_terms(config.envoy.terms);
     if let Some(folder) = &config.envoy.config {
@@ -238,6 +279,10 @@ impl Running {
         let _ = self.stop.send(true);
         let drained = async { while self.doors.join_next().await.is_some() {} };
         let drained = tokio::time::timeout(DRAIN, drained).await.is_ok();
+        if let Backend::Near(near, _) = self.gate.store() {
+            // What was taken ahead is given back, and what was let pass is charged.
+            let _ = tokio::time::timeout(GIVING_BACK, near.close()).await;
+        }
         let log = self.gate.observer().log();
         log.info("stopped", &[("everything_answered", &drained)]);
         log.flush(Duration::from_secs(1));

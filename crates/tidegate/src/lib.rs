@@ -44,6 +44,7 @@ mod clock;
 mod held;
 mod limiter;
 mod memory;
+mod near;
 #[cfg(feature = "redis")]
 mod redis;
 mod store;
@@ -53,6 +54,7 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use held::{Lease, Reservation};
 pub use limiter::{Ask, Limiter, LimiterBuilder};
 pub use memory::{DEFAULT_MAX_KEYS, Gate, Memory, MemoryBuilder, Overflow};
+pub use near::{BreakerState, DEFAULT_DEADLINE, Near, NearBuilder, NearStats, OnFailure, SyncMode, Terms};
 #[cfg(feature = "redis")]
 pub use redis::{
     ClearError, DEFAULT_WITNESS_KEYS, Failure, FailureKind, Finding, Inspection, InvalidNamespace, InvalidSecret,

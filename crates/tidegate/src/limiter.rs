@@ -16,6 +16,7 @@ use crate::acquire::{Acquire, AcquireError, Waiting};
 use crate::clock::Clock;
 use crate::held::{Lease, Reservation, Undo};
 use crate::memory::Memory;
+use crate::near::{Near, OnFailure, SyncMode, Terms};
 use crate::store::{Charge, Check, Scope, Store, StoreError, Subject};
 
 /// Decides whether requests may pass. Cheap to clone; clones share everything.
@@ -36,6 +37,7 @@ use crate::store::{Charge, Check, Scope, Store, StoreError, Subject};
 pub struct Limiter {
     limits: Limits,
     name: Option<Arc<str>>,
+    terms: Terms,
     shared: Arc<Shared>,
 }
 
@@ -81,6 +83,7 @@ impl Ids {
 pub struct LimiterBuilder {
     limits: Limits,
     name: Option<Arc<str>>,
+    terms: Terms,
     backend: Option<(Backend, Clock)>,
     max_waiting: usize,
     max_waiting_per_key: usize,
@@ -113,6 +116,24 @@ impl LimiterBuilder {
         self.store(redis, crate::SystemClock::new())
     }
 
+    /// Keeps state in a remote store, with [`Near`] before it: an answer in time, whatever the store does.
+    pub fn near(self, near: Near) -> Self {
+        let clock = near.clock().clone();
+        self.store(near, clock)
+    }
+
+    /// How near to a remote store its limits are decided. Only [`Near`] minds it.
+    pub fn sync(mut self, sync: SyncMode) -> Self {
+        self.terms.sync = sync;
+        self
+    }
+
+    /// What happens when a remote store does not answer. Only [`Near`] minds it; without it there is an error.
+    pub fn on_failure(mut self, policy: OnFailure) -> Self {
+        self.terms.on_failure = Some(policy);
+        self
+    }
+
     /// How many calls of `acquire` may wait at once, over all keys; 10 000 unless told otherwise.
     pub fn max_waiting(mut self, calls: usize) -> Self {
         self.max_waiting = calls;
@@ -136,7 +157,7 @@ impl LimiterBuilder {
         });
         let runtime = Handle::try_current().map_or_else(|_| OnceLock::new(), OnceLock::from);
         let shared = Shared { backend, clock, waiting, ids, runtime };
-        Limiter { limits: self.limits, name: self.name, shared: Arc::new(shared) }
+        Limiter { limits: self.limits, name: self.name, terms: self.terms, shared: Arc::new(shared) }
     }
 }
 
@@ -148,7 +169,14 @@ impl Limiter {
 
     /// For other settings.
     pub fn builder(limits: Limits) -> LimiterBuilder {
-        LimiterBuilder { limits, name: None, backend: None, max_waiting: 10_000, max_waiting_per_key: 1_000 }
+        LimiterBuilder {
+            limits,
+            name: None,
+            terms: Terms::default(),
+            backend: None,
+            max_waiting: 10_000,
+            max_waiting_per_key: 1_000,
+        }
     }
 
     /// The same store under other limits: for tiers, or for one customer. A key that moves from one to the other keeps what
@@ -286,7 +314,8 @@ impl Limiter {
             Some(name) => Scope::Rule(Cow::Borrowed(name)),
             None => Scope::AdHoc,
         };
-        Check::of(op).charge_subject(Subject { scope, key: Cow::Borrowed(key) }, &self.limits, cost)
+        let subject = Subject { scope, key: Cow::Borrowed(key) };
+        Check::of(op).terms(self.terms).charge_subject(subject, &self.limits, cost)
     }
 }
 

@@ -9,6 +9,8 @@ use std::pin::Pin;
 
 use tidegate_core::{Decision, Id, Limit, Op};
 
+use crate::near::Terms;
+
 /// The most charges one check may have.
 pub const MAX_CHARGES: usize = 64;
 /// The longest key, in bytes.
@@ -18,6 +20,12 @@ pub const MAX_KEY_BYTES: usize = 1024;
 pub trait Store: Send + Sync + 'static {
     /// Decides `check` and does what it says, as one atomic step.
     fn decide<'a>(&'a self, check: &'a Check<'a>) -> Deciding<'a>;
+
+    /// Which parts of the store would decide `check`, a bit for each, if parts can fail by themselves: the servers of a cluster. What stands
+    /// before the store, [`Near`](crate::Near), keeps apart how they fare.
+    fn parts(&self, _check: &Check<'_>) -> u64 {
+        1
+    }
 }
 
 /// What [`Store::decide`] returns.
@@ -87,6 +95,8 @@ pub struct Check<'a> {
     op: Op,
     charges: Vec<Charge<'a>>,
     id: Option<Id>,
+    /// Of the charges that are added next.
+    terms: Terms,
 }
 
 /// One limit on one key.
@@ -102,6 +112,8 @@ pub struct Charge<'a> {
     pub cost: u64,
     /// For `settle`: how much had been charged before.
     pub reserved: u64,
+    /// How near to a remote store it may be decided, and what happens without an answer.
+    pub terms: Terms,
 }
 
 /// Whose budget: a key within a scope. Keys of different scopes never meet.
@@ -124,6 +136,17 @@ pub enum Scope<'a> {
     Rule(Cow<'a, str>),
 }
 
+impl Charge<'_> {
+    /// The same charge, with a key and a name of its own.
+    pub(crate) fn into_owned(self) -> Charge<'static> {
+        let scope = match self.subject.scope {
+            Scope::AdHoc => Scope::AdHoc,
+            Scope::Rule(name) => Scope::Rule(Cow::Owned(name.into_owned())),
+        };
+        Charge { subject: Subject { scope, key: Cow::Owned(self.subject.key.into_owned()) }, ..self }
+    }
+}
+
 impl<'a> Check<'a> {
     /// A check of nothing yet.
     #[allow(clippy::new_without_default, reason = "a check without charges is not one that can be decided")]
@@ -133,7 +156,13 @@ impl<'a> Check<'a> {
 
     /// The same for another operation.
     pub fn of(op: Op) -> Self {
-        Check { op, charges: Vec::new(), id: None }
+        Check { op, charges: Vec::new(), id: None, terms: Terms::default() }
+    }
+
+    /// Charges that are added from here on are decided on these terms. Only what stands before a remote store, [`Near`](crate::Near), minds them.
+    pub fn terms(mut self, terms: Terms) -> Self {
+        self.terms = terms;
+        self
     }
 
     /// Adds a charge of `cost` for each of `limits` on `key`.
@@ -179,7 +208,8 @@ impl<'a> Check<'a> {
             }
             let position = self.charges.iter().filter(|charge| charge.subject == subject).count();
             let position = u16::try_from(position).unwrap_or(u16::MAX);
-            self.charges.push(Charge { subject: subject.clone(), limit: *limit, position, cost, reserved: 0 });
+            let (subject, terms) = (subject.clone(), self.terms);
+            self.charges.push(Charge { subject, limit: *limit, position, cost, reserved: 0, terms });
         }
         self
     }
@@ -213,21 +243,24 @@ impl<'a> Check<'a> {
 
     /// The same check, with keys and names of its own.
     pub(crate) fn into_owned(self) -> Check<'static> {
-        let own = |subject: Subject<'a>| Subject {
-            scope: match subject.scope {
-                Scope::AdHoc => Scope::AdHoc,
-                Scope::Rule(name) => Scope::Rule(Cow::Owned(name.into_owned())),
-            },
-            key: Cow::Owned(subject.key.into_owned()),
-        };
-        let charges =
-            self.charges.into_iter().map(|charge| Charge { subject: own(charge.subject), ..charge }).collect();
-        Check { op: self.op, charges, id: self.id }
+        let charges = self.charges.into_iter().map(Charge::into_owned).collect();
+        Check { op: self.op, charges, id: self.id, terms: self.terms }
+    }
+
+    /// The same operation on charges that were made elsewhere.
+    pub(crate) fn with_charges(&self, charges: Vec<Charge<'a>>) -> Self {
+        Check { op: self.op, charges, id: self.id, terms: self.terms }
     }
 
     /// The same charges for another operation.
     pub(crate) fn into_op(mut self, op: Op) -> Self {
         self.op = op;
+        self
+    }
+
+    /// The same without a name of its own.
+    pub(crate) fn without_id(mut self) -> Self {
+        self.id = None;
         self
     }
 

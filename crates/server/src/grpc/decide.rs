@@ -343,6 +343,7 @@ fn overridden(domain: &str, descriptor: &Descriptor, stated: (u32, Unit), cost: 
         mode: Mode::Enforce,
         refunds: true,
         on_store_failure: None,
+        sync: Default::default(),
     };
     let found = Match { rule: Arc::new(rule), key: override_key(domain, entries), budget, cost };
     Drawn { stated: Some(stated), name: "".into(), ..Drawn::new(found, wants) }

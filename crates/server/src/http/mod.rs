@@ -253,6 +253,9 @@ async fn ready(State(desk): State<Desk>) -> Response<Body> {
     };
     let check = Check::of(Op::Peek).charge("tidegate-readyz", &limits, 1);
     match desk.gate.at(Door::Inner).decide(&check).await {
+        Ok(_) if desk.gate.store().is_away() => {
+            Response::new(Body::from("ready, without the store: it does not answer, and this node decides alone\n"))
+        }
         Ok(_) => Response::new(Body::from("ready\n")),
         Err(error) => mistake(StatusCode::SERVICE_UNAVAILABLE, &error.to_string()),
     }

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use tidegate::{BreakerState, NearStats};
 
 use crate::gate::{Backend, Door, Ruling};
 
@@ -423,7 +424,7 @@ impl Metrics {
     fn of_the_store(&self, page: &mut Page, store: &Backend) {
         let (name, keys, bytes) = match store {
             Backend::Memory(memory) => ("memory", Some(memory.len()), Some(memory.allocated_bytes())),
-            Backend::Redis(_) => ("redis", None, None),
+            Backend::Redis(_) | Backend::Near(..) => ("redis", None, None),
         };
         page.head(
             "tidegate_store_seconds",
@@ -437,7 +438,11 @@ impl Metrics {
         );
         let (failed, answered) = (self.failed_at.load(Ordering::Relaxed), self.answered_at.load(Ordering::Relaxed));
         page.head("tidegate_store_up", "gauge", "1 if the store's last answer is newer than its last failure.");
-        page.line("tidegate_store_up", &format!(r#"store="{name}""#), u8::from(failed == 0 || answered > failed));
+        page.line(
+            "tidegate_store_up",
+            &format!(r#"store="{name}""#),
+            u8::from(!store.is_away() && (failed == 0 || answered > failed)),
+        );
         if let Some(keys) = keys {
             page.head("tidegate_store_keys", "gauge", "Keys that are kept.");
             page.line("tidegate_store_keys", "", keys);
@@ -446,7 +451,7 @@ impl Metrics {
             page.head("tidegate_store_bytes", "gauge", "Bytes the store has allocated.");
             page.line("tidegate_store_bytes", "", bytes);
         }
-        if let Backend::Redis(redis) = store {
+        if let Backend::Redis(redis) | Backend::Near(_, redis) = store {
             let stats = redis.stats();
             for (event, count) in [
                 ("call", stats.calls),
@@ -467,6 +472,9 @@ impl Metrics {
                 }
                 page.line("tidegate_store_events_total", &format!(r#"event="{event}""#), count);
             }
+        }
+        if let Backend::Near(near, _) = store {
+            near_the_store(page, &near.stats());
         }
     }
 
@@ -496,6 +504,59 @@ impl Metrics {
         page.head("tidegate_info", "gauge", "What is running.");
         page.line("tidegate_info", concat!(r#"version=""#, env!("CARGO_PKG_VERSION"), r#"""#), 1);
     }
+}
+
+/// What stands before a remote store.
+fn near_the_store(page: &mut Page, stats: &NearStats) {
+    let open = u8::from(stats.breaker == BreakerState::Open);
+    for (name, help, value) in [
+        ("tidegate_breaker_open", "1 if the store is not asked for now, because it does not answer.", u64::from(open)),
+        ("tidegate_store_calls_in_flight", "Calls to the store that are under way.", stats.in_flight),
+        ("tidegate_leases", "Keys of which this node has taken units ahead.", stats.leases),
+        ("tidegate_lease_units_held", "Units that were taken ahead and can still be spent.", stats.lease_units_held),
+        ("tidegate_unsynced_units", "Units that were let pass and are not yet charged.", stats.unsynced_units),
+        ("tidegate_nodes", "By how many nodes limits are divided.", stats.nodes),
+    ] {
+        page.head(name, "gauge", help);
+        page.line(name, "", value);
+    }
+    page.head("tidegate_mode_changes_total", "counter", "Times the breaker opened and closed.");
+    for (to, count) in [("open", stats.opened), ("closed", stats.closed)] {
+        page.line("tidegate_mode_changes_total", &format!(r#"to="{to}""#), count);
+    }
+    page.head(
+        "tidegate_local_decisions_total",
+        "counter",
+        "Decisions made here from what the store had told, by kind.",
+    );
+    for (kind, count) in [("denial", stats.denied_here), ("lease", stats.spent_here), ("async", stats.async_here)] {
+        page.line("tidegate_local_decisions_total", &format!(r#"kind="{kind}""#), count);
+    }
+    page.head("tidegate_fallback_decisions_total", "counter", "Decisions made here because the store did not answer.");
+    for (outcome, count) in [("allowed", stats.fallback_allowed), ("denied", stats.fallback_denied)] {
+        page.line("tidegate_fallback_decisions_total", &format!(r#"outcome="{outcome}""#), count);
+    }
+    page.head(
+        "tidegate_store_missed_total",
+        "counter",
+        "Questions the store did not answer or was not asked, by reason.",
+    );
+    for (reason, count) in [("no_answer", stats.misses), ("breaker", stats.not_asked), ("overload", stats.overloads)] {
+        page.line("tidegate_store_missed_total", &format!(r#"reason="{reason}""#), count);
+    }
+    page.head("tidegate_lease_units_total", "counter", "Units taken ahead, and what became of them.");
+    for (fate, count) in [
+        ("granted", stats.lease_units_granted),
+        ("spent", stats.lease_units_spent),
+        ("returned", stats.lease_units_returned),
+        ("expired", stats.lease_units_expired),
+    ] {
+        page.line("tidegate_lease_units_total", &format!(r#"fate="{fate}""#), count);
+    }
+    page.head("tidegate_synced_units_total", "counter", "Units that were charged afterwards.");
+    page.line("tidegate_synced_units_total", "", stats.synced_units);
+    page.head("tidegate_fail_open_total", "counter", "Requests that passed uncharged, because a rule fails open.");
+    page.line("tidegate_fail_open_total", "", stats.fail_open);
 }
 
 /// Text in the making.

@@ -456,6 +456,7 @@ impl LimitFile {
             mode: if shadow { Mode::Shadow } else { Mode::Enforce },
             refunds: true,
             on_store_failure: None,
+            sync: Default::default(),
         };
         let name: Option<Arc<str>> = self.name.map(Into::into);
         let replaces: Vec<Arc<str>> = self.replaces.into_iter().map(|other| other.name.into()).collect();

@@ -9,7 +9,7 @@ mod pattern;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use tidegate::{Limits, Scope, Subject};
+use tidegate::{Limits, OnFailure, Scope, Subject, SyncMode, Terms};
 
 pub use pattern::{MAX_PATTERN_BYTES, Pattern, PatternError};
 
@@ -58,6 +58,8 @@ pub struct Rule {
     pub refunds: bool,
     /// What to do when the store does not answer; what the whole file says, if nothing.
     pub on_store_failure: Option<Failure>,
+    /// How near to a remote store it is decided.
+    pub sync: SyncMode,
 }
 
 /// A condition on one attribute: any one of the patterns must match. A missing attribute matches nothing, not even `*` or a negation.
@@ -180,7 +182,22 @@ pub struct InvalidCost {
     value: String,
 }
 
+impl From<Failure> for OnFailure {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Open => OnFailure::Open,
+            Failure::Closed => OnFailure::Closed,
+            Failure::Local => OnFailure::Local,
+        }
+    }
+}
+
 impl Rule {
+    /// On which terms a remote store decides it.
+    pub fn terms(&self) -> Terms {
+        Terms { sync: self.sync, on_failure: self.on_store_failure.map(Into::into) }
+    }
+
     fn applied_to(self: &Arc<Self>, attributes: &(impl Attributes + ?Sized), cost: u64) -> Result<Match, InvalidCost> {
         let budget = self.overrides.iter().find(|other| holds(&other.when, attributes)).map(|other| &other.budget);
         let cost = match &self.cost {

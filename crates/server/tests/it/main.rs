@@ -10,6 +10,7 @@ mod exchanges;
 mod fuzz;
 mod grpc;
 mod http;
+mod near;
 mod observed;
 mod openapi;
 mod pages;

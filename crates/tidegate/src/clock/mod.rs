@@ -85,6 +85,8 @@ pub struct ManualClock {
 struct Manual {
     now_us: AtomicU64,
     moved: Notify,
+    /// The clock of the runtime counts, too, from here on.
+    since: Option<tokio::time::Instant>,
 }
 
 impl ManualClock {
@@ -93,10 +95,21 @@ impl ManualClock {
         Self::default()
     }
 
+    /// A clock at the Unix epoch that moves with tokio's, which tests can pause. What it is [advanced](ManualClock::advance) by is added
+    /// to that, as when a machine has slept.
+    pub fn with_runtime() -> Self {
+        let since = Some(tokio::time::Instant::now());
+        ManualClock { inner: Arc::new(Manual { since, ..Manual::default() }) }
+    }
+
     /// What time it is.
     #[inline]
     pub fn now(&self) -> Timestamp {
-        Timestamp::from_micros(self.inner.now_us.load(Ordering::Acquire))
+        let own = Timestamp::from_micros(self.inner.now_us.load(Ordering::Acquire));
+        match self.inner.since {
+            None => own,
+            Some(since) => own.after(since.elapsed()),
+        }
     }
 
     /// Sets the time, also to an earlier one.
@@ -116,10 +129,15 @@ impl ManualClock {
     async fn sleep_until(&self, then: Timestamp) {
         loop {
             let moved = self.inner.moved.notified();
-            if self.now() >= then {
+            let now = self.now();
+            if now >= then {
                 return;
             }
-            moved.await;
+            match self.inner.since {
+                None => moved.await,
+                // Whichever comes first: the runtime's clock or somebody who moves this one.
+                Some(_) => _ = tokio::time::timeout(Duration::from_micros(then.micros_since(now)), moved).await,
+            }
         }
     }
 }

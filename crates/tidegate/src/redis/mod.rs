@@ -327,6 +327,15 @@ impl Store for Redis {
             Ok(decision.with_id(check.id()))
         })
     }
+
+    fn parts(&self, check: &Check<'_>) -> u64 {
+        let router = &self.inner.router;
+        if !router.is_cluster() {
+            return 1;
+        }
+        let places = check.charges().iter().map(|charge| router.place(Tag::of(&charge.subject).slot()));
+        places.fold(0, |parts, place| parts | 1 << (place % 64))
+    }
 }
 
 /// Only a single bucket can keep a place; booking anything else is a check.

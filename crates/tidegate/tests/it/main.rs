@@ -8,6 +8,7 @@ mod extremes;
 mod limiter;
 mod memory;
 mod model;
+mod near;
 mod overflow;
 #[cfg(feature = "redis")]
 mod redis;

@@ -95,6 +95,11 @@ impl Cluster {
         }))
     }
 
+    /// The place of a slot's owner among the nodes, if it has one.
+    pub(super) fn place(&self, slot: u16) -> Option<u16> {
+        self.map.read().owners.get(usize::from(slot)).copied().filter(|owner| *owner != NOBODY)
+    }
+
     /// All nodes that own slots.
     pub(super) async fn masters(&self, deadline: Instant) -> Result<Vec<NodeId>, Failure> {
         if self.map.read().nodes.is_empty() {

@@ -151,6 +151,14 @@ impl Router {
         }
     }
 
+    /// Which server decides about a slot, as far as is known: a number that is the same for the same server, for a while.
+    pub(crate) fn place(&self, slot: u16) -> u16 {
+        match &self.0.topology {
+            Topology::One(_) => 0,
+            Topology::Cluster(cluster) => cluster.place(slot).unwrap_or(0),
+        }
+    }
+
     /// Whether keys are spread over slots, so that a script must not touch two.
     pub(crate) fn is_cluster(&self) -> bool {
         matches!(self.0.topology, Topology::Cluster(_))

@@ -10,6 +10,7 @@ mod hot;
 mod inspect;
 mod long;
 mod loss;
+mod near;
 mod secret;
 mod sentinel;
 mod transcripts;

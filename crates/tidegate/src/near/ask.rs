@@ -1,0 +1,343 @@
+//! Asking the store, with a deadline; and deciding without it when there is no answer.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tidegate_core::{Algorithm, Decision, Op, Timestamp, Verdict};
+
+use super::breaker::{BreakerState, Change};
+use super::lease::Lease;
+use super::seen::Seen;
+use super::stats::{add, one};
+use super::{Asking, Done, Inner, OnFailure, PARTS, Part, SyncMode, background, lease};
+use crate::near::names::Name;
+use crate::store::{Charge, Check, StoreError};
+
+/// Why there is no answer.
+pub(super) enum Missed {
+    /// It was not asked: nobody expects an answer.
+    NotAsked,
+    /// It was not asked: too many are under way.
+    Overload,
+    /// It had none.
+    Failed(StoreError),
+}
+
+/// A call that is under way.
+struct Flight<'a>(&'a Inner);
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Inner {
+    /// A check without an id: as near as its terms allow.
+    pub(super) async fn check(self: &Arc<Self>, check: &Check<'_>) -> Result<Decision, StoreError> {
+        self.keep();
+        let mut asking = Asking::new(self, check);
+        if let Some(decision) = asking.here() {
+            if decision.allowed() {
+                asking.keep();
+            }
+            return Ok(decision);
+        }
+        let asked: Vec<usize> =
+            (0..asking.parts.len()).filter(|&at| matches!(asking.parts[at].done, Done::No)).collect();
+        // A node that has let pass as much as it may charges that first; then the store knows what it judges.
+        for &at in &asked {
+            if self.how(&check.charges()[at]) == SyncMode::Async {
+                self.sync(asking.parts[at].name).await;
+            }
+        }
+        if asked.len() == check.charges().len() {
+            return match self.ask(check).await {
+                Ok(decision) => Ok(decision),
+                Err(missed) => self.alone(check, missed),
+            };
+        }
+        let rest = check.with_charges(asked.iter().map(|&at| check.charges()[at].clone()).collect());
+        let decision = match self.ask(&rest).await {
+            Ok(decision) => decision,
+            Err(missed) => self.alone(&rest, missed)?,
+        };
+        if decision.allowed() {
+            asking.keep();
+        }
+        Ok(asking.with(&asked, &decision))
+    }
+
+    /// Whatever else takes something, or looks.
+    pub(super) async fn through(self: &Arc<Self>, check: &Check<'_>) -> Result<Decision, StoreError> {
+        self.keep();
+        match self.ask(check).await {
+            Ok(decision) => Ok(decision),
+            Err(missed) => self.alone(check, missed),
+        }
+    }
+
+    /// Whatever gives back or forgets. It is done here as well, and no denial of these keys is certain any more; but only the store
+    /// can say that it is done.
+    pub(super) async fn give_back(self: &Arc<Self>, check: &Check<'_>) -> Result<Decision, StoreError> {
+        self.keep();
+        let mut rest = check.charges().to_vec();
+        for charge in &mut rest {
+            let name = self.names.of(charge);
+            self.seen.with(name, Seen::forget_denials);
+            match check.op() {
+                Op::Reset => {
+                    self.seen.forget(name);
+                    let lease = self.leases.shard(name).remove(&name);
+                    if let Some(lease) = lease {
+                        add(&self.counts.lease_units_returned, lease.held()); // forgotten there, worth nothing here
+                    }
+                    if let Some(own) = self.unsynced.shard(name).get_mut(&name) {
+                        own.reset();
+                    }
+                }
+                Op::Refund if check.id().is_none() => {
+                    if let Some(own) = self.unsynced.shard(name).get_mut(&name) {
+                        charge.cost -= own.unspend(charge.cost);
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.share.give_back(check, self.nodes.number());
+        let result = self.ask(&check.with_charges(rest)).await;
+        // Whoever was denied in between was denied before it was given back.
+        check.charges().iter().for_each(|charge| _ = self.seen.with(self.names.of(charge), Seen::forget_denials));
+        result.map_err(|missed| match missed {
+            Missed::Failed(error) => error,
+            Missed::NotAsked => StoreError::Unavailable("it has not answered lately and is not asked for now".into()),
+            Missed::Overload => StoreError::Unavailable("too many calls are waiting for it".into()),
+        })
+    }
+
+    /// One call to the store.
+    pub(super) async fn ask(self: &Arc<Self>, check: &Check<'_>) -> Result<Decision, Missed> {
+        let parts = self.store.parts(check);
+        if self.open.load(Ordering::Relaxed) > 0 && self.lanes(parts).any(|lane| self.breakers[lane].lock().is_open()) {
+            one(&self.counts.not_asked);
+            return Err(Missed::NotAsked);
+        }
+        let flight = Flight(self);
+        if self.in_flight.fetch_add(1, Ordering::Relaxed) >= self.settings.max_in_flight {
+            one(&self.counts.overloads);
+            return Err(Missed::Overload);
+        }
+        one(&self.counts.calls);
+        let sent = self.clock.now();
+        let answer = tokio::time::timeout(self.settings.deadline, self.store.decide(check)).await;
+        drop(flight);
+        let now = self.clock.now();
+        let late = || StoreError::Unavailable(format!("no answer within {:?}", self.settings.deadline).into());
+        match answer {
+            Ok(Ok(decision)) => {
+                self.lanes(parts).for_each(|lane| self.breakers[lane].lock().answered(now));
+                self.saw(check, &decision, sent, now);
+                Ok(decision)
+            }
+            Ok(Err(error @ StoreError::Invalid(_))) => Err(Missed::Failed(error)),
+            Ok(Err(error)) => {
+                one(&self.counts.misses);
+                if is_silence(&error) {
+                    self.missed(check, parts, sent, now);
+                }
+                Err(Missed::Failed(error))
+            }
+            Err(_) => {
+                one(&self.counts.misses);
+                self.missed(check, parts, sent, now);
+                Err(Missed::Failed(late()))
+            }
+        }
+    }
+
+    fn lanes(&self, parts: u64) -> impl Iterator<Item = usize> {
+        (0..PARTS).filter(move |lane| parts >> lane & 1 == 1)
+    }
+
+    fn missed(self: &Arc<Self>, check: &Check<'_>, parts: u64, sent: Timestamp, now: Timestamp) {
+        for lane in self.lanes(parts) {
+            let change = self.breakers[lane].lock().missed(sent, now);
+            if change == Some(Change::Opened) {
+                self.changed(Change::Opened);
+                let inner = Arc::clone(self);
+                let probe = check.clone().into_owned().into_op(Op::Peek).without_id();
+                tokio::spawn(async move { inner.probe(lane, probe).await });
+            }
+        }
+    }
+
+    /// Looks from time to time whether the store is back. Nobody waits for it.
+    async fn probe(self: &Arc<Self>, lane: usize, check: Check<'static>) {
+        loop {
+            let pause_us = self.breakers[lane].lock().pause_us(self.random.next());
+            tokio::time::sleep(Duration::from_micros(pause_us)).await;
+            let answer = tokio::time::timeout(self.settings.deadline, self.store.decide(&check)).await;
+            let answered = match &answer {
+                Ok(Ok(_)) => true,
+                // It speaks: whoever asks will hear why it does not do it.
+                Ok(Err(error)) => !is_silence(error),
+                Err(_) => false,
+            };
+            let change = self.breakers[lane].lock().probed(answered, self.clock.now());
+            if change == Some(Change::Closed) {
+                return self.changed(Change::Closed);
+            }
+            if Arc::strong_count(self) == 1 {
+                return; // only the prober is left
+            }
+        }
+    }
+
+    fn changed(&self, change: Change) {
+        let state = match change {
+            Change::Opened => {
+                one(&self.counts.opened);
+                self.open.fetch_add(1, Ordering::Relaxed);
+                BreakerState::Open
+            }
+            Change::Closed => {
+                one(&self.counts.closed);
+                self.open.fetch_sub(1, Ordering::Relaxed);
+                BreakerState::Closed
+            }
+        };
+        if let Some(tell) = self.on_change.get() {
+            tell(state);
+        }
+    }
+
+    /// Remembers what the store said.
+    pub(super) fn saw(&self, check: &Check<'_>, decision: &Decision, sent: Timestamp, now: Timestamp) {
+        if check.charges().len() != decision.charges().len() {
+            return;
+        }
+        for (charge, verdict) in check.charges().iter().zip(decision.charges()) {
+            if let Algorithm::Concurrent(_) = charge.limit.algorithm() {
+                continue; // what others release nobody hears of
+            }
+            let name = self.names.of(charge);
+            let mut seen = Seen::new(self.names.limit(&charge.limit), verdict, sent, now);
+            // Of a check that another charge denied, this one says nothing about denials.
+            let denied = match check.op() {
+                Op::Check if !verdict.allowed => Some(charge.cost),
+                Op::Take if !verdict.allowed => Some(1),
+                _ => None,
+            };
+            let longest_us = self.settings.longest_denial_us;
+            let mut fresh = seen;
+            if let Some(cost) = denied {
+                fresh.deny(cost, verdict.retry, longest_us);
+            }
+            self.seen.update(
+                name,
+                fresh,
+                |known| {
+                    if sent < known.sent {
+                        return; // an older question that was answered later
+                    }
+                    seen.keep_denials(known);
+                    if let Some(cost) = denied {
+                        seen.deny(cost, verdict.retry, longest_us);
+                    }
+                    *known = seen;
+                },
+                |known| known.sent.as_micros(),
+            );
+            if charge.terms.sync == SyncMode::Async
+                && let Some(own) = self.unsynced.shard(name).get_mut(&name)
+            {
+                own.saw(Seen::new(fresh.limit, verdict, sent, now));
+            }
+        }
+    }
+
+    /// Decides without the store.
+    pub(super) fn alone(&self, check: &Check<'_>, missed: Missed) -> Result<Decision, StoreError> {
+        if let Missed::Failed(error @ StoreError::Invalid(_)) = missed {
+            return Err(error);
+        }
+        let now = self.share.now();
+        let policy = |charge: &Charge<'_>| charge.terms.on_failure.unwrap_or(self.settings.on_failure);
+        let left = |charge: &Charge<'_>| {
+            let limit = self.names.limit(&charge.limit);
+            let known = |seen: &mut Seen| (seen.limit == limit).then(|| seen.left(&charge.limit, now));
+            self.seen.with(self.names.of(charge), known).flatten()
+        };
+        let decision = self.share.decide(check, self.nodes.number(), policy, left)?;
+        if decision.allowed() {
+            one(&self.counts.fallback_allowed);
+            let takes = !matches!(check.op(), Op::Peek);
+            if takes && check.charges().iter().any(|charge| policy(charge) == OnFailure::Open) {
+                one(&self.counts.fail_open);
+            }
+        } else {
+            one(&self.counts.fallback_denied);
+        }
+        Ok(decision)
+    }
+
+    /// How near a charge is really decided: not everything can be.
+    pub(super) fn how(&self, charge: &Charge<'_>) -> SyncMode {
+        match charge.terms.sync {
+            SyncMode::Direct => SyncMode::Direct,
+            near if lease::lends(&charge.limit) => near,
+            _ => SyncMode::Direct,
+        }
+    }
+
+    pub(super) fn cap(&self, charge: &Charge<'_>) -> u64 {
+        let standard = || background::cap(&charge.limit, self.settings.async_error_per_mille, self.nodes.number());
+        self.settings.async_cap.unwrap_or_else(standard).min(charge.limit.capacity())
+    }
+
+    /// Whether so much of a lease is held.
+    pub(super) fn holds(&self, name: Name, cost: u64) -> bool {
+        self.leases.shard(name).get(&name).is_some_and(|lease| lease.held() >= cost)
+    }
+
+    pub(super) fn unspend_lease(&self, name: Name, cost: u64, until: Timestamp) {
+        let now = self.clock.now();
+        let counted =
+            self.leases.shard(name).get_mut(&name).is_some_and(|lease: &mut Lease| lease.unspend(cost, until, now));
+        self.counts.lease_units_spent.fetch_sub(cost, Ordering::Relaxed);
+        if !counted {
+            add(&self.counts.lease_units_expired, cost);
+        }
+    }
+
+    /// What is known of a charge that was not decided.
+    pub(super) fn last_known(&self, part: &Part, charge: &Charge<'_>, now: Timestamp) -> Verdict {
+        let known = |seen: &mut Seen| seen.verdict(&charge.limit, seen.left(&charge.limit, now), 0, now);
+        let amount = charge.limit.capacity();
+        let nothing = Verdict { allowed: true, amount, remaining: amount, ..Verdict::default() };
+        self.seen.with(part.name, known).unwrap_or(nothing)
+    }
+}
+
+/// Whether an error means that the store was not heard of, rather than that it would not.
+fn is_silence(error: &StoreError) -> bool {
+    #[cfg(feature = "redis")]
+    if let StoreError::Unavailable(why) = error
+        && let Some(no_answer) = why.downcast_ref::<crate::NoAnswer>()
+    {
+        use crate::FailureKind as K;
+        return matches!(
+            no_answer.failure().kind(),
+            K::Timeout
+                | K::Disconnected
+                | K::Refused
+                | K::Unresolved
+                | K::Tls
+                | K::Loading
+                | K::MaxClients
+                | K::Protocol
+        );
+    }
+    matches!(error, StoreError::Unavailable(_))
+}

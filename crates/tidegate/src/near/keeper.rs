@@ -1,0 +1,286 @@
+//! What happens in the background: taking ahead, giving back, charging afterwards, counting nodes. Nobody waits for any of it.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tidegate_core::{Op, Timestamp};
+use tokio::time::Instant;
+
+use super::breaker::BreakerState;
+use super::lease::{Grant, Lease};
+use super::names::Name;
+use super::seen::Seen;
+use super::stats::{NearStats, add};
+use super::{Inner, ask};
+use crate::store::{Charge, Check};
+
+/// How often leases are looked through.
+const SWEEP: Duration = Duration::from_millis(50);
+/// How often a node says that it is there; the first two times sooner.
+const BEAT: Duration = Duration::from_secs(1);
+const FIRST_BEATS: Duration = Duration::from_millis(100);
+/// How many calls at once are made to charge afterwards.
+const AT_ONCE: usize = 64;
+
+impl Inner {
+    /// Starts what runs in the background, once. It ends with the last of those who use it.
+    pub(super) fn keep(self: &Arc<Self>) {
+        if self.keeper.load(Ordering::Relaxed) || self.keeper.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let (sweeping, syncing, beating) = (Arc::downgrade(self), Arc::downgrade(self), Arc::downgrade(self));
+        tokio::spawn(async move {
+            while let Some(inner) = later(&sweeping, SWEEP).await {
+                inner.sweep(false).await;
+            }
+        });
+        let period = self.settings.async_period;
+        tokio::spawn(async move {
+            while let Some(inner) = later(&syncing, period).await {
+                inner.sync_all().await;
+            }
+        });
+        if self.nodes.are_counted() {
+            tokio::spawn(async move {
+                let (mut beats, mut pause) = (0_u32, Duration::ZERO);
+                while let Some(inner) = later(&beating, pause).await {
+                    inner.beat().await;
+                    beats = beats.saturating_add(1);
+                    pause = if beats < 3 { FIRST_BEATS } else { BEAT };
+                }
+            });
+        }
+    }
+
+    /// Whether units may be taken ahead.
+    pub(super) fn may_take_ahead(&self) -> bool {
+        !self.closed.load(Ordering::Relaxed) && self.open.load(Ordering::Relaxed) == 0
+    }
+
+    /// Takes units ahead.
+    pub(super) fn take_ahead(self: &Arc<Self>, name: Name, charge: Charge<'static>, units: u64) {
+        let inner = Arc::clone(self);
+        tokio::spawn(async move {
+            let id = inner.random.id();
+            let check = Check::of(Op::Take).with_charges(vec![Charge { cost: units, ..charge }]).with_id(id);
+            let sent = inner.clock.now();
+            let answer = inner.ask(&check).await;
+            let now = inner.clock.now();
+            let charge = &check.charges()[0];
+            let Ok(decision) = answer else {
+                if let Some(lease) = inner.leases.shard(name).get_mut(&name) {
+                    lease.not_granted(now);
+                }
+                if let Err(ask::Missed::Failed(_)) = answer {
+                    // It may have been taken; nobody will spend it.
+                    inner.return_grant(charge, Grant::unknown(id, units), false).await;
+                }
+                return;
+            };
+            let limit = inner.names.limit(&charge.limit);
+            let seen = Seen::new(limit, decision.binding(), sent, now);
+            let granted = decision.granted();
+            add(&inner.counts.lease_units_granted, granted);
+            let stray = {
+                let mut shard = inner.leases.shard(name);
+                match shard.get_mut(&name).filter(|lease| lease.is_under(limit)) {
+                    Some(lease) if !inner.closed.load(Ordering::Relaxed) => {
+                        lease.granted(id, granted, seen);
+                        None
+                    }
+                    _ => (granted > 0).then(|| Grant::unknown(id, granted)),
+                }
+            };
+            if let Some(stray) = stray {
+                inner.return_grant(charge, stray, true).await;
+            }
+        });
+    }
+
+    /// Gives back what was taken ahead under a limit that has changed.
+    pub(super) fn return_soon(self: &Arc<Self>, mut lease: Lease) {
+        let inner = Arc::clone(self);
+        tokio::spawn(async move {
+            let now = inner.clock.now();
+            add(&inner.counts.lease_units_expired, lease.expire(now));
+            for grant in lease.returned(true, now) {
+                inner.return_grant(&lease.charge, grant, true).await;
+            }
+        });
+    }
+
+    async fn return_grant(self: &Arc<Self>, charge: &Charge<'static>, grant: Grant, counted: bool) {
+        let mut given_back = false;
+        if grant.can_be_given_back() {
+            let charge = Charge { cost: grant.left, ..charge.clone() };
+            let check = Check::of(Op::Refund).with_charges(vec![charge]).with_id(grant.id);
+            given_back = self.ask(&check).await.is_ok();
+        }
+        if counted {
+            let counter = if given_back { &self.counts.lease_units_returned } else { &self.counts.lease_units_expired };
+            add(counter, grant.left);
+        }
+    }
+
+    /// Gives back what is not spent, and forgets what nobody asks about.
+    async fn sweep(self: &Arc<Self>, all: bool) {
+        let mut back: Vec<(Charge<'static>, Grant)> = Vec::new();
+        for mut shard in self.leases.shards() {
+            if shard.is_empty() {
+                continue;
+            }
+            let now = self.clock.now();
+            for lease in shard.values_mut() {
+                add(&self.counts.lease_units_expired, lease.expire(now));
+                let returned = lease.returned(all, now);
+                back.extend(returned.into_iter().map(|grant| (lease.charge.clone(), grant)));
+            }
+            shard.retain(|_, lease| !lease.is_idle(now));
+        }
+        for (charge, grant) in back {
+            self.return_grant(&charge, grant, true).await;
+        }
+    }
+
+    /// Charges what was let pass.
+    async fn sync_all(self: &Arc<Self>) {
+        let mut due: Vec<Name> = Vec::new();
+        for mut shard in self.unsynced.shards() {
+            if shard.is_empty() {
+                continue;
+            }
+            let now = self.clock.now();
+            due.extend(shard.iter().filter(|(_, own)| own.unsynced() > 0).map(|(name, _)| *name));
+            shard.retain(|_, own| !own.is_idle(now));
+        }
+        for names in due.chunks(AT_ONCE) {
+            let mut calls = tokio::task::JoinSet::new();
+            for &name in names {
+                let inner = Arc::clone(self);
+                calls.spawn(async move { inner.sync(name).await });
+            }
+            while calls.join_next().await.is_some() {}
+        }
+    }
+
+    /// Charges what was let pass of one key.
+    pub(super) async fn sync(self: &Arc<Self>, name: Name) {
+        let Some((charge, sending)) = ({
+            let mut shard = self.unsynced.shard(name);
+            shard.get_mut(&name).and_then(|own| {
+                let (id, units) = own.send(self.random.id())?;
+                let charge = Charge { cost: units, ..own.charge.clone() };
+                Some((charge, Sending { inner: self, name, id, units, done: false }))
+            })
+        }) else {
+            return;
+        };
+        sending.run(charge).await;
+    }
+
+    async fn beat(self: &Arc<Self>) {
+        if self.closed.load(Ordering::Relaxed) {
+            return;
+        }
+        let (take, end) = self.nodes.beat(self.random.id());
+        let Ok(taken) = self.ask(&take).await else { return };
+        match end {
+            None => self.nodes.heard(taken.remaining()),
+            Some(end) => {
+                if let Ok(ended) = self.ask(&end).await {
+                    self.nodes.heard(ended.remaining());
+                }
+            }
+        }
+    }
+
+    pub(super) async fn close(self: &Arc<Self>) {
+        self.closed.store(true, Ordering::Relaxed);
+        self.sweep(true).await;
+        self.sync_all().await;
+        if let Some(leave) = self.nodes.leave() {
+            let _ = self.ask(&leave).await;
+        }
+    }
+
+    pub(super) fn stats(&self) -> NearStats {
+        let mut stats = self.counts.read();
+        for shard in self.leases.shards() {
+            stats.lease_units_held += shard.values().map(Lease::held).sum::<u64>();
+            stats.leases += shard.values().filter(|lease| lease.held() > 0).count() as u64;
+        }
+        for shard in self.unsynced.shards() {
+            stats.unsynced_units += shard.values().map(super::Unsynced::unsynced).sum::<u64>();
+        }
+        let open = self.open.load(Ordering::Relaxed) > 0;
+        stats.breaker = if open { BreakerState::Open } else { BreakerState::Closed };
+        stats.in_flight = self.in_flight.load(Ordering::Relaxed) as u64;
+        stats.nodes = self.nodes.number();
+        stats
+    }
+}
+
+/// Units on their way to be charged. If nobody waits for the answer any more they are sent again, under the same id.
+struct Sending<'a> {
+    inner: &'a Arc<Inner>,
+    name: Name,
+    id: tidegate_core::Id,
+    units: u64,
+    done: bool,
+}
+
+impl Sending<'_> {
+    async fn run(mut self, charge: Charge<'static>) {
+        let check = Check::of(Op::Debit).with_charges(vec![charge]).with_id(self.id);
+        let sent = self.inner.clock.now();
+        let answer = self.inner.ask(&check).await;
+        let now = self.inner.clock.now();
+        self.done = true;
+        let mut shard = self.inner.unsynced.shard(self.name);
+        let Some(own) = shard.get_mut(&self.name) else { return };
+        match answer {
+            Ok(decision) if decision.allowed() => {
+                add(&self.inner.counts.synced_units, self.units);
+                own.synced(seen_of(self.inner, &check, &decision, sent, now));
+            }
+            // No room, not even for debt: it stays here and counts as used.
+            Ok(decision) => {
+                own.not_synced(false);
+                own.saw(seen_of(self.inner, &check, &decision, sent, now));
+            }
+            Err(ask::Missed::Failed(_)) => own.not_synced(true),
+            Err(_) => own.not_synced(false),
+        }
+    }
+}
+
+fn seen_of(
+    inner: &Inner,
+    check: &Check<'_>,
+    decision: &tidegate_core::Decision,
+    sent: Timestamp,
+    now: Timestamp,
+) -> Seen {
+    let limit = inner.names.limit(&check.charges()[0].limit);
+    Seen::new(limit, decision.binding(), sent, now)
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        if !self.done
+            && let Some(own) = self.inner.unsynced.shard(self.name).get_mut(&self.name)
+        {
+            own.not_synced(true);
+        }
+    }
+}
+
+/// After a pause, if there is still somebody.
+async fn later(weak: &Weak<Inner>, pause: Duration) -> Option<Arc<Inner>> {
+    if weak.strong_count() == 0 {
+        return None;
+    }
+    tokio::time::sleep_until(Instant::now() + pause).await;
+    weak.upgrade()
+}

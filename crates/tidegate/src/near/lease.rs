@@ -1,0 +1,211 @@
+//! Leases: units of a budget that this node has taken ahead and spends by itself. A state machine without a clock or a store.
+//!
+//! A key that is asked about often is given a lease: the store is asked in the background for as many units as the key needs for a moment, and
+//! never for more than this node may hold. They are charged there at once, so nobody else can spend them; here they are worth something until
+//! they expire. A request that finds none left goes to the store by itself, as if there were no leases.
+
+use std::collections::VecDeque;
+
+use tidegate_core::{Algorithm, Id, Limit, Timestamp, Verdict};
+
+use super::seen::Seen;
+use crate::store::Charge;
+
+/// The time over which demand is measured, and for about which units are taken ahead.
+const MOMENT_US: u64 = 100_000;
+/// Fewer units than this in a moment are not worth a lease.
+const LITTLE: u64 = 4;
+/// How long a lease lives.
+pub(crate) const LIFE_US: u64 = 1_000_000;
+/// The end of a window on this machine's clock may be off by this much.
+const SLACK_US: u64 = 10_000;
+/// A lease that is not spent for so long is given back, and so is one that will expire within this time.
+const IDLE_US: u64 = 250_000;
+const NEARLY_OVER_US: u64 = 100_000;
+/// How long to wait after the store had nothing to give.
+const PAUSE_US: u64 = 20_000;
+
+/// What this node holds of one key.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    pub(crate) charge: Charge<'static>,
+    limit: u64,
+    grants: VecDeque<Grant>,
+    /// Units that were asked for and have not been answered.
+    asked: u64,
+    not_before: Timestamp,
+    seen: Option<Seen>,
+    moment: Timestamp,
+    demand: u64,
+    demand_before: u64,
+    last_asked: Timestamp,
+    last_spent: Timestamp,
+}
+
+/// Units that were taken in one call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Grant {
+    pub(crate) id: Id,
+    pub(crate) left: u64,
+    expires: Timestamp,
+}
+
+impl Grant {
+    /// Units that may have been taken and will not be spent.
+    pub(crate) fn unknown(id: Id, units: u64) -> Self {
+        Grant { id, left: units, expires: Timestamp::EPOCH }
+    }
+
+    pub(crate) fn can_be_given_back(&self) -> bool {
+        self.id != Id::NONE && self.left > 0
+    }
+}
+
+/// The most units one node may hold, so that all nodes together hold no more than a part of the limit.
+pub(crate) fn most(limit: &Limit, error_per_mille: u64, nodes: u64) -> u64 {
+    let part = u128::from(limit.capacity()) * u128::from(error_per_mille) / 1000 / u128::from(nodes.max(1));
+    u64::try_from(part).unwrap_or(u64::MAX)
+}
+
+/// Whether units of it can be taken ahead at all.
+pub(crate) fn lends(limit: &Limit) -> bool {
+    !limit.counts_rejected() && !matches!(limit.algorithm(), Algorithm::Concurrent(_))
+}
+
+impl Lease {
+    pub(crate) fn new(charge: Charge<'static>, limit: u64, now: Timestamp) -> Self {
+        Lease {
+            charge,
+            limit,
+            grants: VecDeque::new(),
+            asked: 0,
+            not_before: now,
+            seen: None,
+            moment: now,
+            demand: 0,
+            demand_before: 0,
+            last_asked: now,
+            last_spent: now,
+        }
+    }
+
+    /// Whether this is a lease under the same limit.
+    pub(crate) fn is_under(&self, limit: u64) -> bool {
+        self.limit == limit
+    }
+
+    /// Units that can be spent.
+    pub(crate) fn held(&self) -> u64 {
+        self.grants.iter().map(|grant| grant.left).sum()
+    }
+
+    /// Drops what has expired; says how many units that were.
+    pub(crate) fn expire(&mut self, now: Timestamp) -> u64 {
+        let before = self.held();
+        self.grants.retain(|grant| now < grant.expires && grant.left > 0);
+        before - self.held()
+    }
+
+    /// Spends `cost` if so much is held; says what is told to the client.
+    pub(crate) fn spend(&mut self, cost: u64, now: Timestamp) -> Option<Verdict> {
+        self.wanted(cost, now);
+        if self.held() < cost {
+            return None;
+        }
+        let mut due = cost;
+        for grant in &mut self.grants {
+            let part = due.min(grant.left);
+            (grant.left, due) = (grant.left - part, due - part);
+        }
+        self.grants.retain(|grant| grant.left > 0);
+        self.last_spent = now;
+        let (limit, held) = (&self.charge.limit, self.held());
+        let seen = self.seen?;
+        let remaining = seen.left(limit, now).saturating_add(held).min(limit.capacity());
+        Some(Verdict { granted: cost, ..seen.verdict(limit, remaining, 0, now) })
+    }
+
+    /// Takes back what was spent a moment ago, because the request was denied elsewhere. It is worth something until `until`, as it was before;
+    /// says whether that is still to come.
+    pub(crate) fn unspend(&mut self, cost: u64, until: Timestamp, now: Timestamp) -> bool {
+        if now >= until {
+            return false;
+        }
+        match self.grants.iter_mut().find(|grant| grant.expires == until) {
+            Some(grant) => grant.left += cost,
+            // What it was taken from is used up. Nobody can give it back any more, but it can be spent.
+            None => self.grants.push_front(Grant { id: Id::NONE, left: cost, expires: until }),
+        }
+        true
+    }
+
+    /// Until when what can be spent now can be spent at least.
+    pub(crate) fn expires(&self) -> Timestamp {
+        self.grants.front().map_or(Timestamp::EPOCH, |grant| grant.expires)
+    }
+
+    fn wanted(&mut self, cost: u64, now: Timestamp) {
+        self.last_asked = now;
+        let passed_us = now.micros_since(self.moment);
+        if passed_us >= MOMENT_US {
+            self.demand_before = if passed_us < 2 * MOMENT_US { self.demand } else { 0 };
+            (self.moment, self.demand) = (now, 0);
+        }
+        self.demand = self.demand.saturating_add(cost);
+    }
+
+    /// How many units to ask the store for, if it is time; `most` may be held.
+    pub(crate) fn ask(&mut self, most: u64, now: Timestamp) -> Option<u64> {
+        let demand = self.demand.max(self.demand_before);
+        if self.asked > 0 || demand < LITTLE || now < self.not_before {
+            return None;
+        }
+        // Enough for two moments; asked for when half of it is gone, so that it does not run dry meanwhile.
+        let wanted = demand.saturating_mul(2).min(most);
+        let held = self.held();
+        if wanted < 2 || held > wanted / 2 {
+            return None;
+        }
+        self.asked = wanted - held;
+        Some(self.asked)
+    }
+
+    /// The store has answered what was asked for.
+    pub(crate) fn granted(&mut self, id: Id, units: u64, seen: Seen) {
+        self.asked = 0;
+        self.seen = Some(seen);
+        if units == 0 {
+            self.not_before = seen.answered.after_micros(PAUSE_US);
+            return;
+        }
+        // From the moment the question was sent: the store charged it later than that.
+        let mut expires = seen.sent.after_micros(LIFE_US);
+        if let Algorithm::Window(_) = self.charge.limit.algorithm() {
+            // What was taken from one window is not spent in the next.
+            let end = seen.reset_at().as_micros().saturating_sub(SLACK_US);
+            expires = expires.min(Timestamp::from_micros(end));
+        }
+        self.grants.push_back(Grant { id, left: units, expires });
+        self.last_spent = seen.answered;
+    }
+
+    /// There was no answer to what was asked for.
+    pub(crate) fn not_granted(&mut self, now: Timestamp) {
+        self.asked = 0;
+        self.not_before = now.after_micros(PAUSE_US);
+    }
+
+    /// What should be given back now; all of it, if `all`.
+    pub(crate) fn returned(&mut self, all: bool, now: Timestamp) -> Vec<Grant> {
+        let idle = all || now.micros_since(self.last_spent) >= IDLE_US;
+        let over = |grant: &Grant| idle || grant.expires.micros_since(now) <= NEARLY_OVER_US;
+        let back = self.grants.iter().copied().filter(over).collect();
+        self.grants.retain(|grant| !over(grant));
+        back
+    }
+
+    /// Whether nobody would miss it.
+    pub(crate) fn is_idle(&self, now: Timestamp) -> bool {
+        self.grants.is_empty() && self.asked == 0 && now.micros_since(self.last_asked) >= 10 * LIFE_US
+    }
+}

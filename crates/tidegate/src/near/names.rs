@@ -1,0 +1,189 @@
+//! Names of states, and the tables that are kept by them: all of them bounded.
+//!
+//! A name is a keyed hash of what the state of a charge is known by, the same as in the stores: nobody who chooses keys can make two of them
+//! meet, and no key is kept as text but where a call must be made for it later.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+
+use parking_lot::{Mutex, MutexGuard};
+use siphasher::sip128::{Hasher128, SipHasher13};
+use tidegate_core::Limit;
+
+use crate::store::{Charge, Scope};
+
+/// The state of a charge, by a hash.
+pub(crate) type Name = u128;
+
+/// Makes names.
+#[derive(Debug)]
+pub(crate) struct Names {
+    secret: (u64, u64),
+}
+
+impl Names {
+    pub(crate) fn new() -> Self {
+        let random = RandomState::new();
+        Names { secret: (random.hash_one(0), random.hash_one(1)) }
+    }
+
+    pub(crate) fn of(&self, charge: &Charge<'_>) -> Name {
+        let mut hasher = SipHasher13::new_with_keys(self.secret.0, self.secret.1);
+        match &charge.subject.scope {
+            Scope::AdHoc => hasher.write(charge.limit.algorithm().name().as_bytes()),
+            Scope::Rule(name) => {
+                hasher.write(name.as_bytes());
+                hasher.write_u8(0xff);
+            }
+        }
+        hasher.write_u16(charge.position);
+        hasher.write(&charge.subject.key);
+        hasher.finish128().as_u128()
+    }
+
+    /// By which a limit is known to be the same as before.
+    pub(crate) fn limit(&self, limit: &Limit) -> u64 {
+        let mut hasher = SipHasher13::new_with_keys(self.secret.1, self.secret.0);
+        limit.hash(&mut hasher);
+        hasher.finish128().h1
+    }
+}
+
+const SHARDS: usize = 64;
+
+fn shard_of(name: Name) -> usize {
+    usize::try_from(name >> 64).unwrap_or(usize::MAX) % SHARDS
+}
+
+/// What may be forgotten: each name has a few places where it can be, and takes the one that was used longest ago.
+#[derive(Debug)]
+pub(crate) struct Recent<T> {
+    shards: Box<[Mutex<Vec<Place<T>>>]>,
+    sets: usize,
+}
+
+const WAYS: usize = 4;
+
+type Place<T> = Option<(Name, T)>;
+
+impl<T: Clone> Recent<T> {
+    /// About `most` entries; none at all if that is zero.
+    pub(crate) fn new(most: usize) -> Self {
+        Recent { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), sets: most.div_ceil(SHARDS * WAYS) }
+    }
+
+    fn set_of(&self, name: Name) -> usize {
+        usize::try_from(name & u128::from(u32::MAX)).unwrap_or(0) % self.sets * WAYS
+    }
+
+    /// What is known under a name.
+    pub(crate) fn with<R>(&self, name: Name, read: impl FnOnce(&mut T) -> R) -> Option<R> {
+        if self.sets == 0 {
+            return None;
+        }
+        let mut shard = self.shards[shard_of(name)].lock();
+        let set = self.set_of(name);
+        let found = shard.get_mut(set..set + WAYS)?.iter_mut().flatten().find(|(own, _)| *own == name)?;
+        Some(read(&mut found.1))
+    }
+
+    /// Changes what is known under a name, or puts something there; `age` tells which entry is the oldest.
+    pub(crate) fn update(&self, name: Name, fresh: T, merge: impl FnOnce(&mut T), age: impl Fn(&T) -> u64) {
+        if self.sets == 0 {
+            return;
+        }
+        let mut shard = self.shards[shard_of(name)].lock();
+        if shard.is_empty() {
+            shard.resize(self.sets * WAYS, None);
+        }
+        let set = self.set_of(name);
+        let set = &mut shard[set..set + WAYS];
+        if let Some((_, known)) = set.iter_mut().flatten().find(|(own, _)| *own == name) {
+            return merge(known);
+        }
+        let oldest = set.iter_mut().min_by_key(|entry| entry.as_ref().map_or(0, |(_, known)| age(known).max(1)));
+        if let Some(place) = oldest {
+            *place = Some((name, fresh));
+        }
+    }
+
+    pub(crate) fn forget(&self, name: Name) {
+        if self.sets == 0 {
+            return;
+        }
+        let mut shard = self.shards[shard_of(name)].lock();
+        let set = self.set_of(name);
+        let places = shard.get_mut(set..set + WAYS).unwrap_or_default();
+        places
+            .iter_mut()
+            .filter(|place| place.as_ref().is_some_and(|(own, _)| *own == name))
+            .for_each(|place| *place = None);
+    }
+}
+
+/// What must not be forgotten: when all places are taken, there is none for another.
+#[derive(Debug)]
+pub(crate) struct Kept<T> {
+    shards: Box<[Mutex<HashMap<Name, T, Plain>>]>,
+    most_per_shard: usize,
+}
+
+pub(crate) type Shard<'a, T> = MutexGuard<'a, HashMap<Name, T, Plain>>;
+
+impl<T> Kept<T> {
+    pub(crate) fn new(most: usize) -> Self {
+        Kept { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), most_per_shard: most.div_ceil(SHARDS) }
+    }
+
+    pub(crate) fn shard(&self, name: Name) -> Shard<'_, T> {
+        self.shards[shard_of(name)].lock()
+    }
+
+    /// The entry of a name, made if there is none and there is room.
+    pub(crate) fn entry<'a>(
+        &self,
+        shard: &'a mut Shard<'_, T>,
+        name: Name,
+        make: impl FnOnce() -> T,
+    ) -> Option<&'a mut T> {
+        let full = shard.len() >= self.most_per_shard;
+        match shard.entry(name) {
+            std::collections::hash_map::Entry::Occupied(entry) => Some(entry.into_mut()),
+            std::collections::hash_map::Entry::Vacant(_) if full => None,
+            std::collections::hash_map::Entry::Vacant(entry) => Some(entry.insert(make())),
+        }
+    }
+
+    /// All shards, one after the other.
+    pub(crate) fn shards(&self) -> impl Iterator<Item = Shard<'_, T>> {
+        self.shards.iter().map(Mutex::lock)
+    }
+}
+
+/// Names are hashes already.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Plain(u64);
+
+impl BuildHasher for Plain {
+    type Hasher = Plain;
+
+    fn build_hasher(&self) -> Plain {
+        Plain(0)
+    }
+}
+
+impl Hasher for Plain {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u128(&mut self, name: u128) {
+        self.0 = u64::try_from(name & u128::from(u64::MAX)).unwrap_or(0);
+    }
+}

@@ -1,0 +1,116 @@
+//! A store that is slow, silent or gone: an answer in time, marked and counted, and back again soon.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tidegate::{BreakerState, Check, ManualClock, OnFailure, Source, Store, Terms};
+use tokio::time::Instant;
+
+use super::{Remote, ask, limits, node};
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_store_delays_nobody_once_the_breaker_is_open_and_is_back_within_half_a_second() {
+    let clock = ManualClock::with_runtime();
+    let remote = Remote::new(&clock);
+    let changes = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&changes);
+    let near = node(&remote, &clock, 2, 7).build();
+    near.on_change(move |_| _ = counted.fetch_add(1, Ordering::Relaxed));
+    let limits = limits("1000000/s");
+    assert_eq!(ask(&near, "k", &limits, 1).await.source(), Source::Store);
+    remote.silent(true);
+    let stalled = Instant::now();
+    while near.stats().breaker == BreakerState::Closed {
+        let began = Instant::now();
+        let decision = ask(&near, "k", &limits, 1).await;
+        assert_eq!((decision.allowed(), decision.source()), (true, Source::Fallback));
+        assert!(began.elapsed() <= Duration::from_millis(8));
+    }
+    assert!(stalled.elapsed() <= Duration::from_millis(100), "opened after {:?}", stalled.elapsed());
+    for _ in 0..1000 {
+        let began = Instant::now();
+        assert_eq!(ask(&near, "k", &limits, 1).await.source(), Source::Fallback);
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    remote.silent(false);
+    let back = Instant::now();
+    while ask(&near, "k", &limits, 1).await.source() != Source::Store {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(back.elapsed() <= Duration::from_millis(500), "back after {:?}", back.elapsed());
+    let stats = near.stats();
+    assert_eq!((stats.opened, stats.closed, changes.load(Ordering::Relaxed)), (1, 1, 2));
+    assert!(stats.fallback_allowed > 1000 && stats.not_asked >= 1000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_stalls_now_and_then_changes_nothing_but_the_answers_of_that_moment() {
+    let clock = ManualClock::with_runtime();
+    let remote = Remote::new(&clock);
+    let near = node(&remote, &clock, 1, 7).build();
+    let limits = limits("1000000/s");
+    for ms in 0..5000_u64 {
+        remote.silent(ms % 500 >= 470);
+        let (near, limits) = (near.clone(), limits.clone());
+        tokio::spawn(async move { ask(&near, "k", &limits, 1).await.source() });
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let stats = near.stats();
+    assert_eq!((stats.opened, stats.breaker), (0, BreakerState::Closed));
+    assert!(stats.misses > 100);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_charge_has_its_policy() {
+    let clock = ManualClock::with_runtime();
+    let remote = Remote::new(&clock);
+    let near = node(&remote, &clock, 1, 7).build();
+    remote.fails(true);
+    let limits = limits("2/h");
+    for (policy, allowed) in [(OnFailure::Local, 2), (OnFailure::Open, 10), (OnFailure::Closed, 0)] {
+        let terms = Terms { on_failure: Some(policy), ..Terms::default() };
+        let mut passed = 0;
+        for _ in 0..10 {
+            let check = Check::new().terms(terms).charge_named(policy.name(), "k", &limits, 1);
+            let decision = near.decide(&check).await.unwrap();
+            assert_eq!(decision.source(), Source::Fallback);
+            passed += usize::from(decision.allowed());
+        }
+        assert_eq!(passed, allowed, "{policy:?}");
+    }
+    assert_eq!(near.stats().fail_open, 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_calls_than_allowed_are_under_way() {
+    let clock = ManualClock::with_runtime();
+    let remote = Remote::new(&clock);
+    let near = node(&remote, &clock, 1, 7).max_in_flight(10).build();
+    let limits = limits("1000/s");
+    remote.delay(Duration::from_millis(4));
+    let calls: Vec<_> = (0..100)
+        .map(|_| {
+            let (near, limits) = (near.clone(), limits.clone());
+            tokio::spawn(async move { ask(&near, "k", &limits, 1).await.source() })
+        })
+        .collect();
+    let mut from_store = 0;
+    for call in calls {
+        from_store += usize::from(call.await.unwrap() == Source::Store);
+    }
+    let stats = near.stats();
+    assert_eq!((from_store, stats.overloads, stats.in_flight), (10, 90, 0));
+}
+
+/// Nobody is told that something was given back which was not.
+#[tokio::test(start_paused = true)]
+async fn giving_back_to_a_store_that_is_gone_is_an_error() {
+    let clock = ManualClock::with_runtime();
+    let remote = Remote::new(&clock);
+    let near = node(&remote, &clock, 1, 7).build();
+    remote.fails(true);
+    let limits = limits("2/h");
+    assert!(near.decide(&Check::of(tidegate::Op::Refund).charge("k", &limits, 1)).await.is_err());
+}

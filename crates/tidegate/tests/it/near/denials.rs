@@ -1,0 +1,114 @@
+//! What was denied a moment ago is denied here, as long as that is certain, and not a moment longer.
+
+use std::time::Duration;
+
+use tidegate::{Check, ManualClock, Op, Retry, Source, Store};
+
+use super::{Remote, ask, limits, node};
+use crate::conformance::Random;
+
+#[tokio::test(start_paused = true)]
+async fn a_denial_is_repeated_without_asking_until_its_wait_is_over() {
+    let clock = ManualClock::with_runtime();
+    let remote = Remote::new(&clock);
+    let near = node(&remote, &clock, 1, 1).build();
+    let limits = limits("10/s");
+    assert!(ask(&near, "k", &limits, 10).await.allowed());
+    let first = ask(&near, "k", &limits, 5).await;
+    assert_eq!((first.allowed(), first.source()), (false, Source::Store));
+    let calls = remote.calls();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let second = ask(&near, "k", &limits, 5).await;
+    assert_eq!((second.allowed(), second.source(), remote.calls()), (false, Source::Local, calls));
+    let (first_wait, wait) = (first.retry().micros().unwrap(), second.retry().micros().unwrap());
+    assert!(wait <= first_wait - 300_000 + 1000 && wait >= first_wait - 300_000, "{first_wait} then {wait}");
+    // What costs more waits longer, by as long as the difference takes.
+    let dearer = ask(&near, "k", &limits, 7).await;
+    assert_eq!((dearer.retry(), remote.calls()), (Retry::After(wait + 200_000), calls));
+    // What costs less is asked.
+    assert!(!ask(&near, "k", &limits, 4).await.allowed());
+    assert_eq!(remote.calls(), calls + 1);
+    // And when the time has come, it passes.
+    tokio::time::sleep(Duration::from_micros(wait)).await;
+    assert!(ask(&near, "k", &limits, 5).await.allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn whatever_gives_back_or_changes_the_limit_ends_it() {
+    let clock = ManualClock::with_runtime();
+    let remote = Remote::new(&clock);
+    let near = node(&remote, &clock, 1, 1).build();
+    let hour = limits("10/h window");
+    for op in [Op::Refund, Op::Reset] {
+        assert!(ask(&near, "k", &hour, ask(&near, "k", &hour, 0).await.remaining()).await.allowed());
+        assert!(!ask(&near, "k", &hour, 1).await.allowed());
+        assert_eq!(ask(&near, "k", &hour, 1).await.source(), Source::Local);
+        let _ = near.decide(&Check::of(op).charge("k", &hour, 1)).await.unwrap();
+        assert!(ask(&near, "k", &hour, 1).await.allowed(), "after {op:?}");
+    }
+    assert!(!ask(&near, "k", &hour, 10).await.allowed());
+    assert!(ask(&near, "k", &limits("100/h window"), 10).await.allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn denials_that_are_charged_reach_the_store() {
+    let clock = ManualClock::with_runtime();
+    let remote = Remote::new(&clock);
+    let near = node(&remote, &clock, 1, 1).build();
+    let limits = limits("2/h count rejected");
+    for _ in 0..6 {
+        let _ = ask(&near, "k", &limits, 1).await;
+    }
+    assert_eq!(remote.calls(), 6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_charges_of_a_denied_check_are_told() {
+    let clock = ManualClock::with_runtime();
+    let remote = Remote::new(&clock);
+    let near = node(&remote, &clock, 1, 1).build();
+    let (user, everyone) = (limits("2/h window; 5/h window"), limits("100/h window"));
+    let check = Check::new().charge("user", &user, 1).charge("everyone", &everyone, 1);
+    for _ in 0..2 {
+        assert!(near.decide(&check).await.unwrap().allowed());
+    }
+    let (asked, here) = (near.decide(&check).await.unwrap(), near.decide(&check).await.unwrap());
+    assert_eq!((asked.source(), here.source()), (Source::Store, Source::Local));
+    for (asked, here) in asked.charges().iter().zip(here.charges()) {
+        assert_eq!((asked.allowed, asked.remaining, asked.amount), (here.allowed, here.remaining, here.amount));
+    }
+    assert_eq!(here.binding_index(), 0);
+}
+
+/// Whatever is denied here would be denied there: one node, any limit, any cost, random times.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_denied_that_the_store_would_allow() {
+    let all =
+        ["7/s", "30/min burst 4", "5/s window", "5/s window from first hit", "6/s sliding", "6/s estimate", "4/s log"];
+    let mut all_here = 0;
+    for seed in 0..40 {
+        let mut random = Random(seed);
+        let clock = ManualClock::with_runtime();
+        let remote = Remote::new(&clock);
+        remote.delay(Duration::from_micros(random.below(4_000)));
+        let near = node(&remote, &clock, 1, seed).build();
+        let mut here = 0;
+        for _ in 0..300 {
+            // A key of its own for each limit: if limits take turns on one, the wait of a denial may be longer than it must be.
+            let key = *random.pick::<&str>(&all);
+            let limits = limits(key);
+            let cost = random.below(5);
+            let before = remote.calls();
+            let would = remote.left(key, &limits) >= cost;
+            let decision = ask(&near, key, &limits, cost).await;
+            if remote.calls() == before {
+                here += 1;
+                assert!(!would && !decision.allowed(), "{limits} cost {cost} was denied here");
+            }
+            let pause = [0, 1, 1000, 50_000, 400_000][usize::try_from(random.below(5)).unwrap()];
+            tokio::time::sleep(Duration::from_micros(pause)).await;
+        }
+        all_here += here;
+    }
+    assert!(all_here > 200, "only {all_here} were decided here");
+}

@@ -1,0 +1,62 @@
+//! Callers who go away at any moment leave nothing behind: no place among the calls under way, no units.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use tidegate::{Check, ManualClock, Store, SyncMode, Terms};
+
+use super::{Remote, ask, limits, node};
+
+/// Polls a future at most `polls` times, and drops it then.
+async fn poll_at_most<F: Future>(future: F, mut polls: usize) -> Option<F::Output> {
+    let mut future = pin!(future);
+    poll_fn(|context| {
+        if polls == 0 {
+            return Poll::Ready(None);
+        }
+        polls -= 1;
+        future.as_mut().poll(context).map(Some)
+    })
+    .await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_that_is_dropped_after_any_number_of_polls_leaves_nothing_behind() {
+    for sync in [SyncMode::Direct, SyncMode::Lease, SyncMode::Async] {
+        for polls in 0..8 {
+            let clock = ManualClock::with_runtime();
+            let remote = Remote::new(&clock);
+            let near = node(&remote, &clock, 1, 3).build();
+            let (near_by, far) = (limits("100000/h window"), limits("5/h window"));
+            let terms = Terms { sync, ..Terms::default() };
+            let check = Check::new().terms(terms).charge("near", &near_by, 1);
+            for _ in 0..50 {
+                let _ = near.decide(&check).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert!(ask(&near, "far", &far, 5).await.allowed());
+            // Something here and something there; there it is denied, if it comes so far.
+            let both =
+                Check::new().terms(terms).charge("near", &near_by, 1).terms(Terms::default()).charge("far", &far, 1);
+            let before = near.stats();
+            for _ in 0..20 {
+                let decision = poll_at_most(near.decide(&both), polls).await;
+                assert!(decision.is_none_or(|decision| !decision.unwrap().allowed()));
+            }
+            let after = near.stats();
+            assert_eq!(after.in_flight, 0, "{sync:?} after {polls} polls");
+            assert_eq!(before.lease_units_spent, after.lease_units_spent, "{sync:?} after {polls} polls");
+            near.close().await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let stats = near.stats();
+            assert_eq!((stats.lease_units_held, stats.unsynced_units), (0, 0), "{sync:?} after {polls} polls");
+            assert_eq!(remote.left("near", &near_by), 100_000 - 50, "{sync:?} after {polls} polls");
+            assert_eq!(
+                stats.lease_units_granted,
+                stats.lease_units_spent + stats.lease_units_returned + stats.lease_units_expired
+            );
+        }
+    }
+}

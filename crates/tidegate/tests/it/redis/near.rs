@@ -1,0 +1,117 @@
+//! What stands before a real server that is stopped, killed and slowed down.
+
+use std::time::Duration;
+
+use tidegate::{BreakerState, Check, Near, Redis, Source, Store, SyncMode, Terms};
+use tidegate_testkit::{Flavor, Server, wait_until};
+
+use super::{assert_all_expire, limits, runtime};
+
+const BOUND: Duration = Duration::from_secs(20);
+
+/// A node before this server. Its deadline is longer than usual, because the machine of a test may be busy.
+async fn node(server: &Server) -> Near {
+    let redis = Redis::builder(server.url().parse().unwrap()).timeout(Duration::from_millis(50)).build().unwrap();
+    redis.prepare().await.unwrap();
+    Near::builder(redis).deadline(Duration::from_millis(50)).nodes(2).build()
+}
+
+/// Asks without a pause until the answer comes from there.
+fn ask_until(runtime: &tokio::runtime::Runtime, near: &Near, source: Source) -> u64 {
+    let limits = limits("1000000/s");
+    let mut asked = 0;
+    wait_until(source.name(), BOUND, || {
+        asked += 1;
+        let check = Check::new().charge("k", &limits, 1);
+        let decision = runtime.block_on(near.decide(&check)).expect("there is always an answer");
+        assert!(decision.allowed());
+        decision.source() == source
+    });
+    asked
+}
+
+#[test]
+fn a_stopped_server_is_done_without_and_found_again() {
+    let server = Server::start(Flavor::Valkey9);
+    let runtime = runtime();
+    let near = runtime.block_on(node(&server));
+    ask_until(&runtime, &near, Source::Store);
+    for _ in 0..2 {
+        server.stop_signal();
+        ask_until(&runtime, &near, Source::Fallback);
+        wait_until("the breaker is open", BOUND, || {
+            ask_until(&runtime, &near, Source::Fallback);
+            near.stats().breaker == BreakerState::Open
+        });
+        server.continue_signal();
+        ask_until(&runtime, &near, Source::Store);
+    }
+    let stats = near.stats();
+    assert_eq!((stats.breaker, stats.opened, stats.closed), (BreakerState::Closed, 2, 2));
+}
+
+#[test]
+fn a_killed_server_is_done_without_and_found_again() {
+    let server = Server::start(Flavor::Redis7);
+    let runtime = runtime();
+    let near = runtime.block_on(node(&server));
+    ask_until(&runtime, &near, Source::Store);
+    server.kill();
+    ask_until(&runtime, &near, Source::Fallback);
+    wait_until("the breaker is open", BOUND, || {
+        ask_until(&runtime, &near, Source::Fallback);
+        near.stats().breaker == BreakerState::Open
+    });
+    server.restart();
+    ask_until(&runtime, &near, Source::Store);
+}
+
+/// A server that will not write is asked every time, and every answer is this node's.
+#[test]
+fn a_server_out_of_memory_is_not_away() {
+    let server = Server::start(Flavor::Redis7);
+    let runtime = runtime();
+    let near = runtime.block_on(node(&server));
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    let limits = limits("1000000/s");
+    for _ in 0..50 {
+        let check = Check::new().charge("k", &limits, 1);
+        let decision = runtime.block_on(near.decide(&check)).unwrap();
+        assert_eq!((decision.allowed(), decision.source()), (true, Source::Fallback));
+    }
+    assert_eq!(near.stats().opened, 0);
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    ask_until(&runtime, &near, Source::Store);
+}
+
+#[test]
+fn leases_and_what_is_charged_afterwards_add_up_in_a_real_server() {
+    for flavor in [Flavor::Redis62, Flavor::Valkey9] {
+        let server = Server::start(flavor);
+        let runtime = runtime();
+        let near = runtime.block_on(node(&server));
+        for (sync, limits) in [(SyncMode::Lease, limits("100000/h window")), (SyncMode::Async, limits("100000/h"))] {
+            let terms = Terms { sync, ..Terms::default() };
+            let (mut passed, mut here) = (0, 0);
+            for _ in 0..3000 {
+                let check = Check::new().terms(terms).charge("k", &limits, 1);
+                let decision = runtime.block_on(near.decide(&check)).unwrap();
+                assert_ne!(decision.source(), Source::Fallback);
+                passed += u64::from(decision.allowed());
+                here += u64::from(decision.source() == Source::Local);
+            }
+            assert_eq!(passed, 3000);
+            assert!(here > 2000, "{sync:?}: only {here} were decided here");
+            // One more hour of window cannot begin in between; a bucket regrows a little.
+            wait_until("everything is charged or given back", BOUND, || {
+                let stats = near.stats();
+                stats.lease_units_held == 0 && stats.unsynced_units == 0
+            });
+            let peek = Check::of(tidegate::Op::Peek).charge("k", &limits, 1);
+            let left = runtime.block_on(near.decide(&peek)).unwrap().remaining();
+            assert!((97_000..=97_200).contains(&left), "{sync:?}: {left} are left");
+        }
+        runtime.block_on(near.close());
+        assert_all_expire(&server);
+    }
+}
