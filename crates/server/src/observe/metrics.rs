@@ -455,6 +455,7 @@ impl Metrics {
             let stats = redis.stats();
             for (event, count) in [
                 ("call", stats.calls),
+                ("coalesced", stats.coalesced),
                 ("regression", stats.regressions),
                 ("repair", stats.repairs),
                 ("reconnect", stats.reconnects),

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use tidegate::{ManualClock, Memory, Redis, RedisBuilder, Timestamp};
+use tidegate::{ManualClock, Memory, Near, Redis, RedisBuilder, Timestamp};
 use tidegate_server::config::Config;
 use tidegate_server::gate::Backend;
 use tidegate_server::{Options, Running, start_over};
@@ -38,6 +38,15 @@ impl Doors {
         Doors::over(rules, clock.clone(), |runtime| {
             let redis: Redis = runtime.block_on(async { builder.clock(clock).build() }).unwrap();
             Backend::Redis(redis)
+        })
+    }
+
+    /// The same with what stands before a store.
+    pub(crate) fn near(rules: &str, builder: RedisBuilder) -> Doors {
+        Doors::over(rules, ManualClock::new(), |runtime| {
+            let redis: Redis = runtime.block_on(async { builder.build() }).unwrap();
+            let _entered = runtime.enter();
+            Backend::Near(Near::new(redis.clone()), redis)
         })
     }
 

@@ -226,7 +226,8 @@ fn the_page_has_every_metric() {
     let (memory, redis) =
         (Doors::in_memory(RULES), Doors::in_redis(RULES, tidegate::Redis::builder(server.url().parse().unwrap())));
     let mut real = BTreeMap::new();
-    for doors in [&memory, &redis] {
+    let near = Doors::near(RULES, tidegate::Redis::builder(server.url().parse().unwrap()));
+    for doors in [&memory, &redis, &near] {
         let text = get(doors, "/metrics");
         let kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
         real.extend(kinds.map(|(name, kind)| (name.to_owned(), kind.to_owned())));

@@ -104,6 +104,27 @@ pub(crate) fn arguments<'a>(
     args
 }
 
+/// The arguments of a call that decides checks of one charge at these costs, one after the other at one instant; there must be one.
+pub(crate) fn arguments_of_many(
+    now: Option<Timestamp>,
+    charge: &Charge<'_>,
+    costs: &[u64],
+    seen: impl FnOnce(&[u8]) -> Option<Vec<u8>>,
+) -> Vec<Vec<u8>> {
+    let first = Charge { cost: costs.first().copied().unwrap_or(0), ..charge.clone() };
+    let head = Head { op: Op::Check, id: None, now, denied: false };
+    let mut seen = Some(seen);
+    let recall = |_: usize, scale: &[u8]| seen.take().and_then(|seen| seen(scale));
+    let mut args = arguments(&head, std::iter::once(Part { charge: &first, undo: None }), recall);
+    args[0][0] = b'm';
+    if costs.len() > 1 {
+        let mut rest = Vec::with_capacity(7 * costs.len());
+        costs[1..].iter().for_each(|cost| push(&mut rest, *cost));
+        args.push(rest);
+    }
+    args
+}
+
 /// The scale a limit counts in.
 pub(crate) fn scale(limit: &Limit) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(SCALE);
@@ -222,6 +243,20 @@ impl Answer {
         };
         if bytes.0.is_empty() { Ok(Answer { allowed, now, found }) } else { Err(Garbled) }
     }
+}
+
+/// Reads the answers to many checks of one charge, as many as there are.
+pub(crate) fn decode_many(bytes: &[u8], charge: &Charge<'_>) -> Result<Vec<Answer>, Garbled> {
+    let mut bytes = Bytes(bytes);
+    let mut answers = Vec::new();
+    while !bytes.0.is_empty() {
+        let (kind, now) = (bytes.byte()?, bytes.moment()?);
+        if kind != DENIED && kind != ALLOWED {
+            return Err(Garbled);
+        }
+        answers.push(Answer { allowed: kind == ALLOWED, now, found: vec![found(&mut bytes, &charge.limit)?] });
+    }
+    Ok(answers)
 }
 
 /// What an answer begins with: that of the general part, or one of the three of a simple check.

@@ -19,6 +19,7 @@
 
 mod call;
 mod clear;
+mod crowd;
 mod inspect;
 mod keys;
 mod measure;
@@ -36,6 +37,7 @@ use tidegate_core::{Algorithm, Decision, Done, Id, Op, Timestamp};
 use tokio::time::Instant;
 
 use self::call::{Answer, Head};
+use self::crowd::{Crowds, Turn};
 use self::keys::{InvalidKeys, Keys};
 use self::wire::{Outcome, Router, Script, Secret, Settings, Value};
 use self::witness::Witness;
@@ -90,6 +92,8 @@ struct Inner {
     regressions: AtomicU64,
     repairs: AtomicU64,
     calls: AtomicU64,
+    coalesced: AtomicU64,
+    crowds: Crowds,
 }
 
 /// There is no such store.
@@ -111,7 +115,7 @@ pub enum RedisError {
 }
 
 /// A call to the server that came to nothing.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("{}: {failure}", if *.applied { "nobody knows whether it was counted" } else { "it was not counted" })]
 pub struct NoAnswer {
     applied: bool,
@@ -137,6 +141,8 @@ impl NoAnswer {
 pub struct RedisStats {
     /// Calls of the script.
     pub calls: u64,
+    /// Checks of hot keys that were sent together with others, in one call.
+    pub coalesced: u64,
     /// Times a key held less than had been seen before, and was restored: state was lost by a failover, an eviction, a flush, or
     /// a step of the server's clock.
     pub regressions: u64,
@@ -238,6 +244,8 @@ impl RedisBuilder {
                 regressions: AtomicU64::new(0),
                 repairs: AtomicU64::new(0),
                 calls: AtomicU64::new(0),
+                coalesced: AtomicU64::new(0),
+                crowds: Crowds::new(),
             }),
         })
     }
@@ -284,10 +292,11 @@ impl Redis {
 
     /// What was counted since it was made.
     pub fn stats(&self) -> RedisStats {
-        let Inner { router, regressions, repairs, calls, .. } = &*self.inner;
+        let Inner { router, regressions, repairs, calls, coalesced, .. } = &*self.inner;
         let wire = router.counters();
         RedisStats {
             calls: calls.load(Ordering::Relaxed),
+            coalesced: coalesced.load(Ordering::Relaxed),
             regressions: regressions.load(Ordering::Relaxed),
             repairs: repairs.load(Ordering::Relaxed),
             reconnects: wire.reconnects,
@@ -314,6 +323,20 @@ impl Store for Redis {
             if !single {
                 return saga::decide(&self.inner, check.clone().into_owned()).await;
             }
+            let _call = if crowd::can_share(check) {
+                match self.inner.join(&charges[0]) {
+                    Turn::Now(call) => Some(call),
+                    Turn::Later(later) => {
+                        return match tokio::time::timeout_at(self.inner.deadline(), later).await {
+                            Ok(Ok(answer)) => answer.map_err(|error| crowd::shared_error(&error)),
+                            Ok(Err(_)) => Err(crowd::nobody_answered(false)),
+                            Err(_) => Err(crowd::nobody_answered(true)),
+                        };
+                    }
+                }
+            } else {
+                None
+            };
             let head = Head { op: script_op(check), id: check.id(), now: self.inner.now(), denied: false };
             let answer = self.inner.call(head, &charges, &[], self.inner.deadline()).await?;
             let verdicts = charges.iter().zip(&answer.found);
@@ -333,7 +356,7 @@ impl Store for Redis {
         if !router.is_cluster() {
             return 1;
         }
-        let places = check.charges().iter().map(|charge| router.place(Tag::of(&charge.subject).slot()));
+        let places = check.charges().iter().map(|charge| router.place(self.inner.keys.tag(&charge.subject).slot()));
         places.fold(0, |parts, place| parts | 1 << (place % 64))
     }
 }
@@ -389,21 +412,51 @@ impl Inner {
         let parts = parts.map(|(at, asked)| call::Part { charge: asked.charge, undo: undo.get(at).copied().flatten() });
         let recall = |at: usize, scale: &[u8]| self.witness.recall(&charges[at].name, scale, latest);
         let args = call::arguments(&head, parts, recall);
+        let bytes = self.eval(charges, &args, deadline).await?;
+        let answer = Answer::decode(&bytes, charges.iter().map(|asked| asked.charge)).map_err(garbled)?;
+        self.note(charges, &answer);
+        Ok(answer)
+    }
+
+    /// One call of the script that decides checks of one charge at these costs, in this order.
+    async fn call_many(&self, charge: &Charge<'_>, costs: &[u64]) -> Result<Vec<Decision>, StoreError> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let asked = [self.ask(charge)];
+        let latest = Timestamp::from_micros(self.latest_us.load(Ordering::Relaxed));
+        let recall = |scale: &[u8]| self.witness.recall(&asked[0].name, scale, latest);
+        let args = call::arguments_of_many(self.now(), charge, costs, recall);
+        let bytes = self.eval(&asked, &args, self.deadline()).await?;
+        let answers = call::decode_many(&bytes, charge).map_err(garbled)?;
+        if answers.len() != costs.len() {
+            return Err(garbled(call::Garbled));
+        }
+        let decisions = answers.iter().zip(costs).map(|(answer, cost)| {
+            self.note(&asked, answer);
+            let charge = Charge { cost: *cost, ..charge.clone() };
+            let verdict = answer.found[0].verdict(Op::Check, &charge, answer.allowed, answer.now);
+            Decision::of_one(verdict, answer.allowed, answer.now)
+        });
+        Ok(decisions.collect())
+    }
+
+    async fn eval(&self, charges: &[Asked<'_>], args: &[Vec<u8>], deadline: Instant) -> Result<Vec<u8>, StoreError> {
         let slot = charges.first().map_or(0, |asked| asked.slot);
-        let answer = match self.router.eval(&self.script, slot, charges, &args, deadline).await {
-            Outcome::Applied(Value::Bulk(bytes)) => Answer::decode(&bytes, charges.iter().map(|asked| asked.charge))
-                .map_err(|garbled| StoreError::Unavailable(Box::new(garbled)))?,
-            Outcome::Applied(_) => return Err(StoreError::Unavailable(Box::new(call::Garbled))),
-            Outcome::NotApplied(failure) => return Err(no_answer(false, failure, charges)),
-            Outcome::Unknown(failure) => return Err(no_answer(true, failure, charges)),
-        };
+        match self.router.eval(&self.script, slot, charges, args, deadline).await {
+            Outcome::Applied(Value::Bulk(bytes)) => Ok(bytes),
+            Outcome::Applied(_) => Err(garbled(call::Garbled)),
+            Outcome::NotApplied(failure) => Err(no_answer(false, failure, charges)),
+            Outcome::Unknown(failure) => Err(no_answer(true, failure, charges)),
+        }
+    }
+
+    /// Remembers what was seen.
+    fn note(&self, charges: &[Asked<'_>], answer: &Answer) {
         self.latest_us.fetch_max(answer.now.as_micros(), Ordering::Relaxed);
         for (asked, found) in charges.iter().zip(&answer.found) {
             self.witness.remember(&asked.name, &call::scale(&asked.charge.limit), found, answer.now);
             self.regressions.fetch_add(u64::from(found.restored), Ordering::Relaxed);
             self.repairs.fetch_add(u64::from(found.repaired), Ordering::Relaxed);
         }
-        Ok(answer)
     }
 
     /// How many units were left when the key was last asked about, if that is remembered.
@@ -421,6 +474,10 @@ impl Inner {
         use std::hash::{BuildHasher, RandomState};
         Id(RandomState::new().hash_one(self.calls.load(Ordering::Relaxed)) | 1)
     }
+}
+
+fn garbled(garbled: call::Garbled) -> StoreError {
+    StoreError::Unavailable(Box::new(garbled))
 }
 
 fn no_answer(applied: bool, failure: Failure, charges: &[Asked<'_>]) -> StoreError {

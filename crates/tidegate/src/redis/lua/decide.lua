@@ -199,6 +199,38 @@ local function over(m)
   return m.kernel.total(m.s) - (most - units)
 end
 
+-- What is told about one charge.
+local function tell(m)
+  if (m.repaired or m.restored) and op ~= PEEK and m.cost > 0 then change(m) end
+  if m.changed then forget_epoch(m) end
+  -- What was only converted to be looked at is not what is kept, and nobody should remember it.
+  local found = (m.fits and 1 or 0) + (m.restored and 2 or 0) + (m.repaired and 4 or 0) + (m.charged_at and 8 or 0)
+    + (m.foreign and 16 or 0)
+  if m.kernel.small then
+    return pack('>BI7I7I7', found, m.granted, m.booked, m.epoch) .. m.kernel.write(m.s)
+  end
+  local total = math.min(m.kernel.total(m.s), EXACT - 1)
+  local left = math.max(m.capacity - total, 0)
+  local function wait(units) return math.min(m.kernel.until_ended(m.k, m.s, m.now, units), LAST) end
+  local next_after = left < m.capacity and wait(total - (m.capacity - left - 1)) or 0
+  return pack('>BI7I7I7I7I7I7', found, math.min(m.granted, EXACT - 1), total,
+    wait(over(m)), next_after, wait(total), m.charged_at or 0)
+end
+
+if op == 109 then -- 'm': many checks of one key, in the order in which they came; the costs after the first are in the last argument
+  op = CHECK
+  local m, answer = meter(1), {}
+  for i = 1, #rest / 7 + 1 do
+    if i > 1 then m.cost = unpack('>I7', rest, (i - 2) * 7 + 1) end
+    m.granted, m.charged_at = 0, nil
+    answer[i] = pack('>BI7', apply({m}) and 1 or 0, now) .. tell(m)
+    -- What was written once is there for the next.
+    if m.cost > 0 then m.repaired, m.restored = nil, nil end
+  end
+  keep(m)
+  return table.concat(answer)
+end
+
 local id
 if #rest > 7 then id = sub(rest, 8, 15) end
 local denied = flags >= 4
@@ -218,22 +250,6 @@ end
 local allowed = apply(meters, denied)
 
 local answer = {pack('>BI7', allowed and 1 or 0, now)}
-for i, m in ipairs(meters) do
-  if (m.repaired or m.restored) and op ~= PEEK and m.cost > 0 then change(m) end
-  if m.changed then forget_epoch(m) end
-  -- What was only converted to be looked at is not what is kept, and nobody should remember it.
-  local found = (m.fits and 1 or 0) + (m.restored and 2 or 0) + (m.repaired and 4 or 0) + (m.charged_at and 8 or 0)
-    + (m.foreign and 16 or 0)
-  if m.kernel.small then
-    answer[i + 1] = pack('>BI7I7I7', found, m.granted, m.booked, m.epoch) .. m.kernel.write(m.s)
-  else
-    local total = math.min(m.kernel.total(m.s), EXACT - 1)
-    local left = math.max(m.capacity - total, 0)
-    local function wait(units) return math.min(m.kernel.until_ended(m.k, m.s, m.now, units), LAST) end
-    local next_after = left < m.capacity and wait(total - (m.capacity - left - 1)) or 0
-    answer[i + 1] = pack('>BI7I7I7I7I7I7', found, math.min(m.granted, EXACT - 1), total,
-      wait(over(m)), next_after, wait(total), m.charged_at or 0)
-  end
-end
+for i, m in ipairs(meters) do answer[i + 1] = tell(m) end
 for _, m in ipairs(meters) do keep(m) end
 return table.concat(answer)

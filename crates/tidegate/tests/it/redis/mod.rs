@@ -4,6 +4,7 @@ mod acl;
 mod cancel;
 mod clear;
 mod cluster;
+mod crowd;
 mod failover;
 mod hostile;
 mod hot;

@@ -1,0 +1,199 @@
+//! Figures of what stands before a store: a real Redis that is stopped under load and goes on, leases beside one round trip each, and ten
+//! times the load. `cargo run --release -p tidegate --features redis --example near_figures [REQUESTS_PER_SECOND]`
+//!
+//! Each latency is told beside that of the same load on a store in memory, which shows what the machine itself adds.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tidegate::{Check, Limits, Memory, Near, Redis, Source, Store, SyncMode, Terms};
+use tidegate_testkit::{Flavor, Server};
+
+type Failure = Box<dyn std::error::Error>;
+
+/// One answer: when it was asked for, how long it took, and who gave it.
+#[derive(Clone, Copy)]
+struct Answer {
+    asked: Instant,
+    took: Duration,
+    source: Option<Source>,
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() -> Result<(), Failure> {
+    let rate: u64 = std::env::args().nth(1).map_or(Ok(20_000), |rate| rate.parse())?;
+    let server = Server::start(Flavor::Redis7);
+    stopped(&server, rate).await?;
+    leases(&server).await?;
+    overload(&server).await?;
+    Ok(())
+}
+
+async fn near(server: &Server) -> Result<Near, Failure> {
+    let redis = Redis::builder(server.url().parse()?).timeout(tidegate::DEFAULT_DEADLINE).build()?;
+    redis.prepare().await?;
+    Ok(Near::builder(redis).nodes(1).build())
+}
+
+/// Asks `rate` times a second for so long, whatever the answers do.
+async fn load(store: Arc<dyn Store>, rate: u64, lasts: Duration) -> Vec<Answer> {
+    let answers = Arc::new(Mutex::new(Vec::new()));
+    let limits: Arc<Limits> = Arc::new("1000000/s".parse().expect("a limit"));
+    let (began, mut sent) = (Instant::now(), 0);
+    let mut tick = tokio::time::interval(Duration::from_millis(1));
+    let mut tasks = tokio::task::JoinSet::new();
+    while began.elapsed() < lasts {
+        tick.tick().await;
+        let due = rate * u64::try_from(began.elapsed().as_micros()).unwrap_or(0) / 1_000_000;
+        // What one tick has to ask, one after the other in a few tasks: a task each would measure the spawning.
+        while sent < due {
+            let (store, limits, answers) = (Arc::clone(&store), Arc::clone(&limits), Arc::clone(&answers));
+            let number = sent;
+            sent += 1;
+            tasks.spawn(async move {
+                let (asked, key) = (Instant::now(), format!("user:{}", number % 1000));
+                let decision = store.decide(&Check::new().charge(&key, &*limits, 1)).await;
+                let source = decision.ok().map(|decision| decision.source());
+                answers.lock().push(Answer { asked, took: asked.elapsed(), source });
+            });
+        }
+        while tasks.try_join_next().is_some() {}
+    }
+    while tasks.join_next().await.is_some() {}
+    std::mem::take(&mut *answers.lock())
+}
+
+fn percentile(answers: &[Answer], per_mille: usize) -> Duration {
+    let mut took: Vec<Duration> = answers.iter().map(|answer| answer.took).collect();
+    took.sort();
+    took.get((took.len() * per_mille / 1000).min(took.len().saturating_sub(1))).copied().unwrap_or_default()
+}
+
+async fn stopped(server: &Server, rate: u64) -> Result<(), Failure> {
+    let idle = load(Arc::new(Memory::new()), rate, Duration::from_secs(2)).await;
+    println!("{rate} requests a second");
+    println!(
+        "  in memory, the same load   p50 {:?}  p99 {:?}  max {:?}",
+        percentile(&idle, 500),
+        percentile(&idle, 990),
+        percentile(&idle, 1000)
+    );
+    let near = near(server).await?;
+    let own = near.clone();
+    let loading = tokio::spawn(async move { load(Arc::new(own), rate, Duration::from_secs(6)).await });
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let stop = Instant::now();
+    tokio::task::block_in_place(|| server.stop_signal());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let go_on = Instant::now();
+    server.continue_signal();
+    let answers = loading.await?;
+    let errors = answers.iter().filter(|answer| answer.source.is_none()).count();
+    let of = |from: Instant, to: Instant| -> Vec<Answer> {
+        answers.iter().copied().filter(|answer| answer.asked >= from && answer.asked < to).collect()
+    };
+    let (before, during) = (of(answers[0].asked, stop), of(stop, go_on));
+    // The breaker is open when nobody waits any more: after the last answer that took a millisecond or so.
+    let waited =
+        during.iter().filter(|answer| answer.took >= Duration::from_millis(4)).map(|answer| answer.asked).max();
+    let opened = waited.unwrap_or(stop);
+    let open = of(opened + Duration::from_micros(1), go_on);
+    let after: Vec<Answer> = answers.iter().copied().filter(|answer| answer.asked >= go_on).collect();
+    let back = after.iter().filter(|answer| answer.source == Some(Source::Store)).map(|answer| answer.asked).min();
+    let last = after.iter().filter(|answer| answer.source == Some(Source::Fallback)).map(|answer| answer.asked).max();
+    let line = |name: &str, answers: &[Answer]| {
+        let (p50, p99, max) = (percentile(answers, 500), percentile(answers, 990), percentile(answers, 1000));
+        println!("  {name:<26} p50 {p50:?}  p99 {p99:?}  max {max:?}  of {}", answers.len());
+    };
+    line("Redis answers", &before);
+    line("stopped, all of it", &during);
+    line("stopped, breaker open", &open);
+    line("after it goes on", &after);
+    println!("  errors {errors}; breaker open {:?} after the stop", opened.saturating_duration_since(stop));
+    println!(
+        "  first answer of Redis {:?} after it goes on, last one without it {:?}",
+        back.map(|back| back - go_on),
+        last.map(|last| last - go_on)
+    );
+    println!("  {:?}", near.stats());
+    Ok(())
+}
+
+async fn leases(server: &Server) -> Result<(), Failure> {
+    println!("one hot key, one after the other");
+    let near = near(server).await?;
+    for limit in ["2000/h window", "100000/s", "100000000/h window"] {
+        let limits: Limits = limit.parse()?;
+        let mut direct = 0;
+        for sync in [SyncMode::Direct, SyncMode::Lease, SyncMode::Async] {
+            // A key of its own for each, so that none is denied because of another.
+            let name = format!("{limit} {}", sync.name());
+            let limits = limits.clone();
+            let terms = Terms { sync, ..Terms::default() };
+            let before = near.stats();
+            let (began, mut asked, mut passed, mut wrong) = (Instant::now(), 0_u64, 0_u64, 0_u64);
+            while began.elapsed() < Duration::from_secs(2) {
+                let check = Check::new().terms(terms).charge(&name, &limits, 1);
+                let decision = near.decide(&check).await?;
+                wrong += u64::from(decision.source() == Source::Fallback);
+                (asked, passed) = (asked + 1, passed + u64::from(decision.allowed()));
+                if asked.is_multiple_of(256) {
+                    tokio::task::yield_now().await;
+                }
+            }
+            let calls = near.stats().calls - before.calls;
+            if sync == SyncMode::Direct {
+                direct = asked.max(1);
+            }
+            println!(
+                "  {limit:<20} {:<7} {:>9} a second, {:>6.1} times direct; {passed} passed, {calls} calls, {wrong} without an answer",
+                sync.name(),
+                asked / 2,
+                asked as f64 / direct as f64,
+            );
+        }
+    }
+    near.close().await;
+    Ok(())
+}
+
+/// How many answers a second come within 10 ms when so many ask without a pause.
+async fn goodput(near: &Near, askers: u64) -> u64 {
+    let (stop, good) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let mut tasks = tokio::task::JoinSet::new();
+    for asker in 0..askers {
+        let (near, stop, good) = (near.clone(), Arc::clone(&stop), Arc::clone(&good));
+        tasks.spawn(async move {
+            let limits: Limits = "1000000/s".parse().expect("a limit");
+            let key = format!("asker:{asker}");
+            while !stop.load(Ordering::Relaxed) {
+                let began = Instant::now();
+                let answered = near.decide(&Check::new().charge(&key, &limits, 1)).await.is_ok();
+                if answered && began.elapsed() <= Duration::from_millis(10) {
+                    good.fetch_add(1, Ordering::Relaxed);
+                }
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    stop.store(true, Ordering::Relaxed);
+    while tasks.join_next().await.is_some() {}
+    good.load(Ordering::Relaxed) / 3
+}
+
+async fn overload(server: &Server) -> Result<(), Failure> {
+    println!("many who ask without a pause; answers within 10 ms");
+    let near = near(server).await?;
+    let mut peak = 0;
+    for askers in [16, 64, 256] {
+        let good = goodput(&near, askers).await;
+        peak = peak.max(good);
+        println!("  {askers:>5} askers  {good} a second");
+    }
+    let good = goodput(&near, 2560).await;
+    println!("  {:>5} askers  {good} a second, {:.0} % of the peak", 2560, 100.0 * good as f64 / peak.max(1) as f64);
+    Ok(())
+}
