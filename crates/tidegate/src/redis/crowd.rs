@@ -34,6 +34,8 @@ pub(super) struct Crowds {
 struct Crowd {
     /// Calls that are under way.
     calls: usize,
+    /// One of them is for several. There is never more than one, or the second could overtake the first.
+    together: bool,
     /// Those who wait share this charge, but for its cost.
     charge: Option<Charge<'static>>,
     waiting: VecDeque<Waiting>,
@@ -56,6 +58,7 @@ pub(super) enum Turn<'a> {
 pub(super) struct Call<'a> {
     inner: &'a Arc<Inner>,
     name: Vec<u8>,
+    together: bool,
 }
 
 /// Whether several of these checks can be one call.
@@ -81,13 +84,15 @@ impl Inner {
         let mut shard = self.crowds.shard(&asked.name).lock();
         let Some(crowd) = shard.get_mut(&asked.name) else {
             let name = asked.name.clone();
-            shard.insert(name.clone(), Crowd { calls: 1, charge: None, waiting: VecDeque::new() });
-            return Turn::Now(Call { inner: self, name });
+            shard.insert(name.clone(), Crowd { calls: 1, together: false, charge: None, waiting: VecDeque::new() });
+            return Turn::Now(Call { inner: self, name, together: false });
         };
         let same = crowd.charge.as_ref().is_none_or(|charge| charge.limit == asked.charge.limit);
-        if crowd.calls < ALONE || !same || crowd.waiting.len() >= MOST_WAITING {
+        // Nobody goes before those who wait.
+        let first = crowd.calls < ALONE && !crowd.together && crowd.waiting.is_empty();
+        if first || !same || crowd.waiting.len() >= MOST_WAITING {
             crowd.calls += 1;
-            return Turn::Now(Call { inner: self, name: asked.name.clone() });
+            return Turn::Now(Call { inner: self, name: asked.name.clone(), together: false });
         }
         if crowd.charge.is_none() {
             crowd.charge = Some(asked.charge.clone().into_owned());
@@ -119,8 +124,10 @@ impl Drop for Call<'_> {
     fn drop(&mut self) {
         let mut shard = self.inner.crowds.shard(&self.name).lock();
         let Some(crowd) = shard.get_mut(&self.name) else { return };
+        crowd.together &= !self.together;
         let mut batch = Vec::new();
         while batch.len() < MOST
+            && !crowd.together
             && let Some(waiting) = crowd.waiting.pop_front()
         {
             // Whoever has gone away meanwhile is not charged.
@@ -136,11 +143,12 @@ impl Drop for Call<'_> {
             }
             return;
         };
+        crowd.together = true;
         drop(shard);
         // This call goes on as the next one.
         let (inner, name) = (Arc::clone(self.inner), std::mem::take(&mut self.name));
         runtime.spawn(async move {
-            let call = Call { inner: &inner, name };
+            let call = Call { inner: &inner, name, together: true };
             inner.send(charge, batch).await;
             drop(call);
         });

@@ -11,9 +11,13 @@ const BOUND: Duration = Duration::from_secs(20);
 
 /// A node before this server. Its deadline is longer than usual, because the machine of a test may be busy.
 async fn node(server: &Server) -> Near {
-    let redis = Redis::builder(server.url().parse().unwrap()).timeout(Duration::from_millis(50)).build().unwrap();
+    patient_node(server, Duration::from_millis(50)).await
+}
+
+async fn patient_node(server: &Server, deadline: Duration) -> Near {
+    let redis = Redis::builder(server.url().parse().unwrap()).timeout(deadline).build().unwrap();
     redis.prepare().await.unwrap();
-    Near::builder(redis).deadline(Duration::from_millis(50)).nodes(2).build()
+    Near::builder(redis).deadline(deadline).nodes(2).build()
 }
 
 /// Asks without a pause until the answer comes from there.
@@ -89,7 +93,7 @@ fn leases_and_what_is_charged_afterwards_add_up_in_a_real_server() {
     for flavor in [Flavor::Redis62, Flavor::Valkey9] {
         let server = Server::start(flavor);
         let runtime = runtime();
-        let near = runtime.block_on(node(&server));
+        let near = runtime.block_on(patient_node(&server, Duration::from_secs(10)));
         for (sync, limits) in [(SyncMode::Lease, limits("100000/h window")), (SyncMode::Async, limits("100000/h"))] {
             let terms = Terms { sync, ..Terms::default() };
             let (mut passed, mut here) = (0, 0);
