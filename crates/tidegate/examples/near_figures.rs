@@ -3,6 +3,8 @@
 //!
 //! Each latency is told beside that of the same load on a store in memory, which shows what the machine itself adds.
 
+#![allow(clippy::print_stdout, reason = "an example shows its output")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -28,8 +28,11 @@ const SHARDS: usize = 32;
 /// Who asks about which key.
 pub(super) struct Crowds {
     hasher: RandomState,
-    shards: Box<[Mutex<HashMap<Vec<u8>, Crowd>>]>,
+    shards: Box<[Mutex<Shard>]>,
 }
+
+/// By the name of the key.
+type Shard = HashMap<Vec<u8>, Crowd>;
 
 struct Crowd {
     /// Calls that are under way.
@@ -72,7 +75,7 @@ impl Crowds {
         Crowds { hasher: RandomState::new(), shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
     }
 
-    fn shard(&self, name: &[u8]) -> &Mutex<HashMap<Vec<u8>, Crowd>> {
+    fn shard(&self, name: &[u8]) -> &Mutex<Shard> {
         let hash = usize::try_from(self.hasher.hash_one(name) & 0xffff).unwrap_or(0);
         &self.shards[hash % SHARDS]
     }
