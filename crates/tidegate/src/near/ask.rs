@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tidegate_core::{Algorithm, Decision, Op, Timestamp, Verdict};
+use tokio::sync::Notify;
 
 use super::breaker::{BreakerState, Change};
 use super::lease::Lease;
@@ -44,6 +45,12 @@ impl Inner {
             }
             return Ok(decision);
         }
+        if let Some(decision) = self.wait_for_leases(&mut asking).await {
+            if decision.allowed() {
+                asking.keep();
+            }
+            return Ok(decision);
+        }
         let asked: Vec<usize> =
             (0..asking.parts.len()).filter(|&at| matches!(asking.parts[at].done, Done::No)).collect();
         // A node that has let pass as much as it may charges that first; then the store knows what it judges.
@@ -67,6 +74,29 @@ impl Inner {
             asking.keep();
         }
         Ok(asking.with(&asked, &decision))
+    }
+
+    /// Waits for units that are on their way, and tries again; at most as long as a call to the store may take.
+    async fn wait_for_leases(&self, asking: &mut Asking<'_>) -> Option<Decision> {
+        let mut waited = false;
+        for at in 0..asking.parts.len() {
+            let (part, charge) = (asking.parts[at], &asking.check.charges()[at]);
+            if !matches!(part.done, Done::No) || self.how(charge) != SyncMode::Lease {
+                continue;
+            }
+            let news = {
+                let shard = self.leases.shard(part.name);
+                // Made under the lock: whatever is heard from here on wakes it.
+                shard.get(&part.name).and_then(Lease::news).map(Notify::notified_owned)
+            };
+            if let Some(news) = news {
+                let _ = tokio::time::timeout(self.settings.deadline, news).await;
+                asking.now = self.clock.now();
+                asking.parts[at].done = asking.lease(at);
+                waited = true;
+            }
+        }
+        if waited { asking.all_here() } else { None }
     }
 
     /// Whatever else takes something, or looks.

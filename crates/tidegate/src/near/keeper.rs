@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::breaker::BreakerState;
 use super::lease::{Grant, Lease};
 use super::names::Name;
+use super::nodes::Nodes;
 use super::seen::Seen;
 use super::stats::{NearStats, add};
 use super::{Inner, ask};
@@ -47,7 +48,13 @@ impl Inner {
                 while let Some(inner) = later(&beating, pause).await {
                     inner.beat().await;
                     beats = beats.saturating_add(1);
-                    pause = if beats < 3 { FIRST_BEATS } else { BEAT };
+                    let beat = if beats < 3 { FIRST_BEATS } else { BEAT };
+                    // Counted somewhere in the middle, at a moment of its own.
+                    let until = beat / 4 + beat / 2048 * u32::try_from(inner.random.next() % 1024).unwrap_or(0);
+                    drop(inner);
+                    let Some(inner) = later(&beating, until).await else { return };
+                    inner.count().await;
+                    pause = beat - until;
                 }
             });
         }
@@ -184,14 +191,16 @@ impl Inner {
             return;
         }
         let (take, end) = self.nodes.beat(self.random.id());
-        let Ok(taken) = self.ask(&take).await else { return };
-        match end {
-            None => self.nodes.heard(taken.remaining()),
-            Some(end) => {
-                if let Ok(ended) = self.ask(&end).await {
-                    self.nodes.heard(ended.remaining());
-                }
-            }
+        if self.ask(&take).await.is_ok()
+            && let Some(end) = end
+        {
+            let _ = self.ask(&end).await;
+        }
+    }
+
+    async fn count(self: &Arc<Self>) {
+        if let Ok(counted) = self.ask(&Nodes::count()).await {
+            self.nodes.heard(counted.remaining());
         }
     }
 

@@ -2,11 +2,14 @@
 //!
 //! A key that is asked about often is given a lease: the store is asked in the background for as many units as the key needs for a moment, and
 //! never for more than this node may hold. They are charged there at once, so nobody else can spend them; here they are worth something until
-//! they expire. A request that finds none left goes to the store by itself, as if there were no leases.
+//! they expire. A request that finds none left waits for what is on its way, if anything is; otherwise, or if that is not enough, it goes to the
+//! store by itself, as if there were no leases.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use tidegate_core::{Algorithm, Id, Limit, Timestamp, Verdict};
+use tokio::sync::Notify;
 
 use super::seen::Seen;
 use crate::store::Charge;
@@ -40,6 +43,8 @@ pub(crate) struct Lease {
     demand_before: u64,
     last_asked: Timestamp,
     last_spent: Timestamp,
+    /// Whoever waits for what was asked for.
+    news: Arc<Notify>,
 }
 
 /// Units that were taken in one call.
@@ -86,6 +91,7 @@ impl Lease {
             demand_before: 0,
             last_asked: now,
             last_spent: now,
+            news: Arc::default(),
         }
     }
 
@@ -170,9 +176,15 @@ impl Lease {
         Some(self.asked)
     }
 
+    /// For whoever would rather wait for what was asked for than ask again.
+    pub(crate) fn news(&self) -> Option<Arc<Notify>> {
+        (self.asked > 0).then(|| Arc::clone(&self.news))
+    }
+
     /// The store has answered what was asked for.
     pub(crate) fn granted(&mut self, id: Id, units: u64, seen: Seen) {
         self.asked = 0;
+        self.news.notify_waiters();
         self.seen = Some(seen);
         if units == 0 {
             self.not_before = seen.answered.after_micros(PAUSE_US);
@@ -192,6 +204,7 @@ impl Lease {
     /// There was no answer to what was asked for.
     pub(crate) fn not_granted(&mut self, now: Timestamp) {
         self.asked = 0;
+        self.news.notify_waiters();
         self.not_before = now.after_micros(PAUSE_US);
     }
 

@@ -351,6 +351,11 @@ impl<'a> Asking<'a> {
                 },
             }
         }
+        self.all_here()
+    }
+
+    /// The decision, if everything was spent here.
+    fn all_here(&self) -> Option<Decision> {
         let verdicts: Option<Vec<Verdict>> = self
             .parts
             .iter()

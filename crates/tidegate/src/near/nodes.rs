@@ -1,6 +1,7 @@
 //! How many nodes share the store: each takes a lease of a `concurrent` limit there and renews it; the leases that live are the nodes.
 //!
-//! A number is believed when two answers in a row agree on it, because a node that renews is there twice for a moment. When the store is silent
+//! A node that renews is there twice for a moment, so they are counted some time after renewing, never at the same time as others, and a
+//! number is believed when two answers in a row agree on it. When the store is silent
 //! the last number stays. A node that has never heard one assumes many, so that newcomers in an outage take little.
 
 use std::borrow::Cow;
@@ -52,11 +53,16 @@ impl Nodes {
         self.told.is_none()
     }
 
-    /// Takes the next lease, under a fresh id; and then ends the one before, if there is one, which answers how many there are.
+    /// Takes the next lease, under a fresh id; and then ends the one before, if there is one.
     pub(crate) fn beat(&self, fresh: Id) -> (Check<'static>, Option<Check<'static>>) {
         let before = self.id.swap(fresh.0, Ordering::Relaxed);
         let before = (before != 0).then(|| lease(Op::Release, Id(before)));
         (lease(Op::Check, fresh), before)
+    }
+
+    /// Looks how many leases there are.
+    pub(crate) fn count() -> Check<'static> {
+        lease(Op::Peek, Id::NONE).without_id()
     }
 
     /// Ends the lease that is held: this node goes away.

@@ -4,6 +4,8 @@ mod bounds;
 mod breaker;
 mod denials;
 mod dropped;
+mod leases;
+mod nodes;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use tidegate::{BreakerState, Check, Near, Redis, Source, Store, SyncMode, Terms};
-use tidegate_testkit::{Flavor, Server, wait_until};
+use tidegate_testkit::{Cluster, Flavor, Server, wait_until};
 
+use super::cluster::{one_per_master, slot_of};
 use super::{assert_all_expire, limits, runtime};
 
 const BOUND: Duration = Duration::from_secs(20);
@@ -109,7 +110,8 @@ fn leases_and_what_is_charged_afterwards_add_up_in_a_real_server() {
             // One more hour of window cannot begin in between; a bucket regrows a little.
             wait_until("everything is charged or given back", BOUND, || {
                 let stats = near.stats();
-                stats.lease_units_held == 0 && stats.unsynced_units == 0
+                let gone = stats.lease_units_spent + stats.lease_units_returned + stats.lease_units_expired;
+                stats.lease_units_granted == gone && stats.unsynced_units == 0
             });
             let peek = Check::of(tidegate::Op::Peek).charge("k", &limits, 1);
             let left = runtime.block_on(near.decide(&peek)).unwrap().remaining();
@@ -118,4 +120,33 @@ fn leases_and_what_is_charged_afterwards_add_up_in_a_real_server() {
         runtime.block_on(near.close());
         assert_all_expire(&server);
     }
+}
+
+/// One server of a cluster is silent: its keys are decided alone, all others are as exact and as fast as before.
+#[test]
+fn a_silent_server_of_a_cluster_is_away_alone() {
+    let cluster = Cluster::start(Flavor::Valkey9);
+    let runtime = runtime();
+    let limits = limits("1000000/d window");
+    let deadline = Duration::from_millis(50);
+    let builder = Redis::builder(cluster.url().parse().unwrap()).timeout(deadline);
+    let redis = runtime.block_on(async { builder.build() }).unwrap();
+    runtime.block_on(redis.prepare()).unwrap();
+    let keys = runtime.block_on(one_per_master(&cluster, &redis, &limits, "away"));
+    let near = runtime.block_on(async { Near::builder(redis).deadline(deadline).nodes(1).build() });
+    let ask = |key: &str| {
+        let check = Check::new().charge(key, &limits, 1);
+        runtime.block_on(near.decide(&check)).expect("there is always an answer").source()
+    };
+    wait_until("all answer", BOUND, || keys.iter().all(|key| ask(key) == Source::Store));
+    let silent = cluster.master_of(slot_of(&cluster, &keys[0]));
+    silent.stop_signal();
+    wait_until("one is away", BOUND, || {
+        let _ = (ask(&keys[0]), ask(&keys[1]), ask(&keys[2]));
+        near.stats().breaker == BreakerState::Open
+    });
+    let others = (0..50).filter(|_| ask(&keys[1]) == Source::Store && ask(&keys[2]) == Source::Store).count();
+    assert!(others >= 45, "the others answered {others} of 50 times");
+    silent.continue_signal();
+    wait_until("all answer again", BOUND, || keys.iter().all(|key| ask(key) == Source::Store));
 }

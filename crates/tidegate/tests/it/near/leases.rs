@@ -1,0 +1,93 @@
+//! Leases, told one by one: what the bounds of random histories do not show.
+
+use std::time::Duration;
+
+use tidegate::{Check, Decision, Limits, ManualClock, Near, Source, Store, SyncMode, Terms};
+
+use super::{Remote, limits, node};
+
+const LEASE: Terms = Terms { sync: SyncMode::Lease, on_failure: None };
+
+async fn ask(near: &Near, limits: &Limits) -> Decision {
+    near.decide(&Check::new().terms(LEASE).charge("hot", limits, 1)).await.unwrap()
+}
+
+/// Asks every millisecond until something is decided here.
+async fn warmed_up(limit: &str) -> (ManualClock, Remote, Near, Limits) {
+    let clock = ManualClock::with_runtime();
+    clock.advance(Duration::from_secs(1_000_000));
+    let remote = Remote::new(&clock);
+    let near = node(&remote, &clock, 1, 1).build();
+    let limits = limits(limit);
+    while ask(&near, &limits).await.source() != Source::Local {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    (clock, remote, near, limits)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hot_key_is_spent_here_and_never_runs_dry() {
+    let (_, remote, near, limits) = warmed_up("100000/s").await;
+    let (calls, mut here) = (remote.calls(), 0);
+    for _ in 0..2000 {
+        let decision = ask(&near, &limits).await;
+        assert!(decision.allowed());
+        here += usize::from(decision.source() == Source::Local);
+        tokio::time::sleep(Duration::from_micros(500)).await;
+    }
+    assert!(here > 1900, "{here} of 2000");
+    assert!(remote.calls() - calls < 60, "{} calls", remote.calls() - calls);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_taken_ahead_is_not_spent_after_the_machine_has_slept() {
+    let (clock, _, near, limits) = warmed_up("1000/s").await;
+    assert!(near.stats().lease_units_held > 0);
+    clock.advance(Duration::from_secs(2)); // asleep: no timer has run
+    assert_ne!(ask(&near, &limits).await.source(), Source::Local);
+    let stats = near.stats();
+    assert!(stats.lease_units_expired > 0 || stats.lease_units_returned > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_spent_is_given_back() {
+    let (_, remote, near, limits) = warmed_up("100000/h window").await;
+    let stats = near.stats();
+    assert!(stats.lease_units_held > 0);
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    let stats = near.stats();
+    assert_eq!((stats.lease_units_held, stats.lease_units_expired), (0, 0));
+    let direct = 100_000 - remote.left("hot", &limits) - stats.lease_units_spent;
+    assert!(direct < 20, "{direct} were asked for before the lease came");
+}
+
+#[tokio::test(start_paused = true)]
+async fn leases_that_are_held_are_spent_while_the_store_is_away() {
+    let (_, remote, near, limits) = warmed_up("100000/s").await;
+    for _ in 0..300 {
+        let _ = ask(&near, &limits).await;
+        tokio::time::sleep(Duration::from_micros(300)).await;
+    }
+    let held = near.stats().lease_units_held;
+    assert!(held > 10);
+    remote.silent(true);
+    for _ in 0..held {
+        assert_eq!(ask(&near, &limits).await.source(), Source::Local);
+    }
+    assert_eq!(ask(&near, &limits).await.source(), Source::Fallback);
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_limit_on_the_key_ends_its_lease() {
+    let (_, remote, near, limits) = warmed_up("100000/h window").await;
+    assert!(near.stats().lease_units_held > 0);
+    let other: Limits = "50000/h window".parse().unwrap();
+    assert_ne!(ask(&near, &other).await.source(), Source::Local);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let stats = near.stats();
+    assert_eq!(
+        stats.lease_units_granted,
+        stats.lease_units_spent + stats.lease_units_returned + stats.lease_units_held
+    );
+    assert!(remote.left("hot", &limits) < 100_000);
+}
