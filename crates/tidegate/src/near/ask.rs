@@ -30,7 +30,7 @@ struct Flight<'a>(&'a Inner);
 
 impl Drop for Flight<'_> {
     fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.0.flights.lock().end();
     }
 }
 
@@ -153,19 +153,20 @@ impl Inner {
             one(&self.counts.not_asked);
             return Err(Missed::NotAsked);
         }
-        let flight = Flight(self);
-        if self.in_flight.fetch_add(1, Ordering::Relaxed) >= self.settings.max_in_flight {
+        if !self.flights.lock().begin() {
             one(&self.counts.overloads);
             return Err(Missed::Overload);
         }
+        let flight = Flight(self);
         one(&self.counts.calls);
         let sent = self.clock.now();
         let answer = tokio::time::timeout(self.settings.deadline, self.store.decide(check)).await;
-        drop(flight);
         let now = self.clock.now();
         let late = || StoreError::Unavailable(format!("no answer within {:?}", self.settings.deadline).into());
         match answer {
             Ok(Ok(decision)) => {
+                self.flights.lock().answered();
+                drop(flight);
                 self.lanes(parts).for_each(|lane| self.breakers[lane].lock().answered(now));
                 self.saw(check, &decision, sent, now);
                 Ok(decision)
@@ -174,12 +175,16 @@ impl Inner {
             Ok(Err(error)) => {
                 one(&self.counts.misses);
                 if is_silence(&error) {
+                    self.flights.lock().missed(sent, now);
+                    drop(flight);
                     self.missed(check, parts, sent, now);
                 }
                 Err(Missed::Failed(error))
             }
             Err(_) => {
                 one(&self.counts.misses);
+                self.flights.lock().missed(sent, now);
+                drop(flight);
                 self.missed(check, parts, sent, now);
                 Err(Missed::Failed(late()))
             }

@@ -30,7 +30,7 @@ const ENOUGH: u32 = 20;
 /// It opens again sooner than this after it has closed: then it closed too early.
 const TOO_EARLY_US: u64 = 2_000_000;
 /// The most probes in a row that must be answered before it closes.
-const MOST_PROBES: u32 = 6;
+const MOST_PROBES: u32 = 16;
 
 /// Whether the store is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -99,7 +99,7 @@ impl Breaker {
             return None;
         }
         let early = self.closed_at.is_some_and(|closed_at| now.micros_since(closed_at) < TOO_EARLY_US);
-        self.needed = if early { (self.needed + 1).min(MOST_PROBES) } else { 1 };
+        self.needed = if early { (self.needed * 2).min(MOST_PROBES) } else { 1 };
         (self.open, self.good) = (true, 0);
         Some(Change::Opened)
     }

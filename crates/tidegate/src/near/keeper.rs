@@ -224,7 +224,7 @@ impl Inner {
         }
         let open = self.open.load(Ordering::Relaxed) > 0;
         stats.breaker = if open { BreakerState::Open } else { BreakerState::Closed };
-        stats.in_flight = self.in_flight.load(Ordering::Relaxed) as u64;
+        stats.in_flight = self.flights.lock().under_way() as u64;
         stats.nodes = self.nodes.number();
         stats
     }

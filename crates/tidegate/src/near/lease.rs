@@ -18,6 +18,8 @@ use crate::store::Charge;
 const MOMENT_US: u64 = 100_000;
 /// Fewer units than this in a moment are not worth a lease.
 const LITTLE: u64 = 4;
+/// Fewer units than this are asked for when none is left.
+const SMALL: u64 = 100;
 /// How long a lease lives.
 pub(crate) const LIFE_US: u64 = 1_000_000;
 /// The end of a window on this machine's clock may be off by this much.
@@ -166,10 +168,11 @@ impl Lease {
         if self.asked > 0 || demand < LITTLE || now < self.not_before {
             return None;
         }
-        // Enough for two moments; asked for when half of it is gone, so that it does not run dry meanwhile.
+        // Enough for two moments; asked for when half of it is gone, so that it does not run dry meanwhile. A small one would be gone anyway
+        // before more comes: then each call brings as much as may be held.
         let wanted = demand.saturating_mul(2).min(most);
-        let held = self.held();
-        if wanted < 2 || held > wanted / 2 {
+        let (held, low) = (self.held(), if wanted < SMALL { 0 } else { wanted / 2 });
+        if wanted < 2 || held > low {
             return None;
         }
         self.asked = wanted - held;

@@ -20,6 +20,7 @@
 mod ask;
 mod background;
 mod breaker;
+mod flights;
 mod keeper;
 mod lease;
 mod names;
@@ -43,6 +44,7 @@ pub use self::terms::{OnFailure, SyncMode, Terms};
 
 use self::background::{Here, Unsynced};
 use self::breaker::Breaker;
+use self::flights::Flights;
 use self::lease::Lease;
 use self::names::{Kept, Name, Names, Recent};
 use self::nodes::Nodes;
@@ -74,7 +76,7 @@ pub(crate) struct Inner {
     breakers: Box<[Mutex<Breaker>]>,
     /// How many of them are open.
     open: AtomicUsize,
-    in_flight: AtomicUsize,
+    flights: Mutex<Flights>,
     seen: Recent<Seen>,
     leases: Kept<Lease>,
     unsynced: Kept<Unsynced>,
@@ -118,7 +120,8 @@ impl NearBuilder {
         self
     }
 
-    /// How many calls to the store may be under way; 1024 unless told otherwise. What would be one more is decided here.
+    /// How many calls to the store may be under way; 1024 unless told otherwise, and fewer while calls miss their deadline. What would be one
+    /// more is decided here.
     pub fn max_in_flight(mut self, calls: usize) -> Self {
         self.settings.max_in_flight = calls;
         self
@@ -187,7 +190,7 @@ impl NearBuilder {
             random: Random::new(seed),
             breakers,
             open: AtomicUsize::new(0),
-            in_flight: AtomicUsize::new(0),
+            flights: Mutex::new(Flights::new(settings.max_in_flight)),
             seen: Recent::new(seen_keys),
             leases: Kept::new(kept_keys),
             unsynced: Kept::new(kept_keys),

@@ -3,6 +3,8 @@
 //! The shares of all nodes together are the limit (where it is at least one for each). They live in a memory store of their own, so what was
 //! taken alone is remembered from one outage to the next; what the store has said is only ever added to it, never taken away.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use tidegate_core::{Algorithm, Decision, Limit, Op, Period, Retry, Source, Timestamp, Verdict};
 
 use super::terms::OnFailure;
@@ -18,11 +20,13 @@ const COME_BACK_US: u64 = 1_000_000;
 #[derive(Debug)]
 pub(crate) struct Share {
     memory: Memory,
+    /// Whether anything was ever decided here.
+    used: AtomicBool,
 }
 
 impl Share {
     pub(crate) fn new(clock: Clock) -> Self {
-        Share { memory: Memory::builder().clock(clock).max_keys(MAX_KEYS).build() }
+        Share { memory: Memory::builder().clock(clock).max_keys(MAX_KEYS).build(), used: AtomicBool::new(false) }
     }
 
     /// Decides without the store. `policy` says what happens to a charge, `left` what is left of the whole limit as far as is known.
@@ -50,6 +54,7 @@ impl Share {
         let mut verdicts: Vec<Verdict> =
             check.charges().iter().map(|charge| by_policy(check.op(), charge, policy(charge))).collect();
         if !local.is_empty() {
+            self.used.store(true, Ordering::Relaxed);
             for (place, own) in local.iter().zip(alone.charges()) {
                 if let Some(left) = left(&check.charges()[*place]) {
                     self.warm(own, left / nodes.max(1));
@@ -80,7 +85,7 @@ impl Share {
 
     /// Gives back, forgets or settles here, too, what may have been taken here.
     pub(crate) fn give_back(&self, check: &Check<'_>, nodes: u64) {
-        if self.memory.is_empty() {
+        if !self.used.load(Ordering::Relaxed) {
             return;
         }
         let shares =
