@@ -280,6 +280,13 @@ impl Gate {
         Some(decision)
     }
 
+    /// A charge on this key is about to be decided. Nothing but time depends on saying so.
+    pub(crate) fn expect(&self, subject: &Subject<'_>) {
+        if let Backend::Memory(memory) = &self.inner.store {
+            memory.expect(subject);
+        }
+    }
+
     /// Decides a request by the rules: `op` on every budget it draws on, all or nothing.
     ///
     /// # Errors

@@ -28,10 +28,11 @@ use tokio::time::{Instant, sleep};
 use tower_service::Service;
 
 use super::pace::{Moved, Pace, Paced};
+use super::quick::Begun;
 use super::{Bounds, Visitor};
 use crate::auth::{Guard, May};
-use crate::gate::Door;
-use crate::http::mistake;
+use crate::gate::{Door, Gate};
+use crate::http::{Verb, decide, mistake};
 use crate::observe::Observer;
 use crate::observe::metrics::Refusal;
 
@@ -70,6 +71,8 @@ struct Inner {
     bounds: Bounds,
     observer: Observer,
     needs: fn(&str) -> May,
+    /// Whom questions are asked that go the [short way](super::quick), if any do.
+    desk: Option<Gate>,
 }
 
 impl Hall {
@@ -95,13 +98,41 @@ impl Hall {
         if door == Door::Grpc {
             builder = builder.http2_only();
         }
-        Hall { inner: Arc::new(Inner { router, builder, door, guard, bounds, observer, needs }) }
+        Hall { inner: Arc::new(Inner { router, builder, door, guard, bounds, observer, needs, desk: None }) }
+    }
+
+    /// The same hall, in which questions to this gate go a shorter way.
+    pub(crate) fn with_short_way(mut self, gate: Gate) -> Self {
+        if let Some(inner) = Arc::get_mut(&mut self.inner) {
+            inner.desk = Some(gate);
+        }
+        self
+    }
+
+    /// What the gate says to a question.
+    pub(super) async fn ask(&self, verb: Verb, body: &[u8]) -> Response<Body> {
+        match &self.inner.desk {
+            Some(gate) => decide(gate, verb, body).await,
+            None => mistake(StatusCode::NOT_FOUND, "no such path"),
+        }
+    }
+
+    pub(super) fn refuse(&self, why: Refusal) {
+        self.inner.observer.metrics().refused(self.inner.door, why);
     }
 
     /// Serves one visitor to the end.
     pub async fn talk(self, visitor: Visitor, mut shutdown: watch::Receiver<bool>) {
-        let Visitor { stream, peer, .. } = visitor;
+        let Visitor { mut stream, peer, .. } = visitor;
         let Bounds { patience, idle, .. } = self.inner.bounds;
+        let bytes = match self.inner.desk {
+            None => Vec::new(),
+            Some(_) => match self.talk_briefly(&mut stream, peer.ip(), (patience, idle), &mut shutdown).await {
+                Some(bytes) => bytes,
+                None => return,
+            },
+        };
+        let stream = Begun { bytes, at: 0, stream };
         let pace = Arc::new(Pace::default());
         let service = {
             let (hall, pace) = (self.clone(), Arc::clone(&pace));
@@ -147,22 +178,21 @@ impl Hall {
 
     async fn answer(&self, request: Request<Incoming>, peer: std::net::IpAddr, pace: &Arc<Pace>) -> Response<Body> {
         let _answering = pace.request();
-        let metrics = self.inner.observer.metrics();
-        let mut response = match self.refused(&request, peer).await {
+        let target = request.uri().path_and_query().map_or("", |target| target.as_str());
+        let authorization = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+        let mut response = match self.refused(target, authorization, peer).await {
             Some(refusal) => {
-                metrics.refused(self.inner.door, Refusal::Token);
+                self.refuse(Refusal::Token);
                 self.in_words_of_the_door(refusal)
             }
-            None => match caught(self.inner.router.clone().call(request.map(Body::new))).await {
-                Some(Ok(response)) => response,
-                Some(Err(never)) => match never {},
-                None => {
-                    metrics.panicked();
-                    self.inner.observer.log().error("a request panicked", &[("door", &self.inner.door.name())]);
-                    let mistake = mistake(StatusCode::INTERNAL_SERVER_ERROR, "this is our mistake, not yours");
-                    self.in_words_of_the_door(mistake)
-                }
-            },
+            None => {
+                let mut router = self.inner.router.clone();
+                self.unless_it_panics(async {
+                    let Ok(response) = router.call(request.map(Body::new)).await;
+                    response
+                })
+                .await
+            }
         };
         if pace.last.load(Ordering::Relaxed) && !pace.is_second() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -170,27 +200,44 @@ impl Hall {
         response
     }
 
+    /// The answer; if there is none because of a mistake of ours, that.
+    pub(super) async fn unless_it_panics(&self, answer: impl Future<Output = Response<Body>>) -> Response<Body> {
+        match caught(answer).await {
+            Some(response) => response,
+            None => {
+                self.inner.observer.metrics().panicked();
+                self.inner.observer.log().error("a request panicked", &[("door", &self.inner.door.name())]);
+                let mistake = mistake(StatusCode::INTERNAL_SERVER_ERROR, "this is our mistake, not yours");
+                self.in_words_of_the_door(mistake)
+            }
+        }
+    }
+
     /// Clients of gRPC do not look at the status of HTTP.
     fn in_words_of_the_door(&self, refusal: Response<Body>) -> Response<Body> {
         if self.inner.door == Door::Grpc { crate::grpc::refusal(refusal.status()) } else { refusal }
     }
 
-    /// Why the request is not served, if so.
-    async fn refused(&self, request: &Request<Incoming>, peer: std::net::IpAddr) -> Option<Response<Body>> {
-        let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
-        if target > MAX_TARGET_BYTES {
-            let detail = format!("a target of {target} bytes: expected at most {MAX_TARGET_BYTES}");
+    /// Why a request for this target is not served, if so.
+    pub(super) async fn refused(
+        &self,
+        target: &str,
+        authorization: Option<&[u8]>,
+        peer: std::net::IpAddr,
+    ) -> Option<Response<Body>> {
+        if target.len() > MAX_TARGET_BYTES {
+            let detail = format!("a target of {} bytes: expected at most {MAX_TARGET_BYTES}", target.len());
             return Some(mistake(StatusCode::URI_TOO_LONG, &detail));
         }
         let guard = &self.inner.guard;
         if !guard.has_tokens() {
             return None;
         }
-        let needs = (self.inner.needs)(request.uri().path());
-        let may = match request.headers().get(header::AUTHORIZATION) {
+        let needs = (self.inner.needs)(target.split_once('?').map_or(target, |(path, _)| path));
+        let may = match authorization {
             _ if needs == May::Nothing => return None,
             None => guard.stranger(),
-            Some(value) => match bearer(value.as_bytes()) {
+            Some(value) => match bearer(value) {
                 Some(token) => match guard.admit(peer, token).await {
                     Some(may) => may,
                     None => return Some(unknown("this token is not known")),
@@ -200,7 +247,7 @@ impl Hall {
         };
         if may >= needs {
             None
-        } else if request.headers().contains_key(header::AUTHORIZATION) {
+        } else if authorization.is_some() {
             Some(mistake(StatusCode::FORBIDDEN, "this needs the admin token"))
         } else {
             Some(unknown("this needs a token: expected the header Authorization: Bearer TOKEN"))

@@ -15,6 +15,7 @@
 
 pub mod http;
 mod pace;
+mod quick;
 pub mod tls;
 
 use std::collections::HashMap;

@@ -20,7 +20,8 @@ use tokio::sync::watch;
 
 use self::reply::Answer;
 pub(crate) use self::reply::mistake;
-use self::request::{About, Asked, Question, Verb};
+pub(crate) use self::request::Verb;
+use self::request::{About, Asked, Question};
 pub use self::request::{MAX_ATTRIBUTES, MAX_BATCH, MAX_BODY_BYTES};
 use crate::auth::{Auth, Guard, May};
 use crate::door::http::Hall;
@@ -137,7 +138,9 @@ pub(crate) async fn serve_at(
 ) -> io::Result<()> {
     let (bounds, observer, door) = (entrance.bounds().clone(), entrance.observer().clone(), entrance.door());
     let desk = Desk { gate, health, patience: bounds.patience };
+    let gate = desk.gate.clone();
     let hall = Hall::new(routes(desk, part), door, guard, bounds, observer, needs);
+    let hall = if part == Part::Admin { hall } else { hall.with_short_way(gate) };
     let down = shutdown.clone();
     entrance.receive(shutdown, move |visitor| hall.clone().talk(visitor, down.clone())).await
 }
@@ -168,7 +171,7 @@ impl FromRequest<Desk> for Sent {
     }
 }
 
-async fn decide(gate: &Gate, verb: Verb, body: &[u8]) -> Response<Body> {
+pub(crate) async fn decide(gate: &Gate, verb: Verb, body: &[u8]) -> Response<Body> {
     match request::read(body, verb) {
         Err(problem) => mistake(StatusCode::BAD_REQUEST, &problem),
         Ok(Asked::One(question)) => match answer(gate, verb, &question).await {

@@ -256,6 +256,12 @@ impl Verb {
         ("release", Verb::Release),
     ];
 
+    /// The one that is asked at this path.
+    pub(crate) fn at(path: &str) -> Option<Verb> {
+        let own = path.strip_prefix("/v1/")?;
+        Verb::ALL.iter().find(|(name, _)| *name == own).map(|(_, verb)| *verb)
+    }
+
     /// As in the path.
     pub(crate) fn name(self) -> &'static str {
         Verb::ALL.iter().find(|(_, verb)| *verb == self).map_or("check", |(name, _)| name)

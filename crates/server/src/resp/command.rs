@@ -56,6 +56,19 @@ impl Session {
         }
     }
 
+    /// This command will be answered soon: what it is about can be fetched.
+    pub(crate) fn expect(&self, words: &[&[u8]]) {
+        match words {
+            [name, key, ..] if name.eq_ignore_ascii_case(b"CL.THROTTLE") => {
+                self.gate.expect(&Subject { scope: CELL_SCOPE, key: (*key).into() });
+            }
+            [name, key, ..] if name.eq_ignore_ascii_case(b"TG.CHECK") => {
+                self.gate.expect(&Subject { scope: Scope::AdHoc, key: (*key).into() });
+            }
+            _ => {}
+        }
+    }
+
     /// Answers what is asked most, and can be decided in this process without waiting for anybody; says whether it did.
     pub(crate) fn answer_at_once(&mut self, words: &[&[u8]], out: &mut Replies) -> bool {
         match words {

@@ -48,9 +48,8 @@ pub(crate) enum Broken {
     Http,
 }
 
-/// Reads one command from the front of `bytes`; its words are put into `words`.
+/// Reads one command from the front of `bytes`; its words are put behind those that are in `words`.
 pub(crate) fn next<'a>(bytes: &'a [u8], words: &mut Words<'a>, max_bytes: usize) -> Result<Next<'a>, Broken> {
-    words.clear();
     match bytes.first() {
         None => Ok(Next::Unfinished),
         Some(b'*') => array(bytes, words, max_bytes),
@@ -194,6 +193,7 @@ mod tests {
     fn read(bytes: &[u8]) -> Result<Vec<Vec<Vec<u8>>>, Broken> {
         let (mut at, mut words, mut commands) = (0, Words::new(), Vec::new());
         loop {
+            words.clear();
             let (command, next) = match super::next(&bytes[at..], &mut words, MAX_COMMAND_BYTES)? {
                 Next::Command(next) => (words.iter().map(|word| word.to_vec()).collect(), next),
                 Next::Line(line, next) => (split(line)?, next),

@@ -211,33 +211,49 @@ struct Turn {
     more: bool,
 }
 
+/// Commands that are read before the first of them is answered, so that the memory they are about can be fetched meanwhile.
+const AHEAD: usize = 16;
+
 /// Answers complete commands at the front of `bytes`, one turn of them.
 async fn answer_turn(bytes: &[u8], session: &mut Session, out: &mut Replies) -> Turn {
-    let mut used = 0;
-    let mut words = Words::with_capacity(8);
-    for _ in 0..TURN {
+    let (mut used, mut answered) = (0, 0);
+    let (mut words, mut group) = (Words::with_capacity(8), Group::default());
+    while answered < TURN {
+        // How long a command may be depends on the one before, as long as nobody has said who he is.
+        let unknown = session.may == May::Nothing;
+        let (most, count) = if unknown { (MAX_UNKNOWN_BYTES, 1) } else { (MAX_COMMAND_BYTES, AHEAD) };
+        words.clear();
+        group.read(&bytes[used..], &mut words, most, count);
+        if group.commands > 1 {
+            group.each(&words).for_each(|(words, _)| session.expect(words));
+        }
+        for (words, taken) in group.each(&words) {
+            if session.closing || out.bytes.len() > MAX_ANSWERS_BYTES {
+                return Turn { used, more: used < bytes.len() };
+            }
+            session.begun = None;
+            if !session.answer_at_once(words, out) {
+                session.answer(words, out).await;
+            }
+            used += taken;
+            answered += 1;
+        }
         if session.closing || out.bytes.len() > MAX_ANSWERS_BYTES {
             break;
         }
-        let most = if session.may == May::Nothing { MAX_UNKNOWN_BYTES } else { MAX_COMMAND_BYTES };
-        let taken = match frame::next(&bytes[used..], &mut words, most) {
-            Ok(Next::Command(taken)) => {
-                session.begun = None;
-                if !session.answer_at_once(&words, out) {
-                    session.answer(&words, out).await;
-                }
-                Ok(taken)
-            }
-            Ok(Next::Line(line, taken)) => match frame::split(line) {
+        let taken = match group.behind.take() {
+            None => continue,
+            Some(Ok(Next::Line(line, taken))) => match frame::split(line) {
                 Ok(words) => {
                     session.begun = None;
                     session.answer(&words.iter().map(Vec::as_slice).collect::<Vec<_>>(), out).await;
+                    answered += 1;
                     Ok(taken)
                 }
                 Err(broken) => Err(broken),
             },
-            Ok(Next::Unfinished) => return Turn { used, more: false },
-            Err(broken) => Err(broken),
+            Some(Ok(_)) => return Turn { used, more: false },
+            Some(Err(broken)) => Err(broken),
         };
         match taken {
             Ok(taken) => used += taken,
@@ -249,6 +265,45 @@ async fn answer_turn(bytes: &[u8], session: &mut Session, out: &mut Replies) -> 
         }
     }
     Turn { used, more: used < bytes.len() }
+}
+
+/// A few commands that were read one after the other.
+#[derive(Default)]
+struct Group<'a> {
+    commands: usize,
+    /// Of each, where its words end, and how many bytes it takes.
+    ends: [(usize, usize); AHEAD],
+    /// What comes behind them, if it is not a command of the same kind.
+    behind: Option<Result<Next<'a>, frame::Broken>>,
+}
+
+impl<'a> Group<'a> {
+    /// Reads up to `count` commands from the front of `bytes`.
+    fn read(&mut self, bytes: &'a [u8], words: &mut Words<'a>, most: usize, count: usize) {
+        let mut at = 0;
+        (self.commands, self.behind) = (0, None);
+        for end in self.ends.iter_mut().take(count) {
+            match frame::next(&bytes[at..], words, most) {
+                Ok(Next::Command(taken)) => *end = (words.len(), taken),
+                other => {
+                    self.behind = Some(other);
+                    return;
+                }
+            }
+            at += end.1;
+            self.commands += 1;
+        }
+    }
+
+    /// The words of each command, and how many bytes it takes.
+    fn each<'b>(&'b self, words: &'b [&'a [u8]]) -> impl Iterator<Item = (&'b [&'a [u8]], usize)> {
+        let mut from = 0;
+        self.ends[..self.commands].iter().map(move |(end, taken)| {
+            let own = &words[from..*end];
+            from = *end;
+            (own, *taken)
+        })
+    }
 }
 
 /// For fuzzing: a conversation over any stream, with everything allowed.
@@ -267,6 +322,7 @@ pub(crate) async fn converse_in_memory(
 pub(crate) fn count_commands(stream: &[u8]) -> usize {
     let (mut at, mut count, mut words) = (0, 0, Words::new());
     loop {
+        words.clear();
         let (asked, taken) = match frame::next(&stream[at..], &mut words, MAX_COMMAND_BYTES) {
             Ok(Next::Command(taken)) => (words.first().map(|name| name.to_vec()), taken),
             Ok(Next::Line(line, taken)) => match frame::split(line) {

@@ -273,6 +273,17 @@ impl Memory {
         Decision::of_one(verdict, verdict.allowed, now)
     }
 
+    /// Says that a key will be asked about soon, so that its memory can be fetched meanwhile: for whoever has several questions at hand. Nothing but time
+    /// depends on it.
+    pub fn expect(&self, subject: &Subject<'_>) {
+        let hash = match &subject.scope {
+            Scope::Rule(name) => self.inner.hashing.hash_named(name, &subject.key),
+            Scope::AdHoc => self.inner.hashing.hash(&subject.key),
+        };
+        // Where a key is at home does not depend on the other half of its hash.
+        let _ = self.inner.expect(Hash { order: hash.0, other: hash.1 });
+    }
+
     /// The same as [`check`](Memory::check) for those who only want to know whether the request may pass; a little faster.
     #[must_use = "let the request pass only if it is allowed"]
     #[inline]
