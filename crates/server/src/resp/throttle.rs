@@ -38,11 +38,10 @@ impl Throttle {
             return Err("Cell error: Store error: Zero rates are not supported".into());
         }
         let numbers = [max_burst, count, period];
-        let limit = match known.last {
-            Some((same, limit)) if same == numbers => limit,
-            _ => limit(numbers)?,
+        let limit = match &known.last {
+            Some((same, limit)) if *same == numbers => *limit,
+            _ => known.last.insert((numbers, limit(numbers)?)).1,
         };
-        known.last = Some((numbers, limit));
         let (op, cost) = match quantity {
             0 => (Op::Peek, 0),
             quantity if quantity < 0 => (Op::Refund, quantity.unsigned_abs()),
