@@ -90,7 +90,8 @@ async fn nothing_is_denied_that_the_store_would_allow() {
         let mut random = Random(seed);
         let clock = ManualClock::with_runtime();
         let remote = Remote::new(&clock);
-        remote.delay(Duration::from_micros(random.below(4_000)));
+        let delay = random.below(4_000) / 2 * 2;
+        remote.delay(Duration::from_micros(delay));
         let near = node(&remote, &clock, 1, seed).build();
         let mut here = 0;
         for _ in 0..300 {
@@ -105,7 +106,14 @@ async fn nothing_is_denied_that_the_store_would_allow() {
                 here += 1;
                 assert!(!would && !decision.allowed(), "{limits} cost {cost} was denied here");
             }
-            let pause = [0, 1, 1000, 50_000, 400_000][usize::try_from(random.below(5)).unwrap()];
+            let mut pause = *random.pick(&[0, 1, 1000, 50_000, 400_000]);
+            if let Retry::After(wait) = decision.retry()
+                && decision.source() == Source::Store
+                && random.below(2) == 0
+            {
+                // The answer took half of the delay: to the very moment at which the store would allow it, or a little beside it.
+                pause = (wait + random.below(3)).saturating_sub(delay / 2 + random.below(2));
+            }
             tokio::time::sleep(Duration::from_micros(pause)).await;
         }
         all_here += here;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidegate::{BreakerState, Check, Near, Redis, Source, Store, SyncMode, Terms};
-use tidegate_testkit::{Cluster, Flavor, Server, wait_until};
+use tidegate_testkit::{Cluster, Fault, FaultProxy, Flavor, Server, wait_until};
 
 use super::cluster::{one_per_master, slot_of};
 use super::{assert_all_expire, limits, runtime};
@@ -149,4 +149,56 @@ fn a_silent_server_of_a_cluster_is_away_alone() {
     assert!(others >= 45, "the others answered {others} of 50 times");
     silent.continue_signal();
     wait_until("all answer again", BOUND, || keys.iter().all(|key| ask(key) == Source::Store));
+}
+
+/// Whatever the line does, every request is answered, the store never lets pass more than the limit, and all is well when the line is.
+#[test]
+fn whatever_the_line_does_there_is_an_answer() {
+    const LIMIT: u64 = 400;
+    let server = Server::start(Flavor::Redis7);
+    let late = |ms| Fault::Delay { request: Duration::ZERO, reply: Duration::from_millis(ms), jitter: Duration::ZERO };
+    let faults = [
+        late(100),
+        Fault::StallRequests,
+        Fault::StallReplies,
+        Fault::SwallowReplies,
+        Fault::CutBeforeRequest,
+        Fault::CutAfterRequest,
+        Fault::CutInReply { bytes: 3 },
+        Fault::Drip { bytes: 1, pause: Duration::from_millis(20) },
+        Fault::Garbage,
+        Fault::Refuse,
+    ];
+    let runtime = runtime();
+    for sync in [SyncMode::Direct, SyncMode::Lease, SyncMode::Async] {
+        let proxy = FaultProxy::start(&server);
+        let builder = Redis::builder(proxy.url().parse().unwrap()).timeout(Duration::from_millis(20));
+        let redis = runtime.block_on(async { builder.namespace(sync.name()).build() }).unwrap();
+        runtime.block_on(redis.prepare()).unwrap();
+        let near =
+            runtime.block_on(async { Near::builder(redis).deadline(Duration::from_millis(20)).nodes(1).build() });
+        let limits = limits(&format!("{LIMIT}/d window"));
+        let terms = Terms { sync, ..Terms::default() };
+        let (mut answered, mut alone) = (0, 0);
+        let mut ask = || {
+            let check = Check::new().terms(terms).charge("k", &limits, 1);
+            let decision = runtime.block_on(near.decide(&check)).expect("there is always an answer");
+            if decision.allowed() {
+                *(if decision.source() == Source::Fallback { &mut alone } else { &mut answered }) += 1;
+            }
+            decision.source()
+        };
+        for fault in faults {
+            (0..20).for_each(|_| _ = ask());
+            proxy.set(fault);
+            (0..15).for_each(|_| _ = ask());
+            proxy.set(Fault::Pass);
+            proxy.cut();
+            wait_until("it answers again", BOUND, || ask() != Source::Fallback);
+        }
+        assert!(answered <= LIMIT, "{sync:?}: the store let {answered} pass");
+        assert!(alone <= LIMIT, "{sync:?}: this node alone let {alone} pass");
+        runtime.block_on(near.close());
+    }
+    assert_all_expire(&server);
 }
