@@ -134,17 +134,34 @@ fn a_server_with_a_certificate_is_asked_too() {
 #[test]
 fn running_out_of_files_is_survived_at_every_door() {
     use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
-    let mut serving = Serving::start(&["--admin", "127.0.0.1:0", "--log", "off"]);
+    let mut serving = Serving::with_grpc("127.0.0.1:0", &["--admin", "127.0.0.1:0", "--log", "off"]);
+    assert_eq!(serving.doors.len(), 4);
     for (door, at) in serving.doors.clone() {
+        // HTTP/2 is asked by a PING, whose eight bytes come back; a connection begins with a preface and settings.
+        let begin = |stream: &mut TcpStream| {
+            let greeting: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+            door != "grpc" || stream.write_all(greeting).is_ok()
+        };
         let ask = |stream: &mut TcpStream| {
-            let question: &[u8] =
-                if door == "resp" { b"PING\r\n" } else { b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" };
-            let mut bytes = [0; 512];
-            stream.write_all(question).is_ok() && matches!(stream.read(&mut bytes), Ok(1..))
+            let (question, answer): (&[u8], &[u8]) = match door.as_str() {
+                "resp" => (b"PING\r\n", b"PONG"),
+                "grpc" => (b"\0\0\x08\x06\0\0\0\0\0tidegate", b"tidegate"),
+                _ => (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 200"),
+            };
+            let (mut bytes, mut seen) = ([0; 512], Vec::new());
+            let mut asked = stream.write_all(question).is_ok();
+            while asked && !seen.windows(answer.len()).any(|part| part == answer) {
+                match stream.read(&mut bytes) {
+                    Ok(read @ 1..) => seen.extend_from_slice(&bytes[..read]),
+                    _ => asked = false,
+                }
+            }
+            asked
         };
         let connect = |patience: Duration| {
-            let stream = TcpStream::connect(at).unwrap();
+            let mut stream = TcpStream::connect(at).unwrap();
             stream.set_read_timeout(Some(patience)).unwrap();
+            assert!(begin(&mut stream), "{door}");
             stream
         };
         let mut here = connect(Duration::from_secs(20));

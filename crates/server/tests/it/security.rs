@@ -26,18 +26,20 @@ struct Open {
     running: Option<Running>,
     http: SocketAddr,
     resp: SocketAddr,
+    grpc: SocketAddr,
 }
 
-/// Doors for HTTP and RESP; `change` changes what the text says.
+/// Doors for HTTP, RESP and gRPC; `change` changes what the text says.
 fn open(text: &str, auth: Auth, change: impl FnOnce(&mut Config)) -> Open {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let text =
-        format!("listen: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\nlog: {{ level: error }}\n{text}");
+    let text = format!(
+        "listen: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: 127.0.0.1:0 }}\nlog: {{ level: error }}\n{text}"
+    );
     let mut config = Config::parse(&text, "test").unwrap();
     change(&mut config);
     let running = runtime.block_on(start(config, Options { auth, ..Options::default() })).unwrap();
-    let (http, resp) = (running.http.unwrap(), running.resp.unwrap());
-    Open { runtime, running: Some(running), http, resp }
+    let (http, resp, grpc) = (running.http.unwrap(), running.resp.unwrap(), running.grpc.unwrap());
+    Open { runtime, running: Some(running), http, resp, grpc }
 }
 
 impl Open {
@@ -263,6 +265,14 @@ fn secure_answer(at: SocketAddr, certs: &Certs, with_identity: bool, http: bool)
     all(&mut stream)
 }
 
+/// Whether the door for gRPC greets through TLS: HTTP/2 begins with a frame of settings from both sides.
+fn greets(at: SocketAddr, certs: &Certs, with_identity: bool) -> bool {
+    let mut stream = secure(at, certs, with_identity);
+    let _ = stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).is_ok() && head[3] == 4
+}
+
 #[test]
 fn every_door_speaks_tls_and_can_ask_for_certificates() {
     let certs = Certs::new();
@@ -273,6 +283,7 @@ fn every_door_speaks_tls_and_can_ask_for_certificates() {
         let open = open(&text(""), Auth::default(), |_| {});
         assert!(secure_answer(open.http, &certs, false, true).starts_with("HTTP/1.1 200"));
         assert_eq!(secure_answer(open.resp, &certs, false, false), "+PONG\r\n+OK\r\n");
+        assert!(greets(open.grpc, &certs, false));
         // Whoever does not speak TLS is not answered.
         let mut plain = connect(open.resp);
         plain.write_all(b"PING\r\n").unwrap();
@@ -284,6 +295,7 @@ fn every_door_speaks_tls_and_can_ask_for_certificates() {
     assert_eq!(secure_answer(open.resp, &certs, true, false), "+PONG\r\n+OK\r\n");
     assert_eq!(secure_answer(open.http, &certs, false, true), "");
     assert_eq!(secure_answer(open.resp, &certs, false, false), "");
+    assert!(greets(open.grpc, &certs, true) && !greets(open.grpc, &certs, false));
 }
 
 #[test]
