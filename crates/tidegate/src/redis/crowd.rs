@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
-use tidegate_core::{Algorithm, Decision, Op};
+use tidegate_core::{Algorithm, Decision, Limit, Op, Timestamp};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -39,13 +39,16 @@ struct Crowd {
     calls: usize,
     /// One of them is for several. There is never more than one, or the second could overtake the first.
     together: bool,
-    /// Those who wait share this charge, but for its cost.
+    /// Those who wait share this charge, but for its limit and cost.
     charge: Option<Charge<'static>>,
     waiting: VecDeque<Waiting>,
 }
 
 struct Waiting {
     cost: u64,
+    limit: Limit,
+    /// The time at which it is asked, if that is not the server's.
+    now: Option<Timestamp>,
     answer: oneshot::Sender<Result<Decision, Arc<StoreError>>>,
 }
 
@@ -90,10 +93,9 @@ impl Inner {
             shard.insert(name.clone(), Crowd { calls: 1, together: false, charge: None, waiting: VecDeque::new() });
             return Turn::Now(Call { inner: self, name, together: false });
         };
-        let same = crowd.charge.as_ref().is_none_or(|charge| charge.limit == asked.charge.limit);
         // Nobody goes before those who wait.
         let first = crowd.calls < ALONE && !crowd.together && crowd.waiting.is_empty();
-        if first || !same || crowd.waiting.len() >= MOST_WAITING {
+        if first || crowd.waiting.len() >= MOST_WAITING {
             crowd.calls += 1;
             return Turn::Now(Call { inner: self, name: asked.name.clone(), together: false });
         }
@@ -101,15 +103,18 @@ impl Inner {
             crowd.charge = Some(asked.charge.clone().into_owned());
         }
         let (answer, later) = oneshot::channel();
-        crowd.waiting.push_back(Waiting { cost: asked.charge.cost, answer });
+        let (cost, limit, now) = (asked.charge.cost, asked.charge.limit, self.now());
+        crowd.waiting.push_back(Waiting { cost, limit, now, answer });
         Turn::Later(later)
     }
 
-    /// Sends checks of one key as one call, and tells everybody what was decided.
+    /// Sends checks of one key as one call, and tells everybody what was decided. They have limit and time in common.
     async fn send(self: &Arc<Self>, charge: Charge<'static>, batch: Vec<Waiting>) {
+        let Some((limit, now)) = batch.first().map(|first| (first.limit, first.now)) else { return };
+        let charge = Charge { limit, ..charge };
         let costs: Vec<u64> = batch.iter().map(|waiting| waiting.cost).collect();
         self.coalesced.fetch_add(costs.len() as u64, Ordering::Relaxed);
-        match self.call_many(&charge, &costs).await {
+        match self.call_many(now, &charge, &costs).await {
             Ok(decisions) => {
                 for (waiting, decision) in batch.into_iter().zip(decisions) {
                     let _ = waiting.answer.send(Ok(decision));
@@ -131,7 +136,10 @@ impl Drop for Call<'_> {
         let mut batch = Vec::new();
         while batch.len() < MOST
             && !crowd.together
-            && let Some(waiting) = crowd.waiting.pop_front()
+            && let Some(waiting) = crowd.waiting.pop_front_if(|next| {
+                // One call has one limit and one time. Whoever has another comes next.
+                batch.first().is_none_or(|first: &Waiting| (first.limit, first.now) == (next.limit, next.now))
+            })
         {
             // Whoever has gone away meanwhile is not charged.
             if !waiting.answer.is_closed() {

@@ -419,12 +419,17 @@ impl Inner {
     }
 
     /// One call of the script that decides checks of one charge at these costs, in this order.
-    async fn call_many(&self, charge: &Charge<'_>, costs: &[u64]) -> Result<Vec<Decision>, StoreError> {
+    async fn call_many(
+        &self,
+        now: Option<Timestamp>,
+        charge: &Charge<'_>,
+        costs: &[u64],
+    ) -> Result<Vec<Decision>, StoreError> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let asked = [self.ask(charge)];
         let latest = Timestamp::from_micros(self.latest_us.load(Ordering::Relaxed));
         let recall = |scale: &[u8]| self.witness.recall(&asked[0].name, scale, latest);
-        let args = call::arguments_of_many(self.now(), charge, costs, recall);
+        let args = call::arguments_of_many(now, charge, costs, recall);
         let bytes = self.eval(&asked, &args, self.deadline()).await?;
         let answers = call::decode_many(&bytes, charge).map_err(garbled)?;
         if answers.len() != costs.len() {

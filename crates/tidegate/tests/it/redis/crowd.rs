@@ -57,18 +57,32 @@ fn checks_that_are_sent_together_are_decided_as_one_by_one() {
                 let text: &'static str = random.pick::<&str>(&texts);
                 // Now and then another limit on a key that has been used.
                 let key: &'static str = if random.below(10) == 0 { "shared" } else { text };
-                let costs: Vec<u64> = (0..1 + random.below(200)).map(|_| random.below(5)).collect();
-                let asking = costs.iter().map(|&cost| {
-                    let (redis, limits) = (Arc::clone(&redis), limits(text));
-                    let asking = async move { redis.decide(&Check::new().charge(key, &limits, cost)).await.unwrap() };
+                // What each asks, and how much later than the one before, if it is another time at all.
+                let asks: Vec<(u64, u64, &'static str)> = (0..1 + random.below(200))
+                    .map(|_| {
+                        let other = random.below(40) == 0 && key == "shared";
+                        let text = if other { *random.pick::<&str>(&texts) } else { text };
+                        (random.below(5), if random.below(20) == 0 { random.below(5_000) } else { 0 }, text)
+                    })
+                    .collect();
+                let asking = asks.iter().map(|&(cost, later, text)| {
+                    let (redis, limits, clock) = (Arc::clone(&redis), limits(text), clock.clone());
+                    let asking = async move {
+                        clock.advance(Duration::from_micros(later)); // when it is first polled: in order
+                        redis.decide(&Check::new().charge(key, &limits, cost)).await.unwrap()
+                    };
                     Box::pin(asking) as Pin<Box<dyn Future<Output = Decision> + Send>>
                 });
+                let begin = clock.now();
                 let together = all(asking.collect()).await;
-                let limits = limits(text);
-                for (cost, answer) in costs.iter().zip(&together) {
-                    let alone = memory.decide(&Check::new().charge(key, &limits, *cost)).unwrap();
+                let end = clock.now();
+                clock.set(begin);
+                for ((cost, later, text), answer) in asks.iter().zip(&together) {
+                    clock.advance(Duration::from_micros(*later));
+                    let alone = memory.decide(&Check::new().charge(key, &limits(text), *cost)).unwrap();
                     assert_eq!(*answer, alone, "{flavor}, round {round}: {text}, cost {cost}");
                 }
+                assert_eq!(clock.now(), end);
                 let pause = *random.pick(&[0, 1, 999, 40_000, 300_000, 2_000_000]);
                 clock.advance(Duration::from_micros(pause));
             }
