@@ -256,6 +256,11 @@ impl Gate {
         self.name_rules();
     }
 
+    /// Rules and domains as they are now, for as long as it takes to look something up.
+    pub(crate) fn read<T>(&self, look_up: impl FnOnce(&Domains, &Rules) -> T) -> T {
+        look_up(&self.inner.domains.load(), &self.inner.rules.load())
+    }
+
     /// How requests in Envoy's protocol are answered.
     pub fn terms(&self) -> Terms {
         **self.inner.terms.load()
@@ -285,6 +290,21 @@ impl Gate {
         if let Backend::Memory(memory) = &self.inner.store {
             memory.expect(subject);
         }
+    }
+
+    /// Checks one budget that was matched, if that can be done here and now: as [`check_at_once`](Gate::check_at_once), for a rule that is enforced and
+    /// has one limit. The limit, and what it says.
+    pub(crate) fn take_at_once(&self, found: &Match) -> Option<(Limit, Verdict)> {
+        let (Backend::Memory(memory), Budget::Limits(limits)) = (&self.inner.store, &found.budget) else { return None };
+        let mut limits = limits.iter();
+        let (Some(limit), None) = (limits.next(), limits.next()) else { return None };
+        if found.rule.mode != Mode::Enforce || found.key.len() > MAX_KEY_BYTES {
+            return None;
+        }
+        let began = self.inner.observer.metrics().clock(self.door, false);
+        let decision = memory.check_subject(&found.subject(), limit, found.cost);
+        self.inner.observer.ruled_at_once(self.door, found, decision.allowed(), began);
+        Some((*limit, *decision.binding()))
     }
 
     /// Decides a request by the rules: `op` on every budget it draws on, all or nothing.

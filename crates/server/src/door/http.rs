@@ -21,7 +21,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::TokioIo;
 use hyper_util::server::conn::auto;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
@@ -29,9 +29,11 @@ use tower_service::Service;
 
 use super::pace::{Moved, Pace, Paced};
 use super::quick::Begun;
+use super::turns::{Rounds, Turns};
 use super::{Bounds, Visitor};
 use crate::auth::{Guard, May};
 use crate::gate::{Door, Gate};
+use crate::grpc::Unary;
 use crate::http::{Verb, decide, mistake};
 use crate::observe::Observer;
 use crate::observe::metrics::Refusal;
@@ -65,7 +67,6 @@ impl std::fmt::Debug for Hall {
 
 struct Inner {
     router: Router,
-    builder: auto::Builder<TokioExecutor>,
     door: Door,
     guard: Arc<Guard>,
     bounds: Bounds,
@@ -73,6 +74,8 @@ struct Inner {
     needs: fn(&str) -> May,
     /// Whom questions are asked that go the [short way](super::quick), if any do.
     desk: Option<Gate>,
+    /// Who answers the usual call of gRPC before the router is asked.
+    unary: Option<Unary>,
 }
 
 impl Hall {
@@ -85,20 +88,15 @@ impl Hall {
         observer: Observer,
         needs: fn(&str) -> May,
     ) -> Self {
-        let mut builder = auto::Builder::new(TokioExecutor::new());
-        // How long things may take is watched here. At most a hundred headers is hyper's own bound.
-        builder.http1().half_close(true).header_read_timeout(None).max_buf_size(MAX_HEAD_BYTES);
-        builder
-            .http2()
-            .max_concurrent_streams(MAX_STREAMS)
-            .max_header_list_size(u32::try_from(MAX_HEAD_BYTES).unwrap_or(u32::MAX))
-            .max_pending_accept_reset_streams(MAX_TAKEN_BACK)
-            .max_local_error_reset_streams(MAX_MISTAKEN)
-            .max_send_buf_size(MAX_ANSWERS_BYTES);
-        if door == Door::Grpc {
-            builder = builder.http2_only();
+        Hall { inner: Arc::new(Inner { router, door, guard, bounds, observer, needs, desk: None, unary: None }) }
+    }
+
+    /// The same hall, in which the usual call of gRPC goes a shorter way.
+    pub(crate) fn with_unary(mut self, unary: Unary) -> Self {
+        if let Some(inner) = Arc::get_mut(&mut self.inner) {
+            inner.unary = Some(unary);
         }
-        Hall { inner: Arc::new(Inner { router, builder, door, guard, bounds, observer, needs, desk: None }) }
+        self
     }
 
     /// The same hall, in which questions to this gate go a shorter way.
@@ -142,14 +140,16 @@ impl Hall {
             })
         };
         let io = TokioIo::new(Paced::new(stream, Arc::clone(&pace)));
-        let mut connection = pin!(self.inner.builder.serve_connection(io, service));
+        let turns = Turns::default();
+        let (builder, rounds) = (builder(self.inner.door, turns.clone()), Rounds::of(turns));
+        let mut connection = pin!(builder.serve_connection(io, service));
         // Two looks without a move are at most `patience` apart from its beginning.
         let tick = patience / 2;
         let mut bell = pin!(sleep(tick));
         let (mut seen, mut quiet, mut down, mut closing) = (pace.look(), Duration::ZERO, false, false);
         loop {
             tokio::select! {
-                _ = connection.as_mut() => return,
+                _ = poll_fn(|context| rounds.poll(connection.as_mut(), context)) => return,
                 () = bell.as_mut() => {
                     let now = pace.look();
                     match now.since(seen) {
@@ -185,14 +185,7 @@ impl Hall {
                 self.refuse(Refusal::Token);
                 self.in_words_of_the_door(refusal)
             }
-            None => {
-                let mut router = self.inner.router.clone();
-                self.unless_it_panics(async {
-                    let Ok(response) = router.call(request.map(Body::new)).await;
-                    response
-                })
-                .await
-            }
+            None => self.unless_it_panics(self.serve(request)).await,
         };
         if pace.last.load(Ordering::Relaxed) && !pace.is_second() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -211,6 +204,18 @@ impl Hall {
                 self.in_words_of_the_door(mistake)
             }
         }
+    }
+
+    async fn serve(&self, request: Request<Incoming>) -> Response<Body> {
+        let request = match &self.inner.unary {
+            None => request.map(Body::new),
+            Some(unary) => match unary.answer(request).await {
+                Ok(response) => return response,
+                Err(request) => request,
+            },
+        };
+        let Ok(response) = self.inner.router.clone().call(request).await;
+        response
     }
 
     /// Clients of gRPC do not look at the status of HTTP.
@@ -253,6 +258,21 @@ impl Hall {
             Some(unknown("this needs a token: expected the header Authorization: Bearer TOKEN"))
         }
     }
+}
+
+/// How connections are served at a door.
+fn builder(door: Door, turns: Turns) -> auto::Builder<Turns> {
+    let mut builder = auto::Builder::new(turns);
+    // How long things may take is watched here. At most a hundred headers is hyper's own bound.
+    builder.http1().half_close(true).header_read_timeout(None).max_buf_size(MAX_HEAD_BYTES);
+    builder
+        .http2()
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(u32::try_from(MAX_HEAD_BYTES).unwrap_or(u32::MAX))
+        .max_pending_accept_reset_streams(MAX_TAKEN_BACK)
+        .max_local_error_reset_streams(MAX_MISTAKEN)
+        .max_send_buf_size(MAX_ANSWERS_BYTES);
+    if door == Door::Grpc { builder.http2_only() } else { builder }
 }
 
 /// What follows `Bearer `, in whatever case that is written.

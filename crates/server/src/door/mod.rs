@@ -17,6 +17,7 @@ pub mod http;
 mod pace;
 mod quick;
 pub mod tls;
+mod turns;
 
 use std::collections::HashMap;
 use std::future::Future;

@@ -27,8 +27,12 @@ const OVERRIDE: &str = "envoy:override";
 pub(crate) async fn decide(gate: &Gate, request: &RateLimitRequest) -> Result<RateLimitResponse, Problem> {
     bounded(request)?;
     let terms = gate.terms();
-    let mut asked = Asked::of(&gate.domains(), &gate.rules(), &terms, request)?;
-    let over = if terms.count_rejected { asked.each(gate).await? } else { asked.together(gate).await? };
+    let mut asked = gate.read(|domains, rules| Asked::of(domains, rules, &terms, request))?;
+    let over = match asked.at_once(gate, &terms) {
+        Some(over) => over,
+        None if terms.count_rejected => asked.each(gate).await?,
+        None => asked.together(gate).await?,
+    };
     Ok(reply::of(&asked, over, &terms))
 }
 
@@ -200,6 +204,18 @@ impl Asked {
     fn those(&self, choose: impl Fn(&Drawn) -> bool) -> Vec<usize> {
         let counted = |index: &usize| self.lines.iter().any(|line| line.contains(index));
         (0..self.budgets.len()).filter(|index| choose(&self.budgets[*index]) && counted(index)).collect()
+    }
+
+    /// The usual request, by a short way: it takes from one budget with one limit, and there is nothing to tell but what that says. Whether it was
+    /// denied; nothing if the request is another one.
+    fn at_once(&mut self, gate: &Gate, terms: &Terms) -> Option<bool> {
+        let ([drawn], [line]) = (&mut self.budgets[..], &self.lines[..]) else { return None };
+        if drawn.wants != Wants::Take || line.is_empty() || terms.count_rejected || terms.headers.is_some() {
+            return None;
+        }
+        let (limit, verdict) = gate.take_at_once(&drawn.found)?;
+        drawn.told = Told { over: !verdict.allowed, limit: Some((limit, verdict)) };
+        Some(!verdict.allowed)
     }
 
     /// All or nothing: if anything denies, nothing is taken. Says whether it was denied.

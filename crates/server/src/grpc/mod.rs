@@ -7,6 +7,7 @@ mod health;
 pub(crate) mod json;
 pub mod message;
 mod reply;
+mod unary;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -32,6 +33,7 @@ use tower_service::Service;
 
 pub use self::decide::{MAX_DESCRIPTORS, MAX_ENTRIES, MAX_TEXT_BYTES};
 use self::message::{RateLimitRequest, RateLimitResponse};
+pub(crate) use self::unary::Unary;
 use crate::auth::{Auth, Guard, May};
 use crate::door::http::Hall;
 use crate::door::{Bounds, Entrance};
@@ -100,9 +102,10 @@ pub(crate) async fn serve_at(
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let (bounds, observer) = (entrance.bounds().clone(), entrance.observer().clone());
+    let unary = Unary::new(gate.clone(), bounds.patience);
     let services = Services::new(gate, tasks, bounds.patience, shutdown.clone())?;
     let router = Router::new().fallback_service(services);
-    let hall = Hall::new(router, Door::Grpc, guard, bounds, observer, needs);
+    let hall = Hall::new(router, Door::Grpc, guard, bounds, observer, needs).with_unary(unary);
     let down = shutdown.clone();
     entrance.receive(shutdown, move |visitor| hall.clone().talk(visitor, down.clone())).await
 }
@@ -121,6 +124,11 @@ pub(crate) fn refusal(status: http::StatusCode) -> http::Response<Body> {
         _ => Status::internal("this is our mistake, not yours"),
     };
     status.into_http()
+}
+
+/// The answer to a request for which time is up.
+fn late() -> http::Response<Body> {
+    Status::deadline_exceeded("the request took too long to arrive").into_http()
 }
 
 /// The services by their paths.
@@ -185,9 +193,7 @@ impl Service<http::Request<Body>> for Services {
             return Box::pin(async move {
                 let mut grpc = Grpc::new(Messages).max_decoding_message_size(MAX_MESSAGE_BYTES);
                 let answer = grpc.unary(ShouldRateLimit(gate), request);
-                let late = || Status::deadline_exceeded("the request took too long to arrive").into_http();
-                let answer = timeout(patience, answer).await.unwrap_or_else(|_| late());
-                Ok(answer.map(Body::new))
+                Ok(timeout(patience, answer).await.map_or_else(|_| late(), |answer| answer.map(Body::new)))
             });
         }
         if path.starts_with(HEALTH) {
@@ -213,8 +219,6 @@ impl UnaryService<RateLimitRequest> for ShouldRateLimit {
     fn call(&mut self, request: Request<RateLimitRequest>) -> Self::Future {
         let gate = self.0.clone();
         Box::pin(async move {
-            // Let the connection read on first: then many answers leave in one write.
-            tokio::task::yield_now().await;
             let answer = decide::decide(&gate, request.get_ref()).await;
             answer.map(Response::new).map_err(Status::from)
         })

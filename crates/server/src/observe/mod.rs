@@ -17,6 +17,7 @@ pub use self::log::{Format, Level, Log};
 pub use self::metrics::{Metrics, Outcome};
 pub use self::top::Top;
 use crate::gate::{Door, Ruling};
+use crate::rules::Match;
 
 /// What is to be told, and how.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -117,6 +118,12 @@ impl Observer {
         if !allowed {
             self.denied(door, name_of(&subject.scope), &subject.key);
         }
+    }
+
+    /// The same by the one limit of one rule.
+    pub(crate) fn ruled_at_once(&self, door: Door, found: &Match, allowed: bool, began: Option<Instant>) {
+        self.inner.metrics.ruled_one(&found.rule.name, allowed);
+        self.decided_at_once(door, &found.subject(), allowed, began);
     }
 
     /// A request was decided by rules.

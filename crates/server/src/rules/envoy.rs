@@ -7,7 +7,7 @@
 //! Beyond the original, `rate_limit` may say `limit: 100/min burst 20`: any notation, several windows, any algorithm.
 
 use std::collections::HashMap;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -18,6 +18,7 @@ use tidegate::{Algorithm, Limit, Limits, MAX_KEY_BYTES, Period};
 
 use super::{Budget, Cost, Match, Mode, Pattern, Rule};
 use crate::config::{ConfigError, MAX_FILE_BYTES, located};
+use crate::digits;
 
 /// How deep descriptors may be nested.
 pub const MAX_DEPTH: usize = 32;
@@ -296,7 +297,8 @@ pub(crate) fn override_key<'a>(domain: &str, entries: impl Iterator<Item = (&'a 
 
 /// With its length before it, so that no two lists make the same key.
 fn put(key: &mut Vec<u8>, part: &str) {
-    let _ = write!(key, "{}:", part.len());
+    digits::push(key, part.len() as u64);
+    key.push(b':');
     key.extend_from_slice(part.as_bytes());
 }
 
