@@ -238,6 +238,7 @@ impl Inner {
             }
             Change::Closed => {
                 one(&self.counts.closed);
+                self.flights.lock().begin_anew();
                 self.open.fetch_sub(1, Ordering::Relaxed);
                 BreakerState::Closed
             }

@@ -49,6 +49,11 @@ impl Flights {
         }
     }
 
+    /// The store was away and is back: what was learnt meanwhile was about something else.
+    pub(crate) fn begin_anew(&mut self) {
+        (self.bound, self.answers) = (self.most, 0);
+    }
+
     /// A call, sent at `sent`, was not answered in time. Those that were sent before the bound fell say nothing about it.
     pub(crate) fn missed(&mut self, sent: Timestamp, now: Timestamp) {
         if sent >= self.fell {

@@ -94,6 +94,7 @@ struct Inner {
     calls: AtomicU64,
     coalesced: AtomicU64,
     crowds: Crowds,
+    together: bool,
 }
 
 /// There is no such store.
@@ -168,6 +169,7 @@ pub struct RedisBuilder {
     namespace: Option<String>,
     secret: Option<Secret>,
     clock: Option<Clock>,
+    together: Option<bool>,
     witness_keys: usize,
     settings: Settings,
 }
@@ -220,6 +222,14 @@ impl RedisBuilder {
         self
     }
 
+    /// Whether checks of one key that are asked about by many at once are sent together, in one call. They are, unless told otherwise or judged by
+    /// a [clock](RedisBuilder::clock) of this process: checks keep their order among each other, but another operation may come before those
+    /// that wait.
+    pub fn coalesce(mut self, together: bool) -> Self {
+        self.together = Some(together);
+        self
+    }
+
     /// The store. Needs a tokio runtime. A server that is down does not matter yet: connections are made in the background.
     ///
     /// # Errors
@@ -231,6 +241,7 @@ impl RedisBuilder {
             InvalidKeys::Secret(invalid) => RedisError::Secret(invalid),
         })?;
         let timeout = self.settings.timeout;
+        let together = self.together.unwrap_or(self.clock.is_none());
         let router = Router::new(self.url, self.settings).map_err(RedisError::Settings)?;
         Ok(Redis {
             inner: Arc::new(Inner {
@@ -246,6 +257,7 @@ impl RedisBuilder {
                 calls: AtomicU64::new(0),
                 coalesced: AtomicU64::new(0),
                 crowds: Crowds::new(),
+                together,
             }),
         })
     }
@@ -268,6 +280,7 @@ impl Redis {
             namespace: None,
             secret: None,
             clock: None,
+            together: None,
             witness_keys: DEFAULT_WITNESS_KEYS,
             settings: Settings::default(),
         }
@@ -323,7 +336,7 @@ impl Store for Redis {
             if !single {
                 return saga::decide(&self.inner, check.clone().into_owned()).await;
             }
-            let _call = if crowd::can_share(check) {
+            let _call = if self.inner.together && crowd::can_share(check) {
                 match self.inner.join(&charges[0]) {
                     Turn::Now(call) => Some(call),
                     Turn::Later(later) => {

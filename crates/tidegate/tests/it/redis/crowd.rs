@@ -49,7 +49,7 @@ fn checks_that_are_sent_together_are_decided_as_one_by_one() {
         runtime.block_on(async {
             let clock = ManualClock::new();
             clock.advance(Duration::from_secs(1_000_000));
-            let redis = Arc::new(store(&server).clock(clock.clone()).build().unwrap());
+            let redis = Arc::new(store(&server).clock(clock.clone()).coalesce(true).build().unwrap());
             redis.prepare().await.unwrap();
             let memory = Memory::builder().clock(clock.clone()).max_keys(1024).build();
             let mut random = Random(7);
