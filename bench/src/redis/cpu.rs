@@ -124,10 +124,10 @@ fn contenders(server: &Server) -> Vec<Contender> {
     all
 }
 
-/// Every sixteenth hit of a window is written as a whole. So that a sixteenth of every round is, and not all of one round, each
+/// One hit of a window in 64 is written as a whole. So that as many of every round are, and not all of one round, each
 /// key has had another number of hits.
 fn staggered(server: &Server, calls: Vec<Command>) -> Vec<Command> {
-    let earlier: Vec<Command> = calls.iter().enumerate().flat_map(|(key, call)| vec![call.clone(); key % 16]).collect();
+    let earlier: Vec<Command> = calls.iter().enumerate().flat_map(|(key, call)| vec![call.clone(); key % 64]).collect();
     Pipe::to(server).send(&mut Batches::of(&earlier), earlier.len() / DEPTH);
     calls
 }

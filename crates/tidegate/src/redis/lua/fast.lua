@@ -17,16 +17,19 @@ local call, struct = redis.call, struct
 local unpack = struct.unpack
 
 local first = ARGV[1]
-local op, flags, now, kind, number = unpack('>BBI7BI7', first)
+local op, flags = string.byte(first, 1, 2)
+local kind, now = string.byte(first, 10), nil
 if flags % 2 == 0 then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
+else
+  now = unpack('>I7', first, 3)
 end
 
 local value -- of the only key, once it has been read
 if op == 99 and flags < 2 and not KEYS[2] then -- 99 is 'c', a check; no id, not forced
   if kind == 98 then -- a bucket
-    local p, q, g, options, cost, capacity = number, unpack('>I7BBI7I7', first, 18)
+    local p, q, g, options, cost, capacity = unpack('>I7I7BBI7I7', first, 11)
     local key, grid = KEYS[1], 10 ^ g
     local units, at, moment, ours = 0, now, now, true
     value = call('GET', key)
@@ -71,7 +74,7 @@ if op == 99 and flags < 2 and not KEYS[2] then -- 99 is 'c', a check; no id, not
       end
     end
   elseif kind == 119 then -- a window
-    local period, from_first_hit, options, cost, capacity = number, unpack('>BBI7I7', first, 18)
+    local period, from_first_hit, options, cost, capacity = unpack('>I7BBI7I7', first, 11)
     local key = KEYS[1]
     local start, last, used, moment, ours = 0, 0, 0, now, true
     value = call('GET', key)
@@ -101,8 +104,8 @@ if op == 99 and flags < 2 and not KEYS[2] then -- 99 is 'c', a check; no id, not
       elseif used + cost <= capacity then
         local answer = struct.pack('>BI7I7I7I7', 3, now, start, moment, used + cost)
         -- The key of a window ends with it, so it is enough to say so once, and then to write only what differs: `last` and
-        -- `used`. But whenever another 16 are used it is written as a whole: if somebody took the end off, it is back then.
-        if new or used % 16 + cost > 15 then -- by 16 even `%` divides exactly
+        -- `used`. But whenever another 64 are used it is written as a whole: if somebody took the end off, it is back then.
+        if new or used % 64 + cost > 63 then -- by 64 even `%` divides exactly
           local ttl = math.floor((start + period) / 1000) - math.floor(now / 1000) + 1
           if flags == 1 and ttl < 3600000 then ttl = 3600000 end
           call('SET', key, string.sub(first, 10, 18) .. string.sub(answer, 9), 'PX', string.format('%.0f', ttl))
