@@ -1,9 +1,7 @@
 //! Figures of what stands before a store: a real Redis that is stopped under load and goes on, leases beside one round trip each, and ten
-//! times the load. `cargo run --release -p tidegate --features redis --example near_figures [REQUESTS_PER_SECOND]`
+//! times the load: `cargo xtask bench near [REQUESTS_PER_SECOND]`.
 //!
 //! Each latency is told beside that of the same load on a store in memory, which shows what the machine itself adds.
-
-#![allow(clippy::print_stdout, reason = "an example shows its output")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,9 +21,18 @@ struct Answer {
     source: Option<Source>,
 }
 
-#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
-async fn main() -> Result<(), Failure> {
-    let rate: u64 = std::env::args().nth(1).map_or(Ok(20_000), |rate| rate.parse())?;
+pub fn run(args: &[&str]) {
+    let rate = args.first().map_or(Ok(20_000), |rate| rate.parse());
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let done = rate.map_err(Failure::from).and_then(|rate| runtime.block_on(all(rate)));
+    if let Err(error) = done {
+        eprintln!("near {}: {error}", args.join(" "));
+        std::process::exit(1);
+    }
+}
+
+async fn all(rate: u64) -> Result<(), Failure> {
     let server = Server::start(Flavor::Redis7);
     stopped(&server, rate).await?;
     leases(&server).await?;
