@@ -27,9 +27,19 @@ impl Cluster {
     /// # Panics
     /// If that takes longer than a minute.
     pub fn start(flavor: Flavor) -> Cluster {
+        Self::patient(flavor, Duration::from_secs(2))
+    }
+
+    /// The same, whose nodes wait so long before they take one that is silent for dead. For tests in which nobody dies: on a busy machine two seconds are not
+    /// much, and a cluster that takes a living master for dead says that it is down.
+    ///
+    /// # Panics
+    /// If that takes longer than a minute.
+    pub fn patient(flavor: Flavor, silence: Duration) -> Cluster {
+        let silence = silence.as_millis().to_string();
         let node = || {
             let node = Server::builder(flavor).cluster_node().follows_at_once();
-            node.arg("--cluster-enabled", "yes").arg("--cluster-node-timeout", "2000").start()
+            node.arg("--cluster-enabled", "yes").arg("--cluster-node-timeout", &silence).start()
         };
         let nodes = thread::scope(|scope| {
             let starts: Vec<_> = (0..2 * MASTERS).map(|_| scope.spawn(node)).collect();

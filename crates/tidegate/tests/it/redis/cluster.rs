@@ -19,7 +19,7 @@ pub(crate) fn shared(flavor: Flavor) -> Arc<Cluster> {
     let mut clusters = CLUSTERS.lock().unwrap_or_else(PoisonError::into_inner);
     let known = clusters.iter().find_map(|(known, cluster)| cluster.upgrade().filter(|_| *known == flavor));
     known.unwrap_or_else(|| {
-        let cluster = Arc::new(Cluster::start(flavor));
+        let cluster = Arc::new(Cluster::patient(flavor, Duration::from_secs(5)));
         clusters.retain(|(known, _)| *known != flavor);
         clusters.push((flavor, Arc::downgrade(&cluster)));
         cluster

@@ -101,11 +101,15 @@ fn fresh(flavor: tidegate_testkit::Flavor) -> Arc<Cluster> {
     Arc::new(Cluster::start(flavor))
 }
 
+fn patient(flavor: tidegate_testkit::Flavor) -> Arc<Cluster> {
+    Arc::new(Cluster::patient(flavor, Duration::from_secs(5)))
+}
+
 /// The two sides change places while calls are on their way. The old master holds them back until the new one has
 /// everything, and then says where to go: nobody notices, and nothing is counted twice or not at all.
 #[test]
 fn a_failover_in_agreement_fails_nobody_and_admits_nobody_too_much() {
-    on_clusters(fresh, |cluster| {
+    on_clusters(patient, |cluster| {
         let runtime = runtime();
         for (master, kind) in KINDS.into_iter().enumerate() {
             let limits = plenty(kind);
