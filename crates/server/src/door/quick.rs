@@ -2,7 +2,7 @@
 //!
 //! It reads with the parser that hyper has (`httparse`), strictly: a POST to the path of a question, one length in digits, and nothing among the headers that
 //! says how the connection or the body is to be treated. Whatever else comes, or comes in pieces, or is HTTP/2, goes to hyper together with what was read, and the
-//! connection stays there. Answers are the same to the byte; hyper's way costs a third more than all of this (`docs/decisions/0021-short-way-over-http.md`).
+//! connection stays there. Answers are the same to the byte. What it saves: `docs/decisions/0021-short-way-over-http.md`.
 
 use std::cell::RefCell;
 use std::io;
