@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipnet::IpNet;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, de};
 use tidegate::headers::Families;
+use tidegate::http::{ClientIp, Network, TrustedProxies};
 use tidegate::{Limits, SyncMode};
 
 use crate::door::Bounds;
@@ -35,8 +35,8 @@ pub struct Config {
     pub store_secret_file: Option<PathBuf>,
     /// Where each door listens.
     pub listen: Listen,
-    /// Whose word about the client's address is believed.
-    pub trusted_proxies: Vec<IpNet>,
+    /// Who is the client of a request, and whose word about that is believed.
+    pub clients: ClientIp,
     /// What to do when the store does not answer, unless a rule says otherwise.
     pub on_store_failure: Failure,
     /// What stands before a remote store.
@@ -201,7 +201,9 @@ struct File {
     #[serde(default)]
     listen: ListenFile,
     #[serde(default)]
-    trusted_proxies: Vec<IpNet>,
+    trusted_proxies: Vec<Proxies>,
+    #[serde(default)]
+    client_ip: ClientIpFile,
     #[serde(default)]
     on_store_failure: Option<FailureWord>,
     #[serde(default)]
@@ -220,6 +222,52 @@ struct File {
     envoy: EnvoyFile,
     #[serde(default)]
     rules: Vec<RuleFile>,
+}
+
+/// A network, an address, `loopback` or `private`.
+#[derive(Debug)]
+struct Proxies(TrustedProxies);
+
+impl<'de> Deserialize<'de> for Proxies {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = Text::deserialize(from)?.0;
+        TrustedProxies::read([text]).map(Proxies).map_err(D::Error::custom)
+    }
+}
+
+/// The name of a header.
+#[derive(Debug)]
+struct HeaderName(String);
+
+impl<'de> Deserialize<'de> for HeaderName {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let name = Text::deserialize(from)?.0;
+        ClientIp::of_peer().header(&name).map_err(D::Error::custom)?;
+        Ok(HeaderName(name))
+    }
+}
+
+#[derive(Deserialize, Debug, Default)]
+#[serde(deny_unknown_fields)]
+struct ClientIpFile {
+    header: Option<HeaderName>,
+    ipv6_prefix: Option<Within<32, 128>>,
+}
+
+impl ClientIpFile {
+    fn checked(self, trusted: Vec<Proxies>) -> Result<ClientIp, String> {
+        let networks: Vec<Network> = trusted.iter().flat_map(|proxies| proxies.0.networks()).copied().collect();
+        let trusted = TrustedProxies::try_from(networks).map_err(|problem| format!("trusted_proxies: {problem}"))?;
+        let mut clients = ClientIp::behind(trusted);
+        if let Some(HeaderName(name)) = self.header {
+            clients = clients.header(&name).map_err(|problem| format!("client_ip: {problem}"))?;
+        }
+        if let Some(Within(bits)) = self.ipv6_prefix {
+            let bits = u8::try_from(bits).unwrap_or(u8::MAX);
+            clients = clients.ipv6_prefix(bits).map_err(|problem| format!("client_ip: {problem}"))?;
+        }
+        Ok(clients)
+    }
 }
 
 #[derive(Deserialize, Debug, Default)]
@@ -482,7 +530,7 @@ impl File {
                 resp: door(self.listen.resp, default.resp),
                 admin: door(self.listen.admin, default.admin),
             },
-            trusted_proxies: self.trusted_proxies,
+            clients: self.client_ip.checked(self.trusted_proxies)?,
             on_store_failure: self.on_store_failure.map_or_else(Failure::default, Into::into),
             near: self.near.checked(),
             tls: self.tls.map(|files| TlsFiles {
@@ -843,7 +891,9 @@ rules:
             ("rules:\n  - name: a\n    limit: 1/s\n    when: { path: '' }\n", "f:4:"),
             ("rules:\n  - name: a\n    limit: 1/s\n    mode: maybe\n", "f:4:11: "),
             ("rules:\n  - { name: a, limit: 1/s }\n  - { name: a, limit: 2/s }\n", "f: two rules are called \"a\""),
-            ("trusted_proxies: [10.0.0.0/99]\n", "f:1:"),
+            ("trusted_proxies: [10.0.0.0/99]\n", "f:1:19: network \"10.0.0.0/99\": expected a prefix of 0 to 32 bits"),
+            ("client_ip: { header: 'a b' }\n", "f:1:22: header \"a b\": expected a name"),
+            ("client_ip: { ipv6_prefix: 8 }\n", "f:1:27: 8: expected 32 to 128"),
             ("near: { deadline_ms: 9 }\n", "f:1:22: 9: expected 1 to 8"),
             ("near: { nodes: many }\n", "f:1:16: \"many\": expected auto, or a number from 1 to 10000"),
             ("near: { lease_error_percent: 101 }\n", "f:1:30: 101: expected 0 to 100"),

@@ -29,8 +29,11 @@ impl Config {
         for (name, at) in doors {
             let _ = writeln!(out, "  {name}: {}", door(at));
         }
-        let proxies: Vec<String> = self.trusted_proxies.iter().map(|net| quoted(&net.to_string())).collect();
+        let clients = &self.clients;
+        let proxies: Vec<String> = clients.trusted().networks().iter().map(|net| quoted(&net.to_string())).collect();
         let _ = writeln!(out, "trusted_proxies: [{}]", proxies.join(", "));
+        let (header, prefix) = (quoted(clients.header_name()), clients.prefix());
+        let _ = writeln!(out, "client_ip:\n  header: {header}\n  ipv6_prefix: {prefix}");
         let _ = writeln!(out, "on_store_failure: {}", failure(self.on_store_failure));
         let near = &self.near;
         let auto = |number: Option<u32>| number.map_or_else(|| "auto".to_string(), |number| number.to_string());
@@ -206,6 +209,7 @@ store: redis://alice:sesame@127.0.0.1:6390/3
 store_secret_file: /run/slots
 listen: { http: "[::1]:8080", grpc: off, resp: 127.0.0.1:6380, admin: 127.0.0.1:9090 }
 trusted_proxies: [10.0.0.0/8, "fd00::/8"]
+client_ip: { header: Forwarded, ipv6_prefix: 56 }
 on_store_failure: closed
 near: { deadline_ms: 7, nodes: 3, lease_error_percent: 2, async_period_ms: 20, async_cap: 0, max_in_flight: 77 }
 insecure: true

@@ -42,6 +42,7 @@
 mod acquire;
 mod clock;
 mod held;
+pub mod http;
 mod limiter;
 mod memory;
 mod near;
@@ -76,3 +77,8 @@ struct PageOnTheLibrary;
 #[cfg(all(doctest, feature = "redis"))]
 #[doc = include_str!("../../../docs/redis.md")]
 struct PageOnRedis;
+
+/// And the page on clients.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/client-ip.md")]
+struct PageOnClients;

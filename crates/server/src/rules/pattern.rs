@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use ipnet::IpNet;
+use tidegate::http::Network;
 
 /// A condition on one value.
 ///
@@ -21,7 +21,7 @@ pub struct Pattern {
 enum Kind {
     Exact(Box<str>),
     Glob(Vec<Piece>),
-    Network(IpNet),
+    Network(Network),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -83,7 +83,7 @@ impl Pattern {
         let matches = match &self.kind {
             Kind::Exact(text) => **text == *value,
             Kind::Glob(pieces) => glob(pieces, value),
-            Kind::Network(network) => value.parse::<IpAddr>().is_ok_and(|ip| network.contains(&ip.to_canonical())),
+            Kind::Network(network) => value.parse::<IpAddr>().is_ok_and(|ip| network.contains(ip)),
         };
         matches != self.not
     }
@@ -133,8 +133,11 @@ impl FromStr for Pattern {
         if body.trim().is_empty() {
             return Err(PatternError::Blank);
         }
-        if let Ok(network) = body.parse::<IpNet>() {
-            return Ok(Pattern { text: text.into(), not, kind: Kind::Network(network.trunc()) });
+        // An address alone is text like any other.
+        if body.contains('/')
+            && let Ok(network) = body.parse()
+        {
+            return Ok(Pattern { text: text.into(), not, kind: Kind::Network(network) });
         }
         let mut pieces = Vec::new();
         let mut chars = body.chars();

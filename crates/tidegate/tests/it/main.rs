@@ -5,6 +5,7 @@
 mod acquire;
 mod conformance;
 mod extremes;
+mod http;
 mod limiter;
 mod memory;
 mod model;
