@@ -17,6 +17,8 @@ cargo xtask COMMAND
   ci                  the same; what continuous integration runs
   exact [--ops N]     runs N decisions per algorithm against an independent online checker (default 1e9: minutes each);
                       further arguments: --algorithm NAME, --seed S
+  loom                tries every order in which threads can meet where something is read without a lock, and shows of each
+                      memory ordering that it is needed
   bench [ARGS]        measures beside rivals and bounds in one run, as ratios (see bench/README.md)
   servers [--bench]   installs the Redis, Valkey and Envoy servers that the tests start, and the clients that they let talk to
                       the doors, into target/servers/ (or where TIDEGATE_SERVERS says); a second run only looks.
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
     let result = match args.first().map(String::as_str) {
         Some("test" | "ci") => test(),
         Some("exact") => exact(&rest),
+        Some("loom") => loom(),
         Some("bench") => bench(&rest),
         Some("servers") => servers::install(&rest),
         Some("packages") => packages::check(&root()),
@@ -66,6 +69,7 @@ fn test() -> Result<(), String> {
         run(Command::new(cargo_path()).args(doc).env("RUSTDOCFLAGS", "-D warnings"))
     })?;
     step("exactness, a short run", || exact(&["--ops", "2e6"]))?;
+    step("every order of threads", loom)?;
     step("bench: lints", || run(in_bench(&["clippy", "--all-targets", "--", "-D", "warnings"])))?;
     step("fuzz targets: lints", || run(in_fuzz(&["clippy", "--all-targets", "--", "-D", "warnings"])))?;
     say(&format!("\neverything passed in {} s\n", start.elapsed().as_secs()));
@@ -97,6 +101,12 @@ fn exact(args: &[&str]) -> Result<(), String> {
         command.args(["--ops", "1e9"]);
     }
     run(command.args(args))
+}
+
+/// Files of the product, compiled with atomics that try every order.
+fn loom() -> Result<(), String> {
+    run(cargo_in("loom", &["clippy", "--all-targets", "--", "-D", "warnings"]))?;
+    run(cargo_in("loom", &["test", "--quiet"]))
 }
 
 fn bench(args: &[&str]) -> Result<(), String> {

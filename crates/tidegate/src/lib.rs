@@ -49,6 +49,7 @@ mod near;
 #[cfg(feature = "redis")]
 mod redis;
 mod store;
+mod sync;
 
 pub use acquire::{Acquire, AcquireError, Pass};
 pub use clock::{Clock, ManualClock, SystemClock};

@@ -1,13 +1,13 @@
 //! The machine's clock: wall time that never goes backwards, read in a few nanoseconds.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use tidegate_core::Timestamp;
 
-use crate::memory::raw;
+use crate::memory::{raw, version};
+use crate::sync::{AtomicU64, Ordering};
 
 /// How long the processor's counter is trusted after the operating system was last asked.
 const TRUST_US: u64 = 5_000;
@@ -91,13 +91,12 @@ impl SystemClock {
     pub fn now(&self) -> Timestamp {
         let inner = &*self.inner;
         let count = inner.counter.read();
-        let version = inner.version.load(Ordering::Acquire);
+        let seen = version::begin(&inner.version);
         let counted = count.wrapping_sub(inner.asked_at.load(Ordering::Relaxed));
         let answer_us = inner.answer_us.load(Ordering::Relaxed);
         let trusted = inner.trusted.load(Ordering::Relaxed);
         let speed = inner.speed.load(Ordering::Relaxed);
-        fence(Ordering::Acquire);
-        if counted < trusted && version & 1 == 0 && inner.version.load(Ordering::Relaxed) == version {
+        if counted < trusted && version::is_still(&inner.version, seen) {
             return Timestamp::from_micros(answer_us + (counted.wrapping_mul(speed) >> 32));
         }
         inner.ask()
@@ -139,13 +138,13 @@ impl Inner {
             _ => (0, 0),
         };
         *asked = (count, forward);
-        self.version.fetch_add(1, Ordering::Acquire);
-        fence(Ordering::Release);
+        let written = version::try_take(&self.version);
+        debug_assert!(written, "only who holds the lock writes");
         self.asked_at.store(count, Ordering::Relaxed);
         self.answer_us.store(now_us, Ordering::Relaxed);
         self.trusted.store(trusted, Ordering::Relaxed);
         self.speed.store(speed, Ordering::Relaxed);
-        self.version.fetch_add(1, Ordering::Release);
+        version::give_back(&self.version);
         Timestamp::from_micros(now_us)
     }
 }

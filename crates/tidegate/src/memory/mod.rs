@@ -11,6 +11,7 @@ mod overflow;
 pub(crate) mod raw;
 mod shard;
 mod slots;
+pub(crate) mod version;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;

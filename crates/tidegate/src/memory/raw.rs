@@ -11,9 +11,11 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 
 use lock_api::{GuardSend, Mutex, MutexGuard, RawMutex};
+
+use super::version;
+use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize};
 
 /// How often to look again before letting other threads run.
 const SPINS: u32 = 64;
@@ -26,14 +28,6 @@ pub(crate) struct VersionLock {
 }
 
 impl VersionLock {
-    #[inline(always)]
-    fn take(&self, version: u64) -> bool {
-        let taken = self.version.compare_exchange(version, version | 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        // Whoever sees anything that is written from here on also sees that the version is odd.
-        fence(Ordering::Release);
-        taken
-    }
-
     #[cold]
     fn wait(&self) {
         loop {
@@ -64,14 +58,12 @@ unsafe impl RawMutex for VersionLock {
 
     #[inline(always)]
     fn try_lock(&self) -> bool {
-        let version = self.version.load(Ordering::Relaxed);
-        version & 1 == 0 && self.take(version)
+        version::try_take(&self.version)
     }
 
     #[inline(always)]
     unsafe fn unlock(&self) {
-        let version = self.version.load(Ordering::Relaxed); // nobody else writes it while it is odd
-        self.version.store(version.wrapping_add(1), Ordering::Release);
+        version::give_back(&self.version);
     }
 }
 
@@ -109,30 +101,29 @@ impl<T> Versioned<T> {
     /// The version from which a reading begins; odd if somebody is writing.
     #[inline(always)]
     pub(crate) fn version(&self) -> u64 {
-        self.raw().version.load(Ordering::Acquire)
+        version::begin(&self.raw().version)
     }
 
     /// Whether nobody has written since it was `version`.
     #[inline(always)]
     pub(crate) fn is_still(&self, version: u64) -> bool {
-        fence(Ordering::Acquire);
-        version & 1 == 0 && self.raw().version.load(Ordering::Relaxed) == version
+        version::is_still(&self.raw().version, version)
     }
 
     /// Takes the lock if nobody has written since it was `version`.
     #[inline(always)]
     pub(crate) fn write_if_still(&self, version: u64) -> Option<Writing<'_>> {
-        fence(Ordering::Acquire);
         let lock = self.raw();
         let version = version & !1; // somebody who was writing then has made it another one since, or is still writing
-        lock.take(version).then(|| Writing { lock, version }) // not before it is taken: what is made is also dropped
+        // Not before it is taken: what is made is also dropped.
+        version::take(&lock.version, version).then(|| Writing { lock, version })
     }
 }
 
 impl Drop for Writing<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.lock.version.store(self.version.wrapping_add(2), Ordering::Release);
+        version::done(&self.lock.version, self.version);
     }
 }
 
@@ -254,8 +245,7 @@ impl<T: Zero> Later<T> {
     pub(crate) fn make(&self, length: usize) {
         self.made.get_or_init(|| {
             let zeroed = Zeroed::new(length);
-            self.start.store(zeroed.start.as_ptr(), Ordering::Relaxed);
-            self.fours.store(length.saturating_sub(3), Ordering::Release);
+            version::publish(&self.start, &self.fours, zeroed.start.as_ptr(), length.saturating_sub(3));
             zeroed
         });
     }
@@ -270,8 +260,7 @@ impl<T: Zero> Later<T> {
     pub(crate) fn four(&self, position: usize) -> Option<&[T; 4]> {
         // SAFETY: whoever sees a number other than zero sees the start that was stored before it, and so many values have three behind
         // them. `made` keeps the memory until `self` is dropped; zeroes are values of `T`, and nobody has them exclusively.
-        (position < self.fours.load(Ordering::Acquire))
-            .then(|| unsafe { &*self.start.load(Ordering::Relaxed).add(position).cast() })
+        version::published(&self.start, &self.fours, position).map(|start| unsafe { &*start.add(position).cast() })
     }
 
     /// See [`Zeroed::release`].
