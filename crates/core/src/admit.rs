@@ -22,15 +22,13 @@ pub fn admit<K>(
 where
     K: Kernel<State: Copy>,
 {
-    let capacity = limit.capacity();
     let mut state = *kept;
     let now = kernel.age(&mut state, now);
-    let fits = cost == 0 || kernel.fits(&state, now, cost, capacity);
+    let fits = cost == 0 || kernel.charge_if_it_fits(&mut state, now, cost);
     if fits && cost > 0 {
-        kernel.charge_fitting(&mut state, now, cost);
         *kept = state;
-    } else if !fits && limit.counts_rejected() && cost <= capacity {
-        let units = cost.min(kernel.room(&state, now, capacity + limit.algorithm().amount()));
+    } else if !fits && limit.counts_rejected() && cost <= kernel.capacity() {
+        let units = cost.min(kernel.room(&state, now, kernel.capacity() + limit.algorithm().amount()));
         if units > 0 {
             kernel.charge(&mut state, now, units, Id::NONE);
             *kept = state;

@@ -36,6 +36,13 @@ impl Timestamp {
         if micros > Self::MAX.0 { Self::MAX } else { Timestamp(micros) }
     }
 
+    /// The moment of which [`as_micros`](Timestamp::as_micros) said this: what a store has kept is not judged again.
+    #[inline(always)]
+    pub const fn from_kept_micros(micros: u64) -> Self {
+        debug_assert!(micros < EXACT, "it was a moment when it was kept");
+        Timestamp(micros)
+    }
+
     /// The moment so many milliseconds after the epoch, at most [`Timestamp::MAX`].
     pub const fn from_millis(millis: u64) -> Self {
         Self::from_micros(millis.saturating_mul(1_000))

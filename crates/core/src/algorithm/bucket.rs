@@ -19,6 +19,9 @@ use crate::time::{EXACT, MAX_WAIT_US, Period, Timestamp};
 /// another rate, which rounds up to a whole unit, costs less than a millionth of a token.
 const FINE: u64 = 1 << 20;
 
+/// More than any bucket holds, and so little that any level can be added to it.
+const TOO_MUCH: u64 = 1 << 63;
+
 /// The parameters of a bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
@@ -29,6 +32,8 @@ pub struct Bucket {
     pub period: u64,
     /// How many tokens the bucket holds.
     pub capacity: u64,
+    /// The same in units.
+    pub full: u64,
     /// The same rate in whole units.
     pub rate: Rate,
 }
@@ -77,7 +82,19 @@ impl Bucket {
         if most / 2 * u128::from(period) > u128::from(amount) * u128::from(MAX_WAIT_US) {
             return Err(LimitError::new(Parameter::Burst, capacity, Problem::TooSlow));
         }
-        Ok(Bucket { amount, period, capacity, rate })
+        Ok(Bucket { amount, period, capacity, full: capacity * rate.q, rate })
+    }
+
+    /// Drains whole ticks of more than a microsecond.
+    #[cold]
+    fn aged_by_ticks(&self, level: Level, now: Timestamp) -> Level {
+        let Rate { p, grid, .. } = self.rate;
+        let ticks = now.micros_since(level.at) / grid;
+        let units = level.units.saturating_sub(ticks.saturating_mul(p));
+        // An idle key does not save up: its clock starts with the tick it is in. Otherwise only whole ticks are spent; the rest
+        // of the last one is kept for later.
+        let at = if units == 0 { now.floor_to(grid) } else { level.at.plus(ticks * grid) };
+        Level { units, at }
     }
 
     /// How long an idle bucket's whole capacity takes to drain, in microseconds, rounded up.
@@ -148,25 +165,22 @@ impl Kernel for Bucket {
     type State = Level;
 
     #[inline(always)]
+    fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    #[inline(always)]
     fn age(&self, level: &mut Level, now: Timestamp) -> Timestamp {
-        let Rate { p, grid, .. } = self.rate;
         let now = if level.units == 0 { now } else { max(now, level.at) };
-        let elapsed = now.micros_since(level.at);
-        if grid == 1 {
-            // A tick is as fine as the clock: all the time that passed is spent, none is kept or saved up.
-            level.units = level.units.saturating_sub(elapsed.saturating_mul(p));
-            level.at = now;
+        if self.rate.grid != 1 {
+            *level = self.aged_by_ticks(*level, now);
             return now;
         }
-        let ticks = elapsed / grid;
-        level.units = level.units.saturating_sub(ticks.saturating_mul(p));
-        level.at = if level.units == 0 {
-            // An idle key does not save up: its clock starts with the tick it is in.
-            now.floor_to(grid)
-        } else {
-            // Only whole ticks are spent; the rest of the last one is kept for later.
-            level.at.plus(ticks * grid)
-        };
+        // A tick is as fine as the clock: all the time that passed is spent, none is kept or saved up. If it went back, which an
+        // empty bucket does not mind, any number does: nothing drains from it.
+        let elapsed = now.as_micros().wrapping_sub(level.at.as_micros());
+        level.units = level.units.saturating_sub(elapsed.saturating_mul(self.rate.p));
+        level.at = now;
         now
     }
 
@@ -176,20 +190,21 @@ impl Kernel for Bucket {
     }
 
     #[inline(always)]
-    fn fits(&self, level: &Level, _now: Timestamp, cost: u64, ceiling: u64) -> bool {
-        cost <= ceiling && level.units <= (ceiling - cost) * self.rate.q // no division
-    }
-
-    #[inline(always)]
     fn charge(&self, level: &mut Level, _now: Timestamp, cost: u64, _id: Id) -> Timestamp {
         level.units = level.units.saturating_add(cost.saturating_mul(self.rate.q)).min(EXACT - 1);
         level.at
     }
 
     #[inline(always)]
-    fn charge_fitting(&self, level: &mut Level, _now: Timestamp, cost: u64) {
-        // No more than the capacity, which is below 2^53 units.
-        level.units = level.units.wrapping_add(cost.wrapping_mul(self.rate.q));
+    fn charge_if_it_fits(&self, level: &mut Level, _now: Timestamp, cost: u64) -> bool {
+        // What it would come to; no division.
+        let Some(poured @ ..TOO_MUCH) = cost.checked_mul(self.rate.q) else { return false };
+        let units = level.units.wrapping_add(poured);
+        let fits = units <= self.full;
+        if fits {
+            level.units = units;
+        }
+        fits
     }
 
     #[inline(always)]

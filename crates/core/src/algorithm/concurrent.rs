@@ -121,6 +121,11 @@ impl Leases {
 impl Kernel for Concurrent {
     type State = Leases;
 
+    #[inline(always)]
+    fn capacity(&self) -> u64 {
+        self.amount
+    }
+
     fn age(&self, state: &mut Leases, now: Timestamp) -> Timestamp {
         state.age(now)
     }

@@ -76,6 +76,11 @@ impl Estimate {
 impl Kernel for Estimate {
     type State = Pair;
 
+    #[inline(always)]
+    fn capacity(&self) -> u64 {
+        self.amount
+    }
+
     fn age(&self, pair: &mut Pair, now: Timestamp) -> Timestamp {
         let idle = pair.previous == 0 && pair.current == 0;
         let now = if idle { now } else { max(now, pair.start) };

@@ -68,6 +68,11 @@ impl Log {
 impl Kernel for Log {
     type State = Entries;
 
+    #[inline(always)]
+    fn capacity(&self) -> u64 {
+        self.amount
+    }
+
     fn age(&self, log: &mut Entries, now: Timestamp) -> Timestamp {
         let now = log.entries.back().map_or(now, |newest| max(now, newest.at));
         while let Some(oldest) = log.entries.front() {

@@ -34,6 +34,9 @@ pub trait Kernel {
     /// What is kept for a key. The default is a key that was never seen.
     type State: Default + Clone;
 
+    /// How much at once.
+    fn capacity(&self) -> u64;
+
     /// Forgets what no longer counts at `now`, and returns the moment to judge at: `now`, or the newest
     /// time in the state if that is later, because time does not go back.
     fn age(&self, state: &mut Self::State, now: Timestamp) -> Timestamp;
@@ -41,19 +44,17 @@ pub trait Kernel {
     /// How many whole units fit below `ceiling`.
     fn room(&self, state: &Self::State, now: Timestamp, ceiling: u64) -> u64;
 
-    /// Whether `cost` fits below `ceiling`.
-    #[inline(always)]
-    fn fits(&self, state: &Self::State, now: Timestamp, cost: u64, ceiling: u64) -> bool {
-        cost <= self.room(state, now, ceiling)
-    }
-
     /// Adds `cost`, whether it fits or not, and returns the moment under which it is kept.
     fn charge(&self, state: &mut Self::State, now: Timestamp, cost: u64, id: Id) -> Timestamp;
 
-    /// The same for a `cost` that is known to fit, without an id.
+    /// Adds `cost` without an id if it fits below the capacity; says whether it did.
     #[inline(always)]
-    fn charge_fitting(&self, state: &mut Self::State, now: Timestamp, cost: u64) {
-        self.charge(state, now, cost, Id::NONE);
+    fn charge_if_it_fits(&self, state: &mut Self::State, now: Timestamp, cost: u64) -> bool {
+        let fits = cost <= self.room(state, now, self.capacity());
+        if fits {
+            self.charge(state, now, cost, Id::NONE);
+        }
+        fits
     }
 
     /// Microseconds until `cost` fits below `ceiling` if nobody takes anything more. Tight: one less is too early.

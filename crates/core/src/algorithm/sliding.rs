@@ -103,6 +103,11 @@ impl Sliding {
 impl Kernel for Sliding {
     type State = Steps;
 
+    #[inline(always)]
+    fn capacity(&self) -> u64 {
+        self.amount
+    }
+
     fn age(&self, state: &mut Steps, now: Timestamp) -> Timestamp {
         let now = max(now, self.newest(state));
         while let Some(oldest) = state.steps.front() {

@@ -47,6 +47,11 @@ impl Kernel for Window {
     type State = Count;
 
     #[inline(always)]
+    fn capacity(&self) -> u64 {
+        self.amount
+    }
+
+    #[inline(always)]
     fn age(&self, count: &mut Count, now: Timestamp) -> Timestamp {
         let now = if count.used == 0 { now } else { max(now, count.start) };
         if count.used == 0 || now.micros_since(count.start) >= self.period {

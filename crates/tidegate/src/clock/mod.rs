@@ -105,7 +105,7 @@ impl ManualClock {
     /// What time it is.
     #[inline]
     pub fn now(&self) -> Timestamp {
-        let own = Timestamp::from_micros(self.inner.now_us.load(Ordering::Acquire));
+        let own = Timestamp::from_kept_micros(self.inner.now_us.load(Ordering::Acquire));
         match self.inner.since {
             None => own,
             Some(since) => own.after(since.elapsed()),

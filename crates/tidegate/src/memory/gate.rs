@@ -4,8 +4,8 @@ use tidegate_core::algorithm::Kernel;
 use tidegate_core::{Limit, Timestamp, Verdict};
 
 use super::shard::Tag;
+use super::slots::Hash;
 use super::{Expected, Memory};
-use crate::store::Scope;
 
 /// A memory store under one limit: for a program that asks the same question about many keys, in nanoseconds.
 ///
@@ -22,6 +22,8 @@ pub struct Gate {
     pub(super) memory: Memory,
     pub(super) limit: Limit,
     pub(super) tag: Tag,
+    /// What tells a key's state under this limit from its others.
+    pub(super) other: u64,
 }
 
 impl Gate {
@@ -68,20 +70,20 @@ impl Gate {
         const AHEAD: usize = 16;
         let now = self.memory.inner.clock.now();
         let mut answers = Vec::with_capacity(asks.len());
-        let mut next: [Option<Expected<'_>>; AHEAD] = [const { None }; AHEAD];
+        let mut next = [self.memory.inner.expect_nobody(); AHEAD];
         for asks in asks.chunks(AHEAD) {
             for (next, (key, _)) in next.iter_mut().zip(asks) {
-                *next = Some(self.expect(key.as_ref()));
+                *next = self.expect(key.as_ref());
             }
-            let expected = next.iter().flatten().zip(asks);
-            answers.extend(expected.map(|(expected, (_, cost))| -> A { self.ask(expected, *cost, now) }));
+            answers.extend(next.iter().zip(asks).map(|(expected, (_, cost))| -> A { self.ask(expected, *cost, now) }));
         }
         answers
     }
 
     #[inline(always)]
     fn expect(&self, key: &[u8]) -> Expected<'_> {
-        self.memory.inner.expect(self.memory.inner.hash(&Scope::AdHoc, key, &self.limit, 0))
+        let (order, other) = self.memory.inner.hashing.hash(key);
+        self.memory.inner.expect(Hash { order, other: other ^ self.other })
     }
 
     #[inline(always)]

@@ -25,7 +25,7 @@ pub(super) struct Hashing {
     mask: u64,
     odd: u64,
     /// What the sums begin with, by the length of the key.
-    starts: [Factor; SHORT],
+    starts: Starts,
     /// For each place.
     factors: [Factor; PLACES],
     /// What tells longer keys, those of rules and those that were shortened from all others.
@@ -42,6 +42,20 @@ struct Factor {
     high: u64,
 }
 
+/// Factors by number, their halves apart: so a number is all it takes to address one.
+#[derive(Clone, Debug)]
+struct Starts {
+    low: [u64; SHORT],
+    high: [u64; SHORT],
+}
+
+impl Starts {
+    #[inline(always)]
+    fn get(&self, number: usize) -> Option<Factor> {
+        Some(Factor { low: *self.low.get(number)?, high: *self.high.get(number)? })
+    }
+}
+
 /// A sum of products: `high` counts 2^64 times.
 #[derive(Clone, Copy)]
 struct Sum {
@@ -52,7 +66,7 @@ struct Sum {
 impl Sum {
     #[inline(always)]
     fn from(start: Factor) -> Self {
-        Sum { low: u128::from(start.low), high: u128::from(start.high) }
+        Sum { low: u128::from(start.high) << 64 | u128::from(start.low), high: 0 }
     }
 
     #[inline(always)]
@@ -72,7 +86,9 @@ impl Hashing {
             let (low, high) = halves(seed.hash(&drawn.to_le_bytes()).as_u128());
             Factor { low: low & HALF, high: high & HALF }
         };
-        let (starts, factors) = (std::array::from_fn(|_| factor()), std::array::from_fn(|_| factor()));
+        let starts: [Factor; SHORT] = std::array::from_fn(|_| factor());
+        let starts = Starts { low: starts.map(|start| start.low), high: starts.map(|start| start.high) };
+        let factors = std::array::from_fn(|_| factor());
         let (long, named, shortened) = (factor(), factor(), factor());
         Hashing { mask: factor().low << 7, odd: factor().low << 8 | 1, starts, factors, long, named, shortened, seed }
     }
@@ -80,14 +96,25 @@ impl Hashing {
     /// Both halves of the hash of `key`.
     #[inline(always)]
     pub(super) fn hash(&self, key: &[u8]) -> (u64, u64) {
-        match self.starts.get(key.len()) {
-            Some(start) => self.finish(self.words(Sum::from(*start), key, 0)),
-            None => self.hash_long(key),
+        match (key.first_chunk::<8>(), key.last_chunk::<8>(), self.starts.get(key.len())) {
+            // Most keys are two words, which may overlap.
+            (Some(first), Some(last), Some(start)) if key.len() <= 16 => {
+                let mut sum = Sum::from(start);
+                sum.add(u64::from_le_bytes(*first), &self.factors[0]);
+                sum.add(u64::from_le_bytes(*last), &self.factors[1]);
+                self.finish(sum)
+            }
+            _ => self.hash_other(key),
         }
     }
 
+    /// Of a key of any length.
+    #[cold]
     #[inline(never)]
-    fn hash_long(&self, key: &[u8]) -> (u64, u64) {
+    fn hash_other(&self, key: &[u8]) -> (u64, u64) {
+        if let Some(start) = self.starts.get(key.len()) {
+            return self.finish(self.words(Sum::from(start), key, 0));
+        }
         if key.len() > LONGEST {
             return self.hash_shortened(&[key]);
         }
@@ -129,7 +156,7 @@ impl Hashing {
             return sum;
         };
         sum.add(u64::from_le_bytes(*first), &factors[0]);
-        sum.add(u64::from_le_bytes(*last), &factors[1]); // most keys are that short; the two may overlap
+        sum.add(u64::from_le_bytes(*last), &factors[1]); // the two may overlap
         if bytes.len() > 16 {
             let (words, _) = bytes[8..bytes.len() - 1].as_chunks::<8>();
             for (word, factor) in words.iter().zip(&factors[2..]) {
@@ -188,7 +215,7 @@ mod tests {
             })
         };
         let mut words = Vec::new();
-        let start = hashing.starts.get(key.len()).copied().unwrap_or_else(|| {
+        let start = hashing.starts.get(key.len()).unwrap_or_else(|| {
             words.push(key.len() as u64);
             hashing.long
         });

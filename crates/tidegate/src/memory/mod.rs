@@ -15,9 +15,10 @@ pub(crate) mod version;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
+use tidegate_core::algorithm::Window;
 use tidegate_core::{Algorithm, Decision, Limit, Op, Record, Timestamp, Verdict};
 
 use crate::clock::Clock;
@@ -61,9 +62,9 @@ struct Inner {
     shards: Box<[Line; MAX_SHARDS]>,
     /// All bits set that choose a shard in use.
     last_shard: u8,
-    /// How many homes each shard's table has, for those who read without the lock. They change only when keys come and go; apart
+    /// How many cache lines each shard's table has where keys are at home, for those who read without the lock. They change only when keys come and go; apart
     /// from the locks they stay in every processor's cache.
-    homes: [AtomicUsize; MAX_SHARDS],
+    lines: [AtomicUsize; MAX_SHARDS],
     arena: Arc<Arena>,
     hashing: Hashing,
     limits: Interned,
@@ -78,11 +79,20 @@ struct Inner {
 #[repr(align(64))]
 struct Line {
     shard: raw::Versioned<Box<Shard>>,
+    /// Whether the last check here was charged: then the next is likely to be, too.
+    charges: AtomicBool,
 }
 
 impl Line {
-    /// Reads without the lock, decides, and takes the lock only to write, if nobody has written since. A denial changes nothing, so
-    /// it takes no lock at all, and many threads that are denied do not disturb each other.
+    fn new(shard: Shard) -> Self {
+        Line { shard: raw::Versioned::new(Box::new(shard)), charges: AtomicBool::new(false) }
+    }
+
+    /// Decides by reading without the lock, and taking it only to write, if nobody has written since. A denial changes nothing, so it takes no lock at
+    /// all, and many threads that are denied do not disturb each other.
+    ///
+    /// Where checks are charged, the lock is taken first: a processor can wait for the slot's memory and go on with what comes next meanwhile, but
+    /// not past the taking of a lock.
     #[inline(always)]
     fn try_check<'a, A: Answer>(
         &'a self,
@@ -92,39 +102,77 @@ impl Line {
         tag_of: impl Fn((u64, u64)) -> Option<Tag>,
         look: impl FnOnce() -> Option<&'a Slot>,
     ) -> Option<A> {
-        let shard = &self.shard;
-        let version = shard.version();
+        let version = self.shard.version();
+        let writing = match self.charges.load(Ordering::Relaxed) {
+            true => Some(self.shard.write_if_still(version)?),
+            false => None,
+        };
         let slot = look()?;
         let words = slot.words();
         let tag = tag_of(words)?;
-        let numbers = tag.unpack(words)?;
-        let write = |changed: (u64, u64)| {
-            if changed == numbers {
-                return shard.is_still(version);
-            }
-            let writing = shard.write_if_still(version);
-            if writing.is_some() {
-                slot.set_words(tag.pack(changed));
-            }
-            writing.is_some()
-        };
+        let read = Read { slot, version, writing, tag, numbers: tag.unpack(words)? };
         match limit.algorithm() {
             Algorithm::Bucket(bucket) => {
-                let mut level = shard::level_of(numbers);
+                let mut level = shard::level_of(read.numbers);
                 let outcome = tidegate_core::admit(limit, bucket, &mut level, now, cost);
-                write((level.units, level.at.as_micros())).then(|| A::of(limit, bucket, outcome, cost))
+                let changed = (level.units, level.at.as_micros());
+                self.write(limit, read, outcome.0, cost, changed).then(|| A::of(limit, bucket, outcome, cost))
             }
-            Algorithm::Window(window) => {
-                let mut count = shard::count_of(numbers, window.period);
-                let outcome = tidegate_core::admit(limit, window, &mut count, now, cost);
-                write((count.used, count.last.as_micros())).then(|| A::of(limit, window, outcome, cost))
-            }
+            Algorithm::Window(window) => self.try_window(limit, window, cost, now, read),
             _ => None,
         }
     }
+
+    /// The rest of [`try_check`](Line::try_check) for windows, out of the way of the most usual limits.
+    #[cold]
+    #[inline(never)]
+    fn try_window<A: Answer>(
+        &self,
+        limit: &Limit,
+        window: &Window,
+        cost: u64,
+        now: Timestamp,
+        read: Read<'_>,
+    ) -> Option<A> {
+        let mut count = shard::count_of(read.numbers, window.period);
+        let outcome = tidegate_core::admit(limit, window, &mut count, now, cost);
+        let changed = (count.used, count.last.as_micros());
+        self.write(limit, read, outcome.0, cost, changed).then(|| A::of(limit, window, outcome, cost))
+    }
+
+    /// Writes what has changed, if anything has, and says whether what was read still held until then.
+    #[inline(always)]
+    fn write(&self, limit: &Limit, read: Read<'_>, is_allowed: bool, cost: u64, changed: (u64, u64)) -> bool {
+        let Read { slot, version, writing, tag, .. } = read;
+        // What is denied is not charged, unless the limit counts that, too; and looking costs nothing.
+        let is_charged = (is_allowed || limit.counts_rejected()) && cost > 0;
+        let was_taken = writing.is_some();
+        if !is_charged {
+            if was_taken {
+                self.charges.store(false, Ordering::Relaxed);
+            }
+            return was_taken || self.shard.is_still(version);
+        }
+        let Some(_writing) = writing.or_else(|| self.shard.write_if_still(version)) else { return false };
+        slot.set_words(tag.pack(changed));
+        if !was_taken {
+            self.charges.store(true, Ordering::Relaxed);
+        }
+        true
+    }
+}
+
+/// What was read of a key: under the lock, or without it while it had this version.
+struct Read<'a> {
+    slot: &'a Slot,
+    version: u64,
+    writing: Option<raw::Writing<'a>>,
+    tag: Tag,
+    numbers: (u64, u64),
 }
 
 /// A key, and where it is expected.
+#[derive(Clone, Copy)]
 struct Expected<'a> {
     hash: Hash,
     line: &'a Line,
@@ -169,13 +217,13 @@ impl MemoryBuilder {
         let shards = (self.max_keys / KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
         let shards = 1 << shards.ilog2();
         let arena = Arc::new(Arena::new(shards));
-        let shard = |number| raw::Versioned::new(Box::new(Shard::new(Arc::clone(&arena), number)));
+        let line = |number| Line::new(Shard::new(Arc::clone(&arena), number));
         let seed = || RandomState::new().build_hasher().finish();
         Memory {
             inner: Arc::new(Inner {
-                shards: Box::new(std::array::from_fn(|number| Line { shard: shard(number) })),
+                shards: Box::new(std::array::from_fn(line)),
                 last_shard: u8::try_from(shards - 1).expect("a byte chooses among them"),
-                homes: [const { AtomicUsize::new(0) }; MAX_SHARDS],
+                lines: [const { AtomicUsize::new(0) }; MAX_SHARDS],
                 arena,
                 hashing: Hashing::new(seed(), seed()),
                 limits: Interned::new(),
@@ -242,16 +290,17 @@ impl Memory {
     /// Forgets every key that has become the same as one never seen. Never needed; for those who want their memory back now.
     pub fn reclaim(&self) {
         let now = self.inner.clock.now();
-        for (line, homes) in self.inner.in_use().iter().zip(&self.inner.homes) {
+        for (line, lines) in self.inner.in_use().iter().zip(&self.inner.lines) {
             let mut shard = line.shard.lock();
             shard.rebuild(&self.inner.limits, now);
-            homes.store(shard.homes(), Ordering::Relaxed);
+            lines.store(shard.lines(), Ordering::Relaxed);
         }
     }
 
     /// This store under one limit: the fastest way to many decisions.
     pub fn gate(&self, limit: &Limit) -> Gate {
-        Gate { memory: self.clone(), limit: *limit, tag: Tag::of(limit, &self.inner.limits) }
+        let tag = Tag::of(limit, &self.inner.limits);
+        Gate { memory: self.clone(), limit: *limit, tag, other: other_of(&Scope::AdHoc, limit, 0) }
     }
 
     /// Checks one key against one limit: the same as a [`Check`] of one charge. A cost of zero only looks.
@@ -362,7 +411,7 @@ impl Inner {
         for _ in 0..ATTEMPTS {
             let mut is_there = false;
             let look = || {
-                let slot = self.arena.get(number, self.homes[number].load(Ordering::Relaxed), hash);
+                let slot = self.arena.get(number, self.lines[number].load(Ordering::Relaxed), hash);
                 is_there = slot.is_some();
                 slot
             };
@@ -466,7 +515,7 @@ impl Inner {
             (Home::Slot, Ok(index)) => shard.put(index, held.record, ask.limit, &self.limits, now),
             (Home::Slot, Err(index)) => {
                 shard.add(hash, index, held.record, ask.limit, &self.limits, now);
-                self.homes[self.shard_number(hash)].store(shard.homes(), Ordering::Relaxed);
+                self.lines[self.shard_number(hash)].store(shard.lines(), Ordering::Relaxed);
             }
             _ => {}
         }
@@ -475,11 +524,11 @@ impl Inner {
     /// What a state is known by. The key is hashed once; position and algorithm are mixed into the hash.
     #[inline(always)]
     fn hash(&self, scope: &Scope<'_>, key: &[u8], limit: &Limit, position: u16) -> Hash {
-        let ((order, other), kind) = match scope {
-            Scope::AdHoc => (self.hashing.hash(key), algorithm_number(limit.algorithm())),
-            Scope::Rule(name) => (self.hashing.hash_named(name, key), RULE),
+        let (order, other) = match scope {
+            Scope::AdHoc => self.hashing.hash(key),
+            Scope::Rule(name) => self.hashing.hash_named(name, key),
         };
-        Hash { order, other: other ^ (kind << 16 | u64::from(position)) }
+        Hash { order, other: other ^ other_of(scope, limit, position) }
     }
 
     #[inline(always)]
@@ -494,9 +543,16 @@ impl Inner {
     #[inline(always)]
     fn expect(&self, hash: Hash) -> Expected<'_> {
         let number = self.shard_number(hash);
-        let at_home = self.arena.at_home(number, self.homes[number].load(Ordering::Relaxed), hash);
+        let at_home = self.arena.at_home(number, self.lines[number].load(Ordering::Relaxed), hash);
         slots::prefetch(at_home);
-        Expected { hash, line: &self.shards[number], at_home }
+        let line = &self.shards[number];
+        raw::prefetch_to_write(line);
+        Expected { hash, line, at_home }
+    }
+
+    /// To be replaced by somebody.
+    fn expect_nobody(&self) -> Expected<'_> {
+        Expected { hash: Hash::default(), line: &self.shards[0], at_home: &slots::NOWHERE }
     }
 
     /// The tag of a slot, if `limit` wrote it.
@@ -516,6 +572,16 @@ impl Inner {
 
 /// Rules know their states by name and position alone, so that one that changes its algorithm keeps what was used.
 const RULE: u64 = 0x80;
+
+/// What is mixed into the hash of a key, so that each of its limits has a state of its own.
+#[inline]
+fn other_of(scope: &Scope<'_>, limit: &Limit, position: u16) -> u64 {
+    let kind = match scope {
+        Scope::AdHoc => algorithm_number(limit.algorithm()),
+        Scope::Rule(_) => RULE,
+    };
+    kind << 16 | u64::from(position)
+}
 
 #[inline]
 fn algorithm_number(algorithm: &Algorithm) -> u64 {

@@ -9,7 +9,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::Deref;
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 use std::sync::OnceLock;
 
 use lock_api::{GuardSend, Mutex, MutexGuard, RawMutex};
@@ -114,9 +114,8 @@ impl<T> Versioned<T> {
     #[inline(always)]
     pub(crate) fn write_if_still(&self, version: u64) -> Option<Writing<'_>> {
         let lock = self.raw();
-        let version = version & !1; // somebody who was writing then has made it another one since, or is still writing
         // Not before it is taken: what is made is also dropped.
-        version::take(&lock.version, version).then(|| Writing { lock, version })
+        (version & 1 == 0 && version::take(&lock.version, version)).then(|| Writing { lock, version })
     }
 }
 
@@ -224,51 +223,70 @@ impl<T: Zero> Drop for Zeroed<T> {
     }
 }
 
-/// A slice of zeroes that is made when it is needed, and never moves.
+/// Slices of zeroes by number, each made when it is needed, and never moved.
 #[derive(Debug)]
 pub(crate) struct Later<T: Zero> {
-    /// Of the slice, once it is made: nothing else need be asked on the way to four of its values.
-    start: AtomicPtr<T>,
+    /// Of each slice, once it is made: nothing else need be asked on the way to four of its values.
+    starts: [AtomicPtr<T>; SLICES],
     /// How many of its values have three more behind them.
-    fours: AtomicUsize,
-    made: OnceLock<Zeroed<T>>,
+    fours: [AtomicUsize; SLICES],
+    made: [OnceLock<Zeroed<T>>; SLICES],
 }
+
+/// As many as a byte can number, so that nobody has to ask whether there is such a slice.
+const SLICES: usize = 1 << u8::BITS;
 
 impl<T: Zero> Default for Later<T> {
     fn default() -> Self {
-        Later { start: AtomicPtr::default(), fours: AtomicUsize::new(0), made: OnceLock::new() }
+        Later {
+            starts: std::array::from_fn(|_| AtomicPtr::new(null_mut())),
+            fours: std::array::from_fn(|_| AtomicUsize::new(0)),
+            made: [const { OnceLock::new() }; SLICES],
+        }
     }
 }
 
 impl<T: Zero> Later<T> {
-    /// Makes it, if that was not done.
-    pub(crate) fn make(&self, length: usize) {
-        self.made.get_or_init(|| {
+    /// Makes a slice, if that was not done.
+    pub(crate) fn make(&self, number: u8, length: usize) {
+        let place = usize::from(number);
+        self.made[place].get_or_init(|| {
             let zeroed = Zeroed::new(length);
-            version::publish(&self.start, &self.fours, zeroed.start.as_ptr(), length.saturating_sub(3));
+            let fours = length.saturating_sub(3);
+            version::publish(&self.starts[place], &self.fours[place], zeroed.start.as_ptr(), fours);
             zeroed
         });
     }
 
     #[inline(always)]
-    pub(crate) fn get(&self) -> Option<&[T]> {
-        self.made.get().map(|zeroed| &**zeroed)
+    pub(crate) fn get(&self, number: u8) -> Option<&[T]> {
+        self.made[usize::from(number)].get().map(|zeroed| &**zeroed)
     }
 
-    /// Four values from `position` on, if there are.
+    /// Four values of a slice from `position` on; if there are none, `otherwise`.
     #[inline(always)]
-    pub(crate) fn four(&self, position: usize) -> Option<&[T; 4]> {
-        // SAFETY: whoever sees a number other than zero sees the start that was stored before it, and so many values have three behind
-        // them. `made` keeps the memory until `self` is dropped; zeroes are values of `T`, and nobody has them exclusively.
-        version::published(&self.start, &self.fours, position).map(|start| unsafe { &*start.add(position).cast() })
+    pub(crate) fn four<'a>(&'a self, number: u8, position: usize, otherwise: &'a [T; 4]) -> &'a [T; 4] {
+        let place = usize::from(number);
+        match version::published(&self.starts[place], &self.fours[place], position) {
+            // SAFETY: whoever sees a number other than zero sees the start that was stored before it, and so many values have three behind
+            // them. `made` keeps the memory until `self` is dropped; zeroes are values of `T`, and nobody has them exclusively.
+            Some(start) => unsafe { &*start.add(position).cast() },
+            None => cold(otherwise),
+        }
     }
 
     /// See [`Zeroed::release`].
-    pub(crate) fn release(&self) {
-        if let Some(zeroed) = self.made.get() {
+    pub(crate) fn release(&self, number: u8) {
+        if let Some(zeroed) = self.made[usize::from(number)].get() {
             zeroed.release();
         }
     }
+}
+
+/// Tells the compiler that this hardly ever happens.
+#[cold]
+fn cold<T>(value: T) -> T {
+    value
 }
 
 /// Whether [`cycles`] counts at one speed, whatever the processor is doing.
@@ -305,6 +323,18 @@ pub(crate) fn prefetch<T>(value: &T) {
     unsafe {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>((&raw const *value).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = value;
+}
+
+/// The same for a value that is going to be written, so that no other processor has it any longer. Processors that do not know this do nothing.
+#[inline(always)]
+pub(crate) fn prefetch_to_write<T>(value: &T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch changes nothing the program can see and does not fault.
+    unsafe {
+        core::arch::asm!("prefetchw [{}]", in(reg) &raw const *value, options(nostack, preserves_flags, readonly));
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = value;

@@ -138,9 +138,9 @@ impl Shard {
         self.slots.len()
     }
 
-    /// How many homes its table has.
-    pub(crate) fn homes(&self) -> usize {
-        self.slots.homes()
+    /// How many cache lines its table has where keys are at home.
+    pub(crate) fn lines(&self) -> usize {
+        self.slots.lines()
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -358,7 +358,7 @@ fn unpack(packed: Packed, limit: &Limit) -> State {
 /// A bucket's level from its two numbers.
 #[inline(always)]
 pub(crate) fn level_of((units, at): (u64, u64)) -> Level {
-    Level { units, at: Timestamp::from_micros(at) }
+    Level { units, at: Timestamp::from_kept_micros(at) }
 }
 
 /// A window's count from its two numbers.

@@ -9,6 +9,7 @@
 //! holding the shard's lock may find nonsense while somebody else writes, and has to ask the lock's version whether that was
 //! so, but it never finds memory that is no longer there.
 
+use std::hint::select_unpredictable;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -109,32 +110,27 @@ enum Place {
 
 /// The first chunk has so many slots for each shard. Chunks get longer by a quarter of a power of two: four of 8, four
 /// of 16, four of 32 and so on.
-const SMALLEST: usize = 1 << LOG_SMALLEST;
-const LOG_SMALLEST: usize = 3;
+const SMALLEST: usize = 8;
 /// What makes the arithmetic of chunks easy: the first chunk begins where four of its length would have ended.
 const OFFSET: usize = 4 * SMALLEST;
-/// Enough for more slots than any machine has.
-const CHUNKS: usize = 4 * 36;
+/// Chunks are numbered from here on: what [`locate`] computes needs nothing taken away. There are enough for more slots than any machine has.
+const FIRST_CHUNK: u8 = 24;
+const END_OF_CHUNKS: u8 = FIRST_CHUNK + 4 * 36;
 
 /// The memory of all shards' tables: in each chunk a piece of every table, side by side, so that tables that grow
 /// together fill one chunk after the other.
 #[derive(Debug)]
 pub(crate) struct Arena {
     shards: usize,
-    chunks: [Chunk; CHUNKS],
-}
-
-#[derive(Debug, Default)]
-struct Chunk {
-    slots: Later<Slot>,
-    /// How many shards' tables reach into it.
-    users: Mutex<usize>,
+    chunks: Later<Slot>,
+    /// How many shards' tables reach into each chunk.
+    users: [Mutex<usize>; END_OF_CHUNKS as usize],
 }
 
 impl Arena {
     /// Without memory yet.
     pub(crate) fn new(shards: usize) -> Self {
-        Arena { shards, chunks: std::array::from_fn(|_| Chunk::default()) }
+        Arena { shards, chunks: Later::default(), users: [const { Mutex::new(0) }; END_OF_CHUNKS as usize] }
     }
 
     /// The slots of a chunk from that one on which a shard's table has at `index`. Those of the next shard follow behind the
@@ -142,7 +138,7 @@ impl Arena {
     #[inline(always)]
     fn from(&self, shard: usize, index: usize) -> Option<&[Slot]> {
         let (chunk, position) = locate(shard, index);
-        self.chunks.get(chunk)?.slots.get()?.get(position..)
+        self.chunks.get(chunk)?.get(position..)
     }
 
     #[inline(always)]
@@ -150,19 +146,16 @@ impl Arena {
         self.from(shard, index).and_then(<[Slot]>::first).expect("a table has all the chunks it reaches into")
     }
 
-    /// The slots where `hash` is expected in a table of so many homes: its home, and the next.
+    /// The slots where `hash` is expected in a table of so many cache lines: its home, and the next.
     #[inline(always)]
-    pub(crate) fn at_home(&self, shard: usize, homes: usize, hash: Hash) -> &AtHome {
-        let (chunk, position) = locate(shard, home(hash.order, homes));
-        match self.chunks.get(chunk) {
-            Some(chunk) => chunk.slots.four(position).unwrap_or(&NOWHERE),
-            None => &NOWHERE,
-        }
+    pub(crate) fn at_home(&self, shard: usize, lines: usize, hash: Hash) -> &AtHome {
+        let (chunk, position) = locate(shard, home(hash.order, lines));
+        self.chunks.four(chunk, position, &NOWHERE)
     }
 
     /// The slot of `hash`, if there is one.
-    pub(crate) fn get(&self, shard: usize, homes: usize, hash: Hash) -> Option<&Slot> {
-        for index in home(hash.order, homes).. {
+    pub(crate) fn get(&self, shard: usize, lines: usize, hash: Hash) -> Option<&Slot> {
+        for index in home(hash.order, lines).. {
             let slot = self.from(shard, index)?.first()?;
             match slot.place(hash) {
                 Place::Before => {}
@@ -175,31 +168,29 @@ impl Arena {
 
     /// The slots of a shard's table, in order. `capacity` is where a chunk ends.
     fn table(&self, shard: usize, capacity: usize) -> impl DoubleEndedIterator<Item = &Slot> {
-        let chunks = (0..CHUNKS).find(|chunk| end_before(*chunk) >= capacity).unwrap_or(CHUNKS);
-        self.chunks[..chunks].iter().enumerate().flat_map(move |(number, chunk)| {
-            let slots = chunk.slots.get().unwrap_or_default();
-            let length = length_of(number);
+        let end = chunks().find(|chunk| end_before(*chunk) >= capacity).unwrap_or(END_OF_CHUNKS);
+        (FIRST_CHUNK..end).flat_map(move |chunk| {
+            let slots = self.chunks.get(chunk).unwrap_or_default();
+            let length = length_of(chunk);
             slots.get(shard * length..(shard + 1) * length).unwrap_or_default()
         })
     }
 
     /// One more table reaches as far as `to` instead of `from`.
     fn reach(&self, from: usize, to: usize) {
-        for number in chunks_within(from, to) {
-            let chunk = &self.chunks[number];
-            *chunk.users.lock() += 1;
-            chunk.slots.make(self.shards * length_of(number));
+        for chunk in chunks_within(from, to) {
+            *self.users[usize::from(chunk)].lock() += 1;
+            self.chunks.make(chunk, self.shards * length_of(chunk));
         }
     }
 
     /// One table reaches as far as `to` only, not `from`, and has left nothing behind. What nobody uses is given back.
     fn leave(&self, from: usize, to: usize) {
-        for number in chunks_within(to, from) {
-            let chunk = &self.chunks[number];
-            let mut users = chunk.users.lock();
+        for chunk in chunks_within(to, from) {
+            let mut users = self.users[usize::from(chunk)].lock();
             *users -= 1;
             if *users == 0 {
-                chunk.slots.release();
+                self.chunks.release(chunk);
             }
         }
     }
@@ -209,7 +200,7 @@ impl Arena {
 pub(crate) type AtHome = [Slot; 4];
 
 /// Where keys are expected as long as there is no memory for them.
-static NOWHERE: AtHome = [const { Slot::empty() }; 4];
+pub(crate) static NOWHERE: AtHome = [const { Slot::empty() }; 4];
 
 /// The slot of `hash` among those where it is [expected](Arena::at_home): nineteen keys of twenty are there. [`Arena::get`] is for the others, and
 /// for the one key in 2^64 whose hash looks like an empty slot's.
@@ -221,7 +212,7 @@ pub(crate) fn look([first, second, third, fourth]: &AtHome, hash: Hash) -> Optio
 /// Most are in the first cache line, but nobody can guess in which half of a line: choose without a branch.
 #[inline(always)]
 fn look_at<'a>(first: &'a Slot, second: &'a Slot, hash: Hash) -> Option<&'a Slot> {
-    let slot = if first.order.load(Ordering::Relaxed) == hash.order { first } else { second };
+    let slot = select_unpredictable(first.order.load(Ordering::Relaxed) == hash.order, first, second);
     let is_it = slot.order.load(Ordering::Relaxed) == hash.order && slot.other.load(Ordering::Relaxed) == hash.other;
     is_it.then_some(slot)
 }
@@ -233,37 +224,42 @@ pub(crate) fn prefetch([first, _, third, _]: &AtHome) {
     raw::prefetch(third);
 }
 
-/// The home of a hash in a table of so many homes.
+/// The home of a hash in a table of so many cache lines: the first slot of one.
 #[inline(always)]
-#[allow(clippy::cast_possible_truncation, reason = "the product shifted by 64 is below `homes`")]
-fn home(order: u64, homes: usize) -> usize {
-    ((u128::from(order) * homes as u128) >> 64) as usize & !1
+#[allow(clippy::cast_possible_truncation, reason = "the product shifted by 64 is below `lines`")]
+fn home(order: u64, lines: usize) -> usize {
+    2 * ((u128::from(order) * lines as u128) >> 64) as usize
 }
 
 /// In which chunk a slot of a table is, and where there.
 #[inline(always)]
-fn locate(shard: usize, index: usize) -> (usize, usize) {
+#[allow(clippy::cast_possible_truncation, reason = "there are fewer chunks than that for any table")]
+fn locate(shard: usize, index: usize) -> (u8, usize) {
     let number = index.wrapping_add(OFFSET);
     let log_length = (number | 1).ilog2().wrapping_sub(2);
     let quarter = number >> log_length; // 4 to 7
-    let chunk = (log_length as usize).wrapping_mul(4).wrapping_add(quarter).wrapping_sub(4 * LOG_SMALLEST + 4);
+    let chunk = (log_length as usize).wrapping_mul(4).wrapping_add(quarter).wrapping_add(8);
     // The shard's first slot in the chunk, and what is left of the number when that of the chunk's first slot is taken away.
-    (chunk, (shard.wrapping_sub(quarter) << log_length).wrapping_add(number))
+    (chunk as u8, (shard.wrapping_sub(quarter) << log_length).wrapping_add(number))
 }
 
 /// How many slots a chunk has for each shard.
-fn length_of(chunk: usize) -> usize {
-    SMALLEST << (chunk / 4)
+fn length_of(chunk: u8) -> usize {
+    1 << (chunk / 4 - 3)
 }
 
 /// How many slots the chunks before this one have for each shard.
-fn end_before(chunk: usize) -> usize {
-    ((4 + chunk % 4) * length_of(chunk)) - OFFSET
+fn end_before(chunk: u8) -> usize {
+    (usize::from(4 + chunk % 4) * length_of(chunk)) - OFFSET
+}
+
+fn chunks() -> std::ops::Range<u8> {
+    FIRST_CHUNK..END_OF_CHUNKS
 }
 
 /// The chunks that begin at or behind `from` and before `to`.
-fn chunks_within(from: usize, to: usize) -> impl Iterator<Item = usize> {
-    (0..CHUNKS).skip_while(move |chunk| end_before(*chunk) < from).take_while(move |chunk| end_before(*chunk) < to)
+fn chunks_within(from: usize, to: usize) -> impl Iterator<Item = u8> {
+    chunks().skip_while(move |chunk| end_before(*chunk) < from).take_while(move |chunk| end_before(*chunk) < to)
 }
 
 /// The table of one shard, in the hands of who holds its lock. It always reaches to the end of a chunk.
@@ -271,7 +267,7 @@ fn chunks_within(from: usize, to: usize) -> impl Iterator<Item = usize> {
 pub(crate) struct Slots {
     arena: Arc<Arena>,
     shard: usize,
-    homes: usize,
+    lines: usize,
     capacity: usize,
     used: usize,
 }
@@ -279,7 +275,7 @@ pub(crate) struct Slots {
 impl Slots {
     /// The table of a shard, empty.
     pub(crate) fn new(arena: Arc<Arena>, shard: usize) -> Self {
-        Slots { arena, shard, homes: 0, capacity: 0, used: 0 }
+        Slots { arena, shard, lines: 0, capacity: 0, used: 0 }
     }
 
     /// How many keys there are.
@@ -297,9 +293,9 @@ impl Slots {
         self.capacity * size_of::<Slot>()
     }
 
-    /// Homes, without the spare slots.
-    pub(crate) fn homes(&self) -> usize {
-        self.homes
+    /// Cache lines where keys are at home, without the spare ones at the end.
+    pub(crate) fn lines(&self) -> usize {
+        self.lines
     }
 
     fn slot(&self, index: usize) -> &Slot {
@@ -308,7 +304,7 @@ impl Slots {
 
     /// Where `hash` is, or where it belongs.
     pub(crate) fn find(&self, hash: Hash) -> Result<usize, usize> {
-        let mut index = home(hash.order, self.homes);
+        let mut index = home(hash.order, self.lines);
         while index < self.capacity {
             match self.slot(index).place(hash) {
                 Place::Before => index += 1,
@@ -329,7 +325,7 @@ impl Slots {
 
     /// Whether another key would make the runs long: three quarters of the homes are taken.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.used * 4 >= self.homes * 3
+        self.used * 4 >= 2 * self.lines * 3
     }
 
     /// Puts an entry at `index`, where [`find`](Slots::find) said it belongs.
@@ -350,11 +346,11 @@ impl Slots {
 
     /// Takes out the entry at `index`, and lets the ones behind it move up.
     pub(crate) fn remove(&mut self, index: usize) {
-        let homes = self.homes;
+        let lines = self.lines;
         let mut index = index;
         while index + 1 < self.capacity {
             let next = self.get(index + 1);
-            if next.is_empty() || home(next.hash.order, homes) > index {
+            if next.is_empty() || home(next.hash.order, lines) > index {
                 break;
             }
             self.slot(index).store(next);
@@ -396,13 +392,12 @@ impl Slots {
                 kept += 1;
             }
         }
-        let fits = |capacity: &usize| (kept + 1) * 10 <= homes_of(*capacity) * 7;
-        let capacity =
-            (0..CHUNKS).map(|chunk| end_before(chunk + 1)).find(fits).expect("there are chunks for all memory");
-        let homes = homes_of(capacity);
+        let fits = |capacity: &usize| (kept + 1) * 10 <= 2 * lines_of(*capacity) * 7;
+        let capacity = chunks().map(|chunk| end_before(chunk + 1)).find(fits).expect("there are chunks for all memory");
+        let lines = lines_of(capacity);
         // The run at the end may need more spare slots than usual.
         let taken = self.arena.table(self.shard, self.capacity).filter(|slot| !slot.is_empty());
-        let end = taken.fold(0, |next, slot| home(slot.order.load(Ordering::Relaxed), homes).max(next) + 1);
+        let end = taken.fold(0, |next, slot| home(slot.order.load(Ordering::Relaxed), lines).max(next) + 1);
         let capacity = end_after(end.max(capacity));
 
         // All to the far end, in order; then each to its new place, which is never behind where it is.
@@ -414,12 +409,12 @@ impl Slots {
         }
         let mut next = 0;
         for from in self.arena.table(self.shard, most).skip(most - kept) {
-            next = home(from.order.load(Ordering::Relaxed), homes).max(next);
+            next = home(from.order.load(Ordering::Relaxed), lines).max(next);
             relocate(from, self.slot(next));
             next += 1;
         }
         self.arena.leave(before, capacity);
-        (self.homes, self.capacity, self.used) = (homes, capacity, kept);
+        (self.lines, self.capacity, self.used) = (lines, capacity, kept);
     }
 }
 
@@ -430,9 +425,9 @@ fn relocate(from: &Slot, to: &Slot) {
     }
 }
 
-/// Homes of a table of so many slots: all but a few at the end, so that a run there has somewhere to go.
-fn homes_of(capacity: usize) -> usize {
-    capacity - (capacity / 8).min(16)
+/// Cache lines of a table of so many slots where keys are at home: all but a few at the end, so that a run there has somewhere to go.
+fn lines_of(capacity: usize) -> usize {
+    (capacity - (capacity / 8).min(16)) / 2
 }
 
 /// The end of the chunk in which the last of so many slots is.
