@@ -50,6 +50,8 @@ mod near;
 mod redis;
 mod store;
 mod sync;
+#[cfg(feature = "tower")]
+pub mod tower;
 
 pub use acquire::{Acquire, AcquireError, Pass};
 pub use clock::{Clock, ManualClock, SystemClock};
@@ -83,3 +85,8 @@ struct PageOnRedis;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/client-ip.md")]
 struct PageOnClients;
+
+/// And the page on the layer.
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../../../docs/tower.md")]
+struct PageOnTheLayer;

@@ -1,0 +1,347 @@
+//! Whose budget a request draws on.
+//!
+//! A key says what it is as well as whose: `ip:192.0.2.7`, `x-api-key:abc`. So nobody can write a victim's address into a header and be taken for it.
+
+use std::fmt::{self, Display, Write};
+use std::sync::Arc;
+
+use ::http::HeaderName;
+use ::http::header::{AUTHORIZATION, HOST};
+
+use super::head::Head;
+use super::of::Later;
+use crate::http::{ClientIp, normal_host, normal_path};
+
+/// Keys that are longer are kept as a digest: some tokens are longer than a key may be.
+const MAX_PLAIN_BYTES: usize = 256;
+
+/// Finds out whose budget a request draws on.
+///
+/// A request for which nothing is found, because the header is missing, say, shares one budget with all others like it.
+#[derive(Clone)]
+pub struct Key(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    Value(Arc<str>),
+    Now(Arc<Finding>),
+    Later(Arc<dyn Fn(&Head<'_>) -> Later<Option<String>> + Send + Sync>),
+    All(Vec<Key>),
+    First(Vec<Key>),
+}
+
+type Finding = dyn Fn(&Head<'_>, &mut String) -> Found + Send + Sync;
+
+/// What came of looking for a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Found {
+    Key,
+    Nothing,
+    /// The program is not set up for it: whoever runs it should hear of that.
+    Mistake(&'static str),
+}
+
+/// Everybody draws on one budget.
+pub fn everybody() -> Key {
+    Key(Kind::Value("everybody".into()))
+}
+
+/// The other end of the connection. Behind a proxy that is the proxy: see [`client_ip`].
+///
+/// The server must tell who it is. In axum: `axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())`, and the feature `axum`.
+/// Tonic does by itself; it needs the feature `tonic`. Elsewhere, put a [`Peer`](super::Peer) into the request's extensions. Without it, requests are answered with
+/// 500 and this advice.
+pub fn peer_ip() -> Key {
+    client_ip(ClientIp::of_peer())
+}
+
+/// The client behind proxies that are trusted; IPv6 by its network. See [`ClientIp`].
+pub fn client_ip(clients: ClientIp) -> Key {
+    Key::write(move |head, out| {
+        let Some(peer) = head.peer() else { return Found::Mistake(NO_PEER) };
+        let client = clients.find_in(peer, head.headers);
+        out.push_str("ip:");
+        let _ = write!(out, "{}", client.group());
+        Found::Key
+    })
+}
+
+const NO_PEER: &str = "the peer's address is not known: with axum, serve `app.into_make_service_with_connect_info::<SocketAddr>()` and \
+     turn on tidegate's feature `axum`; with tonic its feature `tonic`; otherwise put `tidegate::tower::Peer` into the request's extensions";
+
+/// The value of a header: an API key, say. It is not shown anywhere, but names a budget, so anybody can make up new ones: check it before, or limit
+/// by address as well.
+///
+/// # Panics
+/// If it is not the name of a header.
+pub fn header(name: &str) -> Key {
+    let name = HeaderName::from_bytes(name.as_bytes())
+        .unwrap_or_else(|_| panic!("header {name:?}: expected a name such as x-api-key"));
+    Key::write(move |head, out| {
+        let Some(value) = head.headers.get(&name).filter(|value| !value.is_empty()) else { return Found::Nothing };
+        out.push_str(name.as_str());
+        out.push(':');
+        out.push_str(&String::from_utf8_lossy(value.as_bytes()));
+        Found::Key
+    })
+}
+
+/// The token of `Authorization: Bearer`, as a digest: the token itself is not kept.
+pub fn bearer() -> Key {
+    Key::write(|head, out| {
+        let token = head.headers.get(AUTHORIZATION).map(|value| value.as_bytes()).and_then(|value| {
+            let (scheme, token) = value.split_at_checked(7)?;
+            scheme.eq_ignore_ascii_case(b"bearer ").then_some(token.trim_ascii())
+        });
+        let Some(token) = token.filter(|token| !token.is_empty()) else { return Found::Nothing };
+        let _ = write!(out, "bearer:{}", digest(token));
+        Found::Key
+    })
+}
+
+/// The path, in its one spelling. There are as many budgets as paths that anybody thinks of: [`matched_path`] has as many as there are routes.
+pub fn path() -> Key {
+    Key::write(|head, out| {
+        out.push_str("path:");
+        match normal_path(head.uri.path()) {
+            Ok(path) => out.push_str(&path),
+            Err(_) => out.push_str("too long"),
+        }
+        Found::Key
+    })
+}
+
+/// The route that axum has found: `/users/{id}`. The layer must be one of the route or of the router that has it; nothing is found in one around it.
+#[cfg(feature = "axum")]
+pub fn matched_path() -> Key {
+    Key::write(|head, out| {
+        let Some(path) = head.extension::<axum::extract::MatchedPath>() else { return Found::Nothing };
+        out.push_str("route:");
+        out.push_str(path.as_str());
+        Found::Key
+    })
+}
+
+/// The method.
+pub fn method() -> Key {
+    Key::write(|head, out| {
+        out.push_str("method:");
+        out.push_str(head.method.as_str());
+        Found::Key
+    })
+}
+
+/// The host that was asked, without its port.
+pub fn host() -> Key {
+    Key::write(|head, out| {
+        let header = || head.headers.get(HOST).and_then(|host| host.to_str().ok());
+        let Some(host) = head.uri.host().or_else(header) else { return Found::Nothing };
+        out.push_str("host:");
+        match normal_host(host) {
+            Ok(host) => out.push_str(&host),
+            Err(_) => out.push_str("too long"),
+        }
+        Found::Key
+    })
+}
+
+/// Something that another layer has put into the extensions: the user who has signed in, say.
+///
+/// ```
+/// # use tidegate::tower::key;
+/// #[derive(Clone)]
+/// struct User { id: u64 }
+/// let by_user = key::extension(|user: &User| user.id).or(key::peer_ip());
+/// ```
+pub fn extension<T, D>(text: impl Fn(&T) -> D + Send + Sync + 'static) -> Key
+where
+    T: Clone + Send + Sync + 'static,
+    D: Display,
+{
+    Key::write(move |head, out| {
+        let Some(found) = head.extension::<T>() else { return Found::Nothing };
+        let _ = write!(out, "extension:{}", text(found));
+        Found::Key
+    })
+}
+
+/// A function of the request.
+///
+/// ```
+/// # use tidegate::tower::key;
+/// let by_tenant = key::of(|head| head.uri.path().split('/').nth(1).map(str::to_owned));
+/// ```
+pub fn of<D: Display>(text: impl Fn(&Head<'_>) -> Option<D> + Send + Sync + 'static) -> Key {
+    Key::write(move |head, out| {
+        let Some(text) = text(head) else { return Found::Nothing };
+        let _ = write!(out, "of:{text}");
+        Found::Key
+    })
+}
+
+/// An async function of the request: it takes what it needs out of the head, and returns a future.
+pub fn of_async<F, D>(text: impl Fn(&Head<'_>) -> F + Send + Sync + 'static) -> Key
+where
+    F: Future<Output = Option<D>> + Send + 'static,
+    D: Display,
+{
+    Key(Kind::Later(Arc::new(move |head| {
+        let text = text(head);
+        Box::pin(async move { text.await.map(|text| format!("of:{text}")) })
+    })))
+}
+
+impl Key {
+    fn write(write: impl Fn(&Head<'_>, &mut String) -> Found + Send + Sync + 'static) -> Self {
+        Key(Kind::Now(Arc::new(write)))
+    }
+
+    /// Both together: one budget for each pair.
+    pub fn and(self, other: Key) -> Key {
+        match self.0 {
+            Kind::All(mut keys) => {
+                keys.push(other);
+                Key(Kind::All(keys))
+            }
+            kind => Key(Kind::All(vec![Key(kind), other])),
+        }
+    }
+
+    /// The other one, where nothing is found for this.
+    pub fn or(self, other: Key) -> Key {
+        match self.0 {
+            Kind::First(mut keys) => {
+                keys.push(other);
+                Key(Kind::First(keys))
+            }
+            kind => Key(Kind::First(vec![Key(kind), other])),
+        }
+    }
+
+    /// Whether it takes an async function to find it.
+    pub(super) fn is_later(&self) -> bool {
+        match &self.0 {
+            Kind::Value(_) | Kind::Now(_) => false,
+            Kind::Later(_) => true,
+            Kind::All(keys) | Kind::First(keys) => keys.iter().any(Key::is_later),
+        }
+    }
+
+    /// Finds it, if no function is async.
+    ///
+    /// # Errors
+    /// If the program is not set up for it.
+    pub(super) fn now(&self, head: &Head<'_>) -> Result<String, &'static str> {
+        let mut out = String::with_capacity(48);
+        match self.push(head, &mut out) {
+            Found::Mistake(mistake) => Err(mistake),
+            _ => Ok(bounded(out)),
+        }
+    }
+
+    fn push(&self, head: &Head<'_>, out: &mut String) -> Found {
+        match &self.0 {
+            Kind::Value(text) => {
+                out.push_str(text);
+                Found::Key
+            }
+            Kind::Now(write) => write(head, out),
+            Kind::Later(_) => Found::Nothing,
+            Kind::First(keys) => {
+                let found = keys.iter().map(|key| key.push(head, out)).find(|found| *found != Found::Nothing);
+                found.unwrap_or(Found::Nothing)
+            }
+            Kind::All(keys) => {
+                let mut pieces = Vec::with_capacity(keys.len());
+                for key in keys {
+                    let mut piece = String::new();
+                    if let mistake @ Found::Mistake(_) = key.push(head, &mut piece) {
+                        return mistake;
+                    }
+                    pieces.push(piece);
+                }
+                join(&pieces, out)
+            }
+        }
+    }
+
+    /// Finds it, however long it takes.
+    pub(super) fn later(&self, head: &Head<'_>) -> Later<Result<Option<String>, &'static str>> {
+        match &self.0 {
+            Kind::Later(text) => {
+                let text = text(head);
+                Box::pin(async move { Ok(text.await) })
+            }
+            Kind::First(keys) if self.is_later() => {
+                let keys: Vec<_> = keys.iter().map(|key| key.later(head)).collect();
+                Box::pin(async move {
+                    for key in keys {
+                        if let Some(found) = key.await? {
+                            return Ok(Some(found));
+                        }
+                    }
+                    Ok(None)
+                })
+            }
+            Kind::All(keys) if self.is_later() => {
+                let keys: Vec<_> = keys.iter().map(|key| key.later(head)).collect();
+                Box::pin(async move {
+                    let mut pieces = Vec::with_capacity(keys.len());
+                    for key in keys {
+                        pieces.push(key.await?.unwrap_or_default());
+                    }
+                    let mut out = String::new();
+                    Ok((join(&pieces, &mut out) == Found::Key).then_some(out))
+                })
+            }
+            _ => {
+                let mut out = String::new();
+                let found = match self.push(head, &mut out) {
+                    Found::Key => Ok(Some(out)),
+                    Found::Nothing => Ok(None),
+                    Found::Mistake(mistake) => Err(mistake),
+                };
+                Box::pin(std::future::ready(found))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match &self.0 {
+            Kind::Value(_) => "Key(value)",
+            Kind::Now(_) => "Key(function)",
+            Kind::Later(_) => "Key(async function)",
+            Kind::All(_) => "Key(all)",
+            Kind::First(_) => "Key(first)",
+        })
+    }
+}
+
+/// Writes pieces so that no two lists of pieces look the same; a missing one is empty.
+fn join(pieces: &[String], out: &mut String) -> Found {
+    for (index, piece) in pieces.iter().enumerate() {
+        if index > 0 {
+            out.push('|');
+        }
+        for char in piece.chars() {
+            match char {
+                '%' => out.push_str("%25"),
+                '|' => out.push_str("%7C"),
+                char => out.push(char),
+            }
+        }
+    }
+    if pieces.iter().all(String::is_empty) { Found::Nothing } else { Found::Key }
+}
+
+/// The key, or its digest if it is too long for one. No other key looks like that: all have a colon, or are `everybody`.
+pub(super) fn bounded(key: String) -> String {
+    if key.len() <= MAX_PLAIN_BYTES { key } else { format!("#{}", digest(key.as_bytes())) }
+}
+
+/// For telling apart, not for keeping secret.
+fn digest(bytes: &[u8]) -> String {
+    sha1_smol::Sha1::from(bytes).digest().to_string()
+}

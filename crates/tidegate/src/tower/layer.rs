@@ -1,0 +1,240 @@
+//! The layer and its settings.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ::http::{HeaderName, HeaderValue, Response};
+use tidegate_core::headers::{self, Families};
+use tidegate_core::{Algorithm, Decision, Limit, Limits};
+use tower_layer::Layer;
+
+use super::denial::Denial;
+use super::key::Key;
+use super::rule::{Pay, Rule};
+use super::service::RateLimit;
+use crate::clock::Clock;
+use crate::limiter::{Backend, Limiter, LimiterBuilder};
+use crate::memory::Memory;
+use crate::near::{Near, OnFailure};
+use crate::store::{Charge, Scope, Store};
+
+/// Limits requests before they reach a service. Clones, and all services that it is put around, share their budgets.
+///
+/// ```
+/// use tidegate::tower::{RateLimitLayer, Rule, key, of};
+/// let layer = RateLimitLayer::rules([
+///     // Both must have room; if one has not, nothing is taken from the other.
+///     Rule::new("per-ip", "10/s; 120/m".parse()?, key::peer_ip()),
+///     Rule::new("everybody", "1000/s".parse()?, key::everybody()).skip(of(|head| head.uri.path() == "/healthz")),
+/// ]);
+/// # Ok::<(), tidegate::ParseError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct RateLimitLayer {
+    setup: Arc<Setup>,
+}
+
+/// Everything that the services share.
+#[derive(Clone)]
+pub(super) struct Setup {
+    pub(super) rules: Vec<Rule>,
+    pub(super) limiter: Limiter,
+    pub(super) on_failure: Option<OnFailure>,
+    pub(super) grpc: bool,
+    pub(super) denied: Option<Arc<dyn Fn(&Denial<'_>) -> Response<String> + Send + Sync>>,
+    pub(super) observer: Option<Arc<dyn Fn(&Seen<'_>) + Send + Sync>>,
+    /// Some rule waits for an async function.
+    pub(super) later: bool,
+    /// Some rule is settled by what the service writes.
+    pub(super) metered: bool,
+    families: Option<Families>,
+    /// What clients are told of the limits, if it is always the same.
+    policy: Option<HeaderValue>,
+}
+
+/// A decision, for whoever counts or logs them.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Seen<'a> {
+    /// The rule that binds: of several that were asked together, the one that denied, or has the least left.
+    pub rule: &'a str,
+    /// What was decided.
+    pub decision: &'a Decision,
+    /// The rule is in shadow mode: whatever was decided, the request passed.
+    pub shadow: bool,
+}
+
+impl RateLimitLayer {
+    /// One rule, named `default`.
+    pub fn new(limits: Limits, key: Key) -> Self {
+        Self::rules([Rule::new("default", limits, key)])
+    }
+
+    /// Several rules. A request must find room under all of them, or nothing is taken.
+    pub fn rules(rules: impl IntoIterator<Item = Rule>) -> Self {
+        let rules: Vec<Rule> = rules.into_iter().collect();
+        let later =
+            |rule: &Rule| rule.limits.is_later() || rule.cost.is_later() || rule.skip.is_later() || rule.key.is_later();
+        let setup = Setup {
+            later: rules.iter().any(later),
+            metered: rules.iter().any(|rule| matches!(rule.pay, Pay::Metered)),
+            policy: policy_of(&rules),
+            rules,
+            limiter: builder().build(),
+            on_failure: None,
+            grpc: false,
+            denied: None,
+            observer: None,
+            families: Some(Families::IETF),
+        };
+        RateLimitLayer { setup: Arc::new(setup) }
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Setup)) -> Self {
+        change(Arc::make_mut(&mut self.setup));
+        self
+    }
+
+    /// Keeps state in this memory store, and judges by its clock: a [`ManualClock`](crate::ManualClock) in tests.
+    pub fn memory(self, memory: Memory) -> Self {
+        self.with(|setup| setup.limiter = builder().memory(memory).build())
+    }
+
+    /// Keeps state in any store; `clock` measures how long requests take.
+    pub fn store(self, store: impl Store, clock: impl Into<Clock>) -> Self {
+        self.with(|setup| setup.limiter = builder().store(store, clock).build())
+    }
+
+    /// Keeps state in Redis or Valkey. Put [`Near`] before it, so that there is an answer in time whatever happens.
+    #[cfg(feature = "redis")]
+    pub fn redis(self, redis: crate::Redis) -> Self {
+        self.with(|setup| setup.limiter = builder().redis(redis).build())
+    }
+
+    /// Keeps state in a remote store, with [`Near`] before it.
+    pub fn near(self, near: Near) -> Self {
+        self.with(|setup| setup.limiter = builder().near(near).build())
+    }
+
+    /// What happens when the store has no answer. With `Closed`, requests are answered with 503: that is not a denial. With `Open`, or if nothing is said, they pass. `Local`
+    /// is for a store with [`Near`] before it; without, it is the same as `Open`.
+    pub fn on_failure(self, policy: OnFailure) -> Self {
+        self.with(|setup| setup.on_failure = Some(policy))
+    }
+
+    /// Which headers tell clients about their budget: those of the IETF draft unless told otherwise.
+    pub fn headers(self, families: Families) -> Self {
+        self.with(|setup| setup.families = Some(families))
+    }
+
+    /// Clients are told nothing but, on a denial, when to come back.
+    pub fn no_headers(self) -> Self {
+        self.with(|setup| setup.families = None)
+    }
+
+    /// All denials are in the words of gRPC. Otherwise those are that answer a request with the content type of gRPC.
+    pub fn grpc(self) -> Self {
+        self.with(|setup| setup.grpc = true)
+    }
+
+    /// Answers denials in your own way. The headers that tell about the budget are added to it, and [`Denial::response`] is what it would have been.
+    pub fn denied(self, answer: impl Fn(&Denial<'_>) -> Response<String> + Send + Sync + 'static) -> Self {
+        self.with(|setup| setup.denied = Some(Arc::new(answer)))
+    }
+
+    /// Is called with every decision: for metrics, and to see what rules in shadow mode would do. It should be quick.
+    pub fn observe(self, observer: impl Fn(&Seen<'_>) + Send + Sync + 'static) -> Self {
+        self.with(|setup| setup.observer = Some(Arc::new(observer)))
+    }
+}
+
+/// For the store and the clock; the rules bring their own limits.
+fn builder() -> LimiterBuilder {
+    Limiter::builder("1/s".parse().expect("it is one"))
+}
+
+impl<S> Layer<S> for RateLimitLayer {
+    type Service = RateLimit<S>;
+
+    fn layer(&self, inner: S) -> RateLimit<S> {
+        RateLimit::new(inner, Arc::clone(&self.setup))
+    }
+}
+
+/// Headers to add.
+pub(super) type Tell = Vec<(HeaderName, HeaderValue)>;
+
+const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+
+/// What clients are told of a single rule's limits.
+fn policy_of(rules: &[Rule]) -> Option<HeaderValue> {
+    let [rule] = rules else { return None };
+    let named: Vec<(&str, &Limit)> = rule.limits.value()?.iter().map(|limit| (&*rule.name, limit)).collect();
+    HeaderValue::try_from(headers::policy(&named)).ok()
+}
+
+impl Setup {
+    /// The memory store, if that is where state is kept.
+    pub(super) fn memory(&self) -> Option<&Memory> {
+        match &self.limiter.shared().backend {
+            Backend::Memory(memory) => Some(memory),
+            Backend::Other(_) => None,
+        }
+    }
+
+    /// The only rule and its only limit, if there is nothing else to mind: no waiting, no paying afterwards, no lease.
+    pub(super) fn simple(&self) -> Option<(&Rule, &Limit)> {
+        let ([rule], false) = (&self.rules[..], self.later) else { return None };
+        let [limit] = rule.limits.value()?.as_slice() else { return None };
+        let plain = matches!(rule.pay, Pay::Before) && !rule.shadow && self.observer.is_none();
+        (plain && !matches!(limit.algorithm(), Algorithm::Concurrent(_))).then_some((rule, limit))
+    }
+
+    /// What to tell about a decision over `charges`.
+    pub(super) fn tell(&self, charges: &[Charge<'_>], decision: &Decision) -> Tell {
+        let named: Vec<(&str, &Limit)> = charges.iter().map(|charge| (name_of(charge), &charge.limit)).collect();
+        self.tell_named(&named, decision)
+    }
+
+    pub(super) fn tell_named(&self, named: &[(&str, &Limit)], decision: &Decision) -> Tell {
+        if self.families == Some(Families::IETF) && decision.allowed() {
+            // What is told with every request is worth a shorter way.
+            let policy = self.policy.clone().or_else(|| HeaderValue::try_from(headers::policy(named)).ok());
+            let rate = headers::rate_limit(named.iter().map(|(name, _)| *name).zip(decision.charges()));
+            let pairs = [(POLICY, policy), (RATE_LIMIT, HeaderValue::try_from(rate).ok())];
+            return pairs.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
+        }
+        let families = self.families.unwrap_or(Families { ietf: false, github: false });
+        let told = headers::of(decision, named, families);
+        told.into_iter()
+            .filter_map(|(name, value)| {
+                Some((HeaderName::from_bytes(name.as_bytes()).ok()?, HeaderValue::try_from(value).ok()?))
+            })
+            .collect()
+    }
+
+    pub(super) fn observe(&self, charges: &[Charge<'_>], decision: &Decision, shadow: bool) {
+        if let Some(observer) = &self.observer {
+            let rule = charges.get(decision.binding_index()).map(name_of).unwrap_or_default();
+            observer(&Seen { rule, decision, shadow });
+        }
+    }
+}
+
+/// The rule that a charge is of.
+pub(super) fn name_of<'a>(charge: &'a Charge<'_>) -> &'a str {
+    match &charge.subject.scope {
+        Scope::Rule(name) => name,
+        Scope::AdHoc => "",
+    }
+}
+
+impl fmt::Debug for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Setup")
+            .field("rules", &self.rules)
+            .field("on_failure", &self.on_failure)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,253 @@
+//! From a request to a ruling: which rules apply, what they cost, and what the store says.
+
+use std::borrow::Cow;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use tidegate_core::{Algorithm, Decision, Limits, Source};
+
+use super::after::After;
+use super::head::Head;
+use super::key;
+use super::layer::{Setup, Tell, name_of};
+use super::of::{Got, Later};
+use super::rule::{Meter, Pay, Rule};
+use crate::memory::Memory;
+use crate::near::{OnFailure, Terms};
+use crate::store::{Check, Scope, StoreError, Subject};
+
+/// What becomes of a request.
+pub(super) enum Ruling {
+    /// It goes on.
+    Pass(Passed),
+    /// It is denied.
+    Deny(Box<Denied>),
+    /// There was no decision, and without one nothing passes.
+    Closed,
+    /// The program is not set up for its rules.
+    Mistake(&'static str),
+}
+
+/// What is left to do for a request that goes on.
+#[derive(Default)]
+pub(super) struct Passed {
+    pub(super) tell: Tell,
+    pub(super) after: Vec<After>,
+}
+
+/// What there is to say to one that does not.
+pub(super) struct Denied {
+    pub(super) decision: Decision,
+    /// The rule that binds.
+    pub(super) rule: String,
+    /// All rules that denied.
+    pub(super) violated: Vec<String>,
+    pub(super) tell: Tell,
+}
+
+/// A ruling, at once or later.
+pub(super) enum Start {
+    Ruled(Ruling),
+    Later(Later<Ruling>),
+}
+
+/// A rule that applies, and everything it depends on.
+struct Drawn {
+    rule: usize,
+    limits: Limits,
+    key: String,
+    cost: u64,
+}
+
+pub(super) fn start(setup: &Arc<Setup>, head: &Head<'_>, meter: Option<Meter>) -> Start {
+    let memory = setup.memory();
+    if let Some(memory) = memory
+        && let Some(ruling) = at_once(setup, memory, head)
+    {
+        return Start::Ruled(ruling);
+    }
+    if setup.later {
+        let starting = starting(setup, head);
+        let setup = Arc::clone(setup);
+        return Start::Later(Box::pin(async move {
+            match wait(starting).await {
+                Ok(drawn) => decide(&setup, drawn, meter).await,
+                Err(mistake) => Ruling::Mistake(mistake),
+            }
+        }));
+    }
+    let drawn = match drawn_now(setup, head) {
+        Ok(drawn) => drawn,
+        Err(mistake) => return Start::Ruled(Ruling::Mistake(mistake)),
+    };
+    if memory.is_some() {
+        // The memory store answers at once, so one poll is enough.
+        let mut deciding = pin!(decide(setup, drawn, meter));
+        return match deciding.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(ruling) => Start::Ruled(ruling),
+            Poll::Pending => unreachable!("the memory store answers at once"),
+        };
+    }
+    let setup = Arc::clone(setup);
+    Start::Later(Box::pin(async move { decide(&setup, drawn, meter).await }))
+}
+
+/// The short way: one rule with one limit, in memory, and nothing to do afterwards.
+fn at_once(setup: &Setup, memory: &Memory, head: &Head<'_>) -> Option<Ruling> {
+    let (rule, limit) = setup.simple()?;
+    let Got::Now(skip) = rule.skip.get(head) else { return None };
+    if skip {
+        return Some(Ruling::Pass(Passed::default()));
+    }
+    let Got::Now(cost) = rule.cost.get(head) else { return None };
+    let key = match rule.key.now(head) {
+        Ok(key) => key,
+        Err(mistake) => return Some(Ruling::Mistake(mistake)),
+    };
+    let subject = Subject { scope: Scope::Rule(Cow::Borrowed(&rule.name)), key: Cow::Borrowed(key.as_bytes()) };
+    let decision = memory.check_subject(&subject, limit, cost);
+    let tell = setup.tell_named(&[(&rule.name, limit)], &decision);
+    if decision.allowed() {
+        return Some(Ruling::Pass(Passed { tell, after: Vec::new() }));
+    }
+    let (name, violated) = (rule.name.to_string(), vec![rule.name.to_string()]);
+    Some(Ruling::Deny(Box::new(Denied { decision, rule: name, violated, tell })))
+}
+
+fn drawn_now(setup: &Setup, head: &Head<'_>) -> Result<Vec<Drawn>, &'static str> {
+    let mut drawn = Vec::with_capacity(setup.rules.len());
+    for (index, rule) in setup.rules.iter().enumerate() {
+        if let (Got::Now(false), Got::Now(cost), Got::Now(limits)) =
+            (rule.skip.get(head), rule.cost.get(head), rule.limits.get(head))
+        {
+            drawn.push(Drawn { rule: index, limits, key: rule.key.now(head)?, cost });
+        }
+    }
+    Ok(drawn)
+}
+
+/// A rule whose functions have been called, but not all have returned.
+struct Starting {
+    rule: usize,
+    skip: Got<bool>,
+    cost: Got<u64>,
+    limits: Got<Limits>,
+    key: Later<Result<Option<String>, &'static str>>,
+}
+
+fn starting(setup: &Setup, head: &Head<'_>) -> Vec<Starting> {
+    let start = |(index, rule): (usize, &Rule)| Starting {
+        rule: index,
+        skip: rule.skip.get(head),
+        cost: rule.cost.get(head),
+        limits: rule.limits.get(head),
+        key: rule.key.later(head),
+    };
+    setup.rules.iter().enumerate().map(start).collect()
+}
+
+async fn wait(starting: Vec<Starting>) -> Result<Vec<Drawn>, &'static str> {
+    let mut drawn = Vec::with_capacity(starting.len());
+    for rule in starting {
+        if !rule.skip.wait().await {
+            let key = key::bounded(rule.key.await?.unwrap_or_default());
+            let (cost, limits) = (rule.cost.wait().await, rule.limits.wait().await);
+            drawn.push(Drawn { rule: rule.rule, limits, key, cost });
+        }
+    }
+    Ok(drawn)
+}
+
+/// Asks the store: all rules that are enforced together, then each that is in shadow by itself.
+async fn decide(setup: &Arc<Setup>, drawn: Vec<Drawn>, meter: Option<Meter>) -> Ruling {
+    let (shadow, enforced): (Vec<_>, Vec<_>) = drawn.into_iter().partition(|drawn| setup.rules[drawn.rule].shadow);
+    let mut passed = Passed::default();
+    if !enforced.is_empty() {
+        match ask(setup, &enforced, meter.clone(), false).await {
+            Ok(asked) if asked.decision.allowed() => {
+                passed.tell = asked.tell;
+                passed.after.extend(asked.after);
+            }
+            // Decided without the store, where that means no: the store has failed, nobody has been denied.
+            Ok(asked) if asked.decision.source() == Source::Fallback && setup.on_failure == Some(OnFailure::Closed) => {
+                return Ruling::Closed;
+            }
+            Ok(Asked { decision, tell, names, .. }) => {
+                let verdicts = decision.charges().iter().zip(&names);
+                let mut violated: Vec<String> =
+                    verdicts.filter(|(verdict, _)| !verdict.allowed).map(|(_, name)| name.clone()).collect();
+                violated.dedup();
+                let rule = names.get(decision.binding_index()).cloned().unwrap_or_default();
+                return Ruling::Deny(Box::new(Denied { decision, rule, violated, tell }));
+            }
+            Err(_) if setup.on_failure == Some(OnFailure::Closed) => return Ruling::Closed,
+            Err(_) => {}
+        }
+    }
+    for drawn in shadow {
+        if let Ok(asked) = ask(setup, &[drawn], meter.clone(), true).await {
+            passed.after.extend(asked.after);
+        }
+    }
+    Ruling::Pass(passed)
+}
+
+struct Asked {
+    decision: Decision,
+    tell: Tell,
+    after: Option<After>,
+    /// The rule of each charge, for a denial.
+    names: Vec<String>,
+}
+
+async fn ask(setup: &Arc<Setup>, drawn: &[Drawn], meter: Option<Meter>, shadow: bool) -> Result<Asked, StoreError> {
+    let shared = setup.limiter.shared();
+    let mut check = Check::new().terms(Terms { on_failure: setup.on_failure, ..Terms::default() });
+    let mut pays: Vec<(usize, Pay)> = Vec::new();
+    for one in drawn {
+        let rule = &setup.rules[one.rule];
+        let subject = Subject { scope: Scope::Rule(Cow::Borrowed(&rule.name)), key: Cow::Borrowed(one.key.as_bytes()) };
+        let before = check.charges().len();
+        check = check.charge_subject(subject, &one.limits, one.cost);
+        // Leases are not paid for; they end.
+        let own = (before..check.charges().len()).filter(|index| !is_lease(&check, *index));
+        if !matches!(rule.pay, Pay::Before) {
+            pays.extend(own.map(|index| (index, rule.pay.clone())));
+        }
+    }
+    let leases: Vec<usize> = (0..check.charges().len()).filter(|index| is_lease(&check, *index)).collect();
+    let started = shared.clock.now();
+    let (decision, check) = if pays.is_empty() && leases.is_empty() {
+        (shared.backend.decide(&check).await?, check)
+    } else {
+        let check = check.with_id(shared.ids.next());
+        (shared.decide_or_undo(&check).await?, check)
+    };
+    let decision = if shadow { decision.with_source(Source::Shadow) } else { decision };
+    setup.observe(check.charges(), &decision, shadow);
+    let tell = if shadow { Tell::new() } else { setup.tell(check.charges(), &decision) };
+    let names = if decision.allowed() || shadow {
+        Vec::new()
+    } else {
+        check.charges().iter().map(|charge| name_of(charge).to_owned()).collect()
+    };
+    let taken = decision.allowed() && !(pays.is_empty() && leases.is_empty());
+    let after = taken.then(|| After {
+        setup: Arc::clone(setup),
+        check: check.into_owned(),
+        decision: decision.clone(),
+        pays,
+        leases,
+        started,
+        bytes: 0,
+        meter,
+        shadow,
+        begun: false,
+    });
+    Ok(Asked { decision, tell, after, names })
+}
+
+fn is_lease(check: &Check<'_>, index: usize) -> bool {
+    matches!(check.charges()[index].limit.algorithm(), Algorithm::Concurrent(_))
+}

@@ -1,0 +1,79 @@
+//! Before a router of axum, over TCP.
+
+use std::net::SocketAddr;
+
+use axum::Router;
+use axum::routing::{get, post};
+use tidegate::tower::{RateLimitLayer, Rule, key};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::still;
+
+/// Serves until the test is over.
+async fn serve(app: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await });
+    at
+}
+
+/// Sends a request on a connection of its own and returns everything that comes back.
+async fn ask(at: SocketAddr, line: &str) -> String {
+    let mut connection = TcpStream::connect(at).await.unwrap();
+    let request = format!("{line} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
+    connection.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn connections_share_the_budgets_of_their_peer() {
+    let layer = RateLimitLayer::new("3/h".parse().unwrap(), key::peer_ip()).memory(still().1);
+    let app =
+        Router::new().route("/", get(|| async { "hello" })).route("/other", get(|| async { "other" })).layer(layer);
+    let at = serve(app).await;
+    for (path, body) in [("/", "hello"), ("/other", "other"), ("/", "hello")] {
+        let answer = ask(at, &format!("GET {path}")).await;
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        assert!(answer.contains("ratelimit-policy: \"default\";q=3;w=3600\r\n"), "{answer}");
+        assert!(answer.contains(&format!("content-length: {}\r\n", body.len())), "the size is still known: {answer}");
+        assert!(answer.ends_with(&format!("\r\n\r\n{body}")), "{answer}");
+    }
+    let denied = ask(at, "GET /").await;
+    assert!(denied.starts_with("HTTP/1.1 429 Too Many Requests\r\n"), "{denied}");
+    assert!(denied.contains("retry-after: 1200\r\n"), "{denied}");
+    assert!(denied.ends_with('}'), "{denied}");
+    let missing = ask(at, "GET /nowhere").await;
+    assert!(missing.starts_with("HTTP/1.1 429"), "what is not found is limited, too: {missing}");
+}
+
+#[tokio::test]
+async fn routes_have_budgets_of_their_own() {
+    let rule = Rule::new("routes", "1/h".parse().unwrap(), key::matched_path());
+    let layer = RateLimitLayer::rules([rule]).memory(still().1);
+    let app = Router::new()
+        .route("/users/{id}", get(|| async { "user" }))
+        .route("/teams/{id}", get(|| async { "team" }))
+        .route_layer(layer);
+    let at = serve(app).await;
+    assert!(ask(at, "GET /users/1").await.starts_with("HTTP/1.1 200"));
+    assert!(ask(at, "GET /users/2").await.starts_with("HTTP/1.1 429"), "one route, whoever the user");
+    assert!(ask(at, "GET /teams/1").await.starts_with("HTTP/1.1 200"));
+}
+
+#[tokio::test]
+async fn logins_that_fail_are_counted() {
+    let rule =
+        Rule::new("logins", "2/h".parse().unwrap(), key::peer_ip()).charge_when(|response| response.status == 401);
+    let layer = RateLimitLayer::rules([rule]).memory(still().1);
+    let app = Router::new()
+        .route("/login", post(|| async { axum::http::StatusCode::UNAUTHORIZED }).layer(layer.clone()))
+        .route("/good", post(|| async { "welcome" }).layer(layer));
+    let at = serve(app).await;
+    for path in ["/good", "/login", "/good", "/good", "/login"] {
+        assert!(!ask(at, &format!("POST {path}")).await.starts_with("HTTP/1.1 429"), "{path}");
+    }
+    assert!(ask(at, "POST /good").await.starts_with("HTTP/1.1 429"));
+}

@@ -1,0 +1,104 @@
+//! Whose budget it is.
+
+use axum::body::Body;
+use axum::http::Request;
+use tidegate::http::ClientIp;
+use tidegate::tower::{Key, RateLimitLayer, key};
+
+use crate::{behind, request, still};
+
+/// Whether two requests draw on one budget.
+async fn same(by: Key, one: Request<Body>, other: Request<Body>) -> bool {
+    let layer = RateLimitLayer::new("1/h".parse().unwrap(), by).memory(still().1);
+    let service = behind(&layer);
+    assert_eq!(service.ask(one).await.status, 200);
+    service.ask(other).await.status == 429
+}
+
+fn with(headers: &[(&'static str, &str)]) -> Request<Body> {
+    let mut request = request("192.0.2.7", "/");
+    for (name, value) in headers {
+        request.headers_mut().append(*name, value.parse().unwrap());
+    }
+    request
+}
+
+#[tokio::test]
+async fn keys_tell_apart_what_they_should() {
+    let behind_proxy = || key::client_ip(ClientIp::behind("192.0.2.0/24".parse().unwrap()));
+    let forwarded = |client| with(&[("x-forwarded-for", client)]);
+    assert!(same(behind_proxy(), forwarded("203.0.113.1"), forwarded("203.0.113.1")).await);
+    assert!(!same(behind_proxy(), forwarded("203.0.113.1"), forwarded("203.0.113.2")).await);
+    assert!(same(key::peer_ip(), forwarded("203.0.113.1"), forwarded("203.0.113.2")).await, "nobody is believed");
+    assert!(same(key::peer_ip(), request("2001:db8::1", "/"), request("2001:db8::2", "/")).await, "one network");
+    assert!(!same(key::peer_ip(), request("2001:db8::1", "/"), request("2001:db8:0:1::1", "/")).await);
+
+    let header = || key::header("X-Api-Key");
+    assert!(same(header(), with(&[("x-api-key", "a")]), with(&[("x-api-key", "a")])).await);
+    assert!(!same(header(), with(&[("x-api-key", "a")]), with(&[("x-api-key", "b")])).await);
+    assert!(same(header(), with(&[]), with(&[("x-api-key", "")])).await, "those without one share a budget");
+
+    let token = |token: &str| with(&[("authorization", &format!("Bearer {token}"))]);
+    assert!(same(key::bearer(), token("secret"), with(&[("authorization", "bearer secret")])).await);
+    assert!(!same(key::bearer(), token("secret"), token("other")).await);
+    assert!(same(key::bearer(), with(&[("authorization", "Basic eDp5")]), with(&[])).await);
+    let long = "x".repeat(5000);
+    assert!(
+        !same(key::bearer(), token(&format!("{long}1")), token(&format!("{long}2"))).await,
+        "however long they are"
+    );
+    let long_key = |end| with(&[("x-api-key", &format!("{long}{end}"))]);
+    assert!(!same(header(), long_key("1"), long_key("2")).await);
+    assert!(same(header(), long_key("1"), long_key("1")).await);
+
+    assert!(
+        same(key::path(), request("192.0.2.7", "/v1/search?q=1"), request("192.0.2.7", "/v1//x/../%73earch")).await
+    );
+    assert!(!same(key::path(), request("192.0.2.7", "/a"), request("192.0.2.7", "/b")).await);
+    assert!(same(key::host(), with(&[("host", "A.example:80")]), with(&[("host", "a.example")])).await);
+    assert!(same(key::method(), with(&[]), with(&[])).await);
+}
+
+#[tokio::test]
+async fn keys_can_be_put_together() {
+    let pair = || key::header("a").and(key::header("b"));
+    assert!(!same(pair(), with(&[("a", "1"), ("b", "2")]), with(&[("a", "1"), ("b", "3")])).await);
+    assert!(!same(pair(), with(&[("a", "1|b:2")]), with(&[("a", "1"), ("b", "2")])).await, "pieces stay pieces");
+    assert!(!same(pair(), with(&[("a", "1%7Cb:2")]), with(&[("a", "1|b:2")])).await);
+
+    // Who has no key is known by its address; nobody can pretend to be one.
+    let or = || key::header("x-api-key").or(key::peer_ip());
+    assert!(!same(or(), request("192.0.2.8", "/"), with(&[("x-api-key", "192.0.2.8")])).await);
+    assert!(!same(or(), request("192.0.2.8", "/"), with(&[("x-api-key", "ip:192.0.2.8")])).await);
+    assert!(!same(or(), request("192.0.2.8", "/"), request("192.0.2.9", "/")).await);
+}
+
+#[tokio::test]
+async fn keys_come_from_what_other_layers_know() {
+    #[derive(Clone)]
+    struct User {
+        id: u64,
+    }
+    let user = |id| {
+        let mut request = request("192.0.2.7", "/");
+        request.extensions_mut().insert(User { id });
+        request
+    };
+    let by_user = || key::extension(|user: &User| user.id);
+    assert!(same(by_user(), user(7), user(7)).await);
+    assert!(!same(by_user(), user(7), user(8)).await);
+    let later = || {
+        key::of_async(|head| {
+            let id = head.extension::<User>().map(|user| user.id);
+            async move { id }
+        })
+    };
+    assert!(same(later().or(key::peer_ip()), user(7), user(7)).await);
+    assert!(!same(later().or(key::peer_ip()), user(7), request("192.0.2.7", "/")).await);
+}
+
+#[test]
+#[should_panic(expected = "header \"x y\"")]
+fn a_header_that_cannot_be_is_said_at_once() {
+    let _ = key::header("x y");
+}

@@ -1,0 +1,360 @@
+//! The layer by itself: limits, headers, denials, failure, cancellation.
+
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{Request, Response, StatusCode};
+use tidegate::headers::Families;
+use tidegate::tower::{RateLimitLayer, Rule, key, of, of_async};
+use tidegate::{Check, Deciding, Limits, ManualClock, OnFailure, Store, StoreError};
+use tower::{Layer, Service, ServiceExt};
+
+use crate::{answer, behind, request, still};
+
+fn limits(text: &str) -> Limits {
+    text.parse().unwrap()
+}
+
+const IETF: Families = Families::IETF;
+
+#[tokio::test]
+async fn requests_pass_until_the_limit_and_again_when_it_is_time() {
+    let (clock, memory) = still();
+    let layer = RateLimitLayer::new(limits("2/s"), key::peer_ip()).memory(memory);
+    let service = behind(&layer);
+    for left in ["1", "0"] {
+        let passed = service.ask(request("192.0.2.7", "/a")).await;
+        assert_eq!((passed.status, passed.body.as_str()), (200, "/a"));
+        assert_eq!(passed.header("ratelimit-policy"), r#""default";q=2;w=1"#);
+        assert_eq!(passed.header("ratelimit"), format!(r#""default";r={left};t=1"#));
+        assert_eq!(passed.header("retry-after"), "");
+    }
+    let denied = service.ask(request("192.0.2.7", "/a")).await;
+    assert_eq!((denied.status, denied.header("retry-after")), (429, "1"));
+    assert_eq!(denied.header("ratelimit"), r#""default";r=0;t=1"#);
+    assert_eq!(denied.header("content-type"), "application/problem+json");
+    assert_eq!(denied.header("cache-control"), "no-store");
+    assert!(denied.body.contains(r#""violated-policies":["default"],"retry-after":1"#), "{}", denied.body);
+    assert_eq!(service.calls(), 2, "a denial never reaches the service");
+    assert_eq!(service.ask(request("192.0.2.8", "/a")).await.status, 200, "others have their own budget");
+
+    clock.advance(Duration::from_millis(499));
+    assert_eq!(service.ask(request("192.0.2.7", "/a")).await.status, 429);
+    clock.advance(Duration::from_millis(1));
+    assert_eq!(service.ask(request("192.0.2.7", "/a")).await.status, 200);
+}
+
+#[tokio::test]
+async fn clones_and_other_services_share_one_state() {
+    let (_clock, memory) = still();
+    let layer = RateLimitLayer::new(limits("2/s"), key::everybody()).memory(memory);
+    let (one, other) = (behind(&layer), behind(&layer.clone()));
+    assert_eq!(one.ask(request("192.0.2.1", "/")).await.status, 200);
+    assert_eq!(other.ask(request("192.0.2.2", "/")).await.status, 200);
+    assert_eq!(one.ask(request("192.0.2.3", "/")).await.status, 429);
+    assert_eq!(other.ask(request("192.0.2.4", "/")).await.status, 429);
+}
+
+#[tokio::test]
+async fn several_rules_are_all_or_nothing() {
+    let (_clock, memory) = still();
+    let layer = RateLimitLayer::rules([
+        Rule::new("per-ip", limits("10/s; 100/m"), key::peer_ip()),
+        Rule::new("everybody", limits("2/min"), key::everybody()),
+    ])
+    .memory(memory);
+    let service = behind(&layer);
+    for _ in 0..2 {
+        assert_eq!(service.ask(request("192.0.2.7", "/")).await.status, 200);
+    }
+    for _ in 0..20 {
+        let denied = service.ask(request("192.0.2.7", "/")).await;
+        assert_eq!(denied.status, 429);
+        assert!(denied.body.contains(r#"["everybody"]"#), "{}", denied.body);
+        assert_eq!(
+            denied.header("ratelimit"),
+            r#""per-ip";r=8;t=1, "per-ip";r=98;t=1, "everybody";r=0;t=30"#,
+            "a denial takes nothing from the others"
+        );
+        assert_eq!(denied.header("retry-after"), "30");
+    }
+    assert_eq!(service.calls(), 2);
+}
+
+#[tokio::test]
+async fn cost_limit_skip_and_key_can_be_functions() {
+    let (_clock, memory) = still();
+    let rule = Rule::new("api", limits("1/h"), key::of(|head| head.header("x-user").map(str::to_owned)))
+        .limit(of(|head| if head.header("x-plan") == Some("pro") { "10/s".parse() } else { "2/s".parse() }.unwrap()))
+        .cost(of(|head| if head.uri.path() == "/dear" { 2 } else { 1 }))
+        .skip(of(|head| head.uri.path() == "/healthz"));
+    let layer = RateLimitLayer::rules([rule]).memory(memory.clone());
+    let service = behind(&layer);
+    let ask = async |user: &str, plan: &str, path: &str| {
+        let mut request = request("192.0.2.7", path);
+        request.headers_mut().insert("x-user", user.parse().unwrap());
+        request.headers_mut().insert("x-plan", plan.parse().unwrap());
+        service.ask(request).await
+    };
+    assert_eq!(ask("ann", "free", "/dear").await.header("ratelimit"), r#""api";r=0;t=1"#);
+    assert_eq!(ask("ann", "free", "/").await.status, 429);
+    let free = ask("ann", "free", "/healthz").await;
+    assert_eq!((free.status, free.header("ratelimit")), (200, ""));
+    assert_eq!(ask("bob", "pro", "/dear").await.header("ratelimit"), r#""api";r=8;t=1"#);
+    assert_eq!(ask("ann", "pro", "/").await.header("ratelimit"), r#""api";r=7;t=1"#, "what was used stays used");
+
+    // The same, as async functions that do not answer at once.
+    let (_clock, memory) = still();
+    let rule = Rule::new(
+        "api",
+        limits("1/h"),
+        key::of_async(|head| {
+            let user = head.header("x-user").map(str::to_owned);
+            async move {
+                tokio::task::yield_now().await;
+                user
+            }
+        })
+        .and(key::path()),
+    )
+    .limit(of_async(|head| {
+        let pro = head.header("x-plan") == Some("pro");
+        async move {
+            tokio::task::yield_now().await;
+            if pro { limits("10/s") } else { limits("2/s") }
+        }
+    }))
+    .cost(of_async(|head| {
+        let cost = if head.uri.path() == "/dear" { 2 } else { 1 };
+        async move { cost }
+    }))
+    .skip(of_async(|head| std::future::ready(head.uri.path() == "/healthz")));
+    let layer = RateLimitLayer::rules([rule]).memory(memory);
+    let service = behind(&layer);
+    let ask = async |user: &str, plan: &str, path: &str| {
+        let mut request = request("192.0.2.7", path);
+        request.headers_mut().insert("x-user", user.parse().unwrap());
+        request.headers_mut().insert("x-plan", plan.parse().unwrap());
+        service.ask(request).await
+    };
+    assert_eq!(ask("ann", "free", "/dear").await.header("ratelimit"), r#""api";r=0;t=1"#);
+    assert_eq!(ask("ann", "free", "/dear").await.status, 429);
+    assert_eq!(ask("ann", "free", "/").await.status, 200, "another path is another key");
+    assert_eq!(ask("ann", "free", "/healthz").await.header("ratelimit"), "");
+    assert_eq!(ask("bob", "pro", "/dear").await.header("ratelimit"), r#""api";r=8;t=1"#);
+}
+
+#[tokio::test]
+async fn shadow_rules_count_and_let_pass() {
+    let (_clock, memory) = still();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let layer = RateLimitLayer::rules([
+        Rule::new("real", limits("3/s"), key::peer_ip()),
+        Rule::new("trial", limits("1/s"), key::peer_ip()).shadow(),
+    ])
+    .memory(memory)
+    .observe({
+        let seen = Arc::clone(&seen);
+        move |decision| {
+            let word = if decision.decision.allowed() { "allow" } else { "deny" };
+            seen.lock().unwrap().push(format!("{} {word} {}", decision.rule, decision.decision.source().name()));
+        }
+    });
+    let service = behind(&layer);
+    for _ in 0..3 {
+        let passed = service.ask(request("192.0.2.7", "/")).await;
+        assert_eq!(passed.status, 200);
+        assert!(!passed.header("ratelimit").contains("trial"), "clients are told nothing of it");
+    }
+    assert_eq!(service.ask(request("192.0.2.7", "/")).await.status, 429);
+    let expected = [
+        "real allow store",
+        "trial allow shadow",
+        "real allow store",
+        "trial deny shadow",
+        "real allow store",
+        "trial deny shadow",
+        "real deny store",
+    ];
+    assert_eq!(*seen.lock().unwrap(), expected);
+}
+
+#[tokio::test]
+async fn headers_are_those_that_were_chosen() {
+    let (_clock, memory) = still();
+    let layer = RateLimitLayer::new(limits("2/min"), key::peer_ip()).memory(memory);
+    let ask = async |layer: RateLimitLayer| {
+        let names = |answer: &crate::Answer| {
+            let mut names: Vec<_> = answer.headers.keys().map(|name| name.as_str().to_owned()).collect();
+            names.retain(|name| name.contains("ratelimit") || name == "retry-after");
+            names.sort();
+            names.join(" ")
+        };
+        let service = behind(&layer);
+        let passed = service.ask(request("192.0.2.1", "/")).await;
+        service.ask(request("192.0.2.1", "/")).await;
+        let denied = service.ask(request("192.0.2.1", "/")).await;
+        assert_eq!(denied.status, 429);
+        (names(&passed), names(&denied))
+    };
+    let fresh = || layer.clone().memory(still().1);
+    let expected = ("ratelimit ratelimit-policy", "ratelimit ratelimit-policy retry-after");
+    assert_eq!(ask(fresh().headers(IETF)).await, (expected.0.into(), expected.1.into()));
+    let (passed, denied) = ask(fresh().headers(Families::GITHUB)).await;
+    assert!(passed.starts_with("x-ratelimit-limit x-ratelimit-remaining x-ratelimit-reset"), "{passed}");
+    assert!(denied.starts_with("retry-after x-ratelimit-limit"), "{denied}");
+    assert_eq!(ask(fresh().no_headers()).await, (String::new(), "retry-after".into()));
+}
+
+#[tokio::test]
+async fn denials_are_in_the_form_that_is_asked_for() {
+    let (_clock, memory) = still();
+    let layer = RateLimitLayer::new(limits("1/h window"), key::everybody()).memory(memory);
+    let service = behind(&layer);
+    service.ask(request("192.0.2.7", "/")).await;
+    for (accept, kind, body) in [
+        ("*/*", "application/problem+json", r#""status":429"#),
+        (
+            "application/json",
+            "application/json",
+            r#"{"error":"too_many_requests","limit":"default","retry_after":3600}"#,
+        ),
+        ("text/html", "text/plain; charset=utf-8", "Too many requests: try again in 3600 seconds.\n"),
+    ] {
+        let mut request = request("192.0.2.7", "/");
+        request.headers_mut().insert("accept", accept.parse().unwrap());
+        let denied = service.ask(request).await;
+        assert_eq!((denied.status, denied.header("content-type")), (429, kind));
+        assert!(denied.body.contains(body), "{}", denied.body);
+    }
+    // One that can never pass has no time to come back.
+    let never = RateLimitLayer::rules([Rule::new("x", limits("1/s"), key::everybody()).cost(2)]).memory(still().1);
+    let denied = behind(&never).ask(request("192.0.2.7", "/")).await;
+    assert_eq!((denied.status, denied.header("retry-after")), (429, ""));
+
+    // An answer of one's own.
+    let own = layer.denied(|denial| {
+        let mut response = denial.response();
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        *response.body_mut() = format!("{} is over for {}", denial.rule, denial.head.uri.path());
+        response
+    });
+    let denied = behind(&own).ask(request("192.0.2.7", "/x")).await;
+    assert_eq!((denied.status, denied.body.as_str()), (503, "default is over for /x"));
+    assert_eq!(denied.header("retry-after"), "3600", "the headers are added");
+}
+
+/// A store that never answers, or says that it cannot.
+struct Broken {
+    silent: bool,
+}
+
+impl Store for Broken {
+    fn decide<'a>(&'a self, _check: &'a Check<'a>) -> Deciding<'a> {
+        let silent = self.silent;
+        Box::pin(async move {
+            if silent {
+                std::future::pending::<()>().await;
+            }
+            Err(StoreError::Unavailable("it is gone".into()))
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_fails_denies_nobody() {
+    let layer = RateLimitLayer::new(limits("1/s"), key::peer_ip());
+    let open = layer.clone().store(Broken { silent: false }, ManualClock::new());
+    let service = behind(&open);
+    for _ in 0..3 {
+        let passed = service.ask(request("192.0.2.7", "/")).await;
+        assert_eq!((passed.status, passed.header("ratelimit")), (200, ""));
+    }
+    let closed = open.on_failure(OnFailure::Closed);
+    let service = behind(&closed);
+    let refused = service.ask(request("192.0.2.7", "/")).await;
+    assert_eq!((refused.status, refused.header("retry-after")), (503, ""));
+    assert!(refused.body.contains("no answer"), "{}", refused.body);
+    assert_eq!(service.calls(), 0);
+}
+
+/// A service that is ready once for each time it was asked, and says so if it is called without.
+#[derive(Debug)]
+struct Strict {
+    ready: bool,
+}
+
+impl Clone for Strict {
+    fn clone(&self) -> Self {
+        Strict { ready: false }
+    }
+}
+
+impl Service<Request<Body>> for Strict {
+    type Response = Response<Body>;
+    type Error = std::convert::Infallible;
+    type Future = std::future::Ready<Result<Response<Body>, Self::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.ready = true;
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<Body>) -> Self::Future {
+        assert!(std::mem::take(&mut self.ready), "it must be called only when it has said that it is ready");
+        std::future::ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+#[tokio::test]
+async fn the_service_that_is_ready_is_the_one_that_is_called() {
+    let plain = RateLimitLayer::new(limits("10/s"), key::everybody());
+    let later = RateLimitLayer::rules([Rule::new("x", limits("10/s"), key::everybody()).cost(of_async(|_| async {
+        tokio::task::yield_now().await;
+        1
+    }))]);
+    for layer in [plain, later] {
+        let mut service = layer.layer(Strict { ready: false });
+        for _ in 0..3 {
+            let response = service.ready().await.unwrap().call(request("192.0.2.7", "/")).await.unwrap();
+            assert_eq!(response.status(), 200);
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_goes_away_before_the_store_answers_leaves_nothing() {
+    let layer = RateLimitLayer::new(limits("1/s"), key::peer_ip()).store(Broken { silent: true }, ManualClock::new());
+    let service = behind(&layer);
+    {
+        let mut asking = pin!(service.service.clone().oneshot(request("192.0.2.7", "/")));
+        assert!(asking.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    assert_eq!(service.calls(), 0);
+}
+
+#[tokio::test]
+async fn a_peer_that_nobody_knows_is_a_mistake_with_advice() {
+    let layer = RateLimitLayer::new(limits("1/s"), key::peer_ip());
+    let request = Request::builder().uri("/").body(Body::empty()).unwrap();
+    let told = answer(behind(&layer).service.oneshot(request).await.unwrap()).await;
+    assert_eq!(told.status, 500);
+    assert!(told.body.contains("into_make_service_with_connect_info"), "{}", told.body);
+}
+
+#[tokio::test]
+async fn layers_around_layers_tell_of_both() {
+    let (_clock, memory) = still();
+    let outer = RateLimitLayer::rules([Rule::new("outer", limits("9/s"), key::everybody())]).memory(memory.clone());
+    let inner = RateLimitLayer::rules([Rule::new("inner", limits("1/s"), key::everybody())]).memory(memory);
+    let calls = Arc::default();
+    let service = outer.layer(inner.layer(crate::echo(&calls)));
+    let told = answer(service.clone().oneshot(request("192.0.2.7", "/")).await.unwrap()).await;
+    let lines: Vec<_> = told.headers.get_all("ratelimit").iter().map(|line| line.to_str().unwrap()).collect();
+    assert_eq!(lines, [r#""inner";r=0;t=1"#, r#""outer";r=8;t=1"#]);
+    let told = answer(service.oneshot(request("192.0.2.7", "/")).await.unwrap()).await;
+    assert_eq!((told.status, told.header("retry-after")), (429, "1"));
+}
