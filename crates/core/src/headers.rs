@@ -1,4 +1,5 @@
-//! A decision as the text of HTTP headers: IETF draft-ietf-httpapi-ratelimit-headers-10, and the GitHub style.
+//! A decision as the text of HTTP headers: IETF draft-ietf-httpapi-ratelimit-headers-10 or, for clients that know no later
+//! one, -07; and the GitHub style.
 //!
 //! Everything is rounded so that a client that believes it is never too early: waits up, what is left down.
 //!
@@ -14,9 +15,11 @@
 //! ```
 
 use alloc::borrow::Cow;
+use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
-use core::fmt::Write;
+use core::fmt::{self, Write};
+use core::str::FromStr;
 
 use crate::algorithm::Algorithm;
 use crate::decision::{Decision, Retry, Verdict};
@@ -26,33 +29,127 @@ use crate::limit::Limit;
 const MAX_FIELD_INTEGER: u64 = 999_999_999_999_999;
 const SECOND_US: u64 = 1_000_000;
 
-/// Which families of headers to send.
+/// Which of the IETF's drafts `RateLimit-Policy` and `RateLimit` follow; they have the same names in both.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Draft {
+    /// Draft 10: every limit by its name, what remains and when there is more.
+    Ten,
+    /// Draft 7: the binding limit, what remains of it and when it is whole again; as many clients still read it.
+    Seven,
+}
+
+/// Which families of headers to send. Written `draft-10 github`; read with commas or spaces between the words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Families {
     /// `RateLimit-Policy` and `RateLimit`.
-    pub ietf: bool,
+    pub ietf: Option<Draft>,
     /// `X-RateLimit-Limit`, `-Remaining`, `-Used`, `-Reset` and `-Resource`.
     pub github: bool,
 }
 
 impl Families {
-    /// All of them.
-    pub const ALL: Families = Families { ietf: true, github: true };
-    /// The IETF draft only.
-    pub const IETF: Families = Families { ietf: true, github: false };
+    /// None of them: nothing but `Retry-After`.
+    pub const NONE: Families = Families { ietf: None, github: false };
+    /// The IETF's latest draft and the GitHub style.
+    pub const ALL: Families = Families { ietf: Some(Draft::Ten), github: true };
+    /// The IETF's latest draft only.
+    pub const IETF: Families = Families { ietf: Some(Draft::Ten), github: false };
+    /// The IETF's draft 7 only.
+    pub const DRAFT_7: Families = Families { ietf: Some(Draft::Seven), github: false };
     /// The GitHub style only.
-    pub const GITHUB: Families = Families { ietf: false, github: true };
+    pub const GITHUB: Families = Families { ietf: None, github: true };
+
+    /// These, and the one that `word` names: `draft-10` (or `ietf`), `draft-7`, `github`; `none` adds nothing. The two drafts share their
+    /// names, so only one of them can be sent.
+    ///
+    /// # Errors
+    /// What was expected, if it names none, or another draft than the one that is there already.
+    pub fn and(self, word: &str) -> Result<Families, FamilyError> {
+        let draft = match word {
+            "none" => return Ok(self),
+            "github" => return Ok(Families { github: true, ..self }),
+            "draft-10" | "ietf" => Draft::Ten,
+            "draft-7" => Draft::Seven,
+            _ => return Err(FamilyError::Unknown(word.chars().take(40).collect())),
+        };
+        match self.ietf {
+            Some(other) if other != draft => Err(FamilyError::TwoDrafts),
+            _ => Ok(Families { ietf: Some(draft), ..self }),
+        }
+    }
 }
+
+impl FromStr for Families {
+    type Err = FamilyError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut words = text.split([',', ' ']).filter(|word| !word.is_empty()).peekable();
+        if words.peek().is_none() {
+            return Err(FamilyError::Unknown(String::new()));
+        }
+        words.try_fold(Families::NONE, Families::and)
+    }
+}
+
+impl fmt::Display for Families {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let draft = match self.ietf {
+            Some(Draft::Ten) => "draft-10",
+            Some(Draft::Seven) => "draft-7",
+            None => "",
+        };
+        f.write_str(match (draft, self.github) {
+            ("", false) => "none",
+            ("", true) => "github",
+            ("draft-10", true) => "draft-10 github",
+            (_, true) => "draft-7 github",
+            (draft, false) => draft,
+        })
+    }
+}
+
+/// Why [`Families`] could not be read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum FamilyError {
+    /// No family is called so.
+    Unknown(String),
+    /// Both drafts were asked for.
+    TwoDrafts,
+}
+
+impl fmt::Display for FamilyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FamilyError::Unknown(word) => {
+                write!(f, "{word:?}: expected draft-10 (or ietf), draft-7, github or none")
+            }
+            FamilyError::TwoDrafts => {
+                f.write_str("draft-10 and draft-7 have the same headers: expected one of the two")
+            }
+        }
+    }
+}
+
+impl core::error::Error for FamilyError {}
 
 /// Every header of a decision, as names and values. `Retry-After` is added on a denial whatever the families.
 ///
 /// `limits` are the name and limit of each charge, in the order of the check. GitHub's headers speak of the binding charge.
 pub fn of(decision: &Decision, limits: &[(&str, &Limit)], families: Families) -> Vec<(&'static str, String)> {
     let mut headers = Vec::new();
-    if families.ietf {
-        headers.push(("RateLimit-Policy", policy(limits)));
-        let named = limits.iter().map(|(name, _)| *name).zip(decision.charges());
-        headers.push(("RateLimit", rate_limit(named)));
+    match families.ietf {
+        Some(Draft::Ten) => {
+            headers.push(("RateLimit-Policy", policy(limits)));
+            let named = limits.iter().map(|(name, _)| *name).zip(decision.charges());
+            headers.push(("RateLimit", rate_limit(named)));
+        }
+        Some(Draft::Seven) => {
+            headers.push(("RateLimit-Policy", policy_7(limits)));
+            headers.push(("RateLimit", rate_limit_7(decision.binding())));
+        }
+        None => {}
     }
     if families.github {
         let verdict = decision.binding();
@@ -74,14 +171,31 @@ pub fn of(decision: &Decision, limits: &[(&str, &Limit)], families: Families) ->
 pub fn policy(limits: &[(&str, &Limit)]) -> String {
     list(limits.iter().copied(), |out, limit: &Limit| {
         write!(out, ";q={}", limit.capacity().min(MAX_FIELD_INTEGER))?;
-        let window_us = match limit.algorithm() {
-            // A bucket has no window; the time to fill it is what a client can plan with.
-            Algorithm::Bucket(bucket) => bucket.fill_us().div_ceil(SECOND_US) * SECOND_US,
-            Algorithm::Concurrent(_) => return Ok(()),
-            other => other.period_us(),
-        };
-        if window_us % SECOND_US == 0 { write!(out, ";w={}", window_us / SECOND_US) } else { Ok(()) }
+        window(out, limit)
     })
+}
+
+/// The value of `RateLimit-Policy` in draft 7: for each limit its quota and, where it is whole seconds, window `w`.
+pub fn policy_7(limits: &[(&str, &Limit)]) -> String {
+    let mut out = String::new();
+    for (at, (_, limit)) in limits.iter().enumerate() {
+        let comma = if at > 0 { ", " } else { "" };
+        write!(out, "{comma}{}", limit.capacity().min(MAX_FIELD_INTEGER))
+            .and_then(|()| window(&mut out, limit))
+            .expect("writing to a String cannot fail");
+    }
+    out
+}
+
+/// The parameter `w`.
+fn window(out: &mut String, limit: &Limit) -> fmt::Result {
+    let window_us = match limit.algorithm() {
+        // A bucket has no window; the time to fill it is what a client can plan with.
+        Algorithm::Bucket(bucket) => bucket.fill_us().div_ceil(SECOND_US) * SECOND_US,
+        Algorithm::Concurrent(_) => return Ok(()),
+        other => other.period_us(),
+    };
+    if window_us % SECOND_US == 0 { write!(out, ";w={}", window_us / SECOND_US) } else { Ok(()) }
 }
 
 /// The value of `RateLimit`: for each charge the name, what remains `r` and, unless that is everything, the seconds `t`
@@ -94,6 +208,12 @@ pub fn rate_limit<'a>(verdicts: impl IntoIterator<Item = (&'a str, &'a Verdict)>
         }
         Ok(())
     })
+}
+
+/// The value of `RateLimit` in draft 7, about one limit: the quota, what remains of it, and the seconds until it is whole again.
+pub fn rate_limit_7(verdict: &Verdict) -> String {
+    let (limit, remaining) = (verdict.amount.min(MAX_FIELD_INTEGER), verdict.remaining.min(MAX_FIELD_INTEGER));
+    format!("limit={limit}, remaining={remaining}, reset={}", verdict.reset_after_us.div_ceil(SECOND_US))
 }
 
 /// The value of `Retry-After`: whole seconds, rounded up, at least 1; `None` unless it was denied and can pass some time.
@@ -115,7 +235,7 @@ pub fn reset_epoch_secs(decision: &Decision) -> u64 {
 /// A structured-field list of quoted names with parameters.
 fn list<'a, T: 'a>(
     items: impl IntoIterator<Item = (&'a str, T)>,
-    parameters: impl Fn(&mut String, T) -> core::fmt::Result,
+    parameters: impl Fn(&mut String, T) -> fmt::Result,
 ) -> String {
     let mut out = String::new();
     for (name, item) in items {
@@ -154,7 +274,7 @@ pub fn visible(name: &str) -> Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Charge, Op, Record, Timestamp, decide};
+    use crate::{Charge, Limits, Op, Record, Timestamp, decide};
 
     fn denied(limit: &Limit, cost: u64) -> Decision {
         let mut record = Record::default();
@@ -175,6 +295,45 @@ mod tests {
             ("20 concurrent ttl 30s", r#""x";q=20"#),
         ] {
             assert_eq!(policy(&[("x", &text.parse().unwrap())]), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn draft_7_speaks_of_the_limit_that_binds() {
+        let limits: Limits = "10/s; 100/min window; 20 concurrent ttl 30s".parse().unwrap();
+        let mut records: [Record; 3] = Default::default();
+        let mut charges: Vec<Charge<'_>> =
+            limits.into_iter().zip(&mut records).map(|(limit, record)| Charge::new(limit, record, 3)).collect();
+        let decision = decide(Op::Check, &mut charges, Timestamp::from_secs(100));
+        let names = ["a", "b", "c"];
+        let named: Vec<(&str, &Limit)> = names.into_iter().zip(&limits).collect();
+        let headers = of(&decision, &named, Families::DRAFT_7);
+        assert_eq!(headers[0], ("RateLimit-Policy", "10;w=1, 100;w=60, 20".into()));
+        assert_eq!(headers[1], ("RateLimit", "limit=10, remaining=7, reset=1".into()));
+        assert_eq!(headers.len(), 2);
+    }
+
+    #[test]
+    fn families_are_read_as_they_are_written() {
+        for (text, expected) in [
+            ("draft-10 github", Families::ALL),
+            ("ietf,github", Families::ALL),
+            ("github, draft-10", Families::ALL),
+            ("draft-10", Families::IETF),
+            ("draft-7", Families::DRAFT_7),
+            ("draft-7 github", Families { ietf: Some(Draft::Seven), github: true }),
+            ("github", Families::GITHUB),
+            ("none", Families::NONE),
+        ] {
+            let read: Families = text.parse().unwrap();
+            assert_eq!(read, expected, "{text}");
+            assert_eq!(read.to_string().parse(), Ok(expected), "{text}");
+        }
+        assert_eq!("draft-7 ietf".parse::<Families>(), Err(FamilyError::TwoDrafts));
+        for wrong in ["", " ,", "draft-6", "GitHub"] {
+            let error = wrong.parse::<Families>().unwrap_err();
+            assert!(matches!(error, FamilyError::Unknown(_)), "{wrong}");
+            assert!(error.to_string().contains("expected draft-10 (or ietf), draft-7, github or none"), "{error}");
         }
     }
 

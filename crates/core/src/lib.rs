@@ -11,7 +11,7 @@
 //! - [`decide`](decide()) — the operations, written once: check, peek, take, debit, refund, reset, settle, release, book;
 //! - [`Decision`] and [`Verdict`] — what a limiter answers;
 //! - [`State`] — what is kept, and how it outlives a change of the limit;
-//! - [`headers`] — a decision as the text of HTTP headers;
+//! - [`headers`] and [`denial`] — a decision as the text of HTTP headers, and of the body of a denial;
 //! - [`trace`] — requests and expected answers as lines of text.
 
 #![no_std]
@@ -24,6 +24,7 @@ mod admit;
 pub mod algorithm;
 mod decide;
 mod decision;
+pub mod denial;
 mod exact;
 pub mod headers;
 mod limit;

@@ -278,7 +278,7 @@ struct EnvoyFile {
     #[serde(default)]
     overrides: Overrides,
     #[serde(default)]
-    headers: Vec<FamilyWord>,
+    headers: FamilyList,
     body: Option<BodyWord>,
 }
 
@@ -288,11 +288,19 @@ enum CompatWord {
     CountRejected,
 }
 
-#[derive(Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
-#[serde(rename_all = "lowercase")]
-enum FamilyWord {
-    Ietf,
-    Github,
+/// A list of families, each once or more often.
+#[derive(Debug, Default)]
+struct FamilyList(Option<Families>);
+
+impl<'de> Deserialize<'de> for FamilyList {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let words = Vec::<Text>::deserialize(from)?;
+        if words.is_empty() {
+            return Ok(FamilyList(None));
+        }
+        let families = words.iter().try_fold(Families::NONE, |families, word| families.and(&word.0));
+        families.map(|families| FamilyList(Some(families))).map_err(D::Error::custom)
+    }
 }
 
 #[derive(Deserialize, Debug, Clone, Copy)]
@@ -325,12 +333,10 @@ impl<'de> Deserialize<'de> for Overrides {
 
 impl EnvoyFile {
     fn checked(self) -> Envoy {
-        let sent = |family| self.headers.contains(&family);
-        let headers = Families { ietf: sent(FamilyWord::Ietf), github: sent(FamilyWord::Github) };
         let terms = Terms {
             count_rejected: self.compat.is_some_and(|CompatWord::CountRejected| true),
             overrides: self.overrides.0,
-            headers: (!self.headers.is_empty()).then_some(headers),
+            headers: self.headers.0,
             body: self.body.is_some_and(|BodyWord::Problem| true),
         };
         Envoy { config: self.config.map(|folder| folder.0.into()), terms }

@@ -105,10 +105,8 @@ impl Config {
             Some(u32::MAX) => quoted("on"),
             Some(most) => most.to_string(),
         };
-        let families = terms.headers.map_or([false, false], |families| [families.ietf, families.github]);
-        let families: Vec<&str> =
-            ["ietf", "github"].into_iter().zip(families).filter_map(|(name, sent)| sent.then_some(name)).collect();
-        let _ = writeln!(out, "  overrides: {overrides}\n  headers: [{}]", families.join(", "));
+        let families = terms.headers.map_or(String::new(), |families| families.to_string().replace(' ', ", "));
+        let _ = writeln!(out, "  overrides: {overrides}\n  headers: [{families}]");
         if terms.body {
             let _ = writeln!(out, "  body: problem");
         }

@@ -68,7 +68,7 @@ pub use redis::{
 pub use store::{Charge, Check, Deciding, InvalidCheck, MAX_CHARGES, MAX_KEY_BYTES, Scope, Store, StoreError, Subject};
 pub use tidegate_core::{
     self, Algorithm, Decision, EXACT, Id, Limit, LimitError, Limits, MAX_LIMITS, Op, Parameter, ParseError, Period,
-    Retry, Source, Timestamp, Verdict, headers,
+    Retry, Source, Timestamp, Verdict, denial, headers,
 };
 
 /// The code on the pages is compiled and run with the tests.
