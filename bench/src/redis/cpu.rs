@@ -96,6 +96,14 @@ fn contenders(server: &Server) -> Vec<Contender> {
         add(label, None, keys(&|key| words(["EVALSHA", &sha, "1", &name(prefix, key), "1000000", "3600000"])));
     }
 
+    let sha = load(server, include_str!("window_bound.lua"));
+    let state = "x".repeat(21);
+    add(
+        "bound: TIME, GET, SETRANGE, no decision",
+        Some(WINDOW),
+        keys(&|key| words(["EVALSHA", &sha, "1", &name("bound", key), &state])),
+    );
+
     add("bucket, allowed", Some(GCRA), recorded(server, 'a', "1000000/h", Ask::Check, 0, 1));
     add("bucket, allowed, witness", Some(GCRA), recorded(server, 'b', "1000000/h", Ask::Check, WITNESS, 2));
     add("bucket, denied", Some(GCRA_DENIED), recorded(server, 'c', "1/h", Ask::Check, 0, 2));

@@ -11,12 +11,10 @@ use tidegate_core::{Algorithm, Done, EXACT, Id, Limit, Op, Reading, State, Times
 use super::keys::letter;
 use crate::store::Charge;
 
-/// How much of the numbers of a charge is always there; what the caller has seen before follows.
-const NUMBERS: usize = 43;
-/// The longest scale.
-const SCALE: usize = 16;
-/// What every call begins with.
-const HEAD: usize = 9;
+/// The longest charge: a bucket's scale or an estimate's state, options, seven numbers, and the time behind it.
+const ROOM: usize = 96;
+/// What the script reads of every call in one step: as much as the call of a window has.
+const SHORTEST: usize = 47;
 
 /// What is the same for all charges of a call.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +32,7 @@ impl Head {
         self.id.filter(|id| *id != Id::NONE)
     }
 
-    /// The beginning of `ARGV[1]`, with room for a charge behind it.
+    /// The beginning of `ARGV[1]`, with room for a charge and the time behind it.
     fn encode(&self) -> Vec<u8> {
         let letter = match self.op {
             Op::Check => b'c',
@@ -50,9 +48,8 @@ impl Head {
             _ => unreachable!("the script knows every operation"),
         };
         let flags = u8::from(self.now.is_some()) | u8::from(self.id().is_some()) << 1 | u8::from(self.denied) << 2;
-        let mut bytes = Vec::with_capacity(HEAD + SCALE + NUMBERS + 35);
+        let mut bytes = Vec::with_capacity(ROOM);
         bytes.extend_from_slice(&[letter, flags]);
-        push(&mut bytes, self.now.map_or(0, Timestamp::as_micros));
         bytes
     }
 
@@ -92,12 +89,17 @@ pub(crate) fn arguments<'a>(
 ) -> Vec<Vec<u8>> {
     let mut args = Vec::with_capacity(parts.len() + 1);
     for (at, part) in parts.enumerate() {
-        let mut bytes = if at == 0 { head.encode() } else { Vec::with_capacity(SCALE + NUMBERS + 35) };
+        let mut bytes = if at == 0 { head.encode() } else { Vec::with_capacity(ROOM) };
         let from = bytes.len();
         push_scale(&mut bytes, &part.charge.limit);
         let seen = seen(at, &bytes[from..]);
-        push_numbers(&mut bytes, head.op, &part);
-        bytes.extend_from_slice(&seen.unwrap_or_default());
+        push_numbers(&mut bytes, head.op, &part, seen.as_deref());
+        if at == 0 {
+            bytes.resize(bytes.len().max(SHORTEST), 0);
+            if let Some(now) = head.now {
+                push(&mut bytes, now.as_micros());
+            }
+        }
         args.push(bytes);
     }
     args.extend(head.rest());
@@ -127,7 +129,7 @@ pub(crate) fn arguments_of_many(
 
 /// The scale a limit counts in.
 pub(crate) fn scale(limit: &Limit) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(SCALE);
+    let mut bytes = Vec::with_capacity(16);
     push_scale(&mut bytes, limit);
     bytes
 }
@@ -155,7 +157,9 @@ fn push_scale(bytes: &mut Vec<u8>, limit: &Limit) {
     }
 }
 
-fn push_numbers(bytes: &mut Vec<u8>, op: Op, part: &Part<'_>) {
+/// Options and numbers of a charge, and what was seen of its key: epoch and state, but the state first, where it always is.
+/// What most limits do not have is there only if one of it is not what the script takes it for.
+fn push_numbers(bytes: &mut Vec<u8>, op: Op, part: &Part<'_>, seen: Option<&[u8]>) {
     let Part { charge, undo } = part;
     let limit = &charge.limit;
     // Of a settlement only the difference matters: how much is missing, or how much too much it was.
@@ -164,18 +168,43 @@ fn push_numbers(bytes: &mut Vec<u8>, op: Op, part: &Part<'_>) {
         Op::Settle => (charge.reserved - charge.cost, false),
         _ => (charge.cost, false),
     };
-    let options = u8::from(limit.counts_rejected()) | u8::from(undo.is_some()) << 1 | u8::from(missing) << 2;
     let extra = match limit.algorithm() {
         Algorithm::Estimate(estimate) => estimate.grid,
         Algorithm::Concurrent(concurrent) => concurrent.ttl,
         _ => 0,
     };
+    let state_len = state_len(limit.algorithm());
+    let seen = seen.filter(|seen| seen.len() == 7 + state_len);
+    let rare = [limit.debt(), limit.algorithm().amount(), undo.map_or(0, Timestamp::as_micros), extra];
+    let is_rare = rare != [0, limit.capacity(), 0, 0];
+    let options = u8::from(limit.counts_rejected())
+        | u8::from(undo.is_some()) << 1
+        | u8::from(missing) << 2
+        | u8::from(seen.is_some()) << 3
+        | u8::from(is_rare) << 4;
     bytes.push(options);
-    for number in [cost, limit.capacity(), limit.debt(), limit.algorithm().amount()] {
-        push(bytes, number);
+    push(bytes, cost);
+    push(bytes, limit.capacity());
+    match seen.and_then(|seen| seen.split_at_checked(7)) {
+        Some((epoch, state)) => {
+            bytes.extend_from_slice(state);
+            bytes.extend_from_slice(epoch);
+        }
+        None => bytes.resize(bytes.len() + state_len, 0),
     }
-    push(bytes, undo.map_or(0, Timestamp::as_micros));
-    push(bytes, extra);
+    if is_rare {
+        rare.into_iter().for_each(|number| push(bytes, number));
+    }
+}
+
+/// How long a short state is.
+fn state_len(algorithm: &Algorithm) -> usize {
+    match algorithm {
+        Algorithm::Bucket(_) => 14,
+        Algorithm::Window(_) => 21,
+        Algorithm::Estimate(_) => 28,
+        Algorithm::Sliding(_) | Algorithm::Log(_) | Algorithm::Concurrent(_) => 0,
+    }
 }
 
 fn push(bytes: &mut Vec<u8>, number: u64) {
@@ -230,6 +259,13 @@ impl Answer {
         mut charges: impl Iterator<Item = &'c Charge<'c>>,
     ) -> Result<Answer, Garbled> {
         let mut bytes = Bytes(bytes);
+        if bytes.0.len() == JUST_CHARGED {
+            // A window that was charged now: the moment of its last charge is the time.
+            let charge = charges.next().ok_or(Garbled)?;
+            let now = Bytes(&bytes.0[7..]).moment()?;
+            let found = vec![simply_found(&mut bytes, CHARGED, charge)?];
+            return if bytes.0.is_empty() { Ok(Answer { allowed: true, now, found }) } else { Err(Garbled) };
+        }
         let kind = bytes.byte()?;
         let now = bytes.moment()?;
         let (allowed, found) = match kind {
@@ -265,6 +301,8 @@ const ALLOWED: u8 = 1;
 const LOOKED: u8 = 2;
 const CHARGED: u8 = 3;
 const SIMPLY_DENIED: u8 = 4;
+/// An answer of this length is the state of a window and nothing else; every other one is longer.
+const JUST_CHARGED: usize = 21;
 
 /// What a simple check found: a state that was never given anything back, and nothing unusual.
 fn simply_found(bytes: &mut Bytes<'_>, kind: u8, charge: &Charge<'_>) -> Result<Found, Garbled> {

@@ -1,8 +1,8 @@
 -- Tidegate: one decision, all or nothing, in one script.
 --
 -- KEYS     the state of each charge, all in one slot.
--- ARGV[1]  the call (operation, flags, and the time, or none: then the server's), and behind it the first charge.
--- ARGV[i]  of charge i: the scale its limit counts in, its numbers, and what the caller has seen of the key before.
+-- ARGV[1]  the call (operation and flags), the first charge, and the time, if it is not the server's.
+-- ARGV[i]  of charge i: the scale its limit counts in, its options and numbers, and what the caller has seen of the key.
 -- ARGV[#KEYS + 1]  one more number and an id, of the calls that have them.
 -- Answers one string: allowed, the time, and for each charge what was found. `call.rs` writes and reads both.
 --
@@ -12,116 +12,110 @@
 -- This part decides the two most frequent calls by itself, in as few steps as can be: a check of one bucket or one
 -- window, without an id, of a state that is in the limit's own scale and has never been given anything back. Whatever is
 -- less simple goes on to the parts below, which know every operation. Both say the same: see bucket.lua and window.lua.
--- Its answers are short: 2 looked, 3 charged, 4 denied; then the time and the state.
+-- Its answers are short: 2 looked, 3 charged, 4 denied; then the time and the state. The most usual, that a window was charged
+-- now, is shorter still: nothing but the state, which tells the time by itself.
 local call, struct = redis.call, struct
 local unpack = struct.unpack
 
+-- One step reads what a window needs; no call is shorter than that. Whatever it is instead reads it once more.
 local first = ARGV[1]
-local op, flags = string.byte(first, 1, 2)
-local kind, now = string.byte(first, 10), nil
-if flags % 2 == 0 then
+local what, period, from_first_hit, options, cost, capacity, seen_start, seen_last, seen_used =
+  unpack('>I3I7BBI7I7I7I7I7', first)
+local now, simple, timed = nil, what - 6488064, false -- a check, 'c', of no flags: then this is the algorithm's letter
+if what % 512 < 256 then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 else
-  now = unpack('>I7', first, 3)
+  now, simple, timed = unpack('>I7', first, #first - 6), simple - 256, true
 end
 
 local value -- of the only key, once it has been read
-if op == 99 and flags < 2 and not KEYS[2] then -- 99 is 'c', a check; no id, not forced
-  if kind == 98 then -- a bucket
-    local p, q, g, options, cost, capacity = unpack('>I7I7BBI7I7', first, 11)
-    local key, grid = KEYS[1], 10 ^ g
-    local units, at, moment, ours = 0, now, now, true
-    value = call('GET', key)
-    if value then
-      ours = #value == 30
-      if ours then
-        local its_kind, its_p, its_q, its_g
-        its_kind, its_p, its_q, its_g, units, at = unpack('>BI7I7BI7I7', value)
-        ours = its_kind == kind and its_p == p and its_q == q and its_g == g
-        if units == 0 then at = now elseif at > now then moment = at end
-      end
+if simple == 119 and not KEYS[2] then -- a window
+  local key = KEYS[1]
+  local start, last, used, moment, ours = 0, 0, 0, now, true
+  value = call('GET', key)
+  if value then
+    ours = #value == 30
+    if ours then
+      local its_kind, its_period, its_first
+      its_kind, its_period, its_first, start, last, used = unpack('>BI7BI7I7I7', value)
+      ours = its_period == period and its_first == from_first_hit and its_kind == 119
+      if used > 0 and start > now then moment = start end
     end
-    -- What this caller has seen of the key before: if that is more than there is now, something may have been lost, and
-    -- `join` below looks closer.
-    local lost = false
-    if #first > 68 then
-      local seen_units, seen_at = unpack('>I7I7', first, 76)
-      local seen = seen_at + math.ceil(seen_units / p) * grid
-      lost = seen > now and seen > at + math.ceil(units / p) * grid
+  end
+  -- What this caller has seen of the key before: if that is more than there is now, something may have been lost, and
+  -- `join` below looks closer.
+  if ours and (seen_used <= used and seen_start <= start or seen_start + period <= now)
+    and used < 9007199254740992 and start - now < 3600000000 then
+    local new = used == 0 or moment - start >= period
+    if new then
+      start = moment
+      if from_first_hit == 0 then start = moment - math.fmod(moment, period) end
+      last, used = start, 0
     end
-    if ours and not lost and units < 9007199254740992 and at - now < 3600000000 then
-      local ticks = moment - at
-      if g > 0 then ticks = (ticks - math.fmod(ticks, grid)) / grid end
-      units = units - ticks * p
-      if units > 0 then
-        at = at + ticks * grid
+    if cost == 0 then
+      return struct.pack('>BI7I7I7I7', 2, now, start, last, used)
+    elseif used + cost <= capacity then
+      local state = struct.pack('>I7I7I7', start, moment, used + cost)
+      -- The key of a window ends with it, so it is enough to say so once, and then to write only what differs: the state.
+      -- But whenever another 64 are used it is written as a whole: if somebody took the end off, it is back then.
+      if new or used % 64 + cost > 63 then -- by 64 even `%` divides exactly
+        local ttl = math.floor((start + period) / 1000) - math.floor(now / 1000) + 1
+        if timed and ttl < 3600000 then ttl = 3600000 end
+        call('SET', key, string.sub(first, 3, 11) .. state, 'PX', string.format('%.0f', ttl))
       else
-        units, at = 0, moment
-        if g > 0 then at = moment - math.fmod(moment, grid) end
+        call('SETRANGE', key, '9', state)
+        if timed then call('PEXPIRE', key, math.max(period / 1000, 3600000)) end -- unless time is not the server's
       end
-      if cost == 0 then
-        return struct.pack('>BI7I7I7', 2, now, units, at)
-      elseif cost <= capacity and units <= (capacity - cost) * q then
-        units = units + cost * q
-        local answer = struct.pack('>BI7I7I7', 3, now, units, at)
-        local ttl = math.floor((at + math.ceil(units / p) * grid) / 1000) - math.floor(now / 1000) + 1
-        if flags == 1 and ttl < 3600000 then ttl = 3600000 end
-        call('SET', key, string.sub(first, 10, 25) .. string.sub(answer, 9), 'PX', string.format('%.0f', ttl))
-        return answer
-      elseif options == 0 then
-        return struct.pack('>BI7I7I7', 4, now, units, at)
-      end
+      if moment == now then return state end
+      return struct.pack('>BI7', 3, now) .. state
+    elseif options % 8 == 0 then
+      return struct.pack('>BI7I7I7I7', 4, now, start, last, used)
     end
-  elseif kind == 119 then -- a window
-    local period, from_first_hit, options, cost, capacity = unpack('>I7BBI7I7', first, 11)
-    local key = KEYS[1]
-    local start, last, used, moment, ours = 0, 0, 0, now, true
-    value = call('GET', key)
-    if value then
-      ours = #value == 30
-      if ours then
-        local its_kind, its_period, its_first
-        its_kind, its_period, its_first, start, last, used = unpack('>BI7BI7I7I7', value)
-        ours = its_kind == kind and its_period == period and its_first == from_first_hit
-        if used > 0 and start > now then moment = start end
-      end
+  end
+elseif simple == 98 and not KEYS[2] then -- a bucket
+  local p, q, g, options, cost, capacity, seen_units, seen_at = unpack('>I7I7BBI7I7I7I7', first, 4)
+  local key, grid = KEYS[1], 10 ^ g
+  local units, at, moment, ours = 0, now, now, true
+  value = call('GET', key)
+  if value then
+    ours = #value == 30
+    if ours then
+      local its_kind, its_p, its_q, its_g
+      its_kind, its_p, its_q, its_g, units, at = unpack('>BI7I7BI7I7', value)
+      ours = its_kind == 98 and its_p == p and its_q == q and its_g == g
+      if units == 0 then at = now elseif at > now then moment = at end
     end
-    local lost = false
-    if #first > 61 then
-      local seen_start, _, seen_used = unpack('>I7I7I7', first, 69)
-      lost = seen_start + period > now and (seen_start > start or seen_used > used)
+  end
+  local seen = seen_at + math.ceil(seen_units / p) * grid
+  if ours and (seen <= now or seen <= at + math.ceil(units / p) * grid)
+    and units < 9007199254740992 and at - now < 3600000000 then
+    local ticks = moment - at
+    if g > 0 then ticks = (ticks - math.fmod(ticks, grid)) / grid end
+    units = units - ticks * p
+    if units > 0 then
+      at = at + ticks * grid
+    else
+      units, at = 0, moment
+      if g > 0 then at = moment - math.fmod(moment, grid) end
     end
-    if ours and not lost and used < 9007199254740992 and start - now < 3600000000 then
-      local new = used == 0 or moment - start >= period
-      if new then
-        start = moment
-        if from_first_hit == 0 then start = moment - math.fmod(moment, period) end
-        last, used = start, 0
-      end
-      if cost == 0 then
-        return struct.pack('>BI7I7I7I7', 2, now, start, last, used)
-      elseif used + cost <= capacity then
-        local answer = struct.pack('>BI7I7I7I7', 3, now, start, moment, used + cost)
-        -- The key of a window ends with it, so it is enough to say so once, and then to write only what differs: `last` and
-        -- `used`. But whenever another 64 are used it is written as a whole: if somebody took the end off, it is back then.
-        if new or used % 64 + cost > 63 then -- by 64 even `%` divides exactly
-          local ttl = math.floor((start + period) / 1000) - math.floor(now / 1000) + 1
-          if flags == 1 and ttl < 3600000 then ttl = 3600000 end
-          call('SET', key, string.sub(first, 10, 18) .. string.sub(answer, 9), 'PX', string.format('%.0f', ttl))
-        else
-          call('SETRANGE', key, '16', string.sub(answer, 16))
-          if flags == 1 then call('PEXPIRE', key, math.max(period / 1000, 3600000)) end -- unless time is not the server's
-        end
-        return answer
-      elseif options == 0 then
-        return struct.pack('>BI7I7I7I7', 4, now, start, last, used)
-      end
+    if cost == 0 then
+      return struct.pack('>BI7I7I7', 2, now, units, at)
+    elseif cost <= capacity and units <= (capacity - cost) * q then
+      units = units + cost * q
+      local answer = struct.pack('>BI7I7I7', 3, now, units, at)
+      local ttl = math.floor((at + math.ceil(units / p) * grid) / 1000) - math.floor(now / 1000) + 1
+      if timed and ttl < 3600000 then ttl = 3600000 end
+      call('SET', key, string.sub(first, 3, 18) .. string.sub(answer, 9), 'PX', string.format('%.0f', ttl))
+      return answer
+    elseif options % 8 == 0 then
+      return struct.pack('>BI7I7I7', 4, now, units, at)
     end
   end
 end
 
 -- Whatever comes here was not that simple.
+local op, flags = string.byte(first, 1, 2)
 local pack, sub, fmod = struct.pack, string.sub, math.fmod
 local rest = ARGV[#KEYS + 1] or ''
 local more = rest ~= '' and unpack('>I7', rest) or 0

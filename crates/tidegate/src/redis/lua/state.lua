@@ -60,10 +60,17 @@ end
 
 -- One charge at work: its limit, and the state of its key brought up to the moment.
 local function meter(i, id)
-  local text = i == 1 and sub(first, 10) or ARGV[i]
-  local kernel = kernels[sub(text, 1, 1)]
-  local scale, numbers = sub(text, 1, kernel.scale_size), sub(text, kernel.scale_size + 1)
-  local options, cost, capacity, debt, amount, charged, extra = unpack('>BI7I7I7I7I7I7', numbers)
+  local charge = i == 1 and sub(first, 3) or ARGV[i]
+  local kernel = kernels[sub(charge, 1, 1)]
+  local scale = sub(charge, 1, kernel.scale_size)
+  local options, cost, capacity, at = unpack('>BI7I7', charge, kernel.scale_size + 1)
+  -- What the caller has seen of the key: there is room for it even if it has not seen anything.
+  local seen_at, epoch = at, nil
+  if kernel.small then at = at + kernel.state_size end
+  if options % 16 >= 8 then epoch, at = unpack('>I7', charge, at) end
+  local debt, amount, charged, extra = 0, capacity, 0, 0 -- unless it says otherwise
+  if options % 32 >= 16 then debt, amount, charged, extra = unpack('>I7I7I7I7', charge, at) end
+  options = options % 8
   local k = kernel.scale(scale)
   if kernel.extra then kernel.extra(k, extra) end
   -- As much as can be in one go: a table that grows field by field is moved again and again.
@@ -74,7 +81,7 @@ local function meter(i, id)
     epoch = 0, horizon = 0, receipts = '', granted = 0, booked = 0,
   }
 
-  text = value
+  local text = value
   if text == nil then text = redis.call('GETRANGE', m.key, 0, CHUNK - 1) end
   if not text or text == '' then
     text = nil
@@ -86,9 +93,8 @@ local function meter(i, id)
   m.existed = text ~= nil
   if m.foreign then
     m.s = carry(m)
-  elseif m.kernel.small and not m.repaired and #numbers > 43 then
-    local epoch = unpack('>I7', numbers, 44)
-    local seen = m.kernel.read(m.k, numbers, 51)
+  elseif m.kernel.small and not m.repaired and epoch then
+    local seen = m.kernel.read(m.k, charge, seen_at)
     if seen and m.epoch <= epoch then
       local most = m.capacity + math.max(m.debt, m.counts_rejected and m.amount or 0)
       m.s, m.restored = m.kernel.join(m.k, m.s, seen, now, most)
