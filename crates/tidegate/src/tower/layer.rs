@@ -205,7 +205,7 @@ impl Setup {
             let pairs = [(POLICY, policy), (RATE_LIMIT, HeaderValue::try_from(rate).ok())];
             return pairs.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
         }
-        let families = self.families.unwrap_or(Families { ietf: false, github: false });
+        let families = self.families.unwrap_or(Families::NONE);
         let told = headers::of(decision, named, families);
         told.into_iter()
             .filter_map(|(name, value)| {
