@@ -47,7 +47,7 @@ pub(super) struct Setup {
     pub(super) later: bool,
     /// Some rule is settled by what the service writes.
     pub(super) metered: bool,
-    families: Option<Families>,
+    families: Families,
     /// What clients are told of the limits, if it is always the same.
     policy: Option<HeaderValue>,
 }
@@ -85,7 +85,7 @@ impl RateLimitLayer {
             grpc: false,
             denied: None,
             observer: None,
-            families: Some(Families::IETF),
+            families: Families::IETF,
         };
         RateLimitLayer { setup: Arc::new(setup) }
     }
@@ -122,14 +122,10 @@ impl RateLimitLayer {
         self.with(|setup| setup.on_failure = Some(policy))
     }
 
-    /// Which headers tell clients about their budget: those of the IETF draft unless told otherwise.
+    /// Which headers tell clients about their budget: those of the IETF's latest draft unless told otherwise. With `Families::NONE` they are told nothing but, on a
+    /// denial, when to come back.
     pub fn headers(self, families: Families) -> Self {
-        self.with(|setup| setup.families = Some(families))
-    }
-
-    /// Clients are told nothing but, on a denial, when to come back.
-    pub fn no_headers(self) -> Self {
-        self.with(|setup| setup.families = None)
+        self.with(|setup| setup.families = families)
     }
 
     /// All denials are in the words of gRPC. Otherwise those are that answer a request with the content type of gRPC.
@@ -198,15 +194,14 @@ impl Setup {
     }
 
     pub(super) fn tell_named(&self, named: &[(&str, &Limit)], decision: &Decision) -> Tell {
-        if self.families == Some(Families::IETF) && decision.allowed() {
+        if self.families == Families::IETF && decision.allowed() {
             // What is told with every request is worth a shorter way.
             let policy = self.policy.clone().or_else(|| HeaderValue::try_from(headers::policy(named)).ok());
             let rate = headers::rate_limit(named.iter().map(|(name, _)| *name).zip(decision.charges()));
             let pairs = [(POLICY, policy), (RATE_LIMIT, HeaderValue::try_from(rate).ok())];
             return pairs.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
         }
-        let families = self.families.unwrap_or(Families::NONE);
-        let told = headers::of(decision, named, families);
+        let told = headers::of(decision, named, self.families);
         told.into_iter()
             .filter_map(|(name, value)| {
                 Some((HeaderName::from_bytes(name.as_bytes()).ok()?, HeaderValue::try_from(value).ok()?))
