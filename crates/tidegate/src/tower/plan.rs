@@ -159,6 +159,8 @@ async fn wait(starting: Vec<Starting>) -> Result<Vec<Drawn>, &'static str> {
     Ok(drawn)
 }
 
+const TOO_MANY: &str = "the rules that apply have more than 64 limits together: expected fewer, or several layers";
+
 /// Asks the store: all rules that are enforced together, then each that is in shadow by itself.
 async fn decide(setup: &Arc<Setup>, drawn: Vec<Drawn>, meter: Option<Meter>) -> Ruling {
     let (shadow, enforced): (Vec<_>, Vec<_>) = drawn.into_iter().partition(|drawn| setup.rules[drawn.rule].shadow);
@@ -181,6 +183,8 @@ async fn decide(setup: &Arc<Setup>, drawn: Vec<Drawn>, meter: Option<Meter>) -> 
                 let rule = names.get(decision.binding_index()).cloned().unwrap_or_default();
                 return Ruling::Deny(Box::new(Denied { decision, rule, violated, tell }));
             }
+            // To let everything pass because of that would be to have no limits at all.
+            Err(StoreError::Invalid(_)) => return Ruling::Mistake(TOO_MANY),
             Err(_) if setup.on_failure == Some(OnFailure::Closed) => return Ruling::Closed,
             Err(_) => {}
         }

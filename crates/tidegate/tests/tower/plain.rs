@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
 use tidegate::headers::Families;
 use tidegate::tower::{RateLimitLayer, Rule, key, of, of_async};
-use tidegate::{Check, Deciding, Limits, ManualClock, OnFailure, Store, StoreError};
+use tidegate::{Check, Deciding, Limits, ManualClock, Near, OnFailure, Store, StoreError};
 use tower::{Layer, Service, ServiceExt};
 
 use crate::{answer, behind, request, still};
@@ -279,6 +279,22 @@ async fn a_store_that_fails_denies_nobody() {
     assert_eq!(service.calls(), 0);
 }
 
+#[tokio::test]
+async fn near_a_store_that_fails_the_policy_is_the_same() {
+    let layer = || {
+        let near = Near::builder(Broken { silent: false }).clock(ManualClock::new()).nodes(1).build();
+        RateLimitLayer::new(limits("2/h"), key::peer_ip()).near(near)
+    };
+    let closed = layer().on_failure(OnFailure::Closed);
+    assert_eq!(behind(&closed).ask(request("192.0.2.7", "/")).await.status, 503, "nobody has been denied");
+    let open = behind(&layer().on_failure(OnFailure::Open));
+    let local = behind(&layer());
+    for expected in [200, 200, 429] {
+        assert_eq!(open.ask(request("192.0.2.7", "/")).await.status, 200);
+        assert_eq!(local.ask(request("192.0.2.7", "/")).await.status, expected, "alone, it keeps to the limit");
+    }
+}
+
 /// A service that is ready once for each time it was asked, and says so if it is called without.
 #[derive(Debug)]
 struct Strict {
@@ -341,6 +357,14 @@ async fn a_peer_that_nobody_knows_is_a_mistake_with_advice() {
     let told = answer(behind(&layer).service.oneshot(request).await.unwrap()).await;
     assert_eq!(told.status, 500);
     assert!(told.body.contains("into_make_service_with_connect_info"), "{}", told.body);
+}
+
+#[tokio::test]
+async fn more_limits_than_can_be_checked_are_a_mistake() {
+    let rules = (0..65).map(|index| Rule::new(format!("rule-{index}"), limits("1/s"), key::everybody()));
+    let told = behind(&RateLimitLayer::rules(rules)).ask(request("192.0.2.7", "/")).await;
+    assert_eq!(told.status, 500);
+    assert!(told.body.contains("64 limits"), "{}", told.body);
 }
 
 #[tokio::test]
