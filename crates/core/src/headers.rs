@@ -237,7 +237,7 @@ fn list<'a, T: 'a>(
     items: impl IntoIterator<Item = (&'a str, T)>,
     parameters: impl Fn(&mut String, T) -> fmt::Result,
 ) -> String {
-    let mut out = String::new();
+    let mut out = String::with_capacity(64); // most are shorter
     for (name, item) in items {
         if !out.is_empty() {
             out.push_str(", ");

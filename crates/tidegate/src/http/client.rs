@@ -163,6 +163,9 @@ impl ClientIp {
     /// The same, from a request's headers.
     #[cfg(feature = "http")]
     pub fn find_in(&self, peer: IpAddr, headers: &::http::HeaderMap) -> Client {
+        if !self.trusts(peer) {
+            return self.find(peer, []); // the header need not even be looked for
+        }
         self.find(peer, headers.get_all(&*self.header).into_iter().map(::http::HeaderValue::as_bytes))
     }
 
