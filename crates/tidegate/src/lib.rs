@@ -61,9 +61,9 @@ pub use memory::{DEFAULT_MAX_KEYS, Gate, Memory, MemoryBuilder, Overflow};
 pub use near::{BreakerState, DEFAULT_DEADLINE, Near, NearBuilder, NearStats, OnFailure, SyncMode, Terms};
 #[cfg(feature = "redis")]
 pub use redis::{
-    ClearError, DEFAULT_WITNESS_KEYS, Failure, FailureKind, Finding, Inspection, InvalidNamespace, InvalidSecret,
-    MAX_NAMESPACE_BYTES, NoAnswer, Redis, RedisBuilder, RedisError, RedisStats, RedisUrl, RedisUrlError, RoundTrips,
-    Severity, Times, Topic,
+    ClearError, Connect, Connecting, DEFAULT_WITNESS_KEYS, Failure, FailureKind, Finding, Inspection, InvalidNamespace,
+    InvalidSecret, Link, MAX_NAMESPACE_BYTES, NoAnswer, Redis, RedisBuilder, RedisError, RedisStats, RedisUrl,
+    RedisUrlError, RoundTrips, Severity, Times, Topic,
 };
 pub use store::{Charge, Check, Deciding, InvalidCheck, MAX_CHARGES, MAX_KEY_BYTES, Scope, Store, StoreError, Subject};
 pub use tidegate_core::{

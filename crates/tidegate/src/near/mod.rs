@@ -181,13 +181,14 @@ impl NearBuilder {
     /// The store.
     pub fn build(self) -> Near {
         let NearBuilder { store, settings, clock, seed, nodes, seen_keys, kept_keys } = self;
+        let random = Random::new(seed);
         let breakers = (0..PARTS).map(|_| Mutex::new(Breaker::new(settings.breaker))).collect();
         let inner = Inner {
             store,
             share: Share::new(clock.clone()),
             clock,
-            names: Names::new(),
-            random: Random::new(seed),
+            names: Names::new((random.next(), random.next())),
+            random,
             breakers,
             open: AtomicUsize::new(0),
             flights: Mutex::new(Flights::new(settings.max_in_flight)),

@@ -4,7 +4,7 @@
 //! meet, and no key is kept as text but where a call must be made for it later.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::hash::{BuildHasher, Hash, Hasher};
 
 use parking_lot::{Mutex, MutexGuard};
 use siphasher::sip128::{Hasher128, SipHasher13};
@@ -22,9 +22,8 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    pub(crate) fn new() -> Self {
-        let random = RandomState::new();
-        Names { secret: (random.hash_one(0), random.hash_one(1)) }
+    pub(crate) fn new(secret: (u64, u64)) -> Self {
+        Names { secret }
     }
 
     pub(crate) fn of(&self, charge: &Charge<'_>) -> Name {

@@ -39,7 +39,7 @@ use tokio::time::Instant;
 use self::call::{Answer, Head};
 use self::crowd::{Crowds, Turn};
 use self::keys::{InvalidKeys, Keys};
-use self::wire::{Outcome, Router, Script, Secret, Settings, Value};
+use self::wire::{Chance, Connector, Outcome, Router, Script, Secret, Settings, Value};
 use self::witness::Witness;
 use crate::clock::Clock;
 use crate::store::{Charge, Check, Deciding, Store, StoreError};
@@ -48,7 +48,7 @@ pub use self::clear::ClearError;
 pub use self::inspect::{Finding, Inspection, Severity, Topic};
 pub use self::keys::{InvalidNamespace, MAX_NAMESPACE_BYTES};
 pub use self::measure::{RoundTrips, Times};
-pub use self::wire::{Failure, FailureKind, InvalidSecret, RedisUrl, RedisUrlError};
+pub use self::wire::{Connect, Connecting, Failure, FailureKind, InvalidSecret, Link, RedisUrl, RedisUrlError};
 
 /// The whole script, in the order in which it runs.
 pub(crate) const SCRIPT: &str = concat!(
@@ -95,6 +95,7 @@ struct Inner {
     coalesced: AtomicU64,
     crowds: Crowds,
     together: bool,
+    chance: Chance,
 }
 
 /// There is no such store.
@@ -230,6 +231,18 @@ impl RedisBuilder {
         self
     }
 
+    /// Reaches servers by streams that `connector` makes, instead of sockets and TLS of our own: for simulations, and for whoever has another way.
+    pub fn connector(mut self, connector: impl Connect) -> Self {
+        self.settings.connector = Some(Connector(Arc::new(connector)));
+        self
+    }
+
+    /// Where chance comes from: when to connect again, whom of a cluster to ask. For simulations; otherwise never the same.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.settings.chance = Chance::of_seed(seed);
+        self
+    }
+
     /// The store. Needs a tokio runtime. A server that is down does not matter yet: connections are made in the background.
     ///
     /// # Errors
@@ -240,7 +253,7 @@ impl RedisBuilder {
             InvalidKeys::Namespace(invalid) => RedisError::Namespace(invalid),
             InvalidKeys::Secret(invalid) => RedisError::Secret(invalid),
         })?;
-        let timeout = self.settings.timeout;
+        let (timeout, chance) = (self.settings.timeout, self.settings.chance.clone());
         let together = self.together.unwrap_or(self.clock.is_none());
         let router = Router::new(self.url, self.settings).map_err(RedisError::Settings)?;
         Ok(Redis {
@@ -248,7 +261,8 @@ impl RedisBuilder {
                 router,
                 script: Script::new(SCRIPT),
                 keys,
-                witness: Witness::new(self.witness_keys),
+                witness: Witness::new(self.witness_keys, &chance),
+                chance,
                 clock: self.clock,
                 timeout,
                 latest_us: AtomicU64::new(0),
@@ -489,8 +503,7 @@ impl Inner {
 
     /// A number nobody else uses, for a check that is decided in several steps.
     fn fresh_id(&self) -> Id {
-        use std::hash::{BuildHasher, RandomState};
-        Id(RandomState::new().hash_one(self.calls.load(Ordering::Relaxed)) | 1)
+        Id(self.chance.number() | 1)
     }
 }
 

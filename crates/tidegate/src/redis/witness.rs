@@ -8,13 +8,12 @@
 //!
 //! The table is small and never grows: each key has four places where it can be, and takes the one that matters least.
 
-use std::hash::{BuildHasher, RandomState};
-
 use parking_lot::Mutex;
 use siphasher::sip128::{Hasher128, SipHasher13};
 use tidegate_core::{Reading, State, Timestamp};
 
 use super::call::Found;
+use super::wire::Chance;
 
 /// Epoch and state: at most those of an estimate.
 const MOST_BYTES: usize = 7 + 28;
@@ -53,11 +52,10 @@ impl Memory {
 
 impl Witness {
     /// Remembers about `keys` keys; none at all if it is zero.
-    pub(crate) fn new(keys: usize) -> Self {
-        let random = RandomState::new();
+    pub(crate) fn new(keys: usize, chance: &Chance) -> Self {
         let shards = keys.div_ceil(WAYS * SETS_PER_SHARD);
         Witness {
-            secret: (random.hash_one(0), random.hash_one(1)),
+            secret: (chance.number(), chance.number()),
             shards: (0..shards).map(|_| Mutex::new(Vec::new())).collect(),
         }
     }

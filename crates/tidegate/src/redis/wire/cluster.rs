@@ -12,9 +12,9 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::NodeId;
+use super::chance::Chance;
 use super::conn::{Reply, Shape};
 use super::dial::Place;
-use super::driver::random_below;
 use super::node::{Means, Node};
 use super::outcome::{Failure, FailureKind, rule};
 use super::resp::{Value, put_command};
@@ -199,11 +199,11 @@ impl Cluster {
     /// Whom to ask, in this order: who was pointed at, who is connected (beginning anywhere), the seeds, and everybody else.
     fn candidates(&self, first: Option<Arc<Node>>) -> Vec<Arc<Node>> {
         let mut nodes = self.map.read().nodes.clone();
-        shuffle(&mut nodes);
+        shuffle(&mut nodes, &self.means.settings.chance);
         let (up, down): (Vec<_>, Vec<_>) = nodes.into_iter().partition(|node| node.is_up());
         let mut all: Vec<Arc<Node>> = first.into_iter().chain(up).collect();
         let mut seeds = self.seeds.clone();
-        shuffle(&mut seeds);
+        shuffle(&mut seeds, &self.means.settings.chance);
         for seed in seeds {
             let place = Place::Tcp(seed);
             let known = all.iter().chain(&down).find(|node| node.id().0 == place).cloned();
@@ -277,8 +277,8 @@ impl Map {
 }
 
 /// Begins anywhere, so that not every client asks the same node.
-fn shuffle<T>(items: &mut [T]) {
-    let start = random_below(items.len());
+fn shuffle<T>(items: &mut [T], chance: &Chance) {
+    let start = chance.below(items.len());
     items.rotate_left(start);
 }
 

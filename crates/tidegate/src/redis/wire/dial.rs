@@ -1,6 +1,7 @@
 //! From an address to a connection that is ready for commands.
 
 use std::fmt;
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -35,8 +36,33 @@ pub(super) struct Profile {
     pub(super) database: u32,
     pub(super) protocol: Option<Protocol>,
     pub(super) client_name: String,
+    pub(super) connector: Option<Connector>,
     #[cfg(feature = "redis-tls")]
     pub(super) tls: Option<TlsClient>,
+}
+
+/// Makes byte streams to servers, where they are not sockets: for simulations, and for whoever reaches a server in another way.
+pub trait Connect: Send + Sync + 'static {
+    /// A stream to the server at `address`, which is `host:port`. What is returned must be ready for the first byte.
+    fn connect(&self, address: &str) -> Connecting;
+}
+
+/// What [`Connect::connect`] returns.
+pub type Connecting = Pin<Box<dyn Future<Output = io::Result<Box<dyn Link>>> + Send>>;
+
+/// A byte stream in both directions.
+pub trait Link: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Link for T {}
+
+/// Somebody who makes streams.
+#[derive(Clone)]
+pub(crate) struct Connector(pub(crate) Arc<dyn Connect>);
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Connector")
+    }
 }
 
 /// Where a connection leads.
@@ -130,6 +156,10 @@ pub(super) async fn connect(
             return Err(Failure::local(FailureKind::Other, "unix sockets are not available on this system"));
         }
     };
+    if let Some(Connector(connector)) = &profile.connector {
+        let stream = connector.connect(&host.to_string()).await.map_err(|error| refused(place, &error))?;
+        return Ok(Stream::Other(stream));
+    }
     let addresses = resolve(host, known).await?;
     let stream = connect_to_one(place, &addresses).await?;
     // One write per batch already; waiting for more bytes would only add delay.
@@ -138,8 +168,6 @@ pub(super) async fn connect(
     if let Some(tls) = &profile.tls {
         return tls.connect(host, stream).await;
     }
-    #[cfg(not(feature = "redis-tls"))]
-    let _ = profile;
     Ok(Stream::Tcp(stream))
 }
 
@@ -193,6 +221,7 @@ pub(super) enum Stream {
     Unix(UnixStream),
     #[cfg(feature = "redis-tls")]
     Tls(Box<tokio_rustls::client::TlsStream<TcpStream>>),
+    Other(Box<dyn Link>),
 }
 
 macro_rules! each {
@@ -203,6 +232,7 @@ macro_rules! each {
             Stream::Unix($stream) => $call,
             #[cfg(feature = "redis-tls")]
             Stream::Tls($stream) => $call,
+            Stream::Other($stream) => $call,
         }
     };
 }

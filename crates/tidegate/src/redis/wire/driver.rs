@@ -5,7 +5,6 @@
 //! than a few times a second.
 
 use std::future::poll_fn;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -97,14 +96,15 @@ async fn run(conn: &Arc<Conn>) {
 async fn wait(conn: &Conn, failures: u32, failure: &Failure) {
     let doubled =
         |first: Duration, longest: Duration| first.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(longest);
+    let chance = &conn.settings.chance;
     let (bound, demanded) = match failure.kind() {
         FailureKind::NoAuth | FailureKind::WrongPass | FailureKind::NoPerm => {
             let (first, longest) = REJECTED_WAIT;
-            (first + random(doubled(first, longest)), first)
+            (first + chance.up_to(doubled(first, longest)), first)
         }
         _ => {
             let (least, most) = DEMANDED_WAIT;
-            (random(doubled(FIRST_WAIT, LONGEST_WAIT)), least + random(most - least))
+            (chance.up_to(doubled(FIRST_WAIT, LONGEST_WAIT)), least + chance.up_to(most - least))
         }
     };
     let start = Instant::now();
@@ -113,16 +113,4 @@ async fn wait(conn: &Conn, failures: u32, failure: &Failure) {
         conn.demanded().await;
     })
     .await;
-}
-
-/// Something from nothing to `most`.
-fn random(most: Duration) -> Duration {
-    most / (1 << 16) * u32::try_from(random_below(1 << 16)).unwrap_or(0)
-}
-
-/// A number below `bound`, or 0.
-pub(super) fn random_below(bound: usize) -> usize {
-    // A hasher with new keys each time: no generator to seed, and this is rare.
-    let number = RandomState::new().hash_one(0_u8);
-    usize::try_from(number % u64::try_from(bound.max(1)).unwrap_or(1)).unwrap_or(0)
 }

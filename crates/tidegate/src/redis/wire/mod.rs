@@ -24,6 +24,7 @@
 //! - A caller gets its own reply or none. Places in line are given up only by the driver, when the reply has come.
 //! - Queues, replies, redirects, attempts to connect and the places in line are bounded.
 
+mod chance;
 mod cluster;
 mod conn;
 mod counters;
@@ -47,7 +48,10 @@ mod tests;
 
 use std::time::Duration;
 
+pub(crate) use chance::Chance;
 pub(crate) use counters::Counters;
+pub(crate) use dial::Connector;
+pub use dial::{Connect, Connecting, Link};
 pub(crate) use node::NodeId;
 pub(crate) use outcome::Outcome;
 pub use outcome::{Failure, FailureKind};
@@ -81,6 +85,10 @@ pub(crate) struct Settings {
     pub(crate) max_command_reply: usize,
     /// What the connections are called on the server.
     pub(crate) client_name: String,
+    /// Who makes streams, if they are not to be sockets.
+    pub(crate) connector: Option<Connector>,
+    /// Where chance comes from.
+    pub(crate) chance: Chance,
 }
 
 /// The most connections to one server.
@@ -99,6 +107,8 @@ impl Default for Settings {
             max_script_reply: 64 << 10,
             max_command_reply: 1 << 20,
             client_name: "tidegate".into(),
+            connector: None,
+            chance: Chance::default(),
         }
     }
 }

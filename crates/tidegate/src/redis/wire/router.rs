@@ -50,6 +50,7 @@ impl Router {
                 database,
                 protocol: url.protocol,
                 client_name: settings.client_name.clone(),
+                connector: settings.connector.clone(),
                 #[cfg(feature = "redis-tls")]
                 tls: url.tls.as_ref().map(super::tls::TlsClient::new).transpose()?,
             })

@@ -1,0 +1,41 @@
+//! Chance: when to try again, whom to ask first. The same every time if it has a seed, as in a simulation.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Where chance comes from. Clones draw from the same.
+#[derive(Clone, Debug)]
+pub(crate) struct Chance(Arc<AtomicU64>);
+
+impl Chance {
+    pub(crate) fn of_seed(seed: u64) -> Self {
+        Chance(Arc::new(AtomicU64::new(seed)))
+    }
+
+    /// Any number.
+    pub(crate) fn number(&self) -> u64 {
+        let mut z = self.0.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`, or 0.
+    pub(super) fn below(&self, bound: usize) -> usize {
+        usize::try_from(self.number() % u64::try_from(bound.max(1)).unwrap_or(1)).unwrap_or(0)
+    }
+
+    /// Something from nothing to `most`.
+    pub(super) fn up_to(&self, most: Duration) -> Duration {
+        most / (1 << 16) * u32::try_from(self.below(1 << 16)).unwrap_or(0)
+    }
+}
+
+/// Never the same.
+impl Default for Chance {
+    fn default() -> Self {
+        Self::of_seed(RandomState::new().hash_one(0_u8))
+    }
+}
