@@ -24,6 +24,8 @@ cargo xtask COMMAND
                       the doors, into target/servers/ (or where TIDEGATE_SERVERS says); a second run only looks.
                       --bench adds the module redis-cell, which measurements and some tests are made beside
   packages            checks licences and banned packages over `cargo metadata`
+  sim [ARGS]          runs simulated nodes over a network and a server that fail, one seed after the other (default 2000 seeds);
+                      --help tells more
   pictures            makes the pictures under docs/pictures/ again
 ";
 
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         Some("bench") => bench(&rest),
         Some("servers") => servers::install(&rest),
         Some("packages") => packages::check(&root()),
+        Some("sim") => sim(&rest),
         Some("pictures") => pictures(),
         Some("help" | "--help" | "-h") => {
             say(HELP);
@@ -72,6 +75,9 @@ fn test() -> Result<(), String> {
     step("every order of threads", loom)?;
     step("bench: lints", || run(in_bench(&["clippy", "--all-targets", "--", "-D", "warnings"])))?;
     step("fuzz targets: lints", || run(in_fuzz(&["clippy", "--all-targets", "--", "-D", "warnings"])))?;
+    step("simulator: lints", || run(cargo_in("sim", &["clippy", "--all-targets", "--", "-D", "warnings"])))?;
+    step("simulator: tests", || run(cargo_in("sim", &["test", "--quiet"])))?;
+    step("simulator: 2000 seeds", || sim(&["--seeds", "2000"]))?;
     say(&format!("\neverything passed in {} s\n", start.elapsed().as_secs()));
     Ok(())
 }
@@ -116,6 +122,11 @@ fn loom() -> Result<(), String> {
 fn bench(args: &[&str]) -> Result<(), String> {
     let args = if args.is_empty() { &["memory"] } else { args };
     let mut command = in_bench(&["run", "--quiet", "--release", "--"]);
+    run(command.args(args))
+}
+
+fn sim(args: &[&str]) -> Result<(), String> {
+    let mut command = cargo_in("sim", &["run", "--quiet", "--"]);
     run(command.args(args))
 }
 

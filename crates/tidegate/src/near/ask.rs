@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tidegate_core::{Algorithm, Decision, Op, Timestamp, Verdict};
 use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
 
 use super::breaker::{BreakerState, Change};
 use super::lease::Lease;
@@ -45,7 +46,10 @@ impl Inner {
             }
             return Ok(decision);
         }
-        if let Some(decision) = self.wait_for_leases(&mut asking).await {
+        // Whatever it waits for, one after the other, it has no more time than one call.
+        let begun = Instant::now();
+        let until = begun + self.settings.deadline;
+        if let Some(decision) = self.wait_for_leases(&mut asking, until).await {
             if decision.allowed() {
                 asking.keep();
             }
@@ -56,17 +60,18 @@ impl Inner {
         // A node that has let pass as much as it may charges that first; then the store knows what it judges.
         for &at in &asked {
             if self.how(&check.charges()[at]) == SyncMode::Async {
-                self.sync(asking.parts[at].name).await;
+                let _ = timeout_at(until, self.sync(asking.parts[at].name)).await;
             }
         }
+        let waited = begun.elapsed() > self.settings.deadline / 4;
         if asked.len() == check.charges().len() {
-            return match self.ask(check).await {
+            return match self.ask_until(check, until, waited).await {
                 Ok(decision) => Ok(decision),
                 Err(missed) => self.alone(check, missed),
             };
         }
         let rest = check.with_charges(asked.iter().map(|&at| check.charges()[at].clone()).collect());
-        let decision = match self.ask(&rest).await {
+        let decision = match self.ask_until(&rest, until, waited).await {
             Ok(decision) => decision,
             Err(missed) => self.alone(&rest, missed)?,
         };
@@ -76,8 +81,8 @@ impl Inner {
         Ok(asking.with(&asked, &decision))
     }
 
-    /// Waits for units that are on their way, and tries again; at most as long as a call to the store may take.
-    async fn wait_for_leases(&self, asking: &mut Asking<'_>) -> Option<Decision> {
+    /// Waits for units that are on their way, and tries again.
+    async fn wait_for_leases(&self, asking: &mut Asking<'_>, until: Instant) -> Option<Decision> {
         let mut waited = false;
         for at in 0..asking.parts.len() {
             let (part, charge) = (asking.parts[at], &asking.check.charges()[at]);
@@ -90,7 +95,7 @@ impl Inner {
                 shard.get(&part.name).and_then(Lease::news).map(Notify::notified_owned)
             };
             if let Some(news) = news {
-                let _ = tokio::time::timeout(self.settings.deadline, news).await;
+                let _ = timeout_at(until, news).await;
                 asking.now = self.clock.now();
                 asking.parts[at].done = asking.lease(at);
                 waited = true;
@@ -148,10 +153,20 @@ impl Inner {
 
     /// One call to the store.
     pub(super) async fn ask(self: &Arc<Self>, check: &Check<'_>) -> Result<Decision, Missed> {
+        self.ask_until(check, Instant::now() + self.settings.deadline, false).await
+    }
+
+    /// One call to the store of which the answer is `late` already: it has less time than others, and says nothing about the store if that is too
+    /// little.
+    async fn ask_until(self: &Arc<Self>, check: &Check<'_>, until: Instant, late: bool) -> Result<Decision, Missed> {
         let parts = self.store.parts(check);
         if self.open.load(Ordering::Relaxed) > 0 && self.lanes(parts).any(|lane| self.breakers[lane].lock().is_open()) {
             one(&self.counts.not_asked);
             return Err(Missed::NotAsked);
+        }
+        let too_late = || StoreError::Unavailable(format!("no answer within {:?}", self.settings.deadline).into());
+        if late && Instant::now() >= until {
+            return Err(Missed::Failed(too_late())); // what would be sent now would be charged for nobody
         }
         if !self.flights.lock().begin() {
             one(&self.counts.overloads);
@@ -160,9 +175,8 @@ impl Inner {
         let flight = Flight(self);
         one(&self.counts.calls);
         let sent = self.clock.now();
-        let answer = tokio::time::timeout(self.settings.deadline, self.store.decide(check)).await;
+        let answer = timeout_at(until, self.store.decide(check)).await;
         let now = self.clock.now();
-        let late = || StoreError::Unavailable(format!("no answer within {:?}", self.settings.deadline).into());
         match answer {
             Ok(Ok(decision)) => {
                 self.flights.lock().answered();
@@ -183,10 +197,12 @@ impl Inner {
             }
             Err(_) => {
                 one(&self.counts.misses);
-                self.flights.lock().missed(sent, now);
-                drop(flight);
-                self.missed(check, parts, sent, now);
-                Err(Missed::Failed(late()))
+                if !late {
+                    self.flights.lock().missed(sent, now);
+                    drop(flight);
+                    self.missed(check, parts, sent, now);
+                }
+                Err(Missed::Failed(too_late()))
             }
         }
     }
@@ -309,7 +325,8 @@ impl Inner {
         if decision.allowed() {
             one(&self.counts.fallback_allowed);
             let takes = !matches!(check.op(), Op::Peek);
-            if takes && check.charges().iter().any(|charge| policy(charge) == OnFailure::Open) {
+            let uncharged = |charge: &Charge<'_>| charge.cost > 0 && policy(charge) == OnFailure::Open;
+            if takes && check.charges().iter().any(uncharged) {
                 one(&self.counts.fail_open);
             }
         } else {

@@ -80,6 +80,9 @@ async fn each_charge_has_its_policy() {
         }
         assert_eq!(passed, allowed, "{policy:?}");
     }
+    // What only looks does not pass uncharged.
+    let terms = Terms { on_failure: Some(OnFailure::Open), ..Terms::default() };
+    assert!(near.decide(&Check::new().terms(terms).charge("k", &limits, 0)).await.unwrap().allowed());
     assert_eq!(near.stats().fail_open, 10);
 }
 

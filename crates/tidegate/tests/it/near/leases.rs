@@ -91,3 +91,34 @@ async fn another_limit_on_the_key_ends_its_lease() {
     );
     assert!(remote.left("hot", &limits) < 100_000);
 }
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_for_a_lease_has_no_more_time_than_others() {
+    let (_, remote, near, limits) = warmed_up("100000/s").await;
+    remote.silent(true);
+    for _ in 0..near.stats().lease_units_held {
+        assert_eq!(ask(&near, &limits).await.source(), Source::Local);
+    }
+    // What was asked for is on its way, and will not come.
+    let start = tokio::time::Instant::now();
+    assert_eq!(ask(&near, &limits).await.source(), Source::Fallback);
+    assert!(start.elapsed() <= Duration::from_millis(6), "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_charges_first_what_is_owed_has_no_more_time_than_others() {
+    let clock = ManualClock::with_runtime();
+    clock.advance(Duration::from_secs(1_000_000));
+    let remote = Remote::new(&clock);
+    let near = node(&remote, &clock, 2, 1).async_cap(5).async_period(Duration::from_secs(10)).build();
+    let (limits, terms) = (limits("1000/s"), Terms { sync: SyncMode::Async, on_failure: None });
+    let ask = async || near.decide(&Check::new().terms(terms).charge("k", &limits, 1)).await.unwrap().source();
+    assert_eq!(ask().await, Source::Store);
+    remote.silent(true);
+    for _ in 0..5 {
+        assert_eq!(ask().await, Source::Local);
+    }
+    let start = tokio::time::Instant::now();
+    assert_eq!(ask().await, Source::Fallback);
+    assert!(start.elapsed() <= Duration::from_millis(6), "{:?}", start.elapsed());
+}

@@ -1,0 +1,73 @@
+//! What a node was lent of one rule: when it was granted, how much of it was spent or given back, and until when it may be spent.
+
+/// How long a lease lives.
+const LIFE_US: u64 = 1_000_000;
+
+#[derive(Debug, Default)]
+pub(crate) struct Lent {
+    grants: Vec<Grant>,
+    /// Spent or not: nobody can tell from outside.
+    perhaps: u64,
+}
+
+#[derive(Debug)]
+struct Grant {
+    id: u64,
+    units: u64,
+    left: u64,
+    ends: u64,
+    delivered: bool,
+}
+
+impl Lent {
+    /// The server has granted units at this moment, of a window that lasts so long.
+    pub(crate) fn granted(&mut self, id: u64, units: u64, now: u64, window_ends_in: Option<u64>) {
+        let ends = now + LIFE_US.min(window_ends_in.unwrap_or(u64::MAX));
+        self.grants.push(Grant { id, units, left: units, ends, delivered: false });
+    }
+
+    pub(crate) fn delivered(&mut self, id: u64) {
+        self.grants.iter_mut().filter(|grant| grant.id == id).for_each(|grant| grant.delivered = true);
+    }
+
+    pub(crate) fn knows(&self, id: u64) -> bool {
+        self.grants.iter().any(|grant| grant.id == id)
+    }
+
+    /// Something was given back, so it cannot be spent any more. Says whether there was so much that had not been spent.
+    pub(crate) fn returned(&mut self, id: u64, units: u64) -> bool {
+        // More may be asked for than there was, by somebody who did not hear how much it was.
+        let most = self.grants.iter().filter(|grant| grant.id == id).map(|grant| grant.units).sum();
+        let mut due = units.min(most);
+        // What was put back after a request was denied may be under another id than it was taken from.
+        let (own, others): (Vec<_>, Vec<_>) = self.grants.iter_mut().partition(|grant| grant.id == id);
+        for grant in own.into_iter().chain(others) {
+            let part = due.min(grant.left);
+            (grant.left, due) = (grant.left - part, due - part);
+        }
+        due <= self.perhaps
+    }
+
+    /// Spends what was lent and lives at this moment, the oldest first.
+    ///
+    /// # Errors
+    /// If there is too little: how much there is.
+    pub(crate) fn spend(&mut self, units: u64, now: u64) -> Result<(), u64> {
+        let lives = |grant: &&mut Grant| grant.delivered && now < grant.ends && grant.left > 0;
+        let live: u64 = self.grants.iter_mut().filter(lives).map(|grant| grant.left).sum();
+        if live < units {
+            return Err(live);
+        }
+        let mut due = units;
+        for grant in self.grants.iter_mut().filter(lives) {
+            let part = due.min(grant.left);
+            (grant.left, due) = (grant.left - part, due - part);
+        }
+        Ok(())
+    }
+
+    /// Perhaps it was spent, perhaps not.
+    pub(crate) fn perhaps(&mut self, units: u64) {
+        self.perhaps += units;
+    }
+}

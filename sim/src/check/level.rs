@@ -1,0 +1,58 @@
+//! How much of a limit is in use, counted by somebody who knows nothing of the product: a bucket that drains, or a count for each window.
+
+use std::collections::BTreeMap;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Level {
+    window_us: Option<u64>,
+    per_us: f64,
+    used: f64,
+    at: u64,
+    /// By the number of the window; clocks may go back a little.
+    windows: BTreeMap<u64, f64>,
+    last: u64,
+}
+
+impl Level {
+    pub(crate) fn new(window_us: Option<u64>, per_us: f64) -> Self {
+        Level { window_us, per_us, used: 0.0, at: 0, windows: BTreeMap::new(), last: 0 }
+    }
+
+    /// The limit is another; what is in use stays.
+    pub(crate) fn rule(&mut self, window_us: Option<u64>, per_us: f64) {
+        if self.window_us != window_us {
+            self.windows.clear();
+        }
+        (self.window_us, self.per_us) = (window_us, per_us);
+    }
+
+    pub(crate) fn add(&mut self, units: f64, at: u64) {
+        if let Some(window_us) = self.window_us {
+            self.last = at / window_us;
+            *self.windows.entry(self.last).or_default() += units;
+            return;
+        }
+        self.used = (self.used - at.saturating_sub(self.at) as f64 * self.per_us).max(0.0) + units;
+        self.at = self.at.max(at);
+    }
+
+    /// In use after the last addition.
+    pub(crate) fn used(&self) -> f64 {
+        match self.window_us {
+            Some(_) => self.windows.get(&self.last).copied().unwrap_or(0.0),
+            None => self.used,
+        }
+    }
+
+    pub(crate) fn give_back(&mut self, units: f64) {
+        self.used = (self.used - units).max(0.0);
+        if let Some(last) = self.windows.get_mut(&self.last) {
+            *last = (*last - units).max(0.0);
+        }
+    }
+
+    pub(crate) fn forget(&mut self) {
+        (self.used, self.at) = (0.0, 0);
+        self.windows.clear();
+    }
+}
