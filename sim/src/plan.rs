@@ -234,10 +234,10 @@ fn requests(plan: &Plan, mut random: Random) -> Vec<Request> {
     let ids = random.once_in(3).then(|| random.between(2, 20));
     let resets = random.once_in(4).then(|| random.between(50, 300));
     let mut requests = Vec::new();
-    // Each rule is offered up to three times what it lets pass, in a few hundred requests a second.
+    // Each rule is offered up to three times what it lets pass, in up to a few hundred requests a second.
     for (at, rule) in plan.rules.iter().enumerate() {
         let offered = rule.per_second() * random.between(1, 12) / 4 + 4;
-        let each = offered.div_ceil(random.between(100, 400)).max(1);
+        let each = offered.div_ceil(random.between(60, 250)).max(1);
         let pause = 1_000_000 * each / offered;
         let favourite = random.once_in(3).then(|| random.below(plan.nodes));
         let mut now = random.below(20 * MS);
@@ -292,7 +292,7 @@ fn calm(plan: &Plan, at: usize, rule: &Rule, random: &mut Random, requests: &mut
             cancel_after: None,
         });
         now +=
-            if now < steady { random.between(5 * MS, 30 * MS) } else { 1_000_000 * many * 2 / 3 / rule.per_second() };
+            if now < steady { random.between(10 * MS, 50 * MS) } else { 1_000_000 * many * 2 / 3 / rule.per_second() };
     }
 }
 

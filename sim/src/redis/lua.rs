@@ -8,6 +8,9 @@ use mlua::{Function, Lua, Table, Value, Variadic};
 
 use super::data::{Data, Reply};
 
+/// So many bytes are worth collecting.
+const MUCH: usize = 64 << 20;
+
 /// An interpreter with the data that its scripts work on. It keeps nothing between calls but compiled scripts.
 pub(crate) struct Vm {
     lua: Lua,
@@ -18,6 +21,7 @@ pub(crate) struct Vm {
 impl Vm {
     pub(crate) fn new() -> mlua::Result<Self> {
         let lua = Lua::new();
+        lua.gc_stop(); // garbage is collected between runs
         let data = Rc::new(RefCell::new(Data::default()));
         let redis = lua.create_table()?;
         let shared = Rc::clone(&data);
@@ -38,6 +42,14 @@ impl Vm {
         table.set("unpack", lua.create_function(unpack)?)?;
         lua.globals().set("struct", table)?;
         Ok(Vm { lua, data, compiled: HashMap::new() })
+    }
+
+    /// Collects what scripts have left, if it is much.
+    pub(crate) fn collect(&self) {
+        if self.lua.used_memory() > MUCH {
+            let _ = self.lua.gc_collect();
+            self.lua.gc_stop();
+        }
     }
 
     /// Whether it is a script; kept for later.

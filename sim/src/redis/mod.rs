@@ -38,6 +38,7 @@ impl Redis {
     /// As if new, but faster.
     pub fn clear(&mut self) {
         *self.vm.data.borrow_mut() = Data::default();
+        self.vm.collect();
         self.scripts.clear();
     }
 
