@@ -74,7 +74,7 @@ pub(crate) fn decisions(words: &[Vec<u8>], answer: &[u8]) -> Option<Vec<Done>> {
     let op = *first.first()?;
     let mut asked = Vec::with_capacity(keys.len());
     for (at, key) in keys.iter().enumerate() {
-        let text = if at == 0 { first.get(9..)? } else { args.get(at)? };
+        let text = if at == 0 { first.get(2..)? } else { args.get(at)? };
         let letter = *text.first()?;
         let scale = match letter {
             b'b' | b's' => 16,
@@ -103,6 +103,13 @@ pub(crate) fn decisions(words: &[Vec<u8>], answer: &[u8]) -> Option<Vec<Done>> {
         return costs.into_iter().map(one).collect();
     }
     let id = rest.get(7..15).and_then(|id| id.try_into().ok()).map(u64::from_be_bytes);
+    if answer.len() == 21 {
+        // Nothing but the state of a window: it was charged, at the moment that is its last.
+        let (key, _, cost) = *asked.first()?;
+        let (start, wall_us) = (bytes.number()?, bytes.number()?);
+        let charged = Charged { key: key.clone(), cost, granted: cost, new: true, start: Some(start) };
+        return Some(vec![Done { op, id, allowed: true, wall_us, charges: vec![charged] }]);
+    }
     let (kind, wall_us) = (bytes.byte()?, bytes.number()?);
     if kind >= 2 {
         let (key, letter, cost) = *asked.first()?;
