@@ -98,11 +98,13 @@ impl Node {
     }
 
     /// The machine slept until now: timers have not gone on, the clock that runs meanwhile has.
-    pub(crate) fn slept_until(&mut self, now: u64, clock_stood: bool) {
-        if clock_stood {
-            self.boot_us -= now.saturating_sub(self.ran_until);
-        }
+    pub(crate) fn slept_until(&mut self, now: u64) {
         self.ran_until = now;
+    }
+
+    /// The clock has stood still as long as the node has.
+    pub(crate) fn clock_stood_until(&mut self, now: u64) {
+        self.boot_us -= now.saturating_sub(self.ran_until);
     }
 
     /// A request comes in.

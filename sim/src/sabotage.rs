@@ -3,7 +3,7 @@
 /// Something that must not be, and that some law forbids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sabotage {
-    /// The clock of a node stands still while its machine sleeps, so it spends leases that are over.
+    /// The clock of a node stands still while it is paused or its machine sleeps, so it spends leases that are over.
     StoppedClock,
     /// Every node believes it is alone, and lets the whole limit pass when the store is away.
     WholeShare,

@@ -546,10 +546,14 @@ impl World<'_> {
                     self.note(&[5, number as u64], || format!("node {number} goes on"));
                     let place = &mut self.places[number];
                     place.stepped_at = now;
-                    if std::mem::take(&mut place.asleep)
-                        && let Some(node) = &mut place.node
-                    {
-                        node.slept_until(now, self.sabotage == Some(Sabotage::StoppedClock));
+                    let asleep = std::mem::take(&mut place.asleep);
+                    if let Some(node) = &mut place.node {
+                        if self.sabotage == Some(Sabotage::StoppedClock) {
+                            node.clock_stood_until(now);
+                        }
+                        if asleep {
+                            node.slept_until(now);
+                        }
                     }
                 }
                 let waiting = std::mem::take(&mut self.places[number].inbox);

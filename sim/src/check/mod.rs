@@ -25,6 +25,7 @@ pub struct Failure {
 
 type Holds = Result<(), Failure>;
 
+const ALIVE: &str = "leases are spent while they live";
 /// How long a request may take: a deadline, and twice the grain of the timers.
 const LONGEST_US: u64 = 5 * MS + 2 * MS;
 /// For how long the answer of a store may still come after nobody waits for it.
@@ -393,9 +394,7 @@ impl Checks {
             open.ask.parts.iter().for_each(|&(rule, cost)| self.steady[rule] += cost);
         }
         match source {
-            Source::Store => {
-                self.by_the_store(&open, decision, now, clock_us).or_else(|text| fail("no pass without a charge", text))
-            }
+            Source::Store => self.by_the_store(&open, decision).or_else(|(law, text)| fail(law, text)),
             Source::Local if decision.allowed() => {
                 self.here(&open, now, wall_us, &stats).or_else(|(law, text)| fail(law, text))
             }
@@ -406,7 +405,7 @@ impl Checks {
 
     /// The store has decided: there must be a call of this node that it executed meanwhile, that decided just so, and by which nobody else was
     /// answered. What it did not decide was spent here.
-    fn by_the_store(&mut self, open: &Open, decision: &Decision, now: u64, _clock_us: u64) -> Result<(), String> {
+    fn by_the_store(&mut self, open: &Open, decision: &Decision) -> Result<(), (&'static str, String)> {
         let life = &mut self.lives[open.node];
         let matches = |executed: &Executed| {
             let Executed { at, done, delivered, taken } = executed;
@@ -424,10 +423,9 @@ impl Checks {
         // The one that says most about it, and of those the oldest.
         let oldest = life.executed.iter_mut().filter(|executed| matches(executed));
         let Some(executed) = oldest.rev().max_by_key(|executed| executed.done.charges.len()) else {
-            return Err(format!(
-                "the store is said to have decided {:?} on node {}, but no such answer reached it",
-                open.ask.parts, open.node
-            ));
+            let text =
+                format!("the store decided {:?} on node {}, but no such answer reached it", open.ask.parts, open.node);
+            return Err(("no pass without a charge", text));
         };
         executed.taken = true;
         if !decision.allowed() {
@@ -447,12 +445,14 @@ impl Checks {
                     // It was spent somewhere between question and answer, when the lease may have lived a little longer.
                     own.lent
                         .spend(cost, open.asked_at)
-                        .map_err(|live| format!("{cost} of r{rule} were spent, {live} were lent"))?;
+                        .map_err(|live| (ALIVE, format!("{cost} of r{rule} were spent, {live} were lent and live")))?;
                     life.spent_least += cost;
                     life.spent_most += cost;
                 }
                 SyncMode::Async => own.let_pass(cost),
-                SyncMode::Direct => return Err(format!("nobody has decided about r{rule} ({now})")),
+                SyncMode::Direct => {
+                    return Err(("no pass without a charge", format!("nobody has decided about r{rule}")));
+                }
             }
         }
         Ok(())
@@ -474,7 +474,7 @@ impl Checks {
                 SyncMode::Lease => {
                     own.lent.spend(cost, open.asked_at.max(now.saturating_sub(LONGEST_US))).map_err(|live| {
                         (
-                            "leases are spent while they live",
+                            ALIVE,
                             format!("node {} spent {cost} of r{rule}, but {live} were lent to it and live", open.node),
                         )
                     })?;
