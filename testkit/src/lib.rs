@@ -35,6 +35,7 @@ pub use proxy::{Counts, Fault, FaultProxy};
 pub use resp::{Client, Reply};
 pub use sentinel::Sentinels;
 pub use server::Server;
+pub use spawn::spawn;
 pub use wait::wait_until;
 
 #[cfg(doctest)]

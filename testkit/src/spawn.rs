@@ -12,8 +12,8 @@ use std::thread;
 
 type Order = (Command, mpsc::Sender<io::Result<Child>>);
 
-/// Starts `program` so that it dies with this process.
-pub(crate) fn spawn(program: &Path, configure: impl FnOnce(&mut Command)) -> io::Result<Child> {
+/// Starts `program` so that it dies with this process, also if this process is killed. `configure` adds its arguments.
+pub fn spawn(program: &Path, configure: impl FnOnce(&mut Command)) -> io::Result<Child> {
     let mut command = if has_setpriv() {
         // setpriv becomes the program, so the child's id is the program's.
         let mut command = Command::new("setpriv");

@@ -20,6 +20,8 @@ cargo xtask COMMAND
   loom                tries every order in which threads can meet where something is read without a lock, and shows of each
                       memory ordering that it is needed
   bench [ARGS]        measures beside rivals and bounds in one run, as ratios (see bench/README.md)
+  faults [ROW...]     does to real processes under load what goes wrong in the field, and judges what they answer: F1, F2, ... or all;
+                      --list shows them, --quick runs the covering few, --help says more
   servers [--bench]   installs the Redis, Valkey and Envoy servers that the tests start, and the clients that they let talk to
                       the doors, into target/servers/ (or where TIDEGATE_SERVERS says); a second run only looks.
                       --bench adds the module redis-cell, which measurements and some tests are made beside
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         Some("exact") => exact(&rest),
         Some("loom") => loom(),
         Some("bench") => bench(&rest),
+        Some("faults") => faults(&rest),
         Some("servers") => servers::install(&rest),
         Some("packages") => packages::check(&root()),
         Some("sim") => sim(&rest),
@@ -65,6 +68,12 @@ fn test() -> Result<(), String> {
     step("packages: licences and bans", || packages::check(&root()))?;
     step("servers", || servers::install(&["--bench"]))?;
     step("tests", cargo(&["test", "--workspace", "--all-features", "--all-targets"]))?;
+    step("faults, the covering few", || {
+        // As the tests were built, so nothing is built again.
+        let mut command = Command::new(cargo_path());
+        command.args(["test", "--workspace", "--all-features", "--test", "covering", "--", "--ignored", "--nocapture"]);
+        run(command)
+    })?;
     step("examples", examples)?;
     step("examples in the documentation", cargo(&["test", "--workspace", "--all-features", "--doc"]))?;
     step("documentation", || {
@@ -128,6 +137,13 @@ fn bench(args: &[&str]) -> Result<(), String> {
 fn sim(args: &[&str]) -> Result<(), String> {
     let mut command = cargo_in("sim", &["run", "--quiet", "--"]);
     run(command.args(args))
+}
+
+/// Optimised, as the product is shipped.
+fn faults(args: &[&str]) -> Result<(), String> {
+    run(Command::new(cargo_path()).args(["build", "--quiet", "--release", "-p", "tidegate-cli", "-p", "tidegate-faults"]))?;
+    let target = env::var("CARGO_TARGET_DIR").map_or_else(|_| root().join("target"), |folder| root().join(folder));
+    run(Command::new(target.join("release/faults")).args(args))
 }
 
 fn in_bench(args: &[&str]) -> Command {

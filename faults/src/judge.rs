@@ -1,0 +1,305 @@
+//! Whether a row was as it must be.
+//!
+//! Bounds on counts are exact, always. Bounds on time are as they are meant with `--strict`, on a quiet machine; otherwise a multiple of that, so that only
+//! what has really gone wrong fails: a wait without end, a store that is never found again.
+
+use std::time::Duration;
+
+use crate::load::{Answer, Outcome as Became, Source, percentile};
+use crate::rows::Context;
+use crate::stage::Run;
+
+/// Nobody waits longer for a decision, whatever happens to the store.
+pub(crate) const HARD: Duration = Duration::from_millis(10);
+/// On a machine that is not quiet, this many times a bound, and at least [`PATIENT`].
+const GENEROUS: u32 = 10;
+const PATIENT: Duration = Duration::from_secs(3);
+/// Whoever waits so long waits for the store, and not for a turn.
+const WAITS: Duration = Duration::from_millis(3);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Ok,
+    Failed,
+    NotBuilt,
+}
+
+impl Verdict {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Verdict::Ok => "ok",
+            Verdict::Failed => "FAIL",
+            Verdict::NotBuilt => "not built",
+        }
+    }
+}
+
+/// What came of a row.
+pub(crate) struct Outcome {
+    pub(crate) row: &'static str,
+    pub(crate) verdict: Verdict,
+    pub(crate) line: String,
+    pub(crate) figures: Vec<(String, f64)>,
+    /// What was not as it must be.
+    pub(crate) problems: Vec<String>,
+    pub(crate) seconds: f64,
+}
+
+/// What a row found out, before it is known which row it was.
+pub(crate) struct Judged {
+    pub(crate) line: String,
+    pub(crate) figures: Vec<(String, f64)>,
+    pub(crate) problems: Vec<String>,
+}
+
+pub(crate) struct Judge<'a> {
+    context: &'a Context,
+    run: &'a Run,
+    told: Vec<String>,
+    figures: Vec<(String, f64)>,
+    problems: Vec<String>,
+}
+
+impl<'a> Judge<'a> {
+    pub(crate) fn new(context: &'a Context, run: &'a Run) -> Self {
+        Judge { context, run, told: Vec::new(), figures: Vec::new(), problems: Vec::new() }
+    }
+
+    /// The verdict, after a few words on what was done.
+    pub(crate) fn end(self, what: &str) -> Judged {
+        let line = format!("{what}: {}", self.told.join(", "));
+        Judged { line, figures: self.figures, problems: self.problems }
+    }
+
+    /// Something that must hold.
+    pub(crate) fn holds(&mut self, holds: bool, otherwise: impl FnOnce() -> String) {
+        if !holds {
+            self.problems.push(otherwise());
+        }
+    }
+
+    pub(crate) fn say(&mut self, text: impl Into<String>) {
+        self.told.push(text.into());
+    }
+
+    pub(crate) fn figure(&mut self, name: &str, value: f64) {
+        self.figures.push((name.to_owned(), value));
+    }
+
+    /// Every request had an answer, allowed or denied.
+    pub(crate) fn no_errors(&mut self) {
+        let record = &self.run.record;
+        let wrong: Vec<&Answer> = record.answers.iter().filter(|answer| !answer.outcome.is_answer()).collect();
+        let errors = wrong.len() + record.unanswered();
+        self.say(format!("{errors} errors of {}", record.answers.len() + record.unanswered()));
+        self.figure("errors", errors as f64);
+        self.holds(errors == 0, || format!("{errors} requests had no answer; the first: {:?}", wrong.first()));
+    }
+
+    /// Nobody waited longer than the hard bound, beyond what the machine itself added at that moment.
+    pub(crate) fn latency(&mut self) {
+        let record = &self.run.record;
+        let longest = |answers: &[Answer]| answers.iter().map(|answer| answer.took).max().unwrap_or_default();
+        let (max, noise) = (longest(&record.answers), longest(&record.control));
+        let mut worst: Option<(Duration, Answer)> = None;
+        for answer in record.answers.iter().filter(|answer| answer.took > HARD) {
+            let beside = record.control.iter().filter(|own| own.asked <= answer.end() && own.end() >= answer.asked);
+            let noise = beside.map(|own| own.took).max().unwrap_or_default();
+            let excess = answer.took.saturating_sub(noise);
+            if worst.is_none_or(|(most, _)| excess > most) {
+                worst = Some((excess, *answer));
+            }
+        }
+        let p99 = percentile(record.answers.iter(), 990);
+        self.say(format!("p99 {}, max {} (no-op {})", ms(p99), ms(max), ms(noise)));
+        self.figure("p99_ms", to_ms(p99));
+        self.figure("max_ms", to_ms(max));
+        self.figure("noop_max_ms", to_ms(noise));
+        if let Some((excess, answer)) = worst {
+            self.figure("excess_ms", to_ms(excess));
+            let bound = self.bound(HARD);
+            self.holds(excess <= bound, || {
+                format!("{} longer than the no-op beside it; at most {} may be: {answer:?}", ms(excess), ms(bound))
+            });
+        }
+    }
+
+    /// From `from` on, until `to`, nobody waits for the store after this long.
+    pub(crate) fn open_after(&mut self, from: Duration, to: Duration, bound: Duration) {
+        // Within a tenth of a second one may wait for the machine; a store that is waited for is waited for by everybody.
+        let waits = self.run.record.between(from, to).filter(|answer| answer.took >= WAITS);
+        let mut waits: Vec<Duration> = waits.filter(|a| a.source == Some(Source::Fallback)).map(|a| a.asked).collect();
+        waits.sort();
+        let last = waits.windows(5).map(|five| (five[0], five[4])).filter(|(first, last)| *last - *first < bound / 2);
+        let open = last.map(|(_, last)| last - from).max().unwrap_or_default();
+        let after = percentile(self.run.record.between(from + open + Duration::from_millis(1), to), 990);
+        self.say(format!("open after {}, then p99 {}", ms(open), ms(after)));
+        self.figure("open_after_ms", to_ms(open));
+        self.figure("open_p99_ms", to_ms(after));
+        self.time("the breaker opened after", open, bound);
+        self.time("once the breaker is open, p99 is", after, Duration::from_millis(1));
+    }
+
+    /// The store decides again after `go`, and from then on nearly everything: of every twentieth of a second nine tenths.
+    pub(crate) fn back(&mut self, go: Duration, bound: Duration) {
+        self.back_of(go, bound, |_| true);
+    }
+
+    pub(crate) fn back_of(&mut self, go: Duration, bound: Duration, which: impl Fn(&Answer) -> bool) {
+        const SLICE: Duration = Duration::from_millis(50);
+        let end = self.run.record.lasted;
+        let of = |answers: &mut dyn Iterator<Item = &Answer>| {
+            let answers: Vec<&Answer> = answers.filter(|answer| which(answer) && answer.source.is_some()).collect();
+            let alone = answers.iter().filter(|answer| answer.source == Some(Source::Fallback)).count();
+            (answers.len(), alone)
+        };
+        let after = self.run.record.between(go, end).filter(|answer| which(answer));
+        let first = after.filter(|a| a.source == Some(Source::Store)).map(|a| a.end() - go).min();
+        let mut settled = go;
+        let mut slice = go;
+        while slice < end {
+            let (all, alone) = of(&mut self.run.record.between(slice, slice + SLICE));
+            if alone * 10 > all {
+                settled = slice + SLICE;
+            }
+            slice += SLICE;
+        }
+        let settled = settled - go;
+        let Some(first) = first else {
+            return self.problems.push("the store never decided again".into());
+        };
+        self.say(format!("back after {}, in sync after {}", ms(first), ms(settled)));
+        self.figure("back_ms", to_ms(first));
+        self.figure("in_sync_ms", to_ms(settled));
+        self.time("the store was back after", first, bound);
+        self.time("all was in sync after", settled, bound);
+        self.holds(settled + SLICE < end - go, || "the store was not back at the end".into());
+    }
+
+    /// Of each key of a class no more passed than this.
+    pub(crate) fn admitted(&mut self, class: &str, bound: u64) {
+        let most = (0..self.run.record.class(class).1.keys).map(|key| self.passed(class, key, |_| true)).max();
+        let most = most.unwrap_or(0);
+        self.say(format!("admitted {most} ≤ {bound}"));
+        self.figure(&format!("{class}_admitted"), most as f64);
+        self.figure(&format!("{class}_bound"), bound as f64);
+        self.holds(most <= bound, || format!("{most} passed of a key of {class:?}, and at most {bound} may"));
+    }
+
+    /// Of budgets that do not come back: the store let pass no more than there is, and nodes alone no more than their shares together.
+    pub(crate) fn budgets(&mut self, class: &str, amount: u64) {
+        self.admitted(class, 2 * amount.max(self.run.nodes));
+        let shares = amount.max(self.run.nodes);
+        for key in 0..self.run.record.class(class).1.keys {
+            let by_store = self.passed(class, key, |answer| answer.source != Some(Source::Fallback));
+            let alone = self.passed(class, key, |answer| answer.source == Some(Source::Fallback));
+            self.holds(by_store <= amount, || format!("{class}:{key}: the store let pass {by_store} of {amount}"));
+            self.holds(alone <= shares, || format!("{class}:{key}: the nodes alone let pass {alone} of {shares}"));
+        }
+    }
+
+    /// Of budgets of which the store lost something between `from` and `to`: beyond what there is passes no more than what no node knew of that asked before the
+    /// one that knew best, and what was on its way.
+    pub(crate) fn lost(&mut self, class: &str, amount: u64, from: Duration, to: Duration) {
+        let nodes = u8::try_from(self.run.nodes).expect("few nodes");
+        let (mut most, mut beyond) = (0, 0);
+        for key in 0..self.run.record.class(class).1.keys {
+            let of = |answer: &&Answer| answer.key == key && answer.source == Some(Source::Store);
+            let by_store: Vec<&Answer> = self.run.record.of(class).filter(of).collect();
+            let on_their_way = by_store.iter().filter(|a| a.asked < from && a.end() >= from).count();
+            let first = |node| by_store.iter().filter(|a| a.node == node && a.asked >= to).map(|a| a.end()).min();
+            // When every node has told the store what it knew; a node that never did had nothing to tell.
+            let told = (0..nodes).map(|node| first(node).unwrap_or(self.run.record.lasted)).max().unwrap_or_default();
+            let before = by_store.iter().filter(|a| a.allowed() && a.end() >= from && a.asked <= told).count();
+            let passed = by_store.iter().filter(|a| a.allowed()).count() as u64;
+            let unseen = (on_their_way + before) as u64;
+            self.holds(passed <= amount + unseen, || {
+                format!("{class}:{key}: the store let pass {passed} of {amount}; at most {unseen} beyond may be unseen")
+            });
+            most = most.max(unseen);
+            beyond = beyond.max(passed.saturating_sub(amount));
+            let alone = self.passed(class, key, |answer| answer.source == Some(Source::Fallback));
+            let shares = amount.max(self.run.nodes);
+            self.holds(alone <= shares, || format!("{class}:{key}: the nodes alone let pass {alone} of {shares}"));
+        }
+        self.say(format!("{beyond} ≤ {most} beyond what there is"));
+        self.figure("beyond", beyond as f64);
+        self.figure("beyond_bound", most as f64);
+        self.admitted(class, 2 * amount + most);
+    }
+
+    /// The same where the store was always asked: exactly what there is.
+    pub(crate) fn exact(&mut self, class: &str, amount: u64) {
+        self.admitted(class, amount);
+    }
+
+    pub(crate) fn passed(&self, class: &str, key: u16, which: impl Fn(&Answer) -> bool) -> u64 {
+        self.run.record.of(class).filter(|a| a.key == key && a.allowed() && which(a)).count() as u64
+    }
+
+    /// Nothing is charged twice: of each budget the store has charged what it let pass, and at most what had no answer besides.
+    /// `left` says what is left of a key.
+    pub(crate) fn charged_once(&mut self, class: &str, amount: u64, mut left: impl FnMut(&str) -> u64) {
+        let (_, keys) = self.run.record.class(class);
+        for (key, name) in (0..keys.keys).map(|key| (key, keys.key(key))).collect::<Vec<_>>() {
+            let charged = amount - left(&name).min(amount);
+            let by_store = self.passed(class, key, |answer| answer.source == Some(Source::Store));
+            let alone = self.run.record.of(class).filter(|a| a.key == key && a.source != Some(Source::Store)).count();
+            let most = by_store + alone as u64;
+            self.holds((by_store..=most).contains(&charged), || {
+                format!("{name}: {charged} are charged, and between {by_store} and {most} can have been")
+            });
+        }
+        self.say("charged once");
+    }
+
+    /// A counter shows it, by at least so many.
+    pub(crate) fn counted(&mut self, name: &str, least: f64) {
+        let found = self.run.metrics.get(name);
+        self.figure(name, found);
+        self.holds(found >= least, || format!("{name} is {found}, and at least {least} was expected"));
+    }
+
+    /// A counter shows at most so many.
+    pub(crate) fn at_most(&mut self, name: &str, most: f64) {
+        let found = self.run.metrics.get(name);
+        self.figure(name, found);
+        self.holds(found <= most, || format!("{name} is {found}, and at most {most} was expected"));
+    }
+
+    /// How much of what was asked within this time the nodes decided alone.
+    pub(crate) fn alone(&mut self, what: &str, from: Duration, to: Duration) -> f64 {
+        let asked: Vec<&Answer> = self.run.record.between(from, to).collect();
+        let alone = asked.iter().filter(|answer| answer.source == Some(Source::Fallback)).count();
+        let share = alone as f64 / asked.len().max(1) as f64;
+        self.say(format!("{what} {:.1} % alone", 100.0 * share));
+        self.figure(&format!("alone {what}"), share);
+        share
+    }
+
+    /// A time within its bound.
+    pub(crate) fn time(&mut self, what: &str, took: Duration, bound: Duration) {
+        let bound = self.bound(bound);
+        self.holds(took <= bound, || format!("{what} {}; at most {}", ms(took), ms(bound)));
+    }
+
+    /// Requests of these kinds of failures.
+    pub(crate) fn failures(&self, which: impl Fn(Became) -> bool) -> usize {
+        self.run.record.answers.iter().filter(|answer| which(answer.outcome)).count()
+    }
+
+    fn bound(&self, meant: Duration) -> Duration {
+        if self.context.strict { meant } else { (meant * GENEROUS).max(PATIENT) }
+    }
+}
+
+pub(crate) fn to_ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
+}
+
+pub(crate) fn ms(time: Duration) -> String {
+    match to_ms(time) {
+        ms if ms < 10.0 => format!("{ms:.1} ms"),
+        ms => format!("{ms:.0} ms"),
+    }
+}

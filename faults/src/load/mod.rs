@@ -1,0 +1,181 @@
+//! Those who ask: at their own pace, whatever the answers do, over HTTP, and everything that was answered is written down.
+//!
+//! Beside the nodes that are judged there is one that keeps its state in memory and is asked a tenth as often, by the same thread over the same kind of
+//! connection. No fault befalls it, so how long it takes is what the machine adds; the rest is the product's.
+
+mod http;
+mod record;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+pub(crate) use self::http::Http;
+use self::http::Pool;
+pub(crate) use self::record::{Answer, Outcome, Record, Source, percentile};
+use crate::random::Random;
+
+/// How long is waited at the end for whoever has no answer yet.
+const LAST: Duration = Duration::from_secs(5);
+
+/// Keys of one kind, and how much of the load they get.
+#[derive(Clone, Debug)]
+pub(crate) struct Class {
+    pub(crate) name: &'static str,
+    pub(crate) ask: Ask,
+    pub(crate) keys: u16,
+    pub(crate) weight: u64,
+}
+
+/// What a request says.
+#[derive(Clone, Debug)]
+pub(crate) enum Ask {
+    /// A key and its limit.
+    Limit(String),
+    /// Attributes for the rules: this `kind`, and the key as `user`.
+    Kind(&'static str),
+}
+
+impl Class {
+    /// A name for each key that no other class has.
+    pub(crate) fn key(&self, number: u16) -> String {
+        format!("{}:{number}", self.name)
+    }
+
+    fn body(&self, number: u16) -> String {
+        let key = self.key(number);
+        match &self.ask {
+            Ask::Limit(limit) => format!(r#"{{"key":"{key}","limit":"{limit}"}}"#),
+            Ask::Kind(kind) => format!(r#"{{"attributes":{{"kind":"{kind}","user":"{key}"}}}}"#),
+        }
+    }
+}
+
+/// A load that runs until it is ended.
+pub(crate) struct Load {
+    began: Instant,
+    orders: Arc<Orders>,
+    thread: JoinHandle<Record>,
+}
+
+/// What can be changed while it runs.
+struct Orders {
+    stop: AtomicBool,
+    rate: AtomicU64,
+}
+
+/// What the thread needs to know.
+pub(crate) struct Plan {
+    pub(crate) nodes: Vec<String>,
+    /// The node in memory.
+    pub(crate) control: String,
+    pub(crate) mix: Vec<Class>,
+    pub(crate) rate: u64,
+    pub(crate) seed: u64,
+}
+
+impl Load {
+    pub(crate) fn start(plan: Plan) -> Load {
+        let orders = Arc::new(Orders { stop: AtomicBool::new(false), rate: AtomicU64::new(plan.rate) });
+        let (own, began) = (Arc::clone(&orders), Instant::now());
+        let run = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            tokio::task::LocalSet::new().block_on(&runtime, generate(plan, began, &own))
+        };
+        let thread = thread::Builder::new().name("load".into()).spawn(run).expect("a thread can be started");
+        Load { began, orders, thread }
+    }
+
+    /// Goes on asking for so long.
+    pub(crate) fn goes_on(&self, lasts: Duration) {
+        thread::sleep(lasts);
+    }
+
+    /// Now, on the clock of the record.
+    pub(crate) fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// From now on so many a second.
+    pub(crate) fn set_rate(&self, rate: u64) {
+        self.orders.rate.store(rate, Ordering::Relaxed);
+    }
+
+    /// Ends it, and gives what was written down.
+    pub(crate) fn end(self) -> Record {
+        self.orders.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the load does not panic")
+    }
+}
+
+async fn generate(plan: Plan, began: Instant, orders: &Orders) -> Record {
+    let record = Rc::new(RefCell::new(Record::new(plan.mix.clone())));
+    let requests: Vec<Vec<Rc<[u8]>>> = plan
+        .mix
+        .iter()
+        .map(|class| (0..class.keys).map(|key| http::post("/v1/check", &class.body(key))).collect())
+        .collect();
+    let pools: Vec<Rc<Pool>> =
+        plan.nodes.iter().chain([&plan.control]).map(|address| Rc::new(Pool::new(address))).collect();
+    let nothing = http::post("/v1/check", r#"{"key":"control","limit":"1000000/s"}"#);
+    let weights: u64 = plan.mix.iter().map(|class| class.weight).sum();
+    let mut random = Random::new(plan.seed);
+    let mut tick = tokio::time::interval(Duration::from_millis(1));
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let (mut last, mut due, mut asked) = (began, 0.0, 0_u64);
+    while !orders.stop.load(Ordering::Relaxed) {
+        tick.tick().await;
+        let now = Instant::now();
+        record.borrow_mut().late(now - last);
+        // What could not be asked during a pause of the machine is asked afterwards, but not more than a moment's worth at once.
+        let rate = orders.rate.load(Ordering::Relaxed);
+        due += (now - last).min(Duration::from_millis(100)).as_secs_f64()
+            * f64::from(u32::try_from(rate).unwrap_or(u32::MAX));
+        last = now;
+        while due >= 1.0 {
+            due -= 1.0;
+            asked += 1;
+            let mut at = random.below(weights);
+            let class = plan.mix.iter().position(|class| match at.checked_sub(class.weight) {
+                Some(rest) => {
+                    at = rest;
+                    false
+                }
+                None => true,
+            });
+            let class = class.expect("the weights add up");
+            let key = random.below(plan.mix[class].keys.into());
+            let node = usize::try_from(random.below(plan.nodes.len() as u64)).expect("it is an index");
+            let key = u16::try_from(key).expect("it is below a u16");
+            let request = &requests[class][usize::from(key)];
+            let (class, number) = (u8::try_from(class).expect("few classes"), u8::try_from(node).expect("few nodes"));
+            ask(&pools[node], request, &record, Answer::new(now - began, class, key, number));
+            if asked.is_multiple_of(10) {
+                ask(&pools[plan.nodes.len()], &nothing, &record, Answer::control(now - began));
+            }
+        }
+    }
+    let end = Instant::now() + LAST;
+    while record.borrow().open > 0 && Instant::now() < end {
+        tick.tick().await;
+    }
+    let mut record = record.take();
+    record.lasted = began.elapsed();
+    record
+}
+
+fn ask(pool: &Rc<Pool>, request: &Rc<[u8]>, record: &Rc<RefCell<Record>>, mut answer: Answer) {
+    let (pool, request, record) = (Rc::clone(pool), Rc::clone(request), Rc::clone(record));
+    record.borrow_mut().open += 1;
+    let began = Instant::now();
+    tokio::task::spawn_local(async move {
+        (answer.outcome, answer.source) = pool.ask(&request).await;
+        answer.took = began.elapsed();
+        let mut record = record.borrow_mut();
+        record.open -= 1;
+        record.add(answer);
+    });
+}

@@ -1,0 +1,131 @@
+//! What was answered, and questions about it.
+
+use std::time::Duration;
+
+use super::Class;
+
+/// Who gave an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Store,
+    Local,
+    Fallback,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Allowed,
+    Denied,
+    /// Another status.
+    Error(u16),
+    /// The connection ended before the answer.
+    Broken,
+    /// Nobody listened.
+    Refused,
+    /// No answer for seconds.
+    Silent,
+}
+
+impl Outcome {
+    pub(super) fn of(status: u16) -> Outcome {
+        match status {
+            200 => Outcome::Allowed,
+            429 => Outcome::Denied,
+            other => Outcome::Error(other),
+        }
+    }
+
+    pub(crate) fn is_answer(self) -> bool {
+        matches!(self, Outcome::Allowed | Outcome::Denied)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answer {
+    /// When it was asked, since the load began.
+    pub(crate) asked: Duration,
+    pub(crate) took: Duration,
+    pub(crate) class: u8,
+    pub(crate) key: u16,
+    pub(crate) node: u8,
+    pub(crate) outcome: Outcome,
+    pub(crate) source: Option<Source>,
+}
+
+/// The class of what the node in memory was asked.
+const CONTROL: u8 = u8::MAX;
+
+impl Answer {
+    pub(super) fn new(asked: Duration, class: u8, key: u16, node: u8) -> Answer {
+        Answer { asked, took: Duration::ZERO, class, key, node, outcome: Outcome::Silent, source: None }
+    }
+
+    pub(super) fn control(asked: Duration) -> Answer {
+        Answer::new(asked, CONTROL, 0, 0)
+    }
+
+    pub(crate) fn end(&self) -> Duration {
+        self.asked + self.took
+    }
+
+    pub(crate) fn allowed(&self) -> bool {
+        self.outcome == Outcome::Allowed
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Record {
+    mix: Vec<Class>,
+    pub(super) open: usize,
+    /// In the order in which they came.
+    pub(crate) answers: Vec<Answer>,
+    /// Of the node in memory.
+    pub(crate) control: Vec<Answer>,
+    /// The longest time the load itself did not run.
+    pub(crate) latest: Duration,
+    pub(crate) lasted: Duration,
+}
+
+impl Record {
+    pub(super) fn new(mix: Vec<Class>) -> Record {
+        Record { mix, ..Record::default() }
+    }
+
+    pub(super) fn late(&mut self, pause: Duration) {
+        self.latest = self.latest.max(pause);
+    }
+
+    pub(super) fn add(&mut self, answer: Answer) {
+        if answer.class == CONTROL { &mut self.control } else { &mut self.answers }.push(answer);
+    }
+
+    /// Requests that had no answer when the load ended.
+    pub(crate) fn unanswered(&self) -> usize {
+        self.open
+    }
+
+    pub(crate) fn class(&self, name: &str) -> (u8, &Class) {
+        let at = self.mix.iter().position(|class| class.name == name);
+        let at = at.unwrap_or_else(|| panic!("the load has a class {name:?}"));
+        (u8::try_from(at).expect("few classes"), &self.mix[at])
+    }
+
+    /// The answers about one class, of all nodes.
+    pub(crate) fn of(&self, name: &str) -> impl Iterator<Item = &Answer> {
+        let (class, _) = self.class(name);
+        self.answers.iter().filter(move |answer| answer.class == class)
+    }
+
+    /// What was asked within this time.
+    pub(crate) fn between(&self, from: Duration, to: Duration) -> impl Iterator<Item = &Answer> {
+        self.answers.iter().filter(move |answer| answer.asked >= from && answer.asked < to)
+    }
+}
+
+/// So many of a thousand took at most this long.
+pub(crate) fn percentile<'a>(answers: impl Iterator<Item = &'a Answer>, per_mille: usize) -> Duration {
+    let mut took: Vec<Duration> = answers.map(|answer| answer.took).collect();
+    took.sort();
+    took.get((took.len() * per_mille / 1000).min(took.len().saturating_sub(1))).copied().unwrap_or_default()
+}

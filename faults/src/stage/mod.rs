@@ -1,0 +1,180 @@
+//! The processes of a row: nodes in front of a store, one in memory beside them, and who asks them.
+
+mod metrics;
+mod node;
+mod relay;
+
+use std::time::Duration;
+
+use tidegate::{Check, Limits, Op, Redis, Store};
+
+pub(crate) use self::metrics::Metrics;
+pub(crate) use self::node::{Node, beside};
+pub(crate) use self::relay::Relay;
+use crate::load::{Ask, Class, Load, Plan, Record};
+use crate::rows::Context;
+
+/// How long anything may take that is not judged.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How many keys of the usual load have a budget that does not come back.
+pub(crate) const TIGHT_KEYS: u16 = 5;
+
+/// A limit of so many that do not come back while a row runs.
+pub(crate) fn budget(amount: u64) -> String {
+    format!("{amount}/1000d window")
+}
+
+/// The usual load: many keys that are never used up, and a few budgets that do not come back and soon are.
+pub(crate) fn usual(context: &Context) -> Vec<Class> {
+    vec![
+        Class { name: "plenty", ask: Ask::Limit("1000000/s".into()), keys: 500, weight: 4 },
+        Class { name: "tight", ask: Ask::Limit(budget(context.tight())), keys: TIGHT_KEYS, weight: 1 },
+    ]
+}
+
+/// Nodes and their settings.
+pub(crate) struct Stage<'a> {
+    context: &'a Context,
+    pub(crate) nodes: Vec<Node>,
+    control: Node,
+    mix: Vec<Class>,
+    rate: u64,
+}
+
+/// How the nodes are set.
+pub(crate) struct Setup {
+    /// One store for each node.
+    pub(crate) stores: Vec<String>,
+    /// `near:` of all, without the number of nodes.
+    pub(crate) near: String,
+    /// How many each is told there are, or that it shall count.
+    pub(crate) told: Option<usize>,
+    /// Lines of YAML.
+    pub(crate) rules: String,
+}
+
+impl Setup {
+    /// So many nodes before this store.
+    pub(crate) fn new(store: &str, nodes: usize) -> Setup {
+        Setup {
+            stores: vec![store.to_owned(); nodes],
+            near: "deadline_ms: 5".into(),
+            told: Some(nodes),
+            rules: "rules: []\n".into(),
+        }
+    }
+
+    /// Each before its own address of one store.
+    pub(crate) fn each(stores: Vec<String>) -> Setup {
+        let nodes = stores.len();
+        Setup { stores, ..Setup::new("", nodes) }
+    }
+
+    pub(crate) fn rules(self, rules: &str) -> Setup {
+        Setup { rules: rules.to_owned(), ..self }
+    }
+
+    /// They count each other in the store.
+    pub(crate) fn counted(self) -> Setup {
+        Setup { told: None, ..self }
+    }
+
+    pub(crate) fn config(&self, node: usize) -> String {
+        let nodes = self.told.map_or("auto".to_owned(), |told| told.to_string());
+        format!("store: {}\nnear: {{ {}, nodes: {nodes} }}\n{}", self.stores[node], self.near, self.rules)
+    }
+}
+
+impl<'a> Stage<'a> {
+    pub(crate) fn start(context: &'a Context, setup: &Setup) -> Stage<'a> {
+        let nodes = (0..setup.stores.len()).map(|node| Node::start(&setup.config(node))).collect();
+        Stage {
+            context,
+            nodes,
+            control: Node::start("store: memory\nrules: []\n"),
+            mix: usual(context),
+            rate: context.rate,
+        }
+    }
+
+    /// Something else is asked than usually.
+    pub(crate) fn asks(mut self, mix: Vec<Class>) -> Self {
+        self.mix = mix;
+        self
+    }
+
+    /// As often as this, or a quarter of that in a short run.
+    pub(crate) fn rate(mut self, rate: u64) -> Self {
+        self.rate = self.context.scaled(rate);
+        self
+    }
+
+    /// Those who ask begin.
+    pub(crate) fn load(&self) -> Load {
+        // Connections of the store are made and the script is there before anything is judged.
+        for node in &self.nodes {
+            node.is_warm();
+        }
+        Load::start(Plan {
+            nodes: self.nodes.iter().map(|node| node.http.clone()).collect(),
+            control: self.control.http.clone(),
+            mix: self.mix.clone(),
+            rate: self.rate,
+            seed: self.context.seed,
+        })
+    }
+
+    /// Everything that the nodes counted, added up.
+    pub(crate) fn metrics(&self) -> Metrics {
+        Metrics::sum(self.nodes.iter().filter_map(Node::metrics))
+    }
+
+    /// Those who ask have ended: what was answered, and what was counted.
+    pub(crate) fn end(&self, load: Load) -> Run {
+        let record = load.end();
+        Run { record, metrics: self.metrics(), rate: self.rate, nodes: self.nodes.len() as u64 }
+    }
+}
+
+/// Before a fault, while it lasts, and after it: when it began and ended, and what was answered.
+pub(crate) struct Scene {
+    pub(crate) from: Duration,
+    pub(crate) go: Duration,
+    pub(crate) run: Run,
+}
+
+impl Stage<'_> {
+    /// Asks all the time: so many milliseconds before the fault, during it and after it.
+    pub(crate) fn play(&self, [before, during, after]: [u64; 3], inject: impl FnOnce(), lift: impl FnOnce()) -> Scene {
+        let load = self.load();
+        load.goes_on(Duration::from_millis(before));
+        let from = load.now();
+        inject();
+        load.goes_on(Duration::from_millis(during));
+        let go = load.now();
+        lift();
+        load.goes_on(Duration::from_millis(after));
+        Scene { from, go, run: self.end(load) }
+    }
+}
+
+/// What is judged.
+pub(crate) struct Run {
+    pub(crate) record: Record,
+    pub(crate) metrics: Metrics,
+    pub(crate) rate: u64,
+    pub(crate) nodes: u64,
+}
+
+/// What is left in the store of a key under a [`budget`].
+pub(crate) fn left(store: &str, key: &str, amount: u64) -> u64 {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let limits: Limits = budget(amount).parse().expect("it is a limit");
+        let redis =
+            Redis::builder(store.parse().expect("it is an address")).timeout(PATIENCE).build().expect("a store");
+        let looked = redis.decide(&Check::of(Op::Peek).charge(key, &limits, 1)).await;
+        looked.unwrap_or_else(|error| panic!("{key}: {error}")).remaining()
+    })
+}
