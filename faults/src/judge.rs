@@ -228,11 +228,7 @@ impl<'a> Judge<'a> {
         self.admitted(class, 2 * amount + most);
     }
 
-    /// The same where the store was always asked: exactly what there is.
-    pub(crate) fn exact(&mut self, class: &str, amount: u64) {
-        self.admitted(class, amount);
-    }
-
+    /// How many passed of a key.
     pub(crate) fn passed(&self, class: &str, key: u16, which: impl Fn(&Answer) -> bool) -> u64 {
         self.run.record.of(class).filter(|a| a.key == key && a.allowed() && which(a)).count() as u64
     }

@@ -23,6 +23,7 @@ mod proxy;
 mod resp;
 mod sentinel;
 mod server;
+mod shim;
 mod spawn;
 mod wait;
 
@@ -35,6 +36,7 @@ pub use proxy::{Counts, Fault, FaultProxy};
 pub use resp::{Client, Reply};
 pub use sentinel::Sentinels;
 pub use server::Server;
+pub use shim::ClockShim;
 pub use spawn::spawn;
 pub use wait::wait_until;
 

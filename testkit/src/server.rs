@@ -96,7 +96,7 @@ impl Server {
     }
 
     /// Whether it can be asked something: it runs and was not stopped.
-    pub(crate) fn is_awake(&self) -> bool {
+    pub fn is_awake(&self) -> bool {
         self.is_running() && !self.stopped.load(Ordering::SeqCst)
     }
 

@@ -141,7 +141,15 @@ fn sim(args: &[&str]) -> Result<(), String> {
 
 /// Optimised, as the product is shipped.
 fn faults(args: &[&str]) -> Result<(), String> {
-    run(Command::new(cargo_path()).args(["build", "--quiet", "--release", "-p", "tidegate-cli", "-p", "tidegate-faults"]))?;
+    run(Command::new(cargo_path()).args([
+        "build",
+        "--quiet",
+        "--release",
+        "-p",
+        "tidegate-cli",
+        "-p",
+        "tidegate-faults",
+    ]))?;
     let target = env::var("CARGO_TARGET_DIR").map_or_else(|_| root().join("target"), |folder| root().join(folder));
     run(Command::new(target.join("release/faults")).args(args))
 }

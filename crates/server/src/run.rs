@@ -158,9 +158,10 @@ async fn near(url: &str, config: &Config) -> Result<Backend, StartError> {
     Ok(Backend::Near(near.build(), redis))
 }
 
-/// Every change is told once.
+/// Every change is told once, and why the store does not decide, a few times a second.
 fn tell(near: &Near, observer: &Observer) {
-    let observer = observer.clone();
+    let (observer, why) = (observer.clone(), observer.clone());
+    near.on_miss(move |error| why.missed(error));
     near.on_change(move |state| match state {
         BreakerState::Open => {
             observer.log().warn("the store does not answer: this node decides alone", &[("breaker", &"open")]);

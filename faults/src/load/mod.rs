@@ -20,6 +20,9 @@ use crate::random::Random;
 
 /// How long is waited at the end for whoever has no answer yet.
 const LAST: Duration = Duration::from_secs(5);
+/// How long a busy machine may take until nobody decides alone any more, and how long that must last.
+const SETTLING: Duration = Duration::from_secs(10);
+const CALM: Duration = Duration::from_millis(300);
 
 /// Keys of one kind, and how much of the load they get.
 #[derive(Clone, Debug)]
@@ -65,6 +68,8 @@ pub(crate) struct Load {
 struct Orders {
     stop: AtomicBool,
     rate: AtomicU64,
+    /// When a node last decided alone, in milliseconds since the beginning.
+    alone_ms: AtomicU64,
 }
 
 /// What the thread needs to know.
@@ -79,11 +84,12 @@ pub(crate) struct Plan {
 
 impl Load {
     pub(crate) fn start(plan: Plan) -> Load {
-        let orders = Arc::new(Orders { stop: AtomicBool::new(false), rate: AtomicU64::new(plan.rate) });
+        let (rate, alone_ms) = (AtomicU64::new(plan.rate), AtomicU64::new(0));
+        let orders = Arc::new(Orders { stop: AtomicBool::new(false), rate, alone_ms });
         let (own, began) = (Arc::clone(&orders), Instant::now());
         let run = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-            tokio::task::LocalSet::new().block_on(&runtime, generate(plan, began, &own))
+            tokio::task::LocalSet::new().block_on(&runtime, generate(plan, began, own))
         };
         let thread = thread::Builder::new().name("load".into()).spawn(run).expect("a thread can be started");
         Load { began, orders, thread }
@@ -92,6 +98,18 @@ impl Load {
     /// Goes on asking for so long.
     pub(crate) fn goes_on(&self, lasts: Duration) {
         thread::sleep(lasts);
+    }
+
+    /// Goes on until the store has decided everything for a moment; not for ever: that is judged afterwards.
+    pub(crate) fn settles(&self) {
+        let end = Instant::now() + SETTLING;
+        let calm = || {
+            let alone = Duration::from_millis(self.orders.alone_ms.load(Ordering::Relaxed));
+            self.now().saturating_sub(alone) > CALM
+        };
+        while !calm() && Instant::now() < end {
+            thread::sleep(CALM / 10);
+        }
     }
 
     /// Now, on the clock of the record.
@@ -111,7 +129,7 @@ impl Load {
     }
 }
 
-async fn generate(plan: Plan, began: Instant, orders: &Orders) -> Record {
+async fn generate(plan: Plan, began: Instant, orders: Arc<Orders>) -> Record {
     let record = Rc::new(RefCell::new(Record::new(plan.mix.clone())));
     let requests: Vec<Vec<Rc<[u8]>>> = plan
         .mix
@@ -152,9 +170,9 @@ async fn generate(plan: Plan, began: Instant, orders: &Orders) -> Record {
             let key = u16::try_from(key).expect("it is below a u16");
             let request = &requests[class][usize::from(key)];
             let (class, number) = (u8::try_from(class).expect("few classes"), u8::try_from(node).expect("few nodes"));
-            ask(&pools[node], request, &record, Answer::new(now - began, class, key, number));
+            ask(&pools[node], request, &record, &orders, Answer::new(now - began, class, key, number));
             if asked.is_multiple_of(10) {
-                ask(&pools[plan.nodes.len()], &nothing, &record, Answer::control(now - began));
+                ask(&pools[plan.nodes.len()], &nothing, &record, &orders, Answer::control(now - began));
             }
         }
     }
@@ -167,13 +185,18 @@ async fn generate(plan: Plan, began: Instant, orders: &Orders) -> Record {
     record
 }
 
-fn ask(pool: &Rc<Pool>, request: &Rc<[u8]>, record: &Rc<RefCell<Record>>, mut answer: Answer) {
+fn ask(pool: &Rc<Pool>, request: &Rc<[u8]>, record: &Rc<RefCell<Record>>, orders: &Arc<Orders>, mut answer: Answer) {
     let (pool, request, record) = (Rc::clone(pool), Rc::clone(request), Rc::clone(record));
+    let orders = Arc::clone(orders);
     record.borrow_mut().open += 1;
     let began = Instant::now();
     tokio::task::spawn_local(async move {
         (answer.outcome, answer.source) = pool.ask(&request).await;
         answer.took = began.elapsed();
+        if answer.source == Some(Source::Fallback) {
+            let ms = u64::try_from(answer.end().as_millis()).expect("it is a few seconds");
+            orders.alone_ms.store(ms, Ordering::Relaxed);
+        }
         let mut record = record.borrow_mut();
         record.open -= 1;
         record.add(answer);

@@ -63,6 +63,7 @@ pub(crate) fn f4(context: &Context) -> Judged {
     let go = load.now();
     proxy.set(Fault::Pass);
     load.goes_on(millis(1500));
+    load.settles();
     let run = stage.end(load);
     let mut judge = Judge::new(context, &run);
     judge.no_errors();
@@ -89,6 +90,7 @@ pub(crate) fn f5(context: &Context) -> Judged {
     let spikes = every(millis(450), || _ = client.command(&["DEBUG", "SLEEP", "0.05"]), || load.goes_on(millis(5000)));
     let go = load.now();
     load.goes_on(millis(1000));
+    load.settles();
     let run = stage.end(load);
     let mut judge = Judge::new(context, &run);
     judge.no_errors();
@@ -274,6 +276,7 @@ pub(crate) fn f19(context: &Context) -> Judged {
     let go = load.now();
     ok(&said(&["CONFIG", "SET", "requirepass", ""]));
     load.goes_on(millis(2500));
+    load.settles();
     let scene = Scene { from, go, run: stage.end(load) };
     let mut judge = Judge::new(context, &scene.run);
     judge.no_errors();
@@ -318,6 +321,7 @@ pub(crate) fn f20(context: &Context) -> Judged {
     let go = load.now();
     ok(&first.command(&["CONFIG", "SET", "maxclients", "10000"]).expect("there is a reply"));
     load.goes_on(millis(2500));
+    load.settles();
     let scene = Scene { from, go, run: stage.end(load) };
     let mut judge = Judge::new(context, &scene.run);
     judge.no_errors();

@@ -36,6 +36,7 @@ pub(crate) fn f2(context: &Context) -> Judged {
     redis.restart();
     let go = load.now();
     load.goes_on(millis(2500));
+    load.settles();
     let run = stage.end(load);
     let mut judge = lost(context, &run, [loss, go]);
     assert_all_end(&mut judge, &redis);
@@ -54,6 +55,7 @@ pub(crate) fn f3(context: &Context) -> Judged {
     redis.restart();
     let go = load.now();
     load.goes_on(millis(2500));
+    load.settles();
     let run = stage.end(load);
     let mut judge = lost(context, &run, [loss, go]);
     assert_all_end(&mut judge, &redis);
@@ -86,6 +88,7 @@ pub(crate) fn f9(context: &Context) -> Judged {
     redis.command(&["CONFIG", "SET", "maxmemory", "0"]);
     let to = load.now();
     load.goes_on(millis(2000));
+    load.settles();
     let run = stage.end(load);
     let mut judge = lost(context, &run, [from, to]);
     judge.say(format!("{} evicted", evicted(&redis)));
@@ -102,6 +105,7 @@ pub(crate) fn f21(context: &Context) -> Judged {
     redis.command(&["FLUSHALL"]);
     let go = load.now();
     load.goes_on(millis(1500));
+    load.settles();
     let run = stage.end(load);
     let judge = lost(context, &run, [loss, go]);
     judge.end(&format!("FLUSHALL at {}/s", run.rate))
@@ -186,6 +190,7 @@ pub(crate) fn f29(context: &Context) -> Judged {
     relay.leads_to(replica.port());
     let go = load.now();
     load.goes_on(millis(2500));
+    load.settles();
     let run = stage.end(load);
     let judge = lost(context, &run, [loss, go]);
     judge.end(&format!("a replica 0.6 s behind promoted at {}/s", run.rate))

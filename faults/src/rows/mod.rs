@@ -2,8 +2,11 @@
 
 mod catalogue;
 mod failing;
+mod failover;
 mod forgetful;
+mod host;
 mod network;
+mod nodes;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;

@@ -143,6 +143,7 @@ pub(crate) fn f38(context: &Context) -> Judged {
     write("127.0.0.2 store.test");
     first.kill();
     load.goes_on(millis(2500));
+    load.settles();
     let run = stage.end(load);
     let mut judge = Judge::new(context, &run);
     judge.no_errors();

@@ -116,6 +116,11 @@ impl<'a> Stage<'a> {
         for node in &self.nodes {
             node.is_warm();
         }
+        self.load_cold()
+    }
+
+    /// The same without looking whether the store is there.
+    pub(crate) fn load_cold(&self) -> Load {
         Load::start(Plan {
             nodes: self.nodes.iter().map(|node| node.http.clone()).collect(),
             control: self.control.http.clone(),
@@ -155,6 +160,7 @@ impl Stage<'_> {
         let go = load.now();
         lift();
         load.goes_on(Duration::from_millis(after));
+        load.settles();
         Scene { from, go, run: self.end(load) }
     }
 }
@@ -169,12 +175,21 @@ pub(crate) struct Run {
 
 /// What is left in the store of a key under a [`budget`].
 pub(crate) fn left(store: &str, key: &str, amount: u64) -> u64 {
+    ask(store, Op::Peek, key, amount)
+}
+
+/// Takes one of a key under a [`budget`].
+pub(crate) fn take(store: &str, key: &str, amount: u64) {
+    ask(store, Op::Check, key, amount);
+}
+
+fn ask(store: &str, op: Op, key: &str, amount: u64) -> u64 {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let limits: Limits = budget(amount).parse().expect("it is a limit");
         let redis =
             Redis::builder(store.parse().expect("it is an address")).timeout(PATIENCE).build().expect("a store");
-        let looked = redis.decide(&Check::of(Op::Peek).charge(key, &limits, 1)).await;
-        looked.unwrap_or_else(|error| panic!("{key}: {error}")).remaining()
+        let decided = redis.decide(&Check::of(op).charge(key, &limits, 1)).await;
+        decided.unwrap_or_else(|error| panic!("{key}: {error}")).remaining()
     })
 }

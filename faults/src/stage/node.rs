@@ -53,10 +53,6 @@ impl Node {
         String::from_utf8_lossy(&fs::read(self.folder.path().join(LOG)).unwrap_or_default()).into_owned()
     }
 
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("a child can be sent a signal");
     }
@@ -79,11 +75,6 @@ impl Node {
     pub(crate) fn metrics(&self) -> Option<Metrics> {
         let (_, text) = Http::connect(&self.http).ok()?.get("/metrics").ok()?;
         Some(Metrics::parse(&text))
-    }
-
-    /// Whether its store is asked, as it says itself.
-    pub(crate) fn ready(&self) -> String {
-        self.http().get("/readyz").map(|(_, text)| text).unwrap_or_default()
     }
 
     /// Comes back when the store decides; of a node in memory, at once.

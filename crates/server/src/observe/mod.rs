@@ -19,6 +19,9 @@ pub use self::top::Top;
 use crate::gate::{Door, Ruling};
 use crate::rules::Match;
 
+/// How often in a second it is said why the store did not decide.
+const MISSES_PER_SECOND: u64 = 3;
+
 /// What is to be told, and how.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Settings {
@@ -53,6 +56,7 @@ struct Inner {
     denials_per_second: u64,
     sampled: Sampled,
     failures: Sampled,
+    misses: Sampled,
 }
 
 impl Default for Observer {
@@ -74,6 +78,7 @@ impl Observer {
                 denials_per_second: settings.denials_per_second.into(),
                 sampled: Sampled::default(),
                 failures: Sampled::default(),
+                misses: Sampled::default(),
             }),
         }
     }
@@ -153,6 +158,13 @@ impl Observer {
             return;
         };
         self.inner.metrics.decided(door, Outcome::Invalid);
+    }
+
+    /// A call to the store came to nothing, and this node decided alone. The reason is said a few times a second at most.
+    pub fn missed(&self, error: &StoreError) {
+        let Some(left_out) = self.inner.misses.one_more(MISSES_PER_SECOND, self.inner.top.secs()) else { return };
+        let fields: [log::Field<'_>; 2] = [("why", error), ("left_out", &left_out)];
+        self.inner.log.warn("the store did not decide", if left_out == 0 { &fields[..1] } else { &fields });
     }
 
     fn denied(&self, door: Door, rule: &str, key: &[u8]) {

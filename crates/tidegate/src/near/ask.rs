@@ -187,7 +187,7 @@ impl Inner {
             }
             Ok(Err(error @ StoreError::Invalid(_))) => Err(Missed::Failed(error)),
             Ok(Err(error)) => {
-                one(&self.counts.misses);
+                self.came_to_nothing(&error);
                 if is_silence(&error) {
                     self.flights.lock().missed(sent, now);
                     drop(flight);
@@ -203,7 +203,20 @@ impl Inner {
                     self.missed(check, parts, sent, now);
                 }
                 Err(Missed::Failed(too_late()))
+                let error = late();
+                self.came_to_nothing(&error);
+                self.flights.lock().missed(sent, now);
+                drop(flight);
+                self.missed(check, parts, sent, now);
+                Err(Missed::Failed(error))
             }
+        }
+    }
+
+    fn came_to_nothing(&self, error: &StoreError) {
+        one(&self.counts.misses);
+        if let Some(tell) = self.on_miss.get() {
+            tell(error);
         }
     }
 

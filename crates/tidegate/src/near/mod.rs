@@ -52,7 +52,7 @@ use self::seen::Seen;
 use self::share::Share;
 use self::stats::{Counts, add, one};
 use crate::clock::{Clock, SystemClock};
-use crate::store::{Charge, Check, Deciding, Store};
+use crate::store::{Charge, Check, Deciding, Store, StoreError};
 
 /// How long one call to the store may take, unless told otherwise.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(5);
@@ -86,6 +86,7 @@ pub(crate) struct Inner {
     keeper: AtomicBool,
     closed: AtomicBool,
     on_change: OnceLock<Box<dyn Fn(BreakerState) + Send + Sync>>,
+    on_miss: OnceLock<Box<dyn Fn(&StoreError) + Send + Sync>>,
 }
 
 #[derive(Clone)]
@@ -200,6 +201,7 @@ impl NearBuilder {
             keeper: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             on_change: OnceLock::new(),
+            on_miss: OnceLock::new(),
             settings,
         };
         let near = Near { inner: Arc::new(inner) };
@@ -253,6 +255,12 @@ impl Near {
     /// Tells `tell` whenever the breaker opens or closes; it must return at once. Only the first who asks for it is told.
     pub fn on_change(&self, tell: impl Fn(BreakerState) + Send + Sync + 'static) {
         let _ = self.inner.on_change.set(Box::new(tell));
+    }
+
+    /// Tells `tell` why, whenever a call to the store came to nothing and this node decides alone; it must return at once. Only the first who asks
+    /// for it is told.
+    pub fn on_miss(&self, tell: impl Fn(&StoreError) + Send + Sync + 'static) {
+        let _ = self.inner.on_miss.set(Box::new(tell));
     }
 
     /// Gives back what was taken ahead and charges what is not yet charged, as far as the store answers; nothing is taken ahead from then on.

@@ -1,14 +1,10 @@
 //! A server that loses what it knew: how much is admitted twice, with a witness and without. (`witness.rs` has the stale
 //! replica; the failovers of clusters and sentinels are beside.)
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use tidegate::{Limits, Redis};
-use tidegate_testkit::{Flavor, Server, wait_until};
+use tidegate_testkit::{ClockShim, Flavor, Server, wait_until};
 use tokio::runtime::Runtime;
 
 use super::{ask, assert_all_expire, limits, runtime, store};
@@ -103,15 +99,14 @@ fn an_eviction_is_noticed_and_made_good() {
 /// clock is right again it would have counted for long.
 #[test]
 fn a_clock_that_jumps_ahead_and_back_is_noticed_and_made_good() {
-    let folder = tempfile_folder();
-    let shim = Shim::build(&folder.0);
-    let server = Server::builder(Flavor::Redis7).env("LD_PRELOAD", &shim.library).env("SHIM_FILE", &shim.file).start();
+    let shim = ClockShim::build();
+    let server = shimmed(Flavor::Redis7, &shim);
     for limit in ["100/day window from first hit", "1/h burst 100"] {
         lose(&server, "clock ahead and back", limit, |_| {
-            shim.set(Duration::from_secs(30 * 86_400));
+            shim.set(30 * 86_400);
             wait_until("everything has expired", PATIENCE, || server.command(&["DBSIZE"]).int() == 0);
-            shim.set(Duration::ZERO);
-            wait_until("the server has seen it", PATIENCE, || shim.is_right(&server));
+            shim.set(0);
+            wait_until("the server has seen it", PATIENCE, || is_right(&server));
         });
         server.command(&["FLUSHALL"]);
     }
@@ -121,19 +116,18 @@ fn a_clock_that_jumps_ahead_and_back_is_noticed_and_made_good() {
 /// from nonsense, and it counts as used up.
 #[test]
 fn a_clock_that_goes_back_mints_nothing() {
-    let folder = tempfile_folder();
-    let shim = Shim::build(&folder.0);
-    let server = Server::builder(Flavor::Redis8).env("LD_PRELOAD", &shim.library).env("SHIM_FILE", &shim.file).start();
+    let shim = ClockShim::build();
+    let server = shimmed(Flavor::Redis8, &shim);
     let runtime = runtime();
     for (ahead, expected, repairs) in [(1800, AMOUNT - BEFORE, 0), (7200, 0, 1)] {
         for limit in LIMITS.iter().filter(|limit| !limit.contains("1000d") || limit.contains("first hit")) {
             let limits = limits(limit);
-            shim.set(Duration::from_secs(ahead));
-            wait_until("the server has seen it", PATIENCE, || !shim.is_right(&server));
+            shim.set(ahead);
+            wait_until("the server has seen it", PATIENCE, || !is_right(&server));
             let redis = runtime.block_on(async { store(&server).witness_keys(0).build() }).unwrap();
             assert_eq!(runtime.block_on(admitted(&redis, &limits, BEFORE)), BEFORE);
-            shim.set(Duration::ZERO);
-            wait_until("the server has seen it", PATIENCE, || shim.is_right(&server));
+            shim.set(0);
+            wait_until("the server has seen it", PATIENCE, || is_right(&server));
             let after = runtime.block_on(admitted(&redis, &limits, 2 * AMOUNT));
             assert_eq!((after, redis.stats().repairs), (expected, repairs), "{limit}, {ahead} s back");
             assert_all_expire(&server);
@@ -142,93 +136,14 @@ fn a_clock_that_goes_back_mints_nothing() {
     }
 }
 
-/// Lies to a server about the wall clock: it is ahead by as much as a file says, in seconds.
-struct Shim {
-    library: String,
-    file: String,
-    ahead: File,
+fn shimmed(flavor: Flavor, shim: &ClockShim) -> Server {
+    let builder = Server::builder(flavor);
+    shim.environment().into_iter().fold(builder, |builder, (name, value)| builder.env(name, &value)).start()
 }
 
-const SOURCE: &str = r#"
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/time.h>
-#include <time.h>
-
-static volatile long *ahead;
-
-__attribute__((constructor)) static void open_file(void) {
-    int file = open(getenv("SHIM_FILE"), O_RDONLY);
-    ahead = mmap(NULL, sizeof(long), PROT_READ, MAP_SHARED, file, 0);
-    if (ahead == MAP_FAILED) abort();
-}
-
-int clock_gettime(clockid_t clock, struct timespec *now) {
-    static int (*real)(clockid_t, struct timespec *);
-    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
-    int result = real(clock, now);
-    if (clock == CLOCK_REALTIME && ahead) now->tv_sec += *ahead;
-    return result;
-}
-
-int gettimeofday(struct timeval *restrict now, void *restrict zone) {
-    struct timespec exact;
-    clock_gettime(CLOCK_REALTIME, &exact);
-    now->tv_sec = exact.tv_sec;
-    now->tv_usec = exact.tv_nsec / 1000;
-    return 0;
-}
-
-time_t time(time_t *to) {
-    struct timespec exact;
-    clock_gettime(CLOCK_REALTIME, &exact);
-    if (to) *to = exact.tv_sec;
-    return exact.tv_sec;
-}
-"#;
-
-impl Shim {
-    fn build(folder: &Path) -> Shim {
-        let path = |name: &str| folder.join(name).display().to_string();
-        std::fs::write(path("shim.c"), SOURCE).unwrap();
-        let cc = Command::new("cc")
-            .args(["-shared", "-fPIC", "-O1", "-o", &path("shim.so"), &path("shim.c"), "-ldl"])
-            .status();
-        let cc = cc.expect("`cc`, which Rust itself needs to link, is there: run `apt-get install gcc`");
-        assert!(cc.success(), "cc: {cc}");
-        let ahead = File::create(path("ahead")).unwrap();
-        ahead.write_all_at(&0_u64.to_ne_bytes(), 0).unwrap();
-        Shim { library: path("shim.so"), file: path("ahead"), ahead }
-    }
-
-    fn set(&self, ahead: Duration) {
-        self.ahead.write_all_at(&ahead.as_secs().to_ne_bytes(), 0).unwrap();
-    }
-
-    /// Whether the server's clock is the machine's, give or take a minute.
-    fn is_right(&self, server: &Server) -> bool {
-        let told: u64 = server.command(&["TIME"]).array()[0].text().parse().unwrap();
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
-        told.abs_diff(now) < 60
-    }
-}
-
-/// A folder that goes when this is dropped.
-struct Folder(std::path::PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn tempfile_folder() -> Folder {
-    use std::hash::{BuildHasher, RandomState};
-    let name = format!("tidegate-shim-{:x}", RandomState::new().hash_one(std::process::id()));
-    let folder = std::env::temp_dir().join(name);
-    std::fs::create_dir(&folder).unwrap();
-    Folder(folder)
+/// Whether the server's clock is the machine's, give or take a minute.
+fn is_right(server: &Server) -> bool {
+    let told: u64 = server.command(&["TIME"]).array()[0].text().parse().unwrap();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    told.abs_diff(now) < 60
 }

@@ -77,6 +77,9 @@ fn a_server_out_of_memory_is_not_away() {
     let server = Server::start(Flavor::Redis7);
     let runtime = runtime();
     let near = runtime.block_on(node(&server));
+    let why = std::sync::Arc::new(std::sync::Mutex::new(String::new()));
+    let told = std::sync::Arc::clone(&why);
+    near.on_miss(move |error| *told.lock().unwrap() = error.to_string());
     server.command(&["CONFIG", "SET", "maxmemory", "1"]);
     let limits = limits("1000000/s");
     for _ in 0..50 {
@@ -85,6 +88,7 @@ fn a_server_out_of_memory_is_not_away() {
         assert_eq!((decision.allowed(), decision.source()), (true, Source::Fallback));
     }
     assert_eq!(near.stats().opened, 0);
+    assert!(why.lock().unwrap().contains("maxmemory"), "whoever looks after it is told what to do: {why:?}");
     server.command(&["CONFIG", "SET", "maxmemory", "0"]);
     ask_until(&runtime, &near, Source::Store);
 }
