@@ -30,9 +30,9 @@ pub(crate) fn every(period: Duration, action: impl FnMut() + Send, meanwhile: im
 /// Throws away what these rules of nftables say, in the network of this process, which must be its own.
 pub(crate) fn firewall(rules: &[String]) {
     nft(&["add", "table", "ip", "faults"]);
-    nft(&["add", "chain", "ip", "faults", "all", "{ type filter hook output priority 0; }"]);
+    nft(&["add", "chain", "ip", "faults", "wall", "{ type filter hook output priority 0 ; }"]);
     for rule in rules {
-        nft(&["add", "rule", "ip", "faults", "all", rule]);
+        nft(&["add", "rule", "ip", "faults", "wall", rule]);
     }
 }
 

@@ -114,7 +114,9 @@ pub(crate) fn f27(context: &Context) -> Judged {
     let elsewhere: Vec<_> = run.record.between(dead, go).filter(|a| owners[&a.key].1 != dying).collect();
     let alone = elsewhere.iter().filter(|answer| answer.source == Some(Source::Fallback)).count();
     judge.say(format!("other slots {alone} of {} alone", elsewhere.len()));
-    judge.holds(alone * 10 <= elsewhere.len(), || format!("other slots: {alone} of {} alone", elsewhere.len()));
+    judge.holds(!context.strict || alone * 50 <= elsewhere.len(), || {
+        format!("other slots: {alone} of {} alone", elsewhere.len())
+    });
     judge.back(go, millis(1000));
     judge.lost("tight", context.tight(), dead, go);
     judge.end(&format!("a master of a cluster killed at {}/s", run.rate))
@@ -173,7 +175,7 @@ pub(crate) fn f15(context: &Context) -> Judged {
     let ((lost_alone, lost_all), (alone, all)) = (part(true), part(false));
     judge.say(format!("lost slots {lost_alone} of {lost_all} alone, others {alone} of {all}"));
     judge.holds(lost_alone > 0, || "the lost slots were decided by somebody".into());
-    judge.holds(alone * 10 <= all, || format!("other slots: {alone} of {all} alone"));
+    judge.holds(!context.strict || alone * 50 <= all, || format!("other slots: {alone} of {all} alone"));
     judge.budgets("tight", context.tight());
     judge.end(&format!("a master and its replica stopped at {}/s", scene.run.rate))
 }

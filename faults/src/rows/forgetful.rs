@@ -6,7 +6,8 @@ use tidegate_testkit::{Flavor, Reply, Server, wait_until};
 
 use super::{Context, millis};
 use crate::judge::{Judge, Judged};
-use crate::stage::{PATIENCE, Relay, Run, Setup, Stage};
+use crate::load::{Ask, Class};
+use crate::stage::{PATIENCE, Relay, Run, Setup, Stage, budget};
 
 /// What holds of every loss.
 fn lost<'a>(context: &'a Context, run: &'a Run, [from, to]: [Duration; 2]) -> Judge<'a> {
@@ -144,7 +145,8 @@ pub(crate) fn f22(context: &Context) -> Judged {
 /// Nodes and server are killed over and over; what is left behind ends by itself.
 pub(crate) fn f24(context: &Context) -> Judged {
     let redis = Server::builder(Flavor::Valkey9).arg("--appendonly", "yes").arg("--appendfsync", "everysec").start();
-    let mut stage = Stage::start(context, &Setup::new(&redis.url(), 2));
+    let many = vec![Class { name: "many", ask: Ask::Limit(budget(1000)), keys: 1000, weight: 1 }];
+    let mut stage = Stage::start(context, &Setup::new(&redis.url(), 2)).asks(many);
     for round in 0..3 {
         let load = stage.load();
         load.goes_on(millis(500));

@@ -69,8 +69,7 @@ pub(super) async fn top(State(gate): State<Gate>, RawQuery(query): RawQuery) -> 
 
 /// `GET /metrics`.
 pub(super) async fn metrics(State(gate): State<Gate>) -> Response<Body> {
-    let observer = gate.observer();
-    text(observer.metrics().text(gate.store(), observer.log().lost()), "text/plain; version=0.0.4; charset=utf-8")
+    text(gate.observer().page(gate.store()), "text/plain; version=0.0.4; charset=utf-8")
 }
 
 /// `GET /openapi.json`.

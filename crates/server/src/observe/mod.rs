@@ -11,16 +11,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use tidegate::{Check, Decision, Op, Scope, StoreError, Subject};
 
 pub use self::log::{Format, Level, Log};
 pub use self::metrics::{Metrics, Outcome};
 pub use self::top::Top;
-use crate::gate::{Door, Ruling};
+use crate::gate::{Backend, Door, Ruling};
 use crate::rules::Match;
 
 /// How often in a second it is said why the store did not decide.
 const MISSES_PER_SECOND: u64 = 3;
+
+/// How often in a second the numbers are written anew.
+const PAGES_PER_SECOND: u64 = 50;
 
 /// What is to be told, and how.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -57,6 +61,9 @@ struct Inner {
     sampled: Sampled,
     failures: Sampled,
     misses: Sampled,
+    pages: Sampled,
+    /// The numbers as they were told last.
+    page: Mutex<String>,
 }
 
 impl Default for Observer {
@@ -79,6 +86,8 @@ impl Observer {
                 sampled: Sampled::default(),
                 failures: Sampled::default(),
                 misses: Sampled::default(),
+                pages: Sampled::default(),
+                page: Mutex::default(),
             }),
         }
     }
@@ -158,6 +167,16 @@ impl Observer {
             return;
         };
         self.inner.metrics.decided(door, Outcome::Invalid);
+    }
+
+    /// The numbers as text. They are written anew some fifty times a second at most, one page at a time; whoever asks more often is told the last ones
+    /// again, so that asking for numbers takes nothing from decisions.
+    pub fn page(&self, store: &Backend) -> String {
+        let mut page = self.inner.page.lock();
+        if page.is_empty() || self.inner.pages.one_more(PAGES_PER_SECOND, self.inner.top.secs()).is_some() {
+            *page = self.inner.metrics.text(store, self.inner.log.lost());
+        }
+        page.clone()
     }
 
     /// A call to the store came to nothing, and this node decided alone. The reason is said a few times a second at most.

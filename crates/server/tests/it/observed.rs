@@ -210,6 +210,20 @@ fn the_store_is_seen_to_be_down_and_up_again() {
     assert!(text.contains(r#"tidegate_store_events_total{event="timeout"}"#), "{text}");
 }
 
+/// Writing the numbers takes longer than deciding: whoever asks for them all the time takes nothing from those who want decisions.
+#[test]
+fn numbers_are_written_anew_only_so_often() {
+    let doors = Doors::in_memory(RULES);
+    let began = std::time::Instant::now();
+    let mut pages = std::collections::BTreeSet::new();
+    for _ in 0..1000 {
+        ask(&doors, "/v1/check", r#"{"key":"k","limit":"1000000/s"}"#);
+        pages.insert(get(&doors, "/metrics"));
+    }
+    let most = 50 * (began.elapsed().as_secs() + 2);
+    assert!(pages.len() as u64 <= most, "{} pages, at most {most}", pages.len());
+}
+
 /// The table of docs/operations.md names every metric with its kind, and no other.
 #[test]
 fn the_page_has_every_metric() {
