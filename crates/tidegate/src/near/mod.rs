@@ -67,6 +67,8 @@ pub struct Near {
     inner: Arc<Inner>,
 }
 
+type OnMiss = Box<dyn Fn(&StoreError) + Send + Sync>;
+
 pub(crate) struct Inner {
     store: Box<dyn Store>,
     settings: Settings,
@@ -86,7 +88,7 @@ pub(crate) struct Inner {
     keeper: AtomicBool,
     closed: AtomicBool,
     on_change: OnceLock<Box<dyn Fn(BreakerState) + Send + Sync>>,
-    on_miss: OnceLock<Box<dyn Fn(&StoreError) + Send + Sync>>,
+    on_miss: OnceLock<OnMiss>,
 }
 
 #[derive(Clone)]
