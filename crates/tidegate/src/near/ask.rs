@@ -196,18 +196,13 @@ impl Inner {
                 Err(Missed::Failed(error))
             }
             Err(_) => {
-                one(&self.counts.misses);
+                let error = too_late();
+                self.came_to_nothing(&error);
                 if !late {
                     self.flights.lock().missed(sent, now);
                     drop(flight);
                     self.missed(check, parts, sent, now);
                 }
-                Err(Missed::Failed(too_late()))
-                let error = late();
-                self.came_to_nothing(&error);
-                self.flights.lock().missed(sent, now);
-                drop(flight);
-                self.missed(check, parts, sent, now);
                 Err(Missed::Failed(error))
             }
         }
