@@ -12,6 +12,7 @@ mod memory;
 mod near;
 mod redis;
 mod server;
+mod tower;
 mod wire;
 
 fn main() {
@@ -25,6 +26,7 @@ fn main() {
         Some("redis") => redis::run(&words.collect::<Vec<_>>()),
         Some("server") => server::run(&words.collect::<Vec<_>>()),
         Some("grpc") => grpc::run(&words.collect::<Vec<_>>()),
+        Some("tower") => tower::run(&words.collect::<Vec<_>>()),
         Some("near") => near::run(&words.collect::<Vec<_>>()),
         Some("wire") => wire::run(&words.collect::<Vec<_>>()),
         Some("instructions") => memory::instructions(&words.collect::<Vec<_>>()),
@@ -32,7 +34,7 @@ fn main() {
             eprintln!(
                 "usage: bench memory [KEYS…] | bytes CONTENDER KEYS | slowest | parts | instructions CONTENDER\n       \
                  | redis [cpu | throughput | bytes | calls | all] [redis62 | redis7 | redis8 | valkey9] | wire [CALLERS…]\n       \
-                 | server [resp [DEPTH…] | http | all] | grpc [ROUNDS] | near [REQUESTS_PER_SECOND]"
+                 | server [resp [DEPTH…] | http | all] | grpc [ROUNDS] | tower [ROUNDS] | near [REQUESTS_PER_SECOND]"
             );
             std::process::exit(2);
         }

@@ -43,7 +43,7 @@ pub fn run(args: &[&str]) {
 }
 
 /// Somebody who is measured.
-struct Contender {
+pub(crate) struct Contender {
     label: &'static str,
     pid: u32,
     port: u16,
@@ -53,12 +53,12 @@ struct Contender {
 }
 
 impl Contender {
-    fn new(label: &'static str, pid: u32, port: u16, words: &[&'static str]) -> Contender {
+    pub(crate) fn new(label: &'static str, pid: u32, port: u16, words: &[&'static str]) -> Contender {
         Contender { label, pid, port, words: words.to_vec(), per_second: Vec::new(), cpu_us: Vec::new() }
     }
 
     /// One round: `load` makes requests, and says how many there were and how many a second.
-    fn round(&mut self, load: impl FnOnce(u16, &[&str]) -> (f64, f64)) {
+    pub(crate) fn round(&mut self, load: impl FnOnce(u16, &[&str]) -> (f64, f64)) {
         let before = cpu_ns(self.pid);
         let (requests, per_second) = load(self.port, &self.words);
         self.cpu_us.push((cpu_ns(self.pid) - before) as f64 / 1e3 / requests);
@@ -66,7 +66,7 @@ impl Contender {
     }
 }
 
-fn table(contenders: &[Contender], beside: &[&str]) {
+pub(crate) fn table(contenders: &[Contender], beside: &[&str]) {
     for one in contenders {
         let (rate, cpu) = (median(&one.per_second), median(&one.cpu_us));
         print!("  {:<34} {:>9.0} /s {:>8.2} us CPU", one.label, rate, cpu);
@@ -151,14 +151,7 @@ fn http() {
                 };
                 load.args(["-t1", &format!("-c{CONNECTIONS}"), &format!("-d{HTTP_ROUND}"), "-s"]).arg(script);
                 load.arg(format!("http://127.0.0.1:{port}{path}"));
-                let out = printed(&mut load);
-                let number = |mark: &str| {
-                    let line = out.lines().find(|line| line.contains(mark)).unwrap_or_else(|| panic!("wrk printed {out}"));
-                    let word = line.split_whitespace().find(|word| word.parse::<f64>().is_ok());
-                    word.and_then(|word| word.parse::<f64>().ok()).expect("a number")
-                };
-                assert!(!out.contains("Non-2xx"), "every request is to be allowed: {out}");
-                (number("requests in"), number("Requests/sec"))
+                wrk(&mut load)
             });
         }
     }
@@ -167,6 +160,18 @@ fn http() {
     }
     println!("\nHTTP, {CONNECTIONS} connections, wrk with one thread: median of {ROUNDS} interleaved rounds of {HTTP_ROUND}");
     table(&contenders, &["axum, fixed answer", "axum, JSON in and out", "throttlecrab POST /throttle"]);
+}
+
+/// Runs wrk: how many requests there were, and how many a second.
+pub(crate) fn wrk(load: &mut Command) -> (f64, f64) {
+    let out = printed(load);
+    let number = |mark: &str| {
+        let line = out.lines().find(|line| line.contains(mark)).unwrap_or_else(|| panic!("wrk printed {out}"));
+        let word = line.split_whitespace().find(|word| word.parse::<f64>().is_ok());
+        word.and_then(|word| word.parse::<f64>().ok()).expect("a number")
+    };
+    assert!(!out.contains("Non-2xx"), "every request is to be allowed: {out}");
+    (number("requests in"), number("Requests/sec"))
 }
 
 /// Requests for wrk, made beforehand, so that making them costs next to nothing: ours, and throttlecrab's.
@@ -211,16 +216,21 @@ fn throttlecrab() -> Option<(Child, u16)> {
 }
 
 /// A process of our own, and where it listens.
-struct Own {
-    child: Child,
-    http: SocketAddr,
+pub(crate) struct Own {
+    pub(crate) child: Child,
+    pub(crate) http: SocketAddr,
     resp: SocketAddr,
 }
 
 impl Own {
     fn start(what: &str) -> Own {
+        Self::start_as(&["server", what])
+    }
+
+    /// This program with these arguments.
+    pub(crate) fn start_as(args: &[&str]) -> Own {
         let program = std::env::current_exe().expect("this program");
-        let mut child = Command::new(program).args(["server", what]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("this program");
+        let mut child = Command::new(program).args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("this program");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
         let mut words = line.split_whitespace().map(|word| word.parse().expect("an address"));
@@ -236,7 +246,7 @@ impl Drop for Own {
 }
 
 /// Says where it listens, and ends with whoever started it.
-fn until_left_alone(http: SocketAddr, resp: SocketAddr) {
+pub(crate) fn until_left_alone(http: SocketAddr, resp: SocketAddr) {
     println!("{http} {resp}");
     std::io::stdout().flush().expect("somebody reads");
     let _ = std::io::stdin().read_line(&mut String::new());
@@ -292,7 +302,7 @@ fn serve_axum(json: bool) {
     until_left_alone(at, at);
 }
 
-fn printed(command: &mut Command) -> String {
+pub(crate) fn printed(command: &mut Command) -> String {
     let output = command.stderr(Stdio::null()).output();
     let output = output.unwrap_or_else(|error| {
         eprintln!("{:?}: {error}: run `apt-get install wrk` and `cargo xtask servers --bench`", command.get_program());
