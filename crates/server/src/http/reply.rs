@@ -3,7 +3,7 @@
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use tidegate::headers;
-use tidegate::{Decision, Limit, Verdict};
+use tidegate::{Decision, Limit, Source, Verdict};
 
 use super::request::{About, Brought, Question};
 use crate::digits;
@@ -16,6 +16,8 @@ const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const USED: HeaderName = HeaderName::from_static("x-ratelimit-used");
 const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 const RESOURCE: HeaderName = HeaderName::from_static("x-ratelimit-resource");
+const MODE: HeaderName = HeaderName::from_static("x-tidegate-mode");
+const FALLBACK: HeaderValue = HeaderValue::from_static("fallback");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
@@ -240,7 +242,7 @@ fn end(out: &mut Vec<u8>, question: &Question, decision: Option<&Decision>) {
     out.push(b'}');
 }
 
-/// The headers of a decision whose charges have these names; both families, and `Retry-After` on a denial.
+/// The headers of a decision whose charges have these names; both families, `Retry-After` on a denial, and whether the store had no part in it.
 fn headers_of<'a>(
     decision: &Decision,
     policy: Option<HeaderValue>,
@@ -262,6 +264,7 @@ fn headers_of<'a>(
     let binding = named.map(|(name, _)| name).nth(decision.binding_index());
     put(RESOURCE, binding.and_then(|name| HeaderValue::try_from(headers::visible(name).as_ref()).ok()));
     put(header::RETRY_AFTER, headers::retry_after_secs(decision).map(Into::into));
+    put(MODE, (decision.source() == Source::Fallback).then_some(FALLBACK));
     headers
 }
 

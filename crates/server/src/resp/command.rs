@@ -1,17 +1,19 @@
 //! Commands into answers. What clients send when they connect is answered as Redis does; everything that decides goes to the gate.
 
 use std::borrow::Cow;
+use std::future::{Future, poll_fn};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::task::Poll;
 
-use tidegate::{Check, Decision, Id, Limits, Op, Scope, Subject, Verdict};
+use tidegate::{Check, Decision, Id, Limit, Limits, Op, Scope, Source, Subject, Verdict};
 
 use tokio::time::Instant;
 
 use super::reply::Replies;
 use super::throttle::{Parameters, Throttle};
 use crate::auth::{Guard, May};
-use crate::gate::{Door, Gate};
+use crate::gate::{Backend, Door, Gate};
 use crate::observe::metrics::Refusal;
 
 /// Keys of `CL.THROTTLE` are a namespace of their own. No rule can have this name.
@@ -80,7 +82,7 @@ impl Session {
                 }
                 let subject = Subject { scope: CELL_SCOPE, key: rest[0].into() };
                 let Some(decision) = self.gate.check_at_once(&subject, &asked.limit, asked.cost) else { return false };
-                out.throttle(Throttle::numbers(decision.allowed(), decision.binding()));
+                out.throttle(Throttle::numbers(decision.allowed(), decision.binding()), decision.source());
                 true
             }
             [name, key, limit, options @ ..] if name.eq_ignore_ascii_case(b"TG.CHECK") => {
@@ -90,10 +92,53 @@ impl Session {
                 let subject = Subject { scope: Scope::AdHoc, key: (*key).into() };
                 let decision = self.gate.check_at_once(&subject, limit, cost.unwrap_or(1));
                 let Some(decision) = decision else { return false };
-                out.verdict(decision.allowed(), decision.binding(), &[]);
+                out.verdict(decision.allowed(), decision.binding(), &[], decision.source());
                 true
             }
             _ => false,
+        }
+    }
+
+    /// What is asked most, if it is asked properly: to be decided beside others that came with it.
+    pub(crate) fn question<'w>(&mut self, words: &[&'w [u8]]) -> Option<Question<'w>> {
+        match words {
+            _ if self.may == May::Nothing => None,
+            [name, rest @ ..] if name.eq_ignore_ascii_case(b"CL.THROTTLE") => {
+                let asked = Throttle::read(rest, &mut self.throttle).ok().filter(|asked| asked.op == Op::Check)?;
+                Some(Question { key: rest[0], cost: asked.cost, under: Under::Throttle(asked.limit) })
+            }
+            [name, key, limit, options @ ..] if name.eq_ignore_ascii_case(b"TG.CHECK") => {
+                let Ok(Options { cost, reserved: None, id: None }) = Options::read(options) else { return None };
+                Some(Question { key, cost: cost.unwrap_or(1), under: Under::Limits(self.limits(limit).ok()?) })
+            }
+            _ => None,
+        }
+    }
+
+    /// Decides several questions at once: who waits for a remote store waits once for all of them. They are asked in the order in which they came.
+    pub(crate) async fn answer_all(&self, questions: &[Question<'_>], out: &mut Replies) {
+        let checks: Vec<Check<'_>> = questions.iter().map(Question::check).collect();
+        let mut deciding: Vec<_> = checks.iter().map(|check| Some(Box::pin(self.gate.decide(check)))).collect();
+        let mut decided: Vec<_> = questions.iter().map(|_| None).collect();
+        poll_fn(|context| {
+            for (deciding, decided) in deciding.iter_mut().zip(&mut decided) {
+                if let Some(own) = deciding
+                    && let Poll::Ready(result) = own.as_mut().poll(context)
+                {
+                    (*deciding, *decided) = (None, Some(result));
+                }
+            }
+            if decided.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        for (question, decided) in questions.iter().zip(decided.into_iter().flatten()) {
+            match decided {
+                Ok(decision) if matches!(question.under, Under::Throttle(_)) => {
+                    out.throttle(Throttle::numbers(decision.allowed(), decision.binding()), decision.source());
+                }
+                Ok(decision) => out.verdict(decision.allowed(), decision.binding(), &[], decision.source()),
+                Err(error) => out.error(&format!("ERR {error}")),
+            }
         }
     }
 
@@ -119,7 +164,7 @@ impl Session {
             }
             (b"RESET", []) => {
                 (self.may, self.name) = (self.guard.stranger(), Vec::new());
-                out.three = false;
+                (out.three, out.marked) = (false, false);
                 out.simple("RESET");
             }
             _ if self.may == May::Nothing => out.error("NOAUTH Authentication required."),
@@ -165,7 +210,8 @@ impl Session {
             (b"INFO", _, _) => {
                 let version = env!("CARGO_PKG_VERSION");
                 let text = format!(
-                    "# Server\r\nredis_version:7.0.0\r\nredis_mode:standalone\r\ntidegate_version:{version}\r\n\r\n# Persistence\r\nloading:0\r\n"
+                    "# Server\r\nredis_version:7.0.0\r\nredis_mode:standalone\r\ntidegate_version:{version}\r\n\r\n# Persistence\r\nloading:0\r\n\r\n# Store\r\n{}",
+                    self.store()
                 );
                 out.bulk(text.as_bytes());
             }
@@ -178,6 +224,19 @@ impl Session {
             }
             _ => out.error("ERR unknown command: expected CL.THROTTLE, TG.CHECK or one of its kin"),
         }
+    }
+
+    /// How this server stands with its store, as lines of `INFO`.
+    fn store(&self) -> String {
+        let store = self.gate.store();
+        let name = if matches!(store, Backend::Memory(_)) { "memory" } else { "redis" };
+        let mut lines = format!("store:{name}\r\nstore_answers:{}\r\n", u8::from(!store.is_away()));
+        if let Backend::Near(near, _) = store {
+            let stats = near.stats();
+            let alone = stats.fallback_allowed + stats.fallback_denied;
+            lines += &format!("answers_without_store:{alone}\r\nbreaker_opened:{}\r\n", stats.opened);
+        }
+        lines
     }
 
     /// Takes the name that a client gives itself.
@@ -252,7 +311,7 @@ impl Session {
         let check = Check::of(asked.op).charge_subject(subject, [&asked.limit], asked.cost);
         match self.gate.decide(&check).await {
             Ok(decision) => {
-                out.throttle(Throttle::numbers(decision.allowed(), decision.binding()));
+                out.throttle(Throttle::numbers(decision.allowed(), decision.binding()), decision.source());
             }
             Err(error) => out.error(&format!("ERR {error}")),
         }
@@ -260,8 +319,14 @@ impl Session {
 
     /// `TG.CHECK key limit [COST n] [ID n]` and its kin.
     async fn decide(&mut self, verb: &[u8], rest: &[&[u8]], out: &mut Replies) {
-        if verb == b"RULES" {
-            return self.rules(rest, out).await;
+        match (verb, rest) {
+            (b"RULES", rest) => return self.rules(rest, out).await,
+            (b"MARK", [word]) if word.eq_ignore_ascii_case(b"ON") || word.eq_ignore_ascii_case(b"OFF") => {
+                out.marked = word.eq_ignore_ascii_case(b"ON");
+                return out.simple("OK");
+            }
+            (b"MARK", _) => return out.error("ERR expected TG.MARK ON or TG.MARK OFF"),
+            _ => {}
         }
         let needs_id = matches!(verb, b"SETTLE" | b"RELEASE");
         let op = match verb {
@@ -274,7 +339,7 @@ impl Session {
             b"RESET" => Op::Reset,
             b"SETTLE" => Op::Settle,
             b"RELEASE" => Op::Release,
-            _ => return out.error("ERR unknown command: expected TG.CHECK, PEEK, TAKE, DEBIT, REFUND, RESET, RESERVE, SETTLE, LEASE, RELEASE or RULES"),
+            _ => return out.error("ERR unknown command: expected TG.CHECK, PEEK, TAKE, DEBIT, REFUND, RESET, RESERVE, SETTLE, LEASE, RELEASE, RULES or MARK"),
         };
         let [key, limit, options @ ..] = rest else {
             return out.error("ERR expected TG.<OPERATION> key limit [COST n] [RESERVED n] [ID n]");
@@ -307,7 +372,7 @@ impl Session {
                     b"TAKE" | b"REFUND" | b"SETTLE" | b"RELEASE" => &[("granted", granted)],
                     _ => &[],
                 };
-                out.verdict(decision.allowed(), decision.binding(), more);
+                out.verdict(decision.allowed(), decision.binding(), more, decision.source());
             }
             Err(error) => out.error(&format!("ERR {error}")),
         }
@@ -334,7 +399,13 @@ impl Session {
                 let none = Verdict::default();
                 let verdict = ruling.decision.as_ref().map_or(&none, Decision::binding);
                 let shadowed = ruling.shadow.iter().filter(|shadowed| !shadowed.allowed).count();
-                out.verdict(ruling.allowed, verdict, &[("shadow_denied", super::reply::whole(shadowed as u64))]);
+                let source = ruling.decision.as_ref().map_or(Source::Store, Decision::source);
+                out.verdict(
+                    ruling.allowed,
+                    verdict,
+                    &[("shadow_denied", super::reply::whole(shadowed as u64))],
+                    source,
+                );
             }
             Err(error) => out.error(&format!("ERR {error}")),
         }
@@ -350,6 +421,31 @@ impl Session {
         let limits: Limits = said.parse().map_err(|error| format!("ERR limit '{said}': {error}"))?;
         self.last = Some((text.to_vec(), limits.clone()));
         Ok(limits)
+    }
+}
+
+/// A check that came with others.
+pub(crate) struct Question<'w> {
+    key: &'w [u8],
+    cost: u64,
+    under: Under,
+}
+
+enum Under {
+    /// The limit of a `CL.THROTTLE`, which is also answered as such.
+    Throttle(Limit),
+    Limits(Limits),
+}
+
+impl Question<'_> {
+    fn check(&self) -> Check<'_> {
+        match &self.under {
+            Under::Throttle(limit) => {
+                let subject = Subject { scope: CELL_SCOPE, key: self.key.into() };
+                Check::new().charge_subject(subject, [limit], self.cost)
+            }
+            Under::Limits(limits) => Check::new().charge(self.key, limits, self.cost),
+        }
     }
 }
 

@@ -109,7 +109,7 @@ async fn converse(
     mut shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let mut bytes: Vec<u8> = Vec::with_capacity(READ_BYTES);
-    let mut out = Replies { bytes: Vec::new(), three: false };
+    let mut out = Replies::default();
     let mut down = false;
     let mut stop = pin!(shutdown.wait_for(|down| *down));
     // One timer for the whole conversation: setting one for every wait would cost more than a decision. When it rings, it is looked
@@ -227,13 +227,26 @@ async fn answer_turn(bytes: &[u8], session: &mut Session, out: &mut Replies) -> 
         if group.commands > 1 {
             group.each(&words).for_each(|(words, _)| session.expect(words));
         }
-        for (words, taken) in group.each(&words) {
+        // Commands that were answered together with one before them.
+        let mut ahead = 0;
+        for (at, (command, taken)) in group.each(&words).enumerate() {
+            if ahead > 0 {
+                (ahead, used, answered) = (ahead - 1, used + taken, answered + 1);
+                continue;
+            }
             if session.closing || out.bytes.len() > MAX_ANSWERS_BYTES {
                 return Turn { used, more: used < bytes.len() };
             }
             session.begun = None;
-            if !session.answer_at_once(words, out) {
-                session.answer(words, out).await;
+            if !session.answer_at_once(command, out) {
+                let rest = group.each(&words).skip(at).take_while(|_| at + 1 < group.commands);
+                let questions: Vec<_> = rest.map_while(|(words, _)| session.question(words)).collect();
+                if questions.len() > 1 {
+                    session.answer_all(&questions, out).await;
+                    ahead = questions.len() - 1;
+                } else {
+                    session.answer(command, out).await;
+                }
             }
             used += taken;
             answered += 1;

@@ -1,15 +1,17 @@
 //! Answers into bytes, in the protocol version the client asked for.
 
-use tidegate::{Retry, Verdict};
+use tidegate::{Retry, Source, Verdict};
 
 use crate::digits;
 
 /// Writes answers behind one another.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Replies {
     pub(crate) bytes: Vec<u8>,
     /// Version 3 of the protocol.
     pub(crate) three: bool,
+    /// Arrays of numbers end with who gave the answer, because the client wants to know.
+    pub(crate) marked: bool,
 }
 
 impl Replies {
@@ -47,13 +49,16 @@ impl Replies {
     }
 
     /// The five numbers of `CL.THROTTLE`.
-    pub(crate) fn throttle(&mut self, numbers: [i64; 5]) {
-        self.array(5);
+    pub(crate) fn throttle(&mut self, numbers: [i64; 5], source: Source) {
+        self.array(5 + usize::from(self.marked));
         numbers.into_iter().for_each(|number| self.integer(number));
+        if self.marked {
+            self.bulk(source.name().as_bytes());
+        }
     }
 
-    /// `[allowed, amount, remaining, retry_after_ms, reset_after_ms]`, with names in version 3, and whatever else there is.
-    pub(crate) fn verdict(&mut self, allowed: bool, verdict: &Verdict, more: &[(&str, i64)]) {
+    /// `[allowed, amount, remaining, retry_after_ms, reset_after_ms]`, and whatever else there is; in version 3 with names, and with who gave the answer.
+    pub(crate) fn verdict(&mut self, allowed: bool, verdict: &Verdict, more: &[(&str, i64)], source: Source) {
         let retry_ms = match verdict.retry {
             _ if allowed => 0,
             // The limits would let it pass: it is a rule that lets nothing pass, and never will.
@@ -68,15 +73,21 @@ impl Replies {
             ("reset_after_ms", to_ms(verdict.reset_after_us)),
         ];
         if self.three {
-            self.map(5 + more.len())
+            self.map(6 + more.len())
         } else {
-            self.array(5 + more.len())
+            self.array(5 + more.len() + usize::from(self.marked))
         }
         for (name, number) in numbers.iter().chain(more) {
             if self.three {
                 self.bulk(name.as_bytes());
             }
             self.integer(*number);
+        }
+        if self.three {
+            self.bulk(b"source");
+        }
+        if self.three || self.marked {
+            self.bulk(source.name().as_bytes());
         }
     }
 
@@ -113,7 +124,7 @@ mod tests {
     #[test]
     fn numbers_are_written_in_full() {
         for number in [0, 1, -1, 9, 10, 1_234_567_890, i64::MAX, i64::MIN] {
-            let mut out = Replies { bytes: Vec::new(), three: false };
+            let mut out = Replies::default();
             out.integer(number);
             assert_eq!(out.bytes, format!(":{number}\r\n").as_bytes());
         }
@@ -121,7 +132,7 @@ mod tests {
 
     #[test]
     fn errors_are_one_harmless_line() {
-        let mut out = Replies { bytes: Vec::new(), three: true };
+        let mut out = Replies { three: true, ..Replies::default() };
         out.error("ERR a\r\n+OK\r\n\u{1b}[31m\u{e9}");
         assert_eq!(out.bytes, b"-ERR a??+OK???[31m?\r\n");
     }

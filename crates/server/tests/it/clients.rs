@@ -22,11 +22,11 @@ fn redis_cli_in_both_versions_of_the_protocol() {
     assert_eq!(cli(&["CL.THROTTLE", "user:7", "15", "30", "60"]), "0\n16\n15\n-1\n2\n");
     assert_eq!(
         cli(&["-3", "TG.CHECK", "k", "2/min"]),
-        "allowed 1\namount 2\nremaining 1\nretry_after_ms 0\nreset_after_ms 30000\n"
+        "allowed 1\namount 2\nremaining 1\nretry_after_ms 0\nreset_after_ms 30000\nsource store\n"
     );
     assert_eq!(
         cli(&["-3", "--json", "TG.PEEK", "k", "2/min"]),
-        "{\"allowed\":1,\"amount\":2,\"remaining\":1,\"retry_after_ms\":0,\"reset_after_ms\":30000}\n"
+        "{\"allowed\":1,\"amount\":2,\"remaining\":1,\"retry_after_ms\":0,\"reset_after_ms\":30000,\"source\":\"store\"}\n"
     );
     assert_eq!(cli(&["PING"]), "PONG\n");
     assert_eq!(cli(&["TG.CHECK", "k"]), "ERR expected TG.<OPERATION> key limit [COST n] [RESERVED n] [ID n]\n\n");
@@ -56,7 +56,7 @@ for protocol in (2, 3):
     assert r.execute_command("CL.THROTTLE", key, 15, 30, 60) == [0, 16, 15, -1, 2]
     answer = r.execute_command("TG.CHECK", key, "3/min", "COST", 2)
     if protocol == 3:
-        assert answer == {"allowed": 1, "amount": 3, "remaining": 1, "retry_after_ms": 0, "reset_after_ms": 40000}, answer
+        assert answer == {"allowed": 1, "amount": 3, "remaining": 1, "retry_after_ms": 0, "reset_after_ms": 40000, "source": "store"}, answer
     else:
         assert answer == [1, 3, 1, 0, 40000], answer
     pipeline = r.pipeline(transaction=False)

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidegate_server::config::Config;
 use tidegate_server::{Options, Running, start};
-use tidegate_testkit::{Flavor, Server, wait_until};
+use tidegate_testkit::{Client, Fault, FaultProxy, Flavor, Reply, Server, redis_cli, wait_until};
 use tokio::runtime::Runtime;
 
 use crate::doors::Http;
@@ -15,7 +15,7 @@ fn open(server: &Server, rules: &str) -> (Runtime, Running) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let url = server.url();
     let text = format!(
-        "store: {url}\nnear: {{ deadline_ms: 8, nodes: 1 }}\nlisten: {{ http: 127.0.0.1:0, resp: off, grpc: off }}\n{rules}"
+        "store: {url}\nnear: {{ deadline_ms: 8, nodes: 1 }}\nlisten: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\n{rules}"
     );
     let config = Config::parse(&text, "test").unwrap();
     let running = runtime.block_on(start(config, Options::default())).unwrap();
@@ -86,4 +86,80 @@ fn rules_say_what_happens_without_an_answer_and_how_near_they_are_decided() {
     assert!(get(&mut http, "/metrics").contains("tidegate_fail_open_total 10\n"));
     drop(http);
     runtime.block_on(running.stop());
+}
+
+/// No answer that was given without the store looks like one of the store.
+#[test]
+fn every_answer_without_the_store_is_marked() {
+    let server = Server::start(Flavor::Valkey9);
+    let (runtime, running) = open(&server, "");
+    let mut http = Http::connect(running.http.unwrap());
+    let port = running.resp.unwrap().port();
+    let mut two = Client::connect(port).unwrap();
+    assert_eq!(two.command(&["TG.MARK", "ON"]).unwrap(), Reply::Text("OK".into()));
+    let mut sources = || {
+        let answer = http.post("/v1/check", r#"{"key":"user:7","limit":"1000000/s"}"#);
+        assert_eq!(answer.head.contains("x-tidegate-mode: fallback"), answer.body.contains(r#""source":"fallback""#));
+        let by_http = if answer.head.contains("x-tidegate-mode") { "fallback" } else { "store" };
+        let throttled = two.command(&["CL.THROTTLE", "user:7", "1000000", "1000000", "1"]).unwrap();
+        let checked = two.command(&["TG.CHECK", "user:7", "1000000/s"]).unwrap();
+        assert_eq!((throttled.array().len(), checked.array().len()), (6, 6));
+        let told = two.command(&["INFO"]).unwrap().text().contains("store_answers:1");
+        let [throttled, checked] = [&throttled.array()[5], &checked.array()[5]].map(|source| source.text().to_owned());
+        let mut three = redis_cli();
+        three.args(["-p", &port.to_string(), "-3", "--json", "TG.CHECK", "user:7", "1000000/s"]);
+        let named = String::from_utf8(three.output().unwrap().stdout).unwrap();
+        let named = named.split(r#""source":""#).nth(1).and_then(|rest| rest.split('"').next()).unwrap().to_owned();
+        (by_http, [throttled, checked, named], told)
+    };
+    let of = |source: &str| [source.to_owned(), source.to_owned(), source.to_owned()];
+    wait_until("the store answers", BOUND, || sources() == ("store", of("store"), true));
+    server.stop_signal();
+    wait_until("nobody asks it any more", BOUND, || sources() == ("fallback", of("fallback"), false));
+    server.continue_signal();
+    wait_until("the store answers again", BOUND, || sources() == ("store", of("store"), true));
+    drop((http, two));
+    assert!(runtime.block_on(running.stop()));
+}
+
+/// Commands that come together are asked together: a pipeline costs a few round trips, not one for each, and its answers are as one by one.
+#[test]
+fn a_pipeline_waits_for_the_store_once() {
+    const COMMANDS: usize = 64;
+    let server = Server::start(Flavor::Redis7);
+    let proxy = FaultProxy::start(&server);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let text = format!(
+        "store: {}\nnear: {{ deadline_ms: 8, nodes: 1 }}\nlisten: {{ http: off, resp: 127.0.0.1:0, grpc: off }}\n",
+        proxy.url()
+    );
+    let running = runtime.block_on(start(Config::parse(&text, "test").unwrap(), Options::default())).unwrap();
+    let mut client = Client::connect(running.resp.unwrap().port()).unwrap();
+    assert_eq!(client.command(&["TG.MARK", "ON"]).unwrap(), Reply::Text("OK".into()));
+    // Every round trip has its length, whatever the machine does.
+    proxy.set(Fault::Delay { request: Duration::ZERO, reply: Duration::from_millis(3), jitter: Duration::ZERO });
+    let mut key = 0;
+    wait_until("a whole pipeline is decided by the store", BOUND, || {
+        key += 1;
+        let key = format!("user:{key}");
+        let began = std::time::Instant::now();
+        for number in 0..COMMANDS {
+            match number % 2 {
+                0 => client.send(&["TG.CHECK", &key, "20/d window"]).unwrap(),
+                _ => client.send(&["CL.THROTTLE", &key, "9", "1", "100000"]).unwrap(),
+            }
+        }
+        let answers: Vec<Reply> = (0..COMMANDS).map(|_| client.receive().unwrap()).collect();
+        if answers.iter().any(|answer| answer.array()[5].text() == "fallback") {
+            return false; // a busy machine: the deadline is the usual one
+        }
+        for (number, answer) in answers.iter().enumerate() {
+            let (allowed, nth) = (answer.array()[0].int(), number / 2);
+            let expected = if number % 2 == 0 { i64::from(nth < 20) } else { i64::from(nth >= 10) };
+            assert_eq!(allowed, expected, "command {number}: {answer:?}");
+        }
+        began.elapsed() < Duration::from_millis(3) * u32::try_from(COMMANDS).unwrap() / 2
+    });
+    drop(client);
+    assert!(runtime.block_on(running.stop()));
 }

@@ -204,3 +204,20 @@ fn the_order_to_stop_under_load_loses_nothing_that_was_accepted() {
     let ruling = door.runtime.block_on(door.gate.rule_on(tidegate::Op::Peek, vec![found.charge], None)).unwrap();
     assert_eq!(1_000_000 - ruling.decision.unwrap().remaining(), counts.iter().sum::<u64>(), "{counts:?}");
 }
+
+/// Nobody listens where the store should be.
+#[test]
+fn an_answer_without_the_store_is_marked() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let redis = runtime.block_on(async { tidegate::Redis::new("redis://127.0.0.1:1/") }).unwrap();
+    let near = runtime.block_on(async { tidegate::Near::builder(redis.clone()).nodes(1).build() });
+    let config = "rules:\n  - { name: per-ip, by: [ip], limit: 2/min }\n";
+    let door = Door::over(Backend::Near(near, redis), ManualClock::new(), config, "", Auth::default());
+    let response = door.ask(request("edge", vec![descriptor(&[("ip", "192.0.2.7")])])).unwrap();
+    for headers in [&response.response_headers_to_add, &response.request_headers_to_add] {
+        let mode = headers.iter().find(|header| header.key == "x-tidegate-mode").expect("a header that says so");
+        assert_eq!(mode.value, "fallback");
+    }
+    let metadata = response.dynamic_metadata.unwrap();
+    assert!(metadata.fields.contains_key("degraded") && metadata.fields.contains_key("source"), "{metadata:?}");
+}
