@@ -1,18 +1,24 @@
 //! Numbers as text, for answers that are mostly numbers: no detour over the formatting machinery.
 
+/// As many as the largest number has.
+const MOST: usize = 20;
+
 /// Writes a number behind what is there.
-pub(crate) fn push(out: &mut Vec<u8>, mut number: u64) {
-    let mut digits = [0; 20];
-    let mut from = digits.len();
-    loop {
-        from -= 1;
-        digits[from] = b'0' + u8::try_from(number % 10).unwrap_or(0);
+pub(crate) fn push(out: &mut Vec<u8>, number: u64) {
+    let mut digits = [0; MOST];
+    let end = write(&mut digits, 0, number);
+    out.extend_from_slice(&digits[..end]);
+}
+
+/// Writes a number from `at` on, where there is room, and says where it ends.
+#[allow(clippy::cast_possible_truncation, reason = "a digit")]
+pub(crate) fn write(out: &mut [u8], at: usize, mut number: u64) -> usize {
+    let end = at + number.checked_ilog10().unwrap_or(0) as usize + 1;
+    for digit in out[at..end].iter_mut().rev() {
+        *digit = b'0' + (number % 10) as u8;
         number /= 10;
-        if number == 0 {
-            break;
-        }
     }
-    out.extend_from_slice(&digits[from..]);
+    end
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use tidegate::{
-    BreakerState, Check, Decision, Id, Limit, MAX_KEY_BYTES, Memory, Near, Op, Redis, Source, Store, StoreError,
-    Subject, Timestamp, Verdict,
+    Awaited, BreakerState, Check, Decision, Id, Limit, MAX_KEY_BYTES, Memory, Near, Op, Redis, Source, Store,
+    StoreError, Subject, Timestamp, Verdict,
 };
 
 use crate::observe::{Observer, Outcome};
@@ -163,6 +163,16 @@ impl Ruling {
     }
 }
 
+/// Charges that arrived together and are decided one after the other.
+#[derive(Debug)]
+pub(crate) struct Together {
+    now: Timestamp,
+    /// When it began, if this is one of those that are timed.
+    began: Option<Instant>,
+    allowed: u64,
+    denied: u64,
+}
+
 impl Gate {
     /// These rules over this store.
     pub fn new(store: Backend, rules: Rules) -> Self {
@@ -285,11 +295,45 @@ impl Gate {
         Some(decision)
     }
 
-    /// A charge on this key is about to be decided. Nothing but time depends on saying so.
-    pub(crate) fn expect(&self, subject: &Subject<'_>) {
-        if let Backend::Memory(memory) = &self.inner.store {
-            memory.expect(subject);
+    /// Begins to decide up to `most` charges that arrived together, if that can be done here and now: at one moment, and counted once.
+    pub(crate) fn together(&self, most: usize) -> Option<Together> {
+        let Backend::Memory(memory) = &self.inner.store else { return None };
+        let began = self.inner.observer.metrics().clock_of_some(self.door, most as u64);
+        Some(Together { now: memory.clock().now(), began, allowed: 0, denied: 0 })
+    }
+
+    /// A charge on this key is about to be decided.
+    pub(crate) fn expect(&self, subject: &Subject<'_>) -> Option<Awaited> {
+        match &self.inner.store {
+            Backend::Memory(memory) if subject.key.len() <= MAX_KEY_BYTES => Some(memory.expect(subject)),
+            _ => None,
         }
+    }
+
+    /// Decides one of several charges, as [`check_at_once`](Gate::check_at_once) does.
+    pub(crate) fn check_together(
+        &self,
+        together: &mut Together,
+        awaited: &Awaited,
+        subject: &Subject<'_>,
+        limit: &Limit,
+        cost: u64,
+    ) -> Option<Verdict> {
+        let Backend::Memory(memory) = &self.inner.store else { return None };
+        let verdict = memory.check_awaited(awaited, limit, cost, together.now);
+        if verdict.allowed {
+            together.allowed += 1;
+        } else {
+            together.denied += 1;
+            self.inner.observer.denied_together(self.door, subject);
+        }
+        Some(verdict)
+    }
+
+    /// Counts what was decided so far.
+    pub(crate) fn count(&self, together: &mut Together) {
+        let Together { began, allowed, denied, .. } = together;
+        self.inner.observer.decided_together(self.door, began.take(), std::mem::take(allowed), std::mem::take(denied));
     }
 
     /// Checks one budget that was matched, if that can be done here and now: as [`check_at_once`](Gate::check_at_once), for a rule that is enforced and

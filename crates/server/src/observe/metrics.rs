@@ -246,6 +246,24 @@ impl Metrics {
         timed.then(Instant::now)
     }
 
+    /// The same for up to `most` decisions at once in this process, if one of them is to be timed.
+    pub(crate) fn clock_of_some(&self, door: Door, most: u64) -> Option<Instant> {
+        let own = &self.shard().decisions[door as usize];
+        let since = (own[0].load(Ordering::Relaxed) + own[1].load(Ordering::Relaxed)) % TIMED;
+        (since == 0 || since + most > TIMED).then(Instant::now)
+    }
+
+    /// So many decisions in this process, which began then, are made: what one of them took.
+    pub(crate) fn some_took(&self, door: Door, began: Option<Instant>, count: u64) {
+        if let (Some(began), 1..) = (began, count) {
+            let each = began.elapsed() / u32::try_from(count).unwrap_or(u32::MAX);
+            let shard = self.shard();
+            shard.store.record(each);
+            shard.doors[door as usize].record(each);
+            self.answered_at.store(self.now(), Ordering::Relaxed);
+        }
+    }
+
     /// The store has answered a call that began then.
     pub(crate) fn store_took(&self, began: Option<Instant>) {
         if let Some(began) = began {
@@ -271,6 +289,12 @@ impl Metrics {
 
     pub(crate) fn decided(&self, door: Door, outcome: Outcome) {
         self.shard().decisions[door as usize][outcome as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn decided_some(&self, door: Door, outcome: Outcome, count: u64) {
+        if count > 0 {
+            self.shard().decisions[door as usize][outcome as usize].fetch_add(count, Ordering::Relaxed);
+        }
     }
 
     /// Every rule that took part is counted by what it said itself.

@@ -134,6 +134,19 @@ impl Observer {
         }
     }
 
+    /// Several requests were decided that arrived together.
+    pub(crate) fn decided_together(&self, door: Door, began: Option<Instant>, allowed: u64, denied: u64) {
+        let metrics = &self.inner.metrics;
+        metrics.decided_some(door, Outcome::Allowed, allowed);
+        metrics.decided_some(door, Outcome::Denied, denied);
+        metrics.some_took(door, began, allowed + denied);
+    }
+
+    /// One of them was denied.
+    pub(crate) fn denied_together(&self, door: Door, subject: &Subject<'_>) {
+        self.denied(door, name_of(&subject.scope), &subject.key);
+    }
+
     /// The same by the one limit of one rule.
     pub(crate) fn ruled_at_once(&self, door: Door, found: &Match, allowed: bool, began: Option<Instant>) {
         self.inner.metrics.ruled_one(&found.rule.name, allowed);

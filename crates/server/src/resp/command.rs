@@ -6,14 +6,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::Poll;
 
-use tidegate::{Check, Decision, Id, Limit, Limits, Op, Scope, Source, Subject, Verdict};
+use tidegate::{Awaited, Check, Decision, Id, Limit, Limits, Op, Scope, Source, Subject, Verdict};
 
 use tokio::time::Instant;
 
 use super::reply::Replies;
 use super::throttle::{Parameters, Throttle};
 use crate::auth::{Guard, May};
-use crate::gate::{Backend, Door, Gate};
+use crate::gate::{Backend, Door, Gate, Together};
 use crate::observe::metrics::Refusal;
 
 /// Keys of `CL.THROTTLE` are a namespace of their own. No rule can have this name.
@@ -59,30 +59,38 @@ impl Session {
     }
 
     /// This command will be answered soon: what it is about can be fetched.
-    pub(crate) fn expect(&self, words: &[&[u8]]) {
+    pub(crate) fn expect(&self, words: &[&[u8]]) -> Option<Awaited> {
         match words {
+            _ if self.may == May::Nothing => None,
             [name, key, ..] if name.eq_ignore_ascii_case(b"CL.THROTTLE") => {
-                self.gate.expect(&Subject { scope: CELL_SCOPE, key: (*key).into() });
+                self.gate.expect(&Subject { scope: CELL_SCOPE, key: (*key).into() })
             }
             [name, key, ..] if name.eq_ignore_ascii_case(b"TG.CHECK") => {
-                self.gate.expect(&Subject { scope: Scope::AdHoc, key: (*key).into() });
+                self.gate.expect(&Subject { scope: Scope::AdHoc, key: (*key).into() })
             }
-            _ => {}
+            _ => None,
         }
     }
 
-    /// Answers what is asked most, and can be decided in this process without waiting for anybody; says whether it did.
-    pub(crate) fn answer_at_once(&mut self, words: &[&[u8]], out: &mut Replies) -> bool {
+    /// Answers what is asked most, was [expected](Session::expect), and can be decided in this process without waiting for anybody; says whether it did.
+    pub(crate) fn answer_at_once(
+        &mut self,
+        words: &[&[u8]],
+        awaited: &Awaited,
+        together: &mut Together,
+        out: &mut Replies,
+    ) -> bool {
         match words {
-            _ if self.may == May::Nothing => false,
+            _ if self.may == May::Nothing => false, // since it was expected: RESET takes it all back
             [name, rest @ ..] if name.eq_ignore_ascii_case(b"CL.THROTTLE") => {
                 let Ok(asked) = Throttle::read(rest, &mut self.throttle) else { return false };
                 if asked.op != Op::Check {
                     return false;
                 }
                 let subject = Subject { scope: CELL_SCOPE, key: rest[0].into() };
-                let Some(decision) = self.gate.check_at_once(&subject, &asked.limit, asked.cost) else { return false };
-                out.throttle(Throttle::numbers(decision.allowed(), decision.binding()), decision.source());
+                let verdict = self.gate.check_together(together, awaited, &subject, asked.limit, asked.cost);
+                let Some(verdict) = verdict else { return false };
+                out.throttle(Throttle::numbers(verdict.allowed, &verdict), Source::Store);
                 true
             }
             [name, key, limit, options @ ..] if name.eq_ignore_ascii_case(b"TG.CHECK") => {
@@ -90,9 +98,9 @@ impl Session {
                 let Some((_, limits)) = self.last.as_ref().filter(|(known, _)| known == limit) else { return false };
                 let [limit] = limits.as_slice() else { return false };
                 let subject = Subject { scope: Scope::AdHoc, key: (*key).into() };
-                let decision = self.gate.check_at_once(&subject, limit, cost.unwrap_or(1));
-                let Some(decision) = decision else { return false };
-                out.verdict(decision.allowed(), decision.binding(), &[], decision.source());
+                let verdict = self.gate.check_together(together, awaited, &subject, limit, cost.unwrap_or(1));
+                let Some(verdict) = verdict else { return false };
+                out.verdict(verdict.allowed, &verdict, &[], Source::Store);
                 true
             }
             _ => false,
@@ -105,7 +113,7 @@ impl Session {
             _ if self.may == May::Nothing => None,
             [name, rest @ ..] if name.eq_ignore_ascii_case(b"CL.THROTTLE") => {
                 let asked = Throttle::read(rest, &mut self.throttle).ok().filter(|asked| asked.op == Op::Check)?;
-                Some(Question { key: rest[0], cost: asked.cost, under: Under::Throttle(asked.limit) })
+                Some(Question { key: rest[0], cost: asked.cost, under: Under::Throttle(*asked.limit) })
             }
             [name, key, limit, options @ ..] if name.eq_ignore_ascii_case(b"TG.CHECK") => {
                 let Ok(Options { cost, reserved: None, id: None }) = Options::read(options) else { return None };
@@ -308,7 +316,7 @@ impl Session {
             Err(problem) => return out.error(&problem),
         };
         let subject = Subject { scope: CELL_SCOPE, key: rest[0].into() };
-        let check = Check::of(asked.op).charge_subject(subject, [&asked.limit], asked.cost);
+        let check = Check::of(asked.op).charge_subject(subject, [asked.limit], asked.cost);
         match self.gate.decide(&check).await {
             Ok(decision) => {
                 out.throttle(Throttle::numbers(decision.allowed(), decision.binding()), decision.source());

@@ -224,21 +224,29 @@ async fn answer_turn(bytes: &[u8], session: &mut Session, out: &mut Replies) -> 
         let (most, count) = if unknown { (MAX_UNKNOWN_BYTES, 1) } else { (MAX_COMMAND_BYTES, AHEAD) };
         words.clear();
         group.read(&bytes[used..], &mut words, most, count);
-        if group.commands > 1 {
-            group.each(&words).for_each(|(words, _)| session.expect(words));
+        let mut awaited = [None; AHEAD];
+        for (awaited, (words, _)) in awaited.iter_mut().zip(group.each(&words)) {
+            *awaited = session.expect(words);
         }
+        let mut together = session.gate.together(group.commands);
         // Commands that were answered together with one before them.
         let mut ahead = 0;
-        for (at, (command, taken)) in group.each(&words).enumerate() {
+        for (at, ((command, taken), awaited)) in group.each(&words).zip(&awaited).enumerate() {
             if ahead > 0 {
                 (ahead, used, answered) = (ahead - 1, used + taken, answered + 1);
                 continue;
             }
             if session.closing || out.bytes.len() > MAX_ANSWERS_BYTES {
-                return Turn { used, more: used < bytes.len() };
+                break;
             }
             session.begun = None;
-            if !session.answer_at_once(command, out) {
+            let at_once = match (awaited, &mut together) {
+                (Some(awaited), Some(together)) => session.answer_at_once(command, awaited, together, out),
+                _ => false,
+            };
+            if !at_once {
+                // Whoever is answered in another way may ask for these numbers.
+                together.iter_mut().for_each(|together| session.gate.count(together));
                 let rest = group.each(&words).skip(at).take_while(|_| at + 1 < group.commands);
                 let questions: Vec<_> = rest.map_while(|(words, _)| session.question(words)).collect();
                 if questions.len() > 1 {
@@ -251,6 +259,7 @@ async fn answer_turn(bytes: &[u8], session: &mut Session, out: &mut Replies) -> 
             used += taken;
             answered += 1;
         }
+        together.iter_mut().for_each(|together| session.gate.count(together));
         if session.closing || out.bytes.len() > MAX_ANSWERS_BYTES {
             break;
         }

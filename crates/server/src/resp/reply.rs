@@ -50,11 +50,25 @@ impl Replies {
 
     /// The five numbers of `CL.THROTTLE`.
     pub(crate) fn throttle(&mut self, numbers: [i64; 5], source: Source) {
-        self.array(5 + usize::from(self.marked));
-        numbers.into_iter().for_each(|number| self.integer(number));
         if self.marked {
-            self.bulk(source.name().as_bytes());
+            self.array(6);
+            numbers.into_iter().for_each(|number| self.integer(number));
+            return self.bulk(source.name().as_bytes());
         }
+        // The most frequent answer of all: the longest it can be, and one copy.
+        const LONGEST: usize = 4 + 5 * (1 + 20 + 2);
+        let mut line = [0; LONGEST];
+        line[..4].copy_from_slice(b"*5\r\n");
+        let mut at = 4;
+        for number in numbers {
+            line[at] = b':';
+            line[at + 1] = b'-';
+            at += 1 + usize::from(number.is_negative());
+            at = digits::write(&mut line, at, number.unsigned_abs());
+            line[at..at + 2].copy_from_slice(b"\r\n");
+            at += 2;
+        }
+        self.bytes.extend_from_slice(&line[..at]);
     }
 
     /// `[allowed, amount, remaining, retry_after_ms, reset_after_ms]`, and whatever else there is; in version 3 with names, and with who gave the answer.

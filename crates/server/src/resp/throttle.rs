@@ -12,8 +12,8 @@ const USAGE: &str =
 
 /// What was asked.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Throttle {
-    pub(crate) limit: Limit,
+pub(crate) struct Throttle<'a> {
+    pub(crate) limit: &'a Limit,
     pub(crate) op: Op,
     pub(crate) cost: u64,
 }
@@ -24,9 +24,9 @@ pub(crate) struct Parameters {
     last: Option<([i64; 3], Limit)>,
 }
 
-impl Throttle {
+impl<'a> Throttle<'a> {
     /// Reads the words after the name of the command.
-    pub(crate) fn read(words: &[&[u8]], known: &mut Parameters) -> Result<Throttle, String> {
+    pub(crate) fn read(words: &[&[u8]], known: &'a mut Parameters) -> Result<Throttle<'a>, String> {
         if !(4..=5).contains(&words.len()) {
             return Err(USAGE.into());
         }
@@ -38,10 +38,10 @@ impl Throttle {
             return Err("Cell error: Store error: Zero rates are not supported".into());
         }
         let numbers = [max_burst, count, period];
-        let limit = match &known.last {
-            Some((same, limit)) if *same == numbers => *limit,
-            _ => known.last.insert((numbers, limit(numbers)?)).1,
-        };
+        if known.last.is_none_or(|(same, _)| same != numbers) {
+            known.last = Some((numbers, limit(numbers)?));
+        }
+        let Some((_, limit)) = &known.last else { return Err(USAGE.into()) };
         let (op, cost) = match quantity {
             0 => (Op::Peek, 0),
             quantity if quantity < 0 => (Op::Refund, quantity.unsigned_abs()),

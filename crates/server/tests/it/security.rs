@@ -126,6 +126,14 @@ fn tokens_for_checks_and_for_everything_are_asked_for() {
     assert!(resp("AUTH check-mf\r\n").starts_with("-WRONGPASS"));
     assert!(resp("AUTH check-me\r\nTG.RESET k 1/s\r\n").starts_with("+OK\r\n-NOPERM"));
     assert!(resp("AUTH admin-me\r\nTG.RESET k 1/s\r\n").starts_with("+OK\r\n*5"));
+    // Commands that are read together are still answered one after the other: who has taken his word back is nobody.
+    let array = |words: &[&str]| {
+        let strings: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+        format!("*{}\r\n{strings}", words.len())
+    };
+    let throttle = array(&["CL.THROTTLE", "k", "15", "30", "60"]);
+    let answers = resp(&[array(&["AUTH", "check-me"]), throttle.clone(), array(&["RESET"]), throttle].concat());
+    assert!(answers.starts_with("+OK\r\n*5\r\n:0\r\n:16\r\n:15\r\n:-1\r\n:2\r\n+RESET\r\n-NOAUTH"), "{answers}");
     assert_eq!(open.metric(r#"tidegate_refused_total{door="resp",reason="token"}"#), 1);
     assert!(open.metric(r#"tidegate_refused_total{door="http",reason="token"}"#) >= 15);
 }

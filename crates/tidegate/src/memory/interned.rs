@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::RwLock;
 use tidegate_core::Limit;
@@ -16,12 +17,14 @@ pub(crate) const MAX_INTERNED: usize = CHUNK * CHUNKS - 1;
 #[derive(Debug)]
 pub(crate) struct Interned {
     numbers: RwLock<HashMap<Limit, u32>>,
+    /// Who was asked for last: most programs have few limits, and comparing is cheaper than hashing.
+    last: AtomicU32,
     chunks: [OnceLock<Box<[OnceLock<Limit>; CHUNK]>>; CHUNKS],
 }
 
 impl Interned {
     pub(crate) fn new() -> Self {
-        Interned { numbers: RwLock::default(), chunks: [const { OnceLock::new() }; CHUNKS] }
+        Interned { numbers: RwLock::default(), last: AtomicU32::new(0), chunks: [const { OnceLock::new() }; CHUNKS] }
     }
 
     /// The limit of a number that [`number`](Interned::number) gave.
@@ -33,7 +36,12 @@ impl Interned {
 
     /// The number of a limit; `None` if there are too many.
     pub(crate) fn number(&self, limit: &Limit) -> Option<u32> {
+        let last = self.last.load(Ordering::Relaxed);
+        if self.get(last) == Some(limit) {
+            return Some(last);
+        }
         if let Some(number) = self.numbers.read().get(limit) {
+            self.last.store(*number, Ordering::Relaxed);
             return Some(*number);
         }
         let mut numbers = self.numbers.write();

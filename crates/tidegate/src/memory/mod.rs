@@ -179,6 +179,13 @@ struct Expected<'a> {
     at_home: &'a AtHome,
 }
 
+/// A key whose memory is on its way: what [`Memory::expect`] gives, for the same store only.
+#[derive(Clone, Copy, Debug)]
+pub struct Awaited {
+    hash: Hash,
+    is_rule: bool,
+}
+
 type Guard<'a> = raw::Guard<'a, Box<Shard>>;
 
 /// Settings of a [`Memory`].
@@ -323,15 +330,25 @@ impl Memory {
         Decision::of_one(verdict, verdict.allowed, now)
     }
 
-    /// Says that a key will be asked about soon, so that its memory can be fetched meanwhile: for whoever has several questions at hand. Nothing but time
-    /// depends on it.
-    pub fn expect(&self, subject: &Subject<'_>) {
-        let hash = match &subject.scope {
+    /// Says that a key will be asked about soon, so that its memory can be fetched meanwhile: for whoever has several questions at hand. What comes back
+    /// is asked by [`check_awaited`](Memory::check_awaited).
+    pub fn expect(&self, subject: &Subject<'_>) -> Awaited {
+        let (order, other) = match &subject.scope {
             Scope::Rule(name) => self.inner.hashing.hash_named(name, &subject.key),
             Scope::AdHoc => self.inner.hashing.hash(&subject.key),
         };
         // Where a key is at home does not depend on the other half of its hash.
-        let _ = self.inner.expect(Hash { order: hash.0, other: hash.1 });
+        let _ = self.inner.expect(Hash { order, other });
+        Awaited { hash: Hash { order, other }, is_rule: matches!(subject.scope, Scope::Rule(_)) }
+    }
+
+    /// As [`check_subject`](Memory::check_subject), for a key that this store was told to [expect](Memory::expect), at a moment that its
+    /// [clock](Memory::clock) told: several questions that arrived together can be answered at one moment.
+    pub fn check_awaited(&self, awaited: &Awaited, limit: &Limit, cost: u64, now: Timestamp) -> Verdict {
+        let Awaited { hash: Hash { order, other }, is_rule } = *awaited;
+        let kind = if is_rule { RULE } else { algorithm_number(limit.algorithm()) };
+        let hash = Hash { order, other: other ^ mixed_in(kind, 0) };
+        self.inner.check(&self.inner.at(hash), limit, cost, now, self.inner.tag_of(limit))
     }
 
     /// The same as [`check`](Memory::check) for those who only want to know whether the request may pass; a little faster.
@@ -542,12 +559,18 @@ impl Inner {
     /// Where a key is expected; its slots are on their way while the caller goes on.
     #[inline(always)]
     fn expect(&self, hash: Hash) -> Expected<'_> {
+        let expected = self.at(hash);
+        slots::prefetch(expected.at_home);
+        raw::prefetch_to_write(expected.line);
+        expected
+    }
+
+    /// The same, of which nothing need be fetched.
+    #[inline(always)]
+    fn at(&self, hash: Hash) -> Expected<'_> {
         let number = self.shard_number(hash);
         let at_home = self.arena.at_home(number, self.lines[number].load(Ordering::Relaxed), hash);
-        slots::prefetch(at_home);
-        let line = &self.shards[number];
-        raw::prefetch_to_write(line);
-        Expected { hash, line, at_home }
+        Expected { hash, line: &self.shards[number], at_home }
     }
 
     /// To be replaced by somebody.
@@ -580,6 +603,11 @@ fn other_of(scope: &Scope<'_>, limit: &Limit, position: u16) -> u64 {
         Scope::AdHoc => algorithm_number(limit.algorithm()),
         Scope::Rule(_) => RULE,
     };
+    mixed_in(kind, position)
+}
+
+#[inline]
+fn mixed_in(kind: u64, position: u16) -> u64 {
     kind << 16 | u64::from(position)
 }
 
