@@ -186,13 +186,16 @@ pub(crate) fn f46(context: &Context) -> Judged {
     let mut judge = Judge::new(context, &run);
     let here = run.record.answers.iter().filter(|a| a.node == 1 && !a.outcome.is_answer()).count();
     judge.holds(here == 0, || format!("{here} requests to the other node had no answer"));
-    let passed = judge.passed("hot", 0, |_| true);
+    // On a busy machine a call may miss its deadline, and then a node has its share of the limit besides.
+    let passed = judge.passed("hot", 0, |answer| answer.source != Some(Source::Fallback));
+    let fallback = judge.passed("hot", 0, |answer| answer.source == Some(Source::Fallback));
     let lost = amount.saturating_sub(passed);
     // A hundredth of the amount over all nodes is taken ahead, and what was answered by nobody may have been charged.
     let broken = judge.failures(|outcome| outcome == Outcome::Broken) as u64;
-    judge.say(format!("{passed} of {amount} passed, {broken} had no answer from the dead"));
-    judge.holds(passed <= amount, || format!("{passed} passed of {amount}"));
-    let fallback = judge.passed("hot", 0, |answer| answer.source == Some(Source::Fallback));
+    judge.say(format!("{passed} of {amount} passed, {fallback} alone, {broken} had no answer from the dead"));
+    judge.holds(passed <= amount && fallback <= amount, || {
+        format!("{passed} and {fallback} alone passed, at most {amount} each")
+    });
     judge.holds(fallback > 0 || lost <= amount / 100 + broken + 2, || format!("{lost} are lost"));
     judge.end(&format!("a node with leases killed at {}/s", run.rate))
 }
