@@ -4,11 +4,11 @@
 //! the answers do, and writes every answer down; the fault is injected and lifted; and then the row is judged by what was written down: how much
 //! passed beyond the limit, who waited how long, what failed, when all was well again, and what the counters say.
 //!
-//! - [`stage`]: the processes, and networks of their own
-//! - [`load`]: who asks, and what was answered
-//! - [`inject`]: what is done to the processes
-//! - [`judge`]: whether it was as it must be
-//! - [`rows`]: the faults themselves
+//! - `stage`: the processes, and networks of their own
+//! - `load`: who asks, and what was answered
+//! - `inject`: what is done to the processes
+//! - `judge`: whether it was as it must be
+//! - `rows`: the faults themselves
 //!
 //! `docs/testing.md` says how to run and read it.
 
