@@ -82,10 +82,6 @@ pub(crate) fn table(contenders: &[Contender], beside: &[&str]) {
     }
 }
 
-/// What the shape of the answer costs whoever serves and loads: Redis reads a command of as many words and answers five numbers, about a set that is not there,
-/// and has nothing to decide.
-const SHAPE: &str = "Redis, 5 numbers of nothing";
-
 fn resp(depths: &[u32]) {
     let module = redis_cell();
     let server = Server::builder(Flavor::Redis7).arg("--loadmodule", module.to_str().expect("a path that is text")).start();
@@ -99,7 +95,6 @@ fn resp(depths: &[u32]) {
         let throttle = ["CL.THROTTLE", "key:__rand_int__", "15", "30", "60", "1"];
         let mut contenders = [
             Contender::new("Redis PING", server.pid(), server.port(), &["PING"]),
-            Contender::new(SHAPE, server.pid(), server.port(), &["SMISMEMBER", "key:__rand_int__", "15", "30", "60", "1", "2"]),
             Contender::new("redis-cell CL.THROTTLE", server.pid(), server.port(), &throttle),
             Contender::new("tidegate CL.THROTTLE", own.child.id(), own.resp.port(), &throttle),
             Contender::new("tidegate PING", own.child.id(), own.resp.port(), &["PING"]),
@@ -119,7 +114,7 @@ fn resp(depths: &[u32]) {
             }
         }
         println!("\nRESP, P={depth}, {CONNECTIONS} connections, {KEYS} keys: median of {ROUNDS} interleaved rounds of {requests} requests");
-        table(&contenders, &["Redis PING", SHAPE, "redis-cell CL.THROTTLE"]);
+        table(&contenders, &["Redis PING", "redis-cell CL.THROTTLE"]);
     }
 }
 
