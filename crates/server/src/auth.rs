@@ -7,8 +7,10 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tidegate::{Limit, Memory, Period};
 
 /// Wrong tokens from one address in a minute before they cost time.
@@ -128,13 +130,13 @@ fn same(token: &[u8], word: &[u8]) -> bool {
 
 /// Compares, and makes guessing slow.
 pub struct Guard {
-    auth: Auth,
+    auth: ArcSwap<Auth>,
     failures: tidegate::Gate,
 }
 
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.auth.fmt(f)
+        self.auth.load().fmt(f)
     }
 }
 
@@ -142,22 +144,35 @@ impl Guard {
     /// Guards with these tokens.
     pub fn new(auth: Auth) -> Self {
         let limit = Limit::bucket(FREE_FAILURES, Period::MINUTE).build().expect("a constant that is a valid limit");
-        Guard { auth, failures: Memory::builder().max_keys(ADDRESSES).build().gate(&limit) }
+        Guard {
+            auth: ArcSwap::from_pointee(auth),
+            failures: Memory::builder().max_keys(ADDRESSES).build().gate(&limit),
+        }
+    }
+
+    /// Lets in those who say these words from now on in place of the others; what is not there stays as it is, for without a word everybody
+    /// would be let in. Who was let in already stays until the connection ends.
+    pub fn change(&self, auth: Auth) {
+        let known = self.auth.load();
+        let or = |new: Option<Secret>, old: &Option<Secret>| new.or_else(|| old.clone());
+        let (checks, admin) = (or(auth.checks, &known.checks), or(auth.admin, &known.admin));
+        self.auth.store(Arc::new(Auth { checks, admin }));
     }
 
     /// What somebody may do who has said nothing yet.
     pub fn stranger(&self) -> May {
-        self.auth.stranger()
+        self.auth.load().stranger()
     }
 
     /// Whether there are any tokens.
     pub fn has_tokens(&self) -> bool {
-        self.auth.checks.is_some() || self.auth.admin.is_some()
+        let auth = self.auth.load();
+        auth.checks.is_some() || auth.admin.is_some()
     }
 
     /// What somebody at `peer` may do who says `word`; nothing at all, after a while, if they have guessed too often.
     pub async fn admit(&self, peer: IpAddr, word: &[u8]) -> Option<May> {
-        let may = self.auth.knows(word);
+        let may = self.auth.load().knows(word);
         if may.is_none() && self.has_tokens() && !self.failures.allows(peer.to_string().as_str(), 1) {
             tokio::time::sleep(PENALTY).await;
         }

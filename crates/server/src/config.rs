@@ -11,12 +11,14 @@ use std::time::Duration;
 
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, de};
+use tidegate::denial;
 use tidegate::headers::Families;
 use tidegate::http::{ClientIp, Network, TrustedProxies};
 use tidegate::{Limits, SyncMode};
 
 use crate::door::Bounds;
 use crate::door::tls::TlsFiles;
+use crate::http::Manners;
 use crate::observe::{Format, Level, Settings};
 use crate::rules::envoy::Terms;
 use crate::rules::{Budget, Condition, Cost, Failure, MAX_NAME_BYTES, MAX_RULES, Mode, Override, Pattern, Rule, Rules};
@@ -53,6 +55,8 @@ pub struct Config {
     pub insecure: bool,
     /// How requests in Envoy's protocol are answered.
     pub envoy: Envoy,
+    /// How answers over HTTP are dressed.
+    pub manners: Manners,
     /// The rules.
     pub rules: Rules,
 }
@@ -221,6 +225,8 @@ struct File {
     #[serde(default)]
     envoy: EnvoyFile,
     #[serde(default)]
+    http: HttpFile,
+    #[serde(default)]
     rules: Vec<RuleFile>,
 }
 
@@ -286,6 +292,33 @@ struct EnvoyFile {
 #[serde(rename_all = "snake_case")]
 enum CompatWord {
     CountRejected,
+}
+
+#[derive(Deserialize, Debug, Default)]
+#[serde(deny_unknown_fields)]
+struct HttpFile {
+    headers: Option<FamilyList>,
+    denial: Option<DenialWord>,
+}
+
+/// `problem`, `json` or `text`.
+#[derive(Debug)]
+struct DenialWord(denial::Body);
+
+impl<'de> Deserialize<'de> for DenialWord {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Text::deserialize(from)?.0.parse().map(DenialWord).map_err(D::Error::custom)
+    }
+}
+
+impl HttpFile {
+    fn checked(self) -> Manners {
+        let default = Manners::default();
+        Manners {
+            headers: self.headers.map_or(default.headers, |list| list.0.unwrap_or(Families::NONE)),
+            denial: self.denial.map_or(default.denial, |word| word.0),
+        }
+    }
 }
 
 /// A list of families, each once or more often.
@@ -552,6 +585,7 @@ impl File {
             log: self.log.checked(),
             insecure: self.insecure,
             envoy: self.envoy.checked(),
+            manners: self.http.checked(),
             rules: Rules::new(rules),
         })
     }

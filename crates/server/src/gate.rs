@@ -12,6 +12,7 @@ use tidegate::{
     StoreError, Subject, Timestamp, Verdict,
 };
 
+use crate::http::Manners;
 use crate::observe::{Observer, Outcome};
 use crate::rules::envoy::{Domains, Terms};
 use crate::rules::{Attributes, Budget, InvalidCost, Match, Mode, Rule, Rules};
@@ -93,6 +94,7 @@ struct Inner {
     rules: ArcSwap<Rules>,
     domains: ArcSwap<Domains>,
     terms: ArcSwap<Terms>,
+    manners: ArcSwap<Manners>,
     observer: Observer,
 }
 
@@ -182,7 +184,7 @@ impl Gate {
     /// The same, with somebody to tell what happens.
     pub fn observed(store: Backend, rules: Rules, observer: Observer) -> Self {
         let (rules, domains, terms) = (ArcSwap::from_pointee(rules), ArcSwap::default(), ArcSwap::default());
-        let inner = Inner { store, rules, domains, terms, observer };
+        let inner = Inner { store, rules, domains, terms, manners: ArcSwap::default(), observer };
         let gate = Gate { inner: Arc::new(inner), door: Door::default() };
         gate.name_rules();
         gate
@@ -279,6 +281,16 @@ impl Gate {
     /// Answers requests in Envoy's protocol this way from now on.
     pub fn set_terms(&self, terms: Terms) {
         self.inner.terms.store(Arc::new(terms));
+    }
+
+    /// How answers over HTTP are dressed.
+    pub fn manners(&self) -> Manners {
+        **self.inner.manners.load()
+    }
+
+    /// Dresses answers over HTTP this way from now on.
+    pub fn set_manners(&self, manners: Manners) {
+        self.inner.manners.store(Arc::new(manners));
     }
 
     /// Decides one charge without an id, if that can be done here and now: the state is in this process, and the key is one that can be kept.

@@ -79,6 +79,8 @@ impl Config {
             log.denials_per_second,
             log.show_keys
         );
+        let families = self.manners.headers.to_string().replace(' ', ", ");
+        let _ = writeln!(out, "http:\n  headers: [{families}]\n  denial: {}", self.manners.denial);
         self.print_envoy(&mut out);
         if self.rules.iter().next().is_none() {
             let _ = writeln!(out, "rules: []");
@@ -215,6 +217,7 @@ tls: { cert: "/etc/a b.pem", key: /etc/key.pem, client_ca: /etc/ca.pem }
 tokens: { check_file: /run/check, admin_file: /run/admin }
 connections: { max: 77, max_per_ip: 7, idle_secs: 30 }
 log: { level: debug, format: json, denials_per_second: 3, show_keys: true }
+http: { headers: [draft-7, github], denial: text }
 envoy: { config: /etc/ratelimit, compat: count_rejected, overrides: 500, headers: [ietf], body: problem }
 rules:
   - name: a

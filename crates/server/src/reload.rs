@@ -1,14 +1,16 @@
-//! Reading the rules again when their file changes: all or nothing, and what was good stays until something better is there.
+//! Reading rules and tokens again when their files change: all or nothing, and what was good stays until something better is there.
 //!
 //! The content is compared, not the time of change: a file that is replaced by a rename, or by the swap of a symbolic link above it, is noticed like any other.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::config::{Config, ConfigError};
+use crate::auth::{Auth, Guard, Secret};
+use crate::config::{Config, TokenFiles};
 use crate::gate::Gate;
 use crate::observe::metrics::Reloaded;
 use crate::rules::envoy::{self, Domains};
@@ -23,12 +25,29 @@ pub(crate) enum Source {
     Rules(PathBuf),
     /// A folder with the configuration of envoyproxy/ratelimit.
     Domains(PathBuf),
+    /// Files with tokens, and who compares them.
+    Tokens(TokenFiles, Arc<Guard>),
 }
 
 impl Source {
     fn path(&self) -> &Path {
         match self {
             Source::Rules(path) | Source::Domains(path) => path,
+            Source::Tokens(files, _) => files.checks.as_deref().or(files.admin.as_deref()).unwrap_or(Path::new("")),
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Source::Rules(_) | Source::Domains(_) => "rules",
+            Source::Tokens(..) => "tokens",
+        }
+    }
+
+    fn counted(&self) -> Reloaded {
+        match self {
+            Source::Rules(_) | Source::Domains(_) => Reloaded::Rules,
+            Source::Tokens(..) => Reloaded::Tokens,
         }
     }
 
@@ -36,6 +55,14 @@ impl Source {
     fn fingerprint(&self) -> Option<Vec<u8>> {
         match self {
             Source::Rules(file) => std::fs::read(file).ok(),
+            Source::Tokens(files, _) => {
+                let mut print = Vec::new();
+                for file in [&files.checks, &files.admin].into_iter().flatten() {
+                    print.extend(std::fs::read(file).ok()?);
+                    print.push(b'\n');
+                }
+                Some(print)
+            }
             Source::Domains(folder) => {
                 let mut print = Vec::new();
                 for path in envoy::files(folder).ok()? {
@@ -50,20 +77,28 @@ impl Source {
         }
     }
 
-    /// Reads it into `gate`, and says how many rules there are.
-    fn load(&self, gate: &Gate) -> Result<usize, ConfigError> {
+    /// Reads it into `gate`, and says how many rules or tokens there are.
+    fn load(&self, gate: &Gate) -> Result<usize, String> {
         match self {
             Source::Rules(file) => {
-                let config = Config::load(file)?;
+                let config = Config::load(file).map_err(|error| error.to_string())?;
                 let count = config.rules.iter().count();
                 gate.set_terms(config.envoy.terms);
+                gate.set_manners(config.manners);
                 gate.set_rules(config.rules);
                 Ok(count)
             }
             Source::Domains(folder) => {
-                let domains = Domains::load(folder)?;
+                let domains = Domains::load(folder).map_err(|error| error.to_string())?;
                 let count = domains.limits();
                 gate.set_domains(domains);
+                Ok(count)
+            }
+            Source::Tokens(files, guard) => {
+                let read = |file: &Option<PathBuf>| file.as_deref().map(Secret::read).transpose();
+                let auth = Auth { checks: read(&files.checks)?, admin: read(&files.admin)? };
+                let count = usize::from(auth.checks.is_some()) + usize::from(auth.admin.is_some());
+                guard.change(auth);
                 Ok(count)
             }
         }
@@ -93,12 +128,17 @@ pub(crate) async fn watch(source: Source, gate: Gate) {
         let Ok(loaded) = tokio::task::spawn_blocking(move || own.load(&into)).await else { continue };
         let (metrics, log) = (gate.observer().metrics(), gate.observer().log());
         if !first {
-            metrics.reloaded(Reloaded::Rules, loaded.is_ok());
+            metrics.reloaded(source.counted(), loaded.is_ok());
         }
         match loaded {
-            Ok(count) if !first => log.info("rules read", &[("file", &source.path().display()), ("rules", &count)]),
+            Ok(count) if !first => {
+                let (name, file) = (source.name(), source.path().display());
+                log.info(&format!("{name} read"), &[("file", &file), (name, &count)]);
+            }
             Ok(_) => {}
-            Err(error) => log.error("rules not read; they stay as they were", &[("why", &error)]),
+            Err(error) => {
+                log.error(&format!("{} not read; they stay as they were", source.name()), &[("why", &error)]);
+            }
         }
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::auth::{Auth, Guard, Secret};
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, TokenFiles};
 use crate::door::tls::{Tls, TlsError};
 use crate::door::{Bounds, Entrance};
 use crate::gate::{Backend, Door, Gate};
@@ -181,6 +181,11 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
         (None, Some(file)) => Secret::read(file).map(Some).map_err(StartError::Token),
         (own, _) => Ok(own),
     };
+    // Tokens that were said outright stay; those in files are read again when they change.
+    let token_files = TokenFiles {
+        checks: config.tokens.checks.clone().filter(|_| options.auth.checks.is_none()),
+        admin: config.tokens.admin.clone().filter(|_| options.auth.admin.is_none()),
+    };
     let auth = Auth {
         checks: token(options.auth.checks, &config.tokens.checks)?,
         admin: token(options.auth.admin, &config.tokens.admin)?,
@@ -201,6 +206,7 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
     }
     let gate = Gate::observed(store, config.rules, observer.clone());
     gate.set_terms(config.envoy.terms);
+    gate.set_manners(config.manners);
     if let Some(folder) = &config.envoy.config {
         gate.set_domains(Domains::load(folder)?);
     }
@@ -228,8 +234,12 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
         let task = move || tls.clone().watch(watching.clone());
         doors.spawn(supervise::keep("certificates", task, own, health.clone(), stopped.clone()));
     }
-    let sources =
-        [("rules", options.rules_file.map(Source::Rules)), ("domains", config.envoy.config.map(Source::Domains))];
+    let has_files = token_files != TokenFiles::default();
+    let sources = [
+        ("rules", options.rules_file.map(Source::Rules)),
+        ("domains", config.envoy.config.map(Source::Domains)),
+        ("tokens", has_files.then(|| Source::Tokens(token_files, Arc::clone(&guard)))),
+    ];
     for (name, source) in sources {
         if let Some(source) = source {
             // Heard from now on, before anybody can know that we are here: a hangup that nobody hears would end the process.

@@ -4,9 +4,33 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::tidegate;
+
+/// The goal is a second on a machine with nothing else to do. The median of a few starts is held to more, since tests run beside others.
+#[test]
+fn serve_is_ready_at_once() {
+    let mut took: Vec<Duration> = (0..5)
+        .map(|_| {
+            let begun = Instant::now();
+            let mut server = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+                .args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--resp", "127.0.0.1:0"])
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut lines = BufReader::new(server.stdout.take().unwrap()).lines().map_while(Result::ok);
+            assert!(lines.any(|line| line == "ready"));
+            let took = begun.elapsed();
+            server.kill().unwrap();
+            server.wait().unwrap();
+            took
+        })
+        .collect();
+    took.sort();
+    println!("ready after {took:?}");
+    assert!(took[2] < Duration::from_secs(3), "{took:?}");
+}
 
 #[test]
 fn serve_says_where_it_listens_answers_and_stops_when_told() {

@@ -108,9 +108,9 @@ impl Hall {
     }
 
     /// What the gate says to a question.
-    pub(super) async fn ask(&self, verb: Verb, body: &[u8]) -> Response<Body> {
+    pub(super) async fn ask(&self, verb: Verb, body: &[u8], accept: Option<&[u8]>) -> Response<Body> {
         match &self.inner.desk {
-            Some(gate) => decide(gate, verb, body).await,
+            Some(gate) => decide(gate, verb, body, accept).await,
             None => mistake(StatusCode::NOT_FOUND, "no such path"),
         }
     }

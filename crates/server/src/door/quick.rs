@@ -36,6 +36,7 @@ struct Whole<'a> {
     verb: Verb,
     path: &'a str,
     authorization: Option<&'a [u8]>,
+    accept: Option<&'a [u8]>,
     body: &'a [u8],
     /// How many bytes it takes, with its head.
     used: usize,
@@ -48,11 +49,12 @@ fn whole(bytes: &[u8]) -> Option<Whole<'_>> {
     let Ok(httparse::Status::Complete(head)) = request.parse(bytes) else { return None };
     let (Some("POST"), Some(path), Some(1)) = (request.method, request.path, request.version) else { return None };
     let verb = Verb::at(path).filter(|verb| *verb != Verb::Reset)?;
-    let (mut length, mut authorization) = (None, None);
+    let (mut length, mut authorization, mut accept) = (None, None, None);
     for header in request.headers.iter() {
         let fine = match header.name {
             name if name.eq_ignore_ascii_case("content-length") => length.replace(digits_only(header.value)?).is_none(),
             name if name.eq_ignore_ascii_case("authorization") => authorization.replace(header.value).is_none(),
+            name if name.eq_ignore_ascii_case("accept") => accept.replace(header.value).is_none(),
             name if name.eq_ignore_ascii_case("connection") => header.value.eq_ignore_ascii_case(b"keep-alive"),
             name => !decides_how(name),
         };
@@ -61,7 +63,7 @@ fn whole(bytes: &[u8]) -> Option<Whole<'_>> {
         }
     }
     let used = head + length?;
-    Some(Whole { verb, path, authorization, body: bytes.get(head..used)?, used })
+    Some(Whole { verb, path, authorization, accept, body: bytes.get(head..used)?, used })
 }
 
 /// Whether a header says how the connection or the body is to be treated.
@@ -144,7 +146,7 @@ impl Hall {
             self.refuse(Refusal::Token);
             return refusal;
         }
-        self.unless_it_panics(self.ask(question.verb, question.body)).await
+        self.unless_it_panics(self.ask(question.verb, question.body, question.accept)).await
     }
 }
 

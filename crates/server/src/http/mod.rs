@@ -4,16 +4,20 @@ mod admin;
 mod reply;
 mod request;
 
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{FromRef, FromRequest, Request, State};
-use axum::http::{Response, StatusCode, header};
+use axum::extract::{FromRef, FromRequest, FromRequestParts, Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, Response, StatusCode, header};
 use axum::routing::{MethodRouter, get, post};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use tidegate::denial;
+use tidegate::headers::Families;
 use tidegate::{Check, Op, Scope, StoreError, Subject};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -29,6 +33,21 @@ use crate::door::{Bounds, Entrance};
 use crate::gate::{Door, Gate, GateError};
 use crate::observe::metrics::Refusal;
 use crate::supervise::Health;
+
+/// How answers are dressed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Manners {
+    /// Which families of headers are sent.
+    pub headers: Families,
+    /// How a denial is written to those who did not say how they want it.
+    pub denial: denial::Body,
+}
+
+impl Default for Manners {
+    fn default() -> Self {
+        Manners { headers: Families::ALL, denial: denial::Body::Problem }
+    }
+}
 
 /// What the handlers need.
 #[derive(Clone, Debug)]
@@ -74,7 +93,9 @@ fn for_admins(path: &str) -> bool {
 fn table() -> Vec<(&'static str, String, MethodRouter<Desk>)> {
     let mut table: Vec<(&'static str, String, MethodRouter<Desk>)> = Vec::new();
     for (name, verb) in Verb::ALL {
-        let ask = move |State(gate): State<Gate>, Sent(body): Sent| async move { decide(&gate, verb, &body).await };
+        let ask = move |State(gate): State<Gate>, Wanted(accept): Wanted, Sent(body): Sent| async move {
+            decide(&gate, verb, &body, accept.as_ref().map(HeaderValue::as_bytes)).await
+        };
         table.push(("post", format!("/v1/{name}"), post(ask)));
     }
     table.extend([
@@ -145,6 +166,17 @@ pub(crate) async fn serve_at(
     entrance.receive(shutdown, move |visitor| hall.clone().talk(visitor, down.clone())).await
 }
 
+/// What is accepted, as far as somebody says so.
+struct Wanted(Option<HeaderValue>);
+
+impl FromRequestParts<Desk> for Wanted {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Desk) -> Result<Self, Infallible> {
+        Ok(Wanted(parts.headers.get(header::ACCEPT).cloned()))
+    }
+}
+
 /// A body that has arrived, whole and in time.
 struct Sent(Bytes);
 
@@ -171,11 +203,12 @@ impl FromRequest<Desk> for Sent {
     }
 }
 
-pub(crate) async fn decide(gate: &Gate, verb: Verb, body: &[u8]) -> Response<Body> {
+/// Answers a question. What its sender accepts decides how a denial is written.
+pub(crate) async fn decide(gate: &Gate, verb: Verb, body: &[u8], accept: Option<&[u8]>) -> Response<Body> {
     match request::read(body, verb) {
         Err(problem) => mistake(StatusCode::BAD_REQUEST, &problem),
         Ok(Asked::One(question)) => match answer(gate, verb, &question).await {
-            Ok(answer) => answer.into_response(),
+            Ok(answer) => answer.into_response(gate.manners().denial, accept),
             Err(error) => failure(&error),
         },
         Ok(Asked::Batch(questions)) => {
@@ -209,7 +242,7 @@ async fn answer(gate: &Gate, verb: Verb, question: &Question) -> Result<Answer, 
                 && let subject = (Subject { scope: Scope::AdHoc, key: key.as_bytes().into() })
                 && let Some(decision) = gate.check_at_once(&subject, limit, question.cost)
             {
-                return Ok(Answer::of_key(question, verb.name(), brought, &decision));
+                return Ok(Answer::of_key(question, verb.name(), brought, &decision, gate.manners().headers));
             }
             let mut check = Check::of(op).charge(key, limits, question.cost);
             if op == Op::Settle {
@@ -219,11 +252,11 @@ async fn answer(gate: &Gate, verb: Verb, question: &Question) -> Result<Answer, 
                 check = check.with_id(id);
             }
             let decision = gate.decide(&check).await?;
-            Ok(Answer::of_key(question, verb.name(), brought, &decision))
+            Ok(Answer::of_key(question, verb.name(), brought, &decision, gate.manners().headers))
         }
         About::Attributes(attributes) => {
             let ruling = gate.rule(op, &attributes[..], question.cost, question.id).await?;
-            Ok(Answer::of_rules(question, verb.name(), &ruling))
+            Ok(Answer::of_rules(question, verb.name(), &ruling, gate.manners().headers))
         }
     }
 }
@@ -269,7 +302,7 @@ async fn ready(State(desk): State<Desk>) -> Response<Body> {
 pub(crate) async fn answer_every_verb(gate: &Gate, bytes: &[u8]) -> Vec<(u16, Vec<u8>)> {
     let mut answers = Vec::new();
     for (_, verb) in Verb::ALL {
-        let response = decide(gate, verb, bytes).await;
+        let response = decide(gate, verb, bytes, None).await;
         let status = response.status().as_u16();
         let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.expect("a body in memory");
         answers.push((status, body.to_vec()));

@@ -2,7 +2,8 @@
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
-use tidegate::headers;
+use tidegate::denial;
+use tidegate::headers::{self, Draft, Families};
 use tidegate::{Decision, Limit, Source, Verdict};
 
 use super::request::{About, Brought, Question};
@@ -20,6 +21,7 @@ const MODE: HeaderName = HeaderName::from_static("x-tidegate-mode");
 const FALLBACK: HeaderValue = HeaderValue::from_static("fallback");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
+const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 /// What was decided about one question, ready to be written.
@@ -29,11 +31,18 @@ pub(crate) struct Answer {
     json: Vec<u8>,
     headers: HeaderMap,
     violated: Vec<String>,
+    retry_after_secs: Option<u64>,
 }
 
 impl Answer {
     /// The answer to a question about a key.
-    pub(crate) fn of_key(question: &Question, op: &str, brought: &Brought, decision: &Decision) -> Answer {
+    pub(crate) fn of_key(
+        question: &Question,
+        op: &str,
+        brought: &Brought,
+        decision: &Decision,
+        families: Families,
+    ) -> Answer {
         let mut json = Vec::with_capacity(640);
         json.extend_from_slice(b"{\"t_us\":");
         digits::push(&mut json, decision.at().as_micros());
@@ -54,12 +63,13 @@ impl Answer {
         );
         end(&mut json, question, Some(decision));
         let names = || brought.charges.iter().map(|(name, _)| name.as_str());
-        let headers = headers_of(decision, brought.policy.clone(), names().zip(decision.charges()));
-        Answer { allowed: decision.allowed(), json, headers, violated: violated(decision, names()) }
+        let headers = headers_of(decision, families, |draft| brought.policy(draft), names().zip(decision.charges()));
+        let retry_after_secs = headers::retry_after_secs(decision);
+        Answer { allowed: decision.allowed(), json, headers, violated: violated(decision, names()), retry_after_secs }
     }
 
     /// The answer to a question about attributes.
-    pub(crate) fn of_rules(question: &Question, op: &str, ruling: &Ruling) -> Answer {
+    pub(crate) fn of_rules(question: &Question, op: &str, ruling: &Ruling, families: Families) -> Answer {
         let decision = ruling.decision.as_ref();
         let mut json = Vec::with_capacity(640);
         json.push(b'{');
@@ -102,12 +112,21 @@ impl Answer {
         }
         end(&mut json, question, decision);
         let names = || ruling.charges.iter().map(|charge| &*charge.rule.name);
-        let mut answer = Answer { allowed: ruling.allowed, json, headers: HeaderMap::new(), violated: Vec::new() };
+        let mut answer = Answer {
+            allowed: ruling.allowed,
+            json,
+            headers: HeaderMap::new(),
+            violated: Vec::new(),
+            retry_after_secs: None,
+        };
         if let Some(decision) = decision {
             let named: Vec<(&str, &Limit)> = names().zip(ruling.charges.iter().map(|charge| &charge.limit)).collect();
-            let policy = HeaderValue::try_from(headers::policy(&named)).ok();
-            answer.headers = headers_of(decision, policy, names().zip(decision.charges()));
+            let policy = |draft| policy(draft, &named);
+            answer.headers = headers_of(decision, families, policy, names().zip(decision.charges()));
             answer.violated = violated(decision, names());
+            if ruling.refused_by.is_none() {
+                answer.retry_after_secs = headers::retry_after_secs(decision);
+            }
         }
         answer.violated.extend(ruling.refused_by.iter().map(|rule| rule.name.to_string()));
         answer
@@ -117,12 +136,22 @@ impl Answer {
         &self.json
     }
 
-    /// 200 with the decision, or 429 with the problem and the decision in it.
-    pub(crate) fn into_response(self) -> Response<Body> {
+    /// 200 with the decision; or 429 with the problem and the decision in it, the decision alone, or a line of text, whichever is accepted. Who
+    /// accepts anything gets what the setting says.
+    pub(crate) fn into_response(self, setting: denial::Body, accept: Option<&[u8]>) -> Response<Body> {
         let (status, kind, body) = if self.allowed {
             (StatusCode::OK, JSON, self.json)
         } else {
-            (StatusCode::TOO_MANY_REQUESTS, PROBLEM, problem(&self.json, &self.violated))
+            let accept = accept.and_then(|accept| std::str::from_utf8(accept).ok());
+            let (kind, body) = match setting.asked_for(accept) {
+                denial::Body::Problem => (PROBLEM, problem(&self.json, &self.violated)),
+                denial::Body::Json => (JSON, self.json),
+                denial::Body::Text => {
+                    let violated: Vec<&str> = self.violated.iter().map(String::as_str).collect();
+                    (TEXT, denial::Body::Text.write(&violated, self.retry_after_secs).into_bytes())
+                }
+            };
+            (StatusCode::TOO_MANY_REQUESTS, kind, body)
         };
         let mut response = Response::new(Body::from(body));
         *response.status_mut() = status;
@@ -242,10 +271,17 @@ fn end(out: &mut Vec<u8>, question: &Question, decision: Option<&Decision>) {
     out.push(b'}');
 }
 
-/// The headers of a decision whose charges have these names; both families, `Retry-After` on a denial, and whether the store had no part in it.
+/// The value of `RateLimit-Policy` in this draft.
+pub(crate) fn policy(draft: Draft, named: &[(&str, &Limit)]) -> Option<HeaderValue> {
+    let text = if draft == Draft::Seven { headers::policy_7(named) } else { headers::policy(named) };
+    HeaderValue::try_from(text).ok()
+}
+
+/// The headers of a decision whose charges have these names, in these families, `Retry-After` on a denial, and whether the store had no part in it.
 fn headers_of<'a>(
     decision: &Decision,
-    policy: Option<HeaderValue>,
+    families: Families,
+    policy: impl FnOnce(Draft) -> Option<HeaderValue>,
     named: impl Iterator<Item = (&'a str, &'a Verdict)> + Clone,
 ) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(12);
@@ -255,14 +291,20 @@ fn headers_of<'a>(
         }
     };
     let verdict = decision.binding();
-    put(POLICY, policy);
-    put(RATE_LIMIT, HeaderValue::try_from(headers::rate_limit(named.clone())).ok());
-    put(LIMIT, Some(verdict.amount.into()));
-    put(REMAINING, Some(verdict.remaining.into()));
-    put(USED, Some((verdict.amount - verdict.remaining.min(verdict.amount)).into()));
-    put(RESET, Some(headers::reset_epoch_secs(decision).into()));
-    let binding = named.map(|(name, _)| name).nth(decision.binding_index());
-    put(RESOURCE, binding.and_then(|name| HeaderValue::try_from(headers::visible(name).as_ref()).ok()));
+    if let Some(draft) = families.ietf {
+        put(POLICY, policy(draft));
+        let state =
+            if draft == Draft::Seven { headers::rate_limit_7(verdict) } else { headers::rate_limit(named.clone()) };
+        put(RATE_LIMIT, HeaderValue::try_from(state).ok());
+    }
+    if families.github {
+        put(LIMIT, Some(verdict.amount.into()));
+        put(REMAINING, Some(verdict.remaining.into()));
+        put(USED, Some((verdict.amount - verdict.remaining.min(verdict.amount)).into()));
+        put(RESET, Some(headers::reset_epoch_secs(decision).into()));
+        let binding = named.map(|(name, _)| name).nth(decision.binding_index());
+        put(RESOURCE, binding.and_then(|name| HeaderValue::try_from(headers::visible(name).as_ref()).ok()));
+    }
     put(header::RETRY_AFTER, headers::retry_after_secs(decision).map(Into::into));
     put(MODE, (decision.source() == Source::Fallback).then_some(FALLBACK));
     headers

@@ -9,7 +9,10 @@ use axum::http::HeaderValue;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use tidegate::{Id, Limit, Limits, Op, headers};
+use tidegate::headers::Draft;
+use tidegate::{Id, Limit, Limits, Op};
+
+use super::reply::policy;
 
 /// The largest body, in bytes.
 pub const MAX_BODY_BYTES: usize = 64 << 10;
@@ -122,11 +125,16 @@ pub(crate) struct Brought {
     pub(crate) limits: Limits,
     /// Each charge: how its limit is written in the notation, and how often.
     pub(crate) charges: Vec<(String, u64)>,
-    /// What `RateLimit-Policy` says.
-    pub(crate) policy: Option<HeaderValue>,
+    /// What `RateLimit-Policy` says, in draft 10 and in draft 7.
+    policies: [Option<HeaderValue>; 2],
 }
 
 impl Brought {
+    /// What `RateLimit-Policy` says.
+    pub(crate) fn policy(&self, draft: Draft) -> Option<HeaderValue> {
+        self.policies[usize::from(draft == Draft::Seven)].clone()
+    }
+
     /// Reads limits. Those that were read last on this thread are remembered: most callers bring the same ones again and again, and reading
     /// and naming them costs more than deciding.
     fn read(text: String) -> Result<Arc<Brought>, String> {
@@ -151,8 +159,8 @@ impl Brought {
         let charges: Vec<(String, u64)> = own.iter().map(|(limit, times)| (limit.to_string(), *times)).collect();
         let named: Vec<(&str, &Limit)> =
             charges.iter().zip(&own).map(|((name, _), (limit, _))| (name.as_str(), *limit)).collect();
-        let policy = HeaderValue::try_from(headers::policy(&named)).ok();
-        let brought = Arc::new(Brought { text, limits, charges, policy });
+        let policies = [Draft::Ten, Draft::Seven].map(|draft| policy(draft, &named));
+        let brought = Arc::new(Brought { text, limits, charges, policies });
         LAST.with_borrow_mut(|last| {
             last.truncate(REMEMBERED - 1);
             last.push_front(Arc::clone(&brought));

@@ -88,15 +88,18 @@ pub enum Reloaded {
     Rules,
     /// Certificates.
     Certificates,
+    /// Tokens.
+    Tokens,
 }
 
 impl Reloaded {
-    const ALL: [Reloaded; 2] = [Reloaded::Rules, Reloaded::Certificates];
+    const ALL: [Reloaded; 3] = [Reloaded::Rules, Reloaded::Certificates, Reloaded::Tokens];
 
     const fn name(self) -> &'static str {
         match self {
             Reloaded::Rules => "rules",
             Reloaded::Certificates => "certificates",
+            Reloaded::Tokens => "tokens",
         }
     }
 }

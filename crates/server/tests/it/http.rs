@@ -35,6 +35,88 @@ fn exchange(at: SocketAddr, head: &str, body: &str) -> (u16, String, String) {
     (status, head.to_ascii_lowercase(), body.to_string())
 }
 
+/// What the headers of a denial are, and how it is written, asked twice on one connection: the short way, and, as it closes, the other.
+fn denied(at: SocketAddr, accept: &str) -> (String, String) {
+    let accept = if accept.is_empty() { String::new() } else { format!("Accept: {accept}\r\n") };
+    let body = r#"{"key":"k","limit":"2/min","cost":3}"#;
+    let request = |more: &str| {
+        let length = body.len();
+        format!("POST /v1/check HTTP/1.1\r\nHost: x\r\n{accept}{more}Content-Length: {length}\r\n\r\n{body}")
+    };
+    let mut stream = TcpStream::connect(at).unwrap();
+    write!(stream, "{}{}", request(""), request("Connection: close\r\n")).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let answers: Vec<&str> = text.split("HTTP/1.1 429 Too Many Requests\r\n").skip(1).collect();
+    assert_eq!(answers.len(), 2, "{text}");
+    let read = |answer: &str| {
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let unstable = ["date:", "connection:", "content-length:", "x-ratelimit-reset:"];
+        let lines = head.lines().filter(|line| !unstable.iter().any(|name| line.starts_with(name)));
+        let (before, time) = body.split_once("\"t_us\":").unwrap_or((body, ""));
+        (
+            lines.collect::<Vec<_>>().join("\n"),
+            format!("{before}{}", time.trim_start_matches(|c: char| c.is_ascii_digit())),
+        )
+    };
+    assert_eq!(read(answers[0]), read(answers[1]));
+    read(answers[0])
+}
+
+#[test]
+fn a_denial_is_written_as_it_is_accepted_and_else_as_the_setting_says() {
+    let kind = |head: &str| head.lines().find_map(|line| line.strip_prefix("content-type: ")).unwrap().to_string();
+    for (setting, accept, expected) in [
+        ("", "", "application/problem+json"),
+        ("", "*/*", "application/problem+json"),
+        ("", "application/json", "application/json"),
+        ("", "text/html, text/plain;q=0.5", "text/plain; charset=utf-8"),
+        ("http: { denial: json }\n", "", "application/json"),
+        ("http: { denial: text }\n", "*/*", "text/plain; charset=utf-8"),
+        ("http: { denial: text }\n", "application/problem+json", "application/problem+json"),
+    ] {
+        let open = open(setting);
+        let (head, body) = denied(open.at, accept);
+        assert_eq!(kind(&head), expected, "{setting} {accept}");
+        match expected {
+            "application/problem+json" => assert!(body.contains("\"violated-policies\":[\"2/m\"]"), "{body}"),
+            "application/json" => assert!(body.contains("\"allowed\":false") && !body.contains("violated"), "{body}"),
+            _ => assert_eq!(body, "too many requests: 2/m\n"),
+        }
+    }
+}
+
+#[test]
+fn which_headers_are_sent_is_a_setting() {
+    for (setting, expected) in [
+        (
+            "[draft-10, github]",
+            "ratelimit-policy: \"2/m\";q=2;w=60\nratelimit: \"2/m\";r=2\nx-ratelimit-limit: 2\nx-ratelimit-remaining: 2\nx-ratelimit-used: 0\nx-ratelimit-resource: 2/m\n",
+        ),
+        ("[ietf]", "ratelimit-policy: \"2/m\";q=2;w=60\nratelimit: \"2/m\";r=2\n"),
+        ("[draft-7]", "ratelimit-policy: 2;w=60\nratelimit: limit=2, remaining=2, reset=0\n"),
+        (
+            "[github]",
+            "x-ratelimit-limit: 2\nx-ratelimit-remaining: 2\nx-ratelimit-used: 0\nx-ratelimit-resource: 2/m\n",
+        ),
+        ("[none]", ""),
+        ("[]", ""),
+    ] {
+        let open = open(&format!("http: {{ headers: {setting} }}\n"));
+        let (head, _) = denied(open.at, "");
+        let expected = format!("{expected}content-type: application/problem+json\ncache-control: no-store");
+        assert_eq!(head, expected, "{setting}");
+    }
+    for (setting, problem) in [
+        ("headers: [draft-6]", "\"draft-6\": expected draft-10 (or ietf), draft-7, github or none"),
+        ("headers: [draft-7, draft-10]", "draft-10 and draft-7 have the same headers: expected one of the two"),
+        ("denial: html", "\"html\": expected problem, json or text"),
+    ] {
+        let error = Config::parse(&format!("http: {{ {setting} }}\n"), "test").unwrap_err().to_string();
+        assert!(error.starts_with("test:1:") && error.contains(problem), "{error}");
+    }
+}
+
 #[test]
 fn a_check_is_answered_with_numbers_and_headers() {
     let open = open("");
