@@ -3,15 +3,17 @@
 
 use std::time::{Duration, Instant};
 
+use prost::Message;
 use tidegate::{Limits, ManualClock, Memory, Timestamp};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::gate::{Backend, Gate};
-use crate::http;
+use crate::grpc::message::{RateLimitRequest, RateLimitResponse};
 use crate::resp;
 use crate::rules::envoy::Domains;
+use crate::{grpc, http};
 
 /// The longest that any input may take. A busy machine is slow, but not this slow.
 const LONGEST: Duration = Duration::from_secs(5);
@@ -20,8 +22,8 @@ const LONGEST: Duration = Duration::from_secs(5);
 pub type Target = fn(&[u8]);
 
 /// All targets and their names, as in `fuzz/fuzz_targets/`.
-pub const TARGETS: [(&str, Target); 5] =
-    [("resp", resp), ("json", json), ("rules", rules), ("envoy", envoy), ("limits", limits)];
+pub const TARGETS: [(&str, Target); 6] =
+    [("resp", resp), ("json", json), ("rules", rules), ("envoy", envoy), ("rls", rls), ("limits", limits)];
 
 /// A conversation with the RESP door, cut into pieces: as many whole values come back as commands were whole, whatever the cuts.
 ///
@@ -140,6 +142,32 @@ pub fn envoy(data: &[u8]) {
         }
         Err(error) => assert!(!error.to_string().is_empty()),
     }
+    assert!(began.elapsed() < LONGEST, "{:?}", began.elapsed());
+}
+
+/// A message of Envoy's protocol, for a domain of rules and for one of its own configuration: no message, an error, or an answer with a status for each
+/// descriptor that reads as it was written.
+pub fn rls(data: &[u8]) {
+    const DOMAIN: &str = "domain: edge\ndescriptors:\n  - key: user\n    rate_limit: { unit: minute, requests_per_unit: 3 }\n  - key: path\n    value: /x\n    descriptors: [{ key: user, rate_limit: { unlimited: true } }]\n";
+    let began = Instant::now();
+    let Ok(request) = RateLimitRequest::decode(data) else { return };
+    block_on(async {
+        let gate = gate();
+        let mut domains = Domains::default();
+        domains.add(DOMAIN, "domain").expect("a domain that is right");
+        gate.set_domains(domains);
+        for domain in [None, Some("rules"), Some("edge")] {
+            let mut request = request.clone();
+            if let Some(domain) = domain {
+                request.domain = domain.into();
+            }
+            let Ok(answer) = grpc::decide::decide(&gate, &request).await else { continue };
+            assert_eq!(answer.statuses.len(), request.descriptors.len());
+            let written = answer.encode_to_vec();
+            assert!(written.len() <= 4096 * (request.descriptors.len() + 1), "{} bytes of an answer", written.len());
+            assert_eq!(RateLimitResponse::decode(&written[..]).as_ref(), Ok(&answer));
+        }
+    });
     assert!(began.elapsed() < LONGEST, "{:?}", began.elapsed());
 }
 

@@ -5,6 +5,7 @@
 mod check;
 mod docs;
 mod doctor;
+mod floods;
 mod limits;
 mod serve;
 mod simulate;

@@ -2,7 +2,7 @@
 //!
 //! Connections, their bounds, TLS and tokens are the affair of the [entrance](crate::door) and its hall; here a path becomes a service, and a message an answer.
 
-mod decide;
+pub(crate) mod decide;
 mod health;
 pub(crate) mod json;
 pub mod message;

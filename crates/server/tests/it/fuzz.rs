@@ -30,6 +30,11 @@ fn envoy_holds() {
 }
 
 #[test]
+fn rls_holds() {
+    runs("rls");
+}
+
+#[test]
 fn limits_hold() {
     runs("limits");
 }

@@ -1,0 +1,302 @@
+//! The real server, while somebody does to it what HTTP/2 makes cheap, or takes as many connections as there are: what it keeps is bounded, others are
+//! answered, and who does it is let go.
+
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tidegate_testkit::wait_until;
+
+/// Long enough for a busy machine.
+const LONG: Duration = Duration::from_secs(30);
+/// How long an attack goes on, unless it is ended before.
+const ATTACK: Duration = Duration::from_secs(2);
+/// What an attack may make the server keep.
+const MAX_GROWTH_KIB: u64 = 64 << 10;
+/// What an idle connection may take.
+const MAX_IDLE_KIB: f64 = 40.0;
+
+struct Server {
+    child: Child,
+    http: SocketAddr,
+    grpc: SocketAddr,
+    _config: tempfile::NamedTempFile,
+}
+
+impl Server {
+    fn start(config: &str) -> Server {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, config).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+            .args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--resp", "off", "--config"])
+            .arg(file.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let mut doors = Vec::new();
+        for line in lines.by_ref() {
+            match line.split_whitespace().nth(1).and_then(|at| at.parse().ok()) {
+                Some(at) => doors.push(at),
+                None if line == "ready" => break,
+                None => {}
+            }
+        }
+        thread::spawn(move || lines.for_each(drop));
+        let [http, grpc] = doors[..] else { panic!("{doors:?}: expected the doors for HTTP and gRPC") };
+        Server { child, http, grpc, _config: file }
+    }
+
+    fn resident_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill().and_then(|()| self.child.wait());
+    }
+}
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+/// `GET /` of `x`, as HPACK: from the static table, and one literal.
+const GET: &[u8] = &[0x82, 0x86, 0x84, 0x01, 0x01, b'x'];
+const POST: &[u8] = &[0x83, 0x86, 0x84, 0x01, 0x01, b'x'];
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = u32::try_from(payload.len()).unwrap().to_be_bytes()[1..].to_vec();
+    bytes.extend([kind, flags]);
+    bytes.extend(stream.to_be_bytes());
+    bytes.extend(payload);
+    bytes
+}
+
+fn connect(at: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(at).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.set_write_timeout(Some(LONG)).unwrap();
+    stream
+}
+
+/// Asks by HTTP/2 on a connection of its own; how long the answer took.
+fn ask(at: SocketAddr) -> Duration {
+    let began = Instant::now();
+    let mut stream = connect(at);
+    let question = [PREFACE, &frame(SETTINGS, 0, 0, &[]), &frame(HEADERS, END_STREAM | END_HEADERS, 1, GET)].concat();
+    stream.write_all(&question).unwrap();
+    loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).expect("an answer to somebody who does nothing wrong");
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        std::io::copy(&mut (&mut stream).take(length.into()), &mut std::io::sink()).unwrap();
+        match head[3] {
+            HEADERS => return began.elapsed(),
+            kind => assert_ne!(kind, GOAWAY, "it is not us who do something wrong"),
+        }
+    }
+}
+
+/// Sends `begin`, then what `next` says, until the server has had enough or the time is over. Whether it was let go.
+fn attack(at: SocketAddr, begin: &[u8], reads: bool, mut next: impl FnMut(u32) -> Vec<u8>) -> bool {
+    let mut stream = connect(at);
+    stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    stream.write_all(&[PREFACE, begin].concat()).unwrap();
+    let gone = Arc::new(AtomicBool::new(false));
+    let reader = reads.then(|| {
+        let (mut stream, gone) = (stream.try_clone().unwrap(), Arc::clone(&gone));
+        thread::spawn(move || {
+            let _ = std::io::copy(&mut stream, &mut std::io::sink());
+            gone.store(true, Ordering::Relaxed);
+        })
+    });
+    let began = Instant::now();
+    let mut round = 0;
+    while began.elapsed() < ATTACK && !gone.load(Ordering::Relaxed) {
+        let mut bytes = Vec::new();
+        while bytes.len() < 16 << 10 {
+            bytes.extend(next(round));
+            round += 1;
+        }
+        match stream.write_all(&bytes) {
+            Ok(()) => {}
+            // It does not read on: that is as good as an end.
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => break,
+            Err(_) => {
+                gone.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+    let was_let_go = gone.load(Ordering::Relaxed);
+    let _ = stream.shutdown(std::net::Shutdown::Both);
+    if let Some(reader) = reader {
+        reader.join().unwrap();
+    }
+    was_let_go
+}
+
+/// One kind of attack: what it begins with, what it goes on with, and whether it must have ended the connection.
+type Attack = (&'static str, Vec<u8>, fn(u32) -> Vec<u8>, bool);
+
+fn odd(round: u32) -> u32 {
+    round * 2 + 1
+}
+
+#[test]
+fn what_http_2_makes_cheap_costs_others_nothing() {
+    let server = Server::start("log: { level: off }\nconnections: { max: 64, max_per_ip: 64 }\n");
+    let settings = frame(SETTINGS, 0, 0, &[]);
+    let unfinished = [settings.clone(), frame(HEADERS, 0, 1, GET)].concat();
+    let attacks: [Attack; 7] = [
+        (
+            "rapid reset",
+            settings.clone(),
+            |round| {
+                [frame(HEADERS, END_HEADERS, odd(round), POST), frame(RST_STREAM, 0, odd(round), &[0, 0, 0, 8])]
+                    .concat()
+            },
+            true,
+        ),
+        (
+            "mistakes that the server has to reset",
+            settings.clone(),
+            // A connection of its own is the only thing that `connection: close` could speak of: forbidden in HTTP/2.
+            |round| {
+                let wrong = [GET, &[0x00, 10], b"connection", &[5], b"close"].concat();
+                frame(HEADERS, END_HEADERS | END_STREAM, odd(round), &wrong)
+            },
+            true,
+        ),
+        ("continuations without an end", unfinished.clone(), |_| frame(CONTINUATION, 0, 1, &[]), true),
+        (
+            "a list of headers without an end",
+            unfinished,
+            // A literal header that is not put into the table: sixty bytes each time.
+            |_| frame(CONTINUATION, 0, 1, &[&[0x00, 4], &b"many"[..], &[54], &[b'x'; 54]].concat()),
+            true,
+        ),
+        ("settings", settings.clone(), |_| frame(SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0]), false),
+        ("pings", settings.clone(), |round| frame(PING, 0, 0, &u64::from(round).to_be_bytes()), false),
+        ("empty data", [settings, frame(HEADERS, END_HEADERS, 1, POST)].concat(), |_| frame(DATA, 0, 1, &[]), false),
+    ];
+    for at in [server.http, server.grpc] {
+        (0..20).for_each(|_| drop(ask(at)));
+        let mut quiet: Vec<Duration> = (0..100).map(|_| ask(at)).collect();
+        quiet.sort();
+        for (name, begin, next, ends) in &attacks {
+            for reads in [true, false] {
+                let before = server.resident_kib();
+                let (under_attack, most, let_go) = thread::scope(|scope| {
+                    let attacker = scope.spawn(|| attack(at, begin, reads, next));
+                    let (mut times, mut most) = (Vec::new(), 0);
+                    while !attacker.is_finished() || times.len() < 20 {
+                        times.push(ask(at));
+                        most = most.max(server.resident_kib());
+                    }
+                    times.sort();
+                    (times, most, attacker.join().unwrap())
+                });
+                let grown = most.saturating_sub(before);
+                let p99 = |times: &[Duration]| times[times.len() * 99 / 100];
+                println!(
+                    "{name}, {}: let go {let_go}, {grown} KiB more, others' p99 {:?} (without it {:?})",
+                    if reads { "reading" } else { "not reading" },
+                    p99(&under_attack),
+                    p99(&quiet)
+                );
+                assert!(grown <= MAX_GROWTH_KIB, "{name}: {grown} KiB more");
+                assert!(let_go || !ends || !reads, "{name}: whoever does that is let go");
+                // The median of others, which nobody beside us can move far: an answer within a second, whatever the machine does.
+                assert!(under_attack[under_attack.len() / 2] < Duration::from_secs(1), "{name}: {under_attack:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn whoever_opens_no_window_is_let_go() {
+    let server = Server::start("log: { level: off }\n");
+    let before = server.resident_kib();
+    for at in [server.http, server.grpc] {
+        let mut stream = connect(at);
+        let mut bytes = PREFACE.to_vec();
+        bytes.extend(frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])); // a window of nothing for every stream
+        for round in 0..200 {
+            bytes.extend(frame(HEADERS, END_STREAM | END_HEADERS, odd(round), GET));
+        }
+        stream.write_all(&bytes).unwrap();
+        drop(ask(at));
+        // Answers without a body need no window; everything is read until the server ends it.
+        let began = Instant::now();
+        let _ = std::io::copy(&mut stream, &mut std::io::sink());
+        assert!(began.elapsed() < LONG, "it is let go");
+    }
+    assert!(server.resident_kib().saturating_sub(before) <= MAX_GROWTH_KIB);
+}
+
+/// `TIDEGATE_CONNECTIONS=20000` is the whole number, and needs files: `prlimit --nofile=65536 cargo test -p tidegate-cli --test it floods`.
+#[test]
+fn many_connections_are_bounded_and_cheap() {
+    let many: usize = std::env::var("TIDEGATE_CONNECTIONS").ok().and_then(|many| many.parse().ok()).unwrap_or(1200);
+    let (most, most_per_address) = (many / 2, many / 12);
+    let server = Server::start(&format!(
+        "log: {{ level: off }}\nconnections: {{ max: {most}, max_per_ip: {most_per_address}, idle_secs: 600 }}\n"
+    ));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let http = server.http;
+    // One address has many, then eleven others: the first has its share, and all together have what there is.
+    let connect = |host: u8| {
+        runtime.block_on(async {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind(([127, 0, 1, host], 0).into()).unwrap();
+            let stream = socket.connect(http).await.unwrap().into_std().unwrap();
+            stream.set_nonblocking(false).unwrap();
+            stream.set_read_timeout(Some(LONG)).unwrap();
+            stream
+        })
+    };
+    let body = r#"{"key":"k","limit":"1000/s"}"#;
+    let question = format!("POST /v1/check HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    let served = |stream: &mut TcpStream| {
+        let mut some = [0; 2048];
+        stream.write_all(question.as_bytes()).is_ok() && matches!(stream.read(&mut some), Ok(1..))
+    };
+    drop(connect(1));
+    let before = server.resident_kib();
+    let mut here = Vec::new();
+    for host in 1..=12 {
+        let mut own = 0;
+        for _ in 0..many / 12 + 10 {
+            let mut stream = connect(host);
+            if served(&mut stream) {
+                own += 1;
+                here.push(stream);
+            }
+        }
+        assert!(own <= most_per_address, "{own} from one address: expected at most {most_per_address}");
+        assert!(host > 1 || own == most_per_address, "{own} from the first: expected {most_per_address}");
+        assert!(here.len() <= most, "{} in all: expected at most {most}", here.len());
+    }
+    assert_eq!(here.len(), most);
+    let each = server.resident_kib().saturating_sub(before) as f64 / most as f64;
+    println!("{most} idle connections: {each:.1} KiB each");
+    assert!(each <= MAX_IDLE_KIB, "{each:.1} KiB of each idle connection: expected at most {MAX_IDLE_KIB}");
+    assert!(here.iter_mut().rev().take(50).all(served), "who is here is served");
+    here.truncate(most / 2);
+    wait_until("others find a place", LONG, || served(&mut connect(13)));
+}
