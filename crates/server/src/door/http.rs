@@ -27,7 +27,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tower_service::Service;
 
-use super::pace::{Moved, Pace, Paced};
+use super::pace::{Awaited, Moved, Pace, Paced};
 use super::quick::Begun;
 use super::turns::{Rounds, Turns};
 use super::{Bounds, Visitor};
@@ -187,7 +187,10 @@ impl Hall {
             }
             None => self.unless_it_panics(self.serve(request)).await,
         };
-        if pace.last.load(Ordering::Relaxed) && !pace.is_second() {
+        if pace.is_second() {
+            return response.map(|body| Awaited::of(body, pace));
+        }
+        if pace.last.load(Ordering::Relaxed) {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response

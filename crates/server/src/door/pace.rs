@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll};
 
+use axum::body::{Body, Bytes, HttpBody};
+use hyper::body::{Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// What a connection has done so far.
@@ -21,6 +23,10 @@ pub(super) struct Pace {
     taken: AtomicU64,
     /// There are more, and it does not take them.
     stuck: AtomicBool,
+    /// How often somebody has looked.
+    looks: AtomicU64,
+    /// Answers of HTTP/2 that wait for a window since the last look, and since the one before: who opens none can take all bytes and not these.
+    waiting: [AtomicUsize; 2],
     /// It speaks HTTP/2, where bytes need not be about a request.
     second: AtomicBool,
     /// The next answer is the last.
@@ -35,6 +41,8 @@ pub(super) struct Seen {
     begun: bool,
     taken: u64,
     stuck: bool,
+    /// An answer has waited for a window since before the last look.
+    waits: bool,
 }
 
 /// What has become of a connection between two looks.
@@ -50,13 +58,20 @@ pub(super) enum Moved {
 
 impl Pace {
     pub(super) fn look(&self) -> Seen {
+        let looks = self.looks.fetch_add(1, Relaxed);
         Seen {
             asked: self.asked.load(Relaxed),
             busy: self.busy.load(Relaxed) > 0,
             begun: self.begun.load(Relaxed) && !self.second.load(Relaxed),
             taken: self.taken.load(Relaxed),
             stuck: self.stuck.load(Relaxed),
+            waits: self.waiting_since(looks + 1).load(Relaxed) > 0,
         }
+    }
+
+    /// Those that wait since this look, or one that was two looks before: nobody waits as long as that.
+    fn waiting_since(&self, look: u64) -> &AtomicUsize {
+        &self.waiting[usize::from(look % 2 == 1)]
     }
 
     pub(super) fn is_second(&self) -> bool {
@@ -79,9 +94,9 @@ impl Pace {
 impl Seen {
     /// What has become of it since `before`.
     pub(super) fn since(self, before: Seen) -> Moved {
-        let (same_request, slow_reader) =
-            (self.asked == before.asked, self.stuck && before.stuck && self.taken == before.taken);
-        if slow_reader || (same_request && !self.busy && self.begun && before.begun) {
+        let same_request = self.asked == before.asked;
+        let slow_reader = self.stuck && before.stuck && self.taken == before.taken;
+        if slow_reader || self.waits || (same_request && !self.busy && self.begun && before.begun) {
             Moved::Stuck
         } else if same_request && !self.busy && !self.stuck {
             Moved::Idle
@@ -97,6 +112,61 @@ pub(super) struct Answering(Arc<Pace>);
 impl Drop for Answering {
     fn drop(&mut self) {
         self.0.busy.fetch_sub(1, Relaxed);
+    }
+}
+
+/// The body of an answer over HTTP/2. A part that it gave waits for a window until it is asked for the next one, or is done with.
+#[derive(Debug)]
+pub(super) struct Awaited {
+    body: Body,
+    pace: Arc<Pace>,
+    /// The look since which it waits, if it does.
+    since: Option<u64>,
+}
+
+impl Awaited {
+    pub(super) fn of(body: Body, pace: &Arc<Pace>) -> Body {
+        if body.is_end_stream() {
+            return body;
+        }
+        let mut own = Awaited { body, pace: Arc::clone(pace), since: None };
+        own.wait(true);
+        Body::new(own)
+    }
+
+    fn wait(&mut self, waits: bool) {
+        let since = waits.then(|| self.pace.looks.load(Relaxed));
+        if let Some(since) = since {
+            self.pace.waiting_since(since).fetch_add(1, Relaxed);
+        }
+        if let Some(before) = std::mem::replace(&mut self.since, since) {
+            self.pace.waiting_since(before).fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+impl HttpBody for Awaited {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        self.wait(matches!(polled, Poll::Ready(Some(Ok(_)))));
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        self.wait(false);
     }
 }
 
@@ -203,5 +273,26 @@ mod tests {
         assert_eq!(pace.look().since(stuck), Moved::Stuck);
         pace.taken.fetch_add(1, Relaxed);
         assert_eq!(pace.look().since(stuck), Moved::Yes);
+    }
+
+    #[test]
+    fn an_answer_for_which_no_window_is_opened_is_seen() {
+        let pace = Arc::new(Pace::default());
+        let first = pace.look();
+        let mut body = Awaited::of(Body::from("answer"), &pace);
+        let fresh = pace.look();
+        assert_eq!(fresh.since(first), Moved::Idle, "it may wait since just now");
+        let _ = pace.request();
+        assert_eq!(pace.look().since(fresh), Moved::Stuck, "whatever else is asked");
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        assert!(matches!(Pin::new(&mut body).poll_frame(&mut context), Poll::Ready(Some(Ok(_)))));
+        assert_ne!(pace.look().since(fresh), Moved::Stuck, "it was asked");
+        assert_eq!(pace.look().since(fresh), Moved::Stuck, "and what it said waits");
+        drop(body);
+        let done = pace.look();
+        drop(Awaited::of(Body::from("nobody wants it"), &pace));
+        assert!(Awaited::of(Body::empty(), &pace).is_end_stream());
+        pace.look();
+        assert_eq!(pace.look().since(done), Moved::Idle);
     }
 }
