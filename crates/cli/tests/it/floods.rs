@@ -1,6 +1,8 @@
 //! The real server, while somebody does to it what HTTP/2 makes cheap, or takes as many connections as there are: what it keeps is bounded, others are
 //! answered, and who does it is let go.
 
+#![allow(clippy::print_stdout, reason = "figures for whoever runs it with --nocapture")]
+
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
