@@ -141,7 +141,7 @@ pub fn redis_cell() -> PathBuf {
     module
 }
 
-fn installed(name: &str) -> PathBuf {
+pub(crate) fn installed(name: &str) -> PathBuf {
     let program = folder().join(name);
     assert!(program.exists(), "{} is missing: run `cargo xtask servers`", program.display());
     program

@@ -1,9 +1,12 @@
 //! What must hold of any bytes that anybody sends, as functions that panic where it does not. The targets in `fuzz/` call them, and so does a test
 //! with inputs made from the same seeds. Only there with the feature `fuzzing`.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use prost::Message;
+use tidegate::http::{ClientIp, Found};
 use tidegate::{Limits, ManualClock, Memory, Timestamp};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio::sync::watch;
@@ -22,8 +25,16 @@ const LONGEST: Duration = Duration::from_secs(5);
 pub type Target = fn(&[u8]);
 
 /// All targets and their names, as in `fuzz/fuzz_targets/`.
-pub const TARGETS: [(&str, Target); 6] =
-    [("resp", resp), ("json", json), ("rules", rules), ("envoy", envoy), ("rls", rls), ("limits", limits)];
+pub const TARGETS: [(&str, Target); 8] = [
+    ("resp", resp),
+    ("json", json),
+    ("rules", rules),
+    ("envoy", envoy),
+    ("rls", rls),
+    ("limits", limits),
+    ("xff_ip", xff_ip),
+    ("forward", forward),
+];
 
 /// A conversation with the RESP door, cut into pieces: as many whole values come back as commands were whole, whatever the cuts.
 ///
@@ -182,6 +193,72 @@ pub fn limits(data: &[u8]) {
     clock.set(Timestamp::from_secs(1_700_000_000));
     let memory = Memory::builder().clock(clock).max_keys(100).build();
     assert!(memory.decide(&check).is_ok() || limits.as_slice().len() > 64, "{written}");
+}
+
+/// Who is trusted in [`xff_ip`] and [`forward`].
+const TRUSTED: &str = "10.0.0.0/8, 127.0.0.1, 2001:db8::/32";
+
+/// Lines of the header that says who the client is: whoever is not trusted is believed nothing, and nothing that stands on the left changes what is found on the right.
+///
+/// The first byte says which header it is, and who the peer is.
+pub fn xff_ip(data: &[u8]) {
+    let Some((first, rest)) = data.split_first() else { return };
+    let plain = first & 1 == 0;
+    let clients = ClientIp::behind(TRUSTED.parse().expect("networks"));
+    let clients = clients.header(if plain { "x-forwarded-for" } else { "forwarded" }).expect("a header");
+    let lines: Vec<&[u8]> = rest.split(|byte| *byte == b'\n').collect();
+    let stranger: IpAddr = [198, 51, 100, 1].into();
+    let found = clients.find(stranger, lines.iter().copied());
+    assert_eq!((found.ip(), found.found()), (stranger, Found::Peer));
+    let peer: IpAddr = if first & 2 == 0 { [10, 0, 0, 1].into() } else { [0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into() };
+    let found = clients.find(peer, lines.iter().copied());
+    assert_eq!(clients.trusts(found.ip()), found.found() != Found::Hop, "{found:?}");
+    assert_eq!(found.ip(), found.ip().to_canonical(), "{found:?}");
+    assert_ne!(found.found(), Found::Peer, "there is a line, so there is a hop");
+    if plain {
+        let joined = lines.join(&b","[..]);
+        assert_eq!(clients.find(peer, [&joined[..]]), found, "several lines are one list");
+    }
+    if found.found() != Found::LastHop {
+        // Somebody who stands further out writes what he likes.
+        for lie in ["203.0.113.77", "for=203.0.113.77", "\"", "for=\"", "\\", ",,,", "10.0.0.2"] {
+            let with = [&[lie.as_bytes()], &lines[..]].concat();
+            assert_eq!(clients.find(peer, with), found, "{lie:?} before it");
+            let longer = [lie.as_bytes(), b", ", lines[0]].concat();
+            let with = [&[&longer[..]], &lines[1..]].concat();
+            let other = clients.find(peer, with);
+            // What was the end of the line may be a hop of its own now, if it could not be read for want of an end.
+            assert!(other == found || found.found() == Found::Unreadable, "{lie:?}: {other:?}, not {found:?}");
+        }
+    }
+}
+
+/// Headers of a gateway's question, a line each: an answer, and none that lets pass unless everything was said.
+pub fn forward(data: &[u8]) {
+    let mut headers = HeaderMap::new();
+    for line in data.split(|byte| *byte == b'\n').take(100) {
+        let Some(colon) = line.iter().position(|byte| *byte == b':') else { continue };
+        let (name, value) =
+            (HeaderName::from_bytes(&line[..colon]), HeaderValue::from_bytes(line[colon + 1..].trim_ascii()));
+        if let (Ok(name), Ok(value)) = (name, value) {
+            headers.append(name, value);
+        }
+    }
+    let said = |names: &[&str]| names.iter().any(|name| headers.contains_key(*name));
+    let whole = said(&["x-forwarded-for"])
+        && said(&["x-forwarded-method", "x-original-method"])
+        && said(&["x-forwarded-uri", "x-original-uri", "x-original-url"])
+        && said(&["x-forwarded-host", "x-original-url"]);
+    let clients = ClientIp::behind(TRUSTED.parse().expect("networks"));
+    let began = Instant::now();
+    block_on(async {
+        let gate = gate();
+        let stranger = http::answer_to(&gate, clients.clone(), [198, 51, 100, 1].into(), headers.clone()).await;
+        assert_eq!(stranger, 403);
+        let status = http::answer_to(&gate, clients, [127, 0, 0, 1].into(), headers.clone()).await;
+        assert!(if whole { [204, 400, 429].contains(&status) } else { status == 400 }, "{status}: {headers:?}");
+    });
+    assert!(began.elapsed() < LONGEST, "{:?}", began.elapsed());
 }
 
 fn gate() -> Gate {

@@ -218,7 +218,8 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
     for (entrance, part) in [(http, part), (admin, Part::Admin)] {
         if let Some(entrance) = entrance {
             let (gate, guard, health) = (gate.at(entrance.door()), Arc::clone(&guard), health.clone());
-            doors.spawn(http::serve_at(entrance, gate, guard, health, part, stopped.clone()));
+            let clients = config.clients.clone();
+            doors.spawn(http::serve_at(entrance, gate, guard, health, part, clients, stopped.clone()));
         }
     }
     if let Some(entrance) = grpc {

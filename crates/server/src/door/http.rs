@@ -34,7 +34,7 @@ use super::{Bounds, Visitor};
 use crate::auth::{Guard, May};
 use crate::gate::{Door, Gate};
 use crate::grpc::Unary;
-use crate::http::{Verb, decide, mistake};
+use crate::http::{AUTH_PATH, Peer, TOKEN, Verb, decide, mistake};
 use crate::observe::Observer;
 use crate::observe::metrics::Refusal;
 
@@ -176,11 +176,20 @@ impl Hall {
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>, peer: std::net::IpAddr, pace: &Arc<Pace>) -> Response<Body> {
+    async fn answer(&self, mut request: Request<Incoming>, peer: std::net::IpAddr, pace: &Arc<Pace>) -> Response<Body> {
         let _answering = pace.request();
+        let speaks_for_others = self.inner.door != Door::Grpc && request.uri().path() == AUTH_PATH;
+        if speaks_for_others {
+            request.extensions_mut().insert(Peer(peer));
+        }
         let target = request.uri().path_and_query().map_or("", |target| target.as_str());
-        let authorization = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
-        let mut response = match self.refused(target, authorization, peer).await {
+        let said = if speaks_for_others {
+            // What the gateway was sent as authorization is no secret of ours, and must not be taken for a guess at one.
+            request.headers().get(TOKEN).map_or(Said::Nothing, |token| Said::Token(token.as_bytes()))
+        } else {
+            Said::by(request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes))
+        };
+        let mut response = match self.refused(target, said, peer).await {
             Some(refusal) => {
                 self.refuse(Refusal::Token);
                 self.in_words_of_the_door(refusal)
@@ -227,12 +236,7 @@ impl Hall {
     }
 
     /// Why a request for this target is not served, if so.
-    pub(super) async fn refused(
-        &self,
-        target: &str,
-        authorization: Option<&[u8]>,
-        peer: std::net::IpAddr,
-    ) -> Option<Response<Body>> {
+    pub(super) async fn refused(&self, target: &str, said: Said<'_>, peer: std::net::IpAddr) -> Option<Response<Body>> {
         if target.len() > MAX_TARGET_BYTES {
             let detail = format!("a target of {} bytes: expected at most {MAX_TARGET_BYTES}", target.len());
             return Some(mistake(StatusCode::URI_TOO_LONG, &detail));
@@ -242,21 +246,21 @@ impl Hall {
             return None;
         }
         let needs = (self.inner.needs)(target.split_once('?').map_or(target, |(path, _)| path));
-        let may = match authorization {
+        let may = match said {
             _ if needs == May::Nothing => return None,
-            None => guard.stranger(),
-            Some(value) => match bearer(value) {
-                Some(token) => match guard.admit(peer, token).await {
-                    Some(may) => may,
-                    None => return Some(unknown("this token is not known")),
-                },
-                None => return Some(unknown("expected the header Authorization: Bearer TOKEN")),
+            Said::Nothing => guard.stranger(),
+            Said::Token(token) => match guard.admit(peer, token).await {
+                Some(may) => may,
+                None => return Some(unknown("this token is not known")),
             },
+            Said::Something => return Some(unknown("expected the header Authorization: Bearer TOKEN")),
         };
         if may >= needs {
             None
-        } else if authorization.is_some() {
+        } else if said != Said::Nothing {
             Some(mistake(StatusCode::FORBIDDEN, "this needs the admin token"))
+        } else if target.starts_with(AUTH_PATH) {
+            Some(unknown("this needs a token: expected the header X-Tidegate-Token: TOKEN"))
         } else {
             Some(unknown("this needs a token: expected the header Authorization: Bearer TOKEN"))
         }
@@ -276,6 +280,25 @@ fn builder(door: Door, turns: Turns) -> auto::Builder<Turns> {
         .max_local_error_reset_streams(MAX_MISTAKEN)
         .max_send_buf_size(MAX_ANSWERS_BYTES);
     if door == Door::Grpc { builder.http2_only() } else { builder }
+}
+
+/// What somebody says to be let in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Said<'a> {
+    Nothing,
+    Token(&'a [u8]),
+    /// Something else than a token.
+    Something,
+}
+
+impl<'a> Said<'a> {
+    /// What `Authorization` says.
+    pub(super) fn by(authorization: Option<&'a [u8]>) -> Self {
+        match authorization {
+            None => Said::Nothing,
+            Some(value) => bearer(value).map_or(Said::Something, Said::Token),
+        }
+    }
 }
 
 /// What follows `Bearer `, in whatever case that is written.

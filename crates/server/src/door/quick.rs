@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::http::Hall;
+use super::http::{Hall, Said};
 use crate::digits;
 use crate::http::{MAX_BODY_BYTES, Verb};
 use crate::observe::metrics::Refusal;
@@ -142,7 +142,7 @@ impl Hall {
     }
 
     async fn answer_whole(&self, question: &Whole<'_>, peer: IpAddr) -> Response<Body> {
-        if let Some(refusal) = self.refused(question.path, question.authorization, peer).await {
+        if let Some(refusal) = self.refused(question.path, Said::by(question.authorization), peer).await {
             self.refuse(Refusal::Token);
             return refusal;
         }

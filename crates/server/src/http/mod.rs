@@ -1,6 +1,7 @@
 //! The HTTP door: JSON in, decisions out, with the headers that clients know.
 
 mod admin;
+mod forward;
 mod reply;
 mod request;
 
@@ -14,14 +15,16 @@ use axum::body::{Body, Bytes};
 use axum::extract::{FromRef, FromRequest, FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, Response, StatusCode, header};
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, any, get, post};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tidegate::denial;
 use tidegate::headers::Families;
+use tidegate::http::ClientIp;
 use tidegate::{Check, Op, Scope, StoreError, Subject};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+pub(crate) use self::forward::{PATH as AUTH_PATH, Peer, TOKEN};
 use self::reply::Answer;
 pub(crate) use self::reply::mistake;
 pub(crate) use self::request::Verb;
@@ -55,6 +58,7 @@ struct Desk {
     gate: Gate,
     health: Health,
     patience: Duration,
+    clients: Arc<ClientIp>,
 }
 
 impl FromRef<Desk> for Gate {
@@ -99,6 +103,7 @@ fn table() -> Vec<(&'static str, String, MethodRouter<Desk>)> {
         table.push(("post", format!("/v1/{name}"), post(ask)));
     }
     table.extend([
+        ("get", forward::PATH.into(), any(forward::auth)),
         ("post", "/v1/explain".into(), post(admin::explain)),
         ("post", "/json".into(), post(envoy)),
         ("get", "/v1/rules".into(), get(admin::rules)),
@@ -145,7 +150,7 @@ fn routes(desk: Desk, part: Part) -> Router {
 pub async fn serve(listener: TcpListener, gate: Gate, shutdown: watch::Receiver<bool>) -> io::Result<()> {
     let entrance = Entrance::new(Door::Http, listener, None, Bounds::default(), gate.observer().clone());
     let guard = Arc::new(Guard::new(Auth::default()));
-    serve_at(entrance, gate, guard, Health::default(), Part::Whole, shutdown).await
+    serve_at(entrance, gate, guard, Health::default(), Part::Whole, ClientIp::of_peer(), shutdown).await
 }
 
 /// The same at an entrance that is there already.
@@ -155,10 +160,11 @@ pub(crate) async fn serve_at(
     guard: Arc<Guard>,
     health: Health,
     part: Part,
+    clients: ClientIp,
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let (bounds, observer, door) = (entrance.bounds().clone(), entrance.observer().clone(), entrance.door());
-    let desk = Desk { gate, health, patience: bounds.patience };
+    let desk = Desk { gate, health, patience: bounds.patience, clients: Arc::new(clients) };
     let gate = desk.gate.clone();
     let hall = Hall::new(routes(desk, part), door, guard, bounds, observer, needs);
     let hall = if part == Part::Admin { hall } else { hall.with_short_way(gate) };
@@ -296,6 +302,9 @@ async fn ready(State(desk): State<Desk>) -> Response<Body> {
         Err(error) => mistake(StatusCode::SERVICE_UNAVAILABLE, &error.to_string()),
     }
 }
+
+#[cfg(feature = "fuzzing")]
+pub(crate) use self::forward::answer_to;
 
 /// For fuzzing: what each path answers to these bytes, as status and body.
 #[cfg(feature = "fuzzing")]

@@ -136,6 +136,15 @@ impl Answer {
         &self.json
     }
 
+    /// 204 with the headers alone, for whoever asks only whether.
+    pub(crate) fn without_body(self) -> Response<Body> {
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        *response.headers_mut() = self.headers;
+        response.headers_mut().insert(header::CACHE_CONTROL, NO_STORE);
+        response
+    }
+
     /// 200 with the decision; or 429 with the problem and the decision in it, the decision alone, or a line of text, whichever is accepted. Who
     /// accepts anything gets what the setting says.
     pub(crate) fn into_response(self, setting: denial::Body, accept: Option<&[u8]>) -> Response<Body> {

@@ -63,12 +63,15 @@ pub enum Refusal {
     Tls,
     /// A wrong token, or none.
     Token,
+    /// Somebody who is not trusted spoke for others.
+    Untrusted,
     /// Too slow: a head, a body, a command or the reading of answers took too long.
     Slow,
 }
 
 impl Refusal {
-    const ALL: [Refusal; 5] = [Refusal::Full, Refusal::FullForAddress, Refusal::Tls, Refusal::Token, Refusal::Slow];
+    const ALL: [Refusal; 6] =
+        [Refusal::Full, Refusal::FullForAddress, Refusal::Tls, Refusal::Token, Refusal::Untrusted, Refusal::Slow];
 
     const fn name(self) -> &'static str {
         match self {
@@ -76,6 +79,7 @@ impl Refusal {
             Refusal::FullForAddress => "full_for_address",
             Refusal::Tls => "tls",
             Refusal::Token => "token",
+            Refusal::Untrusted => "untrusted",
             Refusal::Slow => "slow",
         }
     }

@@ -23,6 +23,9 @@ use crate::rules::Match;
 /// How often in a second it is said why the store did not decide.
 const MISSES_PER_SECOND: u64 = 3;
 
+/// How often in a second it is said that a gateway asks in a way that cannot be answered.
+const MISASKED_PER_SECOND: u64 = 1;
+
 /// How often in a second the numbers are written anew.
 const PAGES_PER_SECOND: u64 = 50;
 
@@ -61,6 +64,7 @@ struct Inner {
     sampled: Sampled,
     failures: Sampled,
     misses: Sampled,
+    misasked: Sampled,
     pages: Sampled,
     /// The numbers as they were told last.
     page: Mutex<String>,
@@ -86,6 +90,7 @@ impl Observer {
                 sampled: Sampled::default(),
                 failures: Sampled::default(),
                 misses: Sampled::default(),
+                misasked: Sampled::default(),
                 pages: Sampled::default(),
                 page: Mutex::default(),
             }),
@@ -197,6 +202,13 @@ impl Observer {
         let Some(left_out) = self.inner.misses.one_more(MISSES_PER_SECOND, self.inner.top.secs()) else { return };
         let fields: [log::Field<'_>; 2] = [("why", error), ("left_out", &left_out)];
         self.inner.log.warn("the store did not decide", if left_out == 0 { &fields[..1] } else { &fields });
+    }
+
+    /// A gateway asked in a way that cannot be answered: nobody else would see why.
+    pub(crate) fn misasked(&self, why: &str) {
+        let Some(left_out) = self.inner.misasked.one_more(MISASKED_PER_SECOND, self.inner.top.secs()) else { return };
+        let fields: [log::Field<'_>; 2] = [("why", &why), ("left_out", &left_out)];
+        self.inner.log.warn("a gateway cannot be answered", if left_out == 0 { &fields[..1] } else { &fields });
     }
 
     fn denied(&self, door: Door, rule: &str, key: &[u8]) {

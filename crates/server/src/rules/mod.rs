@@ -5,6 +5,7 @@
 
 pub mod envoy;
 mod pattern;
+mod request;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use tidegate::{Limits, OnFailure, Scope, Subject, SyncMode, Terms};
 
 pub use pattern::{MAX_PATTERN_BYTES, Pattern, PatternError};
+pub use request::{HttpRequest, HttpRequestError, MAX_CLAIMS_BYTES, MAX_METHOD_BYTES, MAX_URI_BYTES};
 
 /// The most rules there may be.
 pub const MAX_RULES: usize = 1000;
@@ -22,6 +24,11 @@ pub const MAX_NAME_BYTES: usize = 64;
 pub trait Attributes {
     /// The value under this name, if there is one: `ip`, `method`, `header.x-api-key`.
     fn get(&self, name: &str) -> Option<Cow<'_, str>>;
+
+    /// By what budgets are kept apart under this name: the value, unless several values are one client's.
+    fn key(&self, name: &str) -> Option<Cow<'_, str>> {
+        self.get(name)
+    }
 }
 
 /// The simplest attributes: pairs of name and value.
@@ -251,11 +258,11 @@ fn holds(conditions: &[Condition], attributes: &(impl Attributes + ?Sized)) -> b
 fn key(by: &[Arc<str>], attributes: &(impl Attributes + ?Sized)) -> Vec<u8> {
     match by {
         [] => Vec::new(),
-        [name] => attributes.get(name).unwrap_or_default().as_bytes().to_vec(),
+        [name] => attributes.key(name).unwrap_or_default().as_bytes().to_vec(),
         names => {
             let mut key = Vec::new();
             for name in names {
-                let value = attributes.get(name).unwrap_or_default();
+                let value = attributes.key(name).unwrap_or_default();
                 key.extend_from_slice(format!("{}:", value.len()).as_bytes());
                 key.extend_from_slice(value.as_bytes());
             }

@@ -17,6 +17,7 @@ pub(crate) const BEGIN: Timestamp = Timestamp::from_secs(1_700_000_000);
 /// The doors for HTTP and RESP over one store.
 pub(crate) struct Doors {
     pub(crate) http: SocketAddr,
+    pub(crate) grpc: u16,
     pub(crate) resp: u16,
     pub(crate) clock: ManualClock,
     runtime: Runtime,
@@ -50,14 +51,26 @@ impl Doors {
         })
     }
 
+    /// With a whole file, that has a door for HTTP and may have one for gRPC.
+    pub(crate) fn as_told(text: &str) -> Doors {
+        let clock = ManualClock::new();
+        clock.set(BEGIN);
+        Doors::open(text, clock.clone(), |_| Backend::Memory(Memory::builder().clock(clock).build()))
+    }
+
     fn over(rules: &str, clock: ManualClock, store: impl FnOnce(&Runtime) -> Backend) -> Doors {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let text = format!("listen: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\n{rules}");
-        let config = Config::parse(&text, "test").unwrap();
+        Doors::open(&text, clock, store)
+    }
+
+    fn open(text: &str, clock: ManualClock, store: impl FnOnce(&Runtime) -> Backend) -> Doors {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let config = Config::parse(text, "test").unwrap();
         let store = store(&runtime);
         let running = runtime.block_on(start_over(store, config, Options::default())).unwrap();
-        let (http, resp) = (running.http.unwrap(), running.resp.unwrap().port());
-        Doors { http, resp, clock, runtime, running: Some(running) }
+        let (http, grpc) = (running.http.unwrap(), running.grpc.map_or(0, |at| at.port()));
+        let resp = running.resp.map_or(0, |at| at.port());
+        Doors { http, grpc, resp, clock, runtime, running: Some(running) }
     }
 
     /// A connection to the RESP door.

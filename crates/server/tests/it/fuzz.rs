@@ -40,6 +40,16 @@ fn limits_hold() {
 }
 
 #[test]
+fn xff_ip_holds() {
+    runs("xff_ip");
+}
+
+#[test]
+fn forward_holds() {
+    runs("forward");
+}
+
+#[test]
 fn every_target_is_a_program_of_the_fuzzer() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fuzz_targets");
     let mut files: Vec<String> =

@@ -6,8 +6,10 @@ mod cell;
 mod clients;
 mod doors;
 mod exchanges;
+mod forward;
 #[cfg(feature = "fuzzing")]
 mod fuzz;
+mod gateways;
 mod grpc;
 mod http;
 mod near;

@@ -1,0 +1,221 @@
+//! `/v1/auth`: a gateway asks whether a request may pass that somebody has sent to it (forward-auth).
+//!
+//! What was asked for stands in headers that the gateway sets. A gateway also passes on what the client sent, so nothing here may be left to the client to fill in:
+//! method, target, host and address must all be there, each once or always the same, and are believed from trusted peers alone. A gateway that forgets one of them is
+//! answered 400 to every request, when it is set up, and not only when somebody uses the hole.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+use tidegate::http::{ClientIp, normal_host};
+
+use super::reply::Answer;
+use super::request::{About, Question, Verb};
+use super::{Desk, failure, mistake};
+use crate::observe::metrics::Refusal;
+use crate::rules::HttpRequest;
+
+/// Where gateways ask.
+pub(crate) const PATH: &str = "/v1/auth";
+/// In which the gateway says the token of this door: `Authorization` is its client's.
+pub(crate) const TOKEN: HeaderName = HeaderName::from_static("x-tidegate-token");
+
+/// What the target is told by: nginx, Caddy and Traefik.
+const TARGETS: [&str; 3] = ["x-forwarded-uri", "x-original-uri", "x-original-url"];
+const METHODS: [&str; 2] = ["x-forwarded-method", "x-original-method"];
+const HOSTS: [&str; 1] = ["x-forwarded-host"];
+
+/// Who is at the other end of the connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer(pub(crate) IpAddr);
+
+/// Any method of `/v1/auth`; the one that counts is in a header. A body is not looked at.
+pub(super) async fn auth(
+    State(desk): State<Desk>,
+    Extension(Peer(peer)): Extension<Peer>,
+    mut headers: HeaderMap,
+) -> Response<Body> {
+    headers.remove(TOKEN);
+    let observer = desk.gate.observer();
+    if !desk.clients.trusts(peer) {
+        let detail = format!("{peer} may not say what others ask for: expected a peer in trusted_proxies");
+        observer.metrics().refused(desk.gate.door(), Refusal::Untrusted);
+        observer.misasked(&detail);
+        return mistake(StatusCode::FORBIDDEN, &detail);
+    }
+    match ruling(&desk, peer, &headers).await {
+        Ok(response) => response,
+        Err(problem) => {
+            observer.misasked(&problem);
+            mistake(StatusCode::BAD_REQUEST, &problem)
+        }
+    }
+}
+
+async fn ruling(desk: &Desk, peer: IpAddr, headers: &HeaderMap) -> Result<Response<Body>, String> {
+    let told = Told::by(headers, &desk.clients)?;
+    let client = desk.clients.find_in(peer, headers);
+    let request = HttpRequest::new(client, &told.method, &told.target, &told.host, headers);
+    let request = request.map_err(|problem| problem.to_string())?;
+    let verb = Verb::Check;
+    Ok(match desk.gate.rule(verb.op(), &request, 1, None).await {
+        Err(error) => failure(&error),
+        Ok(ruling) => {
+            let question = Question { about: About::Attributes(Vec::new()), cost: 1, reserved: 0, id: None };
+            let manners = desk.gate.manners();
+            let answer = Answer::of_rules(&question, verb.name(), &ruling, manners.headers);
+            if answer.allowed {
+                answer.without_body()
+            } else {
+                // The gateway passes on what its client accepts, and the answer is for that client.
+                let accept = headers.get(header::ACCEPT).map(HeaderValue::as_bytes);
+                answer.into_response(manners.denial, accept)
+            }
+        }
+    })
+}
+
+/// What a gateway says about a request.
+#[derive(PartialEq, Eq, Debug)]
+struct Told<'a> {
+    method: Cow<'a, str>,
+    target: Cow<'a, str>,
+    host: Cow<'a, str>,
+}
+
+impl<'a> Told<'a> {
+    fn by(headers: &'a HeaderMap, clients: &ClientIp) -> Result<Self, String> {
+        if !headers.contains_key(clients.header_name()) {
+            return Err(format!("{} is missing: expected the address of the client", clients.header_name()));
+        }
+        let method = the_one(said(headers, &METHODS))?.ok_or_else(|| missing(METHODS[0], "the method", "POST"))?.1;
+        let mut hosts = said(headers, &HOSTS);
+        let mut targets = said(headers, &TARGETS);
+        for (name, target) in &mut targets {
+            if let Some((host, path)) = absolute(target) {
+                hosts.push((name, Cow::Owned(host.to_owned())));
+                *target = Cow::Owned(path);
+            }
+        }
+        let target = the_one(targets)?.ok_or_else(|| missing(TARGETS[0], "the path", "/v1/search?q=1"))?.1;
+        for (_, host) in &mut hosts {
+            *host = Cow::Owned(normal_host(host).map_err(|problem| problem.to_string())?.into_owned());
+        }
+        let host = the_one(hosts)?.ok_or_else(|| missing(HOSTS[0], "the host", "api.example.com"))?.1;
+        Ok(Told { method, target, host })
+    }
+}
+
+/// What headers say, with their names.
+type Said<'a> = Vec<(&'static str, Cow<'a, str>)>;
+
+/// All lines of all headers of these names.
+fn said<'a>(headers: &'a HeaderMap, names: &[&'static str]) -> Said<'a> {
+    let lines = |name: &&'static str| {
+        let name = *name;
+        headers.get_all(name).iter().map(move |value| (name, String::from_utf8_lossy(value.as_bytes())))
+    };
+    names.iter().flat_map(lines).collect()
+}
+
+/// What all of them say. Who sets one of these headers and lets the client write another must not be told apart from who sets both.
+fn the_one(said: Said<'_>) -> Result<Option<(&'static str, Cow<'_, str>)>, String> {
+    let mut said = said.into_iter();
+    let Some(first) = said.next() else { return Ok(None) };
+    match said.find(|other| other.1 != first.1) {
+        None => Ok(Some(first)),
+        Some(other) => Err(format!(
+            "{} is {:?} and {} is {:?}: expected that the gateway sets one and removes the other",
+            first.0,
+            shown(&first.1),
+            other.0,
+            shown(&other.1)
+        )),
+    }
+}
+
+/// Host and the rest of `https://host/path?query`.
+fn absolute(target: &str) -> Option<(&str, String)> {
+    let (scheme, rest) = target.split_once("://")?;
+    if !(scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("https")) {
+        return None;
+    }
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let (host, path) = rest.split_at(end);
+    let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+    Some((host, if path.starts_with('/') { path.to_owned() } else { format!("/{path}") }))
+}
+
+fn missing(name: &str, what: &str, example: &str) -> String {
+    format!("{name} is missing: expected {what} of the request that the gateway was sent, such as {example}")
+}
+
+fn shown(text: &str) -> String {
+    text.chars().take(64).collect()
+}
+
+/// For fuzzing: what a gateway with these headers is answered, as a status.
+#[cfg(feature = "fuzzing")]
+pub(crate) async fn answer_to(gate: &crate::gate::Gate, clients: ClientIp, peer: IpAddr, headers: HeaderMap) -> u16 {
+    let (health, patience) = (crate::supervise::Health::default(), std::time::Duration::from_secs(1));
+    let desk = Desk { gate: gate.clone(), health, patience, clients: std::sync::Arc::new(clients) };
+    auth(State(desk), Extension(Peer(peer)), headers).await.status().as_u16()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(lines: &str) -> Result<String, String> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines.lines().filter_map(|line| line.trim().split_once(": ")) {
+            let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+            headers.append(name, HeaderValue::from_str(value).unwrap());
+        }
+        let told = Told::by(&headers, &ClientIp::of_peer())?;
+        Ok(format!("{} {} {}", told.method, told.host, told.target))
+    }
+
+    #[test]
+    fn every_gateway_in_its_own_words() {
+        for (lines, expected) in [
+            ("X-Forwarded-For: a\nX-Forwarded-Method: POST\nX-Forwarded-Uri: /a?b\nX-Forwarded-Host: h", "POST h /a?b"),
+            ("X-Forwarded-For: a\nX-Original-Method: GET\nX-Original-URI: /a\nX-Forwarded-Host: H:80", "GET h /a"),
+            ("X-Forwarded-For: a\nX-Original-Method: GET\nX-Original-URL: https://u@H:443/a?b", "GET h /a?b"),
+            ("X-Forwarded-For: a\nX-Original-Method: GET\nX-Original-URL: http://h", "GET h /"),
+            ("X-Forwarded-For: a\nX-Original-Method: GET\nX-Original-URL: http://h?q", "GET h /?q"),
+            // Both, and both say the same.
+            (
+                "X-Forwarded-For: a\nX-Original-Method: GET\nX-Forwarded-Method: GET\nX-Original-URL: http://h/a\nX-Original-URI: /a\nX-Forwarded-Host: h",
+                "GET h /a",
+            ),
+        ] {
+            assert_eq!(told(lines).as_deref(), Ok(expected), "{lines}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_or_said_twice_is_named() {
+        let whole = "X-Forwarded-For: a\nX-Forwarded-Method: POST\nX-Forwarded-Uri: /a\nX-Forwarded-Host: h";
+        for (line, name) in whole.lines().zip(["x-forwarded-for", "the method", "the path", "the host"]) {
+            let problem = told(&whole.replace(line, "")).unwrap_err();
+            assert!(problem.contains(name) && problem.contains("is missing: expected"), "{problem}");
+        }
+        for line in [
+            "X-Forwarded-Method: GET",
+            "X-Original-Method: GET",
+            "X-Forwarded-Uri: /free",
+            "X-Original-URI: /free",
+            "X-Original-URL: http://h/free",
+            "X-Original-URL: http://other/a",
+            "X-Forwarded-Host: other",
+        ] {
+            let problem = told(&format!("{whole}\n{line}")).unwrap_err();
+            assert!(problem.contains("expected that the gateway sets one and removes the other"), "{problem}");
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! A request over HTTP as attributes: `ip method path host header.* query.* cookie.* bearer bearer.*`.
+//!
+//! Whoever stands in the way of HTTP (forward-auth, the proxy) describes a request with this, so that a rule means the same wherever it is applied. Path and host
+//! are in their one spelling, and the client has been found by whoever makes one of these. The rest is looked up when a rule asks for it.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use axum::http::{HeaderMap, header};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde_json::Value;
+use tidegate::http::{Client, TargetTooLong, normal_host, normal_path};
+
+use super::Attributes;
+
+/// The longest target with its query, in bytes.
+pub const MAX_URI_BYTES: usize = 16 << 10;
+/// The longest method, in bytes.
+pub const MAX_METHOD_BYTES: usize = 32;
+/// The longest middle of a token that is looked into for claims, in bytes; of a longer one nothing is known.
+pub const MAX_CLAIMS_BYTES: usize = 8 << 10;
+
+/// A request over HTTP.
+#[derive(Debug)]
+pub struct HttpRequest<'a> {
+    client: Client,
+    method: Cow<'a, str>,
+    path: Cow<'a, str>,
+    query: &'a str,
+    host: Cow<'a, str>,
+    headers: &'a HeaderMap,
+    claims: OnceLock<BTreeMap<String, Value>>,
+}
+
+/// What cannot be described, and so must not pass.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HttpRequestError {
+    /// The path or host is too long.
+    #[error(transparent)]
+    TooLong(#[from] TargetTooLong),
+    /// The method is none.
+    #[error("method {0:?}: expected 1 to {MAX_METHOD_BYTES} letters such as GET")]
+    Method(String),
+    /// The target is none that a server is asked for.
+    #[error("target {0:?}: expected a path such as /v1/search?q=1")]
+    Target(String),
+    /// The host is none.
+    #[error("host {0:?}: expected one host such as api.example.com:443")]
+    Host(String),
+}
+
+impl<'a> HttpRequest<'a> {
+    /// A request of `client`, for a target as it stands in the first line of a request (`/path?query`, or `*`), with these headers.
+    ///
+    /// # Errors
+    /// If something in it is too long, or not what it should be.
+    pub fn new(
+        client: Client,
+        method: &'a str,
+        target: &'a str,
+        host: &'a str,
+        headers: &'a HeaderMap,
+    ) -> Result<Self, HttpRequestError> {
+        let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+        if method.is_empty() || method.len() > MAX_METHOD_BYTES || !method.bytes().all(token) {
+            return Err(HttpRequestError::Method(shown(method)));
+        }
+        if target.len() > MAX_URI_BYTES {
+            return Err(TargetTooLong { what: "target", bytes: target.len(), longest: MAX_URI_BYTES }.into());
+        }
+        if !(target.starts_with('/') || target == "*") {
+            return Err(HttpRequestError::Target(shown(target)));
+        }
+        let strange = |byte: u8| byte.is_ascii_control() || b" ,/@?#\\".contains(&byte);
+        if host.is_empty() || host.bytes().any(strange) {
+            return Err(HttpRequestError::Host(shown(host)));
+        }
+        // Who asks for `post` is answered by some services as if it were `POST`.
+        let upper = method.bytes().any(|byte| byte.is_ascii_lowercase());
+        let method = if upper { Cow::Owned(method.to_ascii_uppercase()) } else { Cow::Borrowed(method) };
+        let (path, host) = (normal_path(target)?, normal_host(host)?);
+        let query = target.split('#').next().and_then(|target| target.split_once('?')).map_or("", |(_, query)| query);
+        Ok(HttpRequest { client, method, path, query, host, headers, claims: OnceLock::new() })
+    }
+
+    /// The values of all lines of a header; as the standard says, they are one list.
+    fn header(&self, name: &str) -> Option<Cow<'_, str>> {
+        if name.eq_ignore_ascii_case("host") {
+            return Some(Cow::Borrowed(&*self.host)); // that of the connection may be somebody else's
+        }
+        let mut lines = self.headers.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
+        let first = lines.next()?;
+        Some(lines.fold(first, |all, line| Cow::Owned(format!("{all}, {line}"))))
+    }
+
+    /// The first value of this name in the query.
+    fn query(&self, name: &str) -> Option<Cow<'_, str>> {
+        let pairs = self.query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+        pairs.filter(|(own, _)| decoded(own) == name).map(|(_, value)| decoded(value)).next()
+    }
+
+    /// The first cookie of this name.
+    fn cookie(&self, name: &str) -> Option<Cow<'_, str>> {
+        let lines = self.headers.get_all(header::COOKIE).iter().filter_map(|line| line.to_str().ok());
+        let mut cookies = lines.flat_map(|line| line.split(';')).filter_map(|cookie| cookie.split_once('='));
+        cookies.find(|(own, _)| own.trim() == name).map(|(_, value)| Cow::Borrowed(value.trim()))
+    }
+
+    /// The token of `Authorization: Bearer`.
+    fn bearer(&self) -> Option<&[u8]> {
+        let (scheme, token) = self.headers.get(header::AUTHORIZATION)?.as_bytes().split_at_checked(7)?;
+        let token = token.trim_ascii();
+        (scheme.eq_ignore_ascii_case(b"bearer ") && !token.is_empty()).then_some(token)
+    }
+
+    /// A claim of a JSON Web Token: text, a number or a truth value. Nobody has looked at its signature.
+    fn claim(&self, name: &str) -> Option<Cow<'_, str>> {
+        let claims = self.claims.get_or_init(|| self.bearer().and_then(claims).unwrap_or_default());
+        match claims.get(name)? {
+            Value::String(text) => Some(Cow::Borrowed(text)),
+            value @ (Value::Number(_) | Value::Bool(_)) => Some(Cow::Owned(value.to_string())),
+            _ => None,
+        }
+    }
+}
+
+impl Attributes for HttpRequest<'_> {
+    fn get(&self, name: &str) -> Option<Cow<'_, str>> {
+        match name {
+            "ip" => Some(Cow::Owned(self.client.ip().to_string())),
+            "method" => Some(Cow::Borrowed(&*self.method)),
+            "path" => Some(Cow::Borrowed(&*self.path)),
+            "host" => Some(Cow::Borrowed(&*self.host)),
+            "bearer" => self.bearer().map(|token| Cow::Owned(sha1_smol::Sha1::from(token).digest().to_string())),
+            name => match name.split_once('.')? {
+                ("header", name) => self.header(name),
+                ("query", name) => self.query(name),
+                ("cookie", name) => self.cookie(name),
+                ("bearer", name) => self.claim(name),
+                _ => None,
+            },
+        }
+    }
+
+    fn key(&self, name: &str) -> Option<Cow<'_, str>> {
+        match name {
+            // Who has one address of IPv6 has the others of its network, too.
+            "ip" => Some(Cow::Owned(self.client.group().to_string())),
+            name => self.get(name),
+        }
+    }
+}
+
+/// What a token claims, if it is one that claims anything.
+fn claims(token: &[u8]) -> Option<BTreeMap<String, Value>> {
+    let mut parts = token.split(|byte| *byte == b'.');
+    let (Some(_), Some(middle), Some(_), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
+        return None;
+    };
+    if middle.len() > MAX_CLAIMS_BYTES {
+        return None;
+    }
+    serde_json::from_slice(&URL_SAFE_NO_PAD.decode(middle).ok()?).ok()
+}
+
+/// A piece of a query without its escapes.
+fn decoded(text: &str) -> Cow<'_, str> {
+    if !text.bytes().any(|byte| byte == b'%' || byte == b'+') {
+        return Cow::Borrowed(text);
+    }
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let escaped = match (first, tail) {
+            (b'%', [high, low, ..]) => digit(*high).zip(digit(*low)),
+            _ => None,
+        };
+        match (first, escaped) {
+            (_, Some((high, low))) => out.push(high * 16 + low),
+            (b'+', None) => out.push(b' '),
+            (byte, None) => out.push(*byte),
+        }
+        rest = if escaped.is_some() { &tail[2..] } else { tail };
+    }
+    match String::from_utf8(out) {
+        Ok(text) => Cow::Owned(text),
+        Err(error) => Cow::Owned(String::from_utf8_lossy(error.as_bytes()).into_owned()),
+    }
+}
+
+fn digit(byte: u8) -> Option<u8> {
+    char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
+}
+
+/// As much of it as an error repeats.
+fn shown(text: &str) -> String {
+    text.chars().take(64).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+    use tidegate::http::ClientIp;
+
+    use super::*;
+
+    fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            headers.append(*name, HeaderValue::from_bytes(value.as_bytes()).unwrap());
+        }
+        headers
+    }
+
+    fn client(ip: &str) -> Client {
+        ClientIp::of_peer().find(ip.parse().unwrap(), [])
+    }
+
+    #[test]
+    fn what_rules_may_ask_for() {
+        // {"sub":"ann","tier":2,"paid":true,"roles":["a"]}
+        let token = "eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbm4iLCJ0aWVyIjoyLCJwYWlkIjp0cnVlLCJyb2xlcyI6WyJhIl19.x";
+        let headers = headers(&[
+            ("x-key", "a"),
+            ("x-key", "b"),
+            ("host", "limiter"),
+            ("cookie", "a=1; session=s e"),
+            ("cookie", "b = 2"),
+            ("authorization", &format!("bearer {token}")),
+        ]);
+        let target = "/v1//x/%2e%2e/%73earch;v=1?q=a%20b+c&%75ser=ann&user=bob&flag&e=#f?g";
+        let request = HttpRequest::new(client("192.0.2.7"), "post", target, "API.Example.com:443", &headers).unwrap();
+        for (name, value) in [
+            ("ip", "192.0.2.7"),
+            ("method", "POST"),
+            ("path", "/v1/search"),
+            ("host", "api.example.com"),
+            ("header.x-key", "a, b"),
+            ("header.X-Key", "a, b"),
+            ("header.host", "api.example.com"),
+            ("query.q", "a b c"),
+            ("query.user", "ann"),
+            ("query.flag", ""),
+            ("query.e", ""),
+            ("cookie.session", "s e"),
+            ("cookie.b", "2"),
+            ("bearer.sub", "ann"),
+            ("bearer.tier", "2"),
+            ("bearer.paid", "true"),
+        ] {
+            assert_eq!(request.get(name).as_deref(), Some(value), "{name}");
+            assert_eq!(request.key(name).as_deref(), Some(value), "{name}");
+        }
+        for name in ["user", "header.none", "query.Q", "query.g", "cookie.q", "bearer.roles", "bearer.none", "x.y"] {
+            assert_eq!(request.get(name), None, "{name}");
+        }
+        let digest = request.get("bearer").unwrap();
+        assert!(digest.len() == 40 && !digest.contains("eyJ"), "{digest}");
+    }
+
+    #[test]
+    fn networks_of_ipv6_share_a_budget_but_conditions_see_the_address() {
+        let headers = HeaderMap::new();
+        let request = HttpRequest::new(client("2001:db8::1"), "GET", "/", "a", &headers).unwrap();
+        assert_eq!(request.get("ip").as_deref(), Some("2001:db8::1"));
+        assert_eq!(request.key("ip").as_deref(), Some("2001:db8::/64"));
+    }
+
+    #[test]
+    fn what_cannot_be_described_is_an_error() {
+        let headers = HeaderMap::new();
+        let long = format!("/{}", "a".repeat(9000));
+        let longer = format!("/?{}", "a".repeat(MAX_URI_BYTES));
+        for (method, target, host) in [
+            ("", "/", "a"),
+            ("GET /", "/", "a"),
+            ("G\u{e9}T", "/", "a"),
+            ("ABCDEFGHIJKLMNOPQRSTUVWXYZABCDEFG", "/", "a"),
+            ("GET", "", "a"),
+            ("GET", "v1/search", "a"),
+            ("GET", "http://a/", "a"),
+            ("GET", "**", "a"),
+            ("GET", &long, "a"),
+            ("GET", &longer, "a"),
+            ("GET", "/", ""),
+            ("GET", "/", "a, b"),
+            ("GET", "/", "a/b"),
+            ("GET", "/", &"a".repeat(600)),
+        ] {
+            assert!(HttpRequest::new(client("192.0.2.7"), method, target, host, &headers).is_err(), "{method} {host}");
+        }
+    }
+
+    #[test]
+    fn strange_tokens_claim_nothing() {
+        for token in ["", "a", "a.b", "a.b.c.d", "a.!!.c", "a.bnVsbA.c", "..", "a.eyJzdWIiOiJhbm4i.c"] {
+            let headers = headers(&[("authorization", &format!("Bearer {token}"))]);
+            let request = HttpRequest::new(client("192.0.2.7"), "GET", "/", "a", &headers).unwrap();
+            assert_eq!(request.get("bearer.sub"), None, "{token}");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! `/v1/auth` as gateways ask it: what they say is believed, what others say is not, and what is missing is named.
+
+use std::fmt::Write;
+use std::net::SocketAddr;
+
+use crate::doors::{Answer, Doors};
+
+const RULES: &str = "\
+trusted_proxies: [127.0.0.1, 10.0.0.0/8]
+rules:
+  - { name: per-ip, by: [ip], limit: 3/min }
+  - { name: search, when: { method: POST, path: /search* }, by: [header.x-api-key], limit: 1/min }
+  - { name: session, when: { path: /shop* }, by: [cookie.session, query.shop], limit: 1/min }
+  - { name: people, when: { path: /me }, by: [bearer.sub], limit: 1/min }
+  - { name: costly, when: { path: /export }, limit: 100/min, cost: { from: header.x-cost, max: 60 } }
+  - { name: inside, when: { host: internal.example.com }, limit: deny }
+  - { name: office, when: { ip: 2001:db8:7::/48 }, limit: deny }
+  - { name: trial, mode: shadow, when: { path: /trial }, limit: 1/min }
+";
+
+/// Asks with these headers, a line each.
+fn ask(at: SocketAddr, method: &str, headers: &str) -> Answer {
+    let mut client = crate::doors::Http::connect(at);
+    let mut text = format!("{method} /v1/auth HTTP/1.1\r\nhost: tidegate\r\n");
+    for line in headers.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        write!(text, "{line}\r\n").unwrap();
+    }
+    client.send(&(text + "\r\n"));
+    client.receive().expect("an answer")
+}
+
+/// As Caddy and Traefik ask.
+fn asked(doors: &Doors, method: &str, host: &str, uri: &str, client: &str, more: &str) -> Answer {
+    let headers = format!(
+        "X-Forwarded-Method: {method}\nX-Forwarded-Proto: https\nX-Forwarded-Host: {host}\nX-Forwarded-Uri: {uri}\nX-Forwarded-For: {client}\n{more}"
+    );
+    ask(doors.http, "GET", &headers)
+}
+
+fn header<'a>(answer: &'a Answer, name: &str) -> Option<&'a str> {
+    answer.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+}
+
+#[test]
+fn who_may_pass_is_told_by_headers_and_who_may_not_by_a_whole_answer() {
+    let doors = Doors::in_memory(RULES);
+    let ask = || asked(&doors, "GET", "example.com", "/", "192.0.2.7", "");
+    let answer = ask();
+    assert_eq!((answer.status, answer.body.as_str()), (204, ""), "{answer:?}");
+    assert_eq!(header(&answer, "ratelimit-policy"), Some("\"per-ip\";q=3;w=60"));
+    assert_eq!(header(&answer, "ratelimit"), Some("\"per-ip\";r=2;t=20"));
+    assert_eq!((header(&answer, "x-ratelimit-remaining"), header(&answer, "retry-after")), (Some("2"), None));
+    assert_eq!(header(&answer, "cache-control"), Some("no-store"));
+    assert_eq!((ask().status, ask().status), (204, 204));
+    let answer = ask();
+    assert_eq!((answer.status, header(&answer, "retry-after")), (429, Some("20")), "{answer:?}");
+    assert_eq!(header(&answer, "ratelimit"), Some("\"per-ip\";r=0;t=20"));
+    assert_eq!(header(&answer, "content-type"), Some("application/problem+json"));
+    assert!(answer.body.contains("quota-exceeded") && answer.body.contains(r#""violated-policies":["per-ip"]"#));
+    assert!(!answer.body.contains("192.0.2.7"), "{}", answer.body);
+    assert_eq!(asked(&doors, "GET", "example.com", "/", "192.0.2.8", "").status, 204, "everybody has a budget");
+}
+
+#[test]
+fn the_method_of_the_question_does_not_matter_and_no_body_is_read() {
+    let doors = Doors::in_memory(RULES);
+    let said = "X-Original-Method: GET\nX-Original-URI: /\nX-Forwarded-Host: a\nX-Forwarded-For: 192.0.2.7";
+    for method in ["GET", "HEAD", "OPTIONS"] {
+        assert_eq!(ask(doors.http, method, said).status, 204, "{method}");
+    }
+    let denied = ask(doors.http, "POST", &format!("{said}\nContent-Length: 0"));
+    assert_eq!(denied.status, 429);
+    let mut client = doors.http();
+    client.send(&format!(
+        "PUT /v1/auth HTTP/1.1\r\nhost: a\r\n{}\r\ncontent-length: 9\r\n\r\n123456789",
+        said.replace('\n', "\r\n")
+    ));
+    assert_eq!(client.receive().unwrap().status, 429);
+}
+
+#[test]
+fn rules_see_the_request_that_the_gateway_was_sent() {
+    let doors = Doors::in_memory(RULES);
+    let mut last = 0;
+    // Everybody is somebody else here, so that only the rule in question denies.
+    let mut status = |method: &str, host: &str, uri: &str, more: &str| {
+        last += 1;
+        asked(&doors, method, host, uri, &format!("198.51.100.{last}"), more).status
+    };
+    assert_eq!(status("POST", "a", "/search?q=1", "X-Api-Key: k"), 204);
+    for (method, path) in [
+        ("POST", "/search"),
+        ("post", "//search"),
+        ("POST", "/x/%2e%2e/%73earch;v=1?free"),
+        ("POST", "/search/../search"),
+        ("POST", "/./search#/free"),
+    ] {
+        assert_eq!(status(method, "a", path, "X-Api-Key: k"), 429, "{method} {path}");
+    }
+    assert_eq!(status("POST", "a", "/search", "X-Api-Key: other"), 204);
+    assert_eq!(status("GET", "a", "/search", "X-Api-Key: k"), 204, "another method");
+    assert_eq!(status("POST", "a", "/find?/search", "X-Api-Key: k"), 204, "a query is no path");
+    for host in ["internal.example.com", "INTERNAL.example.com:8000", "internal.example.com."] {
+        assert_eq!(status("GET", host, "/", ""), 429, "{host}");
+    }
+    assert_eq!(status("GET", "a", "/shop?shop=%31", "Cookie: a=b; session=x"), 204);
+    assert_eq!(status("GET", "a", "/shop?z&shop=1", "Cookie: session=x"), 429);
+    assert_eq!(status("GET", "a", "/shop?shop=2", "Cookie: session=x"), 204);
+    // {"sub":"ann"}
+    let token = "Authorization: Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbm4ifQ.c2ln";
+    assert_eq!((status("GET", "a", "/me", token), status("GET", "a", "/me", token)), (204, 429));
+    assert_eq!(status("GET", "a", "/me", "Authorization: Bearer something"), 204, "nobody in particular");
+    assert_eq!(status("GET", "a", "/export", "X-Cost: 99"), 204, "at most 60");
+    assert_eq!(status("GET", "a", "/export", "X-Cost: 41"), 429);
+    assert_eq!(status("GET", "a", "/export", "X-Cost: 40"), 204);
+    assert_eq!(status("GET", "a", "/export", "X-Cost: much"), 400);
+    assert_eq!(
+        (status("GET", "a", "/trial", ""), status("GET", "a", "/trial", "")),
+        (204, 204),
+        "a shadow denies nothing"
+    );
+    // Networks of IPv6: a condition looks at the address, a budget is the network's.
+    let from = |client: &str| asked(&doors, "GET", "a", "/", client, "").status;
+    assert_eq!(from("2001:db8:7:1::5"), 429);
+    assert_eq!(
+        [from("2001:db8::1"), from("2001:db8::2"), from("2001:db8::3"), from("2001:db8::4")],
+        [204, 204, 204, 429]
+    );
+}
+
+#[test]
+fn the_client_is_the_last_that_somebody_trusted_has_seen() {
+    let doors = Doors::in_memory(RULES);
+    let from = |forwarded: &str| asked(&doors, "GET", "a", "/", forwarded, "").status;
+    for made_up in ["1.1.1.1, 192.0.2.7", "2.2.2.2, 192.0.2.7", "unknown, 192.0.2.7, 10.0.0.1"] {
+        assert_eq!(from(made_up), 204, "{made_up}");
+    }
+    assert_eq!(from("3.3.3.3, 192.0.2.7"), 429, "whatever stands left of it");
+    let victim = "192.0.2.9";
+    assert_eq!(from(&format!("{victim}, 192.0.2.7")), 429);
+    assert_eq!(from(victim), 204, "nobody else was charged");
+    // Other headers that name an address are not believed.
+    let more = "X-Real-IP: 4.4.4.4\nForwarded: for=5.5.5.5\nTrue-Client-IP: 6.6.6.6";
+    assert_eq!(asked(&doors, "GET", "a", "/", "192.0.2.7", more).status, 429);
+}
+
+#[test]
+fn what_a_gateway_forgets_or_lets_through_is_a_mistake_and_never_a_pass() {
+    let doors = Doors::in_memory(RULES);
+    let whole = "X-Forwarded-Method: GET\nX-Forwarded-Uri: /\nX-Forwarded-Host: a\nX-Forwarded-For: 192.0.2.7";
+    for line in whole.lines() {
+        let answer = ask(doors.http, "GET", &whole.replace(line, ""));
+        let name = line.split(':').next().unwrap().to_ascii_lowercase();
+        assert!(answer.status == 400 && answer.body.contains(&format!("{name} is missing: expected")), "{answer:?}");
+    }
+    let long = format!("X-Forwarded-Uri: /{}", "a".repeat(8192));
+    for (line, instead) in [
+        ("X-Forwarded-Uri: /", "X-Forwarded-Uri: /\nX-Original-URI: /free"),
+        ("X-Forwarded-Uri: /", "X-Forwarded-Uri: /\nX-Forwarded-Uri: /free"),
+        ("X-Forwarded-Uri: /", "X-Forwarded-Uri: /\nX-Original-URL: http://a/free"),
+        ("X-Forwarded-Uri: /", "X-Forwarded-Uri: search"),
+        ("X-Forwarded-Uri: /", &long),
+        ("X-Forwarded-Method: GET", "X-Forwarded-Method: GET\nX-Original-Method: POST"),
+        ("X-Forwarded-Method: GET", "X-Forwarded-Method: GET, POST"),
+        ("X-Forwarded-Host: a", "X-Forwarded-Host: a\nX-Forwarded-Host: b"),
+        ("X-Forwarded-Host: a", "X-Forwarded-Host: a, b"),
+    ] {
+        let answer = ask(doors.http, "GET", &whole.replacen(line, instead, 1));
+        assert!(answer.status == 400 && answer.body.contains("expected"), "{instead}: {answer:?}");
+    }
+    assert_eq!(ask(doors.http, "GET", whole).status, 204, "and none of it was charged");
+    assert_eq!(header(&ask(doors.http, "GET", whole), "x-ratelimit-remaining"), Some("1"));
+}
+
+#[test]
+fn only_trusted_peers_speak_for_others() {
+    let whole = "X-Forwarded-Method: GET\nX-Forwarded-Uri: /\nX-Forwarded-Host: a\nX-Forwarded-For: 192.0.2.7";
+    for rules in ["", "trusted_proxies: [10.0.0.0/8]\n"] {
+        let doors = Doors::in_memory(rules);
+        let answer = ask(doors.http, "GET", whole);
+        assert!(answer.status == 403 && answer.body.contains("expected a peer in trusted_proxies"), "{answer:?}");
+        let mut client = doors.http();
+        client.send("GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n");
+        let page = client.receive().unwrap().body;
+        assert!(
+            page.lines().any(|line| line.contains("untrusted") && line.contains("http") && line.ends_with(" 1")),
+            "{page}"
+        );
+    }
+}
+
+#[test]
+fn the_token_of_the_door_has_a_header_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    std::fs::write(&file, "s3cret\n").unwrap();
+    let whole = "X-Forwarded-Method: GET\nX-Forwarded-Uri: /\nX-Forwarded-Host: a\nX-Forwarded-For: 192.0.2.7";
+    let with = |tokens: &str| {
+        let file = file.display();
+        Doors::in_memory(&format!(
+            "tokens: {{ {tokens}: {file} }}\n{}",
+            RULES.replace("limit: 3/min", "limit: 100/min")
+        ))
+    };
+    let status = |doors: &Doors, more: &str| ask(doors.http, "GET", &format!("{whole}\n{more}")).status;
+    let doors = with("check_file");
+    assert_eq!(status(&doors, "X-Tidegate-Token: s3cret"), 204);
+    assert_eq!(status(&doors, "X-Tidegate-Token: s3cret\nAuthorization: Bearer of-the-client"), 204);
+    let answer = ask(doors.http, "GET", &format!("{whole}\nAuthorization: Bearer s3cret"));
+    assert!(answer.status == 401 && answer.body.contains("X-Tidegate-Token"), "{answer:?}");
+    assert_eq!(status(&doors, "X-Tidegate-Token: guess"), 401);
+    // Where only admin calls need one, what clients have for authorization is no guess at it, however often it comes.
+    let doors = with("admin_file");
+    for _ in 0..30 {
+        assert_eq!(status(&doors, "Authorization: Bearer of-the-client"), 204);
+    }
+}

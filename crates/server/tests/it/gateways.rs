@@ -1,0 +1,370 @@
+//! The files of `examples/gateways/` with the real nginx, Caddy and HAProxy, and with the real Envoy: what their clients see.
+//!
+//! Clients have addresses of their own (127.0.0.2 and so on; all of 127.0.0.0/8 is this machine). The gateway is at 127.0.0.1, which alone is trusted.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use tidegate_testkit::{Envoy, Gateway, GatewayKind};
+
+use crate::doors::Doors;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/gateways")
+}
+
+/// Tidegate with the file that is the example for it, on free ports.
+fn tidegate() -> Doors {
+    let text = std::fs::read_to_string(folder().join("tidegate.yaml")).unwrap();
+    Doors::as_told(&text.replace(":8080", ":0").replace(":8081", ":0"))
+}
+
+/// A service that answers every request with 200 and what it was sent, and counts.
+struct App {
+    at: SocketAddr,
+    served: Arc<AtomicUsize>,
+}
+
+impl App {
+    fn start() -> App {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (at, served) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+        let count = Arc::clone(&served);
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let count = Arc::clone(&count);
+                thread::spawn(move || serve(BufReader::new(stream), &count));
+            }
+        });
+        App { at, served }
+    }
+
+    fn served(&self) -> usize {
+        self.served.load(Ordering::SeqCst)
+    }
+}
+
+fn serve(mut reader: BufReader<TcpStream>, count: &AtomicUsize) {
+    loop {
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            if reader.read_line(&mut head).unwrap_or(0) == 0 {
+                return;
+            }
+        }
+        let length = head.to_ascii_lowercase();
+        let length = length.lines().find_map(|line| line.strip_prefix("content-length: ")?.trim().parse().ok());
+        let mut body = vec![0; length.unwrap_or(0)];
+        if reader.read_exact(&mut body).is_err() {
+            return;
+        }
+        count.fetch_add(1, Ordering::SeqCst);
+        let answer = format!("{head}{} bytes", body.len());
+        let length = answer.len();
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: {length}\r\n\r\n");
+        if reader.get_mut().write_all((head + &answer).as_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
+/// What a client was answered.
+#[derive(Debug)]
+struct Seen {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+impl Seen {
+    fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().find_map(|line| {
+            let (own, value) = line.split_once(':')?;
+            own.eq_ignore_ascii_case(name).then(|| value.trim())
+        })
+    }
+}
+
+/// A client at 127.0.0.`client` sends a request: a first line without the version, headers in lines, and a body.
+fn send(gateway: SocketAddr, client: u8, line: &str, headers: &str, body: &str) -> Seen {
+    let from = SocketAddr::from((Ipv4Addr::new(127, 0, 0, client), 0));
+    let stream = connect(from, gateway);
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut text = format!("{line} HTTP/1.1\r\nconnection: close\r\n");
+    if !headers.to_ascii_lowercase().contains("host:") {
+        text += "host: example.com\r\n";
+    }
+    for header in headers.lines() {
+        text = text + header.trim() + "\r\n";
+    }
+    if !body.is_empty() {
+        text += &format!("content-length: {}\r\n", body.len());
+    }
+    let mut stream = BufReader::new(stream);
+    // A gateway may answer before it has read the body, and close.
+    let _ = stream.get_mut().write_all((text + "\r\n" + body).as_bytes());
+    let mut bytes = Vec::new();
+    let _ = stream.read_to_end(&mut bytes);
+    let text = String::from_utf8_lossy(&bytes);
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{line}: {text:?}"));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    Seen { status: status.unwrap_or_else(|| panic!("{head}")), head: head.into(), body: body.into() }
+}
+
+/// Connects from an address of our choice.
+fn connect(from: SocketAddr, to: SocketAddr) -> TcpStream {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+    runtime.block_on(async {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(from).unwrap();
+        let stream = socket.connect(to).await.unwrap().into_std().unwrap();
+        stream.set_nonblocking(false).unwrap();
+        stream
+    })
+}
+
+fn gateway(kind: GatewayKind, tidegate: SocketAddr, app: &App) -> Gateway {
+    Gateway::start(kind, &folder(), &[(8080, tidegate.port()), (9000, app.at.port())])
+}
+
+/// What must hold before every service, whichever gateway it is. `after` says what happens without Tidegate.
+fn limits(kind: GatewayKind, after: u16) {
+    let (doors, app) = (tidegate(), App::start());
+    let gateway = gateway(kind, doors.http, &app);
+    let at = gateway.address();
+    let get = |client: u8, headers: &str| send(at, client, "GET /page?q=1", headers, "");
+
+    // Allowed: the answer is the service's, with what is left.
+    let seen = get(5, "");
+    assert_eq!(seen.status, 200, "{seen:?}\n{}", gateway.log());
+    assert!(seen.body.starts_with("GET /page?q=1 HTTP/1.") && seen.body.ends_with("0 bytes"), "{seen:?}");
+    assert_eq!(seen.header("ratelimit-policy"), Some("\"per-ip\";q=5;w=60"), "{seen:?}");
+    assert_eq!(seen.header("ratelimit"), Some("\"per-ip\";r=4;t=12"), "{seen:?}");
+    assert_eq!(seen.header("x-ratelimit-limit"), Some("5"), "{seen:?}");
+    assert_eq!(seen.header("x-ratelimit-remaining"), Some("4"), "{seen:?}");
+    assert!(seen.header("x-ratelimit-reset").is_some() && seen.header("retry-after").is_none(), "{seen:?}");
+    for left in (0..4).rev() {
+        assert_eq!(get(5, "").header("x-ratelimit-remaining"), Some(left.to_string().as_str()));
+    }
+
+    // Denied: 429, when to come back, and a body; the service hears nothing of it.
+    let before = app.served();
+    let seen = get(5, "");
+    assert_eq!((seen.status, seen.header("retry-after")), (429, Some("12")), "{seen:?}\n{}", gateway.log());
+    assert_eq!(seen.header("ratelimit-policy"), Some("\"per-ip\";q=5;w=60"), "{seen:?}");
+    assert_eq!(seen.header("ratelimit"), Some("\"per-ip\";r=0;t=12"), "{seen:?}");
+    assert_eq!((seen.header("x-ratelimit-remaining"), seen.header("cache-control")), (Some("0"), Some("no-store")));
+    assert_eq!(seen.header("content-type"), Some("application/problem+json"), "{seen:?}");
+    assert!(seen.body.contains("#quota-exceeded") && seen.body.contains("\"status\":429"), "{seen:?}");
+    assert_eq!(send(at, 5, "HEAD /", "", "").status, 429);
+
+    // Who is charged cannot be talked about.
+    for made_up in [
+        "X-Forwarded-For: 203.0.113.9",
+        "X-Forwarded-For: 203.0.113.9\nX-Forwarded-For: 127.0.0.6",
+        "X-Real-IP: 203.0.113.9\nForwarded: for=203.0.113.9\nTrue-Client-IP: 203.0.113.9",
+        "X-Forwarded-For: 127.0.0.1",
+        "X-Forwarded-For: ,",
+    ] {
+        assert_eq!(get(5, made_up).status, 429, "{made_up}");
+    }
+    assert_eq!(app.served(), before, "who is denied does not reach the service");
+    doors.clock.advance(Duration::from_secs(12));
+    assert_eq!((get(5, "").status, get(5, "").status), (200, 429), "one comes back in twelve seconds");
+    assert_eq!(get(6, "").header("x-ratelimit-remaining"), Some("4"), "others have a budget of their own");
+
+    // Path, method and headers matter, in whatever spelling; and a body arrives.
+    let body = "x".repeat(100_000);
+    let seen = send(at, 10, "POST /search?q=1", "X-Api-Key: k", &body);
+    assert!(seen.status == 200 && seen.body.ends_with("100000 bytes"), "{seen:?}\n{}", gateway.log());
+    assert_eq!(send(at, 11, "POST //x/%2e./%73earch", "X-Api-Key: k", "").status, 200);
+    for (client, line, headers) in [
+        (12, "POST /search", "X-Api-Key: k"),
+        (13, "POST /search/a?b", "X-Api-Key: k"),
+        (14, "POST //search", "X-Api-Key: k"),
+        (15, "POST /x/%2e%2e/%73earch;v=1", "X-Api-Key: k"),
+    ] {
+        let seen = send(at, client, line, headers, "");
+        assert_eq!(seen.status, 429, "{line}: {seen:?}");
+        assert_eq!(seen.header("ratelimit"), Some("\"per-ip\";r=5, \"search\";r=0;t=30"), "{seen:?}");
+    }
+    assert_eq!(send(at, 16, "POST /search", "X-Api-Key: other", "").status, 200);
+    assert_eq!(send(at, 17, "GET /search", "X-Api-Key: k", "").status, 200, "another method");
+    // Nor can what is asked for be talked about.
+    for made_up in [
+        "X-Original-URI: /free",
+        "X-Original-URL: http://example.com/free",
+        "X-Forwarded-Uri: /free",
+        "X-Forwarded-Method: GET",
+        "X-Original-Method: GET",
+        "X-HTTP-Method-Override: GET",
+        "X-Tidegate-Token: guess",
+    ] {
+        let seen = send(at, 18, "POST /search", &format!("X-Api-Key: k\n{made_up}"), "");
+        assert_ne!(seen.status, 200, "{made_up}: {seen:?}");
+    }
+
+    // The host, too; what nobody may reach has no time at which to come back.
+    let seen = send(at, 19, "GET /", "Host: internal.example.com", "");
+    assert_eq!((seen.status, seen.header("retry-after")), (429, None), "{seen:?}");
+    assert_eq!(send(at, 19, "GET /", "Host: INTERNAL.example.com:8000", "").status, 429);
+    assert_ne!(send(at, 19, "GET /", "Host: internal.example.com\nX-Forwarded-Host: example.com", "").status, 200);
+    assert_eq!(send(at, 19, "GET /", "Host: other.example.com", "").status, 200);
+
+    // What costs more, and what is only tried.
+    let export = |client: u8| send(at, client, "GET /export", "X-Api-Key: e", "").status;
+    assert_eq!((export(20), export(21), export(22)), (200, 200, 429));
+    let trial = |client: u8| send(at, client, "GET /trial", "", "").status;
+    assert_eq!((trial(23), trial(24)), (200, 200));
+
+    // Without Tidegate.
+    drop(doors);
+    for client in 30..33 {
+        let seen = send(at, client, "POST /search", "X-Api-Key: k", "0123456789");
+        assert_eq!(seen.status, after, "{seen:?}\n{}", gateway.log());
+        assert!(after != 200 || seen.body.ends_with("10 bytes"), "{seen:?}");
+    }
+}
+
+/// Where no rule applies, there is nothing to tell, and every request passes.
+fn says_nothing_without_a_limit(kind: GatewayKind) {
+    let rules = "rules:\n  - { name: search, when: { path: /search }, limit: 1/min }\n";
+    let doors = Doors::as_told(&format!(
+        "listen: {{ http: 127.0.0.1:0, grpc: off, resp: off }}\ntrusted_proxies: [127.0.0.1]\n{rules}"
+    ));
+    let app = App::start();
+    let gateway = gateway(kind, doors.http, &app);
+    for _ in 0..3 {
+        let seen = send(gateway.address(), 5, "GET /", "", "");
+        assert_eq!(seen.status, 200, "{seen:?}\n{}", gateway.log());
+        assert!(!seen.head.to_ascii_lowercase().contains("ratelimit"), "{seen:?}");
+    }
+}
+
+/// Somebody is there, and never says a word.
+fn is_told_nothing(kind: GatewayKind, after: u16) {
+    let (silent, app) = (TcpListener::bind("127.0.0.1:0").unwrap(), App::start());
+    let gateway = gateway(kind, silent.local_addr().unwrap(), &app);
+    let seen = send(gateway.address(), 5, "GET /", "", "");
+    assert_eq!(seen.status, after, "{seen:?}\n{}", gateway.log());
+}
+
+#[test]
+fn nginx_limits() {
+    limits(GatewayKind::Nginx, 200);
+}
+
+#[test]
+fn caddy_limits() {
+    limits(GatewayKind::Caddy, 502);
+}
+
+#[test]
+fn haproxy_limits() {
+    limits(GatewayKind::Haproxy, 200);
+}
+
+#[test]
+fn where_no_rule_applies_nothing_is_said() {
+    for kind in [GatewayKind::Nginx, GatewayKind::Caddy, GatewayKind::Haproxy] {
+        says_nothing_without_a_limit(kind);
+    }
+}
+
+#[test]
+fn a_tidegate_that_hangs_does_not_hang_the_service() {
+    is_told_nothing(GatewayKind::Nginx, 200);
+    is_told_nothing(GatewayKind::Caddy, 504);
+    is_told_nothing(GatewayKind::Haproxy, 200);
+}
+
+/// Four words for Caddy, as its page and ours have them.
+#[test]
+fn the_short_form_for_caddy_does_the_same() {
+    let text = std::fs::read_to_string(folder().join("Caddyfile")).unwrap();
+    let short: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("#   ")).collect();
+    assert!(short[0].starts_with("forward_auth 127.0.0.1:8080"), "{short:?}");
+    let site = format!(
+        "{{\n\tadmin off\n\tauto_https off\n}}\n:8000 {{\n\tbind 127.0.0.1\n{}\n\treverse_proxy 127.0.0.1:9000\n}}\n",
+        short.join("\n")
+    );
+    let own = tempfile::tempdir().unwrap();
+    std::fs::write(own.path().join("Caddyfile"), site).unwrap();
+    let (doors, app) = (tidegate(), App::start());
+    let ports = [(8080, doors.http.port()), (9000, app.at.port())];
+    let caddy = Gateway::start(GatewayKind::Caddy, own.path(), &ports);
+    let get = |headers: &str| send(caddy.address(), 5, "GET /", headers, "");
+    for _ in 0..5 {
+        assert_eq!(get("").status, 200, "{}", caddy.log());
+    }
+    let seen = get("X-Forwarded-For: 203.0.113.9");
+    assert_eq!((seen.status, seen.header("retry-after")), (429, Some("12")), "{seen:?}");
+    assert_eq!(seen.header("ratelimit"), Some("\"per-ip\";r=0;t=12"), "{seen:?}");
+    assert_eq!(
+        send(caddy.address(), 6, "GET /", "X-Original-URI: /free", "").status,
+        400,
+        "said twice, and not the same"
+    );
+}
+
+/// What Traefik documents that it sends, since it cannot be run here.
+#[test]
+fn traefik_is_answered_as_it_asks() {
+    let doors = tidegate();
+    let ask = |more: &str| {
+        let headers = "X-Forwarded-Method: GET\nX-Forwarded-Proto: http\nX-Forwarded-Host: example.com\nX-Forwarded-Uri: /page?q=1\nX-Forwarded-For: 192.0.2.7\nX-Forwarded-Port: 80\nX-Forwarded-Server: edge\nX-Real-Ip: 192.0.2.7";
+        send(doors.http, 1, "GET /v1/auth", &format!("{headers}\n{more}"), "")
+    };
+    for _ in 0..5 {
+        assert_eq!(ask("").status, 204);
+    }
+    assert_eq!((ask("").status, ask("").header("retry-after")), (429, Some("12")));
+}
+
+#[test]
+fn envoy_limits() {
+    let (doors, app) = (tidegate(), App::start());
+    let text = std::fs::read_to_string(folder().join("envoy.yaml")).unwrap();
+    let text = text.replace("port_value: 8000", "port_value: 0");
+    let text = text.replace("port_value: 8081", &format!("port_value: {}", doors.grpc));
+    let text = text.replace("port_value: 9000", &format!("port_value: {}", app.at.port()));
+    // On a busy machine a quarter of a second may pass without an answer, and then everything is let through.
+    let envoy = Envoy::start(&text.replace("timeout: 0.25s  ", "timeout: 10s  "));
+    let at = envoy.address();
+    let get = |client: u8, headers: &str| send(at, client, "GET /page?q=1", headers, "");
+    let seen = get(5, "");
+    assert!(seen.status == 200 && seen.body.starts_with("GET /page?q=1 HTTP/1.1\r\n"), "{seen:?}\n{}", envoy.log());
+    assert_eq!(seen.header("ratelimit"), Some("\"per-ip\";r=4;t=12"), "{seen:?}");
+    assert_eq!((seen.header("x-ratelimit-remaining"), seen.header("x-ratelimit-reset")), (Some("4"), Some("12")));
+    for _ in 0..4 {
+        assert_eq!(get(5, "").status, 200);
+    }
+    let seen = get(5, "X-Forwarded-For: 203.0.113.9");
+    assert_eq!((seen.status, seen.header("retry-after")), (429, Some("12")), "{seen:?}");
+    assert_eq!((seen.header("x-ratelimit-remaining"), seen.header("x-envoy-ratelimited")), (Some("0"), Some("true")));
+    assert_eq!(seen.header("content-type"), Some("application/problem+json"), "{seen:?}");
+    assert!(seen.body.contains("#quota-exceeded") && seen.body.contains("\"per-ip\""), "{seen:?}");
+    assert_eq!(get(6, "").status, 200);
+
+    let search = |client: u8, line: &str| send(at, client, line, "X-Api-Key: k", "").status;
+    assert_eq!((search(10, "POST /search"), search(11, "POST //x/../%73earch?q=1")), (200, 200));
+    assert_eq!((search(12, "POST /search"), search(13, "POST //search")), (429, 429));
+    assert_eq!((search(14, "GET /search"), send(at, 15, "POST /search", "", "").status), (200, 200));
+    assert_eq!(send(at, 16, "GET /", "Host: internal.example.com", "").status, 429);
+    assert_eq!((send(at, 17, "GET /trial", "", "").status, send(at, 18, "GET /trial", "", "").status), (200, 200));
+    // Two hits of fifty each, of a hundred.
+    let export = |client: u8| send(at, client, "GET /export", "X-Api-Key: e", "");
+    let seen = export(20);
+    assert_eq!((seen.status, seen.header("x-ratelimit-remaining")), (200, Some("0")), "{seen:?}");
+    assert_eq!(export(21).status, 429);
+    assert_eq!(envoy.counter("cluster.app.ratelimit.error"), 0);
+
+    drop(doors);
+    assert_eq!(get(5, "").status, 200, "it fails open");
+    assert_eq!(envoy.counter("cluster.app.ratelimit.failure_mode_allowed"), 1);
+}

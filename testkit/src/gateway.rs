@@ -1,0 +1,124 @@
+//! Real nginx, Caddy and HAProxy, in front of something. (Envoy has [a file of its own](crate::Envoy).)
+
+use std::fs::{self, File};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::flavor::installed;
+use crate::port::Port;
+use crate::spawn::spawn;
+use crate::wait::becomes_true;
+
+/// How long a gateway may take until it listens. It takes a moment; a machine under load takes longer.
+const START: Duration = Duration::from_secs(30);
+
+/// Which gateway.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GatewayKind {
+    /// nginx 1.22.
+    Nginx,
+    /// Caddy 2.6.
+    Caddy,
+    /// HAProxy 2.6, with Lua.
+    Haproxy,
+}
+
+impl GatewayKind {
+    fn program(self) -> &'static str {
+        match self {
+            GatewayKind::Nginx => "nginx",
+            GatewayKind::Caddy => "caddy",
+            GatewayKind::Haproxy => "haproxy",
+        }
+    }
+
+    /// What its configuration is called.
+    fn file(self) -> &'static str {
+        match self {
+            GatewayKind::Nginx => "nginx.conf",
+            GatewayKind::Caddy => "Caddyfile",
+            GatewayKind::Haproxy => "haproxy.cfg",
+        }
+    }
+}
+
+/// A running gateway that listens on one port of 127.0.0.1. It is killed when this is dropped.
+#[derive(Debug)]
+pub struct Gateway {
+    child: Child,
+    folder: TempDir,
+    port: Port,
+}
+
+impl Gateway {
+    /// Starts a gateway with the configuration in `folder`, and with all that lies beside it. In all of it, `:8000` is where the gateway listens and
+    /// becomes a port of its own; `ports` says what the others become. Comes back when it listens.
+    ///
+    /// # Panics
+    /// If the program is missing, with the command that installs it; or if it does not come up, with its log.
+    pub fn start(kind: GatewayKind, folder: &Path, ports: &[(u16, u16)]) -> Gateway {
+        let (port, own) = (Port::free(false), TempDir::new().expect("a temporary folder can be made"));
+        let at = |name: &str| own.path().join(name);
+        for entry in fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())).flatten() {
+            let Ok(mut text) = fs::read_to_string(entry.path()) else { continue };
+            for (from, to) in [(8000, port.number())].iter().chain(ports) {
+                text = text.replace(&format!(":{from}"), &format!(":\0{to}"));
+            }
+            let mut text = text.replace('\0', "");
+            if entry.file_name() == "nginx.conf" {
+                // Where it would like to write is not there, or somebody else's.
+                let mut folders = String::from("http {\n    access_log off;\n");
+                for name in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
+                    folders += &format!("    {name}_temp_path temp_{name};\n");
+                }
+                text = text.replacen("http {\n", &folders, 1);
+            }
+            fs::write(own.path().join(entry.file_name()), text).expect("a file can be written");
+        }
+        let log = File::create(at("log")).expect("a file can be made");
+        let child = spawn(&installed(kind.program()), |command| {
+            match kind {
+                GatewayKind::Nginx => command
+                    .args(["-e", "stderr", "-g", "daemon off; master_process off; pid nginx.pid;", "-c"])
+                    .arg(at(kind.file()))
+                    .arg("-p")
+                    .arg(own.path()),
+                GatewayKind::Caddy => {
+                    command.args(["run", "--adapter", "caddyfile", "--config", kind.file()]).env("HOME", own.path())
+                }
+                GatewayKind::Haproxy => command.args(["-db", "-f", kind.file()]),
+            };
+            let error = log.try_clone().expect("a file has a second handle");
+            command.current_dir(own.path()).stdin(Stdio::null()).stdout(log).stderr(error);
+        });
+        let child = child.unwrap_or_else(|error| panic!("{kind:?} could not be started: {error}"));
+        let mut gateway = Gateway { child, folder: own, port };
+        let up = becomes_true(START, || gateway.has_ended() || TcpStream::connect(gateway.address()).is_ok());
+        assert!(up && !gateway.has_ended(), "{kind:?} does not come up:\n{}", gateway.log());
+        gateway
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.child.try_wait().is_ok_and(|status| status.is_some())
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.port.number()))
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.child.kill().and_then(|()| self.child.wait());
+    }
+}
