@@ -62,6 +62,17 @@ fn who_may_pass_is_told_by_headers_and_who_may_not_by_a_whole_answer() {
 }
 
 #[test]
+fn headers_and_denials_are_as_the_settings_and_the_client_say() {
+    let doors = Doors::in_memory(&format!("http: {{ headers: [ietf], denial: json }}\n{RULES}"));
+    let ask = |more: &str| asked(&doors, "GET", "internal.example.com", "/", "192.0.2.7", more);
+    let answer = ask("");
+    assert_eq!((answer.status, header(&answer, "content-type")), (429, Some("application/json")), "{answer:?}");
+    assert!(header(&answer, "ratelimit").is_some() && !answer.head.contains("x-ratelimit"), "{answer:?}");
+    let answer = ask("Accept: text/plain");
+    assert!(header(&answer, "content-type").is_some_and(|kind| kind.starts_with("text/plain")), "{answer:?}");
+}
+
+#[test]
 fn the_method_of_the_question_does_not_matter_and_no_body_is_read() {
     let doors = Doors::in_memory(RULES);
     let said = "X-Original-Method: GET\nX-Original-URI: /\nX-Forwarded-Host: a\nX-Forwarded-For: 192.0.2.7";
