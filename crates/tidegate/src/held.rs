@@ -116,11 +116,14 @@ impl Lease {
     /// # Errors
     /// If the store has no answer; the lease then ends when its ttl is over.
     pub async fn release(mut self) -> Result<Decision, StoreError> {
-        if !std::mem::take(&mut self.held) {
+        if !self.held {
             return Ok(self.decision.clone());
         }
         let check = self.limiter.check_of(Op::Release, &self.key, 1).with_id(self.id);
-        self.limiter.shared().decide(check).await
+        let released = self.limiter.shared().decide(check).await;
+        // Not before: whoever goes away meanwhile has dropped the lease, which ends it as well. To end it twice is to end it once.
+        self.held = false;
+        released
     }
 }
 

@@ -35,6 +35,38 @@ impl Drop for Flight<'_> {
     }
 }
 
+/// A check of one charge that is under way: until it is answered, others count on less being left.
+struct Sending<'a> {
+    inner: &'a Inner,
+    mark: Option<(Name, u64)>,
+}
+
+impl<'a> Sending<'a> {
+    fn of(inner: &'a Inner, check: &Check<'_>) -> Self {
+        let mark = match check.charges() {
+            [charge] if check.op() == Op::Check && check.id().is_none() => {
+                let (name, limit) = (inner.names.of(charge), inner.names.limit(&charge.limit));
+                let sends = |seen: &mut Seen| (seen.limit == limit).then(|| seen.sends(charge.cost));
+                inner.seen.with(name, sends).flatten().map(|mark| (name, mark))
+            }
+            _ => None,
+        };
+        Sending { inner, mark }
+    }
+
+    fn answered(&mut self) -> Option<u64> {
+        self.mark.take().map(|(_, mark)| mark)
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        if let Some((name, _)) = self.mark {
+            self.inner.seen.with(name, Seen::lost);
+        }
+    }
+}
+
 impl Inner {
     /// A check without an id: as near as its terms allow.
     pub(super) async fn check(self: &Arc<Self>, check: &Check<'_>) -> Result<Decision, StoreError> {
@@ -64,17 +96,29 @@ impl Inner {
             }
         }
         let waited = begun.elapsed() > self.settings.deadline / 4;
-        if asked.len() == check.charges().len() {
-            return match self.ask_until(check, until, waited).await {
-                Ok(decision) => Ok(decision),
-                Err(missed) => self.alone(check, missed),
-            };
+        let all = asked.len() == check.charges().len();
+        let rest = (!all).then(|| check.with_charges(asked.iter().map(|&at| check.charges()[at].clone()).collect()));
+        let rest = rest.as_ref().unwrap_or(check);
+        let mut answer = self.ask_until(rest, until, waited).await;
+        // More than is held, and more than is left without that: then it is given back first.
+        if matches!(&answer, Ok(decision) if !decision.allowed()) {
+            for &at in &asked {
+                let (charge, name) = (&check.charges()[at], asking.parts[at].name);
+                if self.how(charge) == SyncMode::Lease
+                    && self.holds(name, 1)
+                    && timeout_at(until, self.return_held(name)).await.unwrap_or(false)
+                {
+                    answer = self.ask_until(rest, until, waited).await;
+                }
+            }
         }
-        let rest = check.with_charges(asked.iter().map(|&at| check.charges()[at].clone()).collect());
-        let decision = match self.ask_until(&rest, until, waited).await {
+        let decision = match answer {
             Ok(decision) => decision,
-            Err(missed) => self.alone(&rest, missed)?,
+            Err(missed) => self.alone(rest, missed)?,
         };
+        if all {
+            return Ok(decision);
+        }
         if decision.allowed() {
             asking.keep();
         }
@@ -174,6 +218,7 @@ impl Inner {
         }
         let flight = Flight(self);
         one(&self.counts.calls);
+        let mut sending = Sending::of(self, check);
         let sent = self.clock.now();
         let answer = timeout_at(until, self.store.decide(check)).await;
         let now = self.clock.now();
@@ -182,7 +227,7 @@ impl Inner {
                 self.flights.lock().answered();
                 drop(flight);
                 self.lanes(parts).for_each(|lane| self.breakers[lane].lock().answered(now));
-                self.saw(check, &decision, sent, now);
+                self.saw(check, &decision, sent, now, sending.answered());
                 Ok(decision)
             }
             Ok(Err(error @ StoreError::Invalid(_))) => Err(Missed::Failed(error)),
@@ -273,7 +318,7 @@ impl Inner {
     }
 
     /// Remembers what the store said.
-    pub(super) fn saw(&self, check: &Check<'_>, decision: &Decision, sent: Timestamp, now: Timestamp) {
+    fn saw(&self, check: &Check<'_>, decision: &Decision, sent: Timestamp, now: Timestamp, mark: Option<u64>) {
         if check.charges().len() != decision.charges().len() {
             return;
         }
@@ -301,7 +346,7 @@ impl Inner {
                     if sent < known.sent {
                         return; // an older question that was answered later
                     }
-                    seen.keep_denials(known);
+                    seen.keep(known, mark);
                     if let Some(cost) = denied {
                         seen.deny(cost, verdict.retry, longest_us);
                     }

@@ -76,8 +76,9 @@ impl Inner {
             let now = inner.clock.now();
             let charge = &check.charges()[0];
             let Ok(decision) = answer else {
-                if let Some(lease) = inner.leases.shard(name).get_mut(&name) {
-                    lease.not_granted(now);
+                let limit = inner.names.limit(&charge.limit);
+                if let Some(lease) = inner.leases.shard(name).get_mut(&name).filter(|lease| lease.is_under(limit)) {
+                    lease.not_granted(units, now);
                 }
                 if let Err(ask::Missed::Failed(_)) = answer {
                     // It may have been taken; nobody will spend it.
@@ -93,7 +94,7 @@ impl Inner {
                 let mut shard = inner.leases.shard(name);
                 match shard.get_mut(&name).filter(|lease| lease.is_under(limit)) {
                     Some(lease) if !inner.closed.load(Ordering::Relaxed) => {
-                        lease.granted(id, granted, seen);
+                        lease.granted(id, units, granted, seen);
                         None
                     }
                     _ => (granted > 0).then(|| Grant::unknown(id, granted)),
@@ -117,12 +118,30 @@ impl Inner {
         });
     }
 
+    /// Gives back what is held of a key. Says whether that was anything.
+    pub(super) async fn return_held(self: &Arc<Self>, name: Name) -> bool {
+        let now = self.clock.now();
+        let held =
+            self.leases.shard(name).get_mut(&name).map(|lease| (lease.charge.clone(), lease.returned(true, now)));
+        let Some((charge, grants)) = held else { return false };
+        let any = grants.iter().any(Grant::can_be_given_back);
+        let inner = Arc::clone(self);
+        // A task of its own: it is done also if nobody waits for it any more.
+        let giving = tokio::spawn(async move {
+            for grant in grants {
+                inner.return_grant(&charge, grant, true).await;
+            }
+        });
+        giving.await.is_ok() && any
+    }
+
     async fn return_grant(self: &Arc<Self>, charge: &Charge<'static>, grant: Grant, counted: bool) {
         let mut given_back = false;
         if grant.can_be_given_back() {
             let charge = Charge { cost: grant.left, ..charge.clone() };
             let check = Check::of(Op::Refund).with_charges(vec![charge]).with_id(grant.id);
             given_back = self.ask(&check).await.is_ok();
+            self.seen.with(self.names.of(&check.charges()[0]), Seen::forget_denials);
         }
         if counted {
             let counter = if given_back { &self.counts.lease_units_returned } else { &self.counts.lease_units_expired };

@@ -27,6 +27,8 @@ const SLACK_US: u64 = 10_000;
 /// A lease that is not spent for so long is given back, and so is one that will expire within this time.
 const IDLE_US: u64 = 250_000;
 const NEARLY_OVER_US: u64 = 100_000;
+/// So many times its part a node may hold that has nobody beside it.
+const ALONE: u128 = 5;
 /// How long to wait after the store had nothing to give.
 const PAUSE_US: u64 = 20_000;
 
@@ -68,10 +70,24 @@ impl Grant {
     }
 }
 
-/// The most units one node may hold, so that all nodes together hold no more than a part of the limit.
+/// The most units one node may hold, so that neither what passes too early nor what is denied in vain is more than a part of the limit.
+///
+/// Where taking ahead moves something in time, all nodes together may hold that part. Of a window nothing is spent after its end, and of a slow
+/// bucket no more drains while a lease lives than that part: there it is only what the *others* hold that is denied in vain. A node
+/// that is alone denies nobody in vain, and may hold a few times as much: what is lost when it dies.
 pub(crate) fn most(limit: &Limit, error_per_mille: u64, nodes: u64) -> u64 {
-    let part = u128::from(limit.capacity()) * u128::from(error_per_mille) / 1000 / u128::from(nodes.max(1));
-    u64::try_from(part).unwrap_or(u64::MAX)
+    let part = u128::from(limit.capacity()) * u128::from(error_per_mille) / 1000;
+    let moves = match limit.algorithm() {
+        Algorithm::Window(_) => false,
+        Algorithm::Bucket(bucket) => u128::from(LIFE_US) * u128::from(bucket.amount) > part * u128::from(bucket.period),
+        _ => true,
+    };
+    let part = match nodes {
+        0 | 1 if !moves => part * ALONE,
+        nodes if !moves => part / u128::from(nodes - 1),
+        nodes => part / u128::from(nodes.max(1)),
+    };
+    u64::try_from(part).unwrap_or(u64::MAX).min(limit.capacity())
 }
 
 /// Whether units of it can be taken ahead at all.
@@ -165,18 +181,20 @@ impl Lease {
     /// How many units to ask the store for, if it is time; `most` may be held.
     pub(crate) fn ask(&mut self, most: u64, now: Timestamp) -> Option<u64> {
         let demand = self.demand.max(self.demand_before);
-        if self.asked > 0 || demand < LITTLE || now < self.not_before {
+        if demand < LITTLE || now < self.not_before {
             return None;
         }
-        // Enough for two moments; asked for when half of it is gone, so that it does not run dry meanwhile. A small one would be gone anyway
-        // before more comes: then each call brings as much as may be held.
+        // Enough for two moments; asked for when half of it is gone, so that it does not run dry meanwhile, and again when half of what is on
+        // its way will be. A small one would be gone anyway before more comes: then each call brings as much as may be held. What is on its
+        // way counts as held: there it may be charged already.
         let wanted = demand.saturating_mul(2).min(most);
-        let (held, low) = (self.held(), if wanted < SMALL { 0 } else { wanted / 2 });
+        let (held, low) = (self.held().saturating_add(self.asked), if wanted < SMALL { 0 } else { wanted / 2 });
         if wanted < 2 || held > low {
             return None;
         }
-        self.asked = wanted - held;
-        Some(self.asked)
+        let units = wanted - held;
+        self.asked += units;
+        Some(units)
     }
 
     /// For whoever would rather wait for what was asked for than ask again.
@@ -184,9 +202,9 @@ impl Lease {
         (self.asked > 0).then(|| Arc::clone(&self.news))
     }
 
-    /// The store has answered what was asked for.
-    pub(crate) fn granted(&mut self, id: Id, units: u64, seen: Seen) {
-        self.asked = 0;
+    /// The store has answered what was asked for: `asked` units.
+    pub(crate) fn granted(&mut self, id: Id, asked: u64, units: u64, seen: Seen) {
+        self.asked = self.asked.saturating_sub(asked);
         self.news.notify_waiters();
         self.seen = Some(seen);
         if units == 0 {
@@ -204,9 +222,9 @@ impl Lease {
         self.last_spent = seen.answered;
     }
 
-    /// There was no answer to what was asked for.
-    pub(crate) fn not_granted(&mut self, now: Timestamp) {
-        self.asked = 0;
+    /// There was no answer to what was asked for: `asked` units.
+    pub(crate) fn not_granted(&mut self, asked: u64, now: Timestamp) {
+        self.asked = self.asked.saturating_sub(asked);
         self.news.notify_waiters();
         self.not_before = now.after_micros(PAUSE_US);
     }
@@ -223,5 +241,66 @@ impl Lease {
     /// Whether nobody would miss it.
     pub(crate) fn is_idle(&self, now: Timestamp) -> bool {
         self.grants.is_empty() && self.asked == 0 && now.micros_since(self.last_asked) >= 10 * LIFE_US
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_be_held_follows_from_what_it_can_do_wrong() {
+        for (limit, nodes, expected) in [
+            ("2000/h window", 1, 100),
+            ("2000/h window", 2, 20),
+            ("4000/h window", 2, 40),
+            ("4000/h window", 5, 10),
+            ("2000/h", 1, 100),
+            ("4000/h", 2, 40),
+            // So fast that a lease moves more than its part in time.
+            ("2000/s", 1, 20),
+            ("4000/s", 2, 20),
+            ("4000/99s", 2, 20),
+            ("4000/100s", 2, 40),
+            ("2000/h sliding step 1m", 1, 20),
+            ("4000/h log", 2, 20),
+            ("10/h window", 1, 0),
+        ] {
+            assert_eq!(most(&limit.parse().unwrap(), 10, nodes), expected, "{limit} over {nodes}");
+        }
+    }
+
+    /// What is held and what is on its way are never more than may be held, however the answers come.
+    #[test]
+    fn what_is_on_its_way_counts_as_held() {
+        let limit: Limit = "1000000/h window".parse().unwrap();
+        let limits: tidegate_core::Limits = "1000000/h window".parse().unwrap();
+        let check = crate::store::Check::new().charge("k", &limits, 1);
+        let charge = check.charges()[0].clone().into_owned();
+        let most = most(&limit, 1, 2);
+        assert_eq!(most, 1000);
+        let mut now = Timestamp::from_secs(1);
+        let mut lease = Lease::new(charge, 1, now);
+        let (mut on_its_way, mut random) = (VecDeque::new(), 1_u64);
+        let (mut calls, mut spent, mut at_once) = (0, 0, 0);
+        for _ in 0..100_000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            now = now.after_micros(random >> 62);
+            spent += u64::from(lease.spend(1, now).is_some());
+            if let Some(units) = lease.ask(most, now) {
+                on_its_way.push_back(units);
+                calls += 1;
+            }
+            at_once = at_once.max(on_its_way.len());
+            assert!(lease.held() + on_its_way.iter().sum::<u64>() <= most);
+            if (random >> 32).is_multiple_of(100)
+                && let Some(units) = on_its_way.pop_front()
+            {
+                let verdict = Verdict { remaining: 1000, reset_after_us: 1_000_000_000, ..Verdict::default() };
+                lease.granted(Id(calls), units, units, Seen::new(1, &verdict, now, now));
+            }
+        }
+        assert!(at_once >= 2, "more is asked for before the last has come");
+        assert!(spent > 90_000, "{spent} were spent in {calls} calls");
     }
 }

@@ -399,7 +399,7 @@ impl<'a> Asking<'a> {
                     return None;
                 }
                 let verdict = seen.verdict(&charge.limit, seen.left(&charge.limit, self.now), 0, self.now);
-                let wait_us = seen.denied(&charge.limit, charge.cost, self.now);
+                let wait_us = seen.denied(&charge.limit, charge.cost, self.now).or_else(|| self.crowded(seen, charge));
                 let retry = wait_us.map_or(Retry::Now, Retry::After);
                 let remaining = if wait_us.is_some() {
                     verdict.remaining.min(charge.cost.saturating_sub(1))
@@ -412,6 +412,15 @@ impl<'a> Asking<'a> {
             verdicts.push(verdict);
         }
         denied.then(|| local(verdicts, false, self.now))
+    }
+
+    /// How long a charge has to wait because this node alone has already asked for all that can be left.
+    fn crowded(&self, seen: &Seen, charge: &Charge<'_>) -> Option<u64> {
+        let settings = &self.inner.settings;
+        if self.now.micros_since(seen.sent) > settings.longest_denial_us {
+            return None; // what others give back must be noticed
+        }
+        seen.crowded(&charge.limit, charge.cost, self.now, self.now.after(settings.deadline))
     }
 
     fn lease(&self, at: usize) -> Done {

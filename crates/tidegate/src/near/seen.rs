@@ -18,6 +18,20 @@ pub(crate) struct Seen {
     next_us: u64,
     /// Denials that may still hold: the cheapest that is known, and the last one.
     denied: [Option<Denied>; 2],
+    sends: Sends,
+}
+
+/// What this node has sent about one charge, and how much of it the last answer knew of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Sends {
+    /// Units of all checks that were sent,
+    sent: u64,
+    /// of which the last answer includes so many.
+    included: u64,
+    /// The largest of those that it does not include.
+    largest: u64,
+    /// Something may have come back since, or was sent and nobody knows what became of it.
+    uncertain: bool,
 }
 
 /// What costs this much is denied.
@@ -33,7 +47,7 @@ struct Denied {
 impl Seen {
     pub(crate) fn new(limit: u64, verdict: &Verdict, sent: Timestamp, answered: Timestamp) -> Self {
         let &Verdict { remaining, reset_after_us: reset_us, next_after_us: next_us, .. } = verdict;
-        Seen { limit, sent, answered, remaining, reset_us, next_us, denied: [None; 2] }
+        Seen { limit, sent, answered, remaining, reset_us, next_us, denied: [None; 2], sends: Sends::default() }
     }
 
     /// The store has denied `cost` in this answer: certain for as long as it said, but at most for `longest_us`. Others may give something
@@ -48,9 +62,19 @@ impl Seen {
         }
     }
 
-    /// Takes over what an older answer said about denials and what still holds.
-    pub(crate) fn keep_denials(&mut self, older: &Seen) {
+    /// Takes over what an older answer said about denials and what still holds. `mark` is what [`sends`](Seen::sends) said of the question that
+    /// is answered now.
+    pub(crate) fn keep(&mut self, older: &Seen, mark: Option<u64>) {
         if self.limit == older.limit {
+            self.sends = older.sends;
+            match mark {
+                // Whatever was sent before it was done before it.
+                Some(mark) => {
+                    self.sends.included = self.sends.included.max(mark);
+                    self.sends.uncertain = false;
+                }
+                None => self.sends.uncertain = true,
+            }
             self.denied = older.denied.map(|denied| denied.filter(|denied| denied.until > self.sent));
         }
     }
@@ -58,6 +82,51 @@ impl Seen {
     /// Something was given back, or may have been: no denial is certain any more.
     pub(crate) fn forget_denials(&mut self) {
         self.denied = [None; 2];
+        self.sends.uncertain = true;
+    }
+
+    /// A check of this cost is sent. The mark is for [`keep`](Seen::keep).
+    pub(crate) fn sends(&mut self, cost: u64) -> u64 {
+        let Sends { sent, included, largest, .. } = &mut self.sends;
+        *largest = if sent == included { cost } else { cost.max(*largest) };
+        *sent = sent.saturating_add(cost);
+        *sent
+    }
+
+    /// Nobody knows what became of something that was sent.
+    pub(crate) fn lost(&mut self) {
+        self.sends.uncertain = true;
+    }
+
+    /// How long `cost` has to wait because this node has already sent checks for all that can be left until `then`, by which it would be decided. Exact
+    /// as long as nobody gives anything back: those that were sent cost no more than this one, so if one of them is denied this one would be, too;
+    /// and if all of them pass, too little is left.
+    pub(crate) fn crowded(&self, limit: &Limit, cost: u64, now: Timestamp, then: Timestamp) -> Option<u64> {
+        let Sends { sent, included, largest, uncertain } = self.sends;
+        let under_way = sent.saturating_sub(included);
+        if uncertain || under_way == 0 || largest > cost || cost > limit.capacity() {
+            return None;
+        }
+        let crowded = self.at_most(limit, then)? < under_way.saturating_add(cost);
+        crowded.then(|| self.wait_us(limit, cost, under_way, now))
+    }
+
+    /// No more than this can be left, whatever others do but give back; where that is known.
+    fn at_most(&self, limit: &Limit, then: Timestamp) -> Option<u64> {
+        let passed_us = then.micros_since(self.sent);
+        match limit.algorithm() {
+            Algorithm::Bucket(bucket) => {
+                let rate = bucket.rate;
+                // Whatever was rounded, it was by less than a tick.
+                let level = u128::from((self.reset_us / rate.grid).saturating_sub(1)) * u128::from(rate.p);
+                let drained = (u128::from(passed_us / rate.grid) + 1) * u128::from(rate.p);
+                let full = u128::from(bucket.capacity) * u128::from(rate.q);
+                let free = full.saturating_sub(level.saturating_sub(drained)) / u128::from(rate.q);
+                Some(u64::try_from(free).unwrap_or(u64::MAX).max(self.remaining).min(bucket.capacity))
+            }
+            Algorithm::Window(_) if passed_us < self.reset_us => Some(self.remaining),
+            _ => None,
+        }
     }
 
     /// How long `cost` is certainly denied: what the client is told to wait, if it is.

@@ -4,6 +4,7 @@
 
 mod acquire;
 mod conformance;
+mod dropped;
 mod extremes;
 mod http;
 mod limiter;

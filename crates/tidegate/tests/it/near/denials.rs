@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::{Check, ManualClock, Op, Retry, Source, Store};
+use tidegate::{Check, Limits, ManualClock, Near, Op, Retry, Source, Store};
 
 use super::{Remote, ask, limits, node};
 use crate::conformance::Random;
@@ -119,4 +119,86 @@ async fn nothing_is_denied_that_the_store_would_allow() {
         all_here += here;
     }
     assert!(all_here > 200, "only {all_here} were decided here");
+}
+
+/// Many at once: how many passed, what was denied, and how many calls that took.
+async fn all_at_once(near: &Near, limits: &Limits, costs: &[u64], remote: &Remote) -> (u64, Vec<u64>, u64) {
+    let calls = remote.calls();
+    let tasks: Vec<_> = costs
+        .iter()
+        .map(|&cost| {
+            let (near, limits) = (near.clone(), limits.clone());
+            tokio::spawn(async move { (cost, ask(&near, "k", &limits, cost).await.allowed()) })
+        })
+        .collect();
+    let (mut passed, mut denied) = (0, Vec::new());
+    for task in tasks {
+        match task.await.unwrap() {
+            (cost, true) => passed += cost,
+            (cost, false) => denied.push(cost),
+        }
+    }
+    (passed, denied, remote.calls() - calls)
+}
+
+/// A node that is offered more than is left does not queue it before the store.
+#[tokio::test(start_paused = true)]
+async fn no_more_is_sent_about_a_key_than_it_can_still_give() {
+    let clock = ManualClock::with_runtime();
+    clock.advance(Duration::from_secs(1_000_000));
+    for limit in ["50/d window", "50/d"] {
+        let remote = Remote::new(&clock);
+        let near = node(&remote, &clock, 4, 7).build();
+        let limits = limits(limit);
+        assert!(ask(&near, "k", &limits, 1).await.allowed());
+        let (passed, denied, calls) = all_at_once(&near, &limits, &[1; 500], &remote).await;
+        assert_eq!((passed, denied.len()), (49, 451), "{limit}");
+        assert!(calls <= 50, "{limit}: {calls} calls");
+    }
+    // A hundred times as much as may pass, for a second.
+    let remote = Remote::new(&clock);
+    let near = node(&remote, &clock, 1, 7).build();
+    let limits = limits("100/s");
+    assert!(ask(&near, "k", &limits, 1).await.allowed());
+    let (began, mut passed, mut calls) = (tokio::time::Instant::now(), 0, 0);
+    for _ in 0..1000 {
+        let (more, _, called) = all_at_once(&near, &limits, &[1; 10], &remote).await;
+        (passed, calls) = (passed + more, calls + called);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let may = 99 + u64::try_from(began.elapsed().as_millis()).unwrap() / 10;
+    assert!((may - 5..=may + 1).contains(&passed), "{passed} of {may}");
+    assert!(calls <= 2 * passed + 20, "{calls} calls for 10000 requests of which {passed} passed");
+}
+
+/// Whatever costs come together: what was denied would not have fitted.
+#[tokio::test(start_paused = true)]
+async fn what_is_denied_because_of_what_is_under_way_would_not_have_fitted() {
+    let clock = ManualClock::with_runtime();
+    clock.advance(Duration::from_secs(1_000_000));
+    let mut here = 0;
+    for seed in 0..200 {
+        let mut random = Random(seed);
+        let remote = Remote::new(&clock);
+        let near = node(&remote, &clock, 2, seed).build();
+        let limits = limits("60/d window");
+        assert!(ask(&near, "k", &limits, 1).await.allowed());
+        let mut left = 59;
+        for _ in 0..6 {
+            if random.below(2) == 0 {
+                // Somebody else takes something of which this node hears later.
+                let other = Check::of(Op::Take).charge("k", &limits, random.below(10));
+                left -= remote.another_line().decide(&other).await.unwrap().granted();
+            }
+            let most = 1 + random.below(5);
+            let costs: Vec<u64> = (0..random.below(40)).map(|_| 1 + random.below(most)).collect();
+            let before = near.stats().denied_here;
+            let (passed, denied, _) = all_at_once(&near, &limits, &costs, &remote).await;
+            left -= passed;
+            here += near.stats().denied_here - before;
+            assert_eq!(left, remote.left("k", &limits));
+            assert!(denied.iter().all(|cost| *cost > left), "seed {seed}: {denied:?} were denied of {left}");
+        }
+    }
+    assert!(here > 5000, "only {here} were denied here");
 }

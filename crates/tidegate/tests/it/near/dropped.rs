@@ -1,26 +1,11 @@
 //! Callers who go away at any moment leave nothing behind: no place among the calls under way, no units.
 
-use std::future::{Future, poll_fn};
-use std::pin::pin;
-use std::task::Poll;
 use std::time::Duration;
 
-use tidegate::{Check, ManualClock, Store, SyncMode, Terms};
+use tidegate::{Check, Limiter, ManualClock, Store, SyncMode, Terms};
 
 use super::{Remote, ask, limits, node};
-
-/// Polls a future at most `polls` times, and drops it then.
-async fn poll_at_most<F: Future>(future: F, mut polls: usize) -> Option<F::Output> {
-    let mut future = pin!(future);
-    poll_fn(|context| {
-        if polls == 0 {
-            return Poll::Ready(None);
-        }
-        polls -= 1;
-        future.as_mut().poll(context).map(Some)
-    })
-    .await
-}
+use crate::dropped::{every_operation, poll_at_most};
 
 #[tokio::test(start_paused = true)]
 async fn a_check_that_is_dropped_after_any_number_of_polls_leaves_nothing_behind() {
@@ -58,5 +43,19 @@ async fn a_check_that_is_dropped_after_any_number_of_polls_leaves_nothing_behind
                 stats.lease_units_spent + stats.lease_units_returned + stats.lease_units_expired
             );
         }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_operation_that_is_dropped_leaves_nothing_behind() {
+    for sync in [SyncMode::Direct, SyncMode::Lease, SyncMode::Async] {
+        let clock = ManualClock::with_runtime();
+        let remote = Remote::new(&clock);
+        let near = node(&remote, &clock, 1, 3).build();
+        every_operation(|limits| Limiter::builder(limits).near(near.clone()).sync(sync).build()).await;
+        near.close().await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let stats = near.stats();
+        assert_eq!((stats.in_flight, stats.lease_units_held, stats.unsynced_units), (0, 0, 0), "{sync:?}");
     }
 }

@@ -122,3 +122,42 @@ async fn whoever_charges_first_what_is_owed_has_no_more_time_than_others() {
     assert_eq!(ask().await, Source::Fallback);
     assert!(start.elapsed() <= Duration::from_millis(6), "{:?}", start.elapsed());
 }
+
+/// At least twenty times the throughput of one round trip each, from two thousand per node on, and nothing beyond the limit.
+#[tokio::test(start_paused = true)]
+async fn two_thousand_per_node_are_enough_for_leases_to_pay() {
+    for (limit, nodes, amount) in [("2000/h window", 1, 2000), ("4000/h window", 2, 4000), ("4000/h", 2, 4000)] {
+        let clock = ManualClock::with_runtime();
+        clock.advance(Duration::from_secs(3_600_000));
+        let remote = Remote::new(&clock);
+        let near = node(&remote, &clock, nodes, 1).build();
+        let limits = limits(limit);
+        // One round trip each, as the timers of the runtime have it.
+        let began = tokio::time::Instant::now();
+        for _ in 0..100 {
+            assert!(near.decide(&Check::new().charge("direct", &limits, 1)).await.unwrap().allowed());
+        }
+        let direct_us = u64::try_from(began.elapsed().as_micros()).unwrap() / 100;
+        let (began, mut passed) = (tokio::time::Instant::now(), 0_u64);
+        while ask(&near, &limits).await.allowed() {
+            passed += 1;
+        }
+        let took_us = u64::try_from(began.elapsed().as_micros()).unwrap();
+        assert_eq!(passed, amount, "{limit}");
+        assert!(took_us * 20 <= amount * direct_us, "{limit} over {nodes}: {} times", amount * direct_us / took_us);
+        let stats = near.stats();
+        assert_eq!((stats.fallback_allowed, stats.fallback_denied), (0, 0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_held_is_given_back_before_something_larger_is_denied() {
+    let (_, remote, near, limits) = warmed_up("10000/d window").await;
+    let held = near.stats().lease_units_held;
+    assert!(held > 0);
+    let rest = remote.left("hot", &limits) + held;
+    let check = Check::new().terms(LEASE).charge("hot", &limits, rest);
+    assert!(near.decide(&check).await.unwrap().allowed(), "{rest} are left, of which {held} are held here");
+    assert_eq!(remote.left("hot", &limits), 0);
+    assert!(!ask(&near, &limits).await.allowed());
+}

@@ -1,12 +1,15 @@
 //! What stands before a real server that is stopped, killed and slowed down.
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use tidegate::{BreakerState, Check, Near, Redis, Source, Store, SyncMode, Terms};
+use tidegate::{BreakerState, Check, Limiter, Near, Redis, Source, Store, SyncMode, Terms};
 use tidegate_testkit::{Cluster, Fault, FaultProxy, Flavor, Server, wait_until};
 
 use super::cluster::{one_per_master, slot_of};
 use super::{assert_all_expire, limits, runtime};
+use crate::dropped::every_operation;
 
 const BOUND: Duration = Duration::from_secs(20);
 
@@ -204,5 +207,75 @@ fn whatever_the_line_does_there_is_an_answer() {
         assert!(alone <= LIMIT, "{sync:?}: this node alone let {alone} pass");
         runtime.block_on(near.close());
     }
+    assert_all_expire(&server);
+}
+
+/// A server that is stopped under load and goes on: it decides again soon, and from then on no answer is given without it. The usual
+/// deadline, many keys, and a bound that a busy machine can keep; `cargo xtask bench near` tells the figure.
+#[test]
+fn soon_after_a_stop_everything_is_decided_by_the_server_again() {
+    const PER_MS: u64 = 4;
+    let server = Server::start(Flavor::Redis7);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let near = runtime.block_on(patient_node(&server, tidegate::DEFAULT_DEADLINE));
+    let limits = Arc::new(limits("1000000/s"));
+    let (stop, alone) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+    let load = runtime.spawn({
+        let (near, stop, alone) = (near.clone(), Arc::clone(&stop), Arc::clone(&alone));
+        async move {
+            let mut tick = tokio::time::interval(Duration::from_millis(1));
+            let mut asked = 0_u64;
+            while !stop.load(Ordering::Relaxed) {
+                tick.tick().await;
+                for _ in 0..PER_MS {
+                    asked += 1;
+                    let (near, limits, alone) = (near.clone(), Arc::clone(&limits), Arc::clone(&alone));
+                    tokio::spawn(async move {
+                        let (began, key) = (Instant::now(), format!("user:{}", asked % 500));
+                        let decision = near.decide(&Check::new().charge(&key, &*limits, 1)).await;
+                        if decision.expect("there is always an answer").source() == Source::Fallback {
+                            alone.lock().unwrap().push(began);
+                        }
+                    });
+                }
+            }
+        }
+    });
+    let calm = |bound: Duration| {
+        // Nobody was alone for a while.
+        wait_until("nobody is alone", bound, || {
+            alone.lock().unwrap().last().is_none_or(|last| last.elapsed() > Duration::from_millis(500))
+        });
+    };
+    calm(BOUND);
+    server.stop_signal();
+    wait_until("the breaker is open", BOUND, || near.stats().breaker == BreakerState::Open);
+    let open = Instant::now();
+    wait_until("it stays open for a while", BOUND, || open.elapsed() > Duration::from_millis(1500));
+    server.continue_signal();
+    let go_on = Instant::now();
+    wait_until("it is asked again", BOUND, || near.stats().breaker == BreakerState::Closed);
+    calm(BOUND);
+    stop.store(true, Ordering::Relaxed);
+    runtime.block_on(load).unwrap();
+    let last = alone.lock().unwrap().iter().copied().max().unwrap();
+    let last = last.saturating_duration_since(go_on);
+    assert!(last < Duration::from_secs(2), "the last answer without it was {last:?} after it went on");
+}
+
+#[test]
+fn every_operation_that_is_dropped_leaves_nothing_behind_in_a_real_server() {
+    let server = Server::start(Flavor::Valkey9);
+    let runtime = runtime();
+    let redis = Redis::builder(server.url().parse().unwrap()).timeout(BOUND);
+    let redis = runtime.block_on(async { redis.build() }).unwrap();
+    runtime.block_on(redis.prepare()).unwrap();
+    let plain = |limits| Limiter::builder(limits).redis(redis.clone()).name("plain").build();
+    runtime.block_on(every_operation(plain));
+    let near = runtime.block_on(async { Near::builder(redis.clone()).deadline(BOUND).nodes(1).build() });
+    runtime.block_on(every_operation(|limits| Limiter::builder(limits).near(near.clone()).name("near").build()));
+    let stats = near.stats();
+    assert_eq!((stats.in_flight, stats.fallback_allowed, stats.fallback_denied), (0, 0, 0));
+    runtime.block_on(near.close());
     assert_all_expire(&server);
 }
