@@ -247,7 +247,9 @@ impl Checks {
             let mut gone = (!lives).then(|| self.life());
             let (budget, life) = (&mut self.budgets[rule], gone.as_mut().unwrap_or(&mut self.lives[node]));
             let own = &mut life.own[rule];
-            if done.op == b'c' && lives {
+            // What is denied may be asked about again once a lease was given back; it has taken nothing.
+            let again = budget.sync == SyncMode::Lease && !done.allowed;
+            if done.op == b'c' && lives && !again {
                 own.checks_executed += 1;
                 if own.checks_executed > own.checks_asked {
                     let text = format!(
@@ -510,10 +512,38 @@ impl Checks {
         }
         let capacity = open.capacity;
         let used = used(rule).unwrap_or(0.0);
-        if used + cost as f64 > capacity as f64 - 1e-6 {
+        let ahead = if budget.sync == SyncMode::Direct { self.ahead_of(open, rule, cost, now) } else { 0.0 };
+        if used + ahead + cost as f64 > capacity as f64 - 1e-6 {
             return Ok(());
         }
         Err(format!("{cost} of r{rule} was denied on node {} with {used:.3} of {capacity} in use", open.node))
+    }
+
+    /// What this node had sent about a rule before that costs no more and is not answered: it counts as taken, unless the server has counted it
+    /// already. If that was denied, whoever comes behind it is denied as it was, so what has drained since does not count.
+    fn ahead_of(&self, open: &Open, rule: usize, cost: u64, now: u64) -> f64 {
+        let before = self.open.values().filter(|other| {
+            let plain = matches!(other.ask.op, Op::Check) && other.ask.id.is_none();
+            let small = matches!(other.ask.parts[..], [(own, less)] if own == rule && less <= cost);
+            other.node == open.node && plain && small && other.asked_at <= open.asked_at
+        });
+        let (units, since) =
+            before.fold((0, now), |(units, since), other| (units + other.ask.parts[0].1, since.min(other.asked_at)));
+        if units == 0 {
+            return 0.0;
+        }
+        let (life, budget) = (&self.lives[open.node], &self.budgets[rule]);
+        let of_it = |executed: &&Executed| {
+            let Executed { at, done, taken, .. } = executed;
+            let own = matches!(&done.charges[..], [charge] if rule_of(&charge.key) == Some(rule));
+            !taken && *at >= since && done.op == b'c' && own
+        };
+        let executed = || life.executed.iter().filter(of_it);
+        let strays = life.own[rule].stray_at.is_some_and(|left| left + STRAY_US > since);
+        let counted: u64 = executed().filter(|executed| executed.done.allowed).map(|it| it.done.charges[0].cost).sum();
+        let drained =
+            if budget.window { 0.0 } else { (now - since) as f64 * budget.per_second as f64 / budget.period_us as f64 };
+        units.saturating_sub(if strays { 0 } else { counted }) as f64 + drained
     }
 
     /// This node has decided alone.
@@ -529,6 +559,7 @@ impl Checks {
         // There was an answer, in time, to the only question that can have been this one.
         let stray = |rule: usize| life.own[rule].stray_at.is_some_and(|left| left + STRAY_US > open.asked_at);
         let strays = open.ask.parts.iter().any(|&(rule, _)| stray(rule));
+        let lent = open.ask.parts.iter().any(|&(rule, _)| self.budgets[rule].sync == SyncMode::Lease);
         if let ([(rule, cost)], false, false) = (&open.ask.parts[..], open.crowded, strays) {
             let unused = life.executed.iter().rev().take(50).find(|executed| {
                 let Executed { at, done, delivered, taken } = executed;
@@ -537,6 +568,7 @@ impl Checks {
                     && *at >= open.asked_at
                     && delivered.is_some_and(|delivered| delivered < now)
                     && same
+                    && (done.allowed || !lent)
                     && done.charges[0].cost == *cost
                     && rule_of(&done.charges[0].key) == Some(*rule)
             });

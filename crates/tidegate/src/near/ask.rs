@@ -1,5 +1,7 @@
 //! Asking the store, with a deadline; and deciding without it when there is no answer.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -54,6 +56,22 @@ impl<'a> Sending<'a> {
         Sending { inner, mark }
     }
 
+    /// Waits for the answer. Once it was polled it is in the store's queue: whatever is sent from then on is done after it, and only
+    /// that. Between [`of`](Sending::of) and here others may have overtaken it, so they count as done before it.
+    async fn until<F: Future>(&mut self, answer: F) -> F::Output {
+        let (mut answer, mut first) = (pin!(answer), true);
+        poll_fn(|context| {
+            let polled = answer.as_mut().poll(context);
+            if std::mem::take(&mut first)
+                && let Some((name, mark)) = &mut self.mark
+            {
+                *mark = self.inner.seen.with(*name, |seen| seen.sent_so_far()).map_or(*mark, |sent| sent.max(*mark));
+            }
+            polled
+        })
+        .await
+    }
+
     fn answered(&mut self) -> Option<u64> {
         self.mark.take().map(|(_, mark)| mark)
     }
@@ -100,17 +118,13 @@ impl Inner {
         let rest = (!all).then(|| check.with_charges(asked.iter().map(|&at| check.charges()[at].clone()).collect()));
         let rest = rest.as_ref().unwrap_or(check);
         let mut answer = self.ask_until(rest, until, waited).await;
-        // More than is held, and more than is left without that: then it is given back first.
-        if matches!(&answer, Ok(decision) if !decision.allowed()) {
-            for &at in &asked {
-                let (charge, name) = (&check.charges()[at], asking.parts[at].name);
-                if self.how(charge) == SyncMode::Lease
-                    && self.holds(name, 1)
-                    && timeout_at(until, self.return_held(name)).await.unwrap_or(false)
-                {
-                    answer = self.ask_until(rest, until, waited).await;
-                }
-            }
+        // More than is held, and more than is left without that: then it is given back first. If that comes to nothing, it is denied.
+        if let Ok(denial) = &answer
+            && !denial.allowed()
+            && self.give_way(&asking, &asked, denial, until).await
+            && let Ok(decision) = self.ask_until(rest, until, true).await
+        {
+            answer = Ok(decision);
         }
         let decision = match answer {
             Ok(decision) => decision,
@@ -125,12 +139,38 @@ impl Inner {
         Ok(asking.with(&asked, &decision))
     }
 
+    /// Gives back what is held of the charges that are denied, if they would fit then. Says whether it is worth asking again.
+    async fn give_way(
+        self: &Arc<Self>,
+        asking: &Asking<'_>,
+        asked: &[usize],
+        denial: &Decision,
+        until: Instant,
+    ) -> bool {
+        let mut held = Vec::new();
+        for (&at, verdict) in asked.iter().zip(denial.charges()).filter(|(_, verdict)| !verdict.allowed) {
+            let (charge, name) = (&asking.check.charges()[at], asking.parts[at].name);
+            let missing = charge.cost.saturating_sub(verdict.remaining).max(1);
+            if self.how(charge) != SyncMode::Lease || !self.holds(name, missing) {
+                return false;
+            }
+            held.push(name);
+        }
+        for &name in &held {
+            if !timeout_at(until, self.return_held(name)).await.unwrap_or(false) {
+                return false;
+            }
+        }
+        !held.is_empty()
+    }
+
     /// Waits for units that are on their way, and tries again.
     async fn wait_for_leases(&self, asking: &mut Asking<'_>, until: Instant) -> Option<Decision> {
         let mut waited = false;
         for at in 0..asking.parts.len() {
             let (part, charge) = (asking.parts[at], &asking.check.charges()[at]);
-            if !matches!(part.done, Done::No) || self.how(charge) != SyncMode::Lease {
+            let may_be_lent = self.how(charge) == SyncMode::Lease && charge.cost <= self.most_lent(charge);
+            if !matches!(part.done, Done::No) || !may_be_lent {
                 continue;
             }
             let news = {
@@ -220,7 +260,7 @@ impl Inner {
         one(&self.counts.calls);
         let mut sending = Sending::of(self, check);
         let sent = self.clock.now();
-        let answer = timeout_at(until, self.store.decide(check)).await;
+        let answer = sending.until(timeout_at(until, self.store.decide(check))).await;
         let now = self.clock.now();
         match answer {
             Ok(Ok(decision)) => {
@@ -395,6 +435,11 @@ impl Inner {
             near if lease::lends(&charge.limit) => near,
             _ => SyncMode::Direct,
         }
+    }
+
+    /// How many units of a charge this node may hold.
+    pub(super) fn most_lent(&self, charge: &Charge<'_>) -> u64 {
+        lease::most(&charge.limit, self.settings.lease_error_per_mille, self.nodes.number())
     }
 
     pub(super) fn cap(&self, charge: &Charge<'_>) -> u64 {

@@ -128,9 +128,12 @@ impl Inner {
         let inner = Arc::clone(self);
         // A task of its own: it is done also if nobody waits for it any more.
         let giving = tokio::spawn(async move {
+            let mut all = tokio::task::JoinSet::new();
             for grant in grants {
-                inner.return_grant(&charge, grant, true).await;
+                let (inner, charge) = (Arc::clone(&inner), charge.clone());
+                all.spawn(async move { inner.return_grant(&charge, grant, true).await });
             }
+            while all.join_next().await.is_some() {}
         });
         giving.await.is_ok() && any
     }

@@ -417,17 +417,19 @@ impl<'a> Asking<'a> {
     /// How long a charge has to wait because this node alone has already asked for all that can be left.
     fn crowded(&self, seen: &Seen, charge: &Charge<'_>) -> Option<u64> {
         let settings = &self.inner.settings;
-        if self.now.micros_since(seen.sent) > settings.longest_denial_us {
-            return None; // what others give back must be noticed
+        // What others give back must be noticed; and what is lent may come back any time.
+        if self.inner.how(charge) != SyncMode::Direct || self.now.micros_since(seen.sent) > settings.longest_denial_us {
+            return None;
         }
         seen.crowded(&charge.limit, charge.cost, self.now, self.now.after(settings.deadline))
     }
 
     fn lease(&self, at: usize) -> Done {
         let (charge, part) = (&self.check.charges()[at], &self.parts[at]);
-        let Inner { leases, counts, settings, nodes, .. } = &**self.inner;
-        let most = lease::most(&charge.limit, settings.lease_error_per_mille, nodes.number());
-        if charge.cost == 0 || most < 2 {
+        let Inner { leases, counts, .. } = &**self.inner;
+        let most = self.inner.most_lent(charge);
+        // What costs more than may be held is never lent, and does not make anybody take more ahead.
+        if charge.cost == 0 || most < 2 || charge.cost > most {
             return Done::No;
         }
         let mut shard = leases.shard(part.name);

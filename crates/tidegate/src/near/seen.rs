@@ -93,14 +93,19 @@ impl Seen {
         *sent
     }
 
+    /// The mark of what was sent last.
+    pub(crate) fn sent_so_far(&self) -> u64 {
+        self.sends.sent
+    }
+
     /// Nobody knows what became of something that was sent.
     pub(crate) fn lost(&mut self) {
         self.sends.uncertain = true;
     }
 
-    /// How long `cost` has to wait because this node has already sent checks for all that can be left until `then`, by which it would be decided. Exact
-    /// as long as nobody gives anything back: those that were sent cost no more than this one, so if one of them is denied this one would be, too;
-    /// and if all of them pass, too little is left.
+    /// How long `cost` has to wait because this node has already sent checks for all that can be left until `then`, by which it would be decided.
+    /// Those that were sent cost no more than this one: if all of them pass, too little is left, and if one of them is denied this one would be,
+    /// too, had it come together with that one. So it is denied in vain at most for what drains in one round trip.
     pub(crate) fn crowded(&self, limit: &Limit, cost: u64, now: Timestamp, then: Timestamp) -> Option<u64> {
         let Sends { sent, included, largest, uncertain } = self.sends;
         let under_way = sent.saturating_sub(included);

@@ -14,10 +14,14 @@ async fn ask(near: &Near, limits: &Limits) -> Decision {
 
 /// Asks every millisecond until something is decided here.
 async fn warmed_up(limit: &str) -> (ManualClock, Remote, Near, Limits) {
+    warmed_up_with(limit, tidegate::DEFAULT_DEADLINE).await
+}
+
+async fn warmed_up_with(limit: &str, deadline: Duration) -> (ManualClock, Remote, Near, Limits) {
     let clock = ManualClock::with_runtime();
     clock.advance(Duration::from_secs(1_000_000));
     let remote = Remote::new(&clock);
-    let near = node(&remote, &clock, 1, 1).build();
+    let near = node(&remote, &clock, 1, 1).deadline(deadline).build();
     let limits = limits(limit);
     while ask(&near, &limits).await.source() != Source::Local {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -152,7 +156,8 @@ async fn two_thousand_per_node_are_enough_for_leases_to_pay() {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_held_is_given_back_before_something_larger_is_denied() {
-    let (_, remote, near, limits) = warmed_up("10000/d window").await;
+    // Three calls one after the other, on timers that count in milliseconds.
+    let (_, remote, near, limits) = warmed_up_with("10000/d window", Duration::from_millis(50)).await;
     let held = near.stats().lease_units_held;
     assert!(held > 0);
     let rest = remote.left("hot", &limits) + held;
