@@ -56,19 +56,19 @@ pub struct Gateway {
 
 impl Gateway {
     /// Starts a gateway with the configuration in `folder`, and with all that lies beside it. In all of it, `:8000` is where the gateway listens and
-    /// becomes a port of its own; `ports` says what the others become. Comes back when it listens.
+    /// becomes a port of its own; `changes` says what else becomes what. Comes back when it listens.
     ///
     /// # Panics
     /// If the program is missing, with the command that installs it; or if it does not come up, with its log.
-    pub fn start(kind: GatewayKind, folder: &Path, ports: &[(u16, u16)]) -> Gateway {
+    pub fn start(kind: GatewayKind, folder: &Path, changes: &[(&str, &str)]) -> Gateway {
         let (port, own) = (Port::free(false), TempDir::new().expect("a temporary folder can be made"));
         let at = |name: &str| own.path().join(name);
         for entry in fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())).flatten() {
             let Ok(mut text) = fs::read_to_string(entry.path()) else { continue };
-            for (from, to) in [(8000, port.number())].iter().chain(ports) {
-                text = text.replace(&format!(":{from}"), &format!(":\0{to}"));
+            let own_port = format!(":{}", port.number());
+            for (from, to) in [(":8000", own_port.as_str())].iter().chain(changes) {
+                text = text.replace(from, to);
             }
-            let mut text = text.replace('\0', "");
             if entry.file_name() == "nginx.conf" {
                 // Where it would like to write is not there, or somebody else's.
                 let mut folders = String::from("http {\n    access_log off;\n");
