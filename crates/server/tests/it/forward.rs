@@ -156,6 +156,17 @@ fn the_client_is_the_last_that_somebody_trusted_has_seen() {
 }
 
 #[test]
+fn another_header_may_be_the_one_that_is_believed() {
+    let doors = Doors::in_memory(&format!("client_ip: {{ header: forwarded }}\n{RULES}"));
+    let ask = |more: &str| asked(&doors, "GET", "a", "/", "1.1.1.1", more);
+    let answer = ask("");
+    assert!(answer.status == 400 && answer.body.contains("forwarded is missing"), "{answer:?}");
+    let status = |client: &str| ask(&format!("Forwarded: for={client}")).status;
+    assert_eq!([1, 2, 3, 4].map(|_| status("192.0.2.7")), [204, 204, 204, 429]);
+    assert_eq!(status("192.0.2.8"), 204);
+}
+
+#[test]
 fn what_a_gateway_forgets_or_lets_through_is_a_mistake_and_never_a_pass() {
     let doors = Doors::in_memory(RULES);
     let whole = "X-Forwarded-Method: GET\nX-Forwarded-Uri: /\nX-Forwarded-Host: a\nX-Forwarded-For: 192.0.2.7";

@@ -261,6 +261,24 @@ fn says_nothing_without_a_limit(kind: GatewayKind) {
     }
 }
 
+/// A request for another protocol is asked about as every request is; the service, which speaks none, gives its usual answer.
+fn asks_about_upgrades(kind: GatewayKind) {
+    let (doors, app) = (tidegate(), App::start());
+    let gateway = gateway(kind, doors.http, &app, &PATIENT);
+    let ask = || {
+        let mut stream = BufReader::new(connect(SocketAddr::from(([127, 0, 0, 5], 0)), gateway.address()));
+        stream.get_ref().set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let wanted = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==";
+        write!(stream.get_mut(), "GET /ws HTTP/1.1\r\nHost: example.com\r\n{wanted}\r\n\r\n").unwrap();
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            assert_ne!(stream.read_line(&mut head).unwrap(), 0, "{head:?}\n{}", gateway.log());
+        }
+        head.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
+    };
+    assert_eq!([1, 2, 3, 4, 5, 6].map(|_| ask()), [200, 200, 200, 200, 200, 429], "{kind:?}\n{}", gateway.log());
+}
+
 /// Somebody is there, and never says a word.
 fn is_told_nothing(kind: GatewayKind, after: u16) {
     let (silent, app) = (TcpListener::bind("127.0.0.1:0").unwrap(), App::start());
@@ -288,6 +306,13 @@ fn haproxy_limits() {
 fn where_no_rule_applies_nothing_is_said() {
     for kind in [GatewayKind::Nginx, GatewayKind::Caddy, GatewayKind::Haproxy] {
         says_nothing_without_a_limit(kind);
+    }
+}
+
+#[test]
+fn upgrades_are_asked_about() {
+    for kind in [GatewayKind::Nginx, GatewayKind::Caddy, GatewayKind::Haproxy] {
+        asks_about_upgrades(kind);
     }
 }
 
