@@ -39,7 +39,9 @@ pub(crate) fn run(words: &[&str]) {
     let rounds = words.first().map_or(ROUNDS, |word| word.parse().expect("a number of rounds"));
     let servers = [Server::start("tidegate"), Server::start("bare")];
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
-    println!("requests per second and processor time of the server per request, median of {rounds} interleaved rounds of {ROUND:?}\n");
+    println!(
+        "requests per second and processor time of the server per request, median of {rounds} interleaved rounds of {ROUND:?}\n"
+    );
     for (connections, streams) in SHAPES {
         let mut measured: [Vec<Round>; 2] = Default::default();
         let channels = servers.each_ref().map(|server| {
@@ -151,10 +153,7 @@ fn measure(runtime: &tokio::runtime::Runtime, server: &Server, channels: &[Chann
         }
     });
     let (elapsed, requests) = (start.elapsed().as_secs_f64(), total.load(Ordering::Relaxed) as f64);
-    Round {
-        requests: requests / elapsed,
-        server_us: (server.processor_time() - before).as_secs_f64() * 1e6 / requests,
-    }
+    Round { requests: requests / elapsed, server_us: (server.processor_time() - before).as_secs_f64() * 1e6 / requests }
 }
 
 async fn ask(channel: Channel, number: u64) {
@@ -247,8 +246,7 @@ impl UnaryService<RateLimitRequest> for Constant {
     type Future = Ready<Result<Response<RateLimitResponse>, Status>>;
 
     fn call(&mut self, _: Request<RateLimitRequest>) -> Self::Future {
-        let current_limit =
-            Some(CurrentLimit { requests_per_unit: 1_000_000_000, unit: 3, name: String::new() });
+        let current_limit = Some(CurrentLimit { requests_per_unit: 1_000_000_000, unit: 3, name: String::new() });
         let status = DescriptorStatus {
             code: 1,
             current_limit,

@@ -84,7 +84,8 @@ pub(crate) fn table(contenders: &[Contender], beside: &[&str]) {
 
 fn resp(depths: &[u32]) {
     let module = redis_cell();
-    let server = Server::builder(Flavor::Redis7).arg("--loadmodule", module.to_str().expect("a path that is text")).start();
+    let server =
+        Server::builder(Flavor::Redis7).arg("--loadmodule", module.to_str().expect("a path that is text")).start();
     let own = Own::start("tidegate");
     for depth in depths {
         let requests: u32 = match depth {
@@ -113,7 +114,9 @@ fn resp(depths: &[u32]) {
                 });
             }
         }
-        println!("\nRESP, P={depth}, {CONNECTIONS} connections, {KEYS} keys: median of {ROUNDS} interleaved rounds of {requests} requests");
+        println!(
+            "\nRESP, P={depth}, {CONNECTIONS} connections, {KEYS} keys: median of {ROUNDS} interleaved rounds of {requests} requests"
+        );
         table(&contenders, &["Redis PING", "redis-cell CL.THROTTLE"]);
     }
 }
@@ -136,7 +139,9 @@ fn http() {
         Contender::new("tidegate POST /v1/check", own.child.id(), own.http.port(), &[]),
     ];
     let crab = throttlecrab();
-    contenders.extend(crab.as_ref().map(|(child, port)| Contender::new("throttlecrab POST /throttle", child.id(), *port, &["crab"])));
+    contenders.extend(
+        crab.as_ref().map(|(child, port)| Contender::new("throttlecrab POST /throttle", child.id(), *port, &["crab"])),
+    );
     for round in 0..ROUNDS {
         let mut order: Vec<usize> = (0..contenders.len()).collect();
         if round % 2 == 1 {
@@ -158,7 +163,9 @@ fn http() {
     if let Some((mut child, _)) = crab {
         let _ = child.kill().and_then(|()| child.wait());
     }
-    println!("\nHTTP, {CONNECTIONS} connections, wrk with one thread: median of {ROUNDS} interleaved rounds of {HTTP_ROUND}");
+    println!(
+        "\nHTTP, {CONNECTIONS} connections, wrk with one thread: median of {ROUNDS} interleaved rounds of {HTTP_ROUND}"
+    );
     table(&contenders, &["axum, fixed answer", "axum, JSON in and out", "throttlecrab POST /throttle"]);
 }
 
@@ -230,7 +237,12 @@ impl Own {
     /// This program with these arguments.
     pub(crate) fn start_as(args: &[&str]) -> Own {
         let program = std::env::current_exe().expect("this program");
-        let mut child = Command::new(program).args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("this program");
+        let mut child = Command::new(program)
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this program");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
         let mut words = line.split_whitespace().map(|word| word.parse().expect("an address"));
@@ -254,7 +266,8 @@ pub(crate) fn until_left_alone(http: SocketAddr, resp: SocketAddr) {
 
 fn serve_tidegate() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
-    let config = Config::parse("listen: { http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }\n", "bench").expect("a configuration");
+    let config = Config::parse("listen: { http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }\n", "bench")
+        .expect("a configuration");
     let running = runtime.block_on(start(config, Options::default())).expect("open doors");
     until_left_alone(running.http.expect("a door"), running.resp.expect("a door"));
 }

@@ -32,10 +32,18 @@ pub fn run(args: &[&str]) {
 const BARE: &str = "axum";
 
 fn measure(rounds: usize) {
-    let kinds = [(BARE, "bare"), ("axum, a layer that does nothing", "nothing"), ("axum, 1000000/s by peer", "peer"), ("axum, 1000000/s by header", "header")];
+    let kinds = [
+        (BARE, "bare"),
+        ("axum, a layer that does nothing", "nothing"),
+        ("axum, 1000000/s by peer", "peer"),
+        ("axum, 1000000/s by header", "header"),
+    ];
     let own: Vec<Own> = kinds.iter().map(|(_, what)| Own::start_as(&["tower", "serve", what])).collect();
-    let mut contenders: Vec<Contender> =
-        kinds.iter().zip(&own).map(|((label, _), own)| Contender::new(label, own.child.id(), own.http.port(), &[])).collect();
+    let mut contenders: Vec<Contender> = kinds
+        .iter()
+        .zip(&own)
+        .map(|((label, _), own)| Contender::new(label, own.child.id(), own.http.port(), &[]))
+        .collect();
     for round in 0..rounds {
         let mut order: Vec<usize> = (0..contenders.len()).collect();
         if round % 2 == 1 {
@@ -49,7 +57,9 @@ fn measure(rounds: usize) {
             });
         }
     }
-    println!("\naxum with the layer, {CONNECTIONS} connections, wrk with one thread: median of {rounds} interleaved rounds of {ROUND}");
+    println!(
+        "\naxum with the layer, {CONNECTIONS} connections, wrk with one thread: median of {rounds} interleaved rounds of {ROUND}"
+    );
     table(&contenders, &[BARE, "axum, a layer that does nothing"]);
 }
 

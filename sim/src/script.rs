@@ -60,7 +60,7 @@ pub(crate) fn kept(value: &[u8], wall_us: u64) -> Option<Kept> {
         }
         b'w' => {
             let (period, _, start) = (bytes.number()?, bytes.byte()?, bytes.number()?);
-            let (_, used) = (bytes.number()?, bytes.number()?);
+            let used = bytes.number()?;
             Some(Kept::Window { start, period, used })
         }
         _ => None,
@@ -106,7 +106,7 @@ pub(crate) fn decisions(words: &[Vec<u8>], answer: &[u8]) -> Option<Vec<Done>> {
     if answer.len() == 21 {
         // Nothing but the state of a window: it was charged, at the moment that is its last.
         let (key, _, cost) = *asked.first()?;
-        let (start, wall_us) = (bytes.number()?, bytes.number()?);
+        let (start, _, wall_us) = (bytes.number()?, bytes.number()?, bytes.number()?);
         let charged = Charged { key: key.clone(), cost, granted: cost, new: true, start: Some(start) };
         return Some(vec![Done { op, id, allowed: true, wall_us, charges: vec![charged] }]);
     }

@@ -21,6 +21,8 @@ pub struct Builder {
     /// Options with their values.
     args: Vec<Vec<String>>,
     pub(crate) environment: Vec<(String, String)>,
+    /// What runs the program instead of the system, such as valgrind, with its options.
+    pub(crate) under: Vec<String>,
     bus: bool,
     sentinel: Option<String>,
 }
@@ -47,6 +49,7 @@ impl Builder {
             listen: Listen::Tcp,
             args: Vec::new(),
             environment: Vec::new(),
+            under: Vec::new(),
             bus: false,
             sentinel: None,
         }
@@ -65,6 +68,12 @@ impl Builder {
     pub fn args(mut self, name: &str, values: &[&str]) -> Builder {
         assert!(name.starts_with("--"), "option {name:?}: expected it to begin with two dashes");
         self.args.push([&[name], values].concat().into_iter().map(str::to_owned).collect());
+        self
+    }
+
+    /// Has the program run by another one, such as `["valgrind", "--tool=callgrind"]`, which must become it.
+    pub fn under(mut self, words: &[&str]) -> Builder {
+        self.under = words.iter().map(|word| (*word).to_owned()).collect();
         self
     }
 

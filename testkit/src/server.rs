@@ -241,13 +241,15 @@ impl Server {
         let program = self.setup.flavor.program();
         let log = File::options().create(true).append(true).open(self.folder.path().join(LOG));
         let log = log.expect("a file can be made in a temporary folder");
-        let child = spawn(&program, |command| {
-            command.args(self.setup.command_line(self.port(), self.folder.path()));
+        let mut words = self.setup.under.iter().map(PathBuf::from).chain([program.clone()]);
+        let first = words.next().unwrap_or(program);
+        let child = spawn(&first, |command| {
+            command.args(words.by_ref()).args(self.setup.command_line(self.port(), self.folder.path()));
             command.envs(self.setup.environment.iter().map(|(name, value)| (name, value)));
             let errors = log.try_clone().expect("a file can be opened twice");
             command.current_dir(self.folder.path()).stdin(Stdio::null()).stdout(log).stderr(errors);
         })
-        .map_err(|error| format!("{}: {error}", program.display()))?;
+        .map_err(|error| format!("{}: {error}", first.display()))?;
         *self.child() = Some(child);
 
         let mut exited = false;

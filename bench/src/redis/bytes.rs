@@ -10,7 +10,7 @@ use super::{Ask, ask_all, limits, name, runtime, server, store, user, words};
 const COUNT: usize = 100_032; // whole batches
 
 pub fn run(flavor: Flavor) {
-    let server = server(flavor);
+    let server = server(flavor, &[]);
     println!("\n{flavor}: bytes of used_memory per key, {COUNT} keys, names of 29 bytes, one taken of each");
     let cell = measured(&server, || {
         let commands: Vec<_> =

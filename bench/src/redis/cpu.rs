@@ -9,6 +9,9 @@ use super::{Ask, KEYS, load, median, name, recorded, server, words};
 const ROUNDS: usize = 25;
 /// Batches of a round.
 const COUNT: usize = 32;
+const PER_ROUND: usize = COUNT * DEPTH;
+/// Instructions hardly differ between rounds, and valgrind takes its time.
+const COUNTED: usize = 3;
 /// Enough places in the witness that none is taken away.
 const WITNESS: usize = 8 * KEYS;
 
@@ -17,17 +20,64 @@ struct Contender {
     label: &'static str,
     beside: Option<&'static str>,
     batches: Batches,
-    us: Vec<f64>,
+    cost: Vec<f64>,
 }
 
 pub fn run(flavor: Flavor) {
-    let server = server(flavor);
+    let server = server(flavor, &[]);
     let mut contenders = contenders(&server);
-    let mut pipe = Pipe::to(&server);
-    for contender in &mut contenders {
+    measure(&server, &mut contenders, ROUNDS, || cpu_ns(server.pid()) as f64 / 1e3);
+    println!(
+        "\n{flavor}: us of server CPU per call at P={DEPTH}, median of {ROUNDS} interleaved rounds of {PER_ROUND} calls on {KEYS} keys"
+    );
+    print(&contenders, 2);
+}
+
+/// The same, but instructions of the server instead of its time: a number that a busy machine does not change.
+pub fn instructions(flavor: Flavor) {
+    let server =
+        server(flavor, &["valgrind", "--tool=callgrind", "--trace-children=yes", "--callgrind-out-file=counted"]);
+    let mut contenders = contenders(&server);
+    let (mut dumps, mut total) = (0, 0.0);
+    let so_far = || {
+        dumps += 1;
+        total += dumped(&server, dumps);
+        total
+    };
+    measure(&server, &mut contenders, COUNTED, so_far);
+    println!(
+        "\n{flavor}: instructions of the server per call at P={DEPTH}, median of {COUNTED} interleaved rounds of {PER_ROUND} calls on {KEYS} keys"
+    );
+    print(&contenders, 0);
+}
+
+/// The instructions since the last time, by the file that callgrind leaves when it is told to.
+fn dumped(server: &Server, number: usize) -> f64 {
+    let pid = server.pid().to_string();
+    let told = std::process::Command::new("callgrind_control").args(["-d", &pid]).output();
+    let told = told.expect("callgrind_control: apt-get install -y valgrind");
+    assert!(told.status.success(), "callgrind_control: {}", String::from_utf8_lossy(&told.stderr));
+    let file = server.folder().join(format!("counted.{number}"));
+    let counted = || -> Option<f64> {
+        let text = std::fs::read_to_string(&file).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("totals: "))?.trim().parse().ok()
+    };
+    for _ in 0..500 {
+        if let Some(counted) = counted() {
+            return counted;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("{}: expected callgrind to have written it", file.display());
+}
+
+/// `so_far` is what the server has used since it began, in the unit that is printed.
+fn measure(server: &Server, contenders: &mut [Contender], rounds: usize, mut so_far: impl FnMut() -> f64) {
+    let mut pipe = Pipe::to(server);
+    for contender in contenders.iter_mut() {
         pipe.send(&mut contender.batches, COUNT);
     }
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         // In turns, and every other round backwards, so that nobody always follows the same neighbour.
         let mut order: Vec<usize> = (0..contenders.len()).collect();
         if round % 2 == 1 {
@@ -35,23 +85,21 @@ pub fn run(flavor: Flavor) {
         }
         for index in order {
             let contender = &mut contenders[index];
-            let before = cpu_ns(server.pid());
+            let before = so_far();
             pipe.send(&mut contender.batches, COUNT);
-            let used = cpu_ns(server.pid()) - before;
-            contender.us.push(used as f64 / 1e3 / (COUNT * DEPTH) as f64);
+            contender.cost.push((so_far() - before) / PER_ROUND as f64);
         }
     }
-    println!(
-        "\n{flavor}: us of server CPU per call at P={DEPTH}, median of {ROUNDS} interleaved rounds of {} calls on {KEYS} keys",
-        COUNT * DEPTH
-    );
-    for Contender { label, beside, us, .. } in &contenders {
-        print!("  {label:<44} {:>6.2}", median(us.clone()));
+}
+
+fn print(contenders: &[Contender], digits: usize) {
+    for Contender { label, beside, cost, .. } in contenders {
+        print!("  {label:<44} {:>8.digits$}", median(cost.clone()));
         let rival = contenders.iter().find(|rival| Some(rival.label) == *beside);
         match rival {
             // Two that ran in the same round had the same neighbours on the machine.
             Some(rival) => {
-                let ratios = us.iter().zip(&rival.us).map(|(ours, theirs)| ours / theirs).collect();
+                let ratios = cost.iter().zip(&rival.cost).map(|(ours, theirs)| ours / theirs).collect();
                 println!("   {:.2}x {}", median(ratios), rival.label);
             }
             None => println!(),
@@ -69,7 +117,7 @@ const CELL: &str = "redis-cell CL.THROTTLE, allowed";
 fn contenders(server: &Server) -> Vec<Contender> {
     let mut all = Vec::new();
     let mut add = |label, beside, commands: Vec<Command>| {
-        all.push(Contender { label, beside, batches: Batches::of(&commands), us: Vec::new() });
+        all.push(Contender { label, beside, batches: Batches::of(&commands), cost: Vec::new() });
     };
     let keys = |command: &dyn Fn(usize) -> Command| -> Vec<Command> { (0..KEYS).map(command).collect() };
 

@@ -33,6 +33,7 @@ pub fn run(args: &[&str]) {
     };
     match what {
         "cpu" => cpu::run(flavor),
+        "instructions" => cpu::instructions(flavor),
         "throughput" => throughput::run(flavor),
         "bytes" => bytes::run(flavor),
         "calls" => throughput::calls(flavor),
@@ -42,16 +43,16 @@ pub fn run(args: &[&str]) {
             bytes::run(flavor);
         }
         _ => {
-            eprintln!("redis {what}: expected cpu, throughput, bytes, calls or all");
+            eprintln!("redis {what}: expected cpu, instructions, throughput, bytes, calls or all");
             exit(2);
         }
     }
 }
 
-/// A server with redis-cell in it.
-fn server(flavor: Flavor) -> Server {
+/// A server with redis-cell in it, run by another program if there is one.
+fn server(flavor: Flavor, under: &[&str]) -> Server {
     let module = redis_cell();
-    Server::builder(flavor).arg("--loadmodule", module.to_str().expect("a path that is text")).start()
+    Server::builder(flavor).under(under).arg("--loadmodule", module.to_str().expect("a path that is text")).start()
 }
 
 /// As short as a key of the library is in Redis when the caller's is `user:00000000`.

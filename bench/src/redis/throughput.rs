@@ -32,7 +32,7 @@ struct Contenders {
 }
 
 pub fn run(flavor: Flavor) {
-    let server = server(flavor);
+    let server = server(flavor, &[]);
     let commands = [
         recorded(&server, 'r', LIMIT, Ask::Check, 8 * KEYS, 2),
         {
@@ -134,7 +134,7 @@ impl Contenders {
 
 /// The library alone, for a profiler.
 pub fn calls(flavor: Flavor) {
-    let server = server(flavor);
+    let server = server(flavor, &[]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let client = redis::Client::open(server.url()).expect("a URL");

@@ -13,8 +13,8 @@ use crate::store::Charge;
 
 /// The longest charge: a bucket's scale or an estimate's state, options, seven numbers, and the time behind it.
 const ROOM: usize = 96;
-/// What the script reads of every call in one step: as much as the call of a window has.
-const SHORTEST: usize = 47;
+/// What the script reads of every call in one step: as much as the call of a window needs.
+const SHORTEST: usize = 40;
 
 /// What is the same for all charges of a call.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ impl Head {
     }
 
     /// The beginning of `ARGV[1]`, with room for a charge and the time behind it.
-    fn encode(&self) -> Vec<u8> {
+    fn encode(&self, charges: usize) -> Vec<u8> {
         let letter = match self.op {
             Op::Check => b'c',
             Op::Peek => b'p',
@@ -48,6 +48,7 @@ impl Head {
             _ => unreachable!("the script knows every operation"),
         };
         let flags = u8::from(self.now.is_some()) | u8::from(self.id().is_some()) << 1 | u8::from(self.denied) << 2;
+        let flags = flags | u8::from(charges > 1) << 3;
         let mut bytes = Vec::with_capacity(ROOM);
         bytes.extend_from_slice(&[letter, flags]);
         bytes
@@ -87,9 +88,10 @@ pub(crate) fn arguments<'a>(
     parts: impl ExactSizeIterator<Item = Part<'a>>,
     mut seen: impl FnMut(usize, &[u8]) -> Option<Vec<u8>>,
 ) -> Vec<Vec<u8>> {
-    let mut args = Vec::with_capacity(parts.len() + 1);
+    let charges = parts.len();
+    let mut args = Vec::with_capacity(charges + 1);
     for (at, part) in parts.enumerate() {
-        let mut bytes = if at == 0 { head.encode() } else { Vec::with_capacity(ROOM) };
+        let mut bytes = if at == 0 { head.encode(charges) } else { Vec::with_capacity(ROOM) };
         let from = bytes.len();
         push_scale(&mut bytes, &part.charge.limit);
         let seen = seen(at, &bytes[from..]);
@@ -262,7 +264,7 @@ impl Answer {
         if bytes.0.len() == JUST_CHARGED {
             // A window that was charged now: the moment of its last charge is the time.
             let charge = charges.next().ok_or(Garbled)?;
-            let now = Bytes(&bytes.0[7..]).moment()?;
+            let now = Bytes(&bytes.0[14..]).moment()?;
             let found = vec![simply_found(&mut bytes, CHARGED, charge)?];
             return if bytes.0.is_empty() { Ok(Answer { allowed: true, now, found }) } else { Err(Garbled) };
         }
@@ -376,7 +378,7 @@ fn state(bytes: &mut Bytes<'_>, algorithm: &Algorithm) -> Result<State, Garbled>
             State::Bucket { rate: bucket.rate, level: Level { units, at } }
         }
         Algorithm::Window(window) => {
-            let (start, last, used) = (bytes.moment()?, bytes.moment()?, bytes.number()?);
+            let (start, used, last) = (bytes.moment()?, bytes.number()?, bytes.moment()?);
             let (period, from_first_hit) = (window.period, window.from_first_hit);
             State::Window { period, from_first_hit, count: Count { start, last, used } }
         }

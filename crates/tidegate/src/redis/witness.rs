@@ -124,7 +124,7 @@ impl Witness {
 /// significant byte first, so the bytes compare like the numbers.
 fn more_used(state: &State, old: &Memory, new: &Memory) -> bool {
     let counts = match state {
-        State::Window { .. } => 21..28,
+        State::Window { .. } => 14..21,
         State::Estimate { .. } => 21..35,
         _ => return new.idle_at >= old.idle_at,
     };

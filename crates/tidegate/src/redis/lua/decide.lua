@@ -233,7 +233,7 @@ end
 
 local id
 if #rest > 7 then id = sub(rest, 8, 15) end
-local denied = flags >= 4
+local denied = flags % 8 >= 4
 local meters = {}
 for i = 1, #KEYS do meters[i] = meter(i, id) end
 
@@ -253,3 +253,4 @@ local answer = {pack('>BI7', allowed and 1 or 0, now)}
 for i, m in ipairs(meters) do answer[i + 1] = tell(m) end
 for _, m in ipairs(meters) do keep(m) end
 return table.concat(answer)
+end)()

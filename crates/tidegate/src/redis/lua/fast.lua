@@ -19,10 +19,9 @@ local unpack = struct.unpack
 
 -- One step reads what a window needs; no call is shorter than that. Whatever it is instead reads it once more.
 local first = ARGV[1]
-local what, period, from_first_hit, options, cost, capacity, seen_start, seen_last, seen_used =
-  unpack('>I3I7BBI7I7I7I7I7', first)
+local what, period, from_first_hit, options, cost, capacity, seen_start, seen_used = unpack('>I3I7BBI7I7I7I7', first)
 local now, simple, timed = nil, what - 6488064, false -- a check, 'c', of no flags: then this is the algorithm's letter
-if what % 512 < 256 then
+if what == 6488183 or what % 512 < 256 then -- the most usual call is known by one step
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 else
@@ -30,50 +29,43 @@ else
 end
 
 local value -- of the only key, once it has been read
-if simple == 119 and not KEYS[2] then -- a window
+if simple == 119 then -- a window
   local key = KEYS[1]
-  local start, last, used, moment, ours = 0, 0, 0, now, true
   value = call('GET', key)
-  if value then
-    ours = #value == 30
-    if ours then
-      local its_kind, its_period, its_first
-      its_kind, its_period, its_first, start, last, used = unpack('>BI7BI7I7I7', value)
-      ours = its_period == period and its_first == from_first_hit and its_kind == 119
-      if used > 0 and start > now then moment = start end
-    end
-  end
-  -- What this caller has seen of the key before: if that is more than there is now, something may have been lost, and
-  -- `join` below looks closer.
-  if ours and (seen_used <= used and seen_start <= start or seen_start + period <= now)
-    and used < 9007199254740992 and start - now < 3600000000 then
-    local new = used == 0 or moment - start >= period
-    if new then
-      start = moment
-      if from_first_hit == 0 then start = moment - math.fmod(moment, period) end
-      last, used = start, 0
-    end
-    if cost == 0 then
-      return struct.pack('>BI7I7I7I7', 2, now, start, last, used)
-    elseif used + cost <= capacity then
-      local state = struct.pack('>I7I7I7', start, moment, used + cost)
+  if not value or #value == 30 then
+    local kind, its_period, its_first, start, used = unpack('>BI7BI7I7', value or '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0')
+    -- What this caller has seen of the key before: if that is more than there is now, something may have been lost, and
+    -- `join` below looks closer.
+    if start - now < 3600000000 and (seen_used <= used and seen_start <= start or seen_start + period <= now)
+      and (its_period == period and its_first == from_first_hit and kind == 119 or not value) then
       -- The key of a window ends with it, so it is enough to say so once, and then to write only what differs: the state.
       -- But whenever another 64 are used it is written as a whole: if somebody took the end off, it is back then.
-      if new or used % 64 + cost > 63 then -- by 64 even `%` divides exactly
-        local ttl = math.floor((start + period) / 1000) - math.floor(now / 1000) + 1
-        if timed and ttl < 3600000 then ttl = 3600000 end
-        call('SET', key, string.sub(first, 3, 11) .. state, 'PX', string.format('%.0f', ttl))
-      else
-        call('SETRANGE', key, '9', state)
-        if timed then call('PEXPIRE', key, math.max(period / 1000, 3600000)) end -- unless time is not the server's
+      local moment, written = now, used % 64 -- by 64 even `%` divides exactly
+      if start > now and used > 0 then moment = start end
+      if used == 0 or moment - start >= period then
+        start, used, written = moment, 0, 64
+        if from_first_hit == 0 then start = moment - math.fmod(moment, period) end
       end
-      if moment == now then return state end
-      return struct.pack('>BI7', 3, now) .. state
-    elseif options % 8 == 0 then
-      return struct.pack('>BI7I7I7I7', 4, now, start, last, used)
+      if used + cost <= capacity and cost > 0 then
+        local state = struct.pack('>I7I7I7', start, used + cost, moment)
+        if written + cost > 63 then
+          local ttl = math.floor((start + period) / 1000) - math.floor(now / 1000) + 1
+          if timed and ttl < 3600000 then ttl = 3600000 end
+          call('SET', key, string.sub(first, 3, 11) .. state, 'PX', string.format('%.0f', ttl))
+        else
+          call('SETRANGE', key, '9', state)
+          if timed then call('PEXPIRE', key, math.max(period / 1000, 3600000)) end -- unless time is not the server's
+        end
+        if moment == now then return state end
+        return struct.pack('>BI7', 3, now) .. state
+      elseif options % 8 == 0 and used < 9007199254740992 then
+        local last = start
+        if used > 0 then last = unpack('>I7', value, 24) end
+        return struct.pack('>BI7I7I7I7', cost > 0 and 4 or 2, now, start, used, last)
+      end
     end
   end
-elseif simple == 98 and not KEYS[2] then -- a bucket
+elseif simple == 98 then -- a bucket
   local p, q, g, options, cost, capacity, seen_units, seen_at = unpack('>I7I7BBI7I7I7I7', first, 4)
   local key, grid = KEYS[1], 10 ^ g
   local units, at, moment, ours = 0, now, now, true
@@ -114,7 +106,9 @@ elseif simple == 98 and not KEYS[2] then -- a bucket
   end
 end
 
--- Whatever comes here was not that simple.
+-- Whatever comes here was not that simple. What it needs is in a function of its own, so that a simple call has only a few
+-- places to clear when it begins.
+return (function()
 local op, flags = string.byte(first, 1, 2)
 local pack, sub, fmod = struct.pack, string.sub, math.fmod
 local rest = ARGV[#KEYS + 1] or ''

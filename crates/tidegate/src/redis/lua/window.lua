@@ -1,4 +1,4 @@
--- The fixed window: twin of algorithm/window.rs. A counter, when it started, and when something was last taken.
+-- The fixed window: twin of algorithm/window.rs. When it started, a counter, and when something was last taken.
 makers.w = function() return {
   letter = 'w', scale_size = 9, state_size = 21, small = true,
 
@@ -8,13 +8,13 @@ makers.w = function() return {
   end,
 
   read = function(k, value, from)
-    local start, last, used = unpack('>I7I7I7', value, from)
+    local start, used, last = unpack('>I7I7I7', value, from)
     if used < EXACT and last >= start and last - start < k.period then
       return {start = start, last = last, used = used, newest = used > 0 and last or 0}
     end
   end,
 
-  write = function(s) return pack('>I7I7I7', s.start, s.last, s.used) end,
+  write = function(s) return pack('>I7I7I7', s.start, s.used, s.last) end,
 
   empty = function() return {start = 0, last = 0, used = 0} end,
 
