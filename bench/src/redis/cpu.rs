@@ -25,7 +25,7 @@ struct Contender {
 
 pub fn run(flavor: Flavor) {
     let server = server(flavor, &[]);
-    let mut contenders = contenders(&server);
+    let mut contenders = contenders(&server, true);
     measure(&server, &mut contenders, ROUNDS, || cpu_ns(server.pid()) as f64 / 1e3);
     println!(
         "\n{flavor}: us of server CPU per call at P={DEPTH}, median of {ROUNDS} interleaved rounds of {PER_ROUND} calls on {KEYS} keys"
@@ -37,7 +37,7 @@ pub fn run(flavor: Flavor) {
 pub fn instructions(flavor: Flavor) {
     let server =
         server(flavor, &["valgrind", "--tool=callgrind", "--trace-children=yes", "--callgrind-out-file=counted"]);
-    let mut contenders = contenders(&server);
+    let mut contenders = contenders(&server, false);
     let (mut dumps, mut total) = (0, 0.0);
     let so_far = || {
         dumps += 1;
@@ -114,7 +114,8 @@ const COUNTER: &str = "plain counter script (INCR)";
 const WINDOW_SET: &str = "plain window script (SET NX, INCRBY, PTTL)";
 const CELL: &str = "redis-cell CL.THROTTLE, allowed";
 
-fn contenders(server: &Server) -> Vec<Contender> {
+/// Those that a promise is about, or all.
+fn contenders(server: &Server, all_of_them: bool) -> Vec<Contender> {
     let mut all = Vec::new();
     let mut add = |label, beside, commands: Vec<Command>| {
         all.push(Contender { label, beside, batches: Batches::of(&commands), cost: Vec::new() });
@@ -163,6 +164,9 @@ fn contenders(server: &Server) -> Vec<Contender> {
     add("window, allowed, witness", Some(WINDOW), window('f', WITNESS, 2));
     add("window, allowed, witness (again)", Some(COUNTER), window('g', WITNESS, 2));
     add("window, denied, witness", Some(WINDOW), recorded(server, 'h', "1/d window", Ask::Check, WITNESS, 2));
+    if !all_of_them {
+        return all;
+    }
     add("sliding, allowed", Some(GCRA), recorded(server, 'i', "1000000/h sliding", Ask::Check, WITNESS, 1));
     add("estimate, allowed", Some(GCRA), recorded(server, 'j', "1000000/h estimate", Ask::Check, 0, 1));
     add("estimate, allowed, witness", Some(GCRA), recorded(server, 'k', "1000000/h estimate", Ask::Check, WITNESS, 2));
