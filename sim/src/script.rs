@@ -1,5 +1,7 @@
 //! Reads the calls of the product's script and its answers, as an observer between node and server who shares no code with either.
 
+use tidegate::{Algorithm, Limit};
+
 use crate::redis::keys_and_args;
 
 /// One decision that a server made.
@@ -48,15 +50,20 @@ impl Kept {
     }
 }
 
-/// Reads what is kept under a key.
-pub(crate) fn kept(value: &[u8], wall_us: u64) -> Option<Kept> {
+/// Reads what is kept under a key. A bucket drains as whoever asks says: one that another limit wrote is carried over to theirs as it stood then,
+/// and if nobody knows better, as it was written.
+pub(crate) fn kept(value: &[u8], wall_us: u64, asked: Option<&Limit>) -> Option<Kept> {
     let mut bytes = Bytes(value);
     match bytes.byte()? {
         b'b' => {
             let (p, q, grid) = (bytes.number()?, bytes.number()?, 10_u64.pow(u32::from(bytes.byte()?)));
             let (units, at) = (bytes.number()?, bytes.number()?);
-            let drained = wall_us.saturating_sub(at) / grid * p;
-            Some(Kept::Bucket { used: units.saturating_sub(drained) as f64 / q as f64 })
+            let (drains, token, tick) = match asked.map(Limit::algorithm) {
+                Some(Algorithm::Bucket(bucket)) => (bucket.rate.p, bucket.rate.q, bucket.rate.grid),
+                _ => (p, q, grid),
+            };
+            let drained = (wall_us.saturating_sub(at) / tick * drains) as f64 / token as f64;
+            Some(Kept::Bucket { used: (units as f64 / q as f64 - drained).max(0.0) })
         }
         b'w' => {
             let (period, _, start) = (bytes.number()?, bytes.byte()?, bytes.number()?);

@@ -62,6 +62,7 @@ enum Event {
     ServerWorks,
     /// A node that is down or paused goes on.
     NodeUp(usize),
+    HoleEnds(usize),
 }
 
 /// One connection, as the network and the server see it.
@@ -92,6 +93,8 @@ struct Place {
     stepped_at: u64,
     delay: (u64, u64),
     hole_until: u64,
+    /// What came to the hole, in its order: it arrives when that ends, before anything that was sent later.
+    held: Vec<Event>,
     refuse_until: u64,
     cut_after: bool,
     leaving: bool,
@@ -192,6 +195,7 @@ impl World<'_> {
                 stepped_at: 0,
                 delay: (0, 0),
                 hole_until: 0,
+                held: Vec::new(),
                 refuse_until: 0,
                 cut_after: false,
                 leaving: false,
@@ -365,12 +369,12 @@ impl World<'_> {
             _ => answer,
         };
         let Some(node) = &self.places[number].node else { return Ok(()) };
-        let (redis, keys) = (&*self.redis, &self.server.keys);
+        let (redis, keys, rules) = (&*self.redis, &self.server.keys, &self.places[number].rules);
         let used = |rule: usize| {
             let mut data = redis.data();
             data.wall_us = wall;
             let entry = data.live(keys.get(&rule)?)?;
-            Some(kept(&entry.value, wall)?.used(wall))
+            Some(kept(&entry.value, wall, rules[rule].limits.as_slice().first())?.used(wall))
         };
         self.checks.answer(request, answer, now, node.clock_at(now), wall, used, || node.stats())
     }
@@ -463,6 +467,7 @@ impl World<'_> {
                 }
                 Ok(())
             }
+            Event::HoleEnds(number) => self.hole_ends(number),
             Event::Fault(number) => self.fault(&self.plan.faults[number].kind.clone()),
             Event::Change { node, rule, other } => {
                 let place = &mut self.places[node];
@@ -473,10 +478,9 @@ impl World<'_> {
             }
             Event::Dialled(conn) => {
                 let number = self.conns[conn].node;
-                let place = &self.places[number];
+                let place = &mut self.places[number];
                 if now < place.hole_until {
-                    let until = place.hole_until;
-                    self.at(until, Event::Dialled(conn));
+                    place.held.push(Event::Dialled(conn));
                     return Ok(());
                 }
                 let refused = now < place.refuse_until || now < self.server.down_until;
@@ -492,9 +496,9 @@ impl World<'_> {
             }
             Event::ToServer { conn, bytes } => {
                 let number = self.conns[conn].node;
-                if now < self.places[number].hole_until {
-                    let until = self.places[number].hole_until;
-                    self.at(until, Event::ToServer { conn, bytes });
+                let place = &mut self.places[number];
+                if now < place.hole_until {
+                    place.held.push(Event::ToServer { conn, bytes });
                     return Ok(());
                 }
                 // What was on its way when the client closed arrives all the same; what was cut does not.
@@ -514,9 +518,9 @@ impl World<'_> {
             }
             Event::ToClient { conn, bytes, executed, life } => {
                 let number = self.conns[conn].node;
-                if now < self.places[number].hole_until {
-                    let until = self.places[number].hole_until;
-                    self.at(until, Event::ToClient { conn, bytes, executed, life });
+                let place = &mut self.places[number];
+                if now < place.hole_until {
+                    place.held.push(Event::ToClient { conn, bytes, executed, life });
                     return Ok(());
                 }
                 if !self.conns[conn].alive || self.places[number].life != life {
@@ -701,7 +705,7 @@ impl World<'_> {
         let keys: Vec<(usize, Vec<u8>)> = self.server.keys.iter().map(|(rule, key)| (*rule, key.clone())).collect();
         let used = |redis: &Redis, key: &[u8]| {
             let mut data = redis.data();
-            data.live(key).and_then(|entry| kept(&entry.value, wall)).map_or(0.0, |kept| kept.used(wall))
+            data.live(key).and_then(|entry| kept(&entry.value, wall, None)).map_or(0.0, |kept| kept.used(wall))
         };
         let before: Vec<f64> = keys.iter().map(|(_, key)| used(self.redis, key)).collect();
         what(self.redis);
@@ -721,7 +725,10 @@ impl World<'_> {
                 return self.step(node);
             }
             Kind::CutAfter { node } => self.places[node].cut_after = true,
-            Kind::Hole { node, during } => self.places[node].hole_until = now + during * MS,
+            Kind::Hole { node, during } => {
+                self.places[node].hole_until = now + during * MS;
+                self.at(now + during * MS, Event::HoleEnds(node));
+            }
             Kind::Refuse { node, during } => {
                 self.places[node].refuse_until = now + during * MS;
                 self.cut_node(node);
@@ -835,7 +842,17 @@ impl World<'_> {
         }
         for number in 0..self.places.len() {
             self.at(now, Event::NodeUp(number));
+            self.hole_ends(number)?;
         }
         Ok(())
+    }
+
+    /// What was held back arrives, unless another hole has begun meanwhile.
+    fn hole_ends(&mut self, number: usize) -> Result<(), Failure> {
+        let place = &mut self.places[number];
+        if self.now < place.hole_until {
+            return Ok(());
+        }
+        std::mem::take(&mut place.held).into_iter().try_for_each(|event| self.happens(event))
     }
 }

@@ -507,11 +507,14 @@ impl Checks {
     fn denied_here(&self, open: &Open, now: u64, used: impl Fn(usize) -> Option<f64>) -> Result<(), String> {
         let [(rule, cost)] = open.ask.parts[..] else { return Ok(()) };
         let budget = &self.budgets[rule];
-        if budget.sync == SyncMode::Async || budget.eased_at.is_some_and(|eased| now <= eased + CERTAIN_US) {
+        let used = used(rule);
+        // A state ends as the limit that wrote it says. If the limit became slower by half since then, the store has told those who were denied to
+        // come back only when the same would have drained at the new pace.
+        let certain = if used.is_none() { 2 * CERTAIN_US } else { CERTAIN_US };
+        if budget.sync == SyncMode::Async || budget.eased_at.is_some_and(|eased| now <= eased + certain) {
             return Ok(());
         }
-        let capacity = open.capacity;
-        let used = used(rule).unwrap_or(0.0);
+        let (capacity, used) = (open.capacity, used.unwrap_or(0.0));
         let ahead = if budget.sync == SyncMode::Direct { self.ahead_of(open, rule, cost, now) } else { 0.0 };
         if used + ahead + cost as f64 > capacity as f64 - 1e-6 {
             return Ok(());
