@@ -241,14 +241,15 @@ impl Checks {
 
     /// A server has executed a call of a node. Says by which numbers to tell that the answer was delivered.
     pub(crate) fn executed(&mut self, node: usize, lives: bool, done: Done, now: u64) -> Result<usize, Failure> {
+        // What is denied may be asked about again once a lease was given back; it has taken nothing, of whatever else it was about either.
+        let leased = |rule: usize| self.budgets[rule].sync == SyncMode::Lease;
+        let again = !done.allowed && done.charges.iter().filter_map(|charge| rule_of(&charge.key)).any(leased);
         for charge in &done.charges {
             let Some(rule) = rule_of(&charge.key) else { continue };
             // What a node sent that has ended meanwhile is charged, and nobody's.
             let mut gone = (!lives).then(|| self.life());
             let (budget, life) = (&mut self.budgets[rule], gone.as_mut().unwrap_or(&mut self.lives[node]));
             let own = &mut life.own[rule];
-            // What is denied may be asked about again once a lease was given back; it has taken nothing.
-            let again = budget.sync == SyncMode::Lease && !done.allowed;
             if done.op == b'c' && lives && !again {
                 own.checks_executed += 1;
                 if own.checks_executed > own.checks_asked {
