@@ -323,11 +323,15 @@ fn a_tidegate_that_hangs_does_not_hang_the_service() {
     is_told_nothing(GatewayKind::Haproxy, 200);
 }
 
-/// The block of a page of `docs/` that is marked as this language.
+/// The first block of a page of `docs/` that is marked as this language.
 fn shortest(page: &str, language: &str) -> String {
+    block(page, language, 1)
+}
+
+fn block(page: &str, language: &str, which: usize) -> String {
     let text = std::fs::read_to_string(folder().join("../../docs").join(page)).unwrap();
-    let block = text.split(&format!("```{language}\n")).nth(1).unwrap_or_else(|| panic!("{page} has no {language}"));
-    block.split("```").next().unwrap().to_string()
+    let block = text.split(&format!("```{language}\n")).nth(which);
+    block.unwrap_or_else(|| panic!("{page} has no {language}")).split("```").next().unwrap().to_string()
 }
 
 /// Five pass, the sixth does not, and nobody can talk about who he is.
@@ -365,6 +369,27 @@ fn the_shortest_form_for_caddy_is_enough() {
     let told: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("#   ")).map(str::trim).collect();
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words(&page).contains(&words(&told.join(" "))), "the file and the page say the same: {told:?}");
+}
+
+#[test]
+fn caddy_lets_pass_without_tidegate_if_it_is_told_so() {
+    let site = shortest("caddy.md", "caddyfile").replace("example.com {", ":8000 {\n\tbind 127.0.0.1");
+    let site = site.trim_end().strip_suffix('}').unwrap();
+    let own = tempfile::tempdir().unwrap();
+    let errors = block("caddy.md", "caddyfile", 2);
+    std::fs::write(
+        own.path().join("Caddyfile"),
+        format!("{{\n\tadmin off\n\tauto_https off\n}}\n{site}\n{errors}\n}}\n"),
+    )
+    .unwrap();
+    let (doors, app) = (tidegate(), App::start());
+    let (to_tidegate, to_app) = (format!(":{}", doors.http.port()), format!(":{}", app.at.port()));
+    let caddy = Gateway::start(GatewayKind::Caddy, own.path(), &[(":8080", &to_tidegate), (":9000", &to_app)]);
+    let get = || send(caddy.address(), 5, "POST /", "", "0123456789");
+    assert_eq!([1, 2, 3, 4, 5, 6].map(|_| get().status), [200, 200, 200, 200, 200, 429], "{}", caddy.log());
+    drop(doors);
+    let seen = get();
+    assert!(seen.status == 200 && seen.body.ends_with("10 bytes"), "{seen:?}\n{}", caddy.log());
 }
 
 #[test]
