@@ -85,6 +85,47 @@ impl Drop for Sending<'_> {
     }
 }
 
+/// Somebody who listens while a part of the store is silent, until it is heard or the breaker opens. Nobody waits for it.
+struct Listening {
+    inner: Arc<Inner>,
+    lane: usize,
+}
+
+impl Listening {
+    async fn run(self, check: Check<'static>) {
+        let Listening { inner, lane } = &self;
+        while Arc::strong_count(inner) > 1 {
+            let sent = inner.clock.now();
+            let answer = tokio::time::timeout(inner.settings.deadline, inner.store.decide(&check)).await;
+            let now = inner.clock.now();
+            // It speaks, whatever it says.
+            if matches!(&answer, Ok(Ok(_))) || matches!(&answer, Ok(Err(error)) if !is_silence(error)) {
+                return inner.breakers[*lane].lock().answered(now);
+            }
+            let change = {
+                let mut breaker = inner.breakers[*lane].lock();
+                if !breaker.is_silent() {
+                    return; // somebody else has heard it, or it is open
+                }
+                breaker.missed(sent, now)
+            };
+            if change == Some(Change::Opened) {
+                return inner.opened(*lane, check);
+            }
+            if matches!(answer, Ok(Err(_))) {
+                tokio::time::sleep(inner.settings.deadline).await; // refused at once
+            }
+        }
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.inner.breakers[self.lane].lock().not_silent();
+        self.inner.silent.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Inner {
     /// A check without an id: as near as its terms allow.
     pub(super) async fn check(self: &Arc<Self>, check: &Check<'_>) -> Result<Decision, StoreError> {
@@ -96,10 +137,11 @@ impl Inner {
             }
             return Ok(decision);
         }
-        // Whatever it waits for, one after the other, it has no more time than one call.
+        // Whatever it waits for, one after the other, it has no more time than one call; and none if nobody is heard.
         let begun = Instant::now();
         let until = begun + self.settings.deadline;
-        if let Some(decision) = self.wait_for_leases(&mut asking, until).await {
+        let silent = self.is_silent(check);
+        if !silent && let Some(decision) = self.wait_for_leases(&mut asking, until).await {
             if decision.allowed() {
                 asking.keep();
             }
@@ -108,7 +150,7 @@ impl Inner {
         let asked: Vec<usize> =
             (0..asking.parts.len()).filter(|&at| matches!(asking.parts[at].done, Done::No)).collect();
         // A node that has let pass as much as it may charges that first; then the store knows what it judges.
-        for &at in &asked {
+        for &at in asked.iter().filter(|_| !silent) {
             if self.how(&check.charges()[at]) == SyncMode::Async {
                 let _ = timeout_at(until, self.sync(asking.parts[at].name)).await;
             }
@@ -117,7 +159,7 @@ impl Inner {
         let all = asked.len() == check.charges().len();
         let rest = (!all).then(|| check.with_charges(asked.iter().map(|&at| check.charges()[at].clone()).collect()));
         let rest = rest.as_ref().unwrap_or(check);
-        let mut answer = self.ask_until(rest, until, waited).await;
+        let mut answer = if silent { self.not_asked().await } else { self.ask_until(rest, until, waited).await };
         // More than is held, and more than is left without that: then it is given back first. If that comes to nothing, it is denied.
         if let Ok(denial) = &answer
             && !denial.allowed()
@@ -191,10 +233,24 @@ impl Inner {
     /// Whatever else takes something, or looks.
     pub(super) async fn through(self: &Arc<Self>, check: &Check<'_>) -> Result<Decision, StoreError> {
         self.keep();
-        match self.ask(check).await {
+        let answer = if self.is_silent(check) { self.not_asked().await } else { self.ask(check).await };
+        match answer {
             Ok(decision) => Ok(decision),
             Err(missed) => self.alone(check, missed),
         }
+    }
+
+    /// Whether nobody should wait for an answer to this.
+    fn is_silent(&self, check: &Check<'_>) -> bool {
+        self.silent.load(Ordering::Relaxed) > 0
+            && self.lanes(self.store.parts(check)).any(|lane| self.breakers[lane].lock().is_silent())
+    }
+
+    async fn not_asked(&self) -> Result<Decision, Missed> {
+        one(&self.counts.not_asked);
+        // Whoever asks again and again without a pause leaves room for those who listen.
+        tokio::task::consume_budget().await;
+        Err(Missed::NotAsked)
     }
 
     /// Whatever gives back or forgets. It is done here as well, and no denial of these keys is certain any more; but only the store
@@ -245,8 +301,7 @@ impl Inner {
     async fn ask_until(self: &Arc<Self>, check: &Check<'_>, until: Instant, late: bool) -> Result<Decision, Missed> {
         let parts = self.store.parts(check);
         if self.open.load(Ordering::Relaxed) > 0 && self.lanes(parts).any(|lane| self.breakers[lane].lock().is_open()) {
-            one(&self.counts.not_asked);
-            return Err(Missed::NotAsked);
+            return self.not_asked().await;
         }
         let too_late = || StoreError::Unavailable(format!("no answer within {:?}", self.settings.deadline).into());
         if late && Instant::now() >= until {
@@ -305,15 +360,26 @@ impl Inner {
     }
 
     fn missed(self: &Arc<Self>, check: &Check<'_>, parts: u64, sent: Timestamp, now: Timestamp) {
+        let probe = || check.clone().into_owned().into_op(Op::Peek).without_id();
         for lane in self.lanes(parts) {
-            let change = self.breakers[lane].lock().missed(sent, now);
+            let (change, silent) = {
+                let mut breaker = self.breakers[lane].lock();
+                (breaker.missed(sent, now), breaker.falls_silent(sent))
+            };
             if change == Some(Change::Opened) {
-                self.changed(Change::Opened);
-                let inner = Arc::clone(self);
-                let probe = check.clone().into_owned().into_op(Op::Peek).without_id();
-                tokio::spawn(async move { inner.probe(lane, probe).await });
+                self.opened(lane, probe());
+            } else if silent {
+                self.silent.fetch_add(1, Ordering::Relaxed);
+                let listening = Listening { inner: Arc::clone(self), lane };
+                tokio::spawn(listening.run(probe()));
             }
         }
+    }
+
+    fn opened(self: &Arc<Self>, lane: usize, probe: Check<'static>) {
+        self.changed(Change::Opened);
+        let inner = Arc::clone(self);
+        tokio::spawn(async move { inner.probe(lane, probe).await });
     }
 
     /// Looks from time to time whether the store is back. Nobody waits for it.

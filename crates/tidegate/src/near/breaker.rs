@@ -3,6 +3,9 @@
 //! It opens when the store has been silent for a while and several calls in a row had no answer, or when most calls of the last moments had
 //! none. While it is open nobody asks but the prober, at times that no two nodes share. It closes when enough probes in a row were
 //! answered: one after an outage, more if it had closed only a moment before, so that a store that comes and goes is not believed every time.
+//!
+//! Before it opens there is *silence*: a call had no answer in time, and no other call has had one since it was sent. Then nobody waits for the
+//! store either: one question at a time, that nobody waits for, finds out whether it was a short stall, and counts as a call.
 
 use tidegate_core::Timestamp;
 
@@ -55,8 +58,11 @@ pub(crate) struct Breaker {
     open: bool,
     /// Calls in a row that had no answer.
     misses: u32,
-    /// When the first of them ended.
+    /// When the first of them was sent.
     silent_since: Timestamp,
+    /// When a call was answered last.
+    heard: Timestamp,
+    silent: bool,
     /// Answers and misses of this moment.
     moment: Timestamp,
     answered: u32,
@@ -81,6 +87,24 @@ impl Breaker {
         self.turn(now);
         self.answered += 1;
         self.misses = 0;
+        (self.heard, self.silent) = (now, false);
+    }
+
+    /// A call that was sent at `sent` was missed. Whether that is when silence begins: somebody has to listen from now on.
+    pub(crate) fn falls_silent(&mut self, sent: Timestamp) -> bool {
+        let falls = !self.open && !self.silent && sent >= self.heard;
+        self.silent |= falls;
+        falls
+    }
+
+    /// Whether nobody should wait for an answer.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.silent
+    }
+
+    /// Nobody listens any more.
+    pub(crate) fn not_silent(&mut self) {
+        self.silent = false;
     }
 
     /// A call had no answer in time; it had been sent at `sent`.
@@ -100,7 +124,7 @@ impl Breaker {
         }
         let early = self.closed_at.is_some_and(|closed_at| now.micros_since(closed_at) < TOO_EARLY_US);
         self.needed = if early { (self.needed * 2).min(MOST_PROBES) } else { 1 };
-        (self.open, self.good) = (true, 0);
+        (self.open, self.good, self.silent) = (true, 0, false);
         Some(Change::Opened)
     }
 
@@ -193,6 +217,20 @@ mod tests {
         // Long after that one is enough again.
         stall(&mut breaker, 9000, 200);
         assert_eq!(breaker.probed(true, at(9500)), Some(Change::Closed));
+    }
+
+    #[test]
+    fn silence_begins_with_a_call_since_which_nothing_was_heard_and_ends_with_an_answer() {
+        let mut breaker = Breaker::new(Rules::default());
+        breaker.answered(at(10));
+        assert!(!breaker.falls_silent(at(9)), "another was answered since");
+        assert!(breaker.falls_silent(at(11)) && breaker.is_silent());
+        assert!(!breaker.falls_silent(at(12)), "it is silent already");
+        breaker.answered(at(20));
+        assert!(!breaker.is_silent() && breaker.falls_silent(at(21)));
+        stall(&mut breaker, 21, 200);
+        assert!(breaker.is_open() && !breaker.is_silent(), "then it is open");
+        assert!(!breaker.falls_silent(at(300)));
     }
 
     #[test]

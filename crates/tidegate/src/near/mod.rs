@@ -78,6 +78,8 @@ pub(crate) struct Inner {
     breakers: Box<[Mutex<Breaker>]>,
     /// How many of them are open.
     open: AtomicUsize,
+    /// Of how many somebody listens whether they are heard again.
+    silent: AtomicUsize,
     flights: Mutex<Flights>,
     seen: Recent<Seen>,
     leases: Kept<Lease>,
@@ -194,6 +196,7 @@ impl NearBuilder {
             random,
             breakers,
             open: AtomicUsize::new(0),
+            silent: AtomicUsize::new(0),
             flights: Mutex::new(Flights::new(settings.max_in_flight)),
             seen: Recent::new(seen_keys),
             leases: Kept::new(kept_keys),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tidegate::{BreakerState, Check, ManualClock, OnFailure, Source, Store, Terms};
+use tidegate::{BreakerState, Check, ManualClock, OnFailure, Source, Store, SyncMode, Terms};
 use tokio::time::Instant;
 
 use super::{Remote, ask, limits, node};
@@ -26,6 +26,7 @@ async fn a_silent_store_delays_nobody_once_the_breaker_is_open_and_is_back_withi
         let decision = ask(&near, "k", &limits, 1).await;
         assert_eq!((decision.allowed(), decision.source()), (true, Source::Fallback));
         assert!(began.elapsed() <= Duration::from_millis(8));
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert!(stalled.elapsed() <= Duration::from_millis(100), "opened after {:?}", stalled.elapsed());
     for _ in 0..1000 {
@@ -43,6 +44,45 @@ async fn a_silent_store_delays_nobody_once_the_breaker_is_open_and_is_back_withi
     let stats = near.stats();
     assert_eq!((stats.opened, stats.closed, changes.load(Ordering::Relaxed)), (1, 1, 2));
     assert!(stats.fallback_allowed > 1000 && stats.not_asked >= 1000);
+}
+
+/// Requests that come one behind the other, as those of a pipeline do, wait for a stalled store once, and not each for itself.
+#[tokio::test(start_paused = true)]
+async fn only_those_who_notice_a_stall_first_wait_for_it() {
+    let clock = ManualClock::with_runtime();
+    let limits = limits("1000000/s");
+    for sync in [SyncMode::Direct, SyncMode::Lease, SyncMode::Async] {
+        let remote = Remote::new(&clock);
+        let near = node(&remote, &clock, 2, 7).async_cap(1).build();
+        let terms = Terms { sync, on_failure: None };
+        let check = Check::new().terms(terms).charge("k", &limits, 1);
+        for _ in 0..50 {
+            assert!(near.decide(&check).await.unwrap().allowed());
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        remote.silent(true);
+        let began = Instant::now();
+        let (mut alone, mut waited) = (0, 0);
+        while began.elapsed() < Duration::from_millis(45) {
+            let asked = Instant::now();
+            let decision = near.decide(&check).await.unwrap();
+            alone += u32::from(decision.source() == Source::Fallback);
+            waited += u32::from(asked.elapsed() > Duration::ZERO);
+            if asked.elapsed() == Duration::ZERO {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        assert_eq!(near.stats().breaker, BreakerState::Closed);
+        assert!(alone > 0 && waited <= 2, "{sync:?}: {waited} waited, {alone} were answered without the store");
+        // Those who listen hear it as soon as it speaks.
+        remote.silent(false);
+        let back = Instant::now();
+        while near.decide(&check).await.unwrap().source() == Source::Fallback {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(back.elapsed() <= Duration::from_millis(10), "{sync:?}: back after {:?}", back.elapsed());
+        assert_eq!(near.stats().opened, 0);
+    }
 }
 
 #[tokio::test(start_paused = true)]
