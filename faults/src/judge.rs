@@ -103,9 +103,7 @@ impl<'a> Judge<'a> {
         let (max, noise) = (longest(&record.answers), longest(&record.control));
         let mut worst: Option<(Duration, Answer)> = None;
         for answer in record.answers.iter().filter(|answer| answer.took > HARD) {
-            let beside = record.control.iter().filter(|own| own.asked <= answer.end() && own.end() >= answer.asked);
-            let noise = beside.map(|own| own.took).max().unwrap_or_default();
-            let excess = answer.took.saturating_sub(noise);
+            let excess = self.excess(answer);
             if worst.is_none_or(|(most, _)| excess > most) {
                 worst = Some((excess, *answer));
             }
@@ -124,10 +122,17 @@ impl<'a> Judge<'a> {
         }
     }
 
+    /// How much longer it took than any request about nothing beside it: what is not the machine's.
+    fn excess(&self, answer: &Answer) -> Duration {
+        let control = self.run.record.control.iter();
+        let beside = control.filter(|own| own.asked <= answer.end() && own.end() >= answer.asked);
+        answer.took.saturating_sub(beside.map(|own| own.took).max().unwrap_or_default())
+    }
+
     /// From `from` on, until `to`, nobody waits for the store after this long.
     pub(crate) fn open_after(&mut self, from: Duration, to: Duration, bound: Duration) {
         // Within a tenth of a second one may wait for the machine; a store that is waited for is waited for by everybody.
-        let waits = self.run.record.between(from, to).filter(|answer| answer.took >= WAITS);
+        let waits = self.run.record.between(from, to).filter(|a| a.took >= WAITS && self.excess(a) >= WAITS);
         let mut waits: Vec<Duration> = waits.filter(|a| a.source == Some(Source::Fallback)).map(|a| a.asked).collect();
         waits.sort();
         let last = waits.windows(5).map(|five| (five[0], five[4])).filter(|(first, last)| *last - *first < bound / 2);
