@@ -1,7 +1,7 @@
 //! `cargo run --release -- memory`: decisions in memory, Tidegate beside governor and beside the bound of the machine;
 //! `-- redis`: decisions in Redis, beside plain scripts, redis-cell and a bare client;
 //! `-- server`: the doors, beside Redis, redis-cell and a bare axum; `-- grpc`: Envoy's protocol, beside bare tonic;
-//! `-- near`: what stands before a remote store, while that stops and goes on.
+//! `-- near`, `-- near-server`: what stands before a remote store, while that stops and goes on; in a program, and behind the doors.
 //!
 //! Every contender is measured in turns within one run, many short rounds each, and the median round counts: on a noisy
 //! machine the ratio of medians is worth more than any single number.
@@ -10,6 +10,7 @@ mod contenders;
 mod grpc;
 mod memory;
 mod near;
+mod near_server;
 mod redis;
 mod server;
 mod tower;
@@ -28,13 +29,15 @@ fn main() {
         Some("grpc") => grpc::run(&words.collect::<Vec<_>>()),
         Some("tower") => tower::run(&words.collect::<Vec<_>>()),
         Some("near") => near::run(&words.collect::<Vec<_>>()),
+        Some("near-server") => near_server::run(&words.collect::<Vec<_>>()),
         Some("wire") => wire::run(&words.collect::<Vec<_>>()),
         Some("instructions") => memory::instructions(&words.collect::<Vec<_>>()),
         _ => {
             eprintln!(
                 "usage: bench memory [KEYS…] | bytes CONTENDER KEYS | slowest | parts | instructions CONTENDER\n       \
                  | redis [cpu | throughput | bytes | calls | all] [redis62 | redis7 | redis8 | valkey9] | wire [CALLERS…]\n       \
-                 | server [resp [DEPTH…] | http | all] | grpc [ROUNDS] | tower [ROUNDS] | near [REQUESTS_PER_SECOND]"
+                 | server [resp [DEPTH…] | http | all] | grpc [ROUNDS] | tower [ROUNDS] | near [REQUESTS_PER_SECOND]\n       \
+                 | near-server [REQUESTS_PER_SECOND]"
             );
             std::process::exit(2);
         }

@@ -226,7 +226,7 @@ fn throttlecrab() -> Option<(Child, u16)> {
 pub(crate) struct Own {
     pub(crate) child: Child,
     pub(crate) http: SocketAddr,
-    resp: SocketAddr,
+    pub(crate) resp: SocketAddr,
 }
 
 impl Own {

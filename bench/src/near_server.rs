@@ -1,0 +1,311 @@
+//! `cargo xtask bench near-server [REQUESTS_PER_SECOND]`: a server over a real Redis that is stopped under load and goes on, asked through its doors for RESP and
+//! HTTP; and how much it still answers when it is asked for ten times as much as it can do.
+//!
+//! Requests are sent when they are due, whatever the answers do, over connections that are used in turns. Beside each stands the same load of requests for
+//! nothing, which shows what the machine itself adds: load, server and Redis share its processors.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tidegate_server::config::Config;
+use tidegate_server::{Options, start};
+use tidegate_testkit::{Flavor, Server};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::server::{Own, until_left_alone};
+
+type Failure = Box<dyn std::error::Error>;
+
+const CONNECTIONS: usize = 64;
+/// So many requests may wait on one connection; a client that has more gives up.
+const MOST_WAITING: usize = 64;
+/// An answer that comes later is no use.
+const IN_TIME: Duration = Duration::from_millis(10);
+
+pub fn run(args: &[&str]) {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let done = match args {
+        ["serve", url] => runtime.block_on(serve(url)),
+        [] => runtime.block_on(all(20_000)),
+        [rate] => rate.parse().map_err(Failure::from).and_then(|rate| runtime.block_on(all(rate))),
+        _ => Err("expected nothing or how many requests a second".into()),
+    };
+    if let Err(error) = done {
+        eprintln!("near-server {}: {error}", args.join(" "));
+        std::process::exit(1);
+    }
+}
+
+/// The server, as a process of its own.
+async fn serve(url: &str) -> Result<(), Failure> {
+    let text =
+        format!("store: {url}\nnear: {{ nodes: 1 }}\nlisten: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\n");
+    let running = start(Config::parse(&text, "bench")?, Options::default()).await?;
+    let (http, resp) = (running.http.ok_or("no door")?, running.resp.ok_or("no door")?);
+    tokio::task::block_in_place(|| until_left_alone(http, resp));
+    Ok(())
+}
+
+async fn all(rate: u64) -> Result<(), Failure> {
+    let redis = Server::start(Flavor::Redis7);
+    let own = Own::start_as(&["near-server", "serve", &redis.url()]);
+    for (door, at) in [(Door::Resp, own.resp), (Door::Http, own.http)] {
+        stopped(&redis, door, at, rate).await?;
+    }
+    goodput(own.resp).await
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Door {
+    Resp,
+    Http,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Store,
+    Alone,
+    Error,
+}
+
+/// One answer: when it was asked for, how long it took, and who gave it.
+#[derive(Clone, Copy)]
+struct Answer {
+    asked: Instant,
+    took: Duration,
+    kind: Kind,
+}
+
+impl Door {
+    /// A request about nothing.
+    fn nothing(self) -> Vec<u8> {
+        match self {
+            Door::Resp => b"*1\r\n$4\r\nPING\r\n".to_vec(),
+            Door::Http => b"GET /healthz HTTP/1.1\r\nhost: tidegate\r\n\r\n".to_vec(),
+        }
+    }
+
+    fn question(self, number: u64) -> Vec<u8> {
+        let key = format!("user:{:04}", number % 1000);
+        match self {
+            Door::Resp => {
+                let words = ["CL.THROTTLE", &key, "1000000", "1000000", "1"];
+                let words: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+                format!("*5\r\n{words}").into_bytes()
+            }
+            Door::Http => {
+                let body = format!(r#"{{"key":"{key}","limit":"1000000/s"}}"#);
+                let length = body.len();
+                let head = "POST /v1/check HTTP/1.1\r\nhost: tidegate\r\ncontent-type: application/json";
+                format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}").into_bytes()
+            }
+        }
+    }
+
+    /// The first answer among these bytes, and how long it is.
+    fn answer(self, bytes: &[u8]) -> Option<(usize, Kind)> {
+        let line = |from: usize| bytes[from..].windows(2).position(|two| two == b"\r\n").map(|at| from + at + 2);
+        let contains = |bytes: &[u8], part: &[u8]| bytes.windows(part.len()).any(|own| own == part);
+        match self {
+            Door::Resp => {
+                let mut end = line(0)?;
+                match bytes[0] {
+                    b'*' => {
+                        // Five numbers and the mark.
+                        for _ in 0..7 {
+                            end = line(end)?;
+                        }
+                        let alone = contains(&bytes[..end], b"fallback");
+                        Some((end, if alone { Kind::Alone } else { Kind::Store }))
+                    }
+                    b'+' => Some((end, Kind::Store)),
+                    _ => Some((end, Kind::Error)),
+                }
+            }
+            Door::Http => {
+                let head = bytes.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
+                let text = std::str::from_utf8(&bytes[..head]).ok()?.to_ascii_lowercase();
+                let length =
+                    text.split("content-length: ").nth(1).and_then(|rest| rest.lines().next()?.trim().parse().ok());
+                let end = head + length.unwrap_or(0);
+                let kind = match bytes.get(head..end)? {
+                    _ if !text.starts_with("http/1.1 200") => Kind::Error,
+                    body if contains(body, br#""source":"fallback""#) => Kind::Alone,
+                    _ => Kind::Store,
+                };
+                Some((end, kind))
+            }
+        }
+    }
+}
+
+type Waiting = Arc<Mutex<VecDeque<Instant>>>;
+
+/// Answers, and how many requests were not sent because too many waited.
+struct Load {
+    answers: Vec<Answer>,
+    unsent: u64,
+}
+
+/// Asks `rate` times a second for so long. `questions` are asked in turns.
+async fn load(door: Door, at: SocketAddr, rate: u64, lasts: Duration, questions: &[Vec<u8>]) -> Result<Load, Failure> {
+    let answers = Arc::new(Mutex::new(Vec::new()));
+    let (mut lines, mut readers) = (Vec::new(), tokio::task::JoinSet::new());
+    for _ in 0..CONNECTIONS {
+        let mut stream = TcpStream::connect(at).await?;
+        stream.set_nodelay(true)?;
+        if door == Door::Resp {
+            stream.write_all(b"TG.MARK ON\r\n").await?;
+            let mut ok = [0; 5];
+            stream.read_exact(&mut ok).await?;
+        }
+        let (mut reader, writer) = stream.into_split();
+        let waiting = Waiting::default();
+        let (own, answers) = (Arc::clone(&waiting), Arc::clone(&answers));
+        readers.spawn(async move {
+            let mut bytes = Vec::with_capacity(16 << 10);
+            while matches!(reader.read_buf(&mut bytes).await, Ok(1..)) {
+                let (now, mut used) = (Instant::now(), 0);
+                while let Some((length, kind)) = door.answer(&bytes[used..]).filter(|_| used < bytes.len()) {
+                    used += length;
+                    let asked = own.lock().pop_front().unwrap_or(now);
+                    answers.lock().push(Answer { asked, took: now - asked, kind });
+                    if used == bytes.len() {
+                        break;
+                    }
+                }
+                bytes.drain(..used);
+            }
+        });
+        lines.push((writer, waiting));
+    }
+    let (began, mut sent, mut unsent) = (Instant::now(), 0_u64, 0_u64);
+    let mut tick = tokio::time::interval(Duration::from_millis(1));
+    while began.elapsed() < lasts {
+        tick.tick().await;
+        let due = rate * u64::try_from(began.elapsed().as_micros())? / 1_000_000;
+        // Neighbours go over one line together, as many as fit.
+        while sent < due {
+            let (writer, waiting) = &lines[usize::try_from(sent / 4)? % CONNECTIONS];
+            let question = &questions[usize::try_from(sent)? % questions.len()];
+            sent += 1;
+            let mut waiting = waiting.lock();
+            if waiting.len() >= MOST_WAITING
+                || !matches!(writer.try_write(question), Ok(length) if length == question.len())
+            {
+                unsent += 1;
+                continue;
+            }
+            waiting.push_back(Instant::now());
+        }
+    }
+    let patience = Instant::now();
+    while lines.iter().any(|(_, waiting)| !waiting.lock().is_empty()) && patience.elapsed() < Duration::from_secs(2) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    readers.shutdown().await;
+    let lost = lines.iter().map(|(_, waiting)| waiting.lock().len()).sum::<usize>();
+    if lost > 0 {
+        println!("  {lost} requests were never answered");
+    }
+    let answers = std::mem::take(&mut *answers.lock());
+    Ok(Load { answers, unsent })
+}
+
+fn line(name: &str, answers: &[Answer]) {
+    let mut took: Vec<Duration> = answers.iter().map(|answer| answer.took).collect();
+    took.sort();
+    let at = |per_mille: usize| {
+        took.get((took.len() * per_mille / 1000).min(took.len().saturating_sub(1))).copied().unwrap_or_default()
+    };
+    let alone = answers.iter().filter(|answer| answer.kind == Kind::Alone).count();
+    println!(
+        "  {name:<26} p50 {:?}  p99 {:?}  max {:?}  of {}, {alone} without Redis",
+        at(500),
+        at(990),
+        at(1000),
+        answers.len()
+    );
+}
+
+async fn stopped(redis: &Server, door: Door, at: SocketAddr, rate: u64) -> Result<(), Failure> {
+    let second = Duration::from_secs(1);
+    let questions: Vec<Vec<u8>> = (0..1000).map(|number| door.question(number)).collect();
+    // As much as this machine can offer and answer.
+    let mut rate = rate;
+    loop {
+        let tried = load(door, at, rate, second, &questions).await?;
+        let good = tried.answers.iter().filter(|answer| answer.took <= IN_TIME).count();
+        if good as u64 * 100 >= rate * 95 || rate < 2000 {
+            break;
+        }
+        rate = rate * 3 / 4;
+    }
+    println!("{door:?}, {rate} requests a second over {CONNECTIONS} connections");
+    line("about nothing", &load(door, at, rate, 6 * second, &[door.nothing()]).await?.answers);
+    let own = questions.clone();
+    let loading =
+        tokio::spawn(async move { load(door, at, rate, 6 * second, &own).await.map_err(|error| error.to_string()) });
+    tokio::time::sleep(2 * second).await;
+    let stop = Instant::now();
+    tokio::task::block_in_place(|| redis.stop_signal());
+    tokio::time::sleep(2 * second).await;
+    let go_on = Instant::now();
+    redis.continue_signal();
+    let Load { answers, unsent } = loading.await??;
+    let of = |from: Instant, to: Instant| -> Vec<Answer> {
+        answers.iter().copied().filter(|answer| answer.asked >= from && answer.asked < to).collect()
+    };
+    let far = go_on + 60 * second;
+    line("Redis answers", &of(stop - 60 * second, stop));
+    line("stopped, all of it", &of(stop, go_on));
+    line("stopped, after 100 ms", &of(stop + Duration::from_millis(100), go_on));
+    line("after it goes on", &of(go_on, far));
+    let errors = answers.iter().filter(|answer| answer.kind == Kind::Error).count();
+    let after = of(go_on, far);
+    let back = after.iter().filter(|answer| answer.kind == Kind::Store).map(|answer| answer.asked - go_on).min();
+    let last = after.iter().filter(|answer| answer.kind == Kind::Alone).map(|answer| answer.asked - go_on).max();
+    println!(
+        "  errors {errors}, not sent {unsent}; first answer of Redis {back:?} after it goes on, last one without it {last:?}"
+    );
+    Ok(())
+}
+
+async fn goodput(at: SocketAddr) -> Result<(), Failure> {
+    println!("RESP, as much as it can do and ten times that; answers within 10 ms, a second");
+    let door = Door::Resp;
+    let questions: Vec<Vec<u8>> = (0..1000).map(|number| door.question(number)).collect();
+    let lasts = Duration::from_secs(2);
+    let measure = async |rate: u64| -> Result<(u64, u64), Failure> {
+        let Load { answers, unsent } = load(door, at, rate, lasts, &questions).await?;
+        let good = |of: &dyn Fn(&Answer) -> bool| {
+            answers.iter().filter(|answer| answer.took <= IN_TIME && of(answer)).count() as u64 / lasts.as_secs()
+        };
+        let (all, store) = (good(&|answer| answer.kind != Kind::Error), good(&|answer| answer.kind == Kind::Store));
+        println!(
+            "  {rate:>7} offered   {all:>7} answered, {store:>6} of them by Redis; {} given up",
+            unsent / lasts.as_secs()
+        );
+        Ok((all, store))
+    };
+    let (mut best, mut peak) = (0, (0, 0));
+    for rate in [5_000, 10_000, 15_000, 20_000, 30_000, 40_000] {
+        let (all, store) = measure(rate).await?;
+        if store > peak.1 {
+            best = rate;
+        }
+        peak = (peak.0.max(all), peak.1.max(store));
+    }
+    let (all, store) = measure(best * 10).await?;
+    println!(
+        "  at ten times {best}: {} % of the peak of all answers, {} % of those of Redis",
+        100 * all / peak.0.max(1),
+        100 * store / peak.1.max(1)
+    );
+    Ok(())
+}
