@@ -1,7 +1,7 @@
 //! `cargo xtask bench near-server [REQUESTS_PER_SECOND]`: a server over a real Redis that is stopped under load and goes on, asked through its doors for RESP and
 //! HTTP; and how much it still answers when it is asked for ten times as much as it can do.
 //!
-//! Requests are sent when they are due, whatever the answers do, over connections that are used in turns. Beside each stands the same load of requests for
+//! Requests are sent when they are due, whatever the answers do. Beside each stands the same load of requests for
 //! nothing, which shows what the machine itself adds: load, server and Redis share its processors.
 
 use std::collections::VecDeque;
@@ -20,7 +20,9 @@ use crate::server::{Own, until_left_alone};
 
 type Failure = Box<dyn std::error::Error>;
 
-const CONNECTIONS: usize = 64;
+/// Over RESP requests follow each other on few connections, as those of a client that shares one do; over HTTP each connection has one request at
+/// a time, so there are more of them.
+const CONNECTIONS: [usize; 2] = [16, 256];
 /// So many requests may wait on one connection; a client that has more gives up.
 const MOST_WAITING: usize = 64;
 /// An answer that comes later is no use.
@@ -43,8 +45,9 @@ pub fn run(args: &[&str]) {
 
 /// The server, as a process of its own.
 async fn serve(url: &str) -> Result<(), Failure> {
-    let text =
-        format!("store: {url}\nnear: {{ nodes: 1 }}\nlisten: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\n");
+    let text = format!(
+        "store: {url}\nnear: {{ nodes: 1 }}\nlisten: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\nlog: {{ level: off }}\n"
+    );
     let running = start(Config::parse(&text, "bench")?, Options::default()).await?;
     let (http, resp) = (running.http.ok_or("no door")?, running.resp.ok_or("no door")?);
     tokio::task::block_in_place(|| until_left_alone(http, resp));
@@ -82,6 +85,10 @@ struct Answer {
 }
 
 impl Door {
+    fn connections(self) -> usize {
+        CONNECTIONS[usize::from(self == Door::Http)]
+    }
+
     /// A request about nothing.
     fn nothing(self) -> Vec<u8> {
         match self {
@@ -156,7 +163,7 @@ struct Load {
 async fn load(door: Door, at: SocketAddr, rate: u64, lasts: Duration, questions: &[Vec<u8>]) -> Result<Load, Failure> {
     let answers = Arc::new(Mutex::new(Vec::new()));
     let (mut lines, mut readers) = (Vec::new(), tokio::task::JoinSet::new());
-    for _ in 0..CONNECTIONS {
+    for _ in 0..door.connections() {
         let mut stream = TcpStream::connect(at).await?;
         stream.set_nodelay(true)?;
         if door == Door::Resp {
@@ -184,16 +191,22 @@ async fn load(door: Door, at: SocketAddr, rate: u64, lasts: Duration, questions:
         });
         lines.push((writer, waiting));
     }
-    let (began, mut sent, mut unsent) = (Instant::now(), 0_u64, 0_u64);
+    let (began, mut sent, mut unsent, mut next) = (Instant::now(), 0_u64, 0_u64, 0);
     let mut tick = tokio::time::interval(Duration::from_millis(1));
     while began.elapsed() < lasts {
         tick.tick().await;
         let due = rate * u64::try_from(began.elapsed().as_micros())? / 1_000_000;
-        // Neighbours go over one line together, as many as fit.
         while sent < due {
-            let (writer, waiting) = &lines[usize::try_from(sent / 4)? % CONNECTIONS];
             let question = &questions[usize::try_from(sent)? % questions.len()];
             sent += 1;
+            // In turns; over HTTP whoever has nothing to do.
+            let idle = |at: &usize| door == Door::Resp || lines[*at].1.lock().is_empty();
+            let Some(at) = (next..lines.len()).chain(0..next).find(idle) else {
+                unsent += 1;
+                continue;
+            };
+            next = (at + 1) % lines.len();
+            let (writer, waiting) = &lines[at];
             let mut waiting = waiting.lock();
             if waiting.len() >= MOST_WAITING
                 || !matches!(writer.try_write(question), Ok(length) if length == question.len())
@@ -246,7 +259,7 @@ async fn stopped(redis: &Server, door: Door, at: SocketAddr, rate: u64) -> Resul
         }
         rate = rate * 3 / 4;
     }
-    println!("{door:?}, {rate} requests a second over {CONNECTIONS} connections");
+    println!("{door:?}, {rate} requests a second over {} connections", door.connections());
     line("about nothing", &load(door, at, rate, 6 * second, &[door.nothing()]).await?.answers);
     let own = questions.clone();
     let loading =
