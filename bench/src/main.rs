@@ -10,7 +10,11 @@ mod contenders;
 mod grpc;
 mod memory;
 mod near;
+<<<<<<< HEAD
 mod near_server;
+=======
+mod proxy;
+>>>>>>> dc49cd3 (proxy: a streaming reverse proxy that applies the rules, with costs by outcome, size and time)
 mod redis;
 mod server;
 mod tower;
@@ -28,6 +32,7 @@ fn main() {
         Some("server") => server::run(&words.collect::<Vec<_>>()),
         Some("grpc") => grpc::run(&words.collect::<Vec<_>>()),
         Some("tower") => tower::run(&words.collect::<Vec<_>>()),
+        Some("proxy") => proxy::run(&words.collect::<Vec<_>>()),
         Some("near") => near::run(&words.collect::<Vec<_>>()),
         Some("near-server") => near_server::run(&words.collect::<Vec<_>>()),
         Some("wire") => wire::run(&words.collect::<Vec<_>>()),
@@ -36,8 +41,12 @@ fn main() {
             eprintln!(
                 "usage: bench memory [KEYS…] | bytes CONTENDER KEYS | slowest | parts | instructions CONTENDER\n       \
                  | redis [cpu | throughput | bytes | calls | all] [redis62 | redis7 | redis8 | valkey9] | wire [CALLERS…]\n       \
+<<<<<<< HEAD
                  | server [resp [DEPTH…] | http | all] | grpc [ROUNDS] | tower [ROUNDS] | near [REQUESTS_PER_SECOND]\n       \
                  | near-server [REQUESTS_PER_SECOND]"
+=======
+                 | server [resp [DEPTH…] | http | all] | grpc [ROUNDS] | tower [ROUNDS] | proxy [ROUNDS] | near [REQUESTS_PER_SECOND]"
+>>>>>>> dc49cd3 (proxy: a streaming reverse proxy that applies the rules, with costs by outcome, size and time)
             );
             std::process::exit(2);
         }

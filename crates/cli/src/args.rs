@@ -49,6 +49,7 @@ pub(crate) enum Command {
     Limits(Explain),
     Doctor(Doctor),
     Serve(Box<Serve>),
+    Proxy(Box<Proxy>),
     Validate(Validate),
     Explain(ExplainRules),
     /// Print a completion script for your shell
@@ -486,6 +487,65 @@ pub(crate) struct Serve {
     /// Yes, listen beyond this machine, open to everybody who can reach it
     #[arg(long, env = "TIDEGATE_INSECURE", help_heading = SECURITY)]
     pub(crate) insecure: bool,
+}
+
+/// Put limits in front of a web service: a reverse proxy.
+///
+/// Requests that the limits let pass go to the upstream as they came, whatever their size; the others are answered with 429 and when to try again.
+/// HTTP/1.1, HTTP/2 and WebSocket come in, with TLS if there is a certificate; HTTP/1.1 goes out, or HTTP/2 if the upstream is written as h2c://.
+///
+/// A limit is `LIMIT by WHAT`: ip, path, method, host, bearer (a token), header.NAME, cookie.NAME, query.NAME, or several of them, each combination with a
+/// budget of its own. More can be said in a file: see docs/proxy.md.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  tidegate proxy --upstream http://127.0.0.1:3000 --limit '10/s by ip'
+      Then: curl -i http://127.0.0.1:8000/
+  tidegate proxy --upstream http://app:3000 --listen 0.0.0.0:80 --limit '10/s; 1000/h by ip' --limit '5/min by ip, path'
+      Both limits must let a request pass.
+  tidegate proxy --upstream http://app:3000 --limit '100/min by header.x-api-key' --store redis://127.0.0.1/
+      One budget for each key, shared by all proxies that use this Redis.
+  tidegate proxy --upstream http://app:3000 --limit '10/s by ip' --trust 10.0.0.0/8
+      Behind a load balancer, whose X-Forwarded-For is believed.
+  tidegate proxy --upstream h2c://grpc:50051 --listen 0.0.0.0:443 --tls-cert cert.pem --tls-key key.pem --limit '50/s by bearer'
+  tidegate proxy --config tidegate.yaml
+      Rules with conditions, tiers, costs by outcome or size.
+
+Exit codes: 0 stopped by a signal with everything answered, 1 something was cut off, 2 usage or error.")]
+pub(crate) struct Proxy {
+    /// Where requests go: http://HOST:PORT, or h2c://HOST:PORT for HTTP/2 without TLS
+    #[arg(short, long, value_name = "URL", env = "TIDEGATE_UPSTREAM")]
+    pub(crate) upstream: Option<tidegate_server::proxy::Upstream>,
+    /// Where to listen; 127.0.0.1:8000 unless said
+    #[arg(long, value_name = "ADDR", env = "TIDEGATE_PROXY")]
+    pub(crate) listen: Option<std::net::SocketAddr>,
+    /// A limit, and by what: '10/s by ip'. Several must all let a request pass
+    #[arg(short, long = "limit", value_name = "LIMIT by WHAT", value_parser = tidegate_server::rules::Rule::in_one_line)]
+    pub(crate) limits: Vec<tidegate_server::rules::Rule>,
+    /// Rules and settings, or `-` for standard input; see docs/proxy.md
+    #[arg(short, long, value_name = "FILE", env = "TIDEGATE_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+    /// Where state is kept: `memory`, or the URL of a Redis or Valkey
+    #[arg(short, long, value_name = "URL", env = "TIDEGATE_STORE", hide_env_values = true)]
+    pub(crate) store: Option<String>,
+    /// Proxies that are believed who the client is: networks, addresses, `loopback` or `private`, separated by commas
+    #[arg(long, value_name = "NETWORKS", env = "TIDEGATE_TRUST")]
+    pub(crate) trust: Option<tidegate::http::TrustedProxies>,
+    /// Where HTTP listens for metrics and admin calls; nowhere unless said
+    #[arg(long, value_name = "ADDR", env = "TIDEGATE_ADMIN", value_parser = door)]
+    pub(crate) admin: Option<DoorAt>,
+    /// Print what counts, from file, environment and options, and stop
+    #[arg(long)]
+    pub(crate) print_config: bool,
+    /// What is logged, and how: off, error, warn, info or debug; human or json; or one of each: `warn,json`
+    #[arg(long, value_name = "LEVEL,FORMAT", env = "TIDEGATE_LOG", value_parser = log_words)]
+    pub(crate) log: Option<LogWords>,
+    /// The certificate, in PEM; read again when it changes
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_TLS_CERT", requires = "tls_key", help_heading = SECURITY)]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Its key
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_TLS_KEY", requires = "tls_cert", help_heading = SECURITY)]
+    pub(crate) tls_key: Option<PathBuf>,
 }
 
 const DOORS: &str = "Doors";

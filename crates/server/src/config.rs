@@ -20,8 +20,13 @@ use crate::door::Bounds;
 use crate::door::tls::TlsFiles;
 use crate::http::Manners;
 use crate::observe::{Format, Level, Settings};
+use crate::proxy::ProxySettings;
+use crate::proxy::settings::ProxyFile;
 use crate::rules::envoy::Terms;
-use crate::rules::{Budget, Condition, Cost, Failure, MAX_NAME_BYTES, MAX_RULES, Mode, Override, Pattern, Rule, Rules};
+use crate::rules::{
+    Budget, Condition, Cost, Failure, MAX_NAME_BYTES, MAX_RULES, Measure, Mode, Override, Pattern, Rule, Rules, Settle,
+    outcome,
+};
 
 /// The largest file that is read, in bytes.
 pub const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -57,6 +62,8 @@ pub struct Config {
     pub envoy: Envoy,
     /// How answers over HTTP are dressed.
     pub manners: Manners,
+    /// Where the proxy leads, if there is one.
+    pub proxy: Option<ProxySettings>,
     /// The rules.
     pub rules: Rules,
 }
@@ -120,12 +127,14 @@ pub struct Listen {
     pub resp: Option<SocketAddr>,
     /// Metrics, dashboard and admin calls, if they shall have a door of their own.
     pub admin: Option<SocketAddr>,
+    /// The proxy, if there is an upstream.
+    pub proxy: Option<SocketAddr>,
 }
 
 impl Default for Listen {
     fn default() -> Self {
         let at = |port| Some(SocketAddr::from(([127, 0, 0, 1], port)));
-        Listen { http: at(8080), grpc: at(8081), resp: at(6380), admin: None }
+        Listen { http: at(8080), grpc: at(8081), resp: at(6380), admin: None, proxy: at(8000) }
     }
 }
 
@@ -226,6 +235,8 @@ struct File {
     envoy: EnvoyFile,
     #[serde(default)]
     http: HttpFile,
+    #[serde(default)]
+    proxy: Option<ProxyFile>,
     #[serde(default)]
     rules: Vec<RuleFile>,
 }
@@ -406,7 +417,7 @@ impl NearFile {
 
 /// A number between two others.
 #[derive(Debug, Clone, Copy)]
-struct Within<const LEAST: u32, const MOST: u32>(u32);
+pub(crate) struct Within<const LEAST: u32, const MOST: u32>(pub(crate) u32);
 
 impl<'de, const LEAST: u32, const MOST: u32> Deserialize<'de> for Within<LEAST, MOST> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
@@ -497,6 +508,7 @@ struct ListenFile {
     grpc: Option<Door>,
     resp: Option<Door>,
     admin: Option<Door>,
+    proxy: Option<Door>,
 }
 
 #[derive(Deserialize, Debug)]
@@ -520,6 +532,10 @@ struct RuleFile {
     on_store_failure: Option<FailureWord>,
     #[serde(default)]
     sync: SyncWord,
+    #[serde(default)]
+    charge_when: Conditions,
+    #[serde(default)]
+    settle: Option<SettleFile>,
 }
 
 #[derive(Deserialize, Debug)]
@@ -540,6 +556,7 @@ impl File {
             if rules.iter().any(|earlier| earlier.name == name) {
                 return Err(format!("two rules are called {name:?}: expected a name of its own for each"));
             }
+            outcome::check(&rule.charge_when.0).map_err(|problem| format!("rule {name}: {problem}"))?;
             let overrides =
                 rule.overrides.into_iter().map(|other| Override { when: other.when.0, budget: other.limit.0 });
             rules.push(Rule {
@@ -556,6 +573,8 @@ impl File {
                 refunds: rule.refunds == OnOff::On,
                 on_store_failure: rule.on_store_failure.map(Into::into),
                 sync: rule.sync.into(),
+                charge_when: rule.charge_when.0,
+                settle: rule.settle.map(|settle| settle.0),
             });
         }
         let door = |said: Option<Door>, default: Option<SocketAddr>| said.map_or(default, |door| door.0);
@@ -568,6 +587,7 @@ impl File {
                 grpc: door(self.listen.grpc, default.grpc),
                 resp: door(self.listen.resp, default.resp),
                 admin: door(self.listen.admin, default.admin),
+                proxy: door(self.listen.proxy, default.proxy),
             },
             clients: self.client_ip.checked(self.trusted_proxies)?,
             on_store_failure: self.on_store_failure.map_or_else(Failure::default, Into::into),
@@ -586,6 +606,7 @@ impl File {
             insecure: self.insecure,
             envoy: self.envoy.checked(),
             manners: self.http.checked(),
+            proxy: self.proxy.map(ProxyFile::checked),
             rules: Rules::new(rules),
         })
     }
@@ -681,7 +702,7 @@ impl<'de> Deserialize<'de> for OnOff {
 
 /// Text that is not blank.
 #[derive(Debug)]
-struct Text(String);
+pub(crate) struct Text(pub(crate) String);
 
 impl<'de> Deserialize<'de> for Text {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
@@ -869,6 +890,53 @@ impl<'de> Deserialize<'de> for CostFile {
     }
 }
 
+/// `response_bytes`, `response_ms`, `header.NAME`; or one of these with how many of them are one unit.
+#[derive(Debug)]
+struct SettleFile(Settle);
+
+impl<'de> Deserialize<'de> for SettleFile {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        fn read<E: de::Error>(text: &str, per: u64) -> Result<SettleFile, E> {
+            let by = match text {
+                "response_bytes" => Measure::Bytes,
+                "response_ms" => Measure::Millis,
+                _ => match text.strip_prefix("header.").filter(|name| !name.is_empty()) {
+                    Some(name) => Measure::Header(name.to_ascii_lowercase().into()),
+                    None => {
+                        let problem = format!("{text:?}: expected response_bytes, response_ms or header.NAME");
+                        return Err(E::custom(problem));
+                    }
+                },
+            };
+            if per == 0 { Err(E::custom("per: 0: expected at least 1")) } else { Ok(SettleFile(Settle { by, per })) }
+        }
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = SettleFile;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("response_bytes, response_ms, header.NAME, or { by: …, per: N }")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<SettleFile, E> {
+                read(text, 1)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<SettleFile, A::Error> {
+                #[derive(Deserialize)]
+                #[serde(deny_unknown_fields)]
+                struct Pair {
+                    by: Text,
+                    per: u64,
+                }
+                let Pair { by, per } = Pair::deserialize(de::value::MapAccessDeserializer::new(map))?;
+                read(&by.0, per)
+            }
+        }
+        from.deserialize_any(Either)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -939,6 +1007,14 @@ rules:
             ("near: { lease_error_percent: 101 }\n", "f:1:30: 101: expected 0 to 100"),
             ("rules:\n  - name: a\n    limit: 1/s\n    sync: never\n", "f:4:11: "),
             ("rules:\n  - name: a\n    limit: 1/s\n    cost: -3\n", "f:4:5: "),
+            ("rules:\n  - name: a\n    limit: 1/s\n    settle: bytes\n", "f:4:13: \"bytes\": expected response_bytes"),
+            ("rules:\n  - name: a\n    limit: 1/s\n    settle: { by: response_ms, per: 0 }\n", "f:4:"),
+            (
+                "rules:\n  - name: a\n    limit: 1/s\n    charge_when: { path: /x }\n",
+                "f: rule a: charge_when: \"path\": expected status or header.NAME",
+            ),
+            ("proxy: { upstream: 'https://x' }\n", "f:1:20: upstream \"https://x\": TLS towards"),
+            ("proxy: { answer_secs: 3 }\n", "f:1:"),
         ] {
             let error = Config::parse(text, "f").unwrap_err().to_string();
             assert!(error.starts_with(expected), "{text}\nsays {error}");

@@ -61,13 +61,15 @@ pub enum Door {
     Resp,
     /// HTTP for those who look after it.
     Admin,
+    /// HTTP that goes on to an upstream.
+    Proxy,
 }
 
 impl Door {
     /// All of them.
-    pub const ALL: [Door; 5] = [Door::Inner, Door::Http, Door::Grpc, Door::Resp, Door::Admin];
+    pub const ALL: [Door; 6] = [Door::Inner, Door::Http, Door::Grpc, Door::Resp, Door::Admin, Door::Proxy];
     /// Those that others can come through.
-    pub const OUTER: [Door; 4] = [Door::Http, Door::Grpc, Door::Resp, Door::Admin];
+    pub const OUTER: [Door; 5] = [Door::Http, Door::Grpc, Door::Resp, Door::Admin, Door::Proxy];
 
     /// The word used in configuration, metrics and logs.
     pub const fn name(self) -> &'static str {
@@ -77,6 +79,7 @@ impl Door {
             Door::Grpc => "grpc",
             Door::Resp => "resp",
             Door::Admin => "admin",
+            Door::Proxy => "proxy",
         }
     }
 }
@@ -424,6 +427,28 @@ impl Gate {
             ruling.shadow.push(Shadowed { rule: found.rule, allowed, decision });
         }
         Ok(ruling)
+    }
+
+    /// Settles what was taken for a request under this id: its cost was `cost`. Nothing if the rule has no limits.
+    ///
+    /// # Errors
+    /// If the store has no answer.
+    pub async fn settle(&self, found: &Match, id: Id, cost: u64) -> Result<Option<Decision>, StoreError> {
+        let Budget::Limits(limits) = &found.budget else { return Ok(None) };
+        let check = Check::of(Op::Settle).terms(found.rule.terms()).charge_subject(found.subject(), limits, cost);
+        let settled = self.ask(&check.reserving(found.cost).with_id(id), false).await;
+        if let Err(error) = &settled {
+            self.inner.observer.failed(self.door, error);
+        }
+        settled.map(Some)
+    }
+
+    /// The rules that apply to a request which costs `cost` by itself.
+    ///
+    /// # Errors
+    /// If a cost that is read from an attribute is not a number.
+    pub fn matching(&self, attributes: &(impl Attributes + ?Sized), cost: u64) -> Result<Vec<Match>, InvalidCost> {
+        self.inner.rules.load().matching(attributes, cost)
     }
 
     /// What limits say about what has been matched, counted nowhere.

@@ -15,6 +15,7 @@ pub mod grpc;
 pub mod http;
 pub mod observe;
 mod print;
+pub mod proxy;
 mod reload;
 pub mod resp;
 pub mod rules;

@@ -10,7 +10,7 @@ use std::path::Path;
 use tidegate::RedisUrl;
 
 use crate::config::{Config, Envoy};
-use crate::rules::{Budget, Condition, Cost, Failure, Mode, Rule};
+use crate::rules::{Budget, Condition, Cost, Failure, Measure, Mode, Rule, Settle};
 
 impl Config {
     /// As YAML, which [`Config::parse`] reads as the same configuration, but for password and secret of the store.
@@ -24,7 +24,13 @@ impl Config {
             let _ = writeln!(out, "store_secret_file: {}", path(file));
         }
         let listen = &self.listen;
-        let doors = [("http", listen.http), ("grpc", listen.grpc), ("resp", listen.resp), ("admin", listen.admin)];
+        let doors = [
+            ("http", listen.http),
+            ("grpc", listen.grpc),
+            ("resp", listen.resp),
+            ("admin", listen.admin),
+            ("proxy", listen.proxy),
+        ];
         let _ = writeln!(out, "listen:");
         for (name, at) in doors {
             let _ = writeln!(out, "  {name}: {}", door(at));
@@ -82,6 +88,9 @@ impl Config {
         let families = self.manners.headers.to_string().replace(' ', ", ");
         let _ = writeln!(out, "http:\n  headers: [{families}]\n  denial: {}", self.manners.denial);
         self.print_envoy(&mut out);
+        if let Some(proxy) = &self.proxy {
+            out.push_str(&proxy.to_yaml());
+        }
         if self.rules.iter().next().is_none() {
             let _ = writeln!(out, "rules: []");
         } else {
@@ -158,6 +167,17 @@ fn rule(out: &mut String, rule: &Rule) {
     };
     let _ = writeln!(out, "    mode: {mode}\n    refunds: {}", quoted(if rule.refunds { "on" } else { "off" }));
     let _ = writeln!(out, "    sync: {}", rule.sync.name());
+    if !rule.charge_when.is_empty() {
+        let _ = writeln!(out, "    charge_when: {}", conditions(&rule.charge_when));
+    }
+    if let Some(Settle { by, per }) = &rule.settle {
+        let by = match by {
+            Measure::Bytes => "response_bytes".into(),
+            Measure::Millis => "response_ms".into(),
+            Measure::Header(name) => quoted(&format!("header.{name}")),
+        };
+        let _ = writeln!(out, "    settle: {{ by: {by}, per: {per} }}");
+    }
     if let Some(policy) = rule.on_store_failure {
         let _ = writeln!(out, "    on_store_failure: {}", failure(policy));
     }
@@ -232,7 +252,10 @@ rules:
     refunds: off
     on_store_failure: open
     sync: lease
-  - { name: b, limit: 20 concurrent ttl 30s, cost: 3 }
+    charge_when: { status: [401, 5*], header.x-counts: "yes" }
+    settle: { by: header.X-Tokens, per: 3 }
+  - { name: b, limit: 20 concurrent ttl 30s, cost: 3, settle: response_bytes }
+proxy: { upstream: "h2c://app:81/base", connect_ms: 7, answer_secs: 8, idle_secs: 9, upgraded_idle_secs: 10, max_in_flight: 11, keep: 12, keep_secs: 13 }
 "#;
 
     #[test]

@@ -13,6 +13,7 @@ use crate::auth::{Auth, Guard, Secret};
 use crate::config::{Config, TokenFiles};
 use crate::gate::Gate;
 use crate::observe::metrics::Reloaded;
+use crate::rules::Rule;
 use crate::rules::envoy::{self, Domains};
 
 /// How often to look.
@@ -21,8 +22,8 @@ const EVERY: Duration = Duration::from_millis(500);
 /// What is read again.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    /// A rules file.
-    Rules(PathBuf),
+    /// A rules file, and rules beside it.
+    Rules(PathBuf, Arc<[Rule]>),
     /// A folder with the configuration of envoyproxy/ratelimit.
     Domains(PathBuf),
     /// Files with tokens, and who compares them.
@@ -32,21 +33,21 @@ pub(crate) enum Source {
 impl Source {
     fn path(&self) -> &Path {
         match self {
-            Source::Rules(path) | Source::Domains(path) => path,
+            Source::Rules(path, _) | Source::Domains(path) => path,
             Source::Tokens(files, _) => files.checks.as_deref().or(files.admin.as_deref()).unwrap_or(Path::new("")),
         }
     }
 
     fn name(&self) -> &'static str {
         match self {
-            Source::Rules(_) | Source::Domains(_) => "rules",
+            Source::Rules(..) | Source::Domains(_) => "rules",
             Source::Tokens(..) => "tokens",
         }
     }
 
     fn counted(&self) -> Reloaded {
         match self {
-            Source::Rules(_) | Source::Domains(_) => Reloaded::Rules,
+            Source::Rules(..) | Source::Domains(_) => Reloaded::Rules,
             Source::Tokens(..) => Reloaded::Tokens,
         }
     }
@@ -54,7 +55,7 @@ impl Source {
     /// By which a change is noticed: what a file says; or which files a folder has, each with its identity and times.
     fn fingerprint(&self) -> Option<Vec<u8>> {
         match self {
-            Source::Rules(file) => std::fs::read(file).ok(),
+            Source::Rules(file, _) => std::fs::read(file).ok(),
             Source::Tokens(files, _) => {
                 let mut print = Vec::new();
                 for file in [&files.checks, &files.admin].into_iter().flatten() {
@@ -80,12 +81,12 @@ impl Source {
     /// Reads it into `gate`, and says how many rules or tokens there are.
     fn load(&self, gate: &Gate) -> Result<usize, String> {
         match self {
-            Source::Rules(file) => {
+            Source::Rules(file, more) => {
                 let config = Config::load(file).map_err(|error| error.to_string())?;
                 let count = config.rules.iter().count();
                 gate.set_terms(config.envoy.terms);
                 gate.set_manners(config.manners);
-                gate.set_rules(config.rules);
+                gate.set_rules(config.rules.and(more));
                 Ok(count)
             }
             Source::Domains(folder) => {

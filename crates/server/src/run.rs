@@ -19,9 +19,10 @@ use crate::gate::{Backend, Door, Gate};
 use crate::http::Part;
 use crate::observe::{Log, Observer};
 use crate::reload::Source;
+use crate::rules::Rule;
 use crate::rules::envoy::Domains;
 use crate::supervise::Health;
-use crate::{grpc, http, reload, resp, supervise};
+use crate::{grpc, http, proxy, reload, resp, supervise};
 
 /// How long requests that were accepted may take to finish after the order to stop. With the last lines of the log, ten seconds at most.
 pub const DRAIN: Duration = Duration::from_secs(9);
@@ -52,6 +53,8 @@ pub struct Running {
     pub resp: Option<SocketAddr>,
     /// Where HTTP listens for those who look after it.
     pub admin: Option<SocketAddr>,
+    /// Where the proxy listens.
+    pub proxy: Option<SocketAddr>,
     gate: Gate,
     stop: watch::Sender<bool>,
     doors: JoinSet<io::Result<()>>,
@@ -103,6 +106,8 @@ pub enum StartError {
 pub struct Options {
     /// The file the rules came from, to be read again when it changes.
     pub rules_file: Option<PathBuf>,
+    /// Rules that apply beside those of the file, also when it has changed.
+    pub more_rules: Vec<Rule>,
     /// Addresses beyond this machine are meant.
     pub insecure: bool,
     /// The token for checks and the one for everything; those that are missing are read from the files that the configuration names.
@@ -201,10 +206,13 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
     let grpc = house.entrance(Door::Grpc, config.listen.grpc).await?;
     let resp = house.entrance(Door::Resp, config.listen.resp).await?;
     let admin = house.entrance(Door::Admin, config.listen.admin).await?;
+    // The proxy is for everybody: who may come is for the upstream to say, and how often for the rules.
+    let front = House { open: true, ..house };
+    let proxy = front.entrance(Door::Proxy, config.listen.proxy.filter(|_| config.proxy.is_some())).await?;
     if let Backend::Near(near, _) = &store {
         tell(near, &observer);
     }
-    let gate = Gate::observed(store, config.rules, observer.clone());
+    let gate = Gate::observed(store, config.rules.and(&options.more_rules), observer.clone());
     gate.set_terms(config.envoy.terms);
     gate.set_manners(config.manners);
     if let Some(folder) = &config.envoy.config {
@@ -213,7 +221,7 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
     let (guard, health) = (Arc::new(Guard::new(auth)), Health::default());
     let (stop, stopped) = watch::channel(false);
     let mut doors = JoinSet::new();
-    let (http_at, grpc_at, resp_at, admin_at) = (at(&http), at(&grpc), at(&resp), at(&admin));
+    let (http_at, grpc_at, resp_at, admin_at, proxy_at) = (at(&http), at(&grpc), at(&resp), at(&admin), at(&proxy));
     let part = if admin.is_some() { Part::Checks } else { Part::Whole };
     for (entrance, part) in [(http, part), (admin, Part::Admin)] {
         if let Some(entrance) = entrance {
@@ -230,6 +238,10 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
         let settings = resp::Settings { patience: config.bounds.patience, ..resp::Settings::default() };
         doors.spawn(resp::serve_at(entrance, gate.at(Door::Resp), Arc::clone(&guard), settings, stopped.clone()));
     }
+    if let (Some(entrance), Some(settings)) = (proxy, config.proxy) {
+        let (gate, clients) = (gate.at(Door::Proxy), config.clients);
+        doors.spawn(proxy::serve_at(entrance, gate, clients, settings, stopped.clone()));
+    }
     if let Some(tls) = tls {
         let (own, watching) = (observer.clone(), observer.clone());
         let task = move || tls.clone().watch(watching.clone());
@@ -237,7 +249,7 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
     }
     let has_files = token_files != TokenFiles::default();
     let sources = [
-        ("rules", options.rules_file.map(Source::Rules)),
+        ("rules", options.rules_file.map(|file| Source::Rules(file, options.more_rules.into()))),
         ("domains", config.envoy.config.map(Source::Domains)),
         ("tokens", has_files.then(|| Source::Tokens(token_files, Arc::clone(&guard)))),
     ];
@@ -250,7 +262,7 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
             doors.spawn(supervise::keep(name, task, observer.clone(), health.clone(), stopped.clone()));
         }
     }
-    Ok(Running { http: http_at, grpc: grpc_at, resp: resp_at, admin: admin_at, gate, stop, doors })
+    Ok(Running { http: http_at, grpc: grpc_at, resp: resp_at, admin: admin_at, proxy: proxy_at, gate, stop, doors })
 }
 
 /// What all doors have in common.

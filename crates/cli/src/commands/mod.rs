@@ -4,6 +4,7 @@ mod ask;
 mod check;
 mod doctor;
 mod limits;
+mod proxy;
 mod rules;
 mod serve;
 mod simulate;
@@ -44,6 +45,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         Command::Limits(args) => limits::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Serve(args) => serve::run(*args),
+        Command::Proxy(args) => proxy::run(*args),
         Command::Validate(args) => rules::validate(&args),
         Command::Explain(args) => rules::explain(&args),
         Command::Completions { shell } => {

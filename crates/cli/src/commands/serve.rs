@@ -27,11 +27,15 @@ pub(super) fn run(args: args::Serve) -> Result<Outcome> {
     if args.print_config {
         return print(&config, &args);
     }
-    raise_files();
     let auth = Auth { checks: args.token, admin: args.admin_token };
     let rules_file = args.config.filter(|file| file != Path::new("-"));
+    until_told(config, Options { rules_file, auth, ..Options::default() })
+}
+
+/// Opens the doors, and closes them on a signal.
+pub(super) fn until_told(config: Config, options: Options) -> Result<Outcome> {
+    raise_files();
     let secure = config.tls.is_some();
-    let options = Options { rules_file, auth, ..Options::default() };
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("could not start a runtime")?;
     let outcome = runtime.block_on(async {
@@ -112,7 +116,7 @@ fn print(config: &Config, args: &args::Serve) -> Result<Outcome> {
     Ok(Outcome::Yes)
 }
 
-fn standard_input() -> Result<String> {
+pub(super) fn standard_input() -> Result<String> {
     let mut text = String::new();
     std::io::stdin().take(MAX_FILE_BYTES + 1).read_to_string(&mut text).context("standard input")?;
     if text.len() as u64 > MAX_FILE_BYTES {
@@ -149,6 +153,9 @@ fn greet(running: &Running, secure: bool) -> Result<()> {
     if let Some(at) = running.resp {
         let (ip, port) = (at.ip(), at.port());
         writeln!(out, "resp   {at}    redis-cli -h {ip} -p {port}{tls} CL.THROTTLE user:7 15 30 60")?;
+    }
+    if let Some(at) = running.proxy {
+        writeln!(out, "proxy  {at}    {curl} -i {scheme}://{at}/")?;
     }
     if let Some(at) = running.admin {
         writeln!(out, "admin  {at}    {curl} {scheme}://{at}/metrics")?;

@@ -26,6 +26,8 @@ struct Server {
     child: Child,
     http: SocketAddr,
     grpc: SocketAddr,
+    /// If the configuration has one.
+    proxy: Option<SocketAddr>,
     _config: tempfile::NamedTempFile,
 }
 
@@ -50,8 +52,8 @@ impl Server {
             }
         }
         thread::spawn(move || lines.for_each(drop));
-        let [http, grpc] = doors[..] else { panic!("{doors:?}: expected the doors for HTTP and gRPC") };
-        Server { child, http, grpc, _config: file }
+        let [http, grpc, ref rest @ ..] = doors[..] else { panic!("{doors:?}: expected the doors for HTTP and gRPC") };
+        Server { child, http, grpc, proxy: rest.first().copied(), _config: file }
     }
 
     fn resident_kib(&self) -> u64 {
@@ -161,7 +163,9 @@ fn odd(round: u32) -> u32 {
 
 #[test]
 fn what_http_2_makes_cheap_costs_others_nothing() {
-    let server = Server::start("log: { level: off }\nconnections: { max: 64, max_per_ip: 64 }\n");
+    let (upstream, file) = (crate::proxy::ok(), "log: { level: off }\nconnections: { max: 64, max_per_ip: 64 }\n");
+    let server =
+        Server::start(&format!("{file}listen: {{ proxy: 127.0.0.1:0 }}\nproxy: {{ upstream: \"{upstream}\" }}\n"));
     let settings = frame(SETTINGS, 0, 0, &[]);
     let unfinished = [settings.clone(), frame(HEADERS, 0, 1, GET)].concat();
     let attacks: [Attack; 7] = [
@@ -196,7 +200,7 @@ fn what_http_2_makes_cheap_costs_others_nothing() {
         ("pings", settings.clone(), |round| frame(PING, 0, 0, &u64::from(round).to_be_bytes()), false),
         ("empty data", [settings, frame(HEADERS, END_HEADERS, 1, POST)].concat(), |_| frame(DATA, 0, 1, &[]), false),
     ];
-    for at in [server.http, server.grpc] {
+    for at in [server.http, server.grpc, server.proxy.expect("it is configured")] {
         (0..20).for_each(|_| _ = ask(at));
         let mut quiet: Vec<Duration> = (0..100).map(|_| ask(at)).collect();
         quiet.sort();

@@ -7,6 +7,7 @@ mod docs;
 mod doctor;
 mod floods;
 mod limits;
+mod proxy;
 mod serve;
 mod simulate;
 mod store;
@@ -59,7 +60,7 @@ fn help_teaches_with_examples() {
     for word in ["check", "simulate", "limits", "doctor", "completions", "Examples:", "Exit codes:"] {
         assert!(help.contains(word), "{word} is missing in {help}");
     }
-    for command in ["check", "simulate", "limits", "doctor"] {
+    for command in ["check", "simulate", "limits", "doctor", "proxy"] {
         let help = stdout(&[command, "--help"], "");
         assert!(help.contains("Examples:"), "{help}");
     }

@@ -10,7 +10,7 @@
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
@@ -23,6 +23,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::GracefulConnection;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tower_service::Service;
@@ -142,37 +143,10 @@ impl Hall {
         let io = TokioIo::new(Paced::new(stream, Arc::clone(&pace)));
         let turns = Turns::default();
         let (builder, rounds) = (builder(self.inner.door, turns.clone()), Rounds::of(turns));
-        let mut connection = pin!(builder.serve_connection(io, service));
-        // Two looks without a move are at most `patience` apart from its beginning.
-        let tick = patience / 2;
-        let mut bell = pin!(sleep(tick));
-        let (mut seen, mut quiet, mut down, mut closing) = (pace.look(), Duration::ZERO, false, false);
-        loop {
-            tokio::select! {
-                _ = poll_fn(|context| rounds.poll(connection.as_mut(), context)) => return,
-                () = bell.as_mut() => {
-                    let now = pace.look();
-                    match now.since(seen) {
-                        Moved::Yes => quiet = Duration::ZERO,
-                        Moved::Idle => quiet += tick,
-                        Moved::Stuck => return self.inner.observer.metrics().refused(self.inner.door, Refusal::Slow),
-                    }
-                    if closing && quiet > tick {
-                        return;
-                    }
-                    if !closing && (down || quiet >= idle) {
-                        connection.as_mut().graceful_shutdown();
-                        closing = true;
-                    }
-                    seen = now;
-                    bell.as_mut().reset(Instant::now() + tick);
-                }
-                _ = shutdown.wait_for(|down| *down), if !down => {
-                    down = true;
-                    pace.last.store(true, Ordering::Relaxed);
-                    bell.as_mut().reset(Instant::now() + LAST_CALL.min(tick));
-                }
-            }
+        let connection = pin!(builder.serve_connection(io, service));
+        let waits = Waits { patience, unread: patience, idle };
+        if attend(connection, &rounds, &pace, waits, &mut shutdown).await == Left::TooSlow {
+            self.refuse(Refusal::Slow);
         }
     }
 
@@ -267,8 +241,73 @@ impl Hall {
     }
 }
 
+/// How long whoever is connected may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waits {
+    /// For a head that has begun.
+    pub(crate) patience: Duration,
+    /// To take more of an answer.
+    pub(crate) unread: Duration,
+    /// Without a request.
+    pub(crate) idle: Duration,
+}
+
+/// How a connection ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Left {
+    /// In order.
+    Done,
+    /// It was cut off, because it took too long.
+    TooSlow,
+}
+
+/// Lets a connection be served to its end: in order, or because it stands still, or because the house closes.
+pub(crate) async fn attend<C: GracefulConnection>(
+    mut connection: Pin<&mut C>,
+    rounds: &Rounds,
+    pace: &Pace,
+    waits: Waits,
+    shutdown: &mut watch::Receiver<bool>,
+) -> Left {
+    let Waits { patience, unread, idle } = waits;
+    // Two looks without a move are at most `patience` apart from its beginning.
+    let tick = patience / 2;
+    let mut bell = pin!(sleep(tick));
+    let (mut seen, mut down, mut closing) = (pace.look(), false, false);
+    let (mut quiet, mut full) = (Duration::ZERO, Duration::ZERO);
+    loop {
+        tokio::select! {
+            _ = poll_fn(|context| rounds.poll(connection.as_mut(), context)) => return Left::Done,
+            () = bell.as_mut() => {
+                let now = pace.look();
+                let moved = now.since(seen);
+                full = if moved == Moved::Unread { full + tick } else { Duration::ZERO };
+                quiet = if moved == Moved::Idle { quiet + tick } else { Duration::ZERO };
+                // What is seen to stand still has done so since the last look.
+                if moved == Moved::Stuck || full > Duration::ZERO && full + tick >= unread {
+                    return Left::TooSlow;
+                }
+                if closing && quiet > tick {
+                    return Left::Done;
+                }
+                if !closing && (down || quiet >= idle) {
+                    connection.as_mut().graceful_shutdown();
+                    closing = true;
+                }
+                seen = now;
+                bell.as_mut().reset(Instant::now() + tick);
+            }
+            _ = shutdown.wait_for(|down| *down), if !down => {
+                down = true;
+                pace.last.store(true, Ordering::Relaxed);
+                bell.as_mut().reset(Instant::now() + LAST_CALL.min(tick));
+            }
+        }
+    }
+}
+
 /// How connections are served at a door.
-fn builder(door: Door, turns: Turns) -> auto::Builder<Turns> {
+pub(crate) fn builder(door: Door, turns: Turns) -> auto::Builder<Turns> {
     let mut builder = auto::Builder::new(turns);
     // How long things may take is watched here. At most a hundred headers is hyper's own bound.
     builder.http1().half_close(true).header_read_timeout(None).max_buf_size(MAX_HEAD_BYTES);
@@ -279,6 +318,10 @@ fn builder(door: Door, turns: Turns) -> auto::Builder<Turns> {
         .max_pending_accept_reset_streams(MAX_TAKEN_BACK)
         .max_local_error_reset_streams(MAX_MISTAKEN)
         .max_send_buf_size(MAX_ANSWERS_BYTES);
+    if door == Door::Proxy {
+        // Whoever has gone does not wait for an answer: the upstream need not go on with it.
+        builder.http1().half_close(false);
+    }
     if door == Door::Grpc { builder.http2_only() } else { builder }
 }
 

@@ -14,10 +14,10 @@
 //! watches `shutdown` itself, so as to come to an end.
 
 pub mod http;
-mod pace;
+pub(crate) mod pace;
 mod quick;
 pub mod tls;
-mod turns;
+pub(crate) mod turns;
 
 use std::collections::HashMap;
 use std::future::Future;

@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// What a connection has done so far.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(crate) struct Pace {
     /// Requests whose heads have arrived.
     asked: AtomicU64,
     /// Of these, those not yet answered.
@@ -30,12 +30,12 @@ pub(super) struct Pace {
     /// It speaks HTTP/2, where bytes need not be about a request.
     second: AtomicBool,
     /// The next answer is the last.
-    pub(super) last: AtomicBool,
+    pub(crate) last: AtomicBool,
 }
 
 /// The same at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Seen {
+pub(crate) struct Seen {
     asked: u64,
     busy: bool,
     begun: bool,
@@ -47,17 +47,19 @@ pub(super) struct Seen {
 
 /// What has become of a connection between two looks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Moved {
+pub(crate) enum Moved {
     /// It was about something.
     Yes,
     /// Nothing was asked.
     Idle,
-    /// It began something and does not go on, or does not take what it asked for.
+    /// It began something and does not go on.
     Stuck,
+    /// It does not take what it asked for.
+    Unread,
 }
 
 impl Pace {
-    pub(super) fn look(&self) -> Seen {
+    pub(crate) fn look(&self) -> Seen {
         let looks = self.looks.fetch_add(1, Relaxed);
         Seen {
             asked: self.asked.load(Relaxed),
@@ -74,16 +76,16 @@ impl Pace {
         &self.waiting[usize::from(look % 2 == 1)]
     }
 
-    pub(super) fn is_second(&self) -> bool {
+    pub(crate) fn is_second(&self) -> bool {
         self.second.load(Relaxed)
     }
 
-    pub(super) fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         self.busy.load(Relaxed) > 0
     }
 
     /// A request has arrived; until the result is dropped it is being answered.
-    pub(super) fn request(self: &Arc<Self>) -> Answering {
+    pub(crate) fn request(self: &Arc<Self>) -> Answering {
         self.asked.fetch_add(1, Relaxed);
         self.busy.fetch_add(1, Relaxed);
         self.begun.store(false, Relaxed);
@@ -93,10 +95,12 @@ impl Pace {
 
 impl Seen {
     /// What has become of it since `before`.
-    pub(super) fn since(self, before: Seen) -> Moved {
+    pub(crate) fn since(self, before: Seen) -> Moved {
         let same_request = self.asked == before.asked;
         let slow_reader = self.stuck && before.stuck && self.taken == before.taken;
-        if slow_reader || self.waits || (same_request && !self.busy && self.begun && before.begun) {
+        if slow_reader || self.waits {
+            Moved::Unread
+        } else if same_request && !self.busy && self.begun && before.begun {
             Moved::Stuck
         } else if same_request && !self.busy && !self.stuck {
             Moved::Idle
@@ -107,7 +111,7 @@ impl Seen {
 }
 
 #[derive(Debug)]
-pub(super) struct Answering(Arc<Pace>);
+pub(crate) struct Answering(Arc<Pace>);
 
 impl Drop for Answering {
     fn drop(&mut self) {
@@ -117,7 +121,7 @@ impl Drop for Answering {
 
 /// The body of an answer over HTTP/2. A part that it gave waits for a window until it is asked for the next one, or is done with.
 #[derive(Debug)]
-pub(super) struct Awaited {
+pub(crate) struct Awaited {
     body: Body,
     pace: Arc<Pace>,
     /// The look since which it waits, if it does.
@@ -125,7 +129,7 @@ pub(super) struct Awaited {
 }
 
 impl Awaited {
-    pub(super) fn of(body: Body, pace: &Arc<Pace>) -> Body {
+    pub(crate) fn of(body: Body, pace: &Arc<Pace>) -> Body {
         if body.is_end_stream() {
             return body;
         }
@@ -172,14 +176,14 @@ impl Drop for Awaited {
 
 /// A stream whose pace is seen.
 #[derive(Debug)]
-pub(super) struct Paced<S> {
+pub(crate) struct Paced<S> {
     stream: S,
     pace: Arc<Pace>,
     first: bool,
 }
 
 impl<S> Paced<S> {
-    pub(super) fn new(stream: S, pace: Arc<Pace>) -> Self {
+    pub(crate) fn new(stream: S, pace: Arc<Pace>) -> Self {
         Paced { stream, pace, first: true }
     }
 }
@@ -270,7 +274,7 @@ mod tests {
         assert_eq!(pace.look().since(busy), Moved::Idle);
         pace.stuck.store(true, Relaxed);
         let stuck = pace.look();
-        assert_eq!(pace.look().since(stuck), Moved::Stuck);
+        assert_eq!(pace.look().since(stuck), Moved::Unread);
         pace.taken.fetch_add(1, Relaxed);
         assert_eq!(pace.look().since(stuck), Moved::Yes);
     }
@@ -283,11 +287,11 @@ mod tests {
         let fresh = pace.look();
         assert_eq!(fresh.since(first), Moved::Idle, "it may wait since just now");
         let _ = pace.request();
-        assert_eq!(pace.look().since(fresh), Moved::Stuck, "whatever else is asked");
+        assert_eq!(pace.look().since(fresh), Moved::Unread, "whatever else is asked");
         let mut context = Context::from_waker(std::task::Waker::noop());
         assert!(matches!(Pin::new(&mut body).poll_frame(&mut context), Poll::Ready(Some(Ok(_)))));
-        assert_ne!(pace.look().since(fresh), Moved::Stuck, "it was asked");
-        assert_eq!(pace.look().since(fresh), Moved::Stuck, "and what it said waits");
+        assert_ne!(pace.look().since(fresh), Moved::Unread, "it was asked");
+        assert_eq!(pace.look().since(fresh), Moved::Unread, "and what it said waits");
         drop(body);
         let done = pace.look();
         drop(Awaited::of(Body::from("nobody wants it"), &pace));

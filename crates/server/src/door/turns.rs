@@ -18,7 +18,7 @@ type Request = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Who waits for a turn: at most as many as a connection may have requests at once. Clones are the same queue.
 #[derive(Clone, Default)]
-pub(super) struct Turns {
+pub(crate) struct Turns {
     waiting: Arc<Mutex<Vec<Request>>>,
 }
 
@@ -29,20 +29,20 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Turns {
 }
 
 /// Asks a connection and those who wait at it.
-pub(super) struct Rounds {
+pub(crate) struct Rounds {
     turns: Turns,
     bell: Arc<Bell>,
     waker: Waker,
 }
 
 impl Rounds {
-    pub(super) fn of(turns: Turns) -> Self {
+    pub(crate) fn of(turns: Turns) -> Self {
         let bell = Arc::new(Bell { state: AtomicU8::new(IDLE), task: Mutex::new(Waker::noop().clone()) });
         Rounds { turns, waker: Waker::from(Arc::clone(&bell)), bell }
     }
 
     /// Lets the connection do what it can, and the requests that it hands over, until there is nothing left but to wait.
-    pub(super) fn poll<C: Future>(&self, mut connection: Pin<&mut C>, context: &mut Context<'_>) -> Poll<C::Output> {
+    pub(crate) fn poll<C: Future>(&self, mut connection: Pin<&mut C>, context: &mut Context<'_>) -> Poll<C::Output> {
         self.bell.belongs_to(context.waker());
         let mut inner = Context::from_waker(&self.waker);
         loop {

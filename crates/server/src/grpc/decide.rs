@@ -360,6 +360,8 @@ fn overridden(domain: &str, descriptor: &Descriptor, stated: (u32, Unit), cost: 
         refunds: true,
         on_store_failure: None,
         sync: Default::default(),
+        charge_when: Vec::new(),
+        settle: None,
     };
     let found = Match { rule: Arc::new(rule), key: override_key(domain, entries), budget, cost };
     Drawn { stated: Some(stated), name: "".into(), ..Drawn::new(found, wants) }

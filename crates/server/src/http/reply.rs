@@ -6,6 +6,7 @@ use tidegate::denial;
 use tidegate::headers::{self, Draft, Families};
 use tidegate::{Decision, Limit, Source, Verdict};
 
+use super::Manners;
 use super::request::{About, Brought, Question};
 use crate::digits;
 use crate::gate::Ruling;
@@ -120,9 +121,7 @@ impl Answer {
             retry_after_secs: None,
         };
         if let Some(decision) = decision {
-            let named: Vec<(&str, &Limit)> = names().zip(ruling.charges.iter().map(|charge| &charge.limit)).collect();
-            let policy = |draft| policy(draft, &named);
-            answer.headers = headers_of(decision, families, policy, names().zip(decision.charges()));
+            answer.headers = headers_of_ruling(ruling, families);
             answer.violated = violated(decision, names());
             if ruling.refused_by.is_none() {
                 answer.retry_after_secs = headers::retry_after_secs(decision);
@@ -170,6 +169,20 @@ impl Answer {
         headers.insert(header::CACHE_CONTROL, NO_STORE);
         response
     }
+}
+
+/// The headers that tell what the rules say.
+pub(crate) fn headers_of_ruling(ruling: &Ruling, families: Families) -> HeaderMap {
+    let Some(decision) = &ruling.decision else { return HeaderMap::new() };
+    let names = || ruling.charges.iter().map(|charge| &*charge.rule.name);
+    let named: Vec<(&str, &Limit)> = names().zip(ruling.charges.iter().map(|charge| &charge.limit)).collect();
+    headers_of(decision, families, |draft| policy(draft, &named), names().zip(decision.charges()))
+}
+
+/// The answer to a request that the rules deny, for somebody who accepts this.
+pub(crate) fn denial(ruling: &Ruling, manners: Manners, accept: Option<&[u8]>) -> Response<Body> {
+    let question = Question { about: About::Attributes(Vec::new()), cost: 1, reserved: 0, id: None };
+    Answer::of_rules(&question, "check", ruling, manners.headers).into_response(manners.denial, accept)
 }
 
 /// JSON that is no decision.

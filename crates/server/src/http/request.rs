@@ -290,7 +290,7 @@ impl Verb {
 }
 
 /// A number that is hard to guess and fits into 53 bits, which is all that some languages' numbers hold.
-fn fresh_id() -> Id {
+pub(crate) fn fresh_id() -> Id {
     use std::hash::{BuildHasher, RandomState};
     Id(RandomState::new().hash_one(0) >> 11 | 1)
 }

@@ -67,11 +67,20 @@ pub enum Refusal {
     Untrusted,
     /// Too slow: a head, a body, a command or the reading of answers took too long.
     Slow,
+    /// The upstream of the proxy did not answer.
+    Upstream,
 }
 
 impl Refusal {
-    const ALL: [Refusal; 6] =
-        [Refusal::Full, Refusal::FullForAddress, Refusal::Tls, Refusal::Token, Refusal::Untrusted, Refusal::Slow];
+    const ALL: [Refusal; 7] = [
+        Refusal::Full,
+        Refusal::FullForAddress,
+        Refusal::Tls,
+        Refusal::Token,
+        Refusal::Untrusted,
+        Refusal::Slow,
+        Refusal::Upstream,
+    ];
 
     const fn name(self) -> &'static str {
         match self {
@@ -81,6 +90,7 @@ impl Refusal {
             Refusal::Token => "token",
             Refusal::Untrusted => "untrusted",
             Refusal::Slow => "slow",
+            Refusal::Upstream => "upstream",
         }
     }
 }

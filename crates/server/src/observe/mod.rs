@@ -65,6 +65,7 @@ struct Inner {
     failures: Sampled,
     misses: Sampled,
     misasked: Sampled,
+    upstream: Sampled,
     pages: Sampled,
     /// The numbers as they were told last.
     page: Mutex<String>,
@@ -91,6 +92,7 @@ impl Observer {
                 failures: Sampled::default(),
                 misses: Sampled::default(),
                 misasked: Sampled::default(),
+                upstream: Sampled::default(),
                 pages: Sampled::default(),
                 page: Mutex::default(),
             }),
@@ -185,6 +187,15 @@ impl Observer {
             return;
         };
         self.inner.metrics.decided(door, Outcome::Invalid);
+    }
+
+    /// The upstream of the proxy has no response.
+    pub(crate) fn upstream_failed(&self, door: Door, upstream: &dyn std::fmt::Display, why: &dyn std::fmt::Display) {
+        self.inner.metrics.refused(door, metrics::Refusal::Upstream);
+        if let Some(left_out) = self.inner.upstream.one_more(1, self.inner.top.secs()) {
+            let fields: [log::Field<'_>; 3] = [("upstream", upstream), ("why", why), ("left_out", &left_out)];
+            self.inner.log.warn("the upstream has no response", &fields);
+        }
     }
 
     /// The numbers as text. They are written anew some fifty times a second at most, one page at a time; whoever asks more often is told the last ones

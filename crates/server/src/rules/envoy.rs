@@ -459,6 +459,8 @@ impl LimitFile {
             refunds: true,
             on_store_failure: None,
             sync: Default::default(),
+            charge_when: Vec::new(),
+            settle: None,
         };
         let name: Option<Arc<str>> = self.name.map(Into::into);
         let replaces: Vec<Arc<str>> = self.replaces.into_iter().map(|other| other.name.into()).collect();

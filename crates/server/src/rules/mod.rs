@@ -3,7 +3,9 @@
 //! A request is a set of named values, its [`Attributes`]. A [`Rule`] says on which of them it applies (`when`), by which of them budgets are kept
 //! apart (`by`), and how much there is. All rules that match are charged together, all or nothing; rules in shadow mode only look on.
 
+mod by;
 pub mod envoy;
+pub(crate) mod outcome;
 mod pattern;
 mod request;
 
@@ -12,6 +14,7 @@ use std::sync::Arc;
 
 use tidegate::{Limits, OnFailure, Scope, Subject, SyncMode, Terms};
 
+pub use outcome::{Measure, Settle};
 pub use pattern::{MAX_PATTERN_BYTES, Pattern, PatternError};
 pub use request::{HttpRequest, HttpRequestError, MAX_CLAIMS_BYTES, MAX_METHOD_BYTES, MAX_URI_BYTES};
 
@@ -67,6 +70,10 @@ pub struct Rule {
     pub on_store_failure: Option<Failure>,
     /// How near to a remote store it is decided.
     pub sync: SyncMode,
+    /// Which responses count, where responses are seen; all, if nothing is said.
+    pub charge_when: Vec<Condition>,
+    /// What a response costs, where responses are seen; what was taken before, if nothing is said.
+    pub settle: Option<Settle>,
 }
 
 /// A condition on one attribute: any one of the patterns must match. A missing attribute matches nothing, not even `*` or a negation.
@@ -158,6 +165,12 @@ impl Rules {
     /// Rules in this order.
     pub fn new(rules: Vec<Rule>) -> Self {
         Rules { rules: rules.into_iter().map(Arc::new).collect() }
+    }
+
+    /// These, and then more.
+    pub fn and(mut self, more: &[Rule]) -> Self {
+        self.rules.extend(more.iter().cloned().map(Arc::new));
+        self
     }
 
     /// All of them.

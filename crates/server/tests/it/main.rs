@@ -16,6 +16,7 @@ mod near;
 mod observed;
 mod openapi;
 mod pages;
+mod proxy;
 mod reload;
 mod resp;
 mod security;

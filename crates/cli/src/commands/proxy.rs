@@ -1,0 +1,90 @@
+//! `tidegate proxy`: limits in front of a web service, until told to stop.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use tidegate::http::ClientIp;
+use tidegate_server::Options;
+use tidegate_server::config::Config;
+use tidegate_server::door::tls::TlsFiles;
+use tidegate_server::proxy::ProxySettings;
+use tidegate_server::rules::Rule;
+
+use super::Outcome;
+use super::serve::{standard_input, until_told};
+use crate::args;
+use crate::output;
+
+pub(super) fn run(mut args: args::Proxy) -> Result<Outcome> {
+    let mut config = match args.config.as_deref() {
+        Some(file) if file == Path::new("-") => Config::parse(&standard_input()?, "standard input")?,
+        Some(file) => Config::load(file)?,
+        None => Config::parse("", "no file")?,
+    };
+    let more_rules = named(std::mem::take(&mut args.limits), &config);
+    overlay(&mut config, &args)?;
+    if config.rules.is_empty() && more_rules.is_empty() {
+        bail!("nothing is limited: expected --limit '10/s by ip', or --config with rules");
+    }
+    if args.print_config {
+        config.rules = config.rules.and(&more_rules);
+        let mut out = output::stdout();
+        write!(out, "{}", config.to_yaml())?;
+        out.flush()?;
+        return Ok(Outcome::Yes);
+    }
+    let rules_file = args.config.filter(|file| file != Path::new("-"));
+    until_told(config, Options { rules_file, more_rules, ..Options::default() })
+}
+
+/// Rules of the command line, each with a name of its own.
+fn named(mut limits: Vec<Rule>, config: &Config) -> Vec<Rule> {
+    let mut taken: Vec<Arc<str>> = config.rules.iter().map(|rule| Arc::clone(&rule.name)).collect();
+    for rule in &mut limits {
+        let wanted = Arc::clone(&rule.name);
+        let mut number = 1;
+        while taken.contains(&rule.name) {
+            number += 1;
+            rule.name = format!("{wanted}-{number}").into();
+        }
+        taken.push(Arc::clone(&rule.name));
+    }
+    limits
+}
+
+/// What was said counts more than the file. Of the doors, only the proxy's opens, and the admin's if it is asked for.
+fn overlay(config: &mut Config, args: &args::Proxy) -> Result<()> {
+    match (&args.upstream, &mut config.proxy) {
+        (Some(upstream), Some(proxy)) => proxy.upstream = upstream.clone(),
+        (Some(upstream), none) => *none = Some(ProxySettings::to(upstream.clone())),
+        (None, Some(_)) => {}
+        (None, None) => {
+            bail!("no upstream: expected --upstream http://HOST:PORT, or proxy: {{ upstream: … }} in the file")
+        }
+    }
+    let listen = &mut config.listen;
+    (listen.http, listen.grpc, listen.resp) = (None, None, None);
+    listen.proxy = args.listen.or(listen.proxy);
+    listen.admin = args.admin.map_or(listen.admin, |at| at.0);
+    if listen.proxy.is_none() {
+        bail!("the file closes the proxy's door: expected --listen ADDR");
+    }
+    if let Some(store) = &args.store {
+        config.store.clone_from(store);
+    }
+    if let Some(trusted) = &args.trust {
+        let clients = ClientIp::behind(trusted.clone());
+        config.clients = clients.header(config.clients.header_name())?.ipv6_prefix(config.clients.prefix())?;
+    }
+    if let Some(words) = args.log {
+        config.log.level = words.level.unwrap_or(config.log.level);
+        config.log.format = words.format.unwrap_or(config.log.format);
+    }
+    if let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) {
+        let client_ca = config.tls.take().and_then(|files| files.client_ca);
+        config.tls = Some(TlsFiles { cert: cert.clone(), key: key.clone(), client_ca });
+    }
+    Ok(())
+}

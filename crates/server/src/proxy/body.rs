@@ -1,0 +1,262 @@
+//! Bodies on their way: a piece at a time, never more than is read, and not for ever.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::first::Line;
+use super::later::Later;
+use super::upstream::Upstreams;
+use super::window::Waiting;
+use crate::door::pace::Answering;
+
+/// A body that does not go on.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Broken {
+    /// Nothing has come for too long.
+    #[error("nothing has come for {} seconds", .0.as_secs())]
+    Stalled(Duration),
+    /// Whoever sends it has failed.
+    #[error(transparent)]
+    Lost(#[from] hyper::Error),
+}
+
+/// How long a body has stood still. The clock is asked only while it does.
+#[derive(Debug)]
+struct Patience {
+    most: Duration,
+    bell: Option<Pin<Box<Sleep>>>,
+    /// It has moved since the bell was set.
+    moved: bool,
+}
+
+impl Patience {
+    fn new(most: Duration) -> Self {
+        Patience { most, bell: None, moved: true }
+    }
+
+    /// Nothing has come: whether that is too much by now.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Broken> {
+        let bell = self.bell.get_or_insert_with(|| Box::pin(sleep(self.most)));
+        if std::mem::replace(&mut self.moved, false) {
+            bell.as_mut().reset(Instant::now() + self.most);
+        }
+        bell.as_mut().poll(context).map(|()| Broken::Stalled(self.most))
+    }
+}
+
+/// The body of a request, on its way to the upstream.
+#[derive(Debug)]
+pub(super) struct Sent {
+    body: Incoming,
+    patience: Patience,
+    progress: Arc<Progress>,
+}
+
+/// How far a request has come.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    pieces: AtomicU64,
+    stalled: AtomicU64,
+}
+
+impl Progress {
+    /// How many pieces have been sent.
+    pub(super) fn pieces(&self) -> u64 {
+        self.pieces.load(Ordering::Relaxed)
+    }
+
+    /// The client did not go on with its body.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.stalled.load(Ordering::Relaxed) > 0
+    }
+}
+
+impl Sent {
+    pub(super) fn new(body: Incoming, most: Duration) -> (Self, Arc<Progress>) {
+        let progress = Arc::<Progress>::default();
+        (Sent { body, patience: Patience::new(most), progress: Arc::clone(&progress) }, progress)
+    }
+}
+
+impl HttpBody for Sent {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        match Pin::new(&mut self.body).poll_frame(context) {
+            Poll::Ready(frame) => {
+                self.patience.moved = true;
+                self.progress.pieces.fetch_add(1, Ordering::Relaxed);
+                Poll::Ready(frame.map(|frame| frame.map_err(Broken::from)))
+            }
+            Poll::Pending => {
+                let broken = ready!(self.patience.poll(context));
+                self.progress.stalled.store(1, Ordering::Relaxed);
+                Poll::Ready(Some(Err(broken)))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The body of a response, on its way to the client.
+#[derive(Debug)]
+pub(super) struct Returned {
+    kind: Kind,
+    patience: Patience,
+    /// Why it does not go on, to be told when what came before is on its way.
+    broken: Option<Broken>,
+    /// Until it is dropped, the connection is busy with it.
+    pub(super) answering: Option<Answering>,
+    /// What is settled when it is over.
+    pub(super) later: Option<Later>,
+    /// Whether it waits for a window, over HTTP/2.
+    pub(super) waiting: Option<Waiting>,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// What we say ourselves.
+    Own(Option<Bytes>),
+    /// From an upstream that speaks HTTP/1.1, with what it is read by.
+    First(Incoming, Option<Box<Reading>>),
+    /// From one that speaks HTTP/2.
+    Second(Incoming, Option<OwnedSemaphorePermit>),
+}
+
+/// A connection whose response is being read.
+#[derive(Debug)]
+pub(super) struct Reading {
+    pub(super) line: Line,
+    pub(super) home: Arc<Upstreams>,
+    pub(super) place: OwnedSemaphorePermit,
+}
+
+impl Reading {
+    /// The response is over: the connection is free for the next.
+    pub(super) fn end(self) {
+        drop(self.place);
+        self.home.pool.keep(self.line);
+    }
+}
+
+impl Returned {
+    fn new(kind: Kind, most: Duration) -> Self {
+        Returned { kind, patience: Patience::new(most), broken: None, answering: None, later: None, waiting: None }
+    }
+
+    pub(super) fn own(text: impl Into<Bytes>) -> Self {
+        let text = Some(text.into()).filter(|text: &Bytes| !text.is_empty());
+        Self::new(Kind::Own(text), Duration::ZERO)
+    }
+
+    pub(super) fn first(body: Incoming, reading: Reading, most: Duration) -> Self {
+        if body.is_end_stream() {
+            reading.end();
+            return Self::own(Bytes::new());
+        }
+        Self::new(Kind::First(body, Some(Box::new(reading))), most)
+    }
+
+    pub(super) fn second(body: Incoming, place: OwnedSemaphorePermit, most: Duration) -> Self {
+        Self::new(Kind::Second(body, Some(place)), most)
+    }
+}
+
+/// The next piece of a response that is read on this connection.
+fn poll_first(
+    body: &mut Incoming,
+    reading: &mut Option<Box<Reading>>,
+    context: &mut Context<'_>,
+) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    // Twice: the connection reads only what was asked for, and is asked by the body.
+    for _ in 0..2 {
+        if let Some(reading) = reading {
+            reading.line.drive(context);
+        }
+        if let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(context) {
+            match &frame {
+                Some(Ok(_)) if !body.is_end_stream() => {}
+                Some(Err(_)) => drop(reading.take()),
+                _ => {
+                    if let Some(reading) = reading.take() {
+                        reading.end();
+                    }
+                }
+            }
+            return Poll::Ready(frame);
+        }
+    }
+    Poll::Pending
+}
+
+impl HttpBody for Returned {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        let this = &mut *self;
+        if let Some(broken) = this.broken.take() {
+            return Poll::Ready(Some(Err(broken)));
+        }
+        this.waiting.iter().for_each(Waiting::was_asked);
+        let polled = match &mut this.kind {
+            Kind::Own(text) => return Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
+            Kind::First(body, reading) => poll_first(body, reading, context),
+            Kind::Second(body, place) => {
+                let polled = Pin::new(body).poll_frame(context);
+                if let Poll::Ready(None) = polled {
+                    drop(place.take());
+                }
+                polled
+            }
+        };
+        match polled {
+            Poll::Ready(Some(Err(error))) => {
+                // An error ends the connection at once, with what is still to be written: a moment later it is not so much.
+                this.broken = Some(error.into());
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Poll::Ready(frame) => {
+                this.patience.moved = true;
+                this.waiting.iter().for_each(Waiting::gave);
+                if let (Some(later), Some(Ok(frame))) = (&mut this.later, &frame) {
+                    later.bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
+                }
+                Poll::Ready(frame.map(|frame| frame.map_err(Broken::from)))
+            }
+            Poll::Pending => this.patience.poll(context).map(|broken| Some(Err(broken))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            Kind::Own(text) => text.is_none(),
+            Kind::First(body, _) | Kind::Second(body, _) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Kind::Own(text) => SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64)),
+            Kind::First(body, _) | Kind::Second(body, _) => body.size_hint(),
+        }
+    }
+}

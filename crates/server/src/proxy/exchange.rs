@@ -1,0 +1,207 @@
+//! One request: what the rules say about it, and what the upstream answers.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use axum::http::header::{ACCEPT, CACHE_CONTROL, CONNECTION, RETRY_AFTER, UPGRADE};
+use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, request};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use tidegate::http::{ClientIp, normal_path};
+use tidegate::{Op, StoreError};
+
+use super::Guest;
+use super::body::Returned;
+use super::head::{self, Refused};
+use super::later::Later;
+use super::tunnel::Tunnel;
+use super::upstream::{Answer, Failed, Upstreams};
+use crate::door::http::{MAX_TARGET_BYTES, caught};
+use crate::gate::{Gate, GateError, Ruling};
+use crate::http::{denial, fresh_id, headers_of_ruling, mistake};
+use crate::rules::{HttpRequest, HttpRequestError, Match};
+
+/// What every request needs.
+#[derive(Debug)]
+pub(super) struct Desk {
+    pub(super) gate: Gate,
+    pub(super) clients: ClientIp,
+    pub(super) upstreams: Arc<Upstreams>,
+}
+
+/// A request that may go on.
+struct Passed {
+    ruling: Ruling,
+    /// What is settled when there is a response.
+    later: Option<Later>,
+}
+
+/// The answer to a request that does not go on, or has no response.
+type No = Box<Response<axum::body::Body>>;
+
+impl Desk {
+    pub(super) async fn answer(&self, request: Request<Incoming>, guest: &Arc<Guest>) -> Response<Returned> {
+        let answering = guest.pace.request();
+        let mut response = match caught(self.pass_on(request, guest)).await {
+            Some(Ok(response)) => response,
+            Some(Err(no)) => own(*no).await,
+            None => {
+                self.gate.observer().metrics().panicked();
+                self.gate.observer().log().error("a request panicked", &[("door", &self.gate.door().name())]);
+                own(mistake(StatusCode::INTERNAL_SERVER_ERROR, "this is our mistake, not yours")).await
+            }
+        };
+        if guest.pace.last.load(Ordering::Relaxed)
+            && !guest.pace.is_second()
+            && response.status() != StatusCode::SWITCHING_PROTOCOLS
+        {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        if guest.pace.is_second() {
+            response.body_mut().waiting = Some(guest.windows.wait());
+        }
+        response.body_mut().answering = Some(answering);
+        response
+    }
+
+    async fn pass_on(&self, mut request: Request<Incoming>, guest: &Arc<Guest>) -> Result<Response<Returned>, No> {
+        let client_side = hyper::upgrade::on(&mut request);
+        let (mut head, body) = request.into_parts();
+        let host = possible(&head, &self.upstreams.settings.upstream.base).and_then(|()| head::host(&head));
+        let host = host.map_err(refuse)?;
+        let mut passed = self.ruled(&head, host.as_ref(), guest).await?;
+        let upgrade = head::upgrade(&head);
+        head::prepare(&mut head, host.as_ref(), &guest.peer, &self.clients).map_err(refuse)?;
+        match self.upstreams.ask(head, body, host.as_ref(), upgrade).await {
+            Ok(Answer::Http(mut response)) => {
+                head::strip(response.headers_mut());
+                let later = self.settled(&mut passed, response.status(), response.headers()).await;
+                response.body_mut().later = later;
+                self.tell(response.headers_mut(), &passed.ruling);
+                Ok(response)
+            }
+            Ok(Answer::Upgraded(response, upstream)) => {
+                let idle = self.upstreams.settings.upgraded_idle;
+                let protocol = response.headers().get(UPGRADE).cloned();
+                let mut response = response.map(|()| Returned::own(""));
+                head::strip(response.headers_mut());
+                let later = self.settled(&mut passed, response.status(), response.headers()).await;
+                *guest.tunnel.lock() = Some(Tunnel { client: client_side, upstream, idle, later });
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+                if let Some(protocol) = protocol {
+                    response.headers_mut().insert(UPGRADE, protocol);
+                }
+                self.tell(response.headers_mut(), &passed.ruling);
+                Ok(response)
+            }
+            Err(failed) => {
+                let mut no = self.failed(&failed);
+                drop(self.settled(&mut passed, no.status(), no.headers()).await);
+                self.tell(no.headers_mut(), &passed.ruling);
+                Err(no)
+            }
+        }
+    }
+
+    /// Settles what is known by the head of a response; what is not is returned.
+    async fn settled(&self, passed: &mut Passed, status: StatusCode, headers: &HeaderMap) -> Option<Later> {
+        let mut later = passed.later.take()?;
+        later.begin(status, headers, &mut passed.ruling).await;
+        later.is_open().then_some(later)
+    }
+
+    /// Our headers stand in place of those that the upstream may have sent.
+    fn tell(&self, headers: &mut HeaderMap, ruling: &Ruling) {
+        headers.extend(headers_of_ruling(ruling, self.gate.manners().headers));
+    }
+
+    /// What the rules say, or the answer to a request that they deny.
+    async fn ruled(&self, head: &request::Parts, host: Option<&HeaderValue>, guest: &Guest) -> Result<Passed, No> {
+        let host = host.and_then(|host| host.to_str().ok()).filter(|host| !host.is_empty());
+        let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
+        let client = self.clients.find_in(guest.peer.ip, &head.headers);
+        // Who names no host, as HTTP/1.0 may, means the only one there is.
+        let host = host.unwrap_or(&self.upstreams.settings.upstream.host);
+        let asked = HttpRequest::new(client, head.method.as_str(), target, host, &head.headers).map_err(|error| {
+            let long = matches!(error, HttpRequestError::TooLong(_));
+            let status = if long { StatusCode::URI_TOO_LONG } else { StatusCode::BAD_REQUEST };
+            Box::new(mistake(status, &error.to_string()))
+        })?;
+        let ruled = match self.gate.matching(&asked, 1) {
+            Ok(found) => {
+                let later: Vec<Match> = found.iter().filter(|one| one.rule.is_settled_later()).cloned().collect();
+                // What is settled later is known by an id until then.
+                let id = (!later.is_empty()).then(fresh_id);
+                self.gate.rule_on(Op::Check, found, id).await.map(|ruling| (ruling, later, id))
+            }
+            Err(invalid) => Err(invalid.into()),
+        };
+        match ruled {
+            Ok((ruling, later, id)) if ruling.allowed => {
+                let later = Later::of(&self.gate, id, later, &ruling);
+                Ok(Passed { ruling, later })
+            }
+            Ok((ruling, ..)) => {
+                let accept = head.headers.get(ACCEPT).map(HeaderValue::as_bytes);
+                Err(Box::new(denial(&ruling, self.gate.manners(), accept)))
+            }
+            Err(error) => {
+                let status = match &error {
+                    GateError::Cost(_) | GateError::Store(StoreError::Invalid(_)) => StatusCode::BAD_REQUEST,
+                    _ => StatusCode::SERVICE_UNAVAILABLE,
+                };
+                Err(Box::new(mistake(status, &error.to_string())))
+            }
+        }
+    }
+
+    fn failed(&self, failed: &Failed) -> No {
+        if failed.is_upstreams() {
+            self.gate.observer().upstream_failed(self.gate.door(), &self.upstreams.settings.upstream, failed);
+        }
+        let mut no = mistake(failed.status(), &failed.to_string());
+        no.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        match failed {
+            Failed::Busy => _ = no.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1")),
+            // What is still to come of the body must not be taken for a request.
+            Failed::BodyTimeout | Failed::BodyLost => {
+                no.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            _ => {}
+        }
+        Box::new(no)
+    }
+}
+
+/// What cannot go on, whatever the rules say.
+fn possible(head: &request::Parts, base: &str) -> Result<(), Refused> {
+    if head.method == Method::CONNECT {
+        return Err((StatusCode::METHOD_NOT_ALLOWED, "CONNECT is for other proxies: this one leads to one upstream"));
+    }
+    let target = head.uri.path_and_query().map_or("", |target| target.as_str());
+    if target.len() > MAX_TARGET_BYTES {
+        return Err((StatusCode::URI_TOO_LONG, "the target is too long: expected at most 8192 bytes"));
+    }
+    // Nobody climbs out of the base of the upstream by way of dots.
+    let climbs = |path: &str| {
+        normal_path(path).is_ok_and(|path| path.strip_prefix(base).is_none_or(|rest| !rest.starts_with('/')))
+    };
+    if !base.is_empty() && head.uri.path() != "*" && climbs(&format!("{base}{}", head.uri.path())) {
+        return Err((StatusCode::BAD_REQUEST, "the path leads out of what the proxy serves"));
+    }
+    Ok(())
+}
+
+/// Who sends what cannot be is not listened to any further.
+fn refuse((status, detail): Refused) -> No {
+    let mut no = mistake(status, detail);
+    no.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    Box::new(no)
+}
+
+/// An answer of our own. Its body is in memory already.
+async fn own(response: Response<axum::body::Body>) -> Response<Returned> {
+    let (head, body) = response.into_parts();
+    let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    Response::from_parts(head, Returned::own(bytes))
+}

@@ -1,0 +1,386 @@
+//! Heads of requests and responses as they go on: without what was meant for one connection alone, and with who stands before us.
+
+use std::fmt::Write;
+use std::net::IpAddr;
+
+use axum::http::header::{
+    CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    TRANSFER_ENCODING, UPGRADE, VIA,
+};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version, request, uri};
+use tidegate::http::ClientIp;
+
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+
+/// What we are called in `Via`.
+const OWN_NAME: &str = "tidegate";
+/// A request that has been here so often goes round in circles.
+const MAX_ROUNDS: usize = 8;
+
+/// Who is at the other end of a connection.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) ip: IpAddr,
+    /// As text, for every request.
+    shown: HeaderValue,
+    pub(super) scheme: &'static str,
+    /// Whether it is believed what it says about others.
+    trusted: bool,
+}
+
+impl Peer {
+    pub(super) fn new(ip: IpAddr, secure: bool, clients: &ClientIp) -> Self {
+        let ip = ip.to_canonical();
+        let shown = HeaderValue::try_from(ip.to_string()).expect("an address has plain characters");
+        Peer { ip, shown, scheme: if secure { "https" } else { "http" }, trusted: clients.trusts(ip) }
+    }
+}
+
+/// A request that does not go on: which status, and why.
+pub(super) type Refused = (StatusCode, &'static str);
+
+/// The host that a request is for. What it says in several places must be the same.
+pub(super) fn host(head: &request::Parts) -> Result<Option<HeaderValue>, Refused> {
+    let mut hosts = head.headers.get_all(HOST).into_iter();
+    let (own, more) = (hosts.next(), hosts.next());
+    if more.is_some() {
+        return Err((StatusCode::BAD_REQUEST, "more than one Host: expected one"));
+    }
+    if let Some(host) = own
+        && !host.is_empty()
+        && host.to_str().ok().and_then(|host| host.parse::<uri::Authority>().ok()).is_none_or(|it| has_user(&it))
+    {
+        return Err((StatusCode::BAD_REQUEST, "Host is not one: expected a name or address, perhaps with a port"));
+    }
+    match (head.uri.authority(), own) {
+        (Some(authority), _) if has_user(authority) => {
+            Err((StatusCode::BAD_REQUEST, "a user stands before the host of the target: expected none"))
+        }
+        (Some(authority), Some(host))
+            if head.version == Version::HTTP_2
+                && !host.as_bytes().eq_ignore_ascii_case(authority.as_str().as_bytes()) =>
+        {
+            Err((StatusCode::BAD_REQUEST, ":authority and Host are not the same"))
+        }
+        // A target with a host counts more than the header.
+        (Some(authority), _) => Ok(HeaderValue::try_from(authority.as_str()).ok()),
+        (None, None) if head.version == Version::HTTP_11 => {
+            Err((StatusCode::BAD_REQUEST, "no Host: expected one in HTTP/1.1"))
+        }
+        (None, own) => Ok(own.cloned()),
+    }
+}
+
+fn has_user(authority: &uri::Authority) -> bool {
+    authority.as_str().contains('@')
+}
+
+/// What a client wants to speak instead of HTTP, if it may: HTTP/1.1 alone has that, and HTTP/2 is not begun this way.
+pub(super) fn upgrade(head: &request::Parts) -> Option<HeaderValue> {
+    let wanted = head.headers.get(UPGRADE)?;
+    let named = names(&head.headers).any(|name| name.eq_ignore_ascii_case(b"upgrade"));
+    let second = wanted.as_bytes().split(|byte| *byte == b',').any(|one| one.trim_ascii().eq_ignore_ascii_case(b"h2c"));
+    (head.version == Version::HTTP_11 && head.method != Method::CONNECT && named && !second).then(|| wanted.clone())
+}
+
+/// The headers that `Connection` names.
+fn names(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    let lines = headers.get_all(CONNECTION).into_iter();
+    lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b',')).map(|name| name.trim_ascii())
+}
+
+/// Takes out what was meant for one connection.
+pub(super) fn strip(headers: &mut HeaderMap) {
+    if headers.contains_key(CONNECTION) {
+        let named: Vec<HeaderName> = names(headers).filter_map(|name| HeaderName::from_bytes(name).ok()).collect();
+        for name in named {
+            // What frames a message or says whom it is for cannot be taken out by the other side.
+            if ![CONTENT_LENGTH, TRANSFER_ENCODING, HOST].contains(&name) {
+                headers.remove(name);
+            }
+        }
+        headers.remove(CONNECTION);
+    }
+    for name in [
+        KEEP_ALIVE,
+        PROXY_CONNECTION,
+        PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION,
+        TE,
+        TRANSFER_ENCODING,
+        UPGRADE,
+        HTTP2_SETTINGS,
+    ] {
+        headers.remove(name);
+    }
+}
+
+/// Whether a client takes trailers.
+fn takes_trailers(headers: &HeaderMap) -> bool {
+    let lines = headers.get_all(TE).into_iter();
+    let mut words = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
+    words.any(|word| word.split(|byte| *byte == b';').next().is_some_and(|word| word.trim_ascii() == b"trailers"))
+}
+
+/// Makes the headers of a request those that the upstream gets.
+pub(super) fn prepare(
+    head: &mut request::Parts,
+    host: Option<&HeaderValue>,
+    peer: &Peer,
+    clients: &ClientIp,
+) -> Result<(), Refused> {
+    let trailers = takes_trailers(&head.headers);
+    let headers = &mut head.headers;
+    strip(headers);
+    // Whoever stands before us has been told to go on already.
+    headers.remove(EXPECT);
+    if trailers {
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+    via(headers, head.version)?;
+    if !peer.trusted {
+        forget(headers, clients);
+    }
+    append(headers, FORWARDED_FOR, peer.shown.clone());
+    headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static(peer.scheme));
+    if let Some(host) = host {
+        headers.entry(FORWARDED_HOST).or_insert_with(|| host.clone());
+    }
+    if let Some(hop) = hop(peer, host) {
+        append(headers, FORWARDED, hop);
+    }
+    Ok(())
+}
+
+/// What a stranger says about others.
+fn forget(headers: &mut HeaderMap, clients: &ClientIp) {
+    let known = |name: &HeaderName| name.as_str().starts_with("x-forwarded-");
+    if headers.keys().any(known) {
+        let made_up: Vec<HeaderName> = headers.keys().filter(|name| known(name)).cloned().collect();
+        made_up.iter().for_each(|name| _ = headers.remove(name));
+    }
+    headers.remove(FORWARDED);
+    headers.remove(REAL_IP);
+    headers.remove(clients.header_name());
+}
+
+/// One line, which ends with this.
+fn append(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue) {
+    if !headers.contains_key(&name) {
+        headers.insert(name, value);
+        return;
+    }
+    let mut joined = Vec::new();
+    for line in headers.get_all(&name) {
+        joined.extend_from_slice(line.as_bytes());
+        joined.extend_from_slice(b", ");
+    }
+    joined.extend_from_slice(value.as_bytes());
+    if let Ok(joined) = HeaderValue::from_bytes(&joined) {
+        headers.insert(name, joined);
+    }
+}
+
+/// What we have seen, as RFC 7239 writes it.
+fn hop(peer: &Peer, host: Option<&HeaderValue>) -> Option<HeaderValue> {
+    let mut hop = String::with_capacity(96);
+    let _ = match peer.ip {
+        IpAddr::V4(v4) => write!(hop, "for={v4}"),
+        IpAddr::V6(v6) => write!(hop, "for=\"[{v6}]\""),
+    };
+    if let Some(host) = host.and_then(|host| host.to_str().ok()).filter(|host| !host.is_empty()) {
+        let token = host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
+        // It was read as a host, so there is nothing in it that would end the quotes.
+        let _ = if token { write!(hop, ";host={host}") } else { write!(hop, ";host=\"{host}\"") };
+    }
+    let _ = write!(hop, ";proto={}", peer.scheme);
+    HeaderValue::try_from(hop).ok()
+}
+
+fn via(headers: &mut HeaderMap, version: Version) -> Result<(), Refused> {
+    let own = match version {
+        Version::HTTP_2 => HeaderValue::from_static("2.0 tidegate"),
+        Version::HTTP_10 => HeaderValue::from_static("1.0 tidegate"),
+        _ => HeaderValue::from_static("1.1 tidegate"),
+    };
+    let lines = headers.get_all(VIA).into_iter().filter_map(|line| line.to_str().ok());
+    let rounds = lines.flat_map(|line| line.split(',')).filter(|hop| hop.trim_end().ends_with(OWN_NAME)).count();
+    if rounds >= MAX_ROUNDS {
+        return Err((
+            StatusCode::LOOP_DETECTED,
+            "this request goes round in circles: the upstream leads back to the proxy",
+        ));
+    }
+    append(headers, VIA, own);
+    Ok(())
+}
+
+/// The target as the upstream gets it: behind the base of its URL.
+pub(super) fn target(uri: &Uri, base: &str) -> Option<uri::PathAndQuery> {
+    match uri.path_and_query() {
+        Some(own) if base.is_empty() || own == "*" => Some(own.clone()),
+        None if base.is_empty() => Some(uri::PathAndQuery::from_static("/")),
+        own => format!("{base}{}", own.map_or("/", |own| own.as_str())).parse().ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Request;
+
+    use super::*;
+
+    fn prepared(lines: &[(&str, &str)], trusted: &str) -> HeaderMap {
+        let mut request = Request::builder().uri("/");
+        for (name, value) in lines {
+            request = request.header(*name, *value);
+        }
+        let clients = ClientIp::behind(trusted.parse().unwrap());
+        let (mut head, ()) = request.body(()).unwrap().into_parts();
+        let peer = Peer::new("10.0.0.9".parse().unwrap(), true, &clients);
+        let host = host(&head).unwrap();
+        prepare(&mut head, host.as_ref(), &peer, &clients).unwrap();
+        head.headers
+    }
+
+    fn joined(headers: &HeaderMap, name: &str) -> String {
+        headers.get_all(name).iter().map(|line| line.to_str().unwrap()).collect::<Vec<_>>().join(" | ")
+    }
+
+    #[test]
+    fn what_was_meant_for_one_connection_stays_behind() {
+        let headers = prepared(
+            &[
+                ("host", "a.example"),
+                ("connection", "close, X-Own , keep-alive"),
+                ("connection", "content-length, host"),
+                ("x-own", "1"),
+                ("keep-alive", "timeout=5"),
+                ("te", "gzip, trailers"),
+                ("proxy-authorization", "Basic x"),
+                ("proxy-connection", "keep-alive"),
+                ("transfer-encoding", "chunked"),
+                ("upgrade", "h2c"),
+                ("http2-settings", "x"),
+                ("expect", "100-continue"),
+                ("trailer", "x-sum"),
+                ("content-length", "3"),
+                ("x-kept", "1"),
+            ],
+            "",
+        );
+        let mut names: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        let expected = [
+            "content-length",
+            "forwarded",
+            "host",
+            "te",
+            "trailer",
+            "via",
+            "x-forwarded-for",
+            "x-forwarded-host",
+            "x-forwarded-proto",
+            "x-kept",
+        ];
+        assert_eq!(names, expected);
+        assert_eq!(headers["te"], "trailers");
+        assert_eq!(headers["via"], "1.1 tidegate");
+    }
+
+    #[test]
+    fn only_the_trusted_are_believed_about_others() {
+        let said = [
+            ("host", "a.example:8443"),
+            ("x-forwarded-for", "192.0.2.1"),
+            ("x-forwarded-for", "192.0.2.2"),
+            ("x-forwarded-proto", "http"),
+            ("x-forwarded-host", "b.example"),
+            ("x-forwarded-port", "1"),
+            ("x-real-ip", "192.0.2.1"),
+            ("forwarded", "for=192.0.2.1"),
+        ];
+        let headers = prepared(&said, "");
+        assert_eq!(joined(&headers, "x-forwarded-for"), "10.0.0.9");
+        assert_eq!(joined(&headers, "x-forwarded-proto"), "https");
+        assert_eq!(joined(&headers, "x-forwarded-host"), "a.example:8443");
+        assert_eq!(joined(&headers, "forwarded"), "for=10.0.0.9;host=\"a.example:8443\";proto=https");
+        assert_eq!(joined(&headers, "x-real-ip") + &joined(&headers, "x-forwarded-port"), "");
+        let headers = prepared(&said, "10.0.0.0/8");
+        assert_eq!(joined(&headers, "x-forwarded-for"), "192.0.2.1, 192.0.2.2, 10.0.0.9");
+        assert_eq!(joined(&headers, "x-forwarded-proto"), "http");
+        assert_eq!(joined(&headers, "x-forwarded-host"), "b.example");
+        assert_eq!(joined(&headers, "forwarded"), "for=192.0.2.1, for=10.0.0.9;host=\"a.example:8443\";proto=https");
+        assert_eq!(joined(&headers, "x-real-ip"), "192.0.2.1");
+    }
+
+    #[test]
+    fn a_host_is_one_host() {
+        let of = |uri: &str, version, hosts: &[&str]| {
+            let mut request = Request::builder().uri(uri).version(version);
+            for one in hosts {
+                request = request.header("host", *one);
+            }
+            let (head, ()) = request.body(()).unwrap().into_parts();
+            match host(&head) {
+                Ok(host) => host.map_or("-".into(), |host| host.to_str().unwrap().to_string()),
+                Err((status, _)) => status.as_u16().to_string(),
+            }
+        };
+        let (first, second, old) = (Version::HTTP_11, Version::HTTP_2, Version::HTTP_10);
+        for (uri, version, hosts, expected) in [
+            ("/", first, &["a"][..], "a"),
+            ("/", first, &[][..], "400"),
+            ("/", old, &[][..], "-"),
+            ("/", first, &["a", "a"][..], "400"),
+            ("/", first, &["a b"][..], "400"),
+            ("/", first, &["a/b"][..], "400"),
+            ("/", first, &["u@a"][..], "400"),
+            ("http://b/", first, &["a"][..], "b"),
+            ("http://u@b/", first, &["a"][..], "400"),
+            ("http://b/", second, &["a"][..], "400"),
+            ("http://b/", second, &["B"][..], "b"),
+            ("http://b/", second, &[][..], "b"),
+        ] {
+            assert_eq!(of(uri, version, hosts), expected, "{uri} {version:?} {hosts:?}");
+        }
+    }
+
+    #[test]
+    fn what_goes_round_in_circles_is_stopped() {
+        let (mut head, ()) = Request::builder().uri("/").body(()).unwrap().into_parts();
+        for _ in 0..MAX_ROUNDS {
+            via(&mut head.headers, Version::HTTP_11).unwrap();
+        }
+        assert_eq!(via(&mut head.headers, Version::HTTP_11).unwrap_err().0, StatusCode::LOOP_DETECTED);
+    }
+
+    #[test]
+    fn another_protocol_is_asked_for_in_one_way() {
+        let of = |version, connection: &str, upgrade: &str| {
+            let request =
+                Request::builder().version(version).header("connection", connection).header("upgrade", upgrade);
+            let (head, ()) = request.body(()).unwrap().into_parts();
+            super::upgrade(&head).is_some()
+        };
+        assert!(of(Version::HTTP_11, "keep-alive, Upgrade", "websocket"));
+        assert!(!of(Version::HTTP_11, "keep-alive", "websocket"));
+        assert!(!of(Version::HTTP_11, "upgrade", "h2c"));
+        assert!(!of(Version::HTTP_11, "upgrade", "websocket, H2C"));
+        assert!(!of(Version::HTTP_10, "upgrade", "websocket"));
+    }
+
+    #[test]
+    fn targets_stand_behind_the_base() {
+        let of = |uri: &str, base: &str| target(&uri.parse().unwrap(), base).unwrap().to_string();
+        assert_eq!(of("/a?b", ""), "/a?b");
+        assert_eq!(of("http://h", ""), "/");
+        assert_eq!(of("/a?b", "/base"), "/base/a?b");
+    }
+}

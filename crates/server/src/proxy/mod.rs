@@ -1,0 +1,118 @@
+//! The proxy door: requests that the rules let pass go on to an upstream, and its responses come back.
+//!
+//! ```text
+//! client --> talk: a connection, HTTP/1.1 or HTTP/2
+//!              --> exchange: attributes --> the gate --> denied: 429
+//!                     --> head (what goes on) --> upstream: first (HTTP/1.1) or second (HTTP/2)
+//!              <-- body: a piece at a time; tunnel: what is no longer HTTP; later: what it came to is settled
+//! ```
+//!
+//! Nothing is kept of a body but the piece that is on its way.
+
+mod body;
+mod exchange;
+mod first;
+mod head;
+mod later;
+mod second;
+pub(crate) mod settings;
+mod tunnel;
+mod upstream;
+mod window;
+
+use std::convert::Infallible;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use tidegate::http::ClientIp;
+use tokio::sync::watch;
+
+use self::exchange::Desk;
+use self::head::Peer;
+pub use self::settings::{InvalidUpstream, ProxySettings, Speech, Upstream};
+use self::tunnel::Tunnel;
+use self::upstream::Upstreams;
+use self::window::Windows;
+use crate::door::http::{Left, Waits, attend, builder};
+use crate::door::pace::{Pace, Paced};
+use crate::door::turns::{Rounds, Turns};
+use crate::door::{Entrance, Stream, Visitor};
+use crate::gate::Gate;
+use crate::observe::metrics::Refusal;
+
+/// How often connections that wait for a request are looked at.
+const SWEEP: Duration = Duration::from_secs(5);
+
+/// What one visitor's requests share.
+#[derive(Debug)]
+struct Guest {
+    peer: Peer,
+    pace: Arc<Pace>,
+    /// What becomes of the connection when HTTP is over.
+    tunnel: Mutex<Option<Tunnel>>,
+    windows: Arc<Windows>,
+}
+
+/// Serves until `shutdown` says so, then finishes what has begun.
+pub(crate) async fn serve_at(
+    entrance: Entrance,
+    gate: Gate,
+    clients: ClientIp,
+    settings: ProxySettings,
+    shutdown: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let bounds = entrance.bounds().clone();
+    let waits = Waits { patience: bounds.patience, unread: settings.idle, idle: bounds.idle };
+    let upstreams = Arc::new(Upstreams::new(settings));
+    let desk = Arc::new(Desk { gate, clients, upstreams: Arc::clone(&upstreams) });
+    let down = shutdown.clone();
+    let received = entrance.receive(shutdown, move |visitor| talk(Arc::clone(&desk), visitor, waits, down.clone()));
+    let sweeping = async {
+        loop {
+            tokio::time::sleep(SWEEP).await;
+            upstreams.pool.sweep();
+        }
+    };
+    tokio::select! {
+        received = received => received,
+        () = sweeping => Ok(()),
+    }
+}
+
+/// Serves one visitor to the end.
+async fn talk(desk: Arc<Desk>, visitor: Visitor, waits: Waits, mut shutdown: watch::Receiver<bool>) {
+    let Visitor { stream, peer, .. } = visitor;
+    let pace = Arc::new(Pace::default());
+    let secure = matches!(stream, Stream::Tls(_));
+    let peer = Peer::new(peer.ip(), secure, &desk.clients);
+    let guest = Arc::new(Guest { peer, pace: Arc::clone(&pace), tunnel: Mutex::default(), windows: Arc::default() });
+    let service = {
+        let (desk, guest) = (Arc::clone(&desk), Arc::clone(&guest));
+        service_fn(move |request| {
+            let (desk, guest) = (Arc::clone(&desk), Arc::clone(&guest));
+            async move { Ok::<_, Infallible>(desk.answer(request, &guest).await) }
+        })
+    };
+    let turns = Turns::default();
+    let (builder, rounds) = (builder(desk.gate.door(), turns.clone()), Rounds::of(turns));
+    {
+        let io = TokioIo::new(Paced::new(stream, Arc::clone(&pace)));
+        let connection = pin!(builder.serve_connection_with_upgrades(io, service));
+        let left = tokio::select! {
+            left = attend(connection, &rounds, &pace, waits, &mut shutdown) => left,
+            () = guest.windows.starve(waits.unread) => Left::TooSlow,
+        };
+        if left == Left::TooSlow {
+            return desk.gate.observer().metrics().refused(desk.gate.door(), Refusal::Slow);
+        }
+    }
+    let tunnel = guest.tunnel.lock().take();
+    if let Some(tunnel) = tunnel {
+        tunnel.run(shutdown).await;
+    }
+}

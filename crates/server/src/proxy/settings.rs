@@ -1,0 +1,202 @@
+//! What the proxy can be told.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+
+use crate::config::{Text, Within};
+
+/// Where requests go, and how long things may take.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ProxySettings {
+    /// Where requests go.
+    pub upstream: Upstream,
+    /// How long a connection to the upstream may take, and a place among those that are under way.
+    pub connect: Duration,
+    /// How long the upstream may take to begin its answer, once the request is with it.
+    pub answer: Duration,
+    /// How long a body may stand still, in either direction.
+    pub idle: Duration,
+    /// How long a connection that was upgraded may be silent.
+    pub upgraded_idle: Duration,
+    /// Requests at the upstream at once.
+    pub max_in_flight: usize,
+    /// Connections to the upstream that are kept for the next request.
+    pub keep: usize,
+    /// How long they are kept.
+    pub keep_idle: Duration,
+}
+
+impl ProxySettings {
+    /// To this upstream, with the usual bounds.
+    pub fn to(upstream: Upstream) -> Self {
+        ProxySettings {
+            upstream,
+            connect: Duration::from_secs(5),
+            answer: Duration::from_secs(60),
+            idle: Duration::from_secs(60),
+            upgraded_idle: Duration::from_secs(3600),
+            max_in_flight: 4096,
+            keep: 256,
+            keep_idle: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Which HTTP the upstream speaks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Speech {
+    /// HTTP/1.1.
+    First,
+    /// HTTP/2 without TLS, from the first byte on.
+    Second,
+}
+
+/// Where requests go: `http://HOST[:PORT][/PATH]`, or `h2c://…` for HTTP/2 without TLS.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Upstream {
+    pub(super) speech: Speech,
+    /// As it is looked up: an address without brackets, or a name.
+    pub(super) host: String,
+    pub(super) port: u16,
+    /// What stands before every path; without a slash at the end.
+    pub(super) base: String,
+}
+
+/// A URL that cannot be an upstream.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("upstream {url:?}: {problem}: expected http://HOST:PORT, or h2c://HOST:PORT for HTTP/2 without TLS")]
+pub struct InvalidUpstream {
+    url: String,
+    problem: &'static str,
+}
+
+impl FromStr for Upstream {
+    type Err = InvalidUpstream;
+
+    fn from_str(url: &str) -> Result<Self, InvalidUpstream> {
+        let wrong = |problem| InvalidUpstream { url: url.chars().take(128).collect(), problem };
+        let parsed: axum::http::Uri = url.trim().parse().map_err(|_| wrong("not a URL"))?;
+        let speech = match parsed.scheme_str() {
+            Some("http") => Speech::First,
+            Some("h2c") => Speech::Second,
+            Some("https") => return Err(wrong("TLS towards the upstream is not spoken")),
+            Some(_) => return Err(wrong("unknown scheme")),
+            None => return Err(wrong("no scheme")),
+        };
+        let authority = parsed.authority().ok_or_else(|| wrong("no host"))?;
+        if authority.as_str().contains('@') {
+            return Err(wrong("a user stands before the host"));
+        }
+        if parsed.query().is_some() {
+            return Err(wrong("a query stands after the path"));
+        }
+        let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+        if host.is_empty() {
+            return Err(wrong("no host"));
+        }
+        let port = match (authority.port(), authority.port_u16()) {
+            (None, _) => 80,
+            (Some(_), Some(port)) if port > 0 => port,
+            _ => return Err(wrong("not a port")),
+        };
+        Ok(Upstream { speech, host: host.into(), port, base: parsed.path().trim_end_matches('/').into() })
+    }
+}
+
+impl Upstream {
+    /// Host and port as in a URL.
+    pub(super) fn authority(&self) -> String {
+        let (open, close) = if self.host.contains(':') { ("[", "]") } else { ("", "") };
+        format!("{open}{}{close}:{}", self.host, self.port)
+    }
+}
+
+impl fmt::Display for Upstream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.speech == Speech::First { "http" } else { "h2c" };
+        write!(f, "{scheme}://{}{}", self.authority(), self.base)
+    }
+}
+
+/// The section `proxy` of the file.
+#[derive(Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ProxyFile {
+    upstream: UpstreamText,
+    connect_ms: Option<Within<1, 600_000>>,
+    answer_secs: Option<Within<1, 86_400>>,
+    idle_secs: Option<Within<1, 86_400>>,
+    upgraded_idle_secs: Option<Within<1, 604_800>>,
+    max_in_flight: Option<Within<1, 1_000_000>>,
+    keep: Option<Within<0, 100_000>>,
+    keep_secs: Option<Within<1, 3600>>,
+}
+
+#[derive(Debug)]
+struct UpstreamText(Upstream);
+
+impl<'de> Deserialize<'de> for UpstreamText {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Text::deserialize(from)?.0.parse().map(UpstreamText).map_err(D::Error::custom)
+    }
+}
+
+impl ProxyFile {
+    pub(crate) fn checked(self) -> ProxySettings {
+        let default = ProxySettings::to(self.upstream.0);
+        let secs = |number: u32| Duration::from_secs(number.into());
+        ProxySettings {
+            connect: self.connect_ms.map_or(default.connect, |number| Duration::from_millis(number.0.into())),
+            answer: self.answer_secs.map_or(default.answer, |number| secs(number.0)),
+            idle: self.idle_secs.map_or(default.idle, |number| secs(number.0)),
+            upgraded_idle: self.upgraded_idle_secs.map_or(default.upgraded_idle, |number| secs(number.0)),
+            max_in_flight: self.max_in_flight.map_or(default.max_in_flight, |number| number.0 as usize),
+            keep: self.keep.map_or(default.keep, |number| number.0 as usize),
+            keep_idle: self.keep_secs.map_or(default.keep_idle, |number| secs(number.0)),
+            upstream: default.upstream,
+        }
+    }
+}
+
+impl ProxySettings {
+    /// As the section of a file that says the same.
+    pub(crate) fn to_yaml(&self) -> String {
+        format!(
+            "proxy:\n  upstream: \"{}\"\n  connect_ms: {}\n  answer_secs: {}\n  idle_secs: {}\n  upgraded_idle_secs: {}\n  max_in_flight: {}\n  keep: {}\n  keep_secs: {}\n",
+            self.upstream,
+            self.connect.as_millis(),
+            self.answer.as_secs(),
+            self.idle.as_secs(),
+            self.upgraded_idle.as_secs(),
+            self.max_in_flight,
+            self.keep,
+            self.keep_idle.as_secs()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn upstreams_are_read() {
+        for (url, shown) in [
+            ("http://127.0.0.1:3000", "http://127.0.0.1:3000"),
+            ("http://app", "http://app:80"),
+            ("h2c://[::1]:50051/", "h2c://[::1]:50051"),
+            ("http://app:8080/base/", "http://app:8080/base"),
+        ] {
+            assert_eq!(url.parse::<Upstream>().unwrap().to_string(), shown);
+        }
+        for url in ["", "app:80", "https://app", "http://", "http://a:99999", "http://u@a", "http://a/?x=1", "ftp://a"]
+        {
+            let error = url.parse::<Upstream>().unwrap_err().to_string();
+            assert!(error.contains("expected http://HOST:PORT"), "{error}");
+        }
+    }
+}

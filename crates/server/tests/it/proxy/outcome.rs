@@ -1,0 +1,100 @@
+//! Costs that are known only when there is a response.
+
+use axum::body::Body;
+use axum::http::Response;
+use tidegate_testkit::wait_until;
+
+use super::{LONG, Stage, Upstream};
+
+/// Answers `/status/401` with that, `/bytes/1000` with so many, and `/tokens/7` with a header that says so.
+fn obeying() -> Upstream {
+    Upstream::answering(|request| async move {
+        let (kind, number) = request.uri().path()[1..].split_once('/').unwrap();
+        let mut response = Response::new(Body::empty());
+        match kind {
+            "status" => *response.status_mut() = number.parse().unwrap(),
+            "bytes" => *response.body_mut() = Body::from("x".repeat(number.parse().unwrap())),
+            _ => _ = response.headers_mut().insert("x-tokens", number.parse().unwrap()),
+        }
+        response
+    })
+}
+
+#[test]
+fn only_failures_count() {
+    let upstream = obeying();
+    let rules = "rules:\n  - { name: failed-logins, by: ip, limit: 2/h, charge_when: { status: [401, 5*] } }\n";
+    let stage = Stage::before(&upstream.http(), rules);
+    let mut client = stage.connect();
+    let left = |status: u16, client: &mut super::Client| {
+        let answer = client.get(&format!("/status/{status}"), "");
+        assert_eq!(answer.status, status);
+        answer.field("x-ratelimit-remaining").unwrap().parse::<u64>().unwrap()
+    };
+    // status, what is left then
+    for (status, remaining) in [(200, 2), (404, 2), (200, 2), (401, 1), (200, 1), (503, 0)] {
+        assert_eq!(left(status, &mut client), remaining, "{status}");
+    }
+    assert_eq!(client.get("/status/200", "").status, 429, "nobody gets another try");
+}
+
+#[test]
+fn responses_are_paid_by_their_size() {
+    let upstream = obeying();
+    let rules = "rules:\n  - { name: egress, by: ip, limit: 100/h, settle: { by: response_bytes, per: 1000 } }\n";
+    let stage = Stage::before(&upstream.http(), rules);
+    let mut client = stage.connect();
+    let remaining = |client: &mut super::Client| {
+        client.get("/bytes/0", "").field("x-ratelimit-remaining").unwrap().parse::<u64>().unwrap()
+    };
+    assert_eq!(client.get("/bytes/30001", "").body.len(), 30_001);
+    wait_until("31 are paid, and one is taken before", LONG, || remaining(&mut client) == 100 - 31 - 1);
+    // More than there is left: it becomes a debt.
+    assert_eq!(client.get("/bytes/500000", "").status, 200);
+    wait_until("it is denied now", LONG, || client.get("/bytes/0", "").status == 429);
+}
+
+#[test]
+fn responses_are_paid_by_what_they_say() {
+    let upstream = obeying();
+    let rules = "rules:\n  - { name: tokens, by: bearer, limit: 100/h, cost: 10, settle: header.X-Tokens }\n";
+    let stage = Stage::before(&upstream.http(), rules);
+    let mut client = stage.connect();
+    let left = |path: &str, client: &mut super::Client| {
+        let answer = client.get(path, "Authorization: Bearer abc\r\n");
+        answer.field("x-ratelimit-remaining").unwrap().parse::<u64>().unwrap()
+    };
+    for (path, remaining) in [("/tokens/7", 93), ("/tokens/30", 63), ("/status/200", 53), ("/tokens/none", 43)] {
+        assert_eq!(left(path, &mut client), remaining, "{path}");
+    }
+}
+
+#[test]
+fn responses_are_paid_by_their_time() {
+    let upstream = Upstream::answering(|request| async move {
+        let millis = request.uri().path()[1..].parse().unwrap();
+        tokio::time::sleep(std::time::Duration::from_millis(millis)).await;
+        Response::new(Body::from("done"))
+    });
+    let rules = "rules:\n  - { name: time, limit: 1000000/h, cost: 1000, settle: response_ms }\n";
+    let stage = Stage::before(&upstream.http(), rules);
+    let mut client = stage.connect();
+    assert_eq!(client.get("/50", "").body, "done");
+    let remaining = |client: &mut super::Client| {
+        client.get("/0", "").field("x-ratelimit-remaining").unwrap().parse::<u64>().unwrap()
+    };
+    // Fifty at least, and far less than the thousand that were taken before; one thousand is taken by whoever asks.
+    wait_until("it is settled", LONG, || (990_000..=998_950).contains(&remaining(&mut client)));
+}
+
+#[test]
+fn rules_that_only_look_on_are_settled_too_and_failures_of_the_upstream_have_a_status() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let rules = "rules:\n  - { name: a, limit: 1/h, charge_when: { status: 200 } }\n  - { name: b, mode: shadow, limit: 1/h, charge_when: { status: 200 } }\n";
+    let stage = Stage::before(&format!("http://{nobody}"), rules);
+    for _ in 0..3 {
+        assert_eq!(stage.connect().get("/", "").status, 502, "it costs nothing, so it is not denied");
+    }
+    let denied = r#"tidegate_shadow_decisions_total{rule="b",outcome="denied"}"#;
+    assert_eq!(stage.metric(denied), 0);
+}
