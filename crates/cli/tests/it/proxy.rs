@@ -66,6 +66,7 @@ fn upstream(serve: impl Fn(BufReader<TcpStream>) + Clone + Send + 'static) -> St
     std::thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
             let serve = serve.clone();
+            stream.set_nodelay(true).unwrap();
             std::thread::spawn(move || serve(BufReader::new(stream)));
         }
     });

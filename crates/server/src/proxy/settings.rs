@@ -98,9 +98,9 @@ impl FromStr for Upstream {
         if host.is_empty() {
             return Err(wrong("no host"));
         }
-        let port = match (authority.port(), authority.port_u16()) {
-            (None, _) => 80,
-            (Some(_), Some(port)) if port > 0 => port,
+        let port = match authority.port_u16() {
+            Some(port) if port > 0 => port,
+            None if authority.as_str() == authority.host() => 80,
             _ => return Err(wrong("not a port")),
         };
         Ok(Upstream { speech, host: host.into(), port, base: parsed.path().trim_end_matches('/').into() })
