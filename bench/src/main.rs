@@ -10,11 +10,8 @@ mod contenders;
 mod grpc;
 mod memory;
 mod near;
-<<<<<<< HEAD
 mod near_server;
-=======
 mod proxy;
->>>>>>> dc49cd3 (proxy: a streaming reverse proxy that applies the rules, with costs by outcome, size and time)
 mod redis;
 mod server;
 mod tower;
@@ -41,12 +38,9 @@ fn main() {
             eprintln!(
                 "usage: bench memory [KEYS…] | bytes CONTENDER KEYS | slowest | parts | instructions CONTENDER\n       \
                  | redis [cpu | throughput | bytes | calls | all] [redis62 | redis7 | redis8 | valkey9] | wire [CALLERS…]\n       \
-<<<<<<< HEAD
                  | server [resp [DEPTH…] | http | all] | grpc [ROUNDS] | tower [ROUNDS] | near [REQUESTS_PER_SECOND]\n       \
                  | near-server [REQUESTS_PER_SECOND]"
-=======
                  | server [resp [DEPTH…] | http | all] | grpc [ROUNDS] | tower [ROUNDS] | proxy [ROUNDS] | near [REQUESTS_PER_SECOND]"
->>>>>>> dc49cd3 (proxy: a streaming reverse proxy that applies the rules, with costs by outcome, size and time)
             );
             std::process::exit(2);
         }
