@@ -38,9 +38,8 @@ fn main() {
             eprintln!(
                 "usage: bench memory [KEYS…] | bytes CONTENDER KEYS | slowest | parts | instructions CONTENDER\n       \
                  | redis [cpu | throughput | bytes | calls | all] [redis62 | redis7 | redis8 | valkey9] | wire [CALLERS…]\n       \
-                 | server [resp [DEPTH…] | http | all] | grpc [ROUNDS] | tower [ROUNDS] | near [REQUESTS_PER_SECOND]\n       \
-                 | near-server [REQUESTS_PER_SECOND]"
-                 | server [resp [DEPTH…] | http | all] | grpc [ROUNDS] | tower [ROUNDS] | proxy [ROUNDS] | near [REQUESTS_PER_SECOND]"
+                 | server [resp [DEPTH…] | http | all] | grpc [ROUNDS] | tower [ROUNDS] | proxy [ROUNDS]\n       \
+                 | near [REQUESTS_PER_SECOND] | near-server [REQUESTS_PER_SECOND]"
             );
             std::process::exit(2);
         }
