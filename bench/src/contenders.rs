@@ -57,6 +57,11 @@ impl Tidegate {
     pub fn memory(&self) -> &Memory {
         self.gate.memory()
     }
+
+    #[inline(always)]
+    pub fn ask(&self, key: &str) -> bool {
+        self.gate.allows(key, 1)
+    }
 }
 
 impl Contender for Tidegate {
@@ -65,7 +70,7 @@ impl Contender for Tidegate {
     }
     #[inline(never)]
     fn check(&self, key: &String) -> bool {
-        self.gate.allows(key, 1)
+        self.ask(key)
     }
     fn check_many(&self, keys: &[(String, u64)]) -> usize {
         self.gate.allows_many(keys).into_iter().filter(|allowed| *allowed).count()
@@ -109,6 +114,11 @@ impl GovernorWithoutClock {
             FakeRelativeClock::default(),
         ))
     }
+
+    #[inline(always)]
+    pub fn ask(&self, key: &String) -> bool {
+        self.0.check_key(key).is_ok()
+    }
 }
 
 impl Contender for GovernorWithoutClock {
@@ -117,7 +127,7 @@ impl Contender for GovernorWithoutClock {
     }
     #[inline(never)]
     fn check(&self, key: &String) -> bool {
-        self.0.check_key(key).is_ok()
+        self.ask(key)
     }
 }
 
@@ -157,7 +167,7 @@ impl Contender for Flat16 {
     }
     #[inline(never)]
     fn check(&self, key: &String) -> bool {
-        self.decide(self.hash(key), self.now())
+        self.ask(key)
     }
     /// The bound for batches: the clock is read once, and the slots of all keys are on their way before the first is decided.
     fn check_many(&self, keys: &[(String, u64)]) -> usize {
@@ -177,6 +187,11 @@ impl Contender for Flat16 {
 }
 
 impl Flat16 {
+    #[inline(always)]
+    pub fn ask(&self, key: &str) -> bool {
+        self.decide(self.hash(key), self.now())
+    }
+
     fn now(&self) -> u64 {
         self.clock.as_ref().map_or(0, quanta::Clock::raw)
     }

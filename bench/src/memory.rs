@@ -168,34 +168,40 @@ fn worked() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// A fixed amount of work for `valgrind --tool=callgrind --toggle-collect='*on_purpose*'`.
+/// A fixed amount of work for `valgrind --tool=callgrind --toggle-collect='*on_purpose*'`: ten thousand decisions, written into a loop as a program
+/// would write them, on a clock that stands still.
 pub fn instructions(args: &[&str]) {
     let keys = 1000;
-    let (ours, flat) = (Tidegate::without_clock(keys), Flat16::without_clock(keys));
-    let governor = GovernorWithoutClock::new();
-    let contender: &dyn Contender = match args.first() {
-        Some(&"governor") => &governor,
-        Some(&"flat16") => &flat,
-        _ => &ours,
-    };
     let names: Vec<String> = (0..keys).map(name).collect();
-    measured(contender, &names, 1);
-    let count = measured_on_purpose(contender, &names);
-    println!("{}: {count} decisions on {keys} keys", contender.name());
-}
-
-fn measured(contender: &dyn Contender, names: &[String], times: usize) {
-    for _ in 0..times {
-        for name in names {
-            black_box(contender.check(name));
+    let known = |contender: &dyn Contender| names.iter().for_each(|name| _ = black_box(contender.check(name)));
+    let who = args.first().copied().unwrap_or("tidegate");
+    match who {
+        "governor" => {
+            let governor = GovernorWithoutClock::new();
+            known(&governor);
+            measured_on_purpose(&names, |name| governor.ask(name));
+        }
+        "flat16" => {
+            let flat = Flat16::without_clock(keys);
+            known(&flat);
+            measured_on_purpose(&names, |name| flat.ask(name));
+        }
+        _ => {
+            let ours = Tidegate::without_clock(keys);
+            known(&ours);
+            measured_on_purpose(&names, |name| ours.ask(name));
         }
     }
+    println!("{who}: {} decisions on {keys} keys", 10 * names.len());
 }
 
 #[inline(never)]
-fn measured_on_purpose(contender: &dyn Contender, names: &[String]) -> usize {
-    measured(contender, names, 10);
-    10 * names.len()
+fn measured_on_purpose(names: &[String], ask: impl Fn(&String) -> bool) {
+    for _ in 0..10 {
+        for name in names {
+            black_box(ask(name));
+        }
+    }
 }
 
 /// Parts of a decision in a loop, to see what each costs.
