@@ -36,7 +36,11 @@ fn measure(rounds: usize) {
     let small = "location / { return 200 hello; } location /large { alias LARGE; default_type text/plain; }";
     let large = files.path().join("large");
     std::fs::write(&large, vec![b'x'; 100_000]).expect("a file for a moment");
-    let upstream = Nginx::start(files.path().join("upstream"), "", &small.replace("LARGE", large.to_str().expect("a path that is text")));
+    let upstream = Nginx::start(
+        files.path().join("upstream"),
+        "",
+        &small.replace("LARGE", large.to_str().expect("a path that is text")),
+    );
     let to = format!(
         "limit_req_zone $binary_remote_addr zone=all:10m rate=1000000r/s; upstream app {{ server {}; keepalive 256; keepalive_requests 1000000; }}",
         upstream.at
@@ -65,7 +69,9 @@ fn measure(rounds: usize) {
             }
         }
         let size = if path == "/" { "5 bytes" } else { "100 kB" };
-        println!("\nresponses of {size}, {CONNECTIONS} connections, wrk with one thread: median of {rounds} interleaved rounds of {ROUND}");
+        println!(
+            "\nresponses of {size}, {CONNECTIONS} connections, wrk with one thread: median of {rounds} interleaved rounds of {ROUND}"
+        );
         table(&contenders, &[NGINX]);
     }
 }
@@ -101,7 +107,9 @@ impl Nginx {
         let file = folder.join("nginx.conf");
         std::fs::write(&file, text).expect("a file for a moment");
         // As `cargo xtask servers` installed it, or as the system has it.
-        let installed = std::env::var_os("TIDEGATE_SERVERS").map_or_else(|| PathBuf::from("../target/servers"), PathBuf::from).join("nginx");
+        let installed = std::env::var_os("TIDEGATE_SERVERS")
+            .map_or_else(|| PathBuf::from("../target/servers"), PathBuf::from)
+            .join("nginx");
         let mut command = Command::new(if installed.exists() { installed.as_path() } else { Path::new("nginx") });
         command.args(["-p", own, "-c"]).arg(&file).stdin(Stdio::null());
         let child = command.spawn().unwrap_or_else(|error| {
