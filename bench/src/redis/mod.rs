@@ -37,13 +37,14 @@ pub fn run(args: &[&str]) {
         "throughput" => throughput::run(flavor),
         "bytes" => bytes::run(flavor),
         "calls" => throughput::calls(flavor),
+        "rivals" => throughput::rivals(flavor),
         "all" => {
             cpu::run(flavor);
             throughput::run(flavor);
             bytes::run(flavor);
         }
         _ => {
-            eprintln!("redis {what}: expected cpu, instructions, throughput, bytes, calls or all");
+            eprintln!("redis {what}: expected cpu, instructions, throughput, rivals, bytes, calls or all");
             exit(2);
         }
     }
