@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use axum::http::header::{ACCEPT, CACHE_CONTROL, CONNECTION, RETRY_AFTER, UPGRADE};
-use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, request};
+use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, request};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tidegate::http::{ClientIp, normal_path};
@@ -74,6 +74,8 @@ impl Desk {
         head::prepare(&mut head, host.as_ref(), &guest.peer, &self.clients).map_err(refuse)?;
         match self.upstreams.ask(head, body, host.as_ref(), upgrade).await {
             Ok(Answer::Http(mut response)) => {
+                // The version is that of one connection, too: what comes from an old server goes on as our own.
+                *response.version_mut() = Version::HTTP_11;
                 head::strip(response.headers_mut());
                 let later = self.settled(&mut passed, response.status(), response.headers()).await;
                 response.body_mut().later = later;

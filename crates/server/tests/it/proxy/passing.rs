@@ -137,6 +137,7 @@ fn responses_are_as_they_were() {
         match request.uri().path() {
             "/none" => *response.status_mut() = axum::http::StatusCode::NO_CONTENT,
             "/same" => *response.status_mut() = axum::http::StatusCode::NOT_MODIFIED,
+            "/old" => *response.version_mut() = axum::http::Version::HTTP_10,
             _ => {}
         }
         for (name, value) in
@@ -155,6 +156,12 @@ fn responses_are_as_they_were() {
     assert_eq!(answer.field("x-own").or(answer.field("connection")), None, "{}", answer.head);
     assert_eq!(answer.field("x-ratelimit-limit"), Some("1000000"), "ours stands in place of theirs");
     assert_eq!(client.get("/empty", "").field("content-length"), Some("0"));
+    let old = client.get("/old", "");
+    assert!(
+        old.head.starts_with("HTTP/1.1 200 ") && old.body == "body",
+        "the version of a message is its sender's: {}",
+        old.head
+    );
     client.send("GET /none HTTP/1.1\r\nHost: a\r\n\r\n");
     assert_eq!(client.read().unwrap().status, 204);
     assert_eq!(client.get("/", "").body, "body");
