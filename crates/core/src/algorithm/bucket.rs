@@ -19,9 +19,6 @@ use crate::time::{EXACT, MAX_WAIT_US, Period, Timestamp};
 /// another rate, which rounds up to a whole unit, costs less than a millionth of a token.
 const FINE: u64 = 1 << 20;
 
-/// More than any bucket holds, and so little that any level can be added to it.
-const TOO_MUCH: u64 = 1 << 63;
-
 /// The parameters of a bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
@@ -198,11 +195,12 @@ impl Kernel for Bucket {
     #[inline(always)]
     fn charge_if_it_fits(&self, level: &mut Level, _now: Timestamp, cost: u64) -> bool {
         // What it would come to; no division.
-        let Some(poured @ ..TOO_MUCH) = cost.checked_mul(self.rate.q) else { return false };
-        let units = level.units.wrapping_add(poured);
-        let fits = units <= self.full;
+        let poured = cost.saturating_mul(self.rate.q);
+        // The highest level at which that fits; below zero there is none.
+        let highest = if poured <= self.full { (self.full - poured).cast_signed() } else { -1 };
+        let fits = level.units.cast_signed() <= highest;
         if fits {
-            level.units = units;
+            level.units = level.units.wrapping_add(poured);
         }
         fits
     }

@@ -1,7 +1,7 @@
 //! What keys are known by: 127 bits, by a function that each store draws at random from a family of them.
 //!
 //! A key is words of 64 bits, each place has a random factor, each length a random number to begin with, and the hash is the sum of the products
-//! modulo the prime 2^127 - 1. Two different keys have the same hash under at most one in 2^112 of the functions, whoever chose the keys: in a
+//! modulo the prime 2^127 - 1. Two different keys have the same hash under at most one in 2^111 of the functions, whoever chose the keys: in a
 //! field there is only one factor that could make up for the difference. That is a theorem, not a hope, and costs two multiplications for a word
 //! (`docs/decisions/0019-a-hash-with-a-proof.md`). It holds for keys that were chosen without knowing the factors, and nobody is told hashes. What can
 //! be seen, by measuring time, is where a key stands in the table, so that half goes through one more step, which is not linear.
@@ -16,8 +16,10 @@ const LONGEST: usize = 1024;
 const PLACES: usize = LONGEST / 8 + 3;
 /// Keys shorter than this have a number to begin with of their own. With the longer ones, their length is one more word.
 const SHORT: usize = 64;
-/// Both halves of a factor are below 2^56, so that there is room to add all the products up before anything is carried.
-const HALF: u64 = (1 << 56) - 1;
+/// The halves of a factor are below 2^56 and 2^55, so that there is room to add all the products up before anything is carried, and what is carried in
+/// the end is one word.
+const LOW: u64 = (1 << 56) - 1;
+const HIGH: u64 = (1 << 55) - 1;
 
 /// A function of the family.
 #[derive(Clone, Debug)]
@@ -84,7 +86,7 @@ impl Hashing {
         let mut factor = || {
             drawn += 1;
             let (low, high) = halves(seed.hash(&drawn.to_le_bytes()).as_u128());
-            Factor { low: low & HALF, high: high & HALF }
+            Factor { low: low & LOW, high: high & HIGH }
         };
         let starts: [Factor; SHORT] = std::array::from_fn(|_| factor());
         let starts = Starts { low: starts.map(|start| start.low), high: starts.map(|start| start.high) };
@@ -173,7 +175,8 @@ impl Hashing {
         let (lowest, carried) = halves(sum.low);
         let above = sum.high.wrapping_add(u128::from(carried));
         let rest = (above << 65 >> 1).wrapping_add(u128::from(lowest));
-        let (first, second) = halves(rest.wrapping_add(above >> 63));
+        let (carry, _) = halves(above >> 63); // `above` is below 2^127
+        let (first, second) = halves(rest.wrapping_add(u128::from(carry)));
         let (low, high) = halves(u128::from(second ^ self.mask) * u128::from(self.odd));
         (first ^ low ^ high, second)
     }
@@ -242,6 +245,25 @@ mod tests {
             assert_eq!(hashing.hash(&key), by_definition(&hashing, &key), "{length} bytes");
             key.push((length.wrapping_mul(0x9e37_79b9) >> 24 & 0xff).try_into().unwrap());
         }
+    }
+
+    /// The most that can be added up still has room.
+    #[test]
+    fn the_greatest_factors_agree_with_the_definition_for_the_greatest_keys() {
+        let greatest = Factor { low: LOW, high: HIGH };
+        let mut hashing = hashing();
+        hashing.factors = [greatest; PLACES];
+        (hashing.long, hashing.named) = (greatest, greatest);
+        for length in [8, 15, 16, SHORT, LONGEST - 1, LONGEST] {
+            let key = vec![u8::MAX; length];
+            assert_eq!(hashing.hash(&key), by_definition(&hashing, &key), "{length} bytes");
+        }
+        let all = (0..PLACES).fold(Sum::from(greatest), |mut sum, _| {
+            sum.add(u64::MAX, &greatest);
+            sum
+        });
+        let (_, carried) = halves(all.low);
+        assert!(all.high.checked_add(u128::from(carried)).is_some_and(|above| above >> 127 == 0));
     }
 
     #[test]

@@ -102,15 +102,32 @@ impl Line {
         tag_of: impl Fn((u64, u64)) -> Option<Tag>,
         look: impl FnOnce() -> Option<&'a Slot>,
     ) -> Option<A> {
-        let version = self.shard.version();
-        let writing = match self.charges.load(Ordering::Relaxed) {
-            true => Some(self.shard.write_if_still(version)?),
-            false => None,
-        };
+        // Two ways, so that neither has to ask on which it is.
+        if self.charges.load(Ordering::Relaxed) {
+            let writing = self.shard.try_write()?;
+            self.check_read(Hold::Lock(writing), limit, cost, now, tag_of, look)
+        } else {
+            let version = self.shard.version();
+            self.check_read(Hold::Version(version), limit, cost, now, tag_of, look)
+        }
+    }
+
+    /// The rest of [`try_check`](Line::try_check): under the lock, or from the version on.
+    #[allow(clippy::too_many_arguments, reason = "it is one step with the one before, written twice by the compiler")]
+    #[inline(always)]
+    fn check_read<'a, A: Answer>(
+        &'a self,
+        hold: Hold<'a>,
+        limit: &Limit,
+        cost: u64,
+        now: Timestamp,
+        tag_of: impl Fn((u64, u64)) -> Option<Tag>,
+        look: impl FnOnce() -> Option<&'a Slot>,
+    ) -> Option<A> {
         let slot = look()?;
         let words = slot.words();
         let tag = tag_of(words)?;
-        let read = Read { slot, version, writing, tag, numbers: tag.unpack(words)? };
+        let read = Read { slot, hold, tag, numbers: tag.unpack(words)? };
         match limit.algorithm() {
             Algorithm::Bucket(bucket) => {
                 let mut level = shard::level_of(read.numbers);
@@ -143,30 +160,39 @@ impl Line {
     /// Writes what has changed, if anything has, and says whether what was read still held until then.
     #[inline(always)]
     fn write(&self, limit: &Limit, read: Read<'_>, is_allowed: bool, cost: u64, changed: (u64, u64)) -> bool {
-        let Read { slot, version, writing, tag, .. } = read;
+        let Read { slot, hold, tag, .. } = read;
         // What is denied is not charged, unless the limit counts that, too; and looking costs nothing.
         let is_charged = (is_allowed || limit.counts_rejected()) && cost > 0;
-        let was_taken = writing.is_some();
-        if !is_charged {
-            if was_taken {
-                self.charges.store(false, Ordering::Relaxed);
+        match hold {
+            Hold::Lock(_writing) => {
+                if is_charged {
+                    slot.set_words(tag.pack(changed));
+                } else {
+                    self.charges.store(false, Ordering::Relaxed);
+                }
+                true
             }
-            return was_taken || self.shard.is_still(version);
+            Hold::Version(version) if !is_charged => self.shard.is_still(version),
+            Hold::Version(version) => {
+                let Some(_writing) = self.shard.write_if_still(version) else { return false };
+                slot.set_words(tag.pack(changed));
+                self.charges.store(true, Ordering::Relaxed);
+                true
+            }
         }
-        let Some(_writing) = writing.or_else(|| self.shard.write_if_still(version)) else { return false };
-        slot.set_words(tag.pack(changed));
-        if !was_taken {
-            self.charges.store(true, Ordering::Relaxed);
-        }
-        true
     }
 }
 
-/// What was read of a key: under the lock, or without it while it had this version.
+/// What makes sure of what was read: the lock, or that it has this version still.
+enum Hold<'a> {
+    Lock(raw::Writing<'a>),
+    Version(u64),
+}
+
+/// What was read of a key.
 struct Read<'a> {
     slot: &'a Slot,
-    version: u64,
-    writing: Option<raw::Writing<'a>>,
+    hold: Hold<'a>,
     tag: Tag,
     numbers: (u64, u64),
 }

@@ -58,7 +58,7 @@ unsafe impl RawMutex for VersionLock {
 
     #[inline(always)]
     fn try_lock(&self) -> bool {
-        version::try_take(&self.version)
+        version::take_now(&self.version).is_some()
     }
 
     #[inline(always)]
@@ -108,6 +108,13 @@ impl<T> Versioned<T> {
     #[inline(always)]
     pub(crate) fn is_still(&self, version: u64) -> bool {
         version::is_still(&self.raw().version, version)
+    }
+
+    /// Takes the lock if nobody has it.
+    #[inline(always)]
+    pub(crate) fn try_write(&self) -> Option<Writing<'_>> {
+        let lock = self.raw();
+        version::take_now(&lock.version).map(|version| Writing { lock, version })
     }
 
     /// Takes the lock if nobody has written since it was `version`.
@@ -283,8 +290,9 @@ impl<T: Zero> Later<T> {
     }
 }
 
-/// Tells the compiler that this hardly ever happens.
+/// Tells the compiler that this hardly ever happens, and is worth no step on the usual way.
 #[cold]
+#[inline(never)]
 fn cold<T>(value: T) -> T {
     value
 }

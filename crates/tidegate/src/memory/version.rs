@@ -29,11 +29,12 @@ pub(crate) fn take(version: &AtomicU64, seen: u64) -> bool {
     taken
 }
 
-/// Begins to write if nobody is writing.
+/// Begins to write if nobody is writing, and says from which version on.
 #[inline(always)]
-pub(crate) fn try_take(version: &AtomicU64) -> bool {
-    let seen = version.load(Ordering::Relaxed);
-    seen & 1 == 0 && take(version, seen)
+pub(crate) fn take_now(version: &AtomicU64) -> Option<u64> {
+    // If it is odd, it is not what is expected here: no need to ask.
+    let even = version.load(Ordering::Relaxed) & !1;
+    take(version, even).then_some(even)
 }
 
 /// Is done with writing, which began when the version was `seen`.
