@@ -17,7 +17,7 @@ use super::sentinel::Primary;
 /// How much is read at once.
 const READ: usize = 16 << 10;
 /// With so many calls unanswered a server has something to do until the next write. Fewer, and it may run idle: then every call is sent at once.
-const ENOUGH: usize = 16;
+const ENOUGH: usize = 32;
 /// How large a buffer may stay when it is empty.
 const KEEP: usize = 256 << 10;
 /// The place of commands that the driver sends by itself.
