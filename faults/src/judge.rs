@@ -14,8 +14,6 @@ pub(crate) const HARD: Duration = Duration::from_millis(10);
 /// On a machine that is not quiet, this many times a bound, and at least [`PATIENT`].
 const GENEROUS: u32 = 10;
 const PATIENT: Duration = Duration::from_secs(3);
-/// Whoever waits so long waits for the store, and not for a turn.
-const WAITS: Duration = Duration::from_millis(3);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
@@ -96,11 +94,12 @@ impl<'a> Judge<'a> {
         self.holds(errors == 0, || format!("{errors} requests had no answer; the first: {:?}", wrong.first()));
     }
 
-    /// Nobody waited longer than the hard bound, beyond what the machine itself added at that moment.
+    /// Nobody waited longer than the hard bound, beyond what the machine itself added at that moment; and whatever befalls the store, a node is no
+    /// slower with requests about nothing than one without a store.
     pub(crate) fn latency(&mut self) {
         let record = &self.run.record;
         let longest = |answers: &[Answer]| answers.iter().map(|answer| answer.took).max().unwrap_or_default();
-        let (max, noise) = (longest(&record.answers), longest(&record.control));
+        let (max, noise) = (longest(&record.answers), longest(&record.control).max(longest(&record.nothing)));
         let mut worst: Option<(Duration, Answer)> = None;
         for answer in record.answers.iter().filter(|answer| answer.took > HARD) {
             let excess = self.excess(answer);
@@ -113,6 +112,8 @@ impl<'a> Judge<'a> {
         self.figure("p99_ms", to_ms(p99));
         self.figure("max_ms", to_ms(max));
         self.figure("noop_max_ms", to_ms(noise));
+        let [own, control] = [&record.nothing, &record.control].map(|answers| percentile(answers.iter(), 990));
+        self.time("p99 of the no-op is beyond that of a node in memory by", own.saturating_sub(control), HARD);
         if let Some((excess, answer)) = worst {
             self.figure("excess_ms", to_ms(excess));
             let bound = self.bound(HARD);
@@ -122,27 +123,41 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// How much longer it took than any request about nothing beside it: what is not the machine's.
+    /// How much longer it took than any request about nothing beside it, to the same node or the one in memory: what is not the machine's.
     fn excess(&self, answer: &Answer) -> Duration {
-        let control = self.run.record.control.iter();
-        let beside = control.filter(|own| own.asked <= answer.end() && own.end() >= answer.asked);
+        let record = &self.run.record;
+        let own = record.nothing.iter().filter(|own| own.node == answer.node);
+        let beside = own.chain(&record.control).filter(|own| own.asked <= answer.end() && own.end() >= answer.asked);
         answer.took.saturating_sub(beside.map(|own| own.took).max().unwrap_or_default())
     }
 
-    /// From `from` on, until `to`, nobody waits for the store after this long.
+    /// From `from` on, until `to`, the store is not heard: within this long every node says that it asks no more, and whoever comes then does not wait.
     pub(crate) fn open_after(&mut self, from: Duration, to: Duration, bound: Duration) {
-        // Within a tenth of a second one may wait for the machine; a store that is waited for is waited for by everybody.
-        let waits = self.run.record.between(from, to).filter(|a| a.took >= WAITS && self.excess(a) >= WAITS);
-        let mut waits: Vec<Duration> = waits.filter(|a| a.source == Some(Source::Fallback)).map(|a| a.asked).collect();
-        waits.sort();
-        let last = waits.windows(5).map(|five| (five[0], five[4])).filter(|(first, last)| *last - *first < bound / 2);
-        let open = last.map(|(_, last)| last - from).max().unwrap_or_default();
-        let after = percentile(self.run.record.between(from + open + Duration::from_millis(1), to), 990);
-        self.say(format!("open after {}, then p99 {}", ms(open), ms(after)));
+        let first = |own: &Vec<Duration>| own.iter().copied().find(|at| (from..to).contains(at));
+        let opened: Option<Vec<Duration>> = self.run.opened.iter().map(first).collect();
+        let Some(open) = opened.and_then(|all| all.into_iter().max()) else {
+            return self.problems.push("a breaker did not open".into());
+        };
+        let record = &self.run.record;
+        // What they say is rounded.
+        let (open, since) = (open.saturating_sub(from), open + Duration::from_millis(1));
+        let nothing = || record.nothing.iter().filter(|own| (since..to).contains(&own.asked));
+        let [after, noise] = [percentile(record.between(since, to), 990), percentile(nothing(), 990)];
+        let [longest, longest_noise] = [percentile(record.between(since, to), 1000), percentile(nothing(), 1000)];
+        self.say(format!(
+            "open after {}, then p99 {} (no-op {}) and max {} (no-op {})",
+            ms(open),
+            ms(after),
+            ms(noise),
+            ms(longest),
+            ms(longest_noise)
+        ));
         self.figure("open_after_ms", to_ms(open));
         self.figure("open_p99_ms", to_ms(after));
+        self.figure("open_noop_p99_ms", to_ms(noise));
         self.time("the breaker opened after", open, bound);
-        self.time("once the breaker is open, p99 is", after, Duration::from_millis(1));
+        let more = after.saturating_sub(noise);
+        self.time("once the breaker is open, p99 is beyond that of the no-op by", more, Duration::from_millis(1));
     }
 
     /// The store decides again after `go`, and from then on nearly everything: of every twentieth of a second nine tenths.

@@ -52,6 +52,7 @@ mod store;
 mod sync;
 #[cfg(feature = "tower")]
 pub mod tower;
+mod turns;
 
 pub use acquire::{Acquire, AcquireError, Pass};
 pub use clock::{Clock, ManualClock, SystemClock};

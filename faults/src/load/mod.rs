@@ -1,7 +1,8 @@
 //! Those who ask: at their own pace, whatever the answers do, over HTTP, and everything that was answered is written down.
 //!
 //! Beside the nodes that are judged there is one that keeps its state in memory and is asked a tenth as often, by the same thread over the same kind of
-//! connection. No fault befalls it, so how long it takes is what the machine adds; the rest is the product's.
+//! connection. No fault befalls it, so how long it takes is what the machine adds; the rest is the product's. As often the node that was asked is
+//! asked about nothing, because the machine may let one process wait and not another.
 
 mod http;
 mod record;
@@ -11,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 pub(crate) use self::http::Http;
 use self::http::Pool;
@@ -60,6 +61,7 @@ impl Class {
 /// A load that runs until it is ended.
 pub(crate) struct Load {
     began: Instant,
+    began_at: SystemTime,
     orders: Arc<Orders>,
     thread: JoinHandle<Record>,
 }
@@ -92,7 +94,7 @@ impl Load {
             tokio::task::LocalSet::new().block_on(&runtime, generate(plan, began, own))
         };
         let thread = thread::Builder::new().name("load".into()).spawn(run).expect("a thread can be started");
-        Load { began, orders, thread }
+        Load { began, began_at: SystemTime::now(), orders, thread }
     }
 
     /// Goes on asking for so long.
@@ -117,6 +119,11 @@ impl Load {
         self.began.elapsed()
     }
 
+    /// When it began, by the clock on the wall.
+    pub(crate) fn began_at(&self) -> SystemTime {
+        self.began_at
+    }
+
     /// From now on so many a second.
     pub(crate) fn set_rate(&self, rate: u64) {
         self.orders.rate.store(rate, Ordering::Relaxed);
@@ -130,7 +137,8 @@ impl Load {
 }
 
 async fn generate(plan: Plan, began: Instant, orders: Arc<Orders>) -> Record {
-    let record = Rc::new(RefCell::new(Record::new(plan.mix.clone())));
+    let memory = u8::try_from(plan.nodes.len()).expect("few nodes");
+    let record = Rc::new(RefCell::new(Record::new(plan.mix.clone(), memory)));
     let requests: Vec<Vec<Rc<[u8]>>> = plan
         .mix
         .iter()
@@ -138,7 +146,8 @@ async fn generate(plan: Plan, began: Instant, orders: Arc<Orders>) -> Record {
         .collect();
     let pools: Vec<Rc<Pool>> =
         plan.nodes.iter().chain([&plan.control]).map(|address| Rc::new(Pool::new(address))).collect();
-    let nothing = http::post("/v1/check", r#"{"key":"control","limit":"1000000/s"}"#);
+    let control = http::post("/v1/check", r#"{"key":"control","limit":"1000000/s"}"#);
+    let nothing: Rc<[u8]> = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"[..].into();
     let weights: u64 = plan.mix.iter().map(|class| class.weight).sum();
     let mut random = Random::new(plan.seed);
     let mut tick = tokio::time::interval(Duration::from_millis(1));
@@ -172,7 +181,8 @@ async fn generate(plan: Plan, began: Instant, orders: Arc<Orders>) -> Record {
             let (class, number) = (u8::try_from(class).expect("few classes"), u8::try_from(node).expect("few nodes"));
             ask(&pools[node], request, &record, &orders, Answer::new(now - began, class, key, number));
             if asked.is_multiple_of(10) {
-                ask(&pools[plan.nodes.len()], &nothing, &record, &orders, Answer::control(now - began));
+                ask(&pools[usize::from(memory)], &control, &record, &orders, Answer::control(now - began, memory));
+                ask(&pools[node], &nothing, &record, &orders, Answer::control(now - began, number));
             }
         }
     }

@@ -53,7 +53,7 @@ pub(crate) struct Answer {
     pub(crate) source: Option<Source>,
 }
 
-/// The class of what the node in memory was asked.
+/// The class of requests about nothing.
 const CONTROL: u8 = u8::MAX;
 
 impl Answer {
@@ -61,8 +61,9 @@ impl Answer {
         Answer { asked, took: Duration::ZERO, class, key, node, outcome: Outcome::Silent, source: None }
     }
 
-    pub(super) fn control(asked: Duration) -> Answer {
-        Answer::new(asked, CONTROL, 0, 0)
+    /// A request about nothing; of the node in memory, `node` is none of the others.
+    pub(super) fn control(asked: Duration, node: u8) -> Answer {
+        Answer::new(asked, CONTROL, 0, node)
     }
 
     pub(crate) fn end(&self) -> Duration {
@@ -82,14 +83,17 @@ pub(crate) struct Record {
     pub(crate) answers: Vec<Answer>,
     /// Of the node in memory.
     pub(crate) control: Vec<Answer>,
+    /// Of the other nodes, about nothing.
+    pub(crate) nothing: Vec<Answer>,
+    nodes: u8,
     /// The longest time the load itself did not run.
     pub(crate) latest: Duration,
     pub(crate) lasted: Duration,
 }
 
 impl Record {
-    pub(super) fn new(mix: Vec<Class>) -> Record {
-        Record { mix, ..Record::default() }
+    pub(super) fn new(mix: Vec<Class>, nodes: u8) -> Record {
+        Record { mix, nodes, ..Record::default() }
     }
 
     pub(super) fn late(&mut self, pause: Duration) {
@@ -97,7 +101,11 @@ impl Record {
     }
 
     pub(super) fn add(&mut self, answer: Answer) {
-        if answer.class == CONTROL { &mut self.control } else { &mut self.answers }.push(answer);
+        match answer.class {
+            CONTROL if answer.node == self.nodes => self.control.push(answer),
+            CONTROL => self.nothing.push(answer),
+            _ => self.answers.push(answer),
+        }
     }
 
     /// Requests that had no answer when the load ended.

@@ -137,8 +137,10 @@ impl<'a> Stage<'a> {
 
     /// Those who ask have ended: what was answered, and what was counted.
     pub(crate) fn end(&self, load: Load) -> Run {
+        let began = load.began_at();
         let record = load.end();
-        Run { record, metrics: self.metrics(), rate: self.rate, nodes: self.nodes.len() as u64 }
+        let opened = self.nodes.iter().map(|node| node.opened(began)).collect();
+        Run { record, metrics: self.metrics(), rate: self.rate, nodes: self.nodes.len() as u64, opened }
     }
 }
 
@@ -171,6 +173,8 @@ pub(crate) struct Run {
     pub(crate) metrics: Metrics,
     pub(crate) rate: u64,
     pub(crate) nodes: u64,
+    /// When the breaker of each node opened, as they say.
+    pub(crate) opened: Vec<Vec<Duration>>,
 }
 
 /// What is left in the store of a key under a [`budget`].

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -51,6 +51,22 @@ impl Node {
     /// What it has logged.
     pub(crate) fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.folder.path().join(LOG)).unwrap_or_default()).into_owned()
+    }
+
+    /// When its breaker opened, since `began`: it logs that.
+    pub(crate) fn opened(&self, began: SystemTime) -> Vec<Duration> {
+        const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+        let began = began.duration_since(UNIX_EPOCH).expect("it is later than 1970").as_millis() % DAY.as_millis();
+        let log = self.log();
+        let opened = log.lines().filter(|line| line.contains("breaker=open"));
+        let at = opened.filter_map(|line| {
+            // 2026-11-16T02:44:33.123Z
+            let numbers: Vec<u128> = line.get(11..23)?.split([':', '.']).filter_map(|part| part.parse().ok()).collect();
+            let [hours, minutes, seconds, ms] = numbers[..] else { return None };
+            let at = ((hours * 60 + minutes) * 60 + seconds) * 1000 + ms;
+            u64::try_from((at + DAY.as_millis() - began) % DAY.as_millis()).ok()
+        });
+        at.map(Duration::from_millis).collect()
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

@@ -89,6 +89,8 @@ struct Own {
     took_back: bool,
     checks_asked: u64,
     checks_executed: u64,
+    /// Denials about it that reached the node, of checks on something that may be lent.
+    denials_heard: u64,
     /// When somebody last left without the answer of the store, which may still come.
     stray_at: Option<u64>,
 }
@@ -176,6 +178,7 @@ impl Checks {
             took_back: false,
             checks_asked: 0,
             checks_executed: 0,
+            denials_heard: 0,
             stray_at: None,
         });
         let (own, fewest) = (own.collect(), u64::MAX);
@@ -241,21 +244,18 @@ impl Checks {
 
     /// A server has executed a call of a node. Says by which numbers to tell that the answer was delivered.
     pub(crate) fn executed(&mut self, node: usize, lives: bool, done: Done, now: u64) -> Result<usize, Failure> {
-        // What is denied may be asked about again once a lease was given back; it has taken nothing, of whatever else it was about either.
-        let leased = |rule: usize| self.budgets[rule].sync == SyncMode::Lease;
-        let again = !done.allowed && done.charges.iter().filter_map(|charge| rule_of(&charge.key)).any(leased);
         for charge in &done.charges {
             let Some(rule) = rule_of(&charge.key) else { continue };
             // What a node sent that has ended meanwhile is charged, and nobody's.
             let mut gone = (!lives).then(|| self.life());
             let (budget, life) = (&mut self.budgets[rule], gone.as_mut().unwrap_or(&mut self.lives[node]));
             let own = &mut life.own[rule];
-            if done.op == b'c' && lives && !again {
+            if done.op == b'c' && lives {
                 own.checks_executed += 1;
-                if own.checks_executed > own.checks_asked {
+                if own.checks_executed > own.checks_asked + own.denials_heard {
                     let text = format!(
-                        "node {node} was asked to check r{rule} {} times, the server executed {}",
-                        own.checks_asked, own.checks_executed
+                        "node {node} was asked to check r{rule} {} times and heard of {} denials for which it might give a lease back, the server executed {}",
+                        own.checks_asked, own.denials_heard, own.checks_executed
                     );
                     return Err(Failure { law: "no replay", at: now, text });
                 }
@@ -319,6 +319,13 @@ impl Checks {
         let life = &mut self.lives[node];
         let Some(executed) = life.executed.get_mut(number) else { return };
         executed.delivered = Some(now);
+        // Of a denial that was heard, and only then, it may ask again once it has given a lease back; whatever else that was about has taken nothing
+        // either.
+        let rules: Vec<usize> = executed.done.charges.iter().filter_map(|charge| rule_of(&charge.key)).collect();
+        let leased = |rule: &usize| self.budgets[*rule].sync == SyncMode::Lease;
+        if executed.done.op == b'c' && !executed.done.allowed && rules.iter().any(leased) {
+            rules.iter().for_each(|&rule| life.own[rule].denials_heard += 1);
+        }
         if executed.done.op == b't'
             && let (Some(rule), Some(id)) = (rule_of(&executed.done.charges[0].key), executed.done.id)
         {
@@ -563,7 +570,6 @@ impl Checks {
         // There was an answer, in time, to the only question that can have been this one.
         let stray = |rule: usize| life.own[rule].stray_at.is_some_and(|left| left + STRAY_US > open.asked_at);
         let strays = open.ask.parts.iter().any(|&(rule, _)| stray(rule));
-        let lent = open.ask.parts.iter().any(|&(rule, _)| self.budgets[rule].sync == SyncMode::Lease);
         if let ([(rule, cost)], false, false) = (&open.ask.parts[..], open.crowded, strays) {
             let unused = life.executed.iter().rev().take(50).find(|executed| {
                 let Executed { at, done, delivered, taken } = executed;
@@ -572,7 +578,6 @@ impl Checks {
                     && *at >= open.asked_at
                     && delivered.is_some_and(|delivered| delivered < now)
                     && same
-                    && (done.allowed || !lent)
                     && done.charges[0].cost == *cost
                     && rule_of(&done.charges[0].key) == Some(*rule)
             });

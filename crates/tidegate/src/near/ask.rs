@@ -17,6 +17,7 @@ use super::stats::{add, one};
 use super::{Asking, Done, Inner, OnFailure, PARTS, Part, SyncMode, background, lease};
 use crate::near::names::Name;
 use crate::store::{Charge, Check, StoreError};
+use crate::turns::in_time;
 
 /// Why there is no answer.
 pub(super) enum Missed {
@@ -96,10 +97,10 @@ impl Listening {
         let Listening { inner, lane } = &self;
         while Arc::strong_count(inner) > 1 {
             let sent = inner.clock.now();
-            let answer = tokio::time::timeout(inner.settings.deadline, inner.store.decide(&check)).await;
+            let answer = in_time(Instant::now() + inner.settings.deadline, inner.store.decide(&check)).await;
             let now = inner.clock.now();
             // It speaks, whatever it says.
-            if matches!(&answer, Ok(Ok(_))) || matches!(&answer, Ok(Err(error)) if !is_silence(error)) {
+            if matches!(&answer, Some(Ok(_))) || matches!(&answer, Some(Err(error)) if !is_silence(error)) {
                 return inner.breakers[*lane].lock().answered(now);
             }
             let change = {
@@ -112,7 +113,7 @@ impl Listening {
             if change == Some(Change::Opened) {
                 return inner.opened(*lane, check);
             }
-            if matches!(answer, Ok(Err(_))) {
+            if matches!(answer, Some(Err(_))) {
                 tokio::time::sleep(inner.settings.deadline).await; // refused at once
             }
         }
@@ -315,18 +316,18 @@ impl Inner {
         one(&self.counts.calls);
         let mut sending = Sending::of(self, check);
         let sent = self.clock.now();
-        let answer = sending.until(timeout_at(until, self.store.decide(check))).await;
+        let answer = sending.until(in_time(until, self.store.decide(check))).await;
         let now = self.clock.now();
         match answer {
-            Ok(Ok(decision)) => {
+            Some(Ok(decision)) => {
                 self.flights.lock().answered();
                 drop(flight);
                 self.lanes(parts).for_each(|lane| self.breakers[lane].lock().answered(now));
                 self.saw(check, &decision, sent, now, sending.answered());
                 Ok(decision)
             }
-            Ok(Err(error @ StoreError::Invalid(_))) => Err(Missed::Failed(error)),
-            Ok(Err(error)) => {
+            Some(Err(error @ StoreError::Invalid(_))) => Err(Missed::Failed(error)),
+            Some(Err(error)) => {
                 self.came_to_nothing(&error);
                 if is_silence(&error) {
                     self.flights.lock().missed(sent, now);
@@ -335,7 +336,7 @@ impl Inner {
                 }
                 Err(Missed::Failed(error))
             }
-            Err(_) => {
+            None => {
                 let error = too_late();
                 self.came_to_nothing(&error);
                 if !late {
@@ -387,12 +388,11 @@ impl Inner {
         loop {
             let pause_us = self.breakers[lane].lock().pause_us(self.random.next());
             tokio::time::sleep(Duration::from_micros(pause_us)).await;
-            let answer = tokio::time::timeout(self.settings.deadline, self.store.decide(&check)).await;
-            let answered = match &answer {
-                Ok(Ok(_)) => true,
+            let answered = match in_time(Instant::now() + self.settings.deadline, self.store.decide(&check)).await {
+                Some(Ok(_)) => true,
                 // It speaks: whoever asks will hear why it does not do it.
-                Ok(Err(error)) => !is_silence(error),
-                Err(_) => false,
+                Some(Err(error)) => !is_silence(&error),
+                None => false,
             };
             let change = self.breakers[lane].lock().probed(answered, self.clock.now());
             if change == Some(Change::Closed) {

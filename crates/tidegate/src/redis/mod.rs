@@ -43,6 +43,7 @@ use self::wire::{Chance, Connector, Outcome, Router, Script, Secret, Settings, V
 use self::witness::Witness;
 use crate::clock::Clock;
 use crate::store::{Charge, Check, Deciding, Store, StoreError};
+use crate::turns::in_time;
 
 pub use self::clear::ClearError;
 pub use self::inspect::{Finding, Inspection, Severity, Topic};
@@ -354,10 +355,10 @@ impl Store for Redis {
                 match self.inner.join(&charges[0]) {
                     Turn::Now(call) => Some(call),
                     Turn::Later(later) => {
-                        return match tokio::time::timeout_at(self.inner.deadline(), later).await {
-                            Ok(Ok(answer)) => answer.map_err(|error| crowd::shared_error(&error)),
-                            Ok(Err(_)) => Err(crowd::nobody_answered(false)),
-                            Err(_) => Err(crowd::nobody_answered(true)),
+                        return match in_time(self.inner.deadline(), later).await {
+                            Some(Ok(answer)) => answer.map_err(|error| crowd::shared_error(&error)),
+                            Some(Err(_)) => Err(crowd::nobody_answered(false)),
+                            None => Err(crowd::nobody_answered(true)),
                         };
                     }
                 }

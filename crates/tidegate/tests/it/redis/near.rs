@@ -210,6 +210,43 @@ fn whatever_the_line_does_there_is_an_answer() {
     assert_all_expire(&server);
 }
 
+/// A node that is not let run for longer than its deadline, as on a busy machine, takes the answers that have come meanwhile.
+#[test]
+fn a_pause_of_the_process_is_not_taken_for_silence() {
+    let server = Server::start(Flavor::Redis7);
+    // With one thread it is certain who is polled first.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let near = runtime.block_on(patient_node(&server, tidegate::DEFAULT_DEADLINE));
+    ask_until(&runtime, &near, Source::Store);
+    let before = near.stats();
+    let own = near.clone();
+    let all = runtime.spawn(async move {
+        let scripts = |server: &Server| {
+            let stats = server.command(&["INFO", "commandstats"]);
+            let calls = stats.text().split("cmdstat_evalsha:calls=").nth(1).and_then(|rest| rest.split(',').next());
+            calls.map_or(0, |calls| calls.parse::<u64>().unwrap())
+        };
+        for number in 0..10 {
+            let (near, before, began) = (own.clone(), scripts(&server), Instant::now());
+            let waiting = tokio::spawn(async move {
+                let key = format!("user:{number}");
+                near.decide(&Check::new().charge(&key, &limits("1000/s"), 1)).await.unwrap().source()
+            });
+            // The caller, then the one who writes.
+            for _ in 0..4 {
+                tokio::task::yield_now().await;
+            }
+            // From here until there is an answer this thread does nothing else.
+            wait_until("the server has answered, too late", BOUND, || {
+                scripts(&server) > before && began.elapsed() > 2 * tidegate::DEFAULT_DEADLINE
+            });
+            assert_eq!(waiting.await.unwrap(), Source::Store);
+        }
+    });
+    runtime.block_on(all).unwrap();
+    assert_eq!((near.stats().misses, near.stats().not_asked), (before.misses, before.not_asked));
+}
+
 /// A server that is stopped under load and goes on: it decides again soon, and from then on nearly everything. The usual
 /// deadline, many keys, and bounds that a busy machine can keep, where single answers are late at any time; `cargo xtask bench near` tells the figure.
 #[test]

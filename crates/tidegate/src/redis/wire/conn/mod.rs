@@ -15,7 +15,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 pub(super) use self::drive::Taken;
 use self::line::{Line, Place, State};
@@ -24,6 +24,7 @@ use super::counters::Counting;
 use super::dial::Dialer;
 use super::outcome::{Failure, FailureKind};
 use super::{Settings, driver};
+use crate::turns::in_time;
 
 /// How long a connection must have lived before it is let go in the hope of a better one.
 const MIN_LIFE: Duration = Duration::from_millis(100);
@@ -65,9 +66,9 @@ impl Conn {
             }
             reply
         });
-        match timeout_at(deadline, answer).await {
-            Ok(reply) => reply,
-            Err(_) => ticket.give_up(),
+        match in_time(deadline, answer).await {
+            Some(reply) => reply,
+            None => ticket.give_up(),
         }
     }
 

@@ -31,6 +31,34 @@ fn count(server: &Server) -> u64 {
     }
 }
 
+/// A process that is not let run for a while finds answers and passed deadlines together. What lies in the socket has come in time.
+#[test]
+fn an_answer_that_came_while_the_process_did_not_run_is_an_answer() {
+    let server = Server::start(Flavor::Redis7);
+    // With one thread it is certain who is polled first.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let all = runtime.spawn(async move {
+        let (router, script) = (router(&server.url()), incr());
+        until_applied(&router, &script).await;
+        for number in 0..10 {
+            let (own, script, before) = (router.clone(), script.clone(), count(&server));
+            let (began, within) = (Instant::now(), Duration::from_millis(5));
+            let waiting = tokio::spawn(async move { call(&own, &script, &number.to_string(), within).await });
+            // The caller, then the one who writes.
+            for _ in 0..4 {
+                tokio::task::yield_now().await;
+            }
+            // From here until there is an answer this thread does nothing else.
+            tidegate_testkit::wait_until("the server has answered, too late", PATIENCE, || {
+                count(&server) > before && began.elapsed() > 2 * within
+            });
+            assert_eq!(waiting.await.unwrap(), Outcome::Applied(bulk(&number.to_string())));
+        }
+        assert_eq!(router.counters().timeouts, 0);
+    });
+    runtime.block_on(all).unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stalled_server_costs_a_call_its_deadline_and_no_more() {
     for flavor in Flavor::ALL {
