@@ -1,11 +1,14 @@
 //! `cargo run --release -- memory`: decisions in memory, Tidegate beside governor and beside the bound of the machine;
 //! `-- redis`: decisions in Redis, beside plain scripts, redis-cell and a bare client;
 //! `-- server`: the doors, beside Redis, redis-cell and a bare axum; `-- grpc`: Envoy's protocol, beside bare tonic;
+//! `-- attack`, `-- crowd`: what others notice of an attack, and what many connections take;
 //! `-- near`, `-- near-server`: what stands before a remote store, while that stops and goes on; in a program, and behind the doors.
 //!
 //! Every contender is measured in turns within one run, many short rounds each, and the median round counts: on a noisy
 //! machine the ratio of medians is worth more than any single number.
 
+mod attack;
+mod bound;
 mod contenders;
 mod grpc;
 mod memory;
@@ -27,6 +30,8 @@ fn main() {
         Some("parts") => memory::parts(),
         Some("redis") => redis::run(&words.collect::<Vec<_>>()),
         Some("server") => server::run(&words.collect::<Vec<_>>()),
+        Some("attack") => attack::run(&words.collect::<Vec<_>>()),
+        Some("crowd") => attack::crowd(&words.collect::<Vec<_>>()),
         Some("grpc") => grpc::run(&words.collect::<Vec<_>>()),
         Some("tower") => tower::run(&words.collect::<Vec<_>>()),
         Some("proxy") => proxy::run(&words.collect::<Vec<_>>()),
@@ -39,7 +44,7 @@ fn main() {
                 "usage: bench memory [KEYS…] | bytes CONTENDER KEYS | slowest | parts | instructions CONTENDER\n       \
                  | redis [cpu | throughput | bytes | calls | all] [redis62 | redis7 | redis8 | valkey9] | wire [CALLERS…]\n       \
                  | server [resp [DEPTH…] | http | all] | grpc [ROUNDS] | tower [ROUNDS] | proxy [ROUNDS]\n       \
-                 | near [REQUESTS_PER_SECOND] | near-server [REQUESTS_PER_SECOND]"
+                 | attack | crowd [CONNECTIONS] | near [REQUESTS_PER_SECOND] | near-server [REQUESTS_PER_SECOND]"
             );
             std::process::exit(2);
         }

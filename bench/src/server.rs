@@ -32,7 +32,8 @@ pub fn run(args: &[&str]) {
         ["resp", depths @ ..] => resp(&depths.iter().map(|depth| depth.parse().expect("a depth")).collect::<Vec<_>>()),
         ["http"] => http(),
         // What is measured, as processes of their own.
-        ["tidegate"] => serve_tidegate(),
+        ["tidegate"] => serve_tidegate(1024),
+        ["bound"] => crate::bound::serve(),
         ["axum"] => serve_axum(false),
         ["axum-json"] => serve_axum(true),
         _ => {
@@ -86,7 +87,7 @@ fn resp(depths: &[u32]) {
     let module = redis_cell();
     let server =
         Server::builder(Flavor::Redis7).arg("--loadmodule", module.to_str().expect("a path that is text")).start();
-    let own = Own::start("tidegate");
+    let (own, bound) = (Own::start("tidegate"), Own::start("bound"));
     for depth in depths {
         let requests: u32 = match depth {
             1 => 40_000,
@@ -99,6 +100,7 @@ fn resp(depths: &[u32]) {
             Contender::new("redis-cell CL.THROTTLE", server.pid(), server.port(), &throttle),
             Contender::new("tidegate CL.THROTTLE", own.child.id(), own.resp.port(), &throttle),
             Contender::new("tidegate PING", own.child.id(), own.resp.port(), &["PING"]),
+            Contender::new("bound: tokio, flat16, the reply", bound.child.id(), bound.resp.port(), &throttle),
         ];
         for round in 0..ROUNDS {
             let mut order: Vec<usize> = (0..contenders.len()).collect();
@@ -264,10 +266,13 @@ pub(crate) fn until_left_alone(http: SocketAddr, resp: SocketAddr) {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-fn serve_tidegate() {
+/// Our server, which lets so many connections in.
+pub(crate) fn serve_tidegate(connections: usize) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
-    let config = Config::parse("listen: { http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }\n", "bench")
-        .expect("a configuration");
+    let text = format!(
+        "listen: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\nconnections: {{ max: {connections}, max_per_ip: {connections} }}\n"
+    );
+    let config = Config::parse(&text, "bench").expect("a configuration");
     let running = runtime.block_on(start(config, Options::default())).expect("open doors");
     until_left_alone(running.http.expect("a door"), running.resp.expect("a door"));
 }
@@ -324,7 +329,7 @@ pub(crate) fn printed(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-fn median(numbers: &[f64]) -> f64 {
+pub(crate) fn median(numbers: &[f64]) -> f64 {
     let mut numbers = numbers.to_vec();
     numbers.sort_by(f64::total_cmp);
     numbers[numbers.len() / 2]

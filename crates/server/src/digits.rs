@@ -12,7 +12,17 @@ pub(crate) fn push(out: &mut Vec<u8>, number: u64) {
 
 /// Writes a number from `at` on, where there is room, and says where it ends.
 #[allow(clippy::cast_possible_truncation, reason = "a digit")]
+#[inline]
 pub(crate) fn write(out: &mut [u8], at: usize, mut number: u64) -> usize {
+    // Most are small.
+    if number < 10 {
+        out[at] = b'0' + number as u8;
+        return at + 1;
+    }
+    if number < 100 {
+        out[at..at + 2].copy_from_slice(&[b'0' + (number / 10) as u8, b'0' + (number % 10) as u8]);
+        return at + 2;
+    }
     let end = at + number.checked_ilog10().unwrap_or(0) as usize + 1;
     for digit in out[at..end].iter_mut().rev() {
         *digit = b'0' + (number % 10) as u8;

@@ -10,6 +10,7 @@ use tidegate::{Awaited, Check, Decision, Id, Limit, Limits, Op, Scope, Source, S
 
 use tokio::time::Instant;
 
+use super::frame::{Known, NO_SHAPE, Shape, Words};
 use super::reply::Replies;
 use super::throttle::{Parameters, Throttle};
 use crate::auth::{Guard, May};
@@ -39,6 +40,33 @@ pub(crate) struct Session {
     last: Option<(Vec<u8>, Limits)>,
     /// The same for `CL.THROTTLE`.
     throttle: Parameters,
+    /// The shape of the last command whose kind was asked for, and its kind.
+    kind: (Shape, Kind),
+    /// The last command that was read.
+    pub(crate) known: Known,
+    /// Room for the words of commands.
+    pub(crate) words: Words<'static>,
+}
+
+/// What a command asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// `CL.THROTTLE`.
+    Throttle,
+    /// `TG.CHECK`.
+    Check,
+    /// Anything else.
+    Other,
+}
+
+/// A command that was read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Command<'b, 'a> {
+    pub(crate) words: &'b [&'a [u8]],
+    /// How many bytes it takes.
+    pub(crate) bytes: usize,
+    /// What it has in common with others.
+    pub(crate) shape: Shape,
 }
 
 impl Session {
@@ -55,35 +83,48 @@ impl Session {
             begun: None,
             last: None,
             throttle: Parameters::default(),
+            kind: (NO_SHAPE, Kind::Other),
+            known: Known::default(),
+            words: Words::new(),
         }
     }
 
-    /// This command will be answered soon: what it is about can be fetched.
-    pub(crate) fn expect(&self, words: &[&[u8]]) -> Option<Awaited> {
-        match words {
-            _ if self.may == May::Nothing => None,
-            [name, key, ..] if name.eq_ignore_ascii_case(b"CL.THROTTLE") => {
-                self.gate.expect(&Subject { scope: CELL_SCOPE, key: (*key).into() })
-            }
-            [name, key, ..] if name.eq_ignore_ascii_case(b"TG.CHECK") => {
-                self.gate.expect(&Subject { scope: Scope::AdHoc, key: (*key).into() })
-            }
-            _ => None,
+    /// What this command asks, by its name.
+    fn kind(&mut self, command: &Command<'_, '_>) -> Kind {
+        if command.shape == NO_SHAPE || command.shape != self.kind.0 {
+            let kind = match command.words {
+                [name, _, ..] if name.eq_ignore_ascii_case(b"CL.THROTTLE") => Kind::Throttle,
+                [name, _, ..] if name.eq_ignore_ascii_case(b"TG.CHECK") => Kind::Check,
+                _ => Kind::Other,
+            };
+            self.kind = (command.shape, kind);
         }
+        self.kind.1
+    }
+
+    /// This command will be answered soon: what it is about can be fetched.
+    pub(crate) fn expect(&mut self, command: &Command<'_, '_>) -> Option<Awaited> {
+        let scope = match self.kind(command) {
+            _ if self.may == May::Nothing => return None,
+            Kind::Throttle => CELL_SCOPE,
+            Kind::Check => Scope::AdHoc,
+            Kind::Other => return None,
+        };
+        self.gate.expect(&Subject { scope, key: (*command.words.get(1)?).into() })
     }
 
     /// Answers what is asked most, was [expected](Session::expect), and can be decided in this process without waiting for anybody; says whether it did.
     pub(crate) fn answer_at_once(
         &mut self,
-        words: &[&[u8]],
+        command: &Command<'_, '_>,
         awaited: &Awaited,
         together: &mut Together,
         out: &mut Replies,
     ) -> bool {
-        match words {
+        match (self.kind(command), command.words) {
             _ if self.may == May::Nothing => false, // since it was expected: RESET takes it all back
-            [name, rest @ ..] if name.eq_ignore_ascii_case(b"CL.THROTTLE") => {
-                let Ok(asked) = Throttle::read(rest, &mut self.throttle) else { return false };
+            (Kind::Throttle, [_, rest @ ..]) => {
+                let Ok(asked) = Throttle::of(command.shape, rest, &mut self.throttle) else { return false };
                 if asked.op != Op::Check {
                     return false;
                 }
@@ -93,7 +134,7 @@ impl Session {
                 out.throttle(Throttle::numbers(verdict.allowed, &verdict), Source::Store);
                 true
             }
-            [name, key, limit, options @ ..] if name.eq_ignore_ascii_case(b"TG.CHECK") => {
+            (Kind::Check, [_, key, limit, options @ ..]) => {
                 let Ok(Options { cost, reserved: None, id: None }) = Options::read(options) else { return false };
                 let Some((_, limits)) = self.last.as_ref().filter(|(known, _)| known == limit) else { return false };
                 let [limit] = limits.as_slice() else { return false };

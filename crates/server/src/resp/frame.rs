@@ -57,6 +57,55 @@ pub(crate) fn next<'a>(bytes: &'a [u8], words: &mut Words<'a>, max_bytes: usize)
     }
 }
 
+/// The last command of a connection and where its words are: most commands differ from the one before them in nothing but their key, and then there is
+/// nothing to parse.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    bytes: Vec<u8>,
+    /// Where its words are: the second is the key.
+    words: Vec<(usize, usize)>,
+    /// How often one was remembered.
+    shape: Shape,
+}
+
+/// A number that commands have in common which differ in nothing but their keys. [`NO_SHAPE`] says nothing.
+pub(crate) type Shape = u64;
+pub(crate) const NO_SHAPE: Shape = 0;
+
+/// The largest command that is remembered, in bytes and in words.
+const MAX_KNOWN: (usize, usize) = (256, 8);
+
+impl Known {
+    /// Remembers the command at the front of `bytes`, which takes so many of them; or none, if it has no key or is large. Its shape.
+    pub(crate) fn remember<'a>(&mut self, bytes: &'a [u8], taken: usize, words: &[&'a [u8]]) -> Shape {
+        self.bytes.clear();
+        self.words.clear();
+        if taken > MAX_KNOWN.0 || !(2..=MAX_KNOWN.1).contains(&words.len()) {
+            return NO_SHAPE;
+        }
+        self.shape += 1;
+        self.bytes.extend_from_slice(&bytes[..taken]);
+        self.words.extend(words.iter().map(|word| {
+            let from = word.as_ptr().addr() - bytes.as_ptr().addr();
+            (from, from + word.len())
+        }));
+        self.shape
+    }
+
+    /// If the front of `bytes` is that command but for its key, which is as long: finds its words, as [`next`] would, and says how many bytes it takes,
+    /// and its shape.
+    #[inline]
+    pub(crate) fn again<'a>(&self, bytes: &'a [u8], words: &mut Words<'a>) -> Option<(usize, Shape)> {
+        let (from, to) = *self.words.get(1)?;
+        let bytes = bytes.get(..self.bytes.len())?;
+        if bytes[..from] != self.bytes[..from] || bytes[to..] != self.bytes[to..] {
+            return None;
+        }
+        words.extend(self.words.iter().map(|(from, to)| &bytes[*from..*to]));
+        Some((bytes.len(), self.shape))
+    }
+}
+
 fn array<'a>(bytes: &'a [u8], words: &mut Words<'a>, max_bytes: usize) -> Result<Next<'a>, Broken> {
     let Some((count, mut at)) = number(bytes, 1, Broken::Words)? else { return Ok(Next::Unfinished) };
     if count <= 0 {
@@ -268,6 +317,39 @@ mod tests {
             let mut found = Words::new();
             prop_assert_eq!(super::next(&bytes[..cut], &mut found, MAX_COMMAND_BYTES), Ok(Next::Unfinished));
             prop_assert_eq!(read(&bytes).unwrap(), vec![words]);
+        }
+
+        /// What is known to be the same but for its key is read as it would be read by itself, and nothing else is.
+        #[test]
+        fn what_is_known_is_read_as_the_rest(
+            words in prop::collection::vec("[ab$\r\n]{0,3}", 2..5),
+            key in "[ab$\r\n]{0,3}",
+            change in any::<Option<(prop::sample::Index, u8)>>(),
+        ) {
+            let write = |words: &[String]| {
+                let each: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+                format!("*{}\r\n{each}", words.len()).into_bytes()
+            };
+            let (first, mut other) = (write(&words), words.clone());
+            other[1] = key;
+            let mut second = write(&other);
+            if let Some((at, byte)) = change {
+                let at = at.index(second.len());
+                second[at] = byte;
+            }
+            let mut found = Words::new();
+            let taken = super::next(&first, &mut found, MAX_COMMAND_BYTES);
+            prop_assert_eq!(taken, Ok(Next::Command(first.len())));
+            let mut known = Known::default();
+            let shape = known.remember(&first, first.len(), &found);
+            let (mut again, mut plain) = (Words::new(), Words::new());
+            if let Some((taken, same)) = known.again(&second, &mut again) {
+                prop_assert_eq!(super::next(&second, &mut plain, MAX_COMMAND_BYTES), Ok(Next::Command(taken)));
+                prop_assert_eq!(again, plain);
+                prop_assert!(same == shape && shape != NO_SHAPE);
+            } else if change.is_none() {
+                prop_assert_ne!(words[1].len(), other[1].len());
+            }
         }
 
         /// No bytes make it panic or go on for ever.

@@ -20,9 +20,9 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use self::command::Session;
+use self::command::{Command, Session};
+use self::frame::{Known, Next, Shape, Words};
 pub use self::frame::{MAX_COMMAND_BYTES, MAX_LINE_BYTES, MAX_UNKNOWN_BYTES, MAX_WORDS};
-use self::frame::{Next, Words};
 use self::reply::Replies;
 pub use crate::auth::Auth;
 use crate::auth::{Guard, May};
@@ -111,11 +111,14 @@ async fn converse(
     let mut bytes: Vec<u8> = Vec::with_capacity(READ_BYTES);
     let mut out = Replies::default();
     let mut down = false;
+    let order = shutdown.clone();
     let mut stop = pin!(shutdown.wait_for(|down| *down));
     // One timer for the whole conversation: setting one for every wait would cost more than a decision. When it rings, it is looked
     // at whether anything was heard since it was set.
     let mut bell = pin!(sleep(settings.idle));
     let mut heard = false;
+    // Whether the order to stop and the timer know whom to wake.
+    let mut told = false;
     let mut last_call = None;
     loop {
         let turn = answer_turn(&bytes, &mut session, &mut out).await;
@@ -161,22 +164,46 @@ async fn converse(
             continue;
         }
         session.begun = None;
-        tokio::select! {
-            biased;
-            read = stream.read_buf(&mut bytes) => {
-                heard = true;
-                if read? == 0 { return Ok(()) }
+        let mut read = pin!(stream.read_buf(&mut bytes));
+        let mut is_first = true;
+        let event = poll_fn(|context| {
+            if let Poll::Ready(read) = read.as_mut().poll(context) {
+                return Poll::Ready(Event::Read(read));
             }
-            _ = &mut stop, if !down => down = true,
-            () = &mut bell => {
-                if !heard {
-                    return Err(io::ErrorKind::TimedOut.into());
+            // The others have been told whom to wake. To ask them again after every command would cost as much as a decision, so it is only looked at
+            // whether one of them has called already; if one does so from now on, this is asked again.
+            let has_called = bell.is_elapsed() || (!down && order.has_changed().unwrap_or(true));
+            if std::mem::take(&mut is_first) && told && !has_called {
+                return Poll::Pending;
+            }
+            told = true;
+            if !down && stop.as_mut().poll(context).is_ready() {
+                return Poll::Ready(Event::Stop);
+            }
+            bell.as_mut().poll(context).map(|()| Event::Bell)
+        });
+        match event.await {
+            Event::Read(read) => {
+                heard = true;
+                if read? == 0 {
+                    return Ok(());
                 }
-                heard = false;
+            }
+            Event::Stop => down = true,
+            Event::Bell if !heard => return Err(io::ErrorKind::TimedOut.into()),
+            Event::Bell => {
+                (heard, told) = (false, false);
                 bell.as_mut().reset(Instant::now() + settings.idle);
             }
         }
     }
+}
+
+/// What a connection waits for between two commands.
+enum Event {
+    Read(io::Result<usize>),
+    Stop,
+    Bell,
 }
 
 /// Says goodbye. Closing while something unread has arrived would take back answers that are still under way; so what comes is read and
@@ -214,26 +241,44 @@ struct Turn {
 /// Commands that are read before the first of them is answered, so that the memory they are about can be fetched meanwhile.
 const AHEAD: usize = 16;
 
+/// The most room for words that a connection keeps between two turns: sixteen commands of six.
+const MAX_KEPT_WORDS: usize = AHEAD * 6;
+
 /// Answers complete commands at the front of `bytes`, one turn of them.
 async fn answer_turn(bytes: &[u8], session: &mut Session, out: &mut Replies) -> Turn {
+    let mut words = emptied(std::mem::take(&mut session.words));
+    let turn = answer_some(bytes, &mut words, session, out).await;
+    if words.capacity() <= MAX_KEPT_WORDS {
+        session.words = emptied(words);
+    }
+    turn
+}
+
+/// The same room for words of other bytes.
+fn emptied<'a>(mut words: Words<'_>) -> Words<'a> {
+    words.clear();
+    words.into_iter().map(|_| &[][..]).collect()
+}
+
+async fn answer_some<'a>(bytes: &'a [u8], words: &mut Words<'a>, session: &mut Session, out: &mut Replies) -> Turn {
     let (mut used, mut answered) = (0, 0);
-    let (mut words, mut group) = (Words::with_capacity(8), Group::default());
+    let mut group = Group::default();
     while answered < TURN {
         // How long a command may be depends on the one before, as long as nobody has said who he is.
         let unknown = session.may == May::Nothing;
         let (most, count) = if unknown { (MAX_UNKNOWN_BYTES, 1) } else { (MAX_COMMAND_BYTES, AHEAD) };
         words.clear();
-        group.read(&bytes[used..], &mut words, most, count);
+        group.read(&bytes[used..], words, &mut session.known, most, count);
         let mut awaited = [None; AHEAD];
-        for (awaited, (words, _)) in awaited.iter_mut().zip(group.each(&words)) {
-            *awaited = session.expect(words);
+        for (awaited, command) in awaited.iter_mut().zip(group.each(words)) {
+            *awaited = session.expect(&command);
         }
         let mut together = session.gate.together(group.commands);
         // Commands that were answered together with one before them.
         let mut ahead = 0;
-        for (at, ((command, taken), awaited)) in group.each(&words).zip(&awaited).enumerate() {
+        for (at, (command, awaited)) in group.each(words).zip(&awaited).enumerate() {
             if ahead > 0 {
-                (ahead, used, answered) = (ahead - 1, used + taken, answered + 1);
+                (ahead, used, answered) = (ahead - 1, used + command.bytes, answered + 1);
                 continue;
             }
             if session.closing || out.bytes.len() > MAX_ANSWERS_BYTES {
@@ -241,22 +286,22 @@ async fn answer_turn(bytes: &[u8], session: &mut Session, out: &mut Replies) -> 
             }
             session.begun = None;
             let at_once = match (awaited, &mut together) {
-                (Some(awaited), Some(together)) => session.answer_at_once(command, awaited, together, out),
+                (Some(awaited), Some(together)) => session.answer_at_once(&command, awaited, together, out),
                 _ => false,
             };
             if !at_once {
                 // Whoever is answered in another way may ask for these numbers.
                 together.iter_mut().for_each(|together| session.gate.count(together));
-                let rest = group.each(&words).skip(at).take_while(|_| at + 1 < group.commands);
-                let questions: Vec<_> = rest.map_while(|(words, _)| session.question(words)).collect();
+                let rest = group.each(words).skip(at).take_while(|_| at + 1 < group.commands);
+                let questions: Vec<_> = rest.map_while(|command| session.question(command.words)).collect();
                 if questions.len() > 1 {
                     session.answer_all(&questions, out).await;
                     ahead = questions.len() - 1;
                 } else {
-                    session.answer(command, out).await;
+                    session.answer(command.words, out).await;
                 }
             }
-            used += taken;
+            used += command.bytes;
             answered += 1;
         }
         together.iter_mut().for_each(|together| session.gate.count(together));
@@ -293,37 +338,48 @@ async fn answer_turn(bytes: &[u8], session: &mut Session, out: &mut Replies) -> 
 #[derive(Default)]
 struct Group<'a> {
     commands: usize,
-    /// Of each, where its words end, and how many bytes it takes.
-    ends: [(usize, usize); AHEAD],
+    ends: [End; AHEAD],
     /// What comes behind them, if it is not a command of the same kind.
     behind: Option<Result<Next<'a>, frame::Broken>>,
 }
 
+/// Where the words of a command end, and what else is to be known of it.
+#[derive(Clone, Copy, Default)]
+struct End {
+    words: usize,
+    bytes: usize,
+    shape: Shape,
+}
+
 impl<'a> Group<'a> {
-    /// Reads up to `count` commands from the front of `bytes`.
-    fn read(&mut self, bytes: &'a [u8], words: &mut Words<'a>, most: usize, count: usize) {
+    /// Reads up to `count` commands from the front of `bytes`. `known` is the one before them.
+    fn read(&mut self, bytes: &'a [u8], words: &mut Words<'a>, known: &mut Known, most: usize, count: usize) {
         let mut at = 0;
         (self.commands, self.behind) = (0, None);
         for end in self.ends.iter_mut().take(count) {
-            match frame::next(&bytes[at..], words, most) {
-                Ok(Next::Command(taken)) => *end = (words.len(), taken),
-                other => {
-                    self.behind = Some(other);
-                    return;
-                }
-            }
-            at += end.1;
+            let (rest, first) = (&bytes[at..], words.len());
+            let (taken, shape) = match known.again(rest, words) {
+                Some(again) => again,
+                None => match frame::next(rest, words, most) {
+                    Ok(Next::Command(taken)) => (taken, known.remember(rest, taken, &words[first..])),
+                    other => {
+                        self.behind = Some(other);
+                        return;
+                    }
+                },
+            };
+            *end = End { words: words.len(), bytes: taken, shape };
+            at += taken;
             self.commands += 1;
         }
     }
 
-    /// The words of each command, and how many bytes it takes.
-    fn each<'b>(&'b self, words: &'b [&'a [u8]]) -> impl Iterator<Item = (&'b [&'a [u8]], usize)> {
+    fn each<'b>(&'b self, words: &'b [&'a [u8]]) -> impl Iterator<Item = Command<'b, 'a>> {
         let mut from = 0;
-        self.ends[..self.commands].iter().map(move |(end, taken)| {
-            let own = &words[from..*end];
-            from = *end;
-            (own, *taken)
+        self.ends[..self.commands].iter().map(move |end| {
+            let own = &words[from..end.words];
+            from = end.words;
+            Command { words: own, bytes: end.bytes, shape: end.shape }
         })
     }
 }

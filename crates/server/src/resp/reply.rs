@@ -61,6 +61,12 @@ impl Replies {
         line[..4].copy_from_slice(b"*5\r\n");
         let mut at = 4;
         for number in numbers {
+            if let 0..10 = number {
+                // Most have one digit.
+                line[at..at + 4].copy_from_slice(&[b':', b'0' + number.to_le_bytes()[0], b'\r', b'\n']);
+                at += 4;
+                continue;
+            }
             line[at] = b':';
             line[at + 1] = b'-';
             at += 1 + usize::from(number.is_negative());

@@ -1,5 +1,6 @@
 //! The RESP door, through a socket.
 
+use std::io::{Read, Write};
 use std::time::Duration;
 
 use tidegate::{ManualClock, Memory, Timestamp};
@@ -174,4 +175,63 @@ fn pipelines_are_answered_in_order_and_to_the_end() {
         }
     }
     door.runtime.block_on(door.served).unwrap().unwrap();
+}
+
+/// Commands that look like the one before are not parsed anew; what comes between them must not be taken for them.
+#[test]
+fn commands_that_look_alike_are_answered_by_what_they_say() {
+    let door = door(Auth::default(), "");
+    let command = |words: &str| {
+        let words: Vec<&str> = words.split(' ').collect();
+        let each: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+        format!("*{}\r\n{each}", words.len())
+    };
+    let (four, nine, none) = ("CL.THROTTLE k 4 30 60 1", "CL.THROTTLE k 9 30 60 1", "CL.THROTTLE k 4 00 60 1");
+    let line = |words: &str| format!("{words}\r\n");
+    let steps = [
+        (command(four), ":5"),
+        (command(four), ":5"),
+        (command(nine), ":10"),
+        (command(nine), ":10"),
+        (command(four), ":5"),
+        (line(nine), ":10"), // as people type it
+        (command(four), ":5"),
+        (command(none), "-Cell error"),
+        (command(none), "-Cell error"),
+        (command(four), ":5"),
+        (command("CL.THROTTLE k 4 30 60 0"), ":5"),
+        (command("TG.CHECK k 4/s"), ":4"),
+        (command("TG.CHECK k 9/s"), ":9"),
+        (command("TG.CHECK k 9/s"), ":9"),
+        (command("CL.THROTTLE kk 4 30 60 1"), ":5"),
+        (command("CL.THROTTLe kk 9 30 60 1"), ":10"),
+        (command("RESET"), "+RESET"),
+        (command(four), ":5"),
+    ];
+    // In one write, one by one, and in pieces that end anywhere.
+    let all: String = steps.iter().map(|(bytes, _)| bytes.as_str()).collect();
+    let whole = vec![all.clone()];
+    let each = steps.iter().map(|(bytes, _)| bytes.clone()).collect();
+    let pieces = all.as_bytes().chunks(37).map(|piece| String::from_utf8(piece.to_vec()).unwrap()).collect();
+    for writes in [whole, each, pieces] {
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", door.port)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        stream.set_nodelay(true).unwrap();
+        for write in &writes {
+            stream.write_all(write.as_bytes()).unwrap();
+        }
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut answers = String::new();
+        stream.read_to_string(&mut answers).unwrap();
+        let mut lines = answers.split("\r\n");
+        for (asked, expected) in &steps {
+            let first = lines.next().unwrap();
+            let told = match first {
+                "*5" => lines.by_ref().take(5).collect::<Vec<_>>()[1], // the limit
+                other => other,
+            };
+            assert!(told.starts_with(expected), "{asked:?} in {} writes is answered {told:?}", writes.len());
+        }
+        assert_eq!(lines.next(), Some(""), "nothing else is said");
+    }
 }

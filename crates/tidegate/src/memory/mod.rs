@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tidegate_core::algorithm::Window;
+use tidegate_core::algorithm::bucket::Level;
 use tidegate_core::{Algorithm, Decision, Limit, Op, Record, Timestamp, Verdict};
 
 use crate::clock::Clock;
@@ -451,23 +452,47 @@ impl Inner {
         tag_of: impl Fn((u64, u64)) -> Option<Tag>,
     ) -> A {
         let number = self.shard_number(hash);
+        let look = || self.arena.get(number, self.lines[number].load(Ordering::Relaxed), hash);
         for _ in 0..ATTEMPTS {
-            let mut is_there = false;
-            let look = || {
-                let slot = self.arena.get(number, self.lines[number].load(Ordering::Relaxed), hash);
-                is_there = slot.is_some();
-                slot
-            };
+            // Whoever finds nothing without the lock may be wrong, but need not try again without it.
+            if look().is_none() {
+                break;
+            }
             if let Some(answer) = self.shards[number].try_check(limit, cost, now, &tag_of, look) {
                 return answer;
-            }
-            if !is_there {
-                break;
             }
         }
         let ask = Ask { limit, ordinal: 0, cost, reserved: 0, id: None };
         let mut shard = self.line(hash).shard.lock();
+        if let Some(answer) = self.check_new(&mut shard, hash, limit, cost, now) {
+            return answer;
+        }
         A::from(*self.decide_one(&mut shard, hash, Op::Check, ask, now).binding())
+    }
+
+    /// Decides the first charge on a key that is new, if there is room for it and it has a bucket.
+    #[inline(always)]
+    fn check_new<A: Answer>(
+        &self,
+        shard: &mut Shard,
+        hash: Hash,
+        limit: &Limit,
+        cost: u64,
+        now: Timestamp,
+    ) -> Option<A> {
+        let (Algorithm::Bucket(bucket), Err(index)) = (limit.algorithm(), shard.find(hash)) else { return None };
+        if shard.len() >= self.max_keys_per_shard {
+            return None;
+        }
+        let mut level = Level::default();
+        let outcome = tidegate_core::admit(limit, bucket, &mut level, now, cost);
+        if level.units > 0 {
+            if !shard.add_level(hash, index, &level, limit, &self.limits, now) {
+                return None;
+            }
+            self.lines[self.shard_number(hash)].store(shard.lines(), Ordering::Relaxed);
+        }
+        Some(A::of(limit, bucket, outcome, cost))
     }
 
     fn decide(&self, check: &Check<'_>, now: Timestamp) -> Decision {

@@ -153,7 +153,7 @@ pub(crate) struct Zeroed<T: Zero> {
 }
 
 const LINE: usize = 64;
-/// A huge page, on most machines. Memory of several is made of them where the system can, which spares most of the walks
+/// A huge page, on most machines. Memory of one or more is made of them where the system can, which spares most of the walks
 /// through the page tables: a trip to a random slot among a million is a fifth shorter.
 const HUGE: usize = 1 << 21;
 
@@ -165,7 +165,7 @@ unsafe impl<T: Zero> Sync for Zeroed<T> {}
 impl<T: Zero> Zeroed<T> {
     pub(crate) fn new(length: usize) -> Self {
         let bytes = length.checked_mul(size_of::<T>()).expect("it fits memory");
-        let aligned = if bytes < 2 * HUGE { LINE } else { HUGE };
+        let aligned = if bytes < HUGE { LINE } else { HUGE };
         let bytes = bytes.checked_add(aligned).expect("it fits memory");
         // More than the allocator gives anyway would make it write the zeroes itself.
         let layout = Layout::from_size_align(bytes, align_of::<u64>()).expect("it fits memory");

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use tidegate_core::algorithm::Kernel;
 use tidegate_core::algorithm::bucket::Level;
 use tidegate_core::algorithm::window::Count;
 use tidegate_core::{Algorithm, Limit, Record, State, Timestamp};
@@ -221,12 +222,37 @@ impl Shard {
         self.add_packed(hash, index, packed, limits, now);
     }
 
-    pub(crate) fn add_packed(&mut self, hash: Hash, index: usize, packed: Packed, limits: &Interned, now: Timestamp) {
+    /// The same for the level of a bucket, without a detour over a record. Not if there are too many limits.
+    pub(crate) fn add_level(
+        &mut self,
+        hash: Hash,
+        index: usize,
+        level: &Level,
+        limit: &Limit,
+        limits: &Interned,
+        now: Timestamp,
+    ) -> bool {
+        let (Algorithm::Bucket(bucket), Some(tag)) = (limit.algorithm(), tag_of(limit, limits)) else { return false };
+        let idle_at = bucket.idle_at(level);
+        if now < idle_at {
+            self.search.expect(idle_at);
+            let packed = Packed { tag, first: level.units, second: level.at.as_micros() };
+            self.add_packed(hash, index, packed, limits, now);
+        }
+        true
+    }
+
+    fn add_packed(&mut self, hash: Hash, index: usize, packed: Packed, limits: &Interned, now: Timestamp) {
         let (low, high) = packed.words();
         let entry = Entry { hash, low, high };
         let mut index = index;
         if self.slots.is_crowded() {
-            self.rebuild(limits, now);
+            let Shard { slots, list, .. } = self;
+            if slots.replace(index, entry, |other| now >= idle_at(other, list, limits) && forget(other, list)) {
+                return;
+            }
+            // Keys that come again would have to be made room for again: the table gets shorter by half at most.
+            self.rebuild_for(self.slots.capacity() / 2, limits, now);
             index = self.slots.find(hash).unwrap_or_else(|place| place);
         }
         self.slots.insert(index, entry);
@@ -259,8 +285,12 @@ impl Shard {
 
     /// Forgets every key that is idle, and gives memory back if there is much more than is needed.
     pub(crate) fn rebuild(&mut self, limits: &Interned, now: Timestamp) {
+        self.rebuild_for(0, limits, now);
+    }
+
+    fn rebuild_for(&mut self, least: usize, limits: &Interned, now: Timestamp) {
         let Shard { slots, list, .. } = self;
-        slots.rebuild(|entry| now >= idle_at(entry, list, limits) && forget(entry, list));
+        slots.rebuild(least, |entry| now >= idle_at(entry, list, limits) && forget(entry, list));
         if let Some(list) = &mut self.list
             && list.free.len() == list.records.len()
         {
@@ -294,7 +324,11 @@ impl Shard {
 fn idle_at(entry: &Entry, list: &Option<Box<List>>, limits: &Interned) -> Timestamp {
     let packed = Packed::of((entry.low, entry.high));
     if packed.tag != LISTED {
-        return packed.limit(limits).map_or(Timestamp::EPOCH, |limit| unpack(packed, limit).idle_at());
+        return match packed.limit(limits).map(|limit| (limit, limit.algorithm())) {
+            None => Timestamp::EPOCH,
+            Some((_, Algorithm::Bucket(bucket))) => bucket.idle_at(&level_of((packed.first, packed.second))),
+            Some((limit, _)) => unpack(packed, limit).idle_at(),
+        };
     }
     match list.as_ref().and_then(|list| list.records.get(list_place(packed.first))) {
         Some(Some(record)) => record.idle_at(),

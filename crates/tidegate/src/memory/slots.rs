@@ -330,6 +330,30 @@ impl Slots {
         self.used * 4 >= 2 * self.lines * 3
     }
 
+    /// Puts an entry at `index`, where [`find`](Slots::find) said it belongs, and takes out the next one behind it for which `idle` says so, if there is
+    /// one before the next gap: nothing has to be moved beyond it, and the table gets no fuller. Says whether there was.
+    pub(crate) fn replace(&mut self, index: usize, entry: Entry, mut idle: impl FnMut(&Entry) -> bool) -> bool {
+        for place in index..self.capacity {
+            let own = self.get(place);
+            if own.is_empty() {
+                return false;
+            }
+            if idle(&own) {
+                self.shift(index, place);
+                self.slot(index).store(entry);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Moves those from `index` on one further, up to `gap`, which nobody needs.
+    fn shift(&mut self, index: usize, gap: usize) {
+        for index in (index..gap).rev() {
+            self.slot(index + 1).store(self.get(index));
+        }
+    }
+
     /// Puts an entry at `index`, where [`find`](Slots::find) said it belongs.
     pub(crate) fn insert(&mut self, index: usize, entry: Entry) {
         let gap = (index..self.capacity).find(|index| self.slot(*index).is_empty()).unwrap_or_else(|| {
@@ -339,9 +363,7 @@ impl Slots {
             self.arena.reach(gap, self.capacity);
             gap
         });
-        for index in (index..gap).rev() {
-            self.slot(index + 1).store(self.get(index));
-        }
+        self.shift(index, gap);
         self.slot(index).store(entry);
         self.used += 1;
     }
@@ -383,18 +405,19 @@ impl Slots {
         (index, before - self.used)
     }
 
-    /// Rebuilds the table without the entries for which `idle` says so, with three tenths of the homes free, or a few more.
-    pub(crate) fn rebuild(&mut self, mut idle: impl FnMut(&Entry) -> bool) {
+    /// Rebuilds the table without the entries for which `idle` says so, with three tenths of the homes free, or a few more, and with at least so many
+    /// slots.
+    pub(crate) fn rebuild(&mut self, least: usize, mut idle: impl FnMut(&Entry) -> bool) {
         let mut kept = 0;
-        for slot in self.arena.table(self.shard, self.capacity) {
+        self.arena.table(self.shard, self.capacity).for_each(|slot| {
             let entry = slot.load();
             if !entry.is_empty() && idle(&entry) {
                 slot.store(Entry::default());
             } else if !entry.is_empty() {
                 kept += 1;
             }
-        }
-        let fits = |capacity: &usize| (kept + 1) * 10 <= 2 * lines_of(*capacity) * 7;
+        });
+        let fits = |capacity: &usize| *capacity >= least && (kept + 1) * 10 <= 2 * lines_of(*capacity) * 7;
         let capacity = chunks().map(|chunk| end_before(chunk + 1)).find(fits).expect("there are chunks for all memory");
         let lines = lines_of(capacity);
         // The run at the end may need more spare slots than usual.
@@ -465,7 +488,7 @@ mod tests {
             Ok(index) => slots.set(index, low, 1),
             Err(_) => {
                 if slots.is_crowded() {
-                    slots.rebuild(|_| false);
+                    slots.rebuild(0, |_| false);
                 }
                 let Err(index) = slots.find(hash) else { panic!("it was not there") };
                 slots.insert(index, Entry { hash, low, high: 1 });
@@ -504,6 +527,39 @@ mod tests {
     }
 
     #[test]
+    fn the_next_one_that_is_idle_gives_its_room() {
+        let mut random = Random(77);
+        let (mut slots, mut map) = (table(), BTreeMap::new());
+        for step in 0..1_000u64 {
+            let hash = Hash { order: random.next() & 0xff << 56, other: random.next() };
+            put(&mut slots, hash, step);
+            map.insert(hash, step);
+        }
+        let mut replaced = 0;
+        for step in 1_000..3_000u64 {
+            let hash = Hash { order: random.next() & 0xff << 56, other: random.next() };
+            let Err(index) = slots.find(hash) else { panic!("it was not there") };
+            let mut taken_out = None;
+            let is_in = slots.replace(index, Entry { hash, low: step, high: 1 }, |entry| {
+                let idle = entry.low % 3 == 0;
+                taken_out = idle.then_some(entry.hash);
+                idle
+            });
+            assert_eq!(is_in, taken_out.is_some());
+            if let Some(gone) = taken_out {
+                assert!(gone > hash && map.remove(&gone).is_some_and(|low| low % 3 == 0));
+                map.insert(hash, step);
+                replaced += 1;
+            }
+            assert_eq!(slots.len(), map.len());
+        }
+        assert!(replaced > 300, "{replaced}");
+        for (hash, low) in &map {
+            assert_eq!(slots.find(*hash).map(|index| slots.get(index).low), Ok(*low));
+        }
+    }
+
+    #[test]
     fn agrees_with_an_ordered_map_whatever_is_put_in_and_taken_out() {
         for spread in [u64::MAX, 1 << 40, 255] {
             let mut random = Random(0x1234_5678 ^ spread);
@@ -531,7 +587,7 @@ mod tests {
             slots.sweep(0, usize::MAX, odd);
             map.retain(|_, low| *low % 2 == 0);
             assert_eq!(slots.len(), map.len());
-            slots.rebuild(|slot| slot.low % 4 == 2);
+            slots.rebuild(0, |slot| slot.low % 4 == 2);
             map.retain(|_, low| *low % 4 == 0);
             assert_eq!(slots.len(), map.len());
             assert!(map.keys().all(|hash| slots.find(*hash).is_ok()));

@@ -1,0 +1,281 @@
+//! `cargo xtask bench attack`: what others notice while somebody misuses HTTP/2, and `cargo xtask bench crowd`: what twenty thousand connections take.
+//!
+//! Bystanders ask over HTTP/1.1, a few hundred times a second each, and the slowest in a hundred of their answers is looked at, in turns: with nobody else, beside somebody
+//! who asks properly as fast as he can, and during each attack. Whoever attacks is a process of its own that has to leave the processor to everybody else, as if it
+//! were on another machine; what its frames cost the server counts.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::server::{Own, median, until_left_alone};
+
+const ROUNDS: usize = 9;
+const ROUND: Duration = Duration::from_millis(800);
+const BYSTANDERS: usize = 4;
+/// Between two questions of a bystander.
+const PACE: Duration = Duration::from_millis(2);
+/// Connections of an attack.
+const ATTACKERS: usize = 4;
+
+const ATTACKS: [&str; 7] = ["quiet", "busy", "reset", "unread", "ping", "settings", "continuation"];
+
+pub fn run(args: &[&str]) {
+    match args {
+        [] => measure(),
+        ["server"] => crate::server::serve_tidegate(10_000),
+        ["as", kind, address] => attack(kind, address.parse().expect("an address")),
+        _ => {
+            eprintln!("attack {}: expected nothing behind it", args.join(" "));
+            std::process::exit(2);
+        }
+    }
+}
+
+fn measure() {
+    let own = Own::start_as(&["attack", "server"]);
+    let mut slowest: Vec<Vec<f64>> = vec![Vec::new(); ATTACKS.len()];
+    for round in 0..ROUNDS {
+        let mut order: Vec<usize> = (0..ATTACKS.len()).collect();
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for index in order {
+            let mut attacker = (index > 0).then(|| start(ATTACKS[index], own.http));
+            std::thread::sleep(Duration::from_millis(100)); // until it is at full speed
+            slowest[index].push(bystanders(own.http));
+            if let Some(attacker) = &mut attacker {
+                let _ = attacker.kill().and_then(|()| attacker.wait());
+            }
+        }
+    }
+    println!(
+        "HTTP, {BYSTANDERS} bystanders with a request every {PACE:?}, {ATTACKERS} connections of an attack: median of {ROUNDS} interleaved rounds"
+    );
+    for (index, kind) in ATTACKS.iter().enumerate() {
+        let beside = |other: usize| {
+            let ratios: Vec<f64> = slowest[index].iter().zip(&slowest[other]).map(|(own, other)| own / other).collect();
+            median(&ratios)
+        };
+        let p99 = median(&slowest[index]);
+        println!("  {kind:<14} p99 {p99:>8.0} us   {:>5.2}x of quiet   {:>5.2}x of busy", beside(0), beside(1));
+    }
+    println!("  the server takes {} KiB", resident(own.child.id()));
+}
+
+fn start(kind: &str, address: SocketAddr) -> Child {
+    let program = std::env::current_exe().expect("this program");
+    let mut command = Command::new("nice");
+    command.args(["-n", "19"]).arg(program).args(["attack", "as", kind, &address.to_string()]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("nice")
+}
+
+/// The slowest in a hundred answers, in microseconds.
+fn bystanders(address: SocketAddr) -> f64 {
+    let one = move || -> Vec<f64> {
+        let mut stream = connect(address);
+        let request = question("bystander");
+        let (end, mut took, mut bytes) = (Instant::now() + ROUND, Vec::new(), [0; 4096]);
+        while Instant::now() < end {
+            std::thread::sleep(PACE);
+            let began = Instant::now();
+            stream.write_all(&request).expect("a connection");
+            let count = stream.read(&mut bytes).expect("an answer");
+            assert!(bytes[..count].starts_with(b"HTTP/1.1 200"), "{}", bytes[..count].escape_ascii());
+            took.push(began.elapsed().as_nanos() as f64 / 1e3);
+        }
+        took
+    };
+    let threads: Vec<_> = (0..BYSTANDERS).map(|_| std::thread::spawn(one)).collect();
+    let mut took: Vec<f64> = threads.into_iter().flat_map(|thread| thread.join().expect("a bystander")).collect();
+    took.sort_by(f64::total_cmp);
+    took[took.len() * 99 / 100]
+}
+
+/// A check that is always allowed.
+fn question(key: &str) -> Vec<u8> {
+    let body = format!(r#"{{"key":"{key}","limit":"1000000/s"}}"#);
+    format!("POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
+}
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).expect("an open door");
+    stream.set_nodelay(true).expect("a socket");
+    stream
+}
+
+/// Attacks until it is ended.
+fn attack(kind: &str, address: SocketAddr) {
+    std::thread::scope(|scope| {
+        for _ in 0..ATTACKERS {
+            scope.spawn(|| {
+                loop {
+                    // Whoever is thrown out comes again.
+                    let _ = once(kind, address);
+                }
+            });
+        }
+    });
+}
+
+fn once(kind: &str, address: SocketAddr) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    if kind == "busy" {
+        let (request, mut bytes) = (question("busy"), [0; 4096]);
+        loop {
+            stream.write_all(&request)?;
+            if stream.read(&mut bytes)? == 0 {
+                return Ok(());
+            }
+        }
+    }
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")?;
+    // Whoever does not want to read leaves no room for answers.
+    let window: &[u8] = if kind == "unread" { &[0, 4, 0, 0, 0, 0] } else { &[] };
+    stream.write_all(&frame(SETTINGS, 0, 0, window))?;
+    stream.set_nonblocking(true)?;
+    let (mut id, mut bytes, mut at, mut answers) = (1, Vec::new(), 0, vec![0; 64 << 10]);
+    loop {
+        if at == bytes.len() {
+            (bytes, at) = (frames(kind, &mut id), 0);
+        }
+        match stream.write(&bytes[at..]) {
+            Ok(count) => at += count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::yield_now(),
+            Err(error) => return Err(error),
+        }
+        match stream.read(&mut answers) {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+        if id > 1 << 30 {
+            return Ok(());
+        }
+    }
+}
+
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+/// A few frames of an attack.
+fn frames(kind: &str, id: &mut u32) -> Vec<u8> {
+    // GET /metrics, of a, by http.
+    let head = b"\x82\x86\x01\x01a\x04\x08/metrics";
+    let mut bytes = Vec::new();
+    if kind == "continuation" && *id == 1 {
+        bytes.extend(frame(HEADERS, 0, 1, head));
+        *id = 3;
+    }
+    for _ in 0..64 {
+        match kind {
+            "reset" => {
+                bytes.extend(frame(HEADERS, END_STREAM | END_HEADERS, *id, head));
+                bytes.extend(frame(RST_STREAM, 0, *id, &8_u32.to_be_bytes()));
+                *id += 2;
+            }
+            "unread" => {
+                bytes.extend(frame(HEADERS, END_STREAM | END_HEADERS, *id, head));
+                *id += 2;
+            }
+            "ping" => bytes.extend(frame(PING, 0, 0, &[0; 8])),
+            "settings" => bytes.extend(frame(SETTINGS, 0, 0, &[])),
+            // A header that means nothing, again and again.
+            "continuation" => bytes.extend(frame(CONTINUATION, 0, 1, b"\x00\x01a\x01b")),
+            _ => panic!("{kind}: expected one of {ATTACKS:?}"),
+        }
+    }
+    bytes
+}
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).expect("a short frame").to_be_bytes();
+    let mut bytes = vec![length[1], length[2], length[3], kind, flags];
+    bytes.extend(stream.to_be_bytes());
+    bytes.extend(payload);
+    bytes
+}
+
+/// How many KiB of a process are in memory.
+fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a process that runs");
+    let line = status.lines().find(|line| line.starts_with("VmRSS")).expect("linux");
+    line.split_whitespace().nth(1).and_then(|word| word.parse().ok()).expect("a number")
+}
+
+/// As many connections at once as the limit on files lets a server have, from several processes.
+pub fn crowd(args: &[&str]) {
+    match args {
+        [] => crowd_of(2, 9_500),
+        ["server"] => crate::server::serve_tidegate(20_000),
+        ["client", address, count] => be_many(address.parse().expect("an address"), count.parse().expect("a number")),
+        _ => crowd_of(2, args.join(" ").parse::<usize>().expect("a number of connections") / 2),
+    }
+}
+
+fn crowd_of(processes: usize, each: usize) {
+    let own = Own::start_as(&["crowd", "server"]);
+    let mut probe = connect(own.resp);
+    let mut answer = |count: usize| -> f64 {
+        let mut took: Vec<f64> = (0..count).map(|_| micros(|| ping(&mut probe).expect("an answer"))).collect();
+        took.sort_by(f64::total_cmp);
+        took[took.len() * 99 / 100]
+    };
+    let (before, alone) = (resident(own.child.id()), answer(2_000));
+    println!("alone: {before} KiB, p99 of a PING {alone:.0} us");
+    let began = Instant::now();
+    let address = own.resp.to_string();
+    let (each_text, count) = (each.to_string(), processes * each);
+    let clients: Vec<Own> = (0..processes).map(|_| Own::start_as(&["crowd", "client", &address, &each_text])).collect();
+    let (after, beside) = (resident(own.child.id()), answer(2_000));
+    let per = (after - before) as f64 / count as f64;
+    println!(
+        "{count} connections, each answered, within {:.1?}: {after} KiB, {per:.1} KiB for each; p99 of a PING beside them {beside:.0} us",
+        began.elapsed()
+    );
+    let began = Instant::now();
+    for mut client in clients {
+        // Left alone, it asks once more on every connection before it goes.
+        drop(client.child.stdin.take());
+        assert!(client.child.wait().is_ok_and(|status| status.success()), "every connection is to be answered");
+    }
+    let gone = answer(2_000);
+    println!(
+        "each answered once more and gone within {:.1?}: {} KiB, p99 of a PING {gone:.0} us",
+        began.elapsed(),
+        resident(own.child.id())
+    );
+}
+
+/// So many connections, each of which asks once, and once more before it ends.
+fn be_many(address: SocketAddr, count: usize) {
+    let mut streams: Vec<TcpStream> = (0..count).map(|_| connect(address)).collect();
+    let ask = |streams: &mut Vec<TcpStream>| {
+        for (number, stream) in streams.iter_mut().enumerate() {
+            ping(stream).unwrap_or_else(|error| panic!("connection {number} of {count} has no answer: {error}"));
+        }
+    };
+    ask(&mut streams);
+    until_left_alone(address, address);
+    ask(&mut streams);
+}
+
+fn ping(stream: &mut TcpStream) -> std::io::Result<()> {
+    let mut answer = [0; 7];
+    stream.write_all(b"PING\r\n")?;
+    stream.read_exact(&mut answer)
+}
+
+fn micros(work: impl FnOnce()) -> f64 {
+    let began = Instant::now();
+    work();
+    began.elapsed().as_nanos() as f64 / 1e3
+}
