@@ -16,8 +16,8 @@ use tidegate::{Clock, Gate, Limit, ManualClock, Memory, SystemClock};
 pub trait Contender: Sync {
     fn name(&self) -> &'static str;
     fn check(&self, key: &String) -> bool;
-    /// Decides a few keys at once, if it can do that better than one by one.
-    fn check_many(&self, keys: &[(String, u64)]) -> usize {
+    /// Decides a few keys at once, if it can do that better than one by one. `allowed` is a list that the caller keeps.
+    fn check_many(&self, keys: &[(String, u64)], _allowed: &mut Vec<bool>) -> usize {
         keys.iter().filter(|(key, _)| self.check(key)).count()
     }
 }
@@ -72,8 +72,9 @@ impl Contender for Tidegate {
     fn check(&self, key: &String) -> bool {
         self.ask(key)
     }
-    fn check_many(&self, keys: &[(String, u64)]) -> usize {
-        self.gate.allows_many(keys).into_iter().filter(|allowed| *allowed).count()
+    fn check_many(&self, keys: &[(String, u64)], allowed: &mut Vec<bool>) -> usize {
+        self.gate.allows_many_into(keys, allowed);
+        allowed.iter().filter(|allowed| **allowed).count()
     }
 }
 
@@ -170,7 +171,7 @@ impl Contender for Flat16 {
         self.ask(key)
     }
     /// The bound for batches: the clock is read once, and the slots of all keys are on their way before the first is decided.
-    fn check_many(&self, keys: &[(String, u64)]) -> usize {
+    fn check_many(&self, keys: &[(String, u64)], _allowed: &mut Vec<bool>) -> usize {
         let now = self.now();
         let mut hashes = [0; 16];
         for (hash, (key, _)) in hashes.iter_mut().zip(keys) {

@@ -33,12 +33,13 @@ fn round(contender: &dyn Contender, orders: &[Vec<(String, u64)>], times: usize,
             .map(|order| {
                 let barrier = &barrier;
                 scope.spawn(move || {
+                    let mut allowed = Vec::new();
                     barrier.wait();
                     let start = Instant::now();
                     for _ in 0..times {
                         if many {
                             for batch in order.chunks(BATCH) {
-                                black_box(contender.check_many(batch));
+                                black_box(contender.check_many(batch, &mut allowed));
                             }
                         } else {
                             for (key, _) in order {

@@ -57,27 +57,49 @@ impl Gate {
     /// See [`Memory::check_many`].
     #[must_use = "let the requests pass only if they are allowed"]
     pub fn check_many<K: AsRef<[u8]>>(&self, asks: &[(K, u64)]) -> Vec<Verdict> {
-        self.ask_many(asks)
+        let mut verdicts = Vec::with_capacity(asks.len());
+        self.ask_many(asks, &mut verdicts, |verdict: Verdict| verdict);
+        verdicts
     }
 
     /// Checks several keys, one after the other, each by itself, and says of each whether it may pass.
     #[must_use = "let the requests pass only if they are allowed"]
     pub fn allows_many<K: AsRef<[u8]>>(&self, asks: &[(K, u64)]) -> Vec<bool> {
-        self.ask_many::<K, Allowed>(asks).into_iter().map(|Allowed(allowed)| allowed).collect()
+        let mut allowed = Vec::with_capacity(asks.len());
+        self.allows_many_into(asks, &mut allowed);
+        allowed
     }
 
-    fn ask_many<K: AsRef<[u8]>, A: Answer>(&self, asks: &[(K, u64)]) -> Vec<A> {
+    /// The same into a list that is used again: `allowed` is cleared first. For many small batches, whose lists would cost as much as a key.
+    ///
+    /// ```
+    /// use tidegate::{Limit, Memory};
+    /// let limit: Limit = "1/s".parse()?;
+    /// let gate = Memory::new().gate(&limit);
+    /// let mut allowed = Vec::new();
+    /// for batch in [[("a", 1), ("b", 1)], [("a", 1), ("c", 1)]] {
+    ///     gate.allows_many_into(&batch, &mut allowed);
+    ///     assert_eq!(allowed.len(), 2);
+    /// }
+    /// assert_eq!(allowed, [false, true]);
+    /// # Ok::<(), tidegate::ParseError>(())
+    /// ```
+    pub fn allows_many_into<K: AsRef<[u8]>>(&self, asks: &[(K, u64)], allowed: &mut Vec<bool>) {
+        allowed.clear();
+        self.ask_many(asks, allowed, |Allowed(allowed)| allowed);
+    }
+
+    #[inline(always)]
+    fn ask_many<K: AsRef<[u8]>, A: Answer, T>(&self, asks: &[(K, u64)], answers: &mut Vec<T>, told: impl Fn(A) -> T) {
         const AHEAD: usize = 16;
         let now = self.memory.inner.clock.now();
-        let mut answers = Vec::with_capacity(asks.len());
         let mut next = [self.memory.inner.expect_nobody(); AHEAD];
         for asks in asks.chunks(AHEAD) {
             for (next, (key, _)) in next.iter_mut().zip(asks) {
                 *next = self.expect(key.as_ref());
             }
-            answers.extend(next.iter().zip(asks).map(|(expected, (_, cost))| -> A { self.ask(expected, *cost, now) }));
+            answers.extend(next.iter().zip(asks).map(|(expected, (_, cost))| told(self.ask(expected, *cost, now))));
         }
-        answers
     }
 
     #[inline(always)]
