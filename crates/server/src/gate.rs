@@ -354,6 +354,20 @@ impl Gate {
     /// Checks one budget that was matched, if that can be done here and now: as [`check_at_once`](Gate::check_at_once), for a rule that is enforced and
     /// has one limit. The limit, and what it says.
     pub(crate) fn take_at_once(&self, found: &Match) -> Option<(Limit, Verdict)> {
+        let (limit, decision) = self.decide_at_once(found)?;
+        Some((limit, *decision.binding()))
+    }
+
+    /// Decides a request by the rules that apply to it, as [`rule_on`](Gate::rule_on) does with a check, if that can be done here and now and there is one.
+    pub(crate) fn rule_at_once(&self, found: &[Match]) -> Option<Ruling> {
+        let [one] = found else { return None };
+        let (limit, decision) = self.decide_at_once(one)?;
+        let charge = Charged { rule: Arc::clone(&one.rule), key: one.key.clone(), limit, cost: one.cost };
+        let allowed = decision.allowed();
+        Some(Ruling { allowed, decision: Some(decision), charges: vec![charge], refused_by: None, shadow: Vec::new() })
+    }
+
+    fn decide_at_once(&self, found: &Match) -> Option<(Limit, Decision)> {
         let (Backend::Memory(memory), Budget::Limits(limits)) = (&self.inner.store, &found.budget) else { return None };
         let mut limits = limits.iter();
         let (Some(limit), None) = (limits.next(), limits.next()) else { return None };
@@ -363,7 +377,7 @@ impl Gate {
         let began = self.inner.observer.metrics().clock(self.door, false);
         let decision = memory.check_subject(&found.subject(), limit, found.cost);
         self.inner.observer.ruled_at_once(self.door, found, decision.allowed(), began);
-        Some((*limit, *decision.binding()))
+        Some((*limit, decision))
     }
 
     /// Decides a request by the rules: `op` on every budget it draws on, all or nothing.

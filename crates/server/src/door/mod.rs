@@ -15,7 +15,7 @@
 
 pub mod http;
 pub(crate) mod pace;
-mod quick;
+pub(crate) mod quick;
 pub mod tls;
 pub(crate) mod turns;
 

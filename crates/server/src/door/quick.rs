@@ -67,7 +67,7 @@ fn whole(bytes: &[u8]) -> Option<Whole<'_>> {
 }
 
 /// Whether a header says how the connection or the body is to be treated.
-fn decides_how(name: &str) -> bool {
+pub(crate) fn decides_how(name: &str) -> bool {
     ["transfer-encoding", "expect", "upgrade", "te", "trailer", "keep-alive", "proxy-connection", "http2-settings"]
         .iter()
         .any(|own| name.eq_ignore_ascii_case(own))
@@ -161,7 +161,7 @@ async fn within(patience: Duration, stream: &mut (impl AsyncWrite + Unpin), out:
 }
 
 /// An answer as hyper writes it.
-async fn write(out: &mut Vec<u8>, response: Response<Body>) -> Option<()> {
+pub(crate) async fn write(out: &mut Vec<u8>, response: Response<Body>) -> Option<()> {
     let (head, body) = response.into_parts();
     let body = body.collect().await.ok()?.to_bytes(); // it is all in memory
     out.reserve(512 + body.len());
@@ -185,7 +185,7 @@ async fn write(out: &mut Vec<u8>, response: Response<Body>) -> Option<()> {
 }
 
 /// The date, which is written anew once a second.
-fn push_date(out: &mut Vec<u8>) {
+pub(crate) fn push_date(out: &mut Vec<u8>) {
     thread_local! {
         static LAST: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
     }
@@ -201,10 +201,10 @@ fn push_date(out: &mut Vec<u8>) {
 
 /// A stream of which the beginning has been read already.
 #[derive(Debug)]
-pub(super) struct Begun<S> {
-    pub(super) bytes: Vec<u8>,
-    pub(super) at: usize,
-    pub(super) stream: S,
+pub(crate) struct Begun<S> {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) at: usize,
+    pub(crate) stream: S,
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {

@@ -26,7 +26,7 @@ use tokio::sync::watch;
 
 pub(crate) use self::forward::{PATH as AUTH_PATH, Peer, TOKEN};
 use self::reply::Answer;
-pub(crate) use self::reply::{denial, headers_of_ruling, mistake};
+pub(crate) use self::reply::{denial, mistake, tell};
 use self::request::{About, Asked, Question};
 pub use self::request::{MAX_ATTRIBUTES, MAX_BATCH, MAX_BODY_BYTES};
 pub(crate) use self::request::{Verb, fresh_id};

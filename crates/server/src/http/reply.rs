@@ -172,11 +172,18 @@ impl Answer {
 }
 
 /// The headers that tell what the rules say.
-pub(crate) fn headers_of_ruling(ruling: &Ruling, families: Families) -> HeaderMap {
-    let Some(decision) = &ruling.decision else { return HeaderMap::new() };
+fn headers_of_ruling(ruling: &Ruling, families: Families) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    tell(&mut headers, ruling, families);
+    headers
+}
+
+/// The same, among other headers and in place of those that have the same names.
+pub(crate) fn tell(headers: &mut HeaderMap, ruling: &Ruling, families: Families) {
+    let Some(decision) = &ruling.decision else { return };
     let names = || ruling.charges.iter().map(|charge| &*charge.rule.name);
     let named: Vec<(&str, &Limit)> = names().zip(ruling.charges.iter().map(|charge| &charge.limit)).collect();
-    headers_of(decision, families, |draft| policy(draft, &named), names().zip(decision.charges()))
+    put(headers, decision, families, |draft| policy(draft, &named), names().zip(decision.charges()));
 }
 
 /// The answer to a request that the rules deny, for somebody who accepts this.
@@ -306,7 +313,19 @@ fn headers_of<'a>(
     policy: impl FnOnce(Draft) -> Option<HeaderValue>,
     named: impl Iterator<Item = (&'a str, &'a Verdict)> + Clone,
 ) -> HeaderMap {
-    let mut headers = HeaderMap::with_capacity(12);
+    let mut headers = HeaderMap::new();
+    put(&mut headers, decision, families, policy, named);
+    headers
+}
+
+fn put<'a>(
+    headers: &mut HeaderMap,
+    decision: &Decision,
+    families: Families,
+    policy: impl FnOnce(Draft) -> Option<HeaderValue>,
+    named: impl Iterator<Item = (&'a str, &'a Verdict)> + Clone,
+) {
+    headers.reserve(12);
     let mut put = |name: HeaderName, value: Option<HeaderValue>| {
         if let Some(value) = value {
             headers.insert(name, value);
@@ -329,7 +348,6 @@ fn headers_of<'a>(
     }
     put(header::RETRY_AFTER, headers::retry_after_secs(decision).map(Into::into));
     put(MODE, (decision.source() == Source::Fallback).then_some(FALLBACK));
-    headers
 }
 
 /// Whose limits denied it.

@@ -12,13 +12,13 @@ use tidegate::{Op, StoreError};
 
 use super::Guest;
 use super::body::Returned;
-use super::head::{self, Refused};
+use super::head::{self, Peer, Refused};
 use super::later::Later;
 use super::tunnel::Tunnel;
 use super::upstream::{Answer, Failed, Upstreams};
 use crate::door::http::{MAX_TARGET_BYTES, caught};
 use crate::gate::{Gate, GateError, Ruling};
-use crate::http::{denial, fresh_id, headers_of_ruling, mistake};
+use crate::http::{denial, fresh_id, mistake, tell};
 use crate::rules::{HttpRequest, HttpRequestError, Match};
 
 /// What every request needs.
@@ -30,14 +30,22 @@ pub(super) struct Desk {
 }
 
 /// A request that may go on.
-struct Passed {
+#[derive(Debug)]
+pub(super) struct Passed {
     ruling: Ruling,
     /// What is settled when there is a response.
     later: Option<Later>,
 }
 
+/// A request that may go on and whose head is ready for that.
+pub(super) struct Admitted {
+    pub(super) passed: Passed,
+    pub(super) host: Option<HeaderValue>,
+    upgrade: Option<HeaderValue>,
+}
+
 /// The answer to a request that does not go on, or has no response.
-type No = Box<Response<axum::body::Body>>;
+pub(super) type No = Box<Response<axum::body::Body>>;
 
 impl Desk {
     pub(super) async fn answer(&self, request: Request<Incoming>, guest: &Arc<Guest>) -> Response<Returned> {
@@ -45,11 +53,7 @@ impl Desk {
         let mut response = match caught(self.pass_on(request, guest)).await {
             Some(Ok(response)) => response,
             Some(Err(no)) => own(*no).await,
-            None => {
-                self.gate.observer().metrics().panicked();
-                self.gate.observer().log().error("a request panicked", &[("door", &self.gate.door().name())]);
-                own(mistake(StatusCode::INTERNAL_SERVER_ERROR, "this is our mistake, not yours")).await
-            }
+            None => own(self.panicked()).await,
         };
         if guest.pace.last.load(Ordering::Relaxed)
             && !guest.pace.is_second()
@@ -67,42 +71,78 @@ impl Desk {
     async fn pass_on(&self, mut request: Request<Incoming>, guest: &Arc<Guest>) -> Result<Response<Returned>, No> {
         let client_side = hyper::upgrade::on(&mut request);
         let (mut head, body) = request.into_parts();
-        let host = possible(&head, &self.upstreams.settings.upstream.base).and_then(|()| head::host(&head));
-        let host = host.map_err(refuse)?;
-        let mut passed = self.ruled(&head, host.as_ref(), guest).await?;
-        let upgrade = head::upgrade(&head);
-        head::prepare(&mut head, host.as_ref(), &guest.peer, &self.clients).map_err(refuse)?;
-        match self.upstreams.ask(head, body, host.as_ref(), upgrade).await {
+        let (before, begun) = guest.asked.lock().take().map_or((None, None), |(passed, begun)| (Some(passed), begun));
+        let admitted = self.admit(&mut head, &guest.peer, before).await?;
+        let Admitted { mut passed, host, upgrade } = admitted;
+        match self.upstreams.ask(head, body, host.as_ref(), upgrade, begun).await {
             Ok(Answer::Http(mut response)) => {
                 // The version is that of one connection, too: what comes from an old server goes on as our own.
                 *response.version_mut() = Version::HTTP_11;
-                head::strip(response.headers_mut());
-                let later = self.settled(&mut passed, response.status(), response.headers()).await;
-                response.body_mut().later = later;
-                self.tell(response.headers_mut(), &passed.ruling);
+                let status = response.status();
+                response.body_mut().later = self.returned(&mut passed, status, response.headers_mut()).await;
                 Ok(response)
             }
             Ok(Answer::Upgraded(response, upstream)) => {
                 let idle = self.upstreams.settings.upgraded_idle;
                 let protocol = response.headers().get(UPGRADE).cloned();
                 let mut response = response.map(|()| Returned::own(""));
-                head::strip(response.headers_mut());
-                let later = self.settled(&mut passed, response.status(), response.headers()).await;
+                let status = response.status();
+                let later = self.returned(&mut passed, status, response.headers_mut()).await;
                 *guest.tunnel.lock() = Some(Tunnel { client: client_side, upstream, idle, later });
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
                 if let Some(protocol) = protocol {
                     response.headers_mut().insert(UPGRADE, protocol);
                 }
-                self.tell(response.headers_mut(), &passed.ruling);
                 Ok(response)
             }
-            Err(failed) => {
-                let mut no = self.failed(&failed);
-                drop(self.settled(&mut passed, no.status(), no.headers()).await);
-                self.tell(no.headers_mut(), &passed.ruling);
-                Err(no)
-            }
+            Err(failed) => Err(self.unanswered(&failed, &mut passed).await),
         }
+    }
+
+    /// Whether a request may go on; its head is then as it goes on. What the rules say is not asked if it was said before.
+    pub(super) async fn admit(
+        &self,
+        head: &mut request::Parts,
+        peer: &Peer,
+        before: Option<Passed>,
+    ) -> Result<Admitted, No> {
+        let host = possible(head, &self.upstreams.settings.upstream.base).and_then(|()| head::host(head));
+        let host = host.map_err(refuse)?;
+        let passed = match before {
+            Some(passed) => passed,
+            None => self.ruled(head, host.as_ref(), peer).await?,
+        };
+        let upgrade = head::upgrade(head);
+        head::prepare(head, host.as_ref(), peer, &self.clients).map_err(refuse)?;
+        Ok(Admitted { passed, host, upgrade })
+    }
+
+    /// Makes the headers of a response those that the client gets, and settles what is known by them; what is not is returned.
+    pub(super) async fn returned(
+        &self,
+        passed: &mut Passed,
+        status: StatusCode,
+        headers: &mut HeaderMap,
+    ) -> Option<Later> {
+        head::strip(headers);
+        let later = self.settled(passed, status, headers).await;
+        self.tell(headers, &passed.ruling);
+        later
+    }
+
+    /// What is said when there is no response.
+    pub(super) async fn unanswered(&self, failed: &Failed, passed: &mut Passed) -> No {
+        let mut no = self.failed(failed);
+        drop(self.settled(passed, no.status(), no.headers()).await);
+        self.tell(no.headers_mut(), &passed.ruling);
+        no
+    }
+
+    /// What is said when we have failed.
+    pub(super) fn panicked(&self) -> Response<axum::body::Body> {
+        self.gate.observer().metrics().panicked();
+        self.gate.observer().log().error("a request panicked", &[("door", &self.gate.door().name())]);
+        mistake(StatusCode::INTERNAL_SERVER_ERROR, "this is our mistake, not yours")
     }
 
     /// Settles what is known by the head of a response; what is not is returned.
@@ -114,14 +154,14 @@ impl Desk {
 
     /// Our headers stand in place of those that the upstream may have sent.
     fn tell(&self, headers: &mut HeaderMap, ruling: &Ruling) {
-        headers.extend(headers_of_ruling(ruling, self.gate.manners().headers));
+        tell(headers, ruling, self.gate.manners().headers);
     }
 
     /// What the rules say, or the answer to a request that they deny.
-    async fn ruled(&self, head: &request::Parts, host: Option<&HeaderValue>, guest: &Guest) -> Result<Passed, No> {
+    async fn ruled(&self, head: &request::Parts, host: Option<&HeaderValue>, peer: &Peer) -> Result<Passed, No> {
         let host = host.and_then(|host| host.to_str().ok()).filter(|host| !host.is_empty());
         let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
-        let client = self.clients.find_in(guest.peer.ip, &head.headers);
+        let client = self.clients.find_in(peer.ip, &head.headers);
         // Who names no host, as HTTP/1.0 may, means the only one there is.
         let host = host.unwrap_or(&self.upstreams.settings.upstream.host);
         let asked = HttpRequest::new(client, head.method.as_str(), target, host, &head.headers).map_err(|error| {
@@ -132,9 +172,13 @@ impl Desk {
         let ruled = match self.gate.matching(&asked, 1) {
             Ok(found) => {
                 let later: Vec<Match> = found.iter().filter(|one| one.rule.is_settled_later()).cloned().collect();
+                let at_once = if later.is_empty() { self.gate.rule_at_once(&found) } else { None };
                 // What is settled later is known by an id until then.
                 let id = (!later.is_empty()).then(fresh_id);
-                self.gate.rule_on(Op::Check, found, id).await.map(|ruling| (ruling, later, id))
+                match at_once {
+                    Some(ruling) => Ok((ruling, later, id)),
+                    None => self.gate.rule_on(Op::Check, found, id).await.map(|ruling| (ruling, later, id)),
+                }
             }
             Err(invalid) => Err(invalid.into()),
         };

@@ -2,10 +2,11 @@
 //!
 //! A connection is driven by whoever has a request on it, in the same task: first for the head of the response, then with every piece of its body.
 //! Nothing is handed from task to task on the way. Between requests a connection lies in the pool, and is looked at before it is used again: one that
-//! the upstream has closed is dropped.
+//! the upstream has closed is dropped. Whoever goes the [short way](super::quick) uses the same connections, without hyper.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
+use std::io;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -16,10 +17,12 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::body::Sent;
+use crate::door::quick::Begun;
 
 /// The most bytes of a response's head, and what is read of a body at once.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -27,17 +30,33 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// Connections that wait for the next request.
 #[derive(Debug)]
 pub(super) struct Pool {
-    idle: Mutex<VecDeque<Line>>,
+    idle: Mutex<VecDeque<Idle>>,
     most: usize,
     keep: Duration,
+}
+
+#[derive(Debug)]
+struct Idle {
+    kept: Kept,
+    since: Instant,
+}
+
+/// A connection between two requests.
+#[derive(Debug)]
+pub(super) enum Kept {
+    /// As hyper has it.
+    Line(Line),
+    /// As it is.
+    Bare(TcpStream),
 }
 
 /// One connection.
 pub(super) struct Line {
     sender: SendRequest<Sent>,
-    connection: Box<Connection<TokioIo<TcpStream>, Sent>>,
+    connection: Box<Connection<TokioIo<Wire>, Sent>>,
     over: bool,
-    since: Instant,
+    /// It was begun without hyper.
+    resumed: bool,
 }
 
 impl std::fmt::Debug for Line {
@@ -58,24 +77,39 @@ impl Pool {
     }
 
     /// A connection that is still good: the one that was used last.
-    pub(super) fn take(&self) -> Option<Line> {
+    pub(super) fn take(&self) -> Option<Kept> {
         loop {
-            let mut line = self.idle.lock().pop_back()?;
-            if line.since.elapsed() < self.keep && line.is_good() {
-                return Some(line);
+            let mut idle = self.idle.lock().pop_back()?;
+            if idle.since.elapsed() < self.keep && idle.kept.is_good() {
+                return Some(idle.kept);
+            }
+        }
+    }
+
+    /// The same without hyper.
+    pub(super) fn take_bare(&self) -> Option<TcpStream> {
+        loop {
+            if let Some(stream) = self.take()?.into_bare() {
+                return Some(stream);
             }
         }
     }
 
     /// Keeps a connection, if it is good for another request.
-    pub(super) fn keep(&self, mut line: Line) {
-        if self.most == 0 || !line.is_good() {
+    pub(super) fn keep(&self, kept: impl Into<Kept>) {
+        let mut kept = kept.into();
+        if self.most == 0 || !kept.is_good() {
             return;
         }
-        line.since = Instant::now();
+        if let Kept::Line(Line { resumed: true, .. }) = kept {
+            // It would drop the next request, too.
+            let Some(stream) = kept.into_bare() else { return };
+            kept = Kept::Bare(stream);
+        }
+        let kept = Idle { kept, since: Instant::now() };
         let mut idle = self.idle.lock();
         let oldest = if idle.len() >= self.most { idle.pop_front() } else { None };
-        idle.push_back(line);
+        idle.push_back(kept);
         drop(idle);
         drop(oldest);
     }
@@ -84,20 +118,138 @@ impl Pool {
     pub(super) fn sweep(&self) {
         let looked_at = self.idle.lock().len();
         for _ in 0..looked_at {
-            let Some(mut line) = self.idle.lock().pop_front() else { return };
-            if line.since.elapsed() < self.keep && line.is_good() {
+            let Some(mut idle) = self.idle.lock().pop_front() else { return };
+            if idle.since.elapsed() < self.keep && idle.kept.is_good() {
                 // Behind the others for a moment: which of them is used next does not matter.
-                self.idle.lock().push_back(line);
+                self.idle.lock().push_back(idle);
             }
         }
+    }
+}
+
+impl From<Line> for Kept {
+    fn from(line: Line) -> Self {
+        Kept::Line(line)
+    }
+}
+
+impl From<TcpStream> for Kept {
+    fn from(stream: TcpStream) -> Self {
+        Kept::Bare(stream)
+    }
+}
+
+impl Kept {
+    /// Whether another request can be sent.
+    fn is_good(&mut self) -> bool {
+        match self {
+            Kept::Line(line) => line.is_good(),
+            // What comes before anything was asked, the end included, makes it useless. The operating system is asked only if it said that there is something.
+            Kept::Bare(stream) => {
+                matches!(stream.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+            }
+        }
+    }
+
+    pub(super) async fn into_line(self) -> Result<Line, hyper::Error> {
+        match self {
+            Kept::Line(line) => Ok(line),
+            Kept::Bare(stream) => Line::on(stream).await,
+        }
+    }
+
+    fn into_bare(self) -> Option<TcpStream> {
+        match self {
+            Kept::Line(line) => {
+                let parts = line.connection.into_parts();
+                let wire = parts.io.into_inner();
+                (parts.read_buf.is_empty() && wire.read.at == wire.read.bytes.len()).then_some(wire.read.stream)
+            }
+            Kept::Bare(stream) => Some(stream),
+        }
+    }
+}
+
+/// The stream of a connection. If its request was sent before hyper came to it, what hyper writes of it goes nowhere, and what was read of the response comes first.
+#[derive(Debug)]
+struct Wire {
+    read: Begun<TcpStream>,
+    sent: Option<Again>,
+}
+
+/// A request that was sent is written again.
+#[derive(Debug)]
+enum Again {
+    /// Not yet; who wants to read the response before that waits, as for any response.
+    Not(Option<Waker>),
+    Begun,
+}
+
+impl Wire {
+    /// Whether what is written now was sent before.
+    fn was_sent(&mut self) -> bool {
+        if let Some(Again::Not(Some(reader))) = self.sent.as_ref() {
+            reader.wake_by_ref();
+        }
+        self.sent = self.sent.take().map(|_| Again::Begun);
+        self.sent.is_some()
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if let Some(Again::Not(reader)) = &mut self.sent {
+            *reader = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        Pin::new(&mut self.read).poll_read(context, buf)
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        if self.was_sent() { Poll::Ready(Ok(buf.len())) } else { Pin::new(&mut self.read).poll_write(context, buf) }
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if self.was_sent() {
+            return Poll::Ready(Ok(bufs.iter().map(|buf| buf.len()).sum()));
+        }
+        Pin::new(&mut self.read).poll_write_vectored(context, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.read).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.read).poll_shutdown(context)
     }
 }
 
 impl Line {
     /// A new connection on this stream.
     pub(super) async fn on(stream: TcpStream) -> Result<Line, hyper::Error> {
-        let (sender, connection) = Builder::new().max_buf_size(BUFFER_BYTES).handshake(TokioIo::new(stream)).await?;
-        Ok(Line { sender, connection: Box::new(connection), over: false, since: Instant::now() })
+        Self::of(Wire { read: Begun { bytes: Vec::new(), at: 0, stream }, sent: None }).await
+    }
+
+    /// A connection on which a request was sent already, and so much of the response has come. It is to be asked the same.
+    pub(super) async fn resumed(stream: TcpStream, bytes: Vec<u8>) -> Result<Line, hyper::Error> {
+        Self::of(Wire { read: Begun { bytes, at: 0, stream }, sent: Some(Again::Not(None)) }).await
+    }
+
+    async fn of(wire: Wire) -> Result<Line, hyper::Error> {
+        let resumed = wire.sent.is_some();
+        let (sender, connection) = Builder::new().max_buf_size(BUFFER_BYTES).handshake(TokioIo::new(wire)).await?;
+        Ok(Line { sender, connection: Box::new(connection), over: false, resumed })
     }
 
     /// Lets it read and write what it can.
@@ -137,6 +289,6 @@ impl Line {
         })
         .await;
         let parts = self.connection.into_parts();
-        (parts.io.into_inner(), parts.read_buf)
+        (parts.io.into_inner().read.stream, parts.read_buf)
     }
 }

@@ -230,6 +230,13 @@ pub(super) fn target(uri: &Uri, base: &str) -> Option<uri::PathAndQuery> {
     }
 }
 
+/// Turns a prepared head to an upstream that speaks HTTP/1.1.
+pub(super) fn direct(head: &mut request::Parts, target: uri::PathAndQuery, host: Option<&HeaderValue>) {
+    head.uri = Uri::from(target);
+    head.version = Version::HTTP_11;
+    head.headers.insert(HOST, host.cloned().unwrap_or_else(|| HeaderValue::from_static("")));
+}
+
 #[cfg(test)]
 mod tests {
     use axum::http::Request;

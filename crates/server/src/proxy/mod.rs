@@ -1,7 +1,7 @@
 //! The proxy door: requests that the rules let pass go on to an upstream, and its responses come back.
 //!
 //! ```text
-//! client --> talk: a connection, HTTP/1.1 or HTTP/2
+//! client --> talk: a connection, HTTP/1.1 or HTTP/2; quick: what arrives whole over HTTP/1.1, without the detour by hyper
 //!              --> exchange: attributes --> the gate --> denied: 429
 //!                     --> head (what goes on) --> upstream: first (HTTP/1.1) or second (HTTP/2)
 //!              <-- body: a piece at a time; tunnel: what is no longer HTTP; later: what it came to is settled
@@ -14,10 +14,12 @@ mod exchange;
 mod first;
 mod head;
 mod later;
+mod quick;
 mod second;
 pub(crate) mod settings;
 mod tunnel;
 mod upstream;
+mod whole;
 mod window;
 
 use std::convert::Infallible;
@@ -32,16 +34,17 @@ use parking_lot::Mutex;
 use tidegate::http::ClientIp;
 use tokio::sync::watch;
 
-use self::exchange::Desk;
+use self::exchange::{Desk, Passed};
 use self::head::Peer;
+use self::quick::Next;
 pub use self::settings::{InvalidUpstream, ProxySettings, Speech, Upstream};
 use self::tunnel::Tunnel;
-use self::upstream::Upstreams;
+use self::upstream::{Begun, Upstreams};
 use self::window::Windows;
 use crate::door::http::{Left, Waits, attend, builder};
 use crate::door::pace::{Pace, Paced};
 use crate::door::turns::{Rounds, Turns};
-use crate::door::{Entrance, Stream, Visitor};
+use crate::door::{self, Entrance, Stream, Visitor};
 use crate::gate::Gate;
 use crate::observe::metrics::Refusal;
 
@@ -55,6 +58,8 @@ struct Guest {
     pace: Arc<Pace>,
     /// What becomes of the connection when HTTP is over.
     tunnel: Mutex<Option<Tunnel>>,
+    /// What the first request that comes to hyper has met already, on the short way.
+    asked: Mutex<Option<(Passed, Option<Begun>)>>,
     windows: Arc<Windows>,
 }
 
@@ -86,11 +91,27 @@ pub(crate) async fn serve_at(
 
 /// Serves one visitor to the end.
 async fn talk(desk: Arc<Desk>, visitor: Visitor, waits: Waits, mut shutdown: watch::Receiver<bool>) {
-    let Visitor { stream, peer, .. } = visitor;
+    let Visitor { mut stream, peer, .. } = visitor;
     let pace = Arc::new(Pace::default());
     let secure = matches!(stream, Stream::Tls(_));
     let peer = Peer::new(peer.ip(), secure, &desk.clients);
-    let guest = Arc::new(Guest { peer, pace: Arc::clone(&pace), tunnel: Mutex::default(), windows: Arc::default() });
+    let guest = Arc::new(Guest {
+        peer,
+        pace: Arc::clone(&pace),
+        tunnel: Mutex::default(),
+        asked: Mutex::default(),
+        windows: Arc::default(),
+    });
+    let slow = || desk.gate.observer().metrics().refused(desk.gate.door(), Refusal::Slow);
+    let mut bytes = Vec::new();
+    if desk.upstreams.are_near() {
+        match desk.talk_briefly(&mut stream, &guest, waits, &mut shutdown).await {
+            Next::Other(read) => bytes = read,
+            Next::Over(Left::Done) => return,
+            Next::Over(Left::TooSlow) => return slow(),
+        }
+    }
+    let stream = door::quick::Begun { bytes, at: 0, stream };
     let service = {
         let (desk, guest) = (Arc::clone(&desk), Arc::clone(&guest));
         service_fn(move |request| {
@@ -108,7 +129,7 @@ async fn talk(desk: Arc<Desk>, visitor: Visitor, waits: Waits, mut shutdown: wat
             () = guest.windows.starve(waits.unread) => Left::TooSlow,
         };
         if left == Left::TooSlow {
-            return desk.gate.observer().metrics().refused(desk.gate.door(), Refusal::Slow);
+            return slow();
         }
     }
     let tunnel = guest.tunnel.lock().take();

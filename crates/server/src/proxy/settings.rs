@@ -28,6 +28,8 @@ pub struct ProxySettings {
     pub keep: usize,
     /// How long they are kept.
     pub keep_idle: Duration,
+    /// Whether exchanges over HTTP/1.1 that arrive whole go a shorter way, which makes no difference but in what they cost. No file says this.
+    pub short_way: bool,
 }
 
 impl ProxySettings {
@@ -42,6 +44,7 @@ impl ProxySettings {
             max_in_flight: 4096,
             keep: 256,
             keep_idle: Duration::from_secs(30),
+            short_way: true,
         }
     }
 }
@@ -157,6 +160,7 @@ impl ProxyFile {
             max_in_flight: self.max_in_flight.map_or(default.max_in_flight, |number| number.0 as usize),
             keep: self.keep.map_or(default.keep, |number| number.0 as usize),
             keep_idle: self.keep_secs.map_or(default.keep_idle, |number| secs(number.0)),
+            short_way: default.short_way,
             upstream: default.upstream,
         }
     }

@@ -18,7 +18,14 @@ use super::second::{self, Shared};
 use super::settings::{ProxySettings, Speech};
 
 /// How often a request that was not sent is tried anew, on another connection.
-const TRIES: usize = 3;
+pub(super) const TRIES: usize = 3;
+
+/// A request that was sent already, and its place among those that are under way.
+#[derive(Debug)]
+pub(super) struct Begun {
+    pub(super) line: Line,
+    pub(super) place: OwnedSemaphorePermit,
+}
 
 /// Everything that leads to the upstream.
 #[derive(Debug)]
@@ -86,23 +93,30 @@ impl Upstreams {
         Upstreams { settings, pool, shared: Shared::default(), places }
     }
 
-    /// Sends a request whose head is ready but for what depends on the upstream.
+    /// Whether requests over HTTP/1.1 can go the short way.
+    pub(super) fn are_near(&self) -> bool {
+        self.settings.short_way && self.settings.upstream.speech == Speech::First
+    }
+
+    /// Sends a request whose head is ready but for what depends on the upstream; if it was sent already, waits for the response alone.
     pub(super) async fn ask(
         self: &Arc<Self>,
         mut head: request::Parts,
         body: Incoming,
         host: Option<&HeaderValue>,
         upgrade: Option<HeaderValue>,
+        begun: Option<Begun>,
     ) -> Result<Answer, Failed> {
-        let place = self.place().await?;
+        let (line, place) = match begun {
+            Some(Begun { line, place }) => (Some(line), place),
+            None => (None, self.place().await?),
+        };
         let target = head::target(&head.uri, &self.settings.upstream.base).ok_or(Failed::Target)?;
         let (sent, progress) = Sent::new(body, self.settings.idle);
         match self.settings.upstream.speech {
             Speech::First => {
-                head.uri = Uri::from(target);
-                head.version = Version::HTTP_11;
+                head::direct(&mut head, target, host);
                 let headers = &mut head.headers;
-                headers.insert(HOST, host.cloned().unwrap_or_else(|| HeaderValue::from_static("")));
                 if headers.contains_key(TE) {
                     headers.insert(CONNECTION, HeaderValue::from_static("te"));
                 }
@@ -114,7 +128,7 @@ impl Upstreams {
                     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
                     headers.insert(UPGRADE, protocol);
                 }
-                self.ask_first(Request::from_parts(head, sent), &progress, place, upgrades).await
+                self.ask_first(Request::from_parts(head, sent), &progress, place, upgrades, line).await
             }
             Speech::Second => {
                 let authority = host.and_then(|host| host.to_str().ok()?.parse::<uri::Authority>().ok());
@@ -131,10 +145,15 @@ impl Upstreams {
         }
     }
 
+    /// A place, if there is one.
+    pub(super) fn place_at_once(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.places).try_acquire_owned().ok()
+    }
+
     async fn place(&self) -> Result<OwnedSemaphorePermit, Failed> {
-        match Arc::clone(&self.places).try_acquire_owned() {
-            Ok(place) => Ok(place),
-            Err(_) => {
+        match self.place_at_once() {
+            Some(place) => Ok(place),
+            None => {
                 let waited = timeout(self.settings.connect, Arc::clone(&self.places).acquire_owned()).await;
                 waited.ok().and_then(Result::ok).ok_or(Failed::Busy)
             }
@@ -147,11 +166,15 @@ impl Upstreams {
         progress: &Progress,
         place: OwnedSemaphorePermit,
         upgrades: bool,
+        mut begun: Option<Line>,
     ) -> Result<Answer, Failed> {
         for _ in 0..TRIES {
-            let mut line = match self.pool.take() {
+            let mut line = match begun.take() {
                 Some(line) => line,
-                None => Line::on(self.connect().await?).await?,
+                None => match self.pool.take() {
+                    Some(kept) => kept.into_line().await?,
+                    None => Line::on(self.connect().await?).await?,
+                },
             };
             match self.in_time(line.ask(request), progress).await? {
                 Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
@@ -194,7 +217,7 @@ impl Upstreams {
         Err(Failed::Closed)
     }
 
-    async fn connect(&self) -> Result<TcpStream, Failed> {
+    pub(super) async fn connect(&self) -> Result<TcpStream, Failed> {
         let upstream = &self.settings.upstream;
         let connecting = TcpStream::connect((upstream.host.as_str(), upstream.port));
         let stream = timeout(self.settings.connect, connecting).await;

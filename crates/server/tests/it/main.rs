@@ -17,6 +17,10 @@ mod observed;
 mod openapi;
 mod pages;
 mod proxy;
+/// The same tests without the short way, on which everything has to be as it is with it.
+#[path = "proxy/mod.rs"]
+#[allow(clippy::duplicate_mod, reason = "each of them must hold on both ways")]
+mod proxy_by_hyper;
 mod reload;
 mod resp;
 mod security;

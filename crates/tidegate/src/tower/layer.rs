@@ -138,6 +138,26 @@ impl RateLimitLayer {
         self.with(|setup| setup.denied = Some(Arc::new(answer)))
     }
 
+    /// The same for axum, with responses that are its own: for `Router::layer`, and to stand around a whole [`Router`](axum::Router), which costs least.
+    ///
+    /// ```no_run
+    /// # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::net::SocketAddr;
+    /// use axum::{Router, ServiceExt, extract::Request, routing::get};
+    /// use tidegate::tower::{RateLimitLayer, key};
+    /// use tower_layer::Layer;
+    /// let limits = RateLimitLayer::new("10/s".parse()?, key::peer_ip()).axum();
+    /// let app = limits.layer(Router::new().route("/", get(|| async { "hello" })));
+    /// let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+    /// axum::serve(listener, ServiceExt::<Request>::into_make_service_with_connect_info::<SocketAddr>(app)).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "axum")]
+    pub fn axum(self) -> super::AxumLayer {
+        super::AxumLayer(self)
+    }
+
     /// Is called with every decision: for metrics, and to see what rules in shadow mode would do. It should be quick.
     pub fn observe(self, observer: impl Fn(&Seen<'_>) + Send + Sync + 'static) -> Self {
         self.with(|setup| setup.observer = Some(Arc::new(observer)))

@@ -13,6 +13,8 @@
 #![allow(clippy::type_complexity, reason = "a function of the request behind `dyn` reads better than its alias")]
 
 mod after;
+#[cfg(feature = "axum")]
+mod axum;
 mod body;
 mod denial;
 mod grpc;
@@ -24,6 +26,8 @@ mod plan;
 mod rule;
 mod service;
 
+#[cfg(feature = "axum")]
+pub use self::axum::{AxumFuture, AxumLayer, AxumRateLimit};
 pub use body::Body;
 pub use denial::Denial;
 pub use head::{Head, Peer, ResponseHead};

@@ -6,6 +6,7 @@ mod passing;
 mod second;
 mod smuggling;
 mod upgrades;
+mod ways;
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -42,10 +43,16 @@ impl Stage {
 
     /// The same with more settings of the proxy.
     fn with(upstream: &str, settings: &str, text: &str) -> Stage {
+        Self::by(!module_path!().contains("by_hyper"), upstream, settings, text)
+    }
+
+    /// The same, with or without the short way.
+    fn by(short_way: bool, upstream: &str, settings: &str, text: &str) -> Stage {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let listen = "listen: { http: off, grpc: off, resp: off, proxy: 127.0.0.1:0 }\nlog: { level: off }\n";
         let text = format!("{listen}proxy: {{ upstream: \"{upstream}\"{settings} }}\n{text}");
-        let config = Config::parse(&text, "test").unwrap();
+        let mut config = Config::parse(&text, "test").unwrap();
+        config.proxy.as_mut().unwrap().short_way = short_way;
         let running = runtime.block_on(start(config, Options::default())).unwrap();
         let at = running.proxy.unwrap();
         Stage { runtime, running: Some(running), at }

@@ -1,0 +1,246 @@
+//! Messages of HTTP/1.1 for the [short way](super::quick): heads as hyper reads them, and written as it writes them.
+//!
+//! Only what has one meaning is read here. Whatever says something about how the connection or the body is to be treated, beyond one length in digits, is none of these.
+
+use axum::body::Bytes;
+use axum::http::header::{CONTENT_LENGTH, DATE};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, request};
+
+use crate::door::quick::{decides_how, push_date};
+
+/// More headers than that go the other way.
+const MAX_HEADERS: usize = 64;
+/// Longer lengths go the other way.
+const MAX_DIGITS: usize = 15;
+
+/// A request that has arrived whole.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) head: request::Parts,
+    /// How many bytes the head takes.
+    pub(super) body_at: usize,
+    /// How many bytes all of it takes.
+    pub(super) used: usize,
+}
+
+/// The request at the front of `bytes`, if it is one for the short way.
+pub(super) fn request(bytes: &[u8]) -> Option<Asked> {
+    // The values of all headers share one piece of memory.
+    let bytes = Bytes::copy_from_slice(bytes);
+    let mut lines = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut parsed = httparse::Request::new(&mut lines);
+    let Ok(httparse::Status::Complete(body_at)) = parsed.parse(&bytes) else { return None };
+    let (Some(method), Some(target), Some(1)) = (parsed.method, parsed.path, parsed.version) else { return None };
+    let method = Method::from_bytes(method.as_bytes()).ok()?;
+    // What is answered to these has no body, whatever it says.
+    if [Method::CONNECT, Method::HEAD].contains(&method) {
+        return None;
+    }
+    if !target.starts_with('/') {
+        return None;
+    }
+    let target = Uri::from_maybe_shared(bytes.slice_ref(target.as_bytes())).ok()?;
+    let (headers, framing) = fields(parsed.headers, &bytes)?;
+    let used = body_at.checked_add(usize::try_from(framing.length.unwrap_or(0)).ok()?)?;
+    if framing.closes || used > bytes.len() {
+        return None;
+    }
+    let (mut head, ()) = Request::new(()).into_parts();
+    (head.method, head.uri, head.headers) = (method, target, headers);
+    Some(Asked { head, body_at, used })
+}
+
+/// A response whose head has arrived, and maybe some of its body.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub(super) status: StatusCode,
+    reason: Bytes,
+    pub(super) headers: HeaderMap,
+    /// How many bytes the head takes.
+    pub(super) body_at: usize,
+    /// How long the body is.
+    pub(super) length: u64,
+    /// Whether the connection can be used again.
+    pub(super) stays: bool,
+}
+
+/// The response at the front of `bytes`, if it is one for the short way.
+pub(super) fn response(bytes: &[u8]) -> Option<Answered> {
+    let bytes = Bytes::copy_from_slice(bytes);
+    let mut lines = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut parsed = httparse::Response::new(&mut lines);
+    let Ok(httparse::Status::Complete(body_at)) = parsed.parse(&bytes) else { return None };
+    let (Some(code), Some(reason), Some(1)) = (parsed.code, parsed.reason, parsed.version) else { return None };
+    let status = StatusCode::from_u16(code).ok().filter(|status| !status.is_informational())?;
+    let reason = Bytes::copy_from_slice(reason.as_bytes());
+    let (headers, framing) = fields(parsed.headers, &bytes)?;
+    let bodiless = matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    let length = match framing.length {
+        None if bodiless => 0,
+        Some(length) if !bodiless => length,
+        _ => return None,
+    };
+    Some(Answered { status, reason, headers, body_at, length, stays: !framing.closes })
+}
+
+/// What the headers of a message say about its end, and that of the connection.
+struct Framing {
+    length: Option<u64>,
+    closes: bool,
+}
+
+/// The headers of a message; nothing if there is one among them that the short way does not know how to treat.
+fn fields(lines: &[httparse::Header<'_>], bytes: &Bytes) -> Option<(HeaderMap, Framing)> {
+    let mut framing = Framing { length: None, closes: false };
+    let mut headers = HeaderMap::with_capacity(lines.len() + 12);
+    for line in lines {
+        let name = HeaderName::from_bytes(line.name.as_bytes()).ok()?;
+        match name.as_str() {
+            "content-length" => {
+                if framing.length.replace(length(line.value)?).is_some() {
+                    return None;
+                }
+            }
+            "connection" => match line.value {
+                value if value.eq_ignore_ascii_case(b"keep-alive") => {}
+                value if value.eq_ignore_ascii_case(b"close") => framing.closes = true,
+                _ => return None,
+            },
+            "keep-alive" => {}
+            name if decides_how(name) => return None,
+            _ => {}
+        }
+        headers.append(name, HeaderValue::from_maybe_shared(bytes.slice_ref(line.value)).ok()?);
+    }
+    Some((headers, framing))
+}
+
+/// A length that is written in digits.
+fn length(value: &[u8]) -> Option<u64> {
+    if value.is_empty() || value.len() > MAX_DIGITS || !value.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    Some(value.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0')))
+}
+
+/// Writes the head of a request.
+pub(super) fn write_request(out: &mut Vec<u8>, head: &request::Parts) {
+    out.extend_from_slice(head.method.as_str().as_bytes());
+    out.push(b' ');
+    out.extend_from_slice(head.uri.path_and_query().map_or("/", |target| target.as_str()).as_bytes());
+    out.extend_from_slice(b" HTTP/1.1\r\n");
+    head.headers.iter().for_each(|(name, value)| write_field(out, name, value));
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Writes the head of a response.
+pub(super) fn write_response(out: &mut Vec<u8>, answered: &Answered) {
+    out.extend_from_slice(b"HTTP/1.1 ");
+    out.extend_from_slice(answered.status.as_str().as_bytes());
+    out.push(b' ');
+    out.extend_from_slice(&answered.reason);
+    out.extend_from_slice(b"\r\n");
+    // A length of nothing comes last.
+    let empty = answered.length == 0 && answered.headers.contains_key(CONTENT_LENGTH);
+    for (name, value) in &answered.headers {
+        if !(empty && name == CONTENT_LENGTH) {
+            write_field(out, name, value);
+        }
+    }
+    if empty {
+        out.extend_from_slice(b"content-length: 0\r\n");
+    }
+    if !answered.headers.contains_key(DATE) {
+        out.extend_from_slice(b"date: ");
+        push_date(out);
+        out.extend_from_slice(b"\r\n");
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+fn write_field(out: &mut Vec<u8>, name: &HeaderName, value: &HeaderValue) {
+    out.extend_from_slice(name.as_str().as_bytes());
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value.as_bytes());
+    out.extend_from_slice(b"\r\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_that_arrive_whole_go_the_short_way() {
+        for (text, body) in [
+            ("GET / HTTP/1.1\r\nhost: a\r\n\r\n", ""),
+            (
+                "GET /a/b?c=d HTTP/1.1\r\nHost: a\r\nConnection: Keep-Alive\r\nKeep-Alive: timeout=5\r\nX-A: 1\r\nX-A: 2\r\n\r\n",
+                "",
+            ),
+            ("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello", "hello"),
+            ("PURGE / HTTP/1.1\r\ncontent-length: 0\r\n\r\n", ""),
+        ] {
+            let asked = request(text.as_bytes()).unwrap_or_else(|| panic!("{text}"));
+            assert_eq!((&text[asked.body_at..asked.used], asked.used), (body, text.len()), "{text}");
+            // What comes behind it is not touched, and none of its beginnings is a request.
+            assert_eq!(request(format!("{text}GET").as_bytes()).map(|asked| asked.used), Some(text.len()), "{text}");
+            for end in 0..text.len() {
+                assert!(request(&text.as_bytes()[..end]).is_none(), "{end} of {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn all_other_requests_go_the_other_way() {
+        for head in [
+            "GET / HTTP/1.0\r\nHost: a",
+            "GET * HTTP/1.1\r\nHost: a",
+            "GET http://a/ HTTP/1.1\r\nHost: a",
+            "HEAD / HTTP/1.1\r\nHost: a",
+            "CONNECT a:80 HTTP/1.1\r\nHost: a",
+            "GET / HTTP/1.1\r\nHost: a\r\nConnection: close",
+            "GET / HTTP/1.1\r\nHost: a\r\nConnection: x-own",
+            "GET / HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, upgrade\r\nUpgrade: websocket",
+            "GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket",
+            "GET / HTTP/1.1\r\nHost: a\r\nTE: trailers",
+            "POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 0",
+            "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked",
+            "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nTransfer-Encoding: chunked",
+            "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nContent-Length: 0",
+            "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0, 0",
+            "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: +0",
+            "POST / HTTP/1.1\r\nHost: a\r\nContent-Length:",
+            "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999",
+            "POST / HTTP/1.1\r\nHost: a\r\nContent-Length : 0",
+            "GET / HTTP/1.1\r\nHost: a\r\n folded: yes",
+            "GET /\u{7f} HTTP/1.1\r\nHost: a",
+        ] {
+            assert!(request(format!("{head}\r\n\r\n").as_bytes()).is_none(), "{head}");
+        }
+    }
+
+    #[test]
+    fn responses_of_a_length_go_the_short_way() {
+        for (head, length, stays) in [
+            ("HTTP/1.1 200 OK\r\nContent-Length: 5", Some(5), true),
+            ("HTTP/1.1 200\r\nContent-Length: 0\r\nConnection: keep-alive", Some(0), true),
+            ("HTTP/1.1 404 What\r\nConnection: Close\r\nContent-Length: 100000000000", Some(100_000_000_000), false),
+            ("HTTP/1.1 204 No Content", Some(0), true),
+            ("HTTP/1.1 304 Not Modified\r\nETag: x", Some(0), true),
+            ("HTTP/1.1 304 Not Modified\r\nContent-Length: 5", None, true),
+            ("HTTP/1.1 200 OK", None, true),
+            ("HTTP/1.0 200 OK\r\nContent-Length: 5", None, true),
+            ("HTTP/1.1 100 Continue", None, true),
+            ("HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade", None, true),
+            ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked", None, true),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked", None, true),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 5", None, true),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: x-own", None, true),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTrailer: x", None, true),
+        ] {
+            let found = response(format!("{head}\r\n\r\n").as_bytes());
+            assert_eq!(found.as_ref().map(|found| found.length), length, "{head}");
+            assert!(found.is_none_or(|found| found.stays == stays), "{head}");
+        }
+    }
+}

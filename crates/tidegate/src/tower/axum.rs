@@ -1,0 +1,77 @@
+//! The layer for axum: what comes out of it is axum's own response.
+//!
+//! So it can stand around a whole router that is served, where nothing has to be boxed for it; and in one, bodies that nobody watches stay as they are.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use ::http::Request;
+use axum::response::Response;
+use pin_project_lite::pin_project;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::layer::RateLimitLayer;
+use super::service::{RateLimit, ResponseFuture};
+
+/// A [`RateLimitLayer`] for axum; see [`RateLimitLayer::axum`].
+#[derive(Clone, Debug)]
+pub struct AxumLayer(pub(super) RateLimitLayer);
+
+/// A service of axum that limits requests; see [`RateLimitLayer::axum`].
+#[derive(Clone, Debug)]
+pub struct AxumRateLimit<S>(RateLimit<S>);
+
+impl<S> Layer<S> for AxumLayer {
+    type Service = AxumRateLimit<S>;
+
+    fn layer(&self, inner: S) -> AxumRateLimit<S> {
+        AxumRateLimit(self.0.layer(inner))
+    }
+}
+
+impl<S, A> Service<Request<A>> for AxumRateLimit<S>
+where
+    S: Service<Request<A>, Response = Response> + Clone,
+{
+    type Response = Response;
+    type Error = S::Error;
+    type Future = AxumFuture<S, A>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<A>) -> Self::Future {
+        AxumFuture { future: self.0.call(request) }
+    }
+}
+
+pin_project! {
+    /// A response to come.
+    pub struct AxumFuture<S, A>
+    where
+        S: Service<Request<A>>,
+    {
+        #[pin]
+        future: ResponseFuture<S, A>,
+    }
+}
+
+impl<S, A> Future for AxumFuture<S, A>
+where
+    S: Service<Request<A>, Response = Response>,
+{
+    type Output = Result<Response, S::Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let response = ready!(self.project().future.poll(context))?;
+        Poll::Ready(Ok(response.map(super::Body::into_axum)))
+    }
+}
+
+impl<S: Service<Request<A>>, A> std::fmt::Debug for AxumFuture<S, A> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AxumFuture").finish_non_exhaustive()
+    }
+}
