@@ -243,11 +243,16 @@ fn list<'a, T: 'a>(
             out.push_str(", ");
         }
         out.push('"');
-        for c in visible(name).chars() {
-            if matches!(c, '"' | '\\') {
-                out.push('\\');
+        let shown = visible(name);
+        if shown.contains(['"', '\\']) {
+            for c in shown.chars() {
+                if matches!(c, '"' | '\\') {
+                    out.push('\\');
+                }
+                out.push(c);
             }
-            out.push(c);
+        } else {
+            out.push_str(&shown);
         }
         out.push('"');
         parameters(&mut out, item).expect("writing to a String cannot fail");

@@ -1,5 +1,8 @@
 //! Decisions into JSON, headers and status.
 
+use std::cell::RefCell;
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use tidegate::denial;
@@ -9,7 +12,8 @@ use tidegate::{Decision, Limit, Source, Verdict};
 use super::Manners;
 use super::request::{About, Brought, Question};
 use crate::digits;
-use crate::gate::Ruling;
+use crate::gate::{Charged, Ruling};
+use crate::rules::Rule;
 
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -24,6 +28,9 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
+
+/// As many headers most decisions have.
+const MOST: usize = 7;
 
 /// What was decided about one question, ready to be written.
 #[derive(Debug)]
@@ -182,8 +189,31 @@ fn headers_of_ruling(ruling: &Ruling, families: Families) -> HeaderMap {
 pub(crate) fn tell(headers: &mut HeaderMap, ruling: &Ruling, families: Families) {
     let Some(decision) = &ruling.decision else { return };
     let names = || ruling.charges.iter().map(|charge| &*charge.rule.name);
-    let named: Vec<(&str, &Limit)> = names().zip(ruling.charges.iter().map(|charge| &charge.limit)).collect();
-    put(headers, decision, families, |draft| policy(draft, &named), names().zip(decision.charges()));
+    let policy = |draft| match &ruling.charges[..] {
+        [one] => policy_of(draft, one),
+        many => policy(draft, &many.iter().map(|charge| (&*charge.rule.name, &charge.limit)).collect::<Vec<_>>()),
+    };
+    put(headers, decision, families, policy, names().zip(decision.charges()));
+}
+
+/// The same as [`policy`], for one limit. It does not change from request to request, so the last one is kept.
+fn policy_of(draft: Draft, charged: &Charged) -> Option<HeaderValue> {
+    type Last = Option<(Draft, Arc<Rule>, Limit, HeaderValue)>;
+    thread_local! {
+        static LAST: RefCell<Last> = const { RefCell::new(None) };
+    }
+    LAST.with_borrow_mut(|last| {
+        if let Some((of, rule, limit, value)) = last
+            && *of == draft
+            && Arc::ptr_eq(rule, &charged.rule)
+            && *limit == charged.limit
+        {
+            return Some(value.clone());
+        }
+        let value = policy(draft, &[(&charged.rule.name, &charged.limit)])?;
+        *last = Some((draft, Arc::clone(&charged.rule), charged.limit, value.clone()));
+        Some(value)
+    })
 }
 
 /// The answer to a request that the rules deny, for somebody who accepts this.
@@ -325,7 +355,7 @@ fn put<'a>(
     policy: impl FnOnce(Draft) -> Option<HeaderValue>,
     named: impl Iterator<Item = (&'a str, &'a Verdict)> + Clone,
 ) {
-    headers.reserve(12);
+    headers.reserve(MOST);
     let mut put = |name: HeaderName, value: Option<HeaderValue>| {
         if let Some(value) = value {
             headers.insert(name, value);

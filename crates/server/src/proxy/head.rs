@@ -4,10 +4,11 @@ use std::fmt::Write;
 use std::net::IpAddr;
 
 use axum::http::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    CONNECTION, CONTENT_LENGTH, EXPECT, Entry, FORWARDED, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
     TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version, request, uri};
+use parking_lot::Mutex;
 use tidegate::http::ClientIp;
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
@@ -17,6 +18,18 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+
+/// What is meant for one connection, whatever `Connection` says.
+const HOP_BY_HOP: [HeaderName; 8] = [
+    KEEP_ALIVE,
+    PROXY_CONNECTION,
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    HTTP2_SETTINGS,
+];
 
 /// What we are called in `Via`.
 const OWN_NAME: &str = "tidegate";
@@ -32,13 +45,21 @@ pub(super) struct Peer {
     pub(super) scheme: &'static str,
     /// Whether it is believed what it says about others.
     trusted: bool,
+    /// The last host it asked for, and what `Forwarded` says of that.
+    hop: Mutex<Option<(Option<HeaderValue>, HeaderValue)>>,
 }
 
 impl Peer {
     pub(super) fn new(ip: IpAddr, secure: bool, clients: &ClientIp) -> Self {
         let ip = ip.to_canonical();
         let shown = HeaderValue::try_from(ip.to_string()).expect("an address has plain characters");
-        Peer { ip, shown, scheme: if secure { "https" } else { "http" }, trusted: clients.trusts(ip) }
+        Peer {
+            ip,
+            shown,
+            scheme: if secure { "https" } else { "http" },
+            trusted: clients.trusts(ip),
+            hop: Mutex::default(),
+        }
     }
 }
 
@@ -107,17 +128,9 @@ pub(super) fn strip(headers: &mut HeaderMap) {
         }
         headers.remove(CONNECTION);
     }
-    for name in [
-        KEEP_ALIVE,
-        PROXY_CONNECTION,
-        PROXY_AUTHENTICATE,
-        PROXY_AUTHORIZATION,
-        TE,
-        TRANSFER_ENCODING,
-        UPGRADE,
-        HTTP2_SETTINGS,
-    ] {
-        headers.remove(name);
+    // Most messages have none of them, which is found out in one look.
+    if headers.keys().any(|name| HOP_BY_HOP.contains(name)) {
+        HOP_BY_HOP.iter().for_each(|name| _ = headers.remove(name));
     }
 }
 
@@ -160,35 +173,49 @@ pub(super) fn prepare(
 
 /// What a stranger says about others.
 fn forget(headers: &mut HeaderMap, clients: &ClientIp) {
-    let known = |name: &HeaderName| name.as_str().starts_with("x-forwarded-");
-    if headers.keys().any(known) {
-        let made_up: Vec<HeaderName> = headers.keys().filter(|name| known(name)).cloned().collect();
+    let about_others = |name: &&HeaderName| {
+        name.as_str().starts_with("x-forwarded-")
+            || [FORWARDED, REAL_IP].contains(name)
+            || *name == clients.header_name()
+    };
+    if headers.keys().any(|name| about_others(&name)) {
+        let made_up: Vec<HeaderName> = headers.keys().filter(about_others).cloned().collect();
         made_up.iter().for_each(|name| _ = headers.remove(name));
     }
-    headers.remove(FORWARDED);
-    headers.remove(REAL_IP);
-    headers.remove(clients.header_name());
 }
 
 /// One line, which ends with this.
 fn append(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue) {
-    if !headers.contains_key(&name) {
-        headers.insert(name, value);
-        return;
-    }
-    let mut joined = Vec::new();
-    for line in headers.get_all(&name) {
-        joined.extend_from_slice(line.as_bytes());
-        joined.extend_from_slice(b", ");
-    }
-    joined.extend_from_slice(value.as_bytes());
-    if let Ok(joined) = HeaderValue::from_bytes(&joined) {
-        headers.insert(name, joined);
+    match headers.entry(name) {
+        Entry::Vacant(none) => _ = none.insert(value),
+        Entry::Occupied(mut lines) => {
+            let mut joined = Vec::new();
+            for line in lines.iter() {
+                joined.extend_from_slice(line.as_bytes());
+                joined.extend_from_slice(b", ");
+            }
+            joined.extend_from_slice(value.as_bytes());
+            if let Ok(joined) = HeaderValue::from_bytes(&joined) {
+                lines.insert(joined);
+            }
+        }
     }
 }
 
-/// What we have seen, as RFC 7239 writes it.
+/// What we have seen, as RFC 7239 writes it. Who asks one host asks it again.
 fn hop(peer: &Peer, host: Option<&HeaderValue>) -> Option<HeaderValue> {
+    let mut last = peer.hop.lock();
+    if let Some((of, hop)) = last.as_ref()
+        && of.as_ref() == host
+    {
+        return Some(hop.clone());
+    }
+    let hop = hop_anew(peer, host)?;
+    *last = Some((host.cloned(), hop.clone()));
+    Some(hop)
+}
+
+fn hop_anew(peer: &Peer, host: Option<&HeaderValue>) -> Option<HeaderValue> {
     let mut hop = String::with_capacity(96);
     let _ = match peer.ip {
         IpAddr::V4(v4) => write!(hop, "for={v4}"),

@@ -65,7 +65,7 @@ enum Not {
     /// There is an answer of our own.
     No(No),
     /// Somebody else knows what to do.
-    Other(Box<(Passed, Option<Begun>)>),
+    Other(Option<Box<Begun>>),
     /// There is nobody left to answer.
     Over(Left),
 }
@@ -162,11 +162,10 @@ impl Talk<'_> {
     /// One request, from the rules to the last byte of the response.
     async fn exchange(&mut self, asked: Asked, down: &watch::Receiver<bool>) -> Go {
         let Asked { mut head, body_at, used } = asked;
-        let Admitted { passed, host, .. } = match self.desk.admit(&mut head, &self.guest.peer, None).await {
+        let Admitted { mut passed, host, .. } = match self.desk.admit(&mut head, &self.guest.peer, None).await {
             Ok(admitted) => admitted,
             Err(no) => return self.say(*no, down).await,
         };
-        let mut passed = passed;
         let Some(target) = head::target(&head.uri, &self.desk.upstreams.settings.upstream.base) else {
             let no = self.desk.unanswered(&Failed::Target, &mut passed).await;
             return self.say(*no, down).await;
@@ -175,12 +174,12 @@ impl Talk<'_> {
         self.out.clear();
         whole::write_request(&mut self.out, &head);
         self.out.extend_from_slice(&self.bytes[body_at..used]);
-        match self.ask(passed).await {
-            Ok((passed, answer)) => self.give(passed, answer, down).await,
+        match self.ask(&mut passed).await {
+            Ok(coming) => self.give(&mut passed, coming, down).await,
             Err(Not::No(no)) => self.say(*no, down).await,
             Err(Not::Over(left)) => Err(Next::Over(left)),
             Err(Not::Other(begun)) => {
-                *self.guest.asked.lock() = Some(*begun);
+                *self.guest.asked.lock() = Some((passed, begun.map(|begun| *begun)));
                 Err(Next::Other(Vec::new()))
             }
         }
@@ -203,12 +202,12 @@ struct Source {
 
 impl Talk<'_> {
     /// Sends the request that is to be written, and waits for the head of the response.
-    async fn ask(&mut self, mut passed: Passed) -> Result<(Passed, Coming), Not> {
+    async fn ask(&mut self, passed: &mut Passed) -> Result<Coming, Not> {
         let (desk, settings) = (self.desk, &self.desk.upstreams.settings);
-        let Some(place) = desk.upstreams.place_at_once() else { return Err(Not::Other(Box::new((passed, None)))) };
+        let Some(place) = desk.upstreams.place_at_once() else { return Err(Not::Other(None)) };
         let mut stream = match self.send().await {
             Ok(stream) => stream,
-            Err(Ok(failed)) => return Err(Not::No(desk.unanswered(&failed, &mut passed).await)),
+            Err(Ok(failed)) => return Err(Not::No(desk.unanswered(&failed, passed).await)),
             Err(Err(left)) => return Err(Not::Over(left)),
         };
         let mut read = Vec::new();
@@ -222,15 +221,15 @@ impl Talk<'_> {
             Err(End::Gone) => return Err(Not::Over(Left::Done)),
             Err(End::Late) => {
                 let late = Failed::AnswerTimeout(settings.answer);
-                return Err(Not::No(desk.unanswered(&late, &mut passed).await));
+                return Err(Not::No(desk.unanswered(&late, passed).await));
             }
         }
         if let Some(answered) = whole::response(&read) {
-            return Ok((passed, Coming { answered, read, source: Source { stream, place } }));
+            return Ok(Coming { answered, read, source: Source { stream, place } });
         }
         match Line::resumed(stream, read).await {
-            Ok(line) => Err(Not::Other(Box::new((passed, Some(Begun { line, place }))))),
-            Err(error) => Err(Not::No(desk.unanswered(&error.into(), &mut passed).await)),
+            Ok(line) => Err(Not::Other(Some(Box::new(Begun { line, place })))),
+            Err(error) => Err(Not::No(desk.unanswered(&error.into(), passed).await)),
         }
     }
 
@@ -270,9 +269,9 @@ impl Talk<'_> {
     }
 
     /// Gives a response to the client, as it comes.
-    async fn give(&mut self, mut passed: Passed, coming: Coming, down: &watch::Receiver<bool>) -> Go {
+    async fn give(&mut self, passed: &mut Passed, coming: Coming, down: &watch::Receiver<bool>) -> Go {
         let Coming { mut answered, read, source } = coming;
-        let later = self.desk.returned(&mut passed, answered.status, &mut answered.headers).await;
+        let later = self.desk.returned(passed, answered.status, &mut answered.headers).await;
         let last = *down.borrow();
         if last {
             answered.headers.insert(CONNECTION, HeaderValue::from_static("close"));

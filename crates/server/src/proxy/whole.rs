@@ -2,6 +2,8 @@
 //!
 //! Only what has one meaning is read here. Whatever says something about how the connection or the body is to be treated, beyond one length in digits, is none of these.
 
+use std::mem::MaybeUninit;
+
 use axum::body::Bytes;
 use axum::http::header::{CONTENT_LENGTH, DATE};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, request};
@@ -10,6 +12,8 @@ use crate::door::quick::{decides_how, push_date};
 
 /// More headers than that go the other way.
 const MAX_HEADERS: usize = 64;
+/// As many headers are added to most messages, on either way.
+const ADDED: usize = 7;
 /// Longer lengths go the other way.
 const MAX_DIGITS: usize = 15;
 
@@ -27,9 +31,11 @@ pub(super) struct Asked {
 pub(super) fn request(bytes: &[u8]) -> Option<Asked> {
     // The values of all headers share one piece of memory.
     let bytes = Bytes::copy_from_slice(bytes);
-    let mut lines = [httparse::EMPTY_HEADER; MAX_HEADERS];
-    let mut parsed = httparse::Request::new(&mut lines);
-    let Ok(httparse::Status::Complete(body_at)) = parsed.parse(&bytes) else { return None };
+    let mut lines = [const { MaybeUninit::uninit() }; MAX_HEADERS];
+    let mut parsed = httparse::Request::new(&mut []);
+    let Ok(httparse::Status::Complete(body_at)) = parsed.parse_with_uninit_headers(&bytes, &mut lines) else {
+        return None;
+    };
     let (Some(method), Some(target), Some(1)) = (parsed.method, parsed.path, parsed.version) else { return None };
     let method = Method::from_bytes(method.as_bytes()).ok()?;
     // What is answered to these has no body, whatever it says.
@@ -54,7 +60,8 @@ pub(super) fn request(bytes: &[u8]) -> Option<Asked> {
 #[derive(Debug)]
 pub(super) struct Answered {
     pub(super) status: StatusCode,
-    reason: Bytes,
+    /// Its own words, if they are not the usual ones.
+    reason: Option<Bytes>,
     pub(super) headers: HeaderMap,
     /// How many bytes the head takes.
     pub(super) body_at: usize,
@@ -67,12 +74,13 @@ pub(super) struct Answered {
 /// The response at the front of `bytes`, if it is one for the short way.
 pub(super) fn response(bytes: &[u8]) -> Option<Answered> {
     let bytes = Bytes::copy_from_slice(bytes);
-    let mut lines = [httparse::EMPTY_HEADER; MAX_HEADERS];
-    let mut parsed = httparse::Response::new(&mut lines);
-    let Ok(httparse::Status::Complete(body_at)) = parsed.parse(&bytes) else { return None };
+    let mut lines = [const { MaybeUninit::uninit() }; MAX_HEADERS];
+    let mut parsed = httparse::Response::new(&mut []);
+    let read = httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut parsed, &bytes, &mut lines);
+    let Ok(httparse::Status::Complete(body_at)) = read else { return None };
     let (Some(code), Some(reason), Some(1)) = (parsed.code, parsed.reason, parsed.version) else { return None };
     let status = StatusCode::from_u16(code).ok().filter(|status| !status.is_informational())?;
-    let reason = Bytes::copy_from_slice(reason.as_bytes());
+    let own = (status.canonical_reason() != Some(reason)).then(|| Bytes::copy_from_slice(reason.as_bytes()));
     let (headers, framing) = fields(parsed.headers, &bytes)?;
     let bodiless = matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     let length = match framing.length {
@@ -80,7 +88,7 @@ pub(super) fn response(bytes: &[u8]) -> Option<Answered> {
         Some(length) if !bodiless => length,
         _ => return None,
     };
-    Some(Answered { status, reason, headers, body_at, length, stays: !framing.closes })
+    Some(Answered { status, reason: own, headers, body_at, length, stays: !framing.closes })
 }
 
 /// What the headers of a message say about its end, and that of the connection.
@@ -92,7 +100,7 @@ struct Framing {
 /// The headers of a message; nothing if there is one among them that the short way does not know how to treat.
 fn fields(lines: &[httparse::Header<'_>], bytes: &Bytes) -> Option<(HeaderMap, Framing)> {
     let mut framing = Framing { length: None, closes: false };
-    let mut headers = HeaderMap::with_capacity(lines.len() + 12);
+    let mut headers = HeaderMap::with_capacity(lines.len() + ADDED);
     for line in lines {
         let name = HeaderName::from_bytes(line.name.as_bytes()).ok()?;
         match name.as_str() {
@@ -138,19 +146,23 @@ pub(super) fn write_response(out: &mut Vec<u8>, answered: &Answered) {
     out.extend_from_slice(b"HTTP/1.1 ");
     out.extend_from_slice(answered.status.as_str().as_bytes());
     out.push(b' ');
-    out.extend_from_slice(&answered.reason);
+    let usual = answered.status.canonical_reason().unwrap_or_default();
+    out.extend_from_slice(answered.reason.as_deref().unwrap_or(usual.as_bytes()));
     out.extend_from_slice(b"\r\n");
-    // A length of nothing comes last.
-    let empty = answered.length == 0 && answered.headers.contains_key(CONTENT_LENGTH);
+    let (mut empty, mut dated) = (false, false);
     for (name, value) in &answered.headers {
-        if !(empty && name == CONTENT_LENGTH) {
-            write_field(out, name, value);
+        // A length of nothing comes last.
+        if answered.length == 0 && name == CONTENT_LENGTH {
+            empty = true;
+            continue;
         }
+        dated |= name == DATE;
+        write_field(out, name, value);
     }
     if empty {
         out.extend_from_slice(b"content-length: 0\r\n");
     }
-    if !answered.headers.contains_key(DATE) {
+    if !dated {
         out.extend_from_slice(b"date: ");
         push_date(out);
         out.extend_from_slice(b"\r\n");
