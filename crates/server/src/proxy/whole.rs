@@ -105,7 +105,8 @@ fn fields(lines: &[httparse::Header<'_>], bytes: &Bytes) -> Option<(HeaderMap, F
         let name = HeaderName::from_bytes(line.name.as_bytes()).ok()?;
         match name.as_str() {
             "content-length" => {
-                if framing.length.replace(length(line.value)?).is_some() {
+                let said = length(line.value)?;
+                if framing.length.replace(said).is_some() {
                     return None;
                 }
             }

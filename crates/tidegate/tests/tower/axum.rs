@@ -2,11 +2,13 @@
 
 use std::net::SocketAddr;
 
-use axum::Router;
+use axum::extract::Request;
 use axum::routing::{get, post};
+use axum::{Router, ServiceExt};
 use tidegate::tower::{RateLimitLayer, Rule, key};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tower::Layer;
 
 use crate::still;
 
@@ -47,6 +49,31 @@ async fn connections_share_the_budgets_of_their_peer() {
     assert!(denied.ends_with('}'), "{denied}");
     let missing = ask(at, "GET /nowhere").await;
     assert!(missing.starts_with("HTTP/1.1 429"), "what is not found is limited, too: {missing}");
+}
+
+#[tokio::test]
+async fn it_can_stand_around_a_whole_router() {
+    // A unit for each byte of a response: its body is watched, and the rule beside it only counts.
+    let rules = [
+        Rule::new("bytes", "12/h".parse().unwrap(), key::peer_ip()).settle_bytes(1),
+        Rule::new("all", "9/h".parse().unwrap(), key::everybody()),
+    ];
+    let layer = RateLimitLayer::rules(rules).memory(still().1).axum();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    let app = layer.layer(Router::new().route("/", get(|| async { "hello" })));
+    let app = ServiceExt::<Request>::into_make_service_with_connect_info::<SocketAddr>(app);
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    for left in [6, 1] {
+        let answer = ask(at, "GET /").await;
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nhello"), "{answer}");
+        assert!(answer.contains("content-length: 5\r\n"), "the size is still known: {answer}");
+        assert!(answer.contains(&format!("\"bytes\";r={}", left + 5)), "{answer}");
+    }
+    assert!(ask(at, "GET /nowhere").await.starts_with("HTTP/1.1 404"), "without a body it costs nothing");
+    assert!(ask(at, "GET /").await.ends_with("hello"), "for what is left, and a debt");
+    let denied = ask(at, "GET /").await;
+    assert!(denied.starts_with("HTTP/1.1 429") && denied.ends_with('}'), "{denied}");
 }
 
 #[tokio::test]
