@@ -257,15 +257,18 @@ fn crowd_of(processes: usize, each: usize) {
 
 /// So many connections, each of which asks once, and once more before it ends.
 fn be_many(address: SocketAddr, count: usize) {
-    let mut streams: Vec<TcpStream> = (0..count).map(|_| connect(address)).collect();
-    let ask = |streams: &mut Vec<TcpStream>| {
-        for (number, stream) in streams.iter_mut().enumerate() {
-            ping(stream).unwrap_or_else(|error| panic!("connection {number} of {count} has no answer: {error}"));
-        }
+    let ask = |number: usize, stream: &mut TcpStream| {
+        ping(stream).unwrap_or_else(|error| panic!("connection {number} of {count} has no answer: {error}"));
     };
-    ask(&mut streams);
+    // Each is answered before the next one comes: more would wait to be accepted than the system lets wait.
+    let come = |number: usize| {
+        let mut stream = connect(address);
+        ask(number, &mut stream);
+        stream
+    };
+    let mut streams: Vec<TcpStream> = (0..count).map(come).collect();
     until_left_alone(address, address);
-    ask(&mut streams);
+    streams.iter_mut().enumerate().for_each(|(number, stream)| ask(number, stream));
 }
 
 fn ping(stream: &mut TcpStream) -> std::io::Result<()> {

@@ -18,6 +18,8 @@ mod proxy;
 mod redis;
 mod server;
 mod tower;
+#[path = "../../crates/tidegate/src/turns.rs"]
+mod turns; // of which the connection layer in `wire` is made, too
 mod wire;
 
 fn main() {
