@@ -102,7 +102,7 @@ fn fresh(flavor: tidegate_testkit::Flavor) -> Arc<Cluster> {
 }
 
 fn patient(flavor: tidegate_testkit::Flavor) -> Arc<Cluster> {
-    Arc::new(Cluster::patient(flavor, Duration::from_secs(5)))
+    Arc::new(Cluster::patient(flavor, Duration::from_secs(20)))
 }
 
 /// The two sides change places while calls are on their way. The old master holds them back until the new one has
