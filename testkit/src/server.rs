@@ -218,7 +218,12 @@ impl Server {
 
     /// Without an answer, what comes back is the log.
     pub(crate) fn try_start(setup: Builder, bus: bool) -> Result<Server, String> {
-        let folder = tempfile::Builder::new().prefix("tidegate-").tempdir().expect("a temporary folder can be made");
+        let mut folder = tempfile::Builder::new();
+        folder.prefix("tidegate-");
+        // A node of a cluster does nothing else while it writes down what it knows of the others, until that is on the disk. One that is busy with a build makes it look
+        // dead, so it gets a folder in memory, where there is one.
+        let in_memory = bus.then(|| folder.tempdir_in("/dev/shm").ok()).flatten();
+        let folder = in_memory.unwrap_or_else(|| folder.tempdir().expect("a temporary folder can be made"));
         let (child, stopped) = (Mutex::new(None), AtomicBool::new(false));
         let server = Server { setup, port: Port::free(bus), folder, child, stopped };
         server.spawn().map(|()| server)
