@@ -220,9 +220,9 @@ impl Server {
     pub(crate) fn try_start(setup: Builder, bus: bool) -> Result<Server, String> {
         let mut folder = tempfile::Builder::new();
         folder.prefix("tidegate-");
-        // A node of a cluster does nothing else while it writes down what it knows of the others, until that is on the disk. One that is busy with a build makes it look
-        // dead, so it gets a folder in memory, where there is one.
-        let in_memory = bus.then(|| folder.tempdir_in("/dev/shm").ok()).flatten();
+        // A server does nothing else while it writes to its log, or a node of a cluster what it knows of the others, and a disk that is busy with a build can make that take
+        // seconds. So its folder is in memory, where there is such a place.
+        let in_memory = folder.tempdir_in("/dev/shm").ok();
         let folder = in_memory.unwrap_or_else(|| folder.tempdir().expect("a temporary folder can be made"));
         let (child, stopped) = (Mutex::new(None), AtomicBool::new(false));
         let server = Server { setup, port: Port::free(bus), folder, child, stopped };

@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use tidegate::{Algorithm, Check, Decision, Id, Limits, ManualClock, Memory, Op, Redis, Retry};
 use tidegate_core::trace::{Event, Line};
@@ -23,7 +24,7 @@ fn every_transcript_holds_in_memory() {
 fn every_transcript_holds_in_redis() {
     let server = Server::start(Flavor::Redis7);
     replay_all(|clock, story| {
-        let builder = Redis::builder(server.url().parse().unwrap()).clock(clock);
+        let builder = Redis::builder(server.url().parse().unwrap()).timeout(Duration::from_secs(10)).clock(clock);
         Backend::Redis(builder.namespace(format!("story-{story}")).build().unwrap())
     });
 }
