@@ -220,8 +220,7 @@ impl Server {
     pub(crate) fn try_start(setup: Builder, bus: bool) -> Result<Server, String> {
         let mut folder = tempfile::Builder::new();
         folder.prefix("tidegate-");
-        // A server does nothing else while it writes to its log, or a node of a cluster what it knows of the others, and a disk that is busy with a build can make that take
-        // seconds. So its folder is in memory, where there is such a place.
+        // In memory, where there is such a place: a server waits for what it writes there, and what is tested is not the disk.
         let in_memory = folder.tempdir_in("/dev/shm").ok();
         let folder = in_memory.unwrap_or_else(|| folder.tempdir().expect("a temporary folder can be made"));
         let (child, stopped) = (Mutex::new(None), AtomicBool::new(false));
