@@ -138,35 +138,63 @@ pub fn bytes(args: &[&str]) {
     }
 }
 
-/// The slowest single decision while a million keys fill and expire.
+/// The slowest single decision while a million keys fill and expire. Whatever else the machine does makes some of five million slow, so each is followed
+/// by doing nothing for as long: what becomes slow there is not ours. What is ours is there in every round, so that the best round is the one to look at.
 pub fn slowest() {
+    const ROUNDS: usize = 5;
+    let mut best = Duration::MAX;
+    for number in 1..=ROUNDS {
+        let (decisions, nothing, kept) = slowest_of_a_round();
+        println!("round {number}: decisions {decisions}; nothing for as long {nothing}; {kept} keys kept");
+        best = best.min(decisions.slowest);
+    }
+    println!("slowest of 5e6 decisions in the best of {ROUNDS} rounds: {best:?}");
+}
+
+#[derive(Default)]
+struct Slowest {
+    slowest: Duration,
+    over_a_millisecond: usize,
+}
+
+impl Slowest {
+    fn count(&mut self, took: Duration) {
+        self.slowest = self.slowest.max(took);
+        self.over_a_millisecond += usize::from(took > Duration::from_millis(1));
+    }
+}
+
+impl std::fmt::Display for Slowest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "at most {:?}, {} above 1 ms", self.slowest, self.over_a_millisecond)
+    }
+}
+
+fn slowest_of_a_round() -> (Slowest, Slowest, usize) {
     let clock = ManualClock::new();
     let memory = Memory::builder().clock(clock.clone()).build();
     let limit: Limit = "10/s".parse().expect("a limit");
-    let (mut slowest, mut idle, mut busiest) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+    let (mut decisions, mut nothing) = (Slowest::default(), Slowest::default());
     for wave in 0..5 {
         for key in 0..1_000_000 {
             let name = format!("user:{wave}:{key}");
             if key % 1000 == 0 {
                 clock.advance(Duration::from_millis(1));
             }
-            let (start, worked) = (Instant::now(), worked());
-            black_box(memory.check(&name, &limit, 1));
-            busiest = busiest.max(self::worked() - worked);
-            slowest = slowest.max(start.elapsed());
             let start = Instant::now();
-            black_box(&name);
-            idle = idle.max(start.elapsed());
+            black_box(memory.check(&name, &limit, 1));
+            let took = start.elapsed();
+            decisions.count(took);
+            // Not as long as one that was slow by accident: that would make up for the accident with a calm time.
+            let long = took.min(Duration::from_micros(10));
+            let start = Instant::now();
+            while start.elapsed() < long {
+                std::hint::spin_loop();
+            }
+            nothing.count(start.elapsed());
         }
     }
-    println!("slowest of 5e6 decisions: {slowest:?} (slowest of as many no-ops: {idle:?}); {} keys kept", memory.len());
-    println!("  of the processor's time, without what others took of it meanwhile: {busiest:?}");
-}
-
-/// The processor's time that this thread has had.
-fn worked() -> Duration {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+    (decisions, nothing, memory.len())
 }
 
 /// A fixed amount of work for `valgrind --tool=callgrind --toggle-collect='*on_purpose*'`: ten thousand decisions, written into a loop as a program
