@@ -9,7 +9,8 @@ Does to real processes under load what each ROW (F1, F2, ...) is about, and judg
 
   --list       the rows: the fault, how it is injected, what must hold
   --quick      the rows that cover most, with less load and shorter (what continuous integration runs)
-  --strict     bounds on time as they are meant, for a quiet machine; otherwise they are generous, and bounds on counts are always exact
+  --strict     bounds on time as they are meant, for a quiet machine, whose processors are kept awake (`chrt`, of util-linux);
+               otherwise they are generous. Bounds on counts are always exact
   --seed N     where chance begins; 1 unless told
   --json       one object for each row
 

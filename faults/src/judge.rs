@@ -5,12 +5,14 @@
 
 use std::time::Duration;
 
-use crate::load::{Answer, Outcome as Became, Source, percentile};
+use crate::load::{Answer, Outcome as Became, Record, Source, percentile};
 use crate::rows::Context;
-use crate::stage::Run;
+use crate::stage::{Change, Run};
 
 /// Nobody waits longer for a decision, whatever happens to the store.
 pub(crate) const HARD: Duration = Duration::from_millis(10);
+/// How long nodes wait for the store.
+const DEADLINE: Duration = Duration::from_millis(5);
 /// On a machine that is not quiet, this many times a bound, and at least [`PATIENT`].
 const GENEROUS: u32 = 10;
 const PATIENT: Duration = Duration::from_secs(3);
@@ -112,29 +114,42 @@ impl<'a> Judge<'a> {
         self.figure("p99_ms", to_ms(p99));
         self.figure("max_ms", to_ms(max));
         self.figure("noop_max_ms", to_ms(noise));
+        let stolen = record.stolen.share();
+        self.figure("stolen", stolen);
+        if stolen > 0.01 {
+            self.say(format!("the host took {:.0} % of the processors", 100.0 * stolen));
+        }
         let [own, control] = [&record.nothing, &record.control].map(|answers| percentile(answers.iter(), 990));
         self.time("p99 of the no-op is beyond that of a node in memory by", own.saturating_sub(control), HARD);
         if let Some((excess, answer)) = worst {
             self.figure("excess_ms", to_ms(excess));
             let bound = self.bound(HARD);
             self.holds(excess <= bound, || {
-                format!("{} longer than the no-op beside it; at most {} may be: {answer:?}", ms(excess), ms(bound))
+                format!("{} longer than the machine made it; at most {} may be: {answer:?}", ms(excess), ms(bound))
             });
         }
     }
 
-    /// How much longer it took than any request about nothing beside it, to the same node or the one in memory: what is not the machine's.
+    /// How much longer it took than any request about nothing beside it, to the same node or the one in memory, than processors did not run at all, and than
+    /// those who ask did not: what is not the machine's.
     fn excess(&self, answer: &Answer) -> Duration {
         let record = &self.run.record;
         let own = record.nothing.iter().filter(|own| own.node == answer.node);
         let beside = own.chain(&record.control).filter(|own| own.asked <= answer.end() && own.end() >= answer.asked);
-        answer.took.saturating_sub(beside.map(|own| own.took).max().unwrap_or_default())
+        let noise = beside.map(|own| own.took).max().unwrap_or_default();
+        let (from, to) = (answer.asked, answer.end());
+        answer.took.saturating_sub(noise.max(record.stolen.within(from, to)).max(record.paused(from, to)))
     }
 
     /// From `from` on, until `to`, the store is not heard: within this long every node says that it asks no more, and whoever comes then does not wait.
     pub(crate) fn open_after(&mut self, from: Duration, to: Duration, bound: Duration) {
-        let first = |own: &Vec<Duration>| own.iter().copied().find(|at| (from..to).contains(at));
-        let opened: Option<Vec<Duration>> = self.run.opened.iter().map(first).collect();
+        let first = |own: &Vec<Change>| {
+            own.iter().find_map(|change| match change {
+                Change::Opened(at) if (from..to).contains(at) => Some(*at),
+                _ => None,
+            })
+        };
+        let opened: Option<Vec<Duration>> = self.run.changes.iter().map(first).collect();
         let Some(open) = opened.and_then(|all| all.into_iter().max()) else {
             return self.problems.push("a breaker did not open".into());
         };
@@ -160,7 +175,8 @@ impl<'a> Judge<'a> {
         self.time("once the breaker is open, p99 is beyond that of the no-op by", more, Duration::from_millis(1));
     }
 
-    /// The store decides again after `go`, and from then on nearly everything: of every twentieth of a second nine tenths.
+    /// The store decides again after `go`, and from then on nearly everything: of every twentieth of a second nine tenths. A later twentieth in which requests
+    /// about nothing took as long as a call to the store may take, and no breaker was open, says something about the machine only.
     pub(crate) fn back(&mut self, go: Duration, bound: Duration) {
         self.back_of(go, bound, |_| true);
     }
@@ -175,28 +191,48 @@ impl<'a> Judge<'a> {
         };
         let after = self.run.record.between(go, end).filter(|answer| which(answer));
         let first = after.filter(|a| a.source == Some(Source::Store)).map(|a| a.end() - go).min();
-        let mut settled = go;
-        let mut slice = go;
+        let Some(first) = first else {
+            return self.problems.push("the store never decided again".into());
+        };
+        let (mut settled, mut slice) = (go, go);
+        let (mut told, mut of_the_machine) = (Vec::new(), 0);
         while slice < end {
             let (all, alone) = of(&mut self.run.record.between(slice, slice + SLICE));
             if alone * 10 > all {
-                settled = slice + SLICE;
+                let (noise, open) = (self.noise(slice, SLICE), self.run.is_open(slice, slice + SLICE));
+                if noise < DEADLINE || open || slice < go + first {
+                    settled = slice + SLICE;
+                } else {
+                    of_the_machine += 1;
+                }
+                let open = if open { ", breaker open" } else { "" };
+                told.push(format!("{alone} of {all} from {} on (machine {}{open})", ms(slice - go), ms(noise)));
             }
             slice += SLICE;
         }
         let settled = settled - go;
-        let Some(first) = first else {
-            return self.problems.push("the store never decided again".into());
-        };
         self.say(format!("back after {}, in sync after {}", ms(first), ms(settled)));
+        if of_the_machine > 0 {
+            self.say(format!("{of_the_machine} twentieths were the machine's"));
+        }
         self.figure("back_ms", to_ms(first));
         self.figure("in_sync_ms", to_ms(settled));
+        self.figure("slices_of_the_machine", f64::from(of_the_machine));
         self.time("the store was back after", first, bound);
         // On a busy machine single answers are late at any time, whatever the store does.
         if self.context.strict {
-            self.time("all was in sync after", settled, bound);
+            self.holds(settled <= bound, || {
+                format!("in sync after {}; at most {}. Decided alone: {}", ms(settled), ms(bound), told.join(", "))
+            });
             self.holds(settled + SLICE < end - go, || "the store was not back at the end".into());
         }
+    }
+
+    /// The longest that a request about nothing took which was under way then, or that processors did not run.
+    fn noise(&self, from: Duration, lasted: Duration) -> Duration {
+        let Record { nothing, control, stolen, .. } = &self.run.record;
+        let then = nothing.iter().chain(control).filter(|own| own.asked < from + lasted && own.end() >= from);
+        then.map(|own| own.took).max().unwrap_or_default().max(stolen.within(from, from + lasted))
     }
 
     /// Of each key of a class no more passed than this.

@@ -45,6 +45,7 @@ pub fn run(args: &[String]) -> ExitCode {
 
 fn all(args: &Args) -> ExitCode {
     let began = Instant::now();
+    let _awake = (args.strict && !args.inside).then(stage::Awake::keep);
     let mut failed = Vec::new();
     let (mut well, mut absent) = (0, 0);
     for row in args.rows() {

@@ -6,6 +6,7 @@
 
 mod http;
 mod record;
+mod stolen;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant, SystemTime};
 pub(crate) use self::http::Http;
 use self::http::Pool;
 pub(crate) use self::record::{Answer, Outcome, Record, Source, percentile};
+use self::stolen::Stolen;
 use crate::random::Random;
 
 /// How long is waited at the end for whoever has no answer yet.
@@ -64,6 +66,7 @@ pub(crate) struct Load {
     began_at: SystemTime,
     orders: Arc<Orders>,
     thread: JoinHandle<Record>,
+    watch: JoinHandle<Stolen>,
 }
 
 /// What can be changed while it runs.
@@ -90,11 +93,15 @@ impl Load {
         let orders = Arc::new(Orders { stop: AtomicBool::new(false), rate, alone_ms });
         let (own, began) = (Arc::clone(&orders), Instant::now());
         let run = move || {
+            // Those who answer go first: usually they do not share their processors with those who ask.
+            let _ = rustix::process::nice(5);
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             tokio::task::LocalSet::new().block_on(&runtime, generate(plan, began, own))
         };
         let thread = thread::Builder::new().name("load".into()).spawn(run).expect("a thread can be started");
-        Load { began, began_at: SystemTime::now(), orders, thread }
+        let own = Arc::clone(&orders);
+        let watch = thread::spawn(move || Stolen::watch(began, &own));
+        Load { began, began_at: SystemTime::now(), orders, thread, watch }
     }
 
     /// Goes on asking for so long.
@@ -132,7 +139,9 @@ impl Load {
     /// Ends it, and gives what was written down.
     pub(crate) fn end(self) -> Record {
         self.orders.stop.store(true, Ordering::Relaxed);
-        self.thread.join().expect("the load does not panic")
+        let mut record = self.thread.join().expect("the load does not panic");
+        record.stolen = self.watch.join().expect("whoever looks on does not panic");
+        record
     }
 }
 
@@ -150,13 +159,13 @@ async fn generate(plan: Plan, began: Instant, orders: Arc<Orders>) -> Record {
     let nothing: Rc<[u8]> = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"[..].into();
     let weights: u64 = plan.mix.iter().map(|class| class.weight).sum();
     let mut random = Random::new(plan.seed);
-    let mut tick = tokio::time::interval(Duration::from_millis(1));
+    let mut tick = tokio::time::interval(record::TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let (mut last, mut due, mut asked) = (began, 0.0, 0_u64);
     while !orders.stop.load(Ordering::Relaxed) {
         tick.tick().await;
         let now = Instant::now();
-        record.borrow_mut().late(now - last);
+        record.borrow_mut().runs(now - began, now - last);
         // What could not be asked during a pause of the machine is asked afterwards, but not more than a moment's worth at once.
         let rate = orders.rate.load(Ordering::Relaxed);
         due += (now - last).min(Duration::from_millis(100)).as_secs_f64()

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Class;
+use super::{Class, Stolen};
 
 /// Who gave an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +53,9 @@ pub(crate) struct Answer {
     pub(crate) source: Option<Source>,
 }
 
+/// How often those who ask look whether something is due.
+pub(super) const TICK: Duration = Duration::from_millis(1);
+
 /// The class of requests about nothing.
 const CONTROL: u8 = u8::MAX;
 
@@ -86,9 +89,11 @@ pub(crate) struct Record {
     /// Of the other nodes, about nothing.
     pub(crate) nothing: Vec<Answer>,
     nodes: u8,
-    /// The longest time the load itself did not run.
-    pub(crate) latest: Duration,
+    /// When those who ask had not run for a while, and for how long.
+    pauses: Vec<(Duration, Duration)>,
     pub(crate) lasted: Duration,
+    /// What the host took meanwhile.
+    pub(crate) stolen: Stolen,
 }
 
 impl Record {
@@ -96,8 +101,18 @@ impl Record {
         Record { mix, nodes, ..Record::default() }
     }
 
-    pub(super) fn late(&mut self, pause: Duration) {
-        self.latest = self.latest.max(pause);
+    /// Those who ask run again, after a pause.
+    pub(super) fn runs(&mut self, at: Duration, pause: Duration) {
+        if pause > TICK * 2 {
+            self.pauses.push((at, pause));
+        }
+    }
+
+    /// How long those who ask did not run between these moments, and so read no answer.
+    pub(crate) fn paused(&self, from: Duration, to: Duration) -> Duration {
+        // An answer is noted when they run again.
+        let then = self.pauses.iter().filter(|(at, pause)| *at >= from && at.saturating_sub(*pause) < to);
+        then.map(|(at, pause)| (*at).min(to + TICK) - at.saturating_sub(*pause).max(from)).sum()
     }
 
     pub(super) fn add(&mut self, answer: Answer) {

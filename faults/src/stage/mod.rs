@@ -1,5 +1,6 @@
 //! The processes of a row: nodes in front of a store, one in memory beside them, and who asks them.
 
+mod awake;
 mod metrics;
 mod node;
 mod relay;
@@ -8,8 +9,9 @@ use std::time::Duration;
 
 use tidegate::{Check, Limits, Op, Redis, Store};
 
+pub(crate) use self::awake::Awake;
 pub(crate) use self::metrics::Metrics;
-pub(crate) use self::node::{Node, beside};
+pub(crate) use self::node::{Change, Node, beside};
 pub(crate) use self::relay::Relay;
 use crate::load::{Ask, Class, Load, Plan, Record};
 use crate::rows::Context;
@@ -139,8 +141,8 @@ impl<'a> Stage<'a> {
     pub(crate) fn end(&self, load: Load) -> Run {
         let began = load.began_at();
         let record = load.end();
-        let opened = self.nodes.iter().map(|node| node.opened(began)).collect();
-        Run { record, metrics: self.metrics(), rate: self.rate, nodes: self.nodes.len() as u64, opened }
+        let changes = self.nodes.iter().map(|node| node.changes(began)).collect();
+        Run { record, metrics: self.metrics(), rate: self.rate, nodes: self.nodes.len() as u64, changes }
     }
 }
 
@@ -173,8 +175,20 @@ pub(crate) struct Run {
     pub(crate) metrics: Metrics,
     pub(crate) rate: u64,
     pub(crate) nodes: u64,
-    /// When the breaker of each node opened, as they say.
-    pub(crate) opened: Vec<Vec<Duration>>,
+    /// When the breaker of each node opened and closed, as they say.
+    pub(crate) changes: Vec<Vec<Change>>,
+}
+
+impl Run {
+    /// Whether the breaker of a node was open at some moment of this time. What they say is rounded.
+    pub(crate) fn is_open(&self, from: Duration, to: Duration) -> bool {
+        let from = from.saturating_sub(Duration::from_millis(1));
+        self.changes.iter().any(|own| {
+            let opened = own.iter().filter(|change| matches!(change, Change::Opened(at) if *at < to)).count();
+            let closed = own.iter().filter(|change| matches!(change, Change::Closed(at) if *at < from)).count();
+            opened > closed
+        })
+    }
 }
 
 /// What is left in the store of a key under a [`budget`].

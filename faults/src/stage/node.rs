@@ -21,6 +21,13 @@ pub(crate) struct Node {
     pub(crate) http: String,
 }
 
+/// What a breaker did, and when.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change {
+    Opened(Duration),
+    Closed(Duration),
+}
+
 const CONFIG: &str = "tidegate.yaml";
 const LOG: &str = "log";
 
@@ -53,20 +60,22 @@ impl Node {
         String::from_utf8_lossy(&fs::read(self.folder.path().join(LOG)).unwrap_or_default()).into_owned()
     }
 
-    /// When its breaker opened, since `began`: it logs that.
-    pub(crate) fn opened(&self, began: SystemTime) -> Vec<Duration> {
+    /// When its breaker opened and closed, since `began`: it logs that.
+    pub(crate) fn changes(&self, began: SystemTime) -> Vec<Change> {
         const DAY: Duration = Duration::from_secs(24 * 60 * 60);
         let began = began.duration_since(UNIX_EPOCH).expect("it is later than 1970").as_millis() % DAY.as_millis();
         let log = self.log();
-        let opened = log.lines().filter(|line| line.contains("breaker=open"));
-        let at = opened.filter_map(|line| {
+        let changes = log.lines().filter(|line| line.contains("breaker="));
+        let changes = changes.filter_map(|line| {
             // 2026-11-16T02:44:33.123Z
             let numbers: Vec<u128> = line.get(11..23)?.split([':', '.']).filter_map(|part| part.parse().ok()).collect();
             let [hours, minutes, seconds, ms] = numbers[..] else { return None };
             let at = ((hours * 60 + minutes) * 60 + seconds) * 1000 + ms;
-            u64::try_from((at + DAY.as_millis() - began) % DAY.as_millis()).ok()
+            let at = u64::try_from((at + DAY.as_millis() - began) % DAY.as_millis()).ok()?;
+            let at = Duration::from_millis(at);
+            Some(if line.contains("breaker=open") { Change::Opened(at) } else { Change::Closed(at) })
         });
-        at.map(Duration::from_millis).collect()
+        changes.collect()
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

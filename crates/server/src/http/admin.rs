@@ -69,16 +69,26 @@ pub(super) async fn top(State(gate): State<Gate>, RawQuery(query): RawQuery) -> 
 
 /// `GET /metrics`.
 pub(super) async fn metrics(State(gate): State<Gate>) -> Response<Body> {
+    if !gate.observer().may_send_a_page().await {
+        return too_many();
+    }
     text(gate.observer().page(gate.store()), "text/plain; version=0.0.4; charset=utf-8")
 }
 
 /// `GET /openapi.json`.
-pub(super) async fn openapi() -> Response<Body> {
-    reply::json(OPENAPI.as_bytes().to_vec())
+pub(super) async fn openapi(State(gate): State<Gate>) -> Response<Body> {
+    if !gate.observer().may_send_a_page().await {
+        return too_many();
+    }
+    reply::json(OPENAPI.as_bytes())
 }
 
-fn text(text: String, kind: &'static str) -> Response<Body> {
-    let mut response = Response::new(Body::from(text));
+fn too_many() -> Response<Body> {
+    mistake(StatusCode::SERVICE_UNAVAILABLE, "too many ask for long pages: decisions go first, ask again later")
+}
+
+fn text(text: impl Into<Body>, kind: &'static str) -> Response<Body> {
+    let mut response = Response::new(text.into());
     response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
     response
 }

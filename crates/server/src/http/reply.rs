@@ -223,8 +223,8 @@ pub(crate) fn denial(ruling: &Ruling, manners: Manners, accept: Option<&[u8]>) -
 }
 
 /// JSON that is no decision.
-pub(crate) fn json(body: Vec<u8>) -> Response<Body> {
-    let mut response = Response::new(Body::from(body));
+pub(crate) fn json(body: impl Into<Body>) -> Response<Body> {
+    let mut response = Response::new(body.into());
     response.headers_mut().insert(header::CONTENT_TYPE, JSON);
     response
 }

@@ -5,17 +5,20 @@
 
 pub mod log;
 pub mod metrics;
+mod pages;
 pub mod top;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use axum::body::Bytes;
 use parking_lot::Mutex;
 use tidegate::{Check, Decision, Op, Scope, StoreError, Subject};
 
 pub use self::log::{Format, Level, Log};
 pub use self::metrics::{Metrics, Outcome};
+use self::pages::Pages;
 pub use self::top::Top;
 use crate::gate::{Backend, Door, Ruling};
 use crate::rules::Match;
@@ -66,9 +69,10 @@ struct Inner {
     misses: Sampled,
     misasked: Sampled,
     upstream: Sampled,
-    pages: Sampled,
+    written: Sampled,
     /// The numbers as they were told last.
-    page: Mutex<String>,
+    page: Mutex<Bytes>,
+    pages: Pages,
 }
 
 impl Default for Observer {
@@ -93,8 +97,9 @@ impl Observer {
                 misses: Sampled::default(),
                 misasked: Sampled::default(),
                 upstream: Sampled::default(),
-                pages: Sampled::default(),
+                written: Sampled::default(),
                 page: Mutex::default(),
+                pages: Pages::default(),
             }),
         }
     }
@@ -198,12 +203,17 @@ impl Observer {
         }
     }
 
+    /// Waits until a long page may be sent: so that asking for pages takes nothing from decisions. False if too many want one.
+    pub(crate) async fn may_send_a_page(&self) -> bool {
+        self.inner.pages.turn().await
+    }
+
     /// The numbers as text. They are written anew some fifty times a second at most, one page at a time; whoever asks more often is told the last ones
-    /// again, so that asking for numbers takes nothing from decisions.
-    pub fn page(&self, store: &Backend) -> String {
+    /// again.
+    pub fn page(&self, store: &Backend) -> Bytes {
         let mut page = self.inner.page.lock();
-        if page.is_empty() || self.inner.pages.one_more(PAGES_PER_SECOND, self.inner.top.secs()).is_some() {
-            *page = self.inner.metrics.text(store, self.inner.log.lost());
+        if page.is_empty() || self.inner.written.one_more(PAGES_PER_SECOND, self.inner.top.secs()).is_some() {
+            *page = self.inner.metrics.text(store, self.inner.log.lost()).into();
         }
         page.clone()
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -79,6 +79,27 @@ fn what_was_decided_is_counted_by_door_and_rule() {
     assert!(of(r#"tidegate_decision_seconds_count{door="http"}"#) >= 1.0);
     assert_eq!(of(r#"tidegate_store_up{store="memory"}"#), 1.0);
     assert!(!text.contains("mallory"), "no label is anything a client says");
+}
+
+/// Whoever wants many long pages gets them at a pace, and whoever wants a decision meanwhile does not stand in that line.
+#[test]
+fn long_pages_are_sent_at_a_pace_and_decisions_do_not_stand_in_line_with_them() {
+    const PAGES: usize = 60;
+    let doors = Doors::in_memory(RULES);
+    for path in ["/metrics", "/openapi.json"] {
+        let began = Instant::now();
+        let mut many = doors.http();
+        many.send(&format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").repeat(PAGES));
+        for _ in 0..PAGES / 2 {
+            assert_eq!(many.receive().unwrap().status, 200);
+        }
+        ask(&doors, "/v1/check", r#"{"key":"k","limit":"1/s"}"#);
+        for _ in PAGES / 2..PAGES {
+            assert_eq!(many.receive().unwrap().status, 200);
+        }
+        // Twenty at once, then two hundred a second.
+        assert!(began.elapsed() >= Duration::from_millis(190), "{path}: after {:?}", began.elapsed());
+    }
 }
 
 #[test]

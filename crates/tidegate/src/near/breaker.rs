@@ -34,6 +34,8 @@ const ENOUGH: u32 = 20;
 const TOO_EARLY_US: u64 = 2_000_000;
 /// The most probes in a row that must be answered before it closes.
 const MOST_PROBES: u32 = 16;
+/// After the first good probe the others that are needed follow within this, however many they are: a store that is back is asked again soon.
+const SURE_US: u64 = 300_000;
 
 /// Whether the store is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -145,7 +147,11 @@ impl Breaker {
 
     /// How long to wait before the next probe; `random` is any number.
     pub(crate) fn pause_us(&self, random: u64) -> u64 {
-        let (least, most) = self.rules.probe_us;
+        let (mut least, mut most) = self.rules.probe_us;
+        if self.good > 0 {
+            most = most.min(SURE_US / u64::from(self.needed - 1).max(1));
+            least = least.min(most / 2);
+        }
         least + random % (most - least).max(1)
     }
 
@@ -217,6 +223,30 @@ mod tests {
         // Long after that one is enough again.
         stall(&mut breaker, 9000, 200);
         assert_eq!(breaker.probed(true, at(9500)), Some(Change::Closed));
+    }
+
+    /// However often it came and went, a store that is back is asked again within half a second.
+    #[test]
+    fn closes_within_half_a_second_however_many_probes_are_needed() {
+        let mut breaker = Breaker::new(Rules::default());
+        let mut now = 0;
+        for times in 0..10 {
+            now += stall(&mut breaker, now, 200).unwrap() + 5;
+            // The worst of chances: it is back just after a probe, and every pause is the longest.
+            assert_eq!(breaker.probed(false, at(now)), None);
+            let back = now;
+            let mut probes = 0;
+            loop {
+                let longest_us = (0..100_000).map(|random| breaker.pause_us(random)).max().unwrap();
+                now += longest_us.div_ceil(1000);
+                probes += 1;
+                if breaker.probed(true, at(now)) == Some(Change::Closed) {
+                    break;
+                }
+            }
+            assert!(now - back <= 500, "after {times} times: {} ms, {probes} probes", now - back);
+            assert_eq!(probes, 1 << times.min(4), "it is believed less gladly each time");
+        }
     }
 
     #[test]
