@@ -1,4 +1,5 @@
-//! `cargo xtask bench attack`: what others notice while somebody misuses HTTP/2, and `cargo xtask bench crowd`: what twenty thousand connections take.
+//! `cargo xtask bench attack`: what others notice while somebody misuses HTTP/2 or is slow on purpose, at the door for HTTP; `attack proxy`: the same through the proxy, before an upstream
+//! that answers at once. `cargo xtask bench crowd`: what twenty thousand connections take.
 //!
 //! Bystanders ask over HTTP/1.1, a few hundred times a second each, and the slowest in a hundred of their answers is looked at, in turns: with nobody else, beside somebody
 //! who asks properly as fast as he can, and during each attack. Whoever attacks is a process of its own that has to leave the processor to everybody else, as if it
@@ -19,22 +20,28 @@ const PACE: Duration = Duration::from_millis(2);
 /// Connections of an attack.
 const ATTACKERS: usize = 4;
 
-const ATTACKS: [&str; 7] = ["quiet", "busy", "reset", "unread", "ping", "settings", "continuation"];
+/// Connections that each thread of a slow attack drips bytes into, and how often it goes round.
+const SLOW: (usize, Duration) = (200, Duration::from_millis(50));
+
+const ATTACKS: [&str; 8] = ["quiet", "busy", "reset", "unread", "ping", "settings", "continuation", "slow"];
 
 pub fn run(args: &[&str]) {
     match args {
-        [] => measure(),
+        [] | ["http"] => measure("HTTP", &Own::start_as(&["attack", "server"])),
+        ["proxy"] => {
+            let upstream = Own::start_as(&["server", "axum"]);
+            measure("the proxy", &Own::start_as(&["proxy", "serve", &upstream.http.to_string()]));
+        }
         ["server"] => crate::server::serve_tidegate(10_000),
         ["as", kind, address] => attack(kind, address.parse().expect("an address")),
         _ => {
-            eprintln!("attack {}: expected nothing behind it", args.join(" "));
+            eprintln!("attack {}: expected http or proxy", args.join(" "));
             std::process::exit(2);
         }
     }
 }
 
-fn measure() {
-    let own = Own::start_as(&["attack", "server"]);
+fn measure(door: &str, own: &Own) {
     let mut slowest: Vec<Vec<f64>> = vec![Vec::new(); ATTACKS.len()];
     for round in 0..ROUNDS {
         let mut order: Vec<usize> = (0..ATTACKS.len()).collect();
@@ -51,7 +58,7 @@ fn measure() {
         }
     }
     println!(
-        "HTTP, {BYSTANDERS} bystanders with a request every {PACE:?}, {ATTACKERS} connections of an attack: median of {ROUNDS} interleaved rounds"
+        "{door}, {BYSTANDERS} bystanders with a request every {PACE:?}, {ATTACKERS} connections of an attack: median of {ROUNDS} interleaved rounds"
     );
     for (index, kind) in ATTACKS.iter().enumerate() {
         let beside = |other: usize| {
@@ -119,7 +126,28 @@ fn attack(kind: &str, address: SocketAddr) {
     });
 }
 
+/// Begins requests on many connections and goes on with them a byte at a time.
+fn drip(address: SocketAddr) -> std::io::Result<()> {
+    let mut streams: Vec<(TcpStream, usize)> = Vec::new();
+    let request = question(&"x".repeat(4000));
+    loop {
+        let began = Instant::now();
+        while streams.len() < SLOW.0 {
+            streams.push((TcpStream::connect(address)?, 0));
+        }
+        // Whoever is thrown out comes again.
+        streams.retain_mut(|(stream, at)| {
+            *at += 1;
+            stream.write(&request[*at - 1..*at]).is_ok()
+        });
+        std::thread::sleep(SLOW.1.saturating_sub(began.elapsed()));
+    }
+}
+
 fn once(kind: &str, address: SocketAddr) -> std::io::Result<()> {
+    if kind == "slow" {
+        return drip(address);
+    }
     let mut stream = TcpStream::connect(address)?;
     stream.set_nodelay(true)?;
     if kind == "busy" {

@@ -46,7 +46,7 @@ fn main() {
                 "usage: bench memory [KEYS…] | bytes CONTENDER KEYS | slowest | parts | instructions CONTENDER\n       \
                  | redis [cpu | throughput | bytes | calls | all] [redis62 | redis7 | redis8 | valkey9] | wire [CALLERS…]\n       \
                  | server [resp [DEPTH…] | http | all] | grpc [ROUNDS] | tower [ROUNDS] | proxy [ROUNDS]\n       \
-                 | attack | crowd [CONNECTIONS] | near [REQUESTS_PER_SECOND] | near-server [REQUESTS_PER_SECOND]"
+                 | attack [http | proxy] | crowd [CONNECTIONS] | near [REQUESTS_PER_SECOND] | near-server [REQUESTS_PER_SECOND]"
             );
             std::process::exit(2);
         }

@@ -10,6 +10,8 @@ const SLOTS: u16 = 16_384;
 const MASTERS: usize = 3;
 /// Forming takes 2 s and a failover 3 s; a machine under load takes longer.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How much of the log of each node a failed test shows.
+const LAST_LINES: usize = 80;
 /// After so long a failover in agreement has come to nothing.
 const FAILOVER: Duration = Duration::from_secs(6);
 
@@ -201,6 +203,22 @@ impl Cluster {
             self.nodes.iter().all(pairs)
         });
         self.wait_until_ok();
+    }
+}
+
+/// A test that fails shows what the nodes have to say about it.
+impl Drop for Cluster {
+    #[allow(clippy::print_stderr, reason = "for whoever reads why a test failed")]
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            return;
+        }
+        for node in &self.nodes {
+            let log = node.log();
+            let lines: Vec<&str> = log.lines().collect();
+            let last = &lines[lines.len().saturating_sub(LAST_LINES)..];
+            eprintln!("-- the last lines of the node at port {}:\n{}", node.port(), last.join("\n"));
+        }
     }
 }
 

@@ -148,6 +148,9 @@ impl Hall {
         if attend(connection, &rounds, &pace, waits, &mut shutdown).await == Left::TooSlow {
             self.refuse(Refusal::Slow);
         }
+        if pace.was_flooded() {
+            self.refuse(Refusal::Flood);
+        }
     }
 
     async fn answer(&self, mut request: Request<Incoming>, peer: std::net::IpAddr, pace: &Arc<Pace>) -> Response<Body> {
@@ -277,7 +280,10 @@ pub(crate) async fn attend<C: GracefulConnection>(
     let (mut quiet, mut full) = (Duration::ZERO, Duration::ZERO);
     loop {
         tokio::select! {
-            _ = poll_fn(|context| rounds.poll(connection.as_mut(), context)) => return Left::Done,
+            _ = poll_fn(|context| {
+                pace.begin_turn();
+                rounds.poll(connection.as_mut(), context)
+            }) => return Left::Done,
             () = bell.as_mut() => {
                 let now = pace.look();
                 let moved = now.since(seen);

@@ -13,6 +13,7 @@
 //! When `shutdown` says so, what has already connected is still let in, then nobody; `receive` returns when the last conversation is over. Whoever talks
 //! watches `shutdown` itself, so as to come to an end.
 
+pub(crate) mod frames;
 pub mod http;
 pub(crate) mod pace;
 pub(crate) mod quick;

@@ -4,11 +4,13 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use axum::body::{Body, Bytes, HttpBody};
 use hyper::body::{Frame, SizeHint};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take};
+
+use super::frames::Allowance;
 
 /// What a connection has done so far.
 #[derive(Debug, Default)]
@@ -29,6 +31,10 @@ pub(crate) struct Pace {
     waiting: [AtomicUsize; 2],
     /// It speaks HTTP/2, where bytes need not be about a request.
     second: AtomicBool,
+    /// Turns it has had.
+    turns: AtomicUsize,
+    /// It sent so much about nothing that it had to wait.
+    flooded: AtomicBool,
     /// The next answer is the last.
     pub(crate) last: AtomicBool,
 }
@@ -78,6 +84,16 @@ impl Pace {
 
     pub(crate) fn is_second(&self) -> bool {
         self.second.load(Relaxed)
+    }
+
+    /// It is this connection's turn.
+    pub(crate) fn begin_turn(&self) {
+        self.turns.fetch_add(1, Relaxed);
+    }
+
+    /// Whether it ever sent so much about nothing that it had to wait.
+    pub(crate) fn was_flooded(&self) -> bool {
+        self.flooded.load(Relaxed)
     }
 
     pub(crate) fn is_busy(&self) -> bool {
@@ -177,36 +193,62 @@ impl Drop for Awaited {
 /// A stream whose pace is seen.
 #[derive(Debug)]
 pub(crate) struct Paced<S> {
-    stream: S,
+    stream: Take<S>,
     pace: Arc<Pace>,
     first: bool,
+    /// What may come of frames, over HTTP/2, and which turn that is about.
+    allowance: Option<(Allowance, usize)>,
 }
 
-impl<S> Paced<S> {
+impl<S: AsyncRead> Paced<S> {
     pub(crate) fn new(stream: S, pace: Arc<Pace>) -> Self {
-        Paced { stream, pace, first: true }
+        Paced { stream: stream.take(u64::MAX), pace, first: true, allowance: None }
+    }
+
+    /// Something has arrived.
+    fn heard(&mut self, bytes: &[u8]) {
+        let pace = &self.pace;
+        if std::mem::take(&mut self.first) && bytes.starts_with(b"PRI ") {
+            pace.second.store(true, Relaxed);
+            self.allowance = Some((Allowance::new(), pace.turns.load(Relaxed)));
+        }
+        if let Some((allowance, _)) = &mut self.allowance {
+            allowance.arrived(bytes, pace.taken.load(Relaxed));
+            if allowance.was_used_up {
+                pace.flooded.store(true, Relaxed);
+            }
+        }
+        if !pace.is_busy() {
+            pace.begun.store(true, Relaxed);
+        }
     }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Paced<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let Paced { stream, pace, allowance, .. } = &mut *self;
+        let most = match allowance {
+            Some((allowance, turn)) => {
+                let turns = pace.turns.load(Relaxed);
+                if std::mem::replace(turn, turns) != turns {
+                    allowance.begin_turn();
+                }
+                ready!(allowance.poll(cx)) as u64
+            }
+            None => u64::MAX,
+        };
+        stream.set_limit(most);
         let before = buf.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
+        let polled = Pin::new(stream).poll_read(cx, buf);
         let new = &buf.filled()[before..];
         if !new.is_empty() {
-            if self.first {
-                self.first = false;
-                self.pace.second.store(new.starts_with(b"PRI "), Relaxed);
-            }
-            if !self.pace.is_busy() {
-                self.pace.begun.store(true, Relaxed);
-            }
+            self.heard(new);
         }
         polled
     }
 }
 
-impl<S: AsyncWrite + Unpin> Paced<S> {
+impl<S> Paced<S> {
     fn seen(&self, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         match &polled {
             Poll::Ready(Ok(bytes)) => {
@@ -220,9 +262,9 @@ impl<S: AsyncWrite + Unpin> Paced<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Paced<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Paced<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write(cx, buf);
+        let polled = Pin::new(self.stream.get_mut()).poll_write(cx, buf);
         self.seen(polled)
     }
 
@@ -231,16 +273,16 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Paced<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        let polled = Pin::new(self.stream.get_mut()).poll_write_vectored(cx, bufs);
         self.seen(polled)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        self.stream.get_ref().is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let polled = Pin::new(&mut self.stream).poll_flush(cx);
+        let polled = Pin::new(self.stream.get_mut()).poll_flush(cx);
         // TLS takes bytes before the other side does.
         if polled.is_pending() {
             self.pace.stuck.store(true, Relaxed);
@@ -249,7 +291,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Paced<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        Pin::new(self.stream.get_mut()).poll_shutdown(cx)
     }
 }
 

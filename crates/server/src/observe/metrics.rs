@@ -67,18 +67,21 @@ pub enum Refusal {
     Untrusted,
     /// Too slow: a head, a body, a command or the reading of answers took too long.
     Slow,
+    /// Too many frames of HTTP/2 about nothing: it had to wait.
+    Flood,
     /// The upstream of the proxy did not answer.
     Upstream,
 }
 
 impl Refusal {
-    const ALL: [Refusal; 7] = [
+    const ALL: [Refusal; 8] = [
         Refusal::Full,
         Refusal::FullForAddress,
         Refusal::Tls,
         Refusal::Token,
         Refusal::Untrusted,
         Refusal::Slow,
+        Refusal::Flood,
         Refusal::Upstream,
     ];
 
@@ -90,6 +93,7 @@ impl Refusal {
             Refusal::Token => "token",
             Refusal::Untrusted => "untrusted",
             Refusal::Slow => "slow",
+            Refusal::Flood => "flood",
             Refusal::Upstream => "upstream",
         }
     }

@@ -102,13 +102,13 @@ async fn talk(desk: Arc<Desk>, visitor: Visitor, waits: Waits, mut shutdown: wat
         asked: Mutex::default(),
         windows: Arc::default(),
     });
-    let slow = || desk.gate.observer().metrics().refused(desk.gate.door(), Refusal::Slow);
+    let refused = |why| desk.gate.observer().metrics().refused(desk.gate.door(), why);
     let mut bytes = Vec::new();
     if desk.upstreams.are_near() {
         match desk.talk_briefly(&mut stream, &guest, waits, &mut shutdown).await {
             Next::Other(read) => bytes = read,
             Next::Over(Left::Done) => return,
-            Next::Over(Left::TooSlow) => return slow(),
+            Next::Over(Left::TooSlow) => return refused(Refusal::Slow),
         }
     }
     let stream = door::quick::Begun { bytes, at: 0, stream };
@@ -128,8 +128,11 @@ async fn talk(desk: Arc<Desk>, visitor: Visitor, waits: Waits, mut shutdown: wat
             left = attend(connection, &rounds, &pace, waits, &mut shutdown) => left,
             () = guest.windows.starve(waits.unread) => Left::TooSlow,
         };
+        if pace.was_flooded() {
+            refused(Refusal::Flood);
+        }
         if left == Left::TooSlow {
-            return slow();
+            return refused(Refusal::Slow);
         }
     }
     let tunnel = guest.tunnel.lock().take();

@@ -407,6 +407,41 @@ fn whoever_does_not_read_is_let_go() {
 }
 
 #[test]
+fn whoever_sends_frames_about_nothing_waits_and_others_do_not() {
+    let open = open("", Auth::default(), |_| {});
+    let ping = [0, 0, 8, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    // GET /healthz of x.
+    let request = [&[0, 0, 15, 1, 5, 0, 0, 0, 1, 0x82, 0x86, 0x01, 1, b'x', 0x04, 8][..], b"/healthz"].concat();
+    let mut flood = connect(open.http);
+    flood
+        .write_all(
+            &[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0", &ping.repeat(2500)[..], &request].concat(),
+        )
+        .unwrap();
+    let begin = Instant::now();
+    assert_eq!(ask(open.http, "POST /v1/check", "", CHECK).0, 200);
+    let others = begin.elapsed();
+    // Every ping is answered, at a thousand a second once a thousand have been answered, and then the request.
+    let (mut pongs, mut head) = (0, [0; 9]);
+    loop {
+        flood.read_exact(&mut head).unwrap();
+        let length = u64::from(u32::from_be_bytes([0, head[0], head[1], head[2]]));
+        std::io::copy(&mut (&mut flood).take(length), &mut std::io::sink()).unwrap();
+        match head[3] {
+            1 => break,
+            6 => pongs += 1,
+            _ => {}
+        }
+    }
+    let took = begin.elapsed();
+    assert_eq!(pongs, 2500);
+    assert!(took > Duration::from_millis(1400), "it had to wait: {took:?}");
+    assert!(others < took, "others had not: {others:?}");
+    drop(flood);
+    wait_until("it is counted", LONG, || open.metric(r#"tidegate_refused_total{door="http",reason="flood"}"#) == 1);
+}
+
+#[test]
 fn connections_are_bounded_and_those_who_are_here_are_served() {
     let open = open("", Auth::default(), |config| {
         config.bounds.max_connections = 8;

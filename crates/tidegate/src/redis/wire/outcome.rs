@@ -138,8 +138,9 @@ pub(super) enum Then {
     Ask,
     /// Look for the server that takes writes, and try there once.
     Rediscover,
-    /// Read the map of the cluster again, for later calls.
-    Refresh,
+    /// Wait a moment and try once more; the map of the cluster may have changed, too. What stands in the way is often gone by then: when two nodes
+    /// change places, the others may hear that the old one has given up its slots before they hear who has them.
+    Wait,
     /// Drop the connection, so that the next one authenticates anew.
     Reconnect,
 }
@@ -170,10 +171,10 @@ pub(super) fn rule(error: &str) -> Ruling {
         "MISCONF" => (K::Misconf, true, Then::GiveUp),
         "LOADING" => (K::Loading, true, Then::GiveUp),
         "BUSY" => (K::Busy, true, Then::GiveUp),
-        "CLUSTERDOWN" => (K::ClusterDown, !in_script, Then::Refresh),
+        "CLUSTERDOWN" => (K::ClusterDown, !in_script, Then::Wait),
         "MOVED" => (K::Moved, !in_script, Then::Follow),
         "ASK" => (K::Ask, !in_script, Then::Ask),
-        "TRYAGAIN" => (K::TryAgain, !in_script, Then::GiveUp),
+        "TRYAGAIN" => (K::TryAgain, !in_script, Then::Wait),
         "CROSSSLOT" => (K::CrossSlot, !in_script, Then::GiveUp),
         "NOAUTH" => (K::NoAuth, !in_script, Then::Reconnect),
         "DENIED" => (K::NoAuth, true, Then::GiveUp),

@@ -1,8 +1,9 @@
 //! Sends calls to the server that must answer them, and decides by the table what to do when it does not.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::cluster::{Cluster, read_redirect};
 use super::conn::{Conn, Reply, Shape, Stage};
@@ -17,6 +18,9 @@ use super::{Counters, MAX_CONNECTIONS, NodeId, RedisUrl, Script, Settings};
 
 /// How often one call follows a slot that has moved.
 const MAX_REDIRECTS: u32 = 3;
+
+/// How long to wait for a cluster that cannot answer at the moment, and at most so large a part of the time that is left.
+const MOMENT: (Duration, u32) = (Duration::from_millis(50), 4);
 
 /// Calls to the servers behind one address. Cheap to clone; everything ends when the last clone is dropped.
 #[derive(Clone)]
@@ -115,6 +119,12 @@ impl Router {
                     retries -= 1;
                     counting.retries.one();
                 }
+                Next::Wait if retries > 0 => {
+                    retries -= 1;
+                    counting.retries.one();
+                    let (moment, part) = MOMENT;
+                    sleep(moment.min((deadline - Instant::now()) / part)).await;
+                }
                 Next::Owner if redirects > 0 => {
                     redirects -= 1;
                     counting.redirects.one();
@@ -211,9 +221,13 @@ impl Router {
                 conn.retire(epoch);
                 Next::GiveUp
             }
-            (Then::Rediscover | Then::Refresh, Some(cluster)) => {
+            (Then::Rediscover, Some(cluster)) => {
                 cluster.read_soon(None);
                 Next::GiveUp
+            }
+            (Then::Wait, Some(cluster)) => {
+                cluster.read_soon(None);
+                Next::Wait
             }
             (Then::Follow, Some(cluster)) => {
                 let found = read_redirect(&text, &node.id().0).and_then(|(slot, host)| cluster.moved(slot, host));
@@ -228,7 +242,7 @@ impl Router {
                 let hint = failure.during("the server is part of a cluster, use redis+cluster://");
                 return (Outcome::NotApplied(hint), Next::GiveUp);
             }
-            (Then::Refresh, None) => Next::GiveUp,
+            (Then::Wait, None) => Next::GiveUp,
         };
         let failure = Failure::said(ruling.kind, &text);
         if ruling.not_applied {
@@ -244,6 +258,8 @@ enum Next {
     GiveUp,
     /// Try the same again.
     Retry,
+    /// The same, after a moment.
+    Wait,
     /// Ask the owner of the slot, who is another now.
     Owner,
     /// Ask this node, just this once.

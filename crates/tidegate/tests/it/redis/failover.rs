@@ -106,7 +106,8 @@ fn patient(flavor: tidegate_testkit::Flavor) -> Arc<Cluster> {
 }
 
 /// The two sides change places while calls are on their way. The old master holds them back until the new one has
-/// everything, and then says where to go: nobody notices, and nothing is counted twice or not at all.
+/// everything, and then says where to go: nobody notices, and nothing is counted twice or not at all. A third master may hear that the old one has no slots
+/// any more before it hears who has them, and say for some milliseconds that the cluster is down; that is waited out.
 #[test]
 fn a_failover_in_agreement_fails_nobody_and_admits_nobody_too_much() {
     on_clusters(patient, |cluster| {

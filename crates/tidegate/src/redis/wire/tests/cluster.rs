@@ -188,6 +188,12 @@ async fn lost_slots_are_reported_and_the_cluster_that_comes_back_is_used() {
         matches!(outcome, Outcome::NotApplied(failure) if failure.kind() == FailureKind::ClusterDown)
     })
     .await;
+    // It might have been down for a moment only: it is asked once more, after that moment.
+    let (began, retries) = (Instant::now(), router.counters().retries);
+    let outcome = increment(&router, &script, TAGS[0], soon()).await;
+    assert!(matches!(outcome, Outcome::NotApplied(_)), "{outcome:?}");
+    assert_eq!(router.counters().retries, retries + 1);
+    assert!(began.elapsed() >= Duration::from_millis(50), "{:?}", began.elapsed());
     gone.iter().for_each(|server| server.restart());
     for tag in TAGS {
         until_async("the cluster is back", || async {

@@ -6,7 +6,7 @@ use super::*;
 #[test]
 fn every_error_has_its_row() {
     use FailureKind as K;
-    use Then::{Ask, Follow, GiveUp, Load, Reconnect, Rediscover, Refresh};
+    use Then::{Ask, Follow, GiveUp, Load, Reconnect, Rediscover, Wait};
     // Whether it was certainly not applied, what it is, and what is done about it.
     for (error, not_applied, kind, then) in [
         ("NOSCRIPT No matching script. Please use EVAL.", true, K::NoScript, Load),
@@ -25,10 +25,10 @@ fn every_error_has_its_row() {
             K::Busy,
             GiveUp,
         ),
-        ("CLUSTERDOWN Hash slot not served", true, K::ClusterDown, Refresh),
+        ("CLUSTERDOWN Hash slot not served", true, K::ClusterDown, Wait),
         ("MOVED 3999 127.0.0.1:6381", true, K::Moved, Follow),
         ("ASK 3999 127.0.0.1:6381", true, K::Ask, Ask),
-        ("TRYAGAIN Multiple keys request during rehashing of slot", true, K::TryAgain, GiveUp),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", true, K::TryAgain, Wait),
         ("CROSSSLOT Keys in request don't hash to the same slot", true, K::CrossSlot, GiveUp),
         ("NOAUTH Authentication required.", true, K::NoAuth, Reconnect),
         ("DENIED Redis is running in protected mode because", true, K::NoAuth, GiveUp),

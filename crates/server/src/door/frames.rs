@@ -1,0 +1,288 @@
+//! How much work a connection of HTTP/2 may ask for without asking for anything.
+//!
+//! A PING of seventeen bytes is answered, an empty SETTINGS of nine is acknowledged, and a million of either a second can be sent by somebody whom that costs nothing.
+//! The rest of HTTP is bounded by its streams; these frames belong to none. So each connection has an allowance for them. It grows with time, with requests, and
+//! with what the other side takes of its answers, since each of these has frames of its own that come along. When the allowance is used up, the connection is not read from
+//! until it has grown again: whoever sends too much waits, and only he.
+//!
+//! And whatever a connection asks for, others have their turn after so many frames of it.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::time::{Instant, Sleep, sleep};
+
+/// Frames about nothing at once, and in a second.
+pub(crate) const MAX_FRAMES: i64 = 1000;
+/// Bytes of answers that come with a frame about nothing: windows are opened again every few of these.
+const BYTES_PER_FRAME: u64 = 1 << 10;
+/// Frames of one connection that are read before others have their turn, about;
+const FRAMES_PER_TURN: usize = 64;
+/// in bytes, which is all that is known before they are read.
+const TURN_BYTES: std::ops::RangeInclusive<usize> = 1 << 10..=32 << 10;
+/// How long whoever has used up all waits at least.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The length of what opens a connection of HTTP/2: `PRI * HTTP/2.0` and so on.
+const PREFACE_BYTES: usize = 24;
+/// The length of the head of a frame.
+const HEAD_BYTES: usize = 9;
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const END_STREAM: u8 = 1;
+
+/// Finds the frames in what arrives, wherever it is cut.
+#[derive(Debug)]
+struct Frames {
+    /// Bytes until the next head.
+    skip: usize,
+    head: [u8; HEAD_BYTES],
+    /// How much of the head is here.
+    have: usize,
+}
+
+/// What some bytes were about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Found {
+    frames: usize,
+    requests: i64,
+    /// Frames about nothing: no request, no data.
+    idle: i64,
+}
+
+impl Default for Frames {
+    fn default() -> Self {
+        Frames { skip: PREFACE_BYTES, head: [0; HEAD_BYTES], have: 0 }
+    }
+}
+
+impl Frames {
+    fn find(&mut self, mut bytes: &[u8]) -> Found {
+        let mut found = Found::default();
+        loop {
+            let skipped = self.skip.min(bytes.len());
+            (self.skip, bytes) = (self.skip - skipped, &bytes[skipped..]);
+            let taken = (HEAD_BYTES - self.have).min(bytes.len());
+            if taken == 0 {
+                return found;
+            }
+            self.head[self.have..self.have + taken].copy_from_slice(&bytes[..taken]);
+            (self.have, bytes) = (self.have + taken, &bytes[taken..]);
+            if self.have < HEAD_BYTES {
+                return found;
+            }
+            self.have = 0;
+            found.frames += 1;
+            let [high, middle, low, kind, flags, ..] = self.head;
+            self.skip = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
+            match kind {
+                HEADERS => found.requests += 1,
+                DATA if self.skip > 0 || flags & END_STREAM != 0 => {}
+                _ => found.idle += 1,
+            }
+        }
+    }
+}
+
+/// What is left of the allowance of one connection.
+#[derive(Debug)]
+pub(crate) struct Allowance {
+    frames: Frames,
+    /// How many bytes are a turn, if what comes is like what came last.
+    turn: usize,
+    /// Bytes that were read in this one.
+    read: usize,
+    /// Frames that may still come; fewer than none if more came at once.
+    left: i64,
+    /// When it was last seen how much time has passed.
+    grown: Instant,
+    /// What the other side had taken of its answers by then.
+    taken: u64,
+    pause: Option<Pin<Box<Sleep>>>,
+    /// Whether it was ever used up.
+    pub(crate) was_used_up: bool,
+}
+
+impl Allowance {
+    pub(crate) fn new() -> Self {
+        let grown = Instant::now();
+        let turn = *TURN_BYTES.end();
+        let frames = Frames::default();
+        Allowance { frames, turn, read: 0, left: MAX_FRAMES, grown, taken: 0, pause: None, was_used_up: false }
+    }
+
+    /// It is this connection's turn.
+    pub(crate) fn begin_turn(&mut self) {
+        self.read = 0;
+    }
+
+    /// These bytes have arrived, and so many were taken of answers since the connection was opened.
+    pub(crate) fn arrived(&mut self, bytes: &[u8], taken: u64) {
+        let Found { frames, requests, idle } = self.frames.find(bytes);
+        let each = bytes.len() / frames.max(1);
+        self.turn = (each * FRAMES_PER_TURN).clamp(*TURN_BYTES.start(), *TURN_BYTES.end());
+        self.read += bytes.len();
+        self.left = (self.left + requests).min(MAX_FRAMES);
+        if self.left < idle {
+            self.grow(taken);
+        }
+        self.left -= idle;
+        if self.left < 0 {
+            self.was_used_up = true;
+            // Until nothing is owed, and there is something for a while.
+            let owed = Duration::from_secs(self.left.unsigned_abs()) / u32::try_from(MAX_FRAMES).unwrap_or(u32::MAX);
+            self.pause = Some(Box::pin(sleep(owed + PAUSE)));
+        }
+    }
+
+    fn grow(&mut self, taken: u64) {
+        let passed = i64::try_from(self.grown.elapsed().as_millis()).unwrap_or(i64::MAX);
+        let earned = i64::try_from((taken - self.taken) / BYTES_PER_FRAME).unwrap_or(i64::MAX);
+        (self.grown, self.taken) = (Instant::now(), taken);
+        let grown = passed.saturating_mul(MAX_FRAMES / 1000).saturating_add(earned);
+        self.left = self.left.saturating_add(grown).min(MAX_FRAMES);
+    }
+
+    /// How many bytes of the connection may be read; if none, `context` is woken when some may.
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<usize> {
+        if let Some(pause) = &mut self.pause {
+            ready!(pause.as_mut().poll(context));
+            self.pause = None;
+        }
+        match self.turn.saturating_sub(self.read) {
+            0 => {
+                // The rest in the next turn, after the others.
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            left => Poll::Ready(left),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PING: u8 = 6;
+
+    fn frame(kind: u8, flags: u8, length: usize) -> Vec<u8> {
+        let bytes = u32::try_from(length).unwrap().to_be_bytes();
+        let mut frame = vec![bytes[1], bytes[2], bytes[3], kind, flags, 0, 0, 0, 1];
+        frame.resize(HEAD_BYTES + length, 0xff);
+        frame
+    }
+
+    fn opened(frames: &[Vec<u8>]) -> Vec<u8> {
+        [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frames.concat()].concat()
+    }
+
+    #[test]
+    fn frames_about_nothing_are_told_from_the_others() {
+        let bytes = opened(&[
+            frame(4, 0, 12),            // settings
+            frame(HEADERS, 4, 300),     // a request
+            frame(DATA, 0, 70_000),     // its data
+            frame(DATA, 0, 0),          // nothing, and it goes on
+            frame(DATA, END_STREAM, 0), // its end
+            frame(PING, 0, 8),
+            frame(8, 0, 4),   // a window
+            frame(200, 0, 1), // whatever that is
+        ]);
+        assert_eq!(Frames::default().find(&bytes), Found { frames: 8, requests: 1, idle: 5 });
+    }
+
+    proptest! {
+        #[test]
+        fn cuts_do_not_matter(
+            frames in prop::collection::vec((0_u8..12, 0_u8..2, 0_usize..40), 0..20),
+            cuts in prop::collection::vec(1_usize..30, 1..40),
+        ) {
+            let bytes = opened(&frames.iter().map(|(kind, flags, length)| frame(*kind, *flags, *length)).collect::<Vec<_>>());
+            let whole = Frames::default().find(&bytes);
+            let (mut pieces, mut rest, mut sum) = (Frames::default(), &bytes[..], Found::default());
+            for cut in cuts.iter().cycle() {
+                let (piece, behind) = rest.split_at((*cut).min(rest.len()));
+                let Found { frames, requests, idle } = pieces.find(piece);
+                sum = Found { frames: sum.frames + frames, requests: sum.requests + requests, idle: sum.idle + idle };
+                rest = behind;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            prop_assert_eq!(sum, whole);
+        }
+    }
+
+    /// How long these bytes make whoever sends them wait.
+    async fn wait(allowance: &mut Allowance, bytes: &[u8], taken: u64) -> Duration {
+        let began = Instant::now();
+        allowance.arrived(bytes, taken);
+        allowance.begin_turn();
+        poll_fn(|context| allowance.poll(context)).await;
+        began.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_sends_too_much_about_nothing_waits() {
+        let mut allowance = Allowance::new();
+        let pings = |count: usize| frame(PING, 0, 8).repeat(count);
+        assert_eq!(wait(&mut allowance, &opened(&[pings(1000)]), 0).await, Duration::ZERO);
+        assert!(!allowance.was_used_up);
+        let began = Instant::now();
+        for _ in 0..20 {
+            wait(&mut allowance, &pings(500), 0).await;
+        }
+        // Ten thousand more, a thousand a second.
+        let took = began.elapsed();
+        assert!(allowance.was_used_up);
+        assert!((Duration::from_millis(9900)..Duration::from_millis(10_500)).contains(&took), "{took:?}");
+        // Time brings it back, but not more than there was.
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+        assert_eq!(wait(&mut allowance, &pings(1000), 0).await, Duration::ZERO);
+        assert!(wait(&mut allowance, &pings(500), 0).await > Duration::from_millis(400));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_turn_is_some_sixty_frames_whatever_their_size() {
+        let may_read = |allowance: &mut Allowance| {
+            allowance.poll(&mut Context::from_waker(std::task::Waker::noop())).map(|bytes| bytes / 100)
+        };
+        let mut allowance = Allowance::new();
+        // Requests of fifty bytes, then one that brings a lot of data.
+        allowance.arrived(&opened(&[frame(HEADERS, 5, 41).repeat(40)]), 0);
+        assert_eq!(may_read(&mut allowance), Poll::Ready((64 * 50 - 2024) / 100), "the rest of sixty-four");
+        allowance.arrived(&frame(HEADERS, 5, 41).repeat(24), 0);
+        assert_eq!(may_read(&mut allowance), Poll::Pending, "others have their turn");
+        allowance.begin_turn();
+        assert_eq!(may_read(&mut allowance), Poll::Ready(64 * 50 / 100));
+        allowance.arrived(&frame(DATA, 0, 16_000), 0);
+        assert_eq!(may_read(&mut allowance), Poll::Ready(((32 << 10) - 16_009) / 100));
+        allowance.begin_turn();
+        allowance.arrived(&frame(4, 0, 0).repeat(20), 0);
+        assert_eq!(may_read(&mut allowance), Poll::Ready((1024 - 180) / 100), "but not byte by byte");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_and_answers_bring_frames_of_their_own() {
+        let mut allowance = Allowance::new();
+        wait(&mut allowance, &opened(&[]), 0).await;
+        // Every request is taken back again.
+        let taken_back = [frame(HEADERS, 5, 20), frame(3, 0, 4)].concat().repeat(100);
+        for _ in 0..1000 {
+            assert_eq!(wait(&mut allowance, &taken_back, 0).await, Duration::ZERO);
+        }
+        // A gigabyte is taken, and a window opened for each thousand bytes.
+        for part in 1..=10_000 {
+            assert_eq!(wait(&mut allowance, &frame(8, 0, 4).repeat(100), part * 100 * 1024).await, Duration::ZERO);
+        }
+        assert!(!allowance.was_used_up);
+    }
+}
