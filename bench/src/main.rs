@@ -9,6 +9,7 @@
 
 mod attack;
 mod bound;
+mod callgrind;
 mod contenders;
 mod grpc;
 mod memory;
@@ -45,7 +46,7 @@ fn main() {
             eprintln!(
                 "usage: bench memory [KEYS…] | bytes CONTENDER KEYS | slowest | parts | instructions CONTENDER\n       \
                  | redis [cpu | throughput | bytes | calls | all] [redis62 | redis7 | redis8 | valkey9] | wire [CALLERS…]\n       \
-                 | server [resp [DEPTH…] | http | all] | grpc [ROUNDS] | tower [ROUNDS] | proxy [ROUNDS]\n       \
+                 | server [resp [DEPTH…] | http | all] | grpc [ROUNDS] | tower [ROUNDS | instructions] | proxy [ROUNDS]\n       \
                  | attack [http | proxy] | crowd [CONNECTIONS] | near [REQUESTS_PER_SECOND] | near-server [REQUESTS_PER_SECOND]"
             );
             std::process::exit(2);

@@ -3,6 +3,7 @@
 //! Each contender is a process of its own, loaded by the same generator in turns, many short rounds each; the median round counts. Beside requests per
 //! second it shows the processor time that the server spent on one, which is worth more on a busy machine.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -238,13 +239,16 @@ impl Own {
 
     /// This program with these arguments.
     pub(crate) fn start_as(args: &[&str]) -> Own {
-        let program = std::env::current_exe().expect("this program");
-        let mut child = Command::new(program)
-            .args(args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("this program");
+        Self::start_under(&[], args)
+    }
+
+    /// The same, run by another program such as `["valgrind", "--tool=callgrind"]`, which must become it.
+    pub(crate) fn start_under(words: &[&str], args: &[&str]) -> Own {
+        let program = std::env::current_exe().expect("this program").into_os_string();
+        let mut words = words.iter().map(OsString::from).chain([program]);
+        let mut command = Command::new(words.next().expect("a program"));
+        command.args(words).args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{:?}: {error}", command.get_program()));
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
         let mut words = line.split_whitespace().map(|word| word.parse().expect("an address"));

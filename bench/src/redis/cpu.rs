@@ -5,6 +5,7 @@ use tidegate_testkit::{Flavor, Server};
 use super::pipe::{Batches, DEPTH, Pipe, cpu_ns};
 use super::recorder::Command;
 use super::{Ask, KEYS, load, median, name, recorded, server, words};
+use crate::callgrind::Counter;
 
 const ROUNDS: usize = 25;
 /// Batches of a round.
@@ -38,10 +39,9 @@ pub fn instructions(flavor: Flavor) {
     let server =
         server(flavor, &["valgrind", "--tool=callgrind", "--trace-children=yes", "--callgrind-out-file=counted"]);
     let mut contenders = contenders(&server, false);
-    let (mut dumps, mut total) = (0, 0.0);
+    let (mut counter, mut total) = (Counter::of(server.pid(), &server.folder().join("counted")), 0.0);
     let so_far = || {
-        dumps += 1;
-        total += dumped(&server, dumps);
+        total += counter.since();
         total
     };
     measure(&server, &mut contenders, COUNTED, so_far);
@@ -49,26 +49,6 @@ pub fn instructions(flavor: Flavor) {
         "\n{flavor}: instructions of the server per call at P={DEPTH}, median of {COUNTED} interleaved rounds of {PER_ROUND} calls on {KEYS} keys"
     );
     print(&contenders, 0);
-}
-
-/// The instructions since the last time, by the file that callgrind leaves when it is told to.
-fn dumped(server: &Server, number: usize) -> f64 {
-    let pid = server.pid().to_string();
-    let told = std::process::Command::new("callgrind_control").args(["-d", &pid]).output();
-    let told = told.expect("callgrind_control: apt-get install -y valgrind");
-    assert!(told.status.success(), "callgrind_control: {}", String::from_utf8_lossy(&told.stderr));
-    let file = server.folder().join(format!("counted.{number}"));
-    let counted = || -> Option<f64> {
-        let text = std::fs::read_to_string(&file).ok()?;
-        text.lines().find_map(|line| line.strip_prefix("totals: "))?.trim().parse().ok()
-    };
-    for _ in 0..500 {
-        if let Some(counted) = counted() {
-            return counted;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    panic!("{}: expected callgrind to have written it", file.display());
 }
 
 /// `so_far` is what the server has used since it began, in the unit that is printed.

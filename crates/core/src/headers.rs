@@ -169,45 +169,60 @@ pub fn of(decision: &Decision, limits: &[(&str, &Limit)], families: Families) ->
 
 /// The value of `RateLimit-Policy`: for each limit its name, quota `q` and, where it is whole seconds, window `w`.
 pub fn policy(limits: &[(&str, &Limit)]) -> String {
-    list(limits.iter().copied(), |out, limit: &Limit| {
-        write!(out, ";q={}", limit.capacity().min(MAX_FIELD_INTEGER))?;
-        window(out, limit)
-    })
+    let mut out = String::with_capacity(64); // most are shorter
+    push_list(&mut out, limits.iter().copied(), |out, limit: &Limit| {
+        out.push_str(";q=");
+        push_number(out, limit.capacity().min(MAX_FIELD_INTEGER));
+        push_window(out, limit);
+    });
+    out
 }
 
 /// The value of `RateLimit-Policy` in draft 7: for each limit its quota and, where it is whole seconds, window `w`.
 pub fn policy_7(limits: &[(&str, &Limit)]) -> String {
     let mut out = String::new();
     for (at, (_, limit)) in limits.iter().enumerate() {
-        let comma = if at > 0 { ", " } else { "" };
-        write!(out, "{comma}{}", limit.capacity().min(MAX_FIELD_INTEGER))
-            .and_then(|()| window(&mut out, limit))
-            .expect("writing to a String cannot fail");
+        if at > 0 {
+            out.push_str(", ");
+        }
+        push_number(&mut out, limit.capacity().min(MAX_FIELD_INTEGER));
+        push_window(&mut out, limit);
     }
     out
 }
 
 /// The parameter `w`.
-fn window(out: &mut String, limit: &Limit) -> fmt::Result {
+fn push_window(out: &mut String, limit: &Limit) {
     let window_us = match limit.algorithm() {
         // A bucket has no window; the time to fill it is what a client can plan with.
         Algorithm::Bucket(bucket) => bucket.fill_us().div_ceil(SECOND_US) * SECOND_US,
-        Algorithm::Concurrent(_) => return Ok(()),
+        Algorithm::Concurrent(_) => return,
         other => other.period_us(),
     };
-    if window_us % SECOND_US == 0 { write!(out, ";w={}", window_us / SECOND_US) } else { Ok(()) }
+    if window_us % SECOND_US == 0 {
+        out.push_str(";w=");
+        push_number(out, window_us / SECOND_US);
+    }
 }
 
 /// The value of `RateLimit`: for each charge the name, what remains `r` and, unless that is everything, the seconds `t`
 /// until more is available.
 pub fn rate_limit<'a>(verdicts: impl IntoIterator<Item = (&'a str, &'a Verdict)>) -> String {
-    list(verdicts, |out, verdict: &Verdict| {
-        write!(out, ";r={}", verdict.remaining.min(MAX_FIELD_INTEGER))?;
+    let mut out = String::with_capacity(64); // most are shorter
+    push_rate_limit(&mut out, verdicts);
+    out
+}
+
+/// Writes the value of `RateLimit` into `out`, which should be empty: as [`rate_limit`], for who has a text to use again.
+pub fn push_rate_limit<'a>(out: &mut String, verdicts: impl IntoIterator<Item = (&'a str, &'a Verdict)>) {
+    push_list(out, verdicts, |out, verdict: &Verdict| {
+        out.push_str(";r=");
+        push_number(out, verdict.remaining.min(MAX_FIELD_INTEGER));
         if verdict.remaining < verdict.amount {
-            write!(out, ";t={}", verdict.next_after_us.div_ceil(SECOND_US))?;
+            out.push_str(";t=");
+            push_number(out, verdict.next_after_us.div_ceil(SECOND_US));
         }
-        Ok(())
-    })
+    });
 }
 
 /// The value of `RateLimit` in draft 7, about one limit: the quota, what remains of it, and the seconds until it is whole again.
@@ -233,31 +248,51 @@ pub fn reset_epoch_secs(decision: &Decision) -> u64 {
 }
 
 /// A structured-field list of quoted names with parameters.
-fn list<'a, T: 'a>(
+fn push_list<'a, T: 'a>(
+    out: &mut String,
     items: impl IntoIterator<Item = (&'a str, T)>,
-    parameters: impl Fn(&mut String, T) -> fmt::Result,
-) -> String {
-    let mut out = String::with_capacity(64); // most are shorter
+    push_parameters: impl Fn(&mut String, T),
+) {
     for (name, item) in items {
         if !out.is_empty() {
             out.push_str(", ");
         }
         out.push('"');
-        let shown = visible(name);
-        if shown.contains(['"', '\\']) {
-            for c in shown.chars() {
-                if matches!(c, '"' | '\\') {
-                    out.push('\\');
-                }
-                out.push(c);
-            }
-        } else {
-            out.push_str(&shown);
-        }
+        push_quoted(out, name);
         out.push('"');
-        parameters(&mut out, item).expect("writing to a String cannot fail");
+        push_parameters(out, item);
     }
-    out
+}
+
+/// A name as it may stand between quotes.
+fn push_quoted(out: &mut String, name: &str) {
+    // Most names have nothing that needs another spelling.
+    if name.bytes().all(|byte| matches!(byte, b' '..=b'~') && !matches!(byte, b'%' | b'"' | b'\\')) {
+        out.push_str(name);
+        return;
+    }
+    for c in visible(name).chars() {
+        if matches!(c, '"' | '\\') {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+}
+
+/// A number in full. It is told with every request: no detour over the formatting machinery.
+#[allow(clippy::cast_possible_truncation, reason = "a digit")]
+fn push_number(out: &mut String, mut number: u64) {
+    let mut digits = [0; 20]; // as many as the largest number has
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    digits[at..].iter().for_each(|digit| out.push(char::from(*digit)));
 }
 
 /// A name as it may stand in a header: bytes that may not are written `%XX`, so that no name can add a header of its own.
@@ -371,6 +406,15 @@ mod tests {
         let limit: Limit = "10/s".parse().unwrap();
         assert_eq!(reset_epoch_secs(&decision), u64::MAX.div_ceil(SECOND_US));
         assert!(!of(&decision, &[("x", &limit)], Families::ALL).is_empty());
+    }
+
+    #[test]
+    fn numbers_are_written_in_full() {
+        for number in [0, 1, 9, 10, 99, 100, 1_234_567_890, MAX_FIELD_INTEGER, u64::MAX] {
+            let mut out = String::from("=");
+            push_number(&mut out, number);
+            assert_eq!(out, format!("={number}"));
+        }
     }
 
     #[test]

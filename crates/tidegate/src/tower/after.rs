@@ -8,8 +8,9 @@ use std::sync::Arc;
 use tidegate_core::{Decision, Op, Timestamp, Verdict};
 
 use super::head::ResponseHead;
-use super::layer::{Setup, Tell};
+use super::layer::Setup;
 use super::rule::{Meter, Pay};
+use super::tell::Tell;
 use crate::store::{Charge, Check};
 
 pub(super) struct After {

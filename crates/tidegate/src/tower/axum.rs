@@ -11,8 +11,9 @@ use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
+use super::body::Body;
 use super::layer::RateLimitLayer;
-use super::service::{RateLimit, ResponseFuture};
+use super::service::{Outcome, RateLimit, ResponseFuture};
 
 /// A [`RateLimitLayer`] for axum; see [`RateLimitLayer::axum`].
 #[derive(Clone, Debug)]
@@ -65,8 +66,14 @@ where
     type Output = Result<Response, S::Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let response = ready!(self.project().future.poll(context))?;
-        Poll::Ready(Ok(response.map(super::Body::into_axum)))
+        Poll::Ready(Ok(match ready!(self.project().future.poll_outcome(context))? {
+            // Nobody has to watch the body.
+            Outcome::Served(response, after) if after.is_empty() => response,
+            Outcome::Served(response, after) => {
+                response.map(|body| axum::body::Body::new(Body::of_service(body, after)))
+            }
+            Outcome::Answered(answer) => answer.map(axum::body::Body::from),
+        }))
     }
 }
 

@@ -38,18 +38,6 @@ impl<B> Body<B> {
     }
 }
 
-#[cfg(feature = "axum")]
-impl Body<::axum::body::Body> {
-    /// As axum has it: its own, unless somebody has to watch it.
-    pub(super) fn into_axum(self) -> ::axum::body::Body {
-        match self {
-            Body { kind: Kind::Service { body }, after } if after.is_empty() => body,
-            Body { kind: Kind::Answer { text }, .. } => text.unwrap_or_default().into(),
-            watched => ::axum::body::Body::new(watched),
-        }
-    }
-}
-
 impl<B> HttpBody for Body<B>
 where
     B: HttpBody,

@@ -59,9 +59,7 @@ impl Setup {
             None if self.grpc || head.is_grpc() => grpc::exhausted(&denial),
             None => denial.response(),
         };
-        for (name, value) in tell {
-            response.headers_mut().entry(name).or_insert_with(|| value.clone());
-        }
+        tell.add_missing_to(response.headers_mut());
         response
     }
 

@@ -61,7 +61,7 @@ pub fn client_ip(clients: ClientIp) -> Key {
         let Some(peer) = head.peer() else { return Found::Mistake(NO_PEER) };
         let client = clients.find_in(peer, head.headers);
         out.push_str("ip:");
-        let _ = write!(out, "{}", client.group());
+        client.group().push_to(out);
         Found::Key
     })
 }
@@ -227,15 +227,17 @@ impl Key {
         }
     }
 
-    /// Finds it, if no function is async.
+    /// Finds it, if no function is async, and writes it into `out`, which is empty.
     ///
     /// # Errors
     /// If the program is not set up for it.
-    pub(super) fn now(&self, head: &Head<'_>) -> Result<String, &'static str> {
-        let mut out = String::with_capacity(48);
-        match self.push(head, &mut out) {
+    pub(super) fn now(&self, head: &Head<'_>, out: &mut String) -> Result<(), &'static str> {
+        match self.push(head, out) {
             Found::Mistake(mistake) => Err(mistake),
-            _ => Ok(bounded(out)),
+            _ => {
+                bound(out);
+                Ok(())
+            }
         }
     }
 
@@ -336,9 +338,11 @@ fn join(pieces: &[String], out: &mut String) -> Found {
     if pieces.iter().all(String::is_empty) { Found::Nothing } else { Found::Key }
 }
 
-/// The key, or its digest if it is too long for one. No other key looks like that: all have a colon, or are `everybody`.
-pub(super) fn bounded(key: String) -> String {
-    if key.len() <= MAX_PLAIN_BYTES { key } else { format!("#{}", digest(key.as_bytes())) }
+/// Puts its digest in the place of a key that is too long for one. No other key looks like that: all have a colon, or are `everybody`.
+pub(super) fn bound(key: &mut String) {
+    if key.len() > MAX_PLAIN_BYTES {
+        *key = format!("#{}", digest(key.as_bytes()));
+    }
 }
 
 /// For telling apart, not for keeping secret.

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ::http::{HeaderName, HeaderValue, Response};
-use tidegate_core::headers::{self, Families};
+use ::http::{HeaderValue, Response};
+use tidegate_core::headers::Families;
 use tidegate_core::{Algorithm, Decision, Limit, Limits};
 use tower_layer::Layer;
 
@@ -12,6 +12,7 @@ use super::denial::Denial;
 use super::key::Key;
 use super::rule::{Pay, Rule};
 use super::service::RateLimit;
+use super::tell::policy_of;
 use crate::clock::Clock;
 use crate::limiter::{Backend, Limiter, LimiterBuilder};
 use crate::memory::Memory;
@@ -47,9 +48,9 @@ pub(super) struct Setup {
     pub(super) later: bool,
     /// Some rule is settled by what the service writes.
     pub(super) metered: bool,
-    families: Families,
+    pub(super) families: Families,
     /// What clients are told of the limits, if it is always the same.
-    policy: Option<HeaderValue>,
+    pub(super) policy: Option<HeaderValue>,
 }
 
 /// A decision, for whoever counts or logs them.
@@ -177,19 +178,6 @@ impl<S> Layer<S> for RateLimitLayer {
     }
 }
 
-/// Headers to add.
-pub(super) type Tell = Vec<(HeaderName, HeaderValue)>;
-
-const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
-
-/// What clients are told of a single rule's limits.
-fn policy_of(rules: &[Rule]) -> Option<HeaderValue> {
-    let [rule] = rules else { return None };
-    let named: Vec<(&str, &Limit)> = rule.limits.value()?.iter().map(|limit| (&*rule.name, limit)).collect();
-    HeaderValue::try_from(headers::policy(&named)).ok()
-}
-
 impl Setup {
     /// The memory store, if that is where state is kept.
     pub(super) fn memory(&self) -> Option<&Memory> {
@@ -205,28 +193,6 @@ impl Setup {
         let [limit] = rule.limits.value()?.as_slice() else { return None };
         let plain = matches!(rule.pay, Pay::Before) && !rule.shadow && self.observer.is_none();
         (plain && !matches!(limit.algorithm(), Algorithm::Concurrent(_))).then_some((rule, limit))
-    }
-
-    /// What to tell about a decision over `charges`.
-    pub(super) fn tell(&self, charges: &[Charge<'_>], decision: &Decision) -> Tell {
-        let named: Vec<(&str, &Limit)> = charges.iter().map(|charge| (name_of(charge), &charge.limit)).collect();
-        self.tell_named(&named, decision)
-    }
-
-    pub(super) fn tell_named(&self, named: &[(&str, &Limit)], decision: &Decision) -> Tell {
-        if self.families == Families::IETF && decision.allowed() {
-            // What is told with every request is worth a shorter way.
-            let policy = self.policy.clone().or_else(|| HeaderValue::try_from(headers::policy(named)).ok());
-            let rate = headers::rate_limit(named.iter().map(|(name, _)| *name).zip(decision.charges()));
-            let pairs = [(POLICY, policy), (RATE_LIMIT, HeaderValue::try_from(rate).ok())];
-            return pairs.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
-        }
-        let told = headers::of(decision, named, self.families);
-        told.into_iter()
-            .filter_map(|(name, value)| {
-                Some((HeaderName::from_bytes(name.as_bytes()).ok()?, HeaderValue::try_from(value).ok()?))
-            })
-            .collect()
     }
 
     pub(super) fn observe(&self, charges: &[Charge<'_>], decision: &Decision, shadow: bool) {

@@ -25,6 +25,7 @@ mod of;
 mod plan;
 mod rule;
 mod service;
+mod tell;
 
 #[cfg(feature = "axum")]
 pub use self::axum::{AxumFuture, AxumLayer, AxumRateLimit};

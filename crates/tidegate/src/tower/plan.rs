@@ -10,9 +10,10 @@ use tidegate_core::{Algorithm, Decision, Limits, Source};
 use super::after::After;
 use super::head::Head;
 use super::key;
-use super::layer::{Setup, Tell, name_of};
+use super::layer::{Setup, name_of};
 use super::of::{Got, Later};
 use super::rule::{Meter, Pay, Rule};
+use super::tell::Tell;
 use crate::memory::Memory;
 use crate::near::{OnFailure, Terms};
 use crate::store::{Check, Scope, StoreError, Subject};
@@ -101,13 +102,14 @@ fn at_once(setup: &Setup, memory: &Memory, head: &Head<'_>) -> Option<Ruling> {
         return Some(Ruling::Pass(Passed::default()));
     }
     let Got::Now(cost) = rule.cost.get(head) else { return None };
-    let key = match rule.key.now(head) {
-        Ok(key) => key,
-        Err(mistake) => return Some(Ruling::Mistake(mistake)),
-    };
-    let subject = Subject { scope: Scope::Rule(Cow::Borrowed(&rule.name)), key: Cow::Borrowed(key.as_bytes()) };
+    // First the key, then what is told.
+    let mut text = String::with_capacity(64);
+    if let Err(mistake) = rule.key.now(head, &mut text) {
+        return Some(Ruling::Mistake(mistake));
+    }
+    let subject = Subject { scope: Scope::Rule(Cow::Borrowed(&rule.name)), key: Cow::Borrowed(text.as_bytes()) };
     let decision = memory.check_subject(&subject, limit, cost);
-    let tell = setup.tell_named(&[(&rule.name, limit)], &decision);
+    let tell = setup.tell_named(&[(&rule.name, limit)], &decision, &mut text);
     if decision.allowed() {
         return Some(Ruling::Pass(Passed { tell, after: Vec::new() }));
     }
@@ -121,7 +123,9 @@ fn drawn_now(setup: &Setup, head: &Head<'_>) -> Result<Vec<Drawn>, &'static str>
         if let (Got::Now(false), Got::Now(cost), Got::Now(limits)) =
             (rule.skip.get(head), rule.cost.get(head), rule.limits.get(head))
         {
-            drawn.push(Drawn { rule: index, limits, key: rule.key.now(head)?, cost });
+            let mut key = String::with_capacity(48);
+            rule.key.now(head, &mut key)?;
+            drawn.push(Drawn { rule: index, limits, key, cost });
         }
     }
     Ok(drawn)
@@ -151,7 +155,8 @@ async fn wait(starting: Vec<Starting>) -> Result<Vec<Drawn>, &'static str> {
     let mut drawn = Vec::with_capacity(starting.len());
     for rule in starting {
         if !rule.skip.wait().await {
-            let key = key::bounded(rule.key.await?.unwrap_or_default());
+            let mut key = rule.key.await?.unwrap_or_default();
+            key::bound(&mut key);
             let (cost, limits) = (rule.cost.wait().await, rule.limits.wait().await);
             drawn.push(Drawn { rule: rule.rule, limits, key, cost });
         }
@@ -230,7 +235,7 @@ async fn ask(setup: &Arc<Setup>, drawn: &[Drawn], meter: Option<Meter>, shadow: 
     };
     let decision = if shadow { decision.with_source(Source::Shadow) } else { decision };
     setup.observe(check.charges(), &decision, shadow);
-    let tell = if shadow { Tell::new() } else { setup.tell(check.charges(), &decision) };
+    let tell = if shadow { Tell::Nothing } else { setup.tell(check.charges(), &decision) };
     let names = if decision.allowed() || shadow {
         Vec::new()
     } else {

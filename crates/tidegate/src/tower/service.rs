@@ -12,7 +12,7 @@ use tower_service::Service;
 use super::after::After;
 use super::body::Body;
 use super::head::{Head, ResponseHead};
-use super::layer::{Setup, Tell};
+use super::layer::Setup;
 use super::of::Later;
 use super::plan::{self, Passed, Ruling, Start};
 use super::rule::Meter;
@@ -112,6 +112,27 @@ where
     type Output = Result<Response<Body<B>>, S::Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Poll::Ready(Ok(match ready!(self.poll_outcome(context))? {
+            Outcome::Served(response, after) => response.map(|body| Body::of_service(body, after)),
+            Outcome::Answered(answer) => answer.map(Body::of_answer),
+        }))
+    }
+}
+
+/// What came of a request.
+pub(super) enum Outcome<B> {
+    /// The service's response, and what is left to do when its body is over.
+    Served(Response<B>, Vec<After>),
+    /// An answer in its place.
+    Answered(Box<Response<String>>),
+}
+
+impl<S, A, B> ResponseFuture<S, A>
+where
+    S: Service<Request<A>, Response = Response<B>>,
+{
+    #[inline]
+    pub(super) fn poll_outcome(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<Outcome<B>, S::Error>> {
         const TWICE: &str = "a future is not polled again after it is ready";
         let mut state = self.project().state;
         loop {
@@ -136,7 +157,7 @@ where
                     return Poll::Ready(Ok(finish(response.take().expect(TWICE), passed)));
                 }
                 StateProject::Answered { answer } => {
-                    return Poll::Ready(Ok(answer.take().expect(TWICE).map(Body::of_answer)));
+                    return Poll::Ready(Ok(Outcome::Answered(answer.take().expect(TWICE))));
                 }
             };
             state.set(next);
@@ -174,20 +195,11 @@ fn settle(mut passed: Passed, response: &ResponseHead<'_>) -> Result<Passed, Lat
 }
 
 /// Tells the client, and sees to it that the rest is done when the body is over.
-fn finish<B>(mut response: Response<B>, passed: Passed) -> Response<Body<B>> {
+fn finish<B>(mut response: Response<B>, passed: Passed) -> Outcome<B> {
     let Passed { tell, mut after } = passed;
-    add(response.headers_mut(), tell);
+    tell.add_to(response.headers_mut());
     after.retain(|after: &After| !after.is_done());
-    response.map(|body| Body::of_service(body, after))
-}
-
-fn add(headers: &mut ::http::HeaderMap, tell: Tell) {
-    for (name, value) in tell {
-        // Lists of several layers are one list. What can be said only once, the inner layer has said.
-        if name.as_str().starts_with("ratelimit") || !headers.contains_key(&name) {
-            headers.append(name, value);
-        }
-    }
+    Outcome::Served(response, after)
 }
 
 impl<S: Service<Request<A>>, A> std::fmt::Debug for ResponseFuture<S, A> {

@@ -1,0 +1,52 @@
+//! Connections that stay open and ask all at once, again and again: the same requests in the same order for every contender.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// How many connections ask at once.
+pub(super) const CONNECTIONS: usize = 50;
+
+const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx-api-key: user:0000007\r\n\r\n";
+/// How the answer ends: nothing comes after it until there is another request.
+const END: &[u8] = b"\r\n\r\nhello";
+
+pub(super) struct Crowd {
+    streams: Vec<TcpStream>,
+    buffer: Vec<u8>,
+}
+
+impl Crowd {
+    pub(super) fn at(server: SocketAddr) -> Crowd {
+        let connect = |_| {
+            let stream = TcpStream::connect(server).expect("the server");
+            stream.set_nodelay(true).expect("a socket");
+            stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket");
+            stream
+        };
+        Crowd { streams: (0..CONNECTIONS).map(connect).collect(), buffer: vec![0; 4096] }
+    }
+
+    /// All ask so many times, each time when all have been answered.
+    pub(super) fn ask(&mut self, times: usize) {
+        for _ in 0..times {
+            for stream in &mut self.streams {
+                stream.write_all(REQUEST).expect("the server listens");
+            }
+            for stream in &mut self.streams {
+                answered(stream, &mut self.buffer);
+            }
+        }
+    }
+}
+
+/// Reads an answer. One that is not what was expected ends the measurement: it would be of something else.
+fn answered(stream: &mut TcpStream, buffer: &mut [u8]) {
+    let mut length = 0;
+    while !buffer[..length].ends_with(END) {
+        let read = stream.read(&mut buffer[length..]).expect("an answer");
+        length += read;
+        let so_far = || String::from_utf8_lossy(&buffer[..length]);
+        assert!(read > 0 && buffer.starts_with(b"HTTP/1.1 200 OK\r\n"), "expected another answer than {}", so_far());
+    }
+}

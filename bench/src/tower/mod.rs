@@ -1,0 +1,127 @@
+//! `cargo xtask bench tower`: an axum service with and without the layer, in one run; `cargo xtask bench tower instructions` counts what each executes.
+//!
+//! The service does next to nothing, so that what the layer adds shows. Each contender is a process of its own, asked in turns by the same connections in lockstep; what counts
+//! is the processor time that the server spends on a request. It has one thread: how two of them wake each other up costs more, and varies more, than what is measured. Server and
+//! connections share one processor for the same reason: so the server always finds all requests waiting, not now one and now ten. Processes are started anew a few times,
+//! because where one lies in memory makes a difference, too. How far the service is from itself, started twice, shows how far any of it can be believed.
+//!
+//! `Router::layer` puts a layer into every route, behind a box for the service, one for its future and one for the body; a layer that does nothing shows what axum takes for that.
+//! Put around the router, as `layer.layer(app)`, it needs none of them.
+
+mod load;
+mod serve;
+
+use std::process::{Command, Stdio, exit};
+
+use self::load::{CONNECTIONS, Crowd};
+use crate::callgrind::Counter;
+use crate::redis::pipe::cpu_ns;
+use crate::server::{Own, median};
+
+/// How often every process is started, and how often all of them are asked then.
+const STARTS: usize = 6;
+const ROUNDS: usize = 25;
+/// How often every connection asks in a round.
+const TIMES: usize = 40;
+/// Instructions hardly differ between rounds, and valgrind takes its time.
+const COUNTED: usize = 3;
+
+/// What is measured, and what it is called on the command line.
+const CONTENDERS: [(&str, &str); 8] = [
+    ("axum", "bare"),
+    ("axum, once more", "bare"),
+    ("Router::layer, which does nothing", "nothing"),
+    ("Router::layer, by peer", "peer"),
+    ("Router::layer, by header", "header"),
+    ("the same without axum(), by header", "header-plain"),
+    ("around the router, by peer", "peer-around"),
+    ("around the router, by header", "header-around"),
+];
+
+pub fn run(args: &[&str]) {
+    match args {
+        [] => measure(ROUNDS),
+        ["instructions"] => instructions(),
+        ["serve", what] => serve::serve(what),
+        [rounds] if rounds.parse::<usize>().is_ok() => measure(rounds.parse().expect("a number")),
+        _ => {
+            eprintln!("tower {}: expected a number of rounds, or instructions", args.join(" "));
+            exit(2);
+        }
+    }
+}
+
+/// Stays on one processor, and so do the processes that it starts.
+fn stay() {
+    let own = std::process::id().to_string();
+    let stays = Command::new("taskset").args(["-p", "-c", "0", &own]).stdout(Stdio::null()).status();
+    assert!(stays.is_ok_and(|status| status.success()), "taskset: apt-get install -y util-linux");
+}
+
+fn measure(rounds: usize) {
+    stay();
+    let mut costs = vec![Vec::new(); CONTENDERS.len()];
+    for _ in 0..STARTS {
+        let own: Vec<Own> = CONTENDERS.iter().map(|(_, what)| Own::start_as(&["tower", "serve", what])).collect();
+        let mut crowds: Vec<Crowd> = own.iter().map(|own| Crowd::at(own.http)).collect();
+        crowds.iter_mut().for_each(|crowd| crowd.ask(TIMES));
+        for round in 0..rounds {
+            let mut order: Vec<usize> = (0..CONTENDERS.len()).collect();
+            // Everybody follows everybody else, sooner or later.
+            order.rotate_left(round % CONTENDERS.len());
+            if round % 2 == 1 {
+                order.reverse();
+            }
+            for index in order {
+                let pid = own[index].child.id();
+                let before = cpu_ns(pid);
+                crowds[index].ask(TIMES);
+                costs[index].push((cpu_ns(pid) - before) as f64 / 1e3 / (TIMES * CONNECTIONS) as f64);
+            }
+        }
+    }
+    println!(
+        "\naxum with the layer, 1000000/s, {CONNECTIONS} connections: us of server CPU for a request, median of {STARTS} times {rounds} interleaved rounds of {} requests",
+        TIMES * CONNECTIONS
+    );
+    table(&costs, 2);
+}
+
+fn instructions() {
+    stay();
+    let folder = tempfile::tempdir().expect("a folder for a moment");
+    println!(
+        "\naxum with the layer, 1000000/s, {CONNECTIONS} connections: instructions outside the kernel for a request, median of {COUNTED} rounds of {} requests",
+        TIMES * CONNECTIONS
+    );
+    let mut costs = Vec::new();
+    for (index, (_, what)) in CONTENDERS.iter().enumerate() {
+        let file = folder.path().join(index.to_string());
+        let written = format!("--callgrind-out-file={}", file.display());
+        let valgrind = ["valgrind", "--tool=callgrind", "--log-file=/dev/null", &written];
+        let own = Own::start_under(&valgrind, &["tower", "serve", what]);
+        let (mut crowd, mut counter) = (Crowd::at(own.http), Counter::of(own.child.id(), &file));
+        crowd.ask(TIMES);
+        counter.since();
+        let counted = |_| {
+            crowd.ask(TIMES);
+            counter.since() / (TIMES * CONNECTIONS) as f64
+        };
+        costs.push((0..COUNTED).map(counted).collect());
+    }
+    table(&costs, 0);
+}
+
+/// Each beside the first, in the same round: two that ran one after the other had the same neighbours on the machine.
+fn table(costs: &[Vec<f64>], digits: usize) {
+    for ((label, _), own) in CONTENDERS.iter().zip(costs) {
+        let mut ratios: Vec<f64> = own.iter().zip(&costs[0]).map(|(own, bare)| own / bare).collect();
+        ratios.sort_by(f64::total_cmp);
+        let (low, high) = (ratios[ratios.len() / 4], ratios[ratios.len() * 3 / 4]);
+        println!(
+            "  {label:<36} {:>8.digits$}   {:>6.3}x of axum (half of the rounds: {low:.3}x to {high:.3}x)",
+            median(own),
+            median(&ratios)
+        );
+    }
+}

@@ -1,0 +1,52 @@
+//! The contenders: the same service, with and without the layer.
+
+use std::net::SocketAddr;
+
+use axum::extract::Request;
+use axum::response::Response;
+use axum::routing::get;
+use axum::{Router, ServiceExt};
+use tidegate::tower::{Key, RateLimitLayer, key};
+use tokio::net::TcpListener;
+use tower::Layer;
+use tower::util::MapResponseLayer;
+
+use crate::server::until_left_alone;
+
+pub(super) fn serve(what: &str) {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a port");
+    let at = listener.local_addr().expect("an address");
+    let app = Router::new().route("/", get(|| async { "hello" }));
+    let what = what.to_owned();
+    let nothing = MapResponseLayer::new(|response: Response| response);
+    runtime.spawn(async move {
+        match what.as_str() {
+            "bare" => inside(listener, app).await,
+            "nothing" => inside(listener, app.layer(nothing)).await,
+            "peer" => inside(listener, app.layer(limits(key::peer_ip()).axum())).await,
+            "header" => inside(listener, app.layer(limits(key::header("x-api-key")).axum())).await,
+            "header-plain" => inside(listener, app.layer(limits(key::header("x-api-key")))).await,
+            "peer-around" => around(listener, limits(key::peer_ip()), app).await,
+            "header-around" => around(listener, limits(key::header("x-api-key")), app).await,
+            _ => panic!("{what}: expected somebody who is measured"),
+        }
+    });
+    until_left_alone(at, at);
+}
+
+fn limits(key: Key) -> RateLimitLayer {
+    RateLimitLayer::new("1000000/s".parse().expect("a limit"), key)
+}
+
+async fn inside(listener: TcpListener, app: Router) {
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
+    axum::serve(listener, app).await.expect("a service");
+}
+
+async fn around(listener: TcpListener, layer: RateLimitLayer, app: Router) {
+    let app = layer.axum().layer(app);
+    let app = ServiceExt::<Request>::into_make_service_with_connect_info::<SocketAddr>(app);
+    axum::serve(listener, app).await.expect("a service");
+}

@@ -1,0 +1,96 @@
+//! What clients are told about their budget, as headers of the answer.
+
+use ::http::{HeaderMap, HeaderName, HeaderValue};
+use tidegate_core::headers::{self, Families};
+use tidegate_core::{Decision, Limit};
+
+use super::layer::{Setup, name_of};
+use super::rule::Rule;
+use crate::store::Charge;
+
+const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+
+/// Headers to add.
+#[derive(Default)]
+pub(super) enum Tell {
+    #[default]
+    Nothing,
+    /// What nearly every answer says.
+    Usual {
+        policy: HeaderValue,
+        rate: HeaderValue,
+    },
+    Headers(Vec<(HeaderName, HeaderValue)>),
+}
+
+impl Tell {
+    /// To what the service has answered.
+    pub(super) fn add_to(self, headers: &mut HeaderMap) {
+        match self {
+            Tell::Nothing => {}
+            // Lists of several layers are one list.
+            Tell::Usual { policy, rate } => {
+                headers.append(POLICY, policy);
+                headers.append(RATE_LIMIT, rate);
+            }
+            Tell::Headers(told) => {
+                for (name, value) in told {
+                    // What can be said only once, the inner layer has said.
+                    if name.as_str().starts_with("ratelimit") || !headers.contains_key(&name) {
+                        headers.append(name, value);
+                    }
+                }
+            }
+        }
+    }
+
+    /// To an answer that may say something else already.
+    pub(super) fn add_missing_to(&self, headers: &mut HeaderMap) {
+        let mut add = |name: &HeaderName, value: &HeaderValue| {
+            headers.entry(name).or_insert_with(|| value.clone());
+        };
+        match self {
+            Tell::Nothing => {}
+            Tell::Usual { policy, rate } => {
+                add(&POLICY, policy);
+                add(&RATE_LIMIT, rate);
+            }
+            Tell::Headers(told) => told.iter().for_each(|(name, value)| add(name, value)),
+        }
+    }
+}
+
+/// What clients are told of a single rule's limits.
+pub(super) fn policy_of(rules: &[Rule]) -> Option<HeaderValue> {
+    let [rule] = rules else { return None };
+    let named: Vec<(&str, &Limit)> = rule.limits.value()?.iter().map(|limit| (&*rule.name, limit)).collect();
+    HeaderValue::try_from(headers::policy(&named)).ok()
+}
+
+impl Setup {
+    /// What to tell about a decision over `charges`.
+    pub(super) fn tell(&self, charges: &[Charge<'_>], decision: &Decision) -> Tell {
+        let named: Vec<(&str, &Limit)> = charges.iter().map(|charge| (name_of(charge), &charge.limit)).collect();
+        self.tell_named(&named, decision, &mut String::with_capacity(64))
+    }
+
+    /// The same; whatever is in `text` is written over.
+    pub(super) fn tell_named(&self, named: &[(&str, &Limit)], decision: &Decision, text: &mut String) -> Tell {
+        if self.families == Families::IETF && decision.allowed() {
+            // What is told with every request is worth a shorter way.
+            text.clear();
+            headers::push_rate_limit(text, named.iter().map(|(name, _)| *name).zip(decision.charges()));
+            let policy = self.policy.clone().or_else(|| HeaderValue::try_from(headers::policy(named)).ok());
+            let rate = HeaderValue::from_str(text).ok();
+            if let (Some(policy), Some(rate)) = (policy, rate) {
+                return Tell::Usual { policy, rate };
+            }
+        }
+        let told = headers::of(decision, named, self.families);
+        let header = |(name, value): (&str, String)| {
+            Some((HeaderName::from_bytes(name.as_bytes()).ok()?, HeaderValue::try_from(value).ok()?))
+        };
+        Tell::Headers(told.into_iter().filter_map(header).collect())
+    }
+}
