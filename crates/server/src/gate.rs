@@ -359,12 +359,15 @@ impl Gate {
     }
 
     /// Decides a request by the rules that apply to it, as [`rule_on`](Gate::rule_on) does with a check, if that can be done here and now and there is one.
-    pub(crate) fn rule_at_once(&self, found: &[Match]) -> Option<Ruling> {
-        let [one] = found else { return None };
-        let (limit, decision) = self.decide_at_once(one)?;
-        let charge = Charged { rule: Arc::clone(&one.rule), key: one.key.clone(), limit, cost: one.cost };
-        let allowed = decision.allowed();
-        Some(Ruling { allowed, decision: Some(decision), charges: vec![charge], refused_by: None, shadow: Vec::new() })
+    ///
+    /// # Errors
+    /// What was found, if it has to be decided in another way.
+    pub(crate) fn rule_at_once(&self, found: Vec<Match>) -> Result<Ruling, Vec<Match>> {
+        let [one] = &found[..] else { return Err(found) };
+        let Some((limit, decision)) = self.decide_at_once(one) else { return Err(found) };
+        let own = found.into_iter().map(|Match { rule, key, cost, .. }| Charged { rule, key, limit, cost });
+        let (allowed, charges) = (decision.allowed(), own.collect());
+        Ok(Ruling { allowed, decision: Some(decision), charges, refused_by: None, shadow: Vec::new() })
     }
 
     fn decide_at_once(&self, found: &Match) -> Option<(Limit, Decision)> {

@@ -180,20 +180,20 @@ impl Answer {
 
 /// The headers that tell what the rules say.
 fn headers_of_ruling(ruling: &Ruling, families: Families) -> HeaderMap {
-    let mut headers = HeaderMap::new();
-    tell(&mut headers, ruling, families);
+    let mut headers = HeaderMap::with_capacity(MOST);
+    tell(ruling, families, |name, value| _ = headers.insert(name, value));
     headers
 }
 
-/// The same, among other headers and in place of those that have the same names.
-pub(crate) fn tell(headers: &mut HeaderMap, ruling: &Ruling, families: Families) {
+/// The same, one after the other.
+pub(crate) fn tell(ruling: &Ruling, families: Families, put: impl FnMut(HeaderName, HeaderValue)) {
     let Some(decision) = &ruling.decision else { return };
     let names = || ruling.charges.iter().map(|charge| &*charge.rule.name);
     let policy = |draft| match &ruling.charges[..] {
         [one] => policy_of(draft, one),
         many => policy(draft, &many.iter().map(|charge| (&*charge.rule.name, &charge.limit)).collect::<Vec<_>>()),
     };
-    put(headers, decision, families, policy, names().zip(decision.charges()));
+    each(decision, families, policy, names().zip(decision.charges()), put);
 }
 
 /// The same as [`policy`], for one limit. It does not change from request to request, so the last one is kept.
@@ -343,22 +343,21 @@ fn headers_of<'a>(
     policy: impl FnOnce(Draft) -> Option<HeaderValue>,
     named: impl Iterator<Item = (&'a str, &'a Verdict)> + Clone,
 ) -> HeaderMap {
-    let mut headers = HeaderMap::new();
-    put(&mut headers, decision, families, policy, named);
+    let mut headers = HeaderMap::with_capacity(MOST);
+    each(decision, families, policy, named, |name, value| _ = headers.insert(name, value));
     headers
 }
 
-fn put<'a>(
-    headers: &mut HeaderMap,
+fn each<'a>(
     decision: &Decision,
     families: Families,
     policy: impl FnOnce(Draft) -> Option<HeaderValue>,
     named: impl Iterator<Item = (&'a str, &'a Verdict)> + Clone,
+    mut put: impl FnMut(HeaderName, HeaderValue),
 ) {
-    headers.reserve(MOST);
     let mut put = |name: HeaderName, value: Option<HeaderValue>| {
         if let Some(value) = value {
-            headers.insert(name, value);
+            put(name, value);
         }
     };
     let verdict = decision.binding();

@@ -4,15 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use axum::http::header::{ACCEPT, CACHE_CONTROL, CONNECTION, RETRY_AFTER, UPGRADE};
-use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, request};
+use axum::http::{HeaderValue, Request, Response, StatusCode, Version};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use tidegate::http::{ClientIp, normal_path};
+use tidegate::http::{Client, ClientIp, normal_path};
 use tidegate::{Op, StoreError};
 
 use super::Guest;
 use super::body::Returned;
-use super::head::{self, Peer, Refused};
+use super::fields::Headers;
+use super::head::{self, Head, Peer, Refused};
 use super::later::Later;
 use super::tunnel::Tunnel;
 use super::upstream::{Answer, Failed, Upstreams};
@@ -41,7 +42,6 @@ pub(super) struct Passed {
 pub(super) struct Admitted {
     pub(super) passed: Passed,
     pub(super) host: Option<HeaderValue>,
-    upgrade: Option<HeaderValue>,
 }
 
 /// The answer to a request that does not go on, or has no response.
@@ -72,8 +72,8 @@ impl Desk {
         let client_side = hyper::upgrade::on(&mut request);
         let (mut head, body) = request.into_parts();
         let (before, begun) = guest.asked.lock().take().map_or((None, None), |(passed, begun)| (Some(passed), begun));
-        let admitted = self.admit(&mut head, &guest.peer, before).await?;
-        let Admitted { mut passed, host, upgrade } = admitted;
+        let upgrade = head::upgrade(&head);
+        let Admitted { mut passed, host } = self.admit(Head::of(&mut head), &guest.peer, before).await?;
         match self.upstreams.ask(head, body, host.as_ref(), upgrade, begun).await {
             Ok(Answer::Http(mut response)) => {
                 // The version is that of one connection, too: what comes from an old server goes on as our own.
@@ -102,19 +102,18 @@ impl Desk {
     /// Whether a request may go on; its head is then as it goes on. What the rules say is not asked if it was said before.
     pub(super) async fn admit(
         &self,
-        head: &mut request::Parts,
+        mut head: Head<'_, impl Headers>,
         peer: &Peer,
         before: Option<Passed>,
     ) -> Result<Admitted, No> {
-        let host = possible(head, &self.upstreams.settings.upstream.base).and_then(|()| head::host(head));
+        let host = possible(&head, &self.upstreams.settings.upstream.base).and_then(|()| head::host(&head, peer));
         let host = host.map_err(refuse)?;
         let passed = match before {
             Some(passed) => passed,
-            None => self.ruled(head, host.as_ref(), peer).await?,
+            None => self.ruled(&head, host.as_ref(), peer).await?,
         };
-        let upgrade = head::upgrade(head);
-        head::prepare(head, host.as_ref(), peer, &self.clients).map_err(refuse)?;
-        Ok(Admitted { passed, host, upgrade })
+        head::prepare(&mut head, host.as_ref(), peer, &self.clients).map_err(refuse)?;
+        Ok(Admitted { passed, host })
     }
 
     /// Makes the headers of a response those that the client gets, and settles what is known by them; what is not is returned.
@@ -122,7 +121,7 @@ impl Desk {
         &self,
         passed: &mut Passed,
         status: StatusCode,
-        headers: &mut HeaderMap,
+        headers: &mut impl Headers,
     ) -> Option<Later> {
         head::strip(headers);
         let later = self.settled(passed, status, headers).await;
@@ -146,25 +145,30 @@ impl Desk {
     }
 
     /// Settles what is known by the head of a response; what is not is returned.
-    async fn settled(&self, passed: &mut Passed, status: StatusCode, headers: &HeaderMap) -> Option<Later> {
+    async fn settled(&self, passed: &mut Passed, status: StatusCode, headers: &impl Headers) -> Option<Later> {
         let mut later = passed.later.take()?;
         later.begin(status, headers, &mut passed.ruling).await;
         later.is_open().then_some(later)
     }
 
     /// Our headers stand in place of those that the upstream may have sent.
-    fn tell(&self, headers: &mut HeaderMap, ruling: &Ruling) {
-        tell(headers, ruling, self.gate.manners().headers);
+    fn tell(&self, headers: &mut impl Headers, ruling: &Ruling) {
+        tell(ruling, self.gate.manners().headers, |name, value| headers.put(name, value));
     }
 
     /// What the rules say, or the answer to a request that they deny.
-    async fn ruled(&self, head: &request::Parts, host: Option<&HeaderValue>, peer: &Peer) -> Result<Passed, No> {
+    async fn ruled(
+        &self,
+        head: &Head<'_, impl Headers>,
+        host: Option<&HeaderValue>,
+        peer: &Peer,
+    ) -> Result<Passed, No> {
         let host = host.and_then(|host| host.to_str().ok()).filter(|host| !host.is_empty());
-        let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
-        let client = self.clients.find_in(peer.ip, &head.headers);
+        let target = if head.target.is_empty() { "/" } else { head.target };
+        let client = self.client(&*head.headers, peer);
         // Who names no host, as HTTP/1.0 may, means the only one there is.
         let host = host.unwrap_or(&self.upstreams.settings.upstream.host);
-        let asked = HttpRequest::new(client, head.method.as_str(), target, host, &head.headers).map_err(|error| {
+        let asked = HttpRequest::new(client, head.method, target, host, &*head.headers).map_err(|error| {
             let long = matches!(error, HttpRequestError::TooLong(_));
             let status = if long { StatusCode::URI_TOO_LONG } else { StatusCode::BAD_REQUEST };
             Box::new(mistake(status, &error.to_string()))
@@ -172,12 +176,12 @@ impl Desk {
         let ruled = match self.gate.matching(&asked, 1) {
             Ok(found) => {
                 let later: Vec<Match> = found.iter().filter(|one| one.rule.is_settled_later()).cloned().collect();
-                let at_once = if later.is_empty() { self.gate.rule_at_once(&found) } else { None };
+                let at_once = if later.is_empty() { self.gate.rule_at_once(found) } else { Err(found) };
                 // What is settled later is known by an id until then.
                 let id = (!later.is_empty()).then(fresh_id);
                 match at_once {
-                    Some(ruling) => Ok((ruling, later, id)),
-                    None => self.gate.rule_on(Op::Check, found, id).await.map(|ruling| (ruling, later, id)),
+                    Ok(ruling) => Ok((ruling, later, id)),
+                    Err(found) => self.gate.rule_on(Op::Check, found, id).await.map(|ruling| (ruling, later, id)),
                 }
             }
             Err(invalid) => Err(invalid.into()),
@@ -188,7 +192,7 @@ impl Desk {
                 Ok(Passed { ruling, later })
             }
             Ok((ruling, ..)) => {
-                let accept = head.headers.get(ACCEPT).map(HeaderValue::as_bytes);
+                let accept = head.headers.lines(ACCEPT).next();
                 Err(Box::new(denial(&ruling, self.gate.manners(), accept)))
             }
             Err(error) => {
@@ -199,6 +203,15 @@ impl Desk {
                 Err(Box::new(mistake(status, &error.to_string())))
             }
         }
+    }
+
+    /// Whose request it is.
+    fn client(&self, headers: &impl Headers, peer: &Peer) -> Client {
+        if !peer.trusted {
+            return self.clients.find(peer.ip, []); // the header need not even be looked for
+        }
+        let lines: Vec<&[u8]> = headers.lines(self.clients.header_name()).collect();
+        self.clients.find(peer.ip, lines)
     }
 
     fn failed(&self, failed: &Failed) -> No {
@@ -220,19 +233,19 @@ impl Desk {
 }
 
 /// What cannot go on, whatever the rules say.
-fn possible(head: &request::Parts, base: &str) -> Result<(), Refused> {
-    if head.method == Method::CONNECT {
+fn possible(head: &Head<'_, impl Headers>, base: &str) -> Result<(), Refused> {
+    if head.method == "CONNECT" {
         return Err((StatusCode::METHOD_NOT_ALLOWED, "CONNECT is for other proxies: this one leads to one upstream"));
     }
-    let target = head.uri.path_and_query().map_or("", |target| target.as_str());
-    if target.len() > MAX_TARGET_BYTES {
+    if head.target.len() > MAX_TARGET_BYTES {
         return Err((StatusCode::URI_TOO_LONG, "the target is too long: expected at most 8192 bytes"));
     }
     // Nobody climbs out of the base of the upstream by way of dots.
     let climbs = |path: &str| {
         normal_path(path).is_ok_and(|path| path.strip_prefix(base).is_none_or(|rest| !rest.starts_with('/')))
     };
-    if !base.is_empty() && head.uri.path() != "*" && climbs(&format!("{base}{}", head.uri.path())) {
+    let path = head.target.split('?').next().filter(|path| !path.is_empty()).unwrap_or("/");
+    if !base.is_empty() && path != "*" && climbs(&format!("{base}{path}")) {
         return Err((StatusCode::BAD_REQUEST, "the path leads out of what the proxy serves"));
     }
     Ok(())

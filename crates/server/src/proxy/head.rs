@@ -4,12 +4,14 @@ use std::fmt::Write;
 use std::net::IpAddr;
 
 use axum::http::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, Entry, FORWARDED, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
     TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version, request, uri};
 use parking_lot::Mutex;
 use tidegate::http::ClientIp;
+
+use super::fields::Headers;
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
@@ -17,7 +19,7 @@ const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+const CLOSE: HeaderName = HeaderName::from_static("close");
 
 /// What is meant for one connection, whatever `Connection` says.
 const HOP_BY_HOP: [HeaderName; 8] = [
@@ -44,9 +46,29 @@ pub(super) struct Peer {
     shown: HeaderValue,
     pub(super) scheme: &'static str,
     /// Whether it is believed what it says about others.
-    trusted: bool,
-    /// The last host it asked for, and what `Forwarded` says of that.
+    pub(super) trusted: bool,
+    /// The last host it asked for, and what `Forwarded` says of that. Who asks one host asks it again.
     hop: Mutex<Option<(Option<HeaderValue>, HeaderValue)>>,
+}
+
+/// The head of a request, wherever its headers are kept.
+#[derive(Debug)]
+pub(super) struct Head<'a, H> {
+    pub(super) method: &'a str,
+    /// Path and query; empty if there is only a host.
+    pub(super) target: &'a str,
+    /// The host that stands in the target.
+    pub(super) authority: Option<&'a uri::Authority>,
+    pub(super) version: Version,
+    pub(super) headers: &'a mut H,
+}
+
+impl<'a> Head<'a, HeaderMap> {
+    pub(super) fn of(parts: &'a mut request::Parts) -> Self {
+        let target = parts.uri.path_and_query().map_or("", |target| target.as_str());
+        let (method, authority) = (parts.method.as_str(), parts.uri.authority());
+        Head { method, target, authority, version: parts.version, headers: &mut parts.headers }
+    }
 }
 
 impl Peer {
@@ -66,20 +88,28 @@ impl Peer {
 /// A request that does not go on: which status, and why.
 pub(super) type Refused = (StatusCode, &'static str);
 
+const NO_HOST: Refused = (StatusCode::BAD_REQUEST, "Host is not one: expected a name or address, perhaps with a port");
+
 /// The host that a request is for. What it says in several places must be the same.
-pub(super) fn host(head: &request::Parts) -> Result<Option<HeaderValue>, Refused> {
-    let mut hosts = head.headers.get_all(HOST).into_iter();
+pub(super) fn host(head: &Head<'_, impl Headers>, peer: &Peer) -> Result<Option<HeaderValue>, Refused> {
+    let mut hosts = head.headers.lines(HOST);
     let (own, more) = (hosts.next(), hosts.next());
     if more.is_some() {
         return Err((StatusCode::BAD_REQUEST, "more than one Host: expected one"));
     }
-    if let Some(host) = own
+    if let (None, Some(own), Some((Some(last), _))) = (head.authority, own, peer.hop.lock().as_ref())
+        && last.as_bytes() == own
+    {
+        return Ok(Some(last.clone())); // which was looked at
+    }
+    let own = own.map(HeaderValue::from_bytes).transpose().map_err(|_| NO_HOST)?;
+    if let Some(host) = &own
         && !host.is_empty()
         && host.to_str().ok().and_then(|host| host.parse::<uri::Authority>().ok()).is_none_or(|it| has_user(&it))
     {
-        return Err((StatusCode::BAD_REQUEST, "Host is not one: expected a name or address, perhaps with a port"));
+        return Err(NO_HOST);
     }
-    match (head.uri.authority(), own) {
+    match (head.authority, own) {
         (Some(authority), _) if has_user(authority) => {
             Err((StatusCode::BAD_REQUEST, "a user stands before the host of the target: expected none"))
         }
@@ -94,7 +124,7 @@ pub(super) fn host(head: &request::Parts) -> Result<Option<HeaderValue>, Refused
         (None, None) if head.version == Version::HTTP_11 => {
             Err((StatusCode::BAD_REQUEST, "no Host: expected one in HTTP/1.1"))
         }
-        (None, own) => Ok(own.cloned()),
+        (None, own) => Ok(own),
     }
 }
 
@@ -111,59 +141,70 @@ pub(super) fn upgrade(head: &request::Parts) -> Option<HeaderValue> {
 }
 
 /// The headers that `Connection` names.
-fn names(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
-    let lines = headers.get_all(CONNECTION).into_iter();
-    lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b',')).map(|name| name.trim_ascii())
+fn names(headers: &impl Headers) -> impl Iterator<Item = &[u8]> {
+    headers.lines(CONNECTION).flat_map(|line| line.split(|byte| *byte == b',')).map(|name| name.trim_ascii())
+}
+
+/// What `Connection` names most is not made anew every time.
+fn name_of(name: &[u8]) -> Option<HeaderName> {
+    match name {
+        _ if name.eq_ignore_ascii_case(b"keep-alive") => Some(KEEP_ALIVE),
+        _ if name.eq_ignore_ascii_case(b"close") => Some(CLOSE),
+        _ => HeaderName::from_bytes(name).ok(),
+    }
 }
 
 /// Takes out what was meant for one connection.
-pub(super) fn strip(headers: &mut HeaderMap) {
-    if headers.contains_key(CONNECTION) {
-        let named: Vec<HeaderName> = names(headers).filter_map(|name| HeaderName::from_bytes(name).ok()).collect();
+pub(super) fn strip(headers: &mut impl Headers) {
+    if headers.has(&CONNECTION) {
+        let named: Vec<HeaderName> = names(headers).filter_map(name_of).collect();
         for name in named {
             // What frames a message or says whom it is for cannot be taken out by the other side.
             if ![CONTENT_LENGTH, TRANSFER_ENCODING, HOST].contains(&name) {
-                headers.remove(name);
+                headers.take_out(&name);
             }
         }
-        headers.remove(CONNECTION);
+        headers.take_out(&CONNECTION);
     }
     // Most messages have none of them, which is found out in one look.
-    if headers.keys().any(|name| HOP_BY_HOP.contains(name)) {
-        HOP_BY_HOP.iter().for_each(|name| _ = headers.remove(name));
+    if headers.any_name(|name| HOP_BY_HOP.iter().any(|own| own.as_str().as_bytes() == name)) {
+        HOP_BY_HOP.iter().for_each(|name| headers.take_out(name));
     }
 }
 
 /// Whether a client takes trailers.
-fn takes_trailers(headers: &HeaderMap) -> bool {
-    let lines = headers.get_all(TE).into_iter();
-    let mut words = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
+fn takes_trailers(headers: &impl Headers) -> bool {
+    let mut words = headers.lines(TE).flat_map(|line| line.split(|byte| *byte == b','));
     words.any(|word| word.split(|byte| *byte == b';').next().is_some_and(|word| word.trim_ascii() == b"trailers"))
 }
 
 /// Makes the headers of a request those that the upstream gets.
 pub(super) fn prepare(
-    head: &mut request::Parts,
+    head: &mut Head<'_, impl Headers>,
     host: Option<&HeaderValue>,
     peer: &Peer,
     clients: &ClientIp,
 ) -> Result<(), Refused> {
-    let trailers = takes_trailers(&head.headers);
-    let headers = &mut head.headers;
+    let headers = &mut *head.headers;
+    let trailers = takes_trailers(headers);
     strip(headers);
     // Whoever stands before us has been told to go on already.
-    headers.remove(EXPECT);
+    headers.take_out(&EXPECT);
     if trailers {
-        headers.insert(TE, HeaderValue::from_static("trailers"));
+        headers.put(TE, HeaderValue::from_static("trailers"));
     }
     via(headers, head.version)?;
     if !peer.trusted {
         forget(headers, clients);
     }
     append(headers, FORWARDED_FOR, peer.shown.clone());
-    headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static(peer.scheme));
-    if let Some(host) = host {
-        headers.entry(FORWARDED_HOST).or_insert_with(|| host.clone());
+    if !headers.has(&FORWARDED_PROTO) {
+        headers.put(FORWARDED_PROTO, HeaderValue::from_static(peer.scheme));
+    }
+    if let Some(host) = host
+        && !headers.has(&FORWARDED_HOST)
+    {
+        headers.put(FORWARDED_HOST, host.clone());
     }
     if let Some(hop) = hop(peer, host) {
         append(headers, FORWARDED, hop);
@@ -172,37 +213,30 @@ pub(super) fn prepare(
 }
 
 /// What a stranger says about others.
-fn forget(headers: &mut HeaderMap, clients: &ClientIp) {
-    let about_others = |name: &&HeaderName| {
-        name.as_str().starts_with("x-forwarded-")
-            || [FORWARDED, REAL_IP].contains(name)
-            || *name == clients.header_name()
-    };
-    if headers.keys().any(|name| about_others(&name)) {
-        let made_up: Vec<HeaderName> = headers.keys().filter(about_others).cloned().collect();
-        made_up.iter().for_each(|name| _ = headers.remove(name));
-    }
+fn forget(headers: &mut impl Headers, clients: &ClientIp) {
+    let believed = clients.header_name().as_bytes();
+    headers.take_out_if(|name| {
+        name.starts_with(b"x-forwarded-") || matches!(name, b"forwarded" | b"x-real-ip") || name == believed
+    });
 }
 
 /// One line, which ends with this.
-fn append(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue) {
-    match headers.entry(name) {
-        Entry::Vacant(none) => _ = none.insert(value),
-        Entry::Occupied(mut lines) => {
-            let mut joined = Vec::new();
-            for line in lines.iter() {
-                joined.extend_from_slice(line.as_bytes());
-                joined.extend_from_slice(b", ");
-            }
-            joined.extend_from_slice(value.as_bytes());
-            if let Ok(joined) = HeaderValue::from_bytes(&joined) {
-                lines.insert(joined);
-            }
-        }
+fn append(headers: &mut impl Headers, name: HeaderName, value: HeaderValue) {
+    if !headers.has(&name) {
+        return headers.put(name, value);
+    }
+    let mut joined = Vec::new();
+    for line in headers.lines(&name) {
+        joined.extend_from_slice(line);
+        joined.extend_from_slice(b", ");
+    }
+    joined.extend_from_slice(value.as_bytes());
+    if let Ok(joined) = HeaderValue::from_bytes(&joined) {
+        headers.put(name, joined);
     }
 }
 
-/// What we have seen, as RFC 7239 writes it. Who asks one host asks it again.
+/// What we have seen, as RFC 7239 writes it.
 fn hop(peer: &Peer, host: Option<&HeaderValue>) -> Option<HeaderValue> {
     let mut last = peer.hop.lock();
     if let Some((of, hop)) = last.as_ref()
@@ -230,13 +264,13 @@ fn hop_anew(peer: &Peer, host: Option<&HeaderValue>) -> Option<HeaderValue> {
     HeaderValue::try_from(hop).ok()
 }
 
-fn via(headers: &mut HeaderMap, version: Version) -> Result<(), Refused> {
+fn via(headers: &mut impl Headers, version: Version) -> Result<(), Refused> {
     let own = match version {
         Version::HTTP_2 => HeaderValue::from_static("2.0 tidegate"),
         Version::HTTP_10 => HeaderValue::from_static("1.0 tidegate"),
         _ => HeaderValue::from_static("1.1 tidegate"),
     };
-    let lines = headers.get_all(VIA).into_iter().filter_map(|line| line.to_str().ok());
+    let lines = headers.lines(VIA).filter_map(|line| std::str::from_utf8(line).ok());
     let rounds = lines.flat_map(|line| line.split(',')).filter(|hop| hop.trim_end().ends_with(OWN_NAME)).count();
     if rounds >= MAX_ROUNDS {
         return Err((
@@ -278,8 +312,8 @@ mod tests {
         let clients = ClientIp::behind(trusted.parse().unwrap());
         let (mut head, ()) = request.body(()).unwrap().into_parts();
         let peer = Peer::new("10.0.0.9".parse().unwrap(), true, &clients);
-        let host = host(&head).unwrap();
-        prepare(&mut head, host.as_ref(), &peer, &clients).unwrap();
+        let host = host(&Head::of(&mut head), &peer).unwrap();
+        prepare(&mut Head::of(&mut head), host.as_ref(), &peer, &clients).unwrap();
         head.headers
     }
 
@@ -361,8 +395,9 @@ mod tests {
             for one in hosts {
                 request = request.header("host", *one);
             }
-            let (head, ()) = request.body(()).unwrap().into_parts();
-            match host(&head) {
+            let (mut head, ()) = request.body(()).unwrap().into_parts();
+            let peer = Peer::new("10.0.0.9".parse().unwrap(), true, &ClientIp::of_peer());
+            match host(&Head::of(&mut head), &peer) {
                 Ok(host) => host.map_or("-".into(), |host| host.to_str().unwrap().to_string()),
                 Err((status, _)) => status.as_u16().to_string(),
             }

@@ -8,10 +8,11 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use tidegate::{Decision, Id};
 use tokio::time::Instant;
 
+use super::fields::Headers;
 use crate::gate::{Gate, Ruling};
 use crate::rules::{Attributes, Match, Measure, Settle};
 
@@ -27,16 +28,16 @@ pub(super) struct Later {
 }
 
 /// What is known of a response.
-struct Head<'a> {
+struct Head<'a, H> {
     status: StatusCode,
-    headers: &'a HeaderMap,
+    headers: &'a H,
 }
 
-impl Attributes for Head<'_> {
+impl<H: Headers> Attributes for Head<'_, H> {
     fn get(&self, name: &str) -> Option<Cow<'_, str>> {
         match name {
             "status" => Some(Cow::Borrowed(self.status.as_str())),
-            _ => Some(String::from_utf8_lossy(self.headers.get(name.strip_prefix("header.")?)?.as_bytes())),
+            _ => Some(String::from_utf8_lossy(self.headers.line(name.strip_prefix("header.")?, 0)?)),
         }
     }
 }
@@ -57,13 +58,14 @@ impl Later {
     }
 
     /// The response has begun: settles what is known by now, and has the ruling say what is left.
-    pub(super) async fn begin(&mut self, status: StatusCode, headers: &HeaderMap, ruling: &mut Ruling) {
+    pub(super) async fn begin(&mut self, status: StatusCode, headers: &impl Headers, ruling: &mut Ruling) {
         let head = Head { status, headers };
         for one in std::mem::take(&mut self.open) {
             let cost = match &one.rule.settle {
                 _ if !one.rule.counts(&head) => Some(0),
                 Some(settle @ Settle { by: Measure::Header(name), .. }) => {
-                    let measured = headers.get(&**name).and_then(|value| value.to_str().ok()?.trim().parse().ok());
+                    let said = headers.line(name, 0).and_then(|value| std::str::from_utf8(value).ok());
+                    let measured = said.and_then(|value| value.trim().parse().ok());
                     // Without a number, what was taken stays taken.
                     measured.map_or(Some(one.cost), |measured| Some(settle.cost(measured)))
                 }

@@ -11,6 +11,7 @@
 
 mod body;
 mod exchange;
+mod fields;
 mod first;
 mod head;
 mod later;

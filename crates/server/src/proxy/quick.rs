@@ -7,12 +7,13 @@
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::io;
+use std::ops::Range;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::http::header::CONNECTION;
-use axum::http::{HeaderValue, Response};
+use axum::http::{HeaderValue, Response, Version};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, watch};
@@ -20,8 +21,9 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::Guest;
 use super::exchange::{Admitted, Desk, No, Passed};
+use super::fields::{Fields, Headers};
 use super::first::Line;
-use super::head;
+use super::head::Head;
 use super::later::Later;
 use super::upstream::{Begun, Failed, TRIES};
 use super::whole::{self, Answered, Asked};
@@ -31,6 +33,8 @@ use crate::door::quick::write;
 
 /// The most of a request. What is longer goes the other way.
 const REQUEST_BYTES: usize = 8 << 10;
+/// The longest target that hyper takes.
+const MAX_URI_BYTES: usize = u16::MAX as usize - 1;
 /// What is read of a response together with its head.
 const FIRST_BYTES: usize = 16 << 10;
 /// What is read at once.
@@ -82,7 +86,8 @@ impl Desk {
         let settings = &self.upstreams.settings;
         let tick = [waits.patience / 2, waits.unread, waits.idle, settings.answer, settings.idle];
         let bell = Bell::of(tick.into_iter().min().unwrap_or(waits.patience), waits.idle);
-        let mut talk = Talk { desk: self, guest, waits, stream, bytes: Vec::new(), out: Vec::new(), bell };
+        let (bytes, read, out, fields) = (Vec::new(), Vec::new(), Vec::new(), Fields::default());
+        let mut talk = Talk { desk: self, guest, waits, stream, bytes, read, fields, out, bell };
         let down = shutdown.clone();
         let mut stop = pin!(shutdown.wait_for(|down| *down));
         loop {
@@ -97,7 +102,7 @@ impl Desk {
                     return Next::Over(Left::Done);
                 }
             }
-            let Some(asked) = whole::request(&talk.bytes) else { return Next::Other(talk.bytes) };
+            let Some(asked) = whole::request(&talk.bytes, &mut talk.fields) else { return Next::Other(talk.bytes) };
             let used = asked.used;
             let gone_on = match caught(talk.exchange(asked, &down)).await {
                 Some(gone_on) => gone_on,
@@ -120,6 +125,10 @@ struct Talk<'a> {
     stream: &'a mut Stream,
     /// What was read of the client: the request that is served, and what came after it.
     bytes: Vec<u8>,
+    /// What was read of the upstream: the head of a response, and some of its body.
+    read: Vec<u8>,
+    /// The headers of the request, and then of the response.
+    fields: Fields,
     /// What is to be written, to either side.
     out: Vec<u8>,
     bell: Bell,
@@ -161,18 +170,23 @@ impl Talk<'_> {
 
     /// One request, from the rules to the last byte of the response.
     async fn exchange(&mut self, asked: Asked, down: &watch::Receiver<bool>) -> Go {
-        let Asked { mut head, body_at, used } = asked;
-        let Admitted { mut passed, host, .. } = match self.desk.admit(&mut head, &self.guest.peer, None).await {
-            Ok(admitted) => admitted,
+        let Asked { method, target, body_at, used } = asked;
+        let text = |range: &Range<usize>| std::str::from_utf8(&self.bytes[range.clone()]).unwrap_or_default();
+        let (version, headers) = (Version::HTTP_11, &mut self.fields);
+        let head = Head { method: text(&method), target: text(&target), authority: None, version, headers };
+        let admitted = self.desk.admit(head, &self.guest.peer, None).await;
+        let mut passed = match admitted {
+            Ok(Admitted { passed, .. }) => passed,
             Err(no) => return self.say(*no, down).await,
         };
-        let Some(target) = head::target(&head.uri, &self.desk.upstreams.settings.upstream.base) else {
+        let base = self.desk.upstreams.settings.upstream.base.as_str();
+        if base.len() + target.len() > MAX_URI_BYTES {
             let no = self.desk.unanswered(&Failed::Target, &mut passed).await;
             return self.say(*no, down).await;
-        };
-        head::direct(&mut head, target, host.as_ref());
+        }
         self.out.clear();
-        whole::write_request(&mut self.out, &head);
+        // The host is the one that the client said, where the client said it.
+        whole::write_request(&mut self.out, &self.bytes[method], (base, &self.bytes[target]), &self.fields);
         self.out.extend_from_slice(&self.bytes[body_at..used]);
         match self.ask(&mut passed).await {
             Ok(coming) => self.give(&mut passed, coming, down).await,
@@ -189,8 +203,6 @@ impl Talk<'_> {
 /// A response that has begun to come.
 struct Coming {
     answered: Answered,
-    /// What was read of it.
-    read: Vec<u8>,
     source: Source,
 }
 
@@ -210,9 +222,9 @@ impl Talk<'_> {
             Err(Ok(failed)) => return Err(Not::No(desk.unanswered(&failed, passed).await)),
             Err(Err(left)) => return Err(Not::Over(left)),
         };
-        let mut read = Vec::new();
+        self.read.clear();
         self.bell.set(settings.answer);
-        let came = poll_fn(|context| match poll_more(&mut stream, &mut read, context) {
+        let came = poll_fn(|context| match poll_more(&mut stream, &mut self.read, context) {
             Poll::Ready(()) => Poll::Ready(Ok(())),
             Poll::Pending => self.poll_end(context).map(Err),
         });
@@ -224,10 +236,10 @@ impl Talk<'_> {
                 return Err(Not::No(desk.unanswered(&late, passed).await));
             }
         }
-        if let Some(answered) = whole::response(&read) {
-            return Ok(Coming { answered, read, source: Source { stream, place } });
+        if let Some(answered) = whole::response(&self.read, &mut self.fields) {
+            return Ok(Coming { answered, source: Source { stream, place } });
         }
-        match Line::resumed(stream, read).await {
+        match Line::resumed(stream, std::mem::take(&mut self.read)).await {
             Ok(line) => Err(Not::Other(Some(Box::new(Begun { line, place })))),
             Err(error) => Err(Not::No(desk.unanswered(&error.into(), passed).await)),
         }
@@ -270,17 +282,19 @@ impl Talk<'_> {
 
     /// Gives a response to the client, as it comes.
     async fn give(&mut self, passed: &mut Passed, coming: Coming, down: &watch::Receiver<bool>) -> Go {
-        let Coming { mut answered, read, source } = coming;
-        let later = self.desk.returned(passed, answered.status, &mut answered.headers).await;
+        let Coming { answered, source } = coming;
+        let later = self.desk.returned(passed, answered.status, &mut self.fields).await;
         let last = *down.borrow();
         if last {
-            answered.headers.insert(CONNECTION, HeaderValue::from_static("close"));
+            self.fields.put(CONNECTION, HeaderValue::from_static("close"));
         }
         self.out.clear();
-        whole::write_response(&mut self.out, &answered);
+        whole::write_response(&mut self.out, &answered, &self.read, &self.fields);
         let mut rest = Rest { left: answered.length, later, source: Some(source), stays: answered.stays };
-        let body = rest.take(self.desk, &read[answered.body_at..]);
+        let body = rest.take(self.desk, &self.read[answered.body_at..]);
         self.out.extend_from_slice(body);
+        self.read.shrink_to(REQUEST_BYTES);
+        self.fields.shrink_to(REQUEST_BYTES);
         self.flush().await?;
         while rest.left > 0 {
             self.bell.set(self.desk.upstreams.settings.idle);

@@ -3,57 +3,62 @@
 //! Only what has one meaning is read here. Whatever says something about how the connection or the body is to be treated, beyond one length in digits, is none of these.
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
-use axum::body::Bytes;
-use axum::http::header::{CONTENT_LENGTH, DATE};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, request};
+use axum::http::StatusCode;
 
+use super::fields::{Fields, write_field};
 use crate::door::quick::{decides_how, push_date};
 
 /// More headers than that go the other way.
 const MAX_HEADERS: usize = 64;
-/// As many headers are added to most messages, on either way.
-const ADDED: usize = 7;
 /// Longer lengths go the other way.
 const MAX_DIGITS: usize = 15;
 
-/// A request that has arrived whole.
+/// A request that has arrived whole: where its parts are.
 #[derive(Debug)]
 pub(super) struct Asked {
-    pub(super) head: request::Parts,
+    pub(super) method: Range<usize>,
+    pub(super) target: Range<usize>,
     /// How many bytes the head takes.
     pub(super) body_at: usize,
     /// How many bytes all of it takes.
     pub(super) used: usize,
 }
 
-/// The request at the front of `bytes`, if it is one for the short way.
-pub(super) fn request(bytes: &[u8]) -> Option<Asked> {
-    // The values of all headers share one piece of memory.
-    let bytes = Bytes::copy_from_slice(bytes);
+/// The request at the front of `bytes`, if it is one for the short way; its headers are then in `fields`.
+pub(super) fn request(bytes: &[u8], fields: &mut Fields) -> Option<Asked> {
     let mut lines = [const { MaybeUninit::uninit() }; MAX_HEADERS];
     let mut parsed = httparse::Request::new(&mut []);
-    let Ok(httparse::Status::Complete(body_at)) = parsed.parse_with_uninit_headers(&bytes, &mut lines) else {
+    let Ok(httparse::Status::Complete(body_at)) = parsed.parse_with_uninit_headers(bytes, &mut lines) else {
         return None;
     };
     let (Some(method), Some(target), Some(1)) = (parsed.method, parsed.path, parsed.version) else { return None };
-    let method = Method::from_bytes(method.as_bytes()).ok()?;
     // What is answered to these has no body, whatever it says.
-    if [Method::CONNECT, Method::HEAD].contains(&method) {
+    if matches!(method, "CONNECT" | "HEAD") {
         return None;
     }
-    if !target.starts_with('/') {
+    if !target.starts_with('/') || !target.bytes().all(is_plain) {
         return None;
     }
-    let target = Uri::from_maybe_shared(bytes.slice_ref(target.as_bytes())).ok()?;
-    let (headers, framing) = fields(parsed.headers, &bytes)?;
+    let framing = read_fields(parsed.headers, &bytes[..body_at], fields)?;
     let used = body_at.checked_add(usize::try_from(framing.length.unwrap_or(0)).ok()?)?;
     if framing.closes || used > bytes.len() {
         return None;
     }
-    let (mut head, ()) = Request::new(()).into_parts();
-    (head.method, head.uri, head.headers) = (method, target, headers);
-    Some(Asked { head, body_at, used })
+    let (method, target) = (range(bytes, method.as_bytes()), range(bytes, target.as_bytes()));
+    Some(Asked { method, target, body_at, used })
+}
+
+/// Whether nobody reads this byte of a target in a way of his own; a fragment, for one, is cut off.
+fn is_plain(byte: u8) -> bool {
+    matches!(byte, 0x21 | 0x24..=0x3b | 0x3d | 0x3f..=0x5f | 0x61..=0x7a | 0x7c | 0x7e)
+}
+
+/// Where in `bytes` a part of them is.
+fn range(bytes: &[u8], part: &[u8]) -> Range<usize> {
+    let start = part.as_ptr() as usize - bytes.as_ptr() as usize;
+    start..start + part.len()
 }
 
 /// A response whose head has arrived, and maybe some of its body.
@@ -61,8 +66,7 @@ pub(super) fn request(bytes: &[u8]) -> Option<Asked> {
 pub(super) struct Answered {
     pub(super) status: StatusCode,
     /// Its own words, if they are not the usual ones.
-    reason: Option<Bytes>,
-    pub(super) headers: HeaderMap,
+    reason: Option<Range<usize>>,
     /// How many bytes the head takes.
     pub(super) body_at: usize,
     /// How long the body is.
@@ -71,24 +75,27 @@ pub(super) struct Answered {
     pub(super) stays: bool,
 }
 
-/// The response at the front of `bytes`, if it is one for the short way.
-pub(super) fn response(bytes: &[u8]) -> Option<Answered> {
-    let bytes = Bytes::copy_from_slice(bytes);
+/// The response at the front of `bytes`, if it is one for the short way; its headers are then in `fields`.
+pub(super) fn response(bytes: &[u8], fields: &mut Fields) -> Option<Answered> {
     let mut lines = [const { MaybeUninit::uninit() }; MAX_HEADERS];
     let mut parsed = httparse::Response::new(&mut []);
-    let read = httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut parsed, &bytes, &mut lines);
+    let read = httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut parsed, bytes, &mut lines);
     let Ok(httparse::Status::Complete(body_at)) = read else { return None };
     let (Some(code), Some(reason), Some(1)) = (parsed.code, parsed.reason, parsed.version) else { return None };
     let status = StatusCode::from_u16(code).ok().filter(|status| !status.is_informational())?;
-    let own = (status.canonical_reason() != Some(reason)).then(|| Bytes::copy_from_slice(reason.as_bytes()));
-    let (headers, framing) = fields(parsed.headers, &bytes)?;
+    let own = match reason {
+        _ if status.canonical_reason() == Some(reason) => None,
+        "" => Some(0..0),
+        reason => Some(range(bytes, reason.as_bytes())),
+    };
+    let framing = read_fields(parsed.headers, &bytes[..body_at], fields)?;
     let bodiless = matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     let length = match framing.length {
         None if bodiless => 0,
         Some(length) if !bodiless => length,
         _ => return None,
     };
-    Some(Answered { status, reason: own, headers, body_at, length, stays: !framing.closes })
+    Some(Answered { status, reason: own, body_at, length, stays: !framing.closes })
 }
 
 /// What the headers of a message say about its end, and that of the connection.
@@ -97,31 +104,30 @@ struct Framing {
     closes: bool,
 }
 
-/// The headers of a message; nothing if there is one among them that the short way does not know how to treat.
-fn fields(lines: &[httparse::Header<'_>], bytes: &Bytes) -> Option<(HeaderMap, Framing)> {
+/// Reads the headers of a message; nothing if there is one among them that the short way does not know how to treat.
+fn read_fields(lines: &[httparse::Header<'_>], head: &[u8], fields: &mut Fields) -> Option<Framing> {
     let mut framing = Framing { length: None, closes: false };
-    let mut headers = HeaderMap::with_capacity(lines.len() + ADDED);
+    fields.begin(head);
     for line in lines {
-        let name = HeaderName::from_bytes(line.name.as_bytes()).ok()?;
-        match name.as_str() {
-            "content-length" => {
+        match line.name {
+            name if name.eq_ignore_ascii_case("content-length") => {
                 let said = length(line.value)?;
                 if framing.length.replace(said).is_some() {
                     return None;
                 }
             }
-            "connection" => match line.value {
+            name if name.eq_ignore_ascii_case("connection") => match line.value {
                 value if value.eq_ignore_ascii_case(b"keep-alive") => {}
                 value if value.eq_ignore_ascii_case(b"close") => framing.closes = true,
                 _ => return None,
             },
-            "keep-alive" => {}
+            name if name.eq_ignore_ascii_case("keep-alive") => {}
             name if decides_how(name) => return None,
             _ => {}
         }
-        headers.append(name, HeaderValue::from_maybe_shared(bytes.slice_ref(line.value)).ok()?);
+        fields.add(head, line);
     }
-    Some((headers, framing))
+    Some(framing)
 }
 
 /// A length that is written in digits.
@@ -132,32 +138,35 @@ fn length(value: &[u8]) -> Option<u64> {
     Some(value.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0')))
 }
 
-/// Writes the head of a request.
-pub(super) fn write_request(out: &mut Vec<u8>, head: &request::Parts) {
-    out.extend_from_slice(head.method.as_str().as_bytes());
+/// Writes the head of a request for a target behind this base.
+pub(super) fn write_request(out: &mut Vec<u8>, method: &[u8], (base, target): (&str, &[u8]), fields: &Fields) {
+    out.extend_from_slice(method);
     out.push(b' ');
-    out.extend_from_slice(head.uri.path_and_query().map_or("/", |target| target.as_str()).as_bytes());
+    out.extend_from_slice(base.as_bytes());
+    out.extend_from_slice(target);
     out.extend_from_slice(b" HTTP/1.1\r\n");
-    head.headers.iter().for_each(|(name, value)| write_field(out, name, value));
+    fields.write(out);
     out.extend_from_slice(b"\r\n");
 }
 
-/// Writes the head of a response.
-pub(super) fn write_response(out: &mut Vec<u8>, answered: &Answered) {
+/// Writes the head of a response that was read from `bytes`.
+pub(super) fn write_response(out: &mut Vec<u8>, answered: &Answered, bytes: &[u8], fields: &Fields) {
     out.extend_from_slice(b"HTTP/1.1 ");
     out.extend_from_slice(answered.status.as_str().as_bytes());
     out.push(b' ');
-    let usual = answered.status.canonical_reason().unwrap_or_default();
-    out.extend_from_slice(answered.reason.as_deref().unwrap_or(usual.as_bytes()));
+    match &answered.reason {
+        None => out.extend_from_slice(answered.status.canonical_reason().unwrap_or_default().as_bytes()),
+        Some(own) => out.extend_from_slice(&bytes[own.clone()]),
+    }
     out.extend_from_slice(b"\r\n");
     let (mut empty, mut dated) = (false, false);
-    for (name, value) in &answered.headers {
+    for (name, value) in fields.iter() {
         // A length of nothing comes last.
-        if answered.length == 0 && name == CONTENT_LENGTH {
+        if answered.length == 0 && name == b"content-length" {
             empty = true;
             continue;
         }
-        dated |= name == DATE;
+        dated |= name == b"date";
         write_field(out, name, value);
     }
     if empty {
@@ -171,16 +180,13 @@ pub(super) fn write_response(out: &mut Vec<u8>, answered: &Answered) {
     out.extend_from_slice(b"\r\n");
 }
 
-fn write_field(out: &mut Vec<u8>, name: &HeaderName, value: &HeaderValue) {
-    out.extend_from_slice(name.as_str().as_bytes());
-    out.extend_from_slice(b": ");
-    out.extend_from_slice(value.as_bytes());
-    out.extend_from_slice(b"\r\n");
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn request(bytes: &[u8]) -> Option<Asked> {
+        super::request(bytes, &mut Fields::default())
+    }
 
     #[test]
     fn requests_that_arrive_whole_go_the_short_way() {
@@ -227,6 +233,7 @@ mod tests {
             "POST / HTTP/1.1\r\nHost: a\r\nContent-Length : 0",
             "GET / HTTP/1.1\r\nHost: a\r\n folded: yes",
             "GET /\u{7f} HTTP/1.1\r\nHost: a",
+            "GET /a#b HTTP/1.1\r\nHost: a",
         ] {
             assert!(request(format!("{head}\r\n\r\n").as_bytes()).is_none(), "{head}");
         }
@@ -251,7 +258,7 @@ mod tests {
             ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: x-own", None, true),
             ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTrailer: x", None, true),
         ] {
-            let found = response(format!("{head}\r\n\r\n").as_bytes());
+            let found = response(format!("{head}\r\n\r\n").as_bytes(), &mut Fields::default());
             assert_eq!(found.as_ref().map(|found| found.length), length, "{head}");
             assert!(found.is_none_or(|found| found.stays == stays), "{head}");
         }

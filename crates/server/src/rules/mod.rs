@@ -16,7 +16,7 @@ use tidegate::{Limits, OnFailure, Scope, Subject, SyncMode, Terms};
 
 pub use outcome::{Measure, Settle};
 pub use pattern::{MAX_PATTERN_BYTES, Pattern, PatternError};
-pub use request::{HttpRequest, HttpRequestError, MAX_CLAIMS_BYTES, MAX_METHOD_BYTES, MAX_URI_BYTES};
+pub use request::{HeaderLines, HttpRequest, HttpRequestError, MAX_CLAIMS_BYTES, MAX_METHOD_BYTES, MAX_URI_BYTES};
 
 /// The most rules there may be.
 pub const MAX_RULES: usize = 1000;
@@ -271,7 +271,7 @@ fn holds(conditions: &[Condition], attributes: &(impl Attributes + ?Sized)) -> b
 fn key(by: &[Arc<str>], attributes: &(impl Attributes + ?Sized)) -> Vec<u8> {
     match by {
         [] => Vec::new(),
-        [name] => attributes.key(name).unwrap_or_default().as_bytes().to_vec(),
+        [name] => attributes.key(name).unwrap_or_default().into_owned().into_bytes(),
         names => {
             let mut key = Vec::new();
             for name in names {

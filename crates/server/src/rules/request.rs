@@ -5,9 +5,10 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::OnceLock;
 
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::Value;
@@ -22,6 +23,18 @@ pub const MAX_METHOD_BYTES: usize = 32;
 /// The longest middle of a token that is looked into for claims, in bytes; of a longer one nothing is known.
 pub const MAX_CLAIMS_BYTES: usize = 8 << 10;
 
+/// The headers of a request, wherever they are kept.
+pub trait HeaderLines: fmt::Debug + Sync {
+    /// The value of one line of this name; those of one name are counted from 0.
+    fn line(&self, name: &str, index: usize) -> Option<&[u8]>;
+}
+
+impl HeaderLines for HeaderMap {
+    fn line(&self, name: &str, index: usize) -> Option<&[u8]> {
+        self.get_all(name).iter().nth(index).map(HeaderValue::as_bytes)
+    }
+}
+
 /// A request over HTTP.
 #[derive(Debug)]
 pub struct HttpRequest<'a> {
@@ -30,7 +43,7 @@ pub struct HttpRequest<'a> {
     path: Cow<'a, str>,
     query: &'a str,
     host: Cow<'a, str>,
-    headers: &'a HeaderMap,
+    headers: &'a dyn HeaderLines,
     claims: OnceLock<BTreeMap<String, Value>>,
 }
 
@@ -62,7 +75,7 @@ impl<'a> HttpRequest<'a> {
         method: &'a str,
         target: &'a str,
         host: &'a str,
-        headers: &'a HeaderMap,
+        headers: &'a dyn HeaderLines,
     ) -> Result<Self, HttpRequestError> {
         let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
         if method.is_empty() || method.len() > MAX_METHOD_BYTES || !method.bytes().all(token) {
@@ -86,12 +99,16 @@ impl<'a> HttpRequest<'a> {
         Ok(HttpRequest { client, method, path, query, host, headers, claims: OnceLock::new() })
     }
 
+    fn lines(&self, name: &str) -> impl Iterator<Item = &[u8]> {
+        (0..).map_while(move |index| self.headers.line(name, index))
+    }
+
     /// The values of all lines of a header; as the standard says, they are one list.
     fn header(&self, name: &str) -> Option<Cow<'_, str>> {
         if name.eq_ignore_ascii_case("host") {
             return Some(Cow::Borrowed(&*self.host)); // that of the connection may be somebody else's
         }
-        let mut lines = self.headers.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
+        let mut lines = self.lines(name).map(String::from_utf8_lossy);
         let first = lines.next()?;
         Some(lines.fold(first, |all, line| Cow::Owned(format!("{all}, {line}"))))
     }
@@ -104,14 +121,15 @@ impl<'a> HttpRequest<'a> {
 
     /// The first cookie of this name.
     fn cookie(&self, name: &str) -> Option<Cow<'_, str>> {
-        let lines = self.headers.get_all(header::COOKIE).iter().filter_map(|line| line.to_str().ok());
+        let plain = |line: &&[u8]| line.iter().all(|byte| (b' '..0x7f).contains(byte) || *byte == b'\t');
+        let lines = self.lines(header::COOKIE.as_str()).filter(plain).filter_map(|line| std::str::from_utf8(line).ok());
         let mut cookies = lines.flat_map(|line| line.split(';')).filter_map(|cookie| cookie.split_once('='));
         cookies.find(|(own, _)| own.trim() == name).map(|(_, value)| Cow::Borrowed(value.trim()))
     }
 
     /// The token of `Authorization: Bearer`.
     fn bearer(&self) -> Option<&[u8]> {
-        let (scheme, token) = self.headers.get(header::AUTHORIZATION)?.as_bytes().split_at_checked(7)?;
+        let (scheme, token) = self.headers.line(header::AUTHORIZATION.as_str(), 0)?.split_at_checked(7)?;
         let token = token.trim_ascii();
         (scheme.eq_ignore_ascii_case(b"bearer ") && !token.is_empty()).then_some(token)
     }

@@ -147,8 +147,11 @@ fn told(short_way: bool) -> (Told, Vec<(String, String)>) {
         if ends {
             assert!(client.is_over(), "{request}");
         } else if !request.contains("HTTP/1.0") && !request.contains("Connection: close") {
-            // It stays.
-            assert_eq!(client.get("/plain", "").status, 200, "{request}");
+            // It stays. An upstream that closes without a word may do so while the next request is on its way to it, which is told as 502.
+            let path = request.split([' ', '?']).nth(1).unwrap_or_default();
+            let closes = RESPONSES.iter().any(|(own, pieces)| *own == path && pieces.last() != Some(&"stay"));
+            let status = client.get("/plain", "").status;
+            assert!(status == 200 || closes && status == 502, "{status} after {request}");
         }
     }
     let seen = seen.lock().unwrap().clone();

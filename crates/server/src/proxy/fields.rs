@@ -1,0 +1,288 @@
+//! Headers of a message, wherever they are kept: what is done to them is written once, for both ways.
+//!
+//! On the other way they are hyper's, a table with a piece of memory for each value. On the [short way](super::quick) they are a list over the text that arrived, and what is added
+//! stands behind it: a message has so few of them that looking at one after the other costs less than a table does, and nothing is allocated for a request but once in a conversation.
+
+use axum::http::header::AsHeaderName;
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::rules::HeaderLines;
+
+/// Headers that can be looked up and changed. Names are in lower case.
+pub(super) trait Headers: HeaderLines {
+    /// The values of all lines of this name.
+    fn lines<'a, N: AsHeaderName + AsRef<str> + 'a>(&'a self, name: N) -> impl Iterator<Item = &'a [u8]>;
+
+    /// Whether there is a name of which this is true.
+    fn any_name(&self, is: impl Fn(&[u8]) -> bool) -> bool;
+
+    /// Takes out all lines of this name.
+    fn take_out(&mut self, name: &HeaderName);
+
+    /// Takes out all lines of names of which this is true.
+    fn take_out_if(&mut self, is: impl Fn(&[u8]) -> bool);
+
+    /// One line of this name, in place of those that there are.
+    fn put(&mut self, name: HeaderName, value: HeaderValue);
+
+    /// Whether there is a line of this name.
+    fn has(&self, name: &HeaderName) -> bool {
+        self.lines(name).next().is_some()
+    }
+}
+
+impl Headers for HeaderMap {
+    fn lines<'a, N: AsHeaderName + AsRef<str> + 'a>(&'a self, name: N) -> impl Iterator<Item = &'a [u8]> {
+        self.get_all(name).into_iter().map(HeaderValue::as_bytes)
+    }
+
+    fn any_name(&self, is: impl Fn(&[u8]) -> bool) -> bool {
+        self.keys().any(|name| is(name.as_str().as_bytes()))
+    }
+
+    fn take_out(&mut self, name: &HeaderName) {
+        self.remove(name);
+    }
+
+    fn take_out_if(&mut self, is: impl Fn(&[u8]) -> bool) {
+        if self.any_name(&is) {
+            let names: Vec<HeaderName> = self.keys().filter(|name| is(name.as_str().as_bytes())).cloned().collect();
+            names.iter().for_each(|name| _ = self.remove(name));
+        }
+    }
+
+    fn put(&mut self, name: HeaderName, value: HeaderValue) {
+        self.insert(name, value);
+    }
+}
+
+/// The headers of one message after the other, in one piece of memory. They stand as hyper's table would have them: lines of one name together, and in place of a name that was taken out
+/// the one that was last.
+#[derive(Debug, Default)]
+pub(super) struct Fields {
+    text: Vec<u8>,
+    list: Vec<Field>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Field {
+    name: Span,
+    value: Span,
+}
+
+/// A part of the text.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    start: u32,
+    end: u32,
+}
+
+impl Span {
+    #[allow(clippy::cast_possible_truncation, reason = "heads are read in pieces of kilobytes")]
+    fn of(start: usize, end: usize) -> Self {
+        Span { start: start as u32, end: end as u32 }
+    }
+
+    fn within(self, text: &[u8]) -> &[u8] {
+        &text[self.start as usize..self.end as usize]
+    }
+}
+
+impl Fields {
+    /// Begins anew, with the text in which the lines of a head stand.
+    pub(super) fn begin(&mut self, head: &[u8]) {
+        self.list.clear();
+        self.text.clear();
+        self.text.extend_from_slice(head);
+    }
+
+    /// Adds a line that stands in the text.
+    pub(super) fn add(&mut self, head: &[u8], line: &httparse::Header<'_>) {
+        // What is empty may stand anywhere.
+        let span = |part: &[u8]| match part.is_empty() {
+            true => Span::of(0, 0),
+            false => {
+                let start = part.as_ptr() as usize - head.as_ptr() as usize;
+                Span::of(start, start + part.len())
+            }
+        };
+        let field = Field { name: span(line.name.as_bytes()), value: span(line.value) };
+        self.text[field.name.start as usize..field.name.end as usize].make_ascii_lowercase();
+        let name = field.name.within(&self.text);
+        match self.list.iter().rposition(|own| own.name.within(&self.text) == name) {
+            None => self.list.push(field),
+            Some(last) => self.list.insert(last + 1, field),
+        }
+    }
+
+    /// Names and values, in the order in which they are written.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        self.list.iter().map(|field| (field.name.within(&self.text), field.value.within(&self.text)))
+    }
+
+    /// Writes them as they go over the wire.
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        self.iter().for_each(|(name, value)| write_field(out, name, value));
+    }
+
+    /// Gives back memory beyond this.
+    pub(super) fn shrink_to(&mut self, bytes: usize) {
+        self.text.shrink_to(bytes);
+    }
+
+    /// Where the lines of this name stand.
+    fn found(&self, is: impl Fn(&[u8]) -> bool) -> Option<std::ops::Range<usize>> {
+        let start = self.list.iter().position(|field| is(field.name.within(&self.text)))?;
+        let same = self.list[start..].iter().take_while(|field| is(field.name.within(&self.text))).count();
+        Some(start..start + same)
+    }
+
+    /// Takes lines of one name out, and puts the last name in their place.
+    fn take_out_at(&mut self, lines: std::ops::Range<usize>) {
+        if lines.end == self.list.len() {
+            self.list.truncate(lines.start);
+            return;
+        }
+        let Some(last) = self.list.last().map(|field| field.name.within(&self.text)) else { return };
+        let Some(moved) = self.found(|own| own == last) else { return };
+        if lines.len() == 1 && moved.len() == 1 {
+            self.list.swap_remove(lines.start);
+        } else {
+            let moved = self.list.split_off(moved.start);
+            self.list.splice(lines, moved);
+        }
+    }
+
+    fn push(&mut self, bytes: &[u8]) -> Span {
+        let start = self.text.len();
+        self.text.extend_from_slice(bytes);
+        Span::of(start, self.text.len())
+    }
+}
+
+impl HeaderLines for Fields {
+    fn line(&self, name: &str, index: usize) -> Option<&[u8]> {
+        let own = self.iter().filter(|(own, _)| own.eq_ignore_ascii_case(name.as_bytes()));
+        own.map(|(_, value)| value).nth(index)
+    }
+}
+
+impl Headers for Fields {
+    fn lines<'a, N: AsHeaderName + AsRef<str> + 'a>(&'a self, name: N) -> impl Iterator<Item = &'a [u8]> {
+        self.iter().filter(move |(own, _)| *own == name.as_ref().as_bytes()).map(|(_, value)| value)
+    }
+
+    fn any_name(&self, is: impl Fn(&[u8]) -> bool) -> bool {
+        self.iter().any(|(name, _)| is(name))
+    }
+
+    fn take_out(&mut self, name: &HeaderName) {
+        let name = name.as_str().as_bytes();
+        if let Some(lines) = self.found(|own| own == name) {
+            self.take_out_at(lines);
+        }
+    }
+
+    fn take_out_if(&mut self, is: impl Fn(&[u8]) -> bool) {
+        // Which they are is known before the first of them is gone, for others take its place.
+        if self.any_name(&is) {
+            let names = self.iter().map(|(name, _)| name).filter(|name| is(name));
+            let mut names: Vec<Vec<u8>> = names.map(<[u8]>::to_vec).collect();
+            names.dedup();
+            for name in names {
+                if let Some(lines) = self.found(|own| own == name) {
+                    self.take_out_at(lines);
+                }
+            }
+        }
+    }
+
+    fn put(&mut self, name: HeaderName, value: HeaderValue) {
+        let value = self.push(value.as_bytes());
+        let name = name.as_str().as_bytes();
+        match self.found(|own| own == name) {
+            None => {
+                let name = self.push(name);
+                self.list.push(Field { name, value });
+            }
+            Some(lines) => {
+                self.list[lines.start].value = value;
+                self.list.drain(lines.start + 1..lines.end);
+            }
+        }
+    }
+}
+
+/// Writes one line.
+pub(super) fn write_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+    out.extend_from_slice(name);
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const NAMES: [&str; 6] = ["via", "x-a", "x-bc", "cookie", "close", "connection"];
+
+    /// What is done to headers.
+    #[derive(Clone, Debug)]
+    enum Step {
+        TakeOut(usize),
+        TakeOutX,
+        Put(usize, usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => (0..NAMES.len()).prop_map(Step::TakeOut),
+            1 => Just(Step::TakeOutX),
+            3 => (0..NAMES.len(), 0..10_usize).prop_map(|(name, value)| Step::Put(name, value)),
+        ]
+    }
+
+    fn change(headers: &mut impl Headers, step: &Step) {
+        match step {
+            Step::TakeOut(name) => headers.take_out(&HeaderName::from_static(NAMES[*name])),
+            Step::TakeOutX => headers.take_out_if(|name| name.starts_with(b"x-")),
+            Step::Put(name, value) => headers.put(HeaderName::from_static(NAMES[*name]), (*value).into()),
+        }
+    }
+
+    proptest! {
+        /// Both ways write the same heads because the list does what the table does.
+        #[test]
+        fn the_list_does_what_the_table_does(
+            lines in prop::collection::vec((0..NAMES.len(), 0..10_usize), 0..12),
+            steps in prop::collection::vec(step(), 0..8),
+        ) {
+            let head: String = lines.iter().map(|(name, value)| format!("{}: {value}\r\n", NAMES[*name].to_uppercase())).collect();
+            let head = format!("GET / HTTP/1.1\r\n{head}\r\n");
+            let mut parsed = [httparse::EMPTY_HEADER; 16];
+            let mut request = httparse::Request::new(&mut parsed);
+            prop_assert!(request.parse(head.as_bytes()).unwrap().is_complete());
+            let (mut table, mut list) = (HeaderMap::new(), Fields::default());
+            list.begin(head.as_bytes());
+            for line in request.headers.iter() {
+                list.add(head.as_bytes(), line);
+                table.append(HeaderName::from_bytes(line.name.as_bytes()).unwrap(), HeaderValue::from_bytes(line.value).unwrap());
+            }
+            for step in &steps {
+                change(&mut table, step);
+                change(&mut list, step);
+            }
+            let (mut from_table, mut from_list) = (Vec::new(), Vec::new());
+            table.iter().for_each(|(name, value)| write_field(&mut from_table, name.as_str().as_bytes(), value.as_bytes()));
+            list.write(&mut from_list);
+            prop_assert_eq!(String::from_utf8(from_list), String::from_utf8(from_table));
+            for name in NAMES {
+                prop_assert_eq!(list.lines(name).collect::<Vec<_>>(), table.lines(name).collect::<Vec<_>>());
+                prop_assert_eq!(list.line(name, 1), table.line(name, 1));
+            }
+        }
+    }
+}
