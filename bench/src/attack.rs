@@ -24,7 +24,7 @@ const ATTACKS: [&str; 7] = ["quiet", "busy", "reset", "unread", "ping", "setting
 pub fn run(args: &[&str]) {
     match args {
         [] => measure(),
-        ["server"] => crate::server::serve_tidegate(10_000),
+        ["server"] => crate::server::serve_tidegate(10_000, "auto"),
         ["as", kind, address] => attack(kind, address.parse().expect("an address")),
         _ => {
             eprintln!("attack {}: expected nothing behind it", args.join(" "));
@@ -215,7 +215,7 @@ fn resident(pid: u32) -> u64 {
 pub fn crowd(args: &[&str]) {
     match args {
         [] => crowd_of(2, 9_500),
-        ["server"] => crate::server::serve_tidegate(20_000),
+        ["server"] => crate::server::serve_tidegate(20_000, "auto"),
         ["client", address, count] => be_many(address.parse().expect("an address"), count.parse().expect("a number")),
         _ => crowd_of(2, args.join(" ").parse::<usize>().expect("a number of connections") / 2),
     }
