@@ -32,7 +32,7 @@ pub fn run(args: &[&str]) {
             let upstream = Own::start_as(&["server", "axum"]);
             measure("the proxy", &Own::start_as(&["proxy", "serve", &upstream.http.to_string()]));
         }
-        ["server"] => crate::server::serve_tidegate(10_000),
+        ["server"] => crate::server::serve_tidegate(10_000, "auto"),
         ["as", kind, address] => attack(kind, address.parse().expect("an address")),
         _ => {
             eprintln!("attack {}: expected http or proxy", args.join(" "));
@@ -243,7 +243,7 @@ fn resident(pid: u32) -> u64 {
 pub fn crowd(args: &[&str]) {
     match args {
         [] => crowd_of(2, 9_500),
-        ["server"] => crate::server::serve_tidegate(20_000),
+        ["server"] => crate::server::serve_tidegate(20_000, "auto"),
         ["client", address, count] => be_many(address.parse().expect("an address"), count.parse().expect("a number")),
         _ => crowd_of(2, args.join(" ").parse::<usize>().expect("a number of connections") / 2),
     }

@@ -33,7 +33,8 @@ pub fn run(args: &[&str]) {
         ["resp", depths @ ..] => resp(&depths.iter().map(|depth| depth.parse().expect("a depth")).collect::<Vec<_>>()),
         ["http"] => http(),
         // What is measured, as processes of their own.
-        ["tidegate"] => serve_tidegate(1024),
+        ["tidegate"] => serve_tidegate(1024, "auto"),
+        ["tidegate", threads] => serve_tidegate(1024, threads),
         ["bound"] => crate::bound::serve(),
         ["axum"] => serve_axum(false),
         ["axum-json"] => serve_axum(true),
@@ -89,6 +90,7 @@ fn resp(depths: &[u32]) {
     let server =
         Server::builder(Flavor::Redis7).arg("--loadmodule", module.to_str().expect("a path that is text")).start();
     let (own, bound) = (Own::start("tidegate"), Own::start("bound"));
+    let alone = Own::start_as(&["server", "tidegate", "1"]);
     for depth in depths {
         let requests: u32 = match depth {
             1 => 40_000,
@@ -100,6 +102,7 @@ fn resp(depths: &[u32]) {
             Contender::new("Redis PING", server.pid(), server.port(), &["PING"]),
             Contender::new("redis-cell CL.THROTTLE", server.pid(), server.port(), &throttle),
             Contender::new("tidegate CL.THROTTLE", own.child.id(), own.resp.port(), &throttle),
+            Contender::new("tidegate, one thread, CL.THROTTLE", alone.child.id(), alone.resp.port(), &throttle),
             Contender::new("tidegate PING", own.child.id(), own.resp.port(), &["PING"]),
             Contender::new("bound: tokio, flat16, the reply", bound.child.id(), bound.resp.port(), &throttle),
         ];
@@ -271,12 +274,12 @@ pub(crate) fn until_left_alone(http: SocketAddr, resp: SocketAddr) {
 }
 
 /// Our server, which lets so many connections in.
-pub(crate) fn serve_tidegate(connections: usize) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+pub(crate) fn serve_tidegate(connections: usize, threads: &str) {
     let text = format!(
-        "listen: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\nconnections: {{ max: {connections}, max_per_ip: {connections} }}\n"
+        "listen: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\nconnections: {{ max: {connections}, max_per_ip: {connections} }}\nthreads: {threads}\n"
     );
     let config = Config::parse(&text, "bench").expect("a configuration");
+    let runtime = config.threads.runtime().expect("a runtime");
     let running = runtime.block_on(start(config, Options::default())).expect("open doors");
     until_left_alone(running.http.expect("a door"), running.resp.expect("a door"));
 }

@@ -439,6 +439,9 @@ pub(crate) struct Serve {
     /// A file with 16 to 512 bytes at random that all servers of one store share, so that nobody else can choose the slots of keys
     #[arg(long, value_name = "FILE", env = "TIDEGATE_STORE_SECRET_FILE")]
     pub(crate) store_secret_file: Option<PathBuf>,
+    /// How many threads serve: a number, or `auto`, one for each core; see docs/operations.md
+    #[arg(long, value_name = "N", env = "TIDEGATE_THREADS")]
+    pub(crate) threads: Option<tidegate_server::Threads>,
     /// Print what counts, from file, environment and options, and stop
     #[arg(long)]
     pub(crate) print_config: bool,
@@ -534,6 +537,9 @@ pub(crate) struct Proxy {
     /// Where HTTP listens for metrics and admin calls; nowhere unless said
     #[arg(long, value_name = "ADDR", env = "TIDEGATE_ADMIN", value_parser = door)]
     pub(crate) admin: Option<DoorAt>,
+    /// How many threads serve: a number, or `auto`, one for each core; see docs/operations.md
+    #[arg(long, value_name = "N", env = "TIDEGATE_THREADS")]
+    pub(crate) threads: Option<tidegate_server::Threads>,
     /// Print what counts, from file, environment and options, and stop
     #[arg(long)]
     pub(crate) print_config: bool,

@@ -27,6 +27,7 @@ use crate::rules::{
     Budget, Condition, Cost, Failure, MAX_NAME_BYTES, MAX_RULES, Measure, Mode, Override, Pattern, Rule, Rules, Settle,
     outcome,
 };
+use crate::threads::Threads;
 
 /// The largest file that is read, in bytes.
 pub const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -40,6 +41,8 @@ pub struct Config {
     pub store: String,
     /// A file with the secret that keeps others from choosing slots of a cluster; instead of one in the URL.
     pub store_secret_file: Option<PathBuf>,
+    /// How many threads serve.
+    pub threads: Threads,
     /// Where each door listens.
     pub listen: Listen,
     /// Who is the client of a request, and whose word about that is believed.
@@ -211,6 +214,8 @@ struct File {
     store: Option<Text>,
     #[serde(default)]
     store_secret_file: Option<Text>,
+    #[serde(default)]
+    threads: Option<Word<Threads>>,
     #[serde(default)]
     listen: ListenFile,
     #[serde(default)]
@@ -582,6 +587,7 @@ impl File {
         Ok(Config {
             store: self.store.map_or_else(|| "memory".into(), |store| store.0),
             store_secret_file: self.store_secret_file.map(|file| file.0.into()),
+            threads: self.threads.map_or_else(Threads::default, |word| word.0),
             listen: Listen {
                 http: door(self.listen.http, default.http),
                 grpc: door(self.listen.grpc, default.grpc),
@@ -996,6 +1002,8 @@ rules:
             ("rules:\n  - name: a\n    limit:\n", "f:3:"),
             ("rules:\n  - name: a b\n    limit: 1/s\n", "f:2:11: "),
             ("listen: { http: nowhere }\n", "f:1:17: "),
+            ("threads: 0\n", "f:1:10: threads \"0\": expected auto, or a number from 1 to 1024"),
+            ("threads: many\n", "f:1:10: threads \"many\": expected auto, or a number from 1 to 1024"),
             ("rules:\n  - name: a\n    limit: 1/s\n    when: { path: '' }\n", "f:4:"),
             ("rules:\n  - name: a\n    limit: 1/s\n    mode: maybe\n", "f:4:11: "),
             ("rules:\n  - { name: a, limit: 1/s }\n  - { name: a, limit: 2/s }\n", "f: two rules are called \"a\""),

@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use tidegate::{
-    Awaited, BreakerState, Check, Decision, Id, Limit, MAX_KEY_BYTES, Memory, Near, Op, Redis, Source, Store,
-    StoreError, Subject, Timestamp, Verdict,
+    Awaited, BreakerState, Check, Decision, Id, Limit, MAX_KEY_BYTES, Memory, Near, Op, Redis, Scope, Series, Source,
+    Store, StoreError, Subject, Timestamp, Verdict,
 };
 
 use crate::http::Manners;
@@ -349,6 +349,38 @@ impl Gate {
     pub(crate) fn count(&self, together: &mut Together) {
         let Together { began, allowed, denied, .. } = together;
         self.inner.observer.decided_together(self.door, began.take(), std::mem::take(allowed), std::mem::take(denied));
+    }
+
+    /// Questions that differ in nothing but their keys, if they can be answered here and now.
+    pub(crate) fn series(&self, scope: &Scope<'_>, limit: &Limit) -> Option<Series> {
+        let Backend::Memory(memory) = &self.inner.store else { return None };
+        Some(memory.series(scope, limit))
+    }
+
+    /// Decides one charge on each key, one after the other, as [`check_at_once`](Gate::check_at_once) does; at one moment, and counted once. `rule` is the
+    /// name of the rule whose keys they are, or nothing.
+    #[inline]
+    pub(crate) fn check_each(
+        &self,
+        series: &Series,
+        rule: &str,
+        keys: &[&[u8]],
+        cost: u64,
+        mut answer: impl FnMut(&Verdict),
+    ) {
+        let observer = &self.inner.observer;
+        let began = observer.metrics().clock_of_some(self.door, keys.len() as u64);
+        let (mut allowed, mut denied) = (0, 0);
+        series.check_each(keys, cost, series.memory().clock().now(), |key, verdict| {
+            if verdict.allowed {
+                allowed += 1;
+            } else {
+                denied += 1;
+                observer.denied(self.door, rule, key);
+            }
+            answer(&verdict);
+        });
+        observer.decided_together(self.door, began, allowed, denied);
     }
 
     /// Checks one budget that was matched, if that can be done here and now: as [`check_at_once`](Gate::check_at_once), for a rule that is enforced and

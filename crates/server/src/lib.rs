@@ -21,5 +21,7 @@ pub mod resp;
 pub mod rules;
 mod run;
 mod supervise;
+mod threads;
 
 pub use run::{BUILT_IN, DRAIN, Options, Running, StartError, start, start_over};
+pub use threads::{MAX_THREADS, Threads};

@@ -23,6 +23,7 @@ impl Config {
         if let Some(file) = &self.store_secret_file {
             let _ = writeln!(out, "store_secret_file: {}", path(file));
         }
+        let _ = writeln!(out, "threads: {}", self.threads);
         let listen = &self.listen;
         let doors = [
             ("http", listen.http),
@@ -227,6 +228,7 @@ mod tests {
     const FULL: &str = r#"
 store: redis://alice:sesame@127.0.0.1:6390/3
 store_secret_file: /run/slots
+threads: 3
 listen: { http: "[::1]:8080", grpc: off, resp: 127.0.0.1:6380, admin: 127.0.0.1:9090 }
 trusted_proxies: [10.0.0.0/8, "fd00::/8"]
 client_ip: { header: Forwarded, ipv6_prefix: 56 }

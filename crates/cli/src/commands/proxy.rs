@@ -74,6 +74,7 @@ fn overlay(config: &mut Config, args: &args::Proxy) -> Result<()> {
     if let Some(store) = &args.store {
         config.store.clone_from(store);
     }
+    config.threads = args.threads.unwrap_or(config.threads);
     if let Some(trusted) = &args.trust {
         let clients = ClientIp::behind(trusted.clone());
         config.clients = clients.header(config.clients.header_name())?.ipv6_prefix(config.clients.prefix())?;

@@ -36,8 +36,7 @@ pub(super) fn run(args: args::Serve) -> Result<Outcome> {
 pub(super) fn until_told(config: Config, options: Options) -> Result<Outcome> {
     raise_files();
     let secure = config.tls.is_some();
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("could not start a runtime")?;
+    let runtime = config.threads.runtime().context("could not start a runtime")?;
     let outcome = runtime.block_on(async {
         // Before anything is said, so that whoever reads it can already stop us.
         let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -62,6 +61,7 @@ fn overlay(config: &mut Config, args: &args::Serve) -> Result<()> {
     if args.store_secret_file.is_some() {
         config.store_secret_file.clone_from(&args.store_secret_file);
     }
+    config.threads = args.threads.unwrap_or(config.threads);
     let doors = &mut config.listen;
     for (said, door) in [
         (args.http, &mut doors.http),

@@ -206,7 +206,7 @@ fn running_out_of_files_is_survived_at_every_door() {
 fn the_file_is_overridden_by_the_environment_and_that_by_options() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tidegate.yaml");
-    let text = "store: redis://bob:hush@127.0.0.1:1/\nlisten: { http: 127.0.0.1:1, resp: 127.0.0.1:1, grpc: off }\nlog: { level: warn }\n";
+    let text = "store: redis://bob:hush@127.0.0.1:1/\nlisten: { http: 127.0.0.1:1, resp: 127.0.0.1:1, grpc: off }\nlog: { level: warn }\nthreads: 5\n";
     std::fs::write(&file, text).unwrap();
     let print = |args: &[&str], variables: &[(&str, &str)], input: &str| {
         let mut command = tidegate(&["serve", "--print-config"]);
@@ -217,12 +217,14 @@ fn the_file_is_overridden_by_the_environment_and_that_by_options() {
     let path = file.to_str().unwrap();
     let of_file = print(&["--config", path], &[], "");
     assert!(of_file.contains("http: \"127.0.0.1:1\"") && of_file.contains("level: \"warn\""), "{of_file}");
+    assert!(of_file.contains("\nthreads: 5\n"), "{of_file}");
     assert!(of_file.contains("store: \"redis://:***@127.0.0.1:1\"") && !of_file.contains("hush"), "{of_file}");
     let variables = [
         ("TIDEGATE_CONFIG", path),
         ("TIDEGATE_HTTP", "127.0.0.1:2"),
         ("TIDEGATE_RESP", "127.0.0.1:2"),
         ("TIDEGATE_STORE", "memory"),
+        ("TIDEGATE_THREADS", "2"),
         ("TIDEGATE_STORE_SECRET_FILE", "/run/slots"),
         ("TIDEGATE_TOKEN", "sesame"),
         ("TIDEGATE_ADMIN_TOKEN_FILE", "/run/admin"),
@@ -232,6 +234,7 @@ fn the_file_is_overridden_by_the_environment_and_that_by_options() {
         "# a check token was given, and is not shown\n",
         "store: \"memory\"",
         "store_secret_file: \"/run/slots\"",
+        "threads: 2\n",
         "http: \"127.0.0.1:2\"",
         "resp: \"off\"",
         "level: \"debug\"",
@@ -241,12 +244,17 @@ fn the_file_is_overridden_by_the_environment_and_that_by_options() {
         assert!(mixed.contains(expected), "{expected} is not in\n{mixed}");
     }
     assert!(!mixed.contains("sesame"), "{mixed}");
+    assert!(print(&["--threads", "auto"], &variables, "").contains("\nthreads: auto\n"));
     // What is printed is a file, and says the same again.
     let again = print(&["--config", "-"], &[], &mixed);
     assert_eq!(again, mixed.split_once('\n').unwrap().1);
     let wrong = tidegate(&["serve", "--config", "-"]).write_stdin("stor: memory\n").output().unwrap();
     assert_eq!(wrong.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("standard input:1:1"), "{wrong:?}");
+    let none = tidegate(&["serve", "--threads", "0"]).output().unwrap();
+    assert_eq!(none.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&none.stderr);
+    assert!(said.contains("--threads") && said.contains("expected auto, or a number from 1 to 1024"), "{said}");
 }
 
 #[test]

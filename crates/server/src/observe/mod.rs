@@ -232,7 +232,8 @@ impl Observer {
         self.inner.log.warn("a gateway cannot be answered", if left_out == 0 { &fields[..1] } else { &fields });
     }
 
-    fn denied(&self, door: Door, rule: &str, key: &[u8]) {
+    /// Somebody was denied something, by a rule or, if it has no name, by a limit that the caller brought.
+    pub(crate) fn denied(&self, door: Door, rule: &str, key: &[u8]) {
         let secs = self.inner.top.secs();
         self.inner.top.denied(rule, key, secs);
         self.sample(door, rule, Some(key), secs);

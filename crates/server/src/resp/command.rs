@@ -10,6 +10,7 @@ use tidegate::{Awaited, Check, Decision, Id, Limit, Limits, Op, Scope, Source, S
 
 use tokio::time::Instant;
 
+use super::alike::Alike;
 use super::frame::{Known, NO_SHAPE, Shape, Words};
 use super::reply::Replies;
 use super::throttle::{Parameters, Throttle};
@@ -18,8 +19,8 @@ use crate::gate::{Backend, Door, Gate, Together};
 use crate::observe::metrics::Refusal;
 
 /// Keys of `CL.THROTTLE` are a namespace of their own. No rule can have this name.
-const CELL: &str = "cl:throttle";
-const CELL_SCOPE: Scope<'static> = Scope::Rule(Cow::Borrowed(CELL));
+pub(crate) const CELL: &str = "cl:throttle";
+pub(crate) const CELL_SCOPE: Scope<'static> = Scope::Rule(Cow::Borrowed(CELL));
 
 /// The longest name that a client may give itself, in bytes.
 const MAX_NAME_BYTES: usize = 128;
@@ -44,6 +45,8 @@ pub(crate) struct Session {
     kind: (Shape, Kind),
     /// The last command that was read.
     pub(crate) known: Known,
+    /// What commands like that ask.
+    pub(crate) alike: Alike,
     /// Room for the words of commands.
     pub(crate) words: Words<'static>,
 }
@@ -85,6 +88,7 @@ impl Session {
             throttle: Parameters::default(),
             kind: (NO_SHAPE, Kind::Other),
             known: Known::default(),
+            alike: Alike::default(),
             words: Words::new(),
         }
     }
@@ -476,11 +480,11 @@ impl Session {
 /// A check that came with others.
 pub(crate) struct Question<'w> {
     key: &'w [u8],
-    cost: u64,
-    under: Under,
+    pub(crate) cost: u64,
+    pub(crate) under: Under,
 }
 
-enum Under {
+pub(crate) enum Under {
     /// The limit of a `CL.THROTTLE`, which is also answered as such.
     Throttle(Limit),
     Limits(Limits),

@@ -3,6 +3,7 @@
 //! One task per connection. It reads what there is, answers every complete command in it, and writes all answers at once. A client that does not read its
 //! answers is not read from either; one that begins a command must end it soon.
 
+mod alike;
 mod command;
 mod frame;
 mod reply;
@@ -20,6 +21,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use self::alike::Answered;
 use self::command::{Command, Session};
 use self::frame::{Known, Next, Shape, Words};
 pub use self::frame::{MAX_COMMAND_BYTES, MAX_LINE_BYTES, MAX_UNKNOWN_BYTES, MAX_WORDS};
@@ -246,8 +248,12 @@ const MAX_KEPT_WORDS: usize = AHEAD * 6;
 
 /// Answers complete commands at the front of `bytes`, one turn of them.
 async fn answer_turn(bytes: &[u8], session: &mut Session, out: &mut Replies) -> Turn {
+    let alike = session.answer_alike(bytes, TURN, out);
+    if alike.bytes == bytes.len() || alike.commands == TURN {
+        return Turn { used: alike.bytes, more: alike.bytes < bytes.len() };
+    }
     let mut words = emptied(std::mem::take(&mut session.words));
-    let turn = answer_some(bytes, &mut words, session, out).await;
+    let turn = answer_some(bytes, alike, &mut words, session, out).await;
     if words.capacity() <= MAX_KEPT_WORDS {
         session.words = emptied(words);
     }
@@ -260,8 +266,15 @@ fn emptied<'a>(mut words: Words<'_>) -> Words<'a> {
     words.into_iter().map(|_| &[][..]).collect()
 }
 
-async fn answer_some<'a>(bytes: &'a [u8], words: &mut Words<'a>, session: &mut Session, out: &mut Replies) -> Turn {
-    let (mut used, mut answered) = (0, 0);
+/// The rest of them, behind those that were `done`.
+async fn answer_some<'a>(
+    bytes: &'a [u8],
+    done: Answered,
+    words: &mut Words<'a>,
+    session: &mut Session,
+    out: &mut Replies,
+) -> Turn {
+    let Answered { bytes: mut used, commands: mut answered } = done;
     let mut group = Group::default();
     while answered < TURN {
         // How long a command may be depends on the one before, as long as nobody has said who he is.
@@ -309,7 +322,11 @@ async fn answer_some<'a>(bytes: &'a [u8], words: &mut Words<'a>, session: &mut S
             break;
         }
         let taken = match group.behind.take() {
-            None => continue,
+            None => {
+                let alike = session.answer_alike(&bytes[used..], TURN.saturating_sub(answered), out);
+                (used, answered) = (used + alike.bytes, answered + alike.commands);
+                continue;
+            }
             Some(Ok(Next::Line(line, taken))) => match frame::split(line) {
                 Ok(words) => {
                     session.begun = None;
@@ -393,6 +410,33 @@ pub(crate) async fn converse_in_memory(
 ) -> io::Result<()> {
     let (guard, peer) = (Arc::new(Guard::new(Auth::default())), std::net::IpAddr::from([127, 0, 0, 1]));
     converse(stream, Session::new(gate, guard, peer, 1), Settings::default(), stopped).await
+}
+
+/// For tests: what is answered to all of this, one command at a time, with nothing known of the one before, so that each goes the way that all can go.
+/// What is left is the beginning of a command.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) async fn answer_one_by_one<'a>(mut bytes: &'a [u8], session: &mut Session, out: &mut Replies) -> &'a [u8] {
+    while !session.closing && !bytes.is_empty() {
+        let taken = match frame::next(bytes, &mut Words::new(), MAX_COMMAND_BYTES) {
+            Ok(Next::Command(taken) | Next::Line(_, taken)) => taken,
+            Ok(Next::Unfinished) => break,
+            Err(_) => bytes.len(),
+        };
+        session.known.forget();
+        let turn = answer_turn(&bytes[..taken], session, out).await;
+        assert_eq!(turn.used, taken, "it is a whole command");
+        bytes = &bytes[taken..];
+    }
+    bytes
+}
+
+/// For fuzzing: the same at the beginning of a conversation.
+#[cfg(feature = "fuzzing")]
+pub(crate) async fn answers_one_by_one(stream: &[u8], gate: Gate) -> Vec<u8> {
+    let (guard, peer) = (Arc::new(Guard::new(Auth::default())), std::net::IpAddr::from([127, 0, 0, 1]));
+    let (mut session, mut out) = (Session::new(gate, guard, peer, 1), Replies::default());
+    answer_one_by_one(stream, &mut session, &mut out).await;
+    out.bytes
 }
 
 /// For fuzzing: how many commands of this stream have an answer. What is no command has one, too, and is the last, as is `QUIT`.

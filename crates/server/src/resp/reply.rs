@@ -4,6 +4,9 @@ use tidegate::{Retry, Source, Verdict};
 
 use crate::digits;
 
+/// The longest answer to `CL.THROTTLE`: five numbers with a sign and nineteen digits each.
+const LONGEST_THROTTLE: usize = 4 + 5 * (1 + 20 + 2);
+
 /// Writes answers behind one another.
 #[derive(Debug, Default)]
 pub(crate) struct Replies {
@@ -55,16 +58,15 @@ impl Replies {
             numbers.into_iter().for_each(|number| self.integer(number));
             return self.bulk(source.name().as_bytes());
         }
-        // The most frequent answer of all: the longest it can be, and one copy.
-        const LONGEST: usize = 4 + 5 * (1 + 20 + 2);
-        let mut line = [0; LONGEST];
+        // The most frequent answer of all: room for the longest it can be, and one copy.
+        let mut line = [0; LONGEST_THROTTLE];
         line[..4].copy_from_slice(b"*5\r\n");
         let mut at = 4;
         for number in numbers {
-            if let 0..10 = number {
-                // Most have one digit.
-                line[at..at + 4].copy_from_slice(&[b':', b'0' + number.to_le_bytes()[0], b'\r', b'\n']);
-                at += 4;
+            if let Some((word, length)) = short(number) {
+                // The next writes over what is too much.
+                line[at..at + 8].copy_from_slice(&word);
+                at += length;
                 continue;
             }
             line[at] = b':';
@@ -128,6 +130,19 @@ impl Replies {
     }
 }
 
+/// The line of a number that is short, as most are, in eight bytes, and how many of them count.
+#[inline(always)]
+fn short(number: i64) -> Option<([u8; 8], usize)> {
+    const ONE: u64 = u64::from_le_bytes(*b":0\r\n\0\0\0\0");
+    const TWO: u64 = u64::from_le_bytes(*b":00\r\n\0\0\0");
+    match number.cast_unsigned() {
+        digit @ 0..10 => Some(((ONE + (digit << 8)).to_le_bytes(), 4)),
+        both @ 10..100 => Some(((TWO + ((both / 10) << 8) + ((both % 10) << 16)).to_le_bytes(), 5)),
+        _ if number == -1 => Some((*b":-1\r\n\0\0\0", 5)),
+        _ => None,
+    }
+}
+
 /// Milliseconds, rounded up.
 fn to_ms(micros: u64) -> i64 {
     whole(micros.div_ceil(1000))
@@ -148,6 +163,21 @@ mod tests {
             out.integer(number);
             assert_eq!(out.bytes, format!(":{number}\r\n").as_bytes());
         }
+    }
+
+    #[test]
+    fn five_numbers_are_written_in_full() {
+        let odd = [-100, -99, -10, -9, -2, -1, 0, 1, 9, 10, 11, 99, 100, 101, 1_234_567_890, i64::MAX, i64::MIN];
+        for numbers in odd.windows(5) {
+            let numbers: [i64; 5] = numbers.try_into().unwrap();
+            let mut out = Replies::default();
+            out.throttle(numbers, Source::Store);
+            let each: String = numbers.iter().map(|number| format!(":{number}\r\n")).collect();
+            assert_eq!(out.bytes, format!("*5\r\n{each}").as_bytes());
+        }
+        let mut out = Replies::default();
+        out.throttle([i64::MIN; 5], Source::Store);
+        assert_eq!(out.bytes.len(), LONGEST_THROTTLE);
     }
 
     #[test]

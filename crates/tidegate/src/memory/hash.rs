@@ -58,8 +58,30 @@ impl Starts {
     }
 }
 
+/// The name of a rule, and the sum of its words.
+#[derive(Clone, Debug)]
+pub(super) struct Named {
+    name: Box<str>,
+    sum: Sum,
+}
+
+/// The name of a rule and a key may have so many bytes together to have a factor for every word.
+const LONGEST_NAMED: usize = LONGEST - 8;
+
+/// One word that tells where the name ends and the key begins.
+#[inline(always)]
+fn lengths(name: &str, key: &[u8]) -> u64 {
+    (name.len() as u64) << 32 | key.len() as u64
+}
+
+/// How many places are taken by the lengths and the name.
+#[inline(always)]
+fn places_of(name: &str) -> usize {
+    2 + name.len() / 8
+}
+
 /// A sum of products: `high` counts 2^64 times.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Sum {
     low: u128,
     high: u128,
@@ -127,14 +149,32 @@ impl Hashing {
 
     /// The same for a key of a rule.
     pub(super) fn hash_named(&self, name: &str, key: &[u8]) -> (u64, u64) {
-        let lengths = (name.len() as u64) << 32 | key.len() as u64;
-        if name.len() + key.len() > LONGEST - 8 {
+        let lengths = lengths(name, key);
+        if name.len() + key.len() > LONGEST_NAMED {
             return self.hash_shortened(&[&lengths.to_le_bytes(), name.as_bytes(), key]);
         }
         let mut sum = Sum::from(self.named);
         sum.add(lengths, &self.factors[0]);
         let sum = self.words(sum, name.as_bytes(), 1);
-        self.finish(self.words(sum, key, 2 + name.len() / 8))
+        self.finish(self.words(sum, key, places_of(name)))
+    }
+
+    /// What keys of this rule have in common, so that it need not be computed for each.
+    pub(super) fn begin_named(&self, name: &str) -> Named {
+        let fits = name.len() <= LONGEST_NAMED;
+        let sum = if fits { self.words(Sum::from(self.named), name.as_bytes(), 1) } else { Sum::from(self.named) };
+        Named { name: name.into(), sum }
+    }
+
+    /// As [`hash_named`](Hashing::hash_named), of which the first part is done.
+    #[inline(always)]
+    pub(super) fn hash_begun(&self, begun: &Named, key: &[u8]) -> (u64, u64) {
+        let (name, mut sum) = (&begun.name, begun.sum);
+        if name.len() + key.len() > LONGEST_NAMED {
+            return self.hash_named(name, key);
+        }
+        sum.add(lengths(name, key), &self.factors[0]);
+        self.finish(self.words(sum, key, places_of(name)))
     }
 
     /// What is too long is shortened first, by a function of which nobody knows two keys that it takes for one.
@@ -290,7 +330,9 @@ mod tests {
             let cuts: BTreeSet<usize> = [0, 1, 7, 8, 9, 16, 17, length / 2, length].into();
             for cut in cuts.range(..=length) {
                 let (name, key) = text[..length].split_at(*cut);
-                see(hashing.hash_named(name, key.as_bytes()), format!("a name of {cut} and a key of {}", key.len()));
+                let hash = hashing.hash_named(name, key.as_bytes());
+                assert_eq!(hashing.hash_begun(&hashing.begin_named(name), key.as_bytes()), hash, "{cut} of {length}");
+                see(hash, format!("a name of {cut} and a key of {}", key.len()));
             }
         }
     }

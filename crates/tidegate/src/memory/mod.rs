@@ -10,6 +10,7 @@ mod interned;
 mod line;
 mod overflow;
 pub(crate) mod raw;
+mod series;
 mod shard;
 mod slots;
 pub(crate) mod version;
@@ -31,6 +32,7 @@ use interned::Interned;
 use line::Line;
 pub use overflow::Overflow;
 use overflow::{Ask, Held, Home, Overflows};
+pub use series::Series;
 use shard::{Packed, Shard, Tag};
 use slots::{Arena, AtHome, Hash};
 
@@ -213,6 +215,11 @@ impl Memory {
     pub fn gate(&self, limit: &Limit) -> Gate {
         let tag = Tag::of(limit, &self.inner.limits);
         Gate { memory: self.clone(), limit: *limit, tag, other: other_of(&Scope::AdHoc, limit, 0) }
+    }
+
+    /// The same for keys of any scope, for whoever has several at hand.
+    pub fn series(&self, scope: &Scope<'_>, limit: &Limit) -> Series {
+        Series::new(self, scope, limit)
     }
 
     /// Checks one key against one limit: the same as a [`Check`] of one charge. A cost of zero only looks.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::{Check, Limit, ManualClock, Memory, Op, Timestamp, Verdict};
+use tidegate::{Check, Limit, ManualClock, Memory, Op, Scope, Subject, Timestamp, Verdict};
 
 use crate::conformance::Random;
 
@@ -48,6 +48,33 @@ fn check_allows_and_check_many_say_the_same_as_decide() {
         assert_eq!(one_by_one, general);
         assert_eq!(c.check_many(&asks, limit), general);
         assert_eq!(allowed, general.iter().map(|verdict| verdict.allowed).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_series_says_the_same_as_each_by_itself() {
+    let limits: Vec<Limit> = ["3/s", "5/s burst 2", "3/s window", "2/s log", "2/s count rejected"]
+        .iter()
+        .map(|text| text.parse().unwrap())
+        .collect();
+    let long = "n".repeat(1000);
+    let scopes = [Scope::AdHoc, Scope::Rule("cl:throttle".into()), Scope::Rule(long.into())];
+    let mut random = Random(11);
+    let ((one, clock_one), (other, clock_other)) = (memory(), memory());
+    for _ in 0..10_000 {
+        let step = Duration::from_micros(random.below(3) * random.below(400_000));
+        [&clock_one, &clock_other].map(|clock| clock.advance(step));
+        let (limit, scope, cost) = (random.pick(&limits), random.pick(&scopes), random.below(4));
+        let keys: Vec<String> = (0..random.below(40)).map(|_| "k".repeat(1 + 3 * random.below(12) as usize)).collect();
+        let each = keys.iter().map(|key| Subject { scope: scope.clone(), key: key.as_bytes().into() });
+        let general: Vec<Verdict> = each.map(|subject| *one.check_subject(&subject, limit, cost).binding()).collect();
+        let (mut told, mut told_of) = (Vec::new(), Vec::new());
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
+        other.series(scope, limit).check_each(&keys, cost, other.clock().now(), |key, verdict| {
+            told_of.push(key);
+            told.push(verdict);
+        });
+        assert_eq!((told, told_of), (general, keys));
     }
 }
 

@@ -1,0 +1,88 @@
+//! Many questions that differ in nothing but their keys.
+
+use tidegate_core::{Limit, Timestamp, Verdict};
+
+use super::hash::Named;
+use super::shard::Tag;
+use super::slots::Hash;
+use super::{Expected, Memory, other_of};
+use crate::store::Scope;
+
+/// Keys whose memory is fetched while the first of them is decided.
+const AHEAD: usize = 16;
+
+/// A memory store under one limit, for keys of one scope: for whoever has many questions at hand that differ in nothing but their keys. What
+/// their answers have in common is worked out once.
+///
+/// ```
+/// use tidegate::{Limit, Memory, Scope};
+/// let (memory, limit): (Memory, Limit) = (Memory::new(), "10/s".parse()?);
+/// let series = memory.series(&Scope::Rule("per-ip".into()), &limit);
+/// let mut left = Vec::new();
+/// series.check_each(&[b"192.0.2.7", b"192.0.2.7"], 1, memory.clock().now(), |_, verdict| left.push(verdict.remaining));
+/// assert_eq!(left, [9, 8]);
+/// # Ok::<(), tidegate::ParseError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Series {
+    memory: Memory,
+    limit: Limit,
+    tag: Tag,
+    /// What tells a key's state under this limit from its others.
+    other: u64,
+    /// The rule whose keys they are.
+    named: Option<Named>,
+}
+
+impl Series {
+    pub(super) fn new(memory: &Memory, scope: &Scope<'_>, limit: &Limit) -> Self {
+        let named = match scope {
+            Scope::AdHoc => None,
+            Scope::Rule(name) => Some(memory.inner.hashing.begin_named(name)),
+        };
+        let tag = Tag::of(limit, &memory.inner.limits);
+        Series { memory: memory.clone(), limit: *limit, tag, other: other_of(scope, limit, 0), named }
+    }
+
+    /// The limit.
+    pub fn limit(&self) -> &Limit {
+        &self.limit
+    }
+
+    /// The store.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Decides a charge of `cost` on each key, one after the other, each by itself, as [`check_subject`](Memory::check_subject) does, at a moment
+    /// that the store's [clock](Memory::clock) told. `answer` hears each verdict with its key before the next is decided.
+    #[inline]
+    pub fn check_each<'k>(
+        &self,
+        keys: &[&'k [u8]],
+        cost: u64,
+        now: Timestamp,
+        mut answer: impl FnMut(&'k [u8], Verdict),
+    ) {
+        let inner = &*self.memory.inner;
+        let mut next = [inner.expect_nobody(); AHEAD];
+        for keys in keys.chunks(AHEAD) {
+            for (next, key) in next.iter_mut().zip(keys) {
+                *next = self.expect(key);
+            }
+            for (expected, key) in next.iter().zip(keys) {
+                answer(key, inner.check(expected, &self.limit, cost, now, |_| Some(self.tag)));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn expect(&self, key: &[u8]) -> Expected<'_> {
+        let hashing = &self.memory.inner.hashing;
+        let (order, other) = match &self.named {
+            None => hashing.hash(key),
+            Some(named) => hashing.hash_begun(named, key),
+        };
+        self.memory.inner.expect(Hash { order, other: other ^ self.other })
+    }
+}
