@@ -63,7 +63,9 @@ fn a_series_says_the_same_as_each_by_itself() {
     let ((one, clock_one), (other, clock_other)) = (memory(), memory());
     for _ in 0..10_000 {
         let step = Duration::from_micros(random.below(3) * random.below(400_000));
-        [&clock_one, &clock_other].map(|clock| clock.advance(step));
+        for clock in [&clock_one, &clock_other] {
+            clock.advance(step);
+        }
         let (limit, scope, cost) = (random.pick(&limits), random.pick(&scopes), random.below(4));
         let keys: Vec<String> = (0..random.below(40)).map(|_| "k".repeat(1 + 3 * random.below(12) as usize)).collect();
         let each = keys.iter().map(|key| Subject { scope: scope.clone(), key: key.as_bytes().into() });
