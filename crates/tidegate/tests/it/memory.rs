@@ -67,7 +67,8 @@ fn a_series_says_the_same_as_each_by_itself() {
             clock.advance(step);
         }
         let (limit, scope, cost) = (random.pick(&limits), random.pick(&scopes), random.below(4));
-        let keys: Vec<String> = (0..random.below(40)).map(|_| "k".repeat(1 + 3 * random.below(12) as usize)).collect();
+        let keys: Vec<String> =
+            (0..random.below(40)).map(|_| "k".repeat(1 + 3 * usize::try_from(random.below(12)).unwrap())).collect();
         let each = keys.iter().map(|key| Subject { scope: scope.clone(), key: key.as_bytes().into() });
         let general: Vec<Verdict> = each.map(|subject| *one.check_subject(&subject, limit, cost).binding()).collect();
         let (mut told, mut told_of) = (Vec::new(), Vec::new());
