@@ -174,7 +174,7 @@ pub(super) fn rule(error: &str) -> Ruling {
         "CLUSTERDOWN" => (K::ClusterDown, !in_script, Then::Wait),
         "MOVED" => (K::Moved, !in_script, Then::Follow),
         "ASK" => (K::Ask, !in_script, Then::Ask),
-        "TRYAGAIN" => (K::TryAgain, !in_script, Then::Wait),
+        "TRYAGAIN" => (K::TryAgain, !in_script, Then::GiveUp),
         "CROSSSLOT" => (K::CrossSlot, !in_script, Then::GiveUp),
         "NOAUTH" => (K::NoAuth, !in_script, Then::Reconnect),
         "DENIED" => (K::NoAuth, true, Then::GiveUp),

@@ -28,7 +28,7 @@ fn every_error_has_its_row() {
         ("CLUSTERDOWN Hash slot not served", true, K::ClusterDown, Wait),
         ("MOVED 3999 127.0.0.1:6381", true, K::Moved, Follow),
         ("ASK 3999 127.0.0.1:6381", true, K::Ask, Ask),
-        ("TRYAGAIN Multiple keys request during rehashing of slot", true, K::TryAgain, Wait),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", true, K::TryAgain, GiveUp),
         ("CROSSSLOT Keys in request don't hash to the same slot", true, K::CrossSlot, GiveUp),
         ("NOAUTH Authentication required.", true, K::NoAuth, Reconnect),
         ("DENIED Redis is running in protected mode because", true, K::NoAuth, GiveUp),
