@@ -20,7 +20,7 @@ const PACE: Duration = Duration::from_millis(2);
 /// Connections of an attack.
 const ATTACKERS: usize = 4;
 
-/// Connections that each thread of a slow attack drips bytes into, and how often it goes round.
+/// Connections that each thread of a slow attack drips bytes into, and how long it takes to go round.
 const SLOW: (usize, Duration) = (200, Duration::from_millis(50));
 
 const ATTACKS: [&str; 8] = ["quiet", "busy", "reset", "unread", "ping", "settings", "continuation", "slow"];
@@ -131,16 +131,16 @@ fn drip(address: SocketAddr) -> std::io::Result<()> {
     let mut streams: Vec<(TcpStream, usize)> = Vec::new();
     let request = question(&"x".repeat(4000));
     loop {
-        let began = Instant::now();
         while streams.len() < SLOW.0 {
             streams.push((TcpStream::connect(address)?, 0));
         }
         // Whoever is thrown out comes again.
+        let pause = SLOW.1 / u32::try_from(SLOW.0).expect("a few");
         streams.retain_mut(|(stream, at)| {
+            std::thread::sleep(pause);
             *at += 1;
             stream.write(&request[*at - 1..*at]).is_ok()
         });
-        std::thread::sleep(SLOW.1.saturating_sub(began.elapsed()));
     }
 }
 
