@@ -1,9 +1,9 @@
 //! `cargo xtask bench attack`: what others notice while somebody misuses HTTP/2 or is slow on purpose, at the door for HTTP; `attack proxy`: the same through the proxy, before an upstream
 //! that answers at once. `cargo xtask bench crowd`: what twenty thousand connections take.
 //!
-//! Bystanders ask over HTTP/1.1, a few hundred times a second each, and the slowest in a hundred of their answers is looked at, in turns: with nobody else, beside somebody
-//! who asks properly as fast as he can, and during each attack. Whoever attacks is a process of its own that has to leave the processor to everybody else, as if it
-//! were on another machine; what its frames cost the server counts.
+//! Whoever attacks comes again as soon as he is told to go. Bystanders ask over HTTP/1.1, a few hundred times a second each, and the slowest in a hundred of their answers is looked at, in turns: with nobody else, beside somebody
+//! who asks properly as fast as he can, and during each attack. Whoever attacks has a core of his own, and server and bystanders share another, as if he were on another
+//! machine; what his frames cost the server counts.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -25,11 +25,25 @@ const SLOW: (usize, Duration) = (200, Duration::from_millis(50));
 
 const ATTACKS: [&str; 8] = ["quiet", "busy", "reset", "unread", "ping", "settings", "continuation", "slow"];
 
+/// The core of the server and of bystanders, and that of whoever attacks.
+const CORES: [&str; 2] = ["0", "1"];
+
+/// This process, and all that it starts from now on, on one core.
+fn stay_on(core: &str) {
+    let pid = std::process::id().to_string();
+    let pinned = Command::new("taskset").args(["-cp", core, &pid]).stdout(Stdio::null()).status();
+    assert!(pinned.is_ok_and(|status| status.success()), "attack: expected taskset (util-linux) and two cores");
+}
+
 pub fn run(args: &[&str]) {
     match args {
-        [] | ["http"] => measure("HTTP", &Own::start_as(&["attack", "server"])),
+        [] | ["http"] => {
+            stay_on(CORES[0]);
+            measure("HTTP", &Own::start_as(&["attack", "server"]));
+        }
         ["proxy"] => {
-            let upstream = Own::start_as(&["server", "axum"]);
+            stay_on(CORES[0]);
+            let upstream = Own::start_as(&["server", "axum-page"]);
             measure("the proxy", &Own::start_as(&["proxy", "serve", &upstream.http.to_string()]));
         }
         ["server"] => crate::server::serve_tidegate(10_000, "auto"),
@@ -49,12 +63,9 @@ fn measure(door: &str, own: &Own) {
             order.reverse();
         }
         for index in order {
-            let mut attacker = (index > 0).then(|| start(ATTACKS[index], own.http));
+            let _attacker = (index > 0).then(|| Attacker::start(ATTACKS[index], own.http));
             std::thread::sleep(Duration::from_millis(100)); // until it is at full speed
             slowest[index].push(bystanders(own.http));
-            if let Some(attacker) = &mut attacker {
-                let _ = attacker.kill().and_then(|()| attacker.wait());
-            }
         }
     }
     println!(
@@ -71,11 +82,22 @@ fn measure(door: &str, own: &Own) {
     println!("  the server takes {} KiB", resident(own.child.id()));
 }
 
-fn start(kind: &str, address: SocketAddr) -> Child {
-    let program = std::env::current_exe().expect("this program");
-    let mut command = Command::new("nice");
-    command.args(["-n", "19"]).arg(program).args(["attack", "as", kind, &address.to_string()]);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("nice")
+/// A process that attacks until this is dropped.
+struct Attacker(Child);
+
+impl Attacker {
+    fn start(kind: &str, address: SocketAddr) -> Self {
+        let program = std::env::current_exe().expect("this program");
+        let mut command = Command::new("taskset");
+        command.args(["-c", CORES[1]]).arg(program).args(["attack", "as", kind, &address.to_string()]);
+        Attacker(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("taskset"))
+    }
+}
+
+impl Drop for Attacker {
+    fn drop(&mut self) {
+        let _ = self.0.kill().and_then(|()| self.0.wait());
+    }
 }
 
 /// The slowest in a hundred answers, in microseconds.
@@ -112,6 +134,17 @@ fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
+/// A connection from an address that is this process's own: what is known of one who attacks is not known of the next, nor of those who do not.
+fn come(address: SocketAddr) -> std::io::Result<TcpStream> {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let own = SocketAddr::from(([127, 1 + high / 2, low, 2], 0));
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
+    socket.bind(&own.into())?;
+    socket.connect(&address.into())?;
+    socket.set_tcp_nodelay(true)?;
+    Ok(socket.into())
+}
+
 /// Attacks until it is ended.
 fn attack(kind: &str, address: SocketAddr) {
     std::thread::scope(|scope| {
@@ -132,7 +165,7 @@ fn drip(address: SocketAddr) -> std::io::Result<()> {
     let request = question(&"x".repeat(4000));
     loop {
         while streams.len() < SLOW.0 {
-            streams.push((TcpStream::connect(address)?, 0));
+            streams.push((come(address)?, 0));
         }
         // Whoever is thrown out comes again.
         let pause = SLOW.1 / u32::try_from(SLOW.0).expect("a few");
@@ -148,8 +181,7 @@ fn once(kind: &str, address: SocketAddr) -> std::io::Result<()> {
     if kind == "slow" {
         return drip(address);
     }
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_nodelay(true)?;
+    let mut stream = come(address)?;
     if kind == "busy" {
         let (request, mut bytes) = (question("busy"), [0; 4096]);
         loop {
@@ -176,6 +208,8 @@ fn once(kind: &str, address: SocketAddr) -> std::io::Result<()> {
         }
         match stream.read(&mut answers) {
             Ok(0) => return Ok(()),
+            // Whoever is told to go comes again at once, and does not wait for the end.
+            Ok(count) if says_go_away(&answers[..count]) => return Ok(()),
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
@@ -184,6 +218,14 @@ fn once(kind: &str, address: SocketAddr) -> std::io::Result<()> {
             return Ok(());
         }
     }
+}
+
+/// Whether the last frame is a GOAWAY, with words or without.
+fn says_go_away(bytes: &[u8]) -> bool {
+    (17..=bytes.len().min(100)).any(|long| {
+        let frame = &bytes[bytes.len() - long..];
+        frame[..3] == [0, 0, u8::try_from(long - 9).expect("short")] && frame[3..9] == [7, 0, 0, 0, 0, 0]
+    })
 }
 
 const HEADERS: u8 = 1;

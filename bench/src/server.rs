@@ -38,6 +38,7 @@ pub fn run(args: &[&str]) {
         ["bound"] => crate::bound::serve(),
         ["axum"] => serve_axum(false),
         ["axum-json"] => serve_axum(true),
+        ["axum-page"] => serve_axum_with_page(),
         _ => {
             eprintln!("server {}: expected resp [DEPTH…], http or all", args.join(" "));
             exit(2);
@@ -304,8 +305,7 @@ struct Answered {
 fn serve_axum(json: bool) {
     use axum::http::header::CONTENT_TYPE;
     use axum::routing::post;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
-    let router = if json {
+    serve_router(if json {
         axum::Router::new().route(
             "/v1/check",
             post(|axum::Json(Asked { key, limit }): axum::Json<Asked>| async move {
@@ -320,7 +320,18 @@ fn serve_axum(json: bool) {
                 ([(CONTENT_TYPE, "application/json")], FIXED)
             }),
         )
-    };
+    });
+}
+
+/// The fixed answer to a question, and a page of some length for those who do not read it.
+fn serve_axum_with_page() {
+    use axum::routing::{get, post};
+    let page = || async { [b'x'; 16 << 10] };
+    serve_router(axum::Router::new().route("/v1/check", post(|| async { FIXED })).route("/metrics", get(page)));
+}
+
+fn serve_router(router: axum::Router) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).expect("a port");
     let at = listener.local_addr().expect("an address");
     runtime.spawn(async move { axum::serve(listener, router).await });

@@ -163,6 +163,50 @@ impl Allowance {
     }
 }
 
+/// The last bytes that were said to a connection of HTTP/2: enough for a GOAWAY with a few words.
+#[derive(Debug)]
+pub(crate) struct Tail {
+    bytes: [u8; TAIL_BYTES],
+}
+
+const TAIL_BYTES: usize = 96;
+const GOAWAY: u8 = 7;
+/// A GOAWAY without words: the head, the last stream and the reason.
+const GOAWAY_BYTES: usize = HEAD_BYTES + 8;
+
+impl Default for Tail {
+    fn default() -> Self {
+        Tail { bytes: [0; TAIL_BYTES] }
+    }
+}
+
+impl Tail {
+    /// The first `count` bytes of these pieces were said.
+    pub(crate) fn add<'a>(&mut self, pieces: impl IntoIterator<Item = &'a [u8]>, count: usize) {
+        let mut left = count;
+        for piece in pieces {
+            let said = &piece[..left.min(piece.len())];
+            left -= said.len();
+            let last = &said[said.len().saturating_sub(TAIL_BYTES)..];
+            self.bytes.copy_within(last.len().., 0);
+            self.bytes[TAIL_BYTES - last.len()..].copy_from_slice(last);
+            if left == 0 {
+                break;
+            }
+        }
+    }
+
+    /// Whether the last frame was a GOAWAY for a reason.
+    pub(crate) fn is_a_reproach(&self) -> bool {
+        (0..=TAIL_BYTES - GOAWAY_BYTES).any(|start| {
+            let frame = &self.bytes[start..];
+            let length = frame.len() - HEAD_BYTES;
+            let is_goaway = matches!(frame, [0, 0, low, GOAWAY, 0, 0, 0, 0, 0, ..] if usize::from(*low) == length);
+            is_goaway && frame[HEAD_BYTES + 4..GOAWAY_BYTES] != [0; 4]
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
@@ -219,6 +263,34 @@ mod tests {
             }
             prop_assert_eq!(sum, whole);
         }
+    }
+
+    #[test]
+    fn a_reproach_is_known_however_it_was_written() {
+        let goaway = |reason: u8, words: &str| {
+            let length = u8::try_from(8 + words.len()).unwrap();
+            let head = [0, 0, length, GOAWAY, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, reason];
+            [&head[..], words.as_bytes()].concat()
+        };
+        let answers = frame(DATA, 0, 300);
+        for (last, expected) in [
+            (goaway(11, "too_many_resets"), true),
+            (goaway(1, ""), true),
+            (goaway(0, ""), false),
+            (goaway(0, "have a nice day"), false),
+            (frame(PING, 1, 8), false),
+            ([goaway(11, ""), frame(PING, 1, 8)].concat(), false),
+        ] {
+            let said = [&answers[..], &last].concat();
+            for cut in [0, 1, 9, 300, said.len() - 3, said.len()] {
+                let (before, behind) = said.split_at(cut);
+                let mut tail = Tail::default();
+                tail.add([before], before.len());
+                tail.add([&behind[..behind.len() / 2], &behind[behind.len() / 2..], b"not said"], behind.len());
+                assert_eq!(tail.is_a_reproach(), expected, "{last:?} cut at {cut}");
+            }
+        }
+        assert!(!Tail::default().is_a_reproach(), "nothing was said");
     }
 
     /// How long these bytes make whoever sends them wait.

@@ -122,7 +122,7 @@ impl Hall {
 
     /// Serves one visitor to the end.
     pub async fn talk(self, visitor: Visitor, mut shutdown: watch::Receiver<bool>) {
-        let Visitor { mut stream, peer, .. } = visitor;
+        let Visitor { mut stream, peer, place, .. } = visitor;
         let Bounds { patience, idle, .. } = self.inner.bounds;
         let bytes = match self.inner.desk {
             None => Vec::new(),
@@ -143,13 +143,19 @@ impl Hall {
         let io = TokioIo::new(Paced::new(stream, Arc::clone(&pace)));
         let turns = Turns::default();
         let (builder, rounds) = (builder(self.inner.door, turns.clone()), Rounds::of(turns));
-        let connection = pin!(builder.serve_connection(io, service));
         let waits = Waits { patience, unread: patience, idle };
-        if attend(connection, &rounds, &pace, waits, &mut shutdown).await == Left::TooSlow {
+        let left = {
+            let connection = pin!(builder.serve_connection(io, service));
+            attend(connection, &rounds, &pace, waits, &mut shutdown).await
+        };
+        if left == Left::TooSlow {
             self.refuse(Refusal::Slow);
         }
         if pace.was_flooded() {
             self.refuse(Refusal::Flood);
+        }
+        if let Some(socket) = pace.misused() {
+            place.hold(socket, &mut shutdown).await;
         }
     }
 

@@ -16,26 +16,28 @@
 pub(crate) mod frames;
 pub mod http;
 pub(crate) mod pace;
+mod places;
 pub(crate) mod quick;
 pub mod tls;
 pub(crate) mod turns;
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::server::TlsStream;
 
+pub use self::places::Place;
+use self::places::Places;
 use self::tls::Tls;
 use crate::gate::Door;
 use crate::observe::Observer;
@@ -43,6 +45,11 @@ use crate::observe::metrics::Refusal;
 
 /// How long to wait before accepting again when there are no files left, or the like.
 const BREATH: Duration = Duration::from_millis(50);
+
+/// So many who find no place are turned away before the door rests: whoever comes again and again leaves time for those who are here.
+const TURNED_AWAY: u32 = 8;
+/// How long it rests.
+const REST: Duration = Duration::from_millis(1);
 
 /// How many are still let in after the order to stop: more than the operating system lets wait.
 const MAX_WAITING: usize = 4096;
@@ -107,6 +114,8 @@ pub struct Visitor {
     pub peer: SocketAddr,
     /// Visitors are counted from 1.
     pub number: u64,
+    /// Theirs until it is dropped.
+    pub place: Place,
 }
 
 impl Entrance {
@@ -145,16 +154,9 @@ impl Entrance {
         F: Future<Output = ()> + Send + 'static,
     {
         let Entrance { door, listener, tls, bounds, observer } = self;
-        let reception = Reception {
-            door,
-            places: Arc::new(Semaphore::new(bounds.max_connections.min(Semaphore::MAX_PERMITS))),
-            files: files(),
-            per_ip: Arc::default(),
-            tls,
-            bounds,
-            observer,
-        };
-        let mut number = 0;
+        let places = Places::new(door, &bounds, files(), observer.clone());
+        let reception = Reception { door, places, tls, handshake: bounds.handshake, observer };
+        let (mut number, mut turned_away) = (0, 0);
         let mut conversations = JoinSet::new();
         loop {
             let accepted = tokio::select! {
@@ -168,7 +170,12 @@ impl Entrance {
             match accepted {
                 Ok((stream, peer)) => {
                     number += 1;
-                    reception.let_in(stream, peer, number, &talk, &mut conversations);
+                    if !reception.let_in(stream, peer, number, &talk, &mut conversations) {
+                        turned_away += 1;
+                        if turned_away % TURNED_AWAY == 0 {
+                            tokio::time::sleep(REST).await;
+                        }
+                    }
                 }
                 Err(error) => {
                     // Out of files, most likely: those who are here are served on, and soon somebody leaves.
@@ -204,27 +211,35 @@ fn waiting(listener: TcpListener) -> Vec<(TcpStream, SocketAddr)> {
 
 struct Reception {
     door: Door,
-    places: Arc<Semaphore>,
-    files: Arc<Semaphore>,
-    per_ip: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    places: Places,
     tls: Option<Tls>,
-    bounds: Bounds,
+    handshake: Duration,
     observer: Observer,
 }
 
 impl Reception {
-    /// Starts a conversation, or closes the connection at once if there is no place.
-    fn let_in<T, F>(&self, stream: TcpStream, peer: SocketAddr, number: u64, talk: &T, conversations: &mut JoinSet<()>)
+    /// Starts a conversation, or closes the connection at once if there is no place. Says whether there was one.
+    fn let_in<T, F>(
+        &self,
+        stream: TcpStream,
+        peer: SocketAddr,
+        number: u64,
+        talk: &T,
+        conversations: &mut JoinSet<()>,
+    ) -> bool
     where
         T: Fn(Visitor) -> F + Clone + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        let place = match self.place(peer.ip()) {
+        let place = match self.places.take(peer.ip()) {
             Ok(place) => place,
-            Err(why) => return self.observer.metrics().refused(self.door, why),
+            Err(why) => {
+                self.observer.metrics().refused(self.door, why);
+                return false;
+            }
         };
         let _ = stream.set_nodelay(true);
-        let (talk, tls, handshake) = (talk.clone(), self.tls.clone(), self.bounds.handshake);
+        let (talk, tls, handshake) = (talk.clone(), self.tls.clone(), self.handshake);
         conversations.spawn(async move {
             let stream = match tls {
                 None => Stream::Plain(stream),
@@ -243,22 +258,9 @@ impl Reception {
                     }
                 }
             };
-            talk(Visitor { stream, peer, number }).await;
+            talk(Visitor { stream, peer, number, place }).await;
         });
-    }
-
-    fn place(&self, ip: IpAddr) -> Result<Place, Refusal> {
-        let take = |places: &Arc<Semaphore>| Arc::clone(places).try_acquire_owned().map_err(|_| Refusal::Full);
-        let permits = (take(&self.places)?, take(&self.files)?);
-        let mut per_ip = self.per_ip.lock();
-        let own = per_ip.entry(ip).or_default();
-        if *own >= self.bounds.max_connections_per_ip {
-            return Err(Refusal::FullForAddress);
-        }
-        *own += 1;
-        self.observer.metrics().came(self.door);
-        let (door, per_ip, observer) = (self.door, Arc::clone(&self.per_ip), self.observer.clone());
-        Ok(Place { door, ip, per_ip, observer, _permits: permits })
+        true
     }
 
     fn note(&self, ended: Result<(), tokio::task::JoinError>) {
@@ -266,28 +268,6 @@ impl Reception {
             self.observer.metrics().panicked();
             self.observer.log().error("a conversation panicked", &[("door", &self.door.name())]);
         }
-    }
-}
-
-/// One place at a door; given back when it is dropped.
-struct Place {
-    door: Door,
-    ip: IpAddr,
-    per_ip: Arc<Mutex<HashMap<IpAddr, usize>>>,
-    observer: Observer,
-    _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit),
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut per_ip = self.per_ip.lock();
-        if let Some(own) = per_ip.get_mut(&self.ip) {
-            *own -= 1;
-            if *own == 0 {
-                per_ip.remove(&self.ip);
-            }
-        }
-        self.observer.metrics().left(self.door);
     }
 }
 
@@ -313,6 +293,15 @@ macro_rules! either {
             }
         }
     };
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Plain(stream) => stream.as_fd(),
+            Stream::Tls(stream) => stream.get_ref().0.as_fd(),
+        }
+    }
 }
 
 impl AsyncRead for Stream {

@@ -1,6 +1,7 @@
 //! Whether a connection moves. The clock is not read on the way of a request: whoever watches looks every few seconds at what has changed.
 
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -8,9 +9,10 @@ use std::task::{Context, Poll, ready};
 
 use axum::body::{Body, Bytes, HttpBody};
 use hyper::body::{Frame, SizeHint};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take};
 
-use super::frames::Allowance;
+use super::frames::{Allowance, Tail};
 
 /// What a connection has done so far.
 #[derive(Debug, Default)]
@@ -35,6 +37,8 @@ pub(crate) struct Pace {
     turns: AtomicUsize,
     /// It sent so much about nothing that it had to wait.
     flooded: AtomicBool,
+    /// It was told to go, and why. Its socket is kept open by this.
+    misused: Mutex<Option<OwnedFd>>,
     /// The next answer is the last.
     pub(crate) last: AtomicBool,
 }
@@ -94,6 +98,11 @@ impl Pace {
     /// Whether it ever sent so much about nothing that it had to wait.
     pub(crate) fn was_flooded(&self) -> bool {
         self.flooded.load(Relaxed)
+    }
+
+    /// The socket, if it ended because HTTP/2 was misused. Then whoever did was told so, and it is still open.
+    pub(crate) fn misused(&self) -> Option<OwnedFd> {
+        self.misused.lock().take()
     }
 
     pub(crate) fn is_busy(&self) -> bool {
@@ -198,11 +207,13 @@ pub(crate) struct Paced<S> {
     first: bool,
     /// What may come of frames, over HTTP/2, and which turn that is about.
     allowance: Option<(Allowance, usize)>,
+    /// The last that was said.
+    tail: Tail,
 }
 
 impl<S: AsyncRead> Paced<S> {
     pub(crate) fn new(stream: S, pace: Arc<Pace>) -> Self {
-        Paced { stream: stream.take(u64::MAX), pace, first: true, allowance: None }
+        Paced { stream: stream.take(u64::MAX), pace, first: true, allowance: None, tail: Tail::default() }
     }
 
     /// Something has arrived.
@@ -249,9 +260,16 @@ impl<S: AsyncRead + Unpin> AsyncRead for Paced<S> {
 }
 
 impl<S> Paced<S> {
-    fn seen(&self, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn seen<'a>(
+        &mut self,
+        said: impl IntoIterator<Item = &'a [u8]>,
+        polled: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
         match &polled {
             Poll::Ready(Ok(bytes)) => {
+                if self.pace.is_second() {
+                    self.tail.add(said, *bytes);
+                }
                 self.pace.taken.fetch_add(*bytes as u64, Relaxed);
                 self.pace.stuck.store(false, Relaxed);
             }
@@ -262,10 +280,10 @@ impl<S> Paced<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Paced<S> {
+impl<S: AsyncRead + AsyncWrite + AsFd + Unpin> AsyncWrite for Paced<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(self.stream.get_mut()).poll_write(cx, buf);
-        self.seen(polled)
+        self.seen([buf], polled)
     }
 
     fn poll_write_vectored(
@@ -274,7 +292,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Paced<S> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(self.stream.get_mut()).poll_write_vectored(cx, bufs);
-        self.seen(polled)
+        self.seen(bufs.iter().map(|buf| &**buf), polled)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -291,6 +309,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Paced<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.pace.is_second() && self.tail.is_a_reproach() {
+            // Whoever is to stay a while is not told that he may go. If there are no files left, he goes.
+            if let Ok(socket) = self.stream.get_ref().as_fd().try_clone_to_owned() {
+                *self.pace.misused.lock() = Some(socket);
+                return Poll::Ready(Ok(()));
+            }
+        }
         Pin::new(self.stream.get_mut()).poll_shutdown(cx)
     }
 }

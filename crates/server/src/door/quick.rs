@@ -7,6 +7,7 @@
 use std::cell::RefCell;
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -205,6 +206,12 @@ pub(crate) struct Begun<S> {
     pub(crate) bytes: Vec<u8>,
     pub(crate) at: usize,
     pub(crate) stream: S,
+}
+
+impl<S: AsFd> AsFd for Begun<S> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {

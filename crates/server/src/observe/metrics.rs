@@ -69,12 +69,14 @@ pub enum Refusal {
     Slow,
     /// Too many frames of HTTP/2 about nothing: it had to wait.
     Flood,
+    /// HTTP/2 was misused: the connection ended, and its place stayed taken for a while.
+    Misuse,
     /// The upstream of the proxy did not answer.
     Upstream,
 }
 
 impl Refusal {
-    const ALL: [Refusal; 8] = [
+    const ALL: [Refusal; 9] = [
         Refusal::Full,
         Refusal::FullForAddress,
         Refusal::Tls,
@@ -82,6 +84,7 @@ impl Refusal {
         Refusal::Untrusted,
         Refusal::Slow,
         Refusal::Flood,
+        Refusal::Misuse,
         Refusal::Upstream,
     ];
 
@@ -94,6 +97,7 @@ impl Refusal {
             Refusal::Untrusted => "untrusted",
             Refusal::Slow => "slow",
             Refusal::Flood => "flood",
+            Refusal::Misuse => "misuse",
             Refusal::Upstream => "upstream",
         }
     }

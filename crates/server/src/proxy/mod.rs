@@ -92,7 +92,7 @@ pub(crate) async fn serve_at(
 
 /// Serves one visitor to the end.
 async fn talk(desk: Arc<Desk>, visitor: Visitor, waits: Waits, mut shutdown: watch::Receiver<bool>) {
-    let Visitor { mut stream, peer, .. } = visitor;
+    let Visitor { mut stream, peer, place, .. } = visitor;
     let pace = Arc::new(Pace::default());
     let secure = matches!(stream, Stream::Tls(_));
     let peer = Peer::new(peer.ip(), secure, &desk.clients);
@@ -122,19 +122,22 @@ async fn talk(desk: Arc<Desk>, visitor: Visitor, waits: Waits, mut shutdown: wat
     };
     let turns = Turns::default();
     let (builder, rounds) = (builder(desk.gate.door(), turns.clone()), Rounds::of(turns));
-    {
+    let left = {
         let io = TokioIo::new(Paced::new(stream, Arc::clone(&pace)));
         let connection = pin!(builder.serve_connection_with_upgrades(io, service));
-        let left = tokio::select! {
+        tokio::select! {
             left = attend(connection, &rounds, &pace, waits, &mut shutdown) => left,
             () = guest.windows.starve(waits.unread) => Left::TooSlow,
-        };
-        if pace.was_flooded() {
-            refused(Refusal::Flood);
         }
-        if left == Left::TooSlow {
-            return refused(Refusal::Slow);
-        }
+    };
+    if pace.was_flooded() {
+        refused(Refusal::Flood);
+    }
+    if let Some(socket) = pace.misused() {
+        return place.hold(socket, &mut shutdown).await;
+    }
+    if left == Left::TooSlow {
+        return refused(Refusal::Slow);
     }
     let tunnel = guest.tunnel.lock().take();
     if let Some(tunnel) = tunnel {

@@ -90,11 +90,13 @@ pub async fn serve_at(
 ) -> io::Result<()> {
     let down = shutdown.clone();
     let talk = move |visitor: Visitor| {
-        let number = i64::try_from(visitor.number).unwrap_or(i64::MAX);
-        let session = Session::new(gate.clone(), Arc::clone(&guard), visitor.peer.ip(), number);
+        let Visitor { stream, peer, number, place } = visitor;
+        let number = i64::try_from(number).unwrap_or(i64::MAX);
+        let session = Session::new(gate.clone(), Arc::clone(&guard), peer.ip(), number);
         let (settings, down, observer) = (settings.clone(), down.clone(), gate.observer().clone());
         async move {
-            let ended = converse(visitor.stream, session, settings, down).await;
+            let _place = place;
+            let ended = converse(stream, session, settings, down).await;
             if ended.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
                 observer.metrics().refused(Door::Resp, Refusal::Slow);
             }

@@ -441,6 +441,52 @@ fn whoever_sends_frames_about_nothing_waits_and_others_do_not() {
     wait_until("it is counted", LONG, || open.metric(r#"tidegate_refused_total{door="http",reason="flood"}"#) == 1);
 }
 
+/// Every request is taken back at once, until the server has enough of it.
+#[test]
+fn whoever_misuses_his_connection_is_told_and_keeps_his_place_for_a_while() {
+    let open = open("", Auth::default(), |config| config.bounds.max_connections_per_ip = 4);
+    // GET /healthz of x, and its end.
+    let reset = |id: u8, high: u8| {
+        let head = [0, 0, 15, 1, 5, 0, 0, high, id, 0x82, 0x86, 0x01, 1, b'x', 0x04, 8];
+        [&head[..], b"/healthz", &[0, 0, 4, 3, 0, 0, 0, high, id, 0, 0, 0, 8]].concat()
+    };
+    let resets: Vec<u8> =
+        (0..200_u16).flat_map(|n| [2 * n + 1].map(u16::to_be_bytes)).flat_map(|[high, id]| reset(id, high)).collect();
+    let misuse = || {
+        let mut stream = connect(open.http);
+        let _ = stream.write_all(&[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0", &resets[..]].concat());
+        let mut head = [0; 9];
+        loop {
+            stream.read_exact(&mut head).unwrap();
+            let length = usize::from(head[1]) << 8 | usize::from(head[2]);
+            let mut payload = vec![0; length];
+            stream.read_exact(&mut payload).unwrap();
+            if head[3] == 7 {
+                assert_eq!(payload[4..8], [0, 0, 0, 11], "ENHANCE_YOUR_CALM");
+                return stream;
+            }
+        }
+    };
+    let begin = Instant::now();
+    let mut first = misuse();
+    assert!(matches!(first.read(&mut [0; 64]), Ok(0) | Err(_)), "and then nothing");
+    let took = begin.elapsed();
+    assert!(took > Duration::from_millis(900), "it ended after a while: {took:?}");
+    wait_until("its place is free", LONG, || open.metric("tidegate_connections{door=\"http\"}") == 0);
+    // Whoever does not wait has no place left, although he is no longer there.
+    let mut here = connect(open.http);
+    let ask = |stream: &mut TcpStream| {
+        let asked = stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n");
+        asked.is_ok() && matches!(stream.read(&mut [0; 512]), Ok(1..))
+    };
+    assert!(ask(&mut here));
+    (0..3).for_each(|_| drop(misuse()));
+    assert!(!ask(&mut connect(open.http)), "all places of this address are taken");
+    assert!(ask(&mut here), "whoever is here is served");
+    wait_until("one is free again", LONG, || ask(&mut connect(open.http)));
+    assert_eq!(open.metric(r#"tidegate_refused_total{door="http",reason="misuse"}"#), 4);
+}
+
 #[test]
 fn connections_are_bounded_and_those_who_are_here_are_served() {
     let open = open("", Auth::default(), |config| {
