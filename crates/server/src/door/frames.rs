@@ -155,7 +155,7 @@ impl Allowance {
         match self.turn.saturating_sub(self.read) {
             0 => {
                 // The rest in the next turn, after the others.
-                context.waker().wake_by_ref();
+                super::turns::after_the_others(context);
                 Poll::Pending
             }
             left => Poll::Ready(left),
@@ -171,6 +171,8 @@ pub(crate) struct Tail {
 
 const TAIL_BYTES: usize = 96;
 const GOAWAY: u8 = 7;
+/// The reason of a GOAWAY.
+const ENHANCE_YOUR_CALM: [u8; 4] = [0, 0, 0, 11];
 /// A GOAWAY without words: the head, the last stream and the reason.
 const GOAWAY_BYTES: usize = HEAD_BYTES + 8;
 
@@ -196,13 +198,13 @@ impl Tail {
         }
     }
 
-    /// Whether the last frame was a GOAWAY for a reason.
+    /// Whether the last frame was a GOAWAY because of too much of something. Mere mistakes are another matter: they cost no more than a connection does.
     pub(crate) fn is_a_reproach(&self) -> bool {
         (0..=TAIL_BYTES - GOAWAY_BYTES).any(|start| {
             let frame = &self.bytes[start..];
             let length = frame.len() - HEAD_BYTES;
             let is_goaway = matches!(frame, [0, 0, low, GOAWAY, 0, 0, 0, 0, 0, ..] if usize::from(*low) == length);
-            is_goaway && frame[HEAD_BYTES + 4..GOAWAY_BYTES] != [0; 4]
+            is_goaway && frame[HEAD_BYTES + 4..GOAWAY_BYTES] == ENHANCE_YOUR_CALM
         })
     }
 }
@@ -275,7 +277,8 @@ mod tests {
         let answers = frame(DATA, 0, 300);
         for (last, expected) in [
             (goaway(11, "too_many_resets"), true),
-            (goaway(1, ""), true),
+            (goaway(11, ""), true),
+            (goaway(1, ""), false),
             (goaway(0, ""), false),
             (goaway(0, "have a nice day"), false),
             (frame(PING, 1, 8), false),

@@ -141,13 +141,15 @@ impl Hall {
             })
         };
         let io = TokioIo::new(Paced::new(stream, Arc::clone(&pace)));
-        let turns = Turns::default();
-        let (builder, rounds) = (builder(self.inner.door, turns.clone()), Rounds::of(turns));
         let waits = Waits { patience, unread: patience, idle };
+        let turns = Turns::default();
+        let (builder, mut rounds) = (builder(self.inner.door, turns.clone()), Rounds::of(turns));
         let left = {
             let connection = pin!(builder.serve_connection(io, service));
-            attend(connection, &rounds, &pace, waits, &mut shutdown).await
+            attend(connection, &mut rounds, &pace, waits, &mut shutdown).await
         };
+        // Whatever is under way ends with the connection.
+        rounds.end().await;
         if left == Left::TooSlow {
             self.refuse(Refusal::Slow);
         }
@@ -273,7 +275,7 @@ pub(crate) enum Left {
 /// Lets a connection be served to its end: in order, or because it stands still, or because the house closes.
 pub(crate) async fn attend<C: GracefulConnection>(
     mut connection: Pin<&mut C>,
-    rounds: &Rounds,
+    rounds: &mut Rounds,
     pace: &Pace,
     waits: Waits,
     shutdown: &mut watch::Receiver<bool>,

@@ -2,35 +2,47 @@
 //!
 //! hyper hands over every request of HTTP/2 as a future of its own. As a task each would be queued, perhaps moved to another core, and from there
 //! take the lock of its connection and wake it. Here they wait until the connection has read all that has arrived, then have one turn each, and the connection writes
-//! all their answers at once. What has to wait for something becomes a task after all.
+//! all their answers at once. What has to wait for something stays here, too, and has a turn when it is woken.
+//!
+//! So a connection is one task, whatever it asks for, and after a moment it is the other connections' time. Whoever asks for hundreds of things at once does not
+//! stand before everybody else in the queue a hundred times, nor does he keep the others from hearing what has arrived for them.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::mem::take;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
 
+use futures_util::stream::{FuturesUnordered, Stream};
 use hyper::rt::Executor;
 use parking_lot::Mutex;
 
+/// How long requests of one connection have turns before it is the others' time. A decision takes a few microseconds, a connection to an upstream a hundred.
+const ROUND: Duration = Duration::from_micros(100);
+
 type Request = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Who waits for a turn: at most as many as a connection may have requests at once. Clones are the same queue.
+/// Who waits for the first turn: at most as many as a connection may have requests at once. Clones are the same queue.
 #[derive(Clone, Default)]
 pub(crate) struct Turns {
-    waiting: Arc<Mutex<Vec<Request>>>,
+    waiting: Arc<Mutex<VecDeque<Request>>>,
 }
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Turns {
     fn execute(&self, request: F) {
-        self.waiting.lock().push(Box::pin(request));
+        self.waiting.lock().push_back(Box::pin(request));
     }
 }
 
 /// Asks a connection and those who wait at it.
 pub(crate) struct Rounds {
     turns: Turns,
+    /// Who had a turn and waits for something else.
+    later: FuturesUnordered<Later>,
+    round: Round,
     bell: Arc<Bell>,
     waker: Waker,
 }
@@ -38,46 +50,132 @@ pub(crate) struct Rounds {
 impl Rounds {
     pub(crate) fn of(turns: Turns) -> Self {
         let bell = Arc::new(Bell { state: AtomicU8::new(IDLE), task: Mutex::new(Waker::noop().clone()) });
-        Rounds { turns, waker: Waker::from(Arc::clone(&bell)), bell }
+        let waker = Waker::from(Arc::clone(&bell));
+        Rounds { turns, later: FuturesUnordered::new(), round: Round::default(), bell, waker }
     }
 
-    /// Lets the connection do what it can, and the requests that it hands over, until there is nothing left but to wait.
-    pub(crate) fn poll<C: Future>(&self, mut connection: Pin<&mut C>, context: &mut Context<'_>) -> Poll<C::Output> {
+    /// Lets the connection do what it can, and the requests that it hands over, until there is nothing left but to wait, or others have waited long enough.
+    pub(crate) fn poll<C: Future>(
+        &mut self,
+        mut connection: Pin<&mut C>,
+        context: &mut Context<'_>,
+    ) -> Poll<C::Output> {
         self.bell.belongs_to(context.waker());
-        let mut inner = Context::from_waker(&self.waker);
+        let waker = self.waker.clone();
+        let mut inner = Context::from_waker(&waker);
+        self.round.begin();
         loop {
             self.bell.state.store(BUSY, Ordering::SeqCst);
             let polled = connection.as_mut().poll(&mut inner);
-            let any = self.turns.take(&mut inner);
-            if polled.is_pending() && any {
+            if polled.is_pending() && self.take(&mut inner) {
                 // They have something to say, and the connection has not said it yet.
                 continue;
             }
-            if self.bell.state.swap(IDLE, Ordering::SeqCst) == RUNG {
+            let rung = self.bell.state.swap(IDLE, Ordering::SeqCst) == RUNG;
+            if self.round.is_over() {
+                after_the_others(context);
+            } else if rung {
                 context.waker().wake_by_ref();
             }
             return polled;
         }
     }
-}
 
-impl Turns {
-    /// One turn for everybody who waits. Says whether there was anybody.
-    fn take(&self, context: &mut Context<'_>) -> bool {
-        let mut requests = take(&mut *self.waiting.lock());
-        let any = !requests.is_empty();
-        for mut request in requests.drain(..) {
-            if request.as_mut().poll(context).is_pending() {
-                // As a task it is asked again at once, and from then on it is that task which is woken.
-                tokio::spawn(request);
+    /// A turn for everybody who can use one, until the round is over. Says whether anybody had one.
+    fn take(&mut self, context: &mut Context<'_>) -> bool {
+        let before = self.round.turns();
+        while !self.round.is_over() {
+            let Some(mut request) = self.turns.waiting.lock().pop_front() else { break };
+            let polled = request.as_mut().poll(context);
+            self.round.count();
+            if polled.is_pending() {
+                // It is asked again at once, so that from then on it is here that it is woken.
+                self.later.push(Later { request, round: self.round.clone() });
             }
         }
-        let mut waiting = self.waiting.lock();
-        if waiting.capacity() == 0 {
-            // The room is for the next ones.
-            *waiting = requests;
+        while !self.round.is_over() && matches!(Pin::new(&mut self.later).poll_next(context), Poll::Ready(Some(()))) {}
+        self.round.turns() > before
+    }
+
+    /// Lets go of whatever waits, a piece at a time: some of it has connections to close.
+    pub(crate) async fn end(self) {
+        let waiting = take(&mut *self.turns.waiting.lock());
+        let later = self.later.into_iter().map(|later| later.request);
+        self.round.begin();
+        for request in waiting.into_iter().chain(later) {
+            drop(request);
+            self.round.count();
+            if self.round.is_over() {
+                tokio::task::yield_now().await;
+                self.round.begin();
+            }
         }
-        any
+    }
+}
+
+/// Has the task woken when all others that can go on have done so, and what has arrived for them meanwhile was heard.
+pub(crate) fn after_the_others(context: &mut Context<'_>) {
+    if tokio::runtime::Handle::try_current().is_ok() {
+        // Asked once, it sees to that.
+        let _ = pin!(tokio::task::yield_now()).poll(context);
+    } else {
+        context.waker().wake_by_ref();
+    }
+}
+
+/// The turns of one connection before others have theirs. Clones are the same; all are asked by one task.
+#[derive(Clone, Default)]
+struct Round(Arc<Mutex<Count>>);
+
+#[derive(Default)]
+struct Count {
+    turns: usize,
+    until: Option<Instant>,
+    is_over: bool,
+}
+
+impl Round {
+    fn begin(&self) {
+        *self.0.lock() = Count { turns: 0, until: None, is_over: false };
+    }
+
+    fn is_over(&self) -> bool {
+        self.0.lock().is_over
+    }
+
+    fn turns(&self) -> usize {
+        self.0.lock().turns
+    }
+
+    /// Somebody had a turn. The clock is looked at after the second one first: most rounds have one.
+    fn count(&self) {
+        let mut count = self.0.lock();
+        count.turns += 1;
+        match count.until {
+            None => count.until = Some(Instant::now() + ROUND),
+            Some(until) => count.is_over = Instant::now() >= until,
+        }
+    }
+}
+
+/// A request that waits for something, and for a turn.
+struct Later {
+    request: Request,
+    round: Round,
+}
+
+impl Future for Later {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if self.round.is_over() {
+            // In the next one.
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let polled = self.request.as_mut().poll(context);
+        self.round.count();
+        polled
     }
 }
 
@@ -127,10 +225,10 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn who_is_ready_has_a_turn_and_others_become_tasks() {
+    #[test]
+    fn who_is_ready_has_a_turn_and_others_have_one_later() {
         let (turns, answered) = (Turns::default(), Arc::new(AtomicUsize::new(0)));
-        let rounds = Rounds::of(turns.clone());
+        let mut rounds = Rounds::of(turns.clone());
         let (said, heard) = tokio::sync::oneshot::channel::<()>();
         let (asked, count, mut heard) = (turns.clone(), Arc::clone(&answered), Some(heard));
         let mut rings = None;
@@ -159,19 +257,85 @@ mod tests {
         assert!(rounds.poll(connection.as_mut(), &mut Context::from_waker(&waker)).is_pending());
         assert_eq!(answered.load(Ordering::SeqCst), 3, "all that are ready");
         assert_eq!(woken.0.load(Ordering::SeqCst), 0, "whoever is at work is not woken");
+        let before = woken.0.load(Ordering::SeqCst);
         said.send(()).unwrap();
-        while answered.load(Ordering::SeqCst) < 4 {
-            tokio::task::yield_now().await;
-        }
-        assert_eq!(polls, 2, "once to read, once to write");
+        assert_eq!(woken.0.load(Ordering::SeqCst), before + 1, "whoever waits is woken with its connection");
+        assert!(rounds.poll(connection.as_mut(), &mut Context::from_waker(&waker)).is_pending());
+        assert_eq!(answered.load(Ordering::SeqCst), 4, "when it is here");
         let before = woken.0.load(Ordering::SeqCst);
         rings.unwrap().wake();
         assert_eq!(woken.0.load(Ordering::SeqCst), before + 1, "whoever sleeps is woken");
+        assert_eq!(polls, 4, "each time once to read and once to write");
+    }
+
+    /// Requests that never have enough take no longer than their round, and everybody has a turn.
+    #[test]
+    fn after_a_round_it_is_the_others_time() {
+        let (turns, asked) = (Turns::default(), Arc::new(Mutex::new(vec![0; 100])));
+        let mut rounds = Rounds::of(turns.clone());
+        for number in 0..100 {
+            let asked = Arc::clone(&asked);
+            turns.execute(poll_fn(move |context: &mut Context<'_>| {
+                asked.lock()[number] += 1;
+                let began = Instant::now();
+                while began.elapsed() < ROUND / 4 {}
+                context.waker().wake_by_ref();
+                Poll::<()>::Pending
+            }));
+        }
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        for round in 1..=1000 {
+            let before = woken.0.load(Ordering::SeqCst);
+            assert!(rounds.poll(std::pin::pin!(pending::<()>()), &mut Context::from_waker(&waker)).is_pending());
+            // Fewer if the machine has other things to do.
+            assert!(asked.lock().iter().sum::<usize>() <= 6 * round);
+            assert!(woken.0.load(Ordering::SeqCst) > before, "it goes on when the others had their time");
+        }
+        let asked = asked.lock();
+        let (least, most) = (asked.iter().min().unwrap(), asked.iter().max().unwrap());
+        assert!(*most <= 2 * least + 2, "{asked:?}");
+    }
+
+    #[tokio::test]
+    async fn what_waits_at_the_end_is_let_go_a_piece_at_a_time() {
+        struct Slow(Arc<AtomicUsize>);
+        impl Drop for Slow {
+            fn drop(&mut self) {
+                let began = Instant::now();
+                while began.elapsed() < ROUND {}
+                self.0.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        let (turns, gone) = (Turns::default(), Arc::new(AtomicUsize::new(0)));
+        let mut rounds = Rounds::of(turns.clone());
+        let ask = |count| {
+            for _ in 0..count {
+                let slow = Slow(Arc::clone(&gone));
+                turns.execute(async move {
+                    pending::<()>().await;
+                    drop(slow);
+                });
+            }
+        };
+        ask(20);
+        let woken = Waker::from(Arc::new(Woken::default()));
+        assert!(rounds.poll(std::pin::pin!(pending::<()>()), &mut Context::from_waker(&woken)).is_pending());
+        ask(20);
+        let mut ending = std::pin::pin!(rounds.end());
+        let mut others = 0;
+        poll_fn(|context| {
+            others += 1;
+            ending.as_mut().poll(context)
+        })
+        .await;
+        assert_eq!(gone.load(Ordering::SeqCst), 40);
+        assert!(others > 10, "others had their time in between: {others}");
     }
 
     #[test]
     fn a_call_while_it_was_looking_elsewhere_is_not_forgotten() {
-        let rounds = Rounds::of(Turns::default());
+        let mut rounds = Rounds::of(Turns::default());
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(Arc::clone(&woken));
         let mut calls = std::pin::pin!(poll_fn(|context: &mut Context<'_>| {

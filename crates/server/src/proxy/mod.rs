@@ -121,15 +121,17 @@ async fn talk(desk: Arc<Desk>, visitor: Visitor, waits: Waits, mut shutdown: wat
         })
     };
     let turns = Turns::default();
-    let (builder, rounds) = (builder(desk.gate.door(), turns.clone()), Rounds::of(turns));
+    let (builder, mut rounds) = (builder(desk.gate.door(), turns.clone()), Rounds::of(turns));
     let left = {
         let io = TokioIo::new(Paced::new(stream, Arc::clone(&pace)));
         let connection = pin!(builder.serve_connection_with_upgrades(io, service));
         tokio::select! {
-            left = attend(connection, &rounds, &pace, waits, &mut shutdown) => left,
+            left = attend(connection, &mut rounds, &pace, waits, &mut shutdown) => left,
             () = guest.windows.starve(waits.unread) => Left::TooSlow,
         }
     };
+    // Whatever is under way ends with the connection.
+    rounds.end().await;
     if pace.was_flooded() {
         refused(Refusal::Flood);
     }

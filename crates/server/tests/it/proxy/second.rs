@@ -7,8 +7,9 @@ use axum::http::Request;
 use http_body_util::BodyExt;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use tidegate_testkit::wait_until;
 
-use super::{Client, FREE, Stage, Upstream, noting};
+use super::{Client, FREE, LONG, Stage, Upstream, bare, noting};
 
 #[test]
 fn http_2_comes_in_and_goes_out() {
@@ -178,4 +179,23 @@ fn who_takes_back_request_after_request_is_sent_away() {
     while !["over"].contains(&said(&mut client).as_str()) {}
     sending.join().unwrap();
     assert_eq!(bystander.get("/", "").status, 200);
+}
+
+/// Whoever is thrown out keeps his place at the door for a while, but none at the upstream.
+#[test]
+fn what_is_under_way_ends_with_a_connection_that_was_misused() {
+    let silent = bare(|mut stream| _ = stream.read_to_end(&mut Vec::new()));
+    let stage = Stage::with(&format!("http://{silent}"), ", max_in_flight: 1, connect_ms: 200, answer_secs: 1", FREE);
+    let head = fields(&[(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/")]);
+    let mut client = stage.connect();
+    client.send([OPENING, &frame(HEADERS, 5, 1, &head)].concat());
+    let busy = r#"tidegate_decisions_total{door="proxy",outcome="allowed"}"#;
+    wait_until("it is at the upstream", LONG, || stage.metric(busy) == 1);
+    let resets =
+        (1..200).flat_map(|n| [frame(HEADERS, 5, 2 * n + 1, &head), frame(RESET, 0, 2 * n + 1, &8_u32.to_be_bytes())]);
+    client.send(resets.flatten().collect::<Vec<u8>>());
+    let misuse = r#"tidegate_refused_total{door="proxy",reason="misuse"}"#;
+    wait_until("the door has enough of it", LONG, || stage.metric(misuse) == 1);
+    let answer = stage.connect().get("/", "");
+    assert_eq!(answer.status, 504, "there is a place at the upstream, who is silent: {}", answer.body);
 }
