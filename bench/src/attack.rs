@@ -10,6 +10,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::cores::{CLIENTS, SERVERS, stay_on};
 use crate::server::{Own, median, until_left_alone};
 
 const ROUNDS: usize = 9;
@@ -25,24 +26,14 @@ const SLOW: (usize, Duration) = (200, Duration::from_millis(50));
 
 const ATTACKS: [&str; 8] = ["quiet", "busy", "reset", "unread", "ping", "settings", "continuation", "slow"];
 
-/// The core of the server and of bystanders, and that of whoever attacks.
-const CORES: [&str; 2] = ["0", "1"];
-
-/// This process, and all that it starts from now on, on one core.
-fn stay_on(core: &str) {
-    let pid = std::process::id().to_string();
-    let pinned = Command::new("taskset").args(["-cp", core, &pid]).stdout(Stdio::null()).status();
-    assert!(pinned.is_ok_and(|status| status.success()), "attack: expected taskset (util-linux) and two cores");
-}
-
 pub fn run(args: &[&str]) {
     match args {
         [] | ["http"] => {
-            stay_on(CORES[0]);
+            stay_on(SERVERS);
             measure("HTTP", &Own::start_as(&["attack", "server"]));
         }
         ["proxy"] => {
-            stay_on(CORES[0]);
+            stay_on(SERVERS);
             let upstream = Own::start_as(&["server", "axum-page"]);
             measure("the proxy", &Own::start_as(&["proxy", "serve", &upstream.http.to_string()]));
         }
@@ -89,7 +80,7 @@ impl Attacker {
     fn start(kind: &str, address: SocketAddr) -> Self {
         let program = std::env::current_exe().expect("this program");
         let mut command = Command::new("taskset");
-        command.args(["-c", CORES[1]]).arg(program).args(["attack", "as", kind, &address.to_string()]);
+        command.args(["-c", CLIENTS]).arg(program).args(["attack", "as", kind, &address.to_string()]);
         Attacker(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("taskset"))
     }
 }

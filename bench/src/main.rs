@@ -11,6 +11,7 @@ mod attack;
 mod bound;
 mod callgrind;
 mod contenders;
+mod cores;
 mod grpc;
 mod memory;
 mod near;

@@ -2,7 +2,7 @@
 //! HTTP; and how much it still answers when it is asked for ten times as much as it can do.
 //!
 //! Requests are sent when they are due, whatever the answers do. At the same time, over connections of their own, a tenth as many are about
-//! nothing, which shows what the machine itself adds: load, server and Redis share its processors.
+//! nothing, which shows what the machine itself adds. Whoever asks has a core of his own; server and Redis share the other.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -16,6 +16,7 @@ use tidegate_testkit::{Flavor, Server};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use crate::cores::{CLIENTS, SERVERS, stay_on};
 use crate::server::{Own, until_left_alone};
 
 type Failure = Box<dyn std::error::Error>;
@@ -31,8 +32,10 @@ const DEADLINE: Duration = Duration::from_millis(5);
 const IN_TIME: Duration = Duration::from_millis(10);
 
 pub fn run(args: &[&str]) {
+    // Whoever asks has one core.
+    let threads = if matches!(args, ["serve", _]) { 2 } else { 1 };
     let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+        tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build().expect("a runtime");
     let done = match args {
         ["serve", url] => runtime.block_on(serve(url)),
         [] => runtime.block_on(all(20_000)),
@@ -57,8 +60,10 @@ async fn serve(url: &str) -> Result<(), Failure> {
 }
 
 async fn all(rate: u64) -> Result<(), Failure> {
+    stay_on(SERVERS);
     let redis = Server::start(Flavor::Redis7);
     let own = Own::start_as(&["near-server", "serve", &redis.url()]);
+    stay_on(CLIENTS);
     for (door, at) in [(Door::Resp, own.resp), (Door::Http, own.http)] {
         stopped(&redis, door, at, rate).await?;
     }
@@ -118,23 +123,18 @@ impl Door {
 
     /// The first answer among these bytes, and how long it is.
     fn answer(self, bytes: &[u8]) -> Option<(usize, Kind)> {
-        let line = |from: usize| bytes[from..].windows(2).position(|two| two == b"\r\n").map(|at| from + at + 2);
         let contains = |bytes: &[u8], part: &[u8]| bytes.windows(part.len()).any(|own| own == part);
         match self {
             Door::Resp => {
-                let mut end = line(0)?;
-                match bytes[0] {
-                    b'*' => {
-                        // Five numbers and the mark.
-                        for _ in 0..7 {
-                            end = line(end)?;
-                        }
-                        let alone = contains(&bytes[..end], b"fallback");
-                        Some((end, if alone { Kind::Alone } else { Kind::Store }))
-                    }
-                    b'+' => Some((end, Kind::Store)),
-                    _ => Some((end, Kind::Error)),
-                }
+                // An answer is eight lines, of which the last is the mark; what is not about a decision is one.
+                let lines = if bytes.first()? == &b'*' { 8 } else { 1 };
+                let end = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n').nth(lines - 1)?.0 + 1;
+                let kind = match bytes[0] {
+                    b'*' if bytes[..end].ends_with(b"fallback\r\n") => Kind::Alone,
+                    b'*' | b'+' => Kind::Store,
+                    _ => Kind::Error,
+                };
+                Some((end, kind))
             }
             Door::Http => {
                 let head = bytes.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
@@ -153,7 +153,33 @@ impl Door {
     }
 }
 
-type Waiting = Arc<Mutex<VecDeque<Instant>>>;
+/// When those were asked that have no answer yet: so many at each moment.
+type Waiting = Arc<Mutex<Queue>>;
+
+#[derive(Default)]
+struct Queue {
+    asked: VecDeque<(Instant, usize)>,
+    length: usize,
+}
+
+impl Queue {
+    fn push(&mut self, count: usize) {
+        self.asked.push_back((Instant::now(), count));
+        self.length += count;
+    }
+
+    /// When the first one was asked, which is answered now.
+    fn pop(&mut self) -> Option<Instant> {
+        let (asked, left) = self.asked.front_mut()?;
+        let first = *asked;
+        *left -= 1;
+        if *left == 0 {
+            self.asked.pop_front();
+        }
+        self.length -= 1;
+        Some(first)
+    }
+}
 
 /// Answers, and how many requests were not sent because too many waited.
 struct Load {
@@ -164,6 +190,9 @@ struct Load {
 /// Asks `rate` times a second for so long. `questions` are asked in turns.
 async fn load(door: Door, at: SocketAddr, rate: u64, lasts: Duration, questions: &[Vec<u8>]) -> Result<Load, Failure> {
     let answers = Arc::new(Mutex::new(Vec::new()));
+    // All are of one length, so that some of them are a piece of all.
+    let (all, length) = (questions.concat(), questions[0].len());
+    assert!(questions.iter().all(|question| question.len() == length), "questions of one length");
     let (mut lines, mut readers) = (Vec::new(), tokio::task::JoinSet::new());
     for _ in 0..door.connections() {
         let mut stream = TcpStream::connect(at).await?;
@@ -180,13 +209,11 @@ async fn load(door: Door, at: SocketAddr, rate: u64, lasts: Duration, questions:
             let mut bytes = Vec::with_capacity(16 << 10);
             while matches!(reader.read_buf(&mut bytes).await, Ok(1..)) {
                 let (now, mut used) = (Instant::now(), 0);
-                while let Some((length, kind)) = door.answer(&bytes[used..]).filter(|_| used < bytes.len()) {
+                let (mut own, mut answers) = (own.lock(), answers.lock());
+                while let Some((length, kind)) = door.answer(&bytes[used..]) {
                     used += length;
-                    let asked = own.lock().pop_front().unwrap_or(now);
-                    answers.lock().push(Answer { asked, took: now - asked, kind });
-                    if used == bytes.len() {
-                        break;
-                    }
+                    let asked = own.pop().unwrap_or(now);
+                    answers.push(Answer { asked, took: now - asked, kind });
                 }
                 bytes.drain(..used);
             }
@@ -198,33 +225,42 @@ async fn load(door: Door, at: SocketAddr, rate: u64, lasts: Duration, questions:
     while began.elapsed() < lasts {
         tick.tick().await;
         let due = rate * u64::try_from(began.elapsed().as_micros())? / 1_000_000;
+        // Over RESP those that are due at one moment go out together, evenly over the connections; over HTTP each to whoever has nothing to do.
+        let at_once = match door {
+            Door::Resp => usize::try_from(due - sent)?.div_ceil(lines.len()),
+            Door::Http => 1,
+        };
         while sent < due {
-            let question = &questions[usize::try_from(sent)? % questions.len()];
-            sent += 1;
-            // In turns; over HTTP whoever has nothing to do.
-            let idle = |at: &usize| door == Door::Resp || lines[*at].1.lock().is_empty();
+            let first = usize::try_from(sent)? % questions.len();
+            let count = at_once.min(usize::try_from(due - sent)?).min(questions.len() - first);
+            sent += count as u64;
+            let idle = |at: &usize| door == Door::Resp || lines[*at].1.lock().length == 0;
             let Some(at) = (next..lines.len()).chain(0..next).find(idle) else {
-                unsent += 1;
+                unsent += count as u64;
                 continue;
             };
             next = (at + 1) % lines.len();
             let (writer, waiting) = &lines[at];
             let mut waiting = waiting.lock();
-            if waiting.len() >= MOST_WAITING
-                || !matches!(writer.try_write(question), Ok(length) if length == question.len())
-            {
-                unsent += 1;
-                continue;
+            let fits = count.min(MOST_WAITING - waiting.length);
+            let bytes = &all[first * length..(first + fits) * length];
+            let written = if fits > 0 { writer.try_write(bytes).unwrap_or(0) } else { 0 };
+            if written % length > 0 {
+                return Err("a request was cut in two: the socket was full".into());
             }
-            waiting.push_back(Instant::now());
+            let written = written / length;
+            unsent += (count - written) as u64;
+            if written > 0 {
+                waiting.push(written);
+            }
         }
     }
     let patience = Instant::now();
-    while lines.iter().any(|(_, waiting)| !waiting.lock().is_empty()) && patience.elapsed() < Duration::from_secs(2) {
+    while lines.iter().any(|(_, waiting)| waiting.lock().length > 0) && patience.elapsed() < Duration::from_secs(2) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     readers.shutdown().await;
-    let lost = lines.iter().map(|(_, waiting)| waiting.lock().len()).sum::<usize>();
+    let lost = lines.iter().map(|(_, waiting)| waiting.lock().length).sum::<usize>();
     if lost > 0 {
         println!("  {lost} requests were never answered");
     }
