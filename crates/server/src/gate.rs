@@ -229,7 +229,7 @@ impl Gate {
 
     /// The time, if this question is to be timed.
     fn began(&self) -> Option<Instant> {
-        let remote = !matches!(self.inner.store, Backend::Memory(_));
+        let remote = self.is_far();
         self.inner.observer.metrics().clock(self.door, remote)
     }
 
@@ -308,6 +308,11 @@ impl Gate {
         let decision = memory.check_subject(subject, limit, cost);
         self.inner.observer.decided_at_once(self.door, subject, decision.allowed(), began);
         Some(decision)
+    }
+
+    /// Whether whoever asks has to wait for an answer from elsewhere.
+    pub(crate) fn is_far(&self) -> bool {
+        !matches!(self.inner.store, Backend::Memory(_))
     }
 
     /// Begins to decide up to `most` charges that arrived together, if that can be done here and now: at one moment, and counted once.

@@ -1,11 +1,10 @@
 //! Commands into answers. What clients send when they connect is answered as Redis does; everything that decides goes to the gate.
 
 use std::borrow::Cow;
-use std::future::{Future, poll_fn};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::task::Poll;
 
+use futures_util::future::join_all;
 use tidegate::{Awaited, Check, Decision, Id, Limit, Limits, Op, Scope, Source, Subject, Verdict};
 
 use tokio::time::Instant;
@@ -49,6 +48,8 @@ pub(crate) struct Session {
     pub(crate) alike: Alike,
     /// Room for the words of commands.
     pub(crate) words: Words<'static>,
+    /// Room for where they end.
+    pub(crate) ends: Vec<super::End>,
 }
 
 /// What a command asks.
@@ -90,6 +91,7 @@ impl Session {
             known: Known::default(),
             alike: Alike::default(),
             words: Words::new(),
+            ends: Vec::new(),
         }
     }
 
@@ -171,20 +173,8 @@ impl Session {
     /// Decides several questions at once: who waits for a remote store waits once for all of them. They are asked in the order in which they came.
     pub(crate) async fn answer_all(&self, questions: &[Question<'_>], out: &mut Replies) {
         let checks: Vec<Check<'_>> = questions.iter().map(Question::check).collect();
-        let mut deciding: Vec<_> = checks.iter().map(|check| Some(Box::pin(self.gate.decide(check)))).collect();
-        let mut decided: Vec<_> = questions.iter().map(|_| None).collect();
-        poll_fn(|context| {
-            for (deciding, decided) in deciding.iter_mut().zip(&mut decided) {
-                if let Some(own) = deciding
-                    && let Poll::Ready(result) = own.as_mut().poll(context)
-                {
-                    (*deciding, *decided) = (None, Some(result));
-                }
-            }
-            if decided.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
-        for (question, decided) in questions.iter().zip(decided.into_iter().flatten()) {
+        let decided = join_all(checks.iter().map(|check| self.gate.decide(check))).await;
+        for (question, decided) in questions.iter().zip(decided) {
             match decided {
                 Ok(decision) if matches!(question.under, Under::Throttle(_)) => {
                     out.throttle(Throttle::numbers(decision.allowed(), decision.binding()), decision.source());

@@ -11,6 +11,7 @@ mod throttle;
 
 use std::future::{Future, poll_fn};
 use std::io;
+use std::iter::repeat;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -245,8 +246,8 @@ struct Turn {
 /// Commands that are read before the first of them is answered, so that the memory they are about can be fetched meanwhile.
 const AHEAD: usize = 16;
 
-/// The most room for words that a connection keeps between two turns: sixteen commands of six.
-const MAX_KEPT_WORDS: usize = AHEAD * 6;
+/// The most room for words that a connection keeps between two turns: a turn of commands of six.
+const MAX_KEPT_WORDS: usize = TURN * 6;
 
 /// Answers complete commands at the front of `bytes`, one turn of them.
 async fn answer_turn(bytes: &[u8], session: &mut Session, out: &mut Replies) -> Turn {
@@ -255,7 +256,9 @@ async fn answer_turn(bytes: &[u8], session: &mut Session, out: &mut Replies) -> 
         return Turn { used: alike.bytes, more: alike.bytes < bytes.len() };
     }
     let mut words = emptied(std::mem::take(&mut session.words));
-    let turn = answer_some(bytes, alike, &mut words, session, out).await;
+    let mut group = Group { ends: std::mem::take(&mut session.ends), ..Group::default() };
+    let turn = answer_some(bytes, alike, (&mut words, &mut group), session, out).await;
+    session.ends = group.ends;
     if words.capacity() <= MAX_KEPT_WORDS {
         session.words = emptied(words);
     }
@@ -272,16 +275,17 @@ fn emptied<'a>(mut words: Words<'_>) -> Words<'a> {
 async fn answer_some<'a>(
     bytes: &'a [u8],
     done: Answered,
-    words: &mut Words<'a>,
+    (words, group): (&mut Words<'a>, &mut Group<'a>),
     session: &mut Session,
     out: &mut Replies,
 ) -> Turn {
     let Answered { bytes: mut used, commands: mut answered } = done;
-    let mut group = Group::default();
+    // A store that is far away is asked about all that is here at once: what waits for the answers before it has no more time than they had.
+    let ahead_of_all = if session.gate.is_far() { TURN } else { AHEAD };
     while answered < TURN {
         // How long a command may be depends on the one before, as long as nobody has said who he is.
         let unknown = session.may == May::Nothing;
-        let (most, count) = if unknown { (MAX_UNKNOWN_BYTES, 1) } else { (MAX_COMMAND_BYTES, AHEAD) };
+        let (most, count) = if unknown { (MAX_UNKNOWN_BYTES, 1) } else { (MAX_COMMAND_BYTES, ahead_of_all) };
         words.clear();
         group.read(&bytes[used..], words, &mut session.known, most, count);
         let mut awaited = [None; AHEAD];
@@ -291,7 +295,7 @@ async fn answer_some<'a>(
         let mut together = session.gate.together(group.commands);
         // Commands that were answered together with one before them.
         let mut ahead = 0;
-        for (at, (command, awaited)) in group.each(words).zip(&awaited).enumerate() {
+        for (at, (command, awaited)) in group.each(words).zip(awaited.iter().chain(repeat(&None))).enumerate() {
             if ahead > 0 {
                 (ahead, used, answered) = (ahead - 1, used + command.bytes, answered + 1);
                 continue;
@@ -357,14 +361,14 @@ async fn answer_some<'a>(
 #[derive(Default)]
 struct Group<'a> {
     commands: usize,
-    ends: [End; AHEAD],
+    ends: Vec<End>,
     /// What comes behind them, if it is not a command of the same kind.
     behind: Option<Result<Next<'a>, frame::Broken>>,
 }
 
 /// Where the words of a command end, and what else is to be known of it.
-#[derive(Clone, Copy, Default)]
-struct End {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct End {
     words: usize,
     bytes: usize,
     shape: Shape,
@@ -375,7 +379,8 @@ impl<'a> Group<'a> {
     fn read(&mut self, bytes: &'a [u8], words: &mut Words<'a>, known: &mut Known, most: usize, count: usize) {
         let mut at = 0;
         (self.commands, self.behind) = (0, None);
-        for end in self.ends.iter_mut().take(count) {
+        self.ends.clear();
+        for _ in 0..count {
             let (rest, first) = (&bytes[at..], words.len());
             let (taken, shape) = match known.again(rest, words) {
                 Some(again) => again,
@@ -387,7 +392,7 @@ impl<'a> Group<'a> {
                     }
                 },
             };
-            *end = End { words: words.len(), bytes: taken, shape };
+            self.ends.push(End { words: words.len(), bytes: taken, shape });
             at += taken;
             self.commands += 1;
         }
@@ -395,7 +400,7 @@ impl<'a> Group<'a> {
 
     fn each<'b>(&'b self, words: &'b [&'a [u8]]) -> impl Iterator<Item = Command<'b, 'a>> {
         let mut from = 0;
-        self.ends[..self.commands].iter().map(move |end| {
+        self.ends.iter().map(move |end| {
             let own = &words[from..end.words];
             from = end.words;
             Command { words: own, bytes: end.bytes, shape: end.shape }
