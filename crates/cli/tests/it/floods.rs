@@ -116,7 +116,8 @@ fn ask(at: SocketAddr) -> Duration {
     }
 }
 
-/// Sends `begin`, then what `next` says, until the server has had enough or the time is over. Whether it was let go.
+/// Sends `begin`, then what `next` says, until the server has had enough or the time is over. Whether it was let go: its connection has ended, or it was told
+/// that it will.
 fn attack(at: SocketAddr, begin: &[u8], reads: bool, mut next: impl FnMut(u32) -> Vec<u8>) -> bool {
     let mut stream = connect(at);
     stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
@@ -125,7 +126,11 @@ fn attack(at: SocketAddr, begin: &[u8], reads: bool, mut next: impl FnMut(u32) -
     let reader = reads.then(|| {
         let (mut stream, gone) = (stream.try_clone().unwrap(), Arc::clone(&gone));
         thread::spawn(move || {
-            let _ = std::io::copy(&mut stream, &mut std::io::sink());
+            let mut head = [0; 9];
+            while stream.read_exact(&mut head).is_ok() && head[3] != GOAWAY {
+                let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+                let _ = std::io::copy(&mut (&mut stream).take(length.into()), &mut std::io::sink());
+            }
             gone.store(true, Ordering::Relaxed);
         })
     });

@@ -24,8 +24,10 @@ use crate::observe::metrics::Refusal;
 const HOLD: Duration = Duration::from_secs(1);
 /// But no longer than this.
 const MAX_HOLD: Duration = Duration::from_secs(60);
-/// So many of one address in this state, and nobody else from there comes in.
-const MAX_HELD: u32 = 16;
+/// So many of one address in this state, and nobody else from there comes in; more if an address may have very many connections, as that of a load balancer may.
+const MAX_HELD: usize = 16;
+/// One in so many of its connections.
+const HELD_OF: usize = 64;
 
 /// The places at one door.
 pub(super) struct Places {
@@ -62,7 +64,7 @@ impl Places {
         {
             let mut addresses = self.addresses.lock();
             let own = addresses.entry(ip).or_default();
-            if own.here >= self.most_per_ip || own.held >= MAX_HELD {
+            if own.here >= self.most_per_ip || own.held as usize >= MAX_HELD.max(self.most_per_ip / HELD_OF) {
                 return Err(Refusal::FullForAddress);
             }
             own.here += 1;
@@ -150,6 +152,11 @@ mod tests {
         drop(well_behaved);
         let mut other = places.take(address(2)).unwrap();
         assert_eq!(other.begin_hold(), HOLD);
+        // Where very many may come from one address, more are held before the others are kept out.
+        let many = self::places(6400);
+        let mut crowd: Vec<Place> = (0..99).map(|_| many.take(address(3)).unwrap()).collect();
+        crowd.iter_mut().for_each(|place| _ = place.begin_hold());
+        assert!(many.take(address(3)).is_ok());
         // As they leave, the address is believed again.
         here.truncate(3);
         assert_eq!(places.take(address(1)).unwrap().begin_hold(), 4 * HOLD);
