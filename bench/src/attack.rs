@@ -37,7 +37,8 @@ pub fn run(args: &[&str]) {
             let upstream = Own::start_as(&["server", "axum-page"]);
             measure("the proxy", &Own::start_as(&["proxy", "serve", &upstream.http.to_string()]));
         }
-        ["server"] => crate::server::serve_tidegate(10_000, "auto"),
+        // As many as there are unless said otherwise.
+        ["server"] => crate::server::serve_tidegate(10_000, 1024, "auto"),
         ["as", kind, address] => attack(kind, address.parse().expect("an address")),
         _ => {
             eprintln!("attack {}: expected http or proxy", args.join(" "));
@@ -276,7 +277,7 @@ fn resident(pid: u32) -> u64 {
 pub fn crowd(args: &[&str]) {
     match args {
         [] => crowd_of(2, 9_500),
-        ["server"] => crate::server::serve_tidegate(20_000, "auto"),
+        ["server"] => crate::server::serve_tidegate(20_000, 20_000, "auto"),
         ["client", address, count] => be_many(address.parse().expect("an address"), count.parse().expect("a number")),
         _ => crowd_of(2, args.join(" ").parse::<usize>().expect("a number of connections") / 2),
     }

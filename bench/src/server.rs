@@ -33,8 +33,8 @@ pub fn run(args: &[&str]) {
         ["resp", depths @ ..] => resp(&depths.iter().map(|depth| depth.parse().expect("a depth")).collect::<Vec<_>>()),
         ["http"] => http(),
         // What is measured, as processes of their own.
-        ["tidegate"] => serve_tidegate(1024, "auto"),
-        ["tidegate", threads] => serve_tidegate(1024, threads),
+        ["tidegate"] => serve_tidegate(1024, 1024, "auto"),
+        ["tidegate", threads] => serve_tidegate(1024, 1024, threads),
         ["bound"] => crate::bound::serve(),
         ["axum"] => serve_axum(false),
         ["axum-json"] => serve_axum(true),
@@ -275,9 +275,9 @@ pub(crate) fn until_left_alone(http: SocketAddr, resp: SocketAddr) {
 }
 
 /// Our server, which lets so many connections in.
-pub(crate) fn serve_tidegate(connections: usize, threads: &str) {
+pub(crate) fn serve_tidegate(connections: usize, per_ip: usize, threads: &str) {
     let text = format!(
-        "listen: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\nconnections: {{ max: {connections}, max_per_ip: {connections} }}\nthreads: {threads}\n"
+        "listen: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\nconnections: {{ max: {connections}, max_per_ip: {per_ip} }}\nthreads: {threads}\n"
     );
     let config = Config::parse(&text, "bench").expect("a configuration");
     let runtime = config.threads.runtime().expect("a runtime");
