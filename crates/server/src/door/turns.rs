@@ -12,11 +12,10 @@ use std::future::Future;
 use std::mem::take;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use futures_util::stream::{FuturesUnordered, Stream};
 use hyper::rt::Executor;
 use parking_lot::Mutex;
 
@@ -25,15 +24,22 @@ const ROUND: Duration = Duration::from_micros(100);
 
 type Request = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Who waits for the first turn: at most as many as a connection may have requests at once. Clones are the same queue.
+/// Who is to have a turn, in this order: at most as many as a connection may have requests at once. Clones are the same queue.
 #[derive(Clone, Default)]
 pub(crate) struct Turns {
-    waiting: Arc<Mutex<VecDeque<Request>>>,
+    queue: Arc<Mutex<VecDeque<Turn>>>,
+}
+
+enum Turn {
+    /// Of a request that has just arrived.
+    First(Request),
+    /// Of one that was woken: the number of its place.
+    Again(usize),
 }
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Turns {
     fn execute(&self, request: F) {
-        self.waiting.lock().push_back(Box::pin(request));
+        self.queue.lock().push_back(Turn::First(Box::pin(request)));
     }
 }
 
@@ -41,7 +47,9 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Turns {
 pub(crate) struct Rounds {
     turns: Turns,
     /// Who had a turn and waits for something else.
-    later: FuturesUnordered<Later>,
+    places: Vec<Place>,
+    /// The numbers of places where nobody is.
+    free: Vec<usize>,
     round: Round,
     bell: Arc<Bell>,
     waker: Waker,
@@ -51,7 +59,7 @@ impl Rounds {
     pub(crate) fn of(turns: Turns) -> Self {
         let bell = Arc::new(Bell { state: AtomicU8::new(IDLE), task: Mutex::new(Waker::noop().clone()) });
         let waker = Waker::from(Arc::clone(&bell));
-        Rounds { turns, later: FuturesUnordered::new(), round: Round::default(), bell, waker }
+        Rounds { turns, places: Vec::new(), free: Vec::new(), round: Round::default(), bell, waker }
     }
 
     /// Lets the connection do what it can, and the requests that it hands over, until there is nothing left but to wait, or others have waited long enough.
@@ -63,16 +71,16 @@ impl Rounds {
         self.bell.belongs_to(context.waker());
         let waker = self.waker.clone();
         let mut inner = Context::from_waker(&waker);
-        self.round.begin();
+        self.round = Round::default();
         loop {
             self.bell.state.store(BUSY, Ordering::SeqCst);
             let polled = connection.as_mut().poll(&mut inner);
-            if polled.is_pending() && self.take(&mut inner) {
+            if polled.is_pending() && self.take() {
                 // They have something to say, and the connection has not said it yet.
                 continue;
             }
             let rung = self.bell.state.swap(IDLE, Ordering::SeqCst) == RUNG;
-            if self.round.is_over() {
+            if self.round.is_over {
                 after_the_others(context);
             } else if rung {
                 context.waker().wake_by_ref();
@@ -81,34 +89,97 @@ impl Rounds {
         }
     }
 
-    /// A turn for everybody who can use one, until the round is over. Says whether anybody had one.
-    fn take(&mut self, context: &mut Context<'_>) -> bool {
-        let before = self.round.turns();
-        while !self.round.is_over() {
-            let Some(mut request) = self.turns.waiting.lock().pop_front() else { break };
-            let polled = request.as_mut().poll(context);
-            self.round.count();
-            if polled.is_pending() {
-                // It is asked again at once, so that from then on it is here that it is woken.
-                self.later.push(Later { request, round: self.round.clone() });
+    /// A turn for everybody who can use one, first come, first served, until the round is over. Says whether anybody had one.
+    fn take(&mut self) -> bool {
+        let before = self.round.turns;
+        while !self.round.is_over {
+            let Some(turn) = self.turns.queue.lock().pop_front() else { break };
+            let number = match turn {
+                Turn::First(request) => self.seat(request),
+                Turn::Again(number) => number,
+            };
+            let Place { request: seated, alarm, waker } = &mut self.places[number];
+            // Whoever calls from here on means the next turn.
+            alarm.is_ringing.store(false, Ordering::SeqCst);
+            // Somebody may have called for one who has left; whoever has the place now can bear it.
+            let Some(request) = seated else { continue };
+            if request.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
+                *seated = None;
+                self.free.push(number);
             }
+            self.round.count();
         }
-        while !self.round.is_over() && matches!(Pin::new(&mut self.later).poll_next(context), Poll::Ready(Some(()))) {}
-        self.round.turns() > before
+        self.round.turns > before
+    }
+
+    /// A place for a request, with an alarm that was there before, if there is one.
+    fn seat(&mut self, request: Request) -> usize {
+        let number = self.free.pop().unwrap_or_else(|| {
+            let (turns, bell) = (self.turns.clone(), Arc::clone(&self.bell));
+            let number = self.places.len();
+            let alarm = Arc::new(Alarm { number, is_ringing: AtomicBool::new(false), turns, bell });
+            let waker = Waker::from(Arc::clone(&alarm));
+            self.places.push(Place { request: None, alarm, waker });
+            number
+        });
+        self.places[number].request = Some(request);
+        number
     }
 
     /// Lets go of whatever waits, a piece at a time: some of it has connections to close.
-    pub(crate) async fn end(self) {
-        let waiting = take(&mut *self.turns.waiting.lock());
-        let later = self.later.into_iter().map(|later| later.request);
-        self.round.begin();
-        for request in waiting.into_iter().chain(later) {
+    pub(crate) async fn end(mut self) {
+        let queue = take(&mut *self.turns.queue.lock());
+        let seated = take(&mut self.places).into_iter().filter_map(|place| place.request);
+        let waiting = queue.into_iter().filter_map(|turn| match turn {
+            Turn::First(request) => Some(request),
+            Turn::Again(_) => None,
+        });
+        let mut round = Round::default();
+        for request in waiting.chain(seated) {
             drop(request);
-            self.round.count();
-            if self.round.is_over() {
+            round.count();
+            if round.is_over {
                 tokio::task::yield_now().await;
-                self.round.begin();
+                round = Round::default();
             }
+        }
+    }
+}
+
+/// What waits for a first turn may hold an alarm that holds the queue: nobody else would let go of them.
+impl Drop for Rounds {
+    fn drop(&mut self) {
+        let queue = take(&mut *self.turns.queue.lock());
+        // Not before the lock is given back: they may call for each other.
+        drop(queue);
+    }
+}
+
+/// Where a request waits for something, and for a turn.
+struct Place {
+    request: Option<Request>,
+    alarm: Arc<Alarm>,
+    /// Rings the alarm.
+    waker: Waker,
+}
+
+/// Has a place put into the queue, once until its turn, and the task of the connection woken.
+struct Alarm {
+    number: usize,
+    is_ringing: AtomicBool,
+    turns: Turns,
+    bell: Arc<Bell>,
+}
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.is_ringing.swap(true, Ordering::SeqCst) {
+            self.turns.queue.lock().push_back(Turn::Again(self.number));
+            self.bell.wake_by_ref();
         }
     }
 }
@@ -123,59 +194,22 @@ pub(crate) fn after_the_others(context: &mut Context<'_>) {
     }
 }
 
-/// The turns of one connection before others have theirs. Clones are the same; all are asked by one task.
-#[derive(Clone, Default)]
-struct Round(Arc<Mutex<Count>>);
-
+/// The turns of one connection before others have theirs.
 #[derive(Default)]
-struct Count {
+struct Round {
     turns: usize,
     until: Option<Instant>,
     is_over: bool,
 }
 
 impl Round {
-    fn begin(&self) {
-        *self.0.lock() = Count { turns: 0, until: None, is_over: false };
-    }
-
-    fn is_over(&self) -> bool {
-        self.0.lock().is_over
-    }
-
-    fn turns(&self) -> usize {
-        self.0.lock().turns
-    }
-
     /// Somebody had a turn. The clock is looked at after the second one first: most rounds have one.
-    fn count(&self) {
-        let mut count = self.0.lock();
-        count.turns += 1;
-        match count.until {
-            None => count.until = Some(Instant::now() + ROUND),
-            Some(until) => count.is_over = Instant::now() >= until,
+    fn count(&mut self) {
+        self.turns += 1;
+        match self.until {
+            None => self.until = Some(Instant::now() + ROUND),
+            Some(until) => self.is_over = Instant::now() >= until,
         }
-    }
-}
-
-/// A request that waits for something, and for a turn.
-struct Later {
-    request: Request,
-    round: Round,
-}
-
-impl Future for Later {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if self.round.is_over() {
-            // In the next one.
-            context.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        let polled = self.request.as_mut().poll(context);
-        self.round.count();
-        polled
     }
 }
 
@@ -268,33 +302,61 @@ mod tests {
         assert_eq!(polls, 4, "each time once to read and once to write");
     }
 
-    /// Requests that never have enough take no longer than their round, and everybody has a turn.
+    /// Requests that never have enough take no longer than their round, and everybody has as many turns as the others: also where so few ask that
+    /// a round is over when all had one.
     #[test]
     fn after_a_round_it_is_the_others_time() {
-        let (turns, asked) = (Turns::default(), Arc::new(Mutex::new(vec![0; 100])));
+        for requests in [4, 100] {
+            let (turns, asked) = (Turns::default(), Arc::new(Mutex::new(vec![0; requests])));
+            let mut rounds = Rounds::of(turns.clone());
+            for number in 0..requests {
+                let asked = Arc::clone(&asked);
+                turns.execute(poll_fn(move |context: &mut Context<'_>| {
+                    asked.lock()[number] += 1;
+                    let began = Instant::now();
+                    while began.elapsed() < ROUND / 4 {}
+                    context.waker().wake_by_ref();
+                    Poll::<()>::Pending
+                }));
+            }
+            let woken = Arc::new(Woken::default());
+            let waker = Waker::from(Arc::clone(&woken));
+            for round in 1..=500 {
+                let before = woken.0.load(Ordering::SeqCst);
+                assert!(rounds.poll(std::pin::pin!(pending::<()>()), &mut Context::from_waker(&waker)).is_pending());
+                // Fewer if the machine has other things to do.
+                assert!(asked.lock().iter().sum::<usize>() <= 6 * round);
+                assert!(woken.0.load(Ordering::SeqCst) > before, "it goes on when the others had their time");
+            }
+            let asked = asked.lock();
+            let (least, most) = (asked.iter().min().unwrap(), asked.iter().max().unwrap());
+            assert!(*least > 0 && *most <= least + 1, "{asked:?}");
+        }
+    }
+
+    /// A request holds whoever wakes it, who holds the queue in which it waits.
+    #[test]
+    fn what_waits_is_let_go_with_its_connection() {
+        let (turns, alive) = (Turns::default(), Arc::new(()));
         let mut rounds = Rounds::of(turns.clone());
-        for number in 0..100 {
-            let asked = Arc::clone(&asked);
-            turns.execute(poll_fn(move |context: &mut Context<'_>| {
-                asked.lock()[number] += 1;
-                let began = Instant::now();
-                while began.elapsed() < ROUND / 4 {}
-                context.waker().wake_by_ref();
-                Poll::<()>::Pending
-            }));
-        }
-        let woken = Arc::new(Woken::default());
-        let waker = Waker::from(Arc::clone(&woken));
-        for round in 1..=1000 {
-            let before = woken.0.load(Ordering::SeqCst);
-            assert!(rounds.poll(std::pin::pin!(pending::<()>()), &mut Context::from_waker(&waker)).is_pending());
-            // Fewer if the machine has other things to do.
-            assert!(asked.lock().iter().sum::<usize>() <= 6 * round);
-            assert!(woken.0.load(Ordering::SeqCst) > before, "it goes on when the others had their time");
-        }
-        let asked = asked.lock();
-        let (least, most) = (asked.iter().min().unwrap(), asked.iter().max().unwrap());
-        assert!(*most <= 2 * least + 2, "{asked:?}");
+        let (said, heard) = tokio::sync::oneshot::channel::<()>();
+        let held = Arc::clone(&alive);
+        turns.execute(async move {
+            let _ = heard.await;
+            drop(held);
+        });
+        let waker = Waker::from(Arc::new(Woken::default()));
+        assert!(rounds.poll(std::pin::pin!(pending::<()>()), &mut Context::from_waker(&waker)).is_pending());
+        // One that waits for its first turn, and calls for the other when it is let go.
+        let held = Arc::clone(&alive);
+        turns.execute(async move {
+            let _held = (held, said);
+            pending::<()>().await;
+        });
+        let queue = Arc::downgrade(&turns.queue);
+        drop((turns, rounds));
+        assert_eq!(Arc::strong_count(&alive), 1);
+        assert!(queue.upgrade().is_none());
     }
 
     #[tokio::test]
