@@ -14,6 +14,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::first::Line;
 use super::later::Later;
+use super::starts::Start;
 use super::upstream::Upstreams;
 use super::window::Waiting;
 use crate::door::pace::Answering;
@@ -128,6 +129,8 @@ pub(super) struct Returned {
     pub(super) later: Option<Later>,
     /// Whether it waits for a window, over HTTP/2.
     pub(super) waiting: Option<Waiting>,
+    /// Until it is taken, over HTTP/2.
+    pub(super) start: Option<Start>,
 }
 
 #[derive(Debug)]
@@ -158,7 +161,8 @@ impl Reading {
 
 impl Returned {
     fn new(kind: Kind, most: Duration) -> Self {
-        Returned { kind, patience: Patience::new(most), broken: None, answering: None, later: None, waiting: None }
+        let patience = Patience::new(most);
+        Returned { kind, patience, broken: None, answering: None, later: None, waiting: None, start: None }
     }
 
     pub(super) fn own(text: impl Into<Bytes>) -> Self {
@@ -216,6 +220,9 @@ impl HttpBody for Returned {
             return Poll::Ready(Some(Err(broken)));
         }
         this.waiting.iter().for_each(Waiting::was_asked);
+        if let Some(start) = this.start.take() {
+            start.is_taken();
+        }
         let polled = match &mut this.kind {
             Kind::Own(text) => return Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
             Kind::First(body, reading) => poll_first(body, reading, context),

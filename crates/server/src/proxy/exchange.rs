@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use axum::http::header::{ACCEPT, CACHE_CONTROL, CONNECTION, RETRY_AFTER, UPGRADE};
 use axum::http::{HeaderValue, Request, Response, StatusCode, Version};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use tidegate::http::{Client, ClientIp, normal_path};
 use tidegate::{Op, StoreError};
 
@@ -74,8 +74,14 @@ impl Desk {
         let (before, begun) = guest.asked.lock().take().map_or((None, None), |(passed, begun)| (Some(passed), begun));
         let upgrade = head::upgrade(&head);
         let Admitted { mut passed, host } = self.admit(Head::of(&mut head), &guest.peer, before).await?;
+        let start = if guest.pace.is_second() { Some(guest.starts.next().await) } else { None };
         match self.upstreams.ask(head, body, host.as_ref(), upgrade, begun).await {
             Ok(Answer::Http(mut response)) => {
+                match start {
+                    // There is nothing more to take.
+                    Some(start) if response.body().is_end_stream() => start.is_taken(),
+                    start => response.body_mut().start = start,
+                }
                 // The version is that of one connection, too: what comes from an old server goes on as our own.
                 *response.version_mut() = Version::HTTP_11;
                 let status = response.status();

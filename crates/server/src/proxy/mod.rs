@@ -18,6 +18,7 @@ mod later;
 mod quick;
 mod second;
 pub(crate) mod settings;
+mod starts;
 mod tunnel;
 mod upstream;
 mod whole;
@@ -39,6 +40,7 @@ use self::exchange::{Desk, Passed};
 use self::head::Peer;
 use self::quick::Next;
 pub use self::settings::{InvalidUpstream, ProxySettings, Speech, Upstream};
+use self::starts::Starts;
 use self::tunnel::Tunnel;
 use self::upstream::{Begun, Upstreams};
 use self::window::Windows;
@@ -62,6 +64,7 @@ struct Guest {
     /// What the first request that comes to hyper has met already, on the short way.
     asked: Mutex<Option<(Passed, Option<Begun>)>>,
     windows: Arc<Windows>,
+    starts: Arc<Starts>,
 }
 
 /// Serves until `shutdown` says so, then finishes what has begun.
@@ -102,6 +105,7 @@ async fn talk(desk: Arc<Desk>, visitor: Visitor, waits: Waits, mut shutdown: wat
         tunnel: Mutex::default(),
         asked: Mutex::default(),
         windows: Arc::default(),
+        starts: Arc::default(),
     });
     let refused = |why| desk.gate.observer().metrics().refused(desk.gate.door(), why);
     let mut bytes = Vec::new();

@@ -1,9 +1,10 @@
 //! HTTP/2, in and out.
 
 use std::io::{Read, Write};
+use std::sync::Arc;
 
 use axum::body::Body;
-use axum::http::Request;
+use axum::http::{Request, Response};
 use http_body_util::BodyExt;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -198,4 +199,34 @@ fn what_is_under_way_ends_with_a_connection_that_was_misused() {
     wait_until("the door has enough of it", LONG, || stage.metric(misuse) == 1);
     let answer = stage.connect().get("/", "");
     assert_eq!(answer.status, 504, "there is a place at the upstream, who is silent: {}", answer.body);
+}
+
+/// Requests go to the upstream a few at a time, until answers are taken; but whoever asks for many things that take long has them all under way soon.
+#[test]
+fn many_that_wait_for_each_other_are_all_under_way() {
+    let all = Arc::new(tokio::sync::Barrier::new(200));
+    let upstream = Upstream::answering(move |_| {
+        let all = Arc::clone(&all);
+        async move {
+            all.wait().await;
+            Response::new(Body::from("at last"))
+        }
+    });
+    let stage = Stage::before(&upstream.http(), FREE);
+    let told = stage.runtime.block_on(async {
+        let stream = tokio::net::TcpStream::connect(stage.at).await.unwrap();
+        let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        let mut asked = tokio::task::JoinSet::new();
+        for _ in 0..200 {
+            let mut sender = sender.clone();
+            asked.spawn(async move {
+                let request = Request::get("http://a.example/").body(Body::empty()).unwrap();
+                let response = sender.send_request(request).await.unwrap();
+                response.into_body().collect().await.unwrap().to_bytes()
+            });
+        }
+        asked.join_all().await
+    });
+    assert!(told.len() == 200 && told.iter().all(|told| told == "at last"), "{told:?}");
 }
