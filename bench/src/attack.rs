@@ -15,6 +15,8 @@ use crate::server::{Own, median, until_left_alone};
 
 const ROUNDS: usize = 9;
 const ROUND: Duration = Duration::from_millis(800);
+/// What comes before a round, and is told apart: who comes again and again is kept out after that.
+const BEGINNING: Duration = Duration::from_millis(100);
 const BYSTANDERS: usize = 4;
 /// Between two questions of a bystander.
 const PACE: Duration = Duration::from_millis(2);
@@ -49,6 +51,7 @@ pub fn run(args: &[&str]) {
 
 fn measure(door: &str, own: &Own) {
     let mut slowest: Vec<Vec<f64>> = vec![Vec::new(); ATTACKS.len()];
+    let mut beginning = slowest.clone();
     for round in 0..ROUNDS {
         let mut order: Vec<usize> = (0..ATTACKS.len()).collect();
         if round % 2 == 1 {
@@ -56,8 +59,9 @@ fn measure(door: &str, own: &Own) {
         }
         for index in order {
             let _attacker = (index > 0).then(|| Attacker::start(ATTACKS[index], own.http));
-            std::thread::sleep(Duration::from_millis(100)); // until it is at full speed
-            slowest[index].push(bystanders(own.http));
+            // Until it is at full speed, or kept out.
+            beginning[index].push(bystanders(own.http, BEGINNING));
+            slowest[index].push(bystanders(own.http, ROUND));
         }
     }
     println!(
@@ -69,7 +73,12 @@ fn measure(door: &str, own: &Own) {
             median(&ratios)
         };
         let p99 = median(&slowest[index]);
-        println!("  {kind:<14} p99 {p99:>8.0} us   {:>5.2}x of quiet   {:>5.2}x of busy", beside(0), beside(1));
+        println!(
+            "  {kind:<14} p99 {p99:>8.0} us   {:>5.2}x of quiet   {:>5.2}x of busy   {:>8.0} us in the {BEGINNING:?} before",
+            beside(0),
+            beside(1),
+            median(&beginning[index])
+        );
     }
     println!("  the server takes {} KiB", resident(own.child.id()));
 }
@@ -93,11 +102,11 @@ impl Drop for Attacker {
 }
 
 /// The slowest in a hundred answers, in microseconds.
-fn bystanders(address: SocketAddr) -> f64 {
+fn bystanders(address: SocketAddr, lasts: Duration) -> f64 {
     let one = move || -> Vec<f64> {
         let mut stream = connect(address);
         let request = question("bystander");
-        let (end, mut took, mut bytes) = (Instant::now() + ROUND, Vec::new(), [0; 4096]);
+        let (end, mut took, mut bytes) = (Instant::now() + lasts, Vec::new(), [0; 4096]);
         while Instant::now() < end {
             std::thread::sleep(PACE);
             let began = Instant::now();

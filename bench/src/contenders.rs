@@ -150,11 +150,7 @@ impl Flat16 {
 
     pub fn with_burst(keys: usize, burst: u32) -> Self {
         let slots = (keys * 2).next_power_of_two();
-        Flat16 {
-            slots: on_huge_pages(slots),
-            burst: u64::from(burst) * INTERVAL,
-            clock: Some(quanta::Clock::new()),
-        }
+        Flat16 { slots: on_huge_pages(slots), burst: u64::from(burst) * INTERVAL, clock: Some(quanta::Clock::new()) }
     }
 
     pub fn without_clock(keys: usize) -> Self {

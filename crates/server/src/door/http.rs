@@ -47,8 +47,9 @@ pub const MAX_TARGET_BYTES: usize = 8 << 10;
 pub const MAX_STREAMS: u32 = 256;
 /// Requests that the other side took back and that still wait to be noticed; more of them end the connection.
 const MAX_TAKEN_BACK: usize = 20;
-/// Requests that we took back because of mistakes; more of them end the connection.
-const MAX_MISTAKEN: usize = 1024;
+/// Requests that we took back because of mistakes; more of them end the connection. Whoever asks for twice as much at once as he may is forgiven, as he may not have
+/// read yet how much that is.
+const MAX_MISTAKEN: usize = MAX_STREAMS as usize;
 /// Bytes of answers that wait on one stream.
 const MAX_ANSWERS_BYTES: usize = 64 << 10;
 /// How long after the order to stop a connection without a request is kept, in case one is on its way. It gets an answer, and the connection ends with it.

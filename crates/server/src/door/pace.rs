@@ -199,6 +199,9 @@ impl Drop for Awaited {
     }
 }
 
+/// What is read before it is known what is spoken: there is room in it for the frames of about one turn.
+const FIRST_BYTES: u64 = 2 << 10;
+
 /// A stream whose pace is seen.
 #[derive(Debug)]
 pub(crate) struct Paced<S> {
@@ -237,8 +240,9 @@ impl<S: AsyncRead> Paced<S> {
 
 impl<S: AsyncRead + Unpin> AsyncRead for Paced<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let Paced { stream, pace, allowance, .. } = &mut *self;
+        let Paced { stream, pace, allowance, first, .. } = &mut *self;
         let most = match allowance {
+            None if *first => FIRST_BYTES,
             Some((allowance, turn)) => {
                 let turns = pace.turns.load(Relaxed);
                 if std::mem::replace(turn, turns) != turns {
@@ -365,5 +369,28 @@ mod tests {
         assert!(Awaited::of(Body::empty(), &pace).is_end_stream());
         pace.look();
         assert_eq!(pace.look().since(done), Moved::Idle);
+    }
+
+    /// Also of what has arrived before anybody knew what is spoken, others do not have to wait for very much.
+    #[tokio::test]
+    async fn the_first_turn_is_no_longer_than_the_others() {
+        let request = [0, 0, 1, 1, 5, 0, 0, 0, 1, 0x82];
+        let bytes = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &request.repeat(10_000)].concat();
+        let mut paced = Paced::new(&bytes[..], Arc::new(Pace::default()));
+        let (mut context, mut room) = (Context::from_waker(std::task::Waker::noop()), vec![0; 64 << 10]);
+        let mut turn = || {
+            paced.pace.turns.fetch_add(1, Relaxed);
+            let mut read = 0;
+            loop {
+                let mut buffer = ReadBuf::new(&mut room);
+                match Pin::new(&mut paced).poll_read(&mut context, &mut buffer) {
+                    Poll::Ready(Ok(())) => read += buffer.filled().len(),
+                    Poll::Ready(Err(error)) => panic!("{error}"),
+                    Poll::Pending => return read / request.len(),
+                }
+            }
+        };
+        let turns = [turn(), turn(), turn()];
+        assert!(turns.iter().all(|frames| (50..250).contains(frames)), "{turns:?}");
     }
 }

@@ -121,7 +121,8 @@ async fn talk(desk: Arc<Desk>, visitor: Visitor, waits: Waits, mut shutdown: wat
         let (desk, guest) = (Arc::clone(&desk), Arc::clone(&guest));
         service_fn(move |request| {
             let (desk, guest) = (Arc::clone(&desk), Arc::clone(&guest));
-            async move { Ok::<_, Infallible>(desk.answer(request, &guest).await) }
+            // It is large, and handed from one to the other before it begins.
+            Box::pin(async move { Ok::<_, Infallible>(desk.answer(request, &guest).await) })
         })
     };
     let turns = Turns::default();
