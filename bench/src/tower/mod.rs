@@ -27,7 +27,7 @@ const TIMES: usize = 40;
 const COUNTED: usize = 3;
 
 /// What is measured, and what it is called on the command line.
-const CONTENDERS: [(&str, &str); 8] = [
+const CONTENDERS: [(&str, &str); 10] = [
     ("axum", "bare"),
     ("axum, once more", "bare"),
     ("Router::layer, which does nothing", "nothing"),
@@ -36,6 +36,8 @@ const CONTENDERS: [(&str, &str); 8] = [
     ("the same without axum(), by header", "header-plain"),
     ("around the router, by peer", "peer-around"),
     ("around the router, by header", "header-around"),
+    ("the same by peer, telling nothing", "peer-silent"),
+    ("bound: two headers, always the same", "two-headers"),
 ];
 
 pub fn run(args: &[&str]) {

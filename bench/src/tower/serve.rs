@@ -1,15 +1,18 @@
 //! The contenders: the same service, with and without the layer.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 
 use axum::extract::Request;
+use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use axum::routing::get;
 use axum::{Router, ServiceExt};
+use tidegate::headers::Families;
 use tidegate::tower::{Key, RateLimitLayer, key};
 use tokio::net::TcpListener;
-use tower::Layer;
 use tower::util::MapResponseLayer;
+use tower::{Layer, Service};
 
 use crate::server::until_left_alone;
 
@@ -29,6 +32,8 @@ pub(super) fn serve(what: &str) {
             "header" => inside(listener, app.layer(limits(key::header("x-api-key")).axum())).await,
             "header-plain" => inside(listener, app.layer(limits(key::header("x-api-key")))).await,
             "peer-around" => around(listener, limits(key::peer_ip()), app).await,
+            "peer-silent" => around(listener, limits(key::peer_ip()).headers(Families::NONE), app).await,
+            "two-headers" => served(listener, MapResponseLayer::new(with_two_headers).layer(app)).await,
             "header-around" => around(listener, limits(key::header("x-api-key")), app).await,
             _ => panic!("{what}: expected somebody who is measured"),
         }
@@ -46,7 +51,21 @@ async fn inside(listener: TcpListener, app: Router) {
 }
 
 async fn around(listener: TcpListener, layer: RateLimitLayer, app: Router) {
-    let app = layer.axum().layer(app);
+    served(listener, layer.axum().layer(app)).await;
+}
+
+async fn served<S>(listener: TcpListener, app: S)
+where
+    S: Service<Request, Response = Response, Error = Infallible, Future: Send> + Clone + Send + 'static,
+{
     let app = ServiceExt::<Request>::into_make_service_with_connect_info::<SocketAddr>(app);
     axum::serve(listener, app).await.expect("a service");
+}
+
+/// What nobody can do without who tells of a limit: the two headers of the IETF's draft, here without anything to decide, and without writing them.
+fn with_two_headers(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    headers.append(HeaderName::from_static("ratelimit-policy"), HeaderValue::from_static(r#""default";q=1000000;w=1"#));
+    headers.append(HeaderName::from_static("ratelimit"), HeaderValue::from_static(r#""default";r=999999;t=1"#));
+    response
 }
