@@ -76,6 +76,12 @@ impl Series {
         }
     }
 
+    /// The same for one key.
+    #[must_use = "let the request pass only if it is allowed"]
+    pub fn check(&self, key: &[u8], cost: u64, now: Timestamp) -> Verdict {
+        self.memory.inner.check(&self.expect(key), &self.limit, cost, now, |_| Some(self.tag))
+    }
+
     #[inline(always)]
     fn expect(&self, key: &[u8]) -> Expected<'_> {
         let hashing = &self.memory.inner.hashing;

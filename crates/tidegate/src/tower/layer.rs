@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use ::http::{HeaderValue, Response};
-use tidegate_core::headers::Families;
-use tidegate_core::{Algorithm, Decision, Limit, Limits};
+use tidegate_core::headers::{self, Families};
+use tidegate_core::{Algorithm, Decision, Limits};
 use tower_layer::Layer;
 
 use super::denial::Denial;
@@ -15,7 +15,7 @@ use super::service::RateLimit;
 use super::tell::policy_of;
 use crate::clock::Clock;
 use crate::limiter::{Backend, Limiter, LimiterBuilder};
-use crate::memory::Memory;
+use crate::memory::{Memory, Series};
 use crate::near::{Near, OnFailure};
 use crate::store::{Charge, Scope, Store};
 
@@ -51,6 +51,16 @@ pub(super) struct Setup {
     pub(super) families: Families,
     /// What clients are told of the limits, if it is always the same.
     pub(super) policy: Option<HeaderValue>,
+    /// The short way, if there is one.
+    pub(super) short: Option<Short>,
+}
+
+/// One rule with one limit, in memory, and nothing to do afterwards: what is always the same of it.
+#[derive(Clone)]
+pub(super) struct Short {
+    pub(super) series: Series,
+    /// The rule's name in the headers.
+    pub(super) item: String,
 }
 
 /// A decision, for whoever counts or logs them.
@@ -76,7 +86,7 @@ impl RateLimitLayer {
         let rules: Vec<Rule> = rules.into_iter().collect();
         let later =
             |rule: &Rule| rule.limits.is_later() || rule.cost.is_later() || rule.skip.is_later() || rule.key.is_later();
-        let setup = Setup {
+        let mut setup = Setup {
             later: rules.iter().any(later),
             metered: rules.iter().any(|rule| matches!(rule.pay, Pay::Metered)),
             policy: policy_of(&rules),
@@ -87,12 +97,16 @@ impl RateLimitLayer {
             denied: None,
             observer: None,
             families: Families::IETF,
+            short: None,
         };
+        setup.short = setup.find_short();
         RateLimitLayer { setup: Arc::new(setup) }
     }
 
     fn with(mut self, change: impl FnOnce(&mut Setup)) -> Self {
-        change(Arc::make_mut(&mut self.setup));
+        let setup = Arc::make_mut(&mut self.setup);
+        change(setup);
+        setup.short = setup.find_short();
         self
     }
 
@@ -187,12 +201,14 @@ impl Setup {
         }
     }
 
-    /// The only rule and its only limit, if there is nothing else to mind: no waiting, no paying afterwards, no lease.
-    pub(super) fn simple(&self) -> Option<(&Rule, &Limit)> {
-        let ([rule], false) = (&self.rules[..], self.later) else { return None };
+    /// The short way, if there is only one rule with only one limit, and nothing else to mind: no waiting, no paying afterwards, no lease.
+    fn find_short(&self) -> Option<Short> {
+        let ([rule], false, Some(memory)) = (&self.rules[..], self.later, self.memory()) else { return None };
         let [limit] = rule.limits.value()?.as_slice() else { return None };
         let plain = matches!(rule.pay, Pay::Before) && !rule.shadow && self.observer.is_none();
-        (plain && !matches!(limit.algorithm(), Algorithm::Concurrent(_))).then_some((rule, limit))
+        let scope = Scope::Rule((&*rule.name).into());
+        (plain && !matches!(limit.algorithm(), Algorithm::Concurrent(_)))
+            .then(|| Short { series: memory.series(&scope, limit), item: headers::item(&rule.name) })
     }
 
     pub(super) fn observe(&self, charges: &[Charge<'_>], decision: &Decision, shadow: bool) {

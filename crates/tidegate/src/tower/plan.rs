@@ -1,6 +1,7 @@
 //! From a request to a ruling: which rules apply, what they cost, and what the store says.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -10,11 +11,10 @@ use tidegate_core::{Algorithm, Decision, Limits, Source};
 use super::after::After;
 use super::head::Head;
 use super::key;
-use super::layer::{Setup, name_of};
+use super::layer::{Setup, Short, name_of};
 use super::of::{Got, Later};
 use super::rule::{Meter, Pay, Rule};
 use super::tell::Tell;
-use crate::memory::Memory;
 use crate::near::{OnFailure, Terms};
 use crate::store::{Check, Scope, StoreError, Subject};
 
@@ -62,10 +62,7 @@ struct Drawn {
 }
 
 pub(super) fn start(setup: &Arc<Setup>, head: &Head<'_>, meter: Option<Meter>) -> Start {
-    let memory = setup.memory();
-    if let Some(memory) = memory
-        && let Some(ruling) = at_once(setup, memory, head)
-    {
+    if let Some(ruling) = at_once(setup, head) {
         return Start::Ruled(ruling);
     }
     if setup.later {
@@ -82,7 +79,7 @@ pub(super) fn start(setup: &Arc<Setup>, head: &Head<'_>, meter: Option<Meter>) -
         Ok(drawn) => drawn,
         Err(mistake) => return Start::Ruled(Ruling::Mistake(mistake)),
     };
-    if memory.is_some() {
+    if setup.memory().is_some() {
         // The memory store answers at once, so one poll is enough.
         let mut deciding = pin!(decide(setup, drawn, meter));
         return match deciding.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -94,27 +91,50 @@ pub(super) fn start(setup: &Arc<Setup>, head: &Head<'_>, meter: Option<Meter>) -
     Start::Later(Box::pin(async move { decide(&setup, drawn, meter).await }))
 }
 
-/// The short way: one rule with one limit, in memory, and nothing to do afterwards.
-fn at_once(setup: &Setup, memory: &Memory, head: &Head<'_>) -> Option<Ruling> {
-    let (rule, limit) = setup.simple()?;
+thread_local! {
+    /// Written over for every request.
+    static TEXT: Cell<String> = const { Cell::new(String::new()) };
+}
+
+/// Texts that are longer are not kept.
+const KEPT_BYTES: usize = 1 << 10;
+
+/// The short way, if there is one and nothing has to be waited for.
+fn at_once(setup: &Setup, head: &Head<'_>) -> Option<Ruling> {
+    let (Some(short), [rule]) = (&setup.short, &setup.rules[..]) else { return None };
     let Got::Now(skip) = rule.skip.get(head) else { return None };
     if skip {
         return Some(Ruling::Pass(Passed::default()));
     }
     let Got::Now(cost) = rule.cost.get(head) else { return None };
-    // First the key, then what is told.
-    let mut text = String::with_capacity(64);
-    if let Err(mistake) = rule.key.now(head, &mut text) {
-        return Some(Ruling::Mistake(mistake));
+    let mut text = TEXT.try_with(Cell::take).unwrap_or_default();
+    let ruling = ruled(setup, short, rule, head, cost, &mut text);
+    if text.capacity() <= KEPT_BYTES {
+        let _ = TEXT.try_with(|kept| kept.set(text));
     }
-    let subject = Subject { scope: Scope::Rule(Cow::Borrowed(&rule.name)), key: Cow::Borrowed(text.as_bytes()) };
-    let decision = memory.check_subject(&subject, limit, cost);
-    let tell = setup.tell_named(&[(&rule.name, limit)], &decision, &mut text);
-    if decision.allowed() {
-        return Some(Ruling::Pass(Passed { tell, after: Vec::new() }));
+    Some(ruling)
+}
+
+/// What the store says. `text` holds first the key, then what is told.
+fn ruled(setup: &Setup, short: &Short, rule: &Rule, head: &Head<'_>, cost: u64, text: &mut String) -> Ruling {
+    text.clear();
+    if let Err(mistake) = rule.key.now(head, text) {
+        return Ruling::Mistake(mistake);
+    }
+    let now = short.series.memory().clock().now();
+    let verdict = short.series.check(text.as_bytes(), cost, now);
+    if verdict.allowed
+        && let Some(tell) = setup.tell_usual(&short.item, &verdict, text)
+    {
+        return Ruling::Pass(Passed { tell, after: Vec::new() });
+    }
+    let decision = Decision::of_one(verdict, verdict.allowed, now);
+    let tell = setup.tell_named(&[(&rule.name, short.series.limit())], &decision);
+    if verdict.allowed {
+        return Ruling::Pass(Passed { tell, after: Vec::new() });
     }
     let (name, violated) = (rule.name.to_string(), vec![rule.name.to_string()]);
-    Some(Ruling::Deny(Box::new(Denied { decision, rule: name, violated, tell })))
+    Ruling::Deny(Box::new(Denied { decision, rule: name, violated, tell }))
 }
 
 fn drawn_now(setup: &Setup, head: &Head<'_>) -> Result<Vec<Drawn>, &'static str> {

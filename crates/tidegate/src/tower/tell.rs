@@ -2,7 +2,7 @@
 
 use ::http::{HeaderMap, HeaderName, HeaderValue};
 use tidegate_core::headers::{self, Families};
-use tidegate_core::{Decision, Limit};
+use tidegate_core::{Decision, Limit, Verdict};
 
 use super::layer::{Setup, name_of};
 use super::rule::Rule;
@@ -72,18 +72,27 @@ impl Setup {
     /// What to tell about a decision over `charges`.
     pub(super) fn tell(&self, charges: &[Charge<'_>], decision: &Decision) -> Tell {
         let named: Vec<(&str, &Limit)> = charges.iter().map(|charge| (name_of(charge), &charge.limit)).collect();
-        self.tell_named(&named, decision, &mut String::with_capacity(64))
+        self.tell_named(&named, decision)
     }
 
-    /// The same; whatever is in `text` is written over.
-    pub(super) fn tell_named(&self, named: &[(&str, &Limit)], decision: &Decision, text: &mut String) -> Tell {
+    /// What is told with nearly every request, of one limit that is always the same. Whatever is in `text` is written over.
+    pub(super) fn tell_usual(&self, item: &str, verdict: &Verdict, text: &mut String) -> Option<Tell> {
+        if self.families != Families::IETF {
+            return None;
+        }
+        text.clear();
+        text.push_str(item);
+        headers::push_verdict(text, verdict);
+        Some(Tell::Usual { policy: self.policy.clone()?, rate: HeaderValue::from_str(text).ok()? })
+    }
+
+    /// What to tell about a decision over limits of these names.
+    pub(super) fn tell_named(&self, named: &[(&str, &Limit)], decision: &Decision) -> Tell {
         if self.families == Families::IETF && decision.allowed() {
             // What is told with every request is worth a shorter way.
-            text.clear();
-            headers::push_rate_limit(text, named.iter().map(|(name, _)| *name).zip(decision.charges()));
+            let rate = headers::rate_limit(named.iter().map(|(name, _)| *name).zip(decision.charges()));
             let policy = self.policy.clone().or_else(|| HeaderValue::try_from(headers::policy(named)).ok());
-            let rate = HeaderValue::from_str(text).ok();
-            if let (Some(policy), Some(rate)) = (policy, rate) {
+            if let (Some(policy), Ok(rate)) = (policy, HeaderValue::try_from(rate)) {
                 return Tell::Usual { policy, rate };
             }
         }
