@@ -1,13 +1,16 @@
 //! A real Redis behind the doors that is stopped and goes on: requests are answered all the time, and everything says so.
 
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::time::Duration;
 
+use tidegate::Redis;
 use tidegate_server::config::Config;
 use tidegate_server::{Options, Running, start};
 use tidegate_testkit::{Client, Fault, FaultProxy, Flavor, Reply, Server, redis_cli, wait_until};
 use tokio::runtime::Runtime;
 
-use crate::doors::Http;
+use crate::doors::{Doors, Http};
 
 const BOUND: Duration = Duration::from_secs(20);
 
@@ -125,7 +128,7 @@ fn every_answer_without_the_store_is_marked() {
 /// Commands that come together are asked together: a pipeline costs a few round trips, not one for each, and its answers are as one by one.
 #[test]
 fn a_pipeline_waits_for_the_store_once() {
-    const COMMANDS: usize = 64;
+    const COMMANDS: i64 = 64;
     let server = Server::start(Flavor::Redis7);
     let proxy = FaultProxy::start(&server);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -162,4 +165,34 @@ fn a_pipeline_waits_for_the_store_once() {
     });
     drop(client);
     assert!(runtime.block_on(running.stop()));
+}
+
+/// What waits for the answers to those before it has no more time left than they had: all commands of a pipeline are asked together.
+#[test]
+fn a_pipeline_is_one_trip_to_a_store_that_is_far_away() {
+    // The connection to a store lets 32 calls be unanswered before it makes others wait.
+    const COMMANDS: i64 = 30;
+    let server = Server::start(Flavor::Redis7);
+    let proxy = FaultProxy::start(&server);
+    let doors = Doors::in_redis("", Redis::builder(proxy.url().parse().unwrap()).timeout(BOUND));
+    let question = |key: &str| {
+        let words = ["CL.THROTTLE", key, "15", "30", "3600"].map(|word| format!("${}\r\n{word}\r\n", word.len()));
+        format!("*5\r\n{}", words.concat())
+    };
+    let stream = TcpStream::connect(("127.0.0.1", doors.resp)).unwrap();
+    let (mut writer, mut answers) = (stream.try_clone().unwrap(), BufReader::new(stream).lines());
+    // How many numbers follow, and five of them.
+    let mut answered = || answers.by_ref().take(6).map(Result::unwrap).collect::<Vec<_>>();
+    writer.write_all(question("first").as_bytes()).unwrap();
+    assert_eq!(answered()[..2], ["*5", ":0"]);
+    let keys = || server.command(&["DBSIZE"]).int();
+    let before = keys();
+    proxy.set(Fault::StallReplies);
+    let pipeline: String = (0..COMMANDS).map(|number| question(&format!("user:{number}"))).collect();
+    writer.write_all(pipeline.as_bytes()).unwrap();
+    wait_until("all of them are decided", BOUND, || keys() == before + COMMANDS);
+    proxy.set(Fault::Pass);
+    for _ in 0..COMMANDS {
+        assert_eq!(answered()[..4], ["*5", ":0", ":16", ":15"]);
+    }
 }
