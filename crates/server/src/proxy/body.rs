@@ -221,7 +221,7 @@ impl HttpBody for Returned {
         }
         this.waiting.iter().for_each(Waiting::was_asked);
         if let Some(start) = this.start.take() {
-            start.is_taken();
+            start.taken();
         }
         let polled = match &mut this.kind {
             Kind::Own(text) => return Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),

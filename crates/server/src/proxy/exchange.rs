@@ -79,7 +79,7 @@ impl Desk {
             Ok(Answer::Http(mut response)) => {
                 match start {
                     // There is nothing more to take.
-                    Some(start) if response.body().is_end_stream() => start.is_taken(),
+                    Some(start) if response.body().is_end_stream() => start.taken(),
                     start => response.body_mut().start = start,
                 }
                 // The version is that of one connection, too: what comes from an old server goes on as our own.

@@ -53,7 +53,7 @@ impl Starts {
 
 impl Start {
     /// The client takes the answer. Who is dropped without that leaves things as they were.
-    pub(super) fn is_taken(self) {
+    pub(super) fn taken(self) {
         let more = |count: u32| (count < MAX_STREAMS).then_some(count + 1);
         if self.starts.count.fetch_update(Relaxed, Relaxed, more).is_ok() {
             self.starts.places.add_permits(1);
@@ -90,12 +90,12 @@ mod tests {
         assert_eq!(at_once(&starts).len(), 0, "nobody took an answer");
         drop(under_way.split_off(10));
         assert_eq!(at_once(&starts).len(), 6, "those that ended in another way leave things as they were");
-        under_way.into_iter().for_each(Start::is_taken);
+        under_way.into_iter().for_each(Start::taken);
         let under_way = at_once(&starts);
         assert_eq!(under_way.len(), 26, "one more for each");
-        under_way.into_iter().for_each(Start::is_taken);
+        under_way.into_iter().for_each(Start::taken);
         for _ in 0..10 {
-            at_once(&starts).into_iter().for_each(Start::is_taken);
+            at_once(&starts).into_iter().for_each(Start::taken);
         }
         assert_eq!(at_once(&starts).len(), MAX_STREAMS as usize, "as many as there can be");
     }
