@@ -1,8 +1,8 @@
-//! `cargo xtask bench near-server [REQUESTS_PER_SECOND]`: a server over a real Redis that is stopped under load and goes on, asked through its doors for RESP and
+//! `cargo xtask bench near-server [REQUESTS_PER_SECOND [fixed]]`: a server over a real Redis that is stopped under load and goes on, asked through its doors for RESP and
 //! HTTP; and how much it still answers when it is asked for ten times as much as it can do.
 //!
 //! Requests are sent when they are due, whatever the answers do. At the same time, over connections of their own, a tenth as many are about
-//! nothing, which shows what the machine itself adds. Whoever asks has a core of his own; server and Redis share the other.
+//! nothing, which shows what the machine itself adds. If Redis cannot decide that many, fewer are asked for, unless the rate is `fixed`. Whoever asks has a core of his own; server and Redis share the other.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -38,9 +38,10 @@ pub fn run(args: &[&str]) {
         tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build().expect("a runtime");
     let done = match args {
         ["serve", url] => runtime.block_on(serve(url)),
-        [] => runtime.block_on(all(20_000)),
-        [rate] => rate.parse().map_err(Failure::from).and_then(|rate| runtime.block_on(all(rate))),
-        _ => Err("expected nothing or how many requests a second".into()),
+        [] => runtime.block_on(all(20_000, false)),
+        [rate] => rate.parse().map_err(Failure::from).and_then(|rate| runtime.block_on(all(rate, false))),
+        [rate, "fixed"] => rate.parse().map_err(Failure::from).and_then(|rate| runtime.block_on(all(rate, true))),
+        _ => Err("expected nothing, or how many requests a second, and perhaps fixed".into()),
     };
     if let Err(error) = done {
         eprintln!("near-server {}: {error}", args.join(" "));
@@ -59,13 +60,13 @@ async fn serve(url: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn all(rate: u64) -> Result<(), Failure> {
+async fn all(rate: u64, fixed: bool) -> Result<(), Failure> {
     stay_on(SERVERS);
     let redis = Server::start(Flavor::Redis7);
     let own = Own::start_as(&["near-server", "serve", &redis.url()]);
     stay_on(CLIENTS);
     for (door, at) in [(Door::Resp, own.resp), (Door::Http, own.http)] {
-        stopped(&redis, door, at, rate).await?;
+        stopped(&redis, door, at, rate, fixed).await?;
     }
     goodput(own.resp).await
 }
@@ -284,7 +285,7 @@ fn line(name: &str, answers: &[Answer]) {
     );
 }
 
-async fn stopped(redis: &Server, door: Door, at: SocketAddr, rate: u64) -> Result<(), Failure> {
+async fn stopped(redis: &Server, door: Door, at: SocketAddr, rate: u64, fixed: bool) -> Result<(), Failure> {
     let second = Duration::from_secs(1);
     let questions: Vec<Vec<u8>> = (0..1000).map(|number| door.question(number)).collect();
     // As much as this machine can offer, and Redis decide.
@@ -293,7 +294,7 @@ async fn stopped(redis: &Server, door: Door, at: SocketAddr, rate: u64) -> Resul
         let tried = load(door, at, rate, second, &questions).await?;
         let by_store = |answer: &&Answer| answer.took <= IN_TIME && answer.kind == Kind::Store;
         let good = tried.answers.iter().filter(by_store).count();
-        if good as u64 * 100 >= rate * 99 || rate < 2000 {
+        if fixed || good as u64 * 100 >= rate * 99 || rate < 2000 {
             break;
         }
         rate = rate * 3 / 4;
