@@ -18,6 +18,7 @@ pub mod http;
 pub(crate) mod pace;
 mod places;
 pub(crate) mod quick;
+pub(crate) mod room;
 pub mod tls;
 pub(crate) mod turns;
 

@@ -29,6 +29,7 @@ pub use self::frame::{MAX_COMMAND_BYTES, MAX_LINE_BYTES, MAX_UNKNOWN_BYTES, MAX_
 use self::reply::Replies;
 pub use crate::auth::Auth;
 use crate::auth::{Guard, May};
+use crate::door::room::Room;
 use crate::door::{Bounds, Entrance, Visitor};
 use crate::gate::{Door, Gate};
 use crate::observe::metrics::Refusal;
@@ -90,18 +91,21 @@ pub async fn serve_at(
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let down = shutdown.clone();
+    let room = Room::open();
     let talk = move |visitor: Visitor| {
         let Visitor { stream, peer, number, place } = visitor;
         let number = i64::try_from(number).unwrap_or(i64::MAX);
         let session = Session::new(gate.clone(), Arc::clone(&guard), peer.ip(), number);
         let (settings, down, observer) = (settings.clone(), down.clone(), gate.observer().clone());
-        async move {
+        let talk = async move {
             let _place = place;
             let ended = converse(stream, session, settings, down).await;
             if ended.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
                 observer.metrics().refused(Door::Resp, Refusal::Slow);
             }
-        }
+        };
+        let room = room.clone();
+        async move { room.hold(talk).await }
     };
     entrance.receive(shutdown, talk).await
 }
