@@ -228,6 +228,19 @@ impl<'a> Judge<'a> {
         }
     }
 
+    /// When requests about nothing were first answered in time again, from `go` on: what had been asked before was done.
+    pub(crate) fn caught_up(&mut self, go: Duration) -> Duration {
+        const SLICE: Duration = Duration::from_millis(50);
+        let (end, mut slice) = (self.run.record.lasted, go);
+        while slice < end && self.noise(slice, SLICE) >= DEADLINE {
+            slice += SLICE;
+        }
+        self.say(format!("caught up after {}", ms(slice - go)));
+        self.figure("caught_up_ms", to_ms(slice - go));
+        self.holds(slice < end, || "what had been asked was not answered until the end".into());
+        slice
+    }
+
     /// The longest that a request about nothing took which was under way then, or that processors did not run.
     fn noise(&self, from: Duration, lasted: Duration) -> Duration {
         let Record { nothing, control, stolen, .. } = &self.run.record;

@@ -375,7 +375,7 @@ pub(crate) static ROWS: &[Row] = &[
         kind: Real(host::f53),
         fault: "A starved processor and far too much to do",
         inject: "nodes on one processor with two busy loops, five times the load",
-        holds: "no error, health is answered, in sync soon after",
+        holds: "no error, health is answered, in sync 500 ms after what had been asked is answered",
     },
     Row {
         name: "F54", quick: false,

@@ -44,13 +44,21 @@ pub(super) struct Node {
     /// Whether a redirect has led here since the map was last read. Then it is a node, whether it has slots or not.
     pub(super) pointed_at: AtomicBool,
     next: AtomicUsize,
-    /// The digests of the scripts that somebody is just loading.
-    loading: Mutex<Vec<String>>,
+    /// The scripts that somebody is just loading.
+    loading: Mutex<Vec<Arc<Load>>>,
     /// How many loads have ended well.
     loads: AtomicU64,
     /// Tells everybody who waits for a load that one has ended.
     loaded: Notify,
     counting: Arc<Counting>,
+}
+
+/// A script on its way to the server.
+struct Load {
+    sha: String,
+    conn: Arc<Conn>,
+    /// Whatever is asked over the same connection from now on is asked when the server has it.
+    is_sent: AtomicBool,
 }
 
 impl Drop for Node {
@@ -98,8 +106,8 @@ impl Node {
         only
     }
 
-    /// Runs a script by its digest. If the server does not have it, one caller loads it, everybody else who finds that out waits, and all run it
-    /// again. Whoever meets a server without it time and again, because it is told to forget all scripts, sends the text.
+    /// Runs a script by its digest. If the server does not have it, one caller loads it, and everybody else who finds that out runs it again, at once behind
+    /// the script over the same connection, or when it has been loaded over another. Whoever meets a server without it time and again, because it is told to forget all scripts, sends the text.
     pub(super) async fn eval<K: AsRef<[u8]>, A: AsRef<[u8]>>(
         &self,
         conn: &Arc<Conn>,
@@ -107,7 +115,7 @@ impl Node {
         asking: bool,
         deadline: Instant,
     ) -> Reply {
-        let by_digest = How { asking, load: false, text: false };
+        let by_digest = How { asking, load: None, text: false };
         for _ in 0..MAX_MISSES {
             // Before the script is run: a load that ends after this makes it worth another run.
             let loads = self.loads.load(Ordering::Acquire);
@@ -117,9 +125,9 @@ impl Node {
             }
             let mut ended = std::pin::pin!(self.loaded.notified());
             ended.as_mut().enable();
-            match self.turn(call.script.sha(), loads) {
+            match self.turn(call.script.sha(), conn, loads) {
                 Turn::Mine(loading) => {
-                    let reply = call.run(conn, How { load: true, ..by_digest }, deadline).await;
+                    let reply = call.run(conn, How { load: Some(&loading.load), ..by_digest }, deadline).await;
                     if !matches!(reply, Reply::Failed { .. }) {
                         self.counting.script_loads.one();
                         loading.succeeded();
@@ -129,7 +137,7 @@ impl Node {
                     }
                     break;
                 }
-                Turn::Loaded => {}
+                Turn::Loaded | Turn::Behind => {}
                 Turn::Others => {
                     if timeout_at(deadline, ended).await.is_err() {
                         return reply;
@@ -145,16 +153,18 @@ impl Node {
     }
 
     /// Whose turn it is to load a script, for a caller who found it missing when `loads` loads had ended.
-    fn turn<'a>(&'a self, sha: &'a str, loads: u64) -> Turn<'a> {
+    fn turn(&self, sha: &str, conn: &Arc<Conn>, loads: u64) -> Turn<'_> {
         let mut loading = self.loading.lock();
         if self.loads.load(Ordering::Acquire) != loads {
             return Turn::Loaded;
         }
-        if loading.iter().any(|other| other == sha) {
-            return Turn::Others;
+        if let Some(other) = loading.iter().find(|other| other.sha == sha) {
+            let is_before_us = Arc::ptr_eq(&other.conn, conn) && other.is_sent.load(Ordering::Acquire);
+            return if is_before_us { Turn::Behind } else { Turn::Others };
         }
-        loading.push(sha.into());
-        Turn::Mine(Loading { node: self, sha })
+        let load = Arc::new(Load { sha: sha.into(), conn: Arc::clone(conn), is_sent: AtomicBool::new(false) });
+        loading.push(Arc::clone(&load));
+        Turn::Mine(Loading { node: self, load })
     }
 }
 
@@ -163,6 +173,8 @@ enum Turn<'a> {
     Mine(Loading<'a>),
     /// Somebody has loaded it meanwhile, or another script.
     Loaded,
+    /// Somebody is just loading it, and what is asked over this connection comes behind it.
+    Behind,
     /// Somebody is just loading it.
     Others,
 }
@@ -170,7 +182,7 @@ enum Turn<'a> {
 /// The right to load a script. Given up when dropped, so that another may.
 struct Loading<'a> {
     node: &'a Node,
-    sha: &'a str,
+    load: Arc<Load>,
 }
 
 impl Loading<'_> {
@@ -181,7 +193,7 @@ impl Loading<'_> {
 
 impl Drop for Loading<'_> {
     fn drop(&mut self) {
-        self.node.loading.lock().retain(|other| other != self.sha);
+        self.node.loading.lock().retain(|other| !Arc::ptr_eq(other, &self.load));
         self.node.loaded.notify_waiters();
     }
 }
@@ -195,21 +207,23 @@ pub(super) struct Call<'a, K, A> {
 
 /// What goes with the script.
 #[derive(Clone, Copy)]
-struct How {
+struct How<'a> {
     /// The slot is only about to move to this server.
     asking: bool,
     /// Load it first.
-    load: bool,
+    load: Option<&'a Load>,
     /// Run the text, not the digest.
     text: bool,
 }
 
 impl<K: AsRef<[u8]>, A: AsRef<[u8]>> Call<'_, K, A> {
-    async fn run(&self, conn: &Arc<Conn>, how: How, deadline: Instant) -> Reply {
-        let replies = 1 + u8::from(how.asking) + u8::from(how.load);
+    async fn run(&self, conn: &Arc<Conn>, how: How<'_>, deadline: Instant) -> Reply {
+        let replies = 1 + u8::from(how.asking) + u8::from(how.load.is_some());
         let encode = |out: &mut Vec<u8>| {
-            if how.load {
+            if let Some(load) = how.load {
                 self.script.put_load(out);
+                // Nobody else can write before us: the connection is ours for the moment.
+                load.is_sent.store(true, Ordering::Release);
             }
             if how.asking {
                 put_command(out, &["ASKING"]);

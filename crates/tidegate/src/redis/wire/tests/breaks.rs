@@ -457,6 +457,34 @@ async fn forgotten_scripts_fail_no_call_and_are_loaded_once() {
     }
 }
 
+/// Whoever finds no script while another is loading it over the same connection asks again at once, and is answered behind the script: two trips in all, not three.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_finds_no_script_does_not_wait_for_the_end_of_its_load() {
+    const TRIP: Duration = Duration::from_millis(100);
+    let server = Server::start(Flavor::Redis7);
+    let proxy = FaultProxy::start(&server);
+    let (router, script) = (router(proxy.url()), incr());
+    until_applied(&router, &script).await;
+    proxy.set(Fault::Delay { request: Duration::ZERO, reply: TRIP, jitter: Duration::ZERO });
+    let mut took = Vec::new();
+    // A machine that has other things to do makes some of them slow.
+    while took.iter().all(|took| *took >= TRIP * 3) {
+        assert!(took.len() < 20, "{took:?}: two trips are {:?}", TRIP * 2);
+        server.command(&["SCRIPT", "FLUSH"]);
+        let began = Instant::now();
+        let calls: Vec<_> = (0..10)
+            .map(|number: u32| {
+                let (router, script) = (router.clone(), script.clone());
+                tokio::spawn(async move { call(&router, &script, &number.to_string(), PATIENCE).await })
+            })
+            .collect();
+        for (number, call) in calls.into_iter().enumerate() {
+            assert_eq!(call.await.unwrap(), Outcome::Applied(bulk(&number.to_string())));
+        }
+        took.push(began.elapsed());
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_connection_that_was_lost_is_noticed_before_the_next_call() {
     let server = Server::start(Flavor::Redis7);
