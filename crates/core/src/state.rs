@@ -29,6 +29,17 @@ impl Record {
     pub fn idle_at(&self) -> Timestamp {
         self.state.idle_at()
     }
+
+    /// How many bytes it holds beside itself, or a few more.
+    pub fn heap_bytes(&self) -> usize {
+        let state = match &self.state {
+            State::Sliding { steps, .. } => steps.heap_bytes(),
+            State::Log { entries, .. } => entries.heap_bytes(),
+            State::Concurrent { leases } => leases.heap_bytes(),
+            State::Idle | State::Bucket { .. } | State::Window { .. } | State::Estimate { .. } => 0,
+        };
+        state + self.receipts.0.capacity() * size_of::<Receipt>()
+    }
 }
 
 /// What an algorithm keeps for a key, with the scale it is written in.

@@ -47,6 +47,12 @@ pub struct Lease {
 }
 
 impl Leases {
+    /// The nodes of a tree are half full at least.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let (leases, places) = (size_of::<(Place, Lease)>(), size_of::<(Id, Place)>());
+        2 * (self.leases.len() * leases + self.places.len() * places)
+    }
+
     /// The leases, the one that ends first at the front.
     pub fn iter(&self) -> impl Iterator<Item = Lease> + '_ {
         self.leases.values().copied()

@@ -38,6 +38,10 @@ pub struct Entry {
 }
 
 impl Entries {
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<Entry>()
+    }
+
     /// The entries, oldest first; no two have the same time.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = Entry> + '_ {
         self.entries.iter().copied()

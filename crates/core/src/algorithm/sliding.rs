@@ -47,6 +47,10 @@ pub struct Step {
 }
 
 impl Steps {
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.steps.capacity() * size_of::<Step>()
+    }
+
     /// The steps in which something was taken, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = Step> + '_ {
         self.steps.iter().copied()

@@ -43,6 +43,8 @@ const MAX_SHARDS: usize = 256;
 const ATTEMPTS: usize = 3;
 /// A shard is worth having from this many keys on.
 const KEYS_PER_SHARD: usize = 1024;
+/// And if there may be this many bytes for it.
+const BYTES_PER_SHARD: usize = 256 << 10;
 
 /// Keeps state in this process. Clones share it.
 ///
@@ -74,8 +76,20 @@ struct Inner {
     limits: Interned,
     clock: Clock,
     max_keys_per_shard: usize,
+    max_bytes: usize,
+    /// What all shards have allocated.
+    bytes: AtomicUsize,
     overflow: Overflow,
     overflows: Mutex<Overflows>,
+}
+
+/// What there is to be room for.
+#[derive(Clone, Copy)]
+enum More {
+    /// Another key, of at most so many in its shard, in a slot or in the list.
+    Key { most: usize, is_listed: bool },
+    /// More of a key that is there.
+    Growth,
 }
 
 /// A key, and where it is expected.
@@ -101,6 +115,7 @@ type Guard<'a> = raw::Guard<'a, Box<Shard>>;
 pub struct MemoryBuilder {
     clock: Clock,
     max_keys: usize,
+    max_bytes: usize,
     overflow: Overflow,
 }
 
@@ -114,9 +129,20 @@ impl MemoryBuilder {
     /// The most keys to keep, at least 1; ten million unless told otherwise. A key with several limits counts once for each.
     ///
     /// The bound is hard. It is kept shard by shard, so a few per cent may stay free when new keys overflow. It bounds keys, not
-    /// bytes: a key under `log` or `concurrent` holds an entry for each hit or lease that still counts, at most 200 000.
+    /// bytes: a key under `log` or `concurrent` holds an entry for each hit or lease that still counts, at most 200 000; see
+    /// [`max_bytes`](Self::max_bytes).
     pub fn max_keys(mut self, keys: usize) -> Self {
         self.max_keys = keys.max(1);
+        self
+    }
+
+    /// The most bytes to use for keys and what is kept of them; no bound unless told otherwise.
+    ///
+    /// When they are used up, idle keys are forgotten; then new keys [overflow](Self::overflow), and so does whatever would have to grow: a hit under `log`, a
+    /// lease under `concurrent`, another step of a `sliding`, a charge with an id. Where new keys share a bucket, those are denied: a hit cannot be kept elsewhere. Other keys
+    /// that are there stay exact. The bound may be passed by a few MiB, by as much as a table or a list of hits grows at once.
+    pub fn max_bytes(mut self, bytes: usize) -> Self {
+        self.max_bytes = bytes;
         self
     }
 
@@ -128,7 +154,7 @@ impl MemoryBuilder {
 
     /// The store, empty.
     pub fn build(self) -> Memory {
-        let shards = (self.max_keys / KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
+        let shards = (self.max_keys / KEYS_PER_SHARD).min(self.max_bytes / BYTES_PER_SHARD).clamp(1, MAX_SHARDS);
         let shards = 1 << shards.ilog2();
         let arena = Arc::new(Arena::new(shards));
         let line = |number| Line::new(Shard::new(Arc::clone(&arena), number));
@@ -143,6 +169,8 @@ impl MemoryBuilder {
                 limits: Interned::new(),
                 clock: self.clock,
                 max_keys_per_shard: self.max_keys / shards,
+                max_bytes: self.max_bytes,
+                bytes: AtomicUsize::new(0),
                 overflow: self.overflow,
                 overflows: Mutex::default(),
             }),
@@ -153,11 +181,12 @@ impl MemoryBuilder {
 /// Its settings; never its keys, of which there may be millions.
 impl std::fmt::Debug for Memory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Inner { clock, max_keys_per_shard, overflow, last_shard, .. } = &*self.inner;
+        let Inner { clock, max_keys_per_shard, max_bytes, overflow, last_shard, .. } = &*self.inner;
         let max_keys = max_keys_per_shard * (usize::from(*last_shard) + 1);
         f.debug_struct("Memory")
             .field("clock", clock)
             .field("max_keys", &max_keys)
+            .field("max_bytes", max_bytes)
             .field("overflow", overflow)
             .finish_non_exhaustive()
     }
@@ -177,7 +206,8 @@ impl Memory {
 
     /// For other settings.
     pub fn builder() -> MemoryBuilder {
-        MemoryBuilder { clock: Clock::default(), max_keys: DEFAULT_MAX_KEYS, overflow: Overflow::default() }
+        let (clock, overflow) = (Clock::default(), Overflow::default());
+        MemoryBuilder { clock, max_keys: DEFAULT_MAX_KEYS, max_bytes: usize::MAX, overflow }
     }
 
     /// The clock that judges.
@@ -198,7 +228,8 @@ impl Memory {
     /// How many bytes are allocated for keys, without what lists of hits or leases hold themselves: 16 bytes or more for each hit
     /// of a `log`, 16 for each step of a `sliding`, 24 for each lease, 32 for each of the last 64 ids of a key.
     pub fn allocated_bytes(&self) -> usize {
-        self.inner.in_use().iter().map(|line| size_of::<Line>() + size_of::<Shard>() + line.shard.lock().bytes()).sum()
+        let shards = self.inner.in_use().len() * (size_of::<Line>() + size_of::<Shard>());
+        shards + self.inner.bytes.load(Ordering::Relaxed)
     }
 
     /// Forgets every key that has become the same as one never seen. Never needed; for those who want their memory back now.
@@ -207,6 +238,7 @@ impl Memory {
         for (line, lines) in self.inner.in_use().iter().zip(&self.inner.lines) {
             let mut shard = line.shard.lock();
             shard.rebuild(&self.inner.limits, now);
+            shard.count(&self.inner.bytes);
             lines.store(shard.lines(), Ordering::Relaxed);
         }
     }
@@ -366,7 +398,7 @@ impl Inner {
         now: Timestamp,
     ) -> Option<A> {
         let (Algorithm::Bucket(bucket), Err(index)) = (limit.algorithm(), shard.find(hash)) else { return None };
-        if shard.len() >= self.max_keys_per_shard {
+        if !self.has_room(shard, More::Key { most: self.max_keys_per_shard, is_listed: false }) {
             return None;
         }
         let mut level = Level::default();
@@ -375,6 +407,7 @@ impl Inner {
             if !shard.add_level(hash, index, &level, limit, &self.limits, now) {
                 return None;
             }
+            shard.count(&self.bytes);
             self.lines[self.shard_number(hash)].store(shard.lines(), Ordering::Relaxed);
         }
         Some(A::of(limit, bucket, outcome, cost))
@@ -406,7 +439,7 @@ impl Inner {
         let mut added = vec![0; guards.len()];
         for (hash, ask) in &asks {
             let place = place(*hash);
-            let mut loaded = self.load(&mut guards[place], *hash, ask, added[place], now);
+            let mut loaded = self.load(&mut guards[place], *hash, (check.op(), ask), added[place], now);
             loaded.spare_others(check.op());
             added[place] += usize::from(matches!(loaded.home, Home::Slot));
             held.push(loaded);
@@ -422,7 +455,7 @@ impl Inner {
         let decision = tidegate_core::decide(check.op(), &mut charges, now);
         for (held, (hash, ask)) in held.into_iter().zip(&asks) {
             match (&held.home, &mut overflows) {
-                (Home::Shared, Some(overflows)) => overflows.store(ask, held.record),
+                (Home::Shared, Some(overflows)) => overflows.store(ask, held.record, &self.bytes),
                 _ => self.store(&mut guards[place(*hash)], *hash, ask, held, now),
             }
         }
@@ -430,7 +463,7 @@ impl Inner {
     }
 
     fn decide_one(&self, shard: &mut Shard, hash: Hash, op: Op, ask: Ask<'_>, now: Timestamp) -> Decision {
-        let mut held = self.load(shard, hash, &ask, 0, now);
+        let mut held = self.load(shard, hash, (op, &ask), 0, now);
         held.spare_others(op);
         let mut overflows = matches!(held.home, Home::Shared).then(|| self.overflows.lock());
         if let Some(overflows) = &mut overflows {
@@ -442,25 +475,66 @@ impl Inner {
         };
         let decision = tidegate_core::decide(op, &mut [ask.charge(&mut held.record)], now);
         match (&held.home, &mut overflows) {
-            (Home::Shared, Some(overflows)) => overflows.store(&ask, held.record),
+            (Home::Shared, Some(overflows)) => overflows.store(&ask, held.record, &self.bytes),
             _ => self.store(shard, hash, &ask, held, now),
         }
         decision
     }
 
     /// The record of a key, and where it is to be kept afterwards; `added` places are promised to others already.
-    fn load(&self, shard: &mut Shard, hash: Hash, ask: &Ask<'_>, added: usize, now: Timestamp) -> Held {
-        if let Ok(index) = shard.find(hash) {
-            return Held { record: shard.take(index, &self.limits), home: Home::Slot };
+    fn load(&self, shard: &mut Shard, hash: Hash, (op, ask): (Op, &Ask<'_>), added: usize, now: Timestamp) -> Held {
+        let may_grow = ask.may_grow(op);
+        let mut is_there = shard.find(hash).is_ok();
+        if is_there {
+            let has_room = !may_grow || self.make_room(shard, hash, More::Growth, now);
+            match shard.find(hash) {
+                Ok(index) if has_room => {
+                    return Held { record: shard.take(index, &self.limits), home: Home::Slot };
+                }
+                Ok(_) => {}
+                // It was idle, and forgotten to make room.
+                Err(_) => is_there = false,
+            }
         }
-        if shard.make_room(self.max_keys_per_shard.saturating_sub(added), &self.limits, now) {
+        let most = self.max_keys_per_shard.saturating_sub(added);
+        if !is_there && self.make_room(shard, hash, More::Key { most, is_listed: ask.is_listed() }, now) {
             return Held { record: Record::default(), home: Home::Slot };
         }
+        // What is shared would have to grow, too; and what a key has used is not forgotten because it used more.
+        let is_stuck = is_there || may_grow && self.bytes.load(Ordering::Relaxed) >= self.max_bytes;
         match self.overflow {
+            Overflow::SharedBucket if is_stuck => Held::exhausted(ask, now),
             Overflow::SharedBucket => Held { record: Record::default(), home: Home::Shared },
             Overflow::AllowNew => Held { record: Record::default(), home: Home::Nowhere },
             Overflow::DenyNew => Held::exhausted(ask, now),
         }
+    }
+
+    /// Whether there is room for that in a shard.
+    #[inline]
+    fn has_room(&self, shard: &Shard, more: More) -> bool {
+        let bytes = self.bytes.load(Ordering::Relaxed);
+        match more {
+            More::Key { most, is_listed } => {
+                let more = shard.bytes_for_one_more(is_listed);
+                shard.len() < most && bytes.saturating_add(more) <= self.max_bytes
+            }
+            More::Growth => bytes < self.max_bytes,
+        }
+    }
+
+    /// The same, once idle keys were looked for.
+    fn make_room(&self, shard: &mut Shard, hash: Hash, more: More, now: Timestamp) -> bool {
+        if self.has_room(shard, more) {
+            return true;
+        }
+        shard.look_for_idle(&self.limits, now);
+        if shard.is_spacious() {
+            shard.rebuild(&self.limits, now);
+            self.lines[self.shard_number(hash)].store(shard.lines(), Ordering::Relaxed);
+        }
+        shard.count(&self.bytes);
+        self.has_room(shard, more)
     }
 
     fn store(&self, shard: &mut Shard, hash: Hash, ask: &Ask<'_>, held: Held, now: Timestamp) {
@@ -472,6 +546,7 @@ impl Inner {
             }
             _ => {}
         }
+        shard.count(&self.bytes);
     }
 
     /// What a state is known by. The key is hashed once; position and algorithm are mixed into the hash.

@@ -1,6 +1,8 @@
 //! Records at work, and what becomes of those that find no place.
 
-use tidegate_core::{Id, Limit, Op, Record, Timestamp};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tidegate_core::{Algorithm, Id, Limit, Op, Record, Timestamp};
 
 /// The most limits that can have a shared state for overflowing keys; a check over several may go a few beyond it.
 const MAX_OVERFLOWS: usize = 1024;
@@ -22,6 +24,8 @@ pub enum Overflow {
 pub(super) struct Overflows {
     /// By limit and by which charge of a call it was, so that no two charges of one call share a record.
     records: Vec<(Limit, usize, Record)>,
+    /// How many bytes of theirs the store knows of.
+    counted: usize,
 }
 
 /// One charge of a call.
@@ -36,6 +40,24 @@ pub(super) struct Ask<'a> {
 }
 
 impl<'a> Ask<'a> {
+    /// Whether its state is kept beside the table.
+    pub(super) fn is_listed(&self) -> bool {
+        let in_a_slot = match self.limit.algorithm() {
+            Algorithm::Bucket(_) => true,
+            Algorithm::Window(window) => !window.from_first_hit,
+            _ => false,
+        };
+        !in_a_slot || self.id.is_some()
+    }
+
+    /// Whether its state may be larger afterwards than that of a key that is there.
+    pub(super) fn may_grow(&self, op: Op) -> bool {
+        let takes = matches!(op, Op::Check | Op::Take | Op::Debit | Op::Book { .. });
+        let has_list =
+            matches!(self.limit.algorithm(), Algorithm::Sliding(_) | Algorithm::Log(_) | Algorithm::Concurrent(_));
+        takes && (has_list || self.id.is_some())
+    }
+
     pub(super) fn charge(&self, record: &'a mut Record) -> tidegate_core::Charge<'a> {
         tidegate_core::Charge { limit: self.limit, record, cost: self.cost, reserved: self.reserved, id: self.id }
     }
@@ -90,11 +112,14 @@ impl Overflows {
         Held { record: Record::default(), home: Home::Shared }
     }
 
-    pub(super) fn store(&mut self, ask: &Ask<'_>, record: Record) {
+    pub(super) fn store(&mut self, ask: &Ask<'_>, record: Record, bytes: &AtomicUsize) {
         match self.find(ask) {
             Some(kept) => *kept = record,
             None => self.records.push((*ask.limit, ask.ordinal, record)),
         }
+        let now: usize = self.records.iter().map(|(_, _, record)| record.heap_bytes()).sum();
+        bytes.fetch_add(now.wrapping_sub(self.counted), Ordering::Relaxed);
+        self.counted = now;
     }
 
     fn find(&mut self, ask: &Ask<'_>) -> Option<&mut Record> {

@@ -4,6 +4,7 @@
 //! with the number of the limit that wrote them. Everything else lives in a list beside the table, and the slot says where.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tidegate_core::algorithm::Kernel;
 use tidegate_core::algorithm::bucket::Level;
@@ -23,6 +24,9 @@ const LISTED: u32 = (1 << (2 * TAG_BITS)) - 1;
 /// A tag that no slot has.
 const NO_TAG: u32 = 0;
 
+/// A table, or a list, that is not worth making smaller.
+const SMALL_TABLE: usize = 4096;
+
 /// How many slots one insertion into a full shard looks at to find an idle one.
 const SEARCH: usize = 2048;
 
@@ -31,6 +35,8 @@ pub(crate) struct Shard {
     slots: Slots,
     list: Option<Box<List>>,
     search: Search,
+    /// How many [bytes](Shard::bytes) the store knows of.
+    counted: usize,
 }
 
 /// A search for idle keys, a piece at a time, that does not begin again before there can be one.
@@ -59,6 +65,35 @@ impl Search {
 struct List {
     records: Vec<Option<Record>>,
     free: Vec<usize>,
+    /// What the records hold beside themselves.
+    heap: usize,
+}
+
+impl List {
+    fn take(&mut self, place: usize) -> Option<Record> {
+        let record = self.records.get_mut(place)?.take()?;
+        self.heap -= record.heap_bytes();
+        Some(record)
+    }
+
+    fn set(&mut self, place: usize, record: Record) {
+        self.take(place);
+        if let Some(own) = self.records.get_mut(place) {
+            self.heap += record.heap_bytes();
+            *own = Some(record);
+        }
+    }
+
+    fn free(&mut self, place: usize) {
+        self.take(place);
+        if place < self.records.len() {
+            self.free.push(place);
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.records.capacity() * size_of::<Option<Record>>() + self.free.capacity() * size_of::<usize>() + self.heap
+    }
 }
 
 /// The tag of a limit's states, as the two words of a slot hold it.
@@ -132,7 +167,7 @@ const FIRST_TAG: u32 = TAG + 1;
 impl Shard {
     /// A shard with its table in `arena`, empty.
     pub(crate) fn new(arena: Arc<Arena>, number: usize) -> Self {
-        Shard { slots: Slots::new(arena, number), list: None, search: Search::default() }
+        Shard { slots: Slots::new(arena, number), list: None, search: Search::default(), counted: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -145,8 +180,33 @@ impl Shard {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        let list = self.list.as_ref().map_or(0, |list| list.records.capacity() * size_of::<Option<Record>>());
-        self.slots.bytes() + list
+        self.slots.bytes() + self.list.as_ref().map_or(0, |list| list.bytes())
+    }
+
+    /// Tells the store how many bytes there are now.
+    #[inline]
+    pub(crate) fn count(&mut self, all: &AtomicUsize) {
+        let bytes = self.bytes();
+        if bytes != self.counted {
+            all.fetch_add(bytes.wrapping_sub(self.counted), Ordering::Relaxed);
+            self.counted = bytes;
+        }
+    }
+
+    /// How many bytes more it takes at most to keep one more key, in a slot of the table or in the list.
+    pub(crate) fn bytes_for_one_more(&self, is_listed: bool) -> usize {
+        let table = if self.slots.is_crowded() { self.slots.bytes() / 4 + SMALL_TABLE } else { 0 };
+        let list = match &self.list {
+            _ if !is_listed => 0,
+            Some(list) if !list.free.is_empty() || list.records.len() < list.records.capacity() => 0,
+            list => list.as_ref().map_or(0, |list| list.bytes() - list.heap) + SMALL_TABLE,
+        };
+        table + list
+    }
+
+    /// Whether it has much more room than it needs.
+    pub(crate) fn is_spacious(&self) -> bool {
+        self.slots.bytes() > SMALL_TABLE && self.slots.len() * 4 < self.slots.capacity()
     }
 
     #[inline]
@@ -169,8 +229,7 @@ impl Shard {
         let packed = self.packed(index);
         if packed.tag == LISTED {
             let list = self.list.get_or_insert_default();
-            let place = list_place(packed.first);
-            return list.records.get_mut(place).and_then(Option::take).unwrap_or_default();
+            return list.take(list_place(packed.first)).unwrap_or_default();
         }
         let state = packed.limit(limits).map_or(State::Idle, |limit| unpack(packed, limit));
         Record { state, ..Record::default() }
@@ -193,10 +252,7 @@ impl Shard {
             self.free(was);
             self.set_packed(index, packed);
         } else if was.tag == LISTED {
-            let list = self.list.get_or_insert_default();
-            if let Some(place) = list.records.get_mut(list_place(was.first)) {
-                *place = Some(record);
-            }
+            self.list.get_or_insert_default().set(list_place(was.first), record);
         } else {
             let packed = self.enlist(record);
             self.set_packed(index, packed);
@@ -258,15 +314,12 @@ impl Shard {
         self.slots.insert(index, entry);
     }
 
-    /// Looks for an idle key to forget when the shard is full; says whether there is room now.
-    pub(crate) fn make_room(&mut self, most: usize, limits: &Interned, now: Timestamp) -> bool {
-        if self.slots.len() < most {
-            return true;
-        }
+    /// Looks for idle keys to forget when the shard is full, some further each time.
+    pub(crate) fn look_for_idle(&mut self, limits: &Interned, now: Timestamp) {
         if now < self.search.nothing_before {
-            return false;
+            return;
         }
-        let Shard { slots, list, search } = self;
+        let Shard { slots, list, search, .. } = self;
         let (next, forgotten) = slots.sweep(search.hand, SEARCH, |entry| {
             let idle_at = idle_at(entry, list, limits);
             search.first_idle_at = Some(search.first_idle_at.map_or(idle_at, |first| first.min(idle_at)));
@@ -280,7 +333,6 @@ impl Shard {
             search.nothing_before = search.first_idle_at.take().unwrap_or(Timestamp::EPOCH);
             search.passed = 0;
         }
-        self.slots.len() < most
     }
 
     /// Forgets every key that is idle, and gives memory back if there is much more than is needed.
@@ -304,18 +356,13 @@ impl Shard {
             list.records.push(None);
             list.records.len() - 1
         });
-        list.records[place] = Some(record);
+        list.set(place, record);
         Packed { tag: LISTED, first: place as u64, second: 0 }
     }
 
     fn free(&mut self, packed: Packed) {
         if packed.tag == LISTED {
-            let list = self.list.get_or_insert_default();
-            let place = list_place(packed.first);
-            if let Some(record) = list.records.get_mut(place) {
-                *record = None;
-                list.free.push(place);
-            }
+            self.list.get_or_insert_default().free(list_place(packed.first));
         }
     }
 }
@@ -341,11 +388,7 @@ fn idle_at(entry: &Entry, list: &Option<Box<List>>, limits: &Interned) -> Timest
 fn forget(entry: &Entry, list: &mut Option<Box<List>>) -> bool {
     let packed = Packed::of((entry.low, entry.high));
     if let (LISTED, Some(list)) = (packed.tag, list) {
-        let place = list_place(packed.first);
-        if let Some(record) = list.records.get_mut(place) {
-            *record = None;
-            list.free.push(place);
-        }
+        list.free(list_place(packed.first));
     }
     true
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::{Check, Limit, ManualClock, Memory, Op, Scope, Subject, Timestamp, Verdict};
+use tidegate::{Check, Id, Limit, ManualClock, Memory, Op, Overflow, Scope, Subject, Timestamp, Verdict};
 
 use crate::conformance::Random;
 
@@ -151,4 +151,81 @@ fn more_limits_than_can_be_numbered_are_still_kept_apart() {
         let verdict = memory.check(&format!("k{key}"), &limit(key + 2), 1);
         assert_eq!((verdict.allowed, verdict.remaining), (true, key));
     }
+}
+
+/// However many keys, hits and leases there are, and whatever becomes of what finds no room.
+#[test]
+fn bytes_are_bounded_whatever_is_asked() {
+    const BUDGET: usize = 4 << 20;
+    let limits = [
+        "100000/d log",
+        "5/s log",
+        "1000/h sliding step 4s",
+        "90000 concurrent ttl 1h",
+        "20/m estimate",
+        "30/m window from first hit",
+        "10/h",
+        "9/m window",
+    ];
+    let limits: Vec<Limit> = limits.map(|text| text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))).into();
+    for overflow in [Overflow::SharedBucket, Overflow::DenyNew, Overflow::AllowNew] {
+        let clock = ManualClock::new();
+        let memory = Memory::builder().clock(clock.clone()).max_bytes(BUDGET).overflow(overflow).build();
+        let mut random = 7_u64;
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        let mut most = 0;
+        for step in 0..300_000_u64 {
+            clock.advance(Duration::from_micros(next(3) * 500));
+            // Few keys get long lists, many get short ones.
+            let key = if next(2) == 0 { format!("few:{}", next(10)) } else { format!("many:{}", next(1_000_000)) };
+            let limit = &limits[usize::try_from(next(limits.len() as u64)).unwrap()];
+            let check = Check::new().charge(&key, [limit], 1);
+            let check = if next(3) == 0 { check.with_id(Id(step + 1)) } else { check };
+            let _ = memory.decide(&check);
+            most = most.max(memory.allocated_bytes());
+        }
+        assert!(most <= BUDGET + BUDGET / 4, "{overflow:?}: {most} bytes, of {BUDGET}");
+        assert!(most >= BUDGET * 3 / 4, "{overflow:?}: {most} bytes only, of {BUDGET}: that was no test");
+        clock.advance(Duration::from_secs(3 * 24 * 60 * 60));
+        memory.reclaim();
+        assert_eq!(memory.len(), 0);
+        assert!(memory.allocated_bytes() < BUDGET / 4, "{overflow:?}: {} bytes at the end", memory.allocated_bytes());
+    }
+}
+
+/// Who was there before everything was used up is judged as ever, if nothing of it grows; and what grows is denied, and not forgotten.
+#[test]
+fn when_bytes_are_used_up_keys_that_are_there_stay_exact() {
+    let clock = ManualClock::new();
+    let memory = Memory::builder().clock(clock.clone()).max_bytes(1 << 20).build();
+    let (bucket, estimate): (Limit, Limit) = ("100/h".parse().unwrap(), "100/h estimate".parse().unwrap());
+    let log: Limit = "3/h log".parse().unwrap();
+    let allowed = |key: &str, limit: &Limit| memory.decide(&Check::new().charge(key, [limit], 1)).unwrap().allowed();
+    for limit in [&bucket, &estimate, &log] {
+        assert!(allowed("victim", limit));
+    }
+    let flood: Limit = "1000/m log".parse().unwrap();
+    let mut rounds = 0;
+    while (0..2000).filter(|key| allowed(&format!("flood:{key}"), &flood)).count() > 0 {
+        clock.advance(Duration::from_micros(1));
+        rounds += 1;
+        assert!(rounds < 1000, "it never ends");
+    }
+    for limit in [&bucket, &estimate] {
+        for _ in 1..100 {
+            assert!(allowed("victim", limit), "{limit}");
+        }
+        assert!(!allowed("victim", limit), "{limit}");
+    }
+    assert!(!allowed("victim", &log), "there is no room for another hit");
+    assert_eq!(memory.decide(&Check::of(Op::Peek).charge("victim", [&log], 1)).unwrap().binding().remaining, 2);
+    clock.advance(Duration::from_secs(60));
+    // Whoever flooded is idle now, and makes room.
+    for _ in 1..3 {
+        assert!(allowed("victim", &log));
+    }
+    assert!(!allowed("victim", &log), "three an hour, and the first is not forgotten");
 }
