@@ -439,6 +439,9 @@ pub(crate) struct Serve {
     /// A file with 16 to 512 bytes at random that all servers of one store share, so that nobody else can choose the slots of keys
     #[arg(long, value_name = "FILE", env = "TIDEGATE_STORE_SECRET_FILE")]
     pub(crate) store_secret_file: Option<PathBuf>,
+    /// How much memory state may take if it is kept here: a number of bytes such as 512MiB, or `auto`, half of what this process may have
+    #[arg(long, value_name = "SIZE", env = "TIDEGATE_MAX_BYTES")]
+    pub(crate) max_bytes: Option<tidegate_server::Bytes>,
     /// How many threads serve: a number, or `auto`, one for each core; see docs/operations.md
     #[arg(long, value_name = "N", env = "TIDEGATE_THREADS")]
     pub(crate) threads: Option<tidegate_server::Threads>,
@@ -537,6 +540,9 @@ pub(crate) struct Proxy {
     /// Where HTTP listens for metrics and admin calls; nowhere unless said
     #[arg(long, value_name = "ADDR", env = "TIDEGATE_ADMIN", value_parser = door)]
     pub(crate) admin: Option<DoorAt>,
+    /// How much memory state may take if it is kept here: a number of bytes such as 512MiB, or `auto`, half of what this process may have
+    #[arg(long, value_name = "SIZE", env = "TIDEGATE_MAX_BYTES")]
+    pub(crate) max_bytes: Option<tidegate_server::Bytes>,
     /// How many threads serve: a number, or `auto`, one for each core; see docs/operations.md
     #[arg(long, value_name = "N", env = "TIDEGATE_THREADS")]
     pub(crate) threads: Option<tidegate_server::Threads>,

@@ -14,11 +14,12 @@ use serde::{Deserialize, de};
 use tidegate::denial;
 use tidegate::headers::Families;
 use tidegate::http::{ClientIp, Network, TrustedProxies};
-use tidegate::{Limits, SyncMode};
+use tidegate::{Limits, Overflow, SyncMode};
 
 use crate::door::Bounds;
 use crate::door::tls::TlsFiles;
 use crate::http::Manners;
+use crate::memory::{Bytes, MemorySettings};
 use crate::observe::{Format, Level, Settings};
 use crate::proxy::ProxySettings;
 use crate::proxy::settings::ProxyFile;
@@ -41,6 +42,8 @@ pub struct Config {
     pub store: String,
     /// A file with the secret that keeps others from choosing slots of a cluster; instead of one in the URL.
     pub store_secret_file: Option<PathBuf>,
+    /// What a store in memory may keep.
+    pub memory: MemorySettings,
     /// How many threads serve.
     pub threads: Threads,
     /// Where each door listens.
@@ -214,6 +217,8 @@ struct File {
     store: Option<Text>,
     #[serde(default)]
     store_secret_file: Option<Text>,
+    #[serde(default)]
+    memory: MemoryFile,
     #[serde(default)]
     threads: Option<Word<Threads>>,
     #[serde(default)]
@@ -587,6 +592,7 @@ impl File {
         Ok(Config {
             store: self.store.map_or_else(|| "memory".into(), |store| store.0),
             store_secret_file: self.store_secret_file.map(|file| file.0.into()),
+            memory: self.memory.checked(),
             threads: self.threads.map_or_else(Threads::default, |word| word.0),
             listen: Listen {
                 http: door(self.listen.http, default.http),
@@ -615,6 +621,37 @@ impl File {
             proxy: self.proxy.map(ProxyFile::checked),
             rules: Rules::new(rules),
         })
+    }
+}
+
+#[derive(Deserialize, Debug, Default)]
+#[serde(deny_unknown_fields)]
+struct MemoryFile {
+    max_keys: Option<Within<1, 4_000_000_000>>,
+    max_bytes: Option<Word<Bytes>>,
+    overflow: Option<OverflowWord>,
+}
+
+#[derive(Deserialize, Debug, Clone, Copy)]
+#[serde(rename_all = "snake_case")]
+enum OverflowWord {
+    SharedBucket,
+    DenyNew,
+    AllowNew,
+}
+
+impl MemoryFile {
+    fn checked(self) -> MemorySettings {
+        let default = MemorySettings::default();
+        MemorySettings {
+            max_keys: self.max_keys.map_or(default.max_keys, |keys| keys.0 as usize),
+            max_bytes: self.max_bytes.map_or(default.max_bytes, |bytes| bytes.0),
+            overflow: self.overflow.map_or(default.overflow, |word| match word {
+                OverflowWord::SharedBucket => Overflow::SharedBucket,
+                OverflowWord::DenyNew => Overflow::DenyNew,
+                OverflowWord::AllowNew => Overflow::AllowNew,
+            }),
+        }
     }
 }
 
@@ -1003,6 +1040,12 @@ rules:
             ("rules:\n  - name: a b\n    limit: 1/s\n", "f:2:11: "),
             ("listen: { http: nowhere }\n", "f:1:17: "),
             ("threads: 0\n", "f:1:10: threads \"0\": expected auto, or a number from 1 to 1024"),
+            ("memory: { max_bytes: 5 }\n", "f:1:22: \"5\": expected auto, or a number of bytes such as 512MiB"),
+            ("memory: { max_keys: 0 }\n", "f:1:21: 0: expected 1 to 4000000000"),
+            (
+                "memory: { overflow: drop }\n",
+                "f:1:21: unknown variant `drop`, expected one of shared_bucket, deny_new, allow_new",
+            ),
             ("threads: many\n", "f:1:10: threads \"many\": expected auto, or a number from 1 to 1024"),
             ("rules:\n  - name: a\n    limit: 1/s\n    when: { path: '' }\n", "f:4:"),
             ("rules:\n  - name: a\n    limit: 1/s\n    mode: maybe\n", "f:4:11: "),

@@ -13,6 +13,7 @@ pub mod fuzzing;
 pub mod gate;
 pub mod grpc;
 pub mod http;
+mod memory;
 pub mod observe;
 mod print;
 pub mod proxy;
@@ -23,5 +24,6 @@ mod run;
 mod supervise;
 mod threads;
 
+pub use memory::{Bytes, MemorySettings};
 pub use run::{BUILT_IN, DRAIN, Options, Running, StartError, start, start_over};
 pub use threads::{MAX_THREADS, Threads};

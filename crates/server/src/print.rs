@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use tidegate::RedisUrl;
+use tidegate::{Overflow, RedisUrl};
 
 use crate::config::{Config, Envoy};
 use crate::rules::{Budget, Condition, Cost, Failure, Measure, Mode, Rule, Settle};
@@ -23,6 +23,17 @@ impl Config {
         if let Some(file) = &self.store_secret_file {
             let _ = writeln!(out, "store_secret_file: {}", path(file));
         }
+        let memory = &self.memory;
+        let overflow = match memory.overflow {
+            Overflow::SharedBucket => "shared_bucket",
+            Overflow::DenyNew => "deny_new",
+            Overflow::AllowNew => "allow_new",
+        };
+        let _ = writeln!(
+            out,
+            "memory:\n  max_keys: {}\n  max_bytes: {}\n  overflow: {overflow}",
+            memory.max_keys, memory.max_bytes
+        );
         let _ = writeln!(out, "threads: {}", self.threads);
         let listen = &self.listen;
         let doors = [
@@ -228,6 +239,7 @@ mod tests {
     const FULL: &str = r#"
 store: redis://alice:sesame@127.0.0.1:6390/3
 store_secret_file: /run/slots
+memory: { max_keys: 1234, max_bytes: 5MiB, overflow: deny_new }
 threads: 3
 listen: { http: "[::1]:8080", grpc: off, resp: 127.0.0.1:6380, admin: 127.0.0.1:9090 }
 trusted_proxies: [10.0.0.0/8, "fd00::/8"]

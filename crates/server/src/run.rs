@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use tidegate::{BreakerState, Memory, Near, Redis, RedisError, RedisUrl};
+use tidegate::{BreakerState, Near, Redis, RedisError, RedisUrl};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -120,7 +120,7 @@ pub struct Options {
 /// If an address, the store, a certificate or a token cannot be used.
 pub async fn start(config: Config, options: Options) -> Result<Running, StartError> {
     let store = match config.store.as_str() {
-        "memory" => Backend::Memory(Memory::new()),
+        "memory" => Backend::Memory(config.memory.build()),
         url => near(url, &config).await?,
     };
     start_over(store, config, options).await

@@ -242,8 +242,9 @@ pub(crate) fn f14(context: &Context) -> Judged {
     judge.no_errors();
     judge.latency();
     let alone = judge.alone("meanwhile", from, to);
-    // A call that finds no script takes a round trip more; on a busy machine it may be too late for its deadline.
-    judge.holds(!context.strict || alone <= 0.001, || format!("{alone} were decided alone"));
+    // A call that finds no script takes a round trip more, and the server two milliseconds to read the script again. Three in a hundred come within that time, and
+    // some of them are too late for their deadline if the machine has other things to do as well.
+    judge.holds(!context.strict || alone <= 0.01, || format!("{alone} were decided alone"));
     judge.budgets("tight", context.tight());
     judge.charged_once("tight", context.tight(), |key| left(&redis.url(), key, context.tight()));
     let loads = run.metrics.get("tidegate_store_events_total{event=\"script_load\"}");

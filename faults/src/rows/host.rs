@@ -1,7 +1,12 @@
 //! The machine, the clock, and whoever looks after it.
 
 use std::fs;
+use std::io::Write;
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -97,6 +102,130 @@ pub(crate) fn f49(context: &Context) -> Judged {
     }
     judge.say(format!("{most} ≤ {amount} passed in each of memory, store and alone"));
     judge.end(&format!("clocks of nodes a second and a day ahead and behind at {}/s", run.rate))
+}
+
+/// A node that may have 256 MiB, and people who would have it use more.
+pub(crate) fn f52(context: &Context) -> Judged {
+    const MOST: u64 = 256 << 20;
+    // What a request claims to bring.
+    const CLAIM: &str = "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n";
+    let group = MemoryGroup::new(MOST);
+    let setup = Setup::new("memory", 1);
+    let mut stage = Stage::start(context, &setup);
+    let enter = format!("echo $$ > {} && exec \"$@\"", group.processes().display());
+    stage.nodes = vec![Node::start_by(&["sh", "-c", &enter, "sh"], &setup.config(0))];
+    let load = stage.load();
+    load.goes_on(millis(300));
+    let address = &stage.nodes[0].http;
+    let over = AtomicBool::new(false);
+    let asked = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for thread in 0..2 {
+            let (over, asked) = (&over, &asked);
+            scope.spawn(move || {
+                let mut http = Http::connect(address).expect("the node listens");
+                for number in 0_u64.. {
+                    if over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let check = |at| format!(r#"{{"key":"{thread}:{number}:{at}","limit":"100000/d log"}}"#);
+                    let checks: Vec<String> = (0..CHECKS).map(check).collect();
+                    let body = format!(r#"{{"checks":[{}]}}"#, checks.join(","));
+                    // Whether it was allowed does not matter here.
+                    let _ = http.post("/v1/check", &body).expect("it is answered");
+                    asked.fetch_add(CHECKS, Ordering::Relaxed);
+                }
+            });
+        }
+        let claims: Vec<_> = (0..100)
+            .filter_map(|_| {
+                let mut stream = TcpStream::connect(address).ok()?;
+                stream.write_all(CLAIM.as_bytes()).ok()?;
+                stream.write_all(&[b' '; 32 << 10]).ok()?;
+                Some(stream)
+            })
+            .collect();
+        load.goes_on(millis(context.scaled(12_000)));
+        over.store(true, Ordering::Relaxed);
+        drop(claims);
+    });
+    load.goes_on(millis(300));
+    let (most, killed) = (group.most(), group.killed());
+    let run = stage.end(load);
+    let mut judge = Judge::new(context, &run);
+    judge.no_errors();
+    judge.budgets("tight", context.tight());
+    let asked = asked.into_inner();
+    judge.say(format!("{asked} keys, at most {} of {} MiB", most >> 20, MOST >> 20));
+    judge.holds(killed == 0, || format!("the system ended {killed} processes for want of memory"));
+    judge.holds(most < MOST, || format!("{most} bytes were used, and there are {MOST}"));
+    judge.counted("tidegate_store_overflows_total", 1.0);
+    judge.end(&format!("256 MiB at {}/s", run.rate))
+}
+
+/// Keys in one request of those who want much.
+const CHECKS: u64 = 64;
+
+/// A control group that may have so much memory.
+struct MemoryGroup {
+    folder: PathBuf,
+    is_first_version: bool,
+}
+
+impl MemoryGroup {
+    fn new(most: u64) -> Self {
+        let is_first_version = Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists();
+        let root = Path::new(if is_first_version { "/sys/fs/cgroup/memory" } else { "/sys/fs/cgroup" });
+        let folder = root.join(format!("tidegate-faults-{}", std::process::id()));
+        let group = MemoryGroup { folder, is_first_version };
+        let made = || {
+            if !is_first_version {
+                fs::write(root.join("cgroup.subtree_control"), "+memory")?;
+            }
+            fs::create_dir(&group.folder)?;
+            let file = if is_first_version { "memory.limit_in_bytes" } else { "memory.max" };
+            fs::write(group.folder.join(file), most.to_string())
+        };
+        made().unwrap_or_else(|error| {
+            panic!("{}: {error}: this row needs root and a memory control group (cgroup)", group.folder.display())
+        });
+        group
+    }
+
+    /// Who writes its number here is in it.
+    fn processes(&self) -> PathBuf {
+        self.folder.join("cgroup.procs")
+    }
+
+    fn read(&self, file: &str) -> String {
+        let file = self.folder.join(file);
+        fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+    }
+
+    /// The most bytes that it had at any time.
+    fn most(&self) -> u64 {
+        let text = self.read(if self.is_first_version { "memory.max_usage_in_bytes" } else { "memory.peak" });
+        text.trim().parse().expect("a number of bytes")
+    }
+
+    /// How many processes were ended because there was no more.
+    fn killed(&self) -> u64 {
+        let text = self.read(if self.is_first_version { "memory.oom_control" } else { "memory.events" });
+        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        count.and_then(|count| count.parse().ok()).expect("a count")
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        // Not before the last in it has ended.
+        for _ in 0..100 {
+            if fs::remove_dir(&self.folder).is_ok() {
+                break;
+            }
+            thread::sleep(millis(20));
+        }
+    }
 }
 
 /// One processor for the nodes, which others keep busy, and far too much to do.

@@ -74,6 +74,7 @@ fn overlay(config: &mut Config, args: &args::Proxy) -> Result<()> {
     if let Some(store) = &args.store {
         config.store.clone_from(store);
     }
+    config.memory.max_bytes = args.max_bytes.unwrap_or(config.memory.max_bytes);
     config.threads = args.threads.unwrap_or(config.threads);
     if let Some(trusted) = &args.trust {
         let clients = ClientIp::behind(trusted.clone());

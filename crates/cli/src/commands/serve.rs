@@ -61,6 +61,7 @@ fn overlay(config: &mut Config, args: &args::Serve) -> Result<()> {
     if args.store_secret_file.is_some() {
         config.store_secret_file.clone_from(&args.store_secret_file);
     }
+    config.memory.max_bytes = args.max_bytes.unwrap_or(config.memory.max_bytes);
     config.threads = args.threads.unwrap_or(config.threads);
     let doors = &mut config.listen;
     for (said, door) in [

@@ -251,6 +251,12 @@ fn the_file_is_overridden_by_the_environment_and_that_by_options() {
     let wrong = tidegate(&["serve", "--config", "-"]).write_stdin("stor: memory\n").output().unwrap();
     assert_eq!(wrong.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("standard input:1:1"), "{wrong:?}");
+    assert!(mixed.contains("\n  max_bytes: auto\n"), "{mixed}");
+    assert!(print(&["--max-bytes", "64MiB"], &variables, "").contains("\n  max_bytes: 64MiB\n"));
+    let none = tidegate(&["serve", "--max-bytes", "64"]).output().unwrap();
+    assert_eq!(none.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&none.stderr);
+    assert!(said.contains("--max-bytes") && said.contains("expected auto, or a number of bytes"), "{said}");
     let none = tidegate(&["serve", "--threads", "0"]).output().unwrap();
     assert_eq!(none.status.code(), Some(2));
     let said = String::from_utf8_lossy(&none.stderr);

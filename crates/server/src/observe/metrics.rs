@@ -476,10 +476,7 @@ impl Metrics {
     }
 
     fn of_the_store(&self, page: &mut Page, store: &Backend) {
-        let (name, keys, bytes) = match store {
-            Backend::Memory(memory) => ("memory", Some(memory.len()), Some(memory.allocated_bytes())),
-            Backend::Redis(_) | Backend::Near(..) => ("redis", None, None),
-        };
+        let name = if matches!(store, Backend::Memory(_)) { "memory" } else { "redis" };
         page.head(
             "tidegate_store_seconds",
             "histogram",
@@ -497,13 +494,15 @@ impl Metrics {
             &format!(r#"store="{name}""#),
             u8::from(!store.is_away() && (failed == 0 || answered > failed)),
         );
-        if let Some(keys) = keys {
+        if let Backend::Memory(memory) = store {
             page.head("tidegate_store_keys", "gauge", "Keys that are kept.");
-            page.line("tidegate_store_keys", "", keys);
-        }
-        if let Some(bytes) = bytes {
+            page.line("tidegate_store_keys", "", memory.len());
             page.head("tidegate_store_bytes", "gauge", "Bytes the store has allocated.");
-            page.line("tidegate_store_bytes", "", bytes);
+            page.line("tidegate_store_bytes", "", memory.allocated_bytes());
+            page.head("tidegate_store_max_bytes", "gauge", "Bytes the store may allocate.");
+            page.line("tidegate_store_max_bytes", "", memory.max_bytes());
+            page.head("tidegate_store_overflows_total", "counter", "Charges that found no room in the store.");
+            page.line("tidegate_store_overflows_total", "", memory.without_room());
         }
         if let Backend::Redis(redis) | Backend::Near(_, redis) = store {
             let stats = redis.stats();

@@ -17,7 +17,7 @@ pub(crate) mod version;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tidegate_core::algorithm::bucket::Level;
@@ -81,6 +81,8 @@ struct Inner {
     bytes: AtomicUsize,
     overflow: Overflow,
     overflows: Mutex<Overflows>,
+    /// How many charges found no room.
+    without_room: AtomicU64,
 }
 
 /// What there is to be room for.
@@ -173,6 +175,7 @@ impl MemoryBuilder {
                 bytes: AtomicUsize::new(0),
                 overflow: self.overflow,
                 overflows: Mutex::default(),
+                without_room: AtomicU64::new(0),
             }),
         }
     }
@@ -225,11 +228,20 @@ impl Memory {
         self.len() == 0
     }
 
-    /// How many bytes are allocated for keys, without what lists of hits or leases hold themselves: 16 bytes or more for each hit
-    /// of a `log`, 16 for each step of a `sliding`, 24 for each lease, 32 for each of the last 64 ids of a key.
+    /// How many bytes are allocated for keys and what is kept of them.
     pub fn allocated_bytes(&self) -> usize {
         let shards = self.inner.in_use().len() * (size_of::<Line>() + size_of::<Shard>());
         shards + self.inner.bytes.load(Ordering::Relaxed)
+    }
+
+    /// How many bytes it may allocate for keys and what is kept of them.
+    pub fn max_bytes(&self) -> usize {
+        self.inner.max_bytes
+    }
+
+    /// How many charges found no room, and were decided as [`Overflow`] says.
+    pub fn without_room(&self) -> u64 {
+        self.inner.without_room.load(Ordering::Relaxed)
     }
 
     /// Forgets every key that has become the same as one never seen. Never needed; for those who want their memory back now.
@@ -500,6 +512,7 @@ impl Inner {
         if !is_there && self.make_room(shard, hash, More::Key { most, is_listed: ask.is_listed() }, now) {
             return Held { record: Record::default(), home: Home::Slot };
         }
+        self.without_room.fetch_add(1, Ordering::Relaxed);
         // What is shared would have to grow, too; and what a key has used is not forgotten because it used more.
         let is_stuck = is_there || may_grow && self.bytes.load(Ordering::Relaxed) >= self.max_bytes;
         match self.overflow {
