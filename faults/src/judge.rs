@@ -345,6 +345,25 @@ impl<'a> Judge<'a> {
         share
     }
 
+    /// The same of those twentieths of a second in which the machine answered requests about nothing in time.
+    pub(crate) fn alone_while_quiet(&mut self, from: Duration, to: Duration) -> f64 {
+        const SLICE: Duration = Duration::from_millis(50);
+        let (mut all, mut alone, mut slice) = (0, 0, from);
+        while slice < to {
+            if self.noise(slice, SLICE) < DEADLINE {
+                let answers = self.run.record.between(slice, slice + SLICE);
+                let (asked, lonely) = answers.fold((0, 0), |(asked, lonely), answer| {
+                    (asked + 1, lonely + usize::from(answer.source == Some(Source::Fallback)))
+                });
+                (all, alone) = (all + asked, alone + lonely);
+            }
+            slice += SLICE;
+        }
+        let share = alone as f64 / all.max(1) as f64;
+        self.say(format!("{:.1} % of {all} while the machine was quiet", 100.0 * share));
+        share
+    }
+
     /// A time within its bound.
     pub(crate) fn time(&mut self, what: &str, took: Duration, bound: Duration) {
         let bound = self.bound(bound);
