@@ -23,6 +23,7 @@ pub mod rules;
 mod run;
 mod supervise;
 mod threads;
+mod watchdog;
 
 pub use memory::{Bytes, MemorySettings};
 pub use run::{BUILT_IN, DRAIN, Options, Running, StartError, start, start_over};

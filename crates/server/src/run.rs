@@ -22,6 +22,7 @@ use crate::reload::Source;
 use crate::rules::Rule;
 use crate::rules::envoy::Domains;
 use crate::supervise::Health;
+use crate::watchdog::Watchdog;
 use crate::{grpc, http, proxy, reload, resp, supervise};
 
 /// How long requests that were accepted may take to finish after the order to stop. With the last lines of the log, ten seconds at most.
@@ -58,6 +59,7 @@ pub struct Running {
     gate: Gate,
     stop: watch::Sender<bool>,
     doors: JoinSet<io::Result<()>>,
+    _watchdog: Watchdog,
 }
 
 /// The doors could not be opened.
@@ -220,6 +222,12 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
     }
     let (guard, health) = (Arc::new(Guard::new(auth)), Health::default());
     let (stop, stopped) = watch::channel(false);
+    let memory = match gate.store() {
+        Backend::Memory(memory) => Some(memory.clone()),
+        Backend::Redis(_) | Backend::Near(..) => None,
+    };
+    let enter = memory.map(|memory| move || _ = memory.len());
+    let watchdog = Watchdog::start(enter, observer.clone(), health.clone());
     let mut doors = JoinSet::new();
     let (http_at, grpc_at, resp_at, admin_at, proxy_at) = (at(&http), at(&grpc), at(&resp), at(&admin), at(&proxy));
     let part = if admin.is_some() { Part::Checks } else { Part::Whole };
@@ -262,7 +270,17 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
             doors.spawn(supervise::keep(name, task, observer.clone(), health.clone(), stopped.clone()));
         }
     }
-    Ok(Running { http: http_at, grpc: grpc_at, resp: resp_at, admin: admin_at, proxy: proxy_at, gate, stop, doors })
+    Ok(Running {
+        http: http_at,
+        grpc: grpc_at,
+        resp: resp_at,
+        admin: admin_at,
+        proxy: proxy_at,
+        gate,
+        stop,
+        doors,
+        _watchdog: watchdog,
+    })
 }
 
 /// What all doors have in common.

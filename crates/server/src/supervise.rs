@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -23,16 +24,29 @@ const WITHIN: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Health {
     ends: Arc<Mutex<VecDeque<Instant>>>,
+    is_stuck: Arc<AtomicBool>,
 }
 
 impl Health {
-    /// Whether tasks end so often that somebody should look.
-    pub(crate) fn is_failing(&self) -> bool {
+    /// Why somebody should look, and nothing is ready: tasks that end too often, or a store that lets nobody in.
+    pub(crate) fn problem(&self) -> Option<&'static str> {
+        if self.is_stuck.load(Ordering::Relaxed) {
+            return Some("the store in memory lets nobody in: the log has since when");
+        }
         let mut ends = self.ends.lock();
         while ends.front().is_some_and(|at| at.elapsed() > WITHIN) {
             ends.pop_front();
         }
-        ends.len() > MANY
+        (ends.len() > MANY).then_some("background tasks end again and again: the log has why")
+    }
+
+    /// Whether there is one.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.problem().is_some()
+    }
+
+    pub(crate) fn set_stuck(&self, is_stuck: bool) {
+        self.is_stuck.store(is_stuck, Ordering::Relaxed);
     }
 
     fn ended(&self) {
@@ -80,7 +94,7 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::AtomicU64;
 
     use super::*;
 

@@ -287,8 +287,8 @@ fn failure(error: &GateError) -> Response<Body> {
 
 /// A real decision through the real path: a look at a key nobody uses.
 async fn ready(State(desk): State<Desk>) -> Response<Body> {
-    if desk.health.is_failing() {
-        return mistake(StatusCode::SERVICE_UNAVAILABLE, "background tasks end again and again: the log has why");
+    if let Some(problem) = desk.health.problem() {
+        return mistake(StatusCode::SERVICE_UNAVAILABLE, problem);
     }
     let Ok(limits) = "1/s".parse::<tidegate::Limits>() else {
         return mistake(StatusCode::INTERNAL_SERVER_ERROR, "no limit");

@@ -16,6 +16,7 @@ use arc_swap::ArcSwap;
 use tidegate::{BreakerState, NearStats};
 
 use crate::gate::{Backend, Door, Ruling};
+use crate::watchdog::Subject;
 
 /// One in so many decisions in this process is timed.
 pub const TIMED: u64 = 64;
@@ -139,6 +140,7 @@ pub struct Metrics {
     accept_errors: AtomicU64,
     panics: AtomicU64,
     restarts: AtomicU64,
+    stalls: [AtomicU64; Subject::ALL.len()],
     /// When the store last failed, as microseconds since the start plus one; and when it last answered.
     failed_at: AtomicU64,
     answered_at: AtomicU64,
@@ -205,6 +207,7 @@ impl Default for Metrics {
             accept_errors: AtomicU64::new(0),
             panics: AtomicU64::new(0),
             restarts: AtomicU64::new(0),
+            stalls: Default::default(),
             failed_at: AtomicU64::new(0),
             answered_at: AtomicU64::new(0),
         }
@@ -374,6 +377,10 @@ impl Metrics {
 
     pub(crate) fn restarted(&self) {
         self.restarts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn stalled(&self, who: Subject) {
+        self.stalls[who as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn reloaded(&self, what: Reloaded, ok: bool) {
@@ -551,6 +558,15 @@ impl Metrics {
             "Background tasks that were started again.",
             &self.restarts,
         );
+        page.head(
+            "tidegate_stalls_total",
+            "counter",
+            "Times that somebody was stuck for a tenth of a second. Expected: 0.",
+        );
+        for who in Subject::ALL {
+            let count = self.stalls[who as usize].load(Ordering::Relaxed);
+            page.line("tidegate_stalls_total", &format!(r#"what="{}""#, who.name()), count);
+        }
         page.head("tidegate_log_lines_lost_total", "counter", "Lines of the log that nobody took.");
         page.line("tidegate_log_lines_lost_total", "", log_lines_lost);
         page.head("tidegate_uptime_seconds", "gauge", "Time since the start.");
