@@ -13,6 +13,8 @@ use crate::stage::{Change, Run};
 pub(crate) const HARD: Duration = Duration::from_millis(10);
 /// How long nodes wait for the store.
 const DEADLINE: Duration = Duration::from_millis(5);
+/// What happened is looked at by pieces of this.
+const SLICE: Duration = Duration::from_millis(50);
 /// On a machine that is not quiet, this many times a bound, and at least [`PATIENT`].
 const GENEROUS: u32 = 10;
 const PATIENT: Duration = Duration::from_secs(3);
@@ -182,7 +184,6 @@ impl<'a> Judge<'a> {
     }
 
     pub(crate) fn back_of(&mut self, go: Duration, bound: Duration, which: impl Fn(&Answer) -> bool) {
-        const SLICE: Duration = Duration::from_millis(50);
         let end = self.run.record.lasted;
         let of = |answers: &mut dyn Iterator<Item = &Answer>| {
             let answers: Vec<&Answer> = answers.filter(|answer| which(answer) && answer.source.is_some()).collect();
@@ -230,7 +231,6 @@ impl<'a> Judge<'a> {
 
     /// When requests about nothing were first answered in time again, from `go` on: what had been asked before was done.
     pub(crate) fn caught_up(&mut self, go: Duration) -> Duration {
-        const SLICE: Duration = Duration::from_millis(50);
         let (end, mut slice) = (self.run.record.lasted, go);
         while slice < end && self.noise(slice, SLICE) >= DEADLINE {
             slice += SLICE;
@@ -347,7 +347,6 @@ impl<'a> Judge<'a> {
 
     /// The same of those twentieths of a second in which the machine answered requests about nothing in time.
     pub(crate) fn alone_while_quiet(&mut self, from: Duration, to: Duration) -> f64 {
-        const SLICE: Duration = Duration::from_millis(50);
         let (mut all, mut alone, mut slice) = (0, 0, from);
         while slice < to {
             if self.noise(slice, SLICE) < DEADLINE {

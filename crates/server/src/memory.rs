@@ -1,10 +1,8 @@
 //! How much the store in this process may keep.
 
-use std::fs;
 use std::path::Path;
 use std::str::FromStr;
-
-use std::fmt;
+use std::{fmt, fs};
 
 use tidegate::{Memory, Overflow};
 
