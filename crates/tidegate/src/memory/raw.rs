@@ -233,12 +233,15 @@ impl<T: Zero> Drop for Zeroed<T> {
 /// Slices of zeroes by number, each made when it is needed, and never moved.
 #[derive(Debug)]
 pub(crate) struct Later<T: Zero> {
-    /// Of each slice, once it is made: nothing else need be asked on the way to four of its values.
+    /// Of each slice, once it is made: nothing else need be asked on the way to a few of its values.
     starts: [AtomicPtr<T>; SLICES],
-    /// How many of its values have three more behind them.
-    fours: [AtomicUsize; SLICES],
+    /// How many of its values have `FEW - 1` more behind them.
+    fews: [AtomicUsize; SLICES],
     made: [OnceLock<Zeroed<T>>; SLICES],
 }
+
+/// How many values are looked at together.
+pub(crate) const FEW: usize = 6;
 
 /// As many as a byte can number, so that nobody has to ask whether there is such a slice.
 const SLICES: usize = 1 << u8::BITS;
@@ -247,7 +250,7 @@ impl<T: Zero> Default for Later<T> {
     fn default() -> Self {
         Later {
             starts: std::array::from_fn(|_| AtomicPtr::new(null_mut())),
-            fours: std::array::from_fn(|_| AtomicUsize::new(0)),
+            fews: std::array::from_fn(|_| AtomicUsize::new(0)),
             made: [const { OnceLock::new() }; SLICES],
         }
     }
@@ -259,8 +262,8 @@ impl<T: Zero> Later<T> {
         let place = usize::from(number);
         self.made[place].get_or_init(|| {
             let zeroed = Zeroed::new(length);
-            let fours = length.saturating_sub(3);
-            version::publish(&self.starts[place], &self.fours[place], zeroed.start.as_ptr(), fours);
+            let fews = length.saturating_sub(FEW - 1);
+            version::publish(&self.starts[place], &self.fews[place], zeroed.start.as_ptr(), fews);
             zeroed
         });
     }
@@ -270,12 +273,12 @@ impl<T: Zero> Later<T> {
         self.made[usize::from(number)].get().map(|zeroed| &**zeroed)
     }
 
-    /// Four values of a slice from `position` on; if there are none, `otherwise`.
+    /// A few values of a slice from `position` on; if there are none, `otherwise`.
     #[inline(always)]
-    pub(crate) fn four<'a>(&'a self, number: u8, position: usize, otherwise: &'a [T; 4]) -> &'a [T; 4] {
+    pub(crate) fn few<'a>(&'a self, number: u8, position: usize, otherwise: &'a [T; FEW]) -> &'a [T; FEW] {
         let place = usize::from(number);
-        match version::published(&self.starts[place], &self.fours[place], position) {
-            // SAFETY: whoever sees a number other than zero sees the start that was stored before it, and so many values have three behind
+        match version::published(&self.starts[place], &self.fews[place], position) {
+            // SAFETY: whoever sees a number other than zero sees the start that was stored before it, and so many values have `FEW - 1` behind
             // them. `made` keeps the memory until `self` is dropped; zeroes are values of `T`, and nobody has them exclusively.
             Some(start) => unsafe { &*start.add(position).cast() },
             None => cold(otherwise),

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::raw::{self, Later};
+use super::raw::{self, FEW, Later};
 
 /// What a key is known by: a keyed hash in 128 bits. The bytes of the key are not kept.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -150,7 +150,7 @@ impl Arena {
     #[inline(always)]
     pub(crate) fn at_home(&self, shard: usize, lines: usize, hash: Hash) -> &AtHome {
         let (chunk, position) = locate(shard, home(hash.order, lines));
-        self.chunks.four(chunk, position, &NOWHERE)
+        self.chunks.few(chunk, position, &NOWHERE)
     }
 
     /// The slot of `hash`, if there is one.
@@ -196,17 +196,17 @@ impl Arena {
     }
 }
 
-/// Two homes, which are two cache lines.
-pub(crate) type AtHome = [Slot; 4];
+/// Three homes, which are three cache lines.
+pub(crate) type AtHome = [Slot; FEW];
 
 /// Where keys are expected as long as there is no memory for them.
-pub(crate) static NOWHERE: AtHome = [const { Slot::empty() }; 4];
+pub(crate) static NOWHERE: AtHome = [const { Slot::empty() }; FEW];
 
-/// The slot of `hash` among those where it is [expected](Arena::at_home): nineteen keys of twenty are there. [`Arena::get`] is for the others, and
+/// The slot of `hash` among those where it is [expected](Arena::at_home): all but one key in sixty are there. [`Arena::get`] is for the others, and
 /// for the one key in 2^64 whose hash looks like an empty slot's.
 #[inline(always)]
-pub(crate) fn look([first, second, third, fourth]: &AtHome, hash: Hash) -> Option<&Slot> {
-    look_at(first, second, hash).or_else(|| look_at(third, fourth, hash))
+pub(crate) fn look([first, second, third, fourth, fifth, sixth]: &AtHome, hash: Hash) -> Option<&Slot> {
+    look_at(first, second, hash).or_else(|| look_at(third, fourth, hash)).or_else(|| look_at(fifth, sixth, hash))
 }
 
 /// Most are in the first cache line, but nobody can guess in which half of a line: choose without a branch.
@@ -217,9 +217,9 @@ fn look_at<'a>(first: &'a Slot, second: &'a Slot, hash: Hash) -> Option<&'a Slot
     is_it.then_some(slot)
 }
 
-/// Fetches both cache lines.
+/// Fetches the first two cache lines. Few keys are in the third.
 #[inline(always)]
-pub(crate) fn prefetch([first, _, third, _]: &AtHome) {
+pub(crate) fn prefetch([first, _, third, ..]: &AtHome) {
     raw::prefetch(first);
     raw::prefetch(third);
 }
