@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::raw::{self, FEW, Later};
+use super::raw::{self, FEW, HUGE, Later};
 
 /// What a key is known by: a keyed hash in 128 bits. The bytes of the key are not kept.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -179,9 +179,26 @@ impl Arena {
     /// One more table reaches as far as `to` instead of `from`.
     fn reach(&self, from: usize, to: usize) {
         for chunk in chunks_within(from, to) {
-            *self.users[usize::from(chunk)].lock() += 1;
-            self.chunks.make(chunk, self.shards * length_of(chunk));
+            let mut users = self.users[usize::from(chunk)].lock();
+            let (length, small) = (self.shards * length_of(chunk), self.small());
+            if small.contains(&chunk) {
+                let start = self.shards * end_before(chunk);
+                self.chunks.make_part(chunk, start..start + length, self.shards * end_before(small.end));
+            } else {
+                self.chunks.make(chunk, length);
+            }
+            // The small ones are all in use now. A page at a time, so that nobody waits for all of them.
+            if chunk == small.end {
+                self.chunks.gather(*users);
+            }
+            *users += 1;
         }
+    }
+
+    /// The chunks that have less than a huge page.
+    fn small(&self) -> std::ops::Range<u8> {
+        let is_small = |chunk: &u8| self.shards * length_of(*chunk) * size_of::<Slot>() < HUGE;
+        FIRST_CHUNK..chunks().find(|chunk| !is_small(chunk)).unwrap_or(END_OF_CHUNKS)
     }
 
     /// One table reaches as far as `to` only, not `from`, and has left nothing behind. What nobody uses is given back.
