@@ -1,5 +1,6 @@
 //! The command `tidegate`. Parses, runs, exits; everything else is in its own room.
 
+mod allocator;
 mod args;
 mod commands;
 mod output;
@@ -15,6 +16,7 @@ const ERROR: u8 = 2;
 const INTERRUPTED: i32 = 130;
 
 fn main() -> ExitCode {
+    allocator::take_large_pieces();
     match commands::run(args::Args::parse()) {
         Ok(outcome) => ExitCode::from(outcome.exit_code()),
         // Whoever reads our output has seen enough: `tidegate … | head`.

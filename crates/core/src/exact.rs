@@ -1,5 +1,12 @@
 //! The few pieces of arithmetic that need more than 53 bits on the way to a result that does not.
 
+use crate::time::EXACT;
+
+/// The sum, if it is below 2^53.
+pub(crate) fn exact_sum(mut numbers: impl Iterator<Item = u64>) -> Option<u64> {
+    numbers.try_fold(0_u64, |sum, number| sum.checked_add(number).filter(|sum| *sum < EXACT))
+}
+
 /// The greatest common divisor.
 pub(crate) fn gcd(a: u128, b: u128) -> u128 {
     if b == 0 { a } else { gcd(b, a % b) }

@@ -34,6 +34,7 @@ mod reading;
 mod state;
 mod time;
 pub mod trace;
+mod words;
 
 pub use admit::{admit, report};
 pub use algorithm::Algorithm;

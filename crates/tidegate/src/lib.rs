@@ -58,7 +58,7 @@ pub use acquire::{Acquire, AcquireError, Pass};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use held::{Lease, Reservation};
 pub use limiter::{Ask, Limiter, LimiterBuilder};
-pub use memory::{Awaited, DEFAULT_MAX_KEYS, Gate, Memory, MemoryBuilder, Overflow, Series};
+pub use memory::{Awaited, DEFAULT_MAX_KEYS, Gate, LoadError, Loaded, Memory, MemoryBuilder, Overflow, Saved, Series};
 pub use near::{BreakerState, DEFAULT_DEADLINE, Near, NearBuilder, NearStats, OnFailure, SyncMode, Terms};
 #[cfg(feature = "redis")]
 pub use redis::{

@@ -31,6 +31,34 @@ fn serve_is_ready_at_once() {
     assert!(took[2] < Duration::from_secs(3), "{took:?}");
 }
 
+/// It asks for memory in large pieces, most of which it does not touch.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[test]
+fn memory_is_asked_for_in_large_pieces_unless_somebody_says_otherwise() {
+    const PIECE_KIB: u64 = 16 << 10;
+    let heap_kib = |told: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(["serve", "--http", "127.0.0.1:0", "--grpc", "off", "--resp", "off"]).stdout(Stdio::piped());
+        command.envs(told.map(|bytes| ("MALLOC_TOP_PAD_", bytes)));
+        let mut server = command.spawn().unwrap();
+        let mut lines = BufReader::new(server.stdout.take().unwrap()).lines().map_while(Result::ok);
+        assert!(lines.any(|line| line == "ready"));
+        let maps = std::fs::read_to_string(format!("/proc/{}/smaps", server.id())).unwrap();
+        server.kill().unwrap();
+        server.wait().unwrap();
+        let heap = maps.lines().skip_while(|line| !line.ends_with("[heap]"));
+        let number = |name: &str| {
+            let line = heap.clone().find_map(|line| line.strip_prefix(name)).expect(name);
+            line.trim().trim_end_matches(" kB").parse::<u64>().expect(line)
+        };
+        (number("Size:"), number("Rss:"))
+    };
+    let (asked, touched) = heap_kib(None);
+    assert!(asked >= PIECE_KIB && touched < PIECE_KIB / 2, "{asked} kB, {touched} kB of them in use");
+    let (asked, _) = heap_kib(Some("131072"));
+    assert!(asked < PIECE_KIB, "{asked} kB");
+}
+
 #[test]
 fn serve_says_where_it_listens_answers_and_stops_when_told() {
     let mut server = Command::new(env!("CARGO_BIN_EXE_tidegate"))

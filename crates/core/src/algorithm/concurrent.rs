@@ -9,6 +9,7 @@ use core::cmp::max;
 use super::Kernel;
 use super::pieces::{take_back, until_ended};
 use crate::Id;
+use crate::exact::exact_sum;
 use crate::time::Timestamp;
 
 /// The parameters of a concurrency limit.
@@ -51,6 +52,26 @@ impl Leases {
     pub(crate) fn heap_bytes(&self) -> usize {
         let (leases, places) = (size_of::<(Place, Lease)>(), size_of::<(Id, Place)>());
         2 * (self.leases.len() * leases + self.places.len() * places)
+    }
+
+    /// How many were granted so far, and with each lease how many were before it.
+    pub(crate) fn parts(&self) -> (u64, impl Iterator<Item = (u64, Lease)> + '_) {
+        (self.granted, self.leases.iter().map(|((_, number), lease)| (*number, *lease)))
+    }
+
+    /// Those of somebody who kept them elsewhere; `None` if they come to too much, or two are one.
+    pub(crate) fn from_parts(leases: &[(u64, Lease)], newest: Timestamp, granted: u64) -> Option<Self> {
+        exact_sum(leases.iter().map(|(_, lease)| lease.cost))?;
+        let mut own = Leases { newest, granted, ..Leases::default() };
+        for (number, lease) in leases {
+            let place = (lease.deadline, *number);
+            let is_another = *number < granted && !own.leases.contains_key(&place);
+            if !is_another || (lease.id != Id::NONE && own.holds(lease.id)) {
+                return None;
+            }
+            own.put(place, *lease);
+        }
+        Some(own)
     }
 
     /// The leases, the one that ends first at the front.

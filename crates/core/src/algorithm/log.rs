@@ -9,6 +9,7 @@ use core::cmp::max;
 use super::Kernel;
 use super::pieces::{take_back, until_ended};
 use crate::Id;
+use crate::exact::exact_sum;
 use crate::time::Timestamp;
 
 /// The parameters of a log.
@@ -40,6 +41,12 @@ pub struct Entry {
 impl Entries {
     pub(crate) fn heap_bytes(&self) -> usize {
         self.entries.capacity() * size_of::<Entry>()
+    }
+
+    /// Those of somebody who kept them elsewhere, oldest first; `None` if they come to too much.
+    pub(crate) fn from_parts(entries: Vec<Entry>) -> Option<Self> {
+        let total = exact_sum(entries.iter().map(|entry| entry.cost))?;
+        Some(Entries { entries: entries.into(), total })
     }
 
     /// The entries, oldest first; no two have the same time.

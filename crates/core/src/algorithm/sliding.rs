@@ -13,6 +13,7 @@ use core::cmp::max;
 use super::Kernel;
 use super::pieces::{take_back, until_ended};
 use crate::Id;
+use crate::exact::exact_sum;
 use crate::time::{EXACT, Timestamp};
 
 /// The parameters of a sliding window.
@@ -49,6 +50,12 @@ pub struct Step {
 impl Steps {
     pub(crate) fn heap_bytes(&self) -> usize {
         self.steps.capacity() * size_of::<Step>()
+    }
+
+    /// Those of somebody who kept them elsewhere, oldest first; `None` if they come to too much.
+    pub(crate) fn from_parts(steps: Vec<Step>, last: Timestamp) -> Option<Self> {
+        let total = exact_sum(steps.iter().map(|step| step.used))?;
+        Some(Steps { steps: steps.into(), total, last })
     }
 
     /// The steps in which something was taken, oldest first.

@@ -27,6 +27,11 @@ impl Interned {
         Interned { numbers: RwLock::default(), last: AtomicU32::new(0), chunks: [const { OnceLock::new() }; CHUNKS] }
     }
 
+    /// How many there are; their numbers are 1 to this.
+    pub(crate) fn len(&self) -> u32 {
+        u32::try_from(self.numbers.read().len()).unwrap_or(u32::MAX)
+    }
+
     /// The limit of a number that [`number`](Interned::number) gave.
     #[inline]
     pub(crate) fn get(&self, number: u32) -> Option<&Limit> {

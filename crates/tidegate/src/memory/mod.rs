@@ -13,6 +13,7 @@ pub(crate) mod raw;
 mod series;
 mod shard;
 mod slots;
+mod snapshot;
 pub(crate) mod version;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -35,6 +36,7 @@ use overflow::{Ask, Held, Home, Overflows};
 pub use series::Series;
 use shard::{Packed, Shard, Tag};
 use slots::{Arena, AtHome, Hash};
+pub use snapshot::{LoadError, Loaded, Saved};
 
 /// How many keys are kept unless told otherwise.
 pub const DEFAULT_MAX_KEYS: usize = 10_000_000;
@@ -73,6 +75,8 @@ struct Inner {
     lines: [AtomicUsize; MAX_SHARDS],
     arena: Arc<Arena>,
     hashing: Hashing,
+    /// What `hashing` was drawn by.
+    seeds: (u64, u64),
     limits: Interned,
     clock: Clock,
     max_keys_per_shard: usize,
@@ -156,18 +160,23 @@ impl MemoryBuilder {
 
     /// The store, empty.
     pub fn build(self) -> Memory {
+        let seed = || RandomState::new().build_hasher().finish();
+        self.build_with((seed(), seed()))
+    }
+
+    fn build_with(self, seeds: (u64, u64)) -> Memory {
         let shards = (self.max_keys / KEYS_PER_SHARD).min(self.max_bytes / BYTES_PER_SHARD).clamp(1, MAX_SHARDS);
         let shards = 1 << shards.ilog2();
         let arena = Arc::new(Arena::new(shards));
         let line = |number| Line::new(Shard::new(Arc::clone(&arena), number));
-        let seed = || RandomState::new().build_hasher().finish();
         Memory {
             inner: Arc::new(Inner {
                 shards: Box::new(std::array::from_fn(line)),
                 last_shard: u8::try_from(shards - 1).expect("a byte chooses among them"),
                 lines: [const { AtomicUsize::new(0) }; MAX_SHARDS],
                 arena,
-                hashing: Hashing::new(seed(), seed()),
+                hashing: Hashing::new(seeds.0, seeds.1),
+                seeds,
                 limits: Interned::new(),
                 clock: self.clock,
                 max_keys_per_shard: self.max_keys / shards,

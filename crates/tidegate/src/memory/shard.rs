@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tidegate_core::algorithm::Kernel;
 use tidegate_core::algorithm::bucket::Level;
 use tidegate_core::algorithm::window::Count;
-use tidegate_core::{Algorithm, Limit, Record, State, Timestamp};
+use tidegate_core::{Algorithm, EXACT, Limit, Record, State, Timestamp};
 
 use super::interned::Interned;
 use super::slots::{Arena, Entry, Hash, Slots};
@@ -70,6 +70,10 @@ struct List {
 }
 
 impl List {
+    fn get(&self, place: usize) -> Option<&Record> {
+        self.records.get(place)?.as_ref()
+    }
+
     fn take(&mut self, place: usize) -> Option<Record> {
         let record = self.records.get_mut(place)?.take()?;
         self.heap -= record.heap_bytes();
@@ -314,6 +318,34 @@ impl Shard {
         self.slots.insert(index, entry);
     }
 
+    /// Shows every key and what is kept for it.
+    pub(crate) fn for_each(&self, show: &mut impl FnMut(Hash, Kept<'_>)) {
+        self.slots.for_each(|entry| {
+            let Packed { tag, first, second } = Packed::of((entry.low, entry.high));
+            if tag != LISTED {
+                show(entry.hash, Kept::Packed { limit: tag.wrapping_sub(FIRST_TAG), first, second });
+            } else if let Some(record) = self.list.as_ref().and_then(|list| list.get(list_place(first))) {
+                show(entry.hash, Kept::Whole(record));
+            }
+        });
+    }
+
+    /// Adds a key that was kept elsewhere meanwhile; `limit` is what wrote it, if it was packed. Says whether it is there now.
+    pub(crate) fn restore(
+        &mut self,
+        hash: Hash,
+        record: Record,
+        limit: Option<&Limit>,
+        limits: &Interned,
+        now: Timestamp,
+    ) -> bool {
+        let Err(index) = self.find(hash) else { return false };
+        self.search.expect(record.idle_at());
+        let packed = limit.and_then(|limit| pack(&record, limit, limits)).unwrap_or_else(|| self.enlist(record));
+        self.add_packed(hash, index, packed, limits, now);
+        true
+    }
+
     /// Looks for idle keys to forget when the shard is full, some further each time.
     pub(crate) fn look_for_idle(&mut self, limits: &Interned, now: Timestamp) {
         if now < self.search.nothing_before {
@@ -365,6 +397,28 @@ impl Shard {
             self.list.get_or_insert_default().free(list_place(packed.first));
         }
     }
+}
+
+/// What is kept for a key.
+pub(crate) enum Kept<'a> {
+    /// Two numbers that the limit of this number wrote.
+    Packed {
+        limit: u32,
+        first: u64,
+        second: u64,
+    },
+    Whole(&'a Record),
+}
+
+/// The record of two numbers that `limit` wrote, if it is a limit that writes two numbers, and they are possible ones.
+pub(crate) fn record_of(limit: &Limit, [first, second]: [u64; 2]) -> Option<Record> {
+    let packs = match limit.algorithm() {
+        Algorithm::Bucket(_) => second < EXACT,
+        Algorithm::Window(window) => !window.from_first_hit && second <= Timestamp::MAX.as_micros(),
+        _ => false,
+    };
+    let packed = Packed { tag: NO_TAG, first, second };
+    (packs && first < EXACT).then(|| Record { state: unpack(packed, limit), ..Record::default() })
 }
 
 /// From when on a slot is the same as none.

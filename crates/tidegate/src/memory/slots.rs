@@ -342,6 +342,12 @@ impl Slots {
         self.slot(index).set_words((low, high));
     }
 
+    /// Shows all entries, in order.
+    pub(crate) fn for_each(&self, mut show: impl FnMut(Entry)) {
+        let entries = self.arena.table(self.shard, self.capacity).map(Slot::load);
+        entries.filter(|entry| !entry.is_empty()).for_each(&mut show);
+    }
+
     /// Whether another key would make the runs long: three quarters of the homes are taken.
     pub(crate) fn is_crowded(&self) -> bool {
         self.used * 4 >= 2 * self.lines * 3

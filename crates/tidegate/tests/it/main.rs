@@ -14,5 +14,6 @@ mod near;
 mod overflow;
 #[cfg(feature = "redis")]
 mod redis;
+mod snapshot;
 mod threads;
 mod transcripts;

@@ -8,6 +8,7 @@ mod quiet;
 mod refunds;
 mod rules;
 mod together;
+mod words;
 
 use tidegate_core::{Charge, Limit, Op, Record, Timestamp, Verdict, decide};
 
