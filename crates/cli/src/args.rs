@@ -442,6 +442,9 @@ pub(crate) struct Serve {
     /// How much memory state may take if it is kept here: a number of bytes such as 512MiB, or `auto`, half of what this process may have
     #[arg(long, value_name = "SIZE", env = "TIDEGATE_MAX_BYTES")]
     pub(crate) max_bytes: Option<tidegate_server::Bytes>,
+    /// A file in which state is kept over a restart if it is kept here; written every second
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_SNAPSHOT_FILE")]
+    pub(crate) snapshot_file: Option<PathBuf>,
     /// How many threads serve: a number, or `auto`, one for each core; see docs/operations.md
     #[arg(long, value_name = "N", env = "TIDEGATE_THREADS")]
     pub(crate) threads: Option<tidegate_server::Threads>,
@@ -543,6 +546,9 @@ pub(crate) struct Proxy {
     /// How much memory state may take if it is kept here: a number of bytes such as 512MiB, or `auto`, half of what this process may have
     #[arg(long, value_name = "SIZE", env = "TIDEGATE_MAX_BYTES")]
     pub(crate) max_bytes: Option<tidegate_server::Bytes>,
+    /// A file in which state is kept over a restart if it is kept here; written every second
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_SNAPSHOT_FILE")]
+    pub(crate) snapshot_file: Option<PathBuf>,
     /// How many threads serve: a number, or `auto`, one for each core; see docs/operations.md
     #[arg(long, value_name = "N", env = "TIDEGATE_THREADS")]
     pub(crate) threads: Option<tidegate_server::Threads>,

@@ -94,37 +94,6 @@ impl Record {
     }
 }
 
-impl Record {
-    /// Passes over one that [`write`](Record::write) wrote, without looking at it. Says whether there was one.
-    pub fn skip(words: &mut &[u64]) -> bool {
-        skip_one(words).is_some()
-    }
-}
-
-fn skip_one(words: &mut &[u64]) -> Option<()> {
-    let [kind] = take(words)?;
-    let (fixed, each) = match kind {
-        IDLE => (0, 0),
-        BUCKET | WINDOW | ESTIMATE => (5, 0),
-        SLIDING => (4, 2),
-        LOG => (1, 2),
-        CONCURRENT => (2, 4),
-        _ => return None,
-    };
-    pass(words, fixed)?;
-    if each > 0 {
-        let count = *words.first()?;
-        pass(words, 1)?;
-        pass(words, usize::try_from(count).ok()?.checked_mul(each)?)?;
-    }
-    let [receipts] = take(words)?;
-    pass(words, usize::try_from(receipts).ok()?.checked_mul(4)?)
-}
-
-fn pass(words: &mut &[u64], count: usize) -> Option<()> {
-    words.split_off(..count).map(|_| ())
-}
-
 fn read_state(words: &mut &[u64]) -> Option<State> {
     let [kind] = take(words)?;
     match kind {

@@ -630,6 +630,8 @@ struct MemoryFile {
     max_keys: Option<Within<1, 4_000_000_000>>,
     max_bytes: Option<Word<Bytes>>,
     overflow: Option<OverflowWord>,
+    snapshot_file: Option<Text>,
+    snapshot_secs: Option<Positive>,
 }
 
 #[derive(Deserialize, Debug, Clone, Copy)]
@@ -651,6 +653,10 @@ impl MemoryFile {
                 OverflowWord::DenyNew => Overflow::DenyNew,
                 OverflowWord::AllowNew => Overflow::AllowNew,
             }),
+            snapshot_file: self.snapshot_file.map(|file| file.0.into()),
+            snapshot_every: self
+                .snapshot_secs
+                .map_or(default.snapshot_every, |secs| Duration::from_secs(secs.0.into())),
         }
     }
 }

@@ -25,7 +25,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 pub type Target = fn(&[u8]);
 
 /// All targets and their names, as in `fuzz/fuzz_targets/`.
-pub const TARGETS: [(&str, Target); 8] = [
+pub const TARGETS: [(&str, Target); 9] = [
     ("resp", resp),
     ("json", json),
     ("rules", rules),
@@ -34,6 +34,7 @@ pub const TARGETS: [(&str, Target); 8] = [
     ("limits", limits),
     ("xff_ip", xff_ip),
     ("forward", forward),
+    ("snapshot_load", snapshot_load),
 ];
 
 /// A conversation with the RESP door, cut into pieces: as many whole values come back as commands were whole, whatever the cuts,
@@ -201,6 +202,52 @@ pub fn limits(data: &[u8]) {
     let memory = Memory::builder().clock(clock).max_keys(100).build();
     assert!(memory.decide(&check).is_ok() || limits.as_slice().len() > 64, "{written}");
 }
+
+/// A snapshot, whose checksums are made right first, or nothing else of it would ever be looked at: what is loaded is saved and loaded again as the same, and decides.
+pub fn snapshot_load(data: &[u8]) {
+    const HEADER: usize = 16;
+    let mut file = data.to_vec();
+    let mut at = 16;
+    while let Some(header) = file.get(at..at + HEADER) {
+        let length = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
+        let from = at + HEADER;
+        let bytes = &file[from..from.saturating_add(length).min(file.len())];
+        let (checksum, next) = (crc32fast::hash(bytes).to_le_bytes(), from + bytes.len());
+        file[at + 8..at + 12].copy_from_slice(&checksum);
+        let own = crc32fast::hash(&file[at..at + 12]).to_le_bytes();
+        file[at + 12..at + 16].copy_from_slice(&own);
+        at = next;
+    }
+    let clock = ManualClock::new();
+    clock.set(Timestamp::from_secs(1_700_000_000));
+    let builder = Memory::builder().clock(clock.clone()).max_keys(1000);
+    let Ok((memory, loaded)) = builder.clone().load(&mut &file[..]) else { return };
+    assert_eq!(memory.len() as u64, loaded.keys, "{loaded:?}");
+    let mut saved = Vec::new();
+    let written = memory.save(&mut saved).expect("a list has room");
+    assert_eq!(written.keys, loaded.keys);
+    let (again, reloaded) = builder.load(&mut &saved[..]).expect("what was saved can be loaded");
+    assert!(reloaded.is_whole() && reloaded.keys == loaded.keys, "{loaded:?}, then {reloaded:?}");
+    for limit in SAVED_LIMITS {
+        let limit = limit.parse().expect("a limit");
+        for step in 0..3 {
+            let key = format!("key:{step}");
+            assert_eq!(memory.check(&key, &limit, step), again.check(&key, &limit, step), "{limit}");
+            clock.advance(std::time::Duration::from_secs(1 + 7_000 * step));
+        }
+    }
+}
+
+/// What the seeds of [`snapshot_load`] were saved with: keys `key:0` to `key:2` under each.
+pub const SAVED_LIMITS: [&str; 7] = [
+    "100/d",
+    "90/d window",
+    "85/d window from first hit",
+    "80/d sliding",
+    "70/d estimate",
+    "60/d log",
+    "50 concurrent ttl 1d",
+];
 
 /// Who is trusted in [`xff_ip`] and [`forward`].
 const TRUSTED: &str = "10.0.0.0/8, 127.0.0.1, 2001:db8::/32";

@@ -21,6 +21,7 @@ mod reload;
 pub mod resp;
 pub mod rules;
 mod run;
+mod snapshot;
 mod supervise;
 mod threads;
 mod watchdog;

@@ -1,10 +1,13 @@
 //! How much the store in this process may keep.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 use std::{fmt, fs};
 
-use tidegate::{Memory, Overflow};
+use tidegate::{Memory, MemoryBuilder, Overflow};
+
+use crate::snapshot::{EVERY, Snapshot};
 
 /// The least that can be asked for.
 const LEAST: u64 = 1 << 20;
@@ -18,6 +21,10 @@ pub struct MemorySettings {
     pub max_bytes: Bytes,
     /// What becomes of whatever finds no room.
     pub overflow: Overflow,
+    /// The file in which it is kept over a restart, if in any.
+    pub snapshot_file: Option<PathBuf>,
+    /// How often that is written.
+    pub snapshot_every: Duration,
 }
 
 impl Default for MemorySettings {
@@ -26,15 +33,22 @@ impl Default for MemorySettings {
             max_keys: tidegate::DEFAULT_MAX_KEYS,
             max_bytes: Bytes::default(),
             overflow: Overflow::default(),
+            snapshot_file: None,
+            snapshot_every: EVERY,
         }
     }
 }
 
 impl MemorySettings {
-    /// A store with these bounds.
-    pub fn build(&self) -> Memory {
+    /// Where and how often it is written, if at all.
+    pub(crate) fn snapshot(&self) -> Option<Snapshot> {
+        Some(Snapshot { file: self.snapshot_file.clone()?, every: self.snapshot_every })
+    }
+
+    /// A store with these bounds, before it is built.
+    pub(crate) fn builder(&self) -> MemoryBuilder {
         let bytes = usize::try_from(self.max_bytes.number()).unwrap_or(usize::MAX);
-        Memory::builder().max_keys(self.max_keys).max_bytes(bytes).overflow(self.overflow).build()
+        Memory::builder().max_keys(self.max_keys).max_bytes(bytes).overflow(self.overflow)
     }
 }
 

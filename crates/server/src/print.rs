@@ -34,6 +34,10 @@ impl Config {
             "memory:\n  max_keys: {}\n  max_bytes: {}\n  overflow: {overflow}",
             memory.max_keys, memory.max_bytes
         );
+        if let Some(file) = &memory.snapshot_file {
+            let _ = writeln!(out, "  snapshot_file: {}", path(file));
+        }
+        let _ = writeln!(out, "  snapshot_secs: {}", memory.snapshot_every.as_secs());
         let _ = writeln!(out, "threads: {}", self.threads);
         let listen = &self.listen;
         let doors = [
@@ -239,7 +243,7 @@ mod tests {
     const FULL: &str = r#"
 store: redis://alice:sesame@127.0.0.1:6390/3
 store_secret_file: /run/slots
-memory: { max_keys: 1234, max_bytes: 5MiB, overflow: deny_new }
+memory: { max_keys: 1234, max_bytes: 5MiB, overflow: deny_new, snapshot_file: /var/lib/state, snapshot_secs: 30 }
 threads: 3
 listen: { http: "[::1]:8080", grpc: off, resp: 127.0.0.1:6380, admin: 127.0.0.1:9090 }
 trusted_proxies: [10.0.0.0/8, "fd00::/8"]

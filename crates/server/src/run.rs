@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use tidegate::{BreakerState, Near, Redis, RedisError, RedisUrl};
@@ -21,6 +21,7 @@ use crate::observe::{Log, Observer};
 use crate::reload::Source;
 use crate::rules::Rule;
 use crate::rules::envoy::Domains;
+use crate::snapshot::{self, Found, Saver};
 use crate::supervise::Health;
 use crate::watchdog::Watchdog;
 use crate::{grpc, http, proxy, reload, resp, supervise};
@@ -59,6 +60,7 @@ pub struct Running {
     gate: Gate,
     stop: watch::Sender<bool>,
     doors: JoinSet<io::Result<()>>,
+    saver: Option<Saver>,
     _watchdog: Watchdog,
 }
 
@@ -95,6 +97,14 @@ pub enum StartError {
     /// The file with the store's secret cannot be used.
     #[error("store_secret_file: {0}")]
     StoreSecret(String),
+    /// The file in which state is kept cannot be used.
+    #[error("memory.snapshot_file: {file}: {source}")]
+    Snapshot {
+        /// Which file.
+        file: String,
+        /// Why not.
+        source: io::Error,
+    },
     /// A certificate or key cannot be used.
     #[error("tls: {0}")]
     Tls(#[from] TlsError),
@@ -121,11 +131,22 @@ pub struct Options {
 /// # Errors
 /// If an address, the store, a certificate or a token cannot be used.
 pub async fn start(config: Config, options: Options) -> Result<Running, StartError> {
-    let store = match config.store.as_str() {
-        "memory" => Backend::Memory(config.memory.build()),
-        url => near(url, &config).await?,
+    let (store, found) = match config.store.as_str() {
+        "memory" => memory(&config).await?,
+        url => (near(url, &config).await?, None),
     };
-    start_over(store, config, options).await
+    open(store, found, config, options).await
+}
+
+/// A store in memory, with what was saved of it, if that is wanted.
+async fn memory(config: &Config) -> Result<(Backend, Option<Found>), StartError> {
+    let builder = config.memory.builder();
+    let Some(settings) = config.memory.snapshot() else { return Ok((Backend::Memory(builder.build()), None)) };
+    let file = settings.file.display().to_string();
+    let wrong = |source: io::Error| StartError::Snapshot { file, source };
+    let opened = tokio::task::spawn_blocking(move || snapshot::open(&settings, builder)).await;
+    let (memory, found) = opened.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(wrong)?;
+    Ok((Backend::Memory(memory), Some(found)))
 }
 
 /// A store at this URL, with the secret in this file.
@@ -182,6 +203,11 @@ fn tell(near: &Near, observer: &Observer) {
 /// # Errors
 /// If an address, a certificate or a token cannot be used.
 pub async fn start_over(store: Backend, config: Config, options: Options) -> Result<Running, StartError> {
+    open(store, None, config, options).await
+}
+
+/// Opens the doors over a store; `found` says that it is to be kept in a file, and what was in it.
+async fn open(store: Backend, found: Option<Found>, config: Config, options: Options) -> Result<Running, StartError> {
     let observer = Observer::new(Log::to(io::stderr(), config.log.level, config.log.format), &config.log);
     let tls = config.tls.map(Tls::load).transpose()?;
     let token = |own: Option<Secret>, file: &Option<PathBuf>| match (own, file) {
@@ -225,6 +251,18 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
     let memory = match gate.store() {
         Backend::Memory(memory) => Some(memory.clone()),
         Backend::Redis(_) | Backend::Near(..) => None,
+    };
+    let saver = match (&memory, found, config.memory.snapshot()) {
+        (Some(memory), Some(found), Some(settings)) => {
+            found.tell(&settings, &observer);
+            // A file that may not be longer is an error then, and not the end of the process.
+            let too_long = rustix::process::Signal::XFSZ.as_raw();
+            let _ = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::from_raw(too_long));
+            let file = settings.file.display().to_string();
+            let saver = Saver::start(memory.clone(), settings, observer.clone());
+            Some(saver.map_err(|source| StartError::Snapshot { file, source })?)
+        }
+        _ => None,
     };
     let enter = memory.map(|memory| move || _ = memory.len());
     let watchdog = Watchdog::start(enter, observer.clone(), health.clone());
@@ -279,6 +317,7 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
         gate,
         stop,
         doors,
+        saver,
         _watchdog: watchdog,
     })
 }
@@ -319,11 +358,15 @@ impl Running {
     /// Closes the doors, waits for what was accepted, at most [`DRAIN`]; says whether everything was answered.
     pub async fn stop(mut self) -> bool {
         let _ = self.stop.send(true);
+        let begun = Instant::now();
         let drained = async { while self.doors.join_next().await.is_some() {} };
         let drained = tokio::time::timeout(DRAIN, drained).await.is_ok();
         if let Backend::Near(near, _) = self.gate.store() {
             // What was taken ahead is given back, and what was let pass is charged.
             let _ = tokio::time::timeout(GIVING_BACK, near.close()).await;
+        }
+        if let Some(saver) = self.saver {
+            saver.finish(DRAIN.saturating_sub(begun.elapsed()) + GIVING_BACK).await;
         }
         let log = self.gate.observer().log();
         log.info("stopped", &[("everything_answered", &drained)]);

@@ -75,6 +75,9 @@ fn overlay(config: &mut Config, args: &args::Proxy) -> Result<()> {
         config.store.clone_from(store);
     }
     config.memory.max_bytes = args.max_bytes.unwrap_or(config.memory.max_bytes);
+    if args.snapshot_file.is_some() {
+        config.memory.snapshot_file.clone_from(&args.snapshot_file);
+    }
     config.threads = args.threads.unwrap_or(config.threads);
     if let Some(trusted) = &args.trust {
         let clients = ClientIp::behind(trusted.clone());

@@ -62,6 +62,9 @@ fn overlay(config: &mut Config, args: &args::Serve) -> Result<()> {
         config.store_secret_file.clone_from(&args.store_secret_file);
     }
     config.memory.max_bytes = args.max_bytes.unwrap_or(config.memory.max_bytes);
+    if args.snapshot_file.is_some() {
+        config.memory.snapshot_file.clone_from(&args.snapshot_file);
+    }
     config.threads = args.threads.unwrap_or(config.threads);
     let doors = &mut config.listen;
     for (said, door) in [

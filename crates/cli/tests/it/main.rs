@@ -10,6 +10,7 @@ mod limits;
 mod proxy;
 mod serve;
 mod simulate;
+mod snapshot;
 mod store;
 mod storm;
 

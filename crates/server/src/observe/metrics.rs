@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use tidegate::{BreakerState, NearStats};
@@ -127,6 +127,17 @@ impl Reloaded {
     }
 }
 
+/// How state was written to its file.
+#[derive(Debug, Default)]
+struct Snapshots {
+    saved: AtomicU64,
+    failed: AtomicU64,
+    bytes: AtomicU64,
+    /// Seconds since the epoch.
+    at: AtomicU64,
+    micros: AtomicU64,
+}
+
 /// All numbers.
 #[derive(Debug)]
 pub struct Metrics {
@@ -141,6 +152,7 @@ pub struct Metrics {
     panics: AtomicU64,
     restarts: AtomicU64,
     stalls: [AtomicU64; Subject::ALL.len()],
+    snapshots: Snapshots,
     /// When the store last failed, as microseconds since the start plus one; and when it last answered.
     failed_at: AtomicU64,
     answered_at: AtomicU64,
@@ -208,6 +220,7 @@ impl Default for Metrics {
             panics: AtomicU64::new(0),
             restarts: AtomicU64::new(0),
             stalls: Default::default(),
+            snapshots: Snapshots::default(),
             failed_at: AtomicU64::new(0),
             answered_at: AtomicU64::new(0),
         }
@@ -379,6 +392,20 @@ impl Metrics {
         self.restarts.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// State was written to its file, so many bytes of it, or could not be.
+    pub(crate) fn saved(&self, bytes: Option<u64>, took: Duration) {
+        let Snapshots { saved, failed, bytes: last, at, micros } = &self.snapshots;
+        let Some(bytes) = bytes else {
+            failed.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        saved.fetch_add(1, Ordering::Relaxed);
+        last.store(bytes, Ordering::Relaxed);
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        at.store(now.as_secs(), Ordering::Relaxed);
+        micros.store(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
     pub(crate) fn stalled(&self, who: Subject) {
         self.stalls[who as usize].fetch_add(1, Ordering::Relaxed);
     }
@@ -510,6 +537,22 @@ impl Metrics {
             page.line("tidegate_store_max_bytes", "", memory.max_bytes());
             page.head("tidegate_store_overflows_total", "counter", "Charges that found no room in the store.");
             page.line("tidegate_store_overflows_total", "", memory.without_room());
+            let number = |number: &AtomicU64| number.load(Ordering::Relaxed);
+            let Snapshots { saved, failed, bytes, at, micros } = &self.snapshots;
+            page.head(
+                "tidegate_snapshots_total",
+                "counter",
+                "Times that state was written to its file, or could not be.",
+            );
+            for (result, count) in [("ok", saved), ("failed", failed)] {
+                page.line("tidegate_snapshots_total", &format!(r#"result="{result}""#), number(count));
+            }
+            page.head("tidegate_snapshot_timestamp_seconds", "gauge", "When state was last written; 0: not yet.");
+            page.line("tidegate_snapshot_timestamp_seconds", "", number(at));
+            page.head("tidegate_snapshot_bytes", "gauge", "Bytes that were written then.");
+            page.line("tidegate_snapshot_bytes", "", number(bytes));
+            page.head("tidegate_snapshot_duration_seconds", "gauge", "How long that took.");
+            page.line("tidegate_snapshot_duration_seconds", "", number(micros) as f64 / 1e6);
         }
         if let Backend::Redis(redis) | Backend::Near(_, redis) = store {
             let stats = redis.stats();

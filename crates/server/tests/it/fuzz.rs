@@ -50,6 +50,11 @@ fn forward_holds() {
 }
 
 #[test]
+fn snapshot_load_holds() {
+    runs("snapshot_load");
+}
+
+#[test]
 fn every_target_is_a_program_of_the_fuzzer() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fuzz_targets");
     let mut files: Vec<String> =

@@ -26,6 +26,8 @@ const END: u32 = 4;
 
 /// Blocks of keys are about that long; one key may be longer.
 const BLOCK_WORDS: usize = 1 << 17;
+/// A shard is in the order of its hashes, and would grow slowly if they came back in that order, all of them at its end: so every so many'th comes first.
+const STRIDE: usize = 64;
 /// Nobody has written a longer one: a key has at most 200 000 hits, or as many leases.
 const MAX_BLOCK_BYTES: u32 = 64 << 20;
 /// Stands where the number of a limit would, and means that a whole record follows.
@@ -114,13 +116,14 @@ impl Memory {
         blocks.write_all(&VERSION.to_le_bytes())?;
         blocks.words(HEAD, &[inner.seeds.0, inner.seeds.1, inner.clock.now().as_micros()])?;
         let (mut keys, mut known) = (0, 0);
-        let mut words = Vec::new();
+        let (mut words, mut starts, mut block) = (Vec::new(), Vec::new(), Vec::new());
         for line in inner.in_use() {
             words.clear();
+            starts.clear();
             {
                 let shard = line.shard.lock();
                 shard.for_each(&mut |hash, kept| {
-                    keys += 1;
+                    starts.push(words.len());
                     words.extend([hash.order, hash.other]);
                     match kept {
                         Kept::Packed { limit, first, second } => words.extend([u64::from(limit), first, second]),
@@ -131,6 +134,7 @@ impl Memory {
                     }
                 });
             }
+            keys += starts.len() as u64;
             // Every limit that a key has was numbered before the key was written.
             let limits = inner.limits.len();
             let texts: Vec<String> =
@@ -139,11 +143,17 @@ impl Memory {
                 blocks.block(LIMITS, texts.join("\n").as_bytes())?;
             }
             known = limits;
-            let mut rest = &words[..];
-            while !rest.is_empty() {
-                let (block, behind) = rest.split_at(whole_keys(rest));
-                blocks.words(KEYS, block)?;
-                rest = behind;
+            for key in (0..STRIDE).flat_map(|first| (first..starts.len()).step_by(STRIDE)) {
+                let end = starts.get(key + 1).copied().unwrap_or(words.len());
+                block.extend_from_slice(&words[starts[key]..end]);
+                if block.len() >= BLOCK_WORDS {
+                    blocks.words(KEYS, &block)?;
+                    block.clear();
+                }
+            }
+            if !block.is_empty() {
+                blocks.words(KEYS, &block)?;
+                block.clear();
             }
         }
         blocks.words(END, &[keys])?;
@@ -256,20 +266,6 @@ impl Memory {
             inner.lines[inner.shard_number(hash)].store(shard.lines(), std::sync::atomic::Ordering::Relaxed);
         }
     }
-}
-
-/// How many of the words are whole keys of about one block.
-fn whole_keys(words: &[u64]) -> usize {
-    let mut rest = words;
-    while words.len() - rest.len() < BLOCK_WORDS {
-        let Some((&[_, _, limit], behind)) = rest.split_first_chunk() else { return words.len() };
-        rest = behind;
-        let is_whole = if limit == WHOLE { Record::skip(&mut rest) } else { rest.split_off(..2).is_some() };
-        if !is_whole {
-            return words.len();
-        }
-    }
-    words.len() - rest.len()
 }
 
 /// What a file is written through.
