@@ -543,6 +543,8 @@ struct RuleFile {
     #[serde(default)]
     sync: SyncWord,
     #[serde(default)]
+    overflow: Option<OverflowWord>,
+    #[serde(default)]
     charge_when: Conditions,
     #[serde(default)]
     settle: Option<SettleFile>,
@@ -583,6 +585,7 @@ impl File {
                 refunds: rule.refunds == OnOff::On,
                 on_store_failure: rule.on_store_failure.map(Into::into),
                 sync: rule.sync.into(),
+                overflow: rule.overflow.map(Into::into),
                 charge_when: rule.charge_when.0,
                 settle: rule.settle.map(|settle| settle.0),
             });
@@ -642,17 +645,23 @@ enum OverflowWord {
     AllowNew,
 }
 
+impl From<OverflowWord> for Overflow {
+    fn from(word: OverflowWord) -> Self {
+        match word {
+            OverflowWord::SharedBucket => Overflow::SharedBucket,
+            OverflowWord::DenyNew => Overflow::DenyNew,
+            OverflowWord::AllowNew => Overflow::AllowNew,
+        }
+    }
+}
+
 impl MemoryFile {
     fn checked(self) -> MemorySettings {
         let default = MemorySettings::default();
         MemorySettings {
             max_keys: self.max_keys.map_or(default.max_keys, |keys| keys.0 as usize),
             max_bytes: self.max_bytes.map_or(default.max_bytes, |bytes| bytes.0),
-            overflow: self.overflow.map_or(default.overflow, |word| match word {
-                OverflowWord::SharedBucket => Overflow::SharedBucket,
-                OverflowWord::DenyNew => Overflow::DenyNew,
-                OverflowWord::AllowNew => Overflow::AllowNew,
-            }),
+            overflow: self.overflow.map_or(default.overflow, Into::into),
             snapshot_file: self.snapshot_file.map(|file| file.0.into()),
             snapshot_every: self
                 .snapshot_secs

@@ -224,6 +224,7 @@ pub(crate) fn rule_to_json(rule: &Rule) -> Value {
     json!({
         "name": &*rule.name, "when": conditions(&rule.when), "by": by, "limit": budget(&rule.budget), "cost": cost,
         "overrides": overrides, "mode": mode(rule.mode), "refunds": rule.refunds, "on_store_failure": failure,
+        "overflow": rule.overflow.map(crate::print::overflow),
         "sync": rule.sync.name(),
     })
 }

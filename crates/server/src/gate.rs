@@ -411,7 +411,8 @@ impl Gate {
         let (Backend::Memory(memory), Budget::Limits(limits)) = (&self.inner.store, &found.budget) else { return None };
         let mut limits = limits.iter();
         let (Some(limit), None) = (limits.next(), limits.next()) else { return None };
-        if found.rule.mode != Mode::Enforce || found.key.len() > MAX_KEY_BYTES {
+        // What has an overflow of its own goes the way that knows it.
+        if found.rule.mode != Mode::Enforce || found.key.len() > MAX_KEY_BYTES || found.rule.overflow.is_some() {
             return None;
         }
         let began = self.inner.observer.metrics().clock(self.door, false);

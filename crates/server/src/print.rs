@@ -24,11 +24,7 @@ impl Config {
             let _ = writeln!(out, "store_secret_file: {}", path(file));
         }
         let memory = &self.memory;
-        let overflow = match memory.overflow {
-            Overflow::SharedBucket => "shared_bucket",
-            Overflow::DenyNew => "deny_new",
-            Overflow::AllowNew => "allow_new",
-        };
+        let overflow = overflow(memory.overflow);
         let _ = writeln!(
             out,
             "memory:\n  max_keys: {}\n  max_bytes: {}\n  overflow: {overflow}",
@@ -194,6 +190,9 @@ fn rule(out: &mut String, rule: &Rule) {
         };
         let _ = writeln!(out, "    settle: {{ by: {by}, per: {per} }}");
     }
+    if let Some(policy) = rule.overflow {
+        let _ = writeln!(out, "    overflow: {}", overflow(policy));
+    }
     if let Some(policy) = rule.on_store_failure {
         let _ = writeln!(out, "    on_store_failure: {}", failure(policy));
     }
@@ -225,6 +224,15 @@ fn failure(policy: Failure) -> &'static str {
 
 fn door(at: Option<SocketAddr>) -> String {
     at.map_or_else(|| quoted("off"), |at| quoted(&at.to_string()))
+}
+
+/// As files say it.
+pub(crate) fn overflow(policy: Overflow) -> &'static str {
+    match policy {
+        Overflow::SharedBucket => "shared_bucket",
+        Overflow::DenyNew => "deny_new",
+        Overflow::AllowNew => "allow_new",
+    }
 }
 
 fn path(file: &Path) -> String {
@@ -269,6 +277,7 @@ rules:
     mode: shadow
     refunds: off
     on_store_failure: open
+    overflow: allow_new
     sync: lease
     charge_when: { status: [401, 5*], header.x-counts: "yes" }
     settle: { by: header.X-Tokens, per: 3 }

@@ -148,7 +148,8 @@ impl Saver {
         let (stop, stopped) = mpsc::channel::<()>();
         let work = move || {
             let mut failing = false;
-            let mut pause = settings.every;
+            // At once for the first time: whoever looks at the log after a start knows whether it works.
+            let mut pause = Duration::ZERO;
             loop {
                 let is_last = stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout);
                 let begun = Instant::now();

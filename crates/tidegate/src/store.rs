@@ -112,7 +112,7 @@ pub struct Charge<'a> {
     pub cost: u64,
     /// For `settle`: how much had been charged before.
     pub reserved: u64,
-    /// How near to a remote store it may be decided, and what happens without an answer.
+    /// How near to a remote store it may be decided, and what happens without an answer, or without room.
     pub terms: Terms,
 }
 
@@ -159,7 +159,7 @@ impl<'a> Check<'a> {
         Check { op, charges: Vec::new(), id: None, terms: Terms::default() }
     }
 
-    /// Charges that are added from here on are decided on these terms. Only what stands before a remote store, [`Near`](crate::Near), minds them.
+    /// Charges that are added from here on are decided on these terms, by what stands before a remote store ([`Near`](crate::Near)) and by a store in memory that has no room.
     pub fn terms(mut self, terms: Terms) -> Self {
         self.terms = terms;
         self

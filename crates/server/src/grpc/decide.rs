@@ -358,6 +358,7 @@ fn overridden(domain: &str, descriptor: &Descriptor, stated: (u32, Unit), cost: 
         overrides: Vec::new(),
         mode: Mode::Enforce,
         refunds: true,
+        overflow: None,
         on_store_failure: None,
         sync: Default::default(),
         charge_when: Vec::new(),

@@ -255,6 +255,9 @@ mod tests {
                 block_on(long.hear_one_by_one(&stream[from..to]));
                 prop_assert_eq!(short.out.bytes.escape_ascii().to_string(), long.out.bytes.escape_ascii().to_string());
                 prop_assert_eq!(short.session.closing, long.session.closing);
+                if short.session.closing {
+                    break; // nobody hears what is left
+                }
                 prop_assert_eq!(&short.bytes, &long.bytes);
                 for clock in [&short.clock, &long.clock] {
                     clock.advance(Duration::from_micros(us));

@@ -33,6 +33,7 @@ impl Rule {
             refunds: true,
             on_store_failure: None,
             sync: SyncMode::default(),
+            overflow: None,
             charge_when: Vec::new(),
             settle: None,
         })

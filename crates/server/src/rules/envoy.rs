@@ -459,6 +459,7 @@ impl LimitFile {
             refunds: true,
             on_store_failure: None,
             sync: Default::default(),
+            overflow: None,
             charge_when: Vec::new(),
             settle: None,
         };

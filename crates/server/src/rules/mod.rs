@@ -12,7 +12,7 @@ mod request;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use tidegate::{Limits, OnFailure, Scope, Subject, SyncMode, Terms};
+use tidegate::{Limits, OnFailure, Overflow, Scope, Subject, SyncMode, Terms};
 
 pub use outcome::{Measure, Settle};
 pub use pattern::{MAX_PATTERN_BYTES, Pattern, PatternError};
@@ -70,6 +70,8 @@ pub struct Rule {
     pub on_store_failure: Option<Failure>,
     /// How near to a remote store it is decided.
     pub sync: SyncMode,
+    /// What becomes of new keys when a store in memory has no room; what the whole file says, if nothing.
+    pub overflow: Option<Overflow>,
     /// Which responses count, where responses are seen; all, if nothing is said.
     pub charge_when: Vec<Condition>,
     /// What a response costs, where responses are seen; what was taken before, if nothing is said.
@@ -213,9 +215,9 @@ impl From<Failure> for OnFailure {
 }
 
 impl Rule {
-    /// On which terms a remote store decides it.
+    /// On which terms a store decides it.
     pub fn terms(&self) -> Terms {
-        Terms { sync: self.sync, on_failure: self.on_store_failure.map(Into::into) }
+        Terms { sync: self.sync, on_failure: self.on_store_failure.map(Into::into), overflow: self.overflow }
     }
 
     fn applied_to(self: &Arc<Self>, attributes: &(impl Attributes + ?Sized), cost: u64) -> Result<Match, InvalidCost> {

@@ -32,6 +32,13 @@ impl Doors {
         Doors::over(rules, clock.clone(), |_| Backend::Memory(Memory::builder().clock(clock).build()))
     }
 
+    /// The same, with room for a single key.
+    pub(crate) fn in_small_memory(rules: &str) -> Doors {
+        let clock = ManualClock::new();
+        clock.set(BEGIN);
+        Doors::over(rules, clock.clone(), |_| Backend::Memory(Memory::builder().clock(clock).max_keys(1).build()))
+    }
+
     /// Over Redis or Valkey, at the time that the clock shows.
     pub(crate) fn in_redis(rules: &str, builder: RedisBuilder) -> Doors {
         let clock = ManualClock::new();

@@ -15,6 +15,7 @@ mod http;
 mod near;
 mod observed;
 mod openapi;
+mod overflow;
 mod pages;
 mod proxy;
 /// The same tests without the short way, on which everything has to be as it is with it.

@@ -152,7 +152,7 @@ impl MemoryBuilder {
         self
     }
 
-    /// What happens to new keys when all places are taken by keys in use.
+    /// What happens to new keys when all places are taken by keys in use. A charge may have [terms](crate::Terms) of its own.
     pub fn overflow(mut self, overflow: Overflow) -> Self {
         self.overflow = overflow;
         self
@@ -400,7 +400,7 @@ impl Inner {
                 return answer;
             }
         }
-        let ask = Ask { limit, ordinal: 0, cost, reserved: 0, id: None };
+        let ask = Ask { limit, ordinal: 0, cost, reserved: 0, id: None, overflow: None };
         let mut shard = self.line(hash).shard.lock();
         if let Some(answer) = self.check_new(&mut shard, hash, limit, cost, now) {
             return answer;
@@ -442,7 +442,7 @@ impl Inner {
             .map(|(ordinal, charge)| {
                 let hash = self.hash(&charge.subject.scope, &charge.subject.key, &charge.limit, charge.position);
                 let (limit, cost, reserved) = (&charge.limit, charge.cost, charge.reserved);
-                (hash, Ask { limit, ordinal, cost, reserved, id: check.id() })
+                (hash, Ask { limit, ordinal, cost, reserved, id: check.id(), overflow: charge.terms.overflow })
             })
             .collect();
         if let [(hash, ask)] = &asks[..] {
@@ -524,7 +524,7 @@ impl Inner {
         self.without_room.fetch_add(1, Ordering::Relaxed);
         // What is shared would have to grow, too; and what a key has used is not forgotten because it used more.
         let is_stuck = is_there || may_grow && self.bytes.load(Ordering::Relaxed) >= self.max_bytes;
-        match self.overflow {
+        match ask.overflow.unwrap_or(self.overflow) {
             Overflow::SharedBucket if is_stuck => Held::exhausted(ask, now),
             Overflow::SharedBucket => Held { record: Record::default(), home: Home::Shared },
             Overflow::AllowNew => Held { record: Record::default(), home: Home::Nowhere },

@@ -8,7 +8,7 @@ use tidegate_core::{Algorithm, Id, Limit, Op, Record, Timestamp};
 const MAX_OVERFLOWS: usize = 1024;
 
 /// What happens to a new key when every place is taken by a key that is in use. A key in use is never forgotten for a new one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Overflow {
     /// All keys that find no place share one state per limit: together they get what one key gets.
     #[default]
@@ -37,6 +37,8 @@ pub(super) struct Ask<'a> {
     pub(super) cost: u64,
     pub(super) reserved: u64,
     pub(super) id: Option<Id>,
+    /// What becomes of it without room, if not what the store says.
+    pub(super) overflow: Option<Overflow>,
 }
 
 impl<'a> Ask<'a> {

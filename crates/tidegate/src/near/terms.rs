@@ -1,4 +1,6 @@
-//! On which terms a charge is decided: how near to the store, and what happens without an answer.
+//! On which terms a charge is decided: how near to the store, and what happens without an answer, or without room.
+
+use crate::memory::Overflow;
 
 /// How near to a remote store a charge is decided.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -46,11 +48,13 @@ impl OnFailure {
     }
 }
 
-/// The terms of a charge. They mean nothing to a store in this process, which always answers.
+/// The terms of a charge: what becomes of it where it cannot be decided as usual.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Terms {
     /// How near to the store it is decided.
     pub sync: SyncMode,
     /// What happens without an answer; what the store's builder says, if nothing.
     pub on_failure: Option<OnFailure>,
+    /// What happens in a [store in memory](crate::Memory) that has no room for it; what that store's builder says, if nothing.
+    pub overflow: Option<Overflow>,
 }

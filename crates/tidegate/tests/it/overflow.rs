@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::{AcquireError, Check, Limit, Limiter, Limits, ManualClock, Memory, Op, Overflow};
+use tidegate::{AcquireError, Check, Limit, Limiter, Limits, ManualClock, Memory, Op, Overflow, Terms};
 
 const KEYS: usize = 1_000;
 
@@ -46,6 +46,27 @@ fn keys_without_a_place_can_be_let_pass() {
     let (memory, _, limit) = full(Overflow::AllowNew);
     assert!((0..10_000).all(|key| memory.allows(&format!("new:{key}"), &limit, 1)));
     old_keys_are_exact(&memory, &limit);
+}
+
+/// Whatever the store says.
+#[test]
+fn a_charge_may_have_an_overflow_of_its_own() {
+    for store in [Overflow::SharedBucket, Overflow::DenyNew, Overflow::AllowNew] {
+        let (memory, _, limit) = full(store);
+        for own in [Overflow::SharedBucket, Overflow::DenyNew, Overflow::AllowNew] {
+            let terms = Terms { overflow: Some(own), ..Terms::default() };
+            let keys: Vec<String> = (0..100).map(|key| format!("new:{key}")).collect();
+            let checks = keys.iter().map(|key| Check::new().terms(terms).charge(key, [&limit], 1));
+            let allowed = checks.filter(|check| memory.decide(check).unwrap().allowed()).count();
+            let expected = match own {
+                Overflow::SharedBucket => 5,
+                Overflow::DenyNew => 0,
+                Overflow::AllowNew => 100,
+            };
+            assert_eq!(allowed, expected, "{own:?} in a store with {store:?}");
+        }
+        old_keys_are_exact(&memory, &limit);
+    }
 }
 
 #[test]

@@ -59,7 +59,7 @@ async fn only_those_who_notice_a_stall_first_wait_for_it() {
     for sync in [SyncMode::Direct, SyncMode::Lease, SyncMode::Async] {
         let remote = Remote::new(&clock);
         let near = node(&remote, &clock, 2, 7).async_cap(1).build();
-        let terms = Terms { sync, on_failure: None };
+        let terms = Terms { sync, ..Terms::default() };
         // So much that a lease is soon spent.
         let check = Check::new().terms(terms).charge("k", &limits, 2000);
         for _ in 0..50 {

@@ -6,7 +6,7 @@ use tidegate::{Check, Decision, Limits, ManualClock, Near, Source, Store, SyncMo
 
 use super::{Remote, limits, node};
 
-const LEASE: Terms = Terms { sync: SyncMode::Lease, on_failure: None };
+const LEASE: Terms = Terms { sync: SyncMode::Lease, on_failure: None, overflow: None };
 
 async fn ask(near: &Near, limits: &Limits) -> Decision {
     near.decide(&Check::new().terms(LEASE).charge("hot", limits, 1)).await.unwrap()
@@ -115,7 +115,7 @@ async fn whoever_charges_first_what_is_owed_has_no_more_time_than_others() {
     clock.advance(Duration::from_secs(1_000_000));
     let remote = Remote::new(&clock);
     let near = node(&remote, &clock, 2, 1).async_cap(5).async_period(Duration::from_secs(10)).build();
-    let (limits, terms) = (limits("1000/s"), Terms { sync: SyncMode::Async, on_failure: None });
+    let (limits, terms) = (limits("1000/s"), Terms { sync: SyncMode::Async, ..Terms::default() });
     let ask = async || near.decide(&Check::new().terms(terms).charge("k", &limits, 1)).await.unwrap().source();
     assert_eq!(ask().await, Source::Store);
     remote.silent(true);
