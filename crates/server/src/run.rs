@@ -21,7 +21,7 @@ use crate::observe::{Log, Observer};
 use crate::reload::Source;
 use crate::rules::Rule;
 use crate::rules::envoy::Domains;
-use crate::snapshot::{self, Found, Saver};
+use crate::snapshot::{self, Found, Held, Saver};
 use crate::supervise::Health;
 use crate::watchdog::Watchdog;
 use crate::{grpc, http, proxy, reload, resp, supervise};
@@ -139,14 +139,14 @@ pub async fn start(config: Config, options: Options) -> Result<Running, StartErr
 }
 
 /// A store in memory, with what was saved of it, if that is wanted.
-async fn memory(config: &Config) -> Result<(Backend, Option<Found>), StartError> {
+async fn memory(config: &Config) -> Result<(Backend, Option<(Found, Held)>), StartError> {
     let builder = config.memory.builder();
     let Some(settings) = config.memory.snapshot() else { return Ok((Backend::Memory(builder.build()), None)) };
     let file = settings.file.display().to_string();
     let wrong = |source: io::Error| StartError::Snapshot { file, source };
     let opened = tokio::task::spawn_blocking(move || snapshot::open(&settings, builder)).await;
-    let (memory, found) = opened.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(wrong)?;
-    Ok((Backend::Memory(memory), Some(found)))
+    let (memory, found, held) = opened.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(wrong)?;
+    Ok((Backend::Memory(memory), Some((found, held))))
 }
 
 /// A store at this URL, with the secret in this file.
@@ -207,7 +207,12 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
 }
 
 /// Opens the doors over a store; `found` says that it is to be kept in a file, and what was in it.
-async fn open(store: Backend, found: Option<Found>, config: Config, options: Options) -> Result<Running, StartError> {
+async fn open(
+    store: Backend,
+    found: Option<(Found, Held)>,
+    config: Config,
+    options: Options,
+) -> Result<Running, StartError> {
     let observer = Observer::new(Log::to(io::stderr(), config.log.level, config.log.format), &config.log);
     let tls = config.tls.map(Tls::load).transpose()?;
     let token = |own: Option<Secret>, file: &Option<PathBuf>| match (own, file) {
@@ -253,13 +258,13 @@ async fn open(store: Backend, found: Option<Found>, config: Config, options: Opt
         Backend::Redis(_) | Backend::Near(..) => None,
     };
     let saver = match (&memory, found, config.memory.snapshot()) {
-        (Some(memory), Some(found), Some(settings)) => {
+        (Some(memory), Some((found, held)), Some(settings)) => {
             found.tell(&settings, &observer);
             // A file that may not be longer is an error then, and not the end of the process.
             let too_long = rustix::process::Signal::XFSZ.as_raw();
             let _ = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::from_raw(too_long));
             let file = settings.file.display().to_string();
-            let saver = Saver::start(memory.clone(), settings, observer.clone());
+            let saver = Saver::start(memory.clone(), settings, held, observer.clone());
             Some(saver.map_err(|source| StartError::Snapshot { file, source })?)
         }
         _ => None,
@@ -366,7 +371,7 @@ impl Running {
             let _ = tokio::time::timeout(GIVING_BACK, near.close()).await;
         }
         if let Some(saver) = self.saver {
-            saver.finish(DRAIN.saturating_sub(begun.elapsed()) + GIVING_BACK).await;
+            saver.finish(DRAIN.saturating_sub(begun.elapsed()) + GIVING_BACK, self.gate.observer()).await;
         }
         let log = self.gate.observer().log();
         log.info("stopped", &[("everything_answered", &drained)]);

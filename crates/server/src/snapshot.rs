@@ -5,14 +5,14 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::fs::OFlags;
+use rustix::fs::{FlockOperation, OFlags, flock};
 use tidegate::{LoadError, Loaded, Memory, MemoryBuilder, Saved};
 
 use crate::observe::Observer;
@@ -21,6 +21,8 @@ use crate::observe::Observer;
 pub(crate) const EVERY: Duration = Duration::from_secs(1);
 /// Of the time, no more than one part in so many is spent on writing.
 const RARELY: u32 = 10;
+/// How long to wait for another server to stop, which may take as long as its last requests.
+const PATIENCE: Duration = Duration::from_secs(11);
 /// Only for whoever runs the server: it has the secret by which keys are hashed.
 const MODE: u32 = 0o600;
 
@@ -36,6 +38,8 @@ pub(crate) struct Snapshot {
 pub(crate) enum Found {
     Nothing,
     Loaded(Loaded),
+    /// A part of it; the whole is kept as this.
+    Partly(Loaded, PathBuf),
     /// It cannot be read; it is now called so.
     Unreadable(LoadError, PathBuf),
 }
@@ -46,18 +50,20 @@ impl Found {
         let (file, log) = (settings.file.display(), observer.log());
         match self {
             Found::Nothing => log.info("no snapshot yet: the store is empty", &[("file", &file)]),
-            Found::Loaded(loaded) if loaded.is_whole() => {
+            Found::Loaded(loaded) => {
                 let fields: [(&str, &dyn std::fmt::Display); 3] =
                     [("file", &file), ("keys", &loaded.keys), ("idle", &loaded.idle)];
                 log.info("the store is as it was saved", &fields);
             }
-            Found::Loaded(loaded) => {
-                let fields: [(&str, &dyn std::fmt::Display); 5] = [
+            Found::Partly(loaded, kept) => {
+                let kept = kept.display();
+                let fields: [(&str, &dyn std::fmt::Display); 6] = [
                     ("file", &file),
                     ("keys", &loaded.keys),
                     ("damaged_blocks", &loaded.damaged_blocks),
                     ("lost", &loaded.lost),
                     ("truncated", &loaded.truncated),
+                    ("kept_as", &kept),
                 ];
                 log.warn("only a part of the snapshot could be read", &fields);
             }
@@ -71,14 +77,18 @@ impl Found {
     }
 }
 
-/// The store of a file, as much of it as can be read; an empty one if there is no file, or nothing in it that can be.
+/// The store of a file, as much of it as can be read; an empty one if there is no file, or nothing in it that can be. Nobody else may use the file until the
+/// [`Held`] is dropped.
 ///
 /// # Errors
-/// If there is something that is not a file of ours to read and to replace: that is a mistake in the configuration, and nothing is overwritten.
-pub(crate) fn open(settings: &Snapshot, builder: MemoryBuilder) -> io::Result<(Memory, Found)> {
-    let file = OpenOptions::new().read(true).custom_flags(no_follow()).open(&settings.file);
+/// If there is something that is not a file of ours to read and to replace, or somebody else uses it: that is a mistake in the configuration, and nothing is overwritten.
+pub(crate) fn open(settings: &Snapshot, builder: MemoryBuilder) -> io::Result<(Memory, Found, Held)> {
+    let held = Held::take(&settings.file, PATIENCE)?;
+    // Whatever waits for a writer is not waited for.
+    let flags = no_follow() | OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(&settings.file);
     let mut file = match file {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((builder.build(), Found::Nothing)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((builder.build(), Found::Nothing, held)),
         file => file?,
     };
     let about = file.metadata()?;
@@ -86,17 +96,76 @@ pub(crate) fn open(settings: &Snapshot, builder: MemoryBuilder) -> io::Result<(M
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "expected a file"));
     }
     if about.len() == 0 {
-        return Ok((builder.build(), Found::Nothing));
+        return Ok((builder.build(), Found::Nothing, held));
     }
     match builder.clone().load(&mut file) {
-        Ok((memory, loaded)) => Ok((memory, Found::Loaded(loaded))),
+        Ok((memory, loaded)) if loaded.is_whole() => Ok((memory, Found::Loaded(loaded), held)),
+        Ok((memory, loaded)) => {
+            // With other settings, or by other means, more of it might be read: it is not written over.
+            let kept = free_name(&settings.file, ".partly");
+            fs::hard_link(&settings.file, &kept)?;
+            Ok((memory, Found::Partly(loaded, kept), held))
+        }
         Err(LoadError::Io(error)) => Err(error),
+        Err(LoadError::NotASnapshot) if is_text(&settings.file)? => {
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "is a text: expected a snapshot, or no file yet"))
+        }
         Err(error) => {
             // Whatever it is, somebody may want it: it is not written over.
-            let kept = beside(&settings.file, ".unreadable");
+            let kept = free_name(&settings.file, ".unreadable");
             fs::rename(&settings.file, &kept)?;
-            Ok((builder.build(), Found::Unreadable(error, kept)))
+            Ok((builder.build(), Found::Unreadable(error, kept), held))
         }
+    }
+}
+
+/// Somebody's configuration, say, and no snapshot that was damaged.
+fn is_text(file: &Path) -> io::Result<bool> {
+    let mut beginning = Vec::new();
+    File::open(file)?.take(256).read_to_end(&mut beginning)?;
+    Ok(beginning.iter().all(|byte| !byte.is_ascii_control() || byte.is_ascii_whitespace()))
+}
+
+/// A name that nobody has yet.
+fn free_name(file: &Path, ending: &str) -> PathBuf {
+    let names = std::iter::once(ending.to_string()).chain((1..1000).map(|number| format!("{ending}.{number}")));
+    let mut names = names.map(|ending| beside(file, &ending));
+    names.find(|name| name.symlink_metadata().is_err()).unwrap_or_else(|| beside(file, ending))
+}
+
+/// As long as it is there, nobody else uses the file. The system ends it with the process, however that ends.
+#[derive(Debug)]
+pub(crate) struct Held {
+    _lock: File,
+}
+
+impl Held {
+    /// Waits for whoever is about to stop, and not longer.
+    fn take(file: &Path, patience: Duration) -> io::Result<Held> {
+        let mut options = OpenOptions::new();
+        let name = beside(file, ".lock");
+        let lock =
+            match options.write(true).create(true).truncate(false).mode(MODE).custom_flags(no_follow()).open(name) {
+                // Where nothing can be written nobody else can, either; that it cannot be is said when it is tried.
+                Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+                    return Ok(Held { _lock: File::open("/dev/null")? });
+                }
+                lock => lock?,
+            };
+        let begun = Instant::now();
+        while let Err(error) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            if error != rustix::io::Errno::WOULDBLOCK {
+                return Err(error.into());
+            }
+            if begun.elapsed() >= patience {
+                return Err(io::Error::new(
+                    io::ErrorKind::ResourceBusy,
+                    "another server uses it: expected a file for each",
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(Held { _lock: lock })
     }
 }
 
@@ -127,10 +196,12 @@ fn save(memory: &Memory, file: &Path) -> io::Result<Saved> {
 }
 
 fn write(memory: &Memory, new: &Path) -> io::Result<Saved> {
-    let mut options = OpenOptions::new();
-    let mut output = options.write(true).create(true).truncate(true).mode(MODE).custom_flags(no_follow()).open(new)?;
-    // One that was left over may be anybody's to read.
-    output.set_permissions(fs::Permissions::from_mode(MODE))?;
+    // One that was left over may be open, or anybody's to read.
+    match fs::remove_file(new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut output = OpenOptions::new().write(true).create_new(true).mode(MODE).open(new)?;
     let saved = memory.save(&mut output)?;
     output.sync_all()?;
     Ok(saved)
@@ -144,9 +215,11 @@ pub(crate) struct Saver {
 }
 
 impl Saver {
-    pub(crate) fn start(memory: Memory, settings: Snapshot, observer: Observer) -> io::Result<Self> {
+    /// The file stays ours until the last time.
+    pub(crate) fn start(memory: Memory, settings: Snapshot, held: Held, observer: Observer) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel::<()>();
         let work = move || {
+            let _held = held;
             let mut failing = false;
             // At once for the first time: whoever looks at the log after a start knows whether it works.
             let mut pause = Duration::ZERO;
@@ -181,16 +254,22 @@ impl Saver {
     }
 
     /// Writes once more. Whoever gives up waiting leaves the file of before.
-    pub(crate) async fn finish(mut self, patience: Duration) {
+    pub(crate) async fn finish(mut self, patience: Duration, observer: &Observer) {
         self.stop = None;
         let Some(thread) = self.thread.take() else { return };
-        let _ = tokio::time::timeout(patience, tokio::task::spawn_blocking(move || thread.join())).await;
+        let last = tokio::task::spawn_blocking(move || thread.join());
+        if tokio::time::timeout(patience, last).await.is_err() {
+            let waited = patience.as_millis();
+            observer
+                .log()
+                .error("the last snapshot was not written in time: that of before stays", &[("waited_ms", &waited)]);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     use tidegate::Limit;
 
@@ -210,7 +289,7 @@ mod tests {
     fn what_is_saved_is_found_and_only_ours_to_read() {
         let folder = tempfile::tempdir().unwrap();
         let settings = settings(folder.path());
-        let (memory, found) = open(&settings, Memory::builder()).unwrap();
+        let (memory, found, _) = open(&settings, Memory::builder()).unwrap();
         assert!(memory.is_empty() && matches!(found, Found::Nothing));
         let (memory, limit) = some();
         // One that was left over, which everybody may read.
@@ -219,8 +298,9 @@ mod tests {
             assert_eq!(save(&memory, &settings.file).unwrap().keys, 1);
         }
         assert_eq!(fs::metadata(&settings.file).unwrap().permissions().mode() & 0o777, MODE);
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-        let (memory, found) = open(&settings, Memory::builder()).unwrap();
+        // With the one that says whose it is.
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        let (memory, found, _) = open(&settings, Memory::builder()).unwrap();
         assert!(matches!(found, Found::Loaded(loaded) if loaded.is_whole() && loaded.keys == 1), "{found:?}");
         assert_eq!(memory.check("k", &limit, 0).remaining, 3);
     }
@@ -232,23 +312,65 @@ mod tests {
         memory.save(&mut file).unwrap();
         let mut later = file.clone();
         later[8] = 9;
-        for text in [&b"rules:\n  - name: a\n"[..], &later, &file[..30]] {
+        let mut future = file.clone();
+        // The seconds since the epoch, in microseconds: a year or so more. Its checksums are made right.
+        future[16 + 16 + 16 + 5] += 32;
+        let checksum = crc32(&future[32..56]);
+        future[24..28].copy_from_slice(&checksum);
+        let checksum = crc32(&future[16..28]);
+        future[28..32].copy_from_slice(&checksum);
+        for text in [&b"\x7fELF and so on"[..], &later, &file[..30], &future] {
             let folder = tempfile::tempdir().unwrap();
             let settings = settings(folder.path());
             fs::write(&settings.file, text).unwrap();
-            let (memory, found) = open(&settings, Memory::builder()).unwrap();
-            let Found::Unreadable(_, kept) = found else { panic!("{found:?}") };
-            assert!(memory.is_empty() && !settings.file.exists());
-            assert_eq!(fs::read(kept).unwrap(), text);
+            // Twice: what was kept before stays, too.
+            for ending in ["state.unreadable", "state.unreadable.1"] {
+                fs::write(&settings.file, text).unwrap();
+                let (memory, found, _) = open(&settings, Memory::builder()).unwrap();
+                let Found::Unreadable(_, kept) = found else { panic!("{found:?}") };
+                assert!(memory.is_empty() && !settings.file.exists() && kept.ends_with(ending));
+                assert_eq!(fs::read(kept).unwrap(), text);
+            }
         }
         let folder = tempfile::tempdir().unwrap();
         let settings = settings(folder.path());
         fs::write(&settings.file, &file[..file.len() - 1]).unwrap();
-        let (memory, found) = open(&settings, Memory::builder()).unwrap();
-        assert!(matches!(found, Found::Loaded(loaded) if loaded.truncated), "{found:?}");
+        let (memory, found, _) = open(&settings, Memory::builder()).unwrap();
+        let Found::Partly(Loaded { truncated: true, .. }, kept) = found else { panic!("{found:?}") };
         assert_eq!(memory.len(), 1);
+        // What comes in its place leaves it as it was.
+        save(&memory, &settings.file).unwrap();
+        assert_eq!(fs::read(kept).unwrap(), file[..file.len() - 1]);
         fs::write(&settings.file, "").unwrap();
         assert!(matches!(open(&settings, Memory::builder()).unwrap().1, Found::Nothing));
+    }
+
+    /// The checksum that is in a file, computed bit by bit.
+    fn crc32(bytes: &[u8]) -> [u8; 4] {
+        let step = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 };
+        let crc = bytes.iter().fold(u32::MAX, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step));
+        (!crc).to_le_bytes()
+    }
+
+    #[test]
+    fn somebodys_text_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = settings(folder.path());
+        fs::write(&settings.file, "rules:\n  - name: a\n").unwrap();
+        let error = open(&settings, Memory::builder()).unwrap_err();
+        assert_eq!(error.to_string(), "is a text: expected a snapshot, or no file yet");
+        assert_eq!(fs::read_to_string(&settings.file).unwrap(), "rules:\n  - name: a\n");
+    }
+
+    #[test]
+    fn a_file_is_one_servers_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = settings(folder.path());
+        let (_, _, held) = open(&settings, Memory::builder()).unwrap();
+        let error = Held::take(&settings.file, Duration::ZERO).unwrap_err();
+        assert_eq!(error.to_string(), "another server uses it: expected a file for each");
+        drop(held);
+        Held::take(&settings.file, Duration::ZERO).unwrap();
     }
 
     #[test]
@@ -260,8 +382,9 @@ mod tests {
         fs::write(&target, "precious").unwrap();
         symlink(&target, &settings.file).unwrap();
         assert!(open(&settings, Memory::builder()).is_err());
+        // One beside it is replaced, and so is the link itself: where they lead to is not touched.
         symlink(&target, beside(&settings.file, ".new")).unwrap();
-        assert!(save(&memory, &settings.file).is_err());
+        assert_eq!(save(&memory, &settings.file).unwrap().keys, 1);
         assert_eq!(fs::read_to_string(&target).unwrap(), "precious");
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("state")).unwrap();

@@ -136,7 +136,8 @@ fn without_room_the_old_file_stays_and_decisions_go_on() {
     assert_eq!(server.take("first", "100/d", 10), 50);
     let log = server.end(Signal::TERM);
     assert!(log.contains("the snapshot cannot be written: the old one stays"), "{log}");
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    // Nothing half is left; what says whose it is stays.
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
     // That of before is whole.
     let server = Server::start(&file, None);
     assert_eq!(server.take("first", "100/d", 0), 60);
@@ -155,11 +156,12 @@ fn with_a_damaged_file_it_starts_with_what_is_left_of_it() {
     let mut damaged = whole.clone();
     // The last block is 24 bytes, and the keys are before it.
     damaged[whole.len() - 30] ^= 1;
-    fs::write(&file, damaged).unwrap();
+    fs::write(&file, &damaged).unwrap();
     let server = Server::start(&file, None);
     assert_eq!(server.take("k", "100/d", 1), 99);
     let log = server.end(Signal::KILL);
     assert!(log.contains("only a part of the snapshot could be read") && log.contains("damaged_blocks=1"), "{log}");
+    assert_eq!(fs::read(folder.path().join("state.partly")).unwrap(), damaged);
     let mut later = whole;
     later[8] = 9;
     fs::write(&file, &later).unwrap();

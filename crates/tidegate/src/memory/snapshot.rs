@@ -8,10 +8,12 @@
 //! Every block is checked by itself. One that was damaged is left out, and so is what follows if its header was.
 
 use std::io::{self, Read, Write};
+use std::time::Duration;
 
 use thiserror::Error;
 use tidegate_core::{Limit, Record};
 
+use super::interned::MAX_INTERNED;
 use super::shard::Kept;
 use super::slots::Hash;
 use super::{Memory, MemoryBuilder, More};
@@ -30,6 +32,8 @@ const BLOCK_WORDS: usize = 1 << 17;
 const STRIDE: usize = 64;
 /// Nobody has written a longer one: a key has at most 200 000 hits, or as many leases.
 const MAX_BLOCK_BYTES: u32 = 64 << 20;
+/// A clock that is behind the one of then by no more than this is taken for the same.
+const AHEAD_US: u64 = 60_000_000;
 /// Stands where the number of a limit would, and means that a whole record follows.
 const WHOLE: u64 = u64::MAX;
 
@@ -53,7 +57,7 @@ pub struct Loaded {
     pub idle: u64,
     /// How many blocks were damaged; their keys are not there.
     pub damaged_blocks: u64,
-    /// How many keys are not there although their block is: no room for them, or what is kept for them makes no sense here.
+    /// How many keys are not there although they were saved, as far as that is known: damaged, no room for them, or what is kept for them makes no sense here.
     pub lost: u64,
     /// Whether the end is missing, or could not be found because of damage.
     pub truncated: bool,
@@ -79,6 +83,9 @@ pub enum LoadError {
     /// It was written by a later release.
     #[error("has version {0} of the format: expected {VERSION}")]
     Version(u64),
+    /// It was saved later than now: the clock of this machine went back. What it has would not drain until that moment comes.
+    #[error("was saved {0:?} from now: expected a moment that has passed")]
+    Future(Duration),
     /// Without its beginning nobody knows what the rest is about.
     #[error("is damaged at its beginning: nothing of it can be read")]
     Damaged,
@@ -86,7 +93,7 @@ pub enum LoadError {
 
 impl Memory {
     /// Writes all keys, as they are while it writes: each shard of them at one moment, one shard after the other. Decisions go on; those about keys of the shard that
-    /// is being copied wait for it, some ten microseconds for every thousand of its keys.
+    /// is being copied wait for it: some ten microseconds for every thousand of its buckets or windows, and longer for keys that keep every hit.
     ///
     /// With the keys goes the secret by which they are hashed: whoever can read it can find keys that share a budget. Keep it as private as a password.
     /// What new keys [share](crate::Overflow::SharedBucket) while there is no room for them is not saved.
@@ -166,6 +173,9 @@ impl MemoryBuilder {
     /// The store that [`Memory::save`] wrote, with these settings; the settings of then are not kept. Of what was damaged, as much is read as can be, and
     /// [`Loaded`] says what is missing.
     ///
+    /// What has happened to time meanwhile is what the builder's clock says: if that jumped ahead, budgets have drained for as long; if it went back by more than a minute,
+    /// nothing is loaded, since nothing would drain until it is as late again.
+    ///
     /// # Errors
     /// If nothing of it can be read. Then start with an [empty](MemoryBuilder::build) one.
     pub fn load(self, input: &mut impl Read) -> Result<(Memory, Loaded), LoadError> {
@@ -185,7 +195,13 @@ impl MemoryBuilder {
         }
         let memory = match next_block(input)? {
             Block::Whole(HEAD, bytes) => match words_of(&bytes)[..] {
-                [k0, k1, _saved_at] => self.build_with((k0, k1)),
+                [k0, k1, saved_at] => {
+                    let ahead = saved_at.saturating_sub(self.clock.now().as_micros());
+                    if ahead > AHEAD_US {
+                        return Err(LoadError::Future(Duration::from_micros(ahead)));
+                    }
+                    self.build_with((k0, k1))
+                }
                 _ => return Err(LoadError::Damaged),
             },
             _ => return Err(LoadError::Damaged),
@@ -193,19 +209,24 @@ impl MemoryBuilder {
         let mut loaded = Loaded::default();
         let mut limits = Vec::new();
         loop {
-            match next_block(input)? {
+            // What cannot be read from here on is as good as cut off.
+            match next_block(input).unwrap_or(Block::None) {
                 Block::Whole(LIMITS, bytes) => {
-                    let text = String::from_utf8_lossy(&bytes);
-                    limits.extend(text.lines().map(|line| line.parse::<Limit>().ok()));
+                    let (text, room) = (String::from_utf8_lossy(&bytes), MAX_INTERNED - limits.len());
+                    limits.extend(text.lines().take(room).map(|line| line.parse::<Limit>().ok()));
                 }
                 Block::Whole(KEYS, bytes) => memory.restore(&words_of(&bytes), &limits, &mut loaded),
-                Block::Whole(END, _) => break,
+                Block::Whole(END, bytes) => {
+                    let saved = words_of(&bytes).first().copied().unwrap_or(0);
+                    loaded.lost = loaded.lost.max(saved.saturating_sub(loaded.keys + loaded.idle));
+                    break;
+                }
                 Block::Whole(_, _) => loaded.damaged_blocks += 1,
                 Block::Damaged(kind) => {
                     loaded.damaged_blocks += 1;
-                    // Nobody knows which numbers the next ones have: what they were for is lost, but nothing is read as something else.
+                    // Nobody knows which numbers the next ones have: what they are for is lost, too, but nothing is read as something else.
                     if kind == LIMITS {
-                        limits.extend(std::iter::repeat_n(None, usize::from(u16::MAX)));
+                        limits.resize(MAX_INTERNED, None);
                     }
                 }
                 Block::None => {

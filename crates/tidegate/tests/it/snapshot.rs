@@ -136,6 +136,55 @@ fn what_is_something_else_is_refused_by_name() {
     }
 }
 
+/// A clock that is behind the one of then: a little does not matter, and much would lock everybody out.
+#[test]
+fn what_was_saved_in_the_future_is_refused() {
+    let (clock, file, keys) = small();
+    clock.set(Timestamp::from_secs(1_700_000_000 - 60));
+    assert_eq!(kept(&load(&clock, &file).unwrap().0, &keys), 18);
+    clock.set(Timestamp::from_secs(1_700_000_000 - 61));
+    assert_eq!(
+        load(&clock, &file).unwrap_err().to_string(),
+        "was saved 61s from now: expected a moment that has passed"
+    );
+}
+
+/// Whatever its headers say: sixteen bytes each that claim to be limits, and have the wrong checksum.
+#[test]
+fn damaged_limits_take_no_memory() {
+    let (clock, file, _) = small();
+    let mut damaged = file[..16 + 16 + 24].to_vec();
+    for _ in 0..1_000 {
+        let mut header: Vec<u8> = [2_u32, 0, 1].iter().flat_map(|number| number.to_le_bytes()).collect();
+        header.extend(crc32fast::hash(&header).to_le_bytes());
+        damaged.extend(header);
+    }
+    damaged.extend(&file[16 + 16 + 24..]);
+    let (memory, loaded) = load(&clock, &damaged).unwrap();
+    assert_eq!(loaded.damaged_blocks, 1_000);
+    // Those that are kept whole need no limit.
+    assert_eq!((memory.len() as u64, loaded.lost), (loaded.keys, 18 - loaded.keys), "{loaded:?}");
+    assert_eq!(loaded.keys, 12);
+}
+
+/// A disk that cannot be read from somewhere on.
+struct Broken<'a>(&'a [u8]);
+
+impl Read for Broken<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.0.is_empty() { Err(io::Error::other("broken")) } else { self.0.read(buffer) }
+    }
+}
+
+#[test]
+fn what_cannot_be_read_any_further_is_read_that_far() {
+    let (clock, file, keys) = small();
+    let mut broken = Broken(&file[..file.len() - 4]);
+    let (memory, loaded) = Memory::builder().clock(clock).load(&mut broken).unwrap();
+    assert!(loaded.truncated && loaded.keys == 18, "{loaded:?}");
+    assert_eq!(kept(&memory, &keys), 18);
+}
+
 /// A reader that counts how much it is asked for, and ends at once.
 struct Counting<'a>(&'a [u8], usize);
 
