@@ -210,7 +210,7 @@ fn rule(at: u64, random: &mut Random) -> Rule {
         name: format!("r{at}"),
         limits: limit.parse().expect("it is a limit"),
         other: other.parse().expect("it is a limit"),
-        terms: Terms { sync, on_failure: policy },
+        terms: Terms { sync, on_failure: policy, ..Terms::default() },
     }
 }
 
