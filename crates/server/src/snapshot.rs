@@ -103,7 +103,8 @@ pub(crate) fn open(settings: &Snapshot, builder: MemoryBuilder) -> io::Result<(M
         Ok((memory, loaded)) => {
             // With other settings, or by other means, more of it might be read: it is not written over.
             let kept = free_name(&settings.file, ".partly");
-            fs::hard_link(&settings.file, &kept)?;
+            // Where one file cannot have two names, it gets another one.
+            fs::hard_link(&settings.file, &kept).or_else(|_| fs::rename(&settings.file, &kept))?;
             Ok((memory, Found::Partly(loaded, kept), held))
         }
         Err(LoadError::Io(error)) => Err(error),
