@@ -1,7 +1,8 @@
 //! Decisions in memory.
 
+use std::fmt::Write;
 use std::hint::black_box;
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tidegate::{Limit, ManualClock, Memory};
@@ -15,45 +16,81 @@ fn name(key: usize) -> String {
     format!("user:{key:08}")
 }
 
-/// Keys in an order that no prefetcher guesses. Their text lies in memory in that order, so that reading the next one is cheap.
-fn order(keys: usize, count: usize, seed: u64) -> Vec<(String, u64)> {
-    let mut state = seed;
-    let next = |_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (name(((u128::from(state) * keys as u128) >> 64) as usize), 1)
-    };
-    (0..count).map(next).collect()
+/// As many keys as one thread holds at a time: their text stays in the cache, as that of a request which has just been read does. From a longer list it
+/// would have to come from memory, and how much of that the processor guesses differs from one contender to the other.
+const HELD: usize = 1000;
+
+/// Keys in an order that no prefetcher guesses, written into the same memory again and again.
+struct Keys {
+    state: u64,
+    among: usize,
+    held: Vec<(String, u64)>,
 }
 
-fn round(contender: &dyn Contender, orders: &[Vec<(String, u64)>], times: usize, many: bool) -> f64 {
-    let barrier = Barrier::new(orders.len());
+impl Keys {
+    fn new(among: usize, seed: u64) -> Self {
+        Keys { state: seed, among, held: vec![(name(0), 1); HELD] }
+    }
+
+    fn next(&mut self) -> &[(String, u64)] {
+        for (key, _) in &mut self.held {
+            self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let number = ((u128::from(self.state) * self.among as u128) >> 64) as usize;
+            key.clear();
+            write!(key, "user:{number:08}").expect("a string");
+        }
+        &self.held
+    }
+}
+
+/// All threads begin at the same time, as nearly as they can, and nobody is asleep then.
+struct Together {
+    arrived: AtomicUsize,
+    threads: usize,
+}
+
+impl Together {
+    fn wait(&self) {
+        let turn = self.arrived.fetch_add(1, Ordering::AcqRel) / self.threads;
+        while self.arrived.load(Ordering::Acquire) / self.threads == turn {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// Nanoseconds per decision: what the slowest thread took for its keys, over the keys of all threads.
+fn round(contender: &dyn Contender, keys: &mut [Keys], times: usize, many: bool) -> f64 {
+    let together = Together { arrived: AtomicUsize::new(0), threads: keys.len() };
+    let decisions = keys.len() * times * HELD;
     let longest = std::thread::scope(|scope| {
-        let threads: Vec<_> = orders
-            .iter()
-            .map(|order| {
-                let barrier = &barrier;
+        let threads: Vec<_> = keys
+            .iter_mut()
+            .map(|keys| {
+                let together = &together;
                 scope.spawn(move || {
                     let mut allowed = Vec::new();
-                    barrier.wait();
-                    let start = Instant::now();
+                    let mut took = Duration::ZERO;
                     for _ in 0..times {
+                        let keys = keys.next();
+                        together.wait();
+                        let start = Instant::now();
                         if many {
-                            for batch in order.chunks(BATCH) {
+                            for batch in keys.chunks(BATCH) {
                                 black_box(contender.check_many(batch, &mut allowed));
                             }
                         } else {
-                            for (key, _) in order {
+                            for (key, _) in keys {
                                 black_box(contender.check(key));
                             }
                         }
+                        took += start.elapsed();
                     }
-                    start.elapsed()
+                    took
                 })
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().expect("no panic")).max().expect("a thread")
     });
-    let decisions: usize = orders.iter().map(Vec::len).sum::<usize>() * times;
     longest.as_nanos() as f64 / decisions as f64
 }
 
@@ -78,19 +115,19 @@ pub fn run(args: &[&str]) {
                 contender.check(&name(key));
             }
         }
-        // Few keys are asked for again and again from a list that stays in the cache, as they would be from a network buffer.
-        let (decisions, repeats) = if keys < 100_000 { (10_000, 50) } else { (500_000, 1) };
         for threads in [1, 2] {
             let mut times = vec![Vec::new(); contenders.len() + 2];
             for turn in 0..ROUNDS {
-                let orders: Vec<_> = (0..threads)
-                    .map(|thread| order(keys, decisions, (turn * 7 + thread + 1) as u64 * 0x9e37_79b9))
-                    .collect();
-                for (contender, times) in contenders.iter().zip(&mut times) {
-                    times.push(round(*contender, &orders, repeats, false));
+                let all = |thread| Keys::new(keys, (turn * 7 + thread + 1) as u64 * 0x9e37_79b9);
+                let mut measure = |place: usize, contender: &dyn Contender, many| {
+                    let mut all: Vec<_> = (0..threads).map(all).collect();
+                    times[place].push(round(contender, &mut all, 500, many));
+                };
+                for (place, contender) in contenders.iter().enumerate() {
+                    measure(place, *contender, false);
                 }
-                times[contenders.len()].push(round(&ours, &orders, repeats, true));
-                times[contenders.len() + 1].push(round(&flat, &orders, repeats, true));
+                measure(contenders.len(), &ours, true);
+                measure(contenders.len() + 1, &flat, true);
             }
             let medians: Vec<f64> = times.into_iter().map(median).collect();
             let rival = medians[1];

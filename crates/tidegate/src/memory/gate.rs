@@ -98,7 +98,9 @@ impl Gate {
             for (next, (key, _)) in next.iter_mut().zip(asks) {
                 *next = self.expect(key.as_ref());
             }
-            answers.extend(next.iter().zip(asks).map(|(expected, (_, cost))| told(self.ask(expected, *cost, now))));
+            answers.extend(
+                next.iter().zip(asks).map(|(expected, (_, cost))| told(self.ask_arrived(expected, *cost, now))),
+            );
         }
     }
 
@@ -111,6 +113,11 @@ impl Gate {
     #[inline(always)]
     fn ask<A: Answer>(&self, expected: &Expected<'_>, cost: u64, now: Timestamp) -> A {
         self.memory.inner.check(expected, &self.limit, cost, now, |_| Some(self.tag))
+    }
+
+    #[inline(always)]
+    fn ask_arrived<A: Answer>(&self, expected: &Expected<'_>, cost: u64, now: Timestamp) -> A {
+        self.memory.inner.check_arrived(expected, &self.limit, cost, now, |_| Some(self.tag))
     }
 }
 

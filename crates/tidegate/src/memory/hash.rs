@@ -1,103 +1,67 @@
-//! What keys are known by: 127 bits, by a function that each store draws at random from a family of them.
+//! What keys are known by: 128 bits, by a function that each store draws at random from a family of them.
 //!
-//! A key is words of 64 bits, each place has a random factor, each length a random number to begin with, and the hash is the sum of the products
-//! modulo the prime 2^127 - 1. Two different keys have the same hash under at most one in 2^111 of the functions, whoever chose the keys: in a
-//! field there is only one factor that could make up for the difference. That is a theorem, not a hope, and costs two multiplications for a word
-//! (`docs/decisions/0019-a-hash-with-a-proof.md`). It holds for keys that were chosen without knowing the factors, and nobody is told hashes. What can
-//! be seen, by measuring time, is where a key stands in the table, so that half goes through one more step, which is not linear.
+//! A key is blocks of 16 bytes, each place has four random keys, each length a random number, and the hash is the exclusive or of that number and of all blocks,
+//! each after four rounds of AES under the keys of its place. Two different keys have the same hash under at most one in 2^113 of the functions, whoever chose the
+//! keys; two of one length up to 16 bytes under none, since rounds can be undone. That is a theorem about AES, not a hope, and costs four instructions for a block
+//! (`docs/decisions/0032-a-hash-of-aes-rounds.md`). It holds for keys that were chosen without knowing the function, and nobody is told hashes.
 
 use std::hash::Hasher;
 
+use aes::hazmat::cipher_round;
 use siphasher::sip128::{Hasher128, SipHasher13};
 
-/// Keys of up to so many bytes have a factor for every word.
+use super::raw::Aes;
+
+/// Keys of up to so many bytes have a place for every block.
 const LONGEST: usize = 1024;
-/// Two more words for the name of a rule: its length, and what fills its last word up.
-const PLACES: usize = LONGEST / 8 + 3;
-/// Keys shorter than this have a number to begin with of their own. With the longer ones, their length is one more word.
+/// Two more for the name of a rule: for the lengths, and for what fills its last block up.
+const PLACES: usize = LONGEST / 16 + 3;
+/// Keys shorter than this have a number of their own. With the longer ones, their length is one more block.
 const SHORT: usize = 64;
-/// The halves of a factor are below 2^56 and 2^55, so that there is room to add all the products up before anything is carried, and what is carried in
-/// the end is one word.
-const LOW: u64 = (1 << 56) - 1;
-const HIGH: u64 = (1 << 55) - 1;
+
+/// The lower and the upper 64 bits of 128.
+type Halves = (u64, u64);
+
+/// What a block is mixed by: before the first round, and after all but the last.
+type RoundKeys = [u128; 4];
 
 /// A function of the family.
 #[derive(Clone, Debug)]
 pub(super) struct Hashing {
-    mask: u64,
-    odd: u64,
-    /// What the sums begin with, by the length of the key.
-    starts: Starts,
     /// For each place.
-    factors: [Factor; PLACES],
-    /// What tells longer keys, those of rules and those that were shortened from all others.
-    long: Factor,
-    named: Factor,
-    shortened: Factor,
+    keys: [RoundKeys; PLACES],
+    /// What is added in the end, by the length of the key.
+    ends: [u128; SHORT],
+    /// The same for longer keys, those of rules and those that were shortened.
+    long: u128,
+    named: u128,
+    shortened: u128,
+    /// The processor's own rounds, if it has them.
+    aes: Option<Aes>,
     /// Draws all of the above, and shortens what is too long.
     seed: SipHasher13,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Factor {
-    low: u64,
-    high: u64,
-}
-
-/// Factors by number, their halves apart: so a number is all it takes to address one.
-#[derive(Clone, Debug)]
-struct Starts {
-    low: [u64; SHORT],
-    high: [u64; SHORT],
-}
-
-impl Starts {
-    #[inline(always)]
-    fn get(&self, number: usize) -> Option<Factor> {
-        Some(Factor { low: *self.low.get(number)?, high: *self.high.get(number)? })
-    }
-}
-
-/// The name of a rule, and the sum of its words.
+/// The name of a rule, and the sum of its blocks.
 #[derive(Clone, Debug)]
 pub(super) struct Named {
     name: Box<str>,
-    sum: Sum,
+    sum: Halves,
 }
 
-/// The name of a rule and a key may have so many bytes together to have a factor for every word.
-const LONGEST_NAMED: usize = LONGEST - 8;
+/// The name of a rule and a key may have so many bytes together to have a place for every block.
+const LONGEST_NAMED: usize = LONGEST - 16;
 
-/// One word that tells where the name ends and the key begins.
+/// One block that tells where the name ends and the key begins.
 #[inline(always)]
-fn lengths(name: &str, key: &[u8]) -> u64 {
-    (name.len() as u64) << 32 | key.len() as u64
+fn lengths(name: &str, key: &[u8]) -> Halves {
+    (name.len() as u64, key.len() as u64)
 }
 
 /// How many places are taken by the lengths and the name.
 #[inline(always)]
 fn places_of(name: &str) -> usize {
-    2 + name.len() / 8
-}
-
-/// A sum of products: `high` counts 2^64 times.
-#[derive(Clone, Copy, Debug)]
-struct Sum {
-    low: u128,
-    high: u128,
-}
-
-impl Sum {
-    #[inline(always)]
-    fn from(start: Factor) -> Self {
-        Sum { low: u128::from(start.high) << 64 | u128::from(start.low), high: 0 }
-    }
-
-    #[inline(always)]
-    fn add(&mut self, word: u64, factor: &Factor) {
-        self.low = self.low.wrapping_add(u128::from(word) * u128::from(factor.low));
-        self.high = self.high.wrapping_add(u128::from(word) * u128::from(factor.high));
-    }
+    1 + name.len().div_ceil(16).max(1)
 }
 
 impl Hashing {
@@ -105,28 +69,24 @@ impl Hashing {
     pub(super) fn new(k0: u64, k1: u64) -> Self {
         let seed = SipHasher13::new_with_keys(k0, k1);
         let mut drawn = 0_u64;
-        let mut factor = || {
+        let mut draw = || {
             drawn += 1;
-            let (low, high) = halves(seed.hash(&drawn.to_le_bytes()).as_u128());
-            Factor { low: low & LOW, high: high & HIGH }
+            seed.hash(&drawn.to_le_bytes()).as_u128()
         };
-        let starts: [Factor; SHORT] = std::array::from_fn(|_| factor());
-        let starts = Starts { low: starts.map(|start| start.low), high: starts.map(|start| start.high) };
-        let factors = std::array::from_fn(|_| factor());
-        let (long, named, shortened) = (factor(), factor(), factor());
-        Hashing { mask: factor().low << 7, odd: factor().low << 8 | 1, starts, factors, long, named, shortened, seed }
+        let keys = std::array::from_fn(|_| std::array::from_fn(|_| draw()));
+        let ends = std::array::from_fn(|_| draw());
+        let (long, named, shortened) = (draw(), draw(), draw());
+        Hashing { keys, ends, long, named, shortened, aes: Aes::of_this_processor(), seed }
     }
 
     /// Both halves of the hash of `key`.
     #[inline(always)]
-    pub(super) fn hash(&self, key: &[u8]) -> (u64, u64) {
-        match (key.first_chunk::<8>(), key.last_chunk::<8>(), self.starts.get(key.len())) {
-            // Most keys are two words, which may overlap.
-            (Some(first), Some(last), Some(start)) if key.len() <= 16 => {
-                let mut sum = Sum::from(start);
-                sum.add(u64::from_le_bytes(*first), &self.factors[0]);
-                sum.add(u64::from_le_bytes(*last), &self.factors[1]);
-                self.finish(sum)
+    pub(super) fn hash(&self, key: &[u8]) -> Halves {
+        match (key.first_chunk::<8>(), key.last_chunk::<8>()) {
+            // Most keys are one block, whose halves may overlap.
+            (Some(first), Some(last)) if key.len() <= 16 => {
+                let block = (u64::from_le_bytes(*first), u64::from_le_bytes(*last));
+                self.mixed(block, 0, &self.ends[key.len()])
             }
             _ => self.hash_other(key),
         }
@@ -135,107 +95,111 @@ impl Hashing {
     /// Of a key of any length.
     #[cold]
     #[inline(never)]
-    fn hash_other(&self, key: &[u8]) -> (u64, u64) {
-        if let Some(start) = self.starts.get(key.len()) {
-            return self.finish(self.words(Sum::from(start), key, 0));
+    fn hash_other(&self, key: &[u8]) -> Halves {
+        if let Some(end) = self.ends.get(key.len()) {
+            return self.blocks(halves(*end), key, 0);
         }
         if key.len() > LONGEST {
             return self.hash_shortened(&[key]);
         }
-        let mut sum = Sum::from(self.long);
-        sum.add(key.len() as u64, &self.factors[0]);
-        self.finish(self.words(sum, key, 1))
+        self.blocks(self.mixed((key.len() as u64, 0), 0, &self.long), key, 1)
     }
 
     /// The same for a key of a rule.
-    pub(super) fn hash_named(&self, name: &str, key: &[u8]) -> (u64, u64) {
+    pub(super) fn hash_named(&self, name: &str, key: &[u8]) -> Halves {
         let lengths = lengths(name, key);
         if name.len() + key.len() > LONGEST_NAMED {
-            return self.hash_shortened(&[&lengths.to_le_bytes(), name.as_bytes(), key]);
+            return self.hash_shortened(&[&lengths.0.to_le_bytes(), &lengths.1.to_le_bytes(), name.as_bytes(), key]);
         }
-        let mut sum = Sum::from(self.named);
-        sum.add(lengths, &self.factors[0]);
-        let sum = self.words(sum, name.as_bytes(), 1);
-        self.finish(self.words(sum, key, places_of(name)))
+        let sum = self.mixed(lengths, 0, &self.named);
+        self.blocks(self.blocks(sum, name.as_bytes(), 1), key, places_of(name))
     }
 
     /// What keys of this rule have in common, so that it need not be computed for each.
     pub(super) fn begin_named(&self, name: &str) -> Named {
         let fits = name.len() <= LONGEST_NAMED;
-        let sum = if fits { self.words(Sum::from(self.named), name.as_bytes(), 1) } else { Sum::from(self.named) };
+        let sum = if fits { self.blocks(halves(self.named), name.as_bytes(), 1) } else { halves(self.named) };
         Named { name: name.into(), sum }
     }
 
     /// As [`hash_named`](Hashing::hash_named), of which the first part is done.
     #[inline(always)]
-    pub(super) fn hash_begun(&self, begun: &Named, key: &[u8]) -> (u64, u64) {
-        let (name, mut sum) = (&begun.name, begun.sum);
+    pub(super) fn hash_begun(&self, begun: &Named, key: &[u8]) -> Halves {
+        let name = &begun.name;
         if name.len() + key.len() > LONGEST_NAMED {
             return self.hash_named(name, key);
         }
-        sum.add(lengths(name, key), &self.factors[0]);
-        self.finish(self.words(sum, key, places_of(name)))
+        self.blocks(sum(begun.sum, self.mixed(lengths(name, key), 0, &0)), key, places_of(name))
     }
 
     /// What is too long is shortened first, by a function of which nobody knows two keys that it takes for one.
     #[cold]
-    fn hash_shortened(&self, pieces: &[&[u8]]) -> (u64, u64) {
+    fn hash_shortened(&self, pieces: &[&[u8]]) -> Halves {
         let mut hasher = self.seed;
         pieces.iter().for_each(|piece| hasher.write(piece));
-        let (h1, h2) = halves(hasher.finish128().as_u128());
-        let mut sum = Sum::from(self.shortened);
-        sum.add(h1, &self.factors[0]);
-        sum.add(h2, &self.factors[1]);
-        self.finish(sum)
+        self.mixed(halves(hasher.finish128().as_u128()), 0, &self.shortened)
     }
 
-    /// Adds the words of `bytes` from `place` on, at most one more than there are whole ones. Bytes of one length are told apart by them.
+    /// Adds the blocks of `bytes` from `place` on, at least one. Bytes of one length are told apart by them.
     #[inline(always)]
-    fn words(&self, mut sum: Sum, bytes: &[u8], place: usize) -> Sum {
-        let factors = &self.factors[place..];
-        let (Some(first), Some(last)) = (bytes.first_chunk::<8>(), bytes.last_chunk::<8>()) else {
-            sum.add(few(bytes), &factors[0]);
-            return sum;
+    fn blocks(&self, start: Halves, bytes: &[u8], place: usize) -> Halves {
+        let Some(last) = bytes.last_chunk::<16>() else {
+            return sum(start, self.mixed(few(bytes), place, &0));
         };
-        sum.add(u64::from_le_bytes(*first), &factors[0]);
-        sum.add(u64::from_le_bytes(*last), &factors[1]); // the two may overlap
-        if bytes.len() > 16 {
-            let (words, _) = bytes[8..bytes.len() - 1].as_chunks::<8>();
-            for (word, factor) in words.iter().zip(&factors[2..]) {
-                sum.add(u64::from_le_bytes(*word), factor);
-            }
-        }
-        sum
+        let (whole, rest) = bytes.as_chunks::<16>();
+        let last = (!rest.is_empty()).then_some(last); // may overlap with the one before
+        whole
+            .iter()
+            .chain(last)
+            .zip(place..)
+            .fold(start, |start, (block, place)| sum(start, self.mixed(halves(u128::from_le_bytes(*block)), place, &0)))
     }
 
-    /// The sum modulo 2^127 - 1, as 64 and 63 bits. The first half is mixed with the second in a way that could be undone, so together they still tell
-    /// keys apart as well.
+    /// A block after four rounds of AES under the keys of a place, and `end` added.
     #[inline(always)]
-    fn finish(&self, sum: Sum) -> (u64, u64) {
-        let (lowest, carried) = halves(sum.low);
-        let above = sum.high.wrapping_add(u128::from(carried));
-        let rest = (above << 65 >> 1).wrapping_add(u128::from(lowest));
-        let (carry, _) = halves(above >> 63); // `above` is below 2^127
-        let (first, second) = halves(rest.wrapping_add(u128::from(carry)));
-        let (low, high) = halves(u128::from(second ^ self.mask) * u128::from(self.odd));
-        (first ^ low ^ high, second)
+    fn mixed(&self, block: Halves, place: usize, end: &u128) -> Halves {
+        let keys = &self.keys[place];
+        match self.aes {
+            Some(aes) => aes.four_rounds(block, keys, end),
+            None => four_rounds(block, keys, end),
+        }
     }
+}
+
+/// The same for processors without an instruction for it, and to tell whether that does what it should.
+#[cold]
+#[inline(never)]
+fn four_rounds((low, high): Halves, keys: &RoundKeys, end: &u128) -> Halves {
+    let bytes = |number: u128| number.to_le_bytes().into();
+    let mut block = bytes((u128::from(high) << 64 | u128::from(low)) ^ keys[0]);
+    for key in [keys[1], keys[2], keys[3], *end] {
+        cipher_round(&mut block, &bytes(key));
+    }
+    halves(u128::from_le_bytes(block.into()))
 }
 
 /// The lower and the upper half.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation, reason = "the lower half is what remains")]
-fn halves(number: u128) -> (u64, u64) {
+fn halves(number: u128) -> Halves {
     (number as u64, (number >> 64) as u64)
 }
 
-/// Fewer than eight bytes.
 #[inline(always)]
-fn few(bytes: &[u8]) -> u64 {
-    if let (Some(first), Some(last)) = (bytes.first_chunk::<4>(), bytes.last_chunk::<4>()) {
-        return u64::from(u32::from_le_bytes(*first)) | u64::from(u32::from_le_bytes(*last)) << 32;
+fn sum(one: Halves, other: Halves) -> Halves {
+    (one.0 ^ other.0, one.1 ^ other.1)
+}
+
+/// Fewer than sixteen bytes.
+#[inline(always)]
+fn few(bytes: &[u8]) -> Halves {
+    if let (Some(first), Some(last)) = (bytes.first_chunk::<8>(), bytes.last_chunk::<8>()) {
+        return (u64::from_le_bytes(*first), u64::from_le_bytes(*last));
     }
-    bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
+    if let (Some(first), Some(last)) = (bytes.first_chunk::<4>(), bytes.last_chunk::<4>()) {
+        return (u64::from(u32::from_le_bytes(*first)) | u64::from(u32::from_le_bytes(*last)) << 32, 0);
+    }
+    (bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)), 0)
 }
 
 #[cfg(test)]
@@ -248,62 +212,53 @@ mod tests {
         Hashing::new(0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908)
     }
 
-    /// The definition, word by word and one remainder after the other: what the fast one must agree with.
-    fn by_definition(hashing: &Hashing, key: &[u8]) -> (u64, u64) {
-        const PRIME: u128 = (1 << 127) - 1;
-        let number = |factor: Factor| u128::from(factor.high) << 64 | u128::from(factor.low);
-        let times = |word: u64, factor: Factor| {
-            (0..64).rev().fold(0, |product: u128, bit| {
-                (2 * product % PRIME + if word >> bit & 1 == 1 { number(factor) } else { 0 }) % PRIME
-            })
-        };
-        let mut words = Vec::new();
-        let start = hashing.starts.get(key.len()).unwrap_or_else(|| {
-            words.push(key.len() as u64);
-            hashing.long
+    /// The definition, block by block: what the fast one must agree with.
+    fn by_definition(hashing: &Hashing, key: &[u8]) -> Halves {
+        let mut blocks = Vec::new();
+        let end = hashing.ends.get(key.len()).unwrap_or_else(|| {
+            blocks.push((key.len() as u64, 0));
+            &hashing.long
         });
-        if key.len() < 8 {
-            words.push(few(key));
+        if key.len() < 16 {
+            blocks.push(few(key));
         } else {
-            let places = [0, key.len() - 8].into_iter().chain((8..key.len() - 8).step_by(8));
-            words.extend(places.map(|place| u64::from_le_bytes(key[place..place + 8].try_into().unwrap())));
+            let places =
+                (0..=key.len() - 16).step_by(16).chain((!key.len().is_multiple_of(16)).then(|| key.len() - 16));
+            blocks.extend(places.map(|at| halves(u128::from_le_bytes(key[at..at + 16].try_into().unwrap()))));
         }
-        let sum = words
-            .iter()
-            .zip(hashing.factors)
-            .fold(number(start), |sum, (word, factor)| (sum + times(*word, factor)) % PRIME);
-        let (first, second) = halves(sum);
-        let (low, high) = halves(u128::from(second ^ hashing.mask) * u128::from(hashing.odd));
-        (first ^ low ^ high, second)
+        let mixed = blocks.into_iter().zip(&hashing.keys).map(|(block, keys)| four_rounds(block, keys, &0));
+        mixed.fold(halves(*end), sum)
     }
 
     #[test]
     fn agrees_with_the_definition_for_keys_of_every_length() {
         let hashing = hashing();
+        let without = Hashing { aes: None, ..hashing.clone() };
         let mut key = Vec::new();
         for length in 0..=LONGEST {
             assert_eq!(hashing.hash(&key), by_definition(&hashing, &key), "{length} bytes");
+            assert_eq!(without.hash(&key), by_definition(&hashing, &key), "{length} bytes, without the instruction");
             key.push((length.wrapping_mul(0x9e37_79b9) >> 24 & 0xff).try_into().unwrap());
         }
     }
 
-    /// The most that can be added up still has room.
+    /// The example of FIPS 197, appendix B, up to where its fifth round starts.
     #[test]
-    fn the_greatest_factors_agree_with_the_definition_for_the_greatest_keys() {
-        let greatest = Factor { low: LOW, high: HIGH };
-        let mut hashing = hashing();
-        hashing.factors = [greatest; PLACES];
-        (hashing.long, hashing.named) = (greatest, greatest);
-        for length in [8, 15, 16, SHORT, LONGEST - 1, LONGEST] {
-            let key = vec![u8::MAX; length];
-            assert_eq!(hashing.hash(&key), by_definition(&hashing, &key), "{length} bytes");
+    fn rounds_are_those_of_the_standard() {
+        let number = |hex: &str| u128::from_str_radix(hex, 16).unwrap().swap_bytes();
+        let keys = [
+            number("2b7e151628aed2a6abf7158809cf4f3c"),
+            number("a0fafe1788542cb123a339392a6c7605"),
+            number("f2c295f27a96b9435935807a7359f67f"),
+            number("3d80477d4716fe3e1e237e446d7a883b"),
+        ];
+        let fourth = number("ef44a541a8525b7fb671253bdb0bad00");
+        let input = halves(number("3243f6a8885a308d313198a2e0370734"));
+        let fifth = halves(number("e0927fe8c86363c0d9b1355085b8be01"));
+        assert_eq!(four_rounds(input, &keys, &fourth), fifth);
+        if let Some(aes) = Aes::of_this_processor() {
+            assert_eq!(aes.four_rounds(input, &keys, &fourth), fifth);
         }
-        let all = (0..PLACES).fold(Sum::from(greatest), |mut sum, _| {
-            sum.add(u64::MAX, &greatest);
-            sum
-        });
-        let (_, carried) = halves(all.low);
-        assert!(all.high.checked_add(u128::from(carried)).is_some_and(|above| above >> 127 == 0));
     }
 
     #[test]

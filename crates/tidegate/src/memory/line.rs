@@ -8,7 +8,7 @@ use tidegate_core::{Algorithm, Limit, Timestamp};
 use super::gate::Answer;
 use super::raw;
 use super::shard::{self, Shard, Tag};
-use super::slots::Slot;
+use super::slots::Words;
 
 /// A shard's lock on a cache line of its own. The shard itself is elsewhere, so that the locks take little of the cache.
 #[derive(Debug)]
@@ -30,13 +30,13 @@ impl Line {
     /// Where checks are charged, the lock is taken first: a processor can wait for the slot's memory and go on with what comes next meanwhile, but
     /// not past the taking of a lock.
     #[inline(always)]
-    pub(super) fn try_check<'a, A: Answer>(
-        &'a self,
+    pub(super) fn try_check<A: Answer, W: Words>(
+        &self,
         limit: &Limit,
         cost: u64,
         now: Timestamp,
         tag_of: impl Fn((u64, u64)) -> Option<Tag>,
-        look: impl FnOnce() -> Option<&'a Slot>,
+        look: impl FnOnce() -> Option<W>,
     ) -> Option<A> {
         // Two ways, so that neither has to ask on which it is.
         if self.charges.load(Ordering::Relaxed) {
@@ -51,19 +51,19 @@ impl Line {
     /// The rest of [`try_check`](Line::try_check): under the lock, or from the version on.
     #[allow(clippy::too_many_arguments, reason = "it is one step with the one before, written twice by the compiler")]
     #[inline(always)]
-    fn check_read<'a, A: Answer>(
-        &'a self,
-        hold: Hold<'a>,
+    fn check_read<A: Answer, W: Words>(
+        &self,
+        hold: Hold<'_>,
         limit: &Limit,
         cost: u64,
         now: Timestamp,
         tag_of: impl Fn((u64, u64)) -> Option<Tag>,
-        look: impl FnOnce() -> Option<&'a Slot>,
+        look: impl FnOnce() -> Option<W>,
     ) -> Option<A> {
-        let slot = look()?;
-        let words = slot.words();
+        let found = look()?;
+        let words = found.words();
         let tag = tag_of(words)?;
-        let read = Read { slot, hold, tag, numbers: tag.unpack(words)? };
+        let read = Read { found, hold, tag, numbers: tag.unpack(words)? };
         match limit.algorithm() {
             Algorithm::Bucket(bucket) => {
                 let mut level = shard::level_of(read.numbers);
@@ -79,13 +79,13 @@ impl Line {
     /// The rest of [`try_check`](Line::try_check) for windows, out of the way of the most usual limits.
     #[cold]
     #[inline(never)]
-    fn try_window<A: Answer>(
+    fn try_window<A: Answer, W: Words>(
         &self,
         limit: &Limit,
         window: &Window,
         cost: u64,
         now: Timestamp,
-        read: Read<'_>,
+        read: Read<'_, W>,
     ) -> Option<A> {
         let mut count = shard::count_of(read.numbers, window.period);
         let outcome = tidegate_core::admit(limit, window, &mut count, now, cost);
@@ -95,14 +95,21 @@ impl Line {
 
     /// Writes what has changed, if anything has, and says whether what was read still held until then.
     #[inline(always)]
-    fn write(&self, limit: &Limit, read: Read<'_>, is_allowed: bool, cost: u64, changed: (u64, u64)) -> bool {
-        let Read { slot, hold, tag, .. } = read;
+    fn write<W: Words>(
+        &self,
+        limit: &Limit,
+        read: Read<'_, W>,
+        is_allowed: bool,
+        cost: u64,
+        changed: (u64, u64),
+    ) -> bool {
+        let Read { found, hold, tag, .. } = read;
         // What is denied is not charged, unless the limit counts that, too; and looking costs nothing.
         let is_charged = (is_allowed || limit.counts_rejected()) && cost > 0;
         match hold {
             Hold::Lock(_writing) => {
                 if is_charged {
-                    slot.set_words(tag.pack(changed));
+                    found.set_words(tag.pack(changed));
                 } else {
                     self.charges.store(false, Ordering::Relaxed);
                 }
@@ -111,7 +118,7 @@ impl Line {
             Hold::Version(version) if !is_charged => self.shard.is_still(version),
             Hold::Version(version) => {
                 let Some(_writing) = self.shard.write_if_still(version) else { return false };
-                slot.set_words(tag.pack(changed));
+                found.set_words(tag.pack(changed));
                 self.charges.store(true, Ordering::Relaxed);
                 true
             }
@@ -126,8 +133,8 @@ enum Hold<'a> {
 }
 
 /// What was read of a key.
-struct Read<'a> {
-    slot: &'a Slot,
+struct Read<'a, W> {
+    found: W,
     hold: Hold<'a>,
     tag: Tag,
     numbers: (u64, u64),

@@ -313,7 +313,7 @@ impl Memory {
         let Awaited { hash: Hash { order, other }, is_rule } = *awaited;
         let kind = if is_rule { RULE } else { algorithm_number(limit.algorithm()) };
         let hash = Hash { order, other: other ^ mixed_in(kind, 0) };
-        self.inner.check(&self.inner.at(hash), limit, cost, now, self.inner.tag_of(limit))
+        self.inner.check_arrived(&self.inner.at(hash), limit, cost, now, self.inner.tag_of(limit))
     }
 
     /// The same as [`check`](Memory::check) for those who only want to know whether the request may pass; a little faster.
@@ -371,10 +371,27 @@ impl Inner {
         now: Timestamp,
         tag_of: impl Fn((u64, u64)) -> Option<Tag>,
     ) -> A {
-        let Expected { hash, line, at_home } = expected;
-        match line.try_check(limit, cost, now, &tag_of, || slots::look(at_home, *hash)) {
+        let look = || slots::look_ahead(expected.at_home, expected.hash);
+        match expected.line.try_check(limit, cost, now, &tag_of, look) {
             Some(answer) => answer,
-            None => self.check_again(*hash, limit, cost, now, tag_of),
+            None => self.check_again(expected.hash, limit, cost, now, tag_of),
+        }
+    }
+
+    /// The same for a key whose memory has been on its way for a while.
+    #[inline(always)]
+    fn check_arrived<A: Answer>(
+        &self,
+        expected: &Expected<'_>,
+        limit: &Limit,
+        cost: u64,
+        now: Timestamp,
+        tag_of: impl Fn((u64, u64)) -> Option<Tag>,
+    ) -> A {
+        let look = || slots::look(expected.at_home, expected.hash);
+        match expected.line.try_check(limit, cost, now, &tag_of, look) {
+            Some(answer) => answer,
+            None => self.check_again(expected.hash, limit, cost, now, tag_of),
         }
     }
 

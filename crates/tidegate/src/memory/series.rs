@@ -71,7 +71,7 @@ impl Series {
                 *next = self.expect(key);
             }
             for (expected, key) in next.iter().zip(keys) {
-                answer(key, inner.check(expected, &self.limit, cost, now, |_| Some(self.tag)));
+                answer(key, inner.check_arrived(expected, &self.limit, cost, now, |_| Some(self.tag)));
             }
         }
     }

@@ -82,6 +82,13 @@ impl Slot {
         self.high.store(high, Ordering::Relaxed);
     }
 
+    /// Whether it is that of `hash`, or empty and `hash` is zero.
+    #[inline(always)]
+    fn is_of(&self, hash: Hash) -> bool {
+        let (order, other) = (self.order.load(Ordering::Relaxed), self.other.load(Ordering::Relaxed));
+        (order ^ hash.order) | (other ^ hash.other) == 0
+    }
+
     #[inline(always)]
     fn is_empty(&self) -> bool {
         self.high.load(Ordering::Relaxed) == 0
@@ -98,6 +105,69 @@ impl Slot {
         } else {
             Place::Before
         }
+    }
+}
+
+/// The two words of a key, wherever they were found.
+pub(crate) trait Words {
+    /// `low` and `high`.
+    fn words(&self) -> (u64, u64);
+    /// Only for who holds the lock since they were read, or knows that nobody has written since.
+    fn set_words(&self, words: (u64, u64));
+}
+
+impl Words for &Slot {
+    #[inline(always)]
+    fn words(&self) -> (u64, u64) {
+        (**self).words()
+    }
+
+    #[inline(always)]
+    fn set_words(&self, words: (u64, u64)) {
+        (**self).set_words(words);
+    }
+}
+
+/// The slot of a key, and the other one of its cache line, with what was in them: for a key whose memory is still on its way.
+///
+/// Which of the two it is, only their memory tells. A processor that has to write to an address which it learns from memory lets nothing behind that
+/// overtake it, not even the next key on its way; so both are written, one of them with what was there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InLine<'a> {
+    first: &'a Slot,
+    second: &'a Slot,
+    /// The one of them that it is.
+    slot: &'a Slot,
+    words: (u64, u64),
+}
+
+impl<'a> InLine<'a> {
+    /// Looks for `hash` in one cache line.
+    #[inline(always)]
+    fn look(first: &'a Slot, second: &'a Slot, hash: Hash) -> Option<Self> {
+        let is_first = first.order.load(Ordering::Relaxed) == hash.order;
+        // Nobody can guess in which half it is, so there is no branch; and reading at an address that is learned from memory holds nobody up.
+        let slot = select_unpredictable(is_first, first, second);
+        slot.is_of(hash).then(|| InLine { first, second, slot, words: slot.words() })
+    }
+}
+
+impl Words for InLine<'_> {
+    #[inline(always)]
+    fn words(&self) -> (u64, u64) {
+        self.words
+    }
+
+    #[inline(always)]
+    fn set_words(&self, (low, high): (u64, u64)) {
+        let is_first = std::ptr::eq(self.slot, self.first);
+        let (other_low, other_high) = select_unpredictable(is_first, self.second, self.first).words();
+        let in_order =
+            |own, other| (select_unpredictable(is_first, own, other), select_unpredictable(is_first, other, own));
+        let ((first_low, second_low), (first_high, second_high)) =
+            (in_order(low, other_low), in_order(high, other_high));
+        self.first.set_words((first_low, first_high));
+        self.second.set_words((second_low, second_high));
     }
 }
 
@@ -220,7 +290,7 @@ pub(crate) type AtHome = [Slot; FEW];
 pub(crate) static NOWHERE: AtHome = [const { Slot::empty() }; FEW];
 
 /// The slot of `hash` among those where it is [expected](Arena::at_home): all but one key in sixty are there. [`Arena::get`] is for the others, and
-/// for the one key in 2^64 whose hash looks like an empty slot's.
+/// for the one key in 2^128 whose hash looks like an empty slot's. As quick as can be once they are in the cache.
 #[inline(always)]
 pub(crate) fn look([first, second, third, fourth, fifth, sixth]: &AtHome, hash: Hash) -> Option<&Slot> {
     look_at(first, second, hash).or_else(|| look_at(third, fourth, hash)).or_else(|| look_at(fifth, sixth, hash))
@@ -230,8 +300,15 @@ pub(crate) fn look([first, second, third, fourth, fifth, sixth]: &AtHome, hash: 
 #[inline(always)]
 fn look_at<'a>(first: &'a Slot, second: &'a Slot, hash: Hash) -> Option<&'a Slot> {
     let slot = select_unpredictable(first.order.load(Ordering::Relaxed) == hash.order, first, second);
-    let is_it = slot.order.load(Ordering::Relaxed) == hash.order && slot.other.load(Ordering::Relaxed) == hash.other;
-    is_it.then_some(slot)
+    slot.is_of(hash).then_some(slot)
+}
+
+/// The same for slots that are still on their way.
+#[inline(always)]
+pub(crate) fn look_ahead([first, second, third, fourth, fifth, sixth]: &AtHome, hash: Hash) -> Option<InLine<'_>> {
+    InLine::look(first, second, hash)
+        .or_else(|| InLine::look(third, fourth, hash))
+        .or_else(|| InLine::look(fifth, sixth, hash))
 }
 
 /// Fetches the first two cache lines. Few keys are in the third.
@@ -245,7 +322,7 @@ pub(crate) fn prefetch([first, _, third, ..]: &AtHome) {
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation, reason = "the product shifted by 64 is below `lines`")]
 fn home(order: u64, lines: usize) -> usize {
-    2 * ((u128::from(order) * lines as u128) >> 64) as usize
+    (((u128::from(order) * lines as u128) >> 64) as usize).wrapping_mul(2)
 }
 
 /// In which chunk a slot of a table is, and where there.
@@ -253,13 +330,13 @@ fn home(order: u64, lines: usize) -> usize {
 #[allow(clippy::cast_possible_truncation, reason = "there are fewer chunks than that for any table")]
 fn locate(shard: usize, index: usize) -> (u8, usize) {
     let number = index.wrapping_add(OFFSET);
-    // Homes are even, so an odd number is one step, which tells the compiler too that it has a logarithm; and it is in the same chunk.
+    // Homes are even, so an odd number is one step further, and in the same chunk; and it has a logarithm.
     let odd = number | 1;
-    let log_length = odd.ilog2().wrapping_sub(2);
-    let quarter = odd >> log_length; // 4 to 7
+    let log_length = raw::log2(odd).wrapping_sub(2);
+    let quarter = odd.wrapping_shr(log_length); // 4 to 7
     let chunk = (log_length as usize).wrapping_mul(4).wrapping_add(quarter).wrapping_add(8);
     // The shard's first slot in the chunk, and what is left of the number when that of the chunk's first slot is taken away.
-    (chunk as u8, (shard.wrapping_sub(quarter) << log_length).wrapping_add(number))
+    (chunk as u8, shard.wrapping_sub(quarter).wrapping_shl(log_length).wrapping_add(number))
 }
 
 /// How many slots a chunk has for each shard.
@@ -348,9 +425,9 @@ impl Slots {
         entries.filter(|entry| !entry.is_empty()).for_each(&mut show);
     }
 
-    /// Whether another key would make the runs long: three quarters of the homes are taken.
+    /// Whether another key would make the runs long: five eighths of the slots are taken.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.used * 4 >= 2 * self.lines * 3
+        self.used * 8 >= 2 * self.lines * 5
     }
 
     /// Puts an entry at `index`, where [`find`](Slots::find) said it belongs, and takes out the next one behind it for which `idle` says so, if there is
@@ -428,7 +505,7 @@ impl Slots {
         (index, before - self.used)
     }
 
-    /// Rebuilds the table without the entries for which `idle` says so, with three tenths of the homes free, or a few more, and with at least so many
+    /// Rebuilds the table without the entries for which `idle` says so, with five twelfths of the homes free, or a few more, and with at least so many
     /// slots.
     pub(crate) fn rebuild(&mut self, least: usize, mut idle: impl FnMut(&Entry) -> bool) {
         let mut kept = 0;
@@ -440,7 +517,7 @@ impl Slots {
                 kept += 1;
             }
         });
-        let fits = |capacity: &usize| *capacity >= least && (kept + 1) * 10 <= 2 * lines_of(*capacity) * 7;
+        let fits = |capacity: &usize| *capacity >= least && (kept + 1) * 12 <= 2 * lines_of(*capacity) * 7;
         let capacity = chunks().map(|chunk| end_before(chunk + 1)).find(fits).expect("there are chunks for all memory");
         let lines = lines_of(capacity);
         // The run at the end may need more spare slots than usual.

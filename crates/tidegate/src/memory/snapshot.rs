@@ -19,7 +19,8 @@ use super::slots::Hash;
 use super::{Memory, MemoryBuilder, More};
 
 const MAGIC: [u8; 8] = *b"tidegate";
-const VERSION: u64 = 1;
+/// The first had keys by another hash.
+const VERSION: u64 = 2;
 
 const HEAD: u32 = 1;
 const LIMITS: u32 = 2;
@@ -80,7 +81,7 @@ pub enum LoadError {
     /// It is something else, or too short.
     #[error("is not a snapshot: expected `tidegate` at its beginning")]
     NotASnapshot,
-    /// It was written by a later release.
+    /// It was written by another release, whose keys are hashed or kept in another way.
     #[error("has version {0} of the format: expected {VERSION}")]
     Version(u64),
     /// It was saved later than now: the clock of this machine went back. What it has would not drain until that moment comes.

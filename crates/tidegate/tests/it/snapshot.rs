@@ -122,14 +122,14 @@ fn what_was_cut_off_is_read_as_far_as_it_goes() {
 fn what_is_something_else_is_refused_by_name() {
     let (clock, file, _) = small();
     let mut later = file.clone();
-    later[8] = 2;
+    later[8] = 3;
     let mut other = file.clone();
     other[0] = b'T';
     for (file, expected) in [
         (&b""[..], "is not a snapshot: expected `tidegate` at its beginning"),
         (&b"tide"[..], "is not a snapshot: expected `tidegate` at its beginning"),
         (&other[..], "is not a snapshot: expected `tidegate` at its beginning"),
-        (&later[..], "has version 2 of the format: expected 1"),
+        (&later[..], "has version 3 of the format: expected 2"),
         (&file[..20], "is damaged at its beginning: nothing of it can be read"),
     ] {
         assert_eq!(load(&clock, file).unwrap_err().to_string(), expected);

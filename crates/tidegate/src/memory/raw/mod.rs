@@ -4,6 +4,8 @@
 //! - [`Versioned`]: a lock that counts how often it was given back, so that whoever only reads need not take it.
 //! - [`zeroed`]: memory that is zero and not resident until it is used.
 //! - [`prefetch`]: fetching the slots of the next keys while one is decided.
+//! - [`Aes`]: a hash of a tenth of the instructions.
+//! - [`log2`]: an instruction that does not wait for the last decision.
 
 #![allow(unsafe_code, reason = "measured above; nothing else in this crate is unsafe")]
 
@@ -155,6 +157,72 @@ pub(crate) fn cycles() -> u64 {
     }
     #[cfg(not(target_arch = "x86_64"))]
     0
+}
+
+/// The processor's own instruction for a round of AES: whoever has this may use it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Aes(());
+
+impl Aes {
+    /// If this processor has it.
+    pub(crate) fn of_this_processor() -> Option<Self> {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        return std::arch::is_x86_feature_detected!("aes").then_some(Aes(()));
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        None
+    }
+
+    /// Four rounds, the lower half of the block first. Written here, not called by its name: a function for processors that have it cannot become part of
+    /// one for all processors.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[inline(always)]
+    #[allow(clippy::cast_sign_loss, clippy::cast_possible_wrap, reason = "bits, not numbers")]
+    pub(crate) fn four_rounds(self, (low, high): (u64, u64), keys: &[u128; 4], end: &u128) -> (u64, u64) {
+        use core::arch::x86_64::{_mm_cvtsi128_si64, _mm_set_epi64x, _mm_unpackhi_epi64};
+        // SAFETY: the processor has the instruction, or there would be no `self`. What is read are the keys, which stand where numbers of 128 bits
+        // have to; the other instructions are those that every such processor has.
+        unsafe {
+            let mut block = _mm_set_epi64x(high as i64, low as i64);
+            core::arch::asm!(
+                "pxor {block}, xmmword ptr [{keys}]",
+                "aesenc {block}, xmmword ptr [{keys} + 16]",
+                "aesenc {block}, xmmword ptr [{keys} + 32]",
+                "aesenc {block}, xmmword ptr [{keys} + 48]",
+                "aesenc {block}, xmmword ptr [{end}]",
+                block = inout(xmm_reg) block,
+                keys = in(reg) keys,
+                end = in(reg) end,
+                options(pure, readonly, nostack, preserves_flags),
+            );
+            (_mm_cvtsi128_si64(block) as u64, _mm_cvtsi128_si64(_mm_unpackhi_epi64(block, block)) as u64)
+        }
+    }
+
+    /// Nobody has one.
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    pub(crate) fn four_rounds(self, block: (u64, u64), _: &[u128; 4], _: &u128) -> (u64, u64) {
+        block
+    }
+}
+
+/// The binary logarithm of a number that is not zero.
+///
+/// The instruction leaves its register as it was for zero, so that it waits for whatever was in there before: what the last decision read from memory,
+/// as the compiler happened to choose it, and then no two decisions are under way at the same time. So the register is set first.
+#[inline(always)]
+pub(crate) fn log2(number: usize) -> u32 {
+    debug_assert!(number > 0, "zero has no logarithm");
+    #[cfg(target_arch = "x86_64")]
+    {
+        let log: u32;
+        // SAFETY: it only computes.
+        unsafe {
+            core::arch::asm!("bsr {0:r}, {1:r}", inout(reg) 0_u32 => log, in(reg) number, options(pure, nomem, nostack));
+        }
+        log
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    number.ilog2()
 }
 
 /// Asks the processor to fetch the memory of a value soon.
