@@ -46,7 +46,7 @@ impl Words {
 
     /// Adds one under the lock, unless somebody else has it.
     fn add_locked(&self) -> bool {
-        let taken = version::take_now(&self.version).is_some();
+        let taken = version::take_now(&self.version);
         if taken {
             let (low, high) = self.read();
             assert_eq!(low, high, "who holds the lock sees what was written before");
@@ -76,7 +76,7 @@ fn what_is_read_while_somebody_writes_does_not_count() {
         let words = Arc::clone(&words);
         move || {
             for value in 1..=2 {
-                assert!(version::take_now(&words.version).is_some(), "nobody else writes");
+                assert!(version::take_now(&words.version), "nobody else writes");
                 words.write(value);
                 version::give_back(&words.version);
             }
@@ -165,7 +165,7 @@ fn who_holds_the_lock_is_alone() {
     let locked = Arc::new(Locked { version: AtomicU64::new(0), value: UnsafeCell::new(0) });
     let add = |locked: Arc<Locked>| {
         move || {
-            let taken = version::take_now(&locked.version).is_some();
+            let taken = version::take_now(&locked.version);
             if taken {
                 // SAFETY: who holds the lock is alone; that is what is shown.
                 locked.value.with_mut(|value| unsafe { *value += 1 });

@@ -138,7 +138,7 @@ impl Inner {
             _ => (0, 0),
         };
         *asked = (count, forward);
-        let written = version::take_now(&self.version).is_some();
+        let written = version::take_now(&self.version);
         debug_assert!(written, "only who holds the lock writes");
         self.asked_at.store(count, Ordering::Relaxed);
         self.answer_us.store(now_us, Ordering::Relaxed);

@@ -23,18 +23,21 @@ pub(crate) fn is_still(version: &AtomicU64, seen: u64) -> bool {
 /// has seen that this was [done].
 #[inline(always)]
 pub(crate) fn take(version: &AtomicU64, seen: u64) -> bool {
-    let taken = version.compare_exchange(seen, seen | 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
+    // Relaxed: whoever has `seen` it has [begun](begin) with it, and it comes once only.
+    let taken = version.compare_exchange(seen, seen | 1, Ordering::Relaxed, Ordering::Relaxed).is_ok();
     // Whoever sees anything that is written from here on also sees that the version is odd.
     fence(Ordering::Release);
     taken
 }
 
-/// Begins to write if nobody is writing, and says from which version on.
+/// Begins to write if nobody is writing. Whoever is told no has changed nothing: the version was odd.
 #[inline(always)]
-pub(crate) fn take_now(version: &AtomicU64) -> Option<u64> {
-    // If it is odd, it is not what is expected here: no need to ask.
-    let even = version.load(Ordering::Relaxed) & !1;
-    take(version, even).then_some(even)
+pub(crate) fn take_now(version: &AtomicU64) -> bool {
+    // One instruction, which waits for nothing that was read before.
+    let taken = version.fetch_or(1, Ordering::Acquire) & 1 == 0;
+    // Whoever sees anything that is written from here on also sees that the version is odd.
+    fence(Ordering::Release);
+    taken
 }
 
 /// Is done with writing, which began when the version was `seen`.

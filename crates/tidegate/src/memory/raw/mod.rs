@@ -58,7 +58,7 @@ unsafe impl RawMutex for VersionLock {
 
     #[inline(always)]
     fn try_lock(&self) -> bool {
-        version::take_now(&self.version).is_some()
+        version::take_now(&self.version)
     }
 
     #[inline(always)]
@@ -79,7 +79,6 @@ pub(crate) type Guard<'a, T> = MutexGuard<'a, VersionLock, T>;
 /// The lock while two words are written: given back when dropped.
 pub(crate) struct Writing<'a> {
     lock: &'a VersionLock,
-    version: u64,
 }
 
 impl<T> Versioned<T> {
@@ -114,7 +113,7 @@ impl<T> Versioned<T> {
     #[inline(always)]
     pub(crate) fn try_write(&self) -> Option<Writing<'_>> {
         let lock = self.raw();
-        version::take_now(&lock.version).map(|version| Writing { lock, version })
+        version::take_now(&lock.version).then(|| Writing { lock })
     }
 
     /// Takes the lock if nobody has written since it was `version`.
@@ -122,14 +121,14 @@ impl<T> Versioned<T> {
     pub(crate) fn write_if_still(&self, version: u64) -> Option<Writing<'_>> {
         let lock = self.raw();
         // Not before it is taken: what is made is also dropped.
-        (version & 1 == 0 && version::take(&lock.version, version)).then(|| Writing { lock, version })
+        (version & 1 == 0 && version::take(&lock.version, version)).then(|| Writing { lock })
     }
 }
 
 impl Drop for Writing<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        version::done(&self.lock.version, self.version);
+        version::give_back(&self.lock.version);
     }
 }
 
