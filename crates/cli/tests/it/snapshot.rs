@@ -168,6 +168,6 @@ fn with_a_damaged_file_it_starts_with_what_is_left_of_it() {
     let server = Server::start(&file, None);
     assert_eq!(server.take("k", "100/d", 1), 99);
     let log = server.end(Signal::KILL);
-    assert!(log.contains("has version 9 of the format: expected 1"), "{log}");
+    assert!(log.contains("has version 9 of the format: expected 2"), "{log}");
     assert_eq!(fs::read(folder.path().join("state.unreadable")).unwrap(), later);
 }
