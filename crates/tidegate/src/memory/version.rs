@@ -24,18 +24,19 @@ pub(crate) fn is_still(version: &AtomicU64, seen: u64) -> bool {
 #[inline(always)]
 pub(crate) fn take(version: &AtomicU64, seen: u64) -> bool {
     // Relaxed: whoever has `seen` it has [begun](begin) with it, and it comes once only.
-    let taken = version.compare_exchange(seen, seen | 1, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-    // Whoever sees anything that is written from here on also sees that the version is odd.
-    fence(Ordering::Release);
-    taken
+    before_writing(version.compare_exchange(seen, seen | 1, Ordering::Relaxed, Ordering::Relaxed).is_ok())
 }
 
 /// Begins to write if nobody is writing. Whoever is told no has changed nothing: the version was odd.
 #[inline(always)]
 pub(crate) fn take_now(version: &AtomicU64) -> bool {
     // One instruction, which waits for nothing that was read before.
-    let taken = version.fetch_or(1, Ordering::Acquire) & 1 == 0;
-    // Whoever sees anything that is written from here on also sees that the version is odd.
+    before_writing(version.fetch_or(1, Ordering::Acquire) & 1 == 0)
+}
+
+/// Whoever sees anything that is written from here on also sees that the version is odd.
+#[inline(always)]
+fn before_writing(taken: bool) -> bool {
     fence(Ordering::Release);
     taken
 }
