@@ -289,7 +289,7 @@ pub(crate) type AtHome = [Slot; FEW];
 /// Where keys are expected as long as there is no memory for them.
 pub(crate) static NOWHERE: AtHome = [const { Slot::empty() }; FEW];
 
-/// The slot of `hash` among those where it is [expected](Arena::at_home): all but one key in sixty are there. [`Arena::get`] is for the others, and
+/// The slot of `hash` among those where it is [expected](Arena::at_home): all but one key in a hundred are there. [`Arena::get`] is for the others, and
 /// for the one key in 2^128 whose hash looks like an empty slot's. As quick as can be once they are in the cache.
 #[inline(always)]
 pub(crate) fn look([first, second, third, fourth, fifth, sixth]: &AtHome, hash: Hash) -> Option<&Slot> {

@@ -4,7 +4,7 @@
 //! - [`Versioned`]: a lock that counts how often it was given back, so that whoever only reads need not take it.
 //! - [`zeroed`]: memory that is zero and not resident until it is used.
 //! - [`prefetch`]: fetching the slots of the next keys while one is decided.
-//! - [`Aes`]: a hash of a tenth of the instructions.
+//! - [`Aes`]: a hash of a third of the instructions.
 //! - [`log2`]: an instruction that does not wait for the last decision.
 
 #![allow(unsafe_code, reason = "measured above; nothing else in this crate is unsafe")]
