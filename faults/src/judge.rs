@@ -23,7 +23,6 @@ const PATIENT: Duration = Duration::from_secs(3);
 pub(crate) enum Verdict {
     Ok,
     Failed,
-    NotBuilt,
 }
 
 impl Verdict {
@@ -31,7 +30,6 @@ impl Verdict {
         match self {
             Verdict::Ok => "ok",
             Verdict::Failed => "FAIL",
-            Verdict::NotBuilt => "not built",
         }
     }
 }

@@ -17,7 +17,6 @@ pub(crate) fn list() {
             Kind::Real(_) => "real processes".to_owned(),
             Kind::Net(_) => "real processes in a network of their own".to_owned(),
             Kind::Tests(tests) => format!("tests: {}", tests.iter().map(|test| test.1).collect::<Vec<_>>().join(", ")),
-            Kind::NotBuilt(why) => format!("not built: {why}"),
         };
         let quick = if row.quick { " (quick)" } else { "" };
         say(&format!("| {} | {} | {} | {} | {how}{quick} |\n", row.name, row.fault, row.inject, row.holds));

@@ -13,6 +13,7 @@
 //!
 //! The programs come from `cargo xtask servers`. `docs/testing.md` has the whole tour.
 
+mod awake;
 mod builder;
 mod certs;
 mod cluster;
@@ -28,6 +29,7 @@ mod shim;
 mod spawn;
 mod wait;
 
+pub use awake::Awake;
 pub use builder::Builder;
 pub use certs::Certs;
 pub use cluster::Cluster;

@@ -2,6 +2,7 @@
 
 mod json;
 mod packages;
+mod previous;
 mod servers;
 
 use std::env;
@@ -151,6 +152,13 @@ fn faults(args: &[&str]) -> Result<(), String> {
         "tidegate-faults",
     ]))?;
     let target = env::var("CARGO_TARGET_DIR").map_or_else(|_| root().join("target"), |folder| root().join(folder));
+    // A row about two releases needs the one before.
+    let rows: Vec<&&str> = args.iter().filter(|arg| arg.starts_with(['F', 'f'])).collect();
+    let needed = rows.iter().any(|row| row.eq_ignore_ascii_case("F63"));
+    let only_few = ["--quick", "--list", "--help", "-h"].iter().any(|option| args.contains(option));
+    if needed || rows.is_empty() && !only_few {
+        previous::build(&target)?;
+    }
     run(Command::new(target.join("release/faults")).args(args))
 }
 

@@ -40,6 +40,16 @@ impl Pool {
         Pool { address: address.to_owned(), idle: RefCell::default(), places: Semaphore::new(CONNECTIONS) }
     }
 
+    /// Opens so many connections, and asks on each.
+    pub(super) async fn open(self: &Rc<Self>, connections: usize, request: &Rc<[u8]>) {
+        let mut opening = tokio::task::JoinSet::new();
+        for _ in 0..connections {
+            let (pool, request) = (Rc::clone(self), Rc::clone(request));
+            opening.spawn_local(async move { pool.ask(&request).await });
+        }
+        while opening.join_next().await.is_some() {}
+    }
+
     pub(super) async fn ask(&self, request: &[u8]) -> (Outcome, Option<Source>) {
         let _place = self.places.acquire().await.expect("it is never closed");
         let idle = self.idle.borrow_mut().pop();

@@ -10,8 +10,8 @@ mod stolen;
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -91,17 +91,24 @@ impl Load {
     pub(crate) fn start(plan: Plan) -> Load {
         let (rate, alone_ms) = (AtomicU64::new(plan.rate), AtomicU64::new(0));
         let orders = Arc::new(Orders { stop: AtomicBool::new(false), rate, alone_ms });
-        let (own, began) = (Arc::clone(&orders), Instant::now());
+        let own = Arc::clone(&orders);
+        let (tell, told) = mpsc::channel();
         let run = move || {
             // Those who answer go first: usually they do not share their processors with those who ask.
             let _ = rustix::process::nice(5);
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-            tokio::task::LocalSet::new().block_on(&runtime, generate(plan, began, own))
+            tokio::task::LocalSet::new().block_on(&runtime, async {
+                let asking = Asking::prepare(&plan).await;
+                let began = Instant::now();
+                let _ = tell.send(began);
+                asking.generate(plan, began, own).await
+            })
         };
         let thread = thread::Builder::new().name("load".into()).spawn(run).expect("a thread can be started");
+        let began = told.recv().expect("the load begins");
         let own = Arc::clone(&orders);
         let watch = thread::spawn(move || Stolen::watch(began, &own));
-        Load { began, began_at: SystemTime::now(), orders, thread, watch }
+        Load { began, began_at: SystemTime::now() - began.elapsed(), orders, thread, watch }
     }
 
     /// Goes on asking for so long.
@@ -145,63 +152,81 @@ impl Load {
     }
 }
 
-async fn generate(plan: Plan, began: Instant, orders: Arc<Orders>) -> Record {
-    let memory = u8::try_from(plan.nodes.len()).expect("few nodes");
-    let record = Rc::new(RefCell::new(Record::new(plan.mix.clone(), memory)));
-    let requests: Vec<Vec<Rc<[u8]>>> = plan
-        .mix
-        .iter()
-        .map(|class| (0..class.keys).map(|key| http::post("/v1/check", &class.body(key))).collect())
-        .collect();
-    let pools: Vec<Rc<Pool>> =
-        plan.nodes.iter().chain([&plan.control]).map(|address| Rc::new(Pool::new(address))).collect();
-    let control = http::post("/v1/check", r#"{"key":"control","limit":"1000000/s"}"#);
-    let nothing: Rc<[u8]> = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"[..].into();
-    let weights: u64 = plan.mix.iter().map(|class| class.weight).sum();
-    let mut random = Random::new(plan.seed);
-    let mut tick = tokio::time::interval(record::TICK);
-    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let (mut last, mut due, mut asked) = (began, 0.0, 0_u64);
-    while !orders.stop.load(Ordering::Relaxed) {
-        tick.tick().await;
-        let now = Instant::now();
-        record.borrow_mut().runs(now - began, now - last);
-        // What could not be asked during a pause of the machine is asked afterwards, but not more than a moment's worth at once.
-        let rate = orders.rate.load(Ordering::Relaxed);
-        due += (now - last).min(Duration::from_millis(100)).as_secs_f64()
-            * f64::from(u32::try_from(rate).unwrap_or(u32::MAX));
-        last = now;
-        while due >= 1.0 {
-            due -= 1.0;
-            asked += 1;
-            let mut at = random.below(weights);
-            let class = plan.mix.iter().position(|class| match at.checked_sub(class.weight) {
-                Some(rest) => {
-                    at = rest;
-                    false
+/// What was made ready before anything is asked.
+struct Asking {
+    /// Of each class and key.
+    requests: Vec<Vec<Rc<[u8]>>>,
+    /// Of each node, and last of the one in memory.
+    pools: Vec<Rc<Pool>>,
+    nothing: Rc<[u8]>,
+}
+
+impl Asking {
+    /// Opens as many connections as are in use while a node waits for its store: whoever asks has them, and to open them all at once is not the fault that is judged.
+    async fn prepare(plan: &Plan) -> Asking {
+        let of = |class: &Class| (0..class.keys).map(|key| http::post("/v1/check", &class.body(key))).collect();
+        let requests = plan.mix.iter().map(of).collect();
+        let nodes = plan.nodes.iter().chain([&plan.control]);
+        let pools: Vec<Rc<Pool>> = nodes.map(|address| Rc::new(Pool::new(address))).collect();
+        let nothing: Rc<[u8]> = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"[..].into();
+        let asked_at_once = usize::try_from(plan.rate / 50).unwrap_or(usize::MAX) / plan.nodes.len();
+        for pool in &pools {
+            pool.open(asked_at_once.clamp(8, 100), &nothing).await;
+        }
+        Asking { requests, pools, nothing }
+    }
+
+    async fn generate(self, plan: Plan, began: Instant, orders: Arc<Orders>) -> Record {
+        let Asking { requests, pools, nothing } = self;
+        let memory = u8::try_from(plan.nodes.len()).expect("few nodes");
+        let record = Rc::new(RefCell::new(Record::new(plan.mix.clone(), memory)));
+        let control = http::post("/v1/check", r#"{"key":"control","limit":"1000000/s"}"#);
+        let weights: u64 = plan.mix.iter().map(|class| class.weight).sum();
+        let mut random = Random::new(plan.seed);
+        let mut tick = tokio::time::interval(record::TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let (mut last, mut due, mut asked) = (began, 0.0, 0_u64);
+        while !orders.stop.load(Ordering::Relaxed) {
+            tick.tick().await;
+            let now = Instant::now();
+            record.borrow_mut().runs(now - began, now - last);
+            // What could not be asked during a pause of the machine is asked afterwards, but not more than a moment's worth at once.
+            let rate = orders.rate.load(Ordering::Relaxed);
+            due += (now - last).min(Duration::from_millis(100)).as_secs_f64()
+                * f64::from(u32::try_from(rate).unwrap_or(u32::MAX));
+            last = now;
+            while due >= 1.0 {
+                due -= 1.0;
+                asked += 1;
+                let mut at = random.below(weights);
+                let class = plan.mix.iter().position(|class| match at.checked_sub(class.weight) {
+                    Some(rest) => {
+                        at = rest;
+                        false
+                    }
+                    None => true,
+                });
+                let class = class.expect("the weights add up");
+                let key = random.below(plan.mix[class].keys.into());
+                let node = usize::try_from(random.below(plan.nodes.len() as u64)).expect("it is an index");
+                let key = u16::try_from(key).expect("it is below a u16");
+                let request = &requests[class][usize::from(key)];
+                let (class, number) = (u8::try_from(class).expect("few classes"), u8::try_from(node).expect("few nodes"));
+                ask(&pools[node], request, &record, &orders, Answer::new(now - began, class, key, number));
+                if asked.is_multiple_of(10) {
+                    ask(&pools[usize::from(memory)], &control, &record, &orders, Answer::control(now - began, memory));
+                    ask(&pools[node], &nothing, &record, &orders, Answer::control(now - began, number));
                 }
-                None => true,
-            });
-            let class = class.expect("the weights add up");
-            let key = random.below(plan.mix[class].keys.into());
-            let node = usize::try_from(random.below(plan.nodes.len() as u64)).expect("it is an index");
-            let key = u16::try_from(key).expect("it is below a u16");
-            let request = &requests[class][usize::from(key)];
-            let (class, number) = (u8::try_from(class).expect("few classes"), u8::try_from(node).expect("few nodes"));
-            ask(&pools[node], request, &record, &orders, Answer::new(now - began, class, key, number));
-            if asked.is_multiple_of(10) {
-                ask(&pools[usize::from(memory)], &control, &record, &orders, Answer::control(now - began, memory));
-                ask(&pools[node], &nothing, &record, &orders, Answer::control(now - began, number));
             }
         }
+        let end = Instant::now() + LAST;
+        while record.borrow().open > 0 && Instant::now() < end {
+            tick.tick().await;
+        }
+        let mut record = record.take();
+        record.lasted = began.elapsed();
+        record
     }
-    let end = Instant::now() + LAST;
-    while record.borrow().open > 0 && Instant::now() < end {
-        tick.tick().await;
-    }
-    let mut record = record.take();
-    record.lasted = began.elapsed();
-    record
 }
 
 fn ask(pool: &Rc<Pool>, request: &Rc<[u8]>, record: &Rc<RefCell<Record>>, orders: &Arc<Orders>, mut answer: Answer) {

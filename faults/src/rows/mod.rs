@@ -36,8 +36,6 @@ pub(crate) enum Kind {
     Net(fn(&Context) -> Judged),
     /// Tests that prove it completely: the arguments of `cargo test`, and a name.
     Tests(&'static [(&'static [&'static str], &'static str)]),
-    /// What it is about does not exist yet.
-    NotBuilt(&'static str),
 }
 
 /// What a row may depend on.
@@ -79,7 +77,6 @@ pub(crate) fn play(row: &'static Row, args: &Args) -> Outcome {
         Kind::Net(play) if args.inside => real(*play, args),
         Kind::Net(_) => in_a_network(row, args),
         Kind::Tests(tests) => by_tests(tests),
-        Kind::NotBuilt(why) => (Verdict::NotBuilt, of_line(format!("{}: {why}", row.fault))),
     };
     let Judged { line, figures, problems } = judged;
     Outcome { row: row.name, verdict, line, figures, problems, seconds: began.elapsed().as_secs_f64() }

@@ -9,7 +9,7 @@ use tidegate_testkit::{Flavor, Server, wait_until};
 use super::{Context, millis};
 use crate::judge::{Judge, Judged, ms};
 use crate::load::{Ask, Class, Outcome, Source};
-use crate::stage::{Node, PATIENCE, Setup, Stage, budget};
+use crate::stage::{Metrics, Node, PATIENCE, Setup, Stage, budget};
 
 /// Rules for keys of which units are taken ahead, and one for all of them together.
 fn leased(amount: u64) -> String {
@@ -21,11 +21,15 @@ fn hot(keys: u16) -> Vec<Class> {
 }
 
 /// What is left of a key of the rule for hot keys, as the store says.
-fn left_of_hot(node: &Node, amount: u64, user: &str) -> u64 {
-    let body = format!(r#"{{"attributes":{{"kind":"hot","user":"{user}"}}}}"#);
-    let mut left = amount;
+fn left_of_hot(node: &Node, user: &str) -> u64 {
+    left_of(node, &format!(r#"{{"attributes":{{"kind":"hot","user":"{user}"}}}}"#))
+}
+
+/// What is left, as a node hears from the store.
+fn left_of(node: &Node, body: &str) -> u64 {
+    let mut left = 0;
     wait_until("the store says what is left", PATIENCE, || {
-        let Ok((_, text)) = node.http().post("/v1/peek", &body) else { return false };
+        let Ok((_, text)) = node.http().post("/v1/peek", body) else { return false };
         let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
         left = value["remaining"].as_u64().unwrap_or(0);
         value["source"] == "store"
@@ -227,7 +231,7 @@ pub(crate) fn f47(context: &Context) -> Judged {
         let mut charged = 0;
         // The other node gives back what it does not use.
         wait_until("what is not spent is given back", PATIENCE, || {
-            charged = AMOUNT - left_of_hot(&stage.nodes[1], AMOUNT, &format!("hot:{key}"));
+            charged = AMOUNT - left_of_hot(&stage.nodes[1], &format!("hot:{key}"));
             charged <= passed + alone + broken
         });
         judge.holds(charged >= passed, || format!("{charged} are charged, and {passed} passed"));
@@ -309,6 +313,52 @@ pub(crate) fn f59(context: &Context) -> Judged {
         judge.holds(passed <= most, || format!("node {node} let pass {passed}, at most {most}"));
     }
     judge.end(&format!("two of four nodes start while the store is away, at {}/s", run.rate))
+}
+
+/// Nodes of the release before beside nodes of this one: every state is read and written by both.
+pub(crate) fn f63(context: &Context) -> Judged {
+    const NODES: usize = 4;
+    // Budgets that do not come back, of every algorithm that can have one; each is used up while the row runs.
+    const KINDS: [(&str, &str); 5] = [
+        ("bucket", "{}/1000d"),
+        ("window", "{}/1000d window"),
+        ("sliding", "{}/1000d sliding"),
+        ("estimate", "{}/1000d estimate"),
+        ("log", "{}/1000d log"),
+    ];
+    let (amount, leased_amount) = (context.scaled(400), context.scaled(2000));
+    let redis = Server::start(Flavor::Redis7);
+    let setup = Setup::new(&redis.url(), NODES).rules(&leased(leased_amount)).previous(NODES / 2).counted();
+    let limit = |text: &str| text.replace("{}", &amount.to_string());
+    let kind = |(name, text): (&'static str, &str)| Class { name, ask: Ask::Limit(limit(text)), keys: 2, weight: 3 };
+    let mix = KINDS.into_iter().map(kind).chain(hot(1)).collect();
+    let stage = Stage::start(context, &setup).asks(mix).rate(2000);
+    wait_until("the nodes have counted each other", PATIENCE, || {
+        let all = |metrics: Metrics| (metrics.get("tidegate_nodes") - NODES as f64).abs() < 0.1;
+        stage.nodes.iter().all(|node| node.metrics().is_some_and(all))
+    });
+    let load = stage.load();
+    load.goes_on(millis(5000));
+    load.settles();
+    let run = stage.end(load);
+    let mut judge = Judge::new(context, &run);
+    judge.no_errors();
+    for (name, text) in KINDS {
+        judge.budgets(name, amount);
+        // Whoever is asked says the same, and it is what was let pass.
+        judge.charged_once(name, amount, |key| {
+            let body = format!(r#"{{"key":"{key}","limit":"{}"}}"#, limit(text));
+            let said: Vec<u64> = stage.nodes.iter().map(|node| left_of(node, &body)).collect();
+            assert!(said.iter().all(|left| *left == said[0]), "{key}: the nodes say that {said:?} are left");
+            said[0]
+        });
+    }
+    judge.budgets("hot", leased_amount);
+    let old = run.record.answers.iter().filter(|a| usize::from(a.node) < NODES / 2 && a.allowed()).count();
+    let new = run.record.answers.iter().filter(|a| usize::from(a.node) >= NODES / 2 && a.allowed()).count();
+    judge.say(format!("{old} let pass by the release before, {new} by this one"));
+    judge.holds(old > 0 && new > 0, || "one of the releases let nothing pass".into());
+    judge.end(&format!("two nodes of each of two releases at {}/s", run.rate))
 }
 
 /// A node in a crash loop, beside one that is well.

@@ -1,6 +1,5 @@
 //! The processes of a row: nodes in front of a store, one in memory beside them, and who asks them.
 
-mod awake;
 mod metrics;
 mod node;
 mod relay;
@@ -9,7 +8,6 @@ use std::time::Duration;
 
 use tidegate::{Check, Limits, Op, Redis, Store};
 
-pub(crate) use self::awake::Awake;
 pub(crate) use self::metrics::Metrics;
 pub(crate) use self::node::{Change, Node, beside};
 pub(crate) use self::relay::Relay;
@@ -54,6 +52,8 @@ pub(crate) struct Setup {
     pub(crate) told: Option<usize>,
     /// Lines of YAML.
     pub(crate) rules: String,
+    /// So many of them, the first, are of the release before.
+    pub(crate) previous: usize,
 }
 
 impl Setup {
@@ -64,6 +64,7 @@ impl Setup {
             near: "deadline_ms: 5".into(),
             told: Some(nodes),
             rules: "rules: []\n".into(),
+            previous: 0,
         }
     }
 
@@ -75,6 +76,11 @@ impl Setup {
 
     pub(crate) fn rules(self, rules: &str) -> Setup {
         Setup { rules: rules.to_owned(), ..self }
+    }
+
+    /// The first so many are of the release before.
+    pub(crate) fn previous(self, previous: usize) -> Setup {
+        Setup { previous, ..self }
     }
 
     /// They count each other in the store.
@@ -90,7 +96,11 @@ impl Setup {
 
 impl<'a> Stage<'a> {
     pub(crate) fn start(context: &'a Context, setup: &Setup) -> Stage<'a> {
-        let nodes = (0..setup.stores.len()).map(|node| Node::start(&setup.config(node))).collect();
+        let start = |node| match node < setup.previous {
+            true => Node::start_previous(&setup.config(node)),
+            false => Node::start(&setup.config(node)),
+        };
+        let nodes = (0..setup.stores.len()).map(start).collect();
         Stage {
             context,
             nodes,

@@ -15,6 +15,7 @@ use super::{Metrics, PATIENCE};
 use crate::load::Http;
 
 pub(crate) struct Node {
+    program: PathBuf,
     child: Child,
     folder: TempDir,
     /// Where its HTTP door is.
@@ -38,17 +39,26 @@ impl Node {
 
     /// The same, started by a program that sets something up first: `taskset`, `prlimit`, `setpriv`.
     pub(crate) fn start_by(wrapper: &[&str], config: &str) -> Node {
+        Node::start_of(beside("tidegate"), wrapper, config)
+    }
+
+    /// A node of the release before.
+    pub(crate) fn start_previous(config: &str) -> Node {
+        Node::start_of(previous(), &[], config)
+    }
+
+    fn start_of(program: PathBuf, wrapper: &[&str], config: &str) -> Node {
         let folder = tempfile::Builder::new().prefix("tidegate-").tempdir().expect("a temporary folder can be made");
         let config = format!("listen: {{ http: 127.0.0.1:0, resp: off, grpc: off }}\n{config}");
         fs::write(folder.path().join(CONFIG), config).expect("a temporary file can be written");
-        let (child, http) = open(wrapper, folder.path());
-        Node { child, folder, http }
+        let (child, http) = open(&program, wrapper, folder.path());
+        Node { program, child, folder, http }
     }
 
     /// Starts it again if it has ended, with the same file, at another address.
     pub(crate) fn start_again(&mut self) {
         self.kill();
-        (self.child, self.http) = open(&[], self.folder.path());
+        (self.child, self.http) = open(&self.program, &[], self.folder.path());
     }
 
     pub(crate) fn config(&self) -> PathBuf {
@@ -119,17 +129,16 @@ impl Drop for Node {
 }
 
 /// Starts the program in this folder; with where its door is.
-fn open(wrapper: &[&str], folder: &Path) -> (Child, String) {
-    let program = beside("tidegate");
+fn open(program: &Path, wrapper: &[&str], folder: &Path) -> (Child, String) {
     let log = File::options().create(true).append(true).open(folder.join(LOG)).expect("a file can be made");
     let (first, rest) = match wrapper {
-        [] => (program.as_path(), &[][..]),
+        [] => (program, &[][..]),
         [first, rest @ ..] => (Path::new(first), rest),
     };
     let child = spawn(first, |command| {
         command.args(rest);
         if !wrapper.is_empty() {
-            command.arg(&program);
+            command.arg(program);
         }
         command.args(["serve", "--config", CONFIG]).current_dir(folder);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
@@ -157,5 +166,14 @@ pub(crate) fn beside(name: &str) -> PathBuf {
     let mut folders = own.ancestors().skip(1).take(2).map(|folder| folder.join(name));
     folders.find(|path| path.is_file()).unwrap_or_else(|| {
         panic!("{name} is missing beside {}: run `cargo xtask faults`, which builds it", own.display())
+    })
+}
+
+/// The program of the release before, which `cargo xtask faults` builds.
+fn previous() -> PathBuf {
+    let own = std::env::current_exe().expect("a program knows where it is");
+    let mut folders = own.ancestors().skip(2).take(2).map(|folder| folder.join("previous/tidegate"));
+    folders.find(|path| path.is_file()).unwrap_or_else(|| {
+        panic!("previous/tidegate is missing above {}: run `cargo xtask faults F63`, which builds it", own.display())
     })
 }

@@ -6,6 +6,7 @@ mod clear;
 mod cluster;
 mod crowd;
 mod failover;
+mod formats;
 mod hostile;
 mod hot;
 mod inspect;

@@ -6,12 +6,15 @@
 use std::process::{Child, Stdio};
 use std::thread;
 
-use tidegate_testkit::spawn;
+use crate::spawn;
 
-pub(crate) struct Awake(Vec<Child>);
+/// Keeps all processors awake until it is dropped.
+#[derive(Debug)]
+pub struct Awake(Vec<Child>);
 
 impl Awake {
-    pub(crate) fn keep() -> Awake {
+    /// Gives each processor something to do. Needs `chrt` and `taskset`, of util-linux.
+    pub fn keep() -> Awake {
         let processors = thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let busy = |processor: usize| {
             let child = spawn("chrt".as_ref(), |command| {
