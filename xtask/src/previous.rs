@@ -33,7 +33,9 @@ pub(crate) fn build(target: &Path) -> Result<(), String> {
     let tar = archive.stdout.take().ok_or("git: nothing to read from")?;
     run(Command::new("tar").arg("-x").current_dir(&source).stdin(tar))?;
     if !archive.wait().is_ok_and(|status| status.success()) {
-        return Err(format!("git archive {COMMIT}: expected the whole history; in a shallow clone run `git fetch --unshallow`"));
+        return Err(format!(
+            "git archive {COMMIT}: expected the whole history; in a shallow clone run `git fetch --unshallow`"
+        ));
     }
     let build = ["build", "--quiet", "--release", "--locked", "-p", "tidegate-cli"];
     let own = folder.join("build");

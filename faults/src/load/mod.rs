@@ -211,7 +211,8 @@ impl Asking {
                 let node = usize::try_from(random.below(plan.nodes.len() as u64)).expect("it is an index");
                 let key = u16::try_from(key).expect("it is below a u16");
                 let request = &requests[class][usize::from(key)];
-                let (class, number) = (u8::try_from(class).expect("few classes"), u8::try_from(node).expect("few nodes"));
+                let (class, number) =
+                    (u8::try_from(class).expect("few classes"), u8::try_from(node).expect("few nodes"));
                 ask(&pools[node], request, &record, &orders, Answer::new(now - began, class, key, number));
                 if asked.is_multiple_of(10) {
                     ask(&pools[usize::from(memory)], &control, &record, &orders, Answer::control(now - began, memory));

@@ -122,6 +122,7 @@ fn every_algorithm_is_in_the_file() {
 
 #[test]
 fn names_and_values_are_written_as_they_always_were() {
+    let mut changed = String::new();
     for flavor in [Flavor::Redis7, Flavor::Valkey9] {
         let server = Server::start(flavor);
         runtime().block_on(async {
@@ -133,19 +134,18 @@ fn names_and_values_are_written_as_they_always_were() {
                     asked.ask(&redis, &clock, &case.limits).await;
                 }
                 let now = kept(&server);
-                let before: Vec<(String, Vec<u8>)> =
-                    case.kept.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-                let then = case.then.ask(&redis, &clock, &case.limits).await;
-                assert!(
-                    now == before && said(&then) == case.said,
-                    "{}: what is kept has another form than the format tg1 has, and programs of other releases would misread it: see decision 0033. It is now\n{} | {}",
-                    case.name,
-                    written(&now),
-                    said(&then),
-                );
+                let then = said(&case.then.ask(&redis, &clock, &case.limits).await);
+                let before = case.kept.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
+                if now != before.collect::<Vec<_>>() || then != case.said {
+                    changed += &format!("{}: {} | {then}\n", case.name, written(&now));
+                }
             }
         });
     }
+    assert!(
+        changed.is_empty(),
+        "what is kept in Redis has another form than the format tg1 has, and programs of other releases would misread it: see decision 0033. It is now\n{changed}"
+    );
 }
 
 #[test]
