@@ -1,5 +1,7 @@
 //! What was asked for.
 
+use std::path::PathBuf;
+
 use crate::rows::{ROWS, Row};
 
 pub(crate) const HELP: &str = "\
@@ -13,6 +15,7 @@ Does to real processes under load what each ROW (F1, F2, ...) is about, and judg
                otherwise they are generous. Bounds on counts are always exact
   --seed N     where chance begins; 1 unless told
   --json       one object for each row
+  --record DIR writes every request and its answer to DIR/ROW.csv
 
 Exit code 1 if a row fails. Rows that need a network of their own need root, or a kernel that lets users have namespaces, and `nft`.
 ";
@@ -30,6 +33,8 @@ pub(crate) struct Args {
     pub(crate) strict: bool,
     pub(crate) seed: u64,
     pub(crate) json: bool,
+    /// Where every answer is written down.
+    pub(crate) record: Option<PathBuf>,
     /// This process is already in a network of its own.
     pub(crate) inside: bool,
 }
@@ -43,6 +48,7 @@ impl Args {
             strict: false,
             seed: 1,
             json: false,
+            record: None,
             inside: false,
         };
         let mut words = words.iter();
@@ -54,6 +60,10 @@ impl Args {
                 "--strict" => args.strict = true,
                 "--json" => args.json = true,
                 "--inside" => args.inside = true,
+                "--record" => {
+                    let folder = words.next().ok_or("--record: expected a folder")?;
+                    args.record = Some(folder.into());
+                }
                 "--seed" => {
                     let number = words.next().map_or("", String::as_str);
                     args.seed = number.parse().map_err(|_| format!("--seed: expected a number, found {number:?}"))?;

@@ -1,5 +1,8 @@
 //! What was answered, and questions about it.
 
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
 use std::time::Duration;
 
 use super::{Class, Stolen};
@@ -121,6 +124,23 @@ impl Record {
             CONTROL => self.nothing.push(answer),
             _ => self.answers.push(answer),
         }
+    }
+
+    /// Writes everything down, for people who want to look closer.
+    pub(crate) fn write(&self, file: &Path) -> io::Result<()> {
+        let mut out = BufWriter::new(File::create(file)?);
+        writeln!(out, "about,node,asked_us,took_us,key,outcome,source")?;
+        for answer in self.answers.iter().chain(&self.nothing).chain(&self.control) {
+            let about = match answer.class {
+                CONTROL if answer.node == self.nodes => "memory",
+                CONTROL => "nothing",
+                class => self.mix[usize::from(class)].name,
+            };
+            let (asked, took) = (answer.asked.as_micros(), answer.took.as_micros());
+            let source = answer.source.map_or(String::new(), |source| format!("{source:?}"));
+            writeln!(out, "{about},{},{asked},{took},{},{:?},{source}", answer.node, answer.key, answer.outcome)?;
+        }
+        out.flush()
     }
 
     /// Requests that had no answer when the load ended.

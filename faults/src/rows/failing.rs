@@ -119,7 +119,8 @@ pub(crate) fn f6(context: &Context) -> Judged {
         || ok(&redis.command(&["SCRIPT", "KILL"])),
     );
     let killed = endless.map(|thread| thread.join().is_ok_and(|reply| reply.is_ok_and(|reply| reply.is_error())));
-    let mut judge = refused(context, &scene, &redis);
+    let mut judge = whole(context, &scene, &redis);
+    judge.open_after(scene.from, scene.go, millis(100));
     judge.holds(killed == Some(true), || "the script of the other ended by itself".into());
     let stats = redis.command(&["INFO", "commandstats"]);
     judge.holds(stats.text().contains("cmdstat_script|kill:calls=1,"), || "a node killed a script of another".into());

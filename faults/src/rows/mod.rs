@@ -9,6 +9,7 @@ mod network;
 mod nodes;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -45,11 +46,14 @@ pub(crate) struct Context {
     quick: bool,
     /// Requests a second, as usual.
     pub(crate) rate: u64,
+    /// The file in which every answer is written down, if somebody wants that.
+    pub(crate) record: Option<PathBuf>,
 }
 
 impl Context {
-    fn new(args: &Args) -> Context {
-        let mut context = Context { seed: args.seed, strict: args.strict, quick: args.quick, rate: 0 };
+    fn new(row: &Row, args: &Args) -> Context {
+        let record = args.record.as_ref().map(|folder| folder.join(row.name).with_extension("csv"));
+        let mut context = Context { seed: args.seed, strict: args.strict, quick: args.quick, rate: 0, record };
         context.rate = context.scaled(4000);
         context
     }
@@ -73,8 +77,8 @@ pub(crate) fn millis(ms: u64) -> Duration {
 pub(crate) fn play(row: &'static Row, args: &Args) -> Outcome {
     let began = Instant::now();
     let (verdict, judged) = match &row.kind {
-        Kind::Real(play) => real(*play, args),
-        Kind::Net(play) if args.inside => real(*play, args),
+        Kind::Real(play) => real(row, *play, args),
+        Kind::Net(play) if args.inside => real(row, *play, args),
         Kind::Net(_) => in_a_network(row, args),
         Kind::Tests(tests) => by_tests(tests),
     };
@@ -82,8 +86,8 @@ pub(crate) fn play(row: &'static Row, args: &Args) -> Outcome {
     Outcome { row: row.name, verdict, line, figures, problems, seconds: began.elapsed().as_secs_f64() }
 }
 
-fn real(play: fn(&Context) -> Judged, args: &Args) -> (Verdict, Judged) {
-    let context = Context::new(args);
+fn real(row: &Row, play: fn(&Context) -> Judged, args: &Args) -> (Verdict, Judged) {
+    let context = Context::new(row, args);
     match catch_unwind(AssertUnwindSafe(|| play(&context))) {
         Ok(judged) if judged.problems.is_empty() => (Verdict::Ok, judged),
         Ok(judged) => (Verdict::Failed, judged),
@@ -105,6 +109,9 @@ fn in_a_network(row: &Row, args: &Args) -> (Verdict, Judged) {
         .args(["--net", "--mount", "--", "sh", "-c", r#"ip link set lo up && exec "$0" "$@""#])
         .arg(beside("faults"));
     command.args([row.name, "--inside", "--json", "--seed", &args.seed.to_string()]);
+    if let Some(folder) = &args.record {
+        command.arg("--record").arg(folder);
+    }
     command.args(args.strict.then_some("--strict")).args(args.quick.then_some("--quick"));
     match command.output() {
         Ok(output) => match report::from_json(&String::from_utf8_lossy(&output.stdout)) {

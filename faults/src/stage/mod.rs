@@ -151,6 +151,9 @@ impl<'a> Stage<'a> {
     pub(crate) fn end(&self, load: Load) -> Run {
         let began = load.began_at();
         let record = load.end();
+        if let Some(file) = &self.context.record {
+            record.write(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        }
         let changes = self.nodes.iter().map(|node| node.changes(began)).collect();
         Run { record, metrics: self.metrics(), rate: self.rate, nodes: self.nodes.len() as u64, changes }
     }

@@ -552,6 +552,7 @@ fn is_silence(error: &StoreError) -> bool {
                 | K::Unresolved
                 | K::Tls
                 | K::Loading
+                | K::Busy
                 | K::MaxClients
                 | K::Protocol
         );

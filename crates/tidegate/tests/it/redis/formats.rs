@@ -131,7 +131,7 @@ fn names_and_values_are_written_as_they_always_were() {
                 let clock = ManualClock::new();
                 let redis = store(&server).namespace("shop").clock(clock.clone()).witness_keys(0).build().unwrap();
                 for asked in &case.asked {
-                    asked.ask(&redis, &clock, &case.limits).await;
+                    let _ = asked.ask(&redis, &clock, &case.limits).await;
                 }
                 let now = kept(&server);
                 let then = said(&case.then.ask(&redis, &clock, &case.limits).await);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tidegate::{BreakerState, Check, Limiter, Near, Redis, Source, Store, SyncMode, Terms};
-use tidegate_testkit::{Cluster, Fault, FaultProxy, Flavor, Server, wait_until};
+use tidegate_testkit::{Cluster, Fault, FaultProxy, Flavor, Reply, Server, wait_until};
 
 use super::cluster::{one_per_master, slot_of};
 use super::{assert_all_expire, limits, runtime};
@@ -156,6 +156,28 @@ fn a_silent_server_of_a_cluster_is_away_alone() {
     assert!(others >= 45, "the others answered {others} of 50 times");
     silent.continue_signal();
     wait_until("all answer again", BOUND, || keys.iter().all(|key| ask(key) == Source::Store));
+}
+
+/// Whoever is busy with an endless script says so, but only now and then: it is not asked until that is over.
+#[test]
+fn a_server_that_is_busy_with_a_script_is_done_without_and_found_again() {
+    let server = Server::builder(Flavor::Redis7).arg("--busy-reply-threshold", "10").start();
+    let runtime = runtime();
+    let near = runtime.block_on(node(&server));
+    ask_until(&runtime, &near, Source::Store);
+    let mut client = server.client().unwrap();
+    let endless = std::thread::spawn(move || client.command(&["EVAL", "while true do end", "0"]));
+    wait_until("it says that it is busy", BOUND, || server.command(&["PING"]).is_error());
+    wait_until("the breaker is open", BOUND, || {
+        ask_until(&runtime, &near, Source::Fallback);
+        near.stats().breaker == BreakerState::Open
+    });
+    let calls = near.stats().calls;
+    (0..100).for_each(|_| assert_eq!(ask_until(&runtime, &near, Source::Fallback), 1));
+    assert_eq!(near.stats().calls, calls, "nobody asks but who probes");
+    assert_eq!(server.command(&["SCRIPT", "KILL"]), Reply::Text("OK".into()));
+    assert!(endless.join().unwrap().unwrap().is_error());
+    ask_until(&runtime, &near, Source::Store);
 }
 
 /// Whatever the line does, every request is answered, the store never lets pass more than the limit, and all is well when the line is.
