@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tidegate_server::config::Config;
 use tidegate_server::{Options, start};
-use tidegate_testkit::{Awake, Flavor, Server};
+use tidegate_testkit::{AbsenceWatch, Absences, Awake, Flavor, Server};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -271,20 +271,32 @@ async fn load(door: Door, at: SocketAddr, rate: u64, lasts: Duration, questions:
     Ok(Load { answers, unsent })
 }
 
-fn line(name: &str, answers: &[Answer]) {
-    let mut took: Vec<Duration> = answers.iter().map(|answer| answer.took).collect();
-    took.sort();
-    let at = |per_mille: usize| {
+/// How long they took; and how long without what the host did not let processors run meanwhile.
+fn line(name: &str, answers: &[Answer], absences: &Absences) {
+    let sorted = |of: &dyn Fn(&Answer) -> Duration| {
+        let mut took: Vec<Duration> = answers.iter().map(of).collect();
+        took.sort();
+        took
+    };
+    let at = |took: &[Duration], per_mille: usize| {
         took.get((took.len() * per_mille / 1000).min(took.len().saturating_sub(1))).copied().unwrap_or_default()
     };
+    let there = |answer: &Answer| answer.took.saturating_sub(absences.within(answer.asked, answer.asked + answer.took));
+    let (took, less) = (sorted(&|answer| answer.took), sorted(&there));
     let alone = answers.iter().filter(|answer| answer.kind == Kind::Alone).count();
     println!(
-        "  {name:<26} p50 {:?}  p99 {:?}  max {:?}  of {}, {alone} without Redis",
-        at(500),
-        at(990),
-        at(1000),
+        "  {name:<26} p50 {:>5.2}  p99 {:>5.2}  max {:>5.1} ms; while the machine ran p99 {:>5.2}  max {:>5.1} ms; of {}, {alone} without Redis",
+        ms(at(&took, 500)),
+        ms(at(&took, 990)),
+        ms(at(&took, 1000)),
+        ms(at(&less, 990)),
+        ms(at(&less, 1000)),
         answers.len()
     );
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
 }
 
 async fn stopped(redis: &Server, door: Door, at: SocketAddr, rate: u64, fixed: bool) -> Result<(), Failure> {
@@ -310,6 +322,7 @@ async fn stopped(redis: &Server, door: Door, at: SocketAddr, rate: u64, fixed: b
             async move { load(door, at, rate, 6 * second, &questions).await.map_err(|error| error.to_string()) },
         )
     };
+    let watch = AbsenceWatch::begin();
     let (loading, beside) = (begin(rate, questions), begin(rate / 10, vec![door.nothing()]));
     tokio::time::sleep(2 * second).await;
     let stop = Instant::now();
@@ -319,6 +332,7 @@ async fn stopped(redis: &Server, door: Door, at: SocketAddr, rate: u64, fixed: b
     redis.continue_signal();
     let Load { answers, unsent } = loading.await??;
     let nothing = beside.await??.answers;
+    let absences = watch.end();
     let between = |answers: &[Answer], from: Instant, to: Instant| -> Vec<Answer> {
         answers.iter().copied().filter(|answer| answer.asked >= from && answer.asked < to).collect()
     };
@@ -330,8 +344,8 @@ async fn stopped(redis: &Server, door: Door, at: SocketAddr, rate: u64, fixed: b
         ("stopped, after 100 ms", open, go_on),
         ("after it goes on", go_on, far),
     ] {
-        line(name, &of(from, to));
-        line("  about nothing", &between(&nothing, from, to));
+        line(name, &of(from, to), &absences);
+        line("  about nothing", &between(&nothing, from, to), &absences);
     }
     let errors = answers.iter().filter(|answer| answer.kind == Kind::Error).count();
     let after = of(go_on, far);

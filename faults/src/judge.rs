@@ -119,7 +119,10 @@ impl<'a> Judge<'a> {
         if stolen > 0.01 {
             self.say(format!("the host took {:.0} % of the processors", 100.0 * stolen));
         }
-        let [own, control] = [&record.nothing, &record.control].map(|answers| percentile(answers.iter(), 990));
+        // Of those for which the machine was there.
+        let there = |answer: &&Answer| record.absent(answer.asked, answer.end()) < HARD / 10;
+        let [own, control] =
+            [&record.nothing, &record.control].map(|answers| percentile(answers.iter().filter(there), 990));
         self.time("p99 of the no-op is beyond that of a node in memory by", own.saturating_sub(control), HARD);
         if let Some((excess, answer)) = worst {
             self.figure("excess_ms", to_ms(excess));
@@ -138,7 +141,7 @@ impl<'a> Judge<'a> {
         let beside = own.chain(&record.control).filter(|own| own.asked <= answer.end() && own.end() >= answer.asked);
         let noise = beside.map(|own| own.took).max().unwrap_or_default();
         let (from, to) = (answer.asked, answer.end());
-        answer.took.saturating_sub(noise.max(record.stolen.within(from, to)).max(record.paused(from, to)))
+        answer.took.saturating_sub(noise.max(record.absent(from, to)).max(record.paused(from, to)))
     }
 
     /// From `from` on, until `to`, the store is not heard: within this long every node says that it asks no more, and whoever comes then does not wait.
@@ -241,9 +244,9 @@ impl<'a> Judge<'a> {
 
     /// The longest that a request about nothing took which was under way then, or that processors did not run.
     fn noise(&self, from: Duration, lasted: Duration) -> Duration {
-        let Record { nothing, control, stolen, .. } = &self.run.record;
+        let Record { nothing, control, .. } = &self.run.record;
         let then = nothing.iter().chain(control).filter(|own| own.asked < from + lasted && own.end() >= from);
-        then.map(|own| own.took).max().unwrap_or_default().max(stolen.within(from, from + lasted))
+        then.map(|own| own.took).max().unwrap_or_default().max(self.run.record.absent(from, from + lasted))
     }
 
     /// Of each key of a class no more passed than this.

@@ -13,6 +13,7 @@
 //!
 //! The programs come from `cargo xtask servers`. `docs/testing.md` has the whole tour.
 
+mod absence;
 mod awake;
 mod builder;
 mod certs;
@@ -29,6 +30,7 @@ mod shim;
 mod spawn;
 mod wait;
 
+pub use absence::{AbsenceWatch, Absences};
 pub use awake::Awake;
 pub use builder::Builder;
 pub use certs::Certs;

@@ -20,6 +20,7 @@ use self::http::Pool;
 pub(crate) use self::record::{Answer, Outcome, Record, Source, percentile};
 use self::stolen::Stolen;
 use crate::random::Random;
+use tidegate_testkit::AbsenceWatch;
 
 /// How long is waited at the end for whoever has no answer yet.
 const LAST: Duration = Duration::from_secs(5);
@@ -67,6 +68,7 @@ pub(crate) struct Load {
     orders: Arc<Orders>,
     thread: JoinHandle<Record>,
     watch: JoinHandle<Stolen>,
+    absences: AbsenceWatch,
 }
 
 /// What can be changed while it runs.
@@ -108,7 +110,14 @@ impl Load {
         let began = told.recv().expect("the load begins");
         let own = Arc::clone(&orders);
         let watch = thread::spawn(move || Stolen::watch(began, &own));
-        Load { began, began_at: SystemTime::now() - began.elapsed(), orders, thread, watch }
+        Load {
+            began,
+            began_at: SystemTime::now() - began.elapsed(),
+            orders,
+            thread,
+            watch,
+            absences: AbsenceWatch::begin(),
+        }
     }
 
     /// Goes on asking for so long.
@@ -147,6 +156,7 @@ impl Load {
     pub(crate) fn end(self) -> Record {
         self.orders.stop.store(true, Ordering::Relaxed);
         let mut record = self.thread.join().expect("the load does not panic");
+        record.absences = Some((self.began, self.absences.end()));
         record.stolen = self.watch.join().expect("whoever looks on does not panic");
         record
     }

@@ -3,7 +3,9 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use tidegate_testkit::Absences;
 
 use super::{Class, Stolen};
 
@@ -97,6 +99,8 @@ pub(crate) struct Record {
     pub(crate) lasted: Duration,
     /// What the host took meanwhile.
     pub(crate) stolen: Stolen,
+    /// When processors did not run, and when all of this began.
+    pub(super) absences: Option<(Instant, Absences)>,
 }
 
 impl Record {
@@ -116,6 +120,12 @@ impl Record {
         // An answer is noted when they run again.
         let then = self.pauses.iter().filter(|(at, pause)| *at >= from && at.saturating_sub(*pause) < to);
         then.map(|(at, pause)| (*at).min(to + TICK) - at.saturating_sub(*pause).max(from)).sum()
+    }
+
+    /// How long the host did not let processors run between these moments.
+    pub(crate) fn absent(&self, from: Duration, to: Duration) -> Duration {
+        let seen = self.absences.as_ref().map(|(began, absences)| absences.within(*began + from, *began + to));
+        seen.unwrap_or_default().max(self.stolen.within(from, to))
     }
 
     pub(super) fn add(&mut self, answer: Answer) {

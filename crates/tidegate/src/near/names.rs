@@ -55,35 +55,42 @@ fn shard_of(name: Name) -> usize {
 }
 
 /// What may be forgotten: each name has a few places where it can be, and takes the one that was used longest ago.
+///
+/// Places are made when somebody needs one of them, a few at a time: a table that is made as a whole takes megabytes from the system while requests wait.
 #[derive(Debug)]
 pub(crate) struct Recent<T> {
-    shards: Box<[Mutex<Vec<Place<T>>>]>,
+    shards: Box<[Mutex<Vec<Set<T>>>]>,
     sets: usize,
 }
 
 const WAYS: usize = 4;
 
+/// The places of some names, once there is something in them.
+type Set<T> = Option<Box<[Place<T>; WAYS]>>;
 type Place<T> = Option<(Name, T)>;
 
-impl<T: Clone> Recent<T> {
+impl<T> Recent<T> {
     /// About `most` entries; none at all if that is zero.
     pub(crate) fn new(most: usize) -> Self {
         Recent { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), sets: most.div_ceil(SHARDS * WAYS) }
     }
 
     fn set_of(&self, name: Name) -> usize {
-        usize::try_from(name & u128::from(u32::MAX)).unwrap_or(0) % self.sets * WAYS
+        usize::try_from(name & u128::from(u32::MAX)).unwrap_or(0) % self.sets.max(1)
+    }
+
+    /// The places where this name can be, if there are any.
+    fn places<R>(&self, name: Name, look: impl FnOnce(&mut [Place<T>; WAYS]) -> R) -> Option<R> {
+        let mut shard = self.shards[shard_of(name)].lock();
+        shard.get_mut(self.set_of(name))?.as_deref_mut().map(look)
     }
 
     /// What is known under a name.
     pub(crate) fn with<R>(&self, name: Name, read: impl FnOnce(&mut T) -> R) -> Option<R> {
-        if self.sets == 0 {
-            return None;
-        }
-        let mut shard = self.shards[shard_of(name)].lock();
-        let set = self.set_of(name);
-        let found = shard.get_mut(set..set + WAYS)?.iter_mut().flatten().find(|(own, _)| *own == name)?;
-        Some(read(&mut found.1))
+        self.places(name, |places| {
+            let found = places.iter_mut().flatten().find(|(own, _)| *own == name)?;
+            Some(read(&mut found.1))
+        })?
     }
 
     /// Changes what is known under a name, or puts something there; `age` tells which entry is the oldest.
@@ -93,30 +100,21 @@ impl<T: Clone> Recent<T> {
         }
         let mut shard = self.shards[shard_of(name)].lock();
         if shard.is_empty() {
-            shard.resize(self.sets * WAYS, None);
+            shard.resize_with(self.sets, || None);
         }
-        let set = self.set_of(name);
-        let set = &mut shard[set..set + WAYS];
-        if let Some((_, known)) = set.iter_mut().flatten().find(|(own, _)| *own == name) {
+        let places = shard[self.set_of(name)].get_or_insert_with(|| Box::new([const { None }; WAYS]));
+        if let Some((_, known)) = places.iter_mut().flatten().find(|(own, _)| *own == name) {
             return merge(known);
         }
-        let oldest = set.iter_mut().min_by_key(|entry| entry.as_ref().map_or(0, |(_, known)| age(known).max(1)));
+        let oldest = places.iter_mut().min_by_key(|entry| entry.as_ref().map_or(0, |(_, known)| age(known).max(1)));
         if let Some(place) = oldest {
             *place = Some((name, fresh));
         }
     }
 
     pub(crate) fn forget(&self, name: Name) {
-        if self.sets == 0 {
-            return;
-        }
-        let mut shard = self.shards[shard_of(name)].lock();
-        let set = self.set_of(name);
-        let places = shard.get_mut(set..set + WAYS).unwrap_or_default();
-        places
-            .iter_mut()
-            .filter(|place| place.as_ref().is_some_and(|(own, _)| *own == name))
-            .for_each(|place| *place = None);
+        let own = |place: &&mut Place<T>| place.as_ref().is_some_and(|(own, _)| *own == name);
+        self.places(name, |places| places.iter_mut().filter(own).for_each(|place| *place = None));
     }
 }
 
@@ -184,5 +182,27 @@ impl Hasher for Plain {
 
     fn write_u128(&mut self, name: u128) {
         self.0 = u64::try_from(name & u128::from(u64::MAX)).unwrap_or(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_made_when_somebody_needs_them() {
+        let recent: Recent<u64> = Recent::new(1 << 16);
+        let made = |recent: &Recent<u64>| -> usize {
+            recent.shards.iter().map(|shard| shard.lock().iter().flatten().count()).sum()
+        };
+        assert_eq!(recent.with(7, |known| *known), None);
+        recent.forget(7);
+        assert_eq!(made(&recent), 0);
+        for name in [7, 7 + (1 << 80)] {
+            recent.update(name, 1, |known| *known += 1, |known| *known);
+            recent.update(name, 1, |known| *known += 1, |known| *known);
+            assert_eq!(recent.with(name, |known| *known), Some(2));
+        }
+        assert_eq!(made(&recent), 2);
     }
 }
