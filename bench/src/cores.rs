@@ -13,3 +13,9 @@ pub fn stay_on(core: &str) {
     let pinned = Command::new("taskset").args(["-acp", core, &pid]).stdout(Stdio::null()).status();
     assert!(pinned.is_ok_and(|status| status.success()), "expected taskset (util-linux) and two cores");
 }
+
+/// This process runs before all others on its core, whenever it has something to do.
+pub fn go_first(pid: u32) {
+    let done = Command::new("chrt").args(["-a", "-f", "-p", "1", &pid.to_string()]).stdout(Stdio::null()).status();
+    assert!(done.is_ok_and(|status| status.success()), "expected chrt (util-linux), and the right to use it");
+}

@@ -1,8 +1,8 @@
-//! `cargo xtask bench near-server [REQUESTS_PER_SECOND [fixed]]`: a server over a real Redis that is stopped under load and goes on, asked through its doors for RESP and
+//! `cargo xtask bench near-server [REQUESTS_PER_SECOND [fixed] [resp]]`: a server over a real Redis that is stopped under load and goes on, asked through its doors for RESP and
 //! HTTP; and how much it still answers when it is asked for ten times as much as it can do.
 //!
 //! Requests are sent when they are due, whatever the answers do. At the same time, over connections of their own, a tenth as many are about
-//! nothing, which shows what the machine itself adds. If Redis cannot decide that many, fewer are asked for, unless the rate is `fixed`. Whoever asks has a core of his own; server and Redis share the other.
+//! nothing, which shows what the machine itself adds. If Redis cannot decide that many, fewer are asked for, unless the rate is `fixed`. With `resp` only that door is asked, and no more than that is measured. The server has a core of its own; whoever asks and Redis share the other, where Redis goes first, as if it had a machine of its own.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -15,8 +15,9 @@ use tidegate_server::{Options, start};
 use tidegate_testkit::{AbsenceWatch, Absences, Awake, Flavor, Server};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::net::tcp::OwnedWriteHalf;
 
-use crate::cores::{CLIENTS, SERVERS, stay_on};
+use crate::cores::{CLIENTS, SERVERS, go_first, stay_on};
 use crate::server::{Own, until_left_alone};
 
 type Failure = Box<dyn std::error::Error>;
@@ -26,6 +27,8 @@ type Failure = Box<dyn std::error::Error>;
 const CONNECTIONS: [usize; 2] = [16, 256];
 /// So many requests may wait on one connection; a client that has more gives up.
 const MOST_WAITING: usize = 64;
+/// How often requests are sent.
+const PACE: Duration = Duration::from_micros(200);
 /// How long a server waits for Redis.
 const DEADLINE: Duration = Duration::from_millis(5);
 /// An answer that comes later is no use.
@@ -38,10 +41,12 @@ pub fn run(args: &[&str]) {
         tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build().expect("a runtime");
     let done = match args {
         ["serve", url] => runtime.block_on(serve(url)),
-        [] => runtime.block_on(all(20_000, false)),
-        [rate] => rate.parse().map_err(Failure::from).and_then(|rate| runtime.block_on(all(rate, false))),
-        [rate, "fixed"] => rate.parse().map_err(Failure::from).and_then(|rate| runtime.block_on(all(rate, true))),
-        _ => Err("expected nothing, or how many requests a second, and perhaps fixed".into()),
+        [] => runtime.block_on(all(20_000, false, true)),
+        [rate, options @ ..] if options.iter().all(|option| ["fixed", "resp"].contains(option)) => {
+            let (fixed, http) = (options.contains(&"fixed"), !options.contains(&"resp"));
+            rate.parse().map_err(Failure::from).and_then(|rate| runtime.block_on(all(rate, fixed, http)))
+        }
+        _ => Err("expected nothing, or how many requests a second, and perhaps fixed and resp".into()),
     };
     if let Err(error) = done {
         eprintln!("near-server {}: {error}", args.join(" "));
@@ -60,16 +65,20 @@ async fn serve(url: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn all(rate: u64, fixed: bool) -> Result<(), Failure> {
+async fn all(rate: u64, fixed: bool, http: bool) -> Result<(), Failure> {
     // What it takes to wake a processor that the host gave to somebody else is not what is measured.
     let _awake = Awake::keep();
-    stay_on(SERVERS);
+    stay_on(CLIENTS);
     let redis = Server::start(Flavor::Redis7);
+    go_first(redis.pid());
+    stay_on(SERVERS);
     let own = Own::start_as(&["near-server", "serve", &redis.url()]);
     stay_on(CLIENTS);
-    for (door, at) in [(Door::Resp, own.resp), (Door::Http, own.http)] {
-        stopped(&redis, door, at, rate, fixed).await?;
+    stopped(&redis, Door::Resp, own.resp, rate, fixed).await?;
+    if !http {
+        return Ok(());
     }
+    stopped(&redis, Door::Http, own.http, rate, fixed).await?;
     goodput(own.resp).await
 }
 
@@ -190,6 +199,56 @@ struct Load {
     unsent: u64,
 }
 
+/// A connection, and those who wait on it.
+type Line = (OwnedWriteHalf, Waiting);
+
+/// Sends what is due. Whoever sleeps here has a thread of his own: tokio's clock counts in milliseconds, and twenty requests at once are a crowd that there would not be.
+fn send(
+    door: Door,
+    rate: u64,
+    lasts: Duration,
+    all: &[u8],
+    length: usize,
+    lines: Vec<Line>,
+) -> Result<(Vec<Line>, u64), String> {
+    let questions = all.len() / length;
+    let (began, mut sent, mut unsent, mut next) = (Instant::now(), 0_u64, 0_u64, 0);
+    while began.elapsed() < lasts {
+        std::thread::sleep(PACE);
+        let due = rate * u64::try_from(began.elapsed().as_micros()).unwrap_or(0) / 1_000_000;
+        // Over RESP those that are due at one moment go out together, evenly over the connections; over HTTP each to whoever has nothing to do.
+        let at_once = match door {
+            Door::Resp => usize::try_from(due - sent).unwrap_or(0).div_ceil(lines.len()),
+            Door::Http => 1,
+        };
+        while sent < due {
+            let first = usize::try_from(sent).unwrap_or(0) % questions;
+            let count = at_once.min(usize::try_from(due - sent).unwrap_or(0)).min(questions - first);
+            sent += count as u64;
+            let idle = |at: &usize| door == Door::Resp || lines[*at].1.lock().length == 0;
+            let Some(at) = (next..lines.len()).chain(0..next).find(idle) else {
+                unsent += count as u64;
+                continue;
+            };
+            next = (at + 1) % lines.len();
+            let (writer, waiting) = &lines[at];
+            let mut waiting = waiting.lock();
+            let fits = count.min(MOST_WAITING - waiting.length);
+            let bytes = &all[first * length..(first + fits) * length];
+            let written = if fits > 0 { writer.try_write(bytes).unwrap_or(0) } else { 0 };
+            if written % length > 0 {
+                return Err("a request was cut in two: the socket was full".into());
+            }
+            let written = written / length;
+            unsent += (count - written) as u64;
+            if written > 0 {
+                waiting.push(written);
+            }
+        }
+    }
+    Ok((lines, unsent))
+}
+
 /// Asks `rate` times a second for so long. `questions` are asked in turns.
 async fn load(door: Door, at: SocketAddr, rate: u64, lasts: Duration, questions: &[Vec<u8>]) -> Result<Load, Failure> {
     let answers = Arc::new(Mutex::new(Vec::new()));
@@ -223,41 +282,9 @@ async fn load(door: Door, at: SocketAddr, rate: u64, lasts: Duration, questions:
         });
         lines.push((writer, waiting));
     }
-    let (began, mut sent, mut unsent, mut next) = (Instant::now(), 0_u64, 0_u64, 0);
-    let mut tick = tokio::time::interval(Duration::from_millis(1));
-    while began.elapsed() < lasts {
-        tick.tick().await;
-        let due = rate * u64::try_from(began.elapsed().as_micros())? / 1_000_000;
-        // Over RESP those that are due at one moment go out together, evenly over the connections; over HTTP each to whoever has nothing to do.
-        let at_once = match door {
-            Door::Resp => usize::try_from(due - sent)?.div_ceil(lines.len()),
-            Door::Http => 1,
-        };
-        while sent < due {
-            let first = usize::try_from(sent)? % questions.len();
-            let count = at_once.min(usize::try_from(due - sent)?).min(questions.len() - first);
-            sent += count as u64;
-            let idle = |at: &usize| door == Door::Resp || lines[*at].1.lock().length == 0;
-            let Some(at) = (next..lines.len()).chain(0..next).find(idle) else {
-                unsent += count as u64;
-                continue;
-            };
-            next = (at + 1) % lines.len();
-            let (writer, waiting) = &lines[at];
-            let mut waiting = waiting.lock();
-            let fits = count.min(MOST_WAITING - waiting.length);
-            let bytes = &all[first * length..(first + fits) * length];
-            let written = if fits > 0 { writer.try_write(bytes).unwrap_or(0) } else { 0 };
-            if written % length > 0 {
-                return Err("a request was cut in two: the socket was full".into());
-            }
-            let written = written / length;
-            unsent += (count - written) as u64;
-            if written > 0 {
-                waiting.push(written);
-            }
-        }
-    }
+    let (lines, unsent) = tokio::task::spawn_blocking(move || send(door, rate, lasts, &all, length, lines))
+        .await
+        .map_err(|e| e.to_string())??;
     let patience = Instant::now();
     while lines.iter().any(|(_, waiting)| waiting.lock().length > 0) && patience.elapsed() < Duration::from_secs(2) {
         tokio::time::sleep(Duration::from_millis(1)).await;
