@@ -21,7 +21,8 @@ pub(super) fn serve(what: &str) {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a port");
     let at = listener.local_addr().expect("an address");
-    let app = Router::new().route("/", get(|| async { "hello" }));
+    // Routes are made once and not for every request; `axum::serve` does that by itself for a router that nothing is around.
+    let app: Router = Router::new().route("/", get(|| async { "hello" })).with_state(());
     let what = what.to_owned();
     let nothing = MapResponseLayer::new(|response: Response| response);
     runtime.spawn(async move {

@@ -218,14 +218,66 @@ pub fn push_rate_limit<'a>(out: &mut String, verdicts: impl IntoIterator<Item = 
     push_list(out, verdicts, push_verdict);
 }
 
-/// What is said of one charge in `RateLimit`, behind its [`item`]: for who has that at hand.
-pub fn push_verdict(out: &mut String, verdict: &Verdict) {
-    out.push_str(";r=");
-    push_number(out, verdict.remaining.min(MAX_FIELD_INTEGER));
-    if verdict.remaining < verdict.amount {
-        out.push_str(";t=");
-        push_number(out, verdict.next_after_us.div_ceil(SECOND_US));
+/// What is said of one charge in `RateLimit`, behind its [`item`]: for who has that at hand. It lies where it is used, and nothing is allocated for it.
+///
+/// ```
+/// use tidegate_core::{Verdict, headers::Told};
+/// # let verdict = Verdict { remaining: 7, amount: 10, next_after_us: 900_000, ..Verdict::default() };
+/// assert_eq!(Told::of(&verdict).as_bytes(), b";r=7;t=1");
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Told {
+    // Twice three bytes and a number.
+    text: [u8; 48],
+    from: usize,
+}
+
+impl Told {
+    /// About this verdict.
+    pub fn of(verdict: &Verdict) -> Told {
+        let mut told = Told { text: [0; 48], from: 48 };
+        // From the end to the beginning, as digits are found.
+        if verdict.remaining < verdict.amount {
+            told.number(verdict.next_after_us.div_ceil(SECOND_US));
+            told.put(*b";t=");
+        }
+        told.number(verdict.remaining.min(MAX_FIELD_INTEGER));
+        told.put(*b";r=");
+        told
     }
+
+    /// Plain letters of ASCII.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.text[self.from..]
+    }
+
+    /// Two digits at a time.
+    #[allow(clippy::cast_possible_truncation, reason = "one or two digits")]
+    fn number(&mut self, number: u64) {
+        const PAIRS: &[u8; 200] = b"\
+            0001020304050607080910111213141516171819202122232425262728293031323334353637383940414243444546474849\
+            5051525354555657585960616263646566676869707172737475767778798081828384858687888990919293949596979899";
+        let mut rest = number;
+        while rest >= 10 {
+            let pair = 2 * (rest % 100) as usize;
+            self.put([PAIRS[pair], PAIRS[pair + 1]]);
+            rest /= 100;
+        }
+        // The first digit, unless the last pair had it.
+        if rest > 0 || number == 0 {
+            self.put([b'0' + rest as u8]);
+        }
+    }
+
+    /// Before what is there.
+    fn put<const N: usize>(&mut self, letters: [u8; N]) {
+        self.from -= N;
+        self.text[self.from..self.from + N].copy_from_slice(&letters);
+    }
+}
+
+fn push_verdict(out: &mut String, verdict: &Verdict) {
+    out.push_str(str::from_utf8(Told::of(verdict).as_bytes()).unwrap_or_default());
 }
 
 /// A name as it stands in the lists of `RateLimit` and `RateLimit-Policy`: between quotes.
@@ -298,18 +350,11 @@ fn push_quoted(out: &mut String, name: &str) {
     }
 }
 
-/// A number in full. It is told with every request: no detour over the formatting machinery, and two digits at a time.
+/// A number in full.
 fn push_number(out: &mut String, number: u64) {
-    const PAIRS: &str = "\
-        0001020304050607080910111213141516171819202122232425262728293031323334353637383940414243444546474849\
-        5051525354555657585960616263646566676869707172737475767778798081828384858687888990919293949596979899";
-    if number >= 100 {
-        push_number(out, number / 100);
-    }
-    #[allow(clippy::cast_possible_truncation, reason = "two digits")]
-    let last = (number % 100) as usize;
-    let from = if number < 10 { 2 * last + 1 } else { 2 * last };
-    out.push_str(&PAIRS[from..2 * last + 2]);
+    let mut told = Told { text: [0; 48], from: 48 };
+    told.number(number);
+    out.push_str(str::from_utf8(told.as_bytes()).unwrap_or_default());
 }
 
 /// A name as it may stand in a header: bytes that may not are written `%XX`, so that no name can add a header of its own.

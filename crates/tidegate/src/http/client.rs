@@ -163,8 +163,10 @@ impl ClientIp {
     /// The same, from a request's headers.
     #[cfg(feature = "http")]
     pub fn find_in(&self, peer: IpAddr, headers: &::http::HeaderMap) -> Client {
+        let peer = peer.to_canonical();
         if !self.trusts(peer) {
-            return self.find(peer, []); // the header need not even be looked for
+            // The header need not even be looked for.
+            return Client { ip: peer, found: Found::Peer, ipv6_prefix: self.ipv6_prefix };
         }
         self.find(peer, headers.get_all(&*self.header).into_iter().map(::http::HeaderValue::as_bytes))
     }

@@ -162,7 +162,9 @@ impl RateLimitLayer {
     /// use tidegate::tower::{RateLimitLayer, key};
     /// use tower_layer::Layer;
     /// let limits = RateLimitLayer::new("10/s".parse()?, key::peer_ip()).axum();
-    /// let app = limits.layer(Router::new().route("/", get(|| async { "hello" })));
+    /// // Axum makes routes of handlers when the router gets its state: once, and not for every request.
+    /// let router: Router = Router::new().route("/", get(|| async { "hello" })).with_state(());
+    /// let app = limits.layer(router);
     /// let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
     /// axum::serve(listener, ServiceExt::<Request>::into_make_service_with_connect_info::<SocketAddr>(app)).await?;
     /// # Ok(())

@@ -115,7 +115,7 @@ fn at_once(setup: &Setup, head: &Head<'_>) -> Option<Ruling> {
     Some(ruling)
 }
 
-/// What the store says. `text` holds first the key, then what is told.
+/// What the store says. `text` holds the key.
 fn ruled(setup: &Setup, short: &Short, rule: &Rule, head: &Head<'_>, cost: u64, text: &mut String) -> Ruling {
     text.clear();
     if let Err(mistake) = rule.key.now(head, text) {
@@ -124,7 +124,7 @@ fn ruled(setup: &Setup, short: &Short, rule: &Rule, head: &Head<'_>, cost: u64, 
     let now = short.series.memory().clock().now();
     let verdict = short.series.check(text.as_bytes(), cost, now);
     if verdict.allowed
-        && let Some(tell) = setup.tell_usual(&short.item, &verdict, text)
+        && let Some(tell) = setup.tell_usual(&short.item, &verdict)
     {
         return Ruling::Pass(Passed { tell, after: Vec::new() });
     }

@@ -42,6 +42,7 @@ where
         self.inner.poll_ready(context)
     }
 
+    #[inline]
     fn call(&mut self, mut request: Request<A>) -> Self::Future {
         let meter = self.setup.metered.then(|| {
             let meter = Meter::new();
@@ -61,7 +62,8 @@ where
     }
 }
 
-/// Does what was ruled.
+/// Does what was ruled. Requests and futures are large, and moved with every call that is not inlined.
+#[inline(always)]
 fn follow<S, A>(setup: &Setup, ruling: Ruling, request: Request<A>, inner: &mut S) -> State<S, A>
 where
     S: Service<Request<A>>,

@@ -1,7 +1,7 @@
 //! What clients are told about their budget, as headers of the answer.
 
 use ::http::{HeaderMap, HeaderName, HeaderValue};
-use tidegate_core::headers::{self, Families};
+use tidegate_core::headers::{self, Families, Told};
 use tidegate_core::{Decision, Limit, Verdict};
 
 use super::layer::{Setup, name_of};
@@ -75,15 +75,17 @@ impl Setup {
         self.tell_named(&named, decision)
     }
 
-    /// What is told with nearly every request, of one limit that is always the same. Whatever is in `text` is written over.
-    pub(super) fn tell_usual(&self, item: &str, verdict: &Verdict, text: &mut String) -> Option<Tell> {
+    /// What is told with nearly every request, of one limit that is always the same; unless its name is long.
+    pub(super) fn tell_usual(&self, item: &str, verdict: &Verdict) -> Option<Tell> {
         if self.families != Families::IETF {
             return None;
         }
-        text.clear();
-        text.push_str(item);
-        headers::push_verdict(text, verdict);
-        Some(Tell::Usual { policy: self.policy.clone()?, rate: HeaderValue::from_str(text).ok()? })
+        let (told, mut text) = (Told::of(verdict), [0; 128]);
+        let told = told.as_bytes();
+        text.get_mut(..item.len())?.copy_from_slice(item.as_bytes());
+        text.get_mut(item.len()..item.len() + told.len())?.copy_from_slice(told);
+        let rate = HeaderValue::from_bytes(&text[..item.len() + told.len()]).ok()?;
+        Some(Tell::Usual { policy: self.policy.clone()?, rate })
     }
 
     /// What to tell about a decision over limits of these names.
