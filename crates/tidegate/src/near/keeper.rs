@@ -24,6 +24,20 @@ const FIRST_BEATS: Duration = Duration::from_millis(100);
 /// How many calls at once are made to charge afterwards.
 const AT_ONCE: usize = 64;
 
+/// So many wait to be given back at most, and so long: then they stay charged until the limit forgets them.
+const MOST_STRAYS: usize = 4096;
+const STRAY_LIFE_US: u64 = 10_000_000;
+
+/// Units that nobody will spend, and that could not be given back.
+#[derive(Debug)]
+pub(super) struct Stray {
+    charge: Charge<'static>,
+    grant: Grant,
+    /// Whether they are among those that were granted; otherwise nobody knows whether they were.
+    counted: bool,
+    since: Timestamp,
+}
+
 impl Inner {
     /// Starts what runs in the background, once. It ends with the last of those who use it.
     pub(super) fn keep(self: &Arc<Self>) {
@@ -139,16 +153,60 @@ impl Inner {
     }
 
     async fn return_grant(self: &Arc<Self>, charge: &Charge<'static>, grant: Grant, counted: bool) {
-        let mut given_back = false;
-        if grant.can_be_given_back() {
-            let charge = Charge { cost: grant.left, ..charge.clone() };
-            let check = Check::of(Op::Refund).with_charges(vec![charge]).with_id(grant.id);
-            given_back = self.ask(&check).await.is_ok();
-            self.seen.with(self.names.of(&check.charges()[0]), Seen::forget_denials);
+        let stray = Stray { charge: charge.clone(), grant, counted, since: self.clock.now() };
+        if let Err(stray) = self.try_return(stray).await {
+            self.try_later(stray);
         }
-        if counted {
-            let counter = if given_back { &self.counts.lease_units_returned } else { &self.counts.lease_units_expired };
-            add(counter, grant.left);
+    }
+
+    /// Keeps it for the next time, if there is one.
+    fn try_later(&self, stray: Stray) {
+        let mut strays = self.strays.lock();
+        if self.closed.load(Ordering::Relaxed) || strays.len() >= MOST_STRAYS {
+            self.lose(&stray);
+        } else {
+            strays.push_back(stray);
+        }
+    }
+
+    /// Gives it back, if the store answers. Otherwise it may be tried again, unless the store may have done it already and would do it once more.
+    async fn try_return(self: &Arc<Self>, stray: Stray) -> Result<(), Stray> {
+        if !stray.grant.can_be_given_back() {
+            self.lose(&stray);
+            return Ok(());
+        }
+        let charge = Charge { cost: stray.grant.left, ..stray.charge.clone() };
+        let check = Check::of(Op::Refund).with_charges(vec![charge]).with_id(stray.grant.id);
+        let answer = self.ask(&check).await;
+        self.seen.with(self.names.of(&check.charges()[0]), Seen::forget_denials);
+        match answer {
+            Ok(_) if stray.counted => add(&self.counts.lease_units_returned, stray.grant.left),
+            Ok(_) => {}
+            Err(ask::Missed::Failed(_)) if !stray.grant.is_whole() => self.lose(&stray),
+            Err(_) => return Err(stray),
+        }
+        Ok(())
+    }
+
+    /// It stays charged until the limit forgets it.
+    fn lose(&self, stray: &Stray) {
+        if stray.counted {
+            add(&self.counts.lease_units_expired, stray.grant.left);
+        }
+    }
+
+    /// Tries again to give back what could not be given back, until the store does not answer.
+    async fn return_strays(self: &Arc<Self>) {
+        let waiting = self.strays.lock().len();
+        for _ in 0..waiting {
+            let Some(stray) = self.strays.lock().pop_front() else { return };
+            if self.clock.now().micros_since(stray.since) > STRAY_LIFE_US {
+                self.lose(&stray);
+                continue;
+            }
+            if let Err(stray) = self.try_return(stray).await {
+                return self.try_later(stray);
+            }
         }
     }
 
@@ -170,6 +228,7 @@ impl Inner {
         for (charge, grant) in back {
             self.return_grant(&charge, grant, true).await;
         }
+        self.return_strays().await;
     }
 
     /// Charges what was let pass.
@@ -229,6 +288,7 @@ impl Inner {
     pub(super) async fn close(self: &Arc<Self>) {
         self.closed.store(true, Ordering::Relaxed);
         self.sweep(true).await;
+        self.strays.lock().drain(..).for_each(|stray| self.lose(&stray));
         self.sync_all().await;
         if let Some(leave) = self.nodes.leave() {
             let _ = self.ask(&leave).await;
@@ -241,6 +301,10 @@ impl Inner {
             stats.lease_units_held += shard.values().map(Lease::held).sum::<u64>();
             stats.leases += shard.values().filter(|lease| lease.held() > 0).count() as u64;
         }
+        let strays = self.strays.lock();
+        stats.lease_units_held +=
+            strays.iter().filter(|stray| stray.counted).map(|stray| stray.grant.left).sum::<u64>();
+        drop(strays);
         for shard in self.unsynced.shards() {
             stats.unsynced_units += shard.values().map(super::Unsynced::unsynced).sum::<u64>();
         }

@@ -56,17 +56,25 @@ pub(crate) struct Lease {
 pub(crate) struct Grant {
     pub(crate) id: Id,
     pub(crate) left: u64,
+    /// How many they were.
+    taken: u64,
     expires: Timestamp,
 }
 
 impl Grant {
     /// Units that may have been taken and will not be spent.
     pub(crate) fn unknown(id: Id, units: u64) -> Self {
-        Grant { id, left: units, expires: Timestamp::EPOCH }
+        Grant { id, left: units, taken: units, expires: Timestamp::EPOCH }
     }
 
     pub(crate) fn can_be_given_back(&self) -> bool {
         self.id != Id::NONE && self.left > 0
+    }
+
+    /// Whether nothing of it was spent. Only then it makes no difference whether it is given back once or twice: of what is known by an id the store gives back
+    /// no more than there is, but who says twice that 3 of 5 come back has said that all 5 do.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.left == self.taken
     }
 }
 
@@ -158,7 +166,7 @@ impl Lease {
         match self.grants.iter_mut().find(|grant| grant.expires == until) {
             Some(grant) => grant.left += cost,
             // What it was taken from is used up. Nobody can give it back any more, but it can be spent.
-            None => self.grants.push_front(Grant { id: Id::NONE, left: cost, expires: until }),
+            None => self.grants.push_front(Grant { id: Id::NONE, left: cost, taken: cost, expires: until }),
         }
         true
     }
@@ -218,7 +226,7 @@ impl Lease {
             let end = seen.reset_at().as_micros().saturating_sub(SLACK_US);
             expires = expires.min(Timestamp::from_micros(end));
         }
-        self.grants.push_back(Grant { id, left: units, expires });
+        self.grants.push_back(Grant { id, left: units, taken: units, expires });
         self.last_spent = seen.answered;
     }
 

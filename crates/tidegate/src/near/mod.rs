@@ -30,6 +30,7 @@ mod share;
 mod stats;
 mod terms;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -45,6 +46,7 @@ pub use self::terms::{OnFailure, SyncMode, Terms};
 use self::background::{Here, Unsynced};
 use self::breaker::Breaker;
 use self::flights::Flights;
+use self::keeper::Stray;
 use self::lease::Lease;
 use self::names::{Kept, Name, Names, Recent};
 use self::nodes::Nodes;
@@ -84,6 +86,8 @@ pub(crate) struct Inner {
     seen: Recent<Seen>,
     leases: Kept<Lease>,
     unsynced: Kept<Unsynced>,
+    /// What could not be given back yet.
+    strays: Mutex<VecDeque<Stray>>,
     share: Share,
     nodes: Nodes,
     counts: Counts,
@@ -201,6 +205,7 @@ impl NearBuilder {
             seen: Recent::new(seen_keys),
             leases: Kept::new(kept_keys),
             unsynced: Kept::new(kept_keys),
+            strays: Mutex::default(),
             nodes: Nodes::new(nodes),
             counts: Counts::default(),
             keeper: AtomicBool::new(false),

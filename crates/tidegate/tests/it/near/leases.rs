@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::{Check, Decision, Limits, ManualClock, Near, Source, Store, SyncMode, Terms};
+use tidegate::{BreakerState, Check, Decision, Limits, ManualClock, Near, Source, Store, SyncMode, Terms};
 
 use super::{Remote, limits, node};
 
@@ -59,6 +59,28 @@ async fn what_is_not_spent_is_given_back() {
     let stats = near.stats();
     assert!(stats.lease_units_held > 0);
     tokio::time::sleep(Duration::from_millis(400)).await;
+    let stats = near.stats();
+    assert_eq!((stats.lease_units_held, stats.lease_units_expired), (0, 0));
+    let direct = 100_000 - remote.left("hot", &limits) - stats.lease_units_spent;
+    assert!(direct < 20, "{direct} were asked for before the lease came");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_given_back_is_given_back_later() {
+    let (_, remote, near, limits) = warmed_up("100000/h window").await;
+    let held = near.stats().lease_units_held;
+    assert!(held > 0);
+    // Others find out that the store is away. Nobody asks for what is held, so it is given back, which comes to nothing while the breaker is open.
+    remote.fails(true);
+    while near.stats().breaker == BreakerState::Closed {
+        let _ = near.decide(&Check::new().charge("other", &limits, 1)).await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    let stats = near.stats();
+    assert_eq!((stats.lease_units_held, stats.lease_units_expired), (held, 0), "it is not lost yet");
+    remote.fails(false);
+    tokio::time::sleep(Duration::from_secs(2)).await;
     let stats = near.stats();
     assert_eq!((stats.lease_units_held, stats.lease_units_expired), (0, 0));
     let direct = 100_000 - remote.left("hot", &limits) - stats.lease_units_spent;
