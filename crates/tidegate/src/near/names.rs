@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(recent.with(7, |known| *known), None);
         recent.forget(7);
         assert_eq!(made(&recent), 0);
-        for name in [7, 7 + (1 << 80)] {
+        for name in [7, 7 + (1 << 64)] {
             recent.update(name, 1, |known| *known += 1, |known| *known);
             recent.update(name, 1, |known| *known += 1, |known| *known);
             assert_eq!(recent.with(name, |known| *known), Some(2));
