@@ -93,6 +93,8 @@ struct Place {
     stepped_at: u64,
     delay: (u64, u64),
     hole_until: u64,
+    /// When it has the last of the limits that were changed.
+    changed_at: u64,
     /// What came to the hole, in its order: it arrives when that ends, before anything that was sent later.
     held: Vec<Event>,
     refuse_until: u64,
@@ -195,6 +197,7 @@ impl World<'_> {
                 stepped_at: 0,
                 delay: (0, 0),
                 hole_until: 0,
+                changed_at: 0,
                 held: Vec::new(),
                 refuse_until: 0,
                 cut_after: false,
@@ -787,7 +790,9 @@ impl World<'_> {
             }
             Kind::Change { rule, other } => {
                 for node in 0..self.places.len() {
-                    let at = now + self.random.below(100 * MS);
+                    // Sooner or later, but never before what came first: in the end all nodes have the same.
+                    let at = (now + self.random.below(100 * MS)).max(self.places[node].changed_at + 1);
+                    self.places[node].changed_at = at;
                     self.at(at, Event::Change { node, rule, other });
                 }
             }
