@@ -533,13 +533,21 @@ impl Checks {
     /// What this node had sent about a rule before that costs no more and is not answered: it counts as taken, unless the server has counted it
     /// already. If that was denied, whoever comes behind it is denied as it was, so what has drained since does not count.
     fn ahead_of(&self, open: &Open, rule: usize, cost: u64, now: u64) -> f64 {
+        // Of a request about several rules, those that are decided here are not sent: what is left may be one charge.
+        let sent = |other: &Open| {
+            let mut parts = other.ask.parts.iter().filter(|part| self.budgets[part.0].sync == SyncMode::Direct);
+            match (parts.next(), parts.next()) {
+                (Some(&(own, less)), None) if own == rule && less <= cost => Some((less, other.asked_at)),
+                _ => None,
+            }
+        };
         let before = self.open.values().filter(|other| {
             let plain = matches!(other.ask.op, Op::Check) && other.ask.id.is_none();
-            let small = matches!(other.ask.parts[..], [(own, less)] if own == rule && less <= cost);
-            other.node == open.node && plain && small && other.asked_at <= open.asked_at
+            other.node == open.node && plain && other.asked_at <= open.asked_at
         });
-        let (units, since) =
-            before.fold((0, now), |(units, since), other| (units + other.ask.parts[0].1, since.min(other.asked_at)));
+        let (units, since) = before
+            .filter_map(sent)
+            .fold((0, now), |(units, since), (cost, asked_at)| (units + cost, since.min(asked_at)));
         if units == 0 {
             return 0.0;
         }
