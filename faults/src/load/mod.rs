@@ -15,12 +15,13 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
+use tidegate_testkit::AbsenceWatch;
+
 pub(crate) use self::http::Http;
 use self::http::Pool;
 pub(crate) use self::record::{Answer, Outcome, Record, Source, percentile};
 use self::stolen::Stolen;
 use crate::random::Random;
-use tidegate_testkit::AbsenceWatch;
 
 /// How long is waited at the end for whoever has no answer yet.
 const LAST: Duration = Duration::from_secs(5);

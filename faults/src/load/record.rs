@@ -1,6 +1,6 @@
 //! What was answered, and questions about it.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -138,6 +138,7 @@ impl Record {
 
     /// Writes everything down, for people who want to look closer.
     pub(crate) fn write(&self, file: &Path) -> io::Result<()> {
+        fs::create_dir_all(file.parent().unwrap_or(Path::new(".")))?;
         let mut out = BufWriter::new(File::create(file)?);
         writeln!(out, "about,node,asked_us,took_us,key,outcome,source")?;
         for answer in self.answers.iter().chain(&self.nothing).chain(&self.control) {
