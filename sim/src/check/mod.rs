@@ -87,6 +87,8 @@ struct Own {
     let_pass: u64,
     debited: u64,
     took_back: bool,
+    /// When somebody last asked to forget everything.
+    reset_at: Option<u64>,
     checks_asked: u64,
     checks_executed: u64,
     /// Denials about it that reached the node, of checks on something that may be lent.
@@ -176,6 +178,7 @@ impl Checks {
             let_pass: 0,
             debited: 0,
             took_back: false,
+            reset_at: None,
             checks_asked: 0,
             checks_executed: 0,
             denials_heard: 0,
@@ -217,7 +220,7 @@ impl Checks {
                 Op::Reset => {
                     budget.excused += budget.capacity as f64;
                     own.alone.forget();
-                    (own.owed, own.took_back) = (0, true);
+                    (own.owed, own.took_back, own.reset_at) = (0, true, Some(now));
                     budget.eased_at = Some(now);
                 }
                 _ => {}
@@ -459,7 +462,7 @@ impl Checks {
                     life.spent_least += cost;
                     life.spent_most += cost;
                 }
-                SyncMode::Async => own.let_pass(cost),
+                SyncMode::Async => own.let_pass(cost, open.asked_at),
                 SyncMode::Direct => {
                     return Err(("no pass without a charge", format!("nobody has decided about r{rule}")));
                 }
@@ -492,7 +495,7 @@ impl Checks {
                     life.spent_most += cost;
                 }
                 SyncMode::Async => {
-                    own.let_pass(cost);
+                    own.let_pass(cost, open.asked_at);
                     let nodes = if self.told { self.nodes } else { stats().nodes };
                     let cap = cap(budget.capacity, nodes);
                     if own.owed > i64::try_from(cap).unwrap_or(i64::MAX) {
@@ -762,9 +765,12 @@ impl Checks {
 }
 
 impl Own {
-    fn let_pass(&mut self, cost: u64) {
+    fn let_pass(&mut self, cost: u64, asked_at: u64) {
         self.let_pass += cost;
-        self.owed += i64::try_from(cost).unwrap_or(0);
+        // What was asked before everything was forgotten may have passed before it, too, though it is answered only now.
+        if self.reset_at.is_none_or(|reset| reset < asked_at) {
+            self.owed += i64::try_from(cost).unwrap_or(0);
+        }
     }
 }
 
