@@ -342,6 +342,7 @@ impl Checks {
         budget.charged.give_back(units);
         budget.excused += units;
         budget.eased_at = Some(now);
+        self.lives.iter_mut().for_each(|life| life.own[rule].lent.server_forgets());
     }
 
     /// The server's clock has stepped.
@@ -433,9 +434,20 @@ impl Checks {
                 && done.allowed == decision.allowed()
                 && done.charges.iter().all(own)
         };
+        // What it says nothing about may have been spent here. One that would not do may be the answer to somebody who did not wait for it.
+        let Life { own, executed: all, .. } = &mut *life;
+        let would_do = |executed: &Executed| {
+            let says = |rule| executed.done.charges.iter().any(|charge| rule_of(&charge.key) == Some(rule));
+            open.ask.parts.iter().all(|&(rule, cost)| match self.budgets[rule].sync {
+                SyncMode::Async => true,
+                SyncMode::Lease => says(rule) || own[rule].lent.live(open.asked_at) >= cost,
+                SyncMode::Direct => says(rule),
+            })
+        };
         // The one that says most about it, and of those the oldest.
-        let oldest = life.executed.iter_mut().filter(|executed| matches(executed));
-        let Some(executed) = oldest.rev().max_by_key(|executed| executed.done.charges.len()) else {
+        let oldest = all.iter_mut().filter(|executed| matches(executed));
+        let most = |executed: &&mut Executed| (would_do(executed), executed.done.charges.len());
+        let Some(executed) = oldest.rev().max_by_key(most) else {
             let text =
                 format!("the store decided {:?} on node {}, but no such answer reached it", open.ask.parts, open.node);
             return Err(("no pass without a charge", text));
