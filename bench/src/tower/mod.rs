@@ -42,12 +42,14 @@ const CONTENDERS: [(&str, &str); 10] = [
 
 pub fn run(args: &[&str]) {
     match args {
-        [] => measure(ROUNDS),
+        [] => measure(ROUNDS, &CONTENDERS),
         ["instructions"] => instructions(),
         ["serve", what] => serve::serve(what),
-        [rounds] if rounds.parse::<usize>().is_ok() => measure(rounds.parse().expect("a number")),
+        [rounds, whom @ ..] if rounds.parse::<usize>().is_ok() => {
+            measure(rounds.parse().expect("a number"), &chosen(whom));
+        }
         _ => {
-            eprintln!("tower {}: expected a number of rounds, or instructions", args.join(" "));
+            eprintln!("tower {}: expected a number of rounds, and perhaps whom to measure; or instructions", args.join(" "));
             exit(2);
         }
     }
@@ -60,17 +62,27 @@ fn stay() {
     assert!(stays.is_ok_and(|status| status.success()), "taskset: apt-get install -y util-linux");
 }
 
-fn measure(rounds: usize) {
+/// The service, twice, and these; all, if nobody is named.
+fn chosen(whom: &[&str]) -> Vec<(&'static str, &'static str)> {
+    if let Some(unknown) = whom.iter().find(|whom| !CONTENDERS.iter().any(|(_, what)| what == *whom)) {
+        eprintln!("tower: {unknown}: expected one of {}", CONTENDERS.map(|(_, what)| what).join(", "));
+        exit(2);
+    }
+    let is_chosen = |(_, what): &(&str, &str)| whom.is_empty() || *what == "bare" || whom.contains(what);
+    CONTENDERS.into_iter().filter(is_chosen).collect()
+}
+
+fn measure(rounds: usize, whom: &[(&str, &str)]) {
     stay();
-    let mut costs = vec![Vec::new(); CONTENDERS.len()];
+    let mut costs = vec![Vec::new(); whom.len()];
     for _ in 0..STARTS {
-        let own: Vec<Own> = CONTENDERS.iter().map(|(_, what)| Own::start_as(&["tower", "serve", what])).collect();
+        let own: Vec<Own> = whom.iter().map(|(_, what)| Own::start_as(&["tower", "serve", what])).collect();
         let mut crowds: Vec<Crowd> = own.iter().map(|own| Crowd::at(own.http)).collect();
         crowds.iter_mut().for_each(|crowd| crowd.ask(TIMES));
         for round in 0..rounds {
-            let mut order: Vec<usize> = (0..CONTENDERS.len()).collect();
+            let mut order: Vec<usize> = (0..whom.len()).collect();
             // Everybody follows everybody else, sooner or later.
-            order.rotate_left(round % CONTENDERS.len());
+            order.rotate_left(round % whom.len());
             if round % 2 == 1 {
                 order.reverse();
             }
@@ -86,7 +98,7 @@ fn measure(rounds: usize) {
         "\naxum with the layer, 1000000/s, {CONNECTIONS} connections: us of server CPU for a request, median of {STARTS} times {rounds} interleaved rounds of {} requests",
         TIMES * CONNECTIONS
     );
-    table(&costs, 2);
+    table(whom, &costs, 2);
 }
 
 fn instructions() {
@@ -111,12 +123,12 @@ fn instructions() {
         };
         costs.push((0..COUNTED).map(counted).collect());
     }
-    table(&costs, 0);
+    table(&CONTENDERS, &costs, 0);
 }
 
 /// Each beside the first, in the same round: two that ran one after the other had the same neighbours on the machine.
-fn table(costs: &[Vec<f64>], digits: usize) {
-    for ((label, _), own) in CONTENDERS.iter().zip(costs) {
+fn table(whom: &[(&str, &str)], costs: &[Vec<f64>], digits: usize) {
+    for ((label, _), own) in whom.iter().zip(costs) {
         let mut ratios: Vec<f64> = own.iter().zip(&costs[0]).map(|(own, bare)| own / bare).collect();
         ratios.sort_by(f64::total_cmp);
         let (low, high) = (ratios[ratios.len() / 4], ratios[ratios.len() * 3 / 4]);

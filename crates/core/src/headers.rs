@@ -218,32 +218,55 @@ pub fn push_rate_limit<'a>(out: &mut String, verdicts: impl IntoIterator<Item = 
     push_list(out, verdicts, push_verdict);
 }
 
-/// What is said of one charge in `RateLimit`, behind its [`item`]: for who has that at hand. It lies where it is used, and nothing is allocated for it.
+/// What is said of one charge in `RateLimit`, its [`item`] before it or not: for who says it with every answer. It lies where it is used, and nothing is allocated for it.
 ///
 /// ```
-/// use tidegate_core::{Verdict, headers::Told};
+/// use tidegate_core::{Verdict, headers::{Item, Told}};
 /// # let verdict = Verdict { remaining: 7, amount: 10, next_after_us: 900_000, ..Verdict::default() };
 /// assert_eq!(Told::of(&verdict).as_bytes(), b";r=7;t=1");
+/// let item = Item::of("per-ip").expect("a short name");
+/// assert_eq!(Told::named(&item, 7, 10, 900_000).as_bytes(), b"\"per-ip\";r=7;t=1");
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Told {
-    // Twice three bytes and a number.
-    text: [u8; 48],
+    text: [u8; Item::LONGEST + Told::LONGEST],
     from: usize,
 }
 
 impl Told {
+    // Twice three letters and a number.
+    const LONGEST: usize = 48;
+
     /// About this verdict.
     pub fn of(verdict: &Verdict) -> Told {
-        let mut told = Told { text: [0; 48], from: 48 };
-        // From the end to the beginning, as digits are found.
-        if verdict.remaining < verdict.amount {
-            told.number(verdict.next_after_us.div_ceil(SECOND_US));
-            told.put(*b";t=");
-        }
-        told.number(verdict.remaining.min(MAX_FIELD_INTEGER));
-        told.put(*b";r=");
+        let mut told = Told::empty();
+        told.left(verdict.remaining, verdict.amount, verdict.next_after_us);
         told
+    }
+
+    /// Of what has this name: so much remains of its amount, and there is more after so many microseconds.
+    #[inline]
+    pub fn named(item: &Item, remaining: u64, amount: u64, next_after_us: u64) -> Told {
+        let mut told = Told::empty();
+        told.left(remaining, amount, next_after_us);
+        // All of it in one go, which is quicker than only the letters.
+        told.put(item.text);
+        told.from += Item::LONGEST - item.length;
+        told
+    }
+
+    fn empty() -> Told {
+        Told { text: [0; Item::LONGEST + Told::LONGEST], from: Item::LONGEST + Told::LONGEST }
+    }
+
+    /// From the end to the beginning, as digits are found.
+    fn left(&mut self, remaining: u64, amount: u64, next_after_us: u64) {
+        if remaining < amount {
+            self.number(next_after_us.div_ceil(SECOND_US));
+            self.put(*b";t=");
+        }
+        self.number(remaining.min(MAX_FIELD_INTEGER));
+        self.put(*b";r=");
     }
 
     /// Plain letters of ASCII.
@@ -278,6 +301,26 @@ impl Told {
 
 fn push_verdict(out: &mut String, verdict: &Verdict) {
     out.push_str(str::from_utf8(Told::of(verdict).as_bytes()).unwrap_or_default());
+}
+
+/// An [`item`] that is short enough to be kept in one place.
+#[derive(Clone, Copy, Debug)]
+pub struct Item {
+    // At the end of it.
+    text: [u8; Item::LONGEST],
+    length: usize,
+}
+
+impl Item {
+    const LONGEST: usize = 64;
+
+    /// Of this name; `None` if it is longer than that.
+    pub fn of(name: &str) -> Option<Item> {
+        let (item, mut text) = (item(name), [0; Item::LONGEST]);
+        let from = Item::LONGEST.checked_sub(item.len())?;
+        text[from..].copy_from_slice(item.as_bytes());
+        Some(Item { text, length: item.len() })
+    }
 }
 
 /// A name as it stands in the lists of `RateLimit` and `RateLimit-Policy`: between quotes.
@@ -352,7 +395,7 @@ fn push_quoted(out: &mut String, name: &str) {
 
 /// A number in full.
 fn push_number(out: &mut String, number: u64) {
-    let mut told = Told { text: [0; 48], from: 48 };
+    let mut told = Told::empty();
     told.number(number);
     out.push_str(str::from_utf8(told.as_bytes()).unwrap_or_default());
 }
@@ -383,6 +426,26 @@ mod tests {
         let now = Timestamp::from_secs(100);
         let _ = decide(Op::Check, &mut [Charge::new(limit, &mut record, limit.capacity())], now);
         decide(Op::Check, &mut [Charge::new(limit, &mut record, cost)], now)
+    }
+
+    #[test]
+    fn a_name_of_any_kind_is_told_in_visible_letters() {
+        let long = "x".repeat(62);
+        let many = ["per-ip", "", "a \"b\" \\c", "größe", "a\r\nb: c", "50%", "\0\u{7f}", long.as_str()];
+        for name in many {
+            let told = Item::of(name).map(|item| Told::named(&item, 999_999, 1_000_000, 1));
+            let told = told.unwrap_or_else(|| panic!("{name:?} is short"));
+            assert_eq!(told.as_bytes(), format!("{};r=999999;t=1", item(name)).as_bytes());
+            assert!(told.as_bytes().iter().all(|byte| matches!(byte, b' '..=b'~')), "{name:?}");
+        }
+        assert!(Item::of(&"x".repeat(63)).is_none());
+        let item = Item::of("x").expect("a short name");
+        for number in [0, 1, 9, 10, 99, 100, 12_345, MAX_FIELD_INTEGER, u64::MAX] {
+            let shown = number.min(MAX_FIELD_INTEGER);
+            let told = Told::named(&item, number, u64::MAX, u64::MAX);
+            let more = if number < u64::MAX { ";t=18446744073710" } else { "" };
+            assert_eq!(told.as_bytes(), format!("\"x\";r={shown}{more}").as_bytes());
+        }
     }
 
     #[test]

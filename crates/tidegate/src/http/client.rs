@@ -230,51 +230,12 @@ pub enum Group {
     V6(Ipv6Addr, u8),
 }
 
-impl Group {
-    /// Writes what it is displayed as behind what is there. Most addresses are of the short kind, and there is one in every request.
-    #[cfg(feature = "tower")]
-    pub(crate) fn push_to(&self, out: &mut String) {
-        let Group::V4(v4) = self else {
-            let _ = fmt::write(out, format_args!("{self}"));
-            return;
-        };
-        for (at, octet) in v4.octets().into_iter().enumerate() {
-            if at > 0 {
-                out.push('.');
-            }
-            for (least, unit) in [(100, 100), (10, 10), (0, 1)] {
-                if octet >= least {
-                    out.push(char::from(b'0' + octet / unit % 10));
-                }
-            }
-        }
-    }
-}
-
 impl fmt::Display for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Group::V4(v4) => write!(f, "{v4}"),
             Group::V6(v6, 128) => write!(f, "{v6}"),
             Group::V6(v6, prefix) => write!(f, "{v6}/{prefix}"),
-        }
-    }
-}
-
-#[cfg(all(test, feature = "tower"))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn groups_are_written_as_they_are_displayed() {
-        let every_octet = (0..=255).map(|octet| IpAddr::from([octet, 255 - octet, octet / 2, octet / 7]));
-        let others = ["2001:db8:1:2:3::4", "::1", "::ffff:192.0.2.7"].map(|text| text.parse().unwrap());
-        for ip in every_octet.chain(others) {
-            for prefix in [64, 128] {
-                let mut out = String::from("ip:");
-                group(ip, prefix).push_to(&mut out);
-                assert_eq!(out, format!("ip:{}", group(ip, prefix)));
-            }
         }
     }
 }

@@ -148,3 +148,79 @@ impl Answer for Allowed {
         Allowed(outcome.0)
     }
 }
+
+/// What is told with nearly every answer; everything, if there is more to say than that.
+#[cfg(feature = "tower")]
+pub(crate) enum Brief {
+    /// It was allowed.
+    Allowed { remaining: u64, amount: u64, next_after_us: u64 },
+    /// It was not.
+    Denied(Verdict),
+}
+
+#[cfg(feature = "tower")]
+impl From<Verdict> for Brief {
+    fn from(verdict: Verdict) -> Self {
+        let Verdict { allowed, remaining, amount, next_after_us, .. } = verdict;
+        if allowed { Brief::Allowed { remaining, amount, next_after_us } } else { Brief::Denied(verdict) }
+    }
+}
+
+#[cfg(feature = "tower")]
+impl Answer for Brief {
+    #[inline(always)]
+    fn of<K: Kernel<State: Copy>>(limit: &Limit, kernel: &K, outcome: (bool, K::State, Timestamp), cost: u64) -> Self {
+        let (fits, state, now) = outcome;
+        if !fits {
+            return Brief::Denied(tidegate_core::report(limit, kernel, outcome, cost));
+        }
+        let amount = limit.capacity();
+        let remaining = kernel.room(&state, now, amount);
+        let next_after_us = if remaining < amount { kernel.wait(&state, now, remaining + 1, amount) } else { 0 };
+        Brief::Allowed { remaining, amount, next_after_us }
+    }
+}
+
+#[cfg(all(test, feature = "tower"))]
+mod tests {
+    use super::*;
+    use crate::store::Scope;
+    use crate::{ManualClock, Memory};
+
+    #[test]
+    fn a_brief_answer_says_the_same_as_a_long_one() {
+        let limits = [
+            "7/s",
+            "1000000/s",
+            "10/min burst 3",
+            "5/s burst 100",
+            "5/s window",
+            "5/s sliding",
+            "5/s log",
+            "5/s estimate",
+            "3/day",
+            "5/s count rejected",
+        ];
+        for limit in limits {
+            let limit: Limit = limit.parse().unwrap_or_else(|error| panic!("{limit}: {error}"));
+            let clock = ManualClock::new();
+            let [brief, long] = [(); 2].map(|()| Memory::builder().clock(clock.clone()).build());
+            let scope = Scope::Rule("rule".into());
+            let [brief, long] = [&brief, &long].map(|memory| memory.series(&scope, &limit));
+            for step in 0..400_u64 {
+                // Three keys, costs of none to more than there is, and time that passes by fits and starts.
+                clock.advance(std::time::Duration::from_micros(step * step * 37 % 400_000));
+                let (key, cost, now) = ([b'a' + (step % 3) as u8], step * 7 % 5, long.memory().clock().now());
+                let verdict = long.check(&key, cost, now);
+                match brief.check_briefly(&key, cost, now) {
+                    Brief::Allowed { remaining, amount, next_after_us } => {
+                        let told = (true, remaining, amount, next_after_us);
+                        let expected = (verdict.allowed, verdict.remaining, verdict.amount, verdict.next_after_us);
+                        assert_eq!(told, expected, "{limit}, step {step}");
+                    }
+                    Brief::Denied(brief) => assert_eq!(brief, verdict, "{limit}, step {step}"),
+                }
+            }
+        }
+    }
+}

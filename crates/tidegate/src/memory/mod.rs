@@ -26,6 +26,8 @@ use tidegate_core::{Algorithm, Decision, Limit, Op, Record, Timestamp, Verdict};
 
 use crate::clock::Clock;
 use crate::store::{Check, Deciding, InvalidCheck, Scope, Store, Subject};
+#[cfg(feature = "tower")]
+pub(crate) use gate::Brief;
 pub use gate::Gate;
 use gate::{Allowed, Answer};
 use hash::Hashing;

@@ -2,6 +2,8 @@
 
 use tidegate_core::{Limit, Timestamp, Verdict};
 
+#[cfg(feature = "tower")]
+use super::gate::Brief;
 use super::hash::Named;
 use super::shard::Tag;
 use super::slots::Hash;
@@ -79,6 +81,13 @@ impl Series {
     /// The same for one key.
     #[must_use = "let the request pass only if it is allowed"]
     pub fn check(&self, key: &[u8], cost: u64, now: Timestamp) -> Verdict {
+        self.memory.inner.check(&self.expect(key), &self.limit, cost, now, |_| Some(self.tag))
+    }
+
+    /// The same for whoever wants to know no more than that.
+    #[cfg(feature = "tower")]
+    #[inline]
+    pub(crate) fn check_briefly(&self, key: &[u8], cost: u64, now: Timestamp) -> Brief {
         self.memory.inner.check(&self.expect(key), &self.limit, cost, now, |_| Some(self.tag))
     }
 

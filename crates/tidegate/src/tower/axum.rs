@@ -13,6 +13,7 @@ use tower_service::Service;
 
 use super::body::Body;
 use super::layer::RateLimitLayer;
+use super::plan::Quick;
 use super::service::{Outcome, RateLimit, ResponseFuture};
 
 /// A [`RateLimitLayer`] for axum; see [`RateLimitLayer::axum`].
@@ -43,8 +44,13 @@ where
         self.0.poll_ready(context)
     }
 
+    #[inline]
     fn call(&mut self, request: Request<A>) -> Self::Future {
-        AxumFuture { future: self.0.call(request) }
+        // As the other one does, but for what is around it: requests and futures are large, and are moved less if nothing is done with them in between.
+        match self.0.quickly(&request) {
+            Some(Quick::Pass(tell)) => AxumFuture { future: ResponseFuture::calling(self.0.inner.call(request), tell) },
+            other => AxumFuture { future: self.0.call_the_long_way(other, request) },
+        }
     }
 }
 
@@ -66,7 +72,16 @@ where
     type Output = Result<Response, S::Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Poll::Ready(Ok(match ready!(self.project().future.poll_outcome(context))? {
+        let mut own = self.project().future;
+        if let Some((service, tell)) = own.as_mut().service() {
+            // Responses are large: this one stays where it was put.
+            let mut response = service.poll(context);
+            if let Poll::Ready(Ok(response)) = &mut response {
+                tell.add_to(response.headers_mut());
+            }
+            return response;
+        }
+        Poll::Ready(Ok(match ready!(own.poll_outcome(context))? {
             // Nobody has to watch the body.
             Outcome::Served(response, after) if after.is_empty() => response,
             Outcome::Served(response, after) => {

@@ -3,6 +3,7 @@
 //! A key says what it is as well as whose: `ip:192.0.2.7`, `x-api-key:abc`. So nobody can write a victim's address into a header and be taken for it.
 
 use std::fmt::{self, Display, Write};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use ::http::HeaderName;
@@ -10,7 +11,8 @@ use ::http::header::{AUTHORIZATION, HOST};
 
 use super::head::Head;
 use super::of::Later;
-use crate::http::{ClientIp, normal_host, normal_path};
+use super::text::Text;
+use crate::http::{ClientIp, Group, group, normal_host, normal_path};
 
 /// Keys that are longer are kept as a digest: some tokens are longer than a key may be.
 const MAX_PLAIN_BYTES: usize = 256;
@@ -24,13 +26,15 @@ pub struct Key(Kind);
 #[derive(Clone)]
 enum Kind {
     Value(Arc<str>),
+    /// The other end of the connection; IPv6 by a network of so many bits.
+    Peer(u8),
     Now(Arc<Finding>),
     Later(Arc<dyn Fn(&Head<'_>) -> Later<Option<String>> + Send + Sync>),
     All(Vec<Key>),
     First(Vec<Key>),
 }
 
-type Finding = dyn Fn(&Head<'_>, &mut String) -> Found + Send + Sync;
+type Finding = dyn Fn(&Head<'_>, &mut Text) -> Found + Send + Sync;
 
 /// What came of looking for a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,13 +61,34 @@ pub fn peer_ip() -> Key {
 
 /// The client behind proxies that are trusted; IPv6 by its network. See [`ClientIp`].
 pub fn client_ip(clients: ClientIp) -> Key {
+    // Most trust nobody, and then there is nothing to find.
+    if clients.trusted().is_empty() {
+        return Key(Kind::Peer(clients.prefix()));
+    }
     Key::write(move |head, out| {
         let Some(peer) = head.peer() else { return Found::Mistake(NO_PEER) };
-        let client = clients.find_in(peer, head.headers);
-        out.push_str("ip:");
-        client.group().push_to(out);
+        push_group(clients.find_in(peer, head.headers).group(), out);
         Found::Key
     })
+}
+
+/// The other end; IPv6 by a network of so many bits.
+#[inline]
+pub(super) fn push_peer(head: &Head<'_>, ipv6_prefix: u8, out: &mut Text) -> Found {
+    let Some(peer) = head.peer() else { return Found::Mistake(NO_PEER) };
+    push_group(group(peer, ipv6_prefix), out);
+    Found::Key
+}
+
+#[inline]
+fn push_group(group: Group, out: &mut Text) {
+    out.push_str("ip:");
+    match group {
+        Group::V4(v4) => push_v4(out, v4),
+        Group::V6(..) => {
+            let _ = write!(out, "{group}");
+        }
+    }
 }
 
 const NO_PEER: &str = "the peer's address is not known: with axum, serve `app.into_make_service_with_connect_info::<SocketAddr>()` and \
@@ -77,11 +102,14 @@ const NO_PEER: &str = "the peer's address is not known: with axum, serve `app.in
 pub fn header(name: &str) -> Key {
     let name = HeaderName::from_bytes(name.as_bytes())
         .unwrap_or_else(|_| panic!("header {name:?}: expected a name such as x-api-key"));
+    let begin = format!("{name}:");
     Key::write(move |head, out| {
         let Some(value) = head.headers.get(&name).filter(|value| !value.is_empty()) else { return Found::Nothing };
-        out.push_str(name.as_str());
-        out.push(':');
-        out.push_str(&String::from_utf8_lossy(value.as_bytes()));
+        out.push_str(&begin);
+        match str::from_utf8(value.as_bytes()) {
+            Ok(value) => out.push_str(value),
+            Err(_) => out.push_str(&String::from_utf8_lossy(value.as_bytes())),
+        }
         Found::Key
     })
 }
@@ -192,7 +220,7 @@ where
 }
 
 impl Key {
-    fn write(write: impl Fn(&Head<'_>, &mut String) -> Found + Send + Sync + 'static) -> Self {
+    fn write(write: impl Fn(&Head<'_>, &mut Text) -> Found + Send + Sync + 'static) -> Self {
         Key(Kind::Now(Arc::new(write)))
     }
 
@@ -218,35 +246,39 @@ impl Key {
         }
     }
 
+    /// If it is nothing but the other end of the connection: how many bits of IPv6 count.
+    pub(super) fn peer(&self) -> Option<u8> {
+        match self.0 {
+            Kind::Peer(ipv6_prefix) => Some(ipv6_prefix),
+            _ => None,
+        }
+    }
+
     /// Whether it takes an async function to find it.
     pub(super) fn is_later(&self) -> bool {
         match &self.0 {
-            Kind::Value(_) | Kind::Now(_) => false,
+            Kind::Value(_) | Kind::Peer(_) | Kind::Now(_) => false,
             Kind::Later(_) => true,
             Kind::All(keys) | Kind::First(keys) => keys.iter().any(Key::is_later),
         }
     }
 
     /// Finds it, if no function is async, and writes it into `out`, which is empty.
-    ///
-    /// # Errors
-    /// If the program is not set up for it.
-    pub(super) fn now(&self, head: &Head<'_>, out: &mut String) -> Result<(), &'static str> {
-        match self.push(head, out) {
-            Found::Mistake(mistake) => Err(mistake),
-            _ => {
-                bound(out);
-                Ok(())
-            }
+    pub(super) fn now(&self, head: &Head<'_>, out: &mut Text) -> Found {
+        let found = self.push(head, out);
+        if let Some(digest) = bounded(out.as_bytes()) {
+            out.replace(&digest);
         }
+        found
     }
 
-    fn push(&self, head: &Head<'_>, out: &mut String) -> Found {
+    fn push(&self, head: &Head<'_>, out: &mut Text) -> Found {
         match &self.0 {
             Kind::Value(text) => {
                 out.push_str(text);
                 Found::Key
             }
+            Kind::Peer(ipv6_prefix) => push_peer(head, *ipv6_prefix, out),
             Kind::Now(write) => write(head, out),
             Kind::Later(_) => Found::Nothing,
             Kind::First(keys) => {
@@ -256,11 +288,11 @@ impl Key {
             Kind::All(keys) => {
                 let mut pieces = Vec::with_capacity(keys.len());
                 for key in keys {
-                    let mut piece = String::new();
+                    let mut piece = Text::new();
                     if let mistake @ Found::Mistake(_) = key.push(head, &mut piece) {
                         return mistake;
                     }
-                    pieces.push(piece);
+                    pieces.push(piece.into_string());
                 }
                 join(&pieces, out)
             }
@@ -292,14 +324,14 @@ impl Key {
                     for key in keys {
                         pieces.push(key.await?.unwrap_or_default());
                     }
-                    let mut out = String::new();
-                    Ok((join(&pieces, &mut out) == Found::Key).then_some(out))
+                    let mut out = Text::new();
+                    Ok((join(&pieces, &mut out) == Found::Key).then(|| out.into_string()))
                 })
             }
             _ => {
-                let mut out = String::new();
+                let mut out = Text::new();
                 let found = match self.push(head, &mut out) {
-                    Found::Key => Ok(Some(out)),
+                    Found::Key => Ok(Some(out.into_string())),
                     Found::Nothing => Ok(None),
                     Found::Mistake(mistake) => Err(mistake),
                 };
@@ -313,6 +345,7 @@ impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.0 {
             Kind::Value(_) => "Key(value)",
+            Kind::Peer(_) => "Key(peer)",
             Kind::Now(_) => "Key(function)",
             Kind::Later(_) => "Key(async function)",
             Kind::All(_) => "Key(all)",
@@ -322,30 +355,66 @@ impl fmt::Debug for Key {
 }
 
 /// Writes pieces so that no two lists of pieces look the same; a missing one is empty.
-fn join(pieces: &[String], out: &mut String) -> Found {
+fn join(pieces: &[String], out: &mut Text) -> Found {
     for (index, piece) in pieces.iter().enumerate() {
         if index > 0 {
-            out.push('|');
+            out.push_str("|");
         }
         for char in piece.chars() {
             match char {
                 '%' => out.push_str("%25"),
                 '|' => out.push_str("%7C"),
-                char => out.push(char),
+                char => out.push_str(char.encode_utf8(&mut [0; 4])),
             }
         }
     }
     if pieces.iter().all(String::is_empty) { Found::Nothing } else { Found::Key }
 }
 
-/// Puts its digest in the place of a key that is too long for one. No other key looks like that: all have a colon, or are `everybody`.
-pub(super) fn bound(key: &mut String) {
-    if key.len() > MAX_PLAIN_BYTES {
-        *key = format!("#{}", digest(key.as_bytes()));
+/// What stands in the place of a key that is too long for one: its digest. No other key looks like that: all have a colon, or are `everybody`.
+pub(super) fn bounded(key: &[u8]) -> Option<String> {
+    (key.len() > MAX_PLAIN_BYTES).then(|| format!("#{}", digest(key)))
+}
+
+/// As it is displayed. Most addresses are of this kind, and there is one in every request.
+fn push_v4(out: &mut Text, v4: Ipv4Addr) {
+    let (mut letters, mut length) = ([0; 16], 0);
+    for octet in v4.octets().map(u32::from) {
+        let (hundreds, tens, ones) = (octet / 100, octet / 10 % 10, octet % 10);
+        // Digits and a dot, the first in the lowest byte.
+        let (word, more) = match octet {
+            100.. => (0x2e30_3030 | ones << 16 | tens << 8 | hundreds, 4),
+            10.. => (0x2e_3030 | ones << 8 | tens, 3),
+            _ => (0x2e30 | ones, 2),
+        };
+        // There is room for all four times.
+        if let Some(room) = letters.get_mut(length..length + 4) {
+            room.copy_from_slice(&word.to_le_bytes());
+        }
+        length += more;
     }
+    // Without the last dot.
+    out.push_some(&letters, length - 1);
 }
 
 /// For telling apart, not for keeping secret.
 fn digest(bytes: &[u8]) -> String {
     sha1_smol::Sha1::from(bytes).digest().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_written_as_they_are_displayed() {
+        for octet in 0..=255 {
+            for v4 in [[octet, 255 - octet, octet / 2, octet / 7], [octet; 4]].map(Ipv4Addr::from) {
+                let mut out = Text::new();
+                out.push_str("ip:");
+                push_v4(&mut out, v4);
+                assert_eq!(out.into_string(), format!("ip:{v4}"));
+            }
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use ::http::{HeaderValue, Response};
-use tidegate_core::headers::{self, Families};
+use tidegate_core::headers::{Families, Item};
 use tidegate_core::{Algorithm, Decision, Limits};
 use tower_layer::Layer;
 
@@ -55,12 +55,16 @@ pub(super) struct Setup {
     pub(super) short: Option<Short>,
 }
 
-/// One rule with one limit, in memory, and nothing to do afterwards: what is always the same of it.
+/// One rule with one limit, in memory, and nothing to do afterwards: what is always the same of it, in one place.
 #[derive(Clone)]
 pub(super) struct Short {
     pub(super) series: Series,
-    /// The rule's name in the headers.
-    pub(super) item: String,
+    /// What every request costs, if that is always the same and no request is excepted.
+    pub(super) cost: Option<u64>,
+    /// If the key is nothing but the other end of the connection: how many bits of IPv6 count.
+    pub(super) peer: Option<u8>,
+    /// If clients are told the usual: the rule's name in the headers, and its limit.
+    pub(super) usual: Option<(Item, HeaderValue)>,
 }
 
 /// A decision, for whoever counts or logs them.
@@ -194,6 +198,13 @@ impl<S> Layer<S> for RateLimitLayer {
     }
 }
 
+impl Short {
+    /// The one rule that there is.
+    pub(super) fn rule<'a>(&self, setup: &'a Setup) -> &'a Rule {
+        &setup.rules[0]
+    }
+}
+
 impl Setup {
     /// The memory store, if that is where state is kept.
     pub(super) fn memory(&self) -> Option<&Memory> {
@@ -209,8 +220,12 @@ impl Setup {
         let [limit] = rule.limits.value()?.as_slice() else { return None };
         let plain = matches!(rule.pay, Pay::Before) && !rule.shadow && self.observer.is_none();
         let scope = Scope::Rule((&*rule.name).into());
-        (plain && !matches!(limit.algorithm(), Algorithm::Concurrent(_)))
-            .then(|| Short { series: memory.series(&scope, limit), item: headers::item(&rule.name) })
+        if !plain || matches!(limit.algorithm(), Algorithm::Concurrent(_)) {
+            return None;
+        }
+        let usual = if self.families == Families::IETF { Item::of(&rule.name).zip(self.policy.clone()) } else { None };
+        let cost = if rule.skip.value() == Some(&false) { rule.cost.value().copied() } else { None };
+        Some(Short { series: memory.series(&scope, limit), cost, peer: rule.key.peer(), usual })
     }
 
     pub(super) fn observe(&self, charges: &[Charge<'_>], decision: &Decision, shadow: bool) {

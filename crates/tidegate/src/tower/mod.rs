@@ -26,6 +26,7 @@ mod plan;
 mod rule;
 mod service;
 mod tell;
+mod text;
 
 #[cfg(feature = "axum")]
 pub use self::axum::{AxumFuture, AxumLayer, AxumRateLimit};

@@ -1,20 +1,22 @@
 //! From a request to a ruling: which rules apply, what they cost, and what the store says.
 
 use std::borrow::Cow;
-use std::cell::Cell;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use tidegate_core::{Algorithm, Decision, Limits, Source};
+use tidegate_core::headers::Told;
+use tidegate_core::{Algorithm, Decision, Limits, Source, Timestamp, Verdict};
 
 use super::after::After;
 use super::head::Head;
-use super::key;
+use super::key::{self, Found};
 use super::layer::{Setup, Short, name_of};
 use super::of::{Got, Later};
 use super::rule::{Meter, Pay, Rule};
 use super::tell::Tell;
+use super::text::Text;
+use crate::memory::Brief;
 use crate::near::{OnFailure, Terms};
 use crate::store::{Check, Scope, StoreError, Subject};
 
@@ -62,9 +64,6 @@ struct Drawn {
 }
 
 pub(super) fn start(setup: &Arc<Setup>, head: &Head<'_>, meter: Option<Meter>) -> Start {
-    if let Some(ruling) = at_once(setup, head) {
-        return Start::Ruled(ruling);
-    }
     if setup.later {
         let starting = starting(setup, head);
         let setup = Arc::clone(setup);
@@ -91,50 +90,59 @@ pub(super) fn start(setup: &Arc<Setup>, head: &Head<'_>, meter: Option<Meter>) -
     Start::Later(Box::pin(async move { decide(&setup, drawn, meter).await }))
 }
 
-thread_local! {
-    /// Written over for every request.
-    static TEXT: Cell<String> = const { Cell::new(String::new()) };
+/// What came of the short way.
+pub(super) enum Quick {
+    /// It goes on, and nothing is left to do but to tell the client.
+    Pass(Tell),
+    /// Anything else.
+    Ruled(Box<Ruling>),
 }
-
-/// Texts that are longer are not kept.
-const KEPT_BYTES: usize = 1 << 10;
 
 /// The short way, if there is one and nothing has to be waited for.
-fn at_once(setup: &Setup, head: &Head<'_>) -> Option<Ruling> {
-    let (Some(short), [rule]) = (&setup.short, &setup.rules[..]) else { return None };
-    let Got::Now(skip) = rule.skip.get(head) else { return None };
-    if skip {
-        return Some(Ruling::Pass(Passed::default()));
-    }
-    let Got::Now(cost) = rule.cost.get(head) else { return None };
-    let mut text = TEXT.try_with(Cell::take).unwrap_or_default();
-    let ruling = ruled(setup, short, rule, head, cost, &mut text);
-    if text.capacity() <= KEPT_BYTES {
-        let _ = TEXT.try_with(|kept| kept.set(text));
-    }
-    Some(ruling)
-}
-
-/// What the store says. `text` holds the key.
-fn ruled(setup: &Setup, short: &Short, rule: &Rule, head: &Head<'_>, cost: u64, text: &mut String) -> Ruling {
-    text.clear();
-    if let Err(mistake) = rule.key.now(head, text) {
-        return Ruling::Mistake(mistake);
+pub(super) fn quickly(setup: &Setup, short: &Short, head: &Head<'_>) -> Option<Quick> {
+    let cost = match short.cost {
+        Some(cost) => cost,
+        None => {
+            let Got::Now(skip) = short.rule(setup).skip.get(head) else { return None };
+            if skip {
+                return Some(Quick::Pass(Tell::Nothing));
+            }
+            let Got::Now(cost) = short.rule(setup).cost.get(head) else { return None };
+            cost
+        }
+    };
+    let mut key = Text::new();
+    let found = match short.peer {
+        Some(ipv6_prefix) => key::push_peer(head, ipv6_prefix, &mut key),
+        None => short.rule(setup).key.now(head, &mut key),
+    };
+    if let Found::Mistake(mistake) = found {
+        return Some(Quick::Ruled(Box::new(Ruling::Mistake(mistake))));
     }
     let now = short.series.memory().clock().now();
-    let verdict = short.series.check(text.as_bytes(), cost, now);
-    if verdict.allowed
-        && let Some(tell) = setup.tell_usual(&short.item, &verdict)
-    {
-        return Ruling::Pass(Passed { tell, after: Vec::new() });
-    }
+    let Some((item, policy)) = &short.usual else {
+        return Some(ruled(setup, short, short.series.check(key.as_bytes(), cost, now), now));
+    };
+    Some(match short.series.check_briefly(key.as_bytes(), cost, now) {
+        Brief::Allowed { remaining, amount, next_after_us } => {
+            let told = Told::named(item, remaining, amount, next_after_us);
+            Quick::Pass(Tell::usual(policy, &told))
+        }
+        Brief::Denied(verdict) => ruled(setup, short, verdict, now),
+    })
+}
+
+/// What there is to say if it is not the usual.
+#[inline(never)]
+fn ruled(setup: &Setup, short: &Short, verdict: Verdict, now: Timestamp) -> Quick {
+    let rule = short.rule(setup);
     let decision = Decision::of_one(verdict, verdict.allowed, now);
     let tell = setup.tell_named(&[(&rule.name, short.series.limit())], &decision);
     if verdict.allowed {
-        return Ruling::Pass(Passed { tell, after: Vec::new() });
+        return Quick::Pass(tell);
     }
     let (name, violated) = (rule.name.to_string(), vec![rule.name.to_string()]);
-    Ruling::Deny(Box::new(Denied { decision, rule: name, violated, tell }))
+    Quick::Ruled(Box::new(Ruling::Deny(Box::new(Denied { decision, rule: name, violated, tell }))))
 }
 
 fn drawn_now(setup: &Setup, head: &Head<'_>) -> Result<Vec<Drawn>, &'static str> {
@@ -143,9 +151,11 @@ fn drawn_now(setup: &Setup, head: &Head<'_>) -> Result<Vec<Drawn>, &'static str>
         if let (Got::Now(false), Got::Now(cost), Got::Now(limits)) =
             (rule.skip.get(head), rule.cost.get(head), rule.limits.get(head))
         {
-            let mut key = String::with_capacity(48);
-            rule.key.now(head, &mut key)?;
-            drawn.push(Drawn { rule: index, limits, key, cost });
+            let mut key = Text::new();
+            if let Found::Mistake(mistake) = rule.key.now(head, &mut key) {
+                return Err(mistake);
+            }
+            drawn.push(Drawn { rule: index, limits, key: key.into_string(), cost });
         }
     }
     Ok(drawn)
@@ -175,8 +185,8 @@ async fn wait(starting: Vec<Starting>) -> Result<Vec<Drawn>, &'static str> {
     let mut drawn = Vec::with_capacity(starting.len());
     for rule in starting {
         if !rule.skip.wait().await {
-            let mut key = rule.key.await?.unwrap_or_default();
-            key::bound(&mut key);
+            let key = rule.key.await?.unwrap_or_default();
+            let key = key::bounded(key.as_bytes()).unwrap_or(key);
             let (cost, limits) = (rule.cost.wait().await, rule.limits.wait().await);
             drawn.push(Drawn { rule: rule.rule, limits, key, cost });
         }

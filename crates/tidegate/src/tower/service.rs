@@ -14,13 +14,14 @@ use super::body::Body;
 use super::head::{Head, ResponseHead};
 use super::layer::Setup;
 use super::of::Later;
-use super::plan::{self, Passed, Ruling, Start};
+use super::plan::{self, Passed, Quick, Ruling, Start};
 use super::rule::Meter;
+use super::tell::Tell;
 
 /// A service that limits requests; see [`RateLimitLayer`](super::RateLimitLayer).
 #[derive(Clone, Debug)]
 pub struct RateLimit<S> {
-    inner: S,
+    pub(super) inner: S,
     setup: Arc<Setup>,
 }
 
@@ -43,13 +44,40 @@ where
     }
 
     #[inline]
-    fn call(&mut self, mut request: Request<A>) -> Self::Future {
-        let meter = self.setup.metered.then(|| {
-            let meter = Meter::new();
-            request.extensions_mut().insert(meter.clone());
-            meter
-        });
-        let state = match plan::start(&self.setup, &Head::of(&request), meter) {
+    fn call(&mut self, request: Request<A>) -> Self::Future {
+        match self.quickly(&request) {
+            Some(Quick::Pass(tell)) => ResponseFuture::calling(self.inner.call(request), tell),
+            other => self.call_the_long_way(other, request),
+        }
+    }
+}
+
+impl<S> RateLimit<S> {
+    /// Takes the short way, if there is one.
+    #[inline(always)]
+    pub(super) fn quickly<A>(&self, request: &Request<A>) -> Option<Quick> {
+        plan::quickly(&self.setup, self.setup.short.as_ref()?, &Head::of(request))
+    }
+
+    /// Does what the short way came to, or takes the long one.
+    #[inline(never)]
+    pub(super) fn call_the_long_way<A>(&mut self, quick: Option<Quick>, mut request: Request<A>) -> ResponseFuture<S, A>
+    where
+        S: Service<Request<A>> + Clone,
+    {
+        let start = match quick {
+            Some(Quick::Pass(tell)) => Start::Ruled(Ruling::Pass(Passed { tell, after: Vec::new() })),
+            Some(Quick::Ruled(ruling)) => Start::Ruled(*ruling),
+            None => {
+                let meter = self.setup.metered.then(|| {
+                    let meter = Meter::new();
+                    request.extensions_mut().insert(meter.clone());
+                    meter
+                });
+                plan::start(&self.setup, &Head::of(&request), meter)
+            }
+        };
+        let state = match start {
             Start::Ruled(ruling) => follow(&self.setup, ruling, request, &mut self.inner),
             Start::Later(ruling) => {
                 // The one that said it is ready is the one to call; the clone will be asked whether it is.
@@ -62,15 +90,14 @@ where
     }
 }
 
-/// Does what was ruled. Requests and futures are large, and moved with every call that is not inlined.
-#[inline(always)]
+/// Does what was ruled.
 fn follow<S, A>(setup: &Setup, ruling: Ruling, request: Request<A>, inner: &mut S) -> State<S, A>
 where
     S: Service<Request<A>>,
 {
     let answer = match ruling {
         Ruling::Pass(passed) => {
-            return State::Calling { future: inner.call(request), passed: Some(passed) };
+            return State::Calling { future: inner.call(request), passed };
         }
         Ruling::Deny(denied) => setup.deny(Head::of(&request), &denied),
         Ruling::Closed => setup.unavailable(Head::of(&request)),
@@ -99,7 +126,7 @@ pin_project! {
         // The store is asked.
         Deciding { ruling: Later<Ruling>, request: Option<Request<A>>, inner: S, setup: Arc<Setup> },
         // The service is at work.
-        Calling { #[pin] future: S::Future, passed: Option<Passed> },
+        Calling { #[pin] future: S::Future, passed: Passed },
         // The store is told what it came to.
         Settling { settling: Later<Passed>, response: Option<S::Response> },
         // The service is not asked.
@@ -129,11 +156,27 @@ pub(super) enum Outcome<B> {
     Answered(Box<Response<String>>),
 }
 
+impl<S: Service<Request<A>>, A> ResponseFuture<S, A> {
+    /// The service is called already, and nothing is left to do but to tell the client.
+    #[inline(always)]
+    pub(super) fn calling(future: S::Future, tell: Tell) -> Self {
+        ResponseFuture { state: State::Calling { future, passed: Passed { tell, after: Vec::new() } } }
+    }
+
+    /// The service at work, if nothing is left to do for its response but to tell the client.
+    #[cfg(feature = "axum")]
+    pub(super) fn service(self: Pin<&mut Self>) -> Option<(Pin<&mut S::Future>, &mut Tell)> {
+        match self.project().state.project() {
+            StateProject::Calling { future, passed } if passed.after.is_empty() => Some((future, &mut passed.tell)),
+            _ => None,
+        }
+    }
+}
+
 impl<S, A, B> ResponseFuture<S, A>
 where
     S: Service<Request<A>, Response = Response<B>>,
 {
-    #[inline]
     pub(super) fn poll_outcome(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<Outcome<B>, S::Error>> {
         const TWICE: &str = "a future is not polled again after it is ready";
         let mut state = self.project().state;
@@ -145,7 +188,7 @@ where
                 }
                 StateProject::Calling { future, passed } => {
                     let response = ready!(future.poll(context))?;
-                    let passed = passed.take().expect(TWICE);
+                    let passed = mem::take(passed);
                     if passed.after.is_empty() {
                         return Poll::Ready(Ok(finish(response, passed)));
                     }
@@ -198,7 +241,7 @@ fn settle(mut passed: Passed, response: &ResponseHead<'_>) -> Result<Passed, Lat
 
 /// Tells the client, and sees to it that the rest is done when the body is over.
 fn finish<B>(mut response: Response<B>, passed: Passed) -> Outcome<B> {
-    let Passed { tell, mut after } = passed;
+    let Passed { mut tell, mut after } = passed;
     tell.add_to(response.headers_mut());
     after.retain(|after: &After| !after.is_done());
     Outcome::Served(response, after)
