@@ -225,7 +225,9 @@ pub fn push_rate_limit<'a>(out: &mut String, verdicts: impl IntoIterator<Item = 
 /// # let verdict = Verdict { remaining: 7, amount: 10, next_after_us: 900_000, ..Verdict::default() };
 /// assert_eq!(Told::of(&verdict).as_bytes(), b";r=7;t=1");
 /// let item = Item::of("per-ip").expect("a short name");
-/// assert_eq!(Told::named(&item, 7, 10, 900_000).as_bytes(), b"\"per-ip\";r=7;t=1");
+/// let mut told = Told::empty();
+/// told.tell(&item, 7, 10, 900_000);
+/// assert_eq!(told.as_bytes(), b"\"per-ip\";r=7;t=1");
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Told {
@@ -244,18 +246,19 @@ impl Told {
         told
     }
 
-    /// Of what has this name: so much remains of its amount, and there is more after so many microseconds.
+    /// Writes another text in its place: of what has this name so much remains of its amount, and there is more after so many microseconds.
     #[inline]
-    pub fn named(item: &Item, remaining: u64, amount: u64, next_after_us: u64) -> Told {
-        let mut told = Told::empty();
-        told.left(remaining, amount, next_after_us);
+    pub fn tell(&mut self, item: &Item, remaining: u64, amount: u64, next_after_us: u64) {
+        self.from = self.text.len();
+        self.left(remaining, amount, next_after_us);
         // All of it in one go, which is quicker than only the letters.
-        told.put(item.text);
-        told.from += Item::LONGEST - item.length;
-        told
+        self.put(item.text);
+        self.from += Item::LONGEST - item.length;
     }
 
-    fn empty() -> Told {
+    /// Nothing yet.
+    #[inline]
+    pub fn empty() -> Told {
         Told { text: [0; Item::LONGEST + Told::LONGEST], from: Item::LONGEST + Told::LONGEST }
     }
 
@@ -429,12 +432,24 @@ mod tests {
     }
 
     #[test]
+    fn digits_are_those_of_the_number() {
+        let mut told = Told::empty();
+        let ends = (0..20).flat_map(|power| [10_u64.pow(power) - 1, 10_u64.pow(power), 10_u64.pow(power) + 1]);
+        for number in (0..100_000).chain(ends).chain([u64::MAX]) {
+            told.from = told.text.len();
+            told.number(number);
+            assert_eq!(told.as_bytes(), number.to_string().as_bytes());
+        }
+    }
+
+    #[test]
     fn a_name_of_any_kind_is_told_in_visible_letters() {
         let long = "x".repeat(62);
         let many = ["per-ip", "", "a \"b\" \\c", "größe", "a\r\nb: c", "50%", "\0\u{7f}", long.as_str()];
+        let mut told = Told::empty();
         for name in many {
-            let told = Item::of(name).map(|item| Told::named(&item, 999_999, 1_000_000, 1));
-            let told = told.unwrap_or_else(|| panic!("{name:?} is short"));
+            let own = Item::of(name).unwrap_or_else(|| panic!("{name:?} is short"));
+            told.tell(&own, 999_999, 1_000_000, 1);
             assert_eq!(told.as_bytes(), format!("{};r=999999;t=1", item(name)).as_bytes());
             assert!(told.as_bytes().iter().all(|byte| matches!(byte, b' '..=b'~')), "{name:?}");
         }
@@ -442,7 +457,7 @@ mod tests {
         let item = Item::of("x").expect("a short name");
         for number in [0, 1, 9, 10, 99, 100, 12_345, MAX_FIELD_INTEGER, u64::MAX] {
             let shown = number.min(MAX_FIELD_INTEGER);
-            let told = Told::named(&item, number, u64::MAX, u64::MAX);
+            told.tell(&item, number, u64::MAX, u64::MAX);
             let more = if number < u64::MAX { ";t=18446744073710" } else { "" };
             assert_eq!(told.as_bytes(), format!("\"x\";r={shown}{more}").as_bytes());
         }

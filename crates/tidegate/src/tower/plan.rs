@@ -125,7 +125,8 @@ pub(super) fn quickly(setup: &Setup, short: &Short, head: &Head<'_>) -> Option<Q
     };
     Some(match short.series.check_briefly(key.as_bytes(), cost, now) {
         Brief::Allowed { remaining, amount, next_after_us } => {
-            let told = Told::named(item, remaining, amount, next_after_us);
+            let mut told = Told::empty();
+            told.tell(item, remaining, amount, next_after_us);
             Quick::Pass(Tell::usual(policy, &told))
         }
         Brief::Denied(verdict) => ruled(setup, short, verdict, now),

@@ -30,15 +30,16 @@ impl Text {
         }
     }
 
-    /// The first `length` of these letters of ASCII. All of them are written, which is quicker than to look how many there are.
+    /// Letters of ASCII that `write` writes and says how many they are, where they belong if there is room for as many as there may be.
     #[inline]
-    pub(super) fn push_some<const N: usize>(&mut self, letters: &[u8; N], length: usize) {
-        match self.short.get_mut(self.length..self.length + N) {
-            Some(room) if self.long.is_empty() => {
-                room.copy_from_slice(letters);
-                self.length += length;
+    pub(super) fn push_some<const N: usize>(&mut self, write: impl Fn(&mut [u8; N]) -> usize) {
+        match self.short.get_mut(self.length..).and_then(|room| room.first_chunk_mut()) {
+            Some(room) if self.long.is_empty() => self.length += write(room),
+            _ => {
+                let mut letters = [0; N];
+                let length = write(&mut letters);
+                self.push_long(&String::from_utf8_lossy(&letters[..length]));
             }
-            _ => self.push_long(&String::from_utf8_lossy(&letters[..length])),
         }
     }
 
@@ -85,7 +86,10 @@ mod tests {
                     text.push_str(&piece);
                     expected.push_str(&piece);
                     for length in [0, 7, 16] {
-                        text.push_some(b"0123456789abcdef", length);
+                        text.push_some(|room| {
+                            *room = *b"0123456789abcdef";
+                            length
+                        });
                         expected.push_str(&"0123456789abcdef"[..length]);
                     }
                     assert_eq!(text.as_bytes(), expected.as_bytes(), "{first} {then}");
