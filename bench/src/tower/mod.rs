@@ -1,6 +1,6 @@
 //! `cargo xtask bench tower`: an axum service with and without the layer, in one run; `cargo xtask bench tower instructions` counts what each executes.
 //!
-//! The service does next to nothing, so that what the layer adds shows. Each contender is a process of its own, asked in turns by the same connections in lockstep; what counts
+//! The service does next to nothing, so that what the layer adds shows; another one reads and writes a little JSON, as most do. Each contender is a process of its own, asked in turns by the same connections in lockstep; what counts
 //! is the processor time that the server spends on a request. It has one thread: how two of them wake each other up costs more, and varies more, than what is measured. Server and
 //! connections share one processor for the same reason: so the server always finds all requests waiting, not now one and now ten. Processes are started anew a few times,
 //! because where one lies in memory makes a difference, too. How far the service is from itself, started twice, shows how far any of it can be believed.
@@ -13,7 +13,7 @@ mod serve;
 
 use std::process::{Command, Stdio, exit};
 
-use self::load::{CONNECTIONS, Crowd};
+use self::load::{CONNECTIONS, Crowd, Exchange};
 use crate::callgrind::Counter;
 use crate::redis::pipe::cpu_ns;
 use crate::server::{Own, median};
@@ -27,7 +27,7 @@ const TIMES: usize = 40;
 const COUNTED: usize = 3;
 
 /// What is measured, and what it is called on the command line.
-const CONTENDERS: [(&str, &str); 10] = [
+const CONTENDERS: [(&str, &str); 12] = [
     ("axum", "bare"),
     ("axum, once more", "bare"),
     ("Router::layer, which does nothing", "nothing"),
@@ -38,7 +38,14 @@ const CONTENDERS: [(&str, &str); 10] = [
     ("around the router, by header", "header-around"),
     ("the same by peer, telling nothing", "peer-silent"),
     ("bound: two headers, always the same", "two-headers"),
+    ("axum, JSON in and out", "json"),
+    ("the same, layer around, by peer", "json-peer"),
 ];
+
+/// Whom it is measured by: the same service without the layer.
+fn without(what: &str) -> &'static str {
+    if what.starts_with("json") { "json" } else { "bare" }
+}
 
 pub fn run(args: &[&str]) {
     match args {
@@ -49,7 +56,10 @@ pub fn run(args: &[&str]) {
             measure(rounds.parse().expect("a number"), &chosen(whom));
         }
         _ => {
-            eprintln!("tower {}: expected a number of rounds, and perhaps whom to measure; or instructions", args.join(" "));
+            eprintln!(
+                "tower {}: expected a number of rounds, and perhaps whom to measure; or instructions",
+                args.join(" ")
+            );
             exit(2);
         }
     }
@@ -62,13 +72,15 @@ fn stay() {
     assert!(stays.is_ok_and(|status| status.success()), "taskset: apt-get install -y util-linux");
 }
 
-/// The service, twice, and these; all, if nobody is named.
+/// These, and the services that they are measured by; all, if nobody is named.
 fn chosen(whom: &[&str]) -> Vec<(&'static str, &'static str)> {
     if let Some(unknown) = whom.iter().find(|whom| !CONTENDERS.iter().any(|(_, what)| what == *whom)) {
         eprintln!("tower: {unknown}: expected one of {}", CONTENDERS.map(|(_, what)| what).join(", "));
         exit(2);
     }
-    let is_chosen = |(_, what): &(&str, &str)| whom.is_empty() || *what == "bare" || whom.contains(what);
+    let is_chosen = |(_, what): &(&str, &str)| {
+        whom.is_empty() || whom.contains(what) || whom.iter().any(|chosen| without(chosen) == *what)
+    };
     CONTENDERS.into_iter().filter(is_chosen).collect()
 }
 
@@ -77,7 +89,8 @@ fn measure(rounds: usize, whom: &[(&str, &str)]) {
     let mut costs = vec![Vec::new(); whom.len()];
     for _ in 0..STARTS {
         let own: Vec<Own> = whom.iter().map(|(_, what)| Own::start_as(&["tower", "serve", what])).collect();
-        let mut crowds: Vec<Crowd> = own.iter().map(|own| Crowd::at(own.http)).collect();
+        let mut crowds: Vec<Crowd> =
+            own.iter().zip(whom).map(|(own, (_, what))| Crowd::at(own.http, &Exchange::with(what))).collect();
         crowds.iter_mut().for_each(|crowd| crowd.ask(TIMES));
         for round in 0..rounds {
             let mut order: Vec<usize> = (0..whom.len()).collect();
@@ -114,7 +127,7 @@ fn instructions() {
         let written = format!("--callgrind-out-file={}", file.display());
         let valgrind = ["valgrind", "--tool=callgrind", "--log-file=/dev/null", &written];
         let own = Own::start_under(&valgrind, &["tower", "serve", what]);
-        let (mut crowd, mut counter) = (Crowd::at(own.http), Counter::of(own.child.id(), &file));
+        let (mut crowd, mut counter) = (Crowd::at(own.http, &Exchange::with(what)), Counter::of(own.child.id(), &file));
         crowd.ask(TIMES);
         counter.since();
         let counted = |_| {
@@ -126,14 +139,15 @@ fn instructions() {
     table(&CONTENDERS, &costs, 0);
 }
 
-/// Each beside the first, in the same round: two that ran one after the other had the same neighbours on the machine.
+/// Each beside its service without the layer, in the same round: two that ran one after the other had the same neighbours on the machine.
 fn table(whom: &[(&str, &str)], costs: &[Vec<f64>], digits: usize) {
-    for ((label, _), own) in whom.iter().zip(costs) {
-        let mut ratios: Vec<f64> = own.iter().zip(&costs[0]).map(|(own, bare)| own / bare).collect();
+    for ((label, what), own) in whom.iter().zip(costs) {
+        let without = whom.iter().position(|(_, other)| *other == without(what)).expect("it is measured as well");
+        let mut ratios: Vec<f64> = own.iter().zip(&costs[without]).map(|(own, without)| own / without).collect();
         ratios.sort_by(f64::total_cmp);
         let (low, high) = (ratios[ratios.len() / 4], ratios[ratios.len() * 3 / 4]);
         println!(
-            "  {label:<36} {:>8.digits$}   {:>6.3}x of axum (half of the rounds: {low:.3}x to {high:.3}x)",
+            "  {label:<36} {:>8.digits$}   {:>6.3}x of it without (half of the rounds: {low:.3}x to {high:.3}x)",
             median(own),
             median(&ratios)
         );

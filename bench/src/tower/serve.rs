@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
-use axum::routing::get;
-use axum::{Router, ServiceExt};
+use axum::routing::{get, post};
+use axum::{Json, Router, ServiceExt};
+use serde::{Deserialize, Serialize};
 use tidegate::headers::Families;
 use tidegate::tower::{Key, RateLimitLayer, key};
 use tokio::net::TcpListener;
@@ -23,6 +24,7 @@ pub(super) fn serve(what: &str) {
     let at = listener.local_addr().expect("an address");
     // Routes are made once and not for every request; `axum::serve` does that by itself for a router that nothing is around.
     let app: Router = Router::new().route("/", get(|| async { "hello" })).with_state(());
+    let json: Router = Router::new().route("/", post(take)).with_state(());
     let what = what.to_owned();
     let nothing = MapResponseLayer::new(|response: Response| response);
     runtime.spawn(async move {
@@ -35,6 +37,8 @@ pub(super) fn serve(what: &str) {
             "peer-around" => around(listener, limits(key::peer_ip()), app).await,
             "peer-silent" => around(listener, limits(key::peer_ip()).headers(Families::NONE), app).await,
             "two-headers" => served(listener, MapResponseLayer::new(with_two_headers).layer(app)).await,
+            "json" => served(listener, json).await,
+            "json-peer" => around(listener, limits(key::peer_ip()), json).await,
             "header-around" => around(listener, limits(key::header("x-api-key")), app).await,
             _ => panic!("{what}: expected somebody who is measured"),
         }
@@ -69,4 +73,31 @@ fn with_two_headers(mut response: Response) -> Response {
     headers.append(HeaderName::from_static("ratelimit-policy"), HeaderValue::from_static(r#""default";q=1000000;w=1"#));
     headers.append(HeaderName::from_static("ratelimit"), HeaderValue::from_static(r#""default";r=999999;t=1"#));
     response
+}
+
+#[derive(Deserialize)]
+struct Order {
+    customer: String,
+    items: Vec<Item>,
+    note: String,
+}
+
+#[derive(Deserialize, Serialize)]
+struct Item {
+    id: u64,
+    amount: u64,
+}
+
+#[derive(Serialize)]
+struct Receipt {
+    customer: String,
+    items: Vec<Item>,
+    accepted: u64,
+    note: String,
+}
+
+/// What most services do at least: read something, write something.
+async fn take(Json(Order { customer, items, note }): Json<Order>) -> Json<Receipt> {
+    let accepted = items.iter().map(|item| item.amount).sum();
+    Json(Receipt { customer, items, accepted, note })
 }

@@ -44,7 +44,7 @@ where
         self.0.poll_ready(context)
     }
 
-    #[inline]
+    #[inline(never)]
     fn call(&mut self, request: Request<A>) -> Self::Future {
         // As the other one does, but for what is around it: requests and futures are large, and are moved less if nothing is done with them in between.
         match self.0.quickly(&request) {
