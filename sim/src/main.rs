@@ -23,7 +23,7 @@ cargo xtask sim [--seeds N] [--from S] [--seed S] [--verbose] [--sabotage NAME]
   --verbose        tells everything that happens in it
   --all            goes on after a seed that fails, and lists at the end which seeds broke which law
   --sabotage NAME  puts in a fault on purpose, which must be found: stopped-clock, whole-share, replay, forget-writes,
-                   hide-fallback, lose-answers, leave-a-hole
+                   hide-fallback, lose-answers, leave-a-hole, wait-for-the-clock
 ";
 
 /// Tells, also if nobody listens to the end.

@@ -121,9 +121,10 @@ pub enum Kind {
     RestartEmpty {
         down: u64,
     },
-    /// A replica that lagged takes its place. Old connections lead to what is a replica now.
+    /// A replica that lagged takes its place, on a host whose clock may be behind. Old connections lead to what is a replica now.
     Failover {
         lag: u64,
+        behind: u64,
     },
     FlushAll,
     Evict {
@@ -327,11 +328,15 @@ fn faults(plan: &Plan, mut random: Random) -> Vec<Fault> {
                 9 => Kind::ForgetScripts,
                 10 => Kind::Restart { down: during, lost: random.below(1000) },
                 11 => Kind::RestartEmpty { down: during },
-                12 => Kind::Failover { lag: random.below(300) },
+                12 => {
+                    let behind = random.pick(&[0, 0, 500, 5_000, 600_000, 90_000_000]);
+                    Kind::Failover { lag: random.below(300), behind }
+                }
                 13 => Kind::FlushAll,
                 14 => Kind::Evict { rule },
                 15 => {
-                    let by = i64::try_from(random.between(1, 3000)).unwrap_or(1);
+                    let most = random.pick(&[3_000, 3_000, 60_000, 3_500_000, 90_000_000]);
+                    let by = i64::try_from(random.between(1, most)).unwrap_or(1);
                     Kind::ClockStep { by: if random.once_in(2) { by } else { -by } }
                 }
                 16 => Kind::Crash { node, down: during },

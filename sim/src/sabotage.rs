@@ -17,6 +17,8 @@ pub enum Sabotage {
     LoseAnswers,
     /// A fault does not end.
     LeaveAHole,
+    /// States that are ahead of the server's clock are not rebased: keys wait until the clock has caught up.
+    WaitForTheClock,
 }
 
 impl Sabotage {
@@ -29,6 +31,7 @@ impl Sabotage {
         ("hide-fallback", Sabotage::HideFallback),
         ("lose-answers", Sabotage::LoseAnswers),
         ("leave-a-hole", Sabotage::LeaveAHole),
+        ("wait-for-the-clock", Sabotage::WaitForTheClock),
     ];
 
     /// The laws it breaks: one of them must be the one that is found broken.
@@ -40,6 +43,7 @@ impl Sabotage {
             Sabotage::ForgetWrites => &["the store keeps the limit", "not beyond the bound"],
             Sabotage::HideFallback => &["no pass without a charge"],
             Sabotage::LoseAnswers => &["answered in time"],
+            Sabotage::WaitForTheClock => &["as much passes as should"],
             Sabotage::LeaveAHole => &["in sync two seconds after the last fault", "nothing is left behind"],
         }
     }

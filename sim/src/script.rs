@@ -25,6 +25,8 @@ pub(crate) struct Charged {
     pub(crate) new: bool,
     /// Of a window, when it began.
     pub(crate) start: Option<u64>,
+    /// Its state was ahead of the server's clock, and was rebased.
+    pub(crate) rebased: bool,
 }
 
 /// A bucket or window as it is kept, in whole units and parts of them.
@@ -114,15 +116,15 @@ pub(crate) fn decisions(words: &[Vec<u8>], answer: &[u8]) -> Option<Vec<Done>> {
         // Nothing but the state of a window: it was charged, at the moment that is its last.
         let (key, _, cost) = *asked.first()?;
         let (start, _, wall_us) = (bytes.number()?, bytes.number()?, bytes.number()?);
-        let charged = Charged { key: key.clone(), cost, granted: cost, new: true, start: Some(start) };
+        let charged = Charged { key: key.clone(), cost, granted: cost, new: true, start: Some(start), rebased: false };
         return Some(vec![Done { op, id, allowed: true, wall_us, charges: vec![charged] }]);
     }
     let (kind, wall_us) = (bytes.byte()?, bytes.number()?);
     if kind >= 2 {
         let (key, letter, cost) = *asked.first()?;
         let start = if letter == b'w' { bytes.number() } else { None };
-        let charged =
-            Charged { key: key.clone(), cost, granted: if kind == 3 { cost } else { 0 }, new: kind == 3, start };
+        let (granted, new) = (if kind == 3 { cost } else { 0 }, kind == 3);
+        let charged = Charged { key: key.clone(), cost, granted, new, start, rebased: false };
         return Some(vec![Done { op, id, allowed: kind != 4, wall_us, charges: vec![charged] }]);
     }
     let charges: Option<Vec<Charged>> =
@@ -131,7 +133,12 @@ pub(crate) fn decisions(words: &[Vec<u8>], answer: &[u8]) -> Option<Vec<Done>> {
 }
 
 fn found(bytes: &mut Bytes<'_>, key: &[u8], letter: u8, cost: u64) -> Option<Charged> {
-    let (flags, granted) = (bytes.byte()?, bytes.number()?);
+    let flags = bytes.byte()?;
+    let rebased = flags & 32 > 0;
+    if rebased {
+        let _ahead_us = bytes.number()?;
+    }
+    let granted = bytes.number()?;
     let numbers = match letter {
         b'b' => 4,
         b'w' => 5,
@@ -145,7 +152,7 @@ fn found(bytes: &mut Bytes<'_>, key: &[u8], letter: u8, cost: u64) -> Option<Cha
             start = Some(number);
         }
     }
-    Some(Charged { key: key.to_vec(), cost, granted, new: flags & 8 > 0, start })
+    Some(Charged { key: key.to_vec(), cost, granted, new: flags & 8 > 0, start, rebased })
 }
 
 /// Bytes that are read from the front.

@@ -34,7 +34,8 @@ impl Envoy {
         let at = |name: &str| folder.path().join(name);
         let admin = "admin: { address: { socket_address: { address: 127.0.0.1, port_value: 0 } } }";
         fs::write(at("envoy.yaml"), format!("{admin}\n{config}")).expect("a file can be written");
-        let log = File::create(at("log")).expect("a file can be made");
+        // Envoy opens it again for the health check's events: both must append.
+        let log = File::options().create(true).append(true).open(at("log")).expect("a file can be made");
         let child = spawn(&envoy(), |command| {
             command.arg("-c").arg(at("envoy.yaml")).arg("--admin-address-path").arg(at("admin"));
             command.args(["--concurrency", "1", "--disable-hot-restart", "-l", "warning"]);

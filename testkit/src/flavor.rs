@@ -127,7 +127,9 @@ pub fn openapi_validator() -> Command {
 /// If they are not installed, with the command that installs them.
 pub fn node_client() -> Command {
     let mut node = Command::new("node");
-    node.env("NODE_PATH", installed("node-clients").join("node_modules"));
+    let folder = installed("node-clients");
+    // `require` looks into NODE_PATH, `import` into the folder it runs in.
+    node.env("NODE_PATH", folder.join("node_modules")).current_dir(folder);
     node
 }
 

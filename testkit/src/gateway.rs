@@ -37,7 +37,7 @@ impl GatewayKind {
     }
 
     /// What its configuration is called.
-    fn file(self) -> &'static str {
+    pub fn file(self) -> &'static str {
         match self {
             GatewayKind::Nginx => "nginx.conf",
             GatewayKind::Caddy => "Caddyfile",
@@ -55,30 +55,17 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Starts a gateway with the configuration in `folder`, and with all that lies beside it. In all of it, `:8000` is where the gateway listens and
-    /// becomes a port of its own; `changes` says what else becomes what. Comes back when it listens.
+    /// Starts a gateway with the configuration in `folder`, and with all that lies beside it. In the configuration, and nowhere else, `:8000` is where the gateway
+    /// listens and becomes a port of its own; `changes` says what else becomes what, as a user would edit it. Comes back when it listens.
     ///
     /// # Panics
     /// If the program is missing, with the command that installs it; or if it does not come up, with its log.
     pub fn start(kind: GatewayKind, folder: &Path, changes: &[(&str, &str)]) -> Gateway {
-        let (port, own) = (Port::free(false), TempDir::new().expect("a temporary folder can be made"));
+        let (port, own) = (Port::free(false), edited(kind, folder, changes));
         let at = |name: &str| own.path().join(name);
-        for entry in fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())).flatten() {
-            let Ok(mut text) = fs::read_to_string(entry.path()) else { continue };
-            let own_port = format!(":{}", port.number());
-            for (from, to) in [(":8000", own_port.as_str())].iter().chain(changes) {
-                text = text.replace(from, to);
-            }
-            if entry.file_name() == "nginx.conf" {
-                // Where it would like to write is not there, or somebody else's.
-                let mut folders = String::from("http {\n    access_log off;\n");
-                for name in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
-                    folders += &format!("    {name}_temp_path temp_{name};\n");
-                }
-                text = text.replacen("http {\n", &folders, 1);
-            }
-            fs::write(own.path().join(entry.file_name()), text).expect("a file can be written");
-        }
+        let file = at(kind.file());
+        let text = fs::read_to_string(&file).expect("it was just written");
+        fs::write(&file, text.replace(":8000", &format!(":{}", port.number()))).expect("a file can be written");
         let log = File::create(at("log")).expect("a file can be made");
         let child = spawn(&installed(kind.program()), |command| {
             match kind {
@@ -102,6 +89,28 @@ impl Gateway {
         gateway
     }
 
+    /// What `haproxy -c`, `nginx -t` or `caddy validate` prints about the configuration in `folder` after these changes; an error if it is refused.
+    ///
+    /// # Errors
+    /// If the configuration is refused, with what was printed.
+    ///
+    /// # Panics
+    /// If the program is missing.
+    pub fn check(kind: GatewayKind, folder: &Path, changes: &[(&str, &str)]) -> Result<String, String> {
+        let own = edited(kind, folder, changes);
+        let mut command = std::process::Command::new(installed(kind.program()));
+        match kind {
+            GatewayKind::Nginx => {
+                command.arg("-t").arg("-c").arg(own.path().join(kind.file())).arg("-p").arg(own.path())
+            }
+            GatewayKind::Caddy => command.args(["validate", "--adapter", "caddyfile", "--config", kind.file()]),
+            GatewayKind::Haproxy => command.args(["-c", "-f", kind.file()]),
+        };
+        let output = command.current_dir(own.path()).env("HOME", own.path()).output().expect("the program runs");
+        let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        if output.status.success() { Ok(printed) } else { Err(printed) }
+    }
+
     fn has_ended(&mut self) -> bool {
         self.child.try_wait().is_ok_and(|status| status.is_some())
     }
@@ -121,4 +130,26 @@ impl Drop for Gateway {
     fn drop(&mut self) {
         let _ = self.child.kill().and_then(|()| self.child.wait());
     }
+}
+
+/// A copy of a folder in which the configuration alone is changed. nginx also gets folders that it may write to.
+fn edited(kind: GatewayKind, folder: &Path, changes: &[(&str, &str)]) -> TempDir {
+    let own = TempDir::new().expect("a temporary folder can be made");
+    for entry in fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())).flatten() {
+        let Ok(mut text) = fs::read_to_string(entry.path()) else { continue };
+        if entry.file_name() == kind.file() {
+            for (from, to) in changes {
+                text = text.replace(from, to);
+            }
+        }
+        if entry.file_name() == "nginx.conf" {
+            let mut folders = String::from("http {\n    access_log off;\n");
+            for name in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
+                folders += &format!("    {name}_temp_path temp_{name};\n");
+            }
+            text = text.replacen("http {\n", &folders, 1);
+        }
+        fs::write(own.path().join(entry.file_name()), text).expect("a file can be written");
+    }
+    own
 }

@@ -1,5 +1,7 @@
 //! `cargo xtask`: everything that has to be done to this repository, by one command each.
 
+#[cfg(test)]
+mod facts;
 mod json;
 mod packages;
 mod previous;

@@ -82,7 +82,7 @@ pub(crate) struct Check {
     #[arg(short, long, value_name = "LIMIT", value_parser = limit, env = "TIDEGATE_LIMIT")]
     pub(crate) limit: LimitText,
     /// How many units the request takes; 0 only looks
-    #[arg(short, long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
+    #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = whole, allow_negative_numbers = true)]
     pub(crate) cost: u64,
     /// What to do
     #[arg(short, long, value_enum, value_name = "OP", ignore_case = true, default_value_t = OpName::Check)]
@@ -93,7 +93,7 @@ pub(crate) struct Check {
     #[command(flatten)]
     pub(crate) store: OptionalStore,
     /// Keep the keys in Redis apart from those of others: letters, digits, `.`, `_` and `-`
-    #[arg(long, value_name = "NAME", requires = "store", help_heading = KEPT)]
+    #[arg(long, value_name = "NAME", requires = "store", conflicts_with = "server", help_heading = KEPT)]
     pub(crate) namespace: Option<String>,
     #[command(flatten)]
     pub(crate) server: AtServer,
@@ -104,14 +104,27 @@ pub(crate) struct Check {
 #[command(next_help_heading = "Another Tidegate decides")]
 pub(crate) struct AtServer {
     /// Ask the server at http://HOST:PORT or https://HOST:PORT, which `tidegate serve` started; `--store` is then its own affair
-    #[arg(long, value_name = "URL", env = "TIDEGATE_SERVER", conflicts_with = "namespace")]
+    #[arg(long, value_name = "URL", env = "TIDEGATE_SERVER")]
     pub(crate) server: Option<String>,
     /// The token that it wants to hear
-    #[arg(long, value_name = "TOKEN", env = "TIDEGATE_TOKEN", hide_env_values = true)]
+    #[arg(long, value_name = "TOKEN", env = "TIDEGATE_TOKEN", hide_env_values = true, value_parser = secret)]
     pub(crate) token: Option<Secret>,
+    /// A file with that token, so that no list of processes shows it; it counts more than TIDEGATE_TOKEN
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_TOKEN_FILE")]
+    pub(crate) token_file: Option<PathBuf>,
     /// Trust the certificate authorities in this file, in PEM, instead of those that the system trusts
     #[arg(long, value_name = "FILE", requires = "server")]
     pub(crate) ca: Option<PathBuf>,
+}
+
+impl AtServer {
+    /// The token, read from its file if one is named.
+    pub(crate) fn token(&self) -> anyhow::Result<Option<Secret>> {
+        match &self.token_file {
+            Some(file) => Secret::read(file).map(Some).map_err(|problem| anyhow::anyhow!("--token-file {problem}")),
+            None => Ok(self.token.clone()),
+        }
+    }
 }
 
 /// Feed a trace through one or several limits and show what each would have done.
@@ -182,13 +195,13 @@ pub(crate) struct Generated {
     #[arg(long = "for", value_name = "TIME", value_parser = duration, default_value = "10s")]
     pub(crate) length_us: u64,
     /// Which of the random traces; the same seed gives the same trace on every machine
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole, allow_negative_numbers = true)]
     pub(crate) seed: u64,
     /// From how many keys: `user-1`, `user-2` …
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) keys: u64,
     /// What each request costs
-    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole, allow_negative_numbers = true)]
     pub(crate) cost: u64,
 }
 
@@ -206,7 +219,7 @@ Examples:
 )]
 pub(crate) struct Explain {
     /// A limit, or several joined by `;`
-    #[arg(value_name = "NOTATION", value_parser = limit)]
+    #[arg(value_name = "LIMIT", value_parser = limit)]
     pub(crate) limit: LimitText,
     /// Print a JSON array instead of sentences
     #[arg(long)]
@@ -381,6 +394,16 @@ fn rate(text: &str) -> Result<Rate, String> {
     }
 }
 
+/// A token.
+fn secret(text: &str) -> Result<Secret, String> {
+    text.parse()
+}
+
+/// A whole number.
+fn whole(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "expected a whole number, 0 or more".to_string())
+}
+
 fn duration(text: &str) -> Result<u64, String> {
     match trace::duration(text.trim()) {
         Ok(0) => Err("expected more than nothing, as in 10s".into()),
@@ -473,13 +496,13 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "ADDR", env = "TIDEGATE_ADMIN", value_parser = door, help_heading = DOORS)]
     pub(crate) admin: Option<DoorAt>,
     /// What clients must say before they may check: `Authorization: Bearer TOKEN`, or AUTH
-    #[arg(long, value_name = "TOKEN", env = "TIDEGATE_TOKEN", hide_env_values = true, conflicts_with = "token_file", help_heading = SECURITY)]
+    #[arg(long, value_name = "TOKEN", env = "TIDEGATE_TOKEN", hide_env_values = true, value_parser = secret, conflicts_with = "token_file", help_heading = SECURITY)]
     pub(crate) token: Option<Secret>,
     /// A file with that token, so that no list of processes shows it
     #[arg(long, value_name = "FILE", env = "TIDEGATE_TOKEN_FILE", help_heading = SECURITY)]
     pub(crate) token_file: Option<PathBuf>,
     /// What clients must say before they may reset, or see rules and keys
-    #[arg(long, value_name = "TOKEN", env = "TIDEGATE_ADMIN_TOKEN", hide_env_values = true, conflicts_with = "admin_token_file", help_heading = SECURITY)]
+    #[arg(long, value_name = "TOKEN", env = "TIDEGATE_ADMIN_TOKEN", hide_env_values = true, value_parser = secret, conflicts_with = "admin_token_file", help_heading = SECURITY)]
     pub(crate) admin_token: Option<Secret>,
     /// A file with that token
     #[arg(long, value_name = "FILE", env = "TIDEGATE_ADMIN_TOKEN_FILE", help_heading = SECURITY)]
@@ -599,40 +622,60 @@ pub(crate) struct DoorAt(pub(crate) Option<std::net::SocketAddr>);
 fn door(text: &str) -> Result<DoorAt, String> {
     match text {
         "off" => Ok(DoorAt(None)),
-        address => address
-            .parse()
-            .map(|at| DoorAt(Some(at)))
-            .map_err(|_| format!("{address:?}: expected an address and port such as 127.0.0.1:8080, or off")),
+        address => {
+            address.parse().map(|at| DoorAt(Some(at))).map_err(|_| tidegate_server::config::expected_address(address))
+        }
     }
 }
 
-/// Say whether a rules file is right, and what is wrong with it; or a folder with the configuration of envoyproxy/ratelimit.
+/// Check a configuration file, or a folder with the configuration of envoyproxy/ratelimit, before it is used.
 ///
-/// Exit codes: 0 right, 2 wrong.
+/// Everything that is found is printed at once, by line and column, with what to write. The files that a configuration names are read, and its store is called, without charging
+/// anything to a key. Errors are what `tidegate serve` refuses. Warnings are what works, but is hardly meant; `serve` logs them when it starts and when it reads the file again.
 #[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  tidegate validate tidegate.yaml
+  tidegate validate --strict --offline tidegate.yaml     # for CI: no secrets, no store
+
+Exit codes: 0 no errors, 2 errors.")]
 pub(crate) struct Validate {
-    /// The rules file, or the folder
+    /// The configuration file, or the folder
     pub(crate) file: PathBuf,
+    /// Warnings are errors
+    #[arg(long)]
+    pub(crate) strict: bool,
+    /// Look at the text alone: neither at the files that it names (tokens, certificates, secrets, folders) nor at the store
+    #[arg(long)]
+    pub(crate) offline: bool,
 }
 
 /// Show which rules apply to a request and why, whose budgets it draws on, and what they would answer.
 ///
-/// Attributes are given as NAME=VALUE: `ip=192.0.2.7 method=POST path=/v1/search`.
+/// Attributes are given as NAME=VALUE: `ip=192.0.2.7 method=POST path=/v1/search`. Nothing is charged.
+///
+/// With `--server` a running server answers, by its own rules and state. With `--config` the rules of the file are explained by the state in the Redis or
+/// Valkey that the file names. A store in memory is inside the server: without `--server`, only which rules apply is shown then.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
-Example:
+Examples:
+  tidegate explain --server http://127.0.0.1:8080 --token-file admin-token ip=192.0.2.7 path=/v1/search
+      By the rules and the state of a running server.
   tidegate explain --config tidegate.yaml ip=192.0.2.7 method=POST path=/v1/search api_key=acme
+      By the rules of a file, and the state in the store that it names.
 
-Exit codes: 0 it would pass, 1 it would be denied, 2 usage or error.")]
+Exit codes: 0 it would pass, 1 it would be denied, 2 usage or error, 3 only which rules apply is known.")]
 pub(crate) struct ExplainRules {
-    /// The rules file
+    /// The rules file, whose store is asked, too
     #[arg(short, long, value_name = "FILE", env = "TIDEGATE_CONFIG")]
-    pub(crate) config: PathBuf,
-    /// Ask what is kept there: the URL of a Redis or Valkey; otherwise nothing has been used yet
+    pub(crate) config: Option<PathBuf>,
+    /// Ask this store instead of the one that the file names: the URL of a Redis or Valkey
     #[arg(short, long, value_name = "URL", env = "TIDEGATE_STORE", hide_env_values = true)]
     pub(crate) store: Option<String>,
+    #[command(flatten)]
+    pub(crate) server: AtServer,
     /// What the request costs by itself
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole, allow_negative_numbers = true)]
     pub(crate) cost: u64,
     /// What is known about the request
     #[arg(value_name = "NAME=VALUE", value_parser = attribute)]

@@ -22,7 +22,7 @@ fn main() -> ExitCode {
         // Whoever reads our output has seen enough: `tidegate … | head`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", told(&error));
             ExitCode::from(ERROR)
         }
     }
@@ -31,6 +31,28 @@ fn main() -> ExitCode {
 /// Ends the program after somebody has pressed Ctrl-C and everything is tidied up.
 fn interrupted() -> ! {
     std::process::exit(INTERRUPTED)
+}
+
+/// The error and its causes, each once: many an error has the text of its cause in its own.
+fn told(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text += &format!(": {cause}");
+        }
+    }
+    without_numbers(text)
+}
+
+/// Without the numbers that the operating system has for its errors: `(os error 2)`.
+fn without_numbers(mut text: String) -> String {
+    while let Some(at) = text.find(" (os error ") {
+        let Some(end) = text[at..].find(')') else { break };
+        text.replace_range(at..=at + end, "");
+    }
+    text
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

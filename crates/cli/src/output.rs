@@ -97,6 +97,11 @@ pub(crate) fn units(n: u64) -> String {
     if n == 1 { "1 unit".into() } else { format!("{} units", grouped(n)) }
 }
 
+/// `1 rule`, `2 rules`.
+pub(crate) fn counted(count: usize, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}
+
 /// A paragraph in lines of at most 90 characters, each after an indent.
 pub(crate) fn wrapped(text: &str, indent: &str) -> String {
     let mut lines = vec![String::new()];

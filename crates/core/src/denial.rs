@@ -1,16 +1,27 @@
-//! What a denied request is answered with: the text of the body, and which of them a client asked for.
+//! What a denied client is told: status, headers and body, and which form of body it asked for.
+//!
+//! A [`Reply`] is for clients that others serve: those of a proxy, a gateway or a layer. It names the policies that denied and nothing else: no other
+//! budget, no rule in shadow mode, no internals.
 //!
 //! ```
-//! use tidegate_core::denial::Body;
+//! use tidegate_core::denial::{Body, Reason, Reply};
 //! let body = Body::Problem.asked_for(Some("text/plain, application/json;q=0.5"));
 //! assert_eq!((body, body.content_type()), (Body::Text, "text/plain; charset=utf-8"));
-//! assert_eq!(body.write(&["search"], Some(3)), "too many requests: search; try again in 3 s\n");
+//! let reply = Reply::new(Reason::Quota { retry_after_secs: Some(3) }, ["search"]);
+//! assert_eq!(reply.status(), 429);
+//! assert_eq!(reply.body(body), "Too many requests. Try again in 3 seconds. Violated policies: search.\n");
 //! ```
 
+use alloc::borrow::Cow;
 use alloc::format;
 use alloc::string::String;
+use alloc::vec::Vec;
 use core::fmt::{self, Write};
 use core::str::FromStr;
+
+use crate::decision::Decision;
+use crate::headers::{self, Families, Policy};
+use crate::limit::Limit;
 
 /// How many ranges of an `Accept` are looked at; those behind them are as if they were not there.
 const MAX_RANGES: usize = 32;
@@ -18,10 +29,10 @@ const MAX_RANGES: usize = 32;
 /// How a denial is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Body {
-    /// `application/problem+json`, of the type quota-exceeded.
+    /// `application/problem+json`.
     #[default]
     Problem,
-    /// `application/json`.
+    /// `application/json`, with the same members.
     Json,
     /// `text/plain`.
     Text,
@@ -76,51 +87,192 @@ impl Body {
             Body::Text => "text/plain; charset=utf-8",
         }
     }
+}
 
-    /// The body: whose limits denied it, and after how many seconds it can pass, if ever.
-    #[must_use]
-    pub fn write(self, violated: &[&str], retry_after_secs: Option<u64>) -> String {
-        let mut out = String::new();
-        self.write_to(&mut out, violated, retry_after_secs).expect("writing to a String cannot fail");
-        out
-    }
+/// Why a request is denied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reason {
+    /// A budget has less left than the request costs.
+    Quota {
+        /// When it can pass, in seconds; `None` if it costs more than its limit ever has.
+        retry_after_secs: Option<u64>,
+    },
+    /// A rule lets nothing pass (`limit: deny`), and answers with this status.
+    Rule(DenyStatus),
+}
 
-    fn write_to(self, out: &mut String, violated: &[&str], retry_after_secs: Option<u64>) -> fmt::Result {
+/// The status with which a rule answers that lets nothing pass.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum DenyStatus {
+    /// 403.
+    #[default]
+    Forbidden,
+    /// 429.
+    TooManyRequests,
+}
+
+impl DenyStatus {
+    /// The number.
+    pub fn code(self) -> u16 {
         match self {
-            Body::Problem => {
-                write!(
-                    out,
-                    r#"{{"type":"{PROBLEM_TYPE}","title":"{PROBLEM_TITLE}","status":429,"violated-policies":"#
-                )?;
-                names(out, violated)?;
-            }
-            Body::Json => {
-                out.push_str(r#"{"error":"too many requests","violated-policies":"#);
-                names(out, violated)?;
-            }
-            Body::Text => {
-                out.push_str("too many requests");
-                for (at, name) in violated.iter().enumerate() {
-                    out.push_str(if at > 0 { ", " } else { ": " });
-                    out.push_str(&crate::headers::visible(name));
-                }
-                return match retry_after_secs {
-                    Some(secs) => writeln!(out, "; try again in {secs} s"),
-                    None => writeln!(out),
-                };
-            }
-        }
-        match retry_after_secs {
-            Some(secs) => write!(out, r#","retry_after_secs":{secs}}}"#),
-            None => write!(out, r#","retry_after_secs":null}}"#),
+            DenyStatus::Forbidden => 403,
+            DenyStatus::TooManyRequests => 429,
         }
     }
 }
 
-/// The type of the problem, as IANA registered it.
-pub const PROBLEM_TYPE: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
-/// Its title.
-pub const PROBLEM_TITLE: &str = "Request cannot be satisfied as assigned quota has been exceeded";
+impl FromStr for DenyStatus {
+    type Err = DenyStatusError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "403" => Ok(DenyStatus::Forbidden),
+            "429" => Ok(DenyStatus::TooManyRequests),
+            _ => Err(DenyStatusError(text.chars().take(40).collect())),
+        }
+    }
+}
+
+impl fmt::Display for DenyStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.code().fmt(f)
+    }
+}
+
+/// No [`DenyStatus`] is written so.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DenyStatusError(String);
+
+impl fmt::Display for DenyStatusError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "deny_status is {:?}: expected 403 or 429", self.0)
+    }
+}
+
+impl core::error::Error for DenyStatusError {}
+
+impl Reason {
+    /// The status of the answer.
+    pub fn status(self) -> u16 {
+        match self {
+            Reason::Quota { .. } => 429,
+            Reason::Rule(status) => status.code(),
+        }
+    }
+
+    /// The type of the problem: the one that IANA registered for used up quotas, or none but its status.
+    pub fn problem_type(self) -> &'static str {
+        match self {
+            Reason::Rule(DenyStatus::Forbidden) => "about:blank",
+            _ => "https://iana.org/assignments/http-problem-types#quota-exceeded",
+        }
+    }
+
+    /// The title of the problem.
+    pub fn title(self) -> &'static str {
+        match self {
+            Reason::Rule(DenyStatus::Forbidden) => "Forbidden",
+            _ => "Request cannot be satisfied as assigned quota has been exceeded",
+        }
+    }
+
+    /// A sentence for people.
+    pub fn detail(self) -> Cow<'static, str> {
+        match self {
+            Reason::Quota { retry_after_secs: Some(1) } => "Too many requests. Try again in 1 second.".into(),
+            Reason::Quota { retry_after_secs: Some(secs) } => {
+                format!("Too many requests. Try again in {secs} seconds.").into()
+            }
+            Reason::Quota { retry_after_secs: None } => {
+                "Too many requests. This one costs more than its limit ever allows.".into()
+            }
+            Reason::Rule(DenyStatus::Forbidden) => "This request is not allowed.".into(),
+            Reason::Rule(DenyStatus::TooManyRequests) => "Too many requests.".into(),
+        }
+    }
+}
+
+/// What a denied client is told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Reply {
+    reason: Reason,
+    violated: Vec<String>,
+    headers: Vec<(&'static str, String)>,
+}
+
+impl Reply {
+    /// To a request that these policies deny, without headers about budgets.
+    pub fn new<N: Into<String>>(reason: Reason, violated: impl IntoIterator<Item = N>) -> Reply {
+        Reply { reason, violated: violated.into_iter().map(Into::into).collect(), headers: Vec::new() }
+    }
+
+    /// To a request that was denied by limits. `limits` are the rule and limit of each charge, in the order of the check; only those that denied are told
+    /// about, under the [names](headers::names) that they have when a request is allowed.
+    pub fn to(decision: &Decision, limits: &[(&str, &Limit)], families: Families) -> Reply {
+        let names = headers::names(limits);
+        let all = names.iter().zip(limits).zip(decision.charges());
+        let denied: Vec<Policy<'_>> = all
+            .filter(|(_, verdict)| !verdict.allowed)
+            .map(|((name, (_, limit)), verdict)| Policy { name, limit, verdict })
+            .collect();
+        let binding = names.get(decision.binding_index()).map(|name| &**name);
+        Reply {
+            reason: Reason::Quota { retry_after_secs: headers::retry_after_secs(decision) },
+            violated: denied.iter().map(|policy| policy.name.into()).collect(),
+            headers: headers::of_policies(decision, &denied, binding, families),
+        }
+    }
+
+    /// Why it was denied.
+    pub fn reason(&self) -> Reason {
+        self.reason
+    }
+
+    /// The status of the answer.
+    pub fn status(&self) -> u16 {
+        self.reason.status()
+    }
+
+    /// The names of the policies that denied.
+    pub fn violated(&self) -> &[String] {
+        &self.violated
+    }
+
+    /// The headers about the budgets that denied, and `Retry-After`.
+    pub fn headers(&self) -> &[(&'static str, String)] {
+        &self.headers
+    }
+
+    /// The body in this form.
+    pub fn body(&self, form: Body) -> String {
+        let mut out = String::with_capacity(384);
+        self.write_body(form, &mut out).expect("writing to a String cannot fail");
+        out
+    }
+
+    fn write_body(&self, form: Body, out: &mut String) -> fmt::Result {
+        let (reason, detail) = (self.reason, self.reason.detail());
+        if form == Body::Text {
+            out.push_str(&detail);
+            for (at, name) in self.violated.iter().enumerate() {
+                out.push_str(if at > 0 { ", " } else { " Violated policies: " });
+                out.push_str(&headers::visible(name));
+            }
+            out.push_str(if self.violated.is_empty() { "\n" } else { ".\n" });
+            return Ok(());
+        }
+        let (kind, title, status) = (reason.problem_type(), reason.title(), reason.status());
+        write!(
+            out,
+            r#"{{"type":"{kind}","title":"{title}","status":{status},"detail":"{detail}","violated-policies":"#
+        )?;
+        json_texts(out, &self.violated)?;
+        match reason {
+            Reason::Quota { retry_after_secs: Some(secs) } => write!(out, r#","retry_after_secs":{secs}}}"#),
+            _ => write!(out, r#","retry_after_secs":null}}"#),
+        }
+    }
+}
 
 /// A quality such as `0.75`, in thousandths; what is none counts as not wanted.
 fn thousandths(text: &str) -> u32 {
@@ -134,11 +286,11 @@ fn thousandths(text: &str) -> u32 {
 }
 
 /// A JSON array of texts.
-fn names(out: &mut String, names: &[&str]) -> fmt::Result {
+fn json_texts(out: &mut String, texts: &[String]) -> fmt::Result {
     out.push('[');
-    for (at, name) in names.iter().enumerate() {
+    for (at, text) in texts.iter().enumerate() {
         out.push_str(if at > 0 { ",\"" } else { "\"" });
-        for c in name.chars() {
+        for c in text.chars() {
             match c {
                 '"' | '\\' => write!(out, "\\{c}")?,
                 '\0'..='\u{1f}' => write!(out, "\\u{:04x}", u32::from(c))?,
@@ -191,6 +343,7 @@ mod tests {
     use alloc::string::ToString;
 
     use super::*;
+    use crate::{Charge, Op, Record, Timestamp, decide};
 
     #[test]
     fn what_is_accepted_decides() {
@@ -222,18 +375,67 @@ mod tests {
         assert_eq!(Problem.asked_for(Some(&many)), Problem);
     }
 
+    const QUOTA: &str = r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Request cannot be satisfied as assigned quota has been exceeded","status":429"#;
+
+    #[test]
+    fn bodies_say_why_and_when_and_nothing_else() {
+        let quota = |retry_after_secs| Reason::Quota { retry_after_secs };
+        let (forbidden, hidden) = (Reason::Rule(DenyStatus::Forbidden), Reason::Rule(DenyStatus::TooManyRequests));
+        for (reason, status, detail, retry) in [
+            (quota(Some(12)), 429, "Too many requests. Try again in 12 seconds.", "12"),
+            (quota(Some(1)), 429, "Too many requests. Try again in 1 second.", "1"),
+            (quota(None), 429, "Too many requests. This one costs more than its limit ever allows.", "null"),
+            (hidden, 429, "Too many requests.", "null"),
+            (forbidden, 403, "This request is not allowed.", "null"),
+        ] {
+            let reply = Reply::new(reason, ["x"]);
+            let start = match status {
+                403 => r#"{"type":"about:blank","title":"Forbidden","status":403"#,
+                _ => QUOTA,
+            };
+            let expected =
+                format!(r#"{start},"detail":"{detail}","violated-policies":["x"],"retry_after_secs":{retry}}}"#);
+            assert_eq!(reply.status(), status);
+            assert_eq!((reply.body(Body::Problem), reply.body(Body::Json)), (expected.clone(), expected));
+            assert_eq!(reply.body(Body::Text), format!("{detail} Violated policies: x.\n"));
+        }
+    }
+
     #[test]
     fn names_cannot_break_out() {
-        let name = "a\"b\\c\n\u{1}é";
-        assert_eq!(
-            Body::Json.write(&[name, "x"], None),
-            r#"{"error":"too many requests","violated-policies":["a\"b\\c\u000a\u0001é","x"],"retry_after_secs":null}"#
-        );
-        assert_eq!(Body::Text.write(&[name, "x"], None), "too many requests: a\"b\\c%0A%01%C3%A9, x\n");
-        assert_eq!(
-            Body::Problem.write(&["x"], Some(7)),
-            r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,"violated-policies":["x"],"retry_after_secs":7}"#
-        );
+        let reply = Reply::new(Reason::Quota { retry_after_secs: None }, ["a\"b\\c\n\u{1}é", "x"]);
+        let body = reply.body(Body::Json);
+        assert!(body.contains(r#""violated-policies":["a\"b\\c\u000a\u0001é","x"],"#), "{body}");
+        assert!(reply.body(Body::Text).ends_with(" Violated policies: a\"b\\c%0A%01%C3%A9, x.\n"));
+    }
+
+    #[test]
+    fn a_reply_is_about_the_policies_that_denied() {
+        let limits: Vec<Limit> = ["2/s", "100/m window", "2/h window"].map(|limit| limit.parse().unwrap()).into();
+        let mut records: [Record; 3] = Default::default();
+        let named: Vec<(&str, &Limit)> = ["per-ip", "per-ip", "hourly"].into_iter().zip(&limits).collect();
+        let now = Timestamp::from_secs(3600);
+        let mut ask = || {
+            let charges = limits.iter().zip(&mut records).map(|(limit, record)| Charge::new(limit, record, 2));
+            decide(Op::Check, &mut charges.collect::<Vec<_>>(), now)
+        };
+        assert!(ask().allowed());
+        let reply = Reply::to(&ask(), &named, Families::ALL);
+        assert_eq!(reply.violated(), ["per-ip 2/s", "hourly"]);
+        assert_eq!(reply.reason(), Reason::Quota { retry_after_secs: Some(3600) });
+        let expected = [
+            ("RateLimit-Policy", r#""per-ip 2/s";q=2;w=1, "hourly";q=2;w=3600"#),
+            ("RateLimit", r#""per-ip 2/s";r=0;t=1, "hourly";r=0;t=3600"#),
+            ("X-RateLimit-Limit", "2"),
+            ("X-RateLimit-Remaining", "0"),
+            ("X-RateLimit-Used", "2"),
+            ("X-RateLimit-Reset", "7200"),
+            ("X-RateLimit-Resource", "hourly"),
+            ("Retry-After", "3600"),
+        ];
+        assert!(reply.headers().iter().map(|(name, value)| (*name, value.as_str())).eq(expected), "{reply:?}");
+        let reply = Reply::to(&ask(), &named, Families::DRAFT_7);
+        assert_eq!(reply.headers()[0], ("RateLimit-Policy", "2;w=1, 2;w=3600".into()));
     }
 
     #[test]
@@ -242,5 +444,10 @@ mod tests {
             assert_eq!(body.to_string().parse(), Ok(body));
         }
         assert_eq!("html".parse::<Body>().unwrap_err().to_string(), "\"html\": expected problem, json or text");
+        for status in [DenyStatus::Forbidden, DenyStatus::TooManyRequests] {
+            assert_eq!(status.to_string().parse(), Ok(status));
+        }
+        let error = "401".parse::<DenyStatus>().unwrap_err().to_string();
+        assert_eq!(error, "deny_status is \"401\": expected 403 or 429");
     }
 }

@@ -136,20 +136,41 @@ impl core::error::Error for FamilyError {}
 
 /// Every header of a decision, as names and values. `Retry-After` is added on a denial whatever the families.
 ///
-/// `limits` are the name and limit of each charge, in the order of the check. GitHub's headers speak of the binding charge.
+/// `limits` are the rule and limit of each charge, in the order of the check; [`names`] makes policies of them. GitHub's headers speak of the
+/// binding charge.
 pub fn of(decision: &Decision, limits: &[(&str, &Limit)], families: Families) -> Vec<(&'static str, String)> {
+    let names = names(limits);
+    let policies: Vec<Policy<'_>> = names
+        .iter()
+        .zip(limits)
+        .zip(decision.charges())
+        .map(|((name, (_, limit)), verdict)| Policy { name, limit, verdict })
+        .collect();
+    of_policies(decision, &policies, names.get(decision.binding_index()).map(|name| &**name), families)
+}
+
+/// A limit with the name that clients know it by, and what it says.
+pub(crate) struct Policy<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) limit: &'a Limit,
+    pub(crate) verdict: &'a Verdict,
+}
+
+/// The headers of a decision, about these policies of it only.
+pub(crate) fn of_policies(
+    decision: &Decision,
+    policies: &[Policy<'_>],
+    binding: Option<&str>,
+    families: Families,
+) -> Vec<(&'static str, String)> {
     let mut headers = Vec::new();
-    match families.ietf {
-        Some(Draft::Ten) => {
-            headers.push(("RateLimit-Policy", policy(limits)));
-            let named = limits.iter().map(|(name, _)| *name).zip(decision.charges());
-            headers.push(("RateLimit", rate_limit(named)));
-        }
-        Some(Draft::Seven) => {
-            headers.push(("RateLimit-Policy", policy_7(limits)));
-            headers.push(("RateLimit", rate_limit_7(decision.binding())));
-        }
-        None => {}
+    if let Some(draft) = families.ietf {
+        let limits: Vec<(&str, &Limit)> = policies.iter().map(|policy| (policy.name, policy.limit)).collect();
+        let (policy, rate_limit) = match draft {
+            Draft::Ten => (policy(&limits), rate_limit(policies.iter().map(|policy| (policy.name, policy.verdict)))),
+            Draft::Seven => (policy_7(&limits), rate_limit_7(decision.binding())),
+        };
+        headers.extend([("RateLimit-Policy", policy), ("RateLimit", rate_limit)]);
     }
     if families.github {
         let verdict = decision.binding();
@@ -157,7 +178,7 @@ pub fn of(decision: &Decision, limits: &[(&str, &Limit)], families: Families) ->
         headers.push(("X-RateLimit-Remaining", verdict.remaining.to_string()));
         headers.push(("X-RateLimit-Used", (verdict.amount - verdict.remaining.min(verdict.amount)).to_string()));
         headers.push(("X-RateLimit-Reset", reset_epoch_secs(decision).to_string()));
-        if let Some((name, _)) = limits.get(decision.binding_index()) {
+        if let Some(name) = binding {
             headers.push(("X-RateLimit-Resource", visible(name).into_owned()));
         }
     }
@@ -167,7 +188,96 @@ pub fn of(decision: &Decision, limits: &[(&str, &Limit)], families: Families) ->
     headers
 }
 
-/// The value of `RateLimit-Policy`: for each limit its name, quota `q` and, where it is whole seconds, window `w`.
+/// The names of the policies that `limits`, each a rule and one limit of it, are for clients. No two are the same.
+///
+/// A rule with one limit gives its policy its name. A rule with several limits gives each its name and its notation. What is still the same is
+/// numbered.
+///
+/// ```
+/// use tidegate_core::{Limit, headers};
+/// let (second, minute): (Limit, Limit) = ("10/s".parse()?, "120/min".parse()?);
+/// let names = headers::names(&[("per-ip", &second), ("per-ip", &minute), ("search", &second)]);
+/// assert_eq!(names, ["per-ip 10/s", "per-ip 120/m", "search"]);
+/// # Ok::<(), tidegate_core::ParseError>(())
+/// ```
+pub fn names<'a>(limits: &[(&'a str, &Limit)]) -> Vec<Cow<'a, str>> {
+    let is_alone = |name: &str| limits.iter().filter(|(other, _)| *other == name).count() == 1;
+    let mut names: Vec<Cow<'a, str>> = Vec::with_capacity(limits.len());
+    for (name, limit) in limits {
+        if is_alone(name) {
+            names.push(Cow::Borrowed(name));
+            continue;
+        }
+        let written = if name.is_empty() { limit.to_string() } else { format!("{name} {limit}") };
+        let is_taken = |new: &str| {
+            names.iter().any(|other| other == new) || limits.iter().any(|(other, _)| *other == new && is_alone(other))
+        };
+        let numbered = (2_usize..).map(|number| format!("{written} #{number}"));
+        let free = core::iter::once(written.clone()).chain(numbered).find(|new| !is_taken(new));
+        names.push(Cow::Owned(free.unwrap_or_default()));
+    }
+    names
+}
+
+/// The lines of one of the IETF's headers that several layers wrote, with a number after each name that a line before it has.
+///
+/// ```
+/// use tidegate_core::headers::told_apart;
+/// assert_eq!(told_apart(&[r#""a";r=1, "b";r=2"#, r#""a";r=3"#]), [r#""a";r=1, "b";r=2"#, r#""a #2";r=3"#]);
+/// ```
+pub fn told_apart(lines: &[&str]) -> Vec<String> {
+    let all: Vec<Vec<(&str, &str)>> = lines.iter().map(|line| named_items(line)).collect();
+    let mut taken: Vec<Cow<'_, str>> = Vec::new();
+    let mut apart = Vec::with_capacity(lines.len());
+    for items in &all {
+        let mut out = String::new();
+        for (name, parameters) in items {
+            let numbered = (2_usize..).map(|number| Cow::Owned(format!("{} #{number}\"", &name[..name.len() - 1])));
+            let is_taken = |new: &str| {
+                let is_others = |other: &str| other == new && other != *name;
+                taken.iter().any(|other| other == new) || all.iter().flatten().any(|(other, _)| is_others(other))
+            };
+            // What is not quoted has no name.
+            let mut candidates = core::iter::once(Cow::Borrowed(*name)).chain(numbered);
+            let free = candidates.find(|new| name.is_empty() || !is_taken(new)).unwrap_or_default();
+            out.push_str(if out.is_empty() { "" } else { ", " });
+            out.push_str(&free);
+            out.push_str(parameters);
+            taken.push(free);
+        }
+        apart.push(out);
+    }
+    apart
+}
+
+/// The members of a structured-field list: the quoted name of each, if it begins with one, and the rest of it.
+fn named_items(line: &str) -> Vec<(&str, &str)> {
+    let (mut items, mut start, mut name_end) = (Vec::new(), 0, 0);
+    let (mut is_quoted, mut is_escaped) = (false, false);
+    for (at, byte) in line.bytes().chain([b',']).enumerate() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if is_quoted => is_escaped = true,
+            b'"' => {
+                is_quoted = !is_quoted;
+                if !is_quoted && name_end == start && line[start..].starts_with('"') {
+                    name_end = at + 1;
+                }
+            }
+            b',' if !is_quoted || at == line.len() => {
+                items.push((&line[start..name_end], line[name_end..at].trim_end()));
+                let rest = line.get(at + 1..).unwrap_or_default();
+                start = at + 1 + (rest.len() - rest.trim_start().len());
+                name_end = start;
+            }
+            _ => {}
+        }
+    }
+    items
+}
+
+/// The value of `RateLimit-Policy`: for each limit its name, quota `q` and, where it is whole seconds, window `w`. The names should be those of
+/// [`names`], as a list of policies must not have one twice.
 pub fn policy(limits: &[(&str, &Limit)]) -> String {
     let mut out = String::with_capacity(64); // most are shorter
     push_list(&mut out, limits.iter().copied(), |out, limit: &Limit| {
@@ -475,6 +585,40 @@ mod tests {
             ("20 concurrent ttl 30s", r#""x";q=20"#),
         ] {
             assert_eq!(policy(&[("x", &text.parse().unwrap())]), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn no_two_policies_have_one_name() {
+        // rule and limit of each charge => its name
+        for (limits, expected) in [
+            (&[("a", "1/s")][..], &["a"][..]),
+            (&[("a", "1/s"), ("b", "1/s")], &["a", "b"]),
+            (&[("a", "1/s"), ("b", "1/s"), ("a", "9/m window")], &["a 1/s", "b", "a 9/m window"]),
+            // One rule that was charged on two keys.
+            (&[("a", "1/s"), ("a", "1/s"), ("a", "1/s")], &["a 1/s", "a 1/s #2", "a 1/s #3"]),
+            // A rule that is called as another one would be.
+            (&[("a", "1/s"), ("a", "2/s"), ("a 1/s", "3/s")], &["a 1/s #2", "a 2/s", "a 1/s"]),
+            (&[("", "1/s"), ("", "2/s")], &["1/s", "2/s"]),
+        ] {
+            let parsed: Vec<Limit> = limits.iter().map(|(_, limit)| limit.parse().unwrap()).collect();
+            let limits: Vec<(&str, &Limit)> = limits.iter().map(|(name, _)| *name).zip(&parsed).collect();
+            assert_eq!(names(&limits), expected, "{limits:?}");
+        }
+    }
+
+    #[test]
+    fn policies_of_several_layers_are_told_apart() {
+        for (lines, expected) in [
+            (&[r#""a";q=1;w=2"#, r#""b";q=1"#][..], &[r#""a";q=1;w=2"#, r#""b";q=1"#][..]),
+            (&[r#""a";r=1"#, r#""a";r=2"#, r#""a";r=3"#], &[r#""a";r=1"#, r#""a #2";r=2"#, r#""a #3";r=3"#]),
+            (&[r#""a";r=1, "a #2";r=4"#, r#""a";r=2"#], &[r#""a";r=1, "a #2";r=4"#, r#""a #3";r=2"#]),
+            // A comma and a quote within a name, and what an older draft says.
+            (&[r#""x, \"y";r=1"#, r#""x, \"y";r=2"#], &[r#""x, \"y";r=1"#, r#""x, \"y #2";r=2"#]),
+            (&["10;w=1, 20", "10;w=1"], &["10;w=1, 20", "10;w=1"]),
+            (&["limit=10, remaining=7, reset=1", r#""open"#], &["limit=10, remaining=7, reset=1", r#""open"#]),
+        ] {
+            assert_eq!(told_apart(lines), expected, "{lines:?}");
         }
     }
 

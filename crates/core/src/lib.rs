@@ -31,6 +31,7 @@ mod limit;
 mod meter;
 mod notation;
 mod reading;
+mod rebase;
 mod state;
 mod time;
 pub mod trace;
@@ -46,8 +47,9 @@ pub use limit::{
 };
 pub use notation::{Limits, MAX_LIMITS, ParseError};
 pub use reading::{Done, Reading};
+pub use rebase::decide_on_store_clock;
 pub use state::{Receipt, Receipts, Record, State};
-pub use time::{EXACT, MAX_WAIT_US, Period, Timestamp};
+pub use time::{CLOCK_TOLERANCE_US, EXACT, MAX_WAIT_US, Period, Timestamp};
 
 /// The name of one charge or lease, given by the caller, by which it can be settled, refunded or released once.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -179,12 +179,10 @@ impl State {
                 steps.total()
             }
             State::Estimate { period, mut pair } => {
-                let estimate = Estimate { amount: 1, period, grid: 1 };
                 let last = pair.last;
-                estimate.age(&mut pair, now);
-                // In an earlier window, everything of that window was in use.
-                let then = if last < pair.start { pair.start } else { last };
-                crate::time::EXACT - 1 - estimate.room(&pair, then, crate::time::EXACT - 1)
+                Estimate { amount: 1, period, grid: 1 }.age(&mut pair, now);
+                pair.last = last;
+                Estimate::used_last(&pair, period)
             }
             State::Log { period, mut entries } => {
                 Log { amount: 1, period }.age(&mut entries, now);
@@ -285,6 +283,10 @@ impl Receipts {
     /// The receipts, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = Receipt> + '_ {
         self.0.iter().copied()
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Receipt> {
+        self.0.iter_mut()
     }
 
     /// Whether there are none.

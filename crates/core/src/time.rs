@@ -14,6 +14,9 @@ pub const EXACT: u64 = 1 << 53;
 /// The longest wait that is ever reported, in microseconds (about 142 years).
 pub const MAX_WAIT_US: u64 = (1 << 52) - 1;
 
+/// How far a store's own clock may be behind a state before the state is rebased, in microseconds: one second.
+pub const CLOCK_TOLERANCE_US: u64 = 1_000_000;
+
 /// A moment: whole microseconds since the Unix epoch.
 ///
 /// Moments after the year 2112 are taken as the last one that is exact ([`Timestamp::MAX`]).
@@ -73,6 +76,11 @@ impl Timestamp {
     /// The moment `micros` later, which may lie beyond [`Timestamp::MAX`]: for moments that are only compared.
     pub(crate) const fn plus(self, micros: u64) -> Self {
         Timestamp(self.0.saturating_add(micros))
+    }
+
+    /// The moment `micros` earlier, at the earliest [`Timestamp::EPOCH`].
+    pub(crate) const fn minus(self, micros: u64) -> Self {
+        Timestamp(self.0.saturating_sub(micros))
     }
 
     /// The last multiple of `micros` that is not after this moment.

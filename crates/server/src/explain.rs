@@ -9,13 +9,20 @@ use serde_json::{Map, Value, json};
 use tidegate::{Decision, Limit, Op, Verdict};
 
 use crate::gate::{Gate, GateError};
-use crate::rules::{Attributes, Budget, Mode, Rule};
+use crate::rules::{Attributes, Budget, InvalidCost, Match, Missing, Mode, Rule, Rules};
+
+/// The beginning of the last line of an explanation of a request that would pass.
+pub const WOULD_PASS: &str = "the request would pass";
+/// The beginning of the last line of an explanation of a request that would be denied.
+pub const WOULD_BE_DENIED: &str = "the request would be denied";
 
 /// What all rules say about a request.
 #[derive(Clone, Debug)]
 pub struct Explanation {
-    /// Whether it would pass.
-    pub allowed: bool,
+    /// Whether it would pass; nothing, if that depends on a state that was not read.
+    pub allowed: Option<bool>,
+    /// The rule that exempts it from all others, if one does.
+    pub exempted_by: Option<Arc<Rule>>,
     /// Every rule, in the order of the file.
     pub rules: Vec<Explained>,
 }
@@ -26,7 +33,16 @@ pub struct Explained {
     /// The rule.
     pub rule: Arc<Rule>,
     /// Why it does not apply, or how it does.
-    pub found: Result<Applied, Unmet>,
+    pub found: Result<Applied, NotApplied>,
+}
+
+/// Why a rule does not apply.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum NotApplied {
+    /// A condition does not hold.
+    Unmet(Unmet),
+    /// The request lacks this attribute, and the rule says `missing: skip`.
+    Skipped(Arc<str>),
 }
 
 /// The first condition that does not hold.
@@ -45,16 +61,18 @@ pub struct Unmet {
 pub struct Applied {
     /// The values its budget is kept by; a missing one counts as empty.
     pub by: Vec<(Arc<str>, Option<String>)>,
+    /// The attribute that the request lacks, if the rule denies it for that.
+    pub missing: Option<Arc<str>>,
     /// Which of its overrides counts, from 0; none: what the rule itself says.
     pub overridden: Option<usize>,
     /// How much there is.
     pub budget: Budget,
     /// What the request costs.
     pub cost: u64,
-    /// What each limit would say now.
-    pub limits: Vec<(Limit, Verdict)>,
-    /// Whether this rule would let it pass.
-    pub allowed: bool,
+    /// What each limit would say now; nothing, if its state was not read.
+    pub limits: Vec<(Limit, Option<Verdict>)>,
+    /// Whether this rule would let it pass; nothing, if that depends on a state that was not read.
+    pub allowed: Option<bool>,
 }
 
 impl Gate {
@@ -63,39 +81,83 @@ impl Gate {
     /// # Errors
     /// If a cost is not a number or the store has no answer.
     pub async fn explain(&self, attributes: &(impl Attributes + ?Sized), cost: u64) -> Result<Explanation, GateError> {
-        let rules = self.rules();
-        let (mut explained, mut allowed) = (Vec::new(), true);
+        let mut explanation = Explanation::of_matching(&self.rules(), attributes, cost)?;
+        for explained in &mut explanation.rules {
+            let Ok(applied) = &mut explained.found else { continue };
+            let (matched, _) = explained.rule.applied(attributes, cost)?;
+            let Some(decision) = self.rule_quietly(Op::Peek, vec![matched]).await? else { continue };
+            applied.limits = limits_of(&applied.budget, &decision);
+            applied.allowed = Some(decision.allowed());
+        }
+        explanation.allowed = explanation.would_pass();
+        Ok(explanation)
+    }
+}
+
+impl Explanation {
+    /// Which rules apply and why, without the state of their budgets.
+    ///
+    /// # Errors
+    /// If a cost is not a number.
+    pub fn of_matching(
+        rules: &Rules,
+        attributes: &(impl Attributes + ?Sized),
+        cost: u64,
+    ) -> Result<Explanation, InvalidCost> {
+        let (mut explained, mut denied, mut exempted_by) = (Vec::new(), false, None);
         for rule in rules.iter() {
-            let found = match rule.unmet(attributes) {
-                Some((condition, value)) => Err(Unmet {
+            let found = match (rule.unmet(attributes), rule.skipped_for(attributes)) {
+                (Some((condition, value)), _) => Err(NotApplied::Unmet(Unmet {
                     attribute: Arc::clone(&condition.attribute),
                     value: value.map(Into::into),
                     expected: condition.any_of.iter().map(|pattern| pattern.text().into()).collect(),
-                }),
-                None => {
+                })),
+                (None, Some(name)) => Err(NotApplied::Skipped(Arc::clone(name))),
+                (None, None) => {
                     let (matched, overridden) = rule.applied(attributes, cost)?;
-                    let budget = matched.budget.clone();
-                    let ruling = self.rule_quietly(Op::Peek, vec![matched.clone()]).await?;
-                    let limits = match &ruling {
-                        Some(decision) => limits_of(&budget, decision),
-                        None => Vec::new(),
-                    };
-                    let own = budget != Budget::Deny && ruling.as_ref().is_none_or(Decision::allowed);
                     let value = |name: &Arc<str>| attributes.get(name).map(Into::into);
                     let by = rule.by.iter().map(|name| (Arc::clone(name), value(name))).collect();
-                    allowed &= own || rule.mode == Mode::Shadow;
-                    Ok(Applied { by, overridden, budget, cost: matched.cost, limits, allowed: own })
+                    let (limits, allowed) = match &matched.budget {
+                        Budget::Limits(limits) => (limits.into_iter().map(|limit| (*limit, None)).collect(), None),
+                        Budget::Unlimited | Budget::Exempt => (Vec::new(), Some(true)),
+                        Budget::Deny => (Vec::new(), Some(false)),
+                    };
+                    denied |= matched.budget == Budget::Deny && rule.mode == Mode::Enforce;
+                    if matched.budget == Budget::Exempt && exempted_by.is_none() {
+                        exempted_by = Some(Arc::clone(rule));
+                    }
+                    let Match { budget, cost, missing, .. } = matched;
+                    Ok(Applied { by, missing, overridden, budget, cost, limits, allowed })
                 }
             };
             explained.push(Explained { rule: Arc::clone(rule), found });
         }
-        Ok(Explanation { allowed, rules: explained })
+        let exempted_by = exempted_by.filter(|_| !denied);
+        let mut explanation = Explanation { allowed: None, exempted_by, rules: explained };
+        explanation.allowed = explanation.would_pass();
+        Ok(explanation)
+    }
+
+    /// Yes if a rule exempts it; not if an enforced rule denies; yes if all enforced rules that apply allow.
+    fn would_pass(&self) -> Option<bool> {
+        if self.exempted_by.is_some() {
+            return Some(true);
+        }
+        let enforced = self.rules.iter().filter(|explained| explained.rule.mode == Mode::Enforce);
+        let verdicts =
+            || enforced.clone().filter_map(|explained| explained.found.as_ref().ok()).map(|applied| applied.allowed);
+        if verdicts().any(|allowed| allowed == Some(false)) {
+            return Some(false);
+        }
+        verdicts().all(|allowed| allowed == Some(true)).then_some(true)
     }
 }
 
-fn limits_of(budget: &Budget, decision: &Decision) -> Vec<(Limit, Verdict)> {
+fn limits_of(budget: &Budget, decision: &Decision) -> Vec<(Limit, Option<Verdict>)> {
     match budget {
-        Budget::Limits(limits) => limits.into_iter().copied().zip(decision.charges().iter().copied()).collect(),
+        Budget::Limits(limits) => {
+            limits.into_iter().copied().zip(decision.charges().iter().copied().map(Some)).collect()
+        }
         _ => Vec::new(),
     }
 }
@@ -105,7 +167,14 @@ impl fmt::Display for Explanation {
         for explained in &self.rules {
             explained.fmt(f)?;
         }
-        writeln!(f, "the request {}", if self.allowed { "would pass" } else { "would be denied" })
+        match (&self.exempted_by, self.allowed) {
+            (Some(rule), _) => writeln!(f, "{WOULD_PASS}: {} exempts it, and no rule charges it", rule.name),
+            (None, Some(true)) => writeln!(f, "{WOULD_PASS}"),
+            (None, Some(false)) => writeln!(f, "{WOULD_BE_DENIED}"),
+            (None, None) => {
+                writeln!(f, "whether the request would pass depends on what is used, which is not known here")
+            }
+        }
     }
 }
 
@@ -115,7 +184,13 @@ impl fmt::Display for Explained {
         let shadow = if self.rule.mode == Mode::Shadow { " (shadow: denies nothing)" } else { "" };
         let applied = match &self.found {
             Ok(applied) => applied,
-            Err(Unmet { attribute, value, expected }) => {
+            Err(NotApplied::Skipped(attribute)) => {
+                return writeln!(
+                    f,
+                    "{name}: does not apply: {attribute} is missing, and the rule says `missing: skip`"
+                );
+            }
+            Err(NotApplied::Unmet(Unmet { attribute, value, expected })) => {
                 let expected: Vec<String> = expected.iter().map(|text| format!("{text:?}")).collect();
                 let expected = expected.join(" or ");
                 return match value {
@@ -124,6 +199,9 @@ impl fmt::Display for Explained {
                 };
             }
         };
+        if let Some(attribute) = &applied.missing {
+            return writeln!(f, "{name}: denies: {attribute} is missing, and the rule says `missing: deny`{shadow}");
+        }
         let by: Vec<String> = applied
             .by
             .iter()
@@ -140,9 +218,14 @@ impl fmt::Display for Explained {
         match &applied.budget {
             Budget::Unlimited => writeln!(f, ": unlimited{shadow}"),
             Budget::Deny => writeln!(f, ": lets nothing pass{shadow}"),
+            Budget::Exempt => writeln!(f, ": exempts from all rules but those that deny"),
             Budget::Limits(_) => {
                 writeln!(f, ", costs {}{shadow}", applied.cost)?;
                 for (limit, verdict) in &applied.limits {
+                    let Some(verdict) = verdict else {
+                        writeln!(f, "    {limit}")?;
+                        continue;
+                    };
                     let Verdict { remaining, amount, .. } = verdict;
                     write!(f, "    {limit}: {remaining} of {amount} left, ")?;
                     match verdict.retry.micros() {
@@ -161,7 +244,10 @@ impl Explanation {
     /// As JSON.
     pub fn to_json(&self) -> Value {
         let rules: Vec<Value> = self.rules.iter().map(Explained::to_json).collect();
-        json!({ "allowed": self.allowed, "rules": rules })
+        match &self.exempted_by {
+            Some(rule) => json!({ "allowed": self.allowed, "exempted_by": *rule.name, "rules": rules }),
+            None => json!({ "allowed": self.allowed, "rules": rules }),
+        }
     }
 }
 
@@ -169,7 +255,11 @@ impl Explained {
     fn to_json(&self) -> Value {
         let (name, mode) = (&*self.rule.name, mode(self.rule.mode));
         match &self.found {
-            Err(Unmet { attribute, value, expected }) => json!({
+            Err(NotApplied::Skipped(attribute)) => json!({
+                "rule": name, "mode": mode, "applies": false,
+                "because": { "attribute": **attribute, "value": null, "missing": Missing::Skip.name() },
+            }),
+            Err(NotApplied::Unmet(Unmet { attribute, value, expected })) => json!({
                 "rule": name, "mode": mode, "applies": false,
                 "because": { "attribute": **attribute, "value": value, "expected": expected },
             }),
@@ -179,18 +269,24 @@ impl Explained {
                 let limits: Vec<Value> = applied
                     .limits
                     .iter()
-                    .map(|(limit, verdict)| {
-                        json!({
+                    .map(|(limit, verdict)| match verdict {
+                        None => json!({ "limit": limit.to_string() }),
+                        Some(verdict) => json!({
                             "limit": limit.to_string(), "allowed": verdict.allowed, "amount": verdict.amount,
                             "remaining": verdict.remaining, "retry_after_us": verdict.retry.micros(),
                             "reset_after_us": verdict.reset_after_us,
-                        })
+                        }),
                     })
                     .collect();
-                json!({
+                let mut explained = json!({
                     "rule": name, "mode": mode, "applies": true, "by": by, "override": applied.overridden,
                     "budget": budget(&applied.budget), "cost": applied.cost, "allowed": applied.allowed, "limits": limits,
-                })
+                });
+                if let Some(attribute) = &applied.missing {
+                    explained["because"] =
+                        json!({ "attribute": **attribute, "value": null, "missing": Missing::Deny.name() });
+                }
+                explained
             }
         }
     }
@@ -222,7 +318,8 @@ pub(crate) fn rule_to_json(rule: &Rule) -> Value {
     });
     let by: Vec<&str> = rule.by.iter().map(|name| &**name).collect();
     json!({
-        "name": &*rule.name, "when": conditions(&rule.when), "by": by, "limit": budget(&rule.budget), "cost": cost,
+        "name": &*rule.name, "when": conditions(&rule.when), "by": by, "missing": rule.missing.name(), "limit": budget(&rule.budget),
+        "cost": cost,
         "overrides": overrides, "mode": mode(rule.mode), "refunds": rule.refunds, "on_store_failure": failure,
         "overflow": rule.overflow.map(crate::print::overflow),
         "sync": rule.sync.name(),
@@ -241,5 +338,6 @@ fn budget(budget: &Budget) -> String {
         Budget::Limits(limits) => limits.to_string(),
         Budget::Unlimited => "unlimited".into(),
         Budget::Deny => "deny".into(),
+        Budget::Exempt => "exempt".into(),
     }
 }

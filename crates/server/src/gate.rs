@@ -6,14 +6,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
+use tidegate::http::ClientIp;
 use tidegate::{
-    Awaited, BreakerState, Check, Decision, Id, Limit, MAX_KEY_BYTES, Memory, Near, Op, Redis, Scope, Series, Source,
+    Awaited, Check, Decision, Id, Limit, MAX_KEY_BYTES, Memory, Near, OnFailure, Op, Redis, Scope, Series, Source,
     Store, StoreError, Subject, Timestamp, Verdict,
 };
 
 use crate::http::Manners;
 use crate::observe::{Observer, Outcome};
+use crate::reset::InvalidTarget;
 use crate::rules::envoy::{Domains, Terms};
 use crate::rules::{Attributes, Budget, InvalidCost, Match, Mode, Rule, Rules};
 
@@ -41,9 +43,9 @@ impl Backend {
         }
     }
 
-    /// Whether it is not asked for now because it does not answer: every decision is this node's alone.
+    /// Whether it does not decide: it is unreachable or refuses, and this node decides locally.
     pub fn is_away(&self) -> bool {
-        matches!(self, Backend::Near(near, _) if near.stats().breaker == BreakerState::Open)
+        matches!(self, Backend::Near(near, _) if !near.status().state.is_healthy())
     }
 }
 
@@ -98,6 +100,7 @@ struct Inner {
     domains: ArcSwap<Domains>,
     terms: ArcSwap<Terms>,
     manners: ArcSwap<Manners>,
+    clients: ArcSwap<ClientIp>,
     observer: Observer,
 }
 
@@ -112,6 +115,10 @@ pub struct Ruling {
     pub charges: Vec<Charged>,
     /// The rule that lets nothing pass, if one applies.
     pub refused_by: Option<Arc<Rule>>,
+    /// The attribute whose absence that rule denies, if that is why.
+    pub refused_for: Option<Arc<str>>,
+    /// The rule that exempts the request from all others, if one does.
+    pub exempted_by: Option<Arc<Rule>>,
     /// What rules in shadow mode would have said.
     pub shadow: Vec<Shadowed>,
 }
@@ -153,6 +160,9 @@ pub enum GateError {
     /// A rule that applies does not take refunds.
     #[error("rule {0} takes no refunds")]
     NoRefunds(Arc<str>),
+    /// A reset names budgets that do not exist.
+    #[error(transparent)]
+    Target(#[from] InvalidTarget),
 }
 
 impl Ruling {
@@ -187,7 +197,8 @@ impl Gate {
     /// The same, with somebody to tell what happens.
     pub fn observed(store: Backend, rules: Rules, observer: Observer) -> Self {
         let (rules, domains, terms) = (ArcSwap::from_pointee(rules), ArcSwap::default(), ArcSwap::default());
-        let inner = Inner { store, rules, domains, terms, manners: ArcSwap::default(), observer };
+        let (manners, clients) = (ArcSwap::default(), ArcSwap::from_pointee(ClientIp::of_peer()));
+        let inner = Inner { store, rules, domains, terms, manners, clients, observer };
         let gate = Gate { inner: Arc::new(inner), door: Door::default() };
         gate.name_rules();
         gate
@@ -260,6 +271,13 @@ impl Gate {
         self.name_rules();
     }
 
+    /// Why no rule can know a request by these attributes, which is logged, too; nothing, if one can.
+    pub(crate) fn unknown_attributes(&self, attributes: &[(String, String)]) -> Option<String> {
+        let why = self.inner.rules.load().unknown(attributes.iter().map(|(name, _)| name.as_str()))?;
+        self.inner.observer.misnamed(self.door, &why);
+        Some(why)
+    }
+
     /// The domains of Envoy's rate limit service as they are now.
     pub fn domains(&self) -> Arc<Domains> {
         self.inner.domains.load_full()
@@ -294,6 +312,29 @@ impl Gate {
     /// Dresses answers over HTTP this way from now on.
     pub fn set_manners(&self, manners: Manners) {
         self.inner.manners.store(Arc::new(manners));
+    }
+
+    /// How the address of a client is found, as it is set now.
+    pub fn clients(&self) -> Guard<Arc<ClientIp>> {
+        self.inner.clients.load()
+    }
+
+    /// Finds the addresses of clients this way from now on, also on connections that are open.
+    pub fn set_clients(&self, clients: ClientIp) {
+        self.inner.clients.store(Arc::new(clients));
+    }
+
+    /// Whether a request was denied only because the store has no answer, by a rule that then lets nothing pass.
+    pub(crate) fn is_closed(&self, ruling: &Ruling) -> bool {
+        let Some(decision) = ruling.decision.as_ref().filter(|decision| decision.source() == Source::Fallback) else {
+            return false;
+        };
+        let unless_said = match &self.inner.store {
+            Backend::Near(near, _) => near.status().on_failure,
+            _ => return false,
+        };
+        let mut denied = ruling.charges.iter().zip(decision.charges()).filter(|(_, verdict)| !verdict.allowed);
+        denied.any(|(charged, _)| charged.rule.terms().on_failure.unwrap_or(unless_said) == OnFailure::Closed)
     }
 
     /// Decides one charge without an id, if that can be done here and now: the state is in this process, and the key is one that can be kept.
@@ -404,7 +445,15 @@ impl Gate {
         let Some((limit, decision)) = self.decide_at_once(one) else { return Err(found) };
         let own = found.into_iter().map(|Match { rule, key, cost, .. }| Charged { rule, key, limit, cost });
         let (allowed, charges) = (decision.allowed(), own.collect());
-        Ok(Ruling { allowed, decision: Some(decision), charges, refused_by: None, shadow: Vec::new() })
+        Ok(Ruling {
+            allowed,
+            decision: Some(decision),
+            charges,
+            refused_by: None,
+            refused_for: None,
+            exempted_by: None,
+            shadow: Vec::new(),
+        })
     }
 
     fn decide_at_once(&self, found: &Match) -> Option<(Limit, Decision)> {
@@ -460,13 +509,17 @@ impl Gate {
         {
             return Err(GateError::NoRefunds(found.rule.name.clone()));
         }
-        let refused_by =
-            enforced.iter().find(|found| found.budget == Budget::Deny).map(|found| Arc::clone(&found.rule));
+        let refusing = enforced.iter().find(|found| found.budget == Budget::Deny);
+        let refused_by = refusing.map(|found| Arc::clone(&found.rule));
+        let refused_for = refusing.and_then(|found| found.missing.clone());
         // Where nothing may pass, nothing is charged either; how the limits stand is still told.
         let own_op = if refused_by.is_some() { Op::Peek } else { op };
         let (decision, charges) = self.charge(own_op, &enforced, id, timed).await?;
         let allowed = refused_by.is_none() && decision.as_ref().is_none_or(Decision::allowed);
-        let mut ruling = Ruling { allowed, decision, charges, refused_by, shadow: Vec::new() };
+        let exempting = enforced.iter().find(|found| found.budget == Budget::Exempt && refused_by.is_none());
+        let exempted_by = exempting.map(|found| Arc::clone(&found.rule));
+        let mut ruling =
+            Ruling { allowed, decision, charges, refused_by, refused_for, exempted_by, shadow: Vec::new() };
         for found in shadow {
             let op = if allowed { op } else { Op::Peek };
             let decision = match self.charge(op, std::slice::from_ref(&found), id, false).await {

@@ -10,7 +10,7 @@ use std::path::Path;
 use tidegate::{Overflow, RedisUrl};
 
 use crate::config::{Config, Envoy};
-use crate::rules::{Budget, Condition, Cost, Failure, Measure, Mode, Rule, Settle};
+use crate::rules::{Budget, Condition, Cost, Failure, Measure, Missing, Mode, Rule, Settle};
 
 impl Config {
     /// As YAML, which [`Config::parse`] reads as the same configuration, but for password and secret of the store.
@@ -98,7 +98,11 @@ impl Config {
             log.show_keys
         );
         let families = self.manners.headers.to_string().replace(' ', ", ");
-        let _ = writeln!(out, "http:\n  headers: [{families}]\n  denial: {}", self.manners.denial);
+        let _ = writeln!(
+            out,
+            "http:\n  headers: [{families}]\n  denial: {}\n  deny_status: {}",
+            self.manners.denial, self.manners.deny_status
+        );
         self.print_envoy(&mut out);
         if let Some(proxy) = &self.proxy {
             out.push_str(&proxy.to_yaml());
@@ -162,6 +166,9 @@ fn rule(out: &mut String, rule: &Rule) {
         let by: Vec<String> = rule.by.iter().map(|name| quoted(name)).collect();
         let _ = writeln!(out, "    by: [{}]", by.join(", "));
     }
+    if !rule.by.is_empty() || rule.missing != Missing::default() {
+        let _ = writeln!(out, "    missing: {}", rule.missing.name());
+    }
     let _ = writeln!(out, "    limit: {}", budget(&rule.budget));
     match &rule.cost {
         Cost::Fixed(units) => _ = writeln!(out, "    cost: {units}"),
@@ -190,6 +197,9 @@ fn rule(out: &mut String, rule: &Rule) {
         };
         let _ = writeln!(out, "    settle: {{ by: {by}, per: {per} }}");
     }
+    if let Some(status) = rule.deny_status {
+        let _ = writeln!(out, "    deny_status: {status}");
+    }
     if let Some(policy) = rule.overflow {
         let _ = writeln!(out, "    overflow: {}", overflow(policy));
     }
@@ -211,6 +221,7 @@ fn budget(budget: &Budget) -> String {
         Budget::Limits(limits) => quoted(&limits.to_string()),
         Budget::Unlimited => "unlimited".into(),
         Budget::Deny => "deny".into(),
+        Budget::Exempt => "exempt".into(),
     }
 }
 
@@ -263,12 +274,13 @@ tls: { cert: "/etc/a b.pem", key: /etc/key.pem, client_ca: /etc/ca.pem }
 tokens: { check_file: /run/check, admin_file: /run/admin }
 connections: { max: 77, max_per_ip: 7, idle_secs: 30 }
 log: { level: debug, format: json, denials_per_second: 3, show_keys: true }
-http: { headers: [draft-7, github], denial: text }
+http: { headers: [draft-7, github], denial: text, deny_status: 429 }
 envoy: { config: /etc/ratelimit, compat: count_rejected, overrides: 500, headers: [ietf], body: problem }
 rules:
   - name: a
     when: { method: [GET, "!POST"], path: '/ä"\*', "header.x-y": "yes" }
     by: [ip, user]
+    missing: deny
     limit: 10/s; 240/h sliding step 1m
     cost: { from: header.x-cost, max: 9 }
     overrides:
@@ -279,8 +291,9 @@ rules:
     on_store_failure: open
     overflow: allow_new
     sync: lease
-    charge_when: { status: [401, 5*], header.x-counts: "yes" }
+    charge_when: { status: [401, 5*, 4xx, '!3XX'], header.x-counts: "yes" }
     settle: { by: header.X-Tokens, per: 3 }
+    deny_status: 403
   - { name: b, limit: 20 concurrent ttl 30s, cost: 3, settle: response_bytes }
 proxy: { upstream: "h2c://app:81/base", connect_ms: 7, answer_secs: 8, idle_secs: 9, upgraded_idle_secs: 10, max_in_flight: 11, keep: 12, keep_secs: 13 }
 "#;
@@ -310,7 +323,9 @@ proxy: { upstream: "h2c://app:81/base", connect_ms: 7, answer_secs: 8, idle_secs
         let expected =
             "# the URL of the store has a secret, which is not shown\nstore: \"redis+cluster://127.0.0.1:6379\"\n";
         assert!(printed.starts_with(expected) && !printed.contains("sesame"), "{printed}");
-        let config = Config::parse("store: \"not a url with sesame\"\n", "test").unwrap();
+        // A flag may say what no file can.
+        let mut config = Config::without_file();
+        config.store = "not a url with sesame".into();
         assert!(!config.to_yaml().contains("sesame"));
     }
 }

@@ -1,6 +1,8 @@
-//! Reading rules and tokens again when their files change: all or nothing, and what was good stays until something better is there.
+//! Reloads the configuration, Envoy's domains and tokens when their files change or on SIGHUP: all of a file or nothing of it.
 //!
-//! The content is compared, not the time of change: a file that is replaced by a rename, or by the swap of a symbolic link above it, is noticed like any other.
+//! The content is compared, not the time of change: a file that is replaced by a rename, or by the swap of a symbolic link above it, is noticed like any
+//! other. What a file says and what runs can differ: because the file is refused, or because a setting needs a restart. Every such difference is
+//! logged by name and kept in [`InForce`](crate::observe::InForce) until it ends.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -10,7 +12,10 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::auth::{Auth, Guard, Secret};
-use crate::config::{Config, TokenFiles};
+use crate::config::changes::{Change, needing_restart};
+use crate::config::findings::{self, Finding};
+use crate::config::{Config, Overlay, TokenFiles};
+use crate::door::{Bounds, SharedBounds};
 use crate::gate::Gate;
 use crate::observe::metrics::Reloaded;
 use crate::rules::Rule;
@@ -19,35 +24,88 @@ use crate::rules::envoy::{self, Domains};
 /// How often to look.
 const EVERY: Duration = Duration::from_millis(500);
 
-/// What is read again.
+/// What is reloaded.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    /// A rules file, and rules beside it.
-    Rules(PathBuf, Arc<[Rule]>),
+    /// The configuration file.
+    Configuration(Arc<ConfigFile>),
     /// A folder with the configuration of envoyproxy/ratelimit.
     Domains(PathBuf),
-    /// Files with tokens, and who compares them.
+    /// Files with tokens, and what compares them.
     Tokens(TokenFiles, Arc<Guard>),
+}
+
+/// The configuration file of a running server.
+#[derive(Debug)]
+pub(crate) struct ConfigFile {
+    pub(crate) file: PathBuf,
+    /// The options of the command line, which override the file.
+    pub(crate) overlay: Overlay,
+    /// Rules beside those of the file.
+    pub(crate) more_rules: Vec<Rule>,
+    /// The configuration with which the server started, options included.
+    pub(crate) started_with: Config,
+    /// The bounds of all listeners.
+    pub(crate) bounds: SharedBounds,
+}
+
+/// What was read, and is in force except for `needs_restart`.
+#[derive(Default)]
+struct Loaded {
+    /// How many rules, limits or tokens there are.
+    count: usize,
+    warnings: Vec<Finding>,
+    needs_restart: Vec<Change>,
+}
+
+impl ConfigFile {
+    /// Reads the file and puts into force whatever can change while the server runs.
+    fn load(&self, gate: &Gate) -> Result<Loaded, String> {
+        let mut config = Config::load(&self.file).map_err(|error| error.to_string())?;
+        self.overlay.apply(&mut config)?;
+        let needs_restart = needing_restart(&self.started_with, &config);
+        let (count, warnings) = (config.rules.iter().count(), config.warnings());
+        let Bounds { handshake, patience, .. } = self.started_with.bounds;
+        self.bounds.set(Bounds { handshake, patience, ..config.bounds });
+        gate.observer().set(&config.log);
+        gate.set_clients(config.clients);
+        gate.set_terms(config.envoy.terms);
+        gate.set_manners(config.manners);
+        gate.set_rules(config.rules.and(&self.more_rules));
+        Ok(Loaded { count, warnings, needs_restart })
+    }
 }
 
 impl Source {
     fn path(&self) -> &Path {
         match self {
-            Source::Rules(path, _) | Source::Domains(path) => path,
+            Source::Configuration(config) => &config.file,
+            Source::Domains(path) => path,
             Source::Tokens(files, _) => files.checks.as_deref().or(files.admin.as_deref()).unwrap_or(Path::new("")),
         }
     }
 
+    /// The word for it in the log.
     fn name(&self) -> &'static str {
         match self {
-            Source::Rules(..) | Source::Domains(_) => "rules",
+            Source::Configuration(_) => "configuration",
+            Source::Domains(_) => "domains",
+            Source::Tokens(..) => "tokens",
+        }
+    }
+
+    /// What is counted in it.
+    fn items(&self) -> &'static str {
+        match self {
+            Source::Configuration(_) => "rules",
+            Source::Domains(_) => "limits",
             Source::Tokens(..) => "tokens",
         }
     }
 
     fn counted(&self) -> Reloaded {
         match self {
-            Source::Rules(..) | Source::Domains(_) => Reloaded::Rules,
+            Source::Configuration(_) | Source::Domains(_) => Reloaded::Rules,
             Source::Tokens(..) => Reloaded::Tokens,
         }
     }
@@ -55,7 +113,7 @@ impl Source {
     /// By which a change is noticed: what a file says; or which files a folder has, each with its identity and times.
     fn fingerprint(&self) -> Option<Vec<u8>> {
         match self {
-            Source::Rules(file, _) => std::fs::read(file).ok(),
+            Source::Configuration(config) => std::fs::read(&config.file).ok(),
             Source::Tokens(files, _) => {
                 let mut print = Vec::new();
                 for file in [&files.checks, &files.admin].into_iter().flatten() {
@@ -78,39 +136,41 @@ impl Source {
         }
     }
 
-    /// Reads it into `gate`, and says how many rules or tokens there are.
-    fn load(&self, gate: &Gate) -> Result<usize, String> {
+    /// The fingerprint of what the server started with, if that is known.
+    fn at_start(&self) -> Option<Vec<u8>> {
         match self {
-            Source::Rules(file, more) => {
-                let config = Config::load(file).map_err(|error| error.to_string())?;
-                let count = config.rules.iter().count();
-                gate.set_terms(config.envoy.terms);
-                gate.set_manners(config.manners);
-                gate.set_rules(config.rules.and(more));
-                Ok(count)
-            }
+            Source::Configuration(config) => Some(config.started_with.outline.text().as_bytes().into()),
+            Source::Domains(_) | Source::Tokens(..) => None,
+        }
+    }
+
+    /// Reads it and puts it into force.
+    fn load(&self, gate: &Gate) -> Result<Loaded, String> {
+        match self {
+            Source::Configuration(config) => config.load(gate),
             Source::Domains(folder) => {
                 let domains = Domains::load(folder).map_err(|error| error.to_string())?;
-                let count = domains.limits();
+                let (count, warnings) = (domains.limits(), domains.warnings().to_vec());
                 gate.set_domains(domains);
-                Ok(count)
+                Ok(Loaded { count, warnings, ..Loaded::default() })
             }
             Source::Tokens(files, guard) => {
                 let read = |file: &Option<PathBuf>| file.as_deref().map(Secret::read).transpose();
                 let auth = Auth { checks: read(&files.checks)?, admin: read(&files.admin)? };
                 let count = usize::from(auth.checks.is_some()) + usize::from(auth.admin.is_some());
                 guard.change(auth);
-                Ok(count)
+                Ok(Loaded { count, ..Loaded::default() })
             }
         }
     }
 }
 
-/// Puts what `source` says into `gate` whenever it changes, and on SIGHUP, for ever.
+/// Reloads `source` into `gate` whenever it changes, and on SIGHUP, for ever.
 pub(crate) async fn watch(source: Source, gate: Gate) {
     let mut hangup = signal(SignalKind::hangup()).ok();
-    // Read once more at the start: it may have changed since it was read first.
-    let mut known = None;
+    let mut known = source.at_start();
+    // What the server started with is not known: it is read once more, without a word, since it may have changed meanwhile.
+    let mut is_first = known.is_none();
     let mut every = tokio::time::interval(EVERY);
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -120,27 +180,48 @@ pub(crate) async fn watch(source: Source, gate: Gate) {
         };
         let own = source.clone();
         let Ok(now) = tokio::task::spawn_blocking(move || own.fingerprint()).await else { continue };
-        if now == known && !asked {
+        if now == known && !asked && !is_first {
             continue;
         }
-        let first = known.is_none();
         known = now;
         let (own, into) = (source.clone(), gate.clone());
         let Ok(loaded) = tokio::task::spawn_blocking(move || own.load(&into)).await else { continue };
-        let (metrics, log) = (gate.observer().metrics(), gate.observer().log());
-        if !first {
-            metrics.reloaded(source.counted(), loaded.is_ok());
-        }
-        match loaded {
-            Ok(count) if !first => {
-                let (name, file) = (source.name(), source.path().display());
-                log.info(&format!("{name} read"), &[("file", &file), (name, &count)]);
+        report(&source, &gate, &loaded, is_first);
+        is_first = false;
+    }
+}
+
+/// Logs and counts what came of a reload, and remembers how the file and what runs differ.
+fn report(source: &Source, gate: &Gate, loaded: &Result<Loaded, String>, is_first: bool) {
+    let (observer, name, file) = (gate.observer(), source.name(), source.path().display());
+    let log = observer.log();
+    if !is_first {
+        observer.metrics().reloaded(source.counted(), loaded.is_ok());
+    }
+    let difference = match loaded {
+        Ok(Loaded { count, warnings, needs_restart }) => {
+            if !is_first {
+                log.info(&format!("{name} reloaded"), &[("file", &file), (source.items(), count)]);
+                findings::log(log, warnings);
             }
-            Ok(_) => {}
-            Err(error) => {
-                log.error(&format!("{} not read; they stay as they were", source.name()), &[("why", &error)]);
+            for Change { setting, running, read } in needs_restart {
+                log.warn(
+                    "a changed setting needs a restart",
+                    &[("setting", setting), ("in_force", running), ("file", read)],
+                );
             }
+            let settings: Vec<&str> = needs_restart.iter().map(|change| change.setting.as_str()).collect();
+            (!settings.is_empty()).then(|| format!("{file}: changes that need a restart: {}", settings.join(", ")))
         }
+        Err(error) => {
+            log.error(&format!("{name} refused; the last good one stays in force"), &[("why", error)]);
+            let first = error.lines().next().unwrap_or_default();
+            Some(format!("{file}: refused, the last good one stays in force: {first}"))
+        }
+    };
+    let is_whole = difference.is_none();
+    if observer.metrics().in_force().set(name, difference) && is_whole && !is_first {
+        log.info("the file is in force as it is", &[("file", &file)]);
     }
 }
 

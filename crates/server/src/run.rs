@@ -1,36 +1,34 @@
 //! Starting and stopping: a configuration becomes open doors, and an order to stop becomes closed ones with every accepted request answered.
 
+use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{fmt, io};
 
-use tidegate::{BreakerState, Near, Redis, RedisError, RedisUrl};
+use tidegate::{Failure, RedisError, SlowStore};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::auth::{Auth, Guard, Secret};
-use crate::config::{Config, ConfigError, TokenFiles};
+use crate::config::{Config, ConfigError, Overlay, TokenFiles, findings};
 use crate::door::tls::{Tls, TlsError};
-use crate::door::{Bounds, Entrance};
+use crate::door::{Entrance, SharedBounds};
 use crate::gate::{Backend, Door, Gate};
 use crate::http::Part;
 use crate::observe::{Log, Observer};
-use crate::reload::Source;
+use crate::reload::{ConfigFile, Source};
 use crate::rules::Rule;
 use crate::rules::envoy::Domains;
 use crate::snapshot::{self, Found, Held, Saver};
 use crate::supervise::Health;
 use crate::watchdog::Watchdog;
-use crate::{grpc, http, proxy, reload, resp, supervise};
+use crate::{grpc, http, proxy, reload, resp, store, supervise};
 
 /// How long requests that were accepted may take to finish after the order to stop. With the last lines of the log, ten seconds at most.
 pub const DRAIN: Duration = Duration::from_secs(9);
 
-/// How long to wait at the start for a store to be there.
-const CONNECTING: Duration = Duration::from_millis(500);
 /// How long giving back to the store may take at the end.
 const GIVING_BACK: Duration = Duration::from_millis(500);
 
@@ -69,7 +67,7 @@ pub struct Running {
 #[non_exhaustive]
 pub enum StartError {
     /// An address cannot be listened on.
-    #[error("cannot listen on {address} for {door}: {source}")]
+    #[error("cannot listen on {address} for {door}: {source}{}", listen_advice(source))]
     Listen {
         /// Which door.
         door: &'static str,
@@ -80,7 +78,7 @@ pub enum StartError {
     },
     /// A door would be open to everybody.
     #[error(
-        "{door} would listen on {address}, open to everybody: expected a loopback address, a token (--token-file), certificates of clients (--tls-client-ca), or --insecure to say that this is meant"
+        "{door} on {address} would be open to everybody: add a token (--token-file FILE) or certificates of clients (--tls-client-ca FILE), listen on 127.0.0.1 alone, or write --insecure to allow it"
     )]
     Open {
         /// Which door.
@@ -94,6 +92,14 @@ pub enum StartError {
     /// The store's URL cannot be used.
     #[error("store: {0}")]
     Store(#[from] RedisError),
+    /// The store refuses, and waiting cannot mend it.
+    #[error("store {store}: {failure}\n{}", .failure.advice())]
+    StoreRefuses {
+        /// Which store, without credentials.
+        store: String,
+        /// What it said.
+        failure: Failure,
+    },
     /// The file with the store's secret cannot be used.
     #[error("store_secret_file: {0}")]
     StoreSecret(String),
@@ -109,15 +115,30 @@ pub enum StartError {
     #[error("tls: {0}")]
     Tls(#[from] TlsError),
     /// A file with a token cannot be used.
-    #[error("token: {0}")]
+    #[error("token file {0}")]
     Token(String),
+}
+
+fn listen_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "\nAnother program listens there: stop it, or choose another address, such as --http 127.0.0.1:8090."
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            "\nThis machine does not have that address: 0.0.0.0 stands for all that it has."
+        }
+        io::ErrorKind::PermissionDenied => "\nPorts below 1024 need a privilege: choose a higher one.",
+        _ => "",
+    }
 }
 
 /// What is not in the rules file.
 #[derive(Debug, Default)]
 pub struct Options {
-    /// The file the rules came from, to be read again when it changes.
+    /// The file the configuration came from, to be reloaded when it changes.
     pub rules_file: Option<PathBuf>,
+    /// What overrides that file, also when it has changed. The configuration that `start` gets has it already.
+    pub overlay: Overlay,
     /// Rules that apply beside those of the file, also when it has changed.
     pub more_rules: Vec<Rule>,
     /// Addresses beyond this machine are meant.
@@ -131,71 +152,41 @@ pub struct Options {
 /// # Errors
 /// If an address, the store, a certificate or a token cannot be used.
 pub async fn start(config: Config, options: Options) -> Result<Running, StartError> {
-    let (store, found) = match config.store.as_str() {
+    let store = match config.store.as_str() {
         "memory" => memory(&config).await?,
-        url => (near(url, &config).await?, None),
+        _ => {
+            let (redis, check) = store::connect(&config).await?;
+            let near = store::near(&redis, &config);
+            Opened { store: Backend::Near(near, redis), found: None, slow: check.slow }
+        }
     };
-    open(store, found, config, options).await
+    open(store, config, options).await
+}
+
+/// A store, and what was found out when it was opened.
+struct Opened {
+    store: Backend,
+    /// It is to be kept in a file, and this was in it.
+    found: Option<(Found, Held)>,
+    /// Decisions take too large a part of the deadline.
+    slow: Option<SlowStore>,
+}
+
+impl Opened {
+    fn of(store: Backend) -> Self {
+        Opened { store, found: None, slow: None }
+    }
 }
 
 /// A store in memory, with what was saved of it, if that is wanted.
-async fn memory(config: &Config) -> Result<(Backend, Option<(Found, Held)>), StartError> {
+async fn memory(config: &Config) -> Result<Opened, StartError> {
     let builder = config.memory.builder();
-    let Some(settings) = config.memory.snapshot() else { return Ok((Backend::Memory(builder.build()), None)) };
+    let Some(settings) = config.memory.snapshot() else { return Ok(Opened::of(Backend::Memory(builder.build()))) };
     let file = settings.file.display().to_string();
     let wrong = |source: io::Error| StartError::Snapshot { file, source };
     let opened = tokio::task::spawn_blocking(move || snapshot::open(&settings, builder)).await;
     let (memory, found, held) = opened.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(wrong)?;
-    Ok((Backend::Memory(memory), Some((found, held))))
-}
-
-/// A store at this URL, with the secret in this file.
-fn redis(url: &str, secret_file: Option<&Path>, deadline: Duration) -> Result<Redis, StartError> {
-    let url: RedisUrl = url.parse().map_err(RedisError::from)?;
-    let has_secret = url.has_secret();
-    let builder = Redis::builder(url).timeout(deadline);
-    let Some(file) = secret_file else { return Ok(builder.build()?) };
-    let wrong = |problem: &dyn fmt::Display| StartError::StoreSecret(format!("{}: {problem}", file.display()));
-    if has_secret {
-        return Err(wrong(&"the URL of the store brings a secret, too: expected one of them"));
-    }
-    let secret = std::fs::read_to_string(file).map_err(|error| wrong(&error))?;
-    match builder.secret(secret.trim_end_matches(['\r', '\n'])).build() {
-        Err(RedisError::Secret(invalid)) => Err(wrong(&invalid)),
-        built => Ok(built?),
-    }
-}
-
-/// A remote store, with what stands before it. It is given a moment to connect; whether it is there does not matter.
-async fn near(url: &str, config: &Config) -> Result<Backend, StartError> {
-    let settings = &config.near;
-    let redis = redis(url, config.store_secret_file.as_deref(), settings.deadline)?;
-    let _ = tokio::time::timeout(CONNECTING, redis.prepare()).await;
-    let mut near = Near::builder(redis.clone())
-        .deadline(settings.deadline)
-        .max_in_flight(settings.max_in_flight as usize)
-        .on_failure(config.on_store_failure.into())
-        .lease_error_per_mille(u64::from(settings.lease_error_percent) * 10)
-        .async_period(settings.async_period);
-    if let Some(nodes) = settings.nodes {
-        near = near.nodes(nodes.into());
-    }
-    if let Some(units) = settings.async_cap {
-        near = near.async_cap(units.into());
-    }
-    Ok(Backend::Near(near.build(), redis))
-}
-
-/// Every change is told once, and why the store does not decide, a few times a second.
-fn tell(near: &Near, observer: &Observer) {
-    let (observer, why) = (observer.clone(), observer.clone());
-    near.on_miss(move |error| why.missed(error));
-    near.on_change(move |state| match state {
-        BreakerState::Open => {
-            observer.log().warn("the store does not answer: this node decides alone", &[("breaker", &"open")]);
-        }
-        BreakerState::Closed => observer.log().info("the store answers again", &[("breaker", &"closed")]),
-    });
+    Ok(Opened { found: Some((found, held)), ..Opened::of(Backend::Memory(memory)) })
 }
 
 /// The same over a store that the caller brings, whatever the configuration says.
@@ -203,16 +194,13 @@ fn tell(near: &Near, observer: &Observer) {
 /// # Errors
 /// If an address, a certificate or a token cannot be used.
 pub async fn start_over(store: Backend, config: Config, options: Options) -> Result<Running, StartError> {
-    open(store, None, config, options).await
+    open(Opened::of(store), config, options).await
 }
 
-/// Opens the doors over a store; `found` says that it is to be kept in a file, and what was in it.
-async fn open(
-    store: Backend,
-    found: Option<(Found, Held)>,
-    config: Config,
-    options: Options,
-) -> Result<Running, StartError> {
+/// Opens the doors over a store.
+async fn open(opened: Opened, config: Config, options: Options) -> Result<Running, StartError> {
+    let Opened { store, found, slow } = opened;
+    let (started_with, bounds) = (config.clone(), SharedBounds::from(config.bounds.clone()));
     let observer = Observer::new(Log::to(io::stderr(), config.log.level, config.log.format), &config.log);
     let tls = config.tls.map(Tls::load).transpose()?;
     let token = |own: Option<Secret>, file: &Option<PathBuf>| match (own, file) {
@@ -232,24 +220,32 @@ async fn open(
     let house = House {
         open: known || config.insecure || options.insecure,
         tls: tls.clone(),
-        bounds: config.bounds.clone(),
+        bounds: bounds.clone(),
         observer: observer.clone(),
     };
     let http = house.entrance(Door::Http, config.listen.http).await?;
     let grpc = house.entrance(Door::Grpc, config.listen.grpc).await?;
     let resp = house.entrance(Door::Resp, config.listen.resp).await?;
     let admin = house.entrance(Door::Admin, config.listen.admin).await?;
+    findings::log(observer.log(), &started_with.warnings());
     // The proxy is for everybody: who may come is for the upstream to say, and how often for the rules.
     let front = House { open: true, ..house };
     let proxy = front.entrance(Door::Proxy, config.listen.proxy.filter(|_| config.proxy.is_some())).await?;
-    if let Backend::Near(near, _) = &store {
-        tell(near, &observer);
+    if let Backend::Near(near, redis) = &store {
+        store::report(near, redis, &observer);
+        near.probe().await;
+    }
+    if let Some(slow) = slow {
+        store::report_slow(&slow, &observer);
     }
     let gate = Gate::observed(store, config.rules.and(&options.more_rules), observer.clone());
     gate.set_terms(config.envoy.terms);
     gate.set_manners(config.manners);
+    gate.set_clients(config.clients);
     if let Some(folder) = &config.envoy.config {
-        gate.set_domains(Domains::load(folder)?);
+        let domains = Domains::load(folder)?;
+        findings::log(observer.log(), domains.warnings());
+        gate.set_domains(domains);
     }
     let (guard, health) = (Arc::new(Guard::new(auth)), Health::default());
     let (stop, stopped) = watch::channel(false);
@@ -277,8 +273,7 @@ async fn open(
     for (entrance, part) in [(http, part), (admin, Part::Admin)] {
         if let Some(entrance) = entrance {
             let (gate, guard, health) = (gate.at(entrance.door()), Arc::clone(&guard), health.clone());
-            let clients = config.clients.clone();
-            doors.spawn(http::serve_at(entrance, gate, guard, health, part, clients, stopped.clone()));
+            doors.spawn(http::serve_at(entrance, gate, guard, health, part, stopped.clone()));
         }
     }
     if let Some(entrance) = grpc {
@@ -290,8 +285,7 @@ async fn open(
         doors.spawn(resp::serve_at(entrance, gate.at(Door::Resp), Arc::clone(&guard), settings, stopped.clone()));
     }
     if let (Some(entrance), Some(settings)) = (proxy, config.proxy) {
-        let (gate, clients) = (gate.at(Door::Proxy), config.clients);
-        doors.spawn(proxy::serve_at(entrance, gate, clients, settings, stopped.clone()));
+        doors.spawn(proxy::serve_at(entrance, gate.at(Door::Proxy), settings, stopped.clone()));
     }
     if let Some(tls) = tls {
         let (own, watching) = (observer.clone(), observer.clone());
@@ -299,8 +293,11 @@ async fn open(
         doors.spawn(supervise::keep("certificates", task, own, health.clone(), stopped.clone()));
     }
     let has_files = token_files != TokenFiles::default();
+    let (overlay, more_rules) = (options.overlay, options.more_rules);
+    let configuration =
+        |file| Source::Configuration(Arc::new(ConfigFile { file, overlay, more_rules, started_with, bounds }));
     let sources = [
-        ("rules", options.rules_file.map(|file| Source::Rules(file, options.more_rules.into()))),
+        ("configuration", options.rules_file.map(configuration)),
         ("domains", config.envoy.config.map(Source::Domains)),
         ("tokens", has_files.then(|| Source::Tokens(token_files, Arc::clone(&guard)))),
     ];
@@ -332,7 +329,7 @@ struct House {
     /// Doors may listen beyond this machine: because somebody asks who is there, or because it was said.
     open: bool,
     tls: Option<Tls>,
-    bounds: Bounds,
+    bounds: SharedBounds,
     observer: Observer,
 }
 

@@ -41,6 +41,7 @@ impl Health {
     }
 
     /// Whether there is one.
+    #[cfg(test)]
     pub(crate) fn is_failing(&self) -> bool {
         self.problem().is_some()
     }

@@ -41,10 +41,12 @@
 
 mod acquire;
 mod clock;
+mod events;
 mod held;
 pub mod http;
 mod limiter;
 mod memory;
+mod missing;
 mod near;
 #[cfg(feature = "redis")]
 mod redis;
@@ -59,13 +61,20 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use held::{Lease, Reservation};
 pub use limiter::{Ask, Limiter, LimiterBuilder};
 pub use memory::{Awaited, DEFAULT_MAX_KEYS, Gate, LoadError, Loaded, Memory, MemoryBuilder, Overflow, Saved, Series};
-pub use near::{BreakerState, DEFAULT_DEADLINE, Near, NearBuilder, NearStats, OnFailure, SyncMode, Terms};
+pub use missing::Missing;
+pub use near::{
+    BreakerState, DEFAULT_DEADLINE, Near, NearBuilder, NearStats, NodesFrom, OnFailure, StoreState, StoreStatus,
+    SyncMode, Terms,
+};
 #[cfg(feature = "redis")]
 pub use redis::{
     ClearError, Connect, Connecting, DEFAULT_WITNESS_KEYS, Failure, FailureKind, Finding, Inspection, InvalidNamespace,
     InvalidSecret, Link, MAX_NAMESPACE_BYTES, NoAnswer, Redis, RedisBuilder, RedisError, RedisStats, RedisUrl,
-    RedisUrlError, RoundTrips, Severity, Times, Topic,
+    RedisUrlError, RoundTrips, Severity, SlowStore, Times, Topic,
 };
+#[cfg(feature = "redis-tls")]
+#[doc(hidden)]
+pub use redis::{no_pem, pem_problem, rustls_problem, tls_problem};
 pub use store::{Charge, Check, Deciding, InvalidCheck, MAX_CHARGES, MAX_KEY_BYTES, Scope, Store, StoreError, Subject};
 pub use tidegate_core::{
     self, Algorithm, Decision, EXACT, Id, Limit, LimitError, Limits, MAX_LIMITS, Op, Parameter, ParseError, Period,

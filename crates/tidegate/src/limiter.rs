@@ -17,7 +17,7 @@ use crate::clock::Clock;
 use crate::held::{Lease, Reservation, Undo};
 use crate::memory::Memory;
 use crate::near::{Near, OnFailure, SyncMode, Terms};
-use crate::store::{Charge, Check, Scope, Store, StoreError, Subject};
+use crate::store::{Charge, Check, Scope, Store, StoreError, Subject, distinct};
 
 /// Decides whether requests may pass. Cheap to clone; clones share everything.
 ///
@@ -270,8 +270,9 @@ impl Limiter {
     /// The headers that tell a client about a decision of this limiter; see [`headers`]. Each limit goes
     /// by its notation.
     pub fn headers(&self, decision: &Decision, families: Families) -> Vec<(&'static str, String)> {
-        let names: Vec<String> = self.limits.iter().map(ToString::to_string).collect();
-        let limits: Vec<_> = names.iter().map(String::as_str).zip(&self.limits).collect();
+        let limits = distinct(&self.limits);
+        let names: Vec<String> = limits.iter().map(ToString::to_string).collect();
+        let limits: Vec<_> = names.iter().map(String::as_str).zip(limits).collect();
         headers::of(decision, &limits, families)
     }
 

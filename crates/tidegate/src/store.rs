@@ -7,7 +7,7 @@ use std::error::Error;
 use std::future::Future;
 use std::pin::Pin;
 
-use tidegate_core::{Decision, Id, Limit, Op};
+use tidegate_core::{Decision, Id, Limit, Limits, Op};
 
 use crate::near::Terms;
 
@@ -49,6 +49,17 @@ pub enum StoreError {
         /// What was found.
         reason: String,
     },
+}
+
+/// Each of these limits once, in the order of a check's charges.
+pub(crate) fn distinct(limits: &Limits) -> Vec<&Limit> {
+    let mut distinct = Vec::with_capacity(limits.as_slice().len());
+    for limit in limits {
+        if !distinct.contains(&limit) {
+            distinct.push(limit);
+        }
+    }
+    distinct
 }
 
 /// What is wrong with a check.
@@ -192,7 +203,7 @@ impl<'a> Check<'a> {
         self.charge_subject(subject, limits, cost)
     }
 
-    /// Adds a charge of `cost` for each of `limits` on a subject.
+    /// Adds a charge of `cost` for each of `limits` on a subject. Equal limits are charged together.
     pub fn charge_subject(
         mut self,
         subject: Subject<'a>,

@@ -346,15 +346,15 @@ pub(crate) static ROWS: &[Row] = &[
         name: "F49", quick: false,
         kind: Real(host::f49),
         fault: "Wall clocks jump",
-        inject: "clocks of nodes a second and a day ahead and behind, by a shim; clocks of the server by tests",
+        inject: "clocks of nodes a second and a day ahead and behind, by a shim; clocks of the server: F50",
         holds: "nothing is minted",
     },
     Row {
         name: "F50", quick: false,
-        kind: Tests(&[(&["-p", "tidegate", "--lib"], "clock::")]),
+        kind: Tests(&[(&["-p", "tidegate", "--lib"], "clock::"), (&["-p", "tidegate", "--test", "it"], "redis::clock::")]),
         fault: "A clock that should only run forward goes back",
-        inject: "a manual clock; the system's is read through one that cannot",
-        holds: "time stays where it was",
+        inject: "a manual clock; the system's is read through one that cannot; the server's by a shim, by a minute to a day, and a failover to a host that is behind",
+        holds: "time of this process stays where it was; usage in the store is kept and counts from its new time on",
     },
     Row {
         name: "F51", quick: false,
@@ -417,7 +417,7 @@ pub(crate) static ROWS: &[Row] = &[
         kind: Real(nodes::f59),
         fault: "Nodes that start during an outage",
         inject: "two nodes start while Redis is stopped",
-        holds: "those who know each other take a half, newcomers a tenth each",
+        holds: "those who have counted each other take a half each; one that never reached the store takes the limit",
     },
     Row {
         name: "F60", quick: false,

@@ -61,7 +61,7 @@ impl Setup {
     pub(crate) fn new(store: &str, nodes: usize) -> Setup {
         Setup {
             stores: vec![store.to_owned(); nodes],
-            near: "deadline_ms: 5".into(),
+            near: "max_in_flight: 1024".into(),
             told: Some(nodes),
             rules: "rules: []\n".into(),
             previous: 0,

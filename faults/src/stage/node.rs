@@ -75,7 +75,12 @@ impl Node {
         const DAY: Duration = Duration::from_secs(24 * 60 * 60);
         let began = began.duration_since(UNIX_EPOCH).expect("it is later than 1970").as_millis() % DAY.as_millis();
         let log = self.log();
-        let changes = log.lines().filter(|line| line.contains("breaker="));
+        // `breaker=` is what the release before says.
+        let changes = log.lines().filter(|line| {
+            line.contains("breaker=")
+                || line.contains(": this node decides locally")
+                || line.contains("the store decides again")
+        });
         let changes = changes.filter_map(|line| {
             // 2026-11-16T02:44:33.123Z
             let numbers: Vec<u128> = line.get(11..23)?.split([':', '.']).filter_map(|part| part.parse().ok()).collect();
@@ -83,7 +88,8 @@ impl Node {
             let at = ((hours * 60 + minutes) * 60 + seconds) * 1000 + ms;
             let at = u64::try_from((at + DAY.as_millis() - began) % DAY.as_millis()).ok()?;
             let at = Duration::from_millis(at);
-            Some(if line.contains("breaker=open") { Change::Opened(at) } else { Change::Closed(at) })
+            let is_open = line.contains("breaker=open") || line.contains(": this node decides locally");
+            Some(if is_open { Change::Opened(at) } else { Change::Closed(at) })
         });
         changes.collect()
     }

@@ -36,6 +36,23 @@ impl Level {
         self.at = self.at.max(at);
     }
 
+    /// The clock goes back: windows that it comes to again are new ones, but the last if that was not over.
+    pub(crate) fn clock_goes_back(&mut self, from: u64) {
+        if let Some(window_us) = self.window_us {
+            let last = self.last;
+            self.windows.retain(|window, _| *window == last && from / window_us == last);
+        }
+    }
+
+    /// What is in use in the last window is so in the one that began then.
+    pub(crate) fn rebase(&mut self, start: u64) {
+        if let Some(window_us) = self.window_us {
+            let used = self.windows.remove(&self.last).unwrap_or(0.0);
+            self.last = start / window_us;
+            self.windows.insert(self.last, used);
+        }
+    }
+
     /// In use after the last addition.
     pub(crate) fn used(&self) -> f64 {
         match self.window_us {

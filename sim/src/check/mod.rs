@@ -27,7 +27,7 @@ type Holds = Result<(), Failure>;
 
 const ALIVE: &str = "leases are spent while they live";
 /// How long a request may take: a deadline, and twice the grain of the timers.
-const LONGEST_US: u64 = 5 * MS + 2 * MS;
+const LONGEST_US: u64 = 15 * MS + 2 * MS;
 /// For how long the answer of a store may still come after nobody waits for it.
 const STRAY_US: u64 = 1500 * MS;
 /// How long a denial is certain without asking.
@@ -49,6 +49,8 @@ struct Open {
 /// A decision of a server.
 struct Executed {
     at: u64,
+    /// When that was by a clock that never goes back.
+    forward_us: u64,
     done: Done,
     delivered: Option<u64>,
     /// Somebody was answered by it.
@@ -70,9 +72,12 @@ struct Budget {
     excused: f64,
     /// When somebody may have been given something that others had not heard of.
     eased_at: Option<u64>,
-    /// What passed by the store or by leave of it: moment on the server's clock and units.
+    /// What passed by the store or by leave of it: units and when, of a window by the server's clock, of a bucket by one that follows it but
+    /// never goes back. So steps back may not let anything pass that real time does not.
     passed: Vec<(u64, u64)>,
     clock_stepped: bool,
+    /// How often the server's clock went back: so many windows may have been there once more.
+    steps_back: u64,
     /// Nodes that ended with something that they had let pass and not charged.
     ended: u64,
 }
@@ -120,6 +125,8 @@ pub(crate) struct Checks {
     pub(crate) answered: u64,
     pub(crate) sources: [u64; 3],
     steady: Vec<u64>,
+    /// By how much the server's clock has stepped forward.
+    stepped_us: u64,
 }
 
 impl Checks {
@@ -150,6 +157,7 @@ impl Checks {
                 eased_at: None,
                 passed: Vec::new(),
                 clock_stepped: false,
+                steps_back: 0,
                 ended: 0,
             }
         };
@@ -165,6 +173,7 @@ impl Checks {
             open: BTreeMap::new(),
             answered: 0,
             sources: [0; 3],
+            stepped_us: 0,
         };
         checks.lives = (0..plan.nodes).map(|_| checks.life()).collect();
         checks
@@ -247,8 +256,12 @@ impl Checks {
 
     /// A server has executed a call of a node. Says by which numbers to tell that the answer was delivered.
     pub(crate) fn executed(&mut self, node: usize, lives: bool, done: Done, now: u64) -> Result<usize, Failure> {
+        let forward_us = now + self.stepped_us;
         for charge in &done.charges {
             let Some(rule) = rule_of(&charge.key) else { continue };
+            if let (true, Some(start)) = (charge.rebased, charge.start) {
+                self.budgets[rule].charged.rebase(start);
+            }
             // What a node sent that has ended meanwhile is charged, and nobody's.
             let mut gone = (!lives).then(|| self.life());
             let (budget, life) = (&mut self.budgets[rule], gone.as_mut().unwrap_or(&mut self.lives[node]));
@@ -273,7 +286,8 @@ impl Checks {
                         );
                         return Err(Failure { law: "all or nothing", at: now, text });
                     }
-                    budget.charged.add(units, done.wall_us);
+                    let at = if budget.window { charge.start.unwrap_or(done.wall_us) } else { forward_us };
+                    budget.charged.add(units, at);
                     let debt = if budget.sync == SyncMode::Async { budget.capacity } else { 0 };
                     let most = (budget.capacity + debt) as f64;
                     if budget.charged.used() > most + 1e-6 {
@@ -313,7 +327,7 @@ impl Checks {
         if !lives {
             return Ok(usize::MAX);
         }
-        life.executed.push(Executed { at: now, done, delivered: None, taken: false });
+        life.executed.push(Executed { at: now, forward_us, done, delivered: None, taken: false });
         Ok(life.executed.len() - 1)
     }
 
@@ -340,19 +354,24 @@ impl Checks {
     pub(crate) fn lost(&mut self, rule: usize, units: f64, now: u64) {
         let budget = &mut self.budgets[rule];
         budget.charged.give_back(units);
+        if budget.window && budget.clock_stepped {
+            budget.charged.forget(); // what is left may be a window from before the step
+        }
         budget.excused += units;
         budget.eased_at = Some(now);
         self.lives.iter_mut().for_each(|life| life.own[rule].lent.server_forgets());
     }
 
-    /// The server's clock has stepped.
-    pub(crate) fn clock_stepped(&mut self, forward: bool, now: u64) {
+    /// The server's clock, which said this, has stepped by so much. What is used stays used: a bucket may let nothing more pass because its
+    /// clock goes back. The edges of windows move, so one more may end in any time.
+    pub(crate) fn clock_stepped(&mut self, by_us: i64, wall_us: u64, now: u64) {
+        self.stepped_us += u64::try_from(by_us).unwrap_or(0);
         for budget in &mut self.budgets {
             budget.clock_stepped = true;
             budget.eased_at = Some(now);
-            if !forward {
-                budget.excused += budget.capacity as f64;
-                budget.charged.forget();
+            if by_us < 0 {
+                budget.charged.clock_goes_back(wall_us);
+                budget.steps_back += 1;
             }
         }
     }
@@ -422,7 +441,7 @@ impl Checks {
     fn by_the_store(&mut self, open: &Open, decision: &Decision) -> Result<(), (&'static str, String)> {
         let life = &mut self.lives[open.node];
         let matches = |executed: &Executed| {
-            let Executed { at, done, delivered, taken } = executed;
+            let Executed { at, done, delivered, taken, .. } = executed;
             let own = |charge: &crate::script::Charged| {
                 rule_of(&charge.key).is_some_and(|rule| open.ask.parts.contains(&(rule, charge.cost)))
             };
@@ -457,10 +476,10 @@ impl Checks {
             return Ok(());
         }
         let by_store: Vec<usize> = executed.done.charges.iter().filter_map(|charge| rule_of(&charge.key)).collect();
-        let wall = executed.done.wall_us;
+        let (wall_us, forward_us) = (executed.done.wall_us, executed.forward_us);
         for &(rule, cost) in &open.ask.parts {
             let budget = &mut self.budgets[rule];
-            budget.passed.push((wall, cost));
+            budget.passed.push((if budget.window { wall_us } else { forward_us }, cost));
             if by_store.contains(&rule) {
                 continue;
             }
@@ -494,7 +513,7 @@ impl Checks {
         let life = &mut self.lives[open.node];
         for &(rule, cost) in &open.ask.parts {
             let (budget, own) = (&mut self.budgets[rule], &mut life.own[rule]);
-            budget.passed.push((wall_us, cost));
+            budget.passed.push((if budget.window { wall_us } else { now + self.stepped_us }, cost));
             match budget.sync {
                 SyncMode::Lease => {
                     own.lent.spend(cost, open.asked_at.max(now.saturating_sub(LONGEST_US))).map_err(|live| {
@@ -595,7 +614,7 @@ impl Checks {
         let strays = open.ask.parts.iter().any(|&(rule, _)| stray(rule));
         if let ([(rule, cost)], false, false) = (&open.ask.parts[..], open.crowded, strays) {
             let unused = life.executed.iter().rev().take(50).find(|executed| {
-                let Executed { at, done, delivered, taken } = executed;
+                let Executed { at, done, delivered, taken, .. } = executed;
                 let same = done.op == b'c' && done.id == open.ask.id && done.charges.len() == 1;
                 !taken
                     && *at >= open.asked_at
@@ -752,7 +771,9 @@ impl Checks {
                 SyncMode::Lease => lent,
                 SyncMode::Async => (self.nodes - 1 + budget.ended) * unsynced,
             };
-            let allowed = budget.capacity as f64 + beyond as f64 + budget.excused;
+            // A window that the clock comes to again is another one, with all that its mode allows.
+            let windows = if budget.window { 1 + budget.steps_back } else { 1 };
+            let allowed = (windows * (budget.capacity + beyond)) as f64 + budget.excused;
             let mut level = Level::new(
                 budget.window.then_some(budget.period_us),
                 budget.per_second as f64 / budget.period_us as f64,

@@ -57,11 +57,21 @@ impl<'a> Server<'a> {
 
 /// Asks the server at `url` what `args` say. `path` is the operation.
 pub(super) fn ask(url: &str, args: &args::Check, path: &str) -> Result<Decision> {
-    let server = Server::read(url)?;
     let body = json!({"key": args.key, "limit": args.limit.text, "cost": args.cost}).to_string();
-    let token = args.server.token.as_ref().map(|token| format!("Authorization: Bearer {}\r\n", token.reveal()));
+    let (status, body) = post(url, &args.server, path, "*/*", &body)?;
+    if status != 200 && status != 429 {
+        return Err(refusal(status, &body)).with_context(|| format!("{url} answered {status}"));
+    }
+    let body: Value = serde_json::from_str(&body).with_context(|| format!("{url} answered {status}, and no JSON"))?;
+    decision(status, &body).with_context(|| format!("{url} answered {status}"))
+}
+
+/// Posts JSON to the server at `url`; returns status and body.
+pub(super) fn post(url: &str, at: &args::AtServer, path: &str, accept: &str, body: &str) -> Result<(u16, String)> {
+    let server = Server::read(url)?;
+    let token = at.token()?.map(|token| format!("Authorization: Bearer {}\r\n", token.reveal()));
     let request = format!(
-        "POST /v1/{path} HTTP/1.1\r\nHost: {}:{}\r\n{}Content-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        "POST /v1/{path} HTTP/1.1\r\nHost: {}:{}\r\n{}Accept: {accept}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
         server.host,
         server.port,
         token.unwrap_or_default(),
@@ -74,17 +84,38 @@ pub(super) fn ask(url: &str, args: &args::Check, path: &str) -> Result<Decision>
             return exchange(stream, &request).await;
         }
         let name = ServerName::try_from(server.name().to_owned()).context("its name")?;
-        let connector = TlsConnector::from(Arc::new(trusting(args.server.ca.as_deref())?));
-        exchange(connector.connect(name, stream).await.context("TLS")?, &request).await
+        let connector = TlsConnector::from(Arc::new(trusting(at.ca.as_deref())?));
+        let stream = connector.connect(name, stream).await;
+        exchange(stream.map_err(|error| anyhow!("no TLS: {}", tidegate::tls_problem(&error)))?, &request).await
     };
     let answer = runtime.context("could not start a runtime")?.block_on(async {
         tokio::time::timeout(PATIENCE, talk).await.unwrap_or_else(|_| Err(anyhow!("no answer within {PATIENCE:?}")))
     });
-    let (status, body) = answer.with_context(|| {
-        format!("{url}\nIs it running there? `tidegate serve` starts one; its HTTP door listens on 127.0.0.1:8080 unless told otherwise")
-    })?;
-    let body: Value = serde_json::from_str(&body).with_context(|| format!("{url} answered {status}, and no JSON"))?;
-    decision(status, &body).with_context(|| format!("{url} answered {status}"))
+    answer.map_err(|error| {
+        let why = format!("{error:#}");
+        let advice = if why.contains("does not speak TLS") {
+            "Write http:// instead of https://, or name the port on which it speaks TLS."
+        } else if why.contains("no TLS: ") {
+            "--ca FILE names the authority that signed its certificate, if that is one of your own."
+        } else if why.contains("Redis or Valkey") {
+            "Name the HTTP address of `tidegate serve`, or ask the store itself with --store redis://HOST:PORT."
+        } else if why.contains("not HTTP") || why.contains("reset by peer") {
+            "Another program may listen there, or it speaks TLS: write https://."
+        } else {
+            "Is it running there? `tidegate serve` starts one; HTTP is on 127.0.0.1:8080 unless it is set otherwise."
+        };
+        anyhow!("{url}: {why}\n{advice}")
+    })
+}
+
+/// Why the server refuses a request, from its problem+json.
+pub(super) fn refusal(status: u16, body: &str) -> anyhow::Error {
+    let body: Value = serde_json::from_str(body).unwrap_or_default();
+    let detail = body["detail"].as_str().unwrap_or("without saying why");
+    match status {
+        401 | 403 => anyhow!("{detail}\nGive the token with --token-file FILE or TIDEGATE_TOKEN."),
+        _ => anyhow!("{detail}"),
+    }
 }
 
 /// Sends a request and reads all of the answer: its status and body.
@@ -97,6 +128,7 @@ async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &str
     let (head, body) = match (answer.split_once("\r\n\r\n"), read) {
         (Some(parts), _) => parts,
         (None, Err(error)) => return Err(error.into()),
+        (None, Ok(_)) if answer.starts_with("-ERR") => bail!("it is a Redis or Valkey, not a Tidegate"),
         (None, Ok(_)) => bail!("it answered something that is not HTTP"),
     };
     let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).context("it answered without a status")?;
@@ -125,15 +157,8 @@ fn trusting(ca: Option<&Path>) -> Result<ClientConfig> {
     Ok(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
 }
 
-/// The decision in an answer, or what the server says instead.
+/// The decision in an answer.
 fn decision(status: u16, body: &Value) -> Result<Decision> {
-    if status != 200 && status != 429 {
-        let detail = body["detail"].as_str().unwrap_or("without saying why");
-        match status {
-            401 | 403 => bail!("{detail}\n--token TOKEN, or TIDEGATE_TOKEN, says who asks"),
-            _ => bail!("{detail}"),
-        }
-    }
     let whole = |of: &Value, name: &str| of[name].as_u64().with_context(|| format!("{name} is {}", of[name]));
     let verdict = |of: &Value| -> Result<Verdict> {
         Ok(Verdict {

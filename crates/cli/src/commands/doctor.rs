@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
-use tidegate::{Failure, Finding, Inspection, RoundTrips, Severity, Times};
+use tidegate::{DEFAULT_DEADLINE, Failure, Finding, Inspection, RoundTrips, Severity, Times};
 
 use super::Outcome;
 use super::store::{self, Remote};
@@ -14,8 +14,6 @@ use crate::output::{self, Paint, grouped, wrapped};
 
 /// How long to measure at most, however far away the server is.
 const MEASURING: Duration = Duration::from_secs(10);
-/// From here on a decision is close to the time after which a call gives up, which is 100 ms by default.
-const SLOW: Duration = Duration::from_millis(50);
 
 pub(crate) fn run(args: &Doctor) -> Result<Outcome> {
     let set = |builder: tidegate::RedisBuilder| match &args.namespace {
@@ -67,7 +65,16 @@ fn lines(out: &mut dyn Write, shown: &str, inspection: &Inspection, measured: Me
                 let [p50, p99, max] = columns;
                 writeln!(out, "{name:10} {p50:>9}   {p99:>9}   {max:>9}")?;
             }
-            writeln!(out, "\n{}", wrapped(&meaning(trips), ""))
+            writeln!(out, "\n{}", wrapped(&meaning(trips), ""))?;
+            match trips.too_slow_for(DEFAULT_DEADLINE) {
+                None => Ok(()),
+                Some(slow) => writeln!(
+                    out,
+                    "\n{}  {}",
+                    word(paint, Severity::Warning),
+                    wrapped(&slow.to_string(), "         ").trim_start()
+                ),
+            }
         }
         Some(Err(_)) if inspection.worst() == Severity::Problem => {
             writeln!(out, "\nNothing was measured, because there are problems.")
@@ -108,9 +115,11 @@ fn meaning(trips: &RoundTrips) -> String {
         millis(more),
         grouped(u64::try_from(per_second).unwrap_or(u64::MAX)),
     );
-    if trips.decision.percentile(99) >= SLOW {
-        text += " One in a hundred comes close to 100 ms, after which a call gives up by default: raise the timeout of the store, or move \
-                 nearer to the server.";
+    if trips.decision.percentile(99) > DEFAULT_DEADLINE {
+        text += &format!(
+            " One in a hundred takes longer than {} ms, after which `tidegate serve` decides without the store by default.",
+            DEFAULT_DEADLINE.as_millis()
+        );
     }
     text
 }
@@ -153,6 +162,9 @@ fn as_json(shown: &str, inspection: &Inspection, measured: Measured<'_>) -> Valu
         Some(Ok(trips)) => {
             json["round_trip"] = times(&trips.ping);
             json["decision"] = times(&trips.decision);
+            if let Some(slow) = trips.too_slow_for(DEFAULT_DEADLINE) {
+                json["slow"] = slow.to_string().into();
+            }
         }
         Some(Err(failure)) => json["not_measured"] = failure.to_string().into(),
     }

@@ -3,6 +3,8 @@
 mod ask;
 mod check;
 mod doctor;
+mod explain;
+mod greeting;
 mod limits;
 mod proxy;
 mod rules;
@@ -26,6 +28,10 @@ pub(crate) enum Outcome {
     Yes,
     /// Denied, or not as expected, or with problems.
     No,
+    /// What was given cannot be used, and that was printed.
+    Wrong,
+    /// Not known.
+    Unknown,
 }
 
 impl Outcome {
@@ -33,6 +39,8 @@ impl Outcome {
         match self {
             Outcome::Yes => 0,
             Outcome::No => 1,
+            Outcome::Wrong => crate::ERROR,
+            Outcome::Unknown => 3,
         }
     }
 }
@@ -47,7 +55,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         Command::Serve(args) => serve::run(*args),
         Command::Proxy(args) => proxy::run(*args),
         Command::Validate(args) => rules::validate(&args),
-        Command::Explain(args) => rules::explain(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Args::command(), "tidegate", &mut script);

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use tidegate::http::ClientIp;
 use tidegate_server::Options;
-use tidegate_server::config::Config;
+use tidegate_server::config::{Config, Overlay};
 use tidegate_server::door::tls::TlsFiles;
 use tidegate_server::proxy::ProxySettings;
 use tidegate_server::rules::Rule;
 
 use super::Outcome;
+use super::greeting::Greeting;
 use super::serve::{standard_input, until_told};
 use crate::args;
 use crate::output;
@@ -21,7 +22,7 @@ pub(super) fn run(mut args: args::Proxy) -> Result<Outcome> {
     let mut config = match args.config.as_deref() {
         Some(file) if file == Path::new("-") => Config::parse(&standard_input()?, "standard input")?,
         Some(file) => Config::load(file)?,
-        None => Config::parse("", "no file")?,
+        None => Config::without_file(),
     };
     let more_rules = named(std::mem::take(&mut args.limits), &config);
     overlay(&mut config, &args)?;
@@ -35,8 +36,10 @@ pub(super) fn run(mut args: args::Proxy) -> Result<Outcome> {
         out.flush()?;
         return Ok(Outcome::Yes);
     }
-    let rules_file = args.config.filter(|file| file != Path::new("-"));
-    until_told(config, Options { rules_file, more_rules, ..Options::default() })
+    let rules_file = args.config.clone().filter(|file| file != Path::new("-"));
+    let greeting = Greeting::new(&config, args.config.as_deref(), false).with_rules_of_options(more_rules.len());
+    let overlay = Overlay::new(move |config| overlay(config, &args).map_err(|error| error.to_string()));
+    until_told(config, Options { rules_file, overlay, more_rules, ..Options::default() }, greeting)
 }
 
 /// Rules of the command line, each with a name of its own.
@@ -54,7 +57,7 @@ fn named(mut limits: Vec<Rule>, config: &Config) -> Vec<Rule> {
     limits
 }
 
-/// What was said counts more than the file. Of the doors, only the proxy's opens, and the admin's if it is asked for.
+/// Options override the file. Only the proxy listens, and the admin listener if it is asked for.
 fn overlay(config: &mut Config, args: &args::Proxy) -> Result<()> {
     match (&args.upstream, &mut config.proxy) {
         (Some(upstream), Some(proxy)) => proxy.upstream = upstream.clone(),

@@ -1,50 +1,59 @@
-//! `tidegate validate` and `tidegate explain`: a rules file, before it is used.
+//! `tidegate validate`: a rules file, before it is used.
 
 use std::io::Write;
 
 use anyhow::{Context, Result};
-use tidegate::{Memory, Redis};
-use tidegate_server::config::Config;
-use tidegate_server::gate::{Backend, Gate};
+use tidegate_server::config::findings::{self, Finding, Severity};
+use tidegate_server::config::{Config, ConfigError};
+use tidegate_server::preflight;
 use tidegate_server::rules::envoy::Domains;
 
 use super::Outcome;
 use crate::args;
-use crate::output::{self, Paint};
+use crate::output::{self, counted};
 
-/// Says whether a file is right.
+/// Prints what is wrong with a file, and how much of it there is.
 pub(super) fn validate(args: &args::Validate) -> Result<Outcome> {
-    let mut out = output::stdout();
-    if args.file.is_dir() {
-        let domains = Domains::load(&args.file)?;
-        let (count, limits) = (domains.names().len(), domains.limits());
-        writeln!(out, "{}: {count} domains with {limits} limits, nothing wrong", args.file.display())?;
-        out.flush()?;
-        return Ok(Outcome::Yes);
+    let (what, findings) = match found(args)? {
+        Ok(found) => found,
+        Err(error) => ("not read".into(), error.findings()),
+    };
+    for finding in &findings {
+        let is_raised = args.strict && finding.severity == Severity::Warning;
+        let shown = if is_raised { Finding::error(&*finding.place, &*finding.message) } else { finding.clone() };
+        eprintln!("{shown}");
     }
-    let config = Config::load(&args.file)?;
-    let rules = config.rules.iter().count();
-    writeln!(out, "{}: {rules} rules, nothing wrong", args.file.display())?;
+    let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
+    let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
+    let (errors, warnings) = if args.strict { (errors + warnings, 0) } else { (errors, warnings) };
+    let found = if errors + warnings == 0 {
+        "nothing wrong".into()
+    } else {
+        format!("{}, {}", counted(errors, "error"), counted(warnings, "warning"))
+    };
+    let mut out = output::stdout();
+    writeln!(out, "{}: {what}, {found}", args.file.display())?;
     out.flush()?;
-    Ok(Outcome::Yes)
+    Ok(if errors == 0 { Outcome::Yes } else { Outcome::Wrong })
 }
 
-/// Says which rules apply and why, and what they would answer.
-pub(super) fn explain(args: &args::ExplainRules) -> Result<Outcome> {
-    let config = Config::load(&args.config)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let explanation = runtime.block_on(async {
-        let store = match args.store.as_deref() {
-            None | Some("memory") => Backend::Memory(Memory::new()),
-            Some(url) => Backend::Redis(Redis::new(url).context("--store")?),
-        };
-        anyhow::Ok(Gate::new(store, config.rules).explain(&args.attributes[..], args.cost).await?)
-    })?;
-    let (mut out, paint) = (output::stdout(), Paint::stdout());
-    for line in explanation.to_string().lines() {
-        let line = if line.contains(": does not apply") { paint.faint(line.to_string()) } else { line.to_string() };
-        writeln!(out, "{line}")?;
+/// How much there is in a file or folder, and what is wrong with it.
+fn found(args: &args::Validate) -> Result<Result<(String, Vec<Finding>), ConfigError>> {
+    if args.file.is_dir() {
+        return Ok(Domains::load(&args.file).map(|domains| {
+            let what = format!("{} domains with {} limits", domains.names().len(), domains.limits());
+            (what, domains.warnings().to_vec())
+        }));
     }
-    out.flush()?;
-    Ok(if explanation.allowed { Outcome::Yes } else { Outcome::No })
+    let (config, mut findings) = match Config::examine(&args.file) {
+        Ok(examined) => examined,
+        Err(error) => return Ok(Err(error)),
+    };
+    if !args.offline {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.context("could not start a runtime")?;
+        findings.extend(runtime.block_on(preflight(&config)));
+        findings::sort(&mut findings);
+    }
+    Ok(Ok((counted(config.rules.iter().count(), "rule"), findings)))
 }

@@ -5,13 +5,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use tidegate_server::auth::Auth;
-use tidegate_server::config::{Config, MAX_FILE_BYTES};
+use tidegate_server::config::{Config, MAX_FILE_BYTES, Overlay};
 use tidegate_server::door::tls::TlsFiles;
-use tidegate_server::grpc::SERVICE;
-use tidegate_server::{BUILT_IN, Options, Running, start};
+use tidegate_server::{BUILT_IN, Options, start};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::Outcome;
+use super::greeting::Greeting;
 use crate::args;
 use crate::output;
 
@@ -20,28 +20,31 @@ pub(super) fn run(args: args::Serve) -> Result<Outcome> {
         Some(file) if file == Path::new("-") => Config::parse(&standard_input()?, "standard input")?,
         Some(file) => Config::load(file)?,
         // Whoever brings domains wants those, and no rules to try.
-        None if args.envoy_config.is_some() => Config::parse("", "no rules")?,
+        None if args.envoy_config.is_some() => Config::without_file(),
         None => Config::parse(BUILT_IN, "the built-in rules")?,
     };
     overlay(&mut config, &args)?;
     if args.print_config {
         return print(&config, &args);
     }
-    let auth = Auth { checks: args.token, admin: args.admin_token };
-    let rules_file = args.config.filter(|file| file != Path::new("-"));
-    until_told(config, Options { rules_file, auth, ..Options::default() })
+    let auth = Auth { checks: args.token.clone(), admin: args.admin_token.clone() };
+    let rules_file = args.config.clone().filter(|file| file != Path::new("-"));
+    let greeting = Greeting::new(&config, args.config.as_deref(), args.token.is_some());
+    let overlay = Overlay::new(move |config| overlay(config, &args).map_err(|error| error.to_string()));
+    until_told(config, Options { rules_file, overlay, auth, ..Options::default() }, greeting)
 }
 
-/// Opens the doors, and closes them on a signal.
-pub(super) fn until_told(config: Config, options: Options) -> Result<Outcome> {
+/// Starts the server, and stops it on a signal.
+pub(super) fn until_told(config: Config, options: Options, greeting: Greeting) -> Result<Outcome> {
     raise_files();
-    let secure = config.tls.is_some();
     let runtime = config.threads.runtime().context("could not start a runtime")?;
     let outcome = runtime.block_on(async {
         // Before anything is said, so that whoever reads it can already stop us.
         let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let running = start(config, options).await?;
-        greet(&running, secure)?;
+        let mut out = output::stdout();
+        greeting.write(&mut out, &running)?;
+        out.flush()?;
         tokio::select! {
             _ = term.recv() => {}
             _ = int.recv() => {}
@@ -53,7 +56,7 @@ pub(super) fn until_told(config: Config, options: Options) -> Result<Outcome> {
     outcome
 }
 
-/// What was said counts more than the file.
+/// Options override the file.
 fn overlay(config: &mut Config, args: &args::Serve) -> Result<()> {
     if let Some(store) = &args.store {
         config.store.clone_from(store);
@@ -86,6 +89,7 @@ fn overlay(config: &mut Config, args: &args::Serve) -> Result<()> {
     }
     config.log.show_keys |= args.show_keys;
     config.insecure |= args.insecure;
+    config.is_given_token |= args.token.is_some();
     // A token that is said outright stands in place of one in a file.
     let tokens = &mut config.tokens;
     for (word, file, own) in [
@@ -134,37 +138,4 @@ fn raise_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
-}
-
-/// Where each door is, and a line to try it.
-fn greet(running: &Running, secure: bool) -> Result<()> {
-    let mut out = output::stdout();
-    let (scheme, curl, tls) = if secure { ("https", "curl -k", " --tls --insecure") } else { ("http", "curl", "") };
-    if let Some(at) = running.http {
-        let body = r#"{"attributes":{"ip":"192.0.2.7"}}"#;
-        writeln!(out, "http   {at}    {curl} -d '{body}' {scheme}://{at}/v1/check")?;
-    }
-    if let Some(at) = running.grpc {
-        let domains = running.gate().domains();
-        let domain = domains.names().first().map_or("edge", |name| *name);
-        let plain = if secure { "-insecure" } else { "-plaintext" };
-        let descriptors = r#"[{"entries":[{"key":"ip","value":"192.0.2.7"}]}]"#;
-        writeln!(
-            out,
-            "grpc   {at}    grpcurl {plain} -d '{{\"domain\":{domain:?},\"descriptors\":{descriptors}}}' {at} {SERVICE}/ShouldRateLimit"
-        )?;
-    }
-    if let Some(at) = running.resp {
-        let (ip, port) = (at.ip(), at.port());
-        writeln!(out, "resp   {at}    redis-cli -h {ip} -p {port}{tls} CL.THROTTLE user:7 15 30 60")?;
-    }
-    if let Some(at) = running.proxy {
-        writeln!(out, "proxy  {at}    {curl} -i {scheme}://{at}/")?;
-    }
-    if let Some(at) = running.admin {
-        writeln!(out, "admin  {at}    {curl} {scheme}://{at}/metrics")?;
-    }
-    writeln!(out, "ready")?;
-    out.flush()?;
-    Ok(())
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
-use tidegate::{Failure, FailureKind, NoAnswer, Redis, RedisBuilder, RedisUrl, StoreError};
+use anyhow::{Context, Result, anyhow, bail};
+use tidegate::{Failure, NoAnswer, Redis, RedisBuilder, RedisUrl, StoreError};
 use tokio::runtime::Runtime;
 
 use crate::args::StoreUrl;
@@ -28,7 +28,10 @@ impl Remote {
         if url.0.eq_ignore_ascii_case("memory") {
             return Ok(None);
         }
-        let url: RedisUrl = url.0.parse().context("--store: expected `memory` or the URL of a server")?;
+        if url.0.starts_with("http://") || url.0.starts_with("https://") {
+            bail!("--store: a Redis or Valkey is redis://HOST:PORT; a Tidegate server is asked with --server URL");
+        }
+        let url: RedisUrl = url.0.parse().context("--store")?;
         let shown = url.to_string();
         // A thread of its own, so that something happens while this one reads and writes files.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
@@ -57,55 +60,16 @@ pub(super) fn explained(error: StoreError) -> anyhow::Error {
         StoreError::Unavailable(cause) => cause.downcast_ref::<NoAnswer>().map(NoAnswer::failure),
         _ => None,
     };
-    match failure.and_then(hint) {
-        Some(hint) => anyhow!("{error}\n{hint}"),
-        None => error.into(),
+    match failure.map(Failure::advice) {
+        Some(advice) if !advice.is_empty() => anyhow!("{error}\n{advice}"),
+        _ => error.into(),
     }
 }
 
 /// Why a server cannot be used, with what to do about it.
 pub(super) fn no_server(shown: &str, failure: &Failure) -> anyhow::Error {
-    match hint(failure) {
-        Some(hint) => anyhow!("{shown}: {failure}\n{hint}"),
-        None => anyhow!("{shown}: {failure}"),
+    match failure.advice() {
+        "" => anyhow!("{shown}: {failure}"),
+        advice => anyhow!("{shown}: {failure}\n{advice}"),
     }
-}
-
-fn hint(failure: &Failure) -> Option<&'static str> {
-    Some(match failure.kind() {
-        FailureKind::Refused => {
-            "Is it running there? `redis-server --port 6379` or `valkey-server --port 6379` starts one; another address goes into \
-             the URL: redis://HOST:PORT."
-        }
-        FailureKind::Unresolved => {
-            "Is the name right? For Sentinel, the name of the service follows the hosts: redis+sentinel://HOST/SERVICE."
-        }
-        FailureKind::NoAuth => {
-            "Put user and password into the URL: redis://USER:PASSWORD@HOST, or redis://:PASSWORD@HOST without a user. \
-             TIDEGATE_STORE keeps it out of the list of processes."
-        }
-        FailureKind::WrongPass => {
-            "Check user and password. Characters such as @ : / ? # % are percent-encoded in a URL: p@ss is written p%40ss."
-        }
-        FailureKind::Tls => {
-            "If a certificate authority of your own has signed its certificate, name it: rediss://HOST?ca=FILE; if it wants one from you: \
-             cert=FILE&key=FILE. A server without TLS is redis://."
-        }
-        FailureKind::Timeout => "Is the address right, and no firewall in between?",
-        FailureKind::Disconnected | FailureKind::Protocol => {
-            "Does it speak another protocol there? A server with TLS is rediss://; Sentinel is redis+sentinel://."
-        }
-        FailureKind::NoPerm => "`tidegate doctor --store URL` names the rights that are missing.",
-        FailureKind::Moved | FailureKind::CrossSlot => "It is part of a cluster: write redis+cluster://.",
-        FailureKind::ReadOnly => {
-            "It is a replica. Name the primary, or let Sentinel find it: redis+sentinel://H1,H2,H3/SERVICE."
-        }
-        FailureKind::Other if failure.to_string().contains("cluster support disabled") => {
-            "It is a single server: write redis:// instead of redis+cluster://."
-        }
-        FailureKind::Other if failure.to_string().contains("rejected SENTINEL") => {
-            "It is not a sentinel, which usually listens on port 26379; a server is redis://."
-        }
-        _ => return None,
-    })
 }

@@ -184,11 +184,11 @@ fn what_keeps_us_out_is_told_with_what_to_do() {
     Check user and password. Characters such as @ : / ? # % are percent-encoded in a URL: p@ss is written p%40ss.
     exit 2
     --- stderr
-    error: redis+cluster://***@127.0.0.1:PORT: 127.0.0.1:PORT rejected CLUSTER SLOTS: the server answered with an error: "ERR This instance has cluster support disabled"
+    error: redis+cluster://***@127.0.0.1:PORT: 127.0.0.1:PORT rejected CLUSTER SLOTS: the URL names another kind of deployment than the server is: "ERR This instance has cluster support disabled"
     It is a single server: write redis:// instead of redis+cluster://.
     exit 2
     --- stderr
-    error: redis://127.0.0.1:PORT: no connection to 127.0.0.1:PORT: Connection refused (os error 111)
+    error: redis://127.0.0.1:PORT: no connection to 127.0.0.1:PORT: Connection refused
     Is it running there? `redis-server --port 6379` or `valkey-server --port 6379` starts one; another address goes into the URL: redis://HOST:PORT.
     "#);
 }

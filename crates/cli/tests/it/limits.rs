@@ -80,7 +80,7 @@ fn a_mistake_is_shown_with_a_caret_under_its_column() {
     assert_snapshot!(shown(&["limits", "10/s; 240/h slidin step 1m"], ""), @r#"
     exit 2
     --- stderr
-    error: invalid value '10/s; 240/h slidin step 1m' for '<NOTATION>': column 13: expected an algorithm (bucket, window, sliding, estimate, log or concurrent) or an option such as burst 20, found "slidin"
+    error: invalid value '10/s; 240/h slidin step 1m' for '<LIMIT>': column 13: expected an algorithm (bucket, window, sliding, estimate, log or concurrent) or an option such as burst 20, found "slidin": did you mean sliding?
 
       10/s; 240/h slidin step 1m
                   ^
@@ -90,7 +90,7 @@ fn a_mistake_is_shown_with_a_caret_under_its_column() {
     assert_snapshot!(shown(&["limits", "0/s"], ""), @"
     exit 2
     --- stderr
-    error: invalid value '0/s' for '<NOTATION>': column 1: amount 0 is too small: expected at least 1
+    error: invalid value '0/s' for '<LIMIT>': column 1: amount 0 is too small: expected at least 1
 
       0/s
       ^

@@ -5,14 +5,18 @@
 mod check;
 mod docs;
 mod doctor;
+mod explain;
 mod floods;
+mod greeting;
 mod limits;
+mod mistakes;
 mod proxy;
 mod serve;
 mod simulate;
 mod snapshot;
 mod store;
 mod storm;
+mod validate;
 
 use std::process::Output;
 
@@ -27,6 +31,7 @@ fn tidegate(args: &[&str]) -> Command {
         .env_remove("TIDEGATE_STORE")
         .env_remove("TIDEGATE_SERVER")
         .env_remove("TIDEGATE_TOKEN")
+        .env_remove("TIDEGATE_TOKEN_FILE")
         .env_remove("TIDEGATE_CONFIG")
         .env_remove("NO_COLOR")
         .env("COLUMNS", "100");

@@ -17,7 +17,7 @@ struct Proxy {
 
 impl Proxy {
     fn start(args: &[&str]) -> Proxy {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        let process = Command::new(env!("CARGO_BIN_EXE_tidegate"))
             .args(["proxy", "--listen", "127.0.0.1:0", "--log", "off"])
             .args(args)
             .env_remove("TIDEGATE_STORE")
@@ -25,12 +25,16 @@ impl Proxy {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
+        // Ends with this, whatever comes.
+        let mut proxy = Proxy { process, at: SocketAddr::from(([127, 0, 0, 1], 0)) };
+        let mut lines = BufReader::new(proxy.process.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let told = ["rules  ", "store  "].map(|name| lines.next().is_some_and(|line| line.starts_with(name)));
+        assert_eq!(told, [true; 2], "what is enforced, and where state is");
         let line = lines.next().unwrap();
         let at = line.strip_prefix("proxy  ").and_then(|rest| rest.split_whitespace().next()?.parse().ok());
-        let at = at.unwrap_or_else(|| panic!("{line}"));
+        proxy.at = at.unwrap_or_else(|| panic!("{line}"));
         assert_eq!(lines.next().as_deref(), Some("ready"), "the proxy's door alone is open");
-        Proxy { process, at }
+        proxy
     }
 
     fn connect(&self) -> TcpStream {
@@ -110,7 +114,7 @@ fn limits_of_the_command_line_and_of_a_file_stand_before_an_upstream() {
         stream.read_to_string(&mut answer).unwrap();
         answer
     };
-    assert!(ask("/shut").starts_with("HTTP/1.1 429"), "by the file");
+    assert!(ask("/shut").starts_with("HTTP/1.1 403"), "by the file");
     for _ in 0..2 {
         let answer = ask("/");
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
@@ -128,7 +132,10 @@ fn mistakes_are_named() {
         (&["proxy", "--upstream", "http://127.0.0.1:1"], "nothing is limited: expected --limit '10/s by ip'"),
         (&["proxy", "--upstream", "https://a", "--limit", "1/s"], "TLS towards the upstream is not spoken"),
         (&["proxy", "--upstream", "a:1", "--limit", "1/s"], "expected http://HOST:PORT"),
-        (&["proxy", "--upstream", "http://a", "--limit", "1/s by user"], "by \"user\": expected ip, path"),
+        (
+            &["proxy", "--upstream", "http://a", "--limit", "1/s by user"],
+            "by \"user\": no such attribute: expected ip, path",
+        ),
         (&["proxy", "--upstream", "http://a", "--limit", "1/s", "--trust", "10.0.0.0/99"], "prefix"),
     ] {
         let text = shown(args, "");

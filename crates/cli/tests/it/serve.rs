@@ -1,10 +1,12 @@
-//! `tidegate serve`, `validate` and `explain`, as they are run.
+//! `tidegate serve` and `validate`, as they are run.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use tidegate_testkit::{ClockShim, Fault, FaultProxy, Flavor, Server, wait_until};
 
 use crate::tidegate;
 
@@ -68,6 +70,9 @@ fn serve_says_where_it_listens_answers_and_stops_when_told() {
         .unwrap();
     let mut lines = BufReader::new(server.stdout.take().unwrap()).lines().map_while(Result::ok);
     let address = |line: String| line.split_whitespace().nth(1).unwrap().to_string();
+    let built_in = "rules  2 rules built in (per-ip, everyone); --config FILE brings yours";
+    assert_eq!(lines.next().as_deref(), Some(built_in));
+    assert_eq!(lines.next().as_deref(), Some("store  memory"));
     let http = address(lines.next().unwrap());
     let grpc = lines.next().unwrap();
     assert!(grpc.starts_with("grpc   127.0.0.1:") && grpc.contains("grpcurl -plaintext"), "{grpc}");
@@ -123,7 +128,8 @@ impl Serving {
                 break;
             }
             let mut words = line.split_whitespace();
-            doors.insert(words.next().unwrap().into(), words.next().unwrap().parse().unwrap());
+            let (name, at) = (words.next().unwrap(), words.next().unwrap());
+            doors.extend(at.parse().ok().map(|at| (name.to_owned(), at)));
         }
         Serving { process, doors, greeting }
     }
@@ -292,7 +298,7 @@ fn the_file_is_overridden_by_the_environment_and_that_by_options() {
 }
 
 #[test]
-fn files_are_validated_and_explained() {
+fn files_are_validated() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("rules.yaml");
     let path = file.to_str().unwrap();
@@ -302,13 +308,6 @@ fn files_are_validated_and_explained() {
     )
     .unwrap();
     tidegate(&["validate", path]).assert().success();
-    let explained = tidegate(&["explain", "--config", path, "ip=192.0.2.7"]).assert().success();
-    let text = String::from_utf8(explained.get_output().stdout.clone()).unwrap();
-    assert_eq!(
-        text,
-        "a: applies to ip \"192.0.2.7\", costs 1\n    2/s: 2 of 2 left, would pass\nb: does not apply: there is no method, only \"POST\" matches\nthe request would pass\n"
-    );
-    tidegate(&["explain", "--config", path, "method=POST"]).assert().code(1);
     std::fs::write(&file, "rules:\n  - { name: a, lmit: 2/s }\n").unwrap();
     let wrong = tidegate(&["validate", path]).assert().code(2);
     let text = String::from_utf8(wrong.get_output().stderr.clone()).unwrap();
@@ -334,6 +333,9 @@ fn a_folder_for_envoy_is_validated_and_served() {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(server.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert_eq!(lines.next().as_deref(), Some("rules  none"));
+    assert_eq!(lines.next().unwrap(), format!("envoy  {path}: 1 domain, 1 limit"));
+    assert_eq!(lines.next().as_deref(), Some("store  memory"));
     let http = lines.next().unwrap().split_whitespace().nth(1).unwrap().to_string();
     assert!(lines.next().unwrap().contains(r#""domain":"shop""#), "a line to try with what there is");
     assert_eq!(lines.next().as_deref(), Some("ready"));
@@ -355,4 +357,132 @@ fn a_folder_for_envoy_is_validated_and_served() {
     let wrong = tidegate(&["validate", path]).assert().code(2);
     let text = String::from_utf8(wrong.get_output().stderr.clone()).unwrap();
     assert!(text.contains("edge.yaml:3:") && text.contains("config error, unknown key 'units'"), "{text}");
+}
+
+/// A store that cannot be used fails the start, with what to do; one that is only unreachable does not, and the log says how limits are
+/// enforced meanwhile. A password that is rotated later gives one line, and one when it is over.
+#[test]
+fn a_store_that_does_not_decide_is_told_at_the_start_and_later() {
+    let server = Server::builder(Flavor::Redis7).password("first").start();
+    let port = server.port();
+    let serve = |url: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(["serve", "--store", url, "--http", "127.0.0.1:0", "--grpc", "off", "--resp", "off"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    for command in ["serve", "proxy"] {
+        let mut args = vec![command, "--store"];
+        let url = format!("redis://:wrong@127.0.0.1:{port}");
+        args.push(&url);
+        if command == "proxy" {
+            args.extend(["--upstream", "http://127.0.0.1:1", "--limit", "10/s by ip", "--listen", "127.0.0.1:0"]);
+        }
+        let output = tidegate(&args).output().unwrap();
+        let (said, error) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+        assert!(!output.status.success() && !said.contains("ready"), "{said}{error}");
+        assert!(error.contains("WRONGPASS") && error.contains("Check user and password."), "{error}");
+    }
+    let mut running = serve(&server.url()).spawn().unwrap();
+    let mut said = BufReader::new(running.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(said.any(|line| line == "ready"));
+    let mut log = BufReader::new(running.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let mut admin = server.client().unwrap();
+    admin.command(&["CONFIG", "SET", "requirepass", "second"]).unwrap();
+    admin.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).unwrap();
+    let begins = log.find(|line| line.contains("the store refuses charges: this node decides locally")).unwrap();
+    assert!(begins.contains("WRONGPASS") && begins.contains("nodes=1") && begins.contains("advice="), "{begins}");
+    admin.command(&["CONFIG", "SET", "requirepass", "first"]).unwrap();
+    let ends = log.next().unwrap();
+    assert!(ends.contains("the store decides again"), "one line when it begins, and one when it ends: {ends}");
+    running.kill().unwrap();
+    running.wait().unwrap();
+    server.kill();
+    let mut lone = serve(&format!("redis://127.0.0.1:{port}")).spawn().unwrap();
+    let mut said = BufReader::new(lone.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(said.any(|line| line == "ready"));
+    let line = BufReader::new(lone.stderr.take().unwrap()).lines().map_while(Result::ok).next().unwrap();
+    assert!(line.contains("the store is unreachable: this node decides locally"), "{line}");
+    assert!(line.contains("each limit in full on this node (1 node, assumed: the store was never reached)"), "{line}");
+    lone.kill().unwrap();
+    lone.wait().unwrap();
+}
+
+/// The clock of the store goes back by an hour: every key is counted, and the log has one line for all of them.
+#[test]
+fn a_step_back_of_the_stores_clock_is_told_once() {
+    let shim = ClockShim::build();
+    shim.set(3600);
+    let builder = Server::builder(Flavor::Redis7);
+    let redis = shim.environment().iter().fold(builder, |builder, (name, value)| builder.env(name, value)).start();
+    let mut running = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .args(["serve", "--store", &redis.url(), "--http", "127.0.0.1:0", "--grpc", "off", "--resp", "off"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(running.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let http = said.find_map(|line| line.strip_prefix("http ").map(str::to_owned)).unwrap();
+    let http: SocketAddr = http.split_whitespace().next().unwrap().parse().unwrap();
+    assert!(said.any(|line| line == "ready"));
+    let send = |method: &str, path: &str, body: &str| {
+        let mut stream = TcpStream::connect(http).unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let ask = |key: usize| send("POST", "/v1/check", &format!(r#"{{"key":"k{key}","limit":"1/min"}}"#));
+    for key in 0..5 {
+        // A busy machine may decide without the store, which charges nothing there.
+        wait_until("the store decides", Duration::from_secs(60), || ask(key).contains(r#""source":"store""#));
+    }
+    shim.set(0);
+    for key in 0..5 {
+        let denied = |answer: &str| answer.contains(r#""allowed":false"#) && answer.contains(r#""source":"store""#);
+        wait_until("the store denies", Duration::from_secs(60), || denied(&ask(key)));
+    }
+    let metrics = send("GET", "/metrics", "");
+    let counted = metrics.lines().find(|line| line.contains(r#"{event="clock_regression"}"#)).unwrap();
+    let counted: u64 = counted.split(' ').nth(1).unwrap().parse().unwrap();
+    assert!(counted >= 5, "{counted}: five keys, and what nodes are counted by");
+    assert!(Command::new("kill").args(["-TERM", &running.id().to_string()]).status().unwrap().success());
+    let mut log = String::new();
+    running.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    running.wait().unwrap();
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("the clock of the store went back")).collect();
+    let [line] = lines[..] else { panic!("one line for all keys: {log}") };
+    assert!(line.contains("at_least_seconds=") && line.contains("meaning=") && line.contains("advice="), "{line}");
+}
+
+/// A Redis so far away that a decision takes more than a third of the deadline is told by `serve` and `doctor`.
+#[test]
+fn a_store_that_is_far_away_is_told() {
+    let server = Server::start(Flavor::Redis7);
+    let proxy = FaultProxy::start(&server);
+    let way = Duration::from_millis(3);
+    proxy.set(Fault::Delay { request: way, reply: way, jitter: Duration::ZERO });
+    let mut serving = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .args(["serve", "--store", proxy.url(), "--http", "127.0.0.1:0", "--grpc", "off", "--resp", "off"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut log = BufReader::new(serving.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let line = log.find(|line| line.contains("the store is slow")).unwrap();
+    assert!(line.contains("more than a third of the deadline (15 ms)") && line.contains("near.deadline_ms"), "{line}");
+    serving.kill().unwrap();
+    serving.wait().unwrap();
+    let output = tidegate(&["doctor", "--store", proxy.url(), "--samples", "5"]).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let flat = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        flat.contains("warning a decision of the store takes") && flat.contains("set near.deadline_ms to"),
+        "{said}"
+    );
 }

@@ -9,7 +9,7 @@
 
 use core::cmp::max;
 
-use super::{GRIDS_US, Kernel};
+use super::{GRIDS_US, Kernel, Moved};
 use crate::Id;
 use crate::exact::{gcd, mul_div_ceil, mul_div_floor};
 use crate::limit::{LimitError, Parameter, Problem};
@@ -123,6 +123,21 @@ impl Bucket {
         }
         level.units = units;
         Some(wait)
+    }
+}
+
+impl Level {
+    /// Whether a store's clock that is behind moves it. What a change of limits made more than can be counted is kept from a later
+    /// moment on ([`Rate::carry`]), which is not a step of the clock; no limit with its debt reaches half as much.
+    pub(crate) fn is_countable(&self) -> bool {
+        self.units > 0 && self.units < EXACT / 2
+    }
+
+    /// The same level at `now`. What drained between a charge and the level's moment has drained all the same.
+    pub(crate) fn rebase(&mut self, now: Timestamp) -> Moved {
+        let by_us = self.at.micros_since(now);
+        self.at = self.at.minus(by_us);
+        Moved { oldest: Timestamp::from_kept_micros(by_us), by_us, latest: Timestamp::MAX }
     }
 }
 

@@ -129,6 +129,17 @@ impl Leases {
         now
     }
 
+    /// The newest lease was granted at `now`, and every lease lives on for as long as it would have from then.
+    pub(crate) fn rebase(&mut self, now: Timestamp) {
+        let by_us = self.newest.micros_since(now);
+        let Leases { leases, granted, newest, .. } = core::mem::take(self);
+        (self.granted, self.newest) = (granted, newest.minus(by_us));
+        for ((_, number), lease) in leases {
+            let deadline = lease.deadline.minus(by_us);
+            self.put((deadline, number), Lease { deadline, ..lease });
+        }
+    }
+
     /// Puts back what [`age`](Kernel::age) took.
     pub(crate) fn restore(&mut self, ended: Vec<(Place, Lease)>) {
         for (place, lease) in ended {

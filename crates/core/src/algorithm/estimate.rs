@@ -4,9 +4,9 @@
 //! count is weighted by that part. Two counters per key; nearly a sliding window for steady traffic, but a burst late
 //! in one window and another late in the next can together reach almost twice the amount within a period.
 
-use core::cmp::max;
+use core::cmp::{max, min};
 
-use super::{GRIDS_US, Kernel};
+use super::{GRIDS_US, Kernel, Moved};
 use crate::Id;
 use crate::exact::{mul_div_ceil, mul_div_floor};
 use crate::limit::{LimitError, Parameter, Problem};
@@ -60,6 +60,27 @@ impl Estimate {
         }
         let left = self.ticks() - (self.period - 2) / self.grid;
         2 * self.amount - mul_div_ceil(self.amount, left, self.ticks())
+    }
+
+    /// How many units were in use when something was last taken. In an earlier window, everything of that window was.
+    pub(crate) fn used_last(pair: &Pair, period: u64) -> u64 {
+        let estimate = Estimate { amount: 1, period, grid: 1 };
+        EXACT - 1 - estimate.room(pair, max(pair.last, pair.start), EXACT - 1)
+    }
+
+    /// What was in use when something was last taken becomes the use of the window of `now`, if that was in a later one.
+    /// The weight of the previous window is part of it: it is not counted twice, and nothing drains faster than one amount in
+    /// a period.
+    pub(crate) fn rebase(pair: &mut Pair, period: u64, now: Timestamp) -> Moved {
+        let start = now.floor_to(period);
+        let last = min(pair.last, now);
+        if pair.start <= now {
+            pair.last = last;
+            return Moved::NOTHING;
+        }
+        let moved = Moved { oldest: pair.start, by_us: pair.start.micros_since(start), latest: Timestamp::MAX };
+        *pair = Pair { start, last, previous: 0, current: Self::used_last(pair, period) };
+        moved
     }
 
     /// The period in ticks.

@@ -6,8 +6,8 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::cmp::max;
 
-use super::Kernel;
 use super::pieces::{take_back, until_ended};
+use super::{Kernel, Moved};
 use crate::Id;
 use crate::exact::exact_sum;
 use crate::time::Timestamp;
@@ -73,6 +73,19 @@ impl Log {
     pub(crate) fn ended(&self, log: &Entries, now: Timestamp) -> Vec<Entry> {
         let now = log.entries.back().map_or(now, |newest| max(now, newest.at));
         log.iter().take_while(|entry| now.micros_since(entry.at) >= self.period).collect()
+    }
+
+    /// What was taken later than `now`, and counted at the newest entry, counts as taken now.
+    pub(crate) fn rebase(&self, log: &mut Entries, now: Timestamp) -> Moved {
+        let newest = self.age(log, now);
+        let mut cost = 0;
+        while let Some(later) = log.entries.pop_back_if(|entry| entry.at >= now) {
+            cost += later.cost;
+        }
+        if cost > 0 {
+            log.entries.push_back(Entry { at: now, cost });
+        }
+        Moved::to(now, newest, self.period)
     }
 }
 

@@ -69,6 +69,32 @@ pub trait Kernel {
     fn idle_at(&self, state: &Self::State) -> Timestamp;
 }
 
+/// How the moments that [`Kernel::charge`] has returned move when a state is rebased to an earlier one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Moved {
+    /// What was charged before this moment has ended, and can no longer be given back.
+    pub(crate) oldest: Timestamp,
+    /// Whatever is later moves back by so many microseconds,
+    pub(crate) by_us: u64,
+    /// and further, if it is later than this then.
+    pub(crate) latest: Timestamp,
+}
+
+impl Moved {
+    /// Everything is where it was.
+    pub(crate) const NOTHING: Moved = Moved { oldest: Timestamp::EPOCH, by_us: 0, latest: Timestamp::MAX };
+
+    /// Whatever is later than `latest` is there now. What had ended at `newest`, `life` microseconds after its moment, is over.
+    fn to(latest: Timestamp, newest: Timestamp, life: u64) -> Moved {
+        Moved { oldest: newest.plus(1).minus(life), by_us: 0, latest }
+    }
+
+    /// Where `moment` is now, unless what was charged then has ended.
+    pub(crate) fn apply(&self, moment: Timestamp) -> Option<Timestamp> {
+        (moment >= self.oldest).then(|| moment.minus(self.by_us).min(self.latest))
+    }
+}
+
 /// An algorithm with its parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Algorithm {

@@ -8,10 +8,10 @@
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use core::cmp::max;
+use core::cmp::{max, min};
 
-use super::Kernel;
 use super::pieces::{take_back, until_ended};
+use super::{Kernel, Moved};
 use crate::Id;
 use crate::exact::exact_sum;
 use crate::time::{EXACT, Timestamp};
@@ -90,18 +90,33 @@ impl Sliding {
     }
 
     /// The newest time in a state: when its newest step began.
-    fn newest(&self, state: &Steps) -> Timestamp {
+    pub(crate) fn newest(&self, state: &Steps) -> Timestamp {
         Timestamp::from_micros(state.steps.back().map_or(0, |step| step.index * self.step))
     }
 
     /// The first moment at which step `index` no longer counts.
     fn expiry(&self, index: u64) -> Timestamp {
-        let start = Timestamp::from_micros(index.saturating_mul(self.step));
-        if self.lenient {
-            start.plus(self.period.div_ceil(self.step) * self.step)
-        } else {
-            start.plus(self.step - 1 + self.period)
+        Timestamp::from_micros(index.saturating_mul(self.step)).plus(self.life())
+    }
+
+    /// How long a step counts, from its start.
+    fn life(&self) -> u64 {
+        if self.lenient { self.period.div_ceil(self.step) * self.step } else { self.step - 1 + self.period }
+    }
+
+    /// What was taken in steps later than that of `now`, and counted at the newest, counts as taken in that of `now`.
+    pub(crate) fn rebase(&self, state: &mut Steps, now: Timestamp) -> Moved {
+        let newest = self.age(state, now);
+        let index = now.as_micros() / self.step;
+        let mut used = 0;
+        while let Some(later) = state.steps.pop_back_if(|step| step.index >= index) {
+            used += later.used;
         }
+        if used > 0 {
+            state.steps.push_back(Step { index, used });
+        }
+        state.last = min(state.last, now);
+        Moved::to(Timestamp::from_micros(index * self.step), newest, self.life())
     }
 
     /// Strict is exact. Lenient forgets the first step of a span while its last one is still to come.

@@ -3,9 +3,9 @@
 //! Windows start at multiples of the period, or with the first hit after the last one ended. Either way a burst on
 //! both sides of an edge passes: up to twice the amount within one period. `sliding`, `log` and `bucket` do not allow that.
 
-use core::cmp::max;
+use core::cmp::{max, min};
 
-use super::Kernel;
+use super::{Kernel, Moved};
 use crate::Id;
 use crate::time::{EXACT, Timestamp};
 
@@ -40,6 +40,15 @@ impl Window {
             (_, false) => 2 * self.amount,
             (_, true) => 2 * self.amount - 1,
         }
+    }
+
+    /// The same use in the window of `now`, if it was in a later one.
+    pub(crate) fn rebase(&self, count: &mut Count, now: Timestamp) -> Moved {
+        let start = min(count.start, if self.from_first_hit { now } else { now.floor_to(self.period) });
+        // A charge of an earlier window has ended with it, and may not be found in this one.
+        let moved = Moved { oldest: count.start, by_us: count.start.micros_since(start), latest: Timestamp::MAX };
+        (count.start, count.last) = (start, min(count.last, now));
+        moved
     }
 }
 

@@ -4,6 +4,7 @@ use alloc::borrow::Cow;
 use alloc::string::String;
 use core::fmt;
 
+use super::hint::hint;
 use crate::limit::LimitError;
 
 /// What is wrong with a text that should be a limit, where, and what was expected there.
@@ -11,15 +12,34 @@ use crate::limit::LimitError;
 pub struct ParseError {
     pub(super) column: usize,
     pub(super) kind: Kind,
+    /// What to write instead, where that can be told.
+    pub(super) hint: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    Unexpected { expected: Cow<'static, str>, found: Option<String> },
+    Unexpected {
+        expected: Cow<'static, str>,
+        found: Option<String>,
+    },
+    /// Words that are right in another place.
+    Misplaced(String),
     Invalid(LimitError),
 }
 
 impl ParseError {
+    pub(super) fn new(column: usize, kind: Kind) -> Self {
+        ParseError { column, kind, hint: None }
+    }
+
+    /// The same with what the author of `text` most likely meant.
+    pub(super) fn hinted(mut self, text: &str) -> Self {
+        if matches!(self.kind, Kind::Unexpected { .. }) {
+            self.hint = hint(text, self.column);
+        }
+        self
+    }
+
     /// The column, counted in characters from 1, at which the problem stands.
     pub fn column(&self) -> usize {
         self.column
@@ -29,7 +49,7 @@ impl ParseError {
     pub fn limit_error(&self) -> Option<&LimitError> {
         match &self.kind {
             Kind::Invalid(error) => Some(error),
-            Kind::Unexpected { .. } => None,
+            Kind::Unexpected { .. } | Kind::Misplaced(_) => None,
         }
     }
 }
@@ -39,8 +59,13 @@ impl fmt::Display for ParseError {
         write!(f, "column {}: ", self.column)?;
         match &self.kind {
             Kind::Invalid(error) => write!(f, "{error}"),
+            Kind::Misplaced(message) => f.write_str(message),
             Kind::Unexpected { expected, found: None } => write!(f, "expected {expected}, found the end"),
             Kind::Unexpected { expected, found: Some(found) } => write!(f, "expected {expected}, found {found:?}"),
+        }?;
+        match &self.hint {
+            Some(hint) => write!(f, ": {hint}"),
+            None => Ok(()),
         }
     }
 }
@@ -49,7 +74,7 @@ impl core::error::Error for ParseError {
     fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
         match &self.kind {
             Kind::Invalid(error) => Some(error),
-            Kind::Unexpected { .. } => None,
+            Kind::Unexpected { .. } | Kind::Misplaced(_) => None,
         }
     }
 }

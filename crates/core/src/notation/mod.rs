@@ -10,6 +10,7 @@
 //! Upper and lower case are the same, and spaces are free. What is printed is the shortest canonical form, and parses back.
 
 mod error;
+mod hint;
 mod parser;
 
 use alloc::sync::Arc;

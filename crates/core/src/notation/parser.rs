@@ -1,7 +1,7 @@
 //! From text to limits.
 
 use alloc::borrow::Cow;
-use alloc::string::ToString;
+use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::str::FromStr;
 
@@ -21,13 +21,7 @@ impl FromStr for Limit {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let mut parser = Parser::new(text)?;
-        let limit = parser.limit()?;
-        match parser.peek() {
-            None => Ok(limit),
-            Some(Token { kind: TokenKind::Semicolon, .. }) => Err(parser.unexpected("one limit and no more")),
-            Some(_) => Err(parser.unexpected_option(&limit)),
-        }
+        read_one(text).map_err(|error| error.hinted(text))
     }
 }
 
@@ -35,22 +29,36 @@ impl FromStr for Limits {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let mut parser = Parser::new(text)?;
-        let mut limits = Vec::new();
-        loop {
-            if limits.len() == MAX_LIMITS {
-                return Err(parser.unexpected(alloc::format!("at most {MAX_LIMITS} limits")));
-            }
-            let limit = parser.limit()?;
-            limits.push(limit);
-            match parser.peek() {
-                None => return Ok(Limits(limits.into())),
-                Some(Token { kind: TokenKind::Semicolon, .. }) => parser.advance(),
-                Some(_) => return Err(parser.unexpected_option(&limit)),
-            }
-            if parser.peek().is_none() {
-                return Ok(Limits(limits.into())); // a last `;` is forgiven
-            }
+        read_several(text).map_err(|error| error.hinted(text))
+    }
+}
+
+fn read_one(text: &str) -> Result<Limit, ParseError> {
+    let mut parser = Parser::new(text)?;
+    let limit = parser.limit()?;
+    match parser.peek() {
+        None => Ok(limit),
+        Some(Token { kind: TokenKind::Semicolon, .. }) => Err(parser.unexpected("one limit and no more")),
+        Some(_) => Err(parser.unexpected_option(&limit)),
+    }
+}
+
+fn read_several(text: &str) -> Result<Limits, ParseError> {
+    let mut parser = Parser::new(text)?;
+    let mut limits = Vec::new();
+    loop {
+        if limits.len() == MAX_LIMITS {
+            return Err(parser.unexpected(alloc::format!("at most {MAX_LIMITS} limits")));
+        }
+        let limit = parser.limit()?;
+        limits.push(limit);
+        match parser.peek() {
+            None => return Ok(Limits(limits.into())),
+            Some(Token { kind: TokenKind::Semicolon, .. }) => parser.advance(),
+            Some(_) => return Err(parser.unexpected_option(&limit)),
+        }
+        if parser.peek().is_none() {
+            return Ok(Limits(limits.into())); // a last `;` is forgiven
         }
     }
 }
@@ -81,10 +89,7 @@ impl<'t> Parser<'t> {
         if text.len() > MAX_LENGTH {
             let expected = alloc::format!("at most {MAX_LENGTH} bytes");
             let found = alloc::format!("{} bytes", text.len());
-            return Err(ParseError {
-                column: 1,
-                kind: Kind::Unexpected { expected: expected.into(), found: Some(found) },
-            });
+            return Err(ParseError::new(1, Kind::Unexpected { expected: expected.into(), found: Some(found) }));
         }
         let mut tokens = Vec::new();
         let (mut rest, mut column) = (text, 1);
@@ -105,12 +110,13 @@ impl<'t> Parser<'t> {
                 c if c.is_alphabetic() => Some(TokenKind::Word),
                 c => {
                     let expected = match c {
-                        '.' | ',' => "a whole number (write 1.5s as 1500ms, and 1,000 as 1000)".into(),
+                        '.' => "a whole number".into(),
+                        ',' => "a whole number, or `;` between two limits".into(),
                         '-' | '+' => "a whole number without a sign".into(),
                         _ => "a limit such as 10/s, 30/min burst 15 or 240/h sliding step 1m".into(),
                     };
                     let found = Some(token.to_string());
-                    return Err(ParseError { column, kind: Kind::Unexpected { expected, found } });
+                    return Err(ParseError::new(column, Kind::Unexpected { expected, found }));
                 }
             };
             if let Some(kind) = kind {
@@ -157,12 +163,13 @@ impl<'t> Parser<'t> {
 
     fn unexpected(&self, expected: impl Into<Cow<'static, str>>) -> ParseError {
         let found = self.peek().map(|token| token.text.chars().take(40).collect());
-        ParseError { column: self.column(), kind: Kind::Unexpected { expected: expected.into(), found } }
+        ParseError::new(self.column(), Kind::Unexpected { expected: expected.into(), found })
     }
 
     fn unexpected_option(&self, limit: &Limit) -> ParseError {
         if self.peek().is_some_and(|token| token.text.eq_ignore_ascii_case("by")) {
-            return self.unexpected("the end of the limit (`by` belongs to rules, where requests have attributes)");
+            let message = "`by` is no part of a limit: remove it here, and write it in a rule, as in by: [ip]";
+            return ParseError::new(self.column(), Kind::Misplaced(message.into()));
         }
         let options = match limit.algorithm() {
             Algorithm::Bucket(_) => {
@@ -229,9 +236,9 @@ impl<'t> Parser<'t> {
             self.advance();
             found.name = "concurrent";
             if !self.word(&["ttl"]) {
-                return Err(
-                    self.unexpected("ttl, as in 20 concurrent ttl 30s: how long a lease lives that nobody releases")
-                );
+                return Err(self.unexpected(
+                    "ttl and the time after which a lease ends that is not released, as in 20 concurrent ttl 30s",
+                ));
             }
             found.ttl = Some(self.period("a time such as 30s,")?);
         } else if let Some(Token { kind: TokenKind::Word, text, .. }) = self.peek() {
@@ -259,7 +266,9 @@ impl<'t> Parser<'t> {
         let only_for = |parser: &mut Self, name: &str, allowed: &[&str], word: &str| {
             if !allowed.contains(&name) {
                 parser.position = start;
-                return Err(parser.unexpected(alloc::format!("{word} only with {}", allowed.join(" or "))));
+                let instead = if let [one] = allowed { alloc::format!(", or write {one}") } else { String::new() };
+                let message = alloc::format!("{name} has no {word}: remove it{instead}");
+                return Err(ParseError::new(parser.column(), Kind::Misplaced(message)));
             }
             Ok(())
         };
@@ -375,7 +384,7 @@ impl Found {
                 None => finish!(Limit::bucket(amount, period)),
             },
         };
-        built.map_err(|error| ParseError { column: self.column_of(error.parameter()), kind: Kind::Invalid(error) })
+        built.map_err(|error| ParseError::new(self.column_of(error.parameter()), Kind::Invalid(error)))
     }
 
     fn column_of(&self, parameter: Parameter) -> usize {
@@ -400,14 +409,14 @@ fn number(token: &str, column: usize) -> Result<u64, ParseError> {
         let Some(next) = next else {
             let expected = "a number below 9007199254740992".into();
             let found = Some(token.chars().take(40).collect());
-            return Err(ParseError { column, kind: Kind::Unexpected { expected, found } });
+            return Err(ParseError::new(column, Kind::Unexpected { expected, found }));
         };
         value = next;
     }
     Ok(value)
 }
 
-fn unit(word: &str) -> Option<Period> {
+pub(super) fn unit(word: &str) -> Option<Period> {
     const UNITS: [(Period, &[&str]); 7] = [
         (Period::MICROSECOND, &["us", "µs", "μs", "usec", "usecs", "micros", "microsecond", "microseconds"]),
         (Period::MILLISECOND, &["ms", "msec", "msecs", "millis", "millisecond", "milliseconds"]),

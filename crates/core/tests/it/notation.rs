@@ -47,10 +47,8 @@ fn every_mistake_is_shown_where_it_stands() {
     let slash = "/ and a period, as in 10/s, or `concurrent ttl 30s`";
     let word = "an algorithm (bucket, window, sliding, estimate, log or concurrent) or an option such as burst 20";
     let options = "an algorithm (bucket, window, sliding, estimate, log), burst, count rejected, debt, ; or the end";
-    let whole = "a whole number (write 1.5s as 1500ms, and 1,000 as 1000)";
-    let ttl = "ttl, as in 20 concurrent ttl 30s: how long a lease lives that nobody releases";
-    let by = "the end of the limit (`by` belongs to rules, where requests have attributes)";
-    let not_concurrent = "only with bucket or window or sliding or estimate or log";
+    let comma = "a whole number, or `;` between two limits";
+    let ttl = "ttl and the time after which a lease ends that is not released, as in 20 concurrent ttl 30s";
     // text, column, expected, found (empty is the end)
     for (text, column, expected, found) in [
         ("", 1, amount, ""),
@@ -75,38 +73,38 @@ fn every_mistake_is_shown_where_it_stands() {
         ("10/h sliding step", 18, "a time such as 1m or 500ms, in us, ms, s, m, h, d or w", ""),
         ("-5/s", 1, "a whole number without a sign", "-"),
         ("10/s burst +5", 12, "a whole number without a sign", "+"),
-        ("1.5/s", 2, whole, "."),
-        ("10/1.5s", 5, whole, "."),
-        ("1,000/s", 2, whole, ","),
+        ("1.5/s", 2, "a whole number", "."),
+        ("10/1.5s", 5, "a whole number", "."),
+        ("1,000/s", 2, comma, ","),
+        ("10/s,120/m", 5, comma, ","),
         ("10/s # no", 6, "a limit such as 10/s, 30/min burst 15 or 240/h sliding step 1m", "#"),
         ("18446744073709551616/s", 1, "a number below 9007199254740992", "18446744073709551616"),
         ("10/99999999999999999999s", 4, "a number below 9007199254740992", "99999999999999999999"),
-        ("10/s by ip", 6, by, "by"),
-        ("10/s burst 5 by ip", 14, by, "by"),
         ("20 concurrent", 14, ttl, ""),
         ("20 concurrent 30s", 15, ttl, "30"),
         ("20 concurrent ttl", 18, "a time such as 30s, in us, ms, s, m, h, d or w", ""),
         ("20/s concurrent ttl 30s", 6, "no period before `concurrent` (write 20 concurrent ttl 30s)", "concurrent"),
-        ("20 concurrent ttl 30s burst 5", 23, "burst only with bucket", "burst"),
-        ("20 concurrent ttl 30s debt 5", 23, &format!("debt {not_concurrent}"), "debt"),
-        ("20 concurrent ttl 30s count rejected", 23, &format!("count rejected {not_concurrent}"), "count"),
         ("10/s burst 5 burst 6", 14, "burst only once", "burst"),
         ("10/s debt 1 debt 2", 13, "debt only once", "debt"),
         ("10/s log count rejected count rejected", 25, "count rejected only once", "count"),
         ("10/s window from first hit from first hit", 28, "from first hit only once", "from"),
         ("10/s sliding step 100ms step 100ms", 25, "step only once", "step"),
         ("10/s sliding lenient strict", 22, "lenient or strict only once", "strict"),
-        ("10/s window burst 5", 13, "burst only with bucket", "burst"),
-        ("10/s log step 1s", 10, "step only with sliding", "step"),
-        ("10/s lenient", 6, "lenient only with sliding", "lenient"),
-        ("10/s from first hit", 6, "from first hit only with window", "from"),
         ("10/s window from first", 23, "from first hit", ""),
         ("10/s log count", 15, "count rejected", ""),
         ("10/µs turbo", 7, word, "turbo"), // columns are characters, not bytes
     ] {
         let found = if found.is_empty() { "the end".to_owned() } else { format!("{found:?}") };
         let error = text.parse::<Limits>().expect_err(text);
-        assert_eq!(error.to_string(), format!("column {column}: expected {expected}, found {found}"), "{text}");
+        let hint = match text {
+            "10/fortnight" => ": write 2w",
+            "1.5/s" => ": write 3/2s",
+            "10/1.5s" => ": write 1500ms",
+            "1,000/s" => ": write 1000",
+            "10/s,120/m" => ": limits are joined by `;`: write 10/s; 120/m",
+            _ => "",
+        };
+        assert_eq!(error.to_string(), format!("column {column}: expected {expected}, found {found}{hint}"), "{text}");
         assert_eq!(error.column(), column, "{text}");
     }
 }
@@ -303,3 +301,22 @@ const PIECES: &[&str] = &[
     "é",
     "_",
 ];
+
+#[test]
+fn words_of_another_algorithm_say_where_they_belong() {
+    let by = "`by` is no part of a limit: remove it here, and write it in a rule, as in by: [ip]";
+    for (text, column, message) in [
+        ("10/s by ip", 6, by),
+        ("10/s burst 5 by ip", 14, by),
+        ("20 concurrent ttl 30s burst 5", 23, "concurrent has no burst: remove it, or write bucket"),
+        ("20 concurrent ttl 30s debt 5", 23, "concurrent has no debt: remove it"),
+        ("20 concurrent ttl 30s count rejected", 23, "concurrent has no count rejected: remove it"),
+        ("10/s window burst 5", 13, "window has no burst: remove it, or write bucket"),
+        ("10/s log step 1s", 10, "log has no step: remove it, or write sliding"),
+        ("10/s lenient", 6, "bucket has no lenient: remove it, or write sliding"),
+        ("10/s from first hit", 6, "bucket has no from first hit: remove it, or write window"),
+    ] {
+        let error = text.parse::<Limits>().unwrap_err();
+        assert_eq!((error.column(), error.to_string()), (column, format!("column {column}: {message}")), "{text}");
+    }
+}

@@ -31,7 +31,7 @@ use tower_service::Service;
 use super::pace::{Awaited, Moved, Pace, Paced};
 use super::quick::Begun;
 use super::turns::{Rounds, Turns};
-use super::{Bounds, Visitor};
+use super::{SharedBounds, Visitor};
 use crate::auth::{Guard, May};
 use crate::gate::{Door, Gate};
 use crate::grpc::Unary;
@@ -71,7 +71,7 @@ struct Inner {
     router: Router,
     door: Door,
     guard: Arc<Guard>,
-    bounds: Bounds,
+    bounds: SharedBounds,
     observer: Observer,
     needs: fn(&str) -> May,
     /// Whom questions are asked that go the [short way](super::quick), if any do.
@@ -86,10 +86,11 @@ impl Hall {
         router: Router,
         door: Door,
         guard: Arc<Guard>,
-        bounds: Bounds,
+        bounds: impl Into<SharedBounds>,
         observer: Observer,
         needs: fn(&str) -> May,
     ) -> Self {
+        let bounds = bounds.into();
         Hall { inner: Arc::new(Inner { router, door, guard, bounds, observer, needs, desk: None, unary: None }) }
     }
 
@@ -124,7 +125,10 @@ impl Hall {
     /// Serves one visitor to the end.
     pub async fn talk(self, visitor: Visitor, mut shutdown: watch::Receiver<bool>) {
         let Visitor { mut stream, peer, place, .. } = visitor;
-        let Bounds { patience, idle, .. } = self.inner.bounds;
+        let (patience, idle) = {
+            let bounds = self.inner.bounds.get();
+            (bounds.patience, bounds.idle)
+        };
         let bytes = match self.inner.desk {
             None => Vec::new(),
             Some(_) => match self.talk_briefly(&mut stream, peer.ip(), (patience, idle), &mut shutdown).await {

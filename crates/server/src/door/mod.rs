@@ -31,6 +31,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use arc_swap::{ArcSwap, Guard};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -96,13 +97,36 @@ impl Default for Bounds {
     }
 }
 
+/// Bounds that can change while connections are open; clones share them. A connection keeps the times with which it began, the numbers hold for
+/// each new connection.
+#[derive(Clone, Debug)]
+pub struct SharedBounds(Arc<ArcSwap<Bounds>>);
+
+impl SharedBounds {
+    /// The bounds as they are now.
+    pub fn get(&self) -> Guard<Arc<Bounds>> {
+        self.0.load()
+    }
+
+    /// Puts others in their place, for every connection from now on.
+    pub fn set(&self, bounds: Bounds) {
+        self.0.store(Arc::new(bounds));
+    }
+}
+
+impl From<Bounds> for SharedBounds {
+    fn from(bounds: Bounds) -> Self {
+        SharedBounds(Arc::new(ArcSwap::from_pointee(bounds)))
+    }
+}
+
 /// Where visitors come in.
 #[derive(Debug)]
 pub struct Entrance {
     door: Door,
     listener: TcpListener,
     tls: Option<Tls>,
-    bounds: Bounds,
+    bounds: SharedBounds,
     observer: Observer,
 }
 
@@ -121,8 +145,14 @@ pub struct Visitor {
 
 impl Entrance {
     /// An entrance with these bounds.
-    pub fn new(door: Door, listener: TcpListener, tls: Option<Tls>, bounds: Bounds, observer: Observer) -> Self {
-        Entrance { door, listener, tls, bounds, observer }
+    pub fn new(
+        door: Door,
+        listener: TcpListener,
+        tls: Option<Tls>,
+        bounds: impl Into<SharedBounds>,
+        observer: Observer,
+    ) -> Self {
+        Entrance { door, listener, tls, bounds: bounds.into(), observer }
     }
 
     /// Which door it is.
@@ -136,7 +166,7 @@ impl Entrance {
     }
 
     /// Its bounds.
-    pub fn bounds(&self) -> &Bounds {
+    pub fn bounds(&self) -> &SharedBounds {
         &self.bounds
     }
 
@@ -155,8 +185,9 @@ impl Entrance {
         F: Future<Output = ()> + Send + 'static,
     {
         let Entrance { door, listener, tls, bounds, observer } = self;
-        let places = Places::new(door, &bounds, files(), observer.clone());
-        let reception = Reception { door, places, tls, handshake: bounds.handshake, observer };
+        let handshake = bounds.get().handshake;
+        let places = Places::new(door, bounds, files(), observer.clone());
+        let reception = Reception { door, places, tls, handshake, observer };
         let (mut number, mut turned_away) = (0, 0);
         let mut conversations = JoinSet::new();
         loop {

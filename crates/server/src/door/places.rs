@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::sleep;
 
-use super::Bounds;
+use super::SharedBounds;
 use crate::gate::Door;
 use crate::observe::Observer;
 use crate::observe::metrics::Refusal;
@@ -32,15 +32,21 @@ const HELD_OF: usize = 64;
 /// The places at one door.
 pub(super) struct Places {
     door: Door,
-    free: Arc<Semaphore>,
+    bounds: SharedBounds,
     files: Arc<Semaphore>,
-    most_per_ip: usize,
     addresses: Addresses,
     observer: Observer,
 }
 
-/// What each address has. Clones are the same.
-type Addresses = Arc<Mutex<HashMap<IpAddr, Own>>>;
+/// The connections of this listener. Clones are the same.
+type Addresses = Arc<Mutex<Here>>;
+
+/// How many connections there are, in all and by address.
+#[derive(Debug, Default)]
+struct Here {
+    all: usize,
+    by_ip: HashMap<IpAddr, Own>,
+}
 
 /// The connections of one address.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,27 +57,33 @@ struct Own {
 }
 
 impl Places {
-    pub(super) fn new(door: Door, bounds: &Bounds, files: Arc<Semaphore>, observer: Observer) -> Self {
-        let free = Arc::new(Semaphore::new(bounds.max_connections.min(Semaphore::MAX_PERMITS)));
-        let most_per_ip = bounds.max_connections_per_ip;
-        Places { door, free, files, most_per_ip, addresses: Arc::default(), observer }
+    pub(super) fn new(door: Door, bounds: SharedBounds, files: Arc<Semaphore>, observer: Observer) -> Self {
+        Places { door, bounds, files, addresses: Arc::default(), observer }
     }
 
     /// A place for somebody from this address, if there is one.
     pub(super) fn take(&self, ip: IpAddr) -> Result<Place, Refusal> {
-        let take = |places: &Arc<Semaphore>| Arc::clone(places).try_acquire_owned().map_err(|_| Refusal::Full);
-        let permits = (take(&self.free)?, take(&self.files)?);
+        let file = Arc::clone(&self.files).try_acquire_owned().map_err(|_| Refusal::Full)?;
         {
-            let mut addresses = self.addresses.lock();
-            let own = addresses.entry(ip).or_default();
-            if own.here >= self.most_per_ip || own.held as usize >= MAX_HELD.max(self.most_per_ip / HELD_OF) {
+            let bounds = self.bounds.get();
+            let (most, most_per_ip) = (bounds.max_connections, bounds.max_connections_per_ip);
+            let mut here = self.addresses.lock();
+            if here.all >= most {
+                return Err(Refusal::Full);
+            }
+            let own = here.by_ip.entry(ip).or_default();
+            if own.here >= most_per_ip || own.held as usize >= MAX_HELD.max(most_per_ip / HELD_OF) {
+                if own.here == 0 {
+                    here.by_ip.remove(&ip);
+                }
                 return Err(Refusal::FullForAddress);
             }
             own.here += 1;
+            here.all += 1;
         }
         self.observer.metrics().came(self.door);
         let (door, addresses, observer) = (self.door, Arc::clone(&self.addresses), self.observer.clone());
-        Ok(Place { door, ip, addresses, observer, is_held: false, _permits: permits })
+        Ok(Place { door, ip, addresses, observer, is_held: false, _file: file })
     }
 }
 
@@ -83,7 +95,7 @@ pub struct Place {
     addresses: Addresses,
     pub(super) observer: Observer,
     is_held: bool,
-    _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit),
+    _file: OwnedSemaphorePermit,
 }
 
 impl Place {
@@ -99,8 +111,8 @@ impl Place {
     }
 
     fn begin_hold(&mut self) -> Duration {
-        let mut addresses = self.addresses.lock();
-        let own = addresses.entry(self.ip).or_default();
+        let mut here = self.addresses.lock();
+        let own = here.by_ip.entry(self.ip).or_default();
         own.held += u32::from(!std::mem::replace(&mut self.is_held, true));
         HOLD.saturating_mul(own.held).min(MAX_HOLD)
     }
@@ -109,12 +121,13 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         {
-            let mut addresses = self.addresses.lock();
-            if let Some(own) = addresses.get_mut(&self.ip) {
+            let mut here = self.addresses.lock();
+            here.all -= 1;
+            if let Some(own) = here.by_ip.get_mut(&self.ip) {
                 own.here -= 1;
                 own.held -= u32::from(self.is_held);
                 if own.here == 0 {
-                    addresses.remove(&self.ip);
+                    here.by_ip.remove(&self.ip);
                 }
             }
         }
@@ -126,11 +139,12 @@ impl Drop for Place {
 mod tests {
     use std::net::Ipv4Addr;
 
+    use super::super::Bounds;
     use super::*;
 
     fn places(most_per_ip: usize) -> Places {
         let bounds = Bounds { max_connections: 100, max_connections_per_ip: most_per_ip, ..Bounds::default() };
-        Places::new(Door::Http, &bounds, Arc::new(Semaphore::new(100)), Observer::default())
+        Places::new(Door::Http, bounds.into(), Arc::new(Semaphore::new(100)), Observer::default())
     }
 
     fn address(last: u8) -> IpAddr {
@@ -162,8 +176,9 @@ mod tests {
         assert_eq!(places.take(address(1)).unwrap().begin_hold(), 4 * HOLD);
         assert_eq!(places.take(address(1)).unwrap().begin_hold(), 4 * HOLD, "the one before has left");
         drop((here, other));
-        assert!(places.addresses.lock().is_empty(), "nothing is kept of those who have left");
-        assert_eq!((places.free.available_permits(), places.files.available_permits()), (100, 100));
+        let left = places.addresses.lock();
+        assert!(left.all == 0 && left.by_ip.is_empty(), "nothing is kept of those who have left");
+        assert_eq!(places.files.available_permits(), 100);
     }
 
     #[tokio::test(start_paused = true)]

@@ -13,7 +13,7 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
-use tokio_rustls::rustls::{RootCertStore, ServerConfig};
+use tokio_rustls::rustls::{Error, RootCertStore, ServerConfig};
 
 use crate::gate::Door;
 use crate::observe::Observer;
@@ -41,6 +41,13 @@ pub struct TlsFiles {
 pub struct TlsError {
     file: String,
     problem: String,
+}
+
+impl TlsError {
+    /// Whether the problem is in this file.
+    pub(crate) fn is_about(&self, file: &Path) -> bool {
+        self.file == file.display().to_string()
+    }
 }
 
 /// Makes connections secret. Cheap to clone; clones change together.
@@ -128,6 +135,7 @@ impl Tls {
             match result {
                 Ok(changed) => {
                     last_problem = None;
+                    observer.metrics().in_force().set("certificates", None);
                     if changed {
                         observer.metrics().reloaded(Reloaded::Certificates, true);
                         observer.log().info("certificates read", &[("file", &self.inner.files.cert.display())]);
@@ -136,7 +144,11 @@ impl Tls {
                 // Said once, not every second.
                 Err(problem) if last_problem.as_ref() != Some(&problem) => {
                     observer.metrics().reloaded(Reloaded::Certificates, false);
-                    observer.log().error("certificates not read; the last good ones stay", &[("why", &problem)]);
+                    observer
+                        .log()
+                        .error("certificates refused; the last good ones stay in force", &[("why", &problem)]);
+                    let difference = format!("certificates: refused, the last good ones stay in force: {problem}");
+                    observer.metrics().in_force().set("certificates", Some(difference));
                     last_problem = Some(problem);
                 }
                 Err(_) => {}
@@ -175,7 +187,7 @@ impl Current {
             (Some(file), Some(text)) => {
                 let mut roots = RootCertStore::empty();
                 for certificate in certificates(file, text)? {
-                    roots.add(certificate).map_err(|error| failed(file, error.to_string()))?;
+                    roots.add(certificate).map_err(|error| failed(file, tidegate::rustls_problem(&error)))?;
                 }
                 let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
                 builder.with_client_cert_verifier(verifier.map_err(|error| failed(file, error.to_string()))?)
@@ -183,10 +195,14 @@ impl Current {
             _ => builder.with_no_client_auth(),
         };
         let key = PrivateKeyDer::from_pem_slice(&read.key)
-            .map_err(|error| failed(&files.key, format!("{error}: expected a private key in PEM")))?;
-        let config = builder
-            .with_single_cert(certificates(&files.cert, &read.cert)?, key)
-            .map_err(|error| failed(&files.cert, format!("with key {}: {error}", files.key.display())))?;
+            .map_err(|error| failed(&files.key, tidegate::pem_problem(&error, "PRIVATE KEY")))?;
+        let config = builder.with_single_cert(certificates(&files.cert, &read.cert)?, key).map_err(|error| {
+            let problem = match error {
+                Error::InconsistentKeys(_) => "this certificate was made for another key".into(),
+                error => tidegate::rustls_problem(&error),
+            };
+            failed(&files.key, format!("not the key of {}: {problem}", files.cert.display()))
+        })?;
         let speaking = |protocols: &[&[u8]]| {
             let mut config = config.clone();
             config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
@@ -198,11 +214,8 @@ impl Current {
 }
 
 fn certificates(file: &Path, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let failed = |problem: String| TlsError {
-        file: file.display().to_string(),
-        problem: format!("{problem}: expected certificates in PEM"),
-    };
+    let failed = |problem: String| TlsError { file: file.display().to_string(), problem };
     let found = CertificateDer::pem_slice_iter(text).collect::<Result<Vec<_>, _>>();
-    let found = found.map_err(|error| failed(error.to_string()))?;
-    if found.is_empty() { Err(failed("nothing found".into())) } else { Ok(found) }
+    let found = found.map_err(|error| failed(tidegate::pem_problem(&error, "CERTIFICATE")))?;
+    if found.is_empty() { Err(failed(tidegate::no_pem("CERTIFICATE"))) } else { Ok(found) }
 }

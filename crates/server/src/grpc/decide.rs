@@ -11,7 +11,7 @@ use super::message::{Descriptor, RateLimitRequest, RateLimitResponse};
 use super::{Problem, reply};
 use crate::gate::{Gate, GateError, Ruling};
 use crate::rules::envoy::{Domains, Limited, Terms, Unit, override_key};
-use crate::rules::{Attributes, Budget, Cost, Match, Mode, Rule, Rules};
+use crate::rules::{self, Attributes, Budget, Cost, Match, Mode, Rule, Rules};
 
 /// The most descriptors of one request.
 pub const MAX_DESCRIPTORS: usize = 64;
@@ -33,7 +33,7 @@ pub(crate) async fn decide(gate: &Gate, request: &RateLimitRequest) -> Result<Ra
         None if terms.count_rejected => asked.each(gate).await?,
         None => asked.together(gate).await?,
     };
-    Ok(reply::of(&asked, over, &terms))
+    Ok(reply::of(&asked, over, &terms, || gate.manners().deny_status))
 }
 
 /// A request, and what was said about it.
@@ -155,14 +155,15 @@ impl Asked {
         let mut found = Vec::new();
         for &(at, wants, hits) in lines {
             let attributes = Described { domain: &request.domain, descriptor: &request.descriptors[at] };
-            for one in rules.matching(&attributes, hits).map_err(GateError::from)? {
-                let whole = one.rule.by.iter().all(|name| attributes.get(name).is_some());
+            for one in rules.applying(&attributes, hits).map_err(GateError::from)? {
+                let whole = one.rule.lacking(&attributes).is_none();
                 found.push((at, wants, whole, one));
             }
         }
         let whole_somewhere: Vec<bool> =
             found.iter().map(|(.., one)| found.iter().any(|(_, _, whole, other)| *whole && same(one, other))).collect();
         let mut first: Vec<Arc<Rule>> = Vec::new();
+        let mut kept = Vec::with_capacity(found.len());
         for ((at, wants, whole, one), elsewhere) in found.into_iter().zip(whole_somewhere) {
             if !whole {
                 if elsewhere || first.iter().any(|rule| Arc::ptr_eq(rule, &one.rule)) {
@@ -170,6 +171,11 @@ impl Asked {
                 }
                 first.push(Arc::clone(&one.rule));
             }
+            kept.push((at, wants, one));
+        }
+        // One descriptor that is exempt exempts the request.
+        rules::exempt(&mut kept, |(.., one)| one);
+        for (at, wants, one) in kept {
             let known = self
                 .budgets
                 .iter()
@@ -353,6 +359,7 @@ fn overridden(domain: &str, descriptor: &Descriptor, stated: (u32, Unit), cost: 
         name: OVERRIDE.into(),
         when: Vec::new(),
         by: Vec::new(),
+        missing: Default::default(),
         budget: budget.clone(),
         cost: Cost::Fixed(1),
         overrides: Vec::new(),
@@ -363,8 +370,9 @@ fn overridden(domain: &str, descriptor: &Descriptor, stated: (u32, Unit), cost: 
         sync: Default::default(),
         charge_when: Vec::new(),
         settle: None,
+        deny_status: None,
     };
-    let found = Match { rule: Arc::new(rule), key: override_key(domain, entries), budget, cost };
+    let found = Match { rule: Arc::new(rule), key: override_key(domain, entries), budget, cost, missing: None };
     Drawn { stated: Some(stated), name: "".into(), ..Drawn::new(found, wants) }
 }
 

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use tidegate::{Check, Limit, Op, Period};
 use tokio::sync::{mpsc, watch};
 use tonic::codegen::async_trait;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
@@ -12,6 +11,7 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse, health_server};
 
 use super::SERVICE;
 use crate::gate::{Door, Gate};
+use crate::readiness::Readiness;
 use crate::supervise;
 
 /// How often somebody who watches is told anew, if there is something new.
@@ -34,15 +34,8 @@ impl Health {
     }
 
     async fn status(&self) -> ServingStatus {
-        let ready = !*self.shutdown.borrow() && !self.tasks.is_failing() && self.decides().await;
+        let ready = !*self.shutdown.borrow() && Readiness::of(&self.gate, &self.tasks).await.is_ready();
         if ready { ServingStatus::Serving } else { ServingStatus::NotServing }
-    }
-
-    /// A look at a key nobody uses.
-    async fn decides(&self) -> bool {
-        let limit = Limit::bucket(1, Period::SECOND).build().expect("one a second is a limit");
-        let check = Check::of(Op::Peek).charge("tidegate-readyz", [&limit], 1);
-        self.gate.decide(&check).await.is_ok()
     }
 }
 

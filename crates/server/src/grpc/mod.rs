@@ -102,8 +102,9 @@ pub(crate) async fn serve_at(
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let (bounds, observer) = (entrance.bounds().clone(), entrance.observer().clone());
-    let unary = Unary::new(gate.clone(), bounds.patience);
-    let services = Services::new(gate, tasks, bounds.patience, shutdown.clone())?;
+    let patience = bounds.get().patience;
+    let unary = Unary::new(gate.clone(), patience);
+    let services = Services::new(gate, tasks, patience, shutdown.clone())?;
     let router = Router::new().fallback_service(services);
     let hall = Hall::new(router, Door::Grpc, guard, bounds, observer, needs).with_unary(unary);
     let down = shutdown.clone();

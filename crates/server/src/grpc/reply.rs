@@ -4,10 +4,13 @@ use std::sync::Arc;
 
 use prost_types::value::Kind;
 use prost_types::{Duration, ListValue, Struct, Value};
-use tidegate::{Limit, Retry, headers};
+use tidegate::denial::{Body, DenyStatus, Reason, Reply};
+use tidegate::headers::{self, Families};
+use tidegate::{Decision, Limit, Retry, Timestamp};
 
 use super::decide::{Asked, Drawn, binds_more};
 use super::message::{Code, CurrentLimit, DescriptorStatus, HeaderValue, RateLimitResponse};
+use crate::gate::Ruling;
 use crate::rules::Budget;
 use crate::rules::envoy::{Terms, Unit};
 
@@ -15,8 +18,13 @@ use crate::rules::envoy::{Terms, Unit};
 const MODE: &str = "x-tidegate-mode";
 const SECOND_US: u64 = 1_000_000;
 
-/// The answer to a request.
-pub(super) fn of(asked: &Asked, over: bool, terms: &Terms) -> RateLimitResponse {
+/// The answer to a request. `deny_status` is what rules that let nothing pass answer with over HTTP, unless they say otherwise.
+pub(super) fn of(
+    asked: &Asked,
+    over: bool,
+    terms: &Terms,
+    deny_status: impl FnOnce() -> DenyStatus,
+) -> RateLimitResponse {
     let statuses = asked.lines.iter().map(|line| {
         let drawn = line.iter().map(|index| &asked.budgets[*index]);
         drawn
@@ -26,36 +34,53 @@ pub(super) fn of(asked: &Asked, over: bool, terms: &Terms) -> RateLimitResponse 
     let mut response = RateLimitResponse {
         overall_code: code(over),
         statuses: statuses.collect(),
-        dynamic_metadata: metadata(asked),
+        dynamic_metadata: metadata(asked, deny_status),
         ..RateLimitResponse::default()
     };
     if asked.degraded {
-        response.response_headers_to_add.push(header(MODE, "fallback".into()));
+        // For the service behind Envoy; its client need not know.
         response.request_headers_to_add.push(header(MODE, "fallback".into()));
     }
-    if let Some(families) = terms.headers
+    let reply = over.then(|| denial(asked, terms.headers.unwrap_or(Families::NONE)));
+    if let (Some(reply), Some(_)) = (&reply, terms.headers) {
+        let headers = reply.headers().iter();
+        response.response_headers_to_add.extend(headers.map(|(name, value)| header(name, value.clone())));
+    } else if let Some(families) = terms.headers
         && let Some(ruling) = &asked.ruling
         && let Some(decision) = &ruling.decision
     {
-        let limits: Vec<(&str, &Limit)> =
-            ruling.charges.iter().map(|charged| (&*charged.rule.name, &charged.limit)).collect();
-        let headers = headers::of(decision, &limits, families).into_iter();
+        let headers = headers::of(decision, &limits_of(ruling), families).into_iter();
         response.response_headers_to_add.extend(headers.map(|(name, value)| header(name, value)));
     }
-    if over && terms.body {
-        response.response_headers_to_add.push(header("content-type", "application/problem+json".into()));
-        let denied = asked.budgets.iter().filter(|drawn| drawn.denies());
-        let denied: Vec<&str> = denied.map(|drawn| &*drawn.found.rule.name).collect();
-        response.raw_body = serde_json::json!({
-            "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
-            "title": "Request cannot be satisfied as assigned quota has been exceeded",
-            "status": 429,
-            "violated-policies": denied,
-        })
-        .to_string()
-        .into_bytes();
+    if let (Some(reply), true) = (&reply, terms.body) {
+        let form = Body::Problem;
+        response.response_headers_to_add.push(header("content-type", form.content_type().into()));
+        response.raw_body = reply.body(form).into_bytes();
     }
     response
+}
+
+/// What a client of Envoy is told whose request is denied: which policies denied, and when to try again. Envoy answers 429 whatever it was; the metadata has
+/// the status of a rule that lets nothing pass.
+fn denial(asked: &Asked, families: Families) -> Reply {
+    if let Some(ruling) = asked.ruling.as_ref().filter(|ruling| ruling.refused_by.is_none())
+        && let Some(decision) = ruling.decision.as_ref().filter(|decision| !decision.allowed())
+    {
+        return Reply::to(decision, &limits_of(ruling), families);
+    }
+    let denying: Vec<&Drawn> = asked.budgets.iter().filter(|drawn| drawn.denies()).collect();
+    let reason = if denying.iter().any(|drawn| drawn.found.budget == Budget::Deny) {
+        Reason::Rule(DenyStatus::TooManyRequests)
+    } else {
+        let verdicts = denying.iter().filter_map(|drawn| drawn.told.limit.map(|(_, verdict)| verdict)).collect();
+        let decision = Decision::of_many(verdicts, false, Timestamp::EPOCH);
+        Reason::Quota { retry_after_secs: headers::retry_after_secs(&decision) }
+    };
+    Reply::new(reason, denying.iter().map(|drawn| &*drawn.found.rule.name))
+}
+
+fn limits_of(ruling: &Ruling) -> Vec<(&str, &Limit)> {
+    ruling.charges.iter().map(|charged| (&*charged.rule.name, &charged.limit)).collect()
 }
 
 fn code(over: bool) -> i32 {
@@ -64,7 +89,7 @@ fn code(over: bool) -> i32 {
 
 /// Which of two budgets of one descriptor the answer is about: what denies, then what is enforced, then what has the least left.
 fn speaks_before(one: &Drawn, other: &Drawn) -> bool {
-    let rank = |drawn: &Drawn| (drawn.denies(), !drawn.shadow(), drawn.found.budget != Budget::Unlimited);
+    let rank = |drawn: &Drawn| (drawn.denies(), !drawn.shadow(), !is_unlimited(drawn));
     match (&one.told.limit, &other.told.limit) {
         (Some((_, own)), Some((_, others))) if rank(one) == rank(other) => binds_more(own, others),
         (own, others) if rank(one) == rank(other) => own.is_some() && others.is_none() && !other.told.over,
@@ -72,9 +97,13 @@ fn speaks_before(one: &Drawn, other: &Drawn) -> bool {
     }
 }
 
+fn is_unlimited(drawn: &Drawn) -> bool {
+    matches!(drawn.found.budget, Budget::Unlimited | Budget::Exempt)
+}
+
 fn status(drawn: &Drawn) -> DescriptorStatus {
     let mut status = DescriptorStatus { code: code(drawn.denies()), ..DescriptorStatus::default() };
-    if drawn.found.budget == Budget::Unlimited {
+    if is_unlimited(drawn) {
         status.limit_remaining = u32::MAX;
         return status;
     }
@@ -114,13 +143,12 @@ fn header(name: &str, value: String) -> HeaderValue {
     HeaderValue { key: name.to_ascii_lowercase(), value, raw_value: Vec::new() }
 }
 
-/// What filters after this one may want to know: what limits in shadow mode would have denied, which quotas are used up, what descriptors with something left have to say, and
-/// whether the answer is not the store's. Nothing, most of the time.
-fn metadata(asked: &Asked) -> Option<Struct> {
+/// What filters after this one may want to know: what limits in shadow mode would have denied, which quotas are used up, what descriptors with something left have to say,
+/// whether the answer is not the store's, and the status of a rule that lets nothing pass. Nothing, most of the time.
+fn metadata(asked: &Asked, deny_status: impl FnOnce() -> DenyStatus) -> Option<Struct> {
     let mut fields = Struct::default();
     let mut put = |name: &str, value: Value| {
-        // Of descriptors that say the same thing differently, the first is heard.
-        fields.fields.entry(name.into()).or_insert(value);
+        fields.fields.insert(name.into(), value);
     };
     let shadows = asked.budgets.iter().filter(|drawn| drawn.shadow() && drawn.told.over);
     let shadows: Vec<Value> = shadows.map(|drawn| text(&drawn.found.rule.name)).collect();
@@ -131,6 +159,12 @@ fn metadata(asked: &Asked) -> Option<Struct> {
         put("degraded", Value { kind: Some(Kind::BoolValue(true)) });
         put("source", Value { kind: Some(Kind::StringValue("fallback".into())) });
     }
+    // What Envoy's own configuration never lets pass (`requests_per_unit: 0`) is over its limit, as there.
+    let is_deny = |drawn: &&Drawn| drawn.found.budget == Budget::Deny && drawn.stated.is_none() && drawn.denies();
+    if let Some(drawn) = asked.budgets.iter().find(is_deny) {
+        let status = drawn.found.rule.deny_status.unwrap_or_else(deny_status);
+        put("deny_status", number(status.code().into()));
+    }
     if asked.budgets.iter().any(Drawn::quota) {
         let used_up = |line: &&Vec<usize>| {
             line.iter().any(|index| asked.budgets[*index].quota() && asked.budgets[*index].told.over)
@@ -139,12 +173,30 @@ fn metadata(asked: &Asked) -> Option<Struct> {
         put("quotaModeEnabled", Value { kind: Some(Kind::BoolValue(true)) });
         put("quotaModeViolations", list(lines.map(|(at, _)| number(at)).collect()));
     }
+    // Under a key of its own, as in envoyproxy/ratelimit: a descriptor cannot pass for what the server says.
+    let mut passed = Struct::default();
     for drawn in asked.lines.iter().flatten().map(|index| &asked.budgets[*index]).filter(|drawn| !drawn.told.over) {
-        for (name, value) in drawn.limited.iter().filter_map(|limited| limited.metadata.as_ref()).flatten() {
-            put(name, value_of(value));
+        for own in drawn.limited.iter().filter_map(|limited| limited.metadata.as_ref()) {
+            merge(&mut passed, own);
         }
     }
+    if !passed.fields.is_empty() {
+        put("metadata", Value { kind: Some(Kind::StructValue(passed)) });
+    }
     (!fields.fields.is_empty()).then_some(fields)
+}
+
+/// Adds the metadata of a descriptor to that of the descriptors before it. Objects of the same name are merged; otherwise the first value stays.
+fn merge(into: &mut Struct, own: &serde_json::Map<String, serde_json::Value>) {
+    for (name, value) in own {
+        match (into.fields.get_mut(name), value) {
+            (None, value) => drop(into.fields.insert(name.clone(), value_of(value))),
+            (Some(Value { kind: Some(Kind::StructValue(before)) }), serde_json::Value::Object(own)) => {
+                merge(before, own);
+            }
+            (Some(_), _) => {}
+        }
+    }
 }
 
 fn text(text: &Arc<str>) -> Value {

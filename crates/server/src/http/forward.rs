@@ -11,11 +11,11 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+use tidegate::Op;
 use tidegate::http::{ClientIp, normal_host};
 
-use super::reply::Answer;
-use super::request::{About, Question, Verb};
-use super::{Desk, failure, mistake};
+use super::reply::{denial, pass, unanswered};
+use super::{Desk, mistake};
 use crate::observe::metrics::Refusal;
 use crate::rules::HttpRequest;
 
@@ -41,11 +41,12 @@ pub(super) async fn auth(
 ) -> Response<Body> {
     headers.remove(TOKEN);
     let observer = desk.gate.observer();
-    if !desk.clients.trusts(peer) {
-        let detail = format!("{peer} may not say what others ask for: expected a peer in trusted_proxies");
+    if !desk.gate.clients().trusts(peer) {
+        // Gateways show this answer to their clients, who need not know where the gateway is.
+        let detail = "may not say what others ask for: expected a peer in trusted_proxies";
         observer.metrics().refused(desk.gate.door(), Refusal::Untrusted);
-        observer.misasked(&detail);
-        return mistake(StatusCode::FORBIDDEN, &detail);
+        observer.misasked(&format!("{peer} {detail}"));
+        return mistake(StatusCode::FORBIDDEN, &format!("this peer {detail}; the log of Tidegate has its address"));
     }
     match ruling(&desk, peer, &headers).await {
         Ok(response) => response,
@@ -57,25 +58,17 @@ pub(super) async fn auth(
 }
 
 async fn ruling(desk: &Desk, peer: IpAddr, headers: &HeaderMap) -> Result<Response<Body>, String> {
-    let told = Told::by(headers, &desk.clients)?;
-    let client = desk.clients.find_in(peer, headers);
+    let (told, client) = {
+        let clients = desk.gate.clients();
+        (Told::by(headers, &clients)?, clients.find_in(peer, headers))
+    };
     let request = HttpRequest::new(client, &told.method, &told.target, &told.host, headers);
     let request = request.map_err(|problem| problem.to_string())?;
-    let verb = Verb::Check;
-    Ok(match desk.gate.rule(verb.op(), &request, 1, None).await {
-        Err(error) => failure(&error),
-        Ok(ruling) => {
-            let question = Question { about: About::Attributes(Vec::new()), cost: 1, reserved: 0, id: None };
-            let manners = desk.gate.manners();
-            let answer = Answer::of_rules(&question, verb.name(), &ruling, manners.headers);
-            if answer.allowed {
-                answer.without_body()
-            } else {
-                // The gateway passes on what its client accepts, and the answer is for that client.
-                let accept = headers.get(header::ACCEPT).map(HeaderValue::as_bytes);
-                answer.into_response(manners.denial, accept)
-            }
-        }
+    Ok(match desk.gate.rule(Op::Check, &request, 1, None).await {
+        Err(error) => unanswered(&error),
+        Ok(ruling) if ruling.allowed => pass(&ruling, desk.gate.manners().headers),
+        // The gateway passes on what its client accepts, and the answer is for that client.
+        Ok(ruling) => denial(&desk.gate, &ruling, headers.get(header::ACCEPT).map(HeaderValue::as_bytes)),
     })
 }
 
@@ -162,7 +155,8 @@ fn shown(text: &str) -> String {
 #[cfg(feature = "fuzzing")]
 pub(crate) async fn answer_to(gate: &crate::gate::Gate, clients: ClientIp, peer: IpAddr, headers: HeaderMap) -> u16 {
     let (health, patience) = (crate::supervise::Health::default(), std::time::Duration::from_secs(1));
-    let desk = Desk { gate: gate.clone(), health, patience, clients: std::sync::Arc::new(clients) };
+    gate.set_clients(clients);
+    let desk = Desk { gate: gate.clone(), health, patience };
     auth(State(desk), Extension(Peer(peer)), headers).await.status().as_u16()
 }
 

@@ -14,19 +14,18 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRef, FromRequest, FromRequestParts, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::http::{HeaderValue, Response, StatusCode, Uri, header};
 use axum::routing::{MethodRouter, any, get, post};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use tidegate::denial;
+use tidegate::denial::{self, DenyStatus};
 use tidegate::headers::Families;
-use tidegate::http::ClientIp;
 use tidegate::{Check, Op, Scope, StoreError, Subject};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 pub(crate) use self::forward::{PATH as AUTH_PATH, Peer, TOKEN};
 use self::reply::Answer;
-pub(crate) use self::reply::{denial, mistake, tell};
+pub(crate) use self::reply::{denial, mistake, tell, unanswered};
 use self::request::{About, Asked, Question};
 pub use self::request::{MAX_ATTRIBUTES, MAX_BATCH, MAX_BODY_BYTES};
 pub(crate) use self::request::{Verb, fresh_id};
@@ -34,7 +33,9 @@ use crate::auth::{Auth, Guard, May};
 use crate::door::http::Hall;
 use crate::door::{Bounds, Entrance};
 use crate::gate::{Door, Gate, GateError};
+use crate::nearest::nearest;
 use crate::observe::metrics::Refusal;
+use crate::readiness::Readiness;
 use crate::supervise::Health;
 
 /// How answers are dressed.
@@ -44,11 +45,13 @@ pub struct Manners {
     pub headers: Families,
     /// How a denial is written to those who did not say how they want it.
     pub denial: denial::Body,
+    /// The status with which a rule answers that lets nothing pass, unless it says otherwise.
+    pub deny_status: DenyStatus,
 }
 
 impl Default for Manners {
     fn default() -> Self {
-        Manners { headers: Families::ALL, denial: denial::Body::Problem }
+        Manners { headers: Families::ALL, denial: denial::Body::Problem, deny_status: DenyStatus::default() }
     }
 }
 
@@ -58,7 +61,6 @@ struct Desk {
     gate: Gate,
     health: Health,
     patience: Duration,
-    clients: Arc<ClientIp>,
 }
 
 impl FromRef<Desk> for Gate {
@@ -123,24 +125,38 @@ pub fn paths() -> Vec<(&'static str, String)> {
 
 fn routes(desk: Desk, part: Part) -> Router {
     let mut router = Router::new();
-    for (_, path, answer) in table() {
+    for (method, path, answer) in table() {
         let own = match part {
             Part::Whole => true,
             Part::Checks => !for_admins(&path) && path != "/metrics",
             Part::Admin => for_admins(&path) || path == "/metrics" || needs(&path) == May::Nothing,
         };
         if own {
+            // Every method of forward-auth is right: the one that counts is in a header.
+            let answer = if path == forward::PATH { answer } else { answer.fallback(move || wrong_method(method)) };
             router = router.route(&path, answer);
         }
     }
-    router
-        .fallback(|| async {
-            mistake(StatusCode::NOT_FOUND, "no such path: expected /v1/check or one of its kin; /openapi.json has all")
-        })
-        .method_not_allowed_fallback(|| async {
-            mistake(StatusCode::METHOD_NOT_ALLOWED, "this path is asked in another way: /openapi.json has how")
-        })
-        .with_state(desk)
+    router.fallback(move |uri: Uri| async move { no_such_path(uri.path(), part) }).with_state(desk)
+}
+
+async fn wrong_method(method: &'static str) -> Response<Body> {
+    let method = method.to_ascii_uppercase();
+    let mut response =
+        mistake(StatusCode::METHOD_NOT_ALLOWED, &format!("wrong method: use {method}; see /openapi.json"));
+    response.headers_mut().insert(header::ALLOW, HeaderValue::try_from(method).expect("a method is plain text"));
+    response
+}
+
+fn no_such_path(path: &str, part: Part) -> Response<Body> {
+    let known = paths();
+    let hint = match nearest(path, known.iter().map(|(_, path)| path.as_str())) {
+        Some(moved) if moved == path && part == Part::Checks => "it is at the admin address (listen.admin)".into(),
+        Some(moved) if moved == path => "it is not at the admin address (listen.admin)".into(),
+        Some(right) => format!("did you mean {right}?"),
+        None => "expected /v1/check or another of those that /openapi.json lists".into(),
+    };
+    mistake(StatusCode::NOT_FOUND, &format!("no such path: {hint}"))
 }
 
 /// Serves until `shutdown` says so, then finishes what has begun. Without TLS and tokens, and with the bounds every door has.
@@ -150,7 +166,7 @@ fn routes(desk: Desk, part: Part) -> Router {
 pub async fn serve(listener: TcpListener, gate: Gate, shutdown: watch::Receiver<bool>) -> io::Result<()> {
     let entrance = Entrance::new(Door::Http, listener, None, Bounds::default(), gate.observer().clone());
     let guard = Arc::new(Guard::new(Auth::default()));
-    serve_at(entrance, gate, guard, Health::default(), Part::Whole, ClientIp::of_peer(), shutdown).await
+    serve_at(entrance, gate, guard, Health::default(), Part::Whole, shutdown).await
 }
 
 /// The same at an entrance that is there already.
@@ -160,11 +176,10 @@ pub(crate) async fn serve_at(
     guard: Arc<Guard>,
     health: Health,
     part: Part,
-    clients: ClientIp,
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let (bounds, observer, door) = (entrance.bounds().clone(), entrance.observer().clone(), entrance.door());
-    let desk = Desk { gate, health, patience: bounds.patience, clients: Arc::new(clients) };
+    let desk = Desk { gate, health, patience: bounds.get().patience };
     let gate = desk.gate.clone();
     let hall = Hall::new(routes(desk, part), door, guard, bounds, observer, needs);
     let hall = if part == Part::Admin { hall } else { hall.with_short_way(gate) };
@@ -262,8 +277,13 @@ async fn answer(gate: &Gate, verb: Verb, question: &Question) -> Result<Answer, 
         }
         About::Attributes(attributes) => {
             let ruling = gate.rule(op, &attributes[..], question.cost, question.id).await?;
-            Ok(Answer::of_rules(question, verb.name(), &ruling, gate.manners().headers))
+            let answer = Answer::of_rules(question, verb.name(), &ruling, gate.manners());
+            Ok(match gate.unknown_attributes(attributes) {
+                Some(why) => answer.with_warning(&why),
+                None => answer,
+            })
         }
+        About::Reset(target) => Ok(Answer::of_reset(&gate.reset(target).await?)),
     }
 }
 
@@ -278,29 +298,15 @@ async fn envoy(State(gate): State<Gate>, Sent(body): Sent) -> Response<Body> {
 
 fn failure(error: &GateError) -> Response<Body> {
     let status = match error {
-        GateError::Cost(_) | GateError::Store(StoreError::Invalid(_)) => StatusCode::BAD_REQUEST,
+        GateError::Cost(_) | GateError::Target(_) | GateError::Store(StoreError::Invalid(_)) => StatusCode::BAD_REQUEST,
         GateError::NoRefunds(_) => StatusCode::FORBIDDEN,
         _ => StatusCode::SERVICE_UNAVAILABLE,
     };
     mistake(status, &error.to_string())
 }
 
-/// A real decision through the real path: a look at a key nobody uses.
 async fn ready(State(desk): State<Desk>) -> Response<Body> {
-    if let Some(problem) = desk.health.problem() {
-        return mistake(StatusCode::SERVICE_UNAVAILABLE, problem);
-    }
-    let Ok(limits) = "1/s".parse::<tidegate::Limits>() else {
-        return mistake(StatusCode::INTERNAL_SERVER_ERROR, "no limit");
-    };
-    let check = Check::of(Op::Peek).charge("tidegate-readyz", &limits, 1);
-    match desk.gate.at(Door::Inner).decide(&check).await {
-        Ok(_) if desk.gate.store().is_away() => {
-            Response::new(Body::from("ready, without the store: it does not answer, and this node decides alone\n"))
-        }
-        Ok(_) => Response::new(Body::from("ready\n")),
-        Err(error) => mistake(StatusCode::SERVICE_UNAVAILABLE, &error.to_string()),
-    }
+    Readiness::of(&desk.gate, &desk.health).await.into_response()
 }
 
 #[cfg(feature = "fuzzing")]

@@ -1,18 +1,22 @@
 //! Decisions into JSON, headers and status.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
-use tidegate::denial;
+use serde_json::json;
+use tidegate::denial::{self, Reply};
 use tidegate::headers::{self, Draft, Families};
-use tidegate::{Decision, Limit, Source, Verdict};
+use tidegate::{Decision, Limit, Source, StoreError, Verdict};
 
 use super::Manners;
 use super::request::{About, Brought, Question};
 use crate::digits;
-use crate::gate::{Charged, Ruling};
+use crate::gate::{Charged, Gate, GateError, Ruling};
+use crate::reset::Emptied;
 use crate::rules::Rule;
 
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -38,8 +42,9 @@ pub(crate) struct Answer {
     pub(crate) allowed: bool,
     json: Vec<u8>,
     headers: HeaderMap,
+    /// Why it was denied, if it was, and by which policies.
+    reason: denial::Reason,
     violated: Vec<String>,
-    retry_after_secs: Option<u64>,
 }
 
 impl Answer {
@@ -69,15 +74,22 @@ impl Answer {
             own.map(|(name, times)| (None, name.as_str(), question.cost.saturating_mul(*times))),
             decision,
         );
+        if let ("reset", About::Key { key, .. }) = (op, &question.about) {
+            json.extend_from_slice(b",\"reset\":[{\"key\":");
+            text(&mut json, key);
+            json.extend_from_slice(b",\"limit\":");
+            text(&mut json, &brought.text);
+            json.extend_from_slice(b"}]");
+        }
         end(&mut json, question, Some(decision));
         let names = || brought.charges.iter().map(|(name, _)| name.as_str());
         let headers = headers_of(decision, families, |draft| brought.policy(draft), names().zip(decision.charges()));
-        let retry_after_secs = headers::retry_after_secs(decision);
-        Answer { allowed: decision.allowed(), json, headers, violated: violated(decision, names()), retry_after_secs }
+        let violated = violated(decision, names());
+        Answer { allowed: decision.allowed(), json, headers, reason: quota(Some(decision)), violated }
     }
 
-    /// The answer to a question about attributes.
-    pub(crate) fn of_rules(question: &Question, op: &str, ruling: &Ruling, families: Families) -> Answer {
+    /// The answer to a question about attributes: the whole decision, for callers of the check API.
+    pub(crate) fn of_rules(question: &Question, op: &str, ruling: &Ruling, manners: Manners) -> Answer {
         let decision = ruling.decision.as_ref();
         let mut json = Vec::with_capacity(640);
         json.push(b'{');
@@ -89,10 +101,15 @@ impl Answer {
         begin(&mut json, b' ', question, op);
         let limits: Vec<String> = ruling.charges.iter().map(|charge| charge.limit.to_string()).collect();
         // Who lets nothing pass binds before any limit.
-        let binding = ruling.refused_by.as_ref().or(ruling.binding().map(|(charge, _)| &charge.rule));
+        let binding = ruling.refused_by.as_ref().or(ruling.exempted_by.as_ref());
+        let binding = binding.or(ruling.binding().map(|(charge, _)| &charge.rule));
         if let Some(rule) = binding {
             json.extend_from_slice(b",\"rule\":");
             text(&mut json, &rule.name);
+        }
+        if let Some(name) = &ruling.refused_for {
+            json.extend_from_slice(b",\"missing\":");
+            text(&mut json, name);
         }
         if let (Some(decision), None) = (decision, &ruling.refused_by) {
             json.extend_from_slice(b",\"limit\":");
@@ -105,6 +122,9 @@ impl Answer {
                 let own = ruling.charges.iter().zip(&limits);
                 let own = own.map(|(charge, limit)| (Some(&*charge.rule.name), limit.as_str(), charge.cost));
                 charges(&mut json, own, decision);
+            }
+            None if ruling.exempted_by.is_some() => {
+                json.extend_from_slice(b"\"allowed\":true,\"exempt\":true,\"charges\":[]");
             }
             None if ruling.allowed => json.extend_from_slice(b"\"allowed\":true,\"charges\":[]"),
             None => json.extend_from_slice(b"\"allowed\":false,\"granted\":0,\"retry_after_us\":null,\"charges\":[]"),
@@ -119,54 +139,67 @@ impl Answer {
             json.push(b']');
         }
         end(&mut json, question, decision);
-        let names = || ruling.charges.iter().map(|charge| &*charge.rule.name);
+        let names = headers::names(&limits_of(ruling));
         let mut answer = Answer {
             allowed: ruling.allowed,
             json,
             headers: HeaderMap::new(),
-            violated: Vec::new(),
-            retry_after_secs: None,
+            reason: quota(decision),
+            violated: decision.map(|decision| violated(decision, names.iter().map(|name| &**name))).unwrap_or_default(),
         };
-        if let Some(decision) = decision {
-            answer.headers = headers_of_ruling(ruling, families);
-            answer.violated = violated(decision, names());
-            if ruling.refused_by.is_none() {
-                answer.retry_after_secs = headers::retry_after_secs(decision);
+        match (&ruling.refused_by, decision) {
+            // What is left of other budgets is not why.
+            (Some(rule), _) => {
+                answer.reason = denial::Reason::Rule(rule.deny_status.unwrap_or(manners.deny_status));
+                answer.violated.push(rule.name.to_string());
             }
+            (None, Some(decision)) => {
+                let (policy, named) = (policies(ruling, &names), names.iter().map(|name| &**name));
+                answer.headers = headers_of(decision, manners.headers, policy, named.zip(decision.charges()));
+            }
+            (None, None) => {}
         }
-        answer.violated.extend(ruling.refused_by.iter().map(|rule| rule.name.to_string()));
         answer
+    }
+
+    /// The answer to a reset of budgets of rules: a list of them.
+    pub(crate) fn of_reset(emptied: &[Emptied]) -> Answer {
+        let reset = emptied.iter().map(|Emptied { rule, by }| {
+            let by: BTreeMap<&str, &Option<String>> = by.iter().map(|(name, value)| (&**name, value)).collect();
+            format!(r#"{{"rule":{},"by":{}}}"#, string(&rule.name), json!(by))
+        });
+        let reset: Vec<String> = reset.collect();
+        let json = format!(r#"{{"op":"reset","reset":[{}]}}"#, reset.join(",")).into_bytes();
+        Answer { allowed: true, json, headers: HeaderMap::new(), reason: quota(None), violated: Vec::new() }
+    }
+
+    /// The same answer with a warning as its last member.
+    pub(crate) fn with_warning(mut self, why: &str) -> Answer {
+        debug_assert_eq!(self.json.last(), Some(&b'}'), "an answer is an object");
+        self.json.pop();
+        self.json.extend_from_slice(b",\"warning\":");
+        text(&mut self.json, why);
+        self.json.push(b'}');
+        self
     }
 
     pub(crate) fn json(&self) -> &[u8] {
         &self.json
     }
 
-    /// 204 with the headers alone, for whoever asks only whether.
-    pub(crate) fn without_body(self) -> Response<Body> {
-        let mut response = Response::new(Body::empty());
-        *response.status_mut() = StatusCode::NO_CONTENT;
-        *response.headers_mut() = self.headers;
-        response.headers_mut().insert(header::CACHE_CONTROL, NO_STORE);
-        response
-    }
-
-    /// 200 with the decision; or 429 with the problem and the decision in it, the decision alone, or a line of text, whichever is accepted. Who
-    /// accepts anything gets what the setting says.
+    /// 200 with the decision; or, if it was denied, 429 (403 by a rule that lets nothing pass) with the problem and the decision in it, the decision alone, or a line
+    /// of text, whichever is accepted. Who accepts anything gets what the setting says.
     pub(crate) fn into_response(self, setting: denial::Body, accept: Option<&[u8]>) -> Response<Body> {
         let (status, kind, body) = if self.allowed {
             (StatusCode::OK, JSON, self.json)
         } else {
             let accept = accept.and_then(|accept| std::str::from_utf8(accept).ok());
             let (kind, body) = match setting.asked_for(accept) {
-                denial::Body::Problem => (PROBLEM, problem(&self.json, &self.violated)),
+                denial::Body::Problem => (PROBLEM, problem(&self.json, self.reason, &self.violated)),
                 denial::Body::Json => (JSON, self.json),
-                denial::Body::Text => {
-                    let violated: Vec<&str> = self.violated.iter().map(String::as_str).collect();
-                    (TEXT, denial::Body::Text.write(&violated, self.retry_after_secs).into_bytes())
-                }
+                form @ denial::Body::Text => (TEXT, Reply::new(self.reason, self.violated).body(form).into_bytes()),
             };
-            (StatusCode::TOO_MANY_REQUESTS, kind, body)
+            (status(self.reason.status()), kind, body)
         };
         let mut response = Response::new(Body::from(body));
         *response.status_mut() = status;
@@ -178,22 +211,42 @@ impl Answer {
     }
 }
 
-/// The headers that tell what the rules say.
-fn headers_of_ruling(ruling: &Ruling, families: Families) -> HeaderMap {
-    let mut headers = HeaderMap::with_capacity(MOST);
-    tell(ruling, families, |name, value| _ = headers.insert(name, value));
-    headers
+/// Why a decision denies, if it does.
+fn quota(decision: Option<&Decision>) -> denial::Reason {
+    denial::Reason::Quota { retry_after_secs: decision.and_then(headers::retry_after_secs) }
 }
 
-/// The same, one after the other.
+fn status(code: u16) -> StatusCode {
+    StatusCode::from_u16(code).unwrap_or(StatusCode::TOO_MANY_REQUESTS)
+}
+
+/// The rule and limit of each charge.
+fn limits_of(ruling: &Ruling) -> Vec<(&str, &Limit)> {
+    ruling.charges.iter().map(|charge| (&*charge.rule.name, &charge.limit)).collect()
+}
+
+/// What `RateLimit-Policy` says about charges of these names.
+fn policies<'a>(ruling: &'a Ruling, names: &'a [Cow<'a, str>]) -> impl FnOnce(Draft) -> Option<HeaderValue> + 'a {
+    |draft| {
+        let named = names.iter().zip(&ruling.charges).map(|(name, charge)| (&**name, &charge.limit));
+        policy(draft, &named.collect::<Vec<_>>())
+    }
+}
+
+/// The headers that a client reads whose request the rules allow, one after the other.
 pub(crate) fn tell(ruling: &Ruling, families: Families, put: impl FnMut(HeaderName, HeaderValue)) {
     let Some(decision) = &ruling.decision else { return };
-    let names = || ruling.charges.iter().map(|charge| &*charge.rule.name);
-    let policy = |draft| match &ruling.charges[..] {
-        [one] => policy_of(draft, one),
-        many => policy(draft, &many.iter().map(|charge| (&*charge.rule.name, &charge.limit)).collect::<Vec<_>>()),
-    };
-    each(decision, families, policy, names().zip(decision.charges()), put);
+    match &ruling.charges[..] {
+        [one] => {
+            let named = std::iter::once((&*one.rule.name, decision.binding()));
+            each(decision, families, |draft| policy_of(draft, one), named, put);
+        }
+        _ => {
+            let names = headers::names(&limits_of(ruling));
+            let named = names.iter().map(|name| &**name).zip(decision.charges());
+            each(decision, families, policies(ruling, &names), named, put);
+        }
+    }
 }
 
 /// The same as [`policy`], for one limit. It does not change from request to request, so the last one is kept.
@@ -216,10 +269,58 @@ fn policy_of(draft: Draft, charged: &Charged) -> Option<HeaderValue> {
     })
 }
 
-/// The answer to a request that the rules deny, for somebody who accepts this.
-pub(crate) fn denial(ruling: &Ruling, manners: Manners, accept: Option<&[u8]>) -> Response<Body> {
-    let question = Question { about: About::Attributes(Vec::new()), cost: 1, reserved: 0, id: None };
-    Answer::of_rules(&question, "check", ruling, manners.headers).into_response(manners.denial, accept)
+/// The answer to a gateway whose client's request the rules allow: 204 and the headers.
+pub(crate) fn pass(ruling: &Ruling, families: Families) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    let headers = response.headers_mut();
+    tell(ruling, families, |name, value| _ = headers.insert(name, value));
+    headers.insert(header::CACHE_CONTROL, NO_STORE);
+    response
+}
+
+/// The answer to a client of the proxy or of a gateway whose request the rules deny: which policies denied, and when to try again. The whole decision is
+/// for callers of the check API. Without a store, under a rule that then lets nothing pass, it is the answer to a [failure](unanswered).
+pub(crate) fn denial(gate: &Gate, ruling: &Ruling, accept: Option<&[u8]>) -> Response<Body> {
+    let manners = gate.manners();
+    let reply = match (&ruling.refused_by, &ruling.decision) {
+        (None, Some(_)) if gate.is_closed(ruling) => return unavailable(),
+        (None, Some(decision)) => Reply::to(decision, &limits_of(ruling), manners.headers),
+        (Some(rule), _) => {
+            Reply::new(denial::Reason::Rule(rule.deny_status.unwrap_or(manners.deny_status)), [&*rule.name])
+        }
+        (None, None) => Reply::new(quota(None), [""; 0]),
+    };
+    let accept = accept.and_then(|accept| std::str::from_utf8(accept).ok());
+    let form = manners.denial.asked_for(accept);
+    let mut response = Response::new(Body::from(reply.body(form)));
+    *response.status_mut() = status(reply.status());
+    let headers = response.headers_mut();
+    for (name, value) in reply.headers() {
+        if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::try_from(value)) {
+            headers.insert(name, value);
+        }
+    }
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(form.content_type()));
+    headers.insert(header::CACHE_CONTROL, NO_STORE);
+    response
+}
+
+/// The answer to a client of the proxy or of a gateway about whose request there is no decision. What it says of the store and the rules is in the log.
+pub(crate) fn unanswered(error: &GateError) -> Response<Body> {
+    match error {
+        GateError::Cost(invalid) => mistake(StatusCode::BAD_REQUEST, &invalid.for_client()),
+        GateError::Store(StoreError::Invalid(invalid)) => mistake(StatusCode::BAD_REQUEST, &invalid.to_string()),
+        _ => unavailable(),
+    }
+}
+
+fn unavailable() -> Response<Body> {
+    let detail = "The rate limiter has no answer. Try again in 1 second.";
+    let mut response = mistake(StatusCode::SERVICE_UNAVAILABLE, detail);
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    response.headers_mut().insert(header::CACHE_CONTROL, NO_STORE);
+    response
 }
 
 /// JSON that is no decision.
@@ -230,11 +331,13 @@ pub(crate) fn json(body: impl Into<Body>) -> Response<Body> {
 }
 
 /// The decision with what makes it a problem before it.
-fn problem(decision: &[u8], violated: &[String]) -> Vec<u8> {
+fn problem(decision: &[u8], reason: denial::Reason, violated: &[String]) -> Vec<u8> {
     let mut body = Vec::with_capacity(decision.len() + 256);
-    body.extend_from_slice(
-        br#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,"violated-policies":["#,
-    );
+    for part in [r#"{"type":""#, reason.problem_type(), r#"","title":""#, reason.title(), r#"","status":"#] {
+        body.extend_from_slice(part.as_bytes());
+    }
+    digits::push(&mut body, reason.status().into());
+    body.extend_from_slice(br#","violated-policies":["#);
     for (at, name) in violated.iter().enumerate() {
         if at > 0 {
             body.push(b',');
@@ -336,7 +439,8 @@ pub(crate) fn policy(draft: Draft, named: &[(&str, &Limit)]) -> Option<HeaderVal
     HeaderValue::try_from(text).ok()
 }
 
-/// The headers of a decision whose charges have these names, in these families, `Retry-After` on a denial, and whether the store had no part in it.
+/// The headers of a decision whose charges have these names, in these families, `Retry-After` on a denial, and whether the store had no part in it: for callers
+/// of the check API, who alone are told that.
 fn headers_of<'a>(
     decision: &Decision,
     families: Families,
@@ -345,6 +449,9 @@ fn headers_of<'a>(
 ) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(MOST);
     each(decision, families, policy, named, |name, value| _ = headers.insert(name, value));
+    if decision.source() == Source::Fallback {
+        headers.insert(MODE, FALLBACK);
+    }
     headers
 }
 
@@ -376,7 +483,6 @@ fn each<'a>(
         put(RESOURCE, binding.and_then(|name| HeaderValue::try_from(headers::visible(name).as_ref()).ok()));
     }
     put(header::RETRY_AFTER, headers::retry_after_secs(decision).map(Into::into));
-    put(MODE, (decision.source() == Source::Fallback).then_some(FALLBACK));
 }
 
 /// Whose limits denied it.

@@ -7,12 +7,14 @@ use std::sync::Arc;
 
 use axum::http::HeaderValue;
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
+use serde::de::{MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 use tidegate::headers::Draft;
 use tidegate::{Id, Limit, Limits, Op};
 
 use super::reply::policy;
+use crate::config::words;
+use crate::reset::Target;
 
 /// The largest body, in bytes.
 pub const MAX_BODY_BYTES: usize = 64 << 10;
@@ -32,6 +34,8 @@ pub(crate) struct Body {
     key: Option<String>,
     limit: Option<String>,
     attributes: Option<BTreeMap<String, String>>,
+    rule: Option<String>,
+    by: Option<BTreeMap<String, String>>,
     #[serde(default, deserialize_with = "cost")]
     cost: Option<u64>,
     #[serde(default, deserialize_with = "reserved")]
@@ -70,11 +74,19 @@ impl<'de> Visitor<'de> for Whole {
     type Value = Option<u64>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a whole number of at most {} as {}", u64::MAX, self.0)
+        write!(f, "a whole number, 0 or more, as {}", self.0)
     }
 
     fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<Option<u64>, E> {
         Ok(Some(number))
+    }
+
+    // JSON numbers beyond u64 arrive as floats.
+    fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<Option<u64>, E> {
+        if number.fract() == 0.0 && number >= 1.0 {
+            return Err(E::custom(format_args!("expected at most {} as {}", u64::MAX, self.0)));
+        }
+        Err(E::invalid_type(Unexpected::Float(number), &self))
     }
 
     fn visit_unit<E: serde::de::Error>(self) -> Result<Option<u64>, E> {
@@ -115,6 +127,8 @@ pub(crate) enum About {
     },
     /// Whatever the rules say about these attributes.
     Attributes(Vec<(String, String)>),
+    /// Budgets of rules, to be reset.
+    Reset(Target),
 }
 
 /// Limits that a caller brought, with what every answer says about them.
@@ -176,15 +190,30 @@ pub(crate) enum Asked {
     Batch(Vec<Question>),
 }
 
+/// What is wrong with a body, and where.
+fn mistake_in(error: &serde_json::Error) -> String {
+    let (line, column) = (error.line(), error.column());
+    if error.is_data() {
+        return format!("body, line {line}, column {column}: {}", words::plain(&error.to_string()));
+    }
+    let text = error.to_string();
+    let problem = match text.as_str() {
+        _ if error.is_eof() && column == 0 => "is empty",
+        _ if error.is_eof() => "ends too early",
+        text if text.starts_with("number out of range") => "has a number that is out of range",
+        text if text.starts_with("trailing characters") => "goes on behind its object",
+        _ => "is not JSON",
+    };
+    let example = "{\"key\":\"user:7\",\"limit\":\"10/s\"}";
+    format!("the body {problem} (line {line}, column {column}): expected an object such as {example}")
+}
+
 /// Reads a body.
 pub(crate) fn read(bytes: &[u8], verb: Verb) -> Result<Asked, String> {
-    let Object(body) =
-        serde_json::from_slice(bytes).map_err(|error| format!("the body is not as expected: {error}"))?;
+    let Object(body) = serde_json::from_slice(bytes).map_err(|error| mistake_in(&error))?;
     match body.checks {
         None => body.question(verb, "").map(Asked::One),
-        Some(_) if body.key.is_some() || body.limit.is_some() || body.attributes.is_some() => {
-            Err("checks stands beside key, limit or attributes: expected checks alone".into())
-        }
+        Some(_) if body.is_question() => Err("checks stands beside other members: expected checks alone".into()),
         Some(checks) if checks.is_empty() || checks.len() > MAX_BATCH => {
             Err(format!("checks has {} items: expected 1 to {MAX_BATCH}", checks.len()))
         }
@@ -198,26 +227,70 @@ pub(crate) fn read(bytes: &[u8], verb: Verb) -> Result<Asked, String> {
     }
 }
 
+/// Which budgets of rules a reset names.
+fn target(
+    rule: Option<String>,
+    by: Option<BTreeMap<String, String>>,
+    attributes: Option<BTreeMap<String, String>>,
+) -> Result<Target, String> {
+    match (rule.as_deref(), by, attributes) {
+        (Some("*"), None, Some(attributes)) => Ok(Target::Applying(attributes.into_iter().collect())),
+        (Some("*"), ..) => Err("rule is \"*\": expected attributes beside it, and no by".into()),
+        (Some(name), by, None) => {
+            Ok(Target::Rule { name: name.into(), by: by.unwrap_or_default().into_iter().collect() })
+        }
+        (Some(name), _, Some(_)) => {
+            Err(format!("attributes stands beside rule {name:?}: expected by, or \"*\" as the rule"))
+        }
+        (None, None, Some(attributes)) => Ok(Target::Given(attributes.into_iter().collect())),
+        (None, ..) => Err("by stands without a rule: expected rule, too, or attributes instead of by".into()),
+    }
+}
+
 impl Body {
+    /// Whether it has members of a question by itself.
+    fn is_question(&self) -> bool {
+        let Body { key, limit, attributes, rule, by, cost: _, reserved: _, id: _, checks: _ } = self;
+        key.is_some() || limit.is_some() || attributes.is_some() || rule.is_some() || by.is_some()
+    }
+
     fn question(self, verb: Verb, place: &str) -> Result<Question, String> {
         if self.checks.is_some() {
             return Err(format!("{place}checks: expected no batch within a batch"));
         }
+        for (name, attributes) in [("attributes", &self.attributes), ("by", &self.by)] {
+            if let Some(attributes) = attributes.as_ref().filter(|attributes| attributes.len() > MAX_ATTRIBUTES) {
+                let found = attributes.len();
+                return Err(format!("{place}{name} has {found} items: expected at most {MAX_ATTRIBUTES}"));
+            }
+        }
+        let names_rule = self.rule.is_some() || self.by.is_some();
+        if names_rule && verb != Verb::Reset {
+            return Err(format!("{place}rule and by are for /v1/reset: expected key and limit, or attributes"));
+        }
         let about = match (self.key, self.limit, self.attributes) {
+            (None, None, attributes) if names_rule || (verb == Verb::Reset && attributes.is_some()) => {
+                if self.cost.or(self.reserved).or(self.id).is_some() {
+                    return Err(format!(
+                        "{place}cost, reserved or id stands beside rule or attributes: a reset takes none"
+                    ));
+                }
+                About::Reset(target(self.rule, self.by, attributes).map_err(|problem| format!("{place}{problem}"))?)
+            }
+            _ if names_rule => {
+                return Err(format!("{place}rule or by stands beside key or limit: expected one or the other"));
+            }
             (Some(key), Some(text), None) => {
                 About::Key { key, brought: Brought::read(text).map_err(|problem| format!("{place}{problem}"))? }
-            }
-            (None, None, Some(attributes)) if attributes.len() > MAX_ATTRIBUTES => {
-                return Err(format!(
-                    "{place}attributes has {} items: expected at most {MAX_ATTRIBUTES}",
-                    attributes.len()
-                ));
             }
             (None, None, Some(attributes)) => About::Attributes(attributes.into_iter().collect()),
             (Some(_), None, None) => {
                 return Err(format!("{place}limit is missing: expected one such as \"10/s; 120/m\""));
             }
             (None, Some(_), None) => return Err(format!("{place}key is missing: expected whose budget it is")),
+            (None, None, None) if verb == Verb::Reset => {
+                return Err(format!("{place}rule is missing: expected rule and by, attributes, or key and limit"));
+            }
             (None, None, None) => return Err(format!("{place}key is missing: expected key and limit, or attributes")),
             _ => return Err(format!("{place}attributes stands beside key or limit: expected one or the other")),
         };

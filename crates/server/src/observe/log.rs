@@ -8,7 +8,7 @@ use std::fmt::{Display, Write as _};
 use std::io::Write;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -36,10 +36,10 @@ pub enum Level {
 /// What lines look like.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Format {
-    /// `2026-11-16T02:44:33.123Z info  rules read file=tidegate.yaml rules=3`
+    /// `2026-11-16T02:44:33.123Z info  configuration reloaded file=tidegate.yaml rules=3`
     #[default]
     Human,
-    /// `{"time":"2026-11-16T02:44:33.123Z","level":"info","message":"rules read","file":"tidegate.yaml","rules":"3"}`
+    /// `{"time":"2026-11-16T02:44:33.123Z","level":"info","message":"configuration reloaded","file":"tidegate.yaml","rules":"3"}`
     Json,
 }
 
@@ -93,8 +93,9 @@ pub struct Log {
 
 #[derive(Debug)]
 struct Inner {
-    level: Level,
-    format: Format,
+    /// A [`Level`] and a [`Format`]: both can change at any time.
+    level: AtomicU8,
+    format: AtomicU8,
     queue: SyncSender<Job>,
     lost: AtomicU64,
 }
@@ -112,22 +113,31 @@ impl Log {
     /// A log to `out`.
     pub fn to(out: impl Write + Send + 'static, level: Level, format: Format) -> Self {
         let (queue, lines) = sync_channel(QUEUE);
-        if level > Level::Off {
-            let started = std::thread::Builder::new().name("log".into()).spawn(move || write(&lines, out));
-            // Without a thread there is no log; the service is worth more than its log.
-            drop(started);
-        }
-        Log { inner: Arc::new(Inner { level, format, queue, lost: AtomicU64::new(0) }) }
+        let started = std::thread::Builder::new().name("log".into()).spawn(move || write(&lines, out));
+        // Without a thread there is no log; the service is worth more than its log.
+        drop(started);
+        Self::through(queue, level, format)
     }
 
     /// No log at all.
     pub fn silent() -> Self {
-        Self::to(std::io::sink(), Level::Off, Format::Human)
+        Self::through(sync_channel(0).0, Level::Off, Format::Human)
+    }
+
+    fn through(queue: SyncSender<Job>, level: Level, format: Format) -> Self {
+        let (level, format) = (AtomicU8::new(level as u8), AtomicU8::new(format as u8));
+        Log { inner: Arc::new(Inner { level, format, queue, lost: AtomicU64::new(0) }) }
+    }
+
+    /// Writes lines of another level, in another form, from now on.
+    pub fn set(&self, level: Level, format: Format) {
+        self.inner.level.store(level as u8, Ordering::Relaxed);
+        self.inner.format.store(format as u8, Ordering::Relaxed);
     }
 
     /// Whether lines of this level are written.
     pub fn wants(&self, level: Level) -> bool {
-        level <= self.inner.level
+        level as u8 <= self.inner.level.load(Ordering::Relaxed)
     }
 
     /// Something does not work.
@@ -158,7 +168,7 @@ impl Log {
     /// Waits until everything said so far is written, at most this long.
     pub fn flush(&self, at_most: Duration) {
         let (done, written) = sync_channel(1);
-        if self.inner.level > Level::Off && self.inner.queue.try_send(Job::Flush(done)).is_ok() {
+        if self.inner.queue.try_send(Job::Flush(done)).is_ok() {
             let _ = written.recv_timeout(at_most);
         }
     }
@@ -167,7 +177,9 @@ impl Log {
         if !self.wants(level) {
             return;
         }
-        let line = rendered(self.inner.format, SystemTime::now(), level, message, fields);
+        let is_json = self.inner.format.load(Ordering::Relaxed) == Format::Json as u8;
+        let format = if is_json { Format::Json } else { Format::Human };
+        let line = rendered(format, SystemTime::now(), level, message, fields);
         if self.inner.queue.try_send(Job::Line(line)).is_err() {
             self.inner.lost.fetch_add(1, Ordering::Relaxed);
         }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 use arc_swap::ArcSwap;
 use tidegate::{BreakerState, NearStats};
 
+use super::in_force::InForce;
 use crate::gate::{Backend, Door, Ruling};
 use crate::watchdog::Subject;
 
@@ -148,6 +149,7 @@ pub struct Metrics {
     other: RuleCounts,
     doors: [DoorCounts; Door::ALL.len()],
     reloads: [[AtomicU64; 2]; Reloaded::ALL.len()],
+    in_force: InForce,
     accept_errors: AtomicU64,
     panics: AtomicU64,
     restarts: AtomicU64,
@@ -216,6 +218,7 @@ impl Default for Metrics {
             other: RuleCounts::new(false),
             doors: Default::default(),
             reloads: Default::default(),
+            in_force: InForce::default(),
             accept_errors: AtomicU64::new(0),
             panics: AtomicU64::new(0),
             restarts: AtomicU64::new(0),
@@ -345,6 +348,9 @@ impl Metrics {
         if let Some(refused_by) = &ruling.refused_by {
             of(&refused_by.name).count(false);
         }
+        if let Some(exempted_by) = &ruling.exempted_by {
+            of(&exempted_by.name).count(true);
+        }
         if let Some(decision) = &ruling.decision {
             // The limits of a rule stand next to each other; together they are one answer.
             let mut charges = ruling.charges.iter().zip(decision.charges()).peekable();
@@ -408,6 +414,11 @@ impl Metrics {
 
     pub(crate) fn stalled(&self, who: Subject) {
         self.stalls[who as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Which files say something else than what is in force.
+    pub fn in_force(&self) -> &InForce {
+        &self.in_force
     }
 
     pub(crate) fn reloaded(&self, what: Reloaded, ok: bool) {
@@ -522,7 +533,7 @@ impl Metrics {
             self.shards.iter().map(|shard| &shard.store),
         );
         let (failed, answered) = (self.failed_at.load(Ordering::Relaxed), self.answered_at.load(Ordering::Relaxed));
-        page.head("tidegate_store_up", "gauge", "1 if the store's last answer is newer than its last failure.");
+        page.head("tidegate_store_up", "gauge", "1 if the store decides; 0 if it is unreachable or refuses.");
         page.line(
             "tidegate_store_up",
             &format!(r#"store="{name}""#),
@@ -560,6 +571,7 @@ impl Metrics {
                 ("call", stats.calls),
                 ("coalesced", stats.coalesced),
                 ("regression", stats.regressions),
+                ("clock_regression", stats.clock_regressions),
                 ("repair", stats.repairs),
                 ("reconnect", stats.reconnects),
                 ("retry", stats.retries),
@@ -594,6 +606,12 @@ impl Metrics {
                 page.line("tidegate_reloads_total", &format!(r#"what="{}",result="{result}""#, what.name()), count);
             }
         }
+        page.head(
+            "tidegate_config_in_force",
+            "gauge",
+            "1 if everything that the files say is in force; 0 if a file is refused or a setting needs a restart.",
+        );
+        page.line("tidegate_config_in_force", "", u8::from(self.in_force.is_whole()));
         page.single("tidegate_panics_total", "counter", "Requests and tasks that panicked. Expected: 0.", &self.panics);
         page.single(
             "tidegate_task_restarts_total",
@@ -623,7 +641,11 @@ impl Metrics {
 fn near_the_store(page: &mut Page, stats: &NearStats) {
     let open = u8::from(stats.breaker == BreakerState::Open);
     for (name, help, value) in [
-        ("tidegate_breaker_open", "1 if the store is not asked for now, because it does not answer.", u64::from(open)),
+        (
+            "tidegate_breaker_open",
+            "1 if the store is not called now: it does not answer, or refuses for good.",
+            u64::from(open),
+        ),
         ("tidegate_store_calls_in_flight", "Calls to the store that are under way.", stats.in_flight),
         ("tidegate_leases", "Keys of which this node has taken units ahead.", stats.leases),
         ("tidegate_lease_units_held", "Units that were taken ahead and can still be spent.", stats.lease_units_held),

@@ -3,6 +3,7 @@
 //! All of it happens between doors and store, once: no door records anything by itself. The gate tells the [`Observer`] what was decided, the
 //! entrance of the doors tells it who came. On the way of a decision there is no lock and no allocation as long as it is allowed.
 
+mod in_force;
 pub mod log;
 pub mod metrics;
 mod pages;
@@ -16,6 +17,7 @@ use axum::body::Bytes;
 use parking_lot::Mutex;
 use tidegate::{Check, Decision, Op, Scope, StoreError, Subject};
 
+pub use self::in_force::InForce;
 pub use self::log::{Format, Level, Log};
 pub use self::metrics::{Metrics, Outcome};
 use self::pages::Pages;
@@ -62,12 +64,12 @@ struct Inner {
     log: Log,
     metrics: Metrics,
     top: Top,
-    show_keys: bool,
-    denials_per_second: u64,
+    denials_per_second: AtomicU64,
     sampled: Sampled,
     failures: Sampled,
     misses: Sampled,
     misasked: Sampled,
+    misnamed: Sampled,
     upstream: Sampled,
     written: Sampled,
     /// The numbers as they were told last.
@@ -90,12 +92,12 @@ impl Observer {
                 log,
                 metrics: Metrics::default(),
                 top: Top::new(settings.show_keys),
-                show_keys: settings.show_keys,
-                denials_per_second: settings.denials_per_second.into(),
+                denials_per_second: AtomicU64::new(settings.denials_per_second.into()),
                 sampled: Sampled::default(),
                 failures: Sampled::default(),
                 misses: Sampled::default(),
                 misasked: Sampled::default(),
+                misnamed: Sampled::default(),
                 upstream: Sampled::default(),
                 written: Sampled::default(),
                 page: Mutex::default(),
@@ -218,6 +220,13 @@ impl Observer {
         page.clone()
     }
 
+    /// Logs in another way from now on.
+    pub fn set(&self, settings: &Settings) {
+        self.inner.log.set(settings.level, settings.format);
+        self.inner.top.set_show_keys(settings.show_keys);
+        self.inner.denials_per_second.store(settings.denials_per_second.into(), Ordering::Relaxed);
+    }
+
     /// A call to the store came to nothing, and this node decided alone. The reason is said a few times a second at most.
     pub fn missed(&self, error: &StoreError) {
         let Some(left_out) = self.inner.misses.one_more(MISSES_PER_SECOND, self.inner.top.secs()) else { return };
@@ -232,6 +241,13 @@ impl Observer {
         self.inner.log.warn("a gateway cannot be answered", if left_out == 0 { &fields[..1] } else { &fields });
     }
 
+    /// A call brought only attributes that no rule looks at.
+    pub(crate) fn misnamed(&self, door: Door, why: &str) {
+        let Some(left_out) = self.inner.misnamed.one_more(MISASKED_PER_SECOND, self.inner.top.secs()) else { return };
+        let fields: [log::Field<'_>; 3] = [("door", &door.name()), ("why", &why), ("left_out", &left_out)];
+        self.inner.log.warn("a check brings unknown attributes", if left_out == 0 { &fields[..2] } else { &fields });
+    }
+
     /// Somebody was denied something, by a rule or, if it has no name, by a limit that the caller brought.
     pub(crate) fn denied(&self, door: Door, rule: &str, key: &[u8]) {
         let secs = self.inner.top.secs();
@@ -244,10 +260,13 @@ impl Observer {
         if !self.inner.log.wants(Level::Info) {
             return;
         }
-        let Some(left_out) = self.inner.sampled.one_more(self.inner.denials_per_second, secs) else { return };
+        let Some(left_out) = self.inner.sampled.one_more(self.inner.denials_per_second.load(Ordering::Relaxed), secs)
+        else {
+            return;
+        };
         let key = match key {
             None => String::new(),
-            Some(key) if self.inner.show_keys => String::from_utf8_lossy(key).into_owned(),
+            Some(key) if self.inner.top.shows_keys() => String::from_utf8_lossy(key).into_owned(),
             Some(key) => self.inner.top.hashed(rule, key),
         };
         let fields: [log::Field<'_>; 4] =

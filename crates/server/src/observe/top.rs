@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -41,7 +41,7 @@ pub struct Top {
     shards: Box<[Mutex<Shard>]>,
     /// Different in every process.
     hashing: RandomState,
-    show_keys: bool,
+    show_keys: AtomicBool,
     started: Instant,
     /// Denials that found their shard taken by somebody else: left out rather than waited for.
     left_out: AtomicU64,
@@ -104,7 +104,7 @@ impl Top {
         Top {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             hashing: RandomState::new(),
-            show_keys,
+            show_keys: AtomicBool::new(show_keys),
             started: Instant::now(),
             left_out: AtomicU64::new(0),
         }
@@ -119,12 +119,22 @@ impl Top {
         };
         shard.turn(secs / GENERATION.as_secs());
         shard.now.count(hash, || {
-            let shown = self.show_keys.then(|| {
+            let shown = self.shows_keys().then(|| {
                 let text = String::from_utf8_lossy(key);
                 text[..text.floor_char_boundary(MAX_SHOWN_BYTES)].into()
             });
             (rule.into(), shown)
         });
+    }
+
+    /// Whether keys are shown as they are.
+    pub(crate) fn shows_keys(&self) -> bool {
+        self.show_keys.load(Ordering::Relaxed)
+    }
+
+    /// Shows the keys that come from now on as they are, or only their hashes. Those that are here stay as they came.
+    pub(crate) fn set_show_keys(&self, show_keys: bool) {
+        self.show_keys.store(show_keys, Ordering::Relaxed);
     }
 
     /// The most limited, most limited first.

@@ -7,8 +7,8 @@ use axum::http::header::{ACCEPT, CACHE_CONTROL, CONNECTION, RETRY_AFTER, UPGRADE
 use axum::http::{HeaderValue, Request, Response, StatusCode, Version};
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
-use tidegate::http::{Client, ClientIp, normal_path};
-use tidegate::{Op, StoreError};
+use tidegate::Op;
+use tidegate::http::{Client, normal_path};
 
 use super::Guest;
 use super::body::Returned;
@@ -18,15 +18,14 @@ use super::later::Later;
 use super::tunnel::Tunnel;
 use super::upstream::{Answer, Failed, Upstreams};
 use crate::door::http::{MAX_TARGET_BYTES, caught};
-use crate::gate::{Gate, GateError, Ruling};
-use crate::http::{denial, fresh_id, mistake, tell};
+use crate::gate::{Gate, Ruling};
+use crate::http::{denial, fresh_id, mistake, tell, unanswered};
 use crate::rules::{HttpRequest, HttpRequestError, Match};
 
 /// What every request needs.
 #[derive(Debug)]
 pub(super) struct Desk {
     pub(super) gate: Gate,
-    pub(super) clients: ClientIp,
     pub(super) upstreams: Arc<Upstreams>,
 }
 
@@ -118,7 +117,7 @@ impl Desk {
             Some(passed) => passed,
             None => self.ruled(&head, host.as_ref(), peer).await?,
         };
-        head::prepare(&mut head, host.as_ref(), peer, &self.clients).map_err(refuse)?;
+        head::prepare(&mut head, host.as_ref(), peer, &self.gate.clients()).map_err(refuse)?;
         Ok(Admitted { passed, host })
     }
 
@@ -199,25 +198,20 @@ impl Desk {
             }
             Ok((ruling, ..)) => {
                 let accept = head.headers.lines(ACCEPT).next();
-                Err(Box::new(denial(&ruling, self.gate.manners(), accept)))
+                Err(Box::new(denial(&self.gate, &ruling, accept)))
             }
-            Err(error) => {
-                let status = match &error {
-                    GateError::Cost(_) | GateError::Store(StoreError::Invalid(_)) => StatusCode::BAD_REQUEST,
-                    _ => StatusCode::SERVICE_UNAVAILABLE,
-                };
-                Err(Box::new(mistake(status, &error.to_string())))
-            }
+            Err(error) => Err(Box::new(unanswered(&error))),
         }
     }
 
     /// Whose request it is.
     fn client(&self, headers: &impl Headers, peer: &Peer) -> Client {
-        if !peer.trusted {
-            return self.clients.find(peer.ip, []); // the header need not even be looked for
+        let clients = self.gate.clients();
+        if !clients.trusts(peer.ip) {
+            return clients.find(peer.ip, []); // the header need not even be looked for
         }
-        let lines: Vec<&[u8]> = headers.lines(self.clients.header_name()).collect();
-        self.clients.find(peer.ip, lines)
+        let lines: Vec<&[u8]> = headers.lines(clients.header_name()).collect();
+        clients.find(peer.ip, lines)
     }
 
     fn failed(&self, failed: &Failed) -> No {

@@ -45,8 +45,6 @@ pub(super) struct Peer {
     /// As text, for every request.
     shown: HeaderValue,
     pub(super) scheme: &'static str,
-    /// Whether it is believed what it says about others.
-    pub(super) trusted: bool,
     /// The last host it asked for, and what `Forwarded` says of that. Who asks one host asks it again.
     hop: Mutex<Option<(Option<HeaderValue>, HeaderValue)>>,
 }
@@ -72,16 +70,10 @@ impl<'a> Head<'a, HeaderMap> {
 }
 
 impl Peer {
-    pub(super) fn new(ip: IpAddr, secure: bool, clients: &ClientIp) -> Self {
+    pub(super) fn new(ip: IpAddr, secure: bool) -> Self {
         let ip = ip.to_canonical();
         let shown = HeaderValue::try_from(ip.to_string()).expect("an address has plain characters");
-        Peer {
-            ip,
-            shown,
-            scheme: if secure { "https" } else { "http" },
-            trusted: clients.trusts(ip),
-            hop: Mutex::default(),
-        }
+        Peer { ip, shown, scheme: if secure { "https" } else { "http" }, hop: Mutex::default() }
     }
 }
 
@@ -194,7 +186,7 @@ pub(super) fn prepare(
         headers.put(TE, HeaderValue::from_static("trailers"));
     }
     via(headers, head.version)?;
-    if !peer.trusted {
+    if !clients.trusts(peer.ip) {
         forget(headers, clients);
     }
     append(headers, FORWARDED_FOR, peer.shown.clone());
@@ -311,7 +303,7 @@ mod tests {
         }
         let clients = ClientIp::behind(trusted.parse().unwrap());
         let (mut head, ()) = request.body(()).unwrap().into_parts();
-        let peer = Peer::new("10.0.0.9".parse().unwrap(), true, &clients);
+        let peer = Peer::new("10.0.0.9".parse().unwrap(), true);
         let host = host(&Head::of(&mut head), &peer).unwrap();
         prepare(&mut Head::of(&mut head), host.as_ref(), &peer, &clients).unwrap();
         head.headers
@@ -396,7 +388,7 @@ mod tests {
                 request = request.header("host", *one);
             }
             let (mut head, ()) = request.body(()).unwrap().into_parts();
-            let peer = Peer::new("10.0.0.9".parse().unwrap(), true, &ClientIp::of_peer());
+            let peer = Peer::new("10.0.0.9".parse().unwrap(), true);
             match host(&Head::of(&mut head), &peer) {
                 Ok(host) => host.map_or("-".into(), |host| host.to_str().unwrap().to_string()),
                 Err((status, _)) => status.as_u16().to_string(),

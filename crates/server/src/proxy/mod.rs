@@ -33,7 +33,6 @@ use std::time::Duration;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use tidegate::http::ClientIp;
 use tokio::sync::watch;
 
 use self::exchange::{Desk, Passed};
@@ -71,16 +70,18 @@ struct Guest {
 pub(crate) async fn serve_at(
     entrance: Entrance,
     gate: Gate,
-    clients: ClientIp,
     settings: ProxySettings,
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let bounds = entrance.bounds().clone();
-    let waits = Waits { patience: bounds.patience, unread: settings.idle, idle: bounds.idle };
+    let (bounds, unread) = (entrance.bounds().clone(), settings.idle);
+    let waits = move || {
+        let bounds = bounds.get();
+        Waits { patience: bounds.patience, unread, idle: bounds.idle }
+    };
     let upstreams = Arc::new(Upstreams::new(settings));
-    let desk = Arc::new(Desk { gate, clients, upstreams: Arc::clone(&upstreams) });
+    let desk = Arc::new(Desk { gate, upstreams: Arc::clone(&upstreams) });
     let down = shutdown.clone();
-    let received = entrance.receive(shutdown, move |visitor| talk(Arc::clone(&desk), visitor, waits, down.clone()));
+    let received = entrance.receive(shutdown, move |visitor| talk(Arc::clone(&desk), visitor, waits(), down.clone()));
     let sweeping = async {
         loop {
             tokio::time::sleep(SWEEP).await;
@@ -98,7 +99,7 @@ async fn talk(desk: Arc<Desk>, visitor: Visitor, waits: Waits, mut shutdown: wat
     let Visitor { mut stream, peer, place, .. } = visitor;
     let pace = Arc::new(Pace::default());
     let secure = matches!(stream, Stream::Tls(_));
-    let peer = Peer::new(peer.ip(), secure, &desk.clients);
+    let peer = Peer::new(peer.ip(), secure);
     let guest = Arc::new(Guest {
         peer,
         pace: Arc::clone(&pace),

@@ -88,7 +88,7 @@ impl FromStr for Upstream {
             Some("h2c") => Speech::Second,
             Some("https") => return Err(wrong("TLS towards the upstream is not spoken")),
             Some(_) => return Err(wrong("unknown scheme")),
-            None => return Err(wrong("no scheme")),
+            None => return Err(wrong("no scheme, as the http:// in http://127.0.0.1:3000")),
         };
         let authority = parsed.authority().ok_or_else(|| wrong("no host"))?;
         if authority.as_str().contains('@') {

@@ -7,7 +7,7 @@ use super::command::{CELL, CELL_SCOPE, Session, Under};
 use super::frame::{Key, NO_SHAPE, Shape};
 use super::reply::Replies;
 use super::throttle::Throttle;
-use super::{AHEAD, MAX_ANSWERS_BYTES};
+use super::turn::{AHEAD, MAX_ANSWERS_BYTES};
 use crate::auth::May;
 
 /// What commands of one shape ask, if they can be answered here.
@@ -112,7 +112,7 @@ mod tests {
     use proptest::prelude::*;
     use tidegate::{ManualClock, Memory, Timestamp};
 
-    use super::super::{TURN, answer_one_by_one, answer_turn};
+    use super::super::turn::{TURN, answer_one_by_one, answer_turn};
     use super::*;
     use crate::auth::{Auth, Guard};
     use crate::gate::{Backend, Door, Gate};
@@ -125,6 +125,7 @@ mod tests {
         session: Session,
         out: Replies,
         bytes: Vec<u8>,
+        answers: Vec<u8>,
     }
 
     impl Talk {
@@ -135,7 +136,7 @@ mod tests {
             let observer = Observer::new(Log::silent(), &Settings { show_keys: true, ..Settings::default() });
             let gate = Gate::observed(store, Rules::default(), observer).at(Door::Resp);
             let session = Session::new(gate, Arc::new(Guard::new(Auth::default())), [127, 0, 0, 1].into(), 1);
-            Talk { clock, session, out: Replies::default(), bytes: Vec::new() }
+            Talk { clock, session, out: Replies::default(), bytes: Vec::new(), answers: Vec::new() }
         }
 
         /// As the door does it.
@@ -144,6 +145,7 @@ mod tests {
             loop {
                 let turn = answer_turn(&self.bytes, &mut self.session, &mut self.out).await;
                 self.bytes.drain(..turn.used);
+                self.answers.append(&mut self.out.bytes);
                 if !turn.more || self.session.closing {
                     return;
                 }
@@ -154,6 +156,7 @@ mod tests {
         async fn hear_one_by_one(&mut self, piece: &[u8]) {
             self.bytes.extend_from_slice(piece);
             self.bytes = answer_one_by_one(&self.bytes, &mut self.session, &mut self.out).await.to_vec();
+            self.answers.append(&mut self.out.bytes);
         }
 
         /// What was counted, and who was denied.
@@ -203,15 +206,26 @@ mod tests {
             "PING KEY",
             "PING",
             "RESET",
+            "TG.CHECK KEY 3/s AS MAP",
+            "MULTI",
+            "EXEC",
+            "DISCARD",
+            "WATCH KEY",
+            "NOPE KEY",
         ];
         let keys = prop_oneof![4 => "[ab]", 2 => "k[0-9]{1,12}", 1 => "[a$\r\n]{0,30}", 1 => "a{1000,1040}"];
         let row = (prop::sample::select(shapes.to_vec()), prop::collection::vec(keys, 1..2 * TURN));
-        row.prop_map(|(shape, keys)| {
+        let transaction =
+            |(commands, end): (Vec<u8>, &str)| [written(&["MULTI".into()]), commands, written(&[end.into()])].concat();
+        let row = row.prop_map(|(shape, keys)| {
             let words = |key: &str| -> Vec<String> {
                 shape.split(' ').map(|word| if word == "KEY" { key.into() } else { word.replace('_', " ") }).collect()
             };
-            keys.iter().flat_map(|key| written(&words(key))).collect()
-        })
+            keys.iter().flat_map(|key| written(&words(key))).collect::<Vec<u8>>()
+        });
+        let ends = prop::sample::select(vec!["EXEC", "EXEC", "EXEC", "DISCARD", "RESET", "PING"]);
+        (row, ends, any::<bool>())
+            .prop_map(move |(row, end, is_queued)| if is_queued { transaction((row, end)) } else { row })
     }
 
     #[test]
@@ -253,7 +267,7 @@ mod tests {
             for (to, us) in cuts {
                 block_on(short.hear(&stream[from..to]));
                 block_on(long.hear_one_by_one(&stream[from..to]));
-                prop_assert_eq!(short.out.bytes.escape_ascii().to_string(), long.out.bytes.escape_ascii().to_string());
+                prop_assert_eq!(short.answers.escape_ascii().to_string(), long.answers.escape_ascii().to_string());
                 prop_assert_eq!(short.session.closing, long.session.closing);
                 if short.session.closing {
                     break; // nobody hears what is left

@@ -10,26 +10,30 @@ use tidegate::{Awaited, Check, Decision, Id, Limit, Limits, Op, Scope, Source, S
 use tokio::time::Instant;
 
 use super::alike::Alike;
+use super::arity;
 use super::frame::{Known, NO_SHAPE, Shape, Words};
 use super::reply::Replies;
 use super::throttle::{Parameters, Throttle};
+use super::transaction::Transaction;
 use crate::auth::{Guard, May};
-use crate::gate::{Backend, Door, Gate, Together};
+use crate::gate::{Door, Gate, Together};
+use crate::nearest::nearest;
 use crate::observe::metrics::Refusal;
+use crate::reset::{Emptied, Target};
 
 /// Keys of `CL.THROTTLE` are a namespace of their own. No rule can have this name.
 pub(crate) const CELL: &str = "cl:throttle";
 pub(crate) const CELL_SCOPE: Scope<'static> = Scope::Rule(Cow::Borrowed(CELL));
 
-/// The longest name that a client may give itself, in bytes.
-const MAX_NAME_BYTES: usize = 128;
+/// The options of a `TG.` command, as errors name them.
+const OPTIONS: &str = "COST n, RESERVED n, ID n or AS MAP";
 
 /// What one connection knows.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) gate: Gate,
     pub(crate) guard: Arc<Guard>,
-    peer: IpAddr,
+    pub(crate) peer: IpAddr,
     pub(crate) may: May,
     pub(crate) number: i64,
     pub(crate) name: Vec<u8>,
@@ -46,10 +50,12 @@ pub(crate) struct Session {
     pub(crate) known: Known,
     /// What commands like that ask.
     pub(crate) alike: Alike,
+    /// The commands since `MULTI`.
+    pub(crate) transaction: Transaction,
     /// Room for the words of commands.
     pub(crate) words: Words<'static>,
     /// Room for where they end.
-    pub(crate) ends: Vec<super::End>,
+    pub(crate) ends: Vec<super::turn::End>,
 }
 
 /// What a command asks.
@@ -90,6 +96,7 @@ impl Session {
             kind: (NO_SHAPE, Kind::Other),
             known: Known::default(),
             alike: Alike::default(),
+            transaction: Transaction::None,
             words: Words::new(),
             ends: Vec::new(),
         }
@@ -141,7 +148,9 @@ impl Session {
                 true
             }
             (Kind::Check, [_, key, limit, options @ ..]) => {
-                let Ok(Options { cost, reserved: None, id: None }) = Options::read(options) else { return false };
+                let Ok(Options { cost, reserved: None, id: None, as_map: false }) = Options::read(options) else {
+                    return false;
+                };
                 let Some((_, limits)) = self.last.as_ref().filter(|(known, _)| known == limit) else { return false };
                 let [limit] = limits.as_slice() else { return false };
                 let subject = Subject { scope: Scope::AdHoc, key: (*key).into() };
@@ -163,7 +172,9 @@ impl Session {
                 Some(Question { key: rest[0], cost: asked.cost, under: Under::Throttle(*asked.limit) })
             }
             [name, key, limit, options @ ..] if name.eq_ignore_ascii_case(b"TG.CHECK") => {
-                let Ok(Options { cost, reserved: None, id: None }) = Options::read(options) else { return None };
+                let Ok(Options { cost, reserved: None, id: None, as_map: false }) = Options::read(options) else {
+                    return None;
+                };
                 Some(Question { key, cost: cost.unwrap_or(1), under: Under::Limits(self.limits(limit).ok()?) })
             }
             _ => None,
@@ -208,141 +219,41 @@ impl Session {
             (b"RESET", []) => {
                 (self.may, self.name) = (self.guard.stranger(), Vec::new());
                 (out.three, out.marked) = (false, false);
+                self.transaction = Transaction::None;
                 out.simple("RESET");
             }
             _ if self.may == May::Nothing => out.error("NOAUTH Authentication required."),
-            (b"CL.THROTTLE", rest) => self.throttle(rest, out).await,
-            (name, rest) if name.starts_with(b"TG.") => self.decide(&name[3..], rest, out).await,
-            (name, rest) => self.courtesy(name, rest, out),
+            (name, rest) => match arity::problem(name, rest.len()) {
+                Some(problem) => out.error(&problem),
+                None => self.dispatch(name, rest, out).await,
+            },
         }
     }
 
-    fn wrong(&self, out: &mut Replies) {
+    /// Answers a command that exists and has as many words as it needs.
+    async fn dispatch(&mut self, name: &[u8], rest: &[&[u8]], out: &mut Replies) {
+        match name {
+            b"CL.THROTTLE" => self.throttle(rest, out).await,
+            b"TG.RULES" => self.rules(rest, out).await,
+            b"TG.RESETRULE" | b"TG.RESETRULES" => self.reset_rules(&name[3..], rest, out).await,
+            b"TG.MARK" => match rest {
+                [word] if word.eq_ignore_ascii_case(b"ON") || word.eq_ignore_ascii_case(b"OFF") => {
+                    out.marked = word.eq_ignore_ascii_case(b"ON");
+                    out.simple("OK");
+                }
+                _ => out.error(&arity::usage(name)),
+            },
+            b"MULTI" | b"EXEC" | b"DISCARD" | b"WATCH" | b"UNWATCH" => self.transact(name, out),
+            _ => match name.strip_prefix(b"TG.") {
+                Some(verb) => self.decide(verb, rest, out).await,
+                None => self.courtesy(name, rest, out),
+            },
+        }
+    }
+
+    pub(crate) fn wrong(&self, out: &mut Replies) {
         self.gate.observer().metrics().refused(Door::Resp, Refusal::Token);
         out.error("WRONGPASS invalid username-password pair or user is disabled.");
-    }
-
-    /// What clients ask to find out with whom they are talking.
-    fn courtesy(&mut self, name: &[u8], rest: &[&[u8]], out: &mut Replies) {
-        let sub = rest.first().map(|word| word.to_ascii_uppercase()).unwrap_or_default();
-        match (name, sub.as_slice(), rest) {
-            (b"PING", _, []) => out.simple("PONG"),
-            (b"PING", _, [word]) | (b"ECHO", _, [word]) => out.bulk(word),
-            (b"SELECT", _, [b"0"]) => out.simple("OK"),
-            (b"SELECT", _, [_]) => out.error("ERR DB index is out of range"),
-            (b"CLIENT", b"SETNAME", [_, name]) => match self.called(name) {
-                Ok(()) => out.simple("OK"),
-                Err(problem) => out.error(problem),
-            },
-            (b"CLIENT", b"GETNAME", [_]) if self.name.is_empty() => out.null(),
-            (b"CLIENT", b"GETNAME", [_]) => out.bulk(&self.name),
-            (b"CLIENT", b"ID", [_]) => out.integer(self.number),
-            (b"CLIENT", b"SETINFO", [_, _, _]) => out.simple("OK"),
-            (b"CLIENT", b"TRACKING", [_, word, ..]) if !word.eq_ignore_ascii_case(b"OFF") => {
-                out.error("ERR nothing is kept that could be tracked: expected CLIENT TRACKING off");
-            }
-            (b"CLIENT", b"TRACKING" | b"NO-EVICT" | b"NO-TOUCH", [_, _, ..]) => out.simple("OK"),
-            (b"COMMAND", b"COUNT", [_]) => out.integer(0),
-            (b"COMMAND", b"DOCS", _) => out.map(0),
-            (b"COMMAND", b"INFO", [_, names @ ..]) => {
-                out.array(names.len());
-                names.iter().for_each(|_| out.null());
-            }
-            (b"COMMAND", b"" | b"LIST", _) => out.array(0),
-            (b"CONFIG", b"GET", [_, _, ..]) => out.map(0),
-            (b"INFO", _, _) => {
-                let version = env!("CARGO_PKG_VERSION");
-                let text = format!(
-                    "# Server\r\nredis_version:7.0.0\r\nredis_mode:standalone\r\ntidegate_version:{version}\r\n\r\n# Persistence\r\nloading:0\r\n\r\n# Store\r\n{}",
-                    self.store()
-                );
-                out.bulk(text.as_bytes());
-            }
-            (b"PING" | b"ECHO" | b"SELECT" | b"RESET" | b"AUTH", ..) => {
-                let name = String::from_utf8_lossy(name).to_ascii_lowercase();
-                out.error(&format!("ERR wrong number of arguments for '{name}' command"));
-            }
-            (b"CLIENT" | b"COMMAND" | b"CONFIG", ..) => {
-                out.error("ERR unknown subcommand or wrong number of arguments");
-            }
-            _ => out.error("ERR unknown command: expected CL.THROTTLE, TG.CHECK or one of its kin"),
-        }
-    }
-
-    /// How this server stands with its store, as lines of `INFO`.
-    fn store(&self) -> String {
-        let store = self.gate.store();
-        let name = if matches!(store, Backend::Memory(_)) { "memory" } else { "redis" };
-        let mut lines = format!("store:{name}\r\nstore_answers:{}\r\n", u8::from(!store.is_away()));
-        if let Backend::Near(near, _) = store {
-            let stats = near.stats();
-            let alone = stats.fallback_allowed + stats.fallback_denied;
-            lines += &format!("answers_without_store:{alone}\r\nbreaker_opened:{}\r\n", stats.opened);
-        }
-        lines
-    }
-
-    /// Takes the name that a client gives itself.
-    fn called(&mut self, name: &[u8]) -> Result<(), &'static str> {
-        if !name.iter().all(u8::is_ascii_graphic) {
-            return Err("ERR Client names cannot contain spaces, newlines or special characters.");
-        }
-        if name.len() > MAX_NAME_BYTES {
-            return Err("ERR the name is too long: expected at most 128 bytes");
-        }
-        self.name = name.to_vec();
-        Ok(())
-    }
-
-    /// `HELLO [2|3 [AUTH user word] [SETNAME name]]`. Nothing changes unless all of it is right.
-    async fn hello(&mut self, rest: &[&[u8]], out: &mut Replies) {
-        let mut rest = rest.iter();
-        let three = match rest.next() {
-            None => out.three,
-            Some(&b"2") => false,
-            Some(&b"3") => true,
-            Some(other) if other.iter().all(u8::is_ascii_digit) => {
-                return out.error("NOPROTO unsupported protocol version");
-            }
-            Some(_) => return out.error("ERR Protocol version is not an integer or out of range"),
-        };
-        let (mut may, mut name) = (self.may, None);
-        while let Some(option) = rest.next() {
-            match (option.to_ascii_uppercase().as_slice(), rest.next()) {
-                (b"AUTH", Some(_user)) => match rest.next() {
-                    Some(word) => match self.guard.admit(self.peer, word).await {
-                        Some(known) => may = known,
-                        None => return self.wrong(out),
-                    },
-                    None => return out.error("ERR Syntax error in HELLO option 'auth'"),
-                },
-                (b"SETNAME", Some(word)) => name = Some(word),
-                _ => return out.error(&format!("ERR Syntax error in HELLO option '{}'", option.escape_ascii())),
-            }
-        }
-        if may == May::Nothing {
-            return out.error(
-                "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time",
-            );
-        }
-        if let Some(Err(problem)) = name.map(|name| self.called(name)) {
-            return out.error(problem);
-        }
-        (self.may, out.three) = (may, three);
-        out.map(7);
-        let version = env!("CARGO_PKG_VERSION").as_bytes();
-        for (name, value) in
-            [("server", &b"tidegate"[..]), ("version", version), ("mode", b"standalone"), ("role", b"master")]
-        {
-            out.bulk(name.as_bytes());
-            out.bulk(value);
-        }
-        out.bulk(b"proto");
-        out.integer(if three { 3 } else { 2 });
-        out.bulk(b"id");
-        out.integer(self.number);
-        out.bulk(b"modules");
-        out.array(0);
     }
 
     async fn throttle(&mut self, rest: &[&[u8]], out: &mut Replies) {
@@ -360,17 +271,8 @@ impl Session {
         }
     }
 
-    /// `TG.CHECK key limit [COST n] [ID n]` and its kin.
+    /// `TG.<OPERATION> key limit [COST n] [RESERVED n] [ID n] [AS MAP]`.
     async fn decide(&mut self, verb: &[u8], rest: &[&[u8]], out: &mut Replies) {
-        match (verb, rest) {
-            (b"RULES", rest) => return self.rules(rest, out).await,
-            (b"MARK", [word]) if word.eq_ignore_ascii_case(b"ON") || word.eq_ignore_ascii_case(b"OFF") => {
-                out.marked = word.eq_ignore_ascii_case(b"ON");
-                return out.simple("OK");
-            }
-            (b"MARK", _) => return out.error("ERR expected TG.MARK ON or TG.MARK OFF"),
-            _ => {}
-        }
         let needs_id = matches!(verb, b"SETTLE" | b"RELEASE");
         let op = match verb {
             b"CHECK" | b"RESERVE" | b"LEASE" => Op::Check,
@@ -382,10 +284,10 @@ impl Session {
             b"RESET" => Op::Reset,
             b"SETTLE" => Op::Settle,
             b"RELEASE" => Op::Release,
-            _ => return out.error("ERR unknown command: expected TG.CHECK, PEEK, TAKE, DEBIT, REFUND, RESET, RESERVE, SETTLE, LEASE, RELEASE, RULES or MARK"),
+            _ => return out.error(&arity::unknown(&[b"TG.", verb].concat())),
         };
         let [key, limit, options @ ..] = rest else {
-            return out.error("ERR expected TG.<OPERATION> key limit [COST n] [RESERVED n] [ID n]");
+            return out.error(&arity::usage(&[b"TG.", verb].concat()));
         };
         let asked = match Options::read(options) {
             Ok(asked) => asked,
@@ -415,40 +317,78 @@ impl Session {
                     b"TAKE" | b"REFUND" | b"SETTLE" | b"RELEASE" => &[("granted", granted)],
                     _ => &[],
                 };
-                out.verdict(decision.allowed(), decision.binding(), more, decision.source());
+                let write = if asked.as_map { Replies::verdict_map } else { Replies::verdict };
+                write(out, decision.allowed(), decision.binding(), more, decision.source());
             }
             Err(error) => out.error(&format!("ERR {error}")),
         }
     }
 
-    /// `TG.RULES attribute value … [COST n]`. The last two words are the cost if they are called so; no attribute can be.
+    /// `TG.RULES attribute value … [COST n] [AS MAP]`. Options come last, each at most once; what stands before them are attributes, whatever their names.
     async fn rules(&mut self, rest: &[&[u8]], out: &mut Replies) {
-        let (attributes, options) = match rest {
-            [.., word, _] if word.eq_ignore_ascii_case(b"COST") => rest.split_at(rest.len() - 2),
-            _ => (rest, &[][..]),
-        };
-        let cost = match Options::read(options) {
-            Ok(options) => options.cost.unwrap_or(1),
+        let (mut attributes, mut has_cost, mut has_map) = (rest, false, false);
+        while let [before @ .., name, value] = attributes {
+            let option = match name.to_ascii_uppercase().as_slice() {
+                b"COST" => &mut has_cost,
+                b"AS" if value.eq_ignore_ascii_case(b"MAP") => &mut has_map,
+                _ => break,
+            };
+            if std::mem::replace(option, true) {
+                break;
+            }
+            attributes = before;
+        }
+        let options = match Options::read(&rest[attributes.len()..]) {
+            Ok(options) => options,
             Err(problem) => return out.error(&problem),
         };
         if attributes.is_empty() || attributes.len() % 2 == 1 {
-            return out.error("ERR expected TG.RULES attribute value [attribute value ...] [COST n]");
+            return out.error(&arity::usage(b"TG.RULES"));
         }
-        let text = |word: &[u8]| String::from_utf8_lossy(word).into_owned();
-        let attributes: Vec<(String, String)> =
-            attributes.chunks(2).map(|pair| (text(pair[0]), text(pair[1]))).collect();
-        match self.gate.rule(Op::Check, &attributes[..], cost, None).await {
+        let attributes = pairs(attributes);
+        match self.gate.rule(Op::Check, &attributes[..], options.cost.unwrap_or(1), None).await {
             Ok(ruling) => {
                 let none = Verdict::default();
                 let verdict = ruling.decision.as_ref().map_or(&none, Decision::binding);
                 let shadowed = ruling.shadow.iter().filter(|shadowed| !shadowed.allowed).count();
                 let source = ruling.decision.as_ref().map_or(Source::Store, Decision::source);
-                out.verdict(
-                    ruling.allowed,
-                    verdict,
-                    &[("shadow_denied", super::reply::whole(shadowed as u64))],
-                    source,
-                );
+                let more = [("shadow_denied", super::reply::whole(shadowed as u64))];
+                let warning = self.gate.unknown_attributes(&attributes);
+                if options.as_map {
+                    out.verdict_map_with_warning(ruling.allowed, verdict, &more, source, warning.as_deref());
+                } else {
+                    out.verdict(ruling.allowed, verdict, &more, source);
+                }
+            }
+            Err(error) => out.error(&format!("ERR {error}")),
+        }
+    }
+
+    /// `TG.RESETRULE rule [attribute value …]`, `TG.RESETRULE * attribute value …` and `TG.RESETRULES attribute value …`: the answer is a list of the
+    /// budgets that were reset, each with the words by which `TG.RESETRULE` names it.
+    async fn reset_rules(&mut self, verb: &[u8], rest: &[&[u8]], out: &mut Replies) {
+        if self.may < May::Everything {
+            return out.error(&format!("NOPERM TG.{} needs the admin token", verb.escape_ascii()));
+        }
+        let target = match (verb, rest) {
+            (b"RESETRULES", given) if !given.is_empty() && given.len() % 2 == 0 => Target::Given(pairs(given)),
+            (b"RESETRULES", _) => return out.error(&arity::usage(b"TG.RESETRULES")),
+            (_, [b"*", given @ ..]) if !given.is_empty() && given.len() % 2 == 0 => Target::Applying(pairs(given)),
+            (_, [b"*", ..]) => return out.error("ERR expected TG.RESETRULE * attribute value [attribute value ...]"),
+            (_, [name, by @ ..]) if by.len() % 2 == 0 => Target::Rule { name: text(name), by: pairs(by) },
+            _ => return out.error(&arity::usage(b"TG.RESETRULE")),
+        };
+        match self.gate.reset(&target).await {
+            Ok(emptied) => {
+                out.array(emptied.len());
+                for Emptied { rule, by } in emptied {
+                    out.array(1 + 2 * by.len());
+                    out.bulk(rule.name.as_bytes());
+                    for (name, value) in by {
+                        out.bulk(name.as_bytes());
+                        out.bulk(value.unwrap_or_default().as_bytes());
+                    }
+                }
             }
             Err(error) => out.error(&format!("ERR {error}")),
         }
@@ -465,6 +405,15 @@ impl Session {
         self.last = Some((text.to_vec(), limits.clone()));
         Ok(limits)
     }
+}
+
+fn text(word: &[u8]) -> String {
+    String::from_utf8_lossy(word).into_owned()
+}
+
+/// Attributes and their values, one after the other.
+fn pairs(words: &[&[u8]]) -> Vec<(String, String)> {
+    words.chunks_exact(2).map(|pair| (text(pair[0]), text(pair[1]))).collect()
 }
 
 /// A check that came with others.
@@ -498,25 +447,41 @@ struct Options {
     cost: Option<u64>,
     reserved: Option<u64>,
     id: Option<Id>,
+    /// `AS MAP`: the answer has names.
+    as_map: bool,
 }
 
 impl Options {
     fn read(words: &[&[u8]]) -> Result<Options, String> {
         let mut options = Options::default();
         for pair in words.chunks(2) {
-            let [name, value] = pair else { return Err("ERR expected a number after the last word".into()) };
-            let digits = !value.is_empty() && value.len() <= 20 && value.iter().all(u8::is_ascii_digit);
-            let number = std::str::from_utf8(value).ok().filter(|_| digits).and_then(|text| text.parse::<u64>().ok());
-            let name = name.to_ascii_uppercase();
-            let number = number.ok_or_else(|| {
-                format!("ERR {} is '{}': expected a whole number", name.escape_ascii(), value.escape_ascii())
-            })?;
+            let name = pair[0].to_ascii_uppercase();
+            let [_, value] = pair else {
+                return Err(format!("ERR '{}' has no value: expected {OPTIONS}", pair[0].escape_ascii()));
+            };
+            let number = || {
+                let digits = !value.is_empty() && value.len() <= 20 && value.iter().all(u8::is_ascii_digit);
+                let text = std::str::from_utf8(value).ok().filter(|_| digits);
+                text.and_then(|text| text.parse::<u64>().ok()).ok_or_else(|| {
+                    format!("ERR {} is '{}': expected a whole number", name.escape_ascii(), value.escape_ascii())
+                })
+            };
             match name.as_slice() {
-                b"COST" => options.cost = Some(number),
-                b"RESERVED" => options.reserved = Some(number),
-                b"ID" if number == 0 => return Err("ERR ID is '0': expected a positive number".into()),
-                b"ID" => options.id = Some(Id(number)),
-                other => return Err(format!("ERR '{}': expected COST, RESERVED or ID", other.escape_ascii())),
+                b"COST" => options.cost = Some(number()?),
+                b"RESERVED" => options.reserved = Some(number()?),
+                b"ID" => match number()? {
+                    0 => return Err("ERR ID is '0': expected a positive number".into()),
+                    id => options.id = Some(Id(id)),
+                },
+                b"AS" if value.eq_ignore_ascii_case(b"MAP") => options.as_map = true,
+                b"AS" => return Err(format!("ERR AS is '{}': expected MAP", value.escape_ascii())),
+                other => {
+                    let shown = other.escape_ascii().to_string();
+                    return Err(match nearest(&shown, ["COST", "RESERVED", "ID", "AS"]) {
+                        Some(right) => format!("ERR '{shown}': did you mean {right}?"),
+                        None => format!("ERR '{shown}': expected {OPTIONS}"),
+                    });
+                }
             }
         }
         Ok(options)

@@ -4,14 +4,17 @@
 //! answers is not read from either; one that begins a command must end it soon.
 
 mod alike;
+mod arity;
 mod command;
 mod frame;
+mod handshake;
 mod reply;
 mod throttle;
+mod transaction;
+mod turn;
 
 use std::future::{Future, poll_fn};
 use std::io;
-use std::iter::repeat;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -22,20 +25,23 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use self::alike::Answered;
-use self::command::{Command, Session};
-use self::frame::{Known, Next, Shape, Words};
+use self::command::Session;
 pub use self::frame::{MAX_COMMAND_BYTES, MAX_LINE_BYTES, MAX_UNKNOWN_BYTES, MAX_WORDS};
 use self::reply::Replies;
+pub use self::transaction::{MAX_QUEUED_BYTES, MAX_QUEUED_COMMANDS};
+use self::turn::answer_turn;
+#[cfg(feature = "fuzzing")]
+use self::{
+    frame::{Next, Words},
+    turn::answer_one_by_one,
+};
 pub use crate::auth::Auth;
-use crate::auth::{Guard, May};
+use crate::auth::Guard;
 use crate::door::room::Room;
 use crate::door::{Bounds, Entrance, Visitor};
 use crate::gate::{Door, Gate};
 use crate::observe::metrics::Refusal;
 
-/// Answers that may wait to be written before more is read.
-const MAX_ANSWERS_BYTES: usize = 64 << 10;
 /// How much is read at once: a pipeline of some two hundred commands.
 const READ_BYTES: usize = 16 << 10;
 /// The most room that a connection keeps when it has nothing to do.
@@ -46,8 +52,6 @@ const LAST_CALL: Duration = Duration::from_secs(2);
 const MOMENT: Duration = Duration::from_millis(50);
 /// How long to wait at the end for the other side to have read everything.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// Commands answered before others get their turn.
-const TURN: usize = 64;
 
 /// Bounds of the door.
 #[derive(Clone, Debug)]
@@ -239,179 +243,6 @@ async fn within<T>(patience: Duration, io: impl Future<Output = io::Result<T>>) 
     timeout(patience, io).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// What one turn did.
-struct Turn {
-    /// How many bytes the answered commands took.
-    used: usize,
-    /// There may be another complete command.
-    more: bool,
-}
-
-/// Commands that are read before the first of them is answered, so that the memory they are about can be fetched meanwhile.
-const AHEAD: usize = 16;
-
-/// The most room for words that a connection keeps between two turns: a turn of commands of six.
-const MAX_KEPT_WORDS: usize = TURN * 6;
-
-/// Answers complete commands at the front of `bytes`, one turn of them.
-async fn answer_turn(bytes: &[u8], session: &mut Session, out: &mut Replies) -> Turn {
-    let alike = session.answer_alike(bytes, TURN, out);
-    if alike.bytes == bytes.len() || alike.commands == TURN {
-        return Turn { used: alike.bytes, more: alike.bytes < bytes.len() };
-    }
-    let mut words = emptied(std::mem::take(&mut session.words));
-    let mut group = Group { ends: std::mem::take(&mut session.ends), ..Group::default() };
-    let turn = answer_some(bytes, alike, (&mut words, &mut group), session, out).await;
-    session.ends = group.ends;
-    if words.capacity() <= MAX_KEPT_WORDS {
-        session.words = emptied(words);
-    }
-    turn
-}
-
-/// The same room for words of other bytes.
-fn emptied<'a>(mut words: Words<'_>) -> Words<'a> {
-    words.clear();
-    words.into_iter().map(|_| &[][..]).collect()
-}
-
-/// The rest of them, behind those that were `done`.
-async fn answer_some<'a>(
-    bytes: &'a [u8],
-    done: Answered,
-    (words, group): (&mut Words<'a>, &mut Group<'a>),
-    session: &mut Session,
-    out: &mut Replies,
-) -> Turn {
-    let Answered { bytes: mut used, commands: mut answered } = done;
-    // A store that is far away is asked about all that is here at once: what waits for the answers before it has no more time than they had.
-    let ahead_of_all = if session.gate.is_far() { TURN } else { AHEAD };
-    while answered < TURN {
-        // How long a command may be depends on the one before, as long as nobody has said who he is.
-        let unknown = session.may == May::Nothing;
-        let (most, count) = if unknown { (MAX_UNKNOWN_BYTES, 1) } else { (MAX_COMMAND_BYTES, ahead_of_all) };
-        words.clear();
-        group.read(&bytes[used..], words, &mut session.known, most, count);
-        let mut awaited = [None; AHEAD];
-        for (awaited, command) in awaited.iter_mut().zip(group.each(words)) {
-            *awaited = session.expect(&command);
-        }
-        let mut together = session.gate.together(group.commands);
-        // Commands that were answered together with one before them.
-        let mut ahead = 0;
-        for (at, (command, awaited)) in group.each(words).zip(awaited.iter().chain(repeat(&None))).enumerate() {
-            if ahead > 0 {
-                (ahead, used, answered) = (ahead - 1, used + command.bytes, answered + 1);
-                continue;
-            }
-            if session.closing || out.bytes.len() > MAX_ANSWERS_BYTES {
-                break;
-            }
-            session.begun = None;
-            let at_once = match (awaited, &mut together) {
-                (Some(awaited), Some(together)) => session.answer_at_once(&command, awaited, together, out),
-                _ => false,
-            };
-            if !at_once {
-                // Whoever is answered in another way may ask for these numbers.
-                together.iter_mut().for_each(|together| session.gate.count(together));
-                let rest = group.each(words).skip(at).take_while(|_| at + 1 < group.commands);
-                let questions: Vec<_> = rest.map_while(|command| session.question(command.words)).collect();
-                if questions.len() > 1 {
-                    session.answer_all(&questions, out).await;
-                    ahead = questions.len() - 1;
-                } else {
-                    session.answer(command.words, out).await;
-                }
-            }
-            used += command.bytes;
-            answered += 1;
-        }
-        together.iter_mut().for_each(|together| session.gate.count(together));
-        if session.closing || out.bytes.len() > MAX_ANSWERS_BYTES {
-            break;
-        }
-        let taken = match group.behind.take() {
-            None => {
-                let alike = session.answer_alike(&bytes[used..], TURN.saturating_sub(answered), out);
-                (used, answered) = (used + alike.bytes, answered + alike.commands);
-                continue;
-            }
-            Some(Ok(Next::Line(line, taken))) => match frame::split(line) {
-                Ok(words) => {
-                    session.begun = None;
-                    session.answer(&words.iter().map(Vec::as_slice).collect::<Vec<_>>(), out).await;
-                    answered += 1;
-                    Ok(taken)
-                }
-                Err(broken) => Err(broken),
-            },
-            Some(Ok(_)) => return Turn { used, more: false },
-            Some(Err(broken)) => Err(broken),
-        };
-        match taken {
-            Ok(taken) => used += taken,
-            Err(broken) => {
-                out.error(&format!("ERR {broken}"));
-                session.closing = true;
-                used = bytes.len();
-            }
-        }
-    }
-    Turn { used, more: used < bytes.len() }
-}
-
-/// A few commands that were read one after the other.
-#[derive(Default)]
-struct Group<'a> {
-    commands: usize,
-    ends: Vec<End>,
-    /// What comes behind them, if it is not a command of the same kind.
-    behind: Option<Result<Next<'a>, frame::Broken>>,
-}
-
-/// Where the words of a command end, and what else is to be known of it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct End {
-    words: usize,
-    bytes: usize,
-    shape: Shape,
-}
-
-impl<'a> Group<'a> {
-    /// Reads up to `count` commands from the front of `bytes`. `known` is the one before them.
-    fn read(&mut self, bytes: &'a [u8], words: &mut Words<'a>, known: &mut Known, most: usize, count: usize) {
-        let mut at = 0;
-        (self.commands, self.behind) = (0, None);
-        self.ends.clear();
-        for _ in 0..count {
-            let (rest, first) = (&bytes[at..], words.len());
-            let (taken, shape) = match known.again(rest, words) {
-                Some(again) => again,
-                None => match frame::next(rest, words, most) {
-                    Ok(Next::Command(taken)) => (taken, known.remember(rest, taken, &words[first..])),
-                    other => {
-                        self.behind = Some(other);
-                        return;
-                    }
-                },
-            };
-            self.ends.push(End { words: words.len(), bytes: taken, shape });
-            at += taken;
-            self.commands += 1;
-        }
-    }
-
-    fn each<'b>(&'b self, words: &'b [&'a [u8]]) -> impl Iterator<Item = Command<'b, 'a>> {
-        let mut from = 0;
-        self.ends.iter().map(move |end| {
-            let own = &words[from..end.words];
-            from = end.words;
-            Command { words: own, bytes: end.bytes, shape: end.shape }
-        })
-    }
-}
-
 /// For fuzzing: a conversation over any stream, with everything allowed.
 #[cfg(feature = "fuzzing")]
 pub(crate) async fn converse_in_memory(
@@ -421,24 +252,6 @@ pub(crate) async fn converse_in_memory(
 ) -> io::Result<()> {
     let (guard, peer) = (Arc::new(Guard::new(Auth::default())), std::net::IpAddr::from([127, 0, 0, 1]));
     converse(stream, Session::new(gate, guard, peer, 1), Settings::default(), stopped).await
-}
-
-/// For tests: what is answered to all of this, one command at a time, with nothing known of the one before, so that each goes the way that all can go.
-/// What is left is the beginning of a command.
-#[cfg(any(test, feature = "fuzzing"))]
-pub(crate) async fn answer_one_by_one<'a>(mut bytes: &'a [u8], session: &mut Session, out: &mut Replies) -> &'a [u8] {
-    while !session.closing && !bytes.is_empty() {
-        let taken = match frame::next(bytes, &mut Words::new(), MAX_COMMAND_BYTES) {
-            Ok(Next::Command(taken) | Next::Line(_, taken)) => taken,
-            Ok(Next::Unfinished) => break,
-            Err(_) => bytes.len(),
-        };
-        session.known.forget();
-        let turn = answer_turn(&bytes[..taken], session, out).await;
-        assert_eq!(turn.used, taken, "it is a whole command");
-        bytes = &bytes[taken..];
-    }
-    bytes
 }
 
 /// For fuzzing: the same at the beginning of a conversation.

@@ -13,7 +13,7 @@ pub(crate) struct Replies {
     pub(crate) bytes: Vec<u8>,
     /// Version 3 of the protocol.
     pub(crate) three: bool,
-    /// Arrays of numbers end with who gave the answer, because the client wants to know.
+    /// `TG.MARK ON`: the source is the last element of every array of numbers.
     pub(crate) marked: bool,
 }
 
@@ -79,37 +79,41 @@ impl Replies {
         self.bytes.extend_from_slice(&line[..at]);
     }
 
-    /// `[allowed, amount, remaining, retry_after_ms, reset_after_ms]`, and whatever else there is; in version 3 with names, and with who gave the answer.
+    /// `[allowed, amount, remaining, retry_after_ms, reset_after_ms]` and what the command adds, the same in both versions of the protocol.
     pub(crate) fn verdict(&mut self, allowed: bool, verdict: &Verdict, more: &[(&str, i64)], source: Source) {
-        let retry_ms = match verdict.retry {
-            _ if allowed => 0,
-            // The limits would let it pass: it is a rule that lets nothing pass, and never will.
-            Retry::Never | Retry::Now => -1,
-            Retry::After(micros) => to_ms(micros),
-        };
-        let numbers = [
-            ("allowed", i64::from(allowed)),
-            ("amount", whole(verdict.amount)),
-            ("remaining", whole(verdict.remaining)),
-            ("retry_after_ms", retry_ms),
-            ("reset_after_ms", to_ms(verdict.reset_after_us)),
-        ];
-        if self.three {
-            self.map(6 + more.len())
-        } else {
-            self.array(5 + more.len() + usize::from(self.marked))
-        }
-        for (name, number) in numbers.iter().chain(more) {
-            if self.three {
-                self.bulk(name.as_bytes());
-            }
+        self.array(5 + more.len() + usize::from(self.marked));
+        for (_, number) in named(allowed, verdict).iter().chain(more) {
             self.integer(*number);
         }
-        if self.three {
-            self.bulk(b"source");
-        }
-        if self.three || self.marked {
+        if self.marked {
             self.bulk(source.name().as_bytes());
+        }
+    }
+
+    /// The same with names, and with the source.
+    pub(crate) fn verdict_map(&mut self, allowed: bool, verdict: &Verdict, more: &[(&str, i64)], source: Source) {
+        self.verdict_map_with_warning(allowed, verdict, more, source, None);
+    }
+
+    /// The same with a warning, if there is one.
+    pub(crate) fn verdict_map_with_warning(
+        &mut self,
+        allowed: bool,
+        verdict: &Verdict,
+        more: &[(&str, i64)],
+        source: Source,
+        warning: Option<&str>,
+    ) {
+        self.map(6 + more.len() + usize::from(warning.is_some()));
+        for (name, number) in named(allowed, verdict).iter().chain(more) {
+            self.bulk(name.as_bytes());
+            self.integer(*number);
+        }
+        self.bulk(b"source");
+        self.bulk(source.name().as_bytes());
+        if let Some(warning) = warning {
+            self.bulk(b"warning");
+            self.bulk(warning.as_bytes());
         }
     }
 
@@ -128,6 +132,23 @@ impl Replies {
         self.bytes.extend_from_slice(text);
         self.bytes.extend_from_slice(b"\r\n");
     }
+}
+
+/// The five numbers that every `TG.` command answers, with their names.
+fn named(allowed: bool, verdict: &Verdict) -> [(&'static str, i64); 5] {
+    let retry_ms = match verdict.retry {
+        _ if allowed => 0,
+        // The limits would let it pass: it is a rule that lets nothing pass, and never will.
+        Retry::Never | Retry::Now => -1,
+        Retry::After(micros) => to_ms(micros),
+    };
+    [
+        ("allowed", i64::from(allowed)),
+        ("amount", whole(verdict.amount)),
+        ("remaining", whole(verdict.remaining)),
+        ("retry_after_ms", retry_ms),
+        ("reset_after_ms", to_ms(verdict.reset_after_us)),
+    ]
 }
 
 /// The line of a number that is short, as most are, in eight bytes, and how many of them count.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tidegate::{Limits, SyncMode};
 
 use super::{Budget, Cost, MAX_NAME_BYTES, Mode, Rule};
+use crate::nearest::nearest;
 
 /// What a rule in one line can be by.
 const EXPECTED: &str = "ip, path, method, host, bearer, bearer.CLAIM, header.NAME, query.NAME or cookie.NAME";
@@ -26,6 +27,7 @@ impl Rule {
             name: plain(&name),
             when: Vec::new(),
             by: by.into_iter().map(Arc::from).collect(),
+            missing: Default::default(),
             budget: Budget::Limits(limits),
             cost: Cost::Fixed(1),
             overrides: Vec::new(),
@@ -36,6 +38,7 @@ impl Rule {
             overflow: None,
             charge_when: Vec::new(),
             settle: None,
+            deny_status: None,
         })
     }
 }
@@ -51,9 +54,26 @@ fn attributes(text: &str) -> Result<Vec<String>, String> {
             };
             // Headers are known in lower case alone.
             let spelt = if word.starts_with("header.") { word.to_ascii_lowercase() } else { word.into() };
-            if known { Ok(spelt) } else { Err(format!("by {word:?}: expected {EXPECTED}")) }
+            if known {
+                Ok(spelt)
+            } else {
+                Err(format!("by {word:?}: no such attribute: expected {EXPECTED}{}", did_you_mean(word)))
+            }
         })
         .collect()
+}
+
+/// The attribute that is nearest to a word that is none.
+fn did_you_mean(word: &str) -> String {
+    let plain = ["ip", "path", "method", "host", "bearer"];
+    let meant = match word.split_once('.') {
+        Some((kind, name)) => {
+            nearest(kind, ["header", "query", "cookie", "bearer"]).map(|kind| format!("{kind}.{name}"))
+        }
+        None if nearest(word, ["address", "client", "client-ip", "remote-addr"]).is_some() => Some("ip".into()),
+        None => nearest(word, plain).map(Into::into),
+    };
+    meant.filter(|meant| meant != word).map_or(String::new(), |meant| format!(": did you mean {meant}?"))
 }
 
 /// A name that can stand in headers and metrics.
@@ -79,9 +99,9 @@ mod tests {
         }
         for (text, expected) in [
             ("10/s by", "limit \"10/s by\": "),
-            ("10/s by user", "by \"user\": expected ip, path"),
-            ("10/s by ip,", "by \"\": expected ip, path"),
-            ("10/s by header.", "by \"header.\": expected ip"),
+            ("10/s by user", "by \"user\": no such attribute: expected ip, path"),
+            ("10/s by ip,", "by \"\": no such attribute: expected ip, path"),
+            ("10/s by header.", "by \"header.\": no such attribute: expected ip"),
             ("ten by ip", "limit \"ten\": "),
         ] {
             let error = Rule::in_one_line(text).unwrap_err();

@@ -16,9 +16,13 @@ use serde_json::{Map, Value};
 use tidegate::headers::Families;
 use tidegate::{Algorithm, Limit, Limits, MAX_KEY_BYTES, Period};
 
-use super::{Budget, Cost, Match, Mode, Pattern, Rule};
-use crate::config::{ConfigError, MAX_FILE_BYTES, located};
+use super::{Budget, Cost, Match, Mode, Pattern, Rule, envoy_check};
+use crate::config::findings::{self, Finding};
+use crate::config::outline::Outline;
+use crate::config::yaml::located;
+use crate::config::{ConfigError, MAX_FILE_BYTES};
 use crate::digits;
+use crate::nearest::nearest;
 
 /// How deep descriptors may be nested.
 pub const MAX_DEPTH: usize = 32;
@@ -29,6 +33,8 @@ pub const MAX_FILES: usize = 1000;
 #[derive(Clone, Debug, Default)]
 pub struct Domains {
     domains: HashMap<Box<str>, Node>,
+    /// What in the files works, but is hardly meant.
+    warnings: Vec<Finding>,
 }
 
 /// One place in a domain's tree.
@@ -151,6 +157,9 @@ impl Unit {
     }
 }
 
+/// The words for units.
+const UNITS: [&str; 7] = ["second", "minute", "hour", "day", "week", "month", "year"];
+
 /// What a descriptor came to.
 #[derive(Clone, Debug)]
 pub struct Found {
@@ -166,7 +175,7 @@ impl Domains {
     /// # Errors
     /// If one cannot be read or says something that cannot be.
     pub fn load(folder: &Path) -> Result<Domains, ConfigError> {
-        let unreadable = |path: &Path, source| ConfigError::Unreadable { file: path.display().to_string(), source };
+        let unreadable = |path: &Path, why| ConfigError::Unreadable { file: path.display().to_string(), why };
         let files = files(folder).map_err(|source| unreadable(folder, source))?;
         if files.len() > MAX_FILES {
             let problem = format!(" {} files: expected at most {MAX_FILES}", files.len());
@@ -182,7 +191,17 @@ impl Domains {
             let text = std::fs::read_to_string(&path).map_err(|source| unreadable(&path, source))?;
             domains.add(&text, &file)?;
         }
+        if domains.domains.is_empty() {
+            let message = "no *.yaml files in the folder: nothing is configured";
+            domains.warnings.push(Finding::warning(folder.display().to_string(), message));
+        }
+        findings::sort(&mut domains.warnings);
         Ok(domains)
+    }
+
+    /// What in the files works, but is hardly meant.
+    pub fn warnings(&self) -> &[Finding] {
+        &self.warnings
     }
 
     /// How many limits there are in all domains together.
@@ -196,15 +215,17 @@ impl Domains {
     /// If it says something that cannot be, or its domain is known already.
     pub fn add(&mut self, text: &str, file: &str) -> Result<(), ConfigError> {
         let invalid = |problem: String| ConfigError::Invalid { file: file.into(), problem };
-        let read: File = serde_saphyr::from_str(text).map_err(|error| invalid(known(&located(&error))))?;
+        let read: File = serde_saphyr::from_str(text).map_err(|error| invalid(known(&located(&error, text))))?;
         if read.domain.trim().is_empty() {
             return Err(invalid(" config file cannot have empty domain".into()));
         }
         if self.domains.contains_key(read.domain.as_str()) {
             return Err(invalid(format!(" duplicate domain '{}' in config file", read.domain)));
         }
+        let warnings = envoy_check::findings(&read, &Outline::of(text, file));
         let root = Node::read(read.descriptors, &read.domain, 0).map_err(|problem| invalid(format!(" {problem}")))?;
         self.domains.insert(read.domain.into(), root);
+        self.warnings.extend(warnings);
         Ok(())
     }
 
@@ -254,8 +275,13 @@ impl Domains {
             put(&mut key, counted);
         }
         let limited = Arc::clone(node.limit.as_ref()?);
-        let charge =
-            Match { rule: Arc::clone(&limited.rule), key: bounded(key), budget: limited.rule.budget.clone(), cost };
+        let charge = Match {
+            rule: Arc::clone(&limited.rule),
+            key: bounded(key),
+            budget: limited.rule.budget.clone(),
+            cost,
+            missing: None,
+        };
         Some(Found { limited, charge })
     }
 }
@@ -310,14 +336,11 @@ fn bounded(key: Vec<u8>) -> Vec<u8> {
     format!("sha1:{}", sha1_smol::Sha1::from(&key).digest()).into_bytes()
 }
 
-/// The original's words for a key it does not know, which people search for.
+/// The original's words for a key it does not know, which people search for, and the right key after them.
 fn known(problem: &str) -> String {
-    let key = problem.split_once("unknown field `").and_then(|(_, rest)| rest.split_once('`'));
-    match key {
-        Some((key, _)) => {
-            let place = problem.split_once(": ").map_or("", |(place, _)| place);
-            format!("{place}: config error, unknown key '{key}'")
-        }
+    let known = problem.split_once(": unknown key \"").and_then(|(place, rest)| Some((place, rest.split_once('"')?)));
+    match known {
+        Some((place, (key, hint))) => format!("{place}: config error, unknown key '{key}'{hint}"),
         None => problem.into(),
     }
 }
@@ -342,6 +365,14 @@ impl Node {
                 Some(value) if !value.is_empty() => format!("{path}.{}_{value}", descriptor.key),
                 _ => format!("{path}.{}", descriptor.key),
             };
+            let is_wild = descriptor.value.as_deref().is_some_and(|value| value.contains('*'));
+            if descriptor.share_threshold && !is_wild {
+                // The original's words, which people search for. Its key is the last part of the path.
+                let key = own.get(path.len() + 1..).unwrap_or(&own);
+                return Err(format!(
+                    "share_threshold can only be used with wildcard values (ending with '*'), but found key '{key}' at {own}: add * to the value or remove share_threshold"
+                ));
+            }
             let mut child = Node::read(descriptor.descriptors, &own, depth + 1)?;
             child.shared = descriptor.share_threshold;
             if let Some(limit) = descriptor.rate_limit {
@@ -371,23 +402,23 @@ impl Node {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
-    domain: String,
+pub(super) struct File {
+    pub(super) domain: String,
     #[serde(default)]
-    descriptors: Vec<DescriptorFile>,
+    pub(super) descriptors: Vec<DescriptorFile>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct DescriptorFile {
+pub(super) struct DescriptorFile {
     #[serde(default)]
-    key: String,
+    pub(super) key: String,
     #[serde(default)]
-    value: Option<String>,
+    pub(super) value: Option<String>,
     #[serde(default)]
-    descriptors: Vec<DescriptorFile>,
+    pub(super) descriptors: Vec<DescriptorFile>,
     #[serde(default)]
-    rate_limit: Option<LimitFile>,
+    pub(super) rate_limit: Option<LimitFile>,
     #[serde(default)]
     shadow_mode: bool,
     #[serde(default)]
@@ -405,7 +436,7 @@ struct DescriptorFile {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct LimitFile {
+pub(super) struct LimitFile {
     #[serde(default)]
     unit: Option<String>,
     #[serde(default)]
@@ -413,25 +444,30 @@ struct LimitFile {
     #[serde(default)]
     unlimited: bool,
     #[serde(default)]
-    name: Option<String>,
+    pub(super) name: Option<String>,
     #[serde(default)]
-    replaces: Vec<Replaced>,
+    pub(super) replaces: Vec<Replaced>,
     #[serde(default)]
     limit: Option<String>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Replaced {
-    name: String,
+pub(super) struct Replaced {
+    #[serde(default)]
+    pub(super) name: Option<String>,
 }
 
 impl LimitFile {
     fn checked(self, path: &str, shadow: bool, quota: bool) -> Result<Limited, String> {
         let unit = match &self.unit {
-            Some(word) => {
-                Some(Unit::from_word(word).ok_or_else(|| format!("invalid rate limit unit '{word}' at {path}"))?)
-            }
+            Some(word) => Some(Unit::from_word(word).ok_or_else(|| {
+                let hint = match nearest(word, UNITS) {
+                    Some(right) => format!("did you mean {right}?"),
+                    None => format!("expected {}", UNITS.join(", ")),
+                };
+                format!("invalid rate limit unit '{word}' at {path}: {hint}")
+            })?),
             None => None,
         };
         let (budget, stated) = match (self.unlimited, self.limit, unit) {
@@ -452,6 +488,7 @@ impl LimitFile {
             name: path.into(),
             when: Vec::new(),
             by: Vec::new(),
+            missing: Default::default(),
             budget,
             cost: Cost::Fixed(1),
             overrides: Vec::new(),
@@ -462,9 +499,20 @@ impl LimitFile {
             overflow: None,
             charge_when: Vec::new(),
             settle: None,
+            deny_status: None,
         };
         let name: Option<Arc<str>> = self.name.map(Into::into);
-        let replaces: Vec<Arc<str>> = self.replaces.into_iter().map(|other| other.name.into()).collect();
+        let mut replaces: Vec<Arc<str>> = Vec::with_capacity(self.replaces.len());
+        for (at, other) in self.replaces.into_iter().enumerate() {
+            match other.name.filter(|name| !name.trim().is_empty()) {
+                Some(name) => replaces.push(name.into()),
+                None => {
+                    return Err(format!(
+                        "should not have an empty replaces entry: replaces[{at}].name at {path} is empty: expected the name of another rate_limit"
+                    ));
+                }
+            }
+        }
         if name.is_some() && replaces.iter().any(|other| Some(other) == name.as_ref()) {
             return Err(format!("replaces should not contain name of same descriptor, at {path}"));
         }
@@ -551,17 +599,36 @@ descriptors:
     #[test]
     fn mistakes_are_named() {
         for (text, expected) in [
-            ("domain: a\ndescriptors:\n  - key: k\n    lmit: 3\n", "f:4:5: config error, unknown key 'lmit'"),
+            (
+                "domain: a\ndescriptors:\n  - key: k\n    lmit: 3\n",
+                "f:4:5: config error, unknown key 'lmit': expected ",
+            ),
             ("domain: ''\n", "f: config file cannot have empty domain"),
             (
                 "domain: a\ndescriptors:\n  - key: k\n    rate_limit: { unit: fortnight, requests_per_unit: 1 }\n",
-                "f: invalid rate limit unit 'fortnight'",
+                "f: invalid rate limit unit 'fortnight' at a.k: expected second, minute",
             ),
             (
                 "domain: a\ndescriptors:\n  - { key: k }\n  - { key: k }\n",
                 "f: duplicate descriptor composite key 'a.k'",
             ),
             ("domain: a\ndescriptors:\n  - value: k\n", "f: descriptor has empty key"),
+            (
+                "domain: a\ndescriptors:\n  - { key: path, value: /api, share_threshold: true }\n",
+                "f: share_threshold can only be used with wildcard values (ending with '*'), but found key 'path_/api' at a.path_/api: add * to the value",
+            ),
+            (
+                "domain: a\ndescriptors:\n  - { key: b, descriptors: [{ key: path, share_threshold: true }] }\n",
+                "f: share_threshold can only be used with wildcard values (ending with '*'), but found key 'path' at a.b.path: ",
+            ),
+            (
+                "domain: a\ndescriptors:\n  - { key: k, rate_limit: { unit: day, requests_per_unit: 1, replaces: [{ name: '' }] } }\n",
+                "f: should not have an empty replaces entry: replaces[0].name at a.k is empty: expected the name of another rate_limit",
+            ),
+            (
+                "domain: a\ndescriptors:\n  - { key: k, rate_limit: { unit: day, requests_per_unit: 1, replaces: [{ name: b }, {}] } }\n",
+                "f: should not have an empty replaces entry: replaces[1].name at a.k is empty: ",
+            ),
         ] {
             let error = Domains::default().add(text, "f").unwrap_err().to_string();
             assert!(error.starts_with(expected), "{text}\nsays {error}");

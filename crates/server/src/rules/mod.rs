@@ -4,19 +4,26 @@
 //! apart (`by`), and how much there is. All rules that match are charged together, all or nothing; rules in shadow mode only look on.
 
 mod by;
+mod compare;
 pub mod envoy;
+mod envoy_check;
+mod known;
 pub(crate) mod outcome;
 mod pattern;
 mod request;
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use tidegate::denial::DenyStatus;
 use tidegate::{Limits, OnFailure, Overflow, Scope, Subject, SyncMode, Terms};
 
+pub(crate) use compare::{covers, excludes};
 pub use outcome::{Measure, Settle};
 pub use pattern::{MAX_PATTERN_BYTES, Pattern, PatternError};
 pub use request::{HeaderLines, HttpRequest, HttpRequestError, MAX_CLAIMS_BYTES, MAX_METHOD_BYTES, MAX_URI_BYTES};
+pub use tidegate::Missing;
 
 /// The most rules there may be.
 pub const MAX_RULES: usize = 1000;
@@ -45,6 +52,10 @@ impl<N: AsRef<str>, V: AsRef<str>> Attributes for [(N, V)] {
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     rules: Vec<Arc<Rule>>,
+    /// Whether one of them exempts.
+    has_exemptions: bool,
+    /// The attributes that they look at.
+    known: BTreeSet<Arc<str>>,
 }
 
 /// One rule. It was checked when it was read.
@@ -56,6 +67,8 @@ pub struct Rule {
     pub when: Vec<Condition>,
     /// One budget for each combination of values of these attributes; none: one budget for all.
     pub by: Vec<Arc<str>>,
+    /// What becomes of requests that lack an attribute of `by`.
+    pub missing: Missing,
     /// How much there is.
     pub budget: Budget,
     /// What a request costs.
@@ -76,6 +89,8 @@ pub struct Rule {
     pub charge_when: Vec<Condition>,
     /// What a response costs, where responses are seen; what was taken before, if nothing is said.
     pub settle: Option<Settle>,
+    /// The status of the answer where it lets nothing pass; what the whole file says, if nothing.
+    pub deny_status: Option<DenyStatus>,
 }
 
 /// A condition on one attribute: any one of the patterns must match. A missing attribute matches nothing, not even `*` or a negation.
@@ -105,6 +120,8 @@ pub enum Budget {
     Unlimited,
     /// Nothing at all.
     Deny,
+    /// No rule charges the request. Only a rule can say so, not an override.
+    Exempt,
 }
 
 /// What a request costs.
@@ -154,6 +171,8 @@ pub struct Match {
     pub budget: Budget,
     /// What it costs.
     pub cost: u64,
+    /// The attribute whose absence denies the request, if one does.
+    pub missing: Option<Arc<str>>,
 }
 
 impl Match {
@@ -166,11 +185,13 @@ impl Match {
 impl Rules {
     /// Rules in this order.
     pub fn new(rules: Vec<Rule>) -> Self {
-        Rules { rules: rules.into_iter().map(Arc::new).collect() }
+        Rules::default().and(&rules)
     }
 
     /// These, and then more.
     pub fn and(mut self, more: &[Rule]) -> Self {
+        self.has_exemptions |= more.iter().any(|rule| rule.budget == Budget::Exempt);
+        self.known.extend(more.iter().flat_map(known::attributes));
         self.rules.extend(more.iter().cloned().map(Arc::new));
         self
     }
@@ -185,13 +206,35 @@ impl Rules {
         self.rules.is_empty()
     }
 
-    /// The rules that apply to a request which costs `cost` by itself.
+    /// The rules that decide a request which costs `cost` by itself: those that apply, or the one that exempts it from all others.
     ///
     /// # Errors
     /// If a cost that is read from an attribute is not a number.
     pub fn matching(&self, attributes: &(impl Attributes + ?Sized), cost: u64) -> Result<Vec<Match>, InvalidCost> {
-        let applies = self.rules.iter().filter(|rule| holds(&rule.when, attributes));
+        let mut found = self.applying(attributes, cost)?;
+        if self.has_exemptions {
+            exempt(&mut found, |one| one);
+        }
+        Ok(found)
+    }
+
+    /// The rules that apply to a request, also where one of them exempts it from the others.
+    ///
+    /// # Errors
+    /// If a cost that is read from an attribute is not a number.
+    pub fn applying(&self, attributes: &(impl Attributes + ?Sized), cost: u64) -> Result<Vec<Match>, InvalidCost> {
+        let applies = self.rules.iter().filter(|rule| rule.applies_to(attributes));
         applies.map(|rule| rule.applied_to(attributes, cost)).collect()
+    }
+}
+
+/// If a rule exempts the request and none denies it outright, leaves only the first that exempts.
+pub(crate) fn exempt<T>(found: &mut Vec<T>, matched: impl Fn(&T) -> &Match) {
+    let denied = found.iter().map(&matched).any(|one| one.budget == Budget::Deny && one.rule.mode == Mode::Enforce);
+    let exempting = found.iter().position(|one| matched(one).budget == Budget::Exempt);
+    if let (false, Some(index)) = (denied, exempting) {
+        found.swap(0, index);
+        found.truncate(1);
     }
 }
 
@@ -202,6 +245,13 @@ pub struct InvalidCost {
     rule: Arc<str>,
     attribute: Arc<str>,
     value: String,
+}
+
+impl InvalidCost {
+    /// What the client that sent it is told: nothing about the rule.
+    pub(crate) fn for_client(&self) -> String {
+        format!("{} is {:?}: expected a whole number", self.attribute, self.value)
+    }
 }
 
 impl From<Failure> for OnFailure {
@@ -215,12 +265,28 @@ impl From<Failure> for OnFailure {
 }
 
 impl Rule {
+    /// Whether it lets nothing pass, for all requests that match or for some of them.
+    pub(crate) fn can_deny_outright(&self) -> bool {
+        self.budget == Budget::Deny
+            || self.on_missing() == Missing::Deny
+            || self.overrides.iter().any(|other| other.budget == Budget::Deny)
+    }
+
     /// On which terms a store decides it.
     pub fn terms(&self) -> Terms {
         Terms { sync: self.sync, on_failure: self.on_store_failure.map(Into::into), overflow: self.overflow }
     }
 
+    /// Whether its conditions hold, and the request does not lack an attribute without which the rule is skipped.
+    fn applies_to(&self, attributes: &(impl Attributes + ?Sized)) -> bool {
+        holds(&self.when, attributes) && self.skipped_for(attributes).is_none()
+    }
+
     fn applied_to(self: &Arc<Self>, attributes: &(impl Attributes + ?Sized), cost: u64) -> Result<Match, InvalidCost> {
+        if let Some(name) = self.denied_for(attributes) {
+            let (rule, key, missing) = (Arc::clone(self), key(&self.by, attributes), Some(Arc::clone(name)));
+            return Ok(Match { rule, key, budget: Budget::Deny, cost, missing });
+        }
         let budget = self.overrides.iter().find(|other| holds(&other.when, attributes)).map(|other| &other.budget);
         let cost = match &self.cost {
             Cost::Fixed(units) => units.saturating_mul(cost),
@@ -236,11 +302,31 @@ impl Rule {
             },
         };
         let budget = budget.unwrap_or(&self.budget).clone();
-        Ok(Match { rule: Arc::clone(self), key: key(&self.by, attributes), budget, cost })
+        Ok(Match { rule: Arc::clone(self), key: key(&self.by, attributes), budget, cost, missing: None })
     }
 }
 
 impl Rule {
+    /// The first attribute of `by` that the request lacks.
+    pub(crate) fn lacking(&self, attributes: &(impl Attributes + ?Sized)) -> Option<&Arc<str>> {
+        self.by.iter().find(|name| attributes.key(name).is_none_or(|value| value.is_empty()))
+    }
+
+    /// The attribute without which the rule does not apply, if the request lacks one.
+    pub(crate) fn skipped_for(&self, attributes: &(impl Attributes + ?Sized)) -> Option<&Arc<str>> {
+        if self.on_missing() == Missing::Skip { self.lacking(attributes) } else { None }
+    }
+
+    /// The attribute without which the request is denied, if it lacks one.
+    pub(crate) fn denied_for(&self, attributes: &(impl Attributes + ?Sized)) -> Option<&Arc<str>> {
+        if self.on_missing() == Missing::Deny { self.lacking(attributes) } else { None }
+    }
+
+    /// What `missing` means: nothing on a rule that exempts, which has no budgets.
+    fn on_missing(&self) -> Missing {
+        if self.budget == Budget::Exempt { Missing::Share } else { self.missing }
+    }
+
     /// The first condition that does not hold, and the value it was about.
     pub(crate) fn unmet<'a>(
         &self,
@@ -248,6 +334,11 @@ impl Rule {
     ) -> Option<(&Condition, Option<Cow<'a, str>>)> {
         let unmet = self.when.iter().find(|condition| !holds(std::slice::from_ref(condition), attributes))?;
         Some((unmet, attributes.get(&unmet.attribute)))
+    }
+
+    /// The key of the budget that a request with these attributes draws on.
+    pub(crate) fn key_of(&self, attributes: &(impl Attributes + ?Sized)) -> Vec<u8> {
+        key(&self.by, attributes)
     }
 
     /// What it means for a request to which it applies, and which of its overrides counts.
@@ -268,8 +359,8 @@ fn holds(conditions: &[Condition], attributes: &(impl Attributes + ?Sized)) -> b
     })
 }
 
-/// The values of `by` as one key, no two combinations the same: a single value as it is, several each with its length before it. Requests
-/// that lack an attribute share the budget of the empty value, so that nobody escapes by leaving it out.
+/// The values of `by` as one key, no two combinations the same: a single value as it is, several each with its length before it. A missing
+/// attribute is the empty value: unless the rule says otherwise, requests without it share that budget.
 fn key(by: &[Arc<str>], attributes: &(impl Attributes + ?Sized)) -> Vec<u8> {
     match by {
         [] => Vec::new(),

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::{Attributes, Condition, Rule, holds};
+use super::{Attributes, Rule, holds};
 
 /// By what a response is measured.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -43,16 +43,5 @@ impl Rule {
     /// Whether a response counts.
     pub(crate) fn counts(&self, response: &impl Attributes) -> bool {
         holds(&self.charge_when, response)
-    }
-}
-
-/// What conditions on a response can be about.
-pub(crate) fn check(conditions: &[Condition]) -> Result<(), String> {
-    let known = |name: &str| name == "status" || name.strip_prefix("header.").is_some_and(|name| !name.is_empty());
-    match conditions.iter().find(|condition| !known(&condition.attribute)) {
-        None => Ok(()),
-        Some(other) => {
-            Err(format!("charge_when: {:?}: expected status or header.NAME of the response", other.attribute))
-        }
     }
 }

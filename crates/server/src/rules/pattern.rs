@@ -78,6 +78,109 @@ impl Pattern {
         &self.text
     }
 
+    /// The status of a response: `4xx` stands for 400 to 499, anything else for what it stands for elsewhere.
+    ///
+    /// # Errors
+    /// As for any pattern.
+    pub fn of_status(text: &str) -> Result<Pattern, PatternError> {
+        let (not, body) = text.strip_prefix('!').map_or((false, text), |body| (true, body));
+        match body.as_bytes() {
+            [class @ b'0'..=b'9', b'x' | b'X', b'x' | b'X'] => {
+                let kind = Kind::Glob(vec![Piece::Char(char::from(*class)), Piece::One, Piece::One]);
+                Ok(Pattern { text: text.into(), not, kind })
+            }
+            _ => text.parse(),
+        }
+    }
+
+    /// As it was written, without the `!`.
+    pub(crate) fn body(&self) -> &str {
+        if self.not { &self.text[1..] } else { &self.text }
+    }
+
+    /// Whether a `!` turns it around.
+    pub(crate) fn is_negated(&self) -> bool {
+        self.not
+    }
+
+    /// The one value that it is about, if it is about one.
+    pub(crate) fn exact(&self) -> Option<&str> {
+        match &self.kind {
+            Kind::Exact(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The network that it is about, if it is about one.
+    pub(crate) fn network(&self) -> Option<&Network> {
+        match &self.kind {
+            Kind::Network(network) => Some(network),
+            _ => None,
+        }
+    }
+
+    /// Whether it matches every value that `other` matches. False where that is not certain.
+    pub(crate) fn covers(&self, other: &Pattern) -> bool {
+        if self == other || matches!((self.not, &self.kind), (false, Kind::Glob(pieces)) if pieces[..] == [Piece::Any])
+        {
+            return true;
+        }
+        match (self.not, other.not) {
+            (false, false) => self.includes(other),
+            (true, false) => Pattern { not: false, ..self.clone() }.excludes(other),
+            // What is not in the larger is not in the smaller.
+            (true, true) => {
+                let (own, other) = (Pattern { not: false, ..self.clone() }, Pattern { not: false, ..other.clone() });
+                other.covers(&own)
+            }
+            (false, true) => false,
+        }
+    }
+
+    /// The same for two that are not negated.
+    fn includes(&self, other: &Pattern) -> bool {
+        match (&self.kind, &other.kind) {
+            (_, Kind::Exact(text)) => self.matches(text),
+            (Kind::Network(wide), Kind::Network(narrow)) => {
+                wide.prefix() <= narrow.prefix() && wide.contains(narrow.address())
+            }
+            // Of globs those are known that end with their only star.
+            (Kind::Glob(pieces), Kind::Glob(others)) => match pieces.split_last() {
+                Some((Piece::Any, before)) if !before.contains(&Piece::Any) => {
+                    others.len() > before.len() && others.starts_with(before)
+                }
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
+    /// Whether no value matches both. False where that is not certain.
+    pub(crate) fn excludes(&self, other: &Pattern) -> bool {
+        if let (Kind::Exact(text), false) = (&other.kind, other.not) {
+            return !self.matches(text);
+        }
+        if let (Kind::Exact(text), false) = (&self.kind, self.not) {
+            return !other.matches(text);
+        }
+        match (self.not, other.not) {
+            (false, false) => match (&self.kind, &other.kind) {
+                (Kind::Network(one), Kind::Network(two)) => {
+                    !one.contains(two.address()) && !two.contains(one.address())
+                }
+                (Kind::Glob(one), Kind::Glob(two)) => {
+                    let letters =
+                        one.iter().zip(two).take_while(|(one, two)| **one != Piece::Any && **two != Piece::Any);
+                    letters.into_iter().any(|pair| matches!(pair, (Piece::Char(one), Piece::Char(two)) if one != two))
+                }
+                _ => false,
+            },
+            (true, false) => Pattern { not: false, ..self.clone() }.covers(other),
+            (false, true) => Pattern { not: false, ..other.clone() }.covers(self),
+            (true, true) => false,
+        }
+    }
+
     /// Whether `value` is such a value.
     pub fn matches(&self, value: &str) -> bool {
         let matches = match &self.kind {

@@ -20,16 +20,14 @@ fn redis_cli_in_both_versions_of_the_protocol() {
     let doors = Doors::in_memory("");
     let cli = |words: &[&str]| printed(redis_cli().args(["-p", &doors.resp.to_string()]).args(words));
     assert_eq!(cli(&["CL.THROTTLE", "user:7", "15", "30", "60"]), "0\n16\n15\n-1\n2\n");
+    assert_eq!(cli(&["-3", "TG.CHECK", "k", "2/min"]), "1\n2\n1\n0\n30000\n");
+    assert_eq!(cli(&["-2", "TG.PEEK", "k", "2/min"]), "1\n2\n1\n0\n30000\n");
     assert_eq!(
-        cli(&["-3", "TG.CHECK", "k", "2/min"]),
-        "allowed 1\namount 2\nremaining 1\nretry_after_ms 0\nreset_after_ms 30000\nsource store\n"
-    );
-    assert_eq!(
-        cli(&["-3", "--json", "TG.PEEK", "k", "2/min"]),
+        cli(&["-3", "--json", "TG.PEEK", "k", "2/min", "AS", "MAP"]),
         "{\"allowed\":1,\"amount\":2,\"remaining\":1,\"retry_after_ms\":0,\"reset_after_ms\":30000,\"source\":\"store\"}\n"
     );
     assert_eq!(cli(&["PING"]), "PONG\n");
-    assert_eq!(cli(&["TG.CHECK", "k"]), "ERR expected TG.<OPERATION> key limit [COST n] [RESERVED n] [ID n]\n\n");
+    assert_eq!(cli(&["TG.CHECK", "k"]), "ERR expected TG.CHECK key limit [COST n] [RESERVED n] [ID n] [AS MAP]\n\n");
     assert!(cli(&["INFO"]).contains("tidegate_version:"));
 }
 
@@ -55,15 +53,16 @@ for protocol in (2, 3):
     key = f"py{protocol}"
     assert r.execute_command("CL.THROTTLE", key, 15, 30, 60) == [0, 16, 15, -1, 2]
     answer = r.execute_command("TG.CHECK", key, "3/min", "COST", 2)
+    assert answer == [1, 3, 1, 0, 40000], answer
     if protocol == 3:
+        answer = r.execute_command("TG.PEEK", key, "3/min", "AS", "MAP")
         assert answer == {"allowed": 1, "amount": 3, "remaining": 1, "retry_after_ms": 0, "reset_after_ms": 40000, "source": "store"}, answer
-    else:
-        assert answer == [1, 3, 1, 0, 40000], answer
-    pipeline = r.pipeline(transaction=False)
-    for _ in range(500):
-        pipeline.execute_command("CL.THROTTLE", key + "p", 99, 1, 3600)
-    answers = pipeline.execute()
-    assert [a[0] for a in answers] == [0] * 100 + [1] * 400
+    for transaction in (False, True):
+        pipeline = r.pipeline(transaction=transaction)
+        for _ in range(500):
+            pipeline.execute_command("CL.THROTTLE", f"{key}p{transaction}", 99, 1, 3600)
+        answers = pipeline.execute()
+        assert [a[0] for a in answers] == [0] * 100 + [1] * 400
     try:
         r.execute_command("CL.THROTTLE", key, "x", 1, 1)
         raise SystemExit("no error")
@@ -102,7 +101,7 @@ const port = Number(process.argv[1]);
     assert.strictEqual(await client.ping(), 'PONG');
     assert.deepStrictEqual(await client.sendCommand(['CL.THROTTLE', `node${RESP}`, '15', '30', '60']), [0, 16, 15, -1, 2]);
     const answers = await Promise.all(Array.from({ length: 200 }, () => client.sendCommand(['TG.TAKE', `take${RESP}`, '150/min'])));
-    const granted = answers.map((answer) => Array.isArray(answer) ? answer[5] : answer.granted);
+    const granted = answers.map((answer) => answer[5]);
     assert.strictEqual(granted.reduce((sum, one) => sum + Number(one), 0), 150);
     await client.close();
   }
@@ -110,6 +109,51 @@ const port = Number(process.argv[1]);
 })().catch((error) => { console.error(error); process.exit(1); });
 "#;
     assert_eq!(printed(node_client().args(["-e", script, &doors.resp.to_string()])), "done\n");
+}
+
+/// The code of docs/resp.md, as it stands there but for the port: clients with their defaults, which are version 3 of the protocol and pipelines in `MULTI`.
+#[test]
+fn the_programs_of_the_page_print_what_it_says() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/resp.md")).unwrap();
+    let section = page.split("## From your program").nth(1).unwrap();
+    let blocks = |kind: &str| -> Vec<String> {
+        let mark = format!("```{kind}\n");
+        let each = section.split(&mark).skip(1);
+        each.map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
+    };
+    let expected = blocks("text").swap_remove(0);
+    let (python, node) = (blocks("python"), blocks("js"));
+    assert_eq!((python.len(), node.len()), (1, 2), "redis-py; ioredis and node-redis");
+    let run = |client: &mut Command, code: &str| {
+        let doors = Doors::in_memory("");
+        assert_eq!(code.matches("6380").count(), 1, "one address to change in {code}");
+        printed(client.arg(code.replace("6380", &doors.resp.to_string())))
+    };
+    assert_eq!(run(python_client().arg("-c"), &python[0]), expected);
+    for code in &node {
+        assert_eq!(run(node_client().args(["--input-type=module", "-e"]), code), expected, "{code}");
+    }
+}
+
+/// What the page's programs rely on: the clients ask for version 3 without being told to.
+#[test]
+fn clients_speak_version_three_by_default() {
+    let doors = Doors::in_memory("");
+    let port = doors.resp.to_string();
+    let script = "import redis, sys; print(redis.Redis(port=int(sys.argv[1])).execute_command('HELLO')[b'proto'])";
+    assert_eq!(printed(python_client().args(["-c", script, &port])), "3\n");
+    let script = r#"
+import { Redis } from 'ioredis';
+import { createClient } from 'redis';
+const port = Number(process.argv[1]);
+const proto = (hello) => Array.isArray(hello) ? hello[hello.indexOf('proto') + 1] : hello.proto;
+const io = new Redis(port);
+const client = await createClient({ socket: { port } }).connect();
+console.log(proto(await io.call('HELLO')), proto(await client.sendCommand(['HELLO'])));
+await io.quit();
+await client.close();
+"#;
+    assert_eq!(printed(node_client().args(["--input-type=module", "-e", script, &port])), "3 3\n");
 }
 
 #[test]
@@ -128,7 +172,7 @@ fn the_redis_crate_asks() {
         let answers: Vec<Vec<i64>> = pipe.query(&mut connection).unwrap();
         assert_eq!(answers.iter().filter(|answer| answer[0] == 0).count(), 100);
         let answer: redis::Value = redis::cmd("TG.CHECK").arg(&key).arg("2/min").query(&mut connection).unwrap();
-        assert_eq!(matches!(answer, redis::Value::Map(_)), protocol == "resp3", "{answer:?}");
+        assert!(matches!(answer, redis::Value::Array(_)), "{answer:?}");
         let error = redis::cmd("CL.THROTTLE").arg("x").exec(&mut connection).unwrap_err().to_string();
         assert!(error.contains("Usage: cl.throttle"), "{error}");
     }

@@ -20,7 +20,7 @@ pub(crate) struct Doors {
     pub(crate) grpc: u16,
     pub(crate) resp: u16,
     pub(crate) clock: ManualClock,
-    runtime: Runtime,
+    pub(crate) runtime: Runtime,
     running: Option<Running>,
 }
 
@@ -65,6 +65,15 @@ impl Doors {
         Doors::open(text, clock.clone(), |_| Backend::Memory(Memory::builder().clock(clock).build()))
     }
 
+    /// The same over a Redis that nobody runs, with what stands before a store.
+    pub(crate) fn without_store(text: &str) -> Doors {
+        Doors::open(text, ManualClock::new(), |runtime| {
+            let _entered = runtime.enter();
+            let redis = Redis::new("redis://127.0.0.1:1/").unwrap();
+            Backend::Near(Near::builder(redis.clone()).nodes(1).build(), redis)
+        })
+    }
+
     fn over(rules: &str, clock: ManualClock, store: impl FnOnce(&Runtime) -> Backend) -> Doors {
         let text = format!("listen: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\n{rules}");
         Doors::open(&text, clock, store)
@@ -78,6 +87,16 @@ impl Doors {
         let (http, grpc) = (running.http.unwrap(), running.grpc.map_or(0, |at| at.port()));
         let resp = running.resp.map_or(0, |at| at.port());
         Doors { http, grpc, resp, clock, runtime, running: Some(running) }
+    }
+
+    /// The gate behind the doors.
+    pub(crate) fn gate(&self) -> &tidegate_server::gate::Gate {
+        self.running.as_ref().unwrap().gate()
+    }
+
+    /// A connection to the proxy.
+    pub(crate) fn proxy(&self) -> Http {
+        Http::connect(self.running.as_ref().unwrap().proxy.unwrap())
     }
 
     /// A connection to the RESP door.

@@ -11,7 +11,7 @@ rules:
   - { name: per-user, by: [user], limit: 2/min }
   - { name: everyone, limit: 5/min window }
   - { name: trial, mode: shadow, limit: 1/min }
-  - { name: staff, when: { user: root }, limit: unlimited }
+  - { name: staff, when: { user: root }, limit: exempt }
   - { name: banned, when: { user: mallory }, limit: deny }
   - { name: uploads, when: { path: /upload }, by: [user], limit: 100/min, cost: { from: header.x-size, max: 50 }, refunds: off }
 ";
@@ -110,7 +110,7 @@ fn rules_with_shadows() {
 #[test]
 fn rules_that_let_everything_or_nothing_pass() {
     is_as_written!(page(
-        "rules:\n  - { name: staff, when: { user: root }, limit: unlimited }\n  - { name: banned, when: { user: mallory }, limit: deny }\n  - { name: on-trial, when: { user: mallory }, mode: shadow, limit: 1/h }\n",
+        "rules:\n  - { name: staff, when: { user: root }, limit: exempt }\n  - { name: banned, when: { user: mallory }, limit: deny }\n  - { name: on-trial, when: { user: mallory }, mode: shadow, limit: 1/h }\n",
         &[
             ("/v1/check", r#"{"attributes":{"user":"root"}}"#),
             ("/v1/check", r#"{"attributes":{"user":"mallory"}}"#),
@@ -121,6 +121,49 @@ fn rules_that_let_everything_or_nothing_pass() {
         "denied_beside_limits",
         page(RULES, &[("/v1/check", r#"{"attributes":{"user":"mallory"}}"#)])
     );
+}
+
+/// Requests to the proxy and questions of a gateway about the same requests: a line, and the headers of the client.
+fn clients(asks: &[(&str, &str)]) -> String {
+    let mut page = String::new();
+    for is_proxy in [true, false] {
+        // Each has its own budgets.
+        let doors = crate::strangers::doors("");
+        let (mut proxy, mut gateway) = (doors.proxy(), doors.http());
+        for (path, headers) in asks {
+            let lines: String = headers.lines().map(|line| format!("{line}\r\n")).collect();
+            let answer = if is_proxy {
+                proxy.send(&format!("GET {path} HTTP/1.1\r\nhost: a\r\n{lines}\r\n"));
+                proxy.receive()
+            } else {
+                gateway.send(&crate::strangers::question(path, &lines));
+                gateway.receive()
+            };
+            let answer = answer.expect("an answer");
+            let head: Vec<&str> = answer.head.trim_end().lines().filter(|line| !line.starts_with("date: ")).collect();
+            let to = if is_proxy { "proxy" } else { "/v1/auth" };
+            let sent = headers.replace('\n', ", ");
+            writeln!(page, "> {to}: GET {path} {sent}\n{}\n\n{}\n", head.join("\n"), answer.body).unwrap();
+        }
+    }
+    page
+}
+
+#[test]
+fn clients_of_the_proxy_and_of_gateways() {
+    is_as_written!(clients(&[
+        ("/", "x-user: ann"),
+        ("/", "x-user: ann"),
+        ("/", "x-user: ann"),
+        ("/", "x-user: ann\naccept: application/json"),
+        ("/", "x-user: ann\naccept: text/plain"),
+        ("/dear?cost=4", "x-user: ben"),
+        ("/closed", "x-user: ben"),
+        ("/closed", "x-user: ben\naccept: text/plain"),
+        ("/hidden", "x-user: ben"),
+        ("/tiers", "x-user: mallory"),
+        ("/costly", "x-user: ben\nx-cost: much"),
+    ]));
 }
 
 #[test]

@@ -2,16 +2,19 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod attributes;
 mod cell;
 mod clients;
 mod doors;
 mod exchanges;
+mod exempt;
 mod forward;
 #[cfg(feature = "fuzzing")]
 mod fuzz;
 mod gateways;
 mod grpc;
 mod http;
+mod missing;
 mod near;
 mod observed;
 mod openapi;
@@ -23,7 +26,10 @@ mod proxy;
 #[allow(clippy::duplicate_mod, reason = "each of them must hold on both ways")]
 mod proxy_by_hyper;
 mod reload;
+mod reset;
 mod resp;
 mod security;
 mod shadow;
+mod strangers;
+mod transactions;
 mod transcripts;

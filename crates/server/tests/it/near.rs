@@ -18,7 +18,7 @@ fn open(server: &Server, rules: &str) -> (Runtime, Running) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let url = server.url();
     let text = format!(
-        "store: {url}\nnear: {{ deadline_ms: 8, nodes: 1 }}\nlisten: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\n{rules}"
+        "store: {url}\nnear: {{ nodes: 1 }}\nlisten: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\n{rules}"
     );
     let config = Config::parse(&text, "test").unwrap();
     let running = runtime.block_on(start(config, Options::default())).unwrap();
@@ -52,7 +52,12 @@ fn a_stopped_redis_is_done_without_told_and_found_again() {
         ask_until(&mut http, many, r#""source":"fallback""#);
         get(&mut http, "/metrics").contains("tidegate_breaker_open 1\n")
     });
-    assert!(get(&mut http, "/readyz").starts_with("ready, without the store"));
+    let readiness = get(&mut http, "/readyz");
+    assert!(readiness.starts_with("degraded\nstore: unreachable: "), "{readiness}");
+    assert!(
+        readiness.ends_with("enforced meanwhile: each limit in full on this node (1 node, configured)\n"),
+        "{readiness}"
+    );
     let numbers = get(&mut http, "/metrics");
     assert!(numbers.contains("tidegate_store_up{store=\"redis\"} 0\n"), "{numbers}");
     assert!(numbers.contains("tidegate_mode_changes_total{to=\"open\"} 1\n"), "{numbers}");
@@ -62,6 +67,124 @@ fn a_stopped_redis_is_done_without_told_and_found_again() {
     wait_until("it is told", BOUND, || get(&mut http, "/readyz") == "ready\n");
     drop(http);
     assert!(runtime.block_on(running.stop()));
+}
+
+fn config(store: &str, more: &str) -> Config {
+    let listen = "listen: { http: 127.0.0.1:0, resp: off, grpc: off }";
+    Config::parse(&format!("store: {store}\n{listen}\n{more}"), "test").unwrap()
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+/// What waiting cannot mend fails the start, with what to do.
+#[test]
+fn a_redis_that_refuses_fails_the_start() {
+    let server = Server::builder(Flavor::Redis7).password("s3cret").start();
+    let (port, runtime) = (server.port(), runtime());
+    let started = |url: &str| runtime.block_on(start(config(url, ""), Options::default()));
+    for (url, said, advice) in [
+        (format!("redis://127.0.0.1:{port}"), "NOAUTH", "Put user and password into the URL"),
+        (format!("redis://:wrong@127.0.0.1:{port}"), "WRONGPASS", "Check user and password"),
+        (format!("redis://:s3cret@127.0.0.1:{port}/77"), "DB index is out of range", "redis://HOST/0"),
+    ] {
+        let error = started(&url).expect_err(&url).to_string();
+        assert!(error.starts_with("store redis://") && error.contains(said) && error.contains(advice), "{error}");
+        assert!(!error.contains("s3cret") && !error.contains("wrong@"), "{error}");
+    }
+    server.command(&["REPLICAOF", "127.0.0.1", "1"]);
+    let error = started(&server.url()).expect_err("a replica").to_string();
+    assert!(error.contains("takes no writes") || error.contains("lost its primary"), "{error}");
+    assert!(error.contains("Name the primary"), "{error}");
+}
+
+/// A password that is rotated under a running server: numbers and readiness say so, and that it is over.
+#[test]
+fn a_password_that_was_rotated_is_told_until_it_is_put_back() {
+    let server = Server::builder(Flavor::Redis7).password("first").start();
+    for (rules, status, first) in [
+        ("rules: [{ name: own, limit: 1000000/s }]", 200, "degraded\n"),
+        ("rules: [{ name: strict, limit: 1000000/s, on_store_failure: closed }]", 503, "not ready\n"),
+    ] {
+        let runtime = runtime();
+        let config = config(&server.url(), &format!("near: {{ nodes: 3 }}\n{rules}"));
+        let running = runtime.block_on(start(config, Options::default())).unwrap();
+        let mut http = Http::connect(running.http.unwrap());
+        ask_until(&mut http, r#"{"key":"k","limit":"1000000/s"}"#, r#""source":"store""#);
+        assert_eq!(get(&mut http, "/readyz"), "ready\n");
+        let mut admin = server.client().unwrap();
+        admin.command(&["CONFIG", "SET", "requirepass", "second"]).unwrap();
+        admin.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).unwrap();
+        wait_until("readiness says why", BOUND, || {
+            http.post("/v1/check", r#"{"key":"k","limit":"1000000/s"}"#);
+            get(&mut http, "/readyz").contains("WRONGPASS")
+        });
+        http.send("GET /readyz HTTP/1.1\r\nhost: tidegate\r\n\r\n");
+        let readiness = http.receive().unwrap();
+        assert_eq!(readiness.status, status, "{}", readiness.body);
+        assert!(readiness.body.starts_with(&format!("{first}store: refused: ")), "{}", readiness.body);
+        assert!(readiness.body.contains("1/3 of each limit on this node (3 nodes, configured)"), "{}", readiness.body);
+        assert_eq!(readiness.body.contains("on_store_failure: closed: strict"), status == 503, "{}", readiness.body);
+        wait_until("the gauge is 0", BOUND, || {
+            get(&mut http, "/metrics").contains("tidegate_store_up{store=\"redis\"} 0\n")
+        });
+        admin.command(&["CONFIG", "SET", "requirepass", "first"]).unwrap();
+        wait_until("it is over", BOUND, || get(&mut http, "/readyz") == "ready\n");
+        wait_until("the gauge is 1", BOUND, || {
+            get(&mut http, "/metrics").contains("tidegate_store_up{store=\"redis\"} 1\n")
+        });
+        drop(http);
+        assert!(runtime.block_on(running.stop()));
+    }
+}
+
+/// Six milliseconds there and back are within the deadline.
+#[test]
+fn a_redis_six_milliseconds_away_decides() {
+    let server = Server::start(Flavor::Redis7);
+    let proxy = FaultProxy::start(&server);
+    let way = Duration::from_millis(3);
+    proxy.set(Fault::Delay { request: way, reply: way, jitter: Duration::ZERO });
+    let runtime = runtime();
+    let config = config(proxy.url(), "near: { nodes: 1 }");
+    let slow = runtime.block_on(tidegate_server::check_store(&config)).unwrap().slow.expect("six are more than five");
+    assert!(
+        slow.decision >= 2 * way && slow.to_string().contains("more than a third of the deadline (15 ms)"),
+        "{slow}"
+    );
+    let running = runtime.block_on(start(config, Options::default())).unwrap();
+    let mut http = Http::connect(running.http.unwrap());
+    let mut in_a_row = 0;
+    wait_until("a hundred in a row are decided by the store", BOUND, || {
+        let answer = http.post("/v1/check", r#"{"key":"k","limit":"1000000/s"}"#);
+        in_a_row = if answer.body.contains(r#""source":"store""#) { in_a_row + 1 } else { 0 };
+        in_a_row == 100
+    });
+    drop(http);
+    assert!(runtime.block_on(running.stop()));
+}
+
+/// A node whose store was never there enforces limits in full, and says what it assumes.
+#[test]
+fn a_lone_node_that_never_reached_its_store_enforces_limits_in_full() {
+    let server = Server::start(Flavor::Redis7);
+    let url = server.url();
+    server.kill();
+    let runtime = runtime();
+    let running = runtime.block_on(start(config(&url, ""), Options::default())).expect("it starts without its store");
+    let mut http = Http::connect(running.http.unwrap());
+    let readiness = get(&mut http, "/readyz");
+    assert!(readiness.starts_with("degraded\nstore: unreachable: no connection to 127.0.0.1"), "{readiness}");
+    let enforced =
+        "enforced meanwhile: each limit in full on this node (1 node, assumed: the store was never reached)\n";
+    assert!(readiness.ends_with(enforced), "{readiness}");
+    let numbers = get(&mut http, "/metrics");
+    assert!(numbers.contains("tidegate_store_up{store=\"redis\"} 0\n"), "{numbers}");
+    let allowed = (0..30).filter(|_| http.post("/v1/check", r#"{"key":"k","limit":"20/h"}"#).status == 200).count();
+    assert_eq!(allowed, 20);
+    drop(http);
+    runtime.block_on(running.stop());
 }
 
 #[test]
@@ -110,7 +233,7 @@ fn every_answer_without_the_store_is_marked() {
         let told = two.command(&["INFO"]).unwrap().text().contains("store_answers:1");
         let [throttled, checked] = [&throttled.array()[5], &checked.array()[5]].map(|source| source.text().to_owned());
         let mut three = redis_cli();
-        three.args(["-p", &port.to_string(), "-3", "--json", "TG.CHECK", "user:7", "1000000/s"]);
+        three.args(["-p", &port.to_string(), "-3", "--json", "TG.CHECK", "user:7", "1000000/s", "AS", "MAP"]);
         let named = String::from_utf8(three.output().unwrap().stdout).unwrap();
         let named = named.split(r#""source":""#).nth(1).and_then(|rest| rest.split('"').next()).unwrap().to_owned();
         (by_http, [throttled, checked, named], told)

@@ -144,7 +144,7 @@ fn rules_are_shown_whole_and_explained() {
     let rules: Value = serde_json::from_str(&get(&doors, "/v1/rules")).unwrap();
     assert_eq!(
         rules["rules"][1].to_string(),
-        r#"{"by":[],"cost":1,"limit":"deny","mode":"shadow","name":"b","on_store_failure":null,"overflow":null,"overrides":[],"refunds":false,"sync":"direct","when":{"method":["POST","PUT"]}}"#
+        r#"{"by":[],"cost":1,"limit":"deny","missing":"share","mode":"shadow","name":"b","on_store_failure":null,"overflow":null,"overrides":[],"refunds":false,"sync":"direct","when":{"method":["POST","PUT"]}}"#
     );
     assert_eq!(rules["rules"][0]["overrides"][0].to_string(), r#"{"limit":"9/m","when":{"user":["vip"]}}"#);
     let body = r#"{"attributes":{"ip":"192.0.2.7","method":"GET"}}"#;

@@ -84,3 +84,126 @@ fn a_token_that_changes_in_its_file_counts_at_once_and_a_bad_one_does_not() {
     assert_eq!((status("second").as_str(), status("first").as_str()), ("200", "401"));
     assert!(runtime.block_on(running.stop()));
 }
+
+/// A server that reloads a file, stopped when it is dropped.
+struct Reloading {
+    runtime: tokio::runtime::Runtime,
+    running: Option<tidegate_server::Running>,
+    file: std::path::PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Reloading {
+    fn start(text: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("tidegate.yaml");
+        std::fs::write(&file, text).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let options = Options { rules_file: Some(file.clone()), ..Options::default() };
+        let running = runtime.block_on(start(Config::load(&file).unwrap(), options)).unwrap();
+        Reloading { runtime, running: Some(running), file, _folder: folder }
+    }
+
+    /// Replaces the file by a rename.
+    fn write(&self, text: &str) {
+        let other = self.file.with_extension("new");
+        std::fs::write(&other, text).unwrap();
+        std::fs::rename(&other, &self.file).unwrap();
+    }
+
+    fn running(&self) -> &tidegate_server::Running {
+        self.running.as_ref().unwrap()
+    }
+
+    fn get(&self, path: &str, headers: &str) -> String {
+        let mut stream = std::net::TcpStream::connect(self.running().http.unwrap()).unwrap();
+        let mut answer = String::new();
+        // A connection for which there is no room is closed at any moment.
+        let _ = write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n");
+        let _ = stream.read_to_string(&mut answer);
+        answer
+    }
+
+    fn is_in_force(&self) -> bool {
+        let gate = self.running().gate();
+        let text = gate.observer().metrics().text(gate.store(), 0);
+        let line = text.lines().find_map(|line| line.strip_prefix("tidegate_config_in_force ")).unwrap();
+        line == "1"
+    }
+}
+
+impl Drop for Reloading {
+    fn drop(&mut self) {
+        if let Some(running) = self.running.take() {
+            self.runtime.block_on(running.stop());
+        }
+    }
+}
+
+const BOUND: Duration = Duration::from_secs(20);
+
+/// What needs a restart is named and keeps `tidegate_config_in_force` at 0 until the file is put back; the rest of the file counts meanwhile.
+#[test]
+fn changes_that_need_a_restart_are_named_until_they_are_taken_back() {
+    let text = |http: &str, more: &str, limit: &str| {
+        format!("listen: {{ http: {http}, resp: off, grpc: off }}\n{more}rules: [{{ name: a, limit: {limit} }}]\n")
+    };
+    let server = Reloading::start(&text("127.0.0.1:0", "", "5/min"));
+    assert!(server.is_in_force());
+    server.write(&text("127.0.0.1:1", "threads: 3\nnear: { deadline_ms: 20 }\nstore: redis://:word@h\n", "6/min"));
+    wait_until("the difference is seen", BOUND, || !server.is_in_force());
+    let limit = |server: &Reloading| {
+        let rules = server.running().gate().rules();
+        let rule = rules.iter().next().unwrap();
+        format!("{:?}", rule.budget)
+    };
+    assert!(limit(&server).contains('6'), "what can change does: {}", limit(&server));
+    let ready = server.get("/readyz", "");
+    assert!(ready.starts_with("HTTP/1.1 200") && ready.contains("\r\n\r\ndegraded\nconfig: "), "{ready}");
+    assert!(ready.ends_with("changes that need a restart: listen.http, near.deadline_ms, store, threads\n"), "{ready}");
+    assert!(!ready.contains("word"), "{ready}");
+    server.write("rules: [{ name: a, limit: nonsense }]\n");
+    wait_until("the refusal is seen", BOUND, || server.get("/readyz", "").contains("refused, the last good one stays"));
+    assert!(!server.is_in_force() && limit(&server).contains('6'));
+    std::fs::remove_file(&server.file).unwrap();
+    wait_until("a missing file is seen", BOUND, || server.get("/readyz", "").contains("no such file"));
+    server.write(&text("127.0.0.1:0", "", "7/min"));
+    wait_until("the file is in force", BOUND, || server.is_in_force());
+    assert!(limit(&server).contains('7'));
+    assert!(server.get("/readyz", "").ends_with("\r\n\r\nready\n"));
+}
+
+/// `trusted_proxies`, `log` and `connections` change while the server runs, also for a connection that is open.
+#[test]
+fn trusted_proxies_log_and_connections_change_without_a_restart() {
+    let text = |more: &str| {
+        format!(
+            "listen: {{ http: 127.0.0.1:0, resp: off, grpc: off }}\n{more}rules: [{{ name: a, by: ip, limit: 1/h }}]\n"
+        )
+    };
+    let server = Reloading::start(&text("trusted_proxies: [127.0.0.1]\nlog: { level: error }\n"));
+    let auth = |ip: &str| {
+        let headers = format!(
+            "X-Forwarded-For: {ip}\r\nX-Forwarded-Method: GET\r\nX-Forwarded-Uri: /\r\nX-Forwarded-Host: x\r\n"
+        );
+        server.get("/v1/auth", &headers).split(' ').nth(1).unwrap_or_default().to_owned()
+    };
+    assert_eq!((auth("192.0.2.1").as_str(), auth("192.0.2.1").as_str()), ("204", "429"));
+    server.write(&text("log: { level: error }\n"));
+    wait_until("nobody is believed about others", BOUND, || auth("192.0.2.2") == "403");
+    assert!(server.is_in_force(), "that takes no restart");
+    server.write(&text("trusted_proxies: [loopback]\nlog: { level: debug }\n"));
+    wait_until("this machine is believed again", BOUND, || auth("192.0.2.3") == "204");
+    let log = server.running().gate().observer().log().clone();
+    wait_until("the log says more", BOUND, || log.wants(tidegate_server::observe::Level::Debug));
+    // One connection at a time: the next is closed without a word.
+    let held = std::net::TcpStream::connect(server.running().http.unwrap()).unwrap();
+    wait_until("it is let in", BOUND, || {
+        server.running().gate().observer().metrics().connections(tidegate_server::gate::Door::Http) == 1
+    });
+    server.write(&text("trusted_proxies: [loopback]\nlog: { level: error }\nconnections: { max: 1 }\n"));
+    wait_until("there is room for one", BOUND, || server.get("/healthz", "").is_empty());
+    drop(held);
+    wait_until("there is room again", BOUND, || server.get("/healthz", "").contains("ok"));
+    assert!(server.is_in_force());
+}

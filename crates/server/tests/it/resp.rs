@@ -156,6 +156,8 @@ fn tokens_open_the_door() {
     assert_eq!(ask(&mut client, "AUTH open"), Reply::Text("OK".into()));
     assert_eq!(numbers(&mut client, "TG.CHECK k 1/s")[0], 1);
     assert!(error(&mut client, "TG.RESET k 1/s").starts_with("NOPERM"));
+    assert_eq!(error(&mut client, "TG.RESETRULE a"), "NOPERM TG.RESETRULE needs the admin token");
+    assert_eq!(error(&mut client, "TG.RESETRULES a b"), "NOPERM TG.RESETRULES needs the admin token");
     assert_eq!(ask(&mut client, "AUTH default sesame"), Reply::Text("OK".into()));
     assert_eq!(numbers(&mut client, "TG.RESET k 1/s")[0], 1);
 }

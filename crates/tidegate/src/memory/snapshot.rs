@@ -8,10 +8,9 @@
 //! Every block is checked by itself. One that was damaged is left out, and so is what follows if its header was.
 
 use std::io::{self, Read, Write};
-use std::time::Duration;
 
 use thiserror::Error;
-use tidegate_core::{Limit, Record};
+use tidegate_core::{CLOCK_TOLERANCE_US, Limit, Record};
 
 use super::interned::MAX_INTERNED;
 use super::shard::Kept;
@@ -33,8 +32,6 @@ const BLOCK_WORDS: usize = 1 << 17;
 const STRIDE: usize = 64;
 /// Nobody has written a longer one: a key has at most 200 000 hits, or as many leases.
 const MAX_BLOCK_BYTES: u32 = 64 << 20;
-/// A clock that is behind the one of then by no more than this is taken for the same.
-const AHEAD_US: u64 = 60_000_000;
 /// Stands where the number of a limit would, and means that a whole record follows.
 const WHOLE: u64 = u64::MAX;
 
@@ -56,6 +53,8 @@ pub struct Loaded {
     pub keys: u64,
     /// How many had become the same as keys never seen.
     pub idle: u64,
+    /// How many of those that are there again were later than now, and drain from now on: the clock of this machine went back.
+    pub rebased: u64,
     /// How many blocks were damaged; their keys are not there.
     pub damaged_blocks: u64,
     /// How many keys are not there although they were saved, as far as that is known: damaged, no room for them, or what is kept for them makes no sense here.
@@ -84,9 +83,6 @@ pub enum LoadError {
     /// It was written by another release, whose keys are hashed or kept in another way.
     #[error("has version {0} of the format: expected {VERSION}")]
     Version(u64),
-    /// It was saved later than now: the clock of this machine went back. What it has would not drain until that moment comes.
-    #[error("was saved {0:?} from now: expected a moment that has passed")]
-    Future(Duration),
     /// Without its beginning nobody knows what the rest is about.
     #[error("is damaged at its beginning: nothing of it can be read")]
     Damaged,
@@ -174,8 +170,8 @@ impl MemoryBuilder {
     /// The store that [`Memory::save`] wrote, with these settings; the settings of then are not kept. Of what was damaged, as much is read as can be, and
     /// [`Loaded`] says what is missing.
     ///
-    /// What has happened to time meanwhile is what the builder's clock says: if that jumped ahead, budgets have drained for as long; if it went back by more than a minute,
-    /// nothing is loaded, since nothing would drain until it is as late again.
+    /// What has happened to time meanwhile is what the builder's clock says: if that jumped ahead, budgets have drained for as long; if it went back by more than a second,
+    /// what was used stays used and drains from now on.
     ///
     /// # Errors
     /// If nothing of it can be read. Then start with an [empty](MemoryBuilder::build) one.
@@ -194,14 +190,12 @@ impl MemoryBuilder {
             [version] => return Err(LoadError::Version(version)),
             _ => return Err(LoadError::NotASnapshot),
         }
-        let memory = match next_block(input)? {
+        let now = self.clock.now();
+        let (memory, clock_went_back) = match next_block(input)? {
             Block::Whole(HEAD, bytes) => match words_of(&bytes)[..] {
                 [k0, k1, saved_at] => {
-                    let ahead = saved_at.saturating_sub(self.clock.now().as_micros());
-                    if ahead > AHEAD_US {
-                        return Err(LoadError::Future(Duration::from_micros(ahead)));
-                    }
-                    self.build_with((k0, k1))
+                    let went_back = saved_at.saturating_sub(now.as_micros()) > CLOCK_TOLERANCE_US;
+                    (self.build_with((k0, k1)), went_back)
                 }
                 _ => return Err(LoadError::Damaged),
             },
@@ -216,7 +210,7 @@ impl MemoryBuilder {
                     let (text, room) = (String::from_utf8_lossy(&bytes), MAX_INTERNED - limits.len());
                     limits.extend(text.lines().take(room).map(|line| line.parse::<Limit>().ok()));
                 }
-                Block::Whole(KEYS, bytes) => memory.restore(&words_of(&bytes), &limits, &mut loaded),
+                Block::Whole(KEYS, bytes) => memory.restore(&words_of(&bytes), &limits, clock_went_back, &mut loaded),
                 Block::Whole(END, bytes) => {
                     let saved = words_of(&bytes).first().copied().unwrap_or(0);
                     loaded.lost = loaded.lost.max(saved.saturating_sub(loaded.keys + loaded.idle));
@@ -242,7 +236,7 @@ impl MemoryBuilder {
 
 impl Memory {
     /// Brings the keys of a block back.
-    fn restore(&self, words: &[u64], limits: &[Option<Limit>], loaded: &mut Loaded) {
+    fn restore(&self, words: &[u64], limits: &[Option<Limit>], clock_went_back: bool, loaded: &mut Loaded) {
         let (inner, now) = (&*self.inner, self.inner.clock.now());
         let mut rest = words;
         while !rest.is_empty() {
@@ -269,10 +263,14 @@ impl Memory {
                 let limit = number.and_then(|number| limits.get(number)).and_then(Option::as_ref);
                 limit.and_then(|limit| Some((super::shard::record_of(limit, *numbers)?, Some(limit))))
             };
-            let Some((record, limit)) = record else {
+            let Some((mut record, limit)) = record else {
                 loaded.lost += 1;
                 continue;
             };
+            let is_ahead = clock_went_back && record.is_ahead_of(None, now);
+            if is_ahead {
+                record.rebase(now);
+            }
             if now >= record.idle_at() {
                 loaded.idle += 1;
                 continue;
@@ -281,6 +279,7 @@ impl Memory {
             let more = More::Key { most: inner.max_keys_per_shard, is_listed: limit.is_none() };
             if inner.has_room(&shard, more) && shard.restore(hash, record, limit, &inner.limits, now) {
                 loaded.keys += 1;
+                loaded.rebased += u64::from(is_ahead);
             } else {
                 loaded.lost += 1;
             }

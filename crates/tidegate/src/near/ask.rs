@@ -4,17 +4,16 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-use tidegate_core::{Algorithm, Decision, Op, Timestamp, Verdict};
+use tidegate_core::{Algorithm, Decision, Op, Timestamp};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use super::breaker::{BreakerState, Change};
 use super::lease::Lease;
+use super::outage::{Heard, heard};
 use super::seen::Seen;
 use super::stats::{add, one};
-use super::{Asking, Done, Inner, OnFailure, PARTS, Part, SyncMode, background, lease};
+use super::{Asking, Done, Inner, OnFailure, SyncMode, background, lease};
 use crate::near::names::Name;
 use crate::store::{Charge, Check, StoreError};
 use crate::turns::in_time;
@@ -83,47 +82,6 @@ impl Drop for Sending<'_> {
         if let Some((name, _)) = self.mark {
             self.inner.seen.with(name, Seen::lost);
         }
-    }
-}
-
-/// Somebody who listens while a part of the store is silent, until it is heard or the breaker opens. Nobody waits for it.
-struct Listening {
-    inner: Arc<Inner>,
-    lane: usize,
-}
-
-impl Listening {
-    async fn run(self, check: Check<'static>) {
-        let Listening { inner, lane } = &self;
-        while Arc::strong_count(inner) > 1 {
-            let sent = inner.clock.now();
-            let answer = in_time(Instant::now() + inner.settings.deadline, inner.store.decide(&check)).await;
-            let now = inner.clock.now();
-            // It speaks, whatever it says.
-            if matches!(&answer, Some(Ok(_))) || matches!(&answer, Some(Err(error)) if !is_silence(error)) {
-                return inner.breakers[*lane].lock().answered(now);
-            }
-            let change = {
-                let mut breaker = inner.breakers[*lane].lock();
-                if !breaker.is_silent() {
-                    return; // somebody else has heard it, or it is open
-                }
-                breaker.missed(sent, now)
-            };
-            if change == Some(Change::Opened) {
-                return inner.opened(*lane, check);
-            }
-            if matches!(answer, Some(Err(_))) {
-                tokio::time::sleep(inner.settings.deadline).await; // refused at once
-            }
-        }
-    }
-}
-
-impl Drop for Listening {
-    fn drop(&mut self) {
-        self.inner.breakers[self.lane].lock().not_silent();
-        self.inner.silent.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -287,7 +245,7 @@ impl Inner {
         check.charges().iter().for_each(|charge| _ = self.seen.with(self.names.of(charge), Seen::forget_denials));
         result.map_err(|missed| match missed {
             Missed::Failed(error) => error,
-            Missed::NotAsked => StoreError::Unavailable("it has not answered lately and is not asked for now".into()),
+            Missed::NotAsked => StoreError::Unavailable(self.not_asked_because().into()),
             Missed::Overload => StoreError::Unavailable("too many calls are waiting for it".into()),
         })
     }
@@ -304,7 +262,7 @@ impl Inner {
         if self.open.load(Ordering::Relaxed) > 0 && self.lanes(parts).any(|lane| self.breakers[lane].lock().is_open()) {
             return self.not_asked().await;
         }
-        let too_late = || StoreError::Unavailable(format!("no answer within {:?}", self.settings.deadline).into());
+        let too_late = || StoreError::Unavailable(self.too_late().why().into());
         if late && Instant::now() >= until {
             return Err(Missed::Failed(too_late())); // what would be sent now would be charged for nobody
         }
@@ -328,11 +286,19 @@ impl Inner {
             }
             Some(Err(error @ StoreError::Invalid(_))) => Err(Missed::Failed(error)),
             Some(Err(error)) => {
-                self.came_to_nothing(&error);
-                if is_silence(&error) {
-                    self.flights.lock().missed(sent, now);
-                    drop(flight);
-                    self.missed(check, parts, sent, now);
+                match heard(&error) {
+                    Heard::Answer => self.came_to_nothing(&error),
+                    Heard::Refusal { reason, is_permanent } => {
+                        one(&self.counts.misses);
+                        drop(flight);
+                        self.refused(parts, reason, is_permanent, now);
+                    }
+                    Heard::Silence { reason, .. } => {
+                        self.came_to_nothing(&error);
+                        self.flights.lock().missed(sent, now);
+                        drop(flight);
+                        self.missed(check, parts, &reason, sent, now);
+                    }
                 }
                 Err(Missed::Failed(error))
             }
@@ -342,7 +308,7 @@ impl Inner {
                 if !late {
                     self.flights.lock().missed(sent, now);
                     drop(flight);
-                    self.missed(check, parts, sent, now);
+                    self.missed(check, parts, &self.too_late(), sent, now);
                 }
                 Err(Missed::Failed(error))
             }
@@ -356,73 +322,6 @@ impl Inner {
         }
     }
 
-    fn lanes(&self, parts: u64) -> impl Iterator<Item = usize> {
-        (0..PARTS).filter(move |lane| parts >> lane & 1 == 1)
-    }
-
-    fn missed(self: &Arc<Self>, check: &Check<'_>, parts: u64, sent: Timestamp, now: Timestamp) {
-        let probe = || check.clone().into_owned().into_op(Op::Peek).without_id();
-        for lane in self.lanes(parts) {
-            let (change, silent) = {
-                let mut breaker = self.breakers[lane].lock();
-                (breaker.missed(sent, now), breaker.falls_silent(sent))
-            };
-            if change == Some(Change::Opened) {
-                self.opened(lane, probe());
-            } else if silent {
-                self.silent.fetch_add(1, Ordering::Relaxed);
-                let listening = Listening { inner: Arc::clone(self), lane };
-                tokio::spawn(listening.run(probe()));
-            }
-        }
-    }
-
-    fn opened(self: &Arc<Self>, lane: usize, probe: Check<'static>) {
-        self.changed(Change::Opened);
-        let inner = Arc::clone(self);
-        tokio::spawn(async move { inner.probe(lane, probe).await });
-    }
-
-    /// Looks from time to time whether the store is back. Nobody waits for it.
-    async fn probe(self: &Arc<Self>, lane: usize, check: Check<'static>) {
-        loop {
-            let pause_us = self.breakers[lane].lock().pause_us(self.random.next());
-            tokio::time::sleep(Duration::from_micros(pause_us)).await;
-            let answered = match in_time(Instant::now() + self.settings.deadline, self.store.decide(&check)).await {
-                Some(Ok(_)) => true,
-                // It speaks: whoever asks will hear why it does not do it.
-                Some(Err(error)) => !is_silence(&error),
-                None => false,
-            };
-            let change = self.breakers[lane].lock().probed(answered, self.clock.now());
-            if change == Some(Change::Closed) {
-                return self.changed(Change::Closed);
-            }
-            if Arc::strong_count(self) == 1 {
-                return; // only the prober is left
-            }
-        }
-    }
-
-    fn changed(&self, change: Change) {
-        let state = match change {
-            Change::Opened => {
-                one(&self.counts.opened);
-                self.open.fetch_add(1, Ordering::Relaxed);
-                BreakerState::Open
-            }
-            Change::Closed => {
-                one(&self.counts.closed);
-                self.flights.lock().begin_anew();
-                self.open.fetch_sub(1, Ordering::Relaxed);
-                BreakerState::Closed
-            }
-        };
-        if let Some(tell) = self.on_change.get() {
-            tell(state);
-        }
-    }
-
     /// Remembers what the store said.
     fn saw(&self, check: &Check<'_>, decision: &Decision, sent: Timestamp, now: Timestamp, mark: Option<u64>) {
         if check.charges().len() != decision.charges().len() {
@@ -433,7 +332,7 @@ impl Inner {
                 continue; // what others release nobody hears of
             }
             let name = self.names.of(charge);
-            let mut seen = Seen::new(self.names.limit(&charge.limit), verdict, sent, now);
+            let mut seen = Seen::new(self.names.limit(&charge.limit), verdict, decision.at(), sent, now);
             // Of a check that another charge denied, this one says nothing about denials.
             let denied = match check.op() {
                 Op::Check if !verdict.allowed => Some(charge.cost),
@@ -449,10 +348,10 @@ impl Inner {
                 name,
                 fresh,
                 |known| {
-                    if sent < known.sent {
-                        return; // an older question that was answered later
+                    if seen.is_older_than(known) {
+                        return known.includes(mark);
                     }
-                    seen.keep(known, mark);
+                    seen.keep(known, mark, verdict.granted > 0);
                     if let Some(cost) = denied {
                         seen.deny(cost, verdict.retry, longest_us);
                     }
@@ -463,7 +362,7 @@ impl Inner {
             if charge.terms.sync == SyncMode::Async
                 && let Some(own) = self.unsynced.shard(name).get_mut(&name)
             {
-                own.saw(Seen::new(fresh.limit, verdict, sent, now));
+                own.saw(fresh);
             }
         }
     }
@@ -505,11 +404,12 @@ impl Inner {
 
     /// How many units of a charge this node may hold.
     pub(super) fn most_lent(&self, charge: &Charge<'_>) -> u64 {
-        lease::most(&charge.limit, self.settings.lease_error_per_mille, self.nodes.number())
+        lease::most(&charge.limit, self.settings.lease_error_per_mille, self.nodes.taking_ahead())
     }
 
     pub(super) fn cap(&self, charge: &Charge<'_>) -> u64 {
-        let standard = || background::cap(&charge.limit, self.settings.async_error_per_mille, self.nodes.number());
+        let standard =
+            || background::cap(&charge.limit, self.settings.async_error_per_mille, self.nodes.taking_ahead());
         self.settings.async_cap.unwrap_or_else(standard).min(charge.limit.capacity())
     }
 
@@ -527,35 +427,4 @@ impl Inner {
             add(&self.counts.lease_units_expired, cost);
         }
     }
-
-    /// What is known of a charge that was not decided.
-    pub(super) fn last_known(&self, part: &Part, charge: &Charge<'_>, now: Timestamp) -> Verdict {
-        let known = |seen: &mut Seen| seen.verdict(&charge.limit, seen.left(&charge.limit, now), 0, now);
-        let amount = charge.limit.capacity();
-        let nothing = Verdict { allowed: true, amount, remaining: amount, ..Verdict::default() };
-        self.seen.with(part.name, known).unwrap_or(nothing)
-    }
-}
-
-/// Whether an error means that the store was not heard of, rather than that it would not.
-fn is_silence(error: &StoreError) -> bool {
-    #[cfg(feature = "redis")]
-    if let StoreError::Unavailable(why) = error
-        && let Some(no_answer) = why.downcast_ref::<crate::NoAnswer>()
-    {
-        use crate::FailureKind as K;
-        return matches!(
-            no_answer.failure().kind(),
-            K::Timeout
-                | K::Disconnected
-                | K::Refused
-                | K::Unresolved
-                | K::Tls
-                | K::Loading
-                | K::Busy
-                | K::MaxClients
-                | K::Protocol
-        );
-    }
-    matches!(error, StoreError::Unavailable(_))
 }

@@ -4,7 +4,7 @@
 //! at its cap charges first and asks then. So however the nodes are timed and whatever is lost, no more than the cap of each other node is
 //! let pass beyond the limit.
 
-use tidegate_core::{Algorithm, Id, Limit, Retry, Timestamp, Verdict};
+use tidegate_core::{Algorithm, Id, Limit, Timestamp, Verdict};
 
 use super::seen::Seen;
 use crate::store::Charge;
@@ -70,14 +70,12 @@ impl Unsynced {
         let (limit, unsynced) = (&self.charge.limit, self.unsynced());
         let left = seen.left(limit, now).saturating_sub(unsynced);
         if cost > left {
-            let wait_us = seen.wait_us(limit, cost, unsynced, now);
-            // Only of these two is known how they go on by themselves.
-            let known = matches!(limit.algorithm(), Algorithm::Bucket(_) | Algorithm::Window(_));
-            if cost > limit.capacity() || (!known && wait_us <= 1) {
-                return Here::Ask;
-            }
-            let verdict = seen.verdict(limit, left, unsynced, now);
-            return Here::Denied(Verdict { allowed: false, retry: Retry::After(wait_us), ..verdict });
+            // Of a bucket or a window is known how it goes on by itself, with what was spent here.
+            let denied = match limit.algorithm() {
+                Algorithm::Bucket(_) | Algorithm::Window(_) => seen.strictest(limit, cost, unsynced, now),
+                _ => seen.expected(limit, cost, unsynced, now),
+            };
+            return denied.filter(|verdict| !verdict.allowed).map_or(Here::Ask, Here::Denied);
         }
         if unsynced.saturating_add(cost) > cap {
             return Here::Ask;

@@ -16,13 +16,15 @@ pub(crate) struct Rules {
     pub(crate) misses: u32,
     /// and so long since the last answer, open it.
     pub(crate) silence_us: u64,
+    /// So do two misses, so long after the last answer: with a long deadline there are few.
+    pub(crate) long_silence_us: u64,
     /// The shortest and longest time between two probes.
     pub(crate) probe_us: (u64, u64),
 }
 
 impl Default for Rules {
     fn default() -> Self {
-        Rules { misses: 5, silence_us: 50_000, probe_us: (50_000, 150_000) }
+        Rules { misses: 5, silence_us: 50_000, long_silence_us: 250_000, probe_us: (50_000, 150_000) }
     }
 }
 
@@ -117,17 +119,28 @@ impl Breaker {
             self.silent_since = sent;
         }
         self.misses += 1;
-        let silent = self.misses >= self.rules.misses && now.micros_since(self.silent_since) >= self.rules.silence_us;
+        let silence_us = now.micros_since(self.silent_since);
+        let silent = self.misses >= self.rules.misses && silence_us >= self.rules.silence_us
+            || self.misses >= 2 && silence_us >= self.rules.long_silence_us;
         let mostly = self.answered + self.missed >= ENOUGH && self.missed > self.answered;
         // A share of misses is only believed at the end of a moment: a short stall begins with nothing else.
         let mostly = mostly && now.micros_since(self.moment) >= MOMENT_US / 2;
         if self.open || !(silent || mostly) {
             return None;
         }
+        Some(self.opens(now))
+    }
+
+    /// Opens it without waiting for more misses, if it is not open: the store said that it takes no calls.
+    pub(crate) fn open_at_once(&mut self, now: Timestamp) -> Option<Change> {
+        (!self.open).then(|| self.opens(now))
+    }
+
+    fn opens(&mut self, now: Timestamp) -> Change {
         let early = self.closed_at.is_some_and(|closed_at| now.micros_since(closed_at) < TOO_EARLY_US);
         self.needed = if early { (self.needed * 2).min(MOST_PROBES) } else { 1 };
         (self.open, self.good, self.silent) = (true, 0, false);
-        Some(Change::Opened)
+        Change::Opened
     }
 
     /// A probe was answered in time, or not.

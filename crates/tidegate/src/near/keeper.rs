@@ -101,7 +101,7 @@ impl Inner {
                 return;
             };
             let limit = inner.names.limit(&charge.limit);
-            let seen = Seen::new(limit, decision.binding(), sent, now);
+            let seen = Seen::new(limit, decision.binding(), decision.at(), sent, now);
             let granted = decision.granted();
             add(&inner.counts.lease_units_granted, granted);
             let stray = {
@@ -311,7 +311,7 @@ impl Inner {
         let open = self.open.load(Ordering::Relaxed) > 0;
         stats.breaker = if open { BreakerState::Open } else { BreakerState::Closed };
         stats.in_flight = self.flights.lock().under_way() as u64;
-        stats.nodes = self.nodes.number();
+        (stats.nodes, stats.nodes_from) = self.nodes.known();
         stats
     }
 }
@@ -358,7 +358,7 @@ fn seen_of(
     now: Timestamp,
 ) -> Seen {
     let limit = inner.names.limit(&check.charges()[0].limit);
-    Seen::new(limit, decision.binding(), sent, now)
+    Seen::new(limit, decision.binding(), decision.at(), sent, now)
 }
 
 impl Drop for Sending<'_> {

@@ -305,7 +305,7 @@ mod tests {
                 && let Some(units) = on_its_way.pop_front()
             {
                 let verdict = Verdict { remaining: 1000, reset_after_us: 1_000_000_000, ..Verdict::default() };
-                lease.granted(Id(calls), units, units, Seen::new(1, &verdict, now, now));
+                lease.granted(Id(calls), units, units, Seen::new(1, &verdict, now, now, now));
             }
         }
         assert!(at_once >= 2, "more is asked for before the last has come");

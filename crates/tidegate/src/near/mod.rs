@@ -5,7 +5,7 @@
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! let near = Near::new(Redis::new("redis://127.0.0.1/")?);
 //! let limiter = Limiter::builder("10000/s".parse()?).near(near.clone()).sync(SyncMode::Lease).build();
-//! let decision = limiter.check("user:7").await?; // within 5 ms or so, also if the server is gone
+//! let decision = limiter.check("user:7").await?; // within 15 ms or so, also if the server is gone
 //! # near.close().await; // gives back what was taken ahead
 //! # Ok(()) }
 //! ```
@@ -20,13 +20,16 @@
 mod ask;
 mod background;
 mod breaker;
+mod expected;
 mod flights;
 mod keeper;
 mod lease;
 mod names;
 mod nodes;
+mod outage;
 mod seen;
 mod share;
+mod state;
 mod stats;
 mod terms;
 
@@ -37,9 +40,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tidegate_core::{Decision, Id, Op, Retry, Source, Timestamp, Verdict};
+use tidegate_core::{Decision, Id, Op, Source, Timestamp, Verdict};
 
 pub use self::breaker::BreakerState;
+pub use self::nodes::NodesFrom;
+pub use self::state::{StoreState, StoreStatus};
 pub use self::stats::NearStats;
 pub use self::terms::{OnFailure, SyncMode, Terms};
 
@@ -52,12 +57,13 @@ use self::names::{Kept, Name, Names, Recent};
 use self::nodes::Nodes;
 use self::seen::Seen;
 use self::share::Share;
+use self::state::Outages;
 use self::stats::{Counts, add, one};
 use crate::clock::{Clock, SystemClock};
 use crate::store::{Charge, Check, Deciding, Store, StoreError};
 
 /// How long one call to the store may take, unless told otherwise.
-pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(5);
+pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(15);
 /// Parts of a store that can fail by themselves and are told apart.
 const PARTS: usize = 64;
 
@@ -70,6 +76,7 @@ pub struct Near {
 }
 
 type OnMiss = Box<dyn Fn(&StoreError) + Send + Sync>;
+type OnState = Box<dyn Fn(&StoreStatus) + Send + Sync>;
 
 pub(crate) struct Inner {
     store: Box<dyn Store>,
@@ -82,6 +89,8 @@ pub(crate) struct Inner {
     open: AtomicUsize,
     /// Of how many somebody listens whether they are heard again.
     silent: AtomicUsize,
+    /// Which parts of the store do not decide, and why.
+    outages: Mutex<Outages>,
     flights: Mutex<Flights>,
     seen: Recent<Seen>,
     leases: Kept<Lease>,
@@ -93,7 +102,7 @@ pub(crate) struct Inner {
     counts: Counts,
     keeper: AtomicBool,
     closed: AtomicBool,
-    on_change: OnceLock<Box<dyn Fn(BreakerState) + Send + Sync>>,
+    on_state: OnceLock<OnState>,
     on_miss: OnceLock<OnMiss>,
 }
 
@@ -123,7 +132,8 @@ pub struct NearBuilder {
 }
 
 impl NearBuilder {
-    /// How long one call to the store may take; 5 ms unless told otherwise. What takes longer is decided here.
+    /// How long one call to the store may take; 15 ms unless told otherwise. What takes longer is decided here. A decision takes at
+    /// most 5 ms more than that.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.settings.deadline = deadline;
         self
@@ -143,7 +153,7 @@ impl NearBuilder {
     }
 
     /// By how many nodes limits are divided when each decides alone, and what may be taken ahead. Unless told, they are counted in the
-    /// store.
+    /// store; a node that has never reached it assumes that it is alone.
     pub fn nodes(mut self, nodes: u64) -> Self {
         self.nodes = Some(nodes);
         self
@@ -201,6 +211,7 @@ impl NearBuilder {
             breakers,
             open: AtomicUsize::new(0),
             silent: AtomicUsize::new(0),
+            outages: Mutex::default(),
             flights: Mutex::new(Flights::new(settings.max_in_flight)),
             seen: Recent::new(seen_keys),
             leases: Kept::new(kept_keys),
@@ -210,7 +221,7 @@ impl NearBuilder {
             counts: Counts::default(),
             keeper: AtomicBool::new(false),
             closed: AtomicBool::new(false),
-            on_change: OnceLock::new(),
+            on_state: OnceLock::new(),
             on_miss: OnceLock::new(),
             settings,
         };
@@ -262,13 +273,28 @@ impl Near {
         self.inner.stats()
     }
 
-    /// Tells `tell` whenever the breaker opens or closes; it must return at once. Only the first who asks for it is told.
-    pub fn on_change(&self, tell: impl Fn(BreakerState) + Send + Sync + 'static) {
-        let _ = self.inner.on_change.set(Box::new(tell));
+    /// The state of the store, and how limits are enforced while it does not decide.
+    pub fn status(&self) -> StoreStatus {
+        self.inner.status()
     }
 
-    /// Tells `tell` why, whenever a call to the store came to nothing and this node decides alone; it must return at once. Only the first who asks
-    /// for it is told.
+    /// Calls the store once, on a key of its own, and returns its state. Call it when a program starts, to learn at once whether the
+    /// store is [unreachable](StoreState::Unreachable) or [refuses](StoreState::Refused); otherwise the first requests find out.
+    ///
+    /// A [`Redis`](crate::Redis) has to be connected before, by [`prepare`](crate::Redis::prepare): a probe has no more time than
+    /// any other call.
+    pub async fn probe(&self) -> StoreStatus {
+        self.inner.probe_all().await
+    }
+
+    /// Calls `tell` whenever the [state](StoreState) of the store becomes another; it must return at once and must not hold this
+    /// store. Only the first `tell` is called.
+    pub fn on_state(&self, tell: impl Fn(&StoreStatus) + Send + Sync + 'static) {
+        let _ = self.inner.on_state.set(Box::new(tell));
+    }
+
+    /// Calls `tell` with the error whenever a single call to the store came to nothing and this node decides alone; it must return at
+    /// once. Refusals are not among them: [`on_state`](Near::on_state) reports those. Only the first `tell` is called.
     pub fn on_miss(&self, tell: impl Fn(&StoreError) + Send + Sync + 'static) {
         let _ = self.inner.on_miss.set(Box::new(tell));
     }
@@ -367,8 +393,10 @@ impl<'a> Asking<'a> {
                 SyncMode::Async => match self.spend(at) {
                     Ok(done) => self.parts[at].done = done,
                     Err(denied) => {
-                        one(&self.inner.counts.denied_here);
-                        return Some(self.denial(at, denied));
+                        if let Some(denial) = self.denial(at, denied) {
+                            one(&self.inner.counts.denied_here);
+                            return Some(denial);
+                        }
                     }
                 },
             }
@@ -402,34 +430,36 @@ impl<'a> Asking<'a> {
             if self.inner.how(charge) == SyncMode::Lease && self.inner.holds(part.name, charge.cost) {
                 return None;
             }
-            let verdict = self.inner.seen.with(part.name, |seen| {
-                if seen.limit != part.limit {
-                    return None;
+            let verdict = self.last_answer(part, |seen| {
+                if let Some(crowded) = self.crowded(seen, charge) {
+                    denied = true;
+                    return Some(crowded);
                 }
-                let verdict = seen.verdict(&charge.limit, seen.left(&charge.limit, self.now), 0, self.now);
-                let wait_us = seen.denied(&charge.limit, charge.cost, self.now).or_else(|| self.crowded(seen, charge));
-                let retry = wait_us.map_or(Retry::Now, Retry::After);
-                let remaining = if wait_us.is_some() {
-                    verdict.remaining.min(charge.cost.saturating_sub(1))
-                } else {
-                    verdict.remaining
-                };
-                Some(Verdict { allowed: wait_us.is_none(), retry, remaining, ..verdict })
-            })??;
-            denied |= !verdict.allowed;
+                denied |= seen.denies(&charge.limit, charge.cost, self.now);
+                seen.expected(&charge.limit, charge.cost, 0, self.now)
+            })?;
             verdicts.push(verdict);
         }
+        // A charge that is certainly denied has these fields only if they agree with that.
+        let denied = denied && verdicts.iter().any(|verdict| !verdict.allowed);
         denied.then(|| local(verdicts, false, self.now))
     }
 
-    /// How long a charge has to wait because this node alone has already asked for all that can be left.
-    fn crowded(&self, seen: &Seen, charge: &Charge<'_>) -> Option<u64> {
-        let settings = &self.inner.settings;
-        // What others give back must be noticed; and what is lent may come back any time.
-        if self.inner.how(charge) != SyncMode::Direct || self.now.micros_since(seen.sent) > settings.longest_denial_us {
+    /// Reads the last answer about a charge under its limit, if it is fresh enough: what other nodes do meanwhile is not in it.
+    fn last_answer<R>(&self, part: &Part, read: impl FnOnce(&Seen) -> Option<R>) -> Option<R> {
+        let fresh = |seen: &Seen| {
+            seen.limit == part.limit && self.now.micros_since(seen.sent) <= self.inner.settings.longest_denial_us
+        };
+        self.inner.seen.with(part.name, |seen| if fresh(seen) { read(seen) } else { None })?
+    }
+
+    /// The denial of a charge because this node alone has already asked for all that can be left.
+    fn crowded(&self, seen: &Seen, charge: &Charge<'_>) -> Option<Verdict> {
+        // What is lent may come back any time.
+        if self.inner.how(charge) != SyncMode::Direct {
             return None;
         }
-        seen.crowded(&charge.limit, charge.cost, self.now, self.now.after(settings.deadline))
+        seen.crowded(&charge.limit, charge.cost, self.now, self.now.after(self.inner.settings.deadline))
     }
 
     fn lease(&self, at: usize) -> Done {
@@ -490,12 +520,16 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// A denial by one charge. Of the others is told what is known.
-    fn denial(&self, at: usize, denied: Verdict) -> Decision {
+    /// A denial by one charge, if the fields of all others are known, too.
+    fn denial(&self, at: usize, denied: Verdict) -> Option<Decision> {
         let verdicts = self.parts.iter().zip(self.check.charges()).enumerate().map(|(own, (part, charge))| {
-            if own == at { denied } else { self.inner.last_known(part, charge, self.now) }
+            if own == at {
+                return Some(denied);
+            }
+            let unsynced = self.inner.unsynced.shard(part.name).get(&part.name).map_or(0, Unsynced::unsynced);
+            self.last_answer(part, |seen| seen.expected(&charge.limit, charge.cost, unsynced, self.now))
         });
-        local(verdicts.collect(), false, self.now)
+        Some(local(verdicts.collect::<Option<_>>()?, false, self.now))
     }
 
     /// What was spent here stays spent.

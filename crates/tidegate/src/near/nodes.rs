@@ -1,10 +1,12 @@
 //! How many nodes share the store: each takes a lease of a `concurrent` limit there and renews it; the leases that live are the nodes.
 //!
 //! A node that renews is there twice for a moment, so they are counted some time after renewing, never at the same time as others, and a
-//! number is believed when two answers in a row agree on it. When the store is silent
-//! the last number stays. A node that has never heard one assumes many, so that newcomers in an outage take little.
+//! number is believed when two answers in a row agree on it. When the store does not answer
+//! the last number stays. A node that has never reached the store assumes that it is alone when it decides without it; and that it
+//! is one of many when it takes something ahead, until it knows.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate_core::{Id, Limit, Op, Period};
@@ -12,14 +14,48 @@ use tidegate_core::{Id, Limit, Op, Period};
 use super::Terms;
 use crate::store::{Charge, Check, Scope, Subject};
 
-/// What a node that knows nothing assumes.
-pub(crate) const UNKNOWN: u64 = 10;
+/// How many nodes a node that knows nothing reckons with when it takes something ahead.
+const MANY: u64 = 10;
 /// The most nodes that are counted.
 const MOST: u64 = 10_000;
 /// How long a node that has gone is still counted.
 const LIFE: Period = Period::seconds(5);
 /// A scope that no rule can have: the names of rules have no spaces.
 const SCOPE: &str = "tidegate nodes";
+
+/// How the number of nodes is known by which limits are divided without the store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum NodesFrom {
+    /// The configuration says it.
+    Configured,
+    /// They were counted in the store, when it last answered.
+    Counted,
+    /// This node has never reached the store since it started, and assumes that it is alone.
+    #[default]
+    Assumed,
+}
+
+impl NodesFrom {
+    /// The word used in logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            NodesFrom::Configured => "configured",
+            NodesFrom::Counted => "counted",
+            NodesFrom::Assumed => "assumed",
+        }
+    }
+}
+
+/// For people.
+impl fmt::Display for NodesFrom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NodesFrom::Assumed => f.write_str("assumed: the store was never reached"),
+            from => f.write_str(from.name()),
+        }
+    }
+}
 
 /// How many nodes there are.
 #[derive(Debug)]
@@ -40,11 +76,31 @@ impl Nodes {
         Nodes { told: told.map(|nodes| nodes.max(1)), counted: number(), last: number(), id: number() }
     }
 
-    /// By how many limits are divided.
+    /// By how many limits are divided without the store, and how that is known.
+    pub(crate) fn known(&self) -> (u64, NodesFrom) {
+        // Before two answers agree, one is better than none.
+        let counted = match self.counted.load(Ordering::Relaxed) {
+            0 => self.last.load(Ordering::Relaxed),
+            counted => counted,
+        };
+        match (self.told, counted) {
+            (Some(told), _) => (told, NodesFrom::Configured),
+            (None, 0) => (1, NodesFrom::Assumed),
+            (None, counted) => (counted, NodesFrom::Counted),
+        }
+    }
+
+    /// By how many limits are divided without the store.
     pub(crate) fn number(&self) -> u64 {
+        self.known().0
+    }
+
+    /// By how many is divided what may be taken ahead of a store that answers. Until they are counted there may be others: never
+    /// fewer than the last answer said.
+    pub(crate) fn taking_ahead(&self) -> u64 {
         match (self.told, self.counted.load(Ordering::Relaxed)) {
             (Some(told), _) => told,
-            (None, 0) => UNKNOWN,
+            (None, 0) => MANY.max(self.last.load(Ordering::Relaxed)),
             (None, counted) => counted,
         }
     }
@@ -85,4 +141,23 @@ fn lease(op: Op, id: Id) -> Check<'static> {
     let subject = Subject { scope: Scope::Rule(Cow::Borrowed(SCOPE)), key: Cow::Borrowed(b"") };
     let charge = Charge { subject, limit, position: 0, cost: 1, reserved: 0, terms: Terms::default() };
     Check::of(op).with_charges(vec![charge]).with_id(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_taken_ahead_is_divided_by_no_fewer_than_are_known() {
+        let nodes = Nodes::new(None);
+        assert_eq!((nodes.known(), nodes.taking_ahead()), ((1, NodesFrom::Assumed), MANY));
+        // One answer alone may count nodes twice that renew their lease just then: it is believed only where that is careful.
+        for (heard, taking_ahead) in [(3, MANY), (11, 11)] {
+            let nodes = Nodes::new(None);
+            nodes.heard(MOST - heard);
+            assert_eq!((nodes.number(), nodes.taking_ahead()), (heard, taking_ahead));
+            nodes.heard(MOST - heard);
+            assert_eq!((nodes.number(), nodes.taking_ahead()), (heard, heard));
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::breaker::BreakerState;
+use super::nodes::NodesFrom;
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -22,6 +23,8 @@ macro_rules! counts {
             pub unsynced_units: u64,
             /// By how many nodes limits are divided.
             pub nodes: u64,
+            /// How that number is known.
+            pub nodes_from: NodesFrom,
             $($(#[$doc])* pub $name: u64,)*
         }
 

@@ -16,13 +16,33 @@ const ROOM: usize = 96;
 /// What the script reads of every call in one step: as much as the call of a window needs.
 const SHORTEST: usize = 40;
 
+/// Whose clock judges a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Time {
+    /// The server's.
+    Server,
+    /// The caller's, which says this. Times that callers bring never go back: see `tidegate_core::decide_on_store_clock`.
+    Caller(Timestamp),
+    /// The server's, which is taken to say this: for tests of what happens when it steps.
+    StandIn(Timestamp),
+}
+
+impl Time {
+    fn given(self) -> Option<Timestamp> {
+        match self {
+            Time::Server => None,
+            Time::Caller(now) | Time::StandIn(now) => Some(now),
+        }
+    }
+}
+
 /// What is the same for all charges of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Head {
     pub(crate) op: Op,
     pub(crate) id: Option<Id>,
-    /// The time, if not the server's.
-    pub(crate) now: Option<Timestamp>,
+    /// The time it is judged at.
+    pub(crate) time: Time,
     /// It was denied elsewhere: leave behind what a denied check leaves behind.
     pub(crate) denied: bool,
 }
@@ -47,8 +67,11 @@ impl Head {
             Op::Unbook { .. } => b'u',
             _ => unreachable!("the script knows every operation"),
         };
-        let flags = u8::from(self.now.is_some()) | u8::from(self.id().is_some()) << 1 | u8::from(self.denied) << 2;
-        let flags = flags | u8::from(charges > 1) << 3;
+        let flags = u8::from(self.time != Time::Server)
+            | u8::from(self.id().is_some()) << 1
+            | u8::from(self.denied) << 2
+            | u8::from(charges > 1) << 3
+            | u8::from(matches!(self.time, Time::StandIn(_))) << 4;
         let mut bytes = Vec::with_capacity(ROOM);
         bytes.extend_from_slice(&[letter, flags]);
         bytes
@@ -98,7 +121,7 @@ pub(crate) fn arguments<'a>(
         push_numbers(&mut bytes, head.op, &part, seen.as_deref());
         if at == 0 {
             bytes.resize(bytes.len().max(SHORTEST), 0);
-            if let Some(now) = head.now {
+            if let Some(now) = head.time.given() {
                 push(&mut bytes, now.as_micros());
             }
         }
@@ -110,13 +133,13 @@ pub(crate) fn arguments<'a>(
 
 /// The arguments of a call that decides checks of one charge at these costs, one after the other at one instant; there must be one.
 pub(crate) fn arguments_of_many(
-    now: Option<Timestamp>,
+    time: Time,
     charge: &Charge<'_>,
     costs: &[u64],
     seen: impl FnOnce(&[u8]) -> Option<Vec<u8>>,
 ) -> Vec<Vec<u8>> {
     let first = Charge { cost: costs.first().copied().unwrap_or(0), ..charge.clone() };
-    let head = Head { op: Op::Check, id: None, now, denied: false };
+    let head = Head { op: Op::Check, id: None, time, denied: false };
     let mut seen = Some(seen);
     let recall = |_: usize, scale: &[u8]| seen.take().and_then(|seen| seen(scale));
     let mut args = arguments(&head, std::iter::once(Part { charge: &first, undo: None }), recall);
@@ -236,6 +259,8 @@ pub(crate) struct Found {
     pub(crate) restored: bool,
     /// The key held something that Tidegate did not write, and was taken as used up.
     pub(crate) repaired: bool,
+    /// The state was ahead of the server's clock by so much, and was rebased.
+    pub(crate) rebased_us: Option<u64>,
 }
 
 impl Found {
@@ -320,6 +345,7 @@ fn simply_found(bytes: &mut Bytes<'_>, kind: u8, charge: &Charge<'_>) -> Result<
         seen,
         restored: false,
         repaired: false,
+        rebased_us: None,
     })
 }
 
@@ -335,6 +361,7 @@ fn charged_at(state: &State) -> Timestamp {
 
 fn found(bytes: &mut Bytes<'_>, limit: &Limit) -> Result<Found, Garbled> {
     let flags = bytes.byte()?;
+    let rebased_us = if flags & 32 > 0 { Some(bytes.number()?) } else { None };
     let granted = bytes.number()?;
     let (mut booked_us, mut seen) = (0, Vec::new());
     let charged;
@@ -360,7 +387,7 @@ fn found(bytes: &mut Bytes<'_>, limit: &Limit) -> Result<Found, Garbled> {
     };
     let (fits, restored, repaired) = (flags & 1 > 0, flags & 2 > 0, flags & 4 > 0);
     let charged_at = (flags & 8 > 0).then_some(charged);
-    Ok(Found { fits, granted, booked_us, reading, charged_at, seen, restored, repaired })
+    Ok(Found { fits, granted, booked_us, reading, charged_at, seen, restored, repaired, rebased_us })
 }
 
 /// What a witness remembers, read again.

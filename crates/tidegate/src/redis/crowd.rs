@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
-use tidegate_core::{Algorithm, Decision, Limit, Op, Timestamp};
+use tidegate_core::{Algorithm, Decision, Limit, Op};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use super::call::Time;
 use super::{Asked, FailureKind, Inner, NoAnswer};
 use crate::redis::wire::Failure;
 use crate::store::{Charge, Check, StoreError};
@@ -47,8 +48,8 @@ struct Crowd {
 struct Waiting {
     cost: u64,
     limit: Limit,
-    /// The time at which it is asked, if that is not the server's.
-    now: Option<Timestamp>,
+    /// The time at which it is asked.
+    time: Time,
     answer: oneshot::Sender<Result<Decision, Arc<StoreError>>>,
 }
 
@@ -103,18 +104,18 @@ impl Inner {
             crowd.charge = Some(asked.charge.clone().into_owned());
         }
         let (answer, later) = oneshot::channel();
-        let (cost, limit, now) = (asked.charge.cost, asked.charge.limit, self.now());
-        crowd.waiting.push_back(Waiting { cost, limit, now, answer });
+        let (cost, limit, time) = (asked.charge.cost, asked.charge.limit, self.time());
+        crowd.waiting.push_back(Waiting { cost, limit, time, answer });
         Turn::Later(later)
     }
 
     /// Sends checks of one key as one call, and tells everybody what was decided. They have limit and time in common.
     async fn send(self: &Arc<Self>, charge: Charge<'static>, batch: Vec<Waiting>) {
-        let Some((limit, now)) = batch.first().map(|first| (first.limit, first.now)) else { return };
+        let Some((limit, time)) = batch.first().map(|first| (first.limit, first.time)) else { return };
         let charge = Charge { limit, ..charge };
         let costs: Vec<u64> = batch.iter().map(|waiting| waiting.cost).collect();
         self.coalesced.fetch_add(costs.len() as u64, Ordering::Relaxed);
-        match self.call_many(now, &charge, &costs).await {
+        match self.call_many(time, &charge, &costs).await {
             Ok(decisions) => {
                 for (waiting, decision) in batch.into_iter().zip(decisions) {
                     let _ = waiting.answer.send(Ok(decision));
@@ -138,7 +139,7 @@ impl Drop for Call<'_> {
             && !crowd.together
             && let Some(waiting) = crowd.waiting.pop_front_if(|next| {
                 // One call has one limit and one time. Whoever has another comes next.
-                batch.first().is_none_or(|first: &Waiting| (first.limit, first.now) == (next.limit, next.now))
+                batch.first().is_none_or(|first: &Waiting| (first.limit, first.time) == (next.limit, next.time))
             })
         {
             // Whoever has gone away meanwhile is not charged.

@@ -1,5 +1,6 @@
 //! How long the server takes: bare round trips, and decisions.
 
+use std::fmt;
 use std::time::Duration;
 
 use tidegate_core::Op;
@@ -55,6 +56,48 @@ impl Times {
     }
 }
 
+/// The part of a deadline that a decision should take at most, so that one that takes longer than usual is still in time.
+const PART: u32 = 3;
+
+/// A decision takes too large a part of the deadline: some will be late, and decided without the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlowStore {
+    /// How long a decision takes, as a rule.
+    pub decision: Duration,
+    /// How long it may take.
+    pub deadline: Duration,
+}
+
+impl SlowStore {
+    /// The least deadline that would do, in whole milliseconds.
+    pub fn enough(&self) -> Duration {
+        let millis = (self.decision * PART).as_micros().div_ceil(1000);
+        Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX))
+    }
+}
+
+impl fmt::Display for SlowStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tenths = self.decision.as_micros().div_ceil(100);
+        let (deadline, enough) = (self.deadline.as_millis(), self.enough().as_millis());
+        write!(
+            f,
+            "a decision of the store takes {}.{} ms, more than a third of the deadline ({deadline} ms): late ones are decided without \
+             the store; set near.deadline_ms to {enough} or more, or move nearer to the server",
+            tenths / 10,
+            tenths % 10
+        )
+    }
+}
+
+impl RoundTrips {
+    /// Whether decisions take more than a third of this deadline, as a rule.
+    pub fn too_slow_for(&self, deadline: Duration) -> Option<SlowStore> {
+        let decision = self.decision.percentile(50);
+        (decision * PART > deadline).then_some(SlowStore { decision, deadline })
+    }
+}
+
 impl Redis {
     /// Measures `samples` round trips (at most a million) and as many decisions on a key of its own, in turns, one after another, for
     /// no longer than `within`. On a cluster, those of one of its servers.
@@ -84,7 +127,7 @@ impl Redis {
             }
             pings.push(began.elapsed());
             let began = Instant::now();
-            let head = Head { op: Op::Check, id: None, now: self.inner.now(), denied: false };
+            let head = Head { op: Op::Check, id: None, time: self.inner.time(), denied: false };
             let answer = self.inner.call(head, std::slice::from_ref(&asked), &[], began + PATIENCE).await;
             answer.map_err(failure_of)?;
             decisions.push(began.elapsed());
@@ -93,7 +136,7 @@ impl Redis {
     }
 }
 
-fn failure_of(error: StoreError) -> Failure {
+pub(super) fn failure_of(error: StoreError) -> Failure {
     match error {
         StoreError::Unavailable(cause) => match cause.downcast::<NoAnswer>() {
             Ok(no_answer) => no_answer.failure.clone(),
@@ -106,6 +149,25 @@ fn failure_of(error: StoreError) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn more_than_a_third_of_the_deadline_is_slow() {
+        let trips = |micros| {
+            let times = Times::new(vec![Duration::from_micros(micros)]);
+            RoundTrips { ping: times.clone(), decision: times }
+        };
+        let deadline = Duration::from_millis(15);
+        assert_eq!(trips(5_000).too_slow_for(deadline), None);
+        let slow = trips(6_130).too_slow_for(deadline).unwrap();
+        assert_eq!(slow.enough(), Duration::from_millis(19));
+        let text = slow.to_string();
+        assert!(
+            text.starts_with("a decision of the store takes 6.2 ms, more than a third of the deadline (15 ms)"),
+            "{text}"
+        );
+        assert!(text.contains("near.deadline_ms to 19 or more"), "{text}");
+        assert_eq!(trips(6_130).too_slow_for(slow.enough()), None);
+    }
 
     #[test]
     fn percentiles_are_samples() {

@@ -14,8 +14,8 @@
 //! together from `lua/`, where each algorithm stands as the twin of its Rust.
 //!
 //! In reading order: [`keys`] names the states, [`call`] writes the call and reads its answer, [`witness`] remembers what was
-//! seen, [`saga`] decides over several slots of a cluster, [`wire`] talks to the servers. Beside them stand the startup check,
-//! [`inspect`], what measures, [`measure`], and what cleans up, [`clear`].
+//! seen, [`saga`] decides over several slots of a cluster, [`wire`] talks to the servers. Beside them stand what is done before the
+//! first decision, [`prepare`], the startup check, [`inspect`], what measures, [`measure`], and what cleans up, [`clear`].
 
 mod call;
 mod clear;
@@ -23,33 +23,37 @@ mod crowd;
 mod inspect;
 mod keys;
 mod measure;
+mod prepare;
 mod saga;
 #[allow(dead_code, unused_imports, reason = "its tests use the rest")]
 pub(crate) mod wire;
 mod witness;
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tidegate_core::{Algorithm, Decision, Done, Id, Op, Timestamp};
 use tokio::time::Instant;
 
-use self::call::{Answer, Head};
+use self::call::{Answer, Head, Time};
 use self::crowd::{Crowds, Turn};
 use self::keys::{InvalidKeys, Keys};
 use self::wire::{Chance, Connector, Outcome, Router, Script, Secret, Settings, Value};
 use self::witness::Witness;
 use crate::clock::Clock;
+use crate::events;
 use crate::store::{Charge, Check, Deciding, Store, StoreError};
 use crate::turns::in_time;
 
 pub use self::clear::ClearError;
 pub use self::inspect::{Finding, Inspection, Severity, Topic};
 pub use self::keys::{InvalidNamespace, MAX_NAMESPACE_BYTES};
-pub use self::measure::{RoundTrips, Times};
+pub use self::measure::{RoundTrips, SlowStore, Times};
 pub use self::wire::{Connect, Connecting, Failure, FailureKind, InvalidSecret, Link, RedisUrl, RedisUrlError};
+#[cfg(feature = "redis-tls")]
+pub use self::wire::{no_pem, pem_problem, rustls_problem, tls_problem};
 
 /// The whole script, in the order in which it runs.
 pub(crate) const SCRIPT: &str = concat!(
@@ -68,9 +72,6 @@ pub(crate) const SCRIPT: &str = concat!(
 /// How many keys are remembered in case the server forgets them.
 pub const DEFAULT_WITNESS_KEYS: usize = 16_384;
 
-/// How long a server may take to connect and take the script, if a call may not take longer.
-const PREPARING: Duration = Duration::from_secs(5);
-
 /// Whoever waits longer waits for ever, and a clock cannot count that far.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
@@ -80,6 +81,9 @@ pub struct Redis {
     inner: Arc<Inner>,
 }
 
+/// Is told by how much a server's clock went back.
+type OnClockStep = Box<dyn Fn(Duration) + Send + Sync>;
+
 struct Inner {
     router: Router,
     script: Script,
@@ -87,10 +91,17 @@ struct Inner {
     witness: Witness,
     /// Whose time is sent along; usually nobody's, and the server's counts.
     clock: Option<Clock>,
+    /// It is the server's that the clock stands in for.
+    is_stand_in: bool,
     timeout: Duration,
-    /// The newest time a server has told.
+    started: Instant,
+    /// The time a server has told last; of a clock of this process, the newest.
     latest_us: AtomicU64,
     regressions: AtomicU64,
+    clock_regressions: AtomicU64,
+    /// Until when, in microseconds since the start, states may be ahead of a server's clock because of a step that was reported.
+    reported_until_us: AtomicU64,
+    on_clock_step: OnceLock<OnClockStep>,
     repairs: AtomicU64,
     calls: AtomicU64,
     coalesced: AtomicU64,
@@ -119,7 +130,7 @@ pub enum RedisError {
 
 /// A call to the server that came to nothing.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{}: {failure}", if *.applied { "nobody knows whether it was counted" } else { "it was not counted" })]
+#[error("{failure}; {}", if *.applied { "it may have been charged" } else { "nothing was charged" })]
 pub struct NoAnswer {
     applied: bool,
     #[source]
@@ -147,8 +158,11 @@ pub struct RedisStats {
     /// Checks of hot keys that were sent together with others, in one call.
     pub coalesced: u64,
     /// Times a key held less than had been seen before, and was restored: state was lost by a failover, an eviction, a flush, or
-    /// a step of the server's clock.
+    /// a step forward of the server's clock.
     pub regressions: u64,
+    /// States that were more than a second ahead of the server's clock, and were rebased: the clock went back, or a server with an
+    /// earlier clock took over. Usage is kept; see `docs/redis.md`.
+    pub clock_regressions: u64,
     /// Times a key held something that Tidegate did not write, and was taken as used up.
     pub repairs: u64,
     /// Connections that were made again.
@@ -171,6 +185,7 @@ pub struct RedisBuilder {
     namespace: Option<String>,
     secret: Option<Secret>,
     clock: Option<Clock>,
+    is_stand_in: bool,
     together: Option<bool>,
     witness_keys: usize,
     settings: Settings,
@@ -196,6 +211,8 @@ impl RedisBuilder {
     /// slots of a cluster is up to three calls after each other.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.settings.timeout = timeout.min(LONGEST_TIMEOUT);
+        // A server may say nothing for as long as a call may take.
+        self.settings.silence = self.settings.silence.max(self.settings.timeout);
         self
     }
 
@@ -220,7 +237,14 @@ impl RedisBuilder {
     /// Judges by this clock instead of the server's: for tests and simulations, never for several machines. Keys are then kept
     /// for at least an hour, since nobody knows how this clock runs.
     pub fn clock(mut self, clock: impl Into<Clock>) -> Self {
-        self.clock = Some(clock.into());
+        (self.clock, self.is_stand_in) = (Some(clock.into()), false);
+        self
+    }
+
+    /// Judges as if the server's clock said what this one says, also when it goes back: for tests of such steps.
+    #[doc(hidden)]
+    pub fn server_clock(mut self, clock: impl Into<Clock>) -> Self {
+        (self.clock, self.is_stand_in) = (Some(clock.into()), true);
         self
     }
 
@@ -265,9 +289,14 @@ impl RedisBuilder {
                 witness: Witness::new(self.witness_keys, &chance),
                 chance,
                 clock: self.clock,
+                is_stand_in: self.is_stand_in,
                 timeout,
+                started: Instant::now(),
                 latest_us: AtomicU64::new(0),
                 regressions: AtomicU64::new(0),
+                clock_regressions: AtomicU64::new(0),
+                reported_until_us: AtomicU64::new(0),
+                on_clock_step: OnceLock::new(),
                 repairs: AtomicU64::new(0),
                 calls: AtomicU64::new(0),
                 coalesced: AtomicU64::new(0),
@@ -295,37 +324,28 @@ impl Redis {
             namespace: None,
             secret: None,
             clock: None,
+            is_stand_in: false,
             together: None,
             witness_keys: DEFAULT_WITNESS_KEYS,
             settings: Settings::default(),
         }
     }
 
-    /// Connects to every server that takes writes, and gives it the script. Nobody has to call this; whoever does has no first call
-    /// that takes longer than others.
-    ///
-    /// # Errors
-    /// If one of them cannot be reached, or does not take the script.
-    pub async fn prepare(&self) -> Result<(), Failure> {
-        let within = || Instant::now() + self.inner.timeout.max(PREPARING);
-        for master in self.inner.router.masters(within()).await? {
-            let words = ["SCRIPT", "LOAD", self.inner.script.text()];
-            match self.inner.router.command(&master, &words, within()).await {
-                Outcome::Applied(_) => {}
-                Outcome::NotApplied(failure) | Outcome::Unknown(failure) => return Err(failure),
-            }
-        }
-        Ok(())
+    /// Calls `tell` with how far the server's clock went back, at the least, when states are found ahead of it: once for each step. It must return at once.
+    /// Only the first `tell` is called.
+    pub fn on_clock_step(&self, tell: impl Fn(Duration) + Send + Sync + 'static) {
+        let _ = self.inner.on_clock_step.set(Box::new(tell));
     }
 
     /// What was counted since it was made.
     pub fn stats(&self) -> RedisStats {
-        let Inner { router, regressions, repairs, calls, coalesced, .. } = &*self.inner;
+        let Inner { router, regressions, clock_regressions, repairs, calls, coalesced, .. } = &*self.inner;
         let wire = router.counters();
         RedisStats {
             calls: calls.load(Ordering::Relaxed),
             coalesced: coalesced.load(Ordering::Relaxed),
             regressions: regressions.load(Ordering::Relaxed),
+            clock_regressions: clock_regressions.load(Ordering::Relaxed),
             repairs: repairs.load(Ordering::Relaxed),
             reconnects: wire.reconnects,
             retries: wire.retries,
@@ -365,7 +385,7 @@ impl Store for Redis {
             } else {
                 None
             };
-            let head = Head { op: script_op(check), id: check.id(), now: self.inner.now(), denied: false };
+            let head = Head { op: script_op(check), id: check.id(), time: self.inner.time(), denied: false };
             let answer = self.inner.call(head, &charges, &[], self.inner.deadline()).await?;
             let verdicts = charges.iter().zip(&answer.found);
             let verdict = |(asked, found): (&Asked<'_>, &call::Found)| {
@@ -417,8 +437,29 @@ impl Inner {
         Asked { charge, slot: tag.slot(), name: self.keys.name(tag, charge) }
     }
 
-    fn now(&self) -> Option<Timestamp> {
-        self.clock.as_ref().map(Clock::now)
+    fn time(&self) -> Time {
+        match &self.clock {
+            None => Time::Server,
+            Some(clock) if self.is_stand_in => Time::StandIn(clock.now()),
+            Some(clock) => Time::Caller(clock.now()),
+        }
+    }
+
+    /// The time by which memories end. A server's clock may step, so it is the time that has passed here; of a clock of this process,
+    /// the newest time it has told: what was worth nothing then is worth nothing for ever.
+    fn memory_now(&self) -> Timestamp {
+        Timestamp::from_micros(match self.judges_by_server() {
+            true => self.passed_us(),
+            false => self.latest_us.load(Ordering::Relaxed),
+        })
+    }
+
+    fn judges_by_server(&self) -> bool {
+        self.clock.is_none() || self.is_stand_in
+    }
+
+    fn passed_us(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
     fn deadline(&self) -> Instant {
@@ -434,11 +475,10 @@ impl Inner {
         deadline: Instant,
     ) -> Result<Answer, StoreError> {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        // What was worth nothing at the latest time told is worth nothing for ever, whatever a clock says later.
-        let latest = Timestamp::from_micros(self.latest_us.load(Ordering::Relaxed));
+        let now = self.memory_now();
         let parts = charges.iter().enumerate();
         let parts = parts.map(|(at, asked)| call::Part { charge: asked.charge, undo: undo.get(at).copied().flatten() });
-        let recall = |at: usize, scale: &[u8]| self.witness.recall(&charges[at].name, scale, latest);
+        let recall = |at: usize, scale: &[u8]| self.witness.recall(&charges[at].name, scale, now);
         let args = call::arguments(&head, parts, recall);
         let bytes = self.eval(charges, &args, deadline).await?;
         let answer = Answer::decode(&bytes, charges.iter().map(|asked| asked.charge)).map_err(garbled)?;
@@ -447,17 +487,12 @@ impl Inner {
     }
 
     /// One call of the script that decides checks of one charge at these costs, in this order.
-    async fn call_many(
-        &self,
-        now: Option<Timestamp>,
-        charge: &Charge<'_>,
-        costs: &[u64],
-    ) -> Result<Vec<Decision>, StoreError> {
+    async fn call_many(&self, time: Time, charge: &Charge<'_>, costs: &[u64]) -> Result<Vec<Decision>, StoreError> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let asked = [self.ask(charge)];
-        let latest = Timestamp::from_micros(self.latest_us.load(Ordering::Relaxed));
-        let recall = |scale: &[u8]| self.witness.recall(&asked[0].name, scale, latest);
-        let args = call::arguments_of_many(now, charge, costs, recall);
+        let now = self.memory_now();
+        let recall = |scale: &[u8]| self.witness.recall(&asked[0].name, scale, now);
+        let args = call::arguments_of_many(time, charge, costs, recall);
         let bytes = self.eval(&asked, &args, self.deadline()).await?;
         let answers = call::decode_many(&bytes, charge).map_err(garbled)?;
         if answers.len() != costs.len() {
@@ -484,11 +519,39 @@ impl Inner {
 
     /// Remembers what was seen.
     fn note(&self, charges: &[Asked<'_>], answer: &Answer) {
-        self.latest_us.fetch_max(answer.now.as_micros(), Ordering::Relaxed);
+        let now = if self.judges_by_server() {
+            self.latest_us.store(answer.now.as_micros(), Ordering::Relaxed);
+            self.memory_now()
+        } else {
+            self.latest_us.fetch_max(answer.now.as_micros(), Ordering::Relaxed);
+            answer.now
+        };
         for (asked, found) in charges.iter().zip(&answer.found) {
-            self.witness.remember(&asked.name, &call::scale(&asked.charge.limit), found, answer.now);
-            self.regressions.fetch_add(u64::from(found.restored), Ordering::Relaxed);
-            self.repairs.fetch_add(u64::from(found.repaired), Ordering::Relaxed);
+            self.witness.remember(&asked.name, &call::scale(&asked.charge.limit), found, answer.now, now);
+            if let Some(by_us) = found.rebased_us {
+                self.clock_went_back(by_us);
+            }
+            if found.restored {
+                events::restored(self.regressions.fetch_add(1, Ordering::Relaxed) + 1);
+            }
+            if found.repaired {
+                events::repaired(self.repairs.fetch_add(1, Ordering::Relaxed) + 1);
+            }
+        }
+    }
+
+    /// A state was ahead of the server's clock by so much. Other keys will be found ahead for as long: all of that is one step, and reported
+    /// once.
+    fn clock_went_back(&self, by_us: u64) {
+        self.clock_regressions.fetch_add(1, Ordering::Relaxed);
+        let now_us = self.passed_us();
+        let until_us = now_us.saturating_add(by_us);
+        if self.reported_until_us.fetch_max(until_us, Ordering::Relaxed) <= now_us {
+            let by = Duration::from_micros(by_us);
+            events::clock_went_back(by);
+            if let Some(tell) = self.on_clock_step.get() {
+                tell(by);
+            }
         }
     }
 
@@ -496,7 +559,7 @@ impl Inner {
     fn remembered(&self, asked: &Asked<'_>) -> Option<u64> {
         let limit = &asked.charge.limit;
         let latest = Timestamp::from_micros(self.latest_us.load(Ordering::Relaxed));
-        let seen = self.witness.recall(&asked.name, &call::scale(limit), latest)?;
+        let seen = self.witness.recall(&asked.name, &call::scale(limit), self.memory_now())?;
         let reading = call::reading(&seen, limit)?;
         let done = Done { op: Op::Peek, cost: 0, reserved: 0, fits: true, granted: 0, booked_us: 0 };
         Some(reading.verdict(limit, &done, true, latest).remaining)

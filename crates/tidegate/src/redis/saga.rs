@@ -57,7 +57,7 @@ impl<'a> Saga<'a> {
         let leases = check.charges().iter().any(|charge| matches!(charge.limit.algorithm(), Algorithm::Concurrent(_)));
         let id = check.id().filter(|id| *id != Id::NONE);
         let id = id.or_else(|| (takes && leases).then(|| inner.fresh_id()));
-        let head = Head { op, id, now: inner.now(), denied: false };
+        let head = Head { op, id, time: inner.time(), denied: false };
         Saga { inner, check, head, slots }
     }
 

@@ -34,15 +34,23 @@ pub(crate) struct Witness {
 #[derive(Clone, Copy)]
 struct Memory {
     key: u128,
-    /// From when on it is worth nothing.
+    /// From when on it is worth nothing, by the time of this process.
+    ends_at: Timestamp,
+    /// From when on the key is idle, by the clock that judged it.
     idle_at: Timestamp,
     scale: [u8; MOST_SCALE],
     seen: [u8; MOST_BYTES],
     seen_len: u8,
 }
 
-const NOTHING: Memory =
-    Memory { key: 0, idle_at: Timestamp::EPOCH, scale: [0; MOST_SCALE], seen: [0; MOST_BYTES], seen_len: 0 };
+const NOTHING: Memory = Memory {
+    key: 0,
+    ends_at: Timestamp::EPOCH,
+    idle_at: Timestamp::EPOCH,
+    scale: [0; MOST_SCALE],
+    seen: [0; MOST_BYTES],
+    seen_len: 0,
+};
 
 impl Memory {
     fn epoch(&self) -> &[u8] {
@@ -60,17 +68,18 @@ impl Witness {
         }
     }
 
-    /// What was seen of `name` in this scale, if it still matters at `now`.
+    /// What was seen of `name` in this scale, if it still matters at `now`, a time of this process.
     pub(crate) fn recall(&self, name: &[u8], scale: &[u8], now: Timestamp) -> Option<Vec<u8>> {
         let (key, shard, set) = self.place(name)?;
         let memories = shard.lock();
         let memory = memories.get(set..set + WAYS)?.iter().find(|memory| memory.key == key)?;
         let same_scale = memory.scale == padded(scale);
-        (same_scale && memory.idle_at > now).then(|| memory.seen[..usize::from(memory.seen_len)].to_vec())
+        (same_scale && memory.ends_at > now).then(|| memory.seen[..usize::from(memory.seen_len)].to_vec())
     }
 
-    /// Remembers what an answer said about `name`.
-    pub(crate) fn remember(&self, name: &[u8], scale: &[u8], found: &Found, now: Timestamp) {
+    /// Remembers what an answer said about `name`, that was decided at `judged_at` by the clock that judges and is here `now`. What is remembered ends
+    /// as soon as the key would be idle, in the time of this process: a clock that steps does not make it last longer.
+    pub(crate) fn remember(&self, name: &[u8], scale: &[u8], found: &Found, judged_at: Timestamp, now: Timestamp) {
         let Found { reading: Reading::State(state), seen, restored, .. } = found else { return };
         if seen.len() < 7 || seen.len() > MOST_BYTES {
             return;
@@ -85,18 +94,19 @@ impl Witness {
             State::Bucket { level, .. } if level.units == 0 => Timestamp::EPOCH,
             state => state.idle_at(),
         };
-        let mut new = Memory { key, idle_at, scale: padded(scale), ..NOTHING };
+        let ends_at = now.after_micros(idle_at.micros_since(judged_at));
+        let mut new = Memory { key, ends_at, idle_at, scale: padded(scale), ..NOTHING };
         new.seen[..seen.len()].copy_from_slice(seen);
         new.seen_len = u8::try_from(seen.len()).unwrap_or(0);
         if let Some(old) = ways.iter_mut().find(|memory| memory.key == key) {
             // Answers may overtake each other. Whatever is later, or stricter, is what to remember; but what was restored is
             // all of the old memory that can be right, and keeping more would restore it again at every call.
-            let same = old.scale == new.scale && old.idle_at > now && !restored;
+            let same = old.scale == new.scale && old.ends_at > now && !restored;
             if !same || new.epoch() > old.epoch() || new.idle_at > old.idle_at || more_used(state, old, &new) {
                 *old = new;
             }
-        } else if new.idle_at > now
-            && let Some(least) = ways.iter_mut().min_by_key(|memory| memory.idle_at)
+        } else if new.ends_at > now
+            && let Some(least) = ways.iter_mut().min_by_key(|memory| memory.ends_at)
         {
             *least = new;
         }

@@ -77,7 +77,7 @@ where
             // Responses are large: this one stays where it was put.
             let mut response = service.poll(context);
             if let Poll::Ready(Ok(response)) = &mut response {
-                tell.add_to(response.headers_mut());
+                tell.add_to(response);
             }
             return response;
         }

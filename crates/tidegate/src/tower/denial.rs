@@ -2,13 +2,14 @@
 
 use ::http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
 use ::http::{HeaderValue, Response, StatusCode};
-use tidegate_core::denial::Body;
-use tidegate_core::{Decision, headers};
+use tidegate_core::Decision;
+use tidegate_core::denial::{Body, Reply};
 
 use super::grpc;
 use super::head::Head;
 use super::layer::Setup;
 use super::plan::Denied;
+use super::tell::{IsDenial, add_missing};
 
 /// A denial, and whom it is told to.
 #[derive(Clone, Copy, Debug)]
@@ -16,23 +17,25 @@ use super::plan::Denied;
 pub struct Denial<'a> {
     /// The request.
     pub head: Head<'a>,
-    /// What was decided.
+    /// What was decided, about all rules: for you, not for the client.
     pub decision: &'a Decision,
     /// The rule that binds.
     pub rule: &'a str,
-    /// All rules that denied.
+    /// The policies that denied, as the headers name them: a rule with one limit by its name, one with several by name and limit.
     pub violated: &'a [String],
+    /// What the client is told.
+    pub(super) reply: &'a Reply,
 }
 
 impl Denial<'_> {
     /// What is answered unless told otherwise: 429 with a body in the form that the request accepts.
     ///
-    /// `application/problem+json` is preferred; `application/json` and text are there for those who ask for them.
+    /// `application/problem+json` is preferred; `application/json` and text are there for those who ask for them. The body names the policies that denied, and says
+    /// when to try again.
     pub fn response(&self) -> Response<String> {
         let form = form_of(&self.head);
-        let violated: Vec<&str> = self.violated.iter().map(String::as_str).collect();
-        let body = form.write(&violated, headers::retry_after_secs(self.decision));
-        answer(StatusCode::TOO_MANY_REQUESTS, form.content_type(), body)
+        let status = StatusCode::from_u16(self.reply.status()).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
+        answer(status, form.content_type(), self.reply.body(form))
     }
 }
 
@@ -52,15 +55,31 @@ fn answer(status: StatusCode, kind: &'static str, body: String) -> Response<Stri
 impl Setup {
     /// The answer to a request that was denied.
     pub(super) fn deny(&self, head: Head<'_>, denied: &Denied) -> Response<String> {
-        let Denied { decision, rule, violated, tell } = denied;
-        let denial = Denial { head, decision, rule, violated };
+        let Denied { decision, rule, reply } = denied;
+        let denial = Denial { head, decision, rule, violated: reply.violated(), reply };
         let mut response = match &self.denied {
             Some(answer) => answer(&denial),
             None if self.grpc || head.is_grpc() => grpc::exhausted(&denial),
             None => denial.response(),
         };
-        tell.add_missing_to(response.headers_mut());
+        add_missing(response.headers_mut(), reply);
+        response.extensions_mut().insert(IsDenial);
         response
+    }
+
+    /// The answer to a request that lacks the key of a rule which denies such requests.
+    pub(super) fn refuse(&self, head: Head<'_>) -> Response<String> {
+        let told = "The request lacks the key that its rate limit is by, such as a header.";
+        if self.grpc || head.is_grpc() {
+            return grpc::failed(grpc::PERMISSION_DENIED, told);
+        }
+        match form_of(&head) {
+            Body::Text => answer(StatusCode::FORBIDDEN, "text/plain; charset=utf-8", format!("{told}\n")),
+            _ => {
+                let body = format!(r#"{{"type":"about:blank","title":"Forbidden","status":403,"detail":"{told}"}}"#);
+                answer(StatusCode::FORBIDDEN, "application/problem+json", body)
+            }
+        }
     }
 
     /// The answer to a request about which nobody could decide.

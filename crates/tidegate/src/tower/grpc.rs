@@ -10,6 +10,7 @@ use tidegate_core::Retry;
 
 use super::denial::Denial;
 
+pub(super) const PERMISSION_DENIED: u32 = 7;
 pub(super) const RESOURCE_EXHAUSTED: u32 = 8;
 pub(super) const INTERNAL: u32 = 13;
 pub(super) const UNAVAILABLE: u32 = 14;
@@ -27,10 +28,7 @@ pub(super) fn exhausted(denial: &Denial<'_>) -> Response<String> {
         Retry::After(micros) => Some(micros),
         Retry::Never => None,
     };
-    let message = match wait_us {
-        Some(micros) => format!("too many requests: try again in {} ms", micros.div_ceil(1000)),
-        None => "too many requests: this one costs more than its limit can ever hold".into(),
-    };
+    let message = denial.reply.reason().detail();
     let mut response = failed(RESOURCE_EXHAUSTED, &message);
     let pushback = wait_us.map_or("-1".into(), |micros| micros.div_ceil(1000).to_string());
     let mut put = |name, value: String| {

@@ -19,7 +19,7 @@ const MAX_PLAIN_BYTES: usize = 256;
 
 /// Finds out whose budget a request draws on.
 ///
-/// A request for which nothing is found, because the header is missing, say, shares one budget with all others like it.
+/// A request for which nothing is found, because the header is missing, say, shares one budget with all others like it, unless the rule says [otherwise](super::Rule::missing).
 #[derive(Clone)]
 pub struct Key(Kind);
 
@@ -40,6 +40,8 @@ type Finding = dyn Fn(&Head<'_>, &mut Text) -> Found + Send + Sync;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Found {
     Key,
+    /// A key of several parts, of which at least one is missing.
+    Partial,
     Nothing,
     /// The program is not set up for it: whoever runs it should hear of that.
     Mistake(&'static str),
@@ -300,21 +302,27 @@ impl Key {
     }
 
     /// Finds it, however long it takes.
-    pub(super) fn later(&self, head: &Head<'_>) -> Later<Result<Option<String>, &'static str>> {
+    pub(super) fn later(&self, head: &Head<'_>) -> Later<(Found, String)> {
         match &self.0 {
             Kind::Later(text) => {
                 let text = text(head);
-                Box::pin(async move { Ok(text.await) })
+                Box::pin(async move {
+                    match text.await.filter(|text| !text.is_empty()) {
+                        Some(text) => (Found::Key, text),
+                        None => (Found::Nothing, String::new()),
+                    }
+                })
             }
             Kind::First(keys) if self.is_later() => {
                 let keys: Vec<_> = keys.iter().map(|key| key.later(head)).collect();
                 Box::pin(async move {
                     for key in keys {
-                        if let Some(found) = key.await? {
-                            return Ok(Some(found));
+                        let found = key.await;
+                        if found.0 != Found::Nothing {
+                            return found;
                         }
                     }
-                    Ok(None)
+                    (Found::Nothing, String::new())
                 })
             }
             Kind::All(keys) if self.is_later() => {
@@ -322,20 +330,20 @@ impl Key {
                 Box::pin(async move {
                     let mut pieces = Vec::with_capacity(keys.len());
                     for key in keys {
-                        pieces.push(key.await?.unwrap_or_default());
+                        let (found, piece) = key.await;
+                        if let Found::Mistake(_) = found {
+                            return (found, piece);
+                        }
+                        pieces.push(piece);
                     }
                     let mut out = Text::new();
-                    Ok((join(&pieces, &mut out) == Found::Key).then(|| out.into_string()))
+                    (join(&pieces, &mut out), out.into_string())
                 })
             }
             _ => {
                 let mut out = Text::new();
-                let found = match self.push(head, &mut out) {
-                    Found::Key => Ok(Some(out.into_string())),
-                    Found::Nothing => Ok(None),
-                    Found::Mistake(mistake) => Err(mistake),
-                };
-                Box::pin(std::future::ready(found))
+                let found = self.push(head, &mut out);
+                Box::pin(std::future::ready((found, out.into_string())))
             }
         }
     }
@@ -368,7 +376,12 @@ fn join(pieces: &[String], out: &mut Text) -> Found {
             }
         }
     }
-    if pieces.iter().all(String::is_empty) { Found::Nothing } else { Found::Key }
+    let empty = pieces.iter().filter(|piece| piece.is_empty()).count();
+    match empty {
+        0 => Found::Key,
+        all if all == pieces.len() => Found::Nothing,
+        _ => Found::Partial,
+    }
 }
 
 /// What stands in the place of a key that is too long for one: its digest. No other key looks like that: all have a colon, or are `everybody`.

@@ -12,7 +12,7 @@ use super::denial::Denial;
 use super::key::Key;
 use super::rule::{Pay, Rule};
 use super::service::RateLimit;
-use super::tell::policy_of;
+use super::tell::Fixed;
 use crate::clock::Clock;
 use crate::limiter::{Backend, Limiter, LimiterBuilder};
 use crate::memory::{Memory, Series};
@@ -49,8 +49,8 @@ pub(super) struct Setup {
     /// Some rule is settled by what the service writes.
     pub(super) metered: bool,
     pub(super) families: Families,
-    /// What clients are told of the limits, if it is always the same.
-    pub(super) policy: Option<HeaderValue>,
+    /// The names and limits that clients read, if they are always the same.
+    pub(super) fixed: Option<Fixed>,
     /// The short way, if there is one.
     pub(super) short: Option<Short>,
 }
@@ -93,7 +93,7 @@ impl RateLimitLayer {
         let mut setup = Setup {
             later: rules.iter().any(later),
             metered: rules.iter().any(|rule| matches!(rule.pay, Pay::Metered)),
-            policy: policy_of(&rules),
+            fixed: Fixed::of(&rules),
             rules,
             limiter: builder().build(),
             on_failure: None,
@@ -223,7 +223,8 @@ impl Setup {
         if !plain || matches!(limit.algorithm(), Algorithm::Concurrent(_)) {
             return None;
         }
-        let usual = if self.families == Families::IETF { Item::of(&rule.name).zip(self.policy.clone()) } else { None };
+        let policy = self.fixed.as_ref().map(|fixed| fixed.policy.clone());
+        let usual = if self.families == Families::IETF { Item::of(&rule.name).zip(policy) } else { None };
         let cost = if rule.skip.value() == Some(&false) { rule.cost.value().copied() } else { None };
         Some(Short { series: memory.series(&scope, limit), cost, peer: rule.key.peer(), usual })
     }

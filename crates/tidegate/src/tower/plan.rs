@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use tidegate_core::denial::Reply;
 use tidegate_core::headers::Told;
 use tidegate_core::{Algorithm, Decision, Limits, Source, Timestamp, Verdict};
 
@@ -14,9 +15,10 @@ use super::key::{self, Found};
 use super::layer::{Setup, Short, name_of};
 use super::of::{Got, Later};
 use super::rule::{Meter, Pay, Rule};
-use super::tell::Tell;
+use super::tell::{Tell, limits_of};
 use super::text::Text;
 use crate::memory::Brief;
+use crate::missing::Missing;
 use crate::near::{OnFailure, Terms};
 use crate::store::{Check, Scope, StoreError, Subject};
 
@@ -26,6 +28,8 @@ pub(super) enum Ruling {
     Pass(Passed),
     /// It is denied.
     Deny(Box<Denied>),
+    /// It lacks the key of a rule that denies such requests.
+    Refuse,
     /// There was no decision, and without one nothing passes.
     Closed,
     /// The program is not set up for its rules.
@@ -44,9 +48,8 @@ pub(super) struct Denied {
     pub(super) decision: Decision,
     /// The rule that binds.
     pub(super) rule: String,
-    /// All rules that denied.
-    pub(super) violated: Vec<String>,
-    pub(super) tell: Tell,
+    /// What its client is told.
+    pub(super) reply: Reply,
 }
 
 /// A ruling, at once or later.
@@ -68,15 +71,15 @@ pub(super) fn start(setup: &Arc<Setup>, head: &Head<'_>, meter: Option<Meter>) -
         let starting = starting(setup, head);
         let setup = Arc::clone(setup);
         return Start::Later(Box::pin(async move {
-            match wait(starting).await {
+            match wait(&setup, starting).await {
                 Ok(drawn) => decide(&setup, drawn, meter).await,
-                Err(mistake) => Ruling::Mistake(mistake),
+                Err(ruling) => ruling,
             }
         }));
     }
     let drawn = match drawn_now(setup, head) {
         Ok(drawn) => drawn,
-        Err(mistake) => return Start::Ruled(Ruling::Mistake(mistake)),
+        Err(ruling) => return Start::Ruled(ruling),
     };
     if setup.memory().is_some() {
         // The memory store answers at once, so one poll is enough.
@@ -116,8 +119,12 @@ pub(super) fn quickly(setup: &Setup, short: &Short, head: &Head<'_>) -> Option<Q
         Some(ipv6_prefix) => key::push_peer(head, ipv6_prefix, &mut key),
         None => short.rule(setup).key.now(head, &mut key),
     };
-    if let Found::Mistake(mistake) = found {
-        return Some(Quick::Ruled(Box::new(Ruling::Mistake(mistake))));
+    if found != Found::Key {
+        match drawn_on(short.rule(setup), found) {
+            Ok(true) => {}
+            Ok(false) => return Some(Quick::Pass(Tell::Nothing)),
+            Err(ruling) => return Some(Quick::Ruled(Box::new(ruling))),
+        }
     }
     let now = short.series.memory().clock().now();
     let Some((item, policy)) = &short.usual else {
@@ -138,23 +145,35 @@ pub(super) fn quickly(setup: &Setup, short: &Short, head: &Head<'_>) -> Option<Q
 fn ruled(setup: &Setup, short: &Short, verdict: Verdict, now: Timestamp) -> Quick {
     let rule = short.rule(setup);
     let decision = Decision::of_one(verdict, verdict.allowed, now);
-    let tell = setup.tell_named(&[(&rule.name, short.series.limit())], &decision);
+    let limits = [(&*rule.name, short.series.limit())];
     if verdict.allowed {
-        return Quick::Pass(tell);
+        return Quick::Pass(setup.tell_named(&limits, &decision));
     }
-    let (name, violated) = (rule.name.to_string(), vec![rule.name.to_string()]);
-    Quick::Ruled(Box::new(Ruling::Deny(Box::new(Denied { decision, rule: name, violated, tell }))))
+    let reply = Reply::to(&decision, &limits, setup.families);
+    Quick::Ruled(Box::new(Ruling::Deny(Box::new(Denied { decision, rule: rule.name.to_string(), reply }))))
 }
 
-fn drawn_now(setup: &Setup, head: &Head<'_>) -> Result<Vec<Drawn>, &'static str> {
+/// Whether a rule applies for which this key was found; or what becomes of the request without asking the store.
+fn drawn_on(rule: &Rule, found: Found) -> Result<bool, Ruling> {
+    match (found, rule.missing) {
+        (Found::Mistake(mistake), _) => Err(Ruling::Mistake(mistake)),
+        (Found::Key, _) | (_, Missing::Share) => Ok(true),
+        (_, Missing::Skip) => Ok(false),
+        // A rule in shadow mode denies nothing, and there is no budget that it could count on.
+        (_, Missing::Deny) if rule.shadow => Ok(false),
+        (_, Missing::Deny) => Err(Ruling::Refuse),
+    }
+}
+
+fn drawn_now(setup: &Setup, head: &Head<'_>) -> Result<Vec<Drawn>, Ruling> {
     let mut drawn = Vec::with_capacity(setup.rules.len());
     for (index, rule) in setup.rules.iter().enumerate() {
         if let (Got::Now(false), Got::Now(cost), Got::Now(limits)) =
             (rule.skip.get(head), rule.cost.get(head), rule.limits.get(head))
         {
             let mut key = Text::new();
-            if let Found::Mistake(mistake) = rule.key.now(head, &mut key) {
-                return Err(mistake);
+            if !drawn_on(rule, rule.key.now(head, &mut key))? {
+                continue;
             }
             drawn.push(Drawn { rule: index, limits, key: key.into_string(), cost });
         }
@@ -168,7 +187,7 @@ struct Starting {
     skip: Got<bool>,
     cost: Got<u64>,
     limits: Got<Limits>,
-    key: Later<Result<Option<String>, &'static str>>,
+    key: Later<(Found, String)>,
 }
 
 fn starting(setup: &Setup, head: &Head<'_>) -> Vec<Starting> {
@@ -182,11 +201,14 @@ fn starting(setup: &Setup, head: &Head<'_>) -> Vec<Starting> {
     setup.rules.iter().enumerate().map(start).collect()
 }
 
-async fn wait(starting: Vec<Starting>) -> Result<Vec<Drawn>, &'static str> {
+async fn wait(setup: &Setup, starting: Vec<Starting>) -> Result<Vec<Drawn>, Ruling> {
     let mut drawn = Vec::with_capacity(starting.len());
     for rule in starting {
         if !rule.skip.wait().await {
-            let key = rule.key.await?.unwrap_or_default();
+            let (found, key) = rule.key.await;
+            if !drawn_on(&setup.rules[rule.rule], found)? {
+                continue;
+            }
             let key = key::bounded(key.as_bytes()).unwrap_or(key);
             let (cost, limits) = (rule.cost.wait().await, rule.limits.wait().await);
             drawn.push(Drawn { rule: rule.rule, limits, key, cost });
@@ -211,13 +233,9 @@ async fn decide(setup: &Arc<Setup>, drawn: Vec<Drawn>, meter: Option<Meter>) -> 
             Ok(asked) if asked.decision.source() == Source::Fallback && setup.on_failure == Some(OnFailure::Closed) => {
                 return Ruling::Closed;
             }
-            Ok(Asked { decision, tell, names, .. }) => {
-                let verdicts = decision.charges().iter().zip(&names);
-                let mut violated: Vec<String> =
-                    verdicts.filter(|(verdict, _)| !verdict.allowed).map(|(_, name)| name.clone()).collect();
-                violated.dedup();
-                let rule = names.get(decision.binding_index()).cloned().unwrap_or_default();
-                return Ruling::Deny(Box::new(Denied { decision, rule, violated, tell }));
+            Ok(Asked { decision, denied, .. }) => {
+                let (rule, reply) = *denied.expect("what was denied and is not in shadow mode has a reply");
+                return Ruling::Deny(Box::new(Denied { decision, rule, reply }));
             }
             // To let everything pass because of that would be to have no limits at all.
             Err(StoreError::Invalid(_)) => return Ruling::Mistake(TOO_MANY),
@@ -237,8 +255,8 @@ struct Asked {
     decision: Decision,
     tell: Tell,
     after: Option<After>,
-    /// The rule of each charge, for a denial.
-    names: Vec<String>,
+    /// The rule that binds and what the client is told, if it is denied.
+    denied: Option<Box<(String, Reply)>>,
 }
 
 async fn ask(setup: &Arc<Setup>, drawn: &[Drawn], meter: Option<Meter>, shadow: bool) -> Result<Asked, StoreError> {
@@ -266,12 +284,16 @@ async fn ask(setup: &Arc<Setup>, drawn: &[Drawn], meter: Option<Meter>, shadow: 
     };
     let decision = if shadow { decision.with_source(Source::Shadow) } else { decision };
     setup.observe(check.charges(), &decision, shadow);
-    let tell = if shadow { Tell::Nothing } else { setup.tell(check.charges(), &decision) };
-    let names = if decision.allowed() || shadow {
-        Vec::new()
-    } else {
-        check.charges().iter().map(|charge| name_of(charge).to_owned()).collect()
-    };
+    let (mut tell, mut denied) = (Tell::Nothing, None);
+    match decision.allowed() {
+        _ if shadow => {}
+        true => tell = setup.tell(check.charges(), &decision),
+        false => {
+            let rule = check.charges().get(decision.binding_index()).map(name_of).unwrap_or_default().to_owned();
+            let reply = Reply::to(&decision, &limits_of(check.charges()), setup.families);
+            denied = Some(Box::new((rule, reply)));
+        }
+    }
     let taken = decision.allowed() && !(pays.is_empty() && leases.is_empty());
     let after = taken.then(|| After {
         setup: Arc::clone(setup),
@@ -285,7 +307,7 @@ async fn ask(setup: &Arc<Setup>, drawn: &[Drawn], meter: Option<Meter>, shadow: 
         shadow,
         begun: false,
     });
-    Ok(Asked { decision, tell, after, names })
+    Ok(Asked { decision, tell, after, denied })
 }
 
 fn is_lease(check: &Check<'_>, index: usize) -> bool {

@@ -10,6 +10,7 @@ use tidegate_core::Limits;
 use super::head::ResponseHead;
 use super::key::Key;
 use super::of::Of;
+use crate::missing::Missing;
 
 /// Limits for some requests: how much, for whom, at what cost.
 ///
@@ -25,6 +26,7 @@ pub struct Rule {
     pub(super) name: Arc<str>,
     pub(super) limits: Of<Limits>,
     pub(super) key: Key,
+    pub(super) missing: Missing,
     pub(super) cost: Of<u64>,
     pub(super) skip: Of<bool>,
     pub(super) shadow: bool,
@@ -53,12 +55,26 @@ impl Rule {
     /// and rules with the same name over one store share their budgets.
     pub fn new(name: impl Into<Arc<str>>, limits: Limits, key: Key) -> Self {
         let (limits, cost, skip) = (limits.into(), 1.into(), false.into());
-        Rule { name: name.into(), limits, key, cost, skip, shadow: false, pay: Pay::Before }
+        Rule { name: name.into(), limits, key, missing: Missing::Share, cost, skip, shadow: false, pay: Pay::Before }
     }
 
     /// Other limits, which may depend on the request: plans, tiers.
     pub fn limit(mut self, limits: impl Into<Of<Limits>>) -> Self {
         self.limits = limits.into();
+        self
+    }
+
+    /// What happens to requests for which no key is found, because a header is missing, say; of a key of [several parts](Key::and) one that is missing is enough. Unless told
+    /// otherwise they share one budget. With [`Missing::Deny`] they are answered with 403, over gRPC with PERMISSION_DENIED, and no rule is charged.
+    ///
+    /// ```
+    /// use tidegate::Missing;
+    /// use tidegate::tower::{Rule, key};
+    /// let rule = Rule::new("per-key", "100/min".parse()?, key::header("x-api-key")).missing(Missing::Deny);
+    /// # Ok::<(), tidegate::ParseError>(())
+    /// ```
+    pub fn missing(mut self, missing: Missing) -> Self {
+        self.missing = missing;
         self
     }
 

@@ -100,6 +100,7 @@ where
             return State::Calling { future: inner.call(request), passed };
         }
         Ruling::Deny(denied) => setup.deny(Head::of(&request), &denied),
+        Ruling::Refuse => setup.refuse(Head::of(&request)),
         Ruling::Closed => setup.unavailable(Head::of(&request)),
         Ruling::Mistake(mistake) => setup.mistaken(Head::of(&request), mistake),
     };
@@ -242,7 +243,7 @@ fn settle(mut passed: Passed, response: &ResponseHead<'_>) -> Result<Passed, Lat
 /// Tells the client, and sees to it that the rest is done when the body is over.
 fn finish<B>(mut response: Response<B>, passed: Passed) -> Outcome<B> {
     let Passed { mut tell, mut after } = passed;
-    tell.add_to(response.headers_mut());
+    tell.add_to(&mut response);
     after.retain(|after: &After| !after.is_done());
     Outcome::Served(response, after)
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::model::{self, Model};
-use tidegate::tidegate_core::{Charge as CoreCharge, Record, decide};
+use tidegate::tidegate_core::{Charge as CoreCharge, Record, decide, decide_on_store_clock};
 use tidegate::{
     Algorithm, Charge, Check, Decision, Id, Limit, Limits, ManualClock, Memory, Op, Scope, Store, StoreError, Subject,
     Timestamp,
@@ -13,6 +13,8 @@ use tidegate::{
 #[derive(Default)]
 pub(crate) struct Plain {
     records: HashMap<Identity, Record>,
+    /// How many states were found ahead of the store's clock and rebased.
+    rebased: u64,
 }
 
 /// What a state is known by: rule, key, algorithm (of ad hoc keys), position.
@@ -30,7 +32,7 @@ impl Identity {
 }
 
 impl Plain {
-    pub(crate) fn decide(&mut self, check: &Check<'_>, now: Timestamp) -> Decision {
+    pub(crate) fn decide(&mut self, check: &Check<'_>, now: Timestamp, steps_back: StepsBack) -> Decision {
         let identities: Vec<_> = check.charges().iter().map(Identity::of).collect();
         let mut records: Vec<Record> =
             identities.iter().map(|identity| self.records.remove(identity).unwrap_or_default()).collect();
@@ -45,7 +47,11 @@ impl Plain {
                 id: check.id(),
             })
             .collect();
-        let decision = decide(check.op(), &mut charges, now);
+        let (decision, rebased) = match steps_back {
+            StepsBack::OfTheStore => decide_on_store_clock(check.op(), &mut charges, now),
+            _ => (decide(check.op(), &mut charges, now), 0),
+        };
+        self.rebased += rebased as u64;
         self.records.extend(identities.into_iter().zip(records));
         decision
     }
@@ -98,6 +104,16 @@ const LIMITS: &[&str] = &[
     "1000000/s",
 ];
 
+/// Whether the clock goes back, and whose it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum StepsBack {
+    Never,
+    /// Times that the caller brings: an earlier one counts as the newest.
+    OfTheCaller,
+    /// The store's own: states that are ahead of it are rebased.
+    OfTheStore,
+}
+
 /// Stores that must agree, with the clock they all judge by.
 pub(crate) struct Trial<'a> {
     pub(crate) stores: &'a [(&'a str, &'a dyn Store)],
@@ -105,7 +121,7 @@ pub(crate) struct Trial<'a> {
     /// Tells the stores to forget what is idle, if they can do it at once: what they have forgotten matters when the clock goes
     /// back.
     pub(crate) forget: Option<&'a (dyn Fn() + Sync)>,
-    pub(crate) clock_goes_back: bool,
+    pub(crate) steps_back: StepsBack,
     /// Every key keeps the limits it has, so that no state is ever read in another scale, and an id is used for one `take` only.
     /// For a store that decides in several steps: see `redis/cluster.rs`.
     pub(crate) steady: bool,
@@ -117,7 +133,9 @@ pub(crate) struct Trial<'a> {
 impl Trial<'_> {
     /// Asks all stores at random, thousands of times, and expects what [`Plain`] answers. Times and costs are chosen near the
     /// edges: exactly when something is free again, and a microsecond to both sides of it; exactly what is left, and one more.
-    pub(crate) async fn run(&self, steps: usize) {
+    ///
+    /// Returns how many states were rebased.
+    pub(crate) async fn run(&self, steps: usize) -> u64 {
         let (clock, seed) = (self.clock, self.seed);
         let mut random = Random(seed);
         let mut limits: Vec<Limits> = LIMITS.iter().map(|text| text.parse().unwrap()).collect();
@@ -134,7 +152,11 @@ impl Trial<'_> {
             // A limit that was changed can make a key wait for decades; nobody will.
             let near = |micros: u64, nudge: u64| (micros.min(20_000_000_000) + nudge).saturating_sub(1);
             now = match random.below(24) {
-                0 if self.clock_goes_back => now.saturating_sub(random.below(3_000_000)),
+                0 if self.steps_back == StepsBack::OfTheCaller => now.saturating_sub(random.below(3_000_000)),
+                0 if self.steps_back == StepsBack::OfTheStore => {
+                    let most = *random.pick(&[3, 1_000_002, 3_000_000, 40_000_000, 3_600_000_000, 86_400_000_000]);
+                    now - (most - 1 - random.below(most.min(3_000_000)))
+                }
                 1 => now + random.below(100_000_000),
                 2..8 => now,
                 8..12 => now + near(edges.retry.micros().unwrap_or(0), random.below(3)),
@@ -200,7 +222,7 @@ impl Trial<'_> {
                 let reserved = *random.pick(&[0, 1, 2, 5, u64::MAX]);
                 check = check.reserving(reserved);
             }
-            let expected = plain.decide(&check, clock.now());
+            let expected = plain.decide(&check, clock.now(), self.steps_back);
             if self.model {
                 let modelled = naive.decide(&check, clock.now());
                 assert_eq!(expected, modelled, "core = model, seed {seed}, step {step}, at {now}: {check:?}");
@@ -220,6 +242,7 @@ impl Trial<'_> {
                 plain.forget(clock.now());
             }
         }
+        plain.rebased
     }
 }
 
@@ -232,7 +255,7 @@ async fn memory_conforms() {
             stores: &[("memory", &memory())],
             clock: &clock,
             forget: None,
-            clock_goes_back: false,
+            steps_back: StepsBack::Never,
             steady: false,
             model: false,
             seed,
@@ -244,7 +267,7 @@ async fn memory_conforms() {
             stores: &[("memory", &memory)],
             clock: &clock,
             forget: Some(&forget),
-            clock_goes_back: true,
+            steps_back: StepsBack::OfTheCaller,
             steady: false,
             model: false,
             seed: seed + 100,
@@ -260,12 +283,26 @@ async fn core_and_memory_equal_the_model() {
         let clock = ManualClock::new();
         let memory = Memory::builder().clock(clock.clone()).max_keys(1024).build();
         let stores: &[(&str, &dyn Store)] = &[("memory", &memory)];
-        let trial =
-            Trial { stores, clock: &clock, forget: None, clock_goes_back: false, steady: false, model: true, seed };
+        let trial = Trial {
+            stores,
+            clock: &clock,
+            forget: None,
+            steps_back: StepsBack::Never,
+            steady: false,
+            model: true,
+            seed,
+        };
         trial.run(2_500).await;
         let clock = ManualClock::new();
-        let trial =
-            Trial { stores: &[], clock: &clock, forget: None, clock_goes_back: true, steady: false, model: true, seed };
+        let trial = Trial {
+            stores: &[],
+            clock: &clock,
+            forget: None,
+            steps_back: StepsBack::OfTheCaller,
+            steady: false,
+            model: true,
+            seed,
+        };
         trial.run(2_500).await;
     }
 }

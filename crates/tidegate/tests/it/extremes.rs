@@ -2,7 +2,7 @@
 
 use tidegate::{Check, Id, Limit, ManualClock, Memory, Op, Period, Scope, Subject, Timestamp, headers};
 
-use crate::conformance::{Plain, Random};
+use crate::conformance::{Plain, Random, StepsBack};
 
 const NUMBERS: &[u64] = &[
     0,
@@ -117,7 +117,7 @@ fn nothing_panics_and_all_agree() {
             if check.validate().is_err() {
                 continue;
             }
-            let expected = plain.decide(&check, clock.now());
+            let expected = plain.decide(&check, clock.now(), StepsBack::Never);
             let decided = memory.decide(&check).unwrap();
             assert_eq!(decided, expected, "seed {seed}, step {step}, at {latest}: {check:?}");
             let named: Vec<(&str, &Limit)> = check.charges().iter().map(|charge| ("n", &charge.limit)).collect();
@@ -125,7 +125,7 @@ fn nothing_panics_and_all_agree() {
             // The fast path.
             let quick = random.pick(&limits);
             let check = Check::new().charge("fast", [quick], cost);
-            let expected = *plain.decide(&check, clock.now()).binding();
+            let expected = *plain.decide(&check, clock.now(), StepsBack::Never).binding();
             let verdict = if random.below(2) == 0 {
                 memory.check("fast", quick, cost)
             } else {

@@ -197,6 +197,16 @@ async fn a_limiter_names_its_limits_in_headers_by_their_notation() {
     assert_eq!(headers[1], ("RateLimit", r#""2/s";r=1;t=1, "3/m window";r=2;t=60"#.into()));
 }
 
+/// A check charges equal limits together.
+#[tokio::test]
+async fn a_limit_that_is_written_twice_is_one_policy() {
+    let (limiter, _) = limiter("4/s; 4/s; 3/m window");
+    let decision = limiter.check("a").await.unwrap();
+    let headers = limiter.headers(&decision, tidegate::headers::Families::IETF);
+    assert_eq!(headers[0].1, r#""4/s";q=4;w=1, "3/m window";q=3;w=60"#);
+    assert!(headers[1].1.starts_with(r#""4/s";r=2;t=1, "3/m window";r=2;"#), "{headers:?}");
+}
+
 type Asked = Arc<Mutex<Vec<(Op, Option<Id>)>>>;
 
 /// Never answers a check, or says that it does not know; writes down what it was asked.

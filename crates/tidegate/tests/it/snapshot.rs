@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use tidegate::{Check, Deciding, Limit, LoadError, Loaded, ManualClock, Memory, Store, Timestamp};
 
-use crate::conformance::Trial;
+use crate::conformance::{StepsBack, Trial};
 
 /// A store that is written, forgotten and read again before every decision.
 struct Reborn {
@@ -39,8 +39,15 @@ async fn a_store_that_is_read_again_before_every_decision_conforms() {
         let memory = Memory::builder().clock(clock.clone()).max_keys(1024).build();
         let reborn = Reborn { clock: clock.clone(), memory: Mutex::new(memory) };
         let stores: &[(&str, &dyn Store)] = &[("reborn", &reborn)];
-        let trial =
-            Trial { stores, clock: &clock, forget: None, clock_goes_back: false, steady: false, model: false, seed };
+        let trial = Trial {
+            stores,
+            clock: &clock,
+            forget: None,
+            steps_back: StepsBack::Never,
+            steady: false,
+            model: false,
+            seed,
+        };
         trial.run(3_000).await;
     }
 }
@@ -136,17 +143,30 @@ fn what_is_something_else_is_refused_by_name() {
     }
 }
 
-/// A clock that is behind the one of then: a little does not matter, and much would lock everybody out.
+/// A clock that is behind the one of then: usage is kept, and drains from now on.
 #[test]
-fn what_was_saved_in_the_future_is_refused() {
+fn what_was_saved_in_the_future_counts_from_now_on() {
     let (clock, file, keys) = small();
-    clock.set(Timestamp::from_secs(1_700_000_000 - 60));
-    assert_eq!(kept(&load(&clock, &file).unwrap().0, &keys), 18);
-    clock.set(Timestamp::from_secs(1_700_000_000 - 61));
-    assert_eq!(
-        load(&clock, &file).unwrap_err().to_string(),
-        "was saved 61s from now: expected a moment that has passed"
-    );
+    for back in [1, 2, 61, 86_400] {
+        clock.set(Timestamp::from_secs(1_700_000_000 - back));
+        let (memory, loaded) = load(&clock, &file).unwrap();
+        assert!(loaded.is_whole(), "{back} s back: {loaded:?}");
+        assert_eq!(kept(&memory, &keys), 18, "{back} s back");
+        assert_eq!(loaded.rebased > 0, back > 1, "{back} s back: {loaded:?}");
+    }
+    // A bucket that was full in an hour is as full now, and drains from now on.
+    let limit: Limit = "2/min".parse().unwrap();
+    clock.set(Timestamp::from_secs(1_700_003_600));
+    let memory = Memory::builder().clock(clock.clone()).build();
+    assert!(memory.check("k", &limit, 2).allowed);
+    let mut file = Vec::new();
+    memory.save(&mut file).unwrap();
+    clock.set(Timestamp::from_secs(1_700_000_000));
+    let (memory, loaded) = load(&clock, &file).unwrap();
+    assert_eq!((loaded.keys, loaded.rebased), (1, 1));
+    assert_eq!(memory.check("k", &limit, 1).retry.micros(), Some(30_000_000));
+    clock.advance(std::time::Duration::from_secs(30));
+    assert!(memory.check("k", &limit, 1).allowed);
 }
 
 /// Whatever its headers say: sixteen bytes each that claim to be limits, and have the wrong checksum.

@@ -2,8 +2,9 @@
 
 use axum::body::Body;
 use axum::http::Request;
+use tidegate::Missing;
 use tidegate::http::ClientIp;
-use tidegate::tower::{Key, RateLimitLayer, key};
+use tidegate::tower::{Key, RateLimitLayer, Rule, key};
 
 use crate::{behind, request, still};
 
@@ -101,4 +102,56 @@ async fn keys_come_from_what_other_layers_know() {
 #[should_panic(expected = "header \"x y\"")]
 fn a_header_that_cannot_be_is_said_at_once() {
     let _ = key::header("x y");
+}
+
+/// How requests without a key, with a part of it and with all of it are answered, twice each.
+async fn answered(layer: &RateLimitLayer) -> [[u16; 2]; 3] {
+    let service = behind(&layer.clone().memory(still().1));
+    let mut statuses = [[0; 2]; 3];
+    let lacking: [&[(&str, &str)]; 3] = [&[], &[("x-user", "a")], &[("x-user", "a"), ("x-key", "k")]];
+    for (headers, statuses) in lacking.into_iter().zip(&mut statuses) {
+        for status in statuses {
+            *status = service.ask(with(headers)).await.status;
+        }
+    }
+    statuses
+}
+
+/// One rule with one limit, two rules, and async functions take different ways: all agree.
+#[tokio::test]
+async fn requests_without_a_key_share_a_budget_or_skip_the_rule_or_are_denied() {
+    let user = || key::header("x-user");
+    let async_user = || key::of_async(|head| std::future::ready(head.headers.get("x-user").map(|value| value.len())));
+    for (missing, expected) in [
+        (Missing::Share, [[200, 429], [200, 429], [200, 429]]),
+        (Missing::Skip, [[200, 200], [200, 200], [200, 429]]),
+        (Missing::Deny, [[403, 403], [403, 403], [200, 429]]),
+    ] {
+        for by in [user().and(key::header("x-key")), async_user().and(key::header("x-key"))] {
+            let rule = || Rule::new("r", "1/h".parse().unwrap(), by.clone()).missing(missing);
+            let other = || Rule::new("other", "100/h".parse().unwrap(), key::everybody());
+            assert_eq!(answered(&RateLimitLayer::rules([rule()])).await, expected, "{missing:?}");
+            assert_eq!(answered(&RateLimitLayer::rules([other(), rule()])).await, expected, "{missing:?}");
+        }
+    }
+    // In shadow mode nothing is denied.
+    let shadow = Rule::new("r", "1/h".parse().unwrap(), user()).missing(Missing::Deny).shadow();
+    assert_eq!(answered(&RateLimitLayer::rules([shadow])).await, [[200; 2]; 3]);
+}
+
+#[tokio::test]
+async fn a_denial_without_a_key_says_so_and_charges_nothing() {
+    let rule = Rule::new("r", "1/h".parse().unwrap(), key::header("x-key")).missing(Missing::Deny);
+    let all = Rule::new("all", "1/h".parse().unwrap(), key::everybody());
+    let service = behind(&RateLimitLayer::rules([all, rule]).memory(still().1));
+    let denied = service.ask(with(&[])).await;
+    assert_eq!((denied.status, denied.header("content-type")), (403, "application/problem+json"));
+    assert_eq!(
+        denied.body,
+        r#"{"type":"about:blank","title":"Forbidden","status":403,"detail":"The request lacks the key that its rate limit is by, such as a header."}"#
+    );
+    let grpc = service.ask(with(&[("content-type", "application/grpc")])).await;
+    assert_eq!((grpc.status, grpc.header("grpc-status")), (200, "7"));
+    assert_eq!(service.calls(), 0);
+    assert_eq!(service.ask(with(&[("x-key", "k")])).await.status, 200, "nothing was charged before");
 }

@@ -60,7 +60,7 @@ async fn clones_and_other_services_share_one_state() {
 
 #[tokio::test]
 async fn several_rules_are_all_or_nothing() {
-    let (_clock, memory) = still();
+    let (clock, memory) = still();
     let layer = RateLimitLayer::rules([
         Rule::new("per-ip", limits("10/s; 100/m"), key::peer_ip()),
         Rule::new("everybody", limits("2/min"), key::everybody()),
@@ -74,14 +74,21 @@ async fn several_rules_are_all_or_nothing() {
         let denied = service.ask(request("192.0.2.7", "/")).await;
         assert_eq!(denied.status, 429);
         assert!(denied.body.contains(r#"["everybody"]"#), "{}", denied.body);
-        assert_eq!(
-            denied.header("ratelimit"),
-            r#""per-ip";r=8;t=1, "per-ip";r=98;t=1, "everybody";r=0;t=30"#,
-            "a denial takes nothing from the others"
-        );
+        assert_eq!(denied.header("ratelimit"), r#""everybody";r=0;t=30"#, "{denied:?}");
         assert_eq!(denied.header("retry-after"), "30");
     }
     assert_eq!(service.calls(), 2);
+    clock.advance(Duration::from_secs(30));
+    let passed = service.ask(request("192.0.2.7", "/")).await;
+    assert_eq!(
+        passed.header("ratelimit"),
+        r#""per-ip 10/s";r=9;t=1, "per-ip 100/m";r=99;t=1, "everybody";r=0;t=30"#,
+        "a denial takes nothing from the others"
+    );
+    assert_eq!(
+        passed.header("ratelimit-policy"),
+        r#""per-ip 10/s";q=10;w=1, "per-ip 100/m";q=100;w=60, "everybody";q=2;w=60"#
+    );
 }
 
 #[tokio::test]
@@ -219,8 +226,12 @@ async fn denials_are_in_the_form_that_is_asked_for() {
     service.ask(request("192.0.2.7", "/")).await;
     for (accept, kind, body) in [
         ("*/*", "application/problem+json", r#""status":429"#),
-        ("application/json", "application/json", r#"{"error":"too many requests","violated-policies":["default"]"#),
-        ("text/plain", "text/plain; charset=utf-8", "too many requests: default; try again in 3600 s\n"),
+        ("application/json", "application/json", r#""violated-policies":["default"],"retry_after_secs":3600}"#),
+        (
+            "text/plain",
+            "text/plain; charset=utf-8",
+            "Too many requests. Try again in 3600 seconds. Violated policies: default.\n",
+        ),
     ] {
         let mut request = request("192.0.2.7", "/");
         request.headers_mut().insert("accept", accept.parse().unwrap());
@@ -379,4 +390,99 @@ async fn layers_around_layers_tell_of_both() {
     assert_eq!(lines, [r#""inner";r=0;t=1"#, r#""outer";r=8;t=1"#]);
     let told = answer(service.oneshot(request("192.0.2.7", "/")).await.unwrap()).await;
     assert_eq!((told.status, told.header("retry-after")), (429, "1"));
+    let lines: Vec<_> = told.headers.get_all("ratelimit").iter().map(|line| line.to_str().unwrap()).collect();
+    assert_eq!(lines, [r#""inner";r=0;t=1"#], "a denial says nothing about the layer around it");
+}
+
+/// Layers that were given no names are all called `default`.
+#[tokio::test]
+async fn layers_of_one_name_are_told_apart() {
+    for families in [Families::IETF, Families::ALL] {
+        let layer =
+            |text: &str| RateLimitLayer::new(limits(text), key::everybody()).headers(families).memory(still().1);
+        let calls = Arc::default();
+        let service = layer("9/s").layer(layer("5/s").layer(crate::echo(&calls)));
+        let told = answer(service.oneshot(request("192.0.2.7", "/")).await.unwrap()).await;
+        let lines = |name: &str| -> Vec<String> {
+            told.headers.get_all(name).iter().map(|line| line.to_str().unwrap().to_owned()).collect()
+        };
+        assert_eq!(lines("ratelimit-policy"), [r#""default";q=5;w=1"#, r#""default #2";q=9;w=1"#]);
+        assert_eq!(lines("ratelimit"), [r#""default";r=4;t=1"#, r#""default #2";r=8;t=1"#]);
+    }
+}
+
+/// A rule with several limits, one of them twice: every policy has a name of its own, the same in headers and body.
+#[tokio::test]
+async fn every_limit_of_a_rule_has_a_name() {
+    let shown = |families: Families, text: &str| {
+        RateLimitLayer::rules([Rule::new("api", limits(text), key::everybody())]).headers(families).memory(still().1)
+    };
+    for families in [Families::IETF, Families::ALL] {
+        let service = behind(&shown(families, "4/s; 3/m window; 4/s"));
+        let passed = service.ask(request("192.0.2.7", "/")).await;
+        assert_eq!(passed.header("ratelimit-policy"), r#""api 4/s";q=4;w=1, "api 3/m window";q=3;w=60"#);
+        assert!(passed.header("ratelimit").starts_with(r#""api 4/s";r=2;t=1, "api 3/m window";r=2;t="#), "{passed:?}");
+        let denied = loop {
+            let answer = service.ask(request("192.0.2.7", "/")).await;
+            if answer.status == 429 {
+                break answer;
+            }
+        };
+        assert_eq!(denied.header("ratelimit-policy"), r#""api 4/s";q=4;w=1"#, "{denied:?}");
+        assert!(denied.body.contains(r#""violated-policies":["api 4/s"],"retry_after_secs":1}"#), "{denied:?}");
+        // The same limit twice is one limit that costs twice.
+        let service = behind(&shown(families, "4/s; 4/s"));
+        let passed = service.ask(request("192.0.2.7", "/")).await;
+        assert_eq!(passed.header("ratelimit-policy"), r#""api";q=4;w=1"#);
+        assert_eq!(passed.header("ratelimit"), r#""api";r=2;t=1"#);
+    }
+}
+
+/// Whatever form a client asks for, and whichever headers are sent: no name of a rule that did not deny, and none of one in shadow mode.
+#[tokio::test]
+async fn a_denied_client_learns_nothing_about_other_rules() {
+    let families = [Families::IETF, Families::DRAFT_7, Families::GITHUB, Families::ALL, Families::NONE];
+    for families in families {
+        let layer = RateLimitLayer::rules([
+            Rule::new("denying", limits("1/h window; 7777/h"), key::everybody()),
+            Rule::new("other", limits("4242/m"), key::everybody()),
+            Rule::new("trial", limits("1/h"), key::everybody()).shadow(),
+        ])
+        .headers(families)
+        .memory(still().1);
+        let service = behind(&layer);
+        assert_eq!(service.ask(request("192.0.2.7", "/")).await.status, 200);
+        for accept in ["*/*", "application/json", "text/plain", "application/grpc"] {
+            let mut request = request("192.0.2.7", "/");
+            let name = if accept == "application/grpc" { "content-type" } else { "accept" };
+            request.headers_mut().insert(name, accept.parse().unwrap());
+            let denied = service.ask(request).await;
+            let details = denied.header("grpc-status-details-bin");
+            let details = String::from_utf8_lossy(&unpadded(details)).into_owned();
+            let whole = format!("{denied:?} {details}");
+            assert!(whole.contains("denying 1/h window"), "{families} {accept}: {whole}");
+            for hidden in ["other", "trial", "4242", "4241", "7777", "7776", "t_us", "charges", "tidegate-mode"] {
+                assert!(!whole.contains(hidden), "{families} {accept} {hidden}: {whole}");
+            }
+            if name == "accept" && accept != "text/plain" {
+                let expected = r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,"detail":"Too many requests. Try again in 3600 seconds.","violated-policies":["denying 1/h window"],"retry_after_secs":3600}"#;
+                assert_eq!(denied.body, expected);
+            }
+        }
+    }
+}
+
+/// The bytes of base64 without padding.
+fn unpadded(text: &str) -> Vec<u8> {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let (mut bits, mut held, mut out) = (0_u32, 0, Vec::new());
+    for byte in text.bytes() {
+        let digit = DIGITS.iter().position(|own| *own == byte).unwrap();
+        (bits, held) = (bits << 6 | u32::try_from(digit).unwrap(), held + 6);
+        if held >= 8 {
+            held -= 8;
+            out.push(u8::try_from(bits >> held & 0xff).unwrap());
+        }
+    }
+    out
 }

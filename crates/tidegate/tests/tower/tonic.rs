@@ -82,7 +82,10 @@ async fn calls_are_exhausted_with_details() {
         assert!(told.starts_with(&format!("\"calls\";r={left};")), "{told}");
     }
     let status = client.check(question()).await.unwrap_err();
-    assert_eq!((status.code(), status.message()), (Code::ResourceExhausted, "too many requests: try again in 1500 ms"));
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::ResourceExhausted, "Too many requests. Try again in 2 seconds.")
+    );
     assert_eq!(status.metadata().get("grpc-retry-pushback-ms").unwrap(), "1500");
     assert_eq!(status.metadata().get("ratelimit").unwrap(), "\"calls\";r=0;t=2");
 

@@ -7,6 +7,7 @@ mod clock;
 mod quiet;
 mod refunds;
 mod rules;
+mod store_clock;
 mod together;
 mod words;
 

@@ -161,6 +161,10 @@ fn value_text(value: &prost_types::Value) -> String {
         Kind::NumberValue(number) => number.to_string(),
         Kind::StringValue(text) => text.clone(),
         Kind::ListValue(list) => format!("[{}]", list.values.iter().map(value_text).collect::<Vec<_>>().join(",")),
+        Kind::StructValue(fields) => {
+            let each = fields.fields.iter().map(|(name, value)| format!("{name}={}", value_text(value)));
+            format!("{{{}}}", each.collect::<Vec<_>>().join(" "))
+        }
         other => format!("{other:?}"),
     }
 }
@@ -315,14 +319,30 @@ descriptors:
     };
     let (answer, told) = ask();
     assert_eq!(answer, "ok: ok 1/2 left 0 in 40s; ok 2/2 left 1 in 40s; ok 9/2 left 8 in 40s");
-    assert_eq!(told, "quotaModeEnabled=true quotaModeViolations=[] route=a");
+    assert_eq!(told, "metadata={route=a} quotaModeEnabled=true quotaModeViolations=[]");
     let (answer, told) = ask();
     assert_eq!(answer, "ok: over 1/2 left 0 in 40s; ok 2/2 left 0 in 40s; ok 9/2 left 7 in 40s");
-    assert_eq!(told, "quotaModeEnabled=true quotaModeViolations=[0] route=b");
+    assert_eq!(told, "metadata={route=b} quotaModeEnabled=true quotaModeViolations=[0]");
     let (answer, told) = ask();
     assert_eq!(answer, "over: over 1/2 left 0 in 40s; over 2/2 left 0 in 40s; ok 9/2 left 7 in 40s");
     assert_eq!(told, "quotaModeEnabled=true quotaModeViolations=[0,1]");
     assert_eq!(door.one(descriptor(&[("model", "a")])), "over: over 1/2 left 0 in 40s", "alone it is a limit");
+}
+
+#[test]
+fn descriptors_tell_their_metadata_under_its_own_name() {
+    let told = "\
+domain: edge
+descriptors:
+  - { key: a, metadata: { shadow: mine, to: { blue: 1 }, first: a }, rate_limit: { unit: minute, requests_per_unit: 1 } }
+  - { key: b, metadata: { to: { blue: 2, green: 3 }, first: b }, rate_limit: { unit: minute, requests_per_unit: 2 } }
+";
+    let door = Door::open("envoy: { compat: count_rejected }\n", told);
+    let both = || vec![descriptor(&[("a", "x")]), descriptor(&[("b", "x")])];
+    let ask = |descriptors| metadata(&door.ask(request("edge", descriptors)).unwrap());
+    assert_eq!(ask(both()), "metadata={first=a shadow=mine to={blue=1 green=3}}", "merged, the first value stays");
+    assert_eq!(ask(both()), "metadata={first=b to={blue=2 green=3}}", "only of descriptors within their limit");
+    assert_eq!(ask(both()), "", "none is");
 }
 
 #[test]
@@ -394,8 +414,57 @@ fn headers_and_a_body_are_sent_if_wanted() {
     assert!(text(&denied).ends_with("\nretry-after: 40\ncontent-type: application/problem+json"), "{}", text(&denied));
     let body: serde_json::Value = serde_json::from_slice(&denied.raw_body).unwrap();
     assert_eq!((&body["status"], &body["violated-policies"][0]), (&429.into(), &"edge.user".into()));
+    assert_eq!(body["detail"], "Too many requests. Try again in 40 seconds.");
     let plain = Door::open("", EDGE).ask(request("edge", vec![descriptor(&[("user", "a")])])).unwrap();
     assert!(plain.response_headers_to_add.is_empty() && plain.request_headers_to_add.is_empty());
+}
+
+/// Two descriptors that lead to one rule are two policies; a denial is about the one that denied.
+#[test]
+fn policies_that_envoy_tells_its_client_have_names_of_their_own() {
+    let rules = "envoy: { headers: [ietf], body: problem }\nrules:\n  - { name: per-user, by: [user], limit: 2/min }\n";
+    let door = Door::open(rules, EDGE);
+    let ask = |users: &[&str]| {
+        let response = door.ask(request("by-rules", users.iter().map(|user| descriptor(&[("user", user)])).collect()));
+        let response = response.unwrap();
+        let policy = response.response_headers_to_add.iter().find(|header| header.key == "ratelimit-policy");
+        (response.overall_code, policy.unwrap().value.clone(), String::from_utf8(response.raw_body).unwrap())
+    };
+    let (code, policy, _) = ask(&["a", "b"]);
+    assert_eq!((code, policy.as_str()), (1, "\"per-user 2/m\";q=2;w=60, \"per-user 2/m #2\";q=2;w=60"));
+    ask(&["b"]);
+    let (code, policy, body) = ask(&["a", "b"]);
+    assert_eq!((code, policy.as_str()), (2, "\"per-user 2/m #2\";q=2;w=60"));
+    assert!(body.contains(r#""violated-policies":["per-user 2/m #2"]"#), "{body}");
+}
+
+/// Envoy's protocol knows no 403: what a rule wants is in the metadata. What Envoy's own configuration never lets pass is over its limit.
+#[test]
+fn the_status_of_a_rule_that_denies_is_in_the_metadata() {
+    let rules = "\
+envoy: { headers: [ietf], body: problem }
+rules:
+  - { name: shut, when: { user: a }, limit: deny }
+  - { name: hidden, when: { user: b }, limit: deny, deny_status: 429 }
+  - { name: all, limit: 100/min }
+";
+    let zero = "domain: zero\ndescriptors:\n  - { key: user, rate_limit: { unit: minute, requests_per_unit: 0 } }\n";
+    let door = Door::open(rules, zero);
+    for (domain, user, status, policy) in
+        [("d", "a", Some(403.0), "shut"), ("d", "b", Some(429.0), "hidden"), ("zero", "a", None, "zero.user")]
+    {
+        let response = door.ask(request(domain, vec![descriptor(&[("user", user)])])).unwrap();
+        assert_eq!(response.overall_code, 2);
+        let told = response.dynamic_metadata.and_then(|metadata| metadata.fields.get("deny_status")?.kind.clone());
+        assert_eq!(told, status.map(prost_types::value::Kind::NumberValue), "{domain} {user}");
+        let headers: Vec<&str> = response.response_headers_to_add.iter().map(|header| header.key.as_str()).collect();
+        assert_eq!(headers, ["content-type"], "nothing about other rules");
+        let body = String::from_utf8(response.raw_body).unwrap();
+        let end = format!(
+            r#""status":429,"detail":"Too many requests.","violated-policies":["{policy}"],"retry_after_secs":null}}"#
+        );
+        assert!(body.ends_with(&end), "{body}");
+    }
 }
 
 #[test]

@@ -39,6 +39,19 @@ fn only_failures_count() {
 }
 
 #[test]
+fn a_class_of_statuses_counts() {
+    let upstream = obeying();
+    let rules = "rules:\n  - { name: failures, by: ip, limit: 3/h, charge_when: { status: [4xx, 5XX] } }\n";
+    let stage = Stage::before(&upstream.http(), rules);
+    let mut client = stage.connect();
+    for (status, remaining) in [(200, "3"), (399, "3"), (400, "2"), (499, "1"), (304, "1"), (503, "0")] {
+        let answer = client.get(&format!("/status/{status}"), "");
+        assert_eq!((answer.status, answer.field("x-ratelimit-remaining")), (status, Some(remaining)), "{status}");
+    }
+    assert_eq!(client.get("/status/200", "").status, 429);
+}
+
+#[test]
 fn responses_are_paid_by_their_size() {
     let upstream = obeying();
     let rules = "rules:\n  - { name: egress, by: ip, limit: 100/h, settle: { by: response_bytes, per: 1000 } }\n";

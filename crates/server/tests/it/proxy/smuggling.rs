@@ -105,7 +105,7 @@ fn what_has_one_meaning_is_written_in_one_way() {
 fn the_host_of_the_target_counts() {
     let (at, seen) = noting();
     let stage = Stage::before(&format!("http://{at}"), "rules: [{ name: b, when: { host: b }, limit: deny }]\n");
-    assert_eq!(stage.connect().ask("GET http://b/x HTTP/1.1\r\nHost: a\r\n\r\n").status, 429);
+    assert_eq!(stage.connect().ask("GET http://b/x HTTP/1.1\r\nHost: a\r\n\r\n").status, 403);
     assert_eq!(stage.connect().ask("GET http://c/x HTTP/1.1\r\nHost: b\r\n\r\n").status, 200);
     let head = seen.lock().unwrap()[0].0.clone();
     assert!(head.starts_with("GET /x HTTP/1.1\r\n") && head.contains("host: c\r\n"), "{head}");

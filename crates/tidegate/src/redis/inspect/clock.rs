@@ -7,8 +7,8 @@ use super::{Finding, Severity, Topic};
 
 /// From here on a difference is one that people notice.
 const NOTICEABLE_US: u64 = 1_000_000;
-/// A server so far away takes most of the time that a call may take, by default.
-const FAR: Duration = Duration::from_millis(25);
+/// A server so far away takes more than a third of the time that the resilience layer gives a call by default.
+const FAR: Duration = Duration::from_millis(5);
 
 /// One look at the server's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,8 +83,8 @@ pub(super) fn judge_round_trips(best: &[(String, Duration)]) -> Option<Finding> 
         return Some(Finding { servers, ..Finding::ok(Topic::RoundTrip, found) });
     }
     let finding = Finding::new(Severity::Warning, Topic::RoundTrip, found)
-        .because("Every decision takes a round trip, and by default a call gives up after 100 ms.")
-        .advise("Keep the servers near their callers, or raise the timeout of the store.");
+        .because("Every decision takes a round trip; one that takes longer than near.deadline_ms, 15 by default, is made without the store.")
+        .advise("Keep the servers near their callers, or set near.deadline_ms to at least three round trips.");
     Some(Finding { servers, ..finding })
 }
 

@@ -192,13 +192,13 @@ pub(super) fn judge_cluster(info: &Info<'_>) -> Finding {
 
 /// Some slots, and who serves them.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Shard {
-    pub(super) master: String,
-    pub(super) slots: RangeInclusive<u16>,
+pub(in crate::redis) struct Shard {
+    pub(in crate::redis) master: String,
+    pub(in crate::redis) slots: RangeInclusive<u16>,
 }
 
 /// One range of slots of each master, from the answer to `CLUSTER SLOTS`; the widest, in which a key is found soonest.
-pub(super) fn shards(slots: &Value) -> Vec<Shard> {
+pub(in crate::redis) fn shards(slots: &Value) -> Vec<Shard> {
     let mut shards: Vec<Shard> = Vec::new();
     for shard in slots.as_array().unwrap_or_default() {
         let Some([first, last, master, ..]) = shard.as_array() else { continue };

@@ -14,8 +14,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use self::clock::Reading;
-use self::facts::{Info, Shard};
-pub(super) use self::rights::probe;
+use self::facts::Info;
+pub(super) use self::facts::{Shard, shards};
+pub(super) use self::rights::{missing_rights, probe};
 use super::Redis;
 use super::wire::{Failure, FailureKind, NodeId, Outcome, Value};
 
@@ -269,7 +270,7 @@ impl Redis {
         }
         let Some(master) = reached.first() else { return };
         let shards = match self.ask(master, &["CLUSTER", "SLOTS"]).await {
-            Ok(slots) => facts::shards(&slots),
+            Ok(slots) => shards(&slots),
             Err(_) => Vec::new(), // it has been asked before, or we would not be here
         };
         for Shard { master, slots } in shards {

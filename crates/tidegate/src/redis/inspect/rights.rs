@@ -20,7 +20,7 @@ const LEAST: &str = "+evalsha +script|load +time +get +set +getrange +setrange +
 const TRIES: u32 = 500_000;
 
 /// The name under which things are tried out.
-const PROBE: &str = "tidegate-probe";
+const PROBE: &str = "tidegate inspect";
 
 impl Redis {
     /// Tries out a decision, and all rights that any decision needs, on a key in one of these slots.
@@ -29,7 +29,7 @@ impl Redis {
         let asked = self.inner.ask(&charge);
         let mut decision = Ok(());
         for op in [Op::Peek, Op::Take, Op::Reset] {
-            let head = Head { op, id: None, now: self.inner.now(), denied: false };
+            let head = Head { op, id: None, time: self.inner.time(), denied: false };
             let answer = self.inner.call(head, std::slice::from_ref(&asked), &[None], patience()).await;
             decision = decision.and(answer.map(|_| ()));
         }
@@ -40,7 +40,12 @@ impl Redis {
     }
 
     /// Which commands were refused, each with the words of the server.
-    async fn rights(&self, slot: u16, key: &[u8], deadline: Instant) -> Result<Vec<String>, Failure> {
+    pub(in crate::redis) async fn rights(
+        &self,
+        slot: u16,
+        key: &[u8],
+        deadline: Instant,
+    ) -> Result<Vec<String>, Failure> {
         let none: &[&str] = &[];
         match self.inner.router.eval(&Script::new(RIGHTS), slot, &[key], none, deadline).await {
             Outcome::Applied(Value::Array(refused)) => {
@@ -54,7 +59,7 @@ impl Redis {
     }
 
     /// The keys that the user must be allowed to touch.
-    fn pattern(&self) -> String {
+    pub(in crate::redis) fn pattern(&self) -> String {
         format!("~{}*", self.inner.keys.prefix())
     }
 }
@@ -83,49 +88,76 @@ pub(super) fn unseen(command: &str, failure: &Failure) -> Finding {
         .advise(format!("To have it looked at: ACL SETUSER <user> +{right}"))
 }
 
-fn judge(rights: &Result<Vec<String>, Failure>, decision: Option<&StoreError>, pattern: &str) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    let mut missing: Vec<String> = Vec::new();
-    let mut keys_refused = false;
-    match rights {
-        Ok(refused) => {
-            for text in refused {
-                let (command, error) = text.split_once(' ').unwrap_or((text, ""));
-                match refusal(error) {
-                    Some(Refusal::Command) => missing.push(command.to_ascii_lowercase()),
-                    Some(Refusal::Key) => keys_refused = true,
-                    None => {} // not about rights: the decision met it too
+/// What the user lacks.
+#[derive(Debug, Default)]
+struct Missing {
+    /// Commands that were refused, as an ACL names them.
+    commands: Vec<String>,
+    /// The keys of the store were refused.
+    keys: bool,
+}
+
+impl Missing {
+    fn of(rights: &Result<Vec<String>, Failure>) -> Self {
+        let mut missing = Missing::default();
+        match rights {
+            Ok(refused) => {
+                for text in refused {
+                    let (command, error) = text.split_once(' ').unwrap_or((text, ""));
+                    match refusal(error) {
+                        Some(Refusal::Command) => missing.commands.push(command.to_ascii_lowercase()),
+                        Some(Refusal::Key) => missing.keys = true,
+                        None => {} // not about rights: the decision met it too
+                    }
                 }
             }
+            Err(failure) => match refusal(&failure.to_string()) {
+                Some(Refusal::Command) => missing.commands.push(named(&failure.to_string())),
+                Some(Refusal::Key) => missing.keys = true,
+                None => {}
+            },
         }
-        Err(failure) => match refusal(&failure.to_string()) {
-            Some(Refusal::Command) => missing.push(named(&failure.to_string())),
-            Some(Refusal::Key) => keys_refused = true,
-            None => {}
-        },
+        missing
     }
-    if !missing.is_empty() {
-        let list = missing.join(", ");
-        let lines: Vec<String> = missing.iter().map(|command| format!("+{command}")).collect();
-        findings.push(
-            Finding::new(Severity::Problem, Topic::Rights, format!("the user may not run {list}"))
-                .because("The script calls these commands with the rights of whoever runs it.")
-                .advise(format!("ACL SETUSER <user> {}. All that is needed: {LEAST} {pattern}", lines.join(" "))),
-        );
+
+    /// What was found and what to do about it, for each of the two.
+    fn told(&self, pattern: &str) -> Vec<(String, &'static str, String)> {
+        let mut told = Vec::new();
+        if !self.commands.is_empty() {
+            let found = format!("the user may not run {}", self.commands.join(", "));
+            let lines: Vec<String> = self.commands.iter().map(|command| format!("+{command}")).collect();
+            let advice = format!("ACL SETUSER <user> {}. All that is needed: {LEAST} {pattern}", lines.join(" "));
+            told.push((found, "The script calls these commands with the rights of whoever runs it.", advice));
+        }
+        if self.keys {
+            let found = "the user may not touch the keys of this store".to_owned();
+            let advice = format!("ACL SETUSER <user> {pattern}");
+            told.push((found, "All that the store writes begins with its prefix.", advice));
+        }
+        told
     }
-    if keys_refused {
-        findings.push(
-            Finding::new(Severity::Problem, Topic::Rights, "the user may not touch the keys of this store")
-                .because("All that the store writes begins with its prefix.")
-                .advise(format!("ACL SETUSER <user> {pattern}")),
-        );
-    }
-    if findings.is_empty() && rights.is_ok() {
+}
+
+/// The rights that are missing, with the command that grants them; nothing if none are.
+pub(in crate::redis) fn missing_rights(rights: &Result<Vec<String>, Failure>, pattern: &str) -> Option<Failure> {
+    let told = Missing::of(rights).told(pattern);
+    let text: Vec<String> = told.into_iter().map(|(found, _, advice)| format!("{found}: {advice}")).collect();
+    (!text.is_empty()).then(|| Failure::local(FailureKind::NoPerm, text.join(" ")))
+}
+
+fn judge(rights: &Result<Vec<String>, Failure>, decision: Option<&StoreError>, pattern: &str) -> Vec<Finding> {
+    let told = Missing::of(rights).told(pattern);
+    let lacks = !told.is_empty();
+    let problem = |(found, why, advice): (String, &str, String)| {
+        Finding::new(Severity::Problem, Topic::Rights, found).because(why).advise(advice)
+    };
+    let mut findings: Vec<Finding> = told.into_iter().map(problem).collect();
+    if !lacks && rights.is_ok() {
         findings.push(Finding::ok(Topic::Rights, "all that decisions need"));
     }
     match decision {
         None => findings.push(Finding::ok(Topic::Decision, "a look, a charge and a reset were answered")),
-        Some(_) if !missing.is_empty() || keys_refused => {} // that is why
+        Some(_) if lacks => {} // that is why
         Some(error) => findings.push(no_decision(error)),
     }
     findings
@@ -140,19 +172,11 @@ fn no_decision(error: &StoreError) -> Finding {
         Some(failure) => Finding::new(Severity::Problem, Topic::Decision, format!("none: {failure}")),
         None => Finding::new(Severity::Problem, Topic::Decision, format!("none: {error}")),
     };
-    finding.because("The script was run on a key of its own, and did not answer.").advise(
-        match failure.map(Failure::kind) {
-            Some(FailureKind::Oom) => {
-                "Give the server more memory (CONFIG SET maxmemory), or take something away from it."
-            }
-            Some(FailureKind::Misconf) => "Look at the server's log and its disk: it cannot write its snapshot.",
-            Some(FailureKind::NoReplicas) => "Bring its replicas back: min-replicas-to-write asks for them.",
-            Some(FailureKind::ReadOnly) => {
-                "Name the primary, or let Sentinel find it: redis+sentinel://h1,h2,h3/service."
-            }
-            _ => "The server's log may say more.",
-        },
-    )
+    let advice = match failure.map_or("", Failure::advice) {
+        "" => "The server's log may say more.",
+        advice => advice,
+    };
+    finding.because("The script was run on a key of its own, and did not answer.").advise(advice)
 }
 
 /// What was refused.

@@ -54,6 +54,17 @@ makers.b = function() return {
 
   idle_at = function(k, s) return s.units > 0 and s.at + ceil_div(s.units, k.p) * k.grid or 0 end,
 
+  -- What a change of limits made more than can be counted is kept from a later moment on: that is not a step of the clock.
+  newest = function(_, s) return s.units > 0 and s.units < EXACT / 2 and s.at or 0 end,
+
+  -- The same level at `now`. Says how the moments of charges move: those before the second number are over, the others move
+  -- back by the first, and to the third if they are still later.
+  rebase = function(_, s, now)
+    local by = math.max(s.at - now, 0)
+    s.at = s.at - by
+    return by, by, LAST
+  end,
+
   -- The last moment at which the level can have been charged: on a coarse grid its clock starts with the tick it is in.
   last = function(k, s, now)
     if fmod(s.at, k.grid) > 0 then return s.at end

@@ -124,6 +124,19 @@ makers.c = function()
 
     idle_at = function(_, s) return s.n > 0 and (lease(s, s.n)) or 0 end,
 
+    newest = function(_, s) return s.n > 0 and s.newest_grant or 0 end,
+
+    -- The newest lease was granted at `now`, and every lease lives on for as long as it would have from then.
+    rebase = function(_, s, now)
+      local by, moved = math.max(s.newest_grant - now, 0), {}
+      for i = 1, s.n do
+        local deadline, id, cost = lease(s, i)
+        moved[i] = pack('>I7c8I7', math.max(deadline - by, 0), id, cost)
+      end
+      s.body, s.newest_grant = table.concat(moved), s.newest_grant - by
+      return 0, 0, LAST
+    end,
+
     last = function(_, s) return s.newest_grant end,
 
     usage = function(k, s, now)

@@ -199,21 +199,30 @@ local function over(m)
   return m.kernel.total(m.s) - (most - units)
 end
 
+-- Whether a call keeps the states that it found ahead of the server's clock as rebased.
+local function keeps_rebased(m)
+  if op == CHECK or op == TAKE or op == DEBIT or op == BOOK then return m.cost > 0 end
+  return op ~= PEEK
+end
+
 -- What is told about one charge.
 local function tell(m)
   if (m.repaired or m.restored) and op ~= PEEK and m.cost > 0 then change(m) end
   if m.changed then forget_epoch(m) end
-  -- What was only converted to be looked at is not what is kept, and nobody should remember it.
+  local rebased = m.rebased_by and keeps_rebased(m)
+  m.keeps_rebased = m.keeps_rebased or rebased
+  -- What was only converted or rebased to be looked at is not what is kept, and nobody should remember it.
   local found = (m.fits and 1 or 0) + (m.restored and 2 or 0) + (m.repaired and 4 or 0) + (m.charged_at and 8 or 0)
-    + (m.foreign and 16 or 0)
+    + ((m.foreign or m.rebased_by and not rebased) and 16 or 0) + (rebased and 32 or 0)
+  found = pack('>B', found) .. (rebased and pack('>I7', math.min(m.rebased_by, LAST)) or '')
   if m.kernel.small then
-    return pack('>BI7I7I7', found, m.granted, m.booked, m.epoch) .. m.kernel.write(m.s)
+    return found .. pack('>I7I7I7', m.granted, m.booked, m.epoch) .. m.kernel.write(m.s)
   end
   local total = math.min(m.kernel.total(m.s), EXACT - 1)
   local left = math.max(m.capacity - total, 0)
   local function wait(units) return math.min(m.kernel.until_ended(m.k, m.s, m.now, units), LAST) end
   local next_after = left < m.capacity and wait(total - (m.capacity - left - 1)) or 0
-  return pack('>BI7I7I7I7I7I7', found, math.min(m.granted, EXACT - 1), total,
+  return found .. pack('>I7I7I7I7I7I7', math.min(m.granted, EXACT - 1), total,
     wait(over(m)), next_after, wait(total), m.charged_at or 0)
 end
 
@@ -225,7 +234,7 @@ if op == 109 then -- 'm': many checks of one key, in the order in which they cam
     m.granted, m.charged_at = 0, nil
     answer[i] = pack('>BI7', apply({m}) and 1 or 0, now) .. tell(m)
     -- What was written once is there for the next.
-    if m.cost > 0 then m.repaired, m.restored = nil, nil end
+    if m.cost > 0 then m.repaired, m.restored, m.rebased_by = nil, nil, nil end
   end
   keep(m)
   return table.concat(answer)

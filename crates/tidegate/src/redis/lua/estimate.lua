@@ -69,6 +69,21 @@ makers.e = function() return {
     return from_current + from_previous
   end,
 
+  newest = function(_, s) return (s.previous > 0 or s.current > 0) and s.start or 0 end,
+
+  -- What was in use when something was last taken becomes the use of the window of `now`, if that was in a later one. See
+  -- bucket.lua.
+  rebase = function(k, s, now)
+    local before, last = s.start, math.min(s.last, now)
+    if before <= now then
+      s.last = last
+      return 0, 0, LAST
+    end
+    s.current = kernels.e.usage(k, s, now)
+    s.start, s.last, s.previous = now - fmod(now, k.period), last, 0
+    return before - s.start, before, LAST
+  end,
+
   idle_at = function(k, s)
     if s.current > 0 then return s.start + 2 * k.period end
     return s.previous > 0 and s.start + k.period or 0

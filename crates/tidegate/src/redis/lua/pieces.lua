@@ -175,6 +175,25 @@ local function pieces(letter, kernel)
     return s.n > s.first and kernel.ends(k, (piece(s, s.n))) or 0
   end
 
+  kernel.newest = function(k, s) return s.n > s.first and kernel.moment(k, (piece(s, s.n))) or 0 end
+
+  -- What was taken later than `now`, and counted at the newest piece, counts as taken now: one piece, the last. See bucket.lua.
+  kernel.rebase = function(k, s, now)
+    local newest = kernel.age(k, s, now)
+    local own = kernel.name(k, now)
+    local i = first_that(s, function(name) return name >= own end)
+    if i <= s.n then
+      local _, sum = piece(s, s.n)
+      load_all(s)
+      s.n, s.name, s.sum = i, own, sum
+    end
+    s.body = bytes(s)
+    s.n, s.first, s.stored, s.name, s.sum = s.n - s.first, 0, -1, nil, nil
+    s.last = math.min(s.last, now)
+    local latest = kernel.moment(k, own)
+    return 0, math.max(newest + 1 - (kernel.ends(k, own) - latest), 0), latest
+  end
+
   -- A log knows when something was last taken by its newest piece, also after one was given back.
   kernel.last = function(_, s)
     if letter == 's' then return s.last end

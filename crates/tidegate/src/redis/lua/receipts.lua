@@ -31,6 +31,18 @@ local function keep_receipt(m, units, charged_at)
   m.receipts_changed = true
 end
 
+-- The moments of charges move with a state that is rebased; what is over cannot be given back. See bucket.lua.
+local function move_receipts(m, by, oldest, latest)
+  local kept = {}
+  for at = 1, #m.receipts, RECEIPT do
+    local refundable, charged_at = unpack('>I7I7', m.receipts, at + 8)
+    if charged_at < oldest then refundable = 0 else charged_at = math.min(charged_at - by, latest) end
+    kept[#kept + 1] = sub(m.receipts, at, at + 7) .. pack('>I7I7', refundable, charged_at)
+      .. sub(m.receipts, at + 22, at + 22)
+  end
+  m.receipts = table.concat(kept)
+end
+
 -- After a change of scale nobody can tell any more what a charge still weighs.
 local function forfeit_receipts(m)
   local kept = {}

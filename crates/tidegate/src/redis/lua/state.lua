@@ -11,6 +11,26 @@ local function bump(m, idle_at)
   m.horizon = math.max(m.horizon, math.min(idle_at, LAST))
 end
 
+-- How far a state is ahead of the server's clock, if that is so far that it is rebased: twin of rebase.rs. The clock has gone
+-- back, or this server has taken over from one whose clock was ahead. A time that the caller brings never goes back.
+local function far_ahead(kernel, k, s, foreign)
+  if ahead == HOUR_US then return end
+  local newest = kernel.newest(k, s)
+  -- Another scale takes usage over at the moment something was last taken.
+  if foreign and s.last and kernel.letter ~= 'l' then newest = math.max(newest, s.last) end
+  if newest - now >= ahead then return newest - now end
+end
+
+-- Moves every time that is later than now to now; usage in units stays. A look does not keep it, but every other call does,
+-- also if it is denied: then what is written is the state as it stands here, in its own scale.
+local function rebase(m)
+  local kernel, s = m.stored_kernel, m.s
+  m.before_idle_at = m.stored_idle_at
+  move_receipts(m, kernel.rebase(m.stored_k, s, now))
+  m.stored_idle_at = kernel.idle_at(m.stored_k, s)
+  m.text, m.rebased_body = sub(m.text, 1, kernel.scale_size) .. kernel.write(s), kernel.bytes and kernel.bytes(s) or ''
+end
+
 -- Reads a value into the meter. False if Tidegate did not write it.
 local function decode(m, text, size)
   local kernel = kernels[sub(text, 1, 1)]
@@ -32,12 +52,17 @@ local function decode(m, text, size)
     m.receipts = sub(text, head + 16, m.body_at)
   end
   if not kernel.small and not kernel.read_body(k, s, m.key, text, m.body_at, size) then return false end
-  -- A clock that is a little behind is waited for. What lies further ahead was not written by this server, unless a limit was
-  -- changed: more than the new one can count is counted from later on, but not after the old one would have been idle.
-  if s.newest - now > HOUR_US and s.newest > m.horizon then return false end
   m.stored_kernel, m.stored_k, m.s = kernel, k, s
   m.stored_idle_at = kernel.idle_at(k, s)
   m.foreign = scale ~= m.scale
+  m.rebased_by = m.stored_idle_at > now and far_ahead(kernel, k, s, m.foreign) or nil
+  if m.rebased_by then
+    rebase(m)
+  elseif s.newest - now > HOUR_US and s.newest > m.horizon then
+    -- A clock that is a little behind is waited for. What lies further ahead was not written at this time, unless a limit was
+    -- changed: more than the new one can count is counted from later on, but not after the old one would have been idle.
+    return false
+  end
   m.idle = m.receipts ~= '' and now >= m.stored_idle_at
   return true
 end
@@ -87,7 +112,7 @@ local function meter(i, id)
     text = nil
   elseif not decode(m, text, #text < CHUNK and #text or redis.call('STRLEN', m.key)) then
     -- Not ours, or damaged: as if everything had just been used. It is written, so that it ends by itself.
-    m.epoch, m.horizon, m.receipts, m.foreign, m.idle = 0, 0, '', false, false
+    m.epoch, m.horizon, m.receipts, m.foreign, m.idle, m.rebased_by = 0, 0, '', false, false, nil
     m.s, m.repaired = m.kernel.full(m.k, now, m.capacity), true
   end
   m.existed = text ~= nil
@@ -96,6 +121,7 @@ local function meter(i, id)
   elseif m.kernel.small and not m.repaired and epoch then
     local seen = m.kernel.read(m.k, charge, seen_at)
     if seen and m.epoch <= epoch then
+      if far_ahead(m.kernel, m.k, seen) then m.kernel.rebase(m.k, seen, now) end
       local most = m.capacity + math.max(m.debt, m.counts_rejected and m.amount or 0)
       m.s, m.restored = m.kernel.join(m.k, m.s, seen, now, most)
       if m.restored and epoch > m.epoch then
@@ -105,6 +131,8 @@ local function meter(i, id)
       end
     end
   end
+  -- Whoever has seen the state before it was rebased remembers it from later on, and must not take that for more.
+  if m.rebased_by and m.stored_kernel.small and not m.restored then bump(m, m.before_idle_at) end
   m.s = m.s or m.kernel.empty()
   m.now = m.kernel.age(m.k, m.s, now)
   return m
@@ -131,9 +159,9 @@ end
 local function keep(m)
   local kernel, s = m.kernel, m.s
   if not m.changed then
-    if not m.receipts_changed then return end
-    -- Only the receipts: everything else stays as it was, not even aged.
-    local rest = m.body_at and redis.call('GETRANGE', m.key, m.body_at, -1) or ''
+    if not m.receipts_changed and not m.keeps_rebased then return end
+    -- Only the receipts: everything else stays as it was, or was rebased, not even aged.
+    local rest = m.rebased_body or m.body_at and redis.call('GETRANGE', m.key, m.body_at, -1) or ''
     local ends = ttl(math.max(m.stored_idle_at, m.horizon))
     redis.call('SET', m.key, sub(m.text, 1, m.head) .. middle(m) .. rest, 'PX', ends)
     return

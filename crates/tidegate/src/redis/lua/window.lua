@@ -42,6 +42,15 @@ makers.w = function() return {
     return back
   end,
 
+  newest = function(_, s) return s.used > 0 and s.start or 0 end,
+
+  -- The same use in the window of `now`, if it was in a later one. See bucket.lua.
+  rebase = function(k, s, now)
+    local before = s.start
+    s.start, s.last = math.min(before, k.from_first_hit and now or now - fmod(now, k.period)), math.min(s.last, now)
+    return before - s.start, before, LAST
+  end,
+
   idle_at = function(k, s) return s.used > 0 and s.start + k.period or 0 end,
 
   last = function(_, s) return s.last end,

@@ -80,7 +80,7 @@ async fn check_role(chat: &mut Chat) -> Result<(), Failure> {
         other => {
             let found = escaped(other.unwrap_or("something else"));
             let text = format!("{} is to be the primary but says it is {found}", chat.place);
-            Err(Failure::local(FailureKind::ReadOnly, text))
+            Err(Failure::local(FailureKind::ReadOnly, text).passing())
         }
     }
 }

@@ -41,6 +41,8 @@ mod serving;
 mod slot;
 #[cfg(feature = "redis-tls")]
 mod tls;
+#[cfg(feature = "redis-tls")]
+mod tls_problem;
 mod url;
 
 #[cfg(test)]
@@ -59,6 +61,8 @@ pub(crate) use resp::Value;
 pub(crate) use router::Router;
 pub(crate) use script::Script;
 pub(crate) use slot::slot_of;
+#[cfg(feature = "redis-tls")]
+pub use tls_problem::{described as rustls_problem, no_pem, pem_problem, tls_problem};
 pub(crate) use url::Secret;
 pub use url::{InvalidSecret, RedisUrl, RedisUrlError};
 

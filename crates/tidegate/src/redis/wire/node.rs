@@ -90,6 +90,11 @@ impl Node {
         &self.id
     }
 
+    /// Whether Sentinel says where it is.
+    pub(super) fn is_discovered(&self) -> bool {
+        matches!(self.id.0, Place::Service(_))
+    }
+
     /// Whether it can be asked without delay.
     pub(super) fn is_up(&self) -> bool {
         self.conns.iter().any(|conn| conn.is_up())

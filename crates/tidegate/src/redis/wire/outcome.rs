@@ -26,6 +26,8 @@ pub(crate) enum Outcome {
 pub struct Failure {
     kind: FailureKind,
     text: Arc<str>,
+    /// Discovery (Sentinel, cluster) mends by itself what would be permanent with a fixed address.
+    passes: bool,
 }
 
 /// What kind of failure it is.
@@ -60,6 +62,12 @@ pub enum FailureKind {
     WrongPass,
     /// The user may not run this command or touch this key.
     NoPerm,
+    /// The server does not have the database that the URL names.
+    NoDatabase,
+    /// The server does not know a command that is needed, such as `EVALSHA` or `SCRIPT`.
+    Unsupported,
+    /// The URL names another kind of deployment: a single server where there is a cluster, or the reverse.
+    Topology,
     /// The server is out of memory.
     Oom,
     /// The server cannot persist and therefore takes no writes.
@@ -94,20 +102,57 @@ impl Failure {
         self.kind
     }
 
+    /// Whether waiting cannot mend it: the configuration has to change, on this side or on the server. Wrong credentials, missing
+    /// rights, a database that does not exist, a replica at a fixed address, a certificate that is not trusted, no scripting.
+    pub fn is_permanent(&self) -> bool {
+        use FailureKind as K;
+        let permanent = matches!(
+            self.kind,
+            K::NoAuth
+                | K::WrongPass
+                | K::NoPerm
+                | K::NoDatabase
+                | K::Unsupported
+                | K::Topology
+                | K::Tls
+                | K::ReadOnly
+                | K::MasterDown
+        );
+        permanent && !self.passes
+    }
+
+    /// Whether the server answers and takes no charges: a [permanent](Failure::is_permanent) failure, or a state of the server in
+    /// which it takes no writes.
+    pub fn is_refusal(&self) -> bool {
+        use FailureKind as K;
+        let takes_no_writes = matches!(self.kind, K::Oom | K::Misconf | K::NoReplicas | K::ReadOnly | K::MasterDown);
+        takes_no_writes || self.is_permanent()
+    }
+
+    /// What to do about it; empty where the text of the failure says it all.
+    pub fn advice(&self) -> &'static str {
+        advice(self.kind, &self.text)
+    }
+
     /// A failure on this side of the wire. `text` must be a sentence without credentials.
     pub(crate) fn local(kind: FailureKind, text: impl Into<Arc<str>>) -> Self {
-        Failure { kind, text: text.into() }
+        Failure { kind, text: text.into(), passes: false }
     }
 
     /// What a server said.
     pub(super) fn said(kind: FailureKind, text: &str) -> Self {
         let said = escaped(text);
-        Failure { kind, text: format!("{}: \"{said}\"", sentence(kind)).into() }
+        Failure::local(kind, format!("{}: \"{said}\"", sentence(kind)))
     }
 
     /// The same, with what was being done.
     pub(super) fn during(&self, what: &str) -> Self {
-        Failure { kind: self.kind, text: format!("{what}: {}", self.text).into() }
+        Failure { text: format!("{what}: {}", self.text).into(), ..self.clone() }
+    }
+
+    /// The same, where discovery finds the right server later.
+    pub(super) fn passing(self) -> Self {
+        Failure { passes: true, ..self }
     }
 }
 
@@ -187,8 +232,12 @@ pub(super) fn rule(error: &str) -> Ruling {
         "ERR" => match error {
             _ if starts(error, "ERR max number of clients") => (K::MaxClients, true, Then::GiveUp),
             // The command never came to run.
-            _ if starts(error, "ERR unknown command") => (K::Other, true, Then::GiveUp),
-            _ if starts(error, "ERR unknown subcommand") => (K::Other, true, Then::GiveUp),
+            _ if starts(error, "ERR unknown command") => (K::Unsupported, true, Then::GiveUp),
+            _ if starts(error, "ERR unknown subcommand") => (K::Unsupported, true, Then::GiveUp),
+            _ if starts(error, "ERR This instance has cluster support disabled") => (K::Topology, true, Then::GiveUp),
+            _ if starts(error, "ERR DB index is out of range") => (K::NoDatabase, true, Then::GiveUp),
+            _ if starts(error, "ERR invalid DB index") => (K::NoDatabase, true, Then::GiveUp),
+            _ if starts(error, "ERR SELECT is not allowed in cluster mode") => (K::NoDatabase, true, Then::GiveUp),
             _ if starts(error, "ERR wrong number of arguments") => (K::Other, true, Then::GiveUp),
             _ if starts(error, "ERR Error compiling script") => (K::Script, true, Then::GiveUp),
             _ if starts(error, "ERR invalid password") => (K::WrongPass, true, Then::GiveUp),
@@ -245,6 +294,9 @@ fn sentence(kind: FailureKind) -> &'static str {
         K::NoAuth => "the server wants credentials",
         K::WrongPass => "the server does not accept the user or password",
         K::NoPerm => "the user lacks a permission",
+        K::NoDatabase => "the server does not have this database",
+        K::Unsupported => "the server does not know a command that is needed",
+        K::Topology => "the URL names another kind of deployment than the server is",
         K::Oom => "the server is out of memory (maxmemory)",
         K::Misconf => "the server cannot persist its data and takes no writes",
         K::MaxClients => "the server has as many clients as it may have (maxclients)",
@@ -261,6 +313,67 @@ fn sentence(kind: FailureKind) -> &'static str {
     }
 }
 
+/// What to do about a failure.
+fn advice(kind: FailureKind, text: &str) -> &'static str {
+    use FailureKind as K;
+    match kind {
+        K::Refused => {
+            "Is it running there? `redis-server --port 6379` or `valkey-server --port 6379` starts one; another address goes into \
+             the URL: redis://HOST:PORT."
+        }
+        K::Unresolved => {
+            "Is the name right? For Sentinel, the name of the service follows the hosts: redis+sentinel://HOST/SERVICE."
+        }
+        K::NoAuth => {
+            "Put user and password into the URL: redis://USER:PASSWORD@HOST, or redis://:PASSWORD@HOST without a user. \
+             TIDEGATE_STORE keeps it out of the list of processes."
+        }
+        K::WrongPass => {
+            "Check user and password. Characters such as @ : / ? # % are percent-encoded in a URL: p@ss is written p%40ss."
+        }
+        K::Tls if text.contains("without TLS") || text.contains("does not speak TLS") => {
+            "Write redis:// instead of rediss://, or name the port on which it speaks TLS."
+        }
+        K::Tls if text.contains("not signed by an authority") => {
+            "Name the file with the certificate of the authority that signed it: rediss://HOST?ca=FILE."
+        }
+        K::Tls if text.contains("of the client") || text.contains("client's certificate") => {
+            "Give it a certificate that it accepts: rediss://HOST?cert=FILE&key=FILE."
+        }
+        K::Tls if text.contains("is not for") || text.contains("another name") => {
+            "Write the host in the URL as the certificate names it."
+        }
+        K::Tls => "",
+        K::Timeout => "Is the address right, and no firewall in between?",
+        K::Disconnected | K::Protocol => {
+            "Does it speak another protocol there? A server with TLS is rediss://; Sentinel is redis+sentinel://."
+        }
+        K::NoPerm => "`tidegate doctor --store URL` names the rights that are missing.",
+        K::NoDatabase => {
+            "The number of the database follows the host: redis://HOST/0. A cluster has database 0 only; `databases` in redis.conf \
+             says how many a single server has."
+        }
+        K::Unsupported if text.contains("rejected SENTINEL") => {
+            "It is not a sentinel, which usually listens on port 26379; a server is redis://."
+        }
+        K::Unsupported => {
+            "Decisions are scripts: the server has to know EVALSHA and SCRIPT LOAD, under their own names (no rename-command)."
+        }
+        K::Moved | K::CrossSlot => "It is part of a cluster: write redis+cluster://.",
+        K::Topology if text.contains("cluster support disabled") => {
+            "It is a single server: write redis:// instead of redis+cluster://."
+        }
+        K::Topology => "It is part of a cluster: write redis+cluster://.",
+        K::ReadOnly | K::MasterDown => {
+            "It is a replica. Name the primary, or let Sentinel find it: redis+sentinel://H1,H2,H3/SERVICE."
+        }
+        K::Oom => "Give the server more memory (CONFIG SET maxmemory), or take something away from it.",
+        K::Misconf => "Look at the server's log and its disk: it cannot write its snapshot.",
+        K::NoReplicas => "Bring its replicas back: min-replicas-to-write asks for them.",
+        _ => "",
+    }
+}
+
 /// The longest text of a server that is shown, in bytes.
 const MAX_SAID: usize = 128;
 
@@ -268,6 +381,8 @@ const MAX_SAID: usize = 128;
 /// credentials: they are left out.
 pub(super) fn escaped(text: &str) -> String {
     let text = text.find(", with args beginning with").map_or(text, |at| &text[..at]);
+    // Nor does the digest of the script help anybody.
+    let text = text.find(" script: ").map_or(text, |at| &text[..at]);
     let mut out = String::new();
     for char in text.chars() {
         let before = out.len();

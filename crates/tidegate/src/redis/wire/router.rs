@@ -238,13 +238,14 @@ impl Router {
                 found.map_or(Next::GiveUp, Next::Ask)
             }
             (Then::Follow | Then::Ask, None) => {
-                let failure = Failure::said(ruling.kind, &text);
-                let hint = failure.during("the server is part of a cluster, use redis+cluster://");
-                return (Outcome::NotApplied(hint), Next::GiveUp);
+                return (Outcome::NotApplied(Failure::said(FailureKind::Topology, &text)), Next::GiveUp);
             }
             (Then::Wait, None) => Next::GiveUp,
         };
-        let failure = Failure::said(ruling.kind, &text);
+        let mut failure = Failure::said(ruling.kind, &text);
+        if ruling.then == Then::Rediscover && (cluster.is_some() || node.is_discovered()) {
+            failure = failure.passing();
+        }
         if ruling.not_applied {
             (Outcome::NotApplied(failure), next)
         } else {

@@ -5,11 +5,13 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::client::WebPkiServerVerifier;
@@ -21,7 +23,11 @@ use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertS
 
 use super::dial::Stream;
 use super::outcome::{Failure, FailureKind, escaped};
+use super::tls_problem::{described, no_pem, pem_problem, tls_problem};
 use super::url::{Host, TlsFiles};
+
+/// How long a server may be silent in a handshake before it is asked whether it speaks without TLS.
+const BEFORE_PING: Duration = Duration::from_millis(300);
 
 /// Makes plain connections into encrypted ones.
 pub(super) struct TlsClient {
@@ -46,9 +52,18 @@ impl TlsClient {
     }
 
     pub(super) async fn connect(&self, host: &Host, stream: TcpStream) -> Result<Stream, Failure> {
-        let failed = |why: &str| Failure::local(FailureKind::Tls, format!("no TLS with {host}: {}", escaped(why)));
-        let name = ServerName::try_from(host.name.to_string()).map_err(|error| failed(&error.to_string()))?;
-        let stream = self.fresh().connect(name, stream).await.map_err(|error| failed(&error.to_string()))?;
+        let failed = |kind, why: &str| Failure::local(kind, format!("no TLS with {host}: {}", escaped(why)));
+        let name = ServerName::try_from(host.name.to_string());
+        let name = name.map_err(|error| failed(FailureKind::Tls, &error.to_string()))?;
+        let address = stream.peer_addr().ok();
+        let stream = tokio::select! {
+            stream = self.fresh().connect(name, stream) => stream.map_err(|error| {
+                // A connection that breaks during the handshake says nothing about certificates.
+                let kind = if is_about_tls(&error) { FailureKind::Tls } else { FailureKind::Disconnected };
+                failed(kind, &tls_problem(&error))
+            })?,
+            () = answers_plainly(address) => return Err(failed(FailureKind::Tls, "it answers without TLS")),
+        };
         Ok(Stream::Tls(Box::new(stream)))
     }
 
@@ -62,6 +77,23 @@ impl TlsClient {
             *current = (now, connector);
         }
         current.1.clone()
+    }
+}
+
+/// Ends if a server is found to speak plain RESP. One that does waits for the end of a command while a client waits for its part of the
+/// handshake, so silence is looked into: by a PING, which needs no secret.
+async fn answers_plainly(address: Option<SocketAddr>) {
+    let ping = async {
+        tokio::time::sleep(BEFORE_PING).await;
+        let mut stream = TcpStream::connect(address?).await.ok()?;
+        stream.write_all(b"PING\r\n").await.ok()?;
+        let mut first = [0];
+        stream.read_exact(&mut first).await.ok()?;
+        // `+PONG`, or an error such as `-NOAUTH`.
+        matches!(first[0], b'+' | b'-').then_some(())
+    };
+    if ping.await.is_none() {
+        std::future::pending().await
     }
 }
 
@@ -101,10 +133,10 @@ fn connector(files: &TlsFiles) -> Result<TlsConnector, Failure> {
         Some((cert, key)) => {
             let chain = certificates(cert)?;
             let secret = PrivateKeyDer::from_pem_file(key)
-                .map_err(|error| failed(format!("key {key:?}: {error}: expected a private key in PEM")))?;
+                .map_err(|error| failed(format!("key {key:?}: {}", pem_problem(&error, "PRIVATE KEY"))))?;
             builder
                 .with_client_auth_cert(chain, secret)
-                .map_err(|error| failed(format!("cert {cert:?} with key {key:?}: {error}")))?
+                .map_err(|error| failed(format!("cert {cert:?} with key {key:?}: {}", described(&error))))?
         }
     };
     Ok(TlsConnector::from(Arc::new(config)))
@@ -112,18 +144,20 @@ fn connector(files: &TlsFiles) -> Result<TlsConnector, Failure> {
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
     let failed = |why: String| {
-        let text = format!("{path:?}: {why}: expected certificates in PEM");
+        let text = format!("{path:?}: {why}");
         Failure::local(FailureKind::Tls, text)
     };
-    let read = CertificateDer::pem_file_iter(path).map_err(|error| failed(error.to_string()))?;
-    let found = read.collect::<Result<Vec<_>, _>>().map_err(|error| failed(error.to_string()))?;
-    if found.is_empty() { Err(failed("nothing found".into())) } else { Ok(found) }
+    let read = CertificateDer::pem_file_iter(path).map_err(|error| failed(pem_problem(&error, "CERTIFICATE")))?;
+    let found = read.collect::<Result<Vec<_>, _>>().map_err(|error| failed(pem_problem(&error, "CERTIFICATE")))?;
+    if found.is_empty() { Err(failed(no_pem("CERTIFICATE"))) } else { Ok(found) }
 }
 
 fn authorities_of(path: &Path) -> Result<RootCertStore, Failure> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
-        roots.add(certificate).map_err(|error| Failure::local(FailureKind::Tls, format!("ca {path:?}: {error}")))?;
+        roots
+            .add(certificate)
+            .map_err(|error| Failure::local(FailureKind::Tls, format!("ca {path:?}: {}", described(&error))))?;
     }
     Ok(roots)
 }

@@ -4,6 +4,7 @@ mod bounds;
 mod breaker;
 mod denials;
 mod dropped;
+mod fields;
 mod leases;
 mod nodes;
 

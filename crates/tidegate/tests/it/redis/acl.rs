@@ -7,7 +7,7 @@ use tidegate::{Check, Limits, ManualClock, Redis, Severity, Store, Topic};
 use tidegate_testkit::{Cluster, Flavor, Reply, Server};
 
 use super::{assert_all_expire, at, runtime};
-use crate::conformance::Trial;
+use crate::conformance::{StepsBack, Trial};
 
 /// The words of the line on the page: `ACL SETUSER limiter on >s3cret …`.
 fn recipe() -> Vec<String> {
@@ -44,9 +44,17 @@ fn the_recipe_is_enough_for_everything() {
             let clock = ManualClock::new();
             let redis = at(&as_limiter(&server.url())).clock(clock.clone()).build().unwrap();
             let stores: &[(&str, &dyn Store)] = &[("redis", &redis)];
-            Trial { stores, clock: &clock, forget: None, clock_goes_back: false, steady: false, model: false, seed: 3 }
-                .run(5_000)
-                .await;
+            Trial {
+                stores,
+                clock: &clock,
+                forget: None,
+                steps_back: StepsBack::Never,
+                steady: false,
+                model: false,
+                seed: 3,
+            }
+            .run(5_000)
+            .await;
             // Long logs take other commands than short ones, and the server's own clock takes one more.
             let limits: Limits = "100000/h log; 10/s; 1000/day window".parse().unwrap();
             let redis = store(&server);

@@ -9,7 +9,7 @@ use tidegate::{Check, Id, Limits, ManualClock, Op, Redis, Retry, Store};
 use tidegate_testkit::{Cluster, Flavor, Reply, wait_until};
 
 use super::{ask, at, left, limits, runtime};
-use crate::conformance::{Random, Trial};
+use crate::conformance::{Random, StepsBack, Trial};
 
 pub(crate) const FLAVORS: [Flavor; 2] = [Flavor::Redis7, Flavor::Valkey9];
 
@@ -180,7 +180,7 @@ fn over_several_slots_the_answers_are_those_of_the_core() {
                         stores,
                         clock: &clock,
                         forget: None,
-                        clock_goes_back: false,
+                        steps_back: StepsBack::Never,
                         steady: true,
                         model: false,
                         seed,

@@ -4,7 +4,7 @@ use tidegate::{Check, Id, Limits, ManualClock, Op, Store, Timestamp};
 use tidegate_testkit::{Flavor, Server};
 
 use super::{assert_all_expire, runtime, store};
-use crate::conformance::{Plain, Random};
+use crate::conformance::{Plain, Random, StepsBack};
 
 #[test]
 fn long_states_agree_too() {
@@ -48,7 +48,7 @@ fn long_states_agree_too() {
             if random.below(3) == 0 {
                 check = check.with_id(Id(1 + step.saturating_sub(random.below(300))));
             }
-            let expected = plain.decide(&check, clock.now());
+            let expected = plain.decide(&check, clock.now(), StepsBack::Never);
             let decided = redis.decide(&check).await.unwrap();
             assert_eq!(decided, expected, "step {step}: {check:?}");
             if step % 1000 == 0 {

@@ -7,6 +7,7 @@ use tidegate::{Limits, Redis};
 use tidegate_testkit::{ClockShim, Flavor, Server, wait_until};
 use tokio::runtime::Runtime;
 
+use super::clock::shimmed;
 use super::{ask, assert_all_expire, limits, runtime, store};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -110,35 +111,6 @@ fn a_clock_that_jumps_ahead_and_back_is_noticed_and_made_good() {
         });
         server.command(&["FLUSHALL"]);
     }
-}
-
-/// A clock that goes back: what was used counts from later on, so nothing is minted; by more than an hour nobody can tell it
-/// from nonsense, and it counts as used up.
-#[test]
-fn a_clock_that_goes_back_mints_nothing() {
-    let shim = ClockShim::build();
-    let server = shimmed(Flavor::Redis8, &shim);
-    let runtime = runtime();
-    for (ahead, expected, repairs) in [(1800, AMOUNT - BEFORE, 0), (7200, 0, 1)] {
-        for limit in LIMITS.iter().filter(|limit| !limit.contains("1000d") || limit.contains("first hit")) {
-            let limits = limits(limit);
-            shim.set(ahead);
-            wait_until("the server has seen it", PATIENCE, || !is_right(&server));
-            let redis = runtime.block_on(async { store(&server).witness_keys(0).build() }).unwrap();
-            assert_eq!(runtime.block_on(admitted(&redis, &limits, BEFORE)), BEFORE);
-            shim.set(0);
-            wait_until("the server has seen it", PATIENCE, || is_right(&server));
-            let after = runtime.block_on(admitted(&redis, &limits, 2 * AMOUNT));
-            assert_eq!((after, redis.stats().repairs), (expected, repairs), "{limit}, {ahead} s back");
-            assert_all_expire(&server);
-            server.command(&["FLUSHALL"]);
-        }
-    }
-}
-
-fn shimmed(flavor: Flavor, shim: &ClockShim) -> Server {
-    let builder = Server::builder(flavor);
-    shim.environment().into_iter().fold(builder, |builder, (name, value)| builder.env(name, &value)).start()
 }
 
 /// Whether the server's clock is the machine's, give or take a minute.

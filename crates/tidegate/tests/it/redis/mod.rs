@@ -3,6 +3,7 @@
 mod acl;
 mod cancel;
 mod clear;
+mod clock;
 mod cluster;
 mod crowd;
 mod failover;

@@ -74,15 +74,12 @@ fn a_killed_server_is_done_without_and_found_again() {
     ask_until(&runtime, &near, Source::Store);
 }
 
-/// A server that will not write is asked every time, and every answer is this node's.
+/// A server that takes no writes for now is called each time: it may deny without writing. Its state says so, until it takes writes again.
 #[test]
-fn a_server_out_of_memory_is_not_away() {
+fn a_server_out_of_memory_is_called_and_its_state_is_refused() {
     let server = Server::start(Flavor::Redis7);
     let runtime = runtime();
     let near = runtime.block_on(node(&server));
-    let why = std::sync::Arc::new(std::sync::Mutex::new(String::new()));
-    let told = std::sync::Arc::clone(&why);
-    near.on_miss(move |error| *told.lock().unwrap() = error.to_string());
     server.command(&["CONFIG", "SET", "maxmemory", "1"]);
     let limits = limits("1000000/s");
     for _ in 0..50 {
@@ -91,9 +88,114 @@ fn a_server_out_of_memory_is_not_away() {
         assert_eq!((decision.allowed(), decision.source()), (true, Source::Fallback));
     }
     assert_eq!(near.stats().opened, 0);
-    assert!(why.lock().unwrap().contains("maxmemory"), "whoever looks after it is told what to do: {why:?}");
+    let state = near.status().state;
+    assert_eq!(state.name(), "refused");
+    assert!(state.why().contains("maxmemory") && state.advice().contains("CONFIG SET maxmemory"), "{state:?}");
     server.command(&["CONFIG", "SET", "maxmemory", "0"]);
     ask_until(&runtime, &near, Source::Store);
+    wait_until("the state is healthy", BOUND, || near.status().state.is_healthy());
+}
+
+/// Every change of the state, with the word for it.
+fn states(near: &Near) -> Arc<Mutex<Vec<String>>> {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let own = Arc::clone(&told);
+    near.on_state(move |status| own.lock().unwrap().push(format!("{}: {}", status.state.name(), status.state.why())));
+    told
+}
+
+/// The password is rotated under a running node: the breaker opens at the first refusal, one change is told, and all is well when the password is
+/// put back.
+#[test]
+fn a_password_that_was_rotated_is_a_refusal_until_it_is_put_back() {
+    let server = Server::builder(Flavor::Redis7).password("first").start();
+    let runtime = runtime();
+    let near = runtime.block_on(node(&server));
+    let told = states(&near);
+    ask_until(&runtime, &near, Source::Store);
+    let mut admin = server.client().unwrap();
+    let ok = |reply: Reply| assert_eq!(reply, Reply::Text("OK".into()));
+    ok(admin.command(&["CONFIG", "SET", "requirepass", "second"]).unwrap());
+    admin.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).unwrap();
+    wait_until("the state is refused", BOUND, || {
+        ask_until(&runtime, &near, Source::Fallback);
+        near.status().state.name() == "refused"
+    });
+    assert!(near.status().state.why().contains("WRONGPASS"), "{:?}", near.status());
+    assert_eq!(near.stats().breaker, BreakerState::Open);
+    let calls = near.stats().calls;
+    (0..100).for_each(|_| assert_eq!(ask_until(&runtime, &near, Source::Fallback), 1));
+    assert_eq!(near.stats().calls, calls, "no request pays for it");
+    ok(admin.command(&["CONFIG", "SET", "requirepass", "first"]).unwrap());
+    ask_until(&runtime, &near, Source::Store);
+    wait_until("the state is healthy", BOUND, || near.status().state.is_healthy());
+    let told = told.lock().unwrap().clone();
+    let kinds: Vec<&str> = told.iter().filter_map(|line| line.split(':').next()).collect();
+    // The connection that was killed may be seen first.
+    assert!(kinds == ["refused", "healthy"] || kinds == ["unreachable", "refused", "healthy"], "{told:?}");
+}
+
+/// A replica answers looks and takes no writes: looks do not end the refusal.
+#[test]
+fn a_server_that_becomes_a_replica_is_a_refusal_until_it_takes_writes() {
+    let (server, other) = (Server::start(Flavor::Valkey9), Server::start(Flavor::Valkey9));
+    let runtime = runtime();
+    let near = runtime.block_on(node(&server));
+    let told = states(&near);
+    ask_until(&runtime, &near, Source::Store);
+    server.command(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
+    wait_until("the state is refused", BOUND, || {
+        ask_until(&runtime, &near, Source::Fallback);
+        near.status().state.name() == "refused"
+    });
+    let status = near.status();
+    assert!(status.state.advice().contains("replica"), "{status:?}");
+    // Long enough for several probes.
+    let probes = server.command(&["INFO", "commandstats"]);
+    wait_until("it was probed", BOUND, || server.command(&["INFO", "commandstats"]) != probes);
+    assert_eq!(near.status().state.name(), "refused");
+    server.command(&["REPLICAOF", "NO", "ONE"]);
+    ask_until(&runtime, &near, Source::Store);
+    wait_until("the state is healthy", BOUND, || near.status().state.is_healthy());
+    let told = told.lock().unwrap().clone();
+    assert_eq!(told.iter().filter(|line| line.starts_with("refused")).count(), 1, "{told:?}");
+}
+
+/// What waiting cannot mend is told by [`Redis::prepare`], with what to do.
+#[test]
+fn what_waiting_cannot_mend_is_told_before_the_first_decision() {
+    let server = Server::builder(Flavor::Redis7).password("s3cret").start();
+    let (port, runtime) = (server.port(), runtime());
+    let rights = "on >limiter resetkeys ~tg1:* -@all +evalsha +script|load +time +get +set +del +pexpire +select";
+    let words: Vec<&str> = ["ACL", "SETUSER", "limiter"].into_iter().chain(rights.split(' ')).collect();
+    assert_eq!(server.command(&words), Reply::Text("OK".into()));
+    let prepared = |url: String| {
+        let redis = runtime.block_on(async { Redis::builder(url.parse().unwrap()).build() }).unwrap();
+        runtime.block_on(redis.prepare())
+    };
+    for (url, said, advice) in [
+        (format!("redis://127.0.0.1:{port}"), "NOAUTH", "Put user and password into the URL"),
+        (format!("redis://:wrong@127.0.0.1:{port}"), "WRONGPASS", "Check user and password"),
+        (format!("redis://:s3cret@127.0.0.1:{port}/77"), "DB index is out of range", "redis://HOST/0"),
+        (
+            format!("redis://limiter:limiter@127.0.0.1:{port}"),
+            "may not run getrange, strlen, setrange, append: ACL SETUSER <user> +getrange",
+            "doctor",
+        ),
+        (format!("redis+cluster://:s3cret@127.0.0.1:{port}"), "cluster support disabled", "write redis://"),
+    ] {
+        let failure = prepared(url.clone()).unwrap_err();
+        assert!(failure.is_permanent(), "{url}: {failure:?}");
+        assert!(failure.to_string().contains(said) && failure.advice().contains(advice), "{url}: {failure}");
+    }
+    server.command(&["REPLICAOF", "127.0.0.1", "1"]);
+    let failure = prepared(format!("redis://:s3cret@127.0.0.1:{port}")).unwrap_err();
+    assert!(failure.is_permanent() && failure.advice().contains("replica"), "{failure:?}");
+    server.command(&["REPLICAOF", "NO", "ONE"]);
+    assert_eq!(prepared(format!("redis://:s3cret@127.0.0.1:{port}")), Ok(()));
+    server.kill();
+    let failure = prepared(format!("redis://:s3cret@127.0.0.1:{port}")).unwrap_err();
+    assert!(!failure.is_permanent() && !failure.is_refusal(), "{failure:?}");
 }
 
 #[test]

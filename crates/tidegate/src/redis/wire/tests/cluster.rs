@@ -240,9 +240,12 @@ async fn a_plain_address_of_a_cluster_says_which_address_to_use() {
         Outcome::NotApplied(failure) => Some(failure),
         _ => None,
     });
-    let texts: Vec<String> = moved.map(|failure| failure.to_string()).collect();
-    assert_eq!(texts.len(), 2);
-    assert!(texts.iter().all(|text| text.contains("use redis+cluster://")), "{texts:?}");
+    let moved: Vec<Failure> = moved.collect();
+    assert_eq!(moved.len(), 2);
+    for failure in moved {
+        assert_eq!((failure.kind(), failure.is_permanent()), (FailureKind::Topology, true), "{failure}");
+        assert_eq!(failure.advice(), "It is part of a cluster: write redis+cluster://.");
+    }
 }
 
 #[test]

@@ -69,10 +69,10 @@ fn every_part_is_where_it_belongs() {
 #[test]
 fn mistakes_are_named_with_what_was_expected() {
     for (text, message) in [
-        (
-            "localhost:6379",
-            "store URL: scheme: expected redis:// or another of the schemes that the documentation lists",
-        ),
+        ("localhost:6379", "store URL: no scheme: expected redis://HOST:PORT: write redis://localhost:6379"),
+        ("user:s3cret@h", "store URL: no scheme: expected redis://HOST:PORT"),
+        ("s3cret", "store URL: no scheme: expected redis://HOST:PORT"),
+        ("rediss:127.0.0.1", "store URL: no scheme: expected redis://HOST:PORT: write rediss://127.0.0.1"),
         (
             "http://h",
             "store URL: scheme \"http\": expected redis, rediss, redis+unix, redis+sentinel, rediss+sentinel, redis+cluster or rediss+cluster, or the same with valkey",

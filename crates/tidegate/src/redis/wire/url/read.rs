@@ -10,6 +10,25 @@ const SENTINEL_PORT: u16 = 26379;
 /// The most servers one URL may name.
 const MAX_HOSTS: usize = 64;
 
+/// The URL that a text without a scheme most likely means: nothing, unless it is a host alone, which is no secret.
+fn with_scheme(text: &str) -> String {
+    let is_host = !text.is_empty()
+        && text.len() < 64
+        && text.contains(['.', ':'])
+        && text.chars().all(|char| char.is_ascii_alphanumeric() || ".-:[]".contains(char));
+    if read_scheme(text).is_ok() {
+        return format!(": write {text}://127.0.0.1:6379");
+    }
+    if !is_host {
+        return String::new();
+    }
+    // One with its slashes forgotten.
+    match text.split_once(':') {
+        Some((scheme, rest)) if read_scheme(scheme).is_ok() => format!(": write {scheme}://{rest}"),
+        _ => format!(": write redis://{text}"),
+    }
+}
+
 impl FromStr for RedisUrl {
     type Err = RedisUrlError;
 
@@ -17,7 +36,7 @@ impl FromStr for RedisUrl {
         let error = RedisUrlError::new;
         let Some((scheme, rest)) = text.split_once("://") else {
             // Without a scheme it is not known where a password would be, so nothing is shown.
-            return Err(error("scheme", None, "redis:// or another of the schemes that the documentation lists"));
+            return Err(RedisUrlError::new("no scheme", None, format!("redis://HOST:PORT{}", with_scheme(text))));
         };
         let (valkey, tls, kind) = read_scheme(scheme)?;
 

@@ -1,0 +1,155 @@
+//! Names of attributes that no protocol supplies.
+
+use axum::http::HeaderName;
+
+use super::super::Config;
+use super::super::findings::Finding;
+use super::super::words;
+use crate::nearest::nearest;
+
+/// Attributes that every request over HTTP has.
+pub(super) const ALWAYS_SUPPLIED: [&str; 4] = ["ip", "method", "path", "host"];
+/// What HTTP supplies under a name of its own.
+const PLAIN: [&str; 5] = ["ip", "method", "path", "host", "bearer"];
+/// What HTTP supplies by what comes after a dot.
+const PREFIXES: [&str; 4] = ["header", "query", "cookie", "bearer"];
+/// What HTTP supplies, for messages.
+const SUPPLIED: [&str; 9] =
+    ["ip", "method", "path", "host", "bearer", "bearer.CLAIM", "header.NAME", "query.NAME", "cookie.NAME"];
+/// What other programs call these.
+const OTHER_PREFIXES: [(&str, &str); 11] = [
+    ("headers", "header"),
+    ("cookies", "cookie"),
+    ("queries", "query"),
+    ("param", "query"),
+    ("params", "query"),
+    ("args", "query"),
+    ("jwt", "bearer"),
+    ("claim", "bearer"),
+    ("claims", "bearer"),
+    ("token", "bearer"),
+    ("tokens", "bearer"),
+];
+const OTHER_NAMES: [(&str, &str); 12] = [
+    ("ip_address", "ip"),
+    ("ipaddress", "ip"),
+    ("client_ip", "ip"),
+    ("remote_ip", "ip"),
+    ("remote_addr", "ip"),
+    ("uri", "path"),
+    ("url", "path"),
+    ("hostname", "host"),
+    ("verb", "method"),
+    ("http_method", "method"),
+    ("user_agent", "header.user-agent"),
+    ("user-agent", "header.user-agent"),
+];
+
+impl Config {
+    /// Whether requests over HTTP are judged as they are: by the proxy, or for a gateway.
+    pub(super) fn judges_http(&self) -> bool {
+        self.proxy.is_some() || (self.listen.http.is_some() && !self.clients.trusted().is_empty())
+    }
+
+    /// Whether attributes come from requests over HTTP alone: no caller can bring others.
+    fn judges_http_alone(&self) -> bool {
+        let listen = &self.listen;
+        self.proxy.is_some() && listen.http.is_none() && listen.grpc.is_none() && listen.resp.is_none()
+    }
+
+    /// An attribute of a request that nobody supplies.
+    pub(super) fn check_attribute(&self, label: &str, name: &str, place: &str) -> Option<Finding> {
+        let lower = name.to_ascii_lowercase();
+        if let Some((prefix, rest)) = name.split_once('.') {
+            let low = prefix.to_ascii_lowercase();
+            let other = OTHER_PREFIXES.iter().find(|(other, _)| *other == low).map(|(_, right)| *right);
+            let right = other.or_else(|| nearest(prefix, PREFIXES));
+            return match right {
+                Some(right) if right == prefix => named(label, prefix, rest, place),
+                Some(right) => {
+                    let rest = if right == "header" { rest.to_ascii_lowercase() } else { rest.into() };
+                    let message = format!("{label} {name}: no protocol supplies it: did you mean {right}.{rest}?");
+                    Some(Finding::error(place, message))
+                }
+                None => self.unknown(label, name, place),
+            };
+        }
+        if PLAIN.contains(&name) {
+            return None;
+        }
+        if PLAIN.contains(&lower.as_str()) {
+            let message = format!("{label} {name}: names are lower case: did you mean {lower}?");
+            return Some(Finding::warning(place, message));
+        }
+        if self.judges_http() {
+            if let Some((_, right)) = OTHER_NAMES.iter().find(|(other, _)| *other == lower) {
+                let message = format!(
+                    "{label} {name}: requests over HTTP do not have it, only callers that bring it: did you mean {right}?"
+                );
+                return Some(Finding::warning(place, message));
+            }
+            if name == "status" {
+                let message = format!(
+                    "{label} status: a request has none: conditions on the status of the response belong into charge_when"
+                );
+                return Some(Finding::warning(place, message));
+            }
+        }
+        self.unknown(label, name, place)
+    }
+
+    /// A name that callers may bring, if there can be callers.
+    fn unknown(&self, label: &str, name: &str, place: &str) -> Option<Finding> {
+        self.judges_http_alone().then(|| {
+            let hint = match nearest(name, PLAIN) {
+                Some(right) => format!("did you mean {right}?"),
+                None => format!("expected {}", words::one_of(&SUPPLIED)),
+            };
+            Finding::warning(
+                place,
+                format!("{label} {name}: only the proxy listens, and it does not supply it: {hint}"),
+            )
+        })
+    }
+}
+
+/// What comes after a prefix that is right.
+fn named(label: &str, prefix: &str, rest: &str, place: &str) -> Option<Finding> {
+    let name = format!("{prefix}.{rest}");
+    if rest.is_empty() {
+        return Some(Finding::error(place, format!("{label} {name}: expected a name after the dot")));
+    }
+    let is_token = HeaderName::from_bytes(rest.as_bytes()).is_ok();
+    match prefix {
+        "header" | "cookie" if !is_token => {
+            let example = if prefix == "header" { "header.x-api-key" } else { "cookie.session" };
+            let message = format!(
+                "{label} {name}: no {prefix} can have this name: expected letters, digits, - and _, such as {example}"
+            );
+            Some(Finding::error(place, message))
+        }
+        "header" if rest.bytes().any(|byte| byte.is_ascii_uppercase()) => {
+            let right = rest.to_ascii_lowercase();
+            let message = format!(
+                "{label} {name}: names of headers are lower case, and callers of the check API give them exactly so: write header.{right}"
+            );
+            Some(Finding::warning(place, message))
+        }
+        _ => None,
+    }
+}
+
+/// An attribute that no response has.
+pub(super) fn of_response(label: &str, name: &str, place: &str) -> Option<Finding> {
+    match name.split_once('.') {
+        None if name == "status" => None,
+        Some(("header", rest)) => named(label, "header", rest, place).filter(Finding::is_error),
+        _ => {
+            let hint = match name.to_ascii_lowercase().split_once('.') {
+                Some(("headers" | "header", rest)) => format!("did you mean header.{rest}?"),
+                _ => words::hint(name, &["status", "header.NAME"]),
+            };
+            Some(Finding::error(place, format!("{label} {name}: a response does not have it: {hint}")))
+        }
+    }
+}

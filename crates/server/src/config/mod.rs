@@ -1,0 +1,402 @@
+//! The rules file: YAML into a [`Config`] that is valid once read.
+//!
+//! Whatever is wrong is said with file, line and column, and what was expected. Unknown keys are errors, so that a misspelt one is not
+//! silently a rule without a limit.
+
+pub(crate) mod changes;
+pub(crate) mod check;
+mod file;
+pub mod findings;
+pub(crate) mod outline;
+mod rule_file;
+pub(crate) mod words;
+pub(crate) mod yaml;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate::http::ClientIp;
+
+use file::File;
+pub use file::expected_address;
+pub(crate) use file::{Text, Within};
+use findings::Finding;
+use outline::Outline;
+
+use crate::door::Bounds;
+use crate::door::tls::TlsFiles;
+use crate::http::Manners;
+use crate::memory::MemorySettings;
+use crate::observe::Settings;
+use crate::proxy::ProxySettings;
+use crate::rules::envoy::Terms;
+use crate::rules::{Failure, Rules};
+use crate::threads::Threads;
+
+/// The largest file that is read, in bytes.
+pub const MAX_FILE_BYTES: u64 = 1 << 20;
+/// The longest a call to the store may take.
+pub const MAX_DEADLINE_MS: u32 = 10_000;
+
+/// Everything the server can be told by a file.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where state is kept: `memory`, or the URL of a Redis or Valkey.
+    pub store: String,
+    /// A file with the secret that keeps others from choosing slots of a cluster; instead of one in the URL.
+    pub store_secret_file: Option<PathBuf>,
+    /// What a store in memory may keep.
+    pub memory: MemorySettings,
+    /// How many threads serve.
+    pub threads: Threads,
+    /// Where each door listens.
+    pub listen: Listen,
+    /// Who is the client of a request, and whose word about that is believed.
+    pub clients: ClientIp,
+    /// What to do when the store does not answer, unless a rule says otherwise.
+    pub on_store_failure: Failure,
+    /// What stands before a remote store.
+    pub near: NearSettings,
+    /// TLS at every door, if files are named.
+    pub tls: Option<TlsFiles>,
+    /// Files with tokens.
+    pub tokens: TokenFiles,
+    /// How many may come, and how slow they may be.
+    pub bounds: Bounds,
+    /// What is logged, and how.
+    pub log: Settings,
+    /// Doors may be open to everybody.
+    pub insecure: bool,
+    /// An option or a variable brings the token for checks.
+    pub is_given_token: bool,
+    /// How requests in Envoy's protocol are answered.
+    pub envoy: Envoy,
+    /// How answers over HTTP are dressed.
+    pub manners: Manners,
+    /// Where the proxy leads, if there is one.
+    pub proxy: Option<ProxySettings>,
+    /// The rules.
+    pub rules: Rules,
+    /// Where in the file everything is.
+    pub(crate) outline: Outline,
+}
+
+/// What stands before a remote store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NearSettings {
+    /// How long one call to the store may take.
+    pub deadline: Duration,
+    /// By how many nodes limits are divided; counted in the store, if nothing.
+    pub nodes: Option<u32>,
+    /// How many per cent of a limit all nodes together may have taken ahead.
+    pub lease_error_percent: u32,
+    /// How often what was let pass is charged.
+    pub async_period: Duration,
+    /// How many units of a key may be let pass and not yet charged; what [`tidegate::Near`] makes of it, if nothing.
+    pub async_cap: Option<u32>,
+    /// How many calls to the store may be under way.
+    pub max_in_flight: u32,
+}
+
+impl Default for NearSettings {
+    fn default() -> Self {
+        NearSettings {
+            deadline: tidegate::DEFAULT_DEADLINE,
+            nodes: None,
+            lease_error_percent: 1,
+            async_period: Duration::from_millis(50),
+            async_cap: None,
+            max_in_flight: 1024,
+        }
+    }
+}
+
+/// What Envoy's rate limit service needs.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Envoy {
+    /// The folder with the configuration of envoyproxy/ratelimit, if there is one.
+    pub config: Option<PathBuf>,
+    /// How requests are answered.
+    pub terms: Terms,
+}
+
+/// Where tokens are read from.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct TokenFiles {
+    /// The token for checks.
+    pub checks: Option<PathBuf>,
+    /// The token for everything.
+    pub admin: Option<PathBuf>,
+}
+
+/// Where each door listens; `None` is closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Listen {
+    /// HTTP.
+    pub http: Option<SocketAddr>,
+    /// gRPC.
+    pub grpc: Option<SocketAddr>,
+    /// RESP.
+    pub resp: Option<SocketAddr>,
+    /// Metrics, dashboard and admin calls, if they shall have a door of their own.
+    pub admin: Option<SocketAddr>,
+    /// The proxy, if there is an upstream.
+    pub proxy: Option<SocketAddr>,
+}
+
+impl Default for Listen {
+    fn default() -> Self {
+        let at = |port| Some(SocketAddr::from(([127, 0, 0, 1], port)));
+        Listen { http: at(8080), grpc: at(8081), resp: at(6380), admin: None, proxy: at(8000) }
+    }
+}
+
+/// What is wrong with a file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// It cannot be read.
+    #[error("{file}: {}", unreadable(why))]
+    Unreadable {
+        /// The file.
+        file: String,
+        /// Why.
+        why: std::io::Error,
+    },
+    /// It is too large.
+    #[error("{file}: {bytes} bytes: expected at most {MAX_FILE_BYTES}")]
+    TooLarge {
+        /// The file.
+        file: String,
+        /// How large.
+        bytes: u64,
+    },
+    /// It says something that cannot be.
+    #[error("{file}:{problem}")]
+    Invalid {
+        /// The file.
+        file: String,
+        /// Line, column and what was expected.
+        problem: String,
+    },
+    /// It can be read, but cannot work.
+    #[error("{}", findings::lines(_0))]
+    Refused(Vec<Finding>),
+}
+
+impl Config {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// If it cannot be read or says something that cannot be.
+    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let (config, findings) = Self::examine(path)?;
+        config.unless_refused(findings)
+    }
+
+    /// Reads a file, and returns everything that is wrong with it or looks wrong, by place.
+    ///
+    /// # Errors
+    /// If it cannot be read as a configuration at all.
+    pub fn examine(path: &Path) -> Result<(Config, Vec<Finding>), ConfigError> {
+        let file = path.display().to_string();
+        let unreadable = |why| ConfigError::Unreadable { file: file.clone(), why };
+        let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
+        if bytes > MAX_FILE_BYTES {
+            return Err(ConfigError::TooLarge { file, bytes });
+        }
+        let text = std::fs::read_to_string(path).map_err(unreadable)?;
+        Self::examine_text(&text, &file)
+    }
+
+    /// The configuration of a program that was given no file. Nothing about it is a finding.
+    pub fn without_file() -> Config {
+        Self::parse("", "").expect("an empty file is a configuration")
+    }
+
+    /// Reads text; `file` is what errors call it.
+    ///
+    /// # Errors
+    /// If it says something that cannot be.
+    pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
+        let (config, findings) = Self::examine_text(text, file)?;
+        config.unless_refused(findings)
+    }
+
+    fn unless_refused(self, findings: Vec<Finding>) -> Result<Config, ConfigError> {
+        if findings.iter().any(Finding::is_error) { Err(ConfigError::Refused(findings)) } else { Ok(self) }
+    }
+
+    fn examine_text(text: &str, file: &str) -> Result<(Config, Vec<Finding>), ConfigError> {
+        let invalid = |problem: String| ConfigError::Invalid { file: file.into(), problem };
+        let read: File = serde_saphyr::from_str(text).map_err(|error| invalid(yaml::located(&error, text)))?;
+        let mut config = read.checked().map_err(|problem| invalid(format!(" {problem}")))?;
+        config.outline = Outline::of(text, file);
+        let findings = config.findings();
+        Ok((config, findings))
+    }
+}
+
+/// What overrides a file, each time it is read: the options of the command line.
+#[derive(Clone, Default)]
+pub struct Overlay(Option<Arc<Overlaying>>);
+
+type Overlaying = dyn Fn(&mut Config) -> Result<(), String> + Send + Sync;
+
+impl Overlay {
+    /// An overlay that changes a configuration, or says why it cannot.
+    pub fn new(change: impl Fn(&mut Config) -> Result<(), String> + Send + Sync + 'static) -> Self {
+        Overlay(Some(Arc::new(change)))
+    }
+
+    /// Changes a configuration.
+    ///
+    /// # Errors
+    /// If the options and the file do not go together.
+    pub fn apply(&self, config: &mut Config) -> Result<(), String> {
+        self.0.as_ref().map_or(Ok(()), |change| change(config))
+    }
+}
+
+impl fmt::Debug for Overlay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Overlay")
+    }
+}
+
+/// Why a file cannot be read.
+fn unreadable(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => "no such file: correct the path, or create it".into(),
+        std::io::ErrorKind::PermissionDenied => "it may not be read by this user".into(),
+        _ => error.to_string(),
+    }
+}
+
+impl ConfigError {
+    /// What is wrong or looks wrong, each by itself.
+    pub fn findings(&self) -> Vec<Finding> {
+        let (place, message) = match self {
+            ConfigError::Refused(findings) => return findings.clone(),
+            ConfigError::Unreadable { file, why } => (file.clone(), unreadable(why)),
+            ConfigError::TooLarge { file, bytes } => {
+                (file.clone(), format!("{bytes} bytes: expected at most {MAX_FILE_BYTES}"))
+            }
+            ConfigError::Invalid { file, problem } => match problem.strip_prefix(' ') {
+                Some(message) => (file.clone(), message.into()),
+                None => match problem.split_once(": ") {
+                    Some((at, message)) => (format!("{file}:{at}"), message.into()),
+                    None => (file.clone(), problem.clone()),
+                },
+            },
+        };
+        vec![Finding::error(place, message)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate::headers::Families;
+
+    use super::*;
+
+    const PAGE: &str = "\
+store: memory
+listen: { http: 127.0.0.1:8080, grpc: off, resp: 127.0.0.1:6380 }
+trusted_proxies: [10.0.0.0/8]
+on_store_failure: local
+rules:
+  - name: per-ip
+    by: [ip]
+    limit: 10/s; 120/m
+  - name: search
+    when: { method: POST, path: /v1/search* }
+    by: [api_key]
+    limit: 100/min burst 20
+    cost: 5
+    overrides:
+      - when: { api_key: acme }
+        limit: 10000/min
+  - name: trial
+    mode: shadow
+    by: user
+    limit: 5/s
+    cost: { from: header.x-cost, max: 100 }
+";
+
+    #[test]
+    fn the_page_of_the_design_is_read() {
+        let config = Config::parse(PAGE, "tidegate.yaml").unwrap();
+        assert_eq!(config.listen.grpc, None);
+        let names: Vec<&str> = config.rules.iter().map(|rule| &*rule.name).collect();
+        assert_eq!(names, ["per-ip", "search", "trial"]);
+        let request = [("ip", "192.0.2.7"), ("method", "POST"), ("path", "/v1/search?q=x"), ("api_key", "acme")];
+        let found = config.rules.matching(&request[..], 1).unwrap();
+        let found: Vec<_> = found.iter().map(|one| (&*one.rule.name, one.key.as_slice(), one.cost)).collect();
+        assert_eq!(found, [("per-ip", &b"192.0.2.7"[..], 1), ("search", b"acme", 5), ("trial", b"", 1)]);
+    }
+
+    #[test]
+    fn terms_for_envoy_are_read() {
+        let text = "envoy:\n  config: /etc/ratelimit\n  compat: count_rejected\n  overrides: 500\n  headers: [ietf]\n  body: problem\n";
+        let terms = Terms { count_rejected: true, overrides: Some(500), headers: Some(Families::IETF), body: true };
+        let envoy = Config::parse(text, "f").unwrap().envoy;
+        assert_eq!(envoy, Envoy { config: Some("/etc/ratelimit".into()), terms });
+        assert_eq!(Config::parse("envoy: { overrides: off }\n", "f").unwrap().envoy.terms.overrides, None);
+        assert_eq!(Config::parse("", "f").unwrap().envoy, Envoy::default());
+        assert!(Config::parse("envoy: { overrides: many }\n", "f").unwrap_err().to_string().starts_with("f:1:21: "));
+    }
+
+    #[test]
+    fn whatever_is_wrong_is_said_with_its_place() {
+        for (text, expected) in [
+            ("rules:\n  - name: a\n    limit: 10/s\n    lmit: 3\n", "f:4:5: "),
+            ("rules:\n  - name: a\n    limit: 10/fortnight\n", "f:3:12: "),
+            ("rules:\n  - name: a\n    limit:\n", "f:3:"),
+            ("rules:\n  - name: a b\n    limit: 1/s\n", "f:2:11: "),
+            ("listen: { http: nowhere }\n", "f:1:17: "),
+            ("threads: 0\n", "f:1:10: threads \"0\": expected auto, or a number from 1 to 1024"),
+            (
+                "memory: { max_bytes: 5 }\n",
+                "f:1:22: max_bytes: \"5\": expected auto, or a number of bytes such as 512MiB",
+            ),
+            ("memory: { max_keys: 0 }\n", "f:1:21: max_keys: 0: expected 1 to 4000000000"),
+            (
+                "memory: { overflow: drop }\n",
+                "f:1:21: overflow: \"drop\": expected shared_bucket, deny_new or allow_new",
+            ),
+            ("threads: many\n", "f:1:10: threads \"many\": expected auto, or a number from 1 to 1024"),
+            ("rules:\n  - name: a\n    limit: 1/s\n    when: { path: '' }\n", "f:4:"),
+            ("rules:\n  - name: a\n    limit: 1/s\n    mode: maybe\n", "f:4:11: "),
+            (
+                "rules:\n  - { name: a, limit: 1/s }\n  - { name: a, limit: 2/s }\n",
+                "f:3:13: two rules are called \"a\"",
+            ),
+            ("trusted_proxies: [10.0.0.0/99]\n", "f:1:19: network \"10.0.0.0/99\": expected a prefix of 0 to 32 bits"),
+            ("client_ip: { header: 'a b' }\n", "f:1:22: header \"a b\": expected a name"),
+            ("client_ip: { ipv6_prefix: 8 }\n", "f:1:27: ipv6_prefix: 8: expected 32 to 128"),
+            ("near: { deadline_ms: 10001 }\n", "f:1:22: deadline_ms: 10001: expected 1 to 10000"),
+            ("near: { nodes: many }\n", "f:1:16: nodes: \"many\": expected auto, or a number from 1 to 10000"),
+            ("near: { lease_error_percent: 101 }\n", "f:1:30: lease_error_percent: 101: expected 0 to 100"),
+            ("rules:\n  - name: a\n    limit: 1/s\n    sync: never\n", "f:4:11: "),
+            ("rules:\n  - name: a\n    limit: 1/s\n    cost: -3\n", "f:4:5: "),
+            (
+                "rules:\n  - name: a\n    limit: 1/s\n    settle: bytes\n",
+                "f:4:13: settle: \"bytes\": expected response_bytes",
+            ),
+            ("rules:\n  - name: a\n    limit: 1/s\n    settle: { by: response_ms, per: 0 }\n", "f:4:"),
+            (
+                "rules:\n  - name: a\n    limit: 1/s\n    charge_when: { path: /x }\n",
+                "f:4:20: rule a: charge_when path: a response does not have it: expected status or header.NAME",
+            ),
+            ("proxy: { upstream: 'https://x' }\n", "f:1:20: upstream \"https://x\": TLS towards"),
+            ("proxy: { answer_secs: 3 }\n", "f:1:"),
+        ] {
+            let error = Config::parse(text, "f").unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{text}\nsays {error}");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Messages of serde and of the parsers of YAML and JSON, in the user's terms.
+
+use crate::nearest::nearest;
+
+/// Where a list is expected.
+pub(super) const LIST: &str = "expected a list: `- ITEM` on lines of their own, or [ITEM, ITEM]";
+/// Where keys and values are expected.
+pub(super) const KEYS: &str = "expected keys and values: `KEY: VALUE` on lines of their own, or { KEY: VALUE }";
+
+/// The key that a message says is missing.
+pub(super) fn missing(message: &str) -> Option<&str> {
+    without_place(message).strip_prefix("missing field `")?.strip_suffix('`')
+}
+
+/// The same message in plain words. One about an unknown key or word names the nearest right one, or all.
+pub(crate) fn plain(message: &str) -> String {
+    let message = without_place(message);
+    let known = |what| {
+        let (word, rest) = message.strip_prefix(what)?.strip_prefix(" `")?.split_once('`')?;
+        let choices = rest.strip_prefix(", expected ")?;
+        let choices = choices.strip_prefix("one of ").unwrap_or(choices);
+        let choices: Vec<&str> = choices.split(", ").map(|choice| choice.trim_matches('`')).collect();
+        Some((word, choices))
+    };
+    if let Some((key, choices)) = known("unknown field") {
+        return format!("unknown key {key:?}: {}", hint(key, &choices));
+    }
+    if let Some((word, choices)) = known("unknown variant") {
+        return format!("{word:?}: {}", hint(word, &choices));
+    }
+    if let Some(rest) = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: ")) {
+        let (found, expected) = rest.split_once(", expected ").unwrap_or((rest, "another value"));
+        return format!("{}: expected {expected}", value(found));
+    }
+    if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
+        return format!("{field} is missing: add `{field}: VALUE`");
+    }
+    if let Some(field) = message.strip_prefix("duplicate field `").and_then(|rest| rest.strip_suffix('`')) {
+        return format!("{field} is there twice: remove one of them");
+    }
+    if let Some(rest) = message.strip_prefix("duplicate mapping key: ") {
+        let key = rest.split(", ").next().unwrap_or(rest);
+        return format!("{key} is there twice: remove one of them");
+    }
+    if message.strip_prefix("invalid ").is_some_and(|kind| ["u8", "u16", "u32", "u64", "i64"].contains(&kind)) {
+        return "expected a whole number, without a unit".into();
+    }
+    match message {
+        "expected sequence start" => LIST.into(),
+        "expected mapping start" => KEYS.into(),
+        "expected string scalar" => "expected text, found a list or keys and values".into(),
+        "unclosed quote" => "this quotation mark is not closed: expected another one".into(),
+        _ if message.contains("multiline quoted") => {
+            "a quotation mark is not closed on the line before: expected another one there".into()
+        }
+        _ if message.contains("tabs disallowed") => "a tab: expected spaces, YAML takes no tabs as indentation".into(),
+        _ => message.into(),
+    }
+}
+
+/// A value as serde names it, as its author wrote it.
+fn value(found: &str) -> String {
+    for kind in ["integer `", "floating point `", "boolean `", "character `", "string "] {
+        if let Some(text) = found.strip_prefix(kind) {
+            return text.trim_end_matches('`').into();
+        }
+    }
+    match found {
+        "unit value" | "null" | "Option value" => "nothing".into(),
+        "sequence" => "a list".into(),
+        "map" => "keys and values".into(),
+        other => other.into(),
+    }
+}
+
+/// Without the place at its end, which stands before it already.
+fn without_place(message: &str) -> &str {
+    let numbers = |place: &str| {
+        let (line, column) = place.split_once(", column ").or_else(|| place.split_once(" column "))?;
+        Some([line, column].iter().all(|number| number.bytes().all(|byte| byte.is_ascii_digit())))
+    };
+    match message.rsplit_once(" at line ") {
+        Some((before, place)) if numbers(place) == Some(true) => before,
+        _ => message,
+    }
+}
+
+/// `did you mean limit?`, or `expected a, b or c`.
+pub(super) fn hint(word: &str, choices: &[&str]) -> String {
+    match nearest(word, choices.iter().copied()) {
+        Some(choice) => format!("did you mean {choice}?"),
+        None => format!("expected {}", one_of(choices)),
+    }
+}
+
+/// `a, b or c`.
+pub(super) fn one_of(choices: &[&str]) -> String {
+    match choices {
+        [] => "nothing".into(),
+        [one] => (*one).into(),
+        [before @ .., last] => format!("{} or {last}", before.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_keys_and_words_come_with_the_right_ones() {
+        for (message, expected) in [
+            (
+                "unknown field `lmit`, expected one of name, when, limit at line 2, column 15",
+                "unknown key \"lmit\": did you mean limit?",
+            ),
+            ("unknown field `color`, expected one of `name`, `limit`", "unknown key \"color\": expected name or limit"),
+            (
+                "unknown variant `shaddow`, expected one of enforce, shadow at line 2, column 3",
+                "\"shaddow\": did you mean shadow?",
+            ),
+            ("unknown variant `x`, expected `problem`", "\"x\": expected problem"),
+            ("missing field `limit` at line 2, column 6", "limit is missing: add `limit: VALUE`"),
+            (
+                "duplicate mapping key: limit, set DuplicateKeyPolicy in Options",
+                "limit is there twice: remove one of them",
+            ),
+            ("duplicate field `key` at line 1 column 20", "key is there twice: remove one of them"),
+            ("invalid type: string \"one\", expected a number at line 4, column 5", "\"one\": expected a number"),
+            ("invalid type: integer `-1`, expected a number at line 1 column 34", "-1: expected a number"),
+            ("invalid type: floating point `1.5`, expected a number", "1.5: expected a number"),
+            ("invalid type: unit value, expected a name", "nothing: expected a name"),
+            ("invalid type: null, expected a string", "nothing: expected a string"),
+            ("invalid u32 at line 1, column 22", "expected a whole number, without a unit"),
+            (
+                "tabs disallowed within this context (block indentation) at line 2, column 2",
+                "a tab: expected spaces, YAML takes no tabs as indentation",
+            ),
+        ] {
+            assert_eq!(plain(message), expected);
+        }
+    }
+}

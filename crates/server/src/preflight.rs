@@ -1,0 +1,101 @@
+//! What a configuration names and is not in its text: files, folders and the store, before a server needs them.
+
+use std::path::Path;
+
+use crate::auth::Secret;
+use crate::config::Config;
+use crate::config::findings::Finding;
+use crate::config::outline::Step::{self, Key};
+use crate::door::tls::Tls;
+use crate::rules::envoy::Domains;
+use crate::run::StartError;
+use crate::store::check_store;
+
+/// What is wrong with the files and the store that a configuration names. Nothing is written, and nothing is charged to a key of the rules.
+pub async fn preflight(config: &Config) -> Vec<Finding> {
+    let mut found = files(config);
+    let has_store_error = |found: &[Finding]| found.iter().any(|one| one.message.starts_with("store_secret_file"));
+    // A URL that cannot be read is an error of the text.
+    if config.store != "memory" && config.store.parse::<tidegate::RedisUrl>().is_ok() && !has_store_error(&found) {
+        store(config, &mut found).await;
+    }
+    found
+}
+
+fn files(config: &Config) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let place = |steps: &[Step<'_>]| config.outline.value(steps);
+    for (key, file) in [("check_file", &config.tokens.checks), ("admin_file", &config.tokens.admin)] {
+        if let Some(Err(problem)) = file.as_deref().map(Secret::read) {
+            found.push(Finding::error(place(&[Key("tokens"), Key(key)]), format!("tokens.{key}: {problem}")));
+        }
+    }
+    if let Some(tls) = &config.tls {
+        let named = [("cert", Some(&tls.cert)), ("key", Some(&tls.key)), ("client_ca", tls.client_ca.as_ref())];
+        let before = found.len();
+        for (key, file) in named {
+            if let Some(problem) = file.and_then(|file| unusable(file)) {
+                found.push(Finding::error(place(&[Key("tls"), Key(key)]), format!("tls.{key}: {problem}")));
+            }
+        }
+        if found.len() == before
+            && let Err(error) = Tls::load(tls.clone())
+        {
+            let key = named.iter().find(|(_, file)| file.is_some_and(|file| error.is_about(file)));
+            let key = key.map_or("cert", |(key, _)| key);
+            found.push(Finding::error(place(&[Key("tls"), Key(key)]), format!("tls.{key}: {error}")));
+        }
+    }
+    if let Some(file) = &config.store_secret_file
+        && let Some(problem) = unusable(file)
+    {
+        found.push(Finding::error(place(&[Key("store_secret_file")]), format!("store_secret_file: {problem}")));
+    }
+    if let Some(folder) = config.memory.snapshot_file.as_deref().and_then(Path::parent)
+        && !folder.as_os_str().is_empty()
+        && !folder.is_dir()
+    {
+        let message = format!("memory.snapshot_file: {}: there is no such folder: create it", folder.display());
+        found.push(Finding::error(place(&[Key("memory"), Key("snapshot_file")]), message));
+    }
+    if let Some(folder) = &config.envoy.config {
+        match Domains::load(folder) {
+            Ok(domains) => found.extend(domains.warnings().iter().cloned()),
+            Err(error) if folder.is_dir() => found.extend(error.findings()),
+            Err(error) => {
+                found.push(Finding::error(place(&[Key("envoy"), Key("config")]), format!("envoy.config: {error}")));
+            }
+        }
+    }
+    found
+}
+
+/// Why a file cannot be used, if it is not there, cannot be read or is empty.
+fn unusable(file: &Path) -> Option<String> {
+    match std::fs::read(file) {
+        Err(error) => Some(format!("{}: {error}", file.display())),
+        Ok(bytes) if bytes.trim_ascii().is_empty() => Some(format!("{}: the file is empty", file.display())),
+        Ok(_) => None,
+    }
+}
+
+/// Whether the store can be used, if it can be reached.
+async fn store(config: &Config, found: &mut Vec<Finding>) {
+    let place = config.outline.value(&[Key("store")]);
+    match check_store(config).await {
+        Err(StartError::StoreRefuses { store, failure }) => {
+            found.push(Finding::error(place, format!("store {store}: {failure}: {}", failure.advice())));
+        }
+        Err(error) => found.push(Finding::error(place, error.to_string())),
+        Ok(check) => {
+            if let Some(why) = check.unreachable {
+                let message =
+                    format!("store: {why}: whether it can be used is not known; serve starts and tries again");
+                found.push(Finding::note(&*place, message));
+            }
+            if let Some(slow) = check.slow {
+                found.push(Finding::warning(place, format!("store: {slow}")));
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! What clients send when they connect: `HELLO`, `CLIENT`, `COMMAND`, `INFO` and the like, answered so that they go on.
+
+use super::arity;
+use super::command::Session;
+use super::reply::Replies;
+use crate::auth::May;
+use crate::gate::Backend;
+
+/// The longest name that a client may give itself, in bytes.
+const MAX_NAME_BYTES: usize = 128;
+
+impl Session {
+    /// What clients ask to find out with whom they are talking.
+    pub(crate) fn courtesy(&mut self, name: &[u8], rest: &[&[u8]], out: &mut Replies) {
+        let sub = rest.first().map(|word| word.to_ascii_uppercase()).unwrap_or_default();
+        match (name, sub.as_slice(), rest) {
+            (b"PING", _, []) => out.simple("PONG"),
+            (b"PING", _, [word]) | (b"ECHO", _, [word]) => out.bulk(word),
+            (b"SELECT", _, [b"0"]) => out.simple("OK"),
+            (b"SELECT", _, [_]) => out.error("ERR DB index is out of range"),
+            (b"CLIENT", b"SETNAME", [_, name]) => match self.called(name) {
+                Ok(()) => out.simple("OK"),
+                Err(problem) => out.error(problem),
+            },
+            (b"CLIENT", b"GETNAME", [_]) if self.name.is_empty() => out.null(),
+            (b"CLIENT", b"GETNAME", [_]) => out.bulk(&self.name),
+            (b"CLIENT", b"ID", [_]) => out.integer(self.number),
+            (b"CLIENT", b"SETINFO", [_, _, _]) => out.simple("OK"),
+            (b"CLIENT", b"TRACKING", [_, word, ..]) if !word.eq_ignore_ascii_case(b"OFF") => {
+                out.error("ERR nothing is kept that could be tracked: expected CLIENT TRACKING off");
+            }
+            (b"CLIENT", b"TRACKING" | b"NO-EVICT" | b"NO-TOUCH", [_, _, ..]) => out.simple("OK"),
+            (b"COMMAND", b"COUNT", [_]) => out.integer(0),
+            (b"COMMAND", b"DOCS", _) => out.map(0),
+            (b"COMMAND", b"INFO", [_, names @ ..]) => {
+                out.array(names.len());
+                names.iter().for_each(|_| out.null());
+            }
+            (b"COMMAND", b"" | b"LIST", _) => out.array(0),
+            (b"CONFIG", b"GET", [_, _, ..]) => out.map(0),
+            (b"INFO", _, _) => {
+                let version = env!("CARGO_PKG_VERSION");
+                let text = format!(
+                    "# Server\r\nredis_version:7.0.0\r\nredis_mode:standalone\r\ntidegate_version:{version}\r\n\r\n# Persistence\r\nloading:0\r\n\r\n# Store\r\n{}",
+                    self.store()
+                );
+                out.bulk(text.as_bytes());
+            }
+            (b"CLIENT" | b"COMMAND" | b"CONFIG", ..) => {
+                out.error("ERR unknown subcommand or wrong number of arguments");
+            }
+            _ => out.error(&arity::usage(name)),
+        }
+    }
+
+    /// How this server stands with its store, as lines of `INFO`.
+    fn store(&self) -> String {
+        let store = self.gate.store();
+        let name = if matches!(store, Backend::Memory(_)) { "memory" } else { "redis" };
+        let mut lines = format!("store:{name}\r\nstore_answers:{}\r\n", u8::from(!store.is_away()));
+        if let Backend::Near(near, _) = store {
+            let stats = near.stats();
+            let alone = stats.fallback_allowed + stats.fallback_denied;
+            lines += &format!("answers_without_store:{alone}\r\nbreaker_opened:{}\r\n", stats.opened);
+        }
+        lines
+    }
+
+    /// Takes the name that a client gives itself.
+    fn called(&mut self, name: &[u8]) -> Result<(), &'static str> {
+        if !name.iter().all(u8::is_ascii_graphic) {
+            return Err("ERR Client names cannot contain spaces, newlines or special characters.");
+        }
+        if name.len() > MAX_NAME_BYTES {
+            return Err("ERR the name is too long: expected at most 128 bytes");
+        }
+        self.name = name.to_vec();
+        Ok(())
+    }
+
+    /// `HELLO [2|3 [AUTH user word] [SETNAME name]]`. Nothing changes unless all of it is right.
+    pub(crate) async fn hello(&mut self, rest: &[&[u8]], out: &mut Replies) {
+        let mut rest = rest.iter();
+        let three = match rest.next() {
+            None => out.three,
+            Some(&b"2") => false,
+            Some(&b"3") => true,
+            Some(other) if other.iter().all(u8::is_ascii_digit) => {
+                return out.error("NOPROTO unsupported protocol version");
+            }
+            Some(_) => return out.error("ERR Protocol version is not an integer or out of range"),
+        };
+        let (mut may, mut name) = (self.may, None);
+        while let Some(option) = rest.next() {
+            match (option.to_ascii_uppercase().as_slice(), rest.next()) {
+                (b"AUTH", Some(_user)) => match rest.next() {
+                    Some(word) => match self.guard.admit(self.peer, word).await {
+                        Some(known) => may = known,
+                        None => return self.wrong(out),
+                    },
+                    None => return out.error("ERR Syntax error in HELLO option 'auth'"),
+                },
+                (b"SETNAME", Some(word)) => name = Some(word),
+                _ => return out.error(&format!("ERR Syntax error in HELLO option '{}'", option.escape_ascii())),
+            }
+        }
+        if may == May::Nothing {
+            return out.error(
+                "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time",
+            );
+        }
+        if let Some(Err(problem)) = name.map(|name| self.called(name)) {
+            return out.error(problem);
+        }
+        (self.may, out.three) = (may, three);
+        out.map(7);
+        let version = env!("CARGO_PKG_VERSION").as_bytes();
+        for (name, value) in
+            [("server", &b"tidegate"[..]), ("version", version), ("mode", b"standalone"), ("role", b"master")]
+        {
+            out.bulk(name.as_bytes());
+            out.bulk(value);
+        }
+        out.bulk(b"proto");
+        out.integer(if three { 3 } else { 2 });
+        out.bulk(b"id");
+        out.integer(self.number);
+        out.bulk(b"modules");
+        out.array(0);
+    }
+}

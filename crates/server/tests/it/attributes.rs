@@ -1,0 +1,41 @@
+//! A check whose attributes no rule looks at says so, whatever the protocol: a misspelt name is not silently a request without a limit.
+
+use crate::doors::Doors;
+
+const RULES: &str = "\
+rules:
+  - { name: per-user, by: [user], limit: 2/h }
+  - { name: everyone, limit: 9/h }
+";
+
+#[test]
+fn a_check_in_which_no_attribute_is_known_says_so_in_its_answer() {
+    let doors = Doors::in_memory(RULES);
+    let (mut http, mut resp) = (doors.http(), doors.resp());
+    let warning = r#""warning":"no rule looks at the attribute \"usr\": did you mean \"user\"?""#;
+    let misspelt = http.post("/v1/check", r#"{"attributes":{"usr":"a"}}"#);
+    assert!(misspelt.status == 200 && misspelt.body.ends_with(&format!("{warning}}}")), "{misspelt:?}");
+    let batch = http.post("/v1/check", r#"{"checks":[{"attributes":{"usr":"a"}},{"attributes":{"user":"a"}}]}"#);
+    assert_eq!(batch.body.matches("\"warning\":").count(), 1, "{batch:?}");
+    // One that is known is enough: others may be for rules to come.
+    let right = http.post("/v1/check", r#"{"attributes":{"user":"b","colour":"red"}}"#);
+    assert!(right.status == 200 && !right.body.contains("warning"), "{right:?}");
+    // A denial has it, too.
+    let denied = http.post("/v1/check", r#"{"attributes":{"usr":"a"},"cost":9}"#);
+    assert!(denied.status == 429 && denied.body.contains(warning), "{denied:?}");
+
+    let answer = resp.command(&["TG.RULES", "usr", "a", "COST", "0", "AS", "MAP"]).unwrap();
+    let words: Vec<String> = answer.array().iter().map(|word| format!("{word:?}")).collect();
+    assert!(words.join(" ").contains("did you mean"), "{words:?}");
+    let answer = resp.command(&["TG.RULES", "user", "c", "COST", "0", "AS", "MAP"]).unwrap();
+    assert!(!format!("{answer:?}").contains("warning"), "{answer:?}");
+}
+
+#[test]
+fn without_rules_a_check_by_attributes_says_that_nothing_is_limited() {
+    let doors = Doors::in_memory("rules: []\n");
+    let answer = doors.http().post("/v1/check", r#"{"attributes":{"user":"a"}}"#);
+    let expected =
+        r#"{"cost":1,"op":"check","allowed":true,"charges":[],"warning":"there are no rules, so nothing is limited"}"#;
+    assert_eq!((answer.status, answer.body.as_str()), (200, expected));
+}

@@ -1,0 +1,106 @@
+//! What went wrong with TLS, in plain words.
+
+use std::io;
+
+use tokio_rustls::rustls::pki_types::pem;
+use tokio_rustls::rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
+
+/// What went wrong with a handshake or on an encrypted connection, for people.
+pub fn tls_problem(error: &io::Error) -> String {
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
+        Some(error) => described(error),
+        None if error.kind() == io::ErrorKind::UnexpectedEof => "the other side closed the connection".into(),
+        None => error.to_string(),
+    }
+}
+
+/// The same of an error of rustls itself.
+pub fn described(error: &Error) -> String {
+    match error {
+        Error::InvalidCertificate(problem) => certificate(problem),
+        Error::NoCertificatesPresented => "the other side has no certificate".into(),
+        Error::InvalidMessage(InvalidMessage::InvalidContentType) => "the other side does not speak TLS".into(),
+        Error::InvalidMessage(_) => "the other side does not speak TLS as expected".into(),
+        Error::InconsistentKeys(_) => "the key does not belong to the certificate".into(),
+        Error::PeerIncompatible(_) => "the other side supports no version or cipher of TLS that is safe".into(),
+        Error::AlertReceived(alert) => match alert {
+            AlertDescription::CertificateRequired => "the other side wants a certificate of the client".into(),
+            AlertDescription::UnknownCA => {
+                "the other side does not trust the authority of the client's certificate".into()
+            }
+            AlertDescription::BadCertificate
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateRevoked => "the other side does not accept the client's certificate".into(),
+            AlertDescription::HandshakeFailure => {
+                "the other side refuses the handshake: it may want a certificate of the client".into()
+            }
+            AlertDescription::ProtocolVersion => "the other side supports neither TLS 1.2 nor TLS 1.3".into(),
+            other => format!("the other side ended the handshake ({other:?})"),
+        },
+        other => other.to_string(),
+    }
+}
+
+/// Why a PEM file cannot be used that should hold this: `CERTIFICATE` or `PRIVATE KEY`.
+pub fn pem_problem(error: &pem::Error, expected: &str) -> String {
+    match error {
+        pem::Error::NoItemsFound => no_pem(expected),
+        pem::Error::Io(error) => error.to_string(),
+        _ => format!("damaged: expected PEM with BEGIN {expected}"),
+    }
+}
+
+/// Nothing of that kind is in a PEM file.
+pub fn no_pem(expected: &str) -> String {
+    format!("no {} in it: expected PEM with BEGIN {expected}", expected.to_lowercase())
+}
+
+fn certificate(problem: &CertificateError) -> String {
+    match problem {
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+            "its certificate is not signed by an authority that is trusted here".into()
+        }
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => "its certificate has expired".into(),
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            "its certificate is not valid yet: is the clock of this machine right?".into()
+        }
+        CertificateError::Revoked => "its certificate was revoked".into(),
+        CertificateError::NotValidForNameContext { expected, presented } => {
+            let names = if presented.is_empty() { "no name".to_owned() } else { presented.join(", ") };
+            format!("its certificate is not for {}, but for {names}", expected.to_str())
+        }
+        CertificateError::NotValidForName => "its certificate is for another name".into(),
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+            "its certificate is not one for servers".into()
+        }
+        // By its name, since the type is not one of rustls's own.
+        CertificateError::Other(other) if format!("{other:?}").contains("CaUsedAsEndEntity") => {
+            "its certificate is one of an authority (CA:TRUE), not of a server: sign one for the server with it".into()
+        }
+        _ => "its certificate cannot be used".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_problem_is_told_by_the_names_of_types() {
+        let errors = [
+            Error::InvalidCertificate(CertificateError::UnknownIssuer),
+            Error::InvalidCertificate(CertificateError::BadEncoding),
+            Error::InvalidCertificate(CertificateError::NotValidForName),
+            Error::InvalidMessage(InvalidMessage::InvalidContentType),
+            Error::InvalidMessage(InvalidMessage::MessageTooLarge),
+            Error::AlertReceived(AlertDescription::UnknownCA),
+            Error::NoCertificatesPresented,
+        ];
+        for error in errors {
+            let told = tls_problem(&io::Error::other(error));
+            assert!(told.contains(' ') && !told.contains("::") && !told.contains("Other("), "{told}");
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Events for `tracing`, as a program with a subscriber sees them: a real Redis that dies and comes back.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tidegate::{Limiter, Near, Redis, Source};
+use tidegate_testkit::{ClockShim, Flavor, Server, wait_until};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+const BOUND: Duration = Duration::from_secs(20);
+
+/// Keeps every event of the library as a line.
+#[derive(Clone, Default)]
+struct Captured(Arc<Mutex<Vec<(Level, String)>>>);
+
+impl Captured {
+    fn lines(&self) -> Vec<(Level, String)> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn count(&self, part: &str) -> usize {
+        self.lines().iter().filter(|(_, line)| line.contains(part)).count()
+    }
+}
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.0 += &format!("{}={value:?} ", field.name());
+    }
+}
+
+impl Subscriber for Captured {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("tidegate")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line(String::new());
+        event.record(&mut line);
+        self.0.lock().unwrap().push((*event.metadata().level(), line.0));
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// One subscriber for the process: everything that is tested about events is tested here.
+#[test]
+fn a_program_hears_when_limits_are_not_enforced_as_configured() {
+    let captured = Captured::default();
+    tracing::subscriber::set_global_default(captured.clone()).unwrap();
+    a_store_that_dies(&captured);
+    a_store_that_forgets(&captured);
+    a_store_whose_clock_goes_back(&captured);
+}
+
+fn a_store_that_dies(captured: &Captured) {
+    let server = Server::start(Flavor::Redis7);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (near, limiter) = runtime.block_on(async {
+        let redis = Redis::new(&server.url()).unwrap();
+        redis.prepare().await.unwrap();
+        let near = Near::builder(redis).deadline(Duration::from_millis(50)).nodes(3).build();
+        (near.clone(), Limiter::builder("1000000/s".parse().unwrap()).near(near).build())
+    });
+    let ask = || runtime.block_on(async { limiter.check("k").await.unwrap().source() });
+    wait_until("the store decides", BOUND, || ask() == Source::Store);
+    assert_eq!(captured.lines(), [], "all is well");
+    server.kill();
+    wait_until("an event says so", BOUND, || {
+        assert_eq!(ask(), Source::Fallback);
+        captured.count("the store is unreachable") == 1
+    });
+    let (level, line) = captured.lines().remove(0);
+    assert_eq!(level, Level::WARN);
+    for part in ["why=", "nodes=3", "nodes_from=\"configured\"", "enforced=1/3 of each limit on this node"] {
+        assert!(line.contains(part), "{part} is missing: {line}");
+    }
+    server.restart();
+    wait_until("the store decides again", BOUND, || ask() == Source::Store);
+    wait_until("an event says so", BOUND, || captured.count("the store decides again") == 1);
+    assert_eq!(captured.lines().len(), 2, "one when it begins and one when it ends: {:?}", captured.lines());
+    runtime.block_on(near.close());
+}
+
+/// What the server has forgotten and this process remembers is restored, and an event says so; the next when there are twice as many.
+fn a_store_that_forgets(captured: &Captured) {
+    let server = Server::start(Flavor::Valkey9);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let limiter = runtime.block_on(async {
+        Limiter::builder("10/h window".parse().unwrap()).redis(Redis::new(&server.url()).unwrap()).build()
+    });
+    let before = captured.lines().len();
+    for _ in 0..4 {
+        assert!(runtime.block_on(async { limiter.check("k").await }).unwrap().allowed());
+        server.command(&["FLUSHALL"]);
+    }
+    let lines = captured.lines().split_off(before);
+    let totals: Vec<bool> = ["total=1", "total=2"].map(|part| lines.iter().any(|(_, line)| line.contains(part))).into();
+    assert!(lines.len() == 2 && totals == [true, true], "three were restored, and two events are enough: {lines:?}");
+    assert!(lines[0].1.contains("the store has lost state that this process remembers"), "{lines:?}");
+}
+
+/// One event for a step, however many keys were ahead of the clock.
+fn a_store_whose_clock_goes_back(captured: &Captured) {
+    let shim = ClockShim::build();
+    shim.set(3600);
+    let builder = Server::builder(Flavor::Redis7);
+    let server = shim.environment().iter().fold(builder, |builder, (name, value)| builder.env(name, value)).start();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let redis =
+        runtime.block_on(async { Redis::builder(server.url().parse().unwrap()).timeout(BOUND).build() }).unwrap();
+    let limiter = runtime.block_on(async { Limiter::builder("10/h".parse().unwrap()).redis(redis.clone()).build() });
+    let before = captured.lines().len();
+    for ahead in [3600, 0] {
+        shim.set(ahead);
+        for key in 0..4 {
+            assert!(runtime.block_on(async { limiter.check(&format!("k{key}")).await }).unwrap().allowed());
+        }
+    }
+    let lines = captured.lines().split_off(before);
+    assert_eq!(redis.stats().clock_regressions, 4);
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let (level, line) = &lines[0];
+    assert!(
+        *level == Level::WARN && line.contains("the clock of the store went back") && line.contains("by="),
+        "{line}"
+    );
+}
