@@ -77,10 +77,12 @@ impl Gateway {
                 GatewayKind::Caddy => {
                     command.args(["run", "--adapter", "caddyfile", "--config", kind.file()]).env("HOME", own.path())
                 }
-                GatewayKind::Haproxy => command.args(["-db", "-f", kind.file()]),
+                // As a service manager starts it: from another folder.
+                GatewayKind::Haproxy => command.args(["-db", "-f"]).arg(&file),
             };
             let error = log.try_clone().expect("a file has a second handle");
-            command.current_dir(own.path()).stdin(Stdio::null()).stdout(log).stderr(error);
+            let folder = if kind == GatewayKind::Haproxy { Path::new("/") } else { own.path() };
+            command.current_dir(folder).stdin(Stdio::null()).stdout(log).stderr(error);
         });
         let child = child.unwrap_or_else(|error| panic!("{kind:?} could not be started: {error}"));
         let mut gateway = Gateway { child, folder: own, port };

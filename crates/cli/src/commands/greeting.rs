@@ -95,8 +95,8 @@ impl Greeting {
         if let Tls::WithClients(file) = &self.tls {
             writeln!(out, "tls    clients need a certificate of {}: put its files for CERT and KEY", file.display())?;
         }
-        if matches!(self.token, Token::Variable) && std::env::var_os("TIDEGATE_TOKEN").is_none() {
-            writeln!(out, "token  given by --token: put it into TIDEGATE_TOKEN for the commands below")?;
+        if matches!(self.token, Token::Variable) {
+            writeln!(out, "token  put it into TIDEGATE_TOKEN in the shell in which you try the commands below")?;
         }
         self.listeners(out, running)?;
         writeln!(out, "ready")
@@ -105,21 +105,30 @@ impl Greeting {
     fn listeners(&self, out: &mut dyn Write, running: &Running) -> io::Result<()> {
         let scheme = if matches!(self.tls, Tls::Off) { "http" } else { "https" };
         let curl = format!("curl{}", self.curl_tls());
+        let has_rules = !self.rules.is_empty() || self.rules_of_options > 0;
+        let descriptor = {
+            let domains = running.gate().domains();
+            let name = domains.names().first().map(ToString::to_string);
+            name.and_then(|name| domains.example(&name).map(|entries| asking(&name, &entries)))
+        };
         if let Some(at) = running.http {
             let (token, url) = (self.header(), format!("{scheme}://{}", reached(at)));
-            let attributes = json!({ "attributes": { &*self.attribute: self.value() } });
-            writeln!(out, "http   {at}    {curl}{token} -d '{attributes}' {url}/v1/check")?;
+            let (body, path) = match &descriptor {
+                Some(request) if !has_rules => (request.clone(), "/json"),
+                _ if has_rules => {
+                    (json!({ "attributes": { &*self.attribute: self.value() } }).to_string(), "/v1/check")
+                }
+                _ => (json!({ "key": "user:7", "limit": "10/s" }).to_string(), "/v1/check"),
+            };
+            writeln!(out, "http   {at}    {curl}{token} -d '{body}' {url}{path}")?;
         }
         if let Some(at) = running.grpc {
-            let domains = running.gate().domains();
-            let domain = domains.names().first().map_or("edge", |name| *name);
             let tls = match &self.tls {
                 Tls::Off => "-plaintext",
                 Tls::On => "-insecure",
                 Tls::WithClients(_) => "-insecure -cert CERT -key KEY",
             };
-            let entries = json!([{ "entries": [{ "key": self.attribute, "value": self.value() }] }]);
-            let request = format!("{{\"domain\":{domain:?},\"descriptors\":{entries}}}");
+            let request = descriptor.unwrap_or_else(|| asking("edge", &[(&*self.attribute, self.value())]));
             let (token, to) = (self.header(), reached(at));
             writeln!(out, "grpc   {at}    grpcurl {tls}{token} -d '{request}' {to} {SERVICE}/ShouldRateLimit")?;
         }
@@ -193,6 +202,12 @@ impl Greeting {
             Tls::WithClients(_) => " -k --cert CERT --key KEY",
         }
     }
+}
+
+/// A request in Envoy's words about one descriptor.
+fn asking(domain: &str, entries: &[(&str, &str)]) -> String {
+    let entries: Vec<_> = entries.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect();
+    format!("{{\"domain\":{},\"descriptors\":{}}}", json!(domain), json!([{ "entries": entries }]))
 }
 
 /// How a remote store fares at the start; nothing, if all is well.

@@ -76,7 +76,13 @@ fn the_commands_at_the_start_work_as_printed() {
         (&[&tls[..], &file[..]].concat(), None, "grpcurl -insecure -H \"Authorization: Bearer $(cat '"),
     ];
     for (more, variable, grpc) in cases {
+        // A second shell has neither the option nor the variable.
+        let has_variable = variable.is_some();
         let started = Started::with(&[&["serve", "--log", "off"], &LISTENERS[..], more].concat(), variable);
+        assert_eq!(
+            started.lines.iter().any(|line| line.starts_with("token  put it into TIDEGATE_TOKEN")),
+            has_variable
+        );
         let run = |name: &str| shell(started.command(name), folder.path(), variable);
         let answer = run("http");
         assert!(answer.contains(r#""rule":"per-ip""#) && answer.contains(r#""allowed":true"#), "{more:?}: {answer}");
@@ -128,4 +134,25 @@ fn the_start_says_which_file_how_many_rules_and_which_store() {
     let started = start(rules, "proxy", &proxy);
     assert_eq!(started.line("rules"), format!("rules  {shown}: 2 rules, and 1 of --limit"));
     assert!(started.command("proxy").starts_with("curl -i http://127.0.0.1:"));
+}
+
+/// Without rules of its own the start shows a request that the first domain limits, or a limit that the caller brings.
+#[test]
+fn without_rules_the_start_shows_a_request_that_is_limited() {
+    let folder = tempfile::tempdir().unwrap();
+    let (domains, file) = (folder.path().join("domains"), folder.path().join("tidegate.yaml"));
+    std::fs::create_dir(&domains).unwrap();
+    std::fs::write(&file, "rules: []\n").unwrap();
+    let nested = "domain: edge\ndescriptors:\n  - key: path\n    value: /login\n    descriptors:\n      - { key: user, rate_limit: { unit: minute, requests_per_unit: 3 } }\n";
+    std::fs::write(domains.join("edge.yaml"), nested).unwrap();
+    let serve = ["serve", "--log", "off", "--config", file.to_str().unwrap(), "--http", "127.0.0.1:0", "--resp", "off"];
+    let with = ["--envoy-config", domains.to_str().unwrap(), "--grpc", "127.0.0.1:0"];
+    let started = Started::with(&[&serve[..], &with].concat(), None);
+    let descriptor = r#""descriptors":[{"entries":[{"key":"path","value":"/login"},{"key":"user","value":"a"}]}]"#;
+    assert!(started.command("grpc").contains(descriptor), "{}", started.command("grpc"));
+    let answer = shell(started.command("http"), folder.path(), None);
+    assert!(answer.contains(r#""limitRemaining":2"#), "{answer}");
+    let started = Started::with(&[&serve[..], &["--grpc", "off"]].concat(), None);
+    let answer = shell(started.command("http"), folder.path(), None);
+    assert!(answer.contains(r#""remaining":9"#), "{answer}");
 }

@@ -107,6 +107,11 @@ fn status(drawn: &Drawn) -> DescriptorStatus {
         status.limit_remaining = u32::MAX;
         return status;
     }
+    // Envoy copies the limit into headers for clients, which must not see rules in shadow mode. Descriptors of Envoy's own configuration
+    // are filled as envoyproxy/ratelimit fills them.
+    if drawn.shadow() && drawn.limited.is_none() {
+        return status;
+    }
     let name = drawn.name.to_string();
     let stated = drawn.stated.map(|(requests, unit)| (requests, Some(unit)));
     let (requests_per_unit, unit) = match (stated, &drawn.told.limit) {

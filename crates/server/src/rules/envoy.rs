@@ -57,6 +57,21 @@ struct Values {
     bare: Option<Box<Node>>,
 }
 
+impl Node {
+    fn example(&self) -> Option<Vec<(&str, &str)>> {
+        let mut steps: Vec<(&str, &str, &Node)> = Vec::new();
+        for (key, values) in &self.below {
+            steps.extend(values.exact.iter().map(|(value, node)| (&**key, &**value, node)));
+            steps.extend(values.bare.iter().map(|node| (&**key, "a", &**node)));
+        }
+        steps.sort_by_key(|(key, value, _)| (*key, *value));
+        steps.into_iter().find_map(|(key, value, node)| {
+            let below = if node.limit.is_some() { Some(Vec::new()) } else { node.example() };
+            below.map(|below| std::iter::once((key, value)).chain(below).collect())
+        })
+    }
+}
+
 /// A node with a limit.
 #[derive(Clone, Debug)]
 pub struct Limited {
@@ -239,6 +254,11 @@ impl Domains {
         let mut names: Vec<&str> = self.domains.keys().map(|name| &**name).collect();
         names.sort_unstable();
         names
+    }
+
+    /// The entries of a descriptor that has a limit in this domain, always the same one: an example for people.
+    pub fn example(&self, domain: &str) -> Option<Vec<(&str, &str)>> {
+        self.domains.get(domain)?.example()
     }
 
     /// The rules of all of them.

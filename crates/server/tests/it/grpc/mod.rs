@@ -367,6 +367,25 @@ fn a_limit_in_the_request_wins_unless_it_may_not() {
     assert_eq!(off.one(over(1, 3)), "ok: ok left 4294967295", "as the domain says");
 }
 
+/// Envoy shows the limit of a status to clients, who must not see a rule in shadow mode.
+#[test]
+fn a_descriptor_with_only_a_shadow_rule_carries_no_limit() {
+    let rules = "\
+rules:
+  - { name: secret-trial, mode: shadow, when: { user: '*' }, by: [user], limit: 1/min window }
+  - { name: per-ip, when: { ip: '*' }, by: [ip], limit: 2/min window }
+";
+    let door = Door::open(rules, "");
+    let both = || request("edge", vec![descriptor(&[("user", "a")]), descriptor(&[("ip", "192.0.2.8")])]);
+    for expected in ["ok: ok left 0; ok 2/2 per-ip left 1 in 40s", "ok: ok left 0; ok 2/2 per-ip left 0 in 40s"] {
+        assert_eq!(shown(&door.ask(both()).unwrap()), expected);
+    }
+    let denied = door.ask(both()).unwrap();
+    assert_eq!(shown(&denied), "over: ok left 0; over 2/2 per-ip left 0 in 40s");
+    assert!(denied.statuses[0].current_limit.is_none(), "{denied:?}");
+    assert_eq!(metadata(&denied), "shadow=[secret-trial]", "operators see it");
+}
+
 #[test]
 fn other_domains_are_decided_by_the_rules_file() {
     let rules = "\
