@@ -25,6 +25,8 @@ pub struct Explanation {
     pub exempted_by: Option<Arc<Rule>>,
     /// Every rule, in the order of the file.
     pub rules: Vec<Explained>,
+    /// Why no rule can know the request: it has no attribute that a rule looks at.
+    pub warning: Option<String>,
 }
 
 /// What one rule says about it.
@@ -80,7 +82,11 @@ impl Gate {
     ///
     /// # Errors
     /// If a cost is not a number or the store has no answer.
-    pub async fn explain(&self, attributes: &(impl Attributes + ?Sized), cost: u64) -> Result<Explanation, GateError> {
+    pub async fn explain<N: AsRef<str>, V: AsRef<str>>(
+        &self,
+        attributes: &[(N, V)],
+        cost: u64,
+    ) -> Result<Explanation, GateError> {
         let mut explanation = Explanation::of_matching(&self.rules(), attributes, cost)?;
         for explained in &mut explanation.rules {
             let Ok(applied) = &mut explained.found else { continue };
@@ -99,9 +105,9 @@ impl Explanation {
     ///
     /// # Errors
     /// If a cost is not a number.
-    pub fn of_matching(
+    pub fn of_matching<N: AsRef<str>, V: AsRef<str>>(
         rules: &Rules,
-        attributes: &(impl Attributes + ?Sized),
+        attributes: &[(N, V)],
         cost: u64,
     ) -> Result<Explanation, InvalidCost> {
         let (mut explained, mut denied, mut exempted_by) = (Vec::new(), false, None);
@@ -115,7 +121,7 @@ impl Explanation {
                 (None, Some(name)) => Err(NotApplied::Skipped(Arc::clone(name))),
                 (None, None) => {
                     let (matched, overridden) = rule.applied(attributes, cost)?;
-                    let value = |name: &Arc<str>| attributes.get(name).map(Into::into);
+                    let value = |name: &Arc<str>| Attributes::get(attributes, name).map(Into::into);
                     let by = rule.by.iter().map(|name| (Arc::clone(name), value(name))).collect();
                     let (limits, allowed) = match &matched.budget {
                         Budget::Limits(limits) => (limits.into_iter().map(|limit| (*limit, None)).collect(), None),
@@ -133,7 +139,8 @@ impl Explanation {
             explained.push(Explained { rule: Arc::clone(rule), found });
         }
         let exempted_by = exempted_by.filter(|_| !denied);
-        let mut explanation = Explanation { allowed: None, exempted_by, rules: explained };
+        let warning = rules.unknown(attributes.iter().map(|(name, _)| name.as_ref()));
+        let mut explanation = Explanation { allowed: None, exempted_by, rules: explained, warning };
         explanation.allowed = explanation.would_pass();
         Ok(explanation)
     }
@@ -164,6 +171,9 @@ fn limits_of(budget: &Budget, decision: &Decision) -> Vec<(Limit, Option<Verdict
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(warning) = &self.warning {
+            writeln!(f, "warning: {warning}")?;
+        }
         for explained in &self.rules {
             explained.fmt(f)?;
         }
@@ -244,10 +254,14 @@ impl Explanation {
     /// As JSON.
     pub fn to_json(&self) -> Value {
         let rules: Vec<Value> = self.rules.iter().map(Explained::to_json).collect();
-        match &self.exempted_by {
-            Some(rule) => json!({ "allowed": self.allowed, "exempted_by": *rule.name, "rules": rules }),
-            None => json!({ "allowed": self.allowed, "rules": rules }),
+        let mut explanation = json!({ "allowed": self.allowed, "rules": rules });
+        if let Some(rule) = &self.exempted_by {
+            explanation["exempted_by"] = json!(*rule.name);
         }
+        if let Some(warning) = &self.warning {
+            explanation["warning"] = json!(warning);
+        }
+        explanation
     }
 }
 

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use crate::auth::Secret;
-use crate::config::Config;
 use crate::config::findings::Finding;
 use crate::config::outline::Step::{self, Key};
+use crate::config::{Config, why_unreadable};
 use crate::door::tls::Tls;
 use crate::rules::envoy::Domains;
 use crate::run::StartError;
@@ -51,6 +51,12 @@ fn files(config: &Config) -> Vec<Finding> {
     {
         found.push(Finding::error(place(&[Key("store_secret_file")]), format!("store_secret_file: {problem}")));
     }
+    if let Some(file) = config.memory.snapshot_file.as_deref()
+        && file.is_dir()
+    {
+        let message = format!("memory.snapshot_file: {}: it is a folder: name a file in it", file.display());
+        found.push(Finding::error(place(&[Key("memory"), Key("snapshot_file")]), message));
+    }
     if let Some(folder) = config.memory.snapshot_file.as_deref().and_then(Path::parent)
         && !folder.as_os_str().is_empty()
         && !folder.is_dir()
@@ -73,8 +79,10 @@ fn files(config: &Config) -> Vec<Finding> {
 /// Why a file cannot be used, if it is not there, cannot be read or is empty.
 fn unusable(file: &Path) -> Option<String> {
     match std::fs::read(file) {
-        Err(error) => Some(format!("{}: {error}", file.display())),
-        Ok(bytes) if bytes.trim_ascii().is_empty() => Some(format!("{}: the file is empty", file.display())),
+        Err(error) => Some(format!("{}: {}", file.display(), why_unreadable(&error))),
+        Ok(bytes) if bytes.trim_ascii().is_empty() => {
+            Some(format!("{}: the file is empty: expected PEM, or the secret", file.display()))
+        }
         Ok(_) => None,
     }
 }

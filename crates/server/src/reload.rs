@@ -62,16 +62,22 @@ impl ConfigFile {
     /// Reads the file and puts into force whatever can change while the server runs.
     fn load(&self, gate: &Gate) -> Result<Loaded, String> {
         let mut config = Config::load(&self.file).map_err(|error| error.to_string())?;
+        // An editor that saves in two steps, or a full disk, leaves an empty file for a while: that must not lift every limit.
+        if config.outline.is_empty() && !self.started_with.outline.is_empty() {
+            let file = self.file.display();
+            return Err(format!("{file}: the file is empty: write `rules: []` if no limits are meant"));
+        }
         self.overlay.apply(&mut config)?;
         let needs_restart = needing_restart(&self.started_with, &config);
         let (count, warnings) = (config.rules.iter().count(), config.warnings());
         let Bounds { handshake, patience, .. } = self.started_with.bounds;
         self.bounds.set(Bounds { handshake, patience, ..config.bounds });
         gate.observer().set(&config.log);
+        let ipv6_prefix = config.clients.prefix();
         gate.set_clients(config.clients);
         gate.set_terms(config.envoy.terms);
         gate.set_manners(config.manners);
-        gate.set_rules(config.rules.and(&self.more_rules));
+        gate.set_rules(config.rules.and(&self.more_rules).with_ipv6_prefix(ipv6_prefix));
         Ok(Loaded { count, warnings, needs_restart })
     }
 }

@@ -238,7 +238,11 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     if let Some(slow) = slow {
         store::report_slow(&slow, &observer);
     }
-    let gate = Gate::observed(store, config.rules.and(&options.more_rules), observer.clone());
+    let gate = Gate::observed(
+        store,
+        config.rules.and(&options.more_rules).with_ipv6_prefix(config.clients.prefix()),
+        observer.clone(),
+    );
     gate.set_terms(config.envoy.terms);
     gate.set_manners(config.manners);
     gate.set_clients(config.clients);

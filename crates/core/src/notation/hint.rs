@@ -28,6 +28,8 @@ const WORDS: [&str; 14] = [
 ];
 /// More digits than this are no slip of the pen.
 const MAX_DIGITS: usize = 9;
+/// More digits behind a point make a limit with a huge burst.
+const MAX_DECIMALS: usize = 3;
 
 /// What to write instead, if `text` is wrong at `column`, counted in characters from 1.
 pub(super) fn hint(text: &str, column: usize) -> Option<String> {
@@ -39,12 +41,16 @@ pub(super) fn hint(text: &str, column: usize) -> Option<String> {
     let (word, after_word) = split_while(rest, char::is_alphabetic);
     match first {
         '.' => fraction(own, &rest[1..]),
+        '=' | ':' if has_period => assigned(before, &rest[1..]),
+        ',' if has_period && option(&rest[1..]).is_some() => {
+            Some(format!("options follow without a comma: write {} {}", before.trim_end(), rest[1..].trim_start()))
+        }
         ',' if !has_period => thousands(own, &rest[1..]),
         ',' | '&' | '|' | '+' if has_period => joined(before, rest.trim_start_matches([',', '&', '|', '+'])),
-        '0'..='9' if has_period => joined(before, rest),
+        '0'..='9' if has_period => compound(own, rest).or_else(|| joined(before, rest)),
         '/' if has_period => Some("a limit has one /; whom it is for is `by` in a rule".to_owned()),
         _ if has_period && word.eq_ignore_ascii_case("and") => joined(before, after_word),
-        _ if has_period && ends_with_slash(own) => period(word),
+        _ if has_period && ends_with_slash(own) => period(own.trim_start(), word),
         _ if !has_period && ends_with_digit(own) => amount(own, word, after_word),
         _ if !word.is_empty() => nearest(word).map(|right| format!("did you mean {right}?")),
         _ => None,
@@ -58,6 +64,33 @@ fn joined(before: &str, rest: &str) -> Option<String> {
     let after = after.trim_start();
     let is_limit = !digits.is_empty() && (after.starts_with('/') || after.starts_with("per "));
     is_limit.then(|| format!("limits are joined by `;`: write {}; {rest}", before.trim_end()))
+}
+
+/// The word of the notation with which a text begins.
+fn option(text: &str) -> Option<&str> {
+    let (word, _) = split_while(text.trim_start(), char::is_alphabetic);
+    WORDS.iter().any(|own| word.eq_ignore_ascii_case(own)).then_some(word)
+}
+
+/// `burst=20`, `burst: 20`.
+fn assigned(before: &str, after: &str) -> Option<String> {
+    let name = before.trim_end().rsplit(|char: char| !char.is_alphabetic()).next()?;
+    let value = after.trim_start();
+    option(name).filter(|_| !value.is_empty()).map(|name| format!("write {name} {value}"))
+}
+
+/// `60/1m30s`.
+fn compound(own: &str, rest: &str) -> Option<String> {
+    let (_, first) = own.rsplit_once('/')?;
+    let period = |text: &str| {
+        let (digits, word) = split_while(text.trim(), |char| char.is_ascii_digit());
+        let (word, rest) = split_while(word, char::is_alphabetic);
+        let number: u64 = digits.parse().ok()?;
+        rest.trim().is_empty().then_some(())?;
+        unit(word)?.as_micros().checked_mul(number)
+    };
+    let micros = period(first)?.checked_add(period(rest)?)?;
+    Some(format!("a period is one number and one unit: write {}", Period::micros(micros)))
 }
 
 /// `1,000`.
@@ -74,7 +107,7 @@ fn thousands(own: &str, after: &str) -> Option<String> {
 fn fraction(own: &str, after: &str) -> Option<String> {
     let (head, whole) = rsplit_digits(own);
     let (part, after) = split_while(after, |char| char.is_ascii_digit());
-    if whole.is_empty() || part.is_empty() || whole.len() + part.len() > MAX_DIGITS {
+    if whole.is_empty() || part.is_empty() || part.len() > MAX_DECIMALS || whole.len() + part.len() > MAX_DIGITS {
         return None;
     }
     let (mut over, mut under) =
@@ -104,15 +137,15 @@ fn period_as_written(period: Period, number: u64, word: &str) -> String {
 }
 
 /// `10/month`.
-fn period(word: &str) -> Option<String> {
+fn period(own: &str, word: &str) -> Option<String> {
     let is = |names: &[&str]| names.iter().any(|name| word.eq_ignore_ascii_case(name));
     if is(&["month", "months", "mon", "mo"]) {
-        return Some("months differ in length: write 30d".to_owned());
+        return Some(format!("months differ in length: write {own}30d"));
     }
     if is(&["year", "years", "yr", "y"]) {
-        return Some("years differ in length: write 365d".to_owned());
+        return Some(format!("years differ in length: write {own}365d"));
     }
-    is(&["fortnight", "fortnights"]).then(|| "write 2w".to_owned())
+    is(&["fortnight", "fortnights"]).then(|| format!("write {own}2w"))
 }
 
 /// `10k/s`, `1e3/s`, `10rps`, `10 requests/s`.
@@ -213,9 +246,13 @@ mod tests {
             ("5/s; 1.2/s", "write 6/5s"),
             ("10/1.5s", "write 1500ms"),
             ("10/0.5 h", "write 30m"),
-            ("100/month", "months differ in length: write 30d"),
-            ("100/ 2 years", "years differ in length: write 365d"),
-            ("10/fortnight", "write 2w"),
+            ("100/month", "months differ in length: write 100/30d"),
+            ("100/years", "years differ in length: write 100/365d"),
+            ("10/fortnight", "write 10/2w"),
+            ("10/s burst=20", "write burst 20"),
+            ("10/s burst: 20", "write burst 20"),
+            ("100/min, burst 20", "options follow without a comma: write 100/min burst 20"),
+            ("60/1m30s", "a period is one number and one unit: write 90s"),
             ("10k/s", "write 10000"),
             ("2M/day", "write 2000000"),
             ("1e3/s", "write 1000"),
@@ -241,6 +278,7 @@ mod tests {
             "",
             "10/s turbo",
             "10/parsec",
+            "1.3333333/s",
             "-5/s",
             "10..5/s",
             "1.5",

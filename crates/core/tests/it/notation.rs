@@ -97,7 +97,7 @@ fn every_mistake_is_shown_where_it_stands() {
         let found = if found.is_empty() { "the end".to_owned() } else { format!("{found:?}") };
         let error = text.parse::<Limits>().expect_err(text);
         let hint = match text {
-            "10/fortnight" => ": write 2w",
+            "10/fortnight" => ": write 10/2w",
             "1.5/s" => ": write 3/2s",
             "10/1.5s" => ": write 1500ms",
             "1,000/s" => ": write 1000",

@@ -355,6 +355,7 @@ impl File {
         for rule in self.rules {
             rules.push(rule.checked()?);
         }
+        let clients = self.client_ip.checked(self.trusted_proxies)?;
         let door = |said: Option<Door>, default: Option<SocketAddr>| said.map_or(default, |door| door.0);
         let default = Listen::default();
         Ok(Config {
@@ -369,7 +370,6 @@ impl File {
                 admin: door(self.listen.admin, default.admin),
                 proxy: door(self.listen.proxy, default.proxy),
             },
-            clients: self.client_ip.checked(self.trusted_proxies)?,
             on_store_failure: self.on_store_failure.map_or_else(Failure::default, Into::into),
             near: self.near.checked(),
             tls: self.tls.map(|files| TlsFiles {
@@ -388,7 +388,8 @@ impl File {
             envoy: self.envoy.checked(),
             manners: self.http.checked(),
             proxy: self.proxy.map(ProxyFile::checked),
-            rules: Rules::new(rules),
+            rules: Rules::new(rules).with_ipv6_prefix(clients.prefix()),
+            clients,
             outline: Outline::default(),
         })
     }

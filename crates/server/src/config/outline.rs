@@ -33,6 +33,8 @@ struct Node {
 enum Inside {
     /// Its text.
     Scalar(String),
+    /// Nothing behind the colon, `~` or `null`.
+    Blank,
     List(Vec<Node>),
     Map(Vec<(Spanned<String>, Node)>),
 }
@@ -102,6 +104,34 @@ impl Outline {
         }
     }
 
+    /// Keys and items without a value, with their places.
+    pub(crate) fn blanks(&self) -> Vec<(String, &str)> {
+        fn collect<'a>(outline: &Outline, node: &'a Node, found: &mut Vec<(String, &'a str)>) {
+            match &node.inside {
+                Inside::Map(pairs) => {
+                    for (key, node) in pairs {
+                        match node.inside {
+                            Inside::Blank => found.push((outline.place(Some(key.referenced)), &*key.value)),
+                            _ => collect(outline, node, found),
+                        }
+                    }
+                }
+                Inside::List(items) => {
+                    for node in items {
+                        match node.inside {
+                            Inside::Blank => found.push((outline.place(Some(node.at)), "an item of the list")),
+                            _ => collect(outline, node, found),
+                        }
+                    }
+                }
+                Inside::Scalar(_) | Inside::Blank => {}
+            }
+        }
+        let mut found = Vec::new();
+        self.root.iter().for_each(|root| collect(self, root, &mut found));
+        found
+    }
+
     /// The value as deep as there is one, and how many steps were left over.
     fn walk(&self, steps: &[Step<'_>]) -> Option<(&Node, usize)> {
         let mut node = self.root.as_ref()?;
@@ -112,7 +142,7 @@ impl Outline {
                 }
                 (Step::Item(index), Inside::List(items)) => items.get(*index),
                 // One item may be written without its list.
-                (Step::Item(0), Inside::Scalar(_)) => Some(node),
+                (Step::Item(0), Inside::Scalar(_) | Inside::Blank) => Some(node),
                 _ => None,
             };
             match next {
@@ -176,11 +206,11 @@ impl<'de> Deserialize<'de> for Inside {
             }
 
             fn visit_unit<E>(self) -> Result<Inside, E> {
-                Ok(Inside::Scalar(String::new()))
+                Ok(Inside::Blank)
             }
 
             fn visit_none<E>(self) -> Result<Inside, E> {
-                Ok(Inside::Scalar(String::new()))
+                Ok(Inside::Blank)
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Inside, A::Error> {

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, de};
+use tidegate::http::DEFAULT_IPV6_PREFIX;
 use tidegate::{Limits, SyncMode};
 
 use super::file::{DenyStatusWord, FailureWord, OverflowWord, Text};
+use crate::nearest::nearest;
 use crate::rules::{Budget, Condition, Cost, MAX_NAME_BYTES, Measure, Missing, Mode, Override, Pattern, Rule, Settle};
 
 #[derive(Deserialize, Debug)]
@@ -79,6 +81,7 @@ impl RuleFile {
             charge_when,
             settle: self.settle.map(|settle| settle.0),
             deny_status: self.deny_status.map(|word| word.0),
+            ipv6_prefix: DEFAULT_IPV6_PREFIX,
         })
     }
 }
@@ -183,7 +186,10 @@ impl<'de> Deserialize<'de> for BudgetText {
             "exempt" => Ok(BudgetText(Budget::Exempt)),
             _ => match text.parse::<Limits>() {
                 Ok(limits) => Ok(BudgetText(Budget::Limits(limits))),
-                Err(error) => Err(D::Error::custom(format!("limit {text:?}: {error}"))),
+                Err(error) => Err(D::Error::custom(match nearest(text.trim(), ["exempt", "deny", "unlimited"]) {
+                    Some(word) => format!("limit {text:?}: did you mean {word}?"),
+                    None => format!("limit {text:?}: {error}"),
+                })),
             },
         }
     }

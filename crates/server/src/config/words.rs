@@ -7,6 +7,9 @@ pub(super) const LIST: &str = "expected a list: `- ITEM` on lines of their own, 
 /// Where keys and values are expected.
 pub(super) const KEYS: &str = "expected keys and values: `KEY: VALUE` on lines of their own, or { KEY: VALUE }";
 
+/// Where a number is expected.
+pub(super) const WHOLE: &str = "expected a whole number, without a unit";
+
 /// The key that a message says is missing.
 pub(super) fn missing(message: &str) -> Option<&str> {
     without_place(message).strip_prefix("missing field `")?.strip_suffix('`')
@@ -26,10 +29,17 @@ pub(crate) fn plain(message: &str) -> String {
         return format!("unknown key {key:?}: {}", hint(key, &choices));
     }
     if let Some((word, choices)) = known("unknown variant") {
-        return format!("{word:?}: {}", hint(word, &choices));
+        let word_shown = if word == "~" { "nothing".into() } else { format!("{word:?}") };
+        return format!("{word_shown}: {}", hint(word, &choices));
     }
     if let Some(rest) = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: ")) {
         let (found, expected) = rest.split_once(", expected ").unwrap_or((rest, "another value"));
+        let expected = match expected {
+            "a string" => "text",
+            "a map" => "keys and values",
+            "a sequence" => "a list",
+            other => other,
+        };
         return format!("{}: expected {expected}", value(found));
     }
     if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
@@ -43,17 +53,13 @@ pub(crate) fn plain(message: &str) -> String {
         return format!("{key} is there twice: remove one of them");
     }
     if message.strip_prefix("invalid ").is_some_and(|kind| ["u8", "u16", "u32", "u64", "i64"].contains(&kind)) {
-        return "expected a whole number, without a unit".into();
+        return WHOLE.into();
     }
     match message {
+        "invalid boolean" => "expected true or false".into(),
         "expected sequence start" => LIST.into(),
         "expected mapping start" => KEYS.into(),
         "expected string scalar" => "expected text, found a list or keys and values".into(),
-        "unclosed quote" => "this quotation mark is not closed: expected another one".into(),
-        _ if message.contains("multiline quoted") => {
-            "a quotation mark is not closed on the line before: expected another one there".into()
-        }
-        _ if message.contains("tabs disallowed") => "a tab: expected spaces, YAML takes no tabs as indentation".into(),
         _ => message.into(),
     }
 }
@@ -129,12 +135,10 @@ mod tests {
             ("invalid type: integer `-1`, expected a number at line 1 column 34", "-1: expected a number"),
             ("invalid type: floating point `1.5`, expected a number", "1.5: expected a number"),
             ("invalid type: unit value, expected a name", "nothing: expected a name"),
-            ("invalid type: null, expected a string", "nothing: expected a string"),
+            ("invalid type: null, expected a string", "nothing: expected text"),
             ("invalid u32 at line 1, column 22", "expected a whole number, without a unit"),
-            (
-                "tabs disallowed within this context (block indentation) at line 2, column 2",
-                "a tab: expected spaces, YAML takes no tabs as indentation",
-            ),
+            ("invalid boolean at line 1, column 2", "expected true or false"),
+            ("unknown variant `~`, expected one of enforce, shadow", "nothing: expected enforce or shadow"),
         ] {
             assert_eq!(plain(message), expected);
         }

@@ -1,6 +1,12 @@
 //! Mistakes that a parser of YAML finds, with their place and the key that they are about.
 
+use serde_saphyr::Error;
+
 use super::words;
+
+/// About YAML that cannot be read for a reason that has no sentence of its own.
+const UNREADABLE: &str =
+    "this is not YAML: check brackets, colons and indentation, and quote text that begins with one of * ! & @ % ` [ {";
 
 /// `3:12: what is wrong`, of a text that could not be read.
 pub(crate) fn located(error: &serde_saphyr::Error, text: &str) -> String {
@@ -11,10 +17,67 @@ pub(crate) fn located(error: &serde_saphyr::Error, text: &str) -> String {
     if let Some(told) = indented_otherwise(words::missing(&message), text, line, column) {
         return told;
     }
-    let message = words::plain(&message);
+    let message = broken(error.without_snippet()).unwrap_or_else(|| words::plain(&message));
     let is_container = message == words::LIST || message == words::KEYS;
     let message = about(key_at(text, line, column, is_container), value_at(text, line, column), &message);
     format!("{line}:{column}: {message}")
+}
+
+/// What is wrong with the YAML itself; nothing, if a value is not what its key takes.
+fn broken(error: &Error) -> Option<String> {
+    let sentence = match error {
+        Error::Message { .. }
+        | Error::Unexpected { .. }
+        | Error::InvalidScalar { .. }
+        | Error::InvalidBooleanStrict { .. }
+        | Error::NonFiniteFloat { .. }
+        | Error::SerdeInvalidType { .. }
+        | Error::SerdeInvalidValue { .. }
+        | Error::SerdeInvalidLength { .. }
+        | Error::SerdeUnknownVariant { .. }
+        | Error::SerdeUnknownField { .. }
+        | Error::SerdeMissingField { .. }
+        | Error::DuplicateMappingKey { .. } => return None,
+        Error::NullIntoString { .. } => "nothing: expected text",
+        Error::MultipleDocuments { .. } => "a second document begins behind `---`: expected one; remove that line",
+        Error::UnknownAnchor { .. } => {
+            "* begins an alias in YAML, and there is no anchor of this name: quote text that begins with *, as in \"*.php\""
+        }
+        Error::RecursiveReferencesRequireWeakTypes { .. } => "an alias that contains itself: write the value in full",
+        Error::TaggedScalarCannotDeserializeIntoString { .. } | Error::TaggedEnumMismatch { .. } => TAG,
+        Error::QuotingRequired { value, .. } => return Some(format!("text that must be quoted: write {value:?}")),
+        Error::ExternalMessage { msg, .. } => scanned(msg),
+        _ => UNREADABLE,
+    };
+    Some(sentence.into())
+}
+
+/// About text that YAML takes for a tag.
+const TAG: &str = "! begins a tag in YAML: quote text that begins with !, as in \"!/health\"";
+
+/// What the parser of YAML stumbled over.
+fn scanned(message: &str) -> &'static str {
+    let has = |part: &str| message.contains(part);
+    match () {
+        () if has("multiline quoted") => {
+            "a quotation mark is not closed on the line before: expected another one there"
+        }
+        () if has("unclosed quote") => "this quotation mark is not closed: expected another one",
+        () if has("tabs disallowed") => "a tab: expected spaces, YAML takes no tabs as indentation",
+        () if has("mapping values are not allowed") => {
+            "a colon and a space in the middle of a value: quote the value, as in \"a: b\", or begin a new line"
+        }
+        () if has("did not find expected '-'") => {
+            "a key outside the item of the list that it belongs to: indent it as far as the keys beside it, or begin an item with -"
+        }
+        () if has("trailing content after") => "text behind the closing quotation mark: expected one quoted text",
+        () if has("unclosed bracket") => "a bracket that is not closed: expected ] or } behind the last item",
+        () if has("EOF") || has("end of") => "the text ends within a list or a map: close it with ] or }",
+        () if has("unexpected character") || has("cannot start any token") => {
+            "no text begins with this character: quote it, as in \"@a\""
+        }
+        () => UNREADABLE,
+    }
 }
 
 /// A key that is missing, because it stands further left or right than those beside it.
@@ -38,7 +101,9 @@ fn indented_otherwise(key: Option<&str>, text: &str, line: usize, column: usize)
 fn key_at(text: &str, line: usize, column: usize, is_container: bool) -> Option<&str> {
     let own = text.lines().nth(line.checked_sub(1)?)?;
     let (before, rest) = own.split_at_checked(column - 1)?;
-    if let Some(before) = before.trim_end().strip_suffix(':') {
+    // A value that is not there is placed at the colon.
+    let before_colon = if rest.starts_with(':') { Some(before) } else { before.trim_end().strip_suffix(':') };
+    if let Some(before) = before_colon {
         return before.rsplit([' ', '{', ',', '[', '-']).next();
     }
     if !is_container {
@@ -57,6 +122,12 @@ fn value_at(text: &str, line: usize, column: usize) -> &str {
     own.get(column - 1..).unwrap_or_default().trim_end()
 }
 
+/// Whether `KEY: !…` is written there, or its value alone.
+fn is_tag(key: &str, value: &str) -> bool {
+    let own = value.strip_prefix(key).and_then(|rest| rest.strip_prefix(':')).unwrap_or(value);
+    own.trim_start().starts_with('!')
+}
+
 /// The message with the key that it is about, and with what to write where that is known.
 fn about(key: Option<&str>, value: &str, message: &str) -> String {
     let Some(key) = key else {
@@ -69,6 +140,9 @@ fn about(key: Option<&str>, value: &str, message: &str) -> String {
     let is_scalar =
         !value.is_empty() && !value.starts_with(['[', '{', '-']) && !value.contains(": ") && !value.ends_with(':');
     match message {
+        words::LIST if is_scalar && key == "rules" => {
+            "rules: expected a list of rules, such as `- { name: per-ip, by: [ip], limit: 10/s }`".into()
+        }
         words::LIST if is_scalar => format!("{key}: expected a list: write {key}: [{value}]"),
         words::LIST => format!("{key}: expected a list: begin each item with a dash, as in `- name: per-ip`"),
         words::KEYS if key == "when" || key == "charge_when" => {
@@ -79,6 +153,7 @@ fn about(key: Option<&str>, value: &str, message: &str) -> String {
         }
         words::KEYS => format!("{key}: {message}"),
         _ => match message.strip_prefix("nothing: ") {
+            Some(_) if is_tag(key, value) => format!("{key}: {TAG}"),
             Some(expected) => format!("{key} has no value: {expected}"),
             // Many a message names its key already.
             None if message.starts_with(key) || message.contains("key") || message.contains("two rules") => {
@@ -88,7 +163,13 @@ fn about(key: Option<&str>, value: &str, message: &str) -> String {
                 || message.starts_with("expected")
                 || message.starts_with("a list") =>
             {
-                format!("{key}: {message}")
+                match value.split(|char: char| !char.is_ascii_digit()).next() {
+                    Some(digits) if !digits.is_empty() && message == words::WHOLE => {
+                        let written = value.split([' ', ',', '}', ']']).next().unwrap_or(value);
+                        format!("{key}: {written}: {message}: write {digits}")
+                    }
+                    _ => format!("{key}: {message}"),
+                }
             }
             None => message.into(),
         },
@@ -130,8 +211,17 @@ mod tests {
                 "rules:\n  - name: a\n    limit: 1/s\n    mode: shaddow\n",
                 "f:4:11: mode: \"shaddow\": did you mean shadow?",
             ),
-            ("near: { deadline_ms: 20ms }\n", "f:1:22: deadline_ms: expected a whole number, without a unit"),
+            (
+                "near: { deadline_ms: 20ms }\n",
+                "f:1:22: deadline_ms: 20ms: expected a whole number, without a unit: write 20",
+            ),
             ("listen: 127.0.0.1:80\n", "f:1:9: listen: expected addresses by protocol, as in { http: 127.0.0.1:8080 }"),
+            ("rules:\n  - name:\n    limit: 1/s\n", "f:2:9: name has no value: expected text"),
+            ("log: { show_keys: maybe }\n", "f:1:19: show_keys: expected true or false"),
+            (
+                "rules: 10/s\n",
+                "f:1:8: rules: expected a list of rules, such as `- { name: per-ip, by: [ip], limit: 10/s }`",
+            ),
             ("rules:\n  - limit: 1/s\n", "f:2:5: name is missing: add `name: VALUE`"),
             (
                 "<html></html>\n",

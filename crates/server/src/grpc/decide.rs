@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use tidegate::http::DEFAULT_IPV6_PREFIX;
 use tidegate::{Limit, Op, Source, Verdict};
 
 use super::message::{Descriptor, RateLimitRequest, RateLimitResponse};
@@ -28,6 +29,9 @@ pub(crate) async fn decide(gate: &Gate, request: &RateLimitRequest) -> Result<Ra
     bounded(request)?;
     let terms = gate.terms();
     let mut asked = gate.read(|domains, rules| Asked::of(domains, rules, &terms, request))?;
+    if let Some(why) = &asked.warning {
+        gate.observer().misnamed(gate.door(), why);
+    }
     let over = match asked.at_once(gate, &terms) {
         Some(over) => over,
         None if terms.count_rejected => asked.each(gate).await?,
@@ -46,6 +50,8 @@ pub(super) struct Asked {
     pub(super) ruling: Option<Ruling>,
     /// Whether somebody else than the store decided.
     pub(super) degraded: bool,
+    /// Why no rule can know the request: no descriptor has an entry that a rule looks at.
+    pub(super) warning: Option<String>,
 }
 
 /// A budget that a request draws on.
@@ -104,8 +110,8 @@ impl Drawn {
 impl Asked {
     fn of(domains: &Domains, rules: &Rules, terms: &Terms, request: &RateLimitRequest) -> Result<Asked, Problem> {
         let lines = Vec::with_capacity(request.descriptors.len());
-        let mut asked =
-            Asked { budgets: Vec::with_capacity(request.descriptors.len()), lines, ruling: None, degraded: false };
+        let budgets = Vec::with_capacity(request.descriptors.len());
+        let mut asked = Asked { budgets, lines, ruling: None, degraded: false, warning: None };
         let in_domain = domains.contains(&request.domain);
         let mut by_rules = Vec::new();
         for (at, descriptor) in request.descriptors.iter().enumerate() {
@@ -135,6 +141,13 @@ impl Asked {
             asked.lines.push(line.into_iter().collect());
         }
         asked.match_rules(rules, request, &by_rules)?;
+        if !by_rules.is_empty() && !rules.is_empty() && !rules.looks_at("domain") {
+            let entries = by_rules.iter().flat_map(|(at, ..)| &request.descriptors[*at].entries);
+            asked.warning = rules.unknown(entries.map(|entry| match entry.key.as_str() {
+                "remote_address" => "ip",
+                key => key,
+            }));
+        }
         asked.drop_replaced();
         Ok(asked)
     }
@@ -371,6 +384,7 @@ fn overridden(domain: &str, descriptor: &Descriptor, stated: (u32, Unit), cost: 
         charge_when: Vec::new(),
         settle: None,
         deny_status: None,
+        ipv6_prefix: DEFAULT_IPV6_PREFIX,
     };
     let found = Match { rule: Arc::new(rule), key: override_key(domain, entries), budget, cost, missing: None };
     Drawn { stated: Some(stated), name: "".into(), ..Drawn::new(found, wants) }

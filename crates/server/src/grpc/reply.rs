@@ -1,7 +1,5 @@
 //! What was said about budgets, in Envoy's words.
 
-use std::sync::Arc;
-
 use prost_types::value::Kind;
 use prost_types::{Duration, ListValue, Struct, Value};
 use tidegate::denial::{Body, DenyStatus, Reason, Reply};
@@ -164,6 +162,9 @@ fn metadata(asked: &Asked, deny_status: impl FnOnce() -> DenyStatus) -> Option<S
         put("degraded", Value { kind: Some(Kind::BoolValue(true)) });
         put("source", Value { kind: Some(Kind::StringValue("fallback".into())) });
     }
+    if let Some(warning) = &asked.warning {
+        put("warning", text(warning));
+    }
     // What Envoy's own configuration never lets pass (`requests_per_unit: 0`) is over its limit, as there.
     let is_deny = |drawn: &&Drawn| drawn.found.budget == Budget::Deny && drawn.stated.is_none() && drawn.denies();
     if let Some(drawn) = asked.budgets.iter().find(is_deny) {
@@ -204,7 +205,7 @@ fn merge(into: &mut Struct, own: &serde_json::Map<String, serde_json::Value>) {
     }
 }
 
-fn text(text: &Arc<str>) -> Value {
+fn text(text: &str) -> Value {
     Value { kind: Some(Kind::StringValue(text.to_string())) }
 }
 

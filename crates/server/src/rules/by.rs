@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tidegate::http::DEFAULT_IPV6_PREFIX;
 use tidegate::{Limits, SyncMode};
 
 use super::{Budget, Cost, MAX_NAME_BYTES, Mode, Rule};
@@ -39,6 +40,7 @@ impl Rule {
             charge_when: Vec::new(),
             settle: None,
             deny_status: None,
+            ipv6_prefix: DEFAULT_IPV6_PREFIX,
         })
     }
 }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tidegate::headers::Families;
+use tidegate::http::DEFAULT_IPV6_PREFIX;
 use tidegate::{Algorithm, Limit, Limits, MAX_KEY_BYTES, Period};
 
 use super::{Budget, Cost, Match, Mode, Pattern, Rule, envoy_check};
@@ -520,6 +521,7 @@ impl LimitFile {
             charge_when: Vec::new(),
             settle: None,
             deny_status: None,
+            ipv6_prefix: DEFAULT_IPV6_PREFIX,
         };
         let name: Option<Arc<str>> = self.name.map(Into::into);
         let mut replaces: Vec<Arc<str>> = Vec::with_capacity(self.replaces.len());

@@ -17,6 +17,11 @@ pub(super) fn attributes(rule: &Rule) -> impl Iterator<Item = Arc<str>> {
 }
 
 impl Rules {
+    /// Whether a rule looks at this attribute.
+    pub(crate) fn looks_at(&self, name: &str) -> bool {
+        self.known.contains(name)
+    }
+
     /// Why no rule can know a request by these names: none of them is looked at. Nothing, if one is, or if there are none.
     pub(crate) fn unknown<'a>(&self, names: impl Iterator<Item = &'a str> + Clone) -> Option<String> {
         if names.clone().any(|name| self.known.contains(name)) {

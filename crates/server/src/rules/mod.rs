@@ -14,9 +14,11 @@ mod request;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use tidegate::denial::DenyStatus;
+use tidegate::http::group;
 use tidegate::{Limits, OnFailure, Overflow, Scope, Subject, SyncMode, Terms};
 
 pub(crate) use compare::{covers, excludes};
@@ -34,11 +36,6 @@ pub const MAX_NAME_BYTES: usize = 64;
 pub trait Attributes {
     /// The value under this name, if there is one: `ip`, `method`, `header.x-api-key`.
     fn get(&self, name: &str) -> Option<Cow<'_, str>>;
-
-    /// By what budgets are kept apart under this name: the value, unless several values are one client's.
-    fn key(&self, name: &str) -> Option<Cow<'_, str>> {
-        self.get(name)
-    }
 }
 
 /// The simplest attributes: pairs of name and value.
@@ -91,6 +88,8 @@ pub struct Rule {
     pub settle: Option<Settle>,
     /// The status of the answer where it lets nothing pass; what the whole file says, if nothing.
     pub deny_status: Option<DenyStatus>,
+    /// How many bits of an IPv6 address make a client: budgets by `ip` are kept by this network.
+    pub ipv6_prefix: u8,
 }
 
 /// A condition on one attribute: any one of the patterns must match. A missing attribute matches nothing, not even `*` or a negation.
@@ -196,6 +195,13 @@ impl Rules {
         self
     }
 
+    /// The same with budgets by `ip` kept by networks of so many bits for IPv6.
+    #[must_use]
+    pub fn with_ipv6_prefix(mut self, bits: u8) -> Self {
+        self.rules.iter_mut().for_each(|rule| Arc::make_mut(rule).ipv6_prefix = bits);
+        self
+    }
+
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Rule>> {
         self.rules.iter()
@@ -284,7 +290,7 @@ impl Rule {
 
     fn applied_to(self: &Arc<Self>, attributes: &(impl Attributes + ?Sized), cost: u64) -> Result<Match, InvalidCost> {
         if let Some(name) = self.denied_for(attributes) {
-            let (rule, key, missing) = (Arc::clone(self), key(&self.by, attributes), Some(Arc::clone(name)));
+            let (rule, key, missing) = (Arc::clone(self), self.key_of(attributes), Some(Arc::clone(name)));
             return Ok(Match { rule, key, budget: Budget::Deny, cost, missing });
         }
         let budget = self.overrides.iter().find(|other| holds(&other.when, attributes)).map(|other| &other.budget);
@@ -302,14 +308,14 @@ impl Rule {
             },
         };
         let budget = budget.unwrap_or(&self.budget).clone();
-        Ok(Match { rule: Arc::clone(self), key: key(&self.by, attributes), budget, cost, missing: None })
+        Ok(Match { rule: Arc::clone(self), key: self.key_of(attributes), budget, cost, missing: None })
     }
 }
 
 impl Rule {
     /// The first attribute of `by` that the request lacks.
     pub(crate) fn lacking(&self, attributes: &(impl Attributes + ?Sized)) -> Option<&Arc<str>> {
-        self.by.iter().find(|name| attributes.key(name).is_none_or(|value| value.is_empty()))
+        self.by.iter().find(|name| attributes.get(name).is_none_or(|value| value.is_empty()))
     }
 
     /// The attribute without which the rule does not apply, if the request lacks one.
@@ -336,9 +342,34 @@ impl Rule {
         Some((unmet, attributes.get(&unmet.attribute)))
     }
 
-    /// The key of the budget that a request with these attributes draws on.
+    /// The key of the budget that a request with these attributes draws on: the values of `by`, no two combinations the same. A single value stands as it
+    /// is, several each with its length before it. A missing attribute is the empty value: unless the rule says otherwise, requests without it share that budget.
     pub(crate) fn key_of(&self, attributes: &(impl Attributes + ?Sized)) -> Vec<u8> {
-        key(&self.by, attributes)
+        match &self.by[..] {
+            [] => Vec::new(),
+            [name] => self.value_of(name, attributes).into_owned().into_bytes(),
+            names => {
+                let mut key = Vec::new();
+                for name in names {
+                    let value = self.value_of(name, attributes);
+                    key.extend_from_slice(format!("{}:", value.len()).as_bytes());
+                    key.extend_from_slice(value.as_bytes());
+                }
+                key
+            }
+        }
+    }
+
+    /// The value by which budgets are kept apart. A client has all addresses of its IPv6 network, whatever protocol brings the address.
+    fn value_of<'a>(&self, name: &str, attributes: &'a (impl Attributes + ?Sized)) -> Cow<'a, str> {
+        let value = attributes.get(name).unwrap_or_default();
+        if name != "ip" || !value.contains(':') {
+            return value;
+        }
+        match value.parse::<IpAddr>() {
+            Ok(ip) => Cow::Owned(group(ip, self.ipv6_prefix).to_string()),
+            Err(_) => value,
+        }
     }
 
     /// What it means for a request to which it applies, and which of its overrides counts.
@@ -357,22 +388,4 @@ fn holds(conditions: &[Condition], attributes: &(impl Attributes + ?Sized)) -> b
         let value = attributes.get(&condition.attribute);
         value.is_some_and(|value| condition.any_of.iter().any(|pattern| pattern.matches(&value)))
     })
-}
-
-/// The values of `by` as one key, no two combinations the same: a single value as it is, several each with its length before it. A missing
-/// attribute is the empty value: unless the rule says otherwise, requests without it share that budget.
-fn key(by: &[Arc<str>], attributes: &(impl Attributes + ?Sized)) -> Vec<u8> {
-    match by {
-        [] => Vec::new(),
-        [name] => attributes.key(name).unwrap_or_default().into_owned().into_bytes(),
-        names => {
-            let mut key = Vec::new();
-            for name in names {
-                let value = attributes.key(name).unwrap_or_default();
-                key.extend_from_slice(format!("{}:", value.len()).as_bytes());
-                key.extend_from_slice(value.as_bytes());
-            }
-            key
-        }
-    }
 }

@@ -162,14 +162,6 @@ impl Attributes for HttpRequest<'_> {
             },
         }
     }
-
-    fn key(&self, name: &str) -> Option<Cow<'_, str>> {
-        match name {
-            // Who has one address of IPv6 has the others of its network, too.
-            "ip" => Some(Cow::Owned(self.client.group().to_string())),
-            name => self.get(name),
-        }
-    }
 }
 
 /// What a token claims, if it is one that claims anything.
@@ -270,21 +262,12 @@ mod tests {
             ("bearer.paid", "true"),
         ] {
             assert_eq!(request.get(name).as_deref(), Some(value), "{name}");
-            assert_eq!(request.key(name).as_deref(), Some(value), "{name}");
         }
         for name in ["user", "header.none", "query.Q", "query.g", "cookie.q", "bearer.roles", "bearer.none", "x.y"] {
             assert_eq!(request.get(name), None, "{name}");
         }
         let digest = request.get("bearer").unwrap();
         assert!(digest.len() == 40 && !digest.contains("eyJ"), "{digest}");
-    }
-
-    #[test]
-    fn networks_of_ipv6_share_a_budget_but_conditions_see_the_address() {
-        let headers = HeaderMap::new();
-        let request = HttpRequest::new(client("2001:db8::1"), "GET", "/", "a", &headers).unwrap();
-        assert_eq!(request.get("ip").as_deref(), Some("2001:db8::1"));
-        assert_eq!(request.key("ip").as_deref(), Some("2001:db8::/64"));
     }
 
     #[test]

@@ -39,3 +39,18 @@ fn without_rules_a_check_by_attributes_says_that_nothing_is_limited() {
         r#"{"cost":1,"op":"check","allowed":true,"charges":[],"warning":"there are no rules, so nothing is limited"}"#;
     assert_eq!((answer.status, answer.body.as_str()), (200, expected));
 }
+
+#[test]
+fn envoy_and_explanations_say_so_too() {
+    let doors = Doors::in_memory(RULES);
+    let mut http = doors.http();
+    let asked =
+        |key: &str| format!(r#"{{"domain":"edge","descriptors":[{{"entries":[{{"key":"{key}","value":"a"}}]}}]}}"#);
+    let misspelt = http.post("/json", &asked("usr"));
+    let warning = r#"no rule looks at the attribute \"usr\": did you mean \"user\"?"#;
+    assert!(misspelt.body.contains(&format!(r#""dynamicMetadata":{{"warning":"{warning}"}}"#)), "{misspelt:?}");
+    assert!(!http.post("/json", &asked("user")).body.contains("warning"));
+    let explained = http.post("/v1/explain", r#"{"attributes":{"usr":"a"}}"#);
+    assert!(explained.status == 200 && explained.body.contains(warning), "{explained:?}");
+    assert!(!http.post("/v1/explain", r#"{"attributes":{"user":"a"}}"#).body.contains("warning"));
+}

@@ -165,6 +165,10 @@ fn changes_that_need_a_restart_are_named_until_they_are_taken_back() {
     server.write("rules: [{ name: a, limit: nonsense }]\n");
     wait_until("the refusal is seen", BOUND, || server.get("/readyz", "").contains("refused, the last good one stays"));
     assert!(!server.is_in_force() && limit(&server).contains('6'));
+    // As an editor leaves it for a moment: no limit is lifted.
+    server.write("");
+    wait_until("an empty file is refused", BOUND, || server.get("/readyz", "").contains("the file is empty"));
+    assert!(!server.is_in_force() && limit(&server).contains('6'));
     std::fs::remove_file(&server.file).unwrap();
     wait_until("a missing file is seen", BOUND, || server.get("/readyz", "").contains("no such file"));
     server.write(&text("127.0.0.1:0", "", "7/min"));

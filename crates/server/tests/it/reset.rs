@@ -223,3 +223,24 @@ fn redis_clients_reset_the_same_budgets() {
         assert_eq!(listed(words), [expected]);
     }
 }
+
+/// A client has all addresses of its IPv6 network: a check, an explanation and a reset by any of them mean one budget.
+#[test]
+fn budgets_by_ip_are_those_of_the_ipv6_network_at_every_call() {
+    let doors = Doors::in_memory("rules: [{ name: v6, by: [ip], limit: 2/h }]\n");
+    let mut http = doors.http();
+    check(&mut http, &json!({ "ip": "2001:db8::5" }));
+    check(&mut http, &json!({ "ip": "2001:DB8:0::6" }));
+    assert_eq!(left(&mut http, &json!({ "ip": "2001:db8::7" })), ["v6 0"]);
+    assert_eq!(left(&mut http, &json!({ "ip": "2001:db8:0:1::7" })), ["v6 2"], "another network");
+    let explained = doors.runtime.block_on(doors.gate().explain(&[("ip", "2001:db8::8")], 1)).unwrap();
+    assert_eq!(explained.allowed, Some(false), "{explained}");
+    reset(&mut http, &json!({ "rule": "v6", "by": { "ip": "2001:db8::9" } }));
+    assert_eq!(left(&mut http, &json!({ "ip": "2001:db8::5" })), ["v6 2"]);
+    // The network as `/v1/top` shows it, and IPv4 within IPv6.
+    check(&mut http, &json!({ "ip": "2001:db8::5" }));
+    reset(&mut http, &json!({ "rule": "v6", "by": { "ip": "2001:db8::/64" } }));
+    assert_eq!(left(&mut http, &json!({ "ip": "2001:db8::5" })), ["v6 2"]);
+    check(&mut http, &json!({ "ip": "::ffff:192.0.2.7" }));
+    assert_eq!(left(&mut http, &json!({ "ip": "192.0.2.7" })), ["v6 1"]);
+}

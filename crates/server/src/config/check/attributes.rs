@@ -77,23 +77,34 @@ impl Config {
         if PLAIN.contains(&name) {
             return None;
         }
+        if name.contains(',') {
+            let names: Vec<&str> = name.split(',').map(str::trim).collect();
+            let message = format!("{label} {name:?}: this is one attribute with a comma: write [{}]", names.join(", "));
+            return Some(Finding::error(place, message));
+        }
+        let prefixed = |prefix: &&str| lower == **prefix || lower.starts_with(&format!("{prefix}_"));
+        if let Some(prefix) = ["header", "query", "cookie"].into_iter().find(prefixed) {
+            let rest = lower.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('_')).unwrap_or("NAME");
+            let message = format!("{label} {name}: no protocol supplies it: did you mean {prefix}.{rest}?");
+            return Some(Finding::warning(place, message));
+        }
         if PLAIN.contains(&lower.as_str()) {
             let message = format!("{label} {name}: names are lower case: did you mean {lower}?");
             return Some(Finding::warning(place, message));
         }
-        if self.judges_http() {
-            if let Some((_, right)) = OTHER_NAMES.iter().find(|(other, _)| *other == lower) {
-                let message = format!(
-                    "{label} {name}: requests over HTTP do not have it, only callers that bring it: did you mean {right}?"
-                );
-                return Some(Finding::warning(place, message));
-            }
-            if name == "status" {
-                let message = format!(
-                    "{label} status: a request has none: conditions on the status of the response belong into charge_when"
-                );
-                return Some(Finding::warning(place, message));
-            }
+        if self.judges_http()
+            && let Some((_, right)) = OTHER_NAMES.iter().find(|(other, _)| *other == lower)
+        {
+            let message = format!(
+                "{label} {name}: requests over HTTP do not have it, only callers that bring it: did you mean {right}?"
+            );
+            return Some(Finding::warning(place, message));
+        }
+        if name == "status" {
+            let message = format!(
+                "{label} status: a request has none: conditions on the status of the response belong into charge_when"
+            );
+            return Some(Finding::warning(place, message));
         }
         self.unknown(label, name, place)
     }

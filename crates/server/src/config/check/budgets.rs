@@ -78,7 +78,31 @@ impl Config {
                 self.outline.value(&[&cost_at[..], &[Key("max")]].concat()),
                 format!("rule {name}: cost: max: 0 makes every request free: expected at least 1, the most that one request may cost"),
             )),
-            Cost::From { .. } => {}
+            Cost::From { max, .. } => {
+                if let Budget::Limits(limits) = &rule.budget
+                    && let Some(limit) = limits.iter().find(|limit| limit.capacity() < *max)
+                {
+                    let most = limit.capacity();
+                    found.push(Finding::warning(
+                        self.outline.value(&[&cost_at[..], &[Key("max")]].concat()),
+                        format!(
+                            "rule {name}: cost: max: {max} is more than {limit} ever holds, so dear requests never pass: write at most {most}, or a larger limit or burst"
+                        ),
+                    ));
+                }
+            }
+        }
+        if !matches!(rule.budget, Budget::Limits(_)) && rule.overrides.is_empty() && self.outline.has(&cost_at) {
+            found.push(Finding::warning(
+                self.outline.key(&cost_at),
+                format!("rule {name}: cost has no effect: the rule has no limit to charge; remove it"),
+            ));
+        }
+        if rule.budget == Budget::Exempt && !rule.by.is_empty() {
+            found.push(Finding::warning(
+                self.outline.key(&[&at[..], &[Key("by")]].concat()),
+                format!("rule {name}: by has no effect: limit: exempt keeps no budgets; remove it"),
+            ));
         }
     }
 

@@ -21,6 +21,9 @@ impl Config {
         if !self.outline.is_of_file() {
             return found;
         }
+        for (place, key) in self.outline.blanks() {
+            found.push(Finding::error(place, format!("{key} has no value: write one, or remove the line")));
+        }
         self.check_settings(&mut found);
         for (index, rule) in self.rules.iter().enumerate() {
             self.check_rule(index, rule, &mut found);

@@ -7,7 +7,7 @@ use tidegate::http::{Network, normal_host, normal_path};
 use super::super::Config;
 use super::super::findings::Finding;
 use super::super::words;
-use super::regex::{self, NOTATION};
+use super::regex::{self, About, NOTATION};
 use crate::nearest::nearest;
 use crate::rules::Pattern;
 
@@ -44,34 +44,47 @@ impl Config {
         place: &str,
     ) -> Option<Finding> {
         let label = format!("{label}: {attribute} {:?}", pattern.text());
-        if let Some(rewritten) = regex::rewritten(pattern.text(), attribute == "path") {
+        let about = match attribute {
+            "path" => About::Path,
+            "method" => About::Method,
+            _ => About::Other,
+        };
+        if let Some(rewritten) = regex::rewritten(pattern.text(), about) {
             return Some(like_a_regex(&label, &rewritten, place));
         }
         match attribute {
             "ip" => address(&label, pattern, place),
-            "method" => self.method(&label, pattern, place),
+            "method" => method(&label, pattern, place),
             "path" => path(&label, pattern, place),
             "host" | "header.host" => host(&label, pattern, place),
             _ => None,
         }
     }
+}
 
-    fn method(&self, label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
-        let method = pattern.exact()?;
-        let upper = method.to_ascii_uppercase();
-        let message = if METHODS.contains(&method) {
-            return None;
-        } else if METHODS.contains(&upper.as_str()) {
-            format!("{label} never matches a request over HTTP: methods are upper case: write {upper}")
-        } else if let Some(right) = nearest(method, METHODS) {
-            format!("{label}: unknown method: did you mean {right}?")
-        } else if self.judges_http() {
-            format!("{label}: unknown method: expected {}", words::one_of(&METHODS[..9]))
-        } else {
-            return None; // callers bring what they call a method
-        };
-        Some(Finding::warning(place, message))
-    }
+fn method(label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
+    let Some(method) = pattern.exact() else {
+        let body = pattern.body();
+        let upper = body.to_ascii_uppercase();
+        return (upper != body).then(|| {
+            let message = format!("{label} never matches a request over HTTP: methods are upper case: write {upper:?}");
+            Finding::warning(place, message)
+        });
+    };
+    let upper = method.to_ascii_uppercase();
+    let message = if METHODS.contains(&method) {
+        return None;
+    } else if METHODS.contains(&upper.as_str()) {
+        format!("{label} never matches a request over HTTP: methods are upper case: write {upper}")
+    } else if method.contains([',', ' ']) {
+        let methods: Vec<&str> = method.split([',', ' ']).filter(|one| !one.is_empty()).collect();
+        format!("{label} never matches: a method is one word: write [{}]", methods.join(", "))
+    } else if let Some(right) = nearest(method, METHODS) {
+        format!("{label}: unknown method: did you mean {right}?")
+    } else {
+        format!("{label}: unknown method: expected {}", words::one_of(&METHODS[..9]))
+    };
+    Some(Finding::warning(place, message))
 }
 
 fn like_a_regex(label: &str, rewritten: &regex::Rewritten, place: &str) -> Finding {
@@ -106,6 +119,12 @@ fn address(label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
             );
             return Some(Finding::error(place, message));
         }
+        if let Some(part) = impossible_part(body) {
+            let message = format!(
+                "{label} {outcome}: {part}: expected a network such as 10.0.0.0/8, or an address with * such as 10.0.*"
+            );
+            return Some(Finding::error(place, message));
+        }
         let lower = body.to_ascii_lowercase();
         return (lower != body).then(|| {
             Finding::warning(place, format!("{label} {outcome}: addresses are written in lower case: write {lower:?}"))
@@ -129,6 +148,19 @@ fn address(label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
             Some(Finding::error(place, format!("{label} {outcome}: {advice}")))
         }
     }
+}
+
+/// Why no IPv4 address looks like this pattern, if it has dots and none does.
+fn impossible_part(body: &str) -> Option<String> {
+    if body.contains(':') || !body.contains('.') {
+        return None;
+    }
+    let parts: Vec<&str> = body.split('.').collect();
+    if parts.len() > 4 {
+        return Some(format!("an address has four numbers, not {}", parts.len()));
+    }
+    let number = parts.iter().find(|part| part.parse::<u16>().is_ok_and(|number| number > 255))?;
+    Some(format!("no address has the number {number}"))
 }
 
 /// What to write instead of a network that has bits after its prefix.
@@ -176,12 +208,19 @@ fn path(label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
 }
 
 fn host(label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
-    let text = pattern.exact()?;
-    let normal = normal_host(text).ok()?;
-    (normal != text).then(|| {
+    let body = pattern.body();
+    if let Some((_, rest)) = body.split_once("://") {
+        let right = rest.split('/').next().unwrap_or(rest);
+        let message = format!("{label} never matches: a host has no scheme and no path: write {right:?}");
+        return Some(Finding::warning(place, message));
+    }
+    let normal = match pattern.exact() {
+        Some(text) => normal_host(text).ok()?.into_owned(),
+        None => body.to_ascii_lowercase(),
+    };
+    (normal != body).then(|| {
         let message = format!(
-            "{label} never matches a request over HTTP: hosts are lower case and without a port: write {:?}",
-            &*normal
+            "{label} never matches a request over HTTP: hosts are lower case and without a port: write {normal:?}"
         );
         Finding::warning(place, message)
     })
@@ -190,7 +229,7 @@ fn host(label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
 /// A pattern on an attribute of a response.
 pub(super) fn of_response(label: &str, attribute: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
     let label = format!("{label}: {attribute} {:?}", pattern.text());
-    if let Some(rewritten) = regex::rewritten(pattern.text(), false) {
+    if let Some(rewritten) = regex::rewritten(pattern.text(), About::Other) {
         return Some(like_a_regex(&label, &rewritten, place));
     }
     let is_possible = || {

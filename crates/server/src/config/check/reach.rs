@@ -1,5 +1,7 @@
 //! Rules and overrides that repeat others, or never decide anything.
 
+use std::collections::BTreeSet;
+
 use super::super::Config;
 use super::super::findings::Finding;
 use super::super::outline::Step::{Item, Key};
@@ -33,11 +35,13 @@ impl Config {
 
     /// Whether another rule exempts or denies everything that this one applies to.
     fn check_reached(&self, index: usize, rule: &Rule, found: &mut Vec<Finding>) {
-        if !matches!(rule.budget, Budget::Limits(_)) {
-            return;
-        }
         let decides = |other: &&Rule| match other.budget {
-            Budget::Exempt => true,
+            // The first rule that exempts counts.
+            Budget::Exempt if rule.budget == Budget::Exempt => {
+                self.rules.iter().position(|one| one.name == other.name).is_some_and(|before| before < index)
+            }
+            Budget::Exempt => rule.budget != Budget::Deny,
+            Budget::Deny if rule.budget == Budget::Deny => false,
             Budget::Deny => other.mode == Mode::Enforce && other.overrides.is_empty() && other.by.is_empty(),
             _ => false,
         };
@@ -56,6 +60,15 @@ impl Config {
 
     /// The first override that matches counts, so one behind a weaker condition is never reached.
     fn check_overrides(&self, index: usize, rule: &Rule, found: &mut Vec<Finding>) {
+        if let Some(all) = rule.overrides.iter().position(|other| covers(&other.when, &rule.when)) {
+            let (name, own) = (&rule.name, all + 1);
+            found.push(Finding::warning(
+                self.outline.value(&[Key("rules"), Item(index), Key("overrides"), Item(all)]),
+                format!(
+                    "rule {name}: override {own} matches every request of the rule, so the rule's own limit never counts: narrow its when, or write its limit into the rule"
+                ),
+            ));
+        }
         for (number, other) in rule.overrides.iter().enumerate() {
             let place = || self.outline.value(&[Key("rules"), Item(index), Key("overrides"), Item(number)]);
             let (name, own) = (&rule.name, number + 1);
@@ -85,7 +98,8 @@ impl Config {
 fn repeats(one: &Rule, other: &Rule) -> bool {
     covers(&one.when, &other.when)
         && covers(&other.when, &one.when)
-        && (&one.by, &one.budget, &one.cost, one.mode) == (&other.by, &other.budget, &other.cost, other.mode)
+        && one.by.iter().collect::<BTreeSet<_>>() == other.by.iter().collect::<BTreeSet<_>>()
+        && (&one.budget, &one.cost, one.mode) == (&other.budget, &other.cost, other.mode)
         && one.overrides.is_empty()
         && other.overrides.is_empty()
         && (&one.charge_when, &one.settle) == (&other.charge_when, &other.settle)

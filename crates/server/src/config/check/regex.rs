@@ -32,18 +32,30 @@ impl Rewritten {
     }
 }
 
-/// What to write instead, if `text` looks like a regular expression. `is_path`: it is about paths, in which a dot hardly begins a name.
-pub(crate) fn rewritten(text: &str, is_path: bool) -> Option<Rewritten> {
+/// What a pattern is about, by which it is told what its author meant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum About {
+    /// Paths, in which a dot hardly begins a name and a bar hardly stands for itself.
+    Path,
+    /// Methods, which have no bar.
+    Method,
+    /// Anything else.
+    Other,
+}
+
+/// What to write instead, if `text` looks like a regular expression.
+pub(crate) fn rewritten(text: &str, about: About) -> Option<Rewritten> {
     let (not, body) = match text.strip_prefix('!') {
         Some(body) => ("!", body),
         None => ("", text),
     };
-    if !looks_like_one(body, is_path) {
+    if !looks_like_one(body, about) {
         return None;
     }
     let is_anchored = body.starts_with('^');
     let ends = body.ends_with('$');
-    let inner = body.strip_prefix('^').unwrap_or(body);
+    let body = if is_alternative(body, about) { format!("({body})") } else { body.into() };
+    let inner = body.strip_prefix('^').unwrap_or(&body);
     let inner = inner.strip_suffix('$').unwrap_or(inner);
     Some(match expanded(inner) {
         Some(patterns) if patterns.iter().all(|one| !one.is_empty()) => {
@@ -54,7 +66,17 @@ pub(crate) fn rewritten(text: &str, is_path: bool) -> Option<Rewritten> {
     })
 }
 
-fn looks_like_one(text: &str, is_path: bool) -> bool {
+/// `GET|POST`, `/a|/b`.
+fn is_alternative(text: &str, about: About) -> bool {
+    about != About::Other && text.contains('|') && !text.contains(['(', '\\'])
+}
+
+fn looks_like_one(text: &str, about: About) -> bool {
+    let is_path = about == About::Path;
+    // `.*bot.*`, `.*\.example\.com`: no value begins with a dot before anything.
+    if text.starts_with(".*") || text.starts_with(".+") || text.starts_with("(?") || is_alternative(text, about) {
+        return true;
+    }
     if text.starts_with('^') || (text.ends_with('$') && !text.ends_with("\\$") && text.len() > 1) {
         return true;
     }
@@ -67,6 +89,8 @@ fn looks_like_one(text: &str, is_path: bool) -> bool {
             ('\\', Some('d' | 'D' | 'w' | 'W' | 's' | 'S' | 'b')) => return true,
             ('\\', _) => at += 1,
             ('.', Some('+')) => return true,
+            // `/api.*`, `/api/.*`; `/files/report.*` is one, too, and a pattern `/files/report.*` hardly.
+            ('.', Some('*')) if is_path && at + 2 == chars.len() => return true,
             ('.', Some('*')) if is_path && at > 0 && chars[at - 1] == '/' => return true,
             ('(', Some('?')) if rest.get(1) == Some(&':') => return true,
             ('(', _) => {
@@ -162,13 +186,24 @@ mod tests {
             ("^(a|b)?$", "write each value that is meant, as a list"),
             ("\\bword\\b", "write each value that is meant, as a list"),
         ] {
-            assert_eq!(rewritten(text, true).map(|one| one.advice()).as_deref(), Some(expected), "{text}");
+            assert_eq!(rewritten(text, About::Path).map(|one| one.advice()).as_deref(), Some(expected), "{text}");
+        }
+        for (text, about, expected) in [
+            ("GET|POST", About::Method, "write [\"GET\", \"POST\"]"),
+            ("/a|/b", About::Path, "write [\"/a\", \"/b\"]"),
+            ("/api.*", About::Path, "write \"/api*\""),
+            (".*", About::Path, "write \"*\""),
+            (".*.example.com", About::Other, "write \"*.example.com\""),
+            (".*bot.*", About::Other, "write \"*bot*\""),
+            ("(?i)bot", About::Other, "write each value that is meant, as a list"),
+        ] {
+            assert_eq!(rewritten(text, about).map(|one| one.advice()).as_deref(), Some(expected), "{text}");
         }
         for text in
             ["/api/*", "10.0.*", "curl/8.*", "a\\[b\\]", "[::1]", "Mozilla/5.0 (X11*", "*.example.com", "$", "a|b"]
         {
-            assert_eq!(rewritten(text, false), None, "{text}");
+            assert_eq!(rewritten(text, About::Other), None, "{text}");
         }
-        assert_eq!(rewritten("/\\.*", true), None, "with a backslash a dot is meant");
+        assert_eq!(rewritten("/\\.*", About::Path), None, "with a backslash a dot is meant");
     }
 }

@@ -68,7 +68,13 @@ fn certificate(problem: &CertificateError) -> String {
         }
         CertificateError::Revoked => "its certificate was revoked".into(),
         CertificateError::NotValidForNameContext { expected, presented } => {
-            let names = if presented.is_empty() { "no name".to_owned() } else { presented.join(", ") };
+            // `DnsName("a.example")` as rustls writes it.
+            let plain = |name: &String| {
+                let inner = name.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')'));
+                inner.unwrap_or(name).trim_matches(['"', '\'']).to_owned()
+            };
+            let names: Vec<String> = presented.iter().map(plain).collect();
+            let names = if names.is_empty() { "no name".to_owned() } else { names.join(", ") };
             format!("its certificate is not for {}, but for {names}", expected.to_str())
         }
         CertificateError::NotValidForName => "its certificate is for another name".into(),
