@@ -14,6 +14,7 @@
 //! The programs come from `cargo xtask servers`. `docs/testing.md` has the whole tour.
 
 mod absence;
+mod attack;
 mod awake;
 mod builder;
 mod certs;
@@ -31,6 +32,7 @@ mod spawn;
 mod wait;
 
 pub use absence::{AbsenceWatch, Absences};
+pub use attack::{attack_cases, attacks_held};
 pub use awake::Awake;
 pub use builder::Builder;
 pub use certs::Certs;

@@ -1,5 +1,6 @@
 //! `cargo xtask`: everything that has to be done to this repository, by one command each.
 
+mod attack;
 #[cfg(test)]
 mod facts;
 mod json;
@@ -25,6 +26,8 @@ cargo xtask COMMAND
   bench [ARGS]        measures beside rivals and bounds in one run, as ratios (see bench/README.md)
   faults [ROW...]     does to real processes under load what goes wrong in the field, and judges what they answer: F1, F2, ... or all;
                       --list shows them, --quick runs the covering few, --help says more
+  attack [--long]     runs the tests that attack the built program and real backends, and counts the cases that held by class; --long tries
+                      a hundred times as many random ones
   servers [--bench]   installs the Redis and Valkey servers and the gateways (nginx, Caddy, HAProxy, Envoy) that the tests start, and the
                       clients that they let talk to the doors, into target/servers/ (or where TIDEGATE_SERVERS says); a second run only looks.
                       --bench adds the module redis-cell, which measurements and some tests are made beside
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         Some("loom") => loom(),
         Some("bench") => bench(&rest),
         Some("faults") => faults(&rest),
+        Some("attack") => attack::run(&rest, &target(), &cargo_path(), |command| run(command)).map(|table| say(&table)),
         Some("servers") => servers::install(&rest),
         Some("packages") => packages::check(&root()),
         Some("sim") => sim(&rest),
@@ -70,7 +74,13 @@ fn test() -> Result<(), String> {
     step("lints", cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"]))?;
     step("packages: licences and bans", || packages::check(&root()))?;
     step("servers", || servers::install(&["--bench"]))?;
-    step("tests", cargo(&["test", "--workspace", "--all-features", "--all-targets"]))?;
+    let report = attack::Report::new(&target())?;
+    step("tests", || {
+        let mut command = Command::new(cargo_path());
+        command.args(["test", "--workspace", "--all-features", "--all-targets"]);
+        run(report.of(&mut command))
+    })?;
+    step("attacks that held", || report.table().map(|table| say(&table)))?;
     step("faults, the covering few", || {
         // As the tests were built, so nothing is built again.
         let mut command = Command::new(cargo_path());
@@ -108,10 +118,9 @@ fn examples() -> Result<(), String> {
     // As the tests have built them: the same features and the same profile, so there is nothing left to build.
     let build = ["build", "--quiet", "--workspace", "--all-features", "--examples", "--profile", "test"];
     run(Command::new(cargo_path()).args(build))?;
-    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
     for name in names {
         say(&format!("-- {name}\n"));
-        run(&mut Command::new(target.join("debug/examples").join(&name)))?;
+        run(&mut Command::new(target().join("debug/examples").join(&name)))?;
     }
     Ok(())
 }
@@ -153,7 +162,7 @@ fn faults(args: &[&str]) -> Result<(), String> {
         "-p",
         "tidegate-faults",
     ]))?;
-    let target = env::var("CARGO_TARGET_DIR").map_or_else(|_| root().join("target"), |folder| root().join(folder));
+    let target = target();
     // A row about two releases needs the one before.
     let rows: Vec<&&str> = args.iter().filter(|arg| arg.starts_with(['F', 'f'])).collect();
     let needed = rows.iter().any(|row| row.eq_ignore_ascii_case("F63"));
@@ -229,6 +238,11 @@ fn need_component(subcommand: &str, component: &str) -> Result<(), String> {
     } else {
         Err(format!("`cargo {subcommand}` is missing: run `rustup component add {component}`"))
     }
+}
+
+/// Where cargo builds.
+fn target() -> PathBuf {
+    env::var("CARGO_TARGET_DIR").map_or_else(|_| root().join("target"), |folder| root().join(folder))
 }
 
 fn root() -> PathBuf {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tidegate_testkit::wait_until;
+use tidegate_testkit::{attacks_held, wait_until};
 
 /// Long enough for a busy machine.
 const LONG: Duration = Duration::from_secs(30);
@@ -237,6 +237,7 @@ fn what_http_2_makes_cheap_costs_others_nothing() {
             }
         }
     }
+    attacks_held("floods", 3 * 2 * attacks.len());
 }
 
 /// Answers that nobody opens a window for are not kept until the connection counts as idle.
@@ -260,6 +261,7 @@ fn whoever_opens_no_window_is_let_go() {
         assert_eq!(error.kind(), ErrorKind::ConnectionReset, "it is let go: {error}");
     }
     assert!(server.resident_kib().saturating_sub(before) <= MAX_GROWTH_KIB);
+    attacks_held("floods", 1);
 }
 
 /// `TIDEGATE_CONNECTIONS=20000` is the whole number, and needs files: `prlimit --nofile=65536 cargo test -p tidegate-cli --test it floods`.
@@ -312,4 +314,5 @@ fn many_connections_are_bounded_and_cheap() {
     assert!(here.iter_mut().rev().take(50).all(served), "who is here is served");
     here.truncate(most / 2);
     wait_until("others find a place", LONG, || served(&mut connect(13)));
+    attacks_held("floods", 1);
 }

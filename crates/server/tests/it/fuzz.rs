@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use tidegate_server::fuzzing::{TARGETS, Target};
+use tidegate_testkit::{attack_cases, attacks_held};
 
 /// How many inputs each target gets.
 const INPUTS: usize = 5_000;
@@ -76,10 +77,12 @@ fn runs(name: &str) {
         try_one(*target, name, seed);
     }
     let mut dice = Dice(0x6675_7a7a);
-    for _ in 0..INPUTS {
+    let inputs = attack_cases(INPUTS);
+    for _ in 0..inputs {
         let input = mutated(&seeds, &mut dice);
         try_one(*target, name, &input);
     }
+    attacks_held("mutated", seeds.len() + inputs);
 }
 
 /// Runs it, and if it fails leaves the input where a fuzzer would look for it.

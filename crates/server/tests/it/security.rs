@@ -12,7 +12,7 @@ use tidegate_server::door::{Bounds, Entrance};
 use tidegate_server::gate::{Backend, Door};
 use tidegate_server::observe::Observer;
 use tidegate_server::{Options, Running, start};
-use tidegate_testkit::{Certs, Flavor, Server, wait_until};
+use tidegate_testkit::{Certs, Flavor, Server, attacks_held, wait_until};
 use tokio::runtime::Runtime;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -391,6 +391,7 @@ fn whoever_is_slow_is_let_go_and_others_are_served() {
     let text = all(&mut idle);
     assert!(text.starts_with("HTTP/1.1 200") && begin.elapsed() > Duration::from_secs(1), "{text}");
     assert_eq!(ask(open.http, "POST /v1/check", "", CHECK).0, 200);
+    attacks_held("slow", 5);
 }
 
 #[test]
@@ -404,6 +405,7 @@ fn whoever_does_not_read_is_let_go() {
     while greedy.write_all(many.as_bytes()).is_ok() {}
     wait_until("it is counted", LONG, || open.metric(r#"tidegate_refused_total{door="http",reason="slow"}"#) == 1);
     assert_eq!(ask(open.http, "POST /v1/check", "", CHECK).0, 200);
+    attacks_held("slow", 1);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use axum::http::{Request, Response};
 use http_body_util::BodyExt;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tidegate_testkit::wait_until;
+use tidegate_testkit::{attacks_held, wait_until};
 
 use super::{Client, FREE, LONG, Stage, Upstream, bare, noting};
 
@@ -99,7 +99,7 @@ fn what_is_not_a_request_of_http_2_goes_nowhere() {
     let without = |name: &str| usual.iter().filter(|(own, _)| *own != name).copied().collect::<Vec<_>>();
     let (at, seen) = noting();
     let stage = Stage::before(&format!("http://{at}"), FREE);
-    for (name, request, fine) in [
+    let cases = [
         ("a request", with(&[]), true),
         ("with te", with(&[("te", "trailers")]), true),
         ("host as well", with(&[("host", "a")]), true),
@@ -127,7 +127,9 @@ fn what_is_not_a_request_of_http_2_goes_nowhere() {
         ("a length that is not", with(&[("content-length", "5")]), false),
         ("two lengths", with(&[("content-length", "0"), ("content-length", "1")]), false),
         ("a tunnel", vec![(":method", "CONNECT"), (":authority", "a:80")], false),
-    ] {
+    ];
+    let count = cases.len();
+    for (name, request, fine) in cases {
         let before = seen.lock().unwrap().len();
         let mut client = stage.connect();
         client.send(OPENING);
@@ -137,6 +139,7 @@ fn what_is_not_a_request_of_http_2_goes_nowhere() {
         let reached = seen.lock().unwrap().len() - before;
         assert!(reached == 0 || fine, "{name} reached the upstream");
     }
+    attacks_held("http2", count);
     for (head, _) in seen.lock().unwrap().iter() {
         assert!(head.starts_with("GET / HTTP/1.1\r\n") && !head.contains("smuggled"), "{head}");
     }
@@ -156,6 +159,7 @@ fn a_body_that_is_not_as_long_as_it_says_breaks_off() {
         assert_ne!(said(&mut client), "200");
     }
     assert!(seen.lock().unwrap().iter().all(|(head, _)| !head.contains("smuggled")));
+    attacks_held("http2", 3);
 }
 
 #[test]
@@ -180,6 +184,7 @@ fn who_takes_back_request_after_request_is_sent_away() {
     while !["over"].contains(&said(&mut client).as_str()) {}
     sending.join().unwrap();
     assert_eq!(bystander.get("/", "").status, 200);
+    attacks_held("floods", 1);
 }
 
 /// Whoever is thrown out keeps his place at the door for a while, but none at the upstream.
@@ -199,6 +204,7 @@ fn what_is_under_way_ends_with_a_connection_that_was_misused() {
     wait_until("the door has enough of it", LONG, || stage.metric(misuse) == 1);
     let answer = stage.connect().get("/", "");
     assert_eq!(answer.status, 504, "there is a place at the upstream, who is silent: {}", answer.body);
+    attacks_held("floods", 1);
 }
 
 /// Requests go to the upstream a few at a time, until answers are taken; but whoever asks for many things that take long has them all under way soon.

@@ -1,5 +1,7 @@
 //! Requests that two servers could read differently. The proxy refuses them, or writes them anew so that they can be read in one way only.
 
+use tidegate_testkit::attacks_held;
+
 use super::{FREE, Stage, noting};
 
 /// What becomes of bytes: the statuses that are answered, and the targets that reach the upstream.
@@ -17,7 +19,7 @@ fn through(bytes: &str) -> (Vec<u16>, Vec<String>, Vec<String>) {
 
 #[test]
 fn what_can_be_read_in_two_ways_is_refused() {
-    for (name, bytes) in [
+    let cases = [
         ("two lengths", "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!"),
         ("two lengths in one", "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 5, 6\r\n\r\nhello!"),
         ("the same length twice in one", "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 5, 5\r\n\r\nhello"),
@@ -46,7 +48,9 @@ fn what_can_be_read_in_two_ways_is_refused() {
         ("version 1.2", "GET /a HTTP/1.2\r\nHost: a\r\n\r\n"),
         ("version 0.9", "GET /a\r\n\r\n"),
         ("a tunnel", "CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n\r\n"),
-    ] {
+    ];
+    let count = cases.len();
+    for (name, bytes) in cases {
         let (statuses, targets, _) = through(bytes);
         assert_eq!(targets, [""; 0], "{name}: {statuses:?}");
         assert!(
@@ -54,11 +58,12 @@ fn what_can_be_read_in_two_ways_is_refused() {
             "{name}: {statuses:?}"
         );
     }
+    attacks_held("smuggling", count);
 }
 
 #[test]
 fn bad_chunks_end_everything() {
-    for (name, chunks) in [
+    let cases = [
         ("not a number", "zz\r\nab\r\n0\r\n\r\n"),
         ("a sign", "+2\r\nab\r\n0\r\n\r\n"),
         ("with 0x", "0x2\r\nab\r\n0\r\n\r\n"),
@@ -69,20 +74,23 @@ fn bad_chunks_end_everything() {
         ("a bare line feed in an extension", "2;a\nb\r\nab\r\n0\r\n\r\n"),
         ("a bare line feed after data", "2\r\nab\n0\r\n\r\n"),
         ("a return without a feed", "2\rXab\r\n0\r\n\r\n"),
-    ] {
+    ];
+    let count = cases.len();
+    for (name, chunks) in cases {
         let smuggled = "GET /smuggled HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
         let bytes = format!("POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}{smuggled}");
         let (statuses, targets, _) = through(&bytes);
         assert!(!targets.contains(&"/smuggled".into()), "{name}: {targets:?}");
         assert!(!statuses.contains(&200), "{name}: {statuses:?}");
     }
+    attacks_held("smuggling", count);
 }
 
 #[test]
 fn what_has_one_meaning_is_written_in_one_way() {
     let post = |headers: &str, body: &str| format!("POST /a HTTP/1.1\r\nHost: a\r\n{headers}\r\n{body}");
     let next = "GET /next HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
-    for (name, bytes, targets, bodies) in [
+    let cases = [
         // The length counts for nothing then, and the connection ends with it: what follows is not read as a request.
         ("length and chunked", post("Content-Length: 3\r\nTransfer-Encoding: chunked\r\n", "2\r\nab\r\n0\r\n\r\n") + next, &["/a"][..], &["ab"][..]),
         ("chunked and length", post("Transfer-Encoding: chunked\r\nContent-Length: 3\r\n", "2\r\nab\r\n0\r\n\r\n") + next, &["/a"], &["ab"]),
@@ -94,11 +102,14 @@ fn what_has_one_meaning_is_written_in_one_way() {
         // Line feeds alone are read as ends of lines, and written as what they mean.
         ("bare line feeds", "GET /a HTTP/1.1\nHost: a\n\n".to_string() + next, &["/a", "/next"], &["", ""]),
         ("a body of GET", "GET /a HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 37\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n12".into(), &["/a"], &["GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n12"]),
-    ] {
+    ];
+    let count = cases.len();
+    for (name, bytes, targets, bodies) in cases {
         let (statuses, reached, sent) = through(&bytes);
         assert_eq!(reached, targets, "{name}: {statuses:?}");
         assert_eq!(sent, bodies, "{name}");
     }
+    attacks_held("smuggling", count);
 }
 
 #[test]
