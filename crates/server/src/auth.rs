@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use tidegate::http::{DEFAULT_IPV6_PREFIX, group};
 use tidegate::{Limit, Memory, Period};
 
 /// Wrong tokens from one address in a minute before they cost time.
@@ -178,8 +179,11 @@ impl Guard {
     /// What somebody at `peer` may do who says `word`; nothing at all, after a while, if they have guessed too often.
     pub async fn admit(&self, peer: IpAddr, word: &[u8]) -> Option<May> {
         let may = self.auth.load().knows(word);
-        if may.is_none() && self.has_tokens() && !self.failures.allows(peer.to_string().as_str(), 1) {
-            tokio::time::sleep(PENALTY).await;
+        if may.is_none() && self.has_tokens() {
+            let client = group(peer, DEFAULT_IPV6_PREFIX).to_string();
+            if !self.failures.allows(client.as_str(), 1) {
+                tokio::time::sleep(PENALTY).await;
+            }
         }
         may
     }
@@ -245,5 +249,19 @@ mod tests {
         assert_eq!(guard.admit(peer, b"right").await, Some(May::Everything));
         assert_eq!(guard.admit([192, 0, 2, 8].into(), b"wrong").await, None);
         assert_eq!(start.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn guesses_from_one_ipv6_network_are_counted_together() {
+        let guard = Guard::new(auth(Some("right"), None));
+        let start = tokio::time::Instant::now();
+        for last in 0..FREE_FAILURES {
+            let peer: IpAddr = format!("2001:db8::{last:x}").parse().unwrap();
+            assert_eq!(guard.admit(peer, b"wrong").await, None);
+        }
+        assert_eq!(guard.admit("2001:db8:0:1::1".parse().unwrap(), b"wrong").await, None);
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        assert_eq!(guard.admit("2001:db8::ffff".parse().unwrap(), b"wrong").await, None);
+        assert!(start.elapsed() >= PENALTY);
     }
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tidegate::http::{DEFAULT_IPV6_PREFIX, Group, group};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::sleep;
 
@@ -41,11 +42,11 @@ pub(super) struct Places {
 /// The connections of this listener. Clones are the same.
 type Addresses = Arc<Mutex<Here>>;
 
-/// How many connections there are, in all and by address.
+/// How many connections there are, in all and by address. An IPv6 address counts as its /64: a client that has one has them all.
 #[derive(Debug, Default)]
 struct Here {
     all: usize,
-    by_ip: HashMap<IpAddr, Own>,
+    by_ip: HashMap<Group, Own>,
 }
 
 /// The connections of one address.
@@ -63,6 +64,7 @@ impl Places {
 
     /// A place for somebody from this address, if there is one.
     pub(super) fn take(&self, ip: IpAddr) -> Result<Place, Refusal> {
+        let ip = group(ip, DEFAULT_IPV6_PREFIX);
         let file = Arc::clone(&self.files).try_acquire_owned().map_err(|_| Refusal::Full)?;
         {
             let bounds = self.bounds.get();
@@ -91,7 +93,7 @@ impl Places {
 #[derive(Debug)]
 pub struct Place {
     pub(super) door: Door,
-    ip: IpAddr,
+    ip: Group,
     addresses: Addresses,
     pub(super) observer: Observer,
     is_held: bool,
@@ -149,6 +151,23 @@ mod tests {
 
     fn address(last: u8) -> IpAddr {
         Ipv4Addr::new(192, 0, 2, last).into()
+    }
+
+    #[test]
+    fn addresses_of_one_ipv6_network_are_one_client_and_ipv4_addresses_are_each_their_own() {
+        let places = places(2);
+        let take = |ip: &str| places.take(ip.parse().unwrap());
+        let _here = [take("2001:db8::1").unwrap(), take("2001:db8:0:0:ffff::2").unwrap()];
+        assert_eq!(take("2001:db8::3").unwrap_err(), Refusal::FullForAddress);
+        assert!(take("2001:db8:0:1::3").is_ok(), "the next network");
+        // A listener of both sees IPv4 addresses as IPv6, all of them in one /64.
+        let _mapped = [take("::ffff:192.0.2.1").unwrap(), take("192.0.2.1").unwrap()];
+        assert_eq!(take("::ffff:192.0.2.1").unwrap_err(), Refusal::FullForAddress);
+        assert!(take("::ffff:192.0.2.2").is_ok());
+        // A penalty holds for the network.
+        let mut misused = take("2001:db8:0:2::1").unwrap();
+        assert_eq!(misused.begin_hold(), HOLD);
+        assert_eq!(take("2001:db8:0:2::2").unwrap().begin_hold(), 2 * HOLD);
     }
 
     #[test]
