@@ -25,23 +25,31 @@ const TURN_BYTES: std::ops::RangeInclusive<usize> = 1 << 10..=32 << 10;
 /// How long whoever has used up all waits at least.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The length of what opens a connection of HTTP/2: `PRI * HTTP/2.0` and so on.
-const PREFACE_BYTES: usize = 24;
+/// What opens a connection of HTTP/2.
+pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// The length of the head of a frame.
 const HEAD_BYTES: usize = 9;
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
 
-/// Finds the frames in what arrives, wherever it is cut.
-#[derive(Debug)]
+/// Finds the frames in what arrives behind the preface, wherever it is cut.
+#[derive(Debug, Default)]
 struct Frames {
     /// Bytes until the next head.
     skip: usize,
     head: [u8; HEAD_BYTES],
     /// How much of the head is here.
     have: usize,
+    /// The last frame was a part of the head of a request.
+    is_of_head: bool,
+    /// That head goes on in the next frame.
+    goes_on: bool,
+    /// How often nothing was left open: see [`Frames::open`].
+    closed: u64,
 }
 
 /// What some bytes were about.
@@ -53,18 +61,21 @@ struct Found {
     idle: i64,
 }
 
-impl Default for Frames {
-    fn default() -> Self {
-        Frames { skip: PREFACE_BYTES, head: [0; HEAD_BYTES], have: 0 }
-    }
-}
-
 impl Frames {
+    /// If the head of a request, or the nine bytes before any frame, have begun to come and are not all here: which one it is since the connection was opened.
+    fn open(&self) -> Option<u64> {
+        let is_open = self.have > 0 || self.goes_on || self.is_of_head && self.skip > 0;
+        is_open.then_some(self.closed)
+    }
+
     fn find(&mut self, mut bytes: &[u8]) -> Found {
         let mut found = Found::default();
         loop {
             let skipped = self.skip.min(bytes.len());
             (self.skip, bytes) = (self.skip - skipped, &bytes[skipped..]);
+            if self.open().is_none() {
+                self.closed += 1;
+            }
             let taken = (HEAD_BYTES - self.have).min(bytes.len());
             if taken == 0 {
                 return found;
@@ -78,6 +89,8 @@ impl Frames {
             found.frames += 1;
             let [high, middle, low, kind, flags, ..] = self.head;
             self.skip = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
+            self.is_of_head = matches!(kind, HEADERS | CONTINUATION);
+            self.goes_on = self.is_of_head && flags & END_HEADERS == 0;
             match kind {
                 HEADERS => found.requests += 1,
                 DATA if self.skip > 0 || flags & END_STREAM != 0 => {}
@@ -114,6 +127,11 @@ impl Allowance {
         Allowance { frames, turn, read: 0, left: MAX_FRAMES, grown, taken: 0, pause: None, was_used_up: false }
     }
 
+    /// Which head has begun to come and is not all here, if there is one.
+    pub(crate) fn open_head(&self) -> Option<u64> {
+        self.frames.open()
+    }
+
     /// It is this connection's turn.
     pub(crate) fn begin_turn(&mut self) {
         self.read = 0;
@@ -122,6 +140,9 @@ impl Allowance {
     /// These bytes have arrived, and so many were taken of answers since the connection was opened.
     pub(crate) fn arrived(&mut self, bytes: &[u8], taken: u64) {
         let Found { frames, requests, idle } = self.frames.find(bytes);
+        if bytes.is_empty() {
+            return;
+        }
         let each = bytes.len() / frames.max(1);
         self.turn = (each * FRAMES_PER_TURN).clamp(*TURN_BYTES.start(), *TURN_BYTES.end());
         self.read += bytes.len();
@@ -227,7 +248,37 @@ mod tests {
     }
 
     fn opened(frames: &[Vec<u8>]) -> Vec<u8> {
-        [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frames.concat()].concat()
+        frames.concat()
+    }
+
+    #[test]
+    fn a_head_is_open_until_its_last_byte_is_here() {
+        let (settings, data) = (frame(4, 0, 12), frame(DATA, 0, 100));
+        let head = [frame(HEADERS, 0, 10), frame(CONTINUATION, 0, 0), frame(CONTINUATION, END_HEADERS, 5)].concat();
+        let mut frames = Frames::default();
+        assert_eq!(frames.open(), None, "nothing has come");
+        frames.find(&settings);
+        assert_eq!(frames.open(), None);
+        for round in 0..3 {
+            let mut open = Vec::new();
+            for byte in &head[..head.len() - 1] {
+                frames.find(&[*byte]);
+                open.push(frames.open().unwrap_or_else(|| panic!("round {round}: {open:?}")));
+            }
+            open.dedup();
+            assert_eq!(open.len(), 1, "it is one head");
+            frames.find(&head[head.len() - 1..]);
+            assert_eq!(frames.open(), None);
+            // Of data, only what stands before it must come in time.
+            frames.find(&data[..8]);
+            assert!(frames.open().is_some_and(|next| next > open[0]));
+            frames.find(&data[8..50]);
+            assert_eq!(frames.open(), None);
+            frames.find(&[&data[50..], &head[..1]].concat());
+            assert!(frames.open().is_some());
+            frames.find(&head[1..]);
+            assert_eq!(frames.open(), None);
+        }
     }
 
     #[test]
@@ -333,7 +384,7 @@ mod tests {
         let mut allowance = Allowance::new();
         // Requests of fifty bytes, then one that brings a lot of data.
         allowance.arrived(&opened(&[frame(HEADERS, 5, 41).repeat(40)]), 0);
-        assert_eq!(may_read(&mut allowance), Poll::Ready((64 * 50 - 2024) / 100), "the rest of sixty-four");
+        assert_eq!(may_read(&mut allowance), Poll::Ready((64 * 50 - 2000) / 100), "the rest of sixty-four");
         allowance.arrived(&frame(HEADERS, 5, 41).repeat(24), 0);
         assert_eq!(may_read(&mut allowance), Poll::Pending, "others have their turn");
         allowance.begin_turn();

@@ -12,7 +12,7 @@ use hyper::body::{Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take};
 
-use super::frames::{Allowance, Tail};
+use super::frames::{Allowance, PREFACE, Tail};
 
 /// What a connection has done so far.
 #[derive(Debug, Default)]
@@ -33,6 +33,8 @@ pub(crate) struct Pace {
     waiting: [AtomicUsize; 2],
     /// It speaks HTTP/2, where bytes need not be about a request.
     second: AtomicBool,
+    /// Over HTTP/2, one more than the number of the head that has begun to come and is not all here; 0: there is none.
+    open_head: AtomicU64,
     /// Turns it has had.
     turns: AtomicUsize,
     /// It sent so much about nothing that it had to wait.
@@ -49,6 +51,7 @@ pub(crate) struct Seen {
     asked: u64,
     busy: bool,
     begun: bool,
+    open_head: u64,
     taken: u64,
     stuck: bool,
     /// An answer has waited for a window since before the last look.
@@ -75,6 +78,7 @@ impl Pace {
             asked: self.asked.load(Relaxed),
             busy: self.busy.load(Relaxed) > 0,
             begun: self.begun.load(Relaxed) && !self.second.load(Relaxed),
+            open_head: self.open_head.load(Relaxed),
             taken: self.taken.load(Relaxed),
             stuck: self.stuck.load(Relaxed),
             waits: self.waiting_since(looks + 1).load(Relaxed) > 0,
@@ -123,9 +127,11 @@ impl Seen {
     pub(crate) fn since(self, before: Seen) -> Moved {
         let same_request = self.asked == before.asked;
         let slow_reader = self.stuck && before.stuck && self.taken == before.taken;
+        // Whatever else is under way on a connection of HTTP/2: nothing can come before the rest of a head.
+        let slow_head = self.open_head > 0 && self.open_head == before.open_head;
         if slow_reader || self.waits {
             Moved::Unread
-        } else if same_request && !self.busy && self.begun && before.begun {
+        } else if slow_head || same_request && !self.busy && self.begun && before.begun {
             Moved::Stuck
         } else if same_request && !self.busy && !self.stuck {
             Moved::Idle
@@ -207,7 +213,8 @@ const FIRST_BYTES: u64 = 2 << 10;
 pub(crate) struct Paced<S> {
     stream: Take<S>,
     pace: Arc<Pace>,
-    first: bool,
+    /// How many bytes of the preface of HTTP/2 have come; nothing once it is known what is spoken.
+    preface: Option<usize>,
     /// What may come of frames, over HTTP/2, and which turn that is about.
     allowance: Option<(Allowance, usize)>,
     /// The last that was said.
@@ -216,18 +223,26 @@ pub(crate) struct Paced<S> {
 
 impl<S: AsyncRead> Paced<S> {
     pub(crate) fn new(stream: S, pace: Arc<Pace>) -> Self {
-        Paced { stream: stream.take(u64::MAX), pace, first: true, allowance: None, tail: Tail::default() }
+        Paced { stream: stream.take(u64::MAX), pace, preface: Some(0), allowance: None, tail: Tail::default() }
     }
 
     /// Something has arrived.
     fn heard(&mut self, bytes: &[u8]) {
-        let pace = &self.pace;
-        if std::mem::take(&mut self.first) && bytes.starts_with(b"PRI ") {
-            pace.second.store(true, Relaxed);
-            self.allowance = Some((Allowance::new(), pace.turns.load(Relaxed)));
+        let (pace, mut bytes) = (&self.pace, bytes);
+        if let Some(have) = self.preface {
+            let new = bytes.len().min(PREFACE.len() - have);
+            // Until all of it is here, it has as long as the head of any request: it may be one whose method is `PRI`.
+            self.preface = (bytes[..new] == PREFACE[have..have + new]).then_some(have + new);
+            if self.preface == Some(PREFACE.len()) {
+                self.preface = None;
+                bytes = &bytes[new..];
+                pace.second.store(true, Relaxed);
+                self.allowance = Some((Allowance::new(), pace.turns.load(Relaxed)));
+            }
         }
         if let Some((allowance, _)) = &mut self.allowance {
             allowance.arrived(bytes, pace.taken.load(Relaxed));
+            pace.open_head.store(allowance.open_head().map_or(0, |head| head + 1), Relaxed);
             if allowance.was_used_up {
                 pace.flooded.store(true, Relaxed);
             }
@@ -240,9 +255,9 @@ impl<S: AsyncRead> Paced<S> {
 
 impl<S: AsyncRead + Unpin> AsyncRead for Paced<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let Paced { stream, pace, allowance, first, .. } = &mut *self;
+        let Paced { stream, pace, allowance, preface, .. } = &mut *self;
         let most = match allowance {
-            None if *first => FIRST_BYTES,
+            None if preface.is_some() => FIRST_BYTES,
             Some((allowance, turn)) => {
                 let turns = pace.turns.load(Relaxed);
                 if std::mem::replace(turn, turns) != turns {
@@ -369,6 +384,41 @@ mod tests {
         assert!(Awaited::of(Body::empty(), &pace).is_end_stream());
         pace.look();
         assert_eq!(pace.look().since(done), Moved::Idle);
+    }
+
+    #[test]
+    fn a_head_of_http_2_that_stands_still_is_seen_whatever_else_goes_on() {
+        let pace = Arc::new(Pace::default());
+        pace.second.store(true, Relaxed);
+        let before = pace.look();
+        pace.open_head.store(3, Relaxed);
+        let begun = pace.look();
+        assert_eq!(begun.since(before), Moved::Idle, "it may have begun just now");
+        let _answering = pace.request();
+        assert_eq!(pace.look().since(begun), Moved::Stuck, "although another request is answered");
+        pace.open_head.store(4, Relaxed);
+        assert_eq!(pace.look().since(begun), Moved::Yes, "it is another one");
+    }
+
+    /// What each of these first bytes makes of a connection, however they are cut: whether it speaks HTTP/2, and whether a head is open.
+    #[tokio::test]
+    async fn the_preface_is_known_in_pieces_and_nothing_else_is_taken_for_it() {
+        for (bytes, is_second, is_open) in [
+            (&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], true, false),
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0", true, false),
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0", true, true),
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r", false, false),
+            (b"PRI / HTTP/1.1\r\nHost: x\r\nX-Long: aaaaaaaaaaaaaaaaaaaa", false, false),
+            (b"GET / HTTP/1.1\r\n", false, false),
+        ] {
+            for cut in [1, 3, 4, 5, 23, 24, 25, bytes.len()] {
+                let pace = Arc::new(Pace::default());
+                let mut paced = Paced::new(tokio::io::empty(), Arc::clone(&pace));
+                bytes.chunks(cut).for_each(|piece| paced.heard(piece));
+                let found = (pace.is_second(), pace.open_head.load(Relaxed) > 0, pace.look().begun);
+                assert_eq!(found, (is_second, is_open, !is_second), "{} in pieces of {cut}", bytes.escape_ascii());
+            }
+        }
     }
 
     /// Also of what has arrived before anybody knew what is spoken, others do not have to wait for very much.

@@ -395,6 +395,60 @@ fn whoever_is_slow_is_let_go_and_others_are_served() {
 }
 
 #[test]
+fn a_head_of_http_2_and_its_preface_take_no_longer_than_a_head_of_http_1() {
+    const OPENING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    let open = open("", Auth::default(), |config| {
+        config.bounds.patience = Duration::from_millis(400);
+        config.bounds.idle = Duration::from_secs(3600);
+    });
+    // HEADERS of stream 1: GET / of x. Without its last flag, more is to come in another frame.
+    let head = |flags: u8| [0, 0, 6, 1, flags, 0, 0, 0, 1, 0x82, 0x86, 0x84, 0x01, 1, b'x'];
+    let (whole, goes_on) = (head(5), head(1));
+    let mut patient = connect(open.http);
+    patient.write_all(OPENING).unwrap();
+    let begun: [(&str, Vec<u8>); 7] = [
+        ("a method that is the beginning of the preface", b"PRI ".to_vec()),
+        ("a request whose method is PRI", b"PRI /x HTTP/1.1\r\nHost: x\r\nX-Long: aaaaaaaaaaaaaaaaa".to_vec()),
+        ("most of the preface", OPENING[..23].to_vec()),
+        ("a part of the first frame", OPENING[..OPENING.len() - 1].to_vec()),
+        ("a part of HEADERS", [OPENING, &whole[..12]].concat()),
+        ("HEADERS that go on", [OPENING, &goes_on].concat()),
+        ("CONTINUATION that goes on", [OPENING, &goes_on, &[0, 0, 0, 9, 0, 0, 0, 0, 1]].concat()),
+    ];
+    let slow = r#"tidegate_refused_total{door="http",reason="slow"}"#;
+    for (number, (name, bytes)) in (1..).zip(&begun) {
+        let mut stream = connect(open.http);
+        stream.write_all(bytes).unwrap();
+        let ended = stream.read_to_end(&mut Vec::new());
+        assert!(
+            ended.is_ok() || ended.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset),
+            "{name}"
+        );
+        wait_until(name, LONG, || open.metric(slow) == number);
+    }
+    // Byte by byte, or an empty frame at a time, is no faster; nor is gRPC another matter.
+    let long = [OPENING, &goes_on, &[0, 0, 0, 9, 0, 0, 0, 0, 1].repeat(10_000)].concat();
+    for (at, piece) in [(open.http, 1), (open.grpc, 1), (open.http, 9), (open.grpc, 9)] {
+        let mut drip = connect(at);
+        let is_let_go = long.chunks(piece).any(|piece| {
+            std::thread::park_timeout(Duration::from_millis(20));
+            drip.write_all(piece).is_err()
+        });
+        assert!(is_let_go, "{piece} at a time");
+    }
+    // A connection that has finished what it began is kept.
+    patient.write_all(&whole).unwrap();
+    let mut kind = 0;
+    while kind != 1 {
+        let mut head = [0; 9];
+        patient.read_exact(&mut head).unwrap();
+        let length = u64::from(u32::from_be_bytes([0, head[0], head[1], head[2]]));
+        std::io::copy(&mut (&mut patient).take(length), &mut std::io::sink()).unwrap();
+        kind = head[3];
+    }
+}
+
+#[test]
 fn whoever_does_not_read_is_let_go() {
     let open = open("", Auth::default(), |config| config.bounds.patience = Duration::from_millis(400));
     let mut greedy = connect(open.http);
