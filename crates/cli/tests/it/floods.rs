@@ -26,17 +26,22 @@ struct Server {
     child: Child,
     http: SocketAddr,
     grpc: SocketAddr,
-    /// If the configuration has one.
-    proxy: Option<SocketAddr>,
+    /// The listener after these, if there is one.
+    third: Option<SocketAddr>,
     _config: tempfile::NamedTempFile,
 }
 
 impl Server {
     fn start(config: &str) -> Server {
+        Self::with_resp("off", config)
+    }
+
+    /// The same with a listener for RESP, which is the first of the others.
+    fn with_resp(resp: &str, config: &str) -> Server {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(&file, config).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-            .args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--resp", "off", "--config"])
+            .args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--resp", resp, "--config"])
             .arg(file.path())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -53,7 +58,7 @@ impl Server {
         }
         thread::spawn(move || lines.for_each(drop));
         let [http, grpc, ref rest @ ..] = doors[..] else { panic!("{doors:?}: expected the doors for HTTP and gRPC") };
-        Server { child, http, grpc, proxy: rest.first().copied(), _config: file }
+        Server { child, http, grpc, third: rest.first().copied(), _config: file }
     }
 
     fn resident_kib(&self) -> u64 {
@@ -205,7 +210,7 @@ fn what_http_2_makes_cheap_costs_others_nothing() {
         ("pings", settings.clone(), |round| frame(PING, 0, 0, &u64::from(round).to_be_bytes()), false),
         ("empty data", [settings, frame(HEADERS, END_HEADERS, 1, POST)].concat(), |_| frame(DATA, 0, 1, &[]), false),
     ];
-    for at in [server.http, server.grpc, server.proxy.expect("it is configured")] {
+    for at in [server.http, server.grpc, server.third.expect("it is configured")] {
         (0..20).for_each(|_| _ = ask(at));
         let mut quiet: Vec<Duration> = (0..100).map(|_| ask(at)).collect();
         quiet.sort();
@@ -315,4 +320,46 @@ fn many_connections_are_bounded_and_cheap() {
     here.truncate(most / 2);
     wait_until("others find a place", LONG, || served(&mut connect(13)));
     attacks_held("floods", 1);
+}
+
+/// Commands that have begun and do not end, on many connections: what all of them hold is bounded, and other clients are answered.
+#[test]
+fn unfinished_commands_of_many_connections_are_bounded() {
+    const CONNECTIONS: usize = 900;
+    let server = Server::with_resp("127.0.0.1:0", "log: { level: off }\n");
+    let at = server.third.unwrap();
+    let ping = || {
+        let mut stream = connect(at);
+        let mut pong = [0; 7];
+        stream.write_all(b"PING\r\n").unwrap();
+        stream.read_exact(&mut pong).unwrap();
+        assert_eq!(&pong, b"+PONG\r\n");
+    };
+    ping();
+    let before = server.resident_kib();
+    let unfinished = [b"*2\r\n$4\r\nECHO\r\n$130000\r\n", &[b'x'; 120_000][..]].concat();
+    let mut most = 0;
+    let mut here = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut stream = connect(at);
+        let _ = stream.write_all(&unfinished);
+        here.push(stream);
+        most = most.max(server.resident_kib());
+    }
+    ping();
+    // Each ends: with an error, or when it has had its five seconds.
+    let refused = here.into_iter().filter_map(|mut stream| {
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        most = most.max(server.resident_kib());
+        (!answer.is_empty()).then(|| String::from_utf8(answer).unwrap())
+    });
+    let refused: Vec<String> = refused.collect();
+    assert!(refused.iter().all(|answer| answer.starts_with("-ERR all connections together hold 67108864 bytes")));
+    let grown = most.saturating_sub(before) >> 10;
+    println!("{CONNECTIONS} unfinished commands of 120000 bytes: {} refused, {grown} MiB more", refused.len());
+    assert!(!refused.is_empty());
+    // 64 MiB for all, and 64 KiB for each: its buffer of 16 KiB, its task, and what the allocator keeps.
+    assert!(grown <= 64 + ((CONNECTIONS as u64 * 64) >> 10), "{grown} MiB");
+    ping();
 }

@@ -6,7 +6,7 @@ use tidegate::MAX_KEY_BYTES;
 /// The most words of a command.
 pub const MAX_WORDS: usize = 64;
 /// The largest command, in bytes.
-pub const MAX_COMMAND_BYTES: usize = 1 << 20;
+pub const MAX_COMMAND_BYTES: usize = 128 << 10;
 /// The largest command of somebody who has yet to say who he is.
 pub const MAX_UNKNOWN_BYTES: usize = 16 << 10;
 /// The longest line, typed by a person or before a length.

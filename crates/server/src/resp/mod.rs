@@ -8,6 +8,7 @@ mod arity;
 mod command;
 mod frame;
 mod handshake;
+mod pending;
 mod reply;
 mod throttle;
 mod transaction;
@@ -27,7 +28,10 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use self::command::Session;
 pub use self::frame::{MAX_COMMAND_BYTES, MAX_LINE_BYTES, MAX_UNKNOWN_BYTES, MAX_WORDS};
+pub use self::pending::FREE_BYTES;
+use self::pending::{Budget, Pending};
 use self::reply::Replies;
+use self::transaction::Transaction;
 pub use self::transaction::{MAX_QUEUED_BYTES, MAX_QUEUED_COMMANDS};
 use self::turn::answer_turn;
 #[cfg(feature = "fuzzing")]
@@ -44,7 +48,7 @@ use crate::observe::metrics::Refusal;
 
 /// How much is read at once: a pipeline of some two hundred commands.
 const READ_BYTES: usize = 16 << 10;
-/// The most room that a connection keeps when it has nothing to do.
+/// The most room for answers that a connection keeps when it has nothing to do.
 const MAX_KEPT_BYTES: usize = 64 << 10;
 /// How long after the order to stop commands are still read.
 const LAST_CALL: Duration = Duration::from_secs(2);
@@ -60,11 +64,13 @@ pub struct Settings {
     pub idle: Duration,
     /// How long a command may take to arrive once it has begun, and answers to be taken.
     pub patience: Duration,
+    /// What all connections together may hold for unfinished commands and transactions, beyond [`FREE_BYTES`] each, in bytes.
+    pub max_pending_bytes: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { idle: Duration::from_secs(600), patience: Duration::from_secs(5) }
+        Settings { idle: Duration::from_secs(600), patience: Duration::from_secs(5), max_pending_bytes: 64 << 20 }
     }
 }
 
@@ -96,14 +102,16 @@ pub async fn serve_at(
 ) -> io::Result<()> {
     let down = shutdown.clone();
     let room = Room::open();
+    let budget = Budget::new(settings.max_pending_bytes);
     let talk = move |visitor: Visitor| {
         let Visitor { stream, peer, number, place } = visitor;
         let number = i64::try_from(number).unwrap_or(i64::MAX);
         let session = Session::new(gate.clone(), Arc::clone(&guard), peer.ip(), number);
         let (settings, down, observer) = (settings.clone(), down.clone(), gate.observer().clone());
+        let pending = Pending::new(budget.clone());
         let talk = async move {
             let _place = place;
-            let ended = converse(stream, session, settings, down).await;
+            let ended = converse(stream, session, settings, pending, down).await;
             if ended.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
                 observer.metrics().refused(Door::Resp, Refusal::Slow);
             }
@@ -119,6 +127,7 @@ async fn converse(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     mut session: Session,
     settings: Settings,
+    mut pending: Pending,
     mut shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let mut bytes: Vec<u8> = Vec::with_capacity(READ_BYTES);
@@ -136,8 +145,19 @@ async fn converse(
     loop {
         let turn = answer_turn(&bytes, &mut session, &mut out).await;
         bytes.drain(..turn.used);
-        if bytes.is_empty() && bytes.capacity() > MAX_KEPT_BYTES {
+        // It has grown for one long command only.
+        if bytes.is_empty() && bytes.capacity() > READ_BYTES {
             bytes.shrink_to(READ_BYTES);
+        }
+        if !pending.hold(bytes.capacity() + session.transaction.capacity()) {
+            out.error(&format!(
+                "ERR all connections together hold {} bytes of unfinished commands and transactions, and may hold no more: send smaller ones, or try again in a moment",
+                pending.most()
+            ));
+            session.closing = true;
+            session.gate.observer().metrics().refused(Door::Resp, Refusal::Full);
+            (bytes, session.transaction) = (Vec::new(), Transaction::None);
+            pending.hold(0);
         }
         if !out.bytes.is_empty() {
             within(settings.patience, stream.write_all(&out.bytes)).await?;
@@ -251,7 +271,8 @@ pub(crate) async fn converse_in_memory(
     stopped: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let (guard, peer) = (Arc::new(Guard::new(Auth::default())), std::net::IpAddr::from([127, 0, 0, 1]));
-    converse(stream, Session::new(gate, guard, peer, 1), Settings::default(), stopped).await
+    let (settings, pending) = (Settings::default(), Pending::new(Budget::new(usize::MAX)));
+    converse(stream, Session::new(gate, guard, peer, 1), settings, pending, stopped).await
 }
 
 /// For fuzzing: the same at the beginning of a conversation.

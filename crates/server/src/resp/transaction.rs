@@ -26,6 +26,17 @@ pub(crate) enum Transaction {
     Running(Vec<u8>, usize),
 }
 
+impl Transaction {
+    /// The memory that its queue takes, in bytes.
+    pub(crate) fn capacity(&self) -> usize {
+        match self {
+            Transaction::None => 0,
+            Transaction::Open(queue) => queue.bytes.capacity(),
+            Transaction::Running(queued, _) => queued.capacity(),
+        }
+    }
+}
+
 /// The commands since `MULTI`.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tidegate::{ManualClock, Memory, Timestamp};
 use tidegate_server::gate::{Backend, Gate};
-use tidegate_server::resp::{Auth, Settings, serve};
+use tidegate_server::resp::{Auth, MAX_COMMAND_BYTES, Settings, serve};
 use tidegate_server::rules::Rules;
-use tidegate_testkit::{Client, Reply};
+use tidegate_testkit::{Client, Reply, wait_until};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -15,12 +15,17 @@ use tokio::sync::watch;
 struct Door {
     port: u16,
     clock: ManualClock,
+    gate: Gate,
     down: watch::Sender<bool>,
     runtime: Runtime,
     served: tokio::task::JoinHandle<std::io::Result<()>>,
 }
 
 fn door(auth: Auth, rules: &str) -> Door {
+    door_with(auth, rules, Settings::default())
+}
+
+fn door_with(auth: Auth, rules: &str, settings: Settings) -> Door {
     let clock = ManualClock::new();
     clock.set(Timestamp::from_secs(1_700_000_000));
     let memory = Memory::builder().clock(clock.clone()).build();
@@ -34,8 +39,8 @@ fn door(auth: Auth, rules: &str) -> Door {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let port = listener.local_addr().unwrap().port();
-    let served = runtime.spawn(serve(listener, gate, auth, Settings::default(), shutdown));
-    Door { port, clock, down, runtime, served }
+    let served = runtime.spawn(serve(listener, gate.clone(), auth, settings, shutdown));
+    Door { port, clock, gate, down, runtime, served }
 }
 
 impl Door {
@@ -236,4 +241,77 @@ fn commands_that_look_alike_are_answered_by_what_they_say() {
         }
         assert_eq!(lines.next(), Some(""), "nothing else is said");
     }
+}
+
+#[test]
+fn a_command_has_at_most_128_kib() {
+    let door = door(Auth::default(), "");
+    let fits = "x".repeat(MAX_COMMAND_BYTES - 100);
+    assert_eq!(door.client().command(&["ECHO", &fits]).unwrap(), Reply::Text(fits));
+    let mut client = door.client();
+    client.send(&["ECHO", &"x".repeat(MAX_COMMAND_BYTES)]).unwrap();
+    let refused = client.receive().unwrap();
+    assert_eq!(refused, Reply::Error("ERR Protocol error: a command of more than 131072 bytes".into()));
+    assert!(client.receive().is_err(), "it is closed");
+}
+
+/// Unfinished commands and queues of transactions are held within one budget; connections that need none of it do not notice.
+#[test]
+fn what_connections_have_begun_has_a_budget() {
+    const BUDGET: usize = 1 << 20;
+    let settings = Settings { max_pending_bytes: BUDGET, patience: Duration::from_secs(60), ..Settings::default() };
+    let door = door_with(Auth::default(), "", settings);
+    let mut small = door.client();
+    let long = "x".repeat(100_000);
+    // Each begins a command of a hundred thousand bytes, and goes on when it is known whether it was let.
+    let begin = || {
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", door.port)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.write_all(format!("PING\r\n*2\r\n$4\r\nECHO\r\n$100000\r\n{}", &long[..90_000]).as_bytes()).unwrap();
+        stream
+    };
+    let mut begun: Vec<_> = (0..40).map(|_| begin()).collect();
+    let end = |stream: &mut std::net::TcpStream| {
+        let _ = stream.write_all(format!("{}\r\nQUIT\r\n", &long[90_000..]).as_bytes());
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        String::from_utf8(answer).unwrap()
+    };
+    // Ten fit, whose buffers have grown to 128 KiB; each has 32 KiB of its own.
+    let refused = || {
+        let text = door.gate.observer().metrics().text(door.gate.store(), 0);
+        let line =
+            text.lines().find_map(|line| line.strip_prefix(r#"tidegate_refused_total{door="resp",reason="full"} "#));
+        line.unwrap().parse::<usize>().unwrap()
+    };
+    wait_until("the others are refused", Duration::from_secs(60), || refused() == 30);
+    for _ in 0..100 {
+        assert_eq!(ask(&mut small, "PING"), Reply::Text("PONG".into()));
+        assert_eq!(numbers(&mut small, "TG.PEEK k 10/min")[0], 1);
+    }
+    let answers: Vec<String> = begun.iter_mut().map(end).collect();
+    let count = |start: &str| answers.iter().filter(|answer| answer.starts_with(start)).count();
+    let done = count("+PONG\r\n$100000\r\n");
+    assert_eq!((done, count("+PONG\r\n-ERR all connections together hold 1048576 bytes of unfinished")), (10, 30));
+    // What they held is there again. Transactions take from the same budget.
+    // The error follows the answer to the command that was too much.
+    let (mut queued, mut open) = (0, Vec::new());
+    'clients: for _ in 0..40 {
+        let mut client = door.client();
+        assert_eq!(ask(&mut client, "MULTI"), Reply::Text("OK".into()));
+        for _ in 0..6 {
+            match client.command(&["ECHO", &long[..25_000]]).unwrap() {
+                Reply::Text(text) if text == "QUEUED" => queued += 25_000,
+                Reply::Error(text) if text.starts_with("ERR all connections together hold ") => {
+                    assert!(client.receive().is_err(), "it is closed");
+                    break 'clients;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        open.push(client);
+    }
+    assert!((BUDGET / 2..3 * BUDGET).contains(&queued), "{queued} bytes were queued");
+    assert_eq!(ask(&mut small, "PING"), Reply::Text("PONG".into()));
+    assert_eq!(ask(&mut open[0], "EXEC").array().len(), 6);
 }
