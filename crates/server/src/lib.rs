@@ -18,6 +18,7 @@ mod nearest;
 pub mod observe;
 mod preflight;
 mod print;
+mod probe;
 pub mod proxy;
 mod readiness;
 mod reload;

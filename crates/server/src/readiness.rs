@@ -7,9 +7,10 @@ use std::fmt;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
-use tidegate::{Check, Limit, OnFailure, Op, Period};
+use tidegate::OnFailure;
 
-use crate::gate::{Backend, Door, Gate};
+use crate::gate::{Backend, Gate};
+use crate::probe::StoreProbe;
 use crate::rules::{Failure, Mode};
 use crate::supervise::Health;
 
@@ -35,7 +36,7 @@ impl Readiness {
         if let Some(problem) = health.problem() {
             reasons.push(Reason { about: "process", text: problem.into(), is_fatal: true });
         }
-        reasons.extend(store(gate).await);
+        reasons.extend(store(gate, health.store_probe()).await);
         let differences = gate.observer().metrics().in_force().differences();
         reasons.extend(differences.into_iter().map(|text| Reason { about: "config", text, is_fatal: false }));
         Readiness(reasons)
@@ -69,10 +70,8 @@ impl fmt::Display for Readiness {
 }
 
 /// A real decision through the real path, and what is known of the store besides.
-async fn store(gate: &Gate) -> Option<Reason> {
-    let limit = Limit::bucket(1, Period::SECOND).build().expect("one a second is a limit");
-    let check = Check::of(Op::Peek).charge("tidegate-readyz", [&limit], 1);
-    if let Err(error) = gate.at(Door::Inner).decide(&check).await {
+async fn store(gate: &Gate, probe: &StoreProbe) -> Option<Reason> {
+    if let Err(error) = probe.ask(gate).await {
         return Some(Reason { about: "store", text: error.to_string(), is_fatal: true });
     }
     let Backend::Near(near, _) = gate.store() else { return None };

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::door::http::caught;
 use crate::observe::Observer;
+use crate::probe::StoreProbe;
 
 /// How long to wait before a task is started again.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -25,6 +26,7 @@ const WITHIN: Duration = Duration::from_secs(60);
 pub(crate) struct Health {
     ends: Arc<Mutex<VecDeque<Instant>>>,
     is_stuck: Arc<AtomicBool>,
+    store_probe: StoreProbe,
 }
 
 impl Health {
@@ -38,6 +40,11 @@ impl Health {
             ends.pop_front();
         }
         (ends.len() > MANY).then_some("background tasks end again and again: the log has why")
+    }
+
+    /// What all listeners ask the store with.
+    pub(crate) fn store_probe(&self) -> &StoreProbe {
+        &self.store_probe
     }
 
     /// Whether there is one.

@@ -25,6 +25,7 @@ mod proxy;
 #[path = "proxy/mod.rs"]
 #[allow(clippy::duplicate_mod, reason = "each of them must hold on both ways")]
 mod proxy_by_hyper;
+mod readiness;
 mod reload;
 mod reset;
 mod resp;
