@@ -295,7 +295,7 @@ rules:
     settle: { by: header.X-Tokens, per: 3 }
     deny_status: 403
   - { name: b, limit: 20 concurrent ttl 30s, cost: 3, settle: response_bytes }
-proxy: { upstream: "h2c://app:81/base", connect_ms: 7, answer_secs: 8, idle_secs: 9, upgraded_idle_secs: 10, max_in_flight: 11, keep: 12, keep_secs: 13 }
+proxy: { upstream: "h2c://app:81/base", connect_ms: 7, answer_secs: 8, idle_secs: 9, upgraded_idle_secs: 10, min_body_bytes_per_second: 14, body_grace_secs: 15, max_in_flight: 11, max_in_flight_per_client: 10, keep: 12, keep_secs: 13 }
 "#;
 
     #[test]

@@ -5,6 +5,8 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::shown;
@@ -17,7 +19,12 @@ struct Proxy {
 
 impl Proxy {
     fn start(args: &[&str]) -> Proxy {
-        let process = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        Self::by(Command::new(env!("CARGO_BIN_EXE_tidegate")), args)
+    }
+
+    /// The same by a command that runs the binary with what follows.
+    fn by(mut command: Command, args: &[&str]) -> Proxy {
+        let process = command
             .args(["proxy", "--listen", "127.0.0.1:0", "--log", "off"])
             .args(args)
             .env_remove("TIDEGATE_STORE")
@@ -230,5 +237,40 @@ fn clients_that_do_not_read_cost_others_nothing() {
     );
     assert!(grown <= 64 << 20, "{grown} bytes more");
     drop(slow);
+    assert!(proxy.stop());
+}
+
+/// The proxy may open 264 files. 64 are for others, and of the rest half are for the upstream: clients cannot take them.
+#[test]
+fn connections_to_the_upstream_count_among_the_files() {
+    const MANY: Duration = Duration::from_secs(60);
+    let (seen, go) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let (count, gone) = (Arc::clone(&seen), Arc::clone(&go));
+    let at = upstream(move |mut stream| {
+        if head(&mut stream).is_none() {
+            return;
+        }
+        count.fetch_add(1, Ordering::SeqCst);
+        tidegate_testkit::wait_until("all are there", MANY, || gone.load(Ordering::SeqCst));
+        let _ = stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+    });
+    let mut shell = Command::new("sh");
+    shell.args(["-c", r#"ulimit -n 264 && exec "$0" "$@""#, env!("CARGO_BIN_EXE_tidegate")]);
+    let proxy = Proxy::by(shell, &["--upstream", &at, "--limit", "100000/s"]);
+    let mut clients: Vec<TcpStream> = (0..300).map(|_| proxy.connect()).collect();
+    for client in &mut clients {
+        let _ = client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    }
+    tidegate_testkit::wait_until("a hundred are at the upstream", MANY, || seen.load(Ordering::SeqCst) == 100);
+    go.store(true, Ordering::SeqCst);
+    let mut served = 0;
+    for mut client in clients {
+        let mut answer = String::new();
+        // Beyond those, connections are closed without an answer, or served when others have left.
+        let _ = client.read_to_string(&mut answer);
+        served += usize::from(answer.starts_with("HTTP/1.1 200"));
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+    assert!((100..=300).contains(&served), "{served} were served");
     assert!(proxy.stop());
 }

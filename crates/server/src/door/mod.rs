@@ -34,7 +34,7 @@ use std::time::Duration;
 use arc_swap::{ArcSwap, Guard};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::server::TlsStream;
 
@@ -68,6 +68,43 @@ fn files() -> Arc<Semaphore> {
         Arc::new(Semaphore::new(usize::try_from(places).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS)))
     };
     Arc::clone(FILES.get_or_init(places))
+}
+
+/// Files for connections to an upstream. They are taken out of those that client connections may use, at most half of them, so that clients cannot keep the proxy from
+/// reaching its upstream. What is needed beyond that is shared with clients.
+#[derive(Debug)]
+pub(crate) struct UpstreamFiles {
+    own: Arc<Semaphore>,
+    shared: Arc<Semaphore>,
+    /// How many are for the upstream alone.
+    pub(crate) reserved: usize,
+}
+
+impl UpstreamFiles {
+    /// So many, if there are as many for clients.
+    pub(crate) fn reserve(wanted: usize) -> Self {
+        Self::of(files(), wanted)
+    }
+
+    fn of(shared: Arc<Semaphore>, wanted: usize) -> Self {
+        let reserved = shared.forget_permits(wanted.min(shared.available_permits() / 2));
+        UpstreamFiles { own: Arc::new(Semaphore::new(reserved)), shared, reserved }
+    }
+
+    /// A file for one connection, as soon as there is one.
+    pub(crate) async fn take(&self) -> OwnedSemaphorePermit {
+        let at_once = |files: &Arc<Semaphore>| Arc::clone(files).try_acquire_owned().ok();
+        match at_once(&self.own).or_else(|| at_once(&self.shared)) {
+            Some(file) => file,
+            None => Arc::clone(&self.own).acquire_owned().await.expect("it is never closed"),
+        }
+    }
+}
+
+impl Drop for UpstreamFiles {
+    fn drop(&mut self) {
+        self.shared.add_permits(self.reserved);
+    }
 }
 
 /// Bounds of every door.
@@ -368,5 +405,32 @@ impl AsyncWrite for Stream {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         either!(self, stream => stream.poll_shutdown(cx))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn upstream_connections_have_files_of_their_own_and_share_the_rest() {
+        let shared = Arc::new(Semaphore::new(10));
+        let files = UpstreamFiles::of(Arc::clone(&shared), 3);
+        assert_eq!((files.reserved, shared.available_permits()), (3, 7));
+        let mut taken = Vec::new();
+        for left in [7, 7, 7, 6, 5] {
+            taken.push(files.take().await);
+            assert_eq!(shared.available_permits(), left);
+        }
+        // Clients have all that is shared: the upstream has its own.
+        let clients = Arc::clone(&shared).acquire_many_owned(5).await.unwrap();
+        drop(taken.remove(0));
+        taken.push(files.take().await);
+        drop(taken.remove(0));
+        let waiting = files.take();
+        drop((clients, waiting.await, taken, files));
+        assert_eq!(shared.available_permits(), 10);
+        // No more than half, however many are wanted.
+        assert_eq!(UpstreamFiles::of(Arc::clone(&shared), 4352).reserved, 5);
     }
 }

@@ -1,21 +1,22 @@
 //! Bodies on their way: a piece at a time, never more than is read, and not for ever.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::Bytes;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::first::Line;
+use super::in_flight::Slot;
 use super::later::Later;
+use super::settings::MinRate;
 use super::starts::Start;
-use super::upstream::Upstreams;
+use super::upstream::{Failed, Upstreams};
 use super::window::Waiting;
 use crate::door::pace::Answering;
 
@@ -25,6 +26,9 @@ pub(super) enum Broken {
     /// Nothing has come for too long.
     #[error("nothing has come for {} seconds", .0.as_secs())]
     Stalled(Duration),
+    /// It came with fewer bytes a second than it has to.
+    #[error("it came with fewer than {0} bytes a second")]
+    Slow(u32),
     /// Whoever sends it has failed.
     #[error(transparent)]
     Lost(#[from] hyper::Error),
@@ -58,7 +62,18 @@ impl Patience {
 #[derive(Debug)]
 pub(super) struct Sent {
     body: Incoming,
-    patience: Patience,
+    /// What was read of it, its end included, before there was a slot at the upstream.
+    first: Option<Option<Frame<Bytes>>>,
+    /// How long it may stand still.
+    idle: Duration,
+    min_rate: MinRate,
+    /// Bytes that have come.
+    bytes: u64,
+    /// How long the client was waited for until the last piece came. Time that the upstream took to read does not count.
+    waited: Duration,
+    /// Since when the client is waited for. The clock is read only while it is.
+    since: Option<Instant>,
+    bell: Option<Pin<Box<Sleep>>>,
     progress: Arc<Progress>,
 }
 
@@ -66,8 +81,16 @@ pub(super) struct Sent {
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     pieces: AtomicU64,
-    stalled: AtomicU64,
+    /// The client did not go on with its body, or too slowly: [`STALLED`] or [`SLOW`].
+    late: AtomicU8,
+    /// At least how many bytes a second were expected.
+    min_rate: u32,
+    /// The response has begun: from then on each side may take its time.
+    is_answered: AtomicBool,
 }
+
+const STALLED: u8 = 1;
+const SLOW: u8 = 2;
 
 impl Progress {
     /// How many pieces have been sent.
@@ -75,16 +98,53 @@ impl Progress {
         self.pieces.load(Ordering::Relaxed)
     }
 
-    /// The client did not go on with its body.
-    pub(super) fn is_stalled(&self) -> bool {
-        self.stalled.load(Ordering::Relaxed) > 0
+    /// Why the client's body was not waited for any longer, if so.
+    pub(super) fn late(&self) -> Option<Failed> {
+        match self.late.load(Ordering::Relaxed) {
+            STALLED => Some(Failed::BodyTimeout),
+            SLOW => Some(Failed::BodySlow(self.min_rate)),
+            _ => None,
+        }
+    }
+
+    pub(super) fn set_answered(&self) {
+        self.is_answered.store(true, Ordering::Relaxed);
     }
 }
 
 impl Sent {
-    pub(super) fn new(body: Incoming, most: Duration) -> (Self, Arc<Progress>) {
-        let progress = Arc::<Progress>::default();
-        (Sent { body, patience: Patience::new(most), progress: Arc::clone(&progress) }, progress)
+    pub(super) fn new(body: Incoming, idle: Duration, min_rate: MinRate) -> (Self, Arc<Progress>) {
+        let progress = Arc::new(Progress { min_rate: min_rate.bytes_per_second, ..Progress::default() });
+        let (bytes, waited, own) = (0, Duration::ZERO, Arc::clone(&progress));
+        (Sent { body, first: None, idle, min_rate, bytes, waited, since: None, bell: None, progress: own }, progress)
+    }
+
+    /// Waits for the first piece, or the end.
+    pub(super) async fn begin(&mut self) -> Result<(), Failed> {
+        let first = poll_fn(|context| Pin::new(&mut *self).poll_frame(context)).await;
+        self.first = Some(first.transpose().map_err(|_| self.progress.late().unwrap_or(Failed::BodyLost))?);
+        Ok(())
+    }
+
+    /// Nothing has come: whether that is too much by now.
+    fn poll_late(&mut self, context: &mut Context<'_>) -> Poll<Broken> {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        let stalled = since + self.idle;
+        let is_dialogue = self.progress.is_answered.load(Ordering::Relaxed);
+        let longest = self.min_rate.longest(self.bytes).filter(|_| !is_dialogue);
+        let slow = longest.map(|longest| since + longest.saturating_sub(self.waited)).filter(|slow| *slow < stalled);
+        let until = slow.unwrap_or(stalled);
+        let bell = self.bell.get_or_insert_with(|| Box::pin(sleep_until(until)));
+        if bell.deadline() != until {
+            bell.as_mut().reset(until);
+        }
+        ready!(bell.as_mut().poll(context));
+        let (late, broken) = match slow {
+            Some(_) => (SLOW, Broken::Slow(self.min_rate.bytes_per_second)),
+            None => (STALLED, Broken::Stalled(self.idle)),
+        };
+        self.progress.late.store(late, Ordering::Relaxed);
+        Poll::Ready(broken)
     }
 }
 
@@ -93,27 +153,42 @@ impl HttpBody for Sent {
     type Error = Broken;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(first.map(Ok));
+        }
         match Pin::new(&mut self.body).poll_frame(context) {
             Poll::Ready(frame) => {
-                self.patience.moved = true;
+                if let Some(since) = self.since.take() {
+                    self.waited += since.elapsed();
+                }
+                if let Some(Ok(frame)) = &frame {
+                    self.bytes += data_bytes(frame);
+                }
                 self.progress.pieces.fetch_add(1, Ordering::Relaxed);
                 Poll::Ready(frame.map(|frame| frame.map_err(Broken::from)))
             }
-            Poll::Pending => {
-                let broken = ready!(self.patience.poll(context));
-                self.progress.stalled.store(1, Ordering::Relaxed);
-                Poll::Ready(Some(Err(broken)))
-            }
+            Poll::Pending => self.poll_late(context).map(|broken| Some(Err(broken))),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.first.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let (mut hint, first) = (self.body.size_hint(), self.first.iter().flatten().map(data_bytes).sum::<u64>());
+        if first > 0 {
+            if let Some(upper) = hint.upper() {
+                hint.set_upper(upper + first);
+            }
+            hint.set_lower(hint.lower() + first);
+        }
+        hint
     }
+}
+
+fn data_bytes(frame: &Frame<Bytes>) -> u64 {
+    frame.data_ref().map_or(0, |data| data.len() as u64)
 }
 
 /// The body of a response, on its way to the client.
@@ -140,7 +215,7 @@ enum Kind {
     /// From an upstream that speaks HTTP/1.1, with what it is read by.
     First(Incoming, Option<Box<Reading>>),
     /// From one that speaks HTTP/2.
-    Second(Incoming, Option<OwnedSemaphorePermit>),
+    Second(Incoming, Option<Slot>),
 }
 
 /// A connection whose response is being read.
@@ -148,13 +223,13 @@ enum Kind {
 pub(super) struct Reading {
     pub(super) line: Line,
     pub(super) home: Arc<Upstreams>,
-    pub(super) place: OwnedSemaphorePermit,
+    pub(super) slot: Slot,
 }
 
 impl Reading {
     /// The response is over: the connection is free for the next.
     pub(super) fn end(self) {
-        drop(self.place);
+        drop(self.slot);
         self.home.pool.keep(self.line);
     }
 }
@@ -178,8 +253,8 @@ impl Returned {
         Self::new(Kind::First(body, Some(Box::new(reading))), most)
     }
 
-    pub(super) fn second(body: Incoming, place: OwnedSemaphorePermit, most: Duration) -> Self {
-        Self::new(Kind::Second(body, Some(place)), most)
+    pub(super) fn second(body: Incoming, slot: Slot, most: Duration) -> Self {
+        Self::new(Kind::Second(body, Some(slot)), most)
     }
 }
 
@@ -226,10 +301,10 @@ impl HttpBody for Returned {
         let polled = match &mut this.kind {
             Kind::Own(text) => return Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
             Kind::First(body, reading) => poll_first(body, reading, context),
-            Kind::Second(body, place) => {
+            Kind::Second(body, slot) => {
                 let polled = Pin::new(body).poll_frame(context);
                 if let Poll::Ready(None) = polled {
-                    drop(place.take());
+                    drop(slot.take());
                 }
                 polled
             }
@@ -245,7 +320,7 @@ impl HttpBody for Returned {
                 this.patience.moved = true;
                 this.waiting.iter().for_each(Waiting::gave);
                 if let (Some(later), Some(Ok(frame))) = (&mut this.later, &frame) {
-                    later.bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
+                    later.bytes += data_bytes(frame);
                 }
                 Poll::Ready(frame.map(|frame| frame.map_err(Broken::from)))
             }

@@ -8,7 +8,7 @@ use axum::http::{HeaderValue, Request, Response, StatusCode, Version};
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
 use tidegate::Op;
-use tidegate::http::{Client, normal_path};
+use tidegate::http::{Client, DEFAULT_IPV6_PREFIX, Group, group, normal_path};
 
 use super::Guest;
 use super::body::Returned;
@@ -35,6 +35,8 @@ pub(super) struct Passed {
     ruling: Ruling,
     /// What is settled when there is a response.
     later: Option<Later>,
+    /// Whose share of the slots at the upstream it takes.
+    pub(super) client: Group,
 }
 
 /// A request that may go on and whose head is ready for that.
@@ -74,7 +76,8 @@ impl Desk {
         let upgrade = head::upgrade(&head);
         let Admitted { mut passed, host } = self.admit(Head::of(&mut head), &guest.peer, before).await?;
         let start = if guest.pace.is_second() { Some(guest.starts.next().await) } else { None };
-        match self.upstreams.ask(head, body, host.as_ref(), upgrade, begun).await {
+        let share = self.upstreams.in_flight.share(passed.client, &guest.share);
+        match self.upstreams.ask(head, body, host.as_ref(), upgrade, begun, &share).await {
             Ok(Answer::Http(mut response)) => {
                 match start {
                     // There is nothing more to take.
@@ -171,6 +174,7 @@ impl Desk {
         let host = host.and_then(|host| host.to_str().ok()).filter(|host| !host.is_empty());
         let target = if head.target.is_empty() { "/" } else { head.target };
         let client = self.client(&*head.headers, peer);
+        let share = group(client.ip(), DEFAULT_IPV6_PREFIX);
         // Who names no host, as HTTP/1.0 may, means the only one there is.
         let host = host.unwrap_or(&self.upstreams.settings.upstream.host);
         let asked = HttpRequest::new(client, head.method, target, host, &*head.headers).map_err(|error| {
@@ -194,7 +198,7 @@ impl Desk {
         match ruled {
             Ok((ruling, later, id)) if ruling.allowed => {
                 let later = Later::of(&self.gate, id, later, &ruling);
-                Ok(Passed { ruling, later })
+                Ok(Passed { ruling, later, client: share })
             }
             Ok((ruling, ..)) => {
                 let accept = head.headers.lines(ACCEPT).next();
@@ -218,12 +222,17 @@ impl Desk {
         if failed.is_upstreams() {
             self.gate.observer().upstream_failed(self.gate.door(), &self.upstreams.settings.upstream, failed);
         }
+        if let Some(why) = failed.refusal() {
+            self.gate.observer().metrics().refused(self.gate.door(), why);
+        }
         let mut no = mistake(failed.status(), &failed.to_string());
         no.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         match failed {
-            Failed::Busy => _ = no.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1")),
+            Failed::Busy | Failed::BusyForClient(_) => {
+                no.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            }
             // What is still to come of the body must not be taken for a request.
-            Failed::BodyTimeout | Failed::BodyLost => {
+            Failed::BodyTimeout | Failed::BodySlow(_) | Failed::BodyLost => {
                 no.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             _ => {}

@@ -18,10 +18,11 @@ use hyper::client::conn::http1::{Builder, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+
 use tokio::time::Instant;
 
 use super::body::Sent;
+use super::socket::Socket;
 use crate::door::quick::Begun;
 
 /// The most bytes of a response's head, and what is read of a body at once.
@@ -47,7 +48,7 @@ pub(super) enum Kept {
     /// As hyper has it.
     Line(Line),
     /// As it is.
-    Bare(TcpStream),
+    Bare(Socket),
 }
 
 /// One connection.
@@ -87,7 +88,7 @@ impl Pool {
     }
 
     /// The same without hyper.
-    pub(super) fn take_bare(&self) -> Option<TcpStream> {
+    pub(super) fn take_bare(&self) -> Option<Socket> {
         loop {
             if let Some(stream) = self.take()?.into_bare() {
                 return Some(stream);
@@ -133,8 +134,8 @@ impl From<Line> for Kept {
     }
 }
 
-impl From<TcpStream> for Kept {
-    fn from(stream: TcpStream) -> Self {
+impl From<Socket> for Kept {
+    fn from(stream: Socket) -> Self {
         Kept::Bare(stream)
     }
 }
@@ -158,7 +159,7 @@ impl Kept {
         }
     }
 
-    fn into_bare(self) -> Option<TcpStream> {
+    fn into_bare(self) -> Option<Socket> {
         match self {
             Kept::Line(line) => {
                 let parts = line.connection.into_parts();
@@ -173,7 +174,7 @@ impl Kept {
 /// The stream of a connection. If its request was sent before hyper came to it, what hyper writes of it goes nowhere, and what was read of the response comes first.
 #[derive(Debug)]
 struct Wire {
-    read: Begun<TcpStream>,
+    read: Begun<Socket>,
     sent: Option<Again>,
 }
 
@@ -237,12 +238,12 @@ impl AsyncWrite for Wire {
 
 impl Line {
     /// A new connection on this stream.
-    pub(super) async fn on(stream: TcpStream) -> Result<Line, hyper::Error> {
+    pub(super) async fn on(stream: Socket) -> Result<Line, hyper::Error> {
         Self::of(Wire { read: Begun { bytes: Vec::new(), at: 0, stream }, sent: None }).await
     }
 
     /// A connection on which a request was sent already, and so much of the response has come. It is to be asked the same.
-    pub(super) async fn resumed(stream: TcpStream, bytes: Vec<u8>) -> Result<Line, hyper::Error> {
+    pub(super) async fn resumed(stream: Socket, bytes: Vec<u8>) -> Result<Line, hyper::Error> {
         Self::of(Wire { read: Begun { bytes, at: 0, stream }, sent: Some(Again::Not(None)) }).await
     }
 
@@ -282,7 +283,7 @@ impl Line {
     }
 
     /// The stream, once HTTP is over on it because something else is spoken from now on; and what of that was read already.
-    pub(super) async fn into_stream(mut self) -> (TcpStream, Bytes) {
+    pub(super) async fn into_stream(mut self) -> (Socket, Bytes) {
         poll_fn(|context| {
             self.drive(context);
             if self.over { Poll::Ready(()) } else { Poll::Pending }

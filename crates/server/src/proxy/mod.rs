@@ -14,10 +14,12 @@ mod exchange;
 mod fields;
 mod first;
 mod head;
+mod in_flight;
 mod later;
 mod quick;
 mod second;
 pub(crate) mod settings;
+mod socket;
 mod starts;
 mod tunnel;
 mod upstream;
@@ -37,6 +39,7 @@ use tokio::sync::watch;
 
 use self::exchange::{Desk, Passed};
 use self::head::Peer;
+use self::in_flight::LastShare;
 use self::quick::Next;
 pub use self::settings::{InvalidUpstream, ProxySettings, Speech, Upstream};
 use self::starts::Starts;
@@ -48,6 +51,7 @@ use crate::door::pace::{Pace, Paced};
 use crate::door::turns::{Rounds, Turns};
 use crate::door::{self, Entrance, Stream, Visitor};
 use crate::gate::Gate;
+use crate::observe::log::Field;
 use crate::observe::metrics::Refusal;
 
 /// How often connections that wait for a request are looked at.
@@ -64,6 +68,8 @@ struct Guest {
     asked: Mutex<Option<(Passed, Option<Begun>)>>,
     windows: Arc<Windows>,
     starts: Arc<Starts>,
+    /// The slots of the client whose request came last.
+    share: LastShare,
 }
 
 /// Serves until `shutdown` says so, then finishes what has begun.
@@ -79,6 +85,12 @@ pub(crate) async fn serve_at(
         Waits { patience: bounds.patience, unread, idle: bounds.idle }
     };
     let upstreams = Arc::new(Upstreams::new(settings));
+    let (files, wanted) = (upstreams.files.reserved, upstreams.settings.most_connections());
+    if files < wanted {
+        let advice = "raise the limit of open files (ulimit -n, LimitNOFILE=), or lower proxy.max_in_flight";
+        let fields: [Field<'_>; 3] = [("reserved", &files), ("wanted", &wanted), ("advice", &advice)];
+        gate.observer().log().warn("few files for connections to the upstream", &fields);
+    }
     let desk = Arc::new(Desk { gate, upstreams: Arc::clone(&upstreams) });
     let down = shutdown.clone();
     let received = entrance.receive(shutdown, move |visitor| talk(Arc::clone(&desk), visitor, waits(), down.clone()));
@@ -107,6 +119,7 @@ async fn talk(desk: Arc<Desk>, visitor: Visitor, waits: Waits, mut shutdown: wat
         asked: Mutex::default(),
         windows: Arc::default(),
         starts: Arc::default(),
+        share: LastShare::default(),
     });
     let refused = |why| desk.gate.observer().metrics().refused(desk.gate.door(), why);
     let mut bytes = Vec::new();

@@ -15,8 +15,8 @@ use std::time::Duration;
 use axum::http::header::CONNECTION;
 use axum::http::{HeaderValue, Response, Version};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
-use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, watch};
+
+use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::Guest;
@@ -24,7 +24,9 @@ use super::exchange::{Admitted, Desk, No, Passed};
 use super::fields::{Fields, Headers};
 use super::first::Line;
 use super::head::Head;
+use super::in_flight::Slot;
 use super::later::Later;
+use super::socket::Socket;
 use super::upstream::{Begun, Failed, TRIES};
 use super::whole::{self, Answered, Asked};
 use crate::door::Stream;
@@ -208,15 +210,17 @@ struct Coming {
 
 /// What a response comes from.
 struct Source {
-    stream: TcpStream,
-    place: OwnedSemaphorePermit,
+    stream: Socket,
+    slot: Slot,
 }
 
 impl Talk<'_> {
     /// Sends the request that is to be written, and waits for the head of the response.
     async fn ask(&mut self, passed: &mut Passed) -> Result<Coming, Not> {
         let (desk, settings) = (self.desk, &self.desk.upstreams.settings);
-        let Some(place) = desk.upstreams.place_at_once() else { return Err(Not::Other(None)) };
+        let in_flight = &desk.upstreams.in_flight;
+        let share = in_flight.share(passed.client, &self.guest.share);
+        let Some(slot) = in_flight.slot_at_once(&share) else { return Err(Not::Other(None)) };
         let mut stream = match self.send().await {
             Ok(stream) => stream,
             Err(Ok(failed)) => return Err(Not::No(desk.unanswered(&failed, passed).await)),
@@ -237,16 +241,16 @@ impl Talk<'_> {
             }
         }
         if let Some(answered) = whole::response(&self.read, &mut self.fields) {
-            return Ok(Coming { answered, source: Source { stream, place } });
+            return Ok(Coming { answered, source: Source { stream, slot } });
         }
         match Line::resumed(stream, std::mem::take(&mut self.read)).await {
-            Ok(line) => Err(Not::Other(Some(Box::new(Begun { line, place })))),
+            Ok(line) => Err(Not::Other(Some(Box::new(Begun { line, slot })))),
             Err(error) => Err(Not::No(desk.unanswered(&error.into(), passed).await)),
         }
     }
 
     /// Sends the request, on a connection that is good for it. What failed, or how the conversation ends.
-    async fn send(&mut self) -> Result<TcpStream, Result<Failed, Left>> {
+    async fn send(&mut self) -> Result<Socket, Result<Failed, Left>> {
         let upstreams = &self.desk.upstreams;
         for _ in 0..TRIES {
             let mut stream = match upstreams.pool.take_bare() {
@@ -386,7 +390,7 @@ impl Talk<'_> {
 }
 
 /// Reads more from an upstream. What is wrong with it is found by whoever reads on.
-fn poll_more(stream: &mut TcpStream, read: &mut Vec<u8>, context: &mut Context<'_>) -> Poll<()> {
+fn poll_more(stream: &mut Socket, read: &mut Vec<u8>, context: &mut Context<'_>) -> Poll<()> {
     SCRATCH.with_borrow_mut(|scratch| {
         let mut more = ReadBuf::new(&mut scratch[..FIRST_BYTES]);
         let _ = ready!(Pin::new(stream).poll_read(context, &mut more));
@@ -413,9 +417,9 @@ impl Rest {
             later.bytes += own.len() as u64;
         }
         if self.left == 0
-            && let Some(Source { stream, place }) = self.source.take()
+            && let Some(Source { stream, slot }) = self.source.take()
         {
-            drop((self.later.take(), place));
+            drop((self.later.take(), slot));
             // Whoever says more than was asked for is not asked again.
             if self.stays && own.len() == piece.len() {
                 desk.upstreams.pool.keep(stream);

@@ -4,11 +4,12 @@ use axum::http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::net::TcpStream;
+
 use tokio::sync::Mutex;
 
 use super::body::Sent;
 use super::first::Unanswered;
+use super::socket::Socket;
 use crate::door::http::MAX_HEAD_BYTES;
 
 /// Bytes of a body that may be under way on one stream, and on the connection.
@@ -24,7 +25,7 @@ impl Shared {
     /// Somebody to send by; `connect` is asked for a stream if there is nobody. While one waits for it, so do the others.
     pub(super) async fn sender<E>(
         &self,
-        connect: impl Future<Output = Result<TcpStream, E>>,
+        connect: impl Future<Output = Result<Socket, E>>,
     ) -> Result<SendRequest<Sent>, E>
     where
         E: From<hyper::Error>,

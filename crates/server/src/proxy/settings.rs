@@ -22,8 +22,12 @@ pub struct ProxySettings {
     pub idle: Duration,
     /// How long a connection that was upgraded may be silent.
     pub upgraded_idle: Duration,
+    /// How fast the body of a request has to come, until the response begins.
+    pub min_body_rate: MinRate,
     /// Requests at the upstream at once.
     pub max_in_flight: usize,
+    /// Of these, requests of one client: an IPv4 address, or the /64 of an IPv6 address.
+    pub max_in_flight_per_client: usize,
     /// Connections to the upstream that are kept for the next request.
     pub keep: usize,
     /// How long they are kept.
@@ -41,11 +45,42 @@ impl ProxySettings {
             answer: Duration::from_secs(60),
             idle: Duration::from_secs(60),
             upgraded_idle: Duration::from_secs(3600),
+            min_body_rate: MinRate::default(),
             max_in_flight: 4096,
+            max_in_flight_per_client: part_of(4096),
             keep: 256,
             keep_idle: Duration::from_secs(30),
             short_way: true,
         }
+    }
+}
+
+/// How many of so many slots one client may have, unless said: a quarter.
+const fn part_of(max_in_flight: usize) -> usize {
+    max_in_flight.div_ceil(4)
+}
+
+/// How fast the body of a request has to come. Only time in which the client is waited for counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MinRate {
+    /// Bytes a second; 0: as slow as it likes.
+    pub bytes_per_second: u32,
+    /// How long a body may take beyond that.
+    pub grace: Duration,
+}
+
+impl Default for MinRate {
+    fn default() -> Self {
+        MinRate { bytes_per_second: 500, grace: Duration::from_secs(10) }
+    }
+}
+
+impl MinRate {
+    /// The longest time in which so many bytes may come; nothing if there is no minimum.
+    pub(super) fn longest(self, bytes: u64) -> Option<Duration> {
+        let micros = u128::from(bytes) * 1_000_000 / u128::from(self.bytes_per_second.max(1));
+        let more = Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX));
+        (self.bytes_per_second > 0).then(|| self.grace.saturating_add(more))
     }
 }
 
@@ -134,7 +169,10 @@ pub(crate) struct ProxyFile {
     answer_secs: Option<Within<1, 86_400>>,
     idle_secs: Option<Within<1, 86_400>>,
     upgraded_idle_secs: Option<Within<1, 604_800>>,
+    min_body_bytes_per_second: Option<Within<0, 1_000_000_000>>,
+    body_grace_secs: Option<Within<1, 3600>>,
     max_in_flight: Option<Within<1, 1_000_000>>,
+    max_in_flight_per_client: Option<Within<1, 1_000_000>>,
     keep: Option<Within<0, 100_000>>,
     keep_secs: Option<Within<1, 3600>>,
 }
@@ -152,12 +190,21 @@ impl ProxyFile {
     pub(crate) fn checked(self) -> ProxySettings {
         let default = ProxySettings::to(self.upstream.0);
         let secs = |number: u32| Duration::from_secs(number.into());
+        let max_in_flight = self.max_in_flight.map_or(default.max_in_flight, |number| number.0 as usize);
+        let min_rate = default.min_body_rate;
         ProxySettings {
             connect: self.connect_ms.map_or(default.connect, |number| Duration::from_millis(number.0.into())),
             answer: self.answer_secs.map_or(default.answer, |number| secs(number.0)),
             idle: self.idle_secs.map_or(default.idle, |number| secs(number.0)),
             upgraded_idle: self.upgraded_idle_secs.map_or(default.upgraded_idle, |number| secs(number.0)),
-            max_in_flight: self.max_in_flight.map_or(default.max_in_flight, |number| number.0 as usize),
+            min_body_rate: MinRate {
+                bytes_per_second: self.min_body_bytes_per_second.map_or(min_rate.bytes_per_second, |number| number.0),
+                grace: self.body_grace_secs.map_or(min_rate.grace, |number| secs(number.0)),
+            },
+            max_in_flight,
+            max_in_flight_per_client: self
+                .max_in_flight_per_client
+                .map_or(part_of(max_in_flight), |number| (number.0 as usize).min(max_in_flight)),
             keep: self.keep.map_or(default.keep, |number| number.0 as usize),
             keep_idle: self.keep_secs.map_or(default.keep_idle, |number| secs(number.0)),
             short_way: default.short_way,
@@ -167,16 +214,28 @@ impl ProxyFile {
 }
 
 impl ProxySettings {
+    /// Connections to the upstream that requests can need at once, with those that are kept.
+    pub(super) fn most_connections(&self) -> usize {
+        match self.upstream.speech {
+            Speech::First => self.max_in_flight.saturating_add(self.keep),
+            // One for all requests, and another while it is replaced.
+            Speech::Second => 2,
+        }
+    }
+
     /// As the section of a file that says the same.
     pub(crate) fn to_yaml(&self) -> String {
         format!(
-            "proxy:\n  upstream: \"{}\"\n  connect_ms: {}\n  answer_secs: {}\n  idle_secs: {}\n  upgraded_idle_secs: {}\n  max_in_flight: {}\n  keep: {}\n  keep_secs: {}\n",
+            "proxy:\n  upstream: \"{}\"\n  connect_ms: {}\n  answer_secs: {}\n  idle_secs: {}\n  upgraded_idle_secs: {}\n  min_body_bytes_per_second: {}\n  body_grace_secs: {}\n  max_in_flight: {}\n  max_in_flight_per_client: {}\n  keep: {}\n  keep_secs: {}\n",
             self.upstream,
             self.connect.as_millis(),
             self.answer.as_secs(),
             self.idle.as_secs(),
             self.upgraded_idle.as_secs(),
+            self.min_body_rate.bytes_per_second,
+            self.min_body_rate.grace.as_secs(),
             self.max_in_flight,
+            self.max_in_flight_per_client,
             self.keep,
             self.keep_idle.as_secs()
         )

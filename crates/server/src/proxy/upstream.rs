@@ -7,24 +7,26 @@ use std::time::Duration;
 use axum::http::header::{CONNECTION, HOST, TE, TRANSFER_ENCODING, UPGRADE};
 use axum::http::{HeaderValue, Request, Response, StatusCode, Uri, Version, request, uri};
 use hyper::body::{Body, Incoming};
-use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::body::{Progress, Reading, Returned, Sent};
 use super::first::{Line, Pool, Unanswered};
 use super::head;
+use super::in_flight::{ClientShare, InFlight, Slot};
 use super::second::{self, Shared};
 use super::settings::{ProxySettings, Speech};
+use super::socket::Socket;
+use crate::door::UpstreamFiles;
+use crate::observe::metrics::Refusal;
 
 /// How often a request that was not sent is tried anew, on another connection.
 pub(super) const TRIES: usize = 3;
 
-/// A request that was sent already, and its place among those that are under way.
+/// A request that was sent already, and its slot among those that are under way.
 #[derive(Debug)]
 pub(super) struct Begun {
     pub(super) line: Line,
-    pub(super) place: OwnedSemaphorePermit,
+    pub(super) slot: Slot,
 }
 
 /// Everything that leads to the upstream.
@@ -33,7 +35,8 @@ pub(super) struct Upstreams {
     pub(super) settings: ProxySettings,
     pub(super) pool: Pool,
     shared: Shared,
-    places: Arc<Semaphore>,
+    pub(super) in_flight: InFlight,
+    pub(super) files: UpstreamFiles,
 }
 
 /// Why there is no response.
@@ -41,6 +44,8 @@ pub(super) struct Upstreams {
 pub(super) enum Failed {
     #[error("too many requests are at the upstream already: try again in a moment")]
     Busy,
+    #[error("this client has {0} requests at the upstream already, which is its part: try again in a moment")]
+    BusyForClient(usize),
     #[error("cannot connect to the upstream: {0}")]
     Connect(io::Error),
     #[error("the upstream did not take the connection within {} ms", .0.as_millis())]
@@ -49,6 +54,8 @@ pub(super) enum Failed {
     AnswerTimeout(Duration),
     #[error("the body of the request stood still for too long")]
     BodyTimeout,
+    #[error("the body of the request came too slowly: expected at least {0} bytes a second")]
+    BodySlow(u32),
     #[error("the body of the request did not arrive whole")]
     BodyLost,
     #[error("the upstream has closed the connection without an answer")]
@@ -65,8 +72,9 @@ impl Failed {
     pub(super) fn status(&self) -> StatusCode {
         match self {
             Failed::Busy => StatusCode::SERVICE_UNAVAILABLE,
+            Failed::BusyForClient(_) => StatusCode::TOO_MANY_REQUESTS,
             Failed::ConnectTimeout(_) | Failed::AnswerTimeout(_) => StatusCode::GATEWAY_TIMEOUT,
-            Failed::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
+            Failed::BodyTimeout | Failed::BodySlow(_) => StatusCode::REQUEST_TIMEOUT,
             Failed::BodyLost | Failed::Target => StatusCode::BAD_REQUEST,
             Failed::Connect(_) | Failed::Closed | Failed::NotHttp | Failed::Lost(_) => StatusCode::BAD_GATEWAY,
         }
@@ -74,7 +82,17 @@ impl Failed {
 
     /// Whether it is the upstream that failed.
     pub(super) fn is_upstreams(&self) -> bool {
-        !matches!(self, Failed::BodyTimeout | Failed::BodyLost | Failed::Target)
+        use Failed::{BodyLost, BodySlow, BodyTimeout, BusyForClient, Target};
+        !matches!(self, BusyForClient(_) | BodyTimeout | BodySlow(_) | BodyLost | Target)
+    }
+
+    /// As what it is counted, if it is the client that failed.
+    pub(super) fn refusal(&self) -> Option<Refusal> {
+        match self {
+            Failed::BusyForClient(_) => Some(Refusal::FullForAddress),
+            Failed::BodyTimeout | Failed::BodySlow(_) => Some(Refusal::Slow),
+            _ => None,
+        }
     }
 }
 
@@ -89,8 +107,9 @@ pub(super) enum Answer {
 impl Upstreams {
     pub(super) fn new(settings: ProxySettings) -> Self {
         let pool = Pool::new(settings.keep, settings.keep_idle);
-        let places = Arc::new(Semaphore::new(settings.max_in_flight.min(Semaphore::MAX_PERMITS)));
-        Upstreams { settings, pool, shared: Shared::default(), places }
+        let in_flight = InFlight::new(settings.max_in_flight, settings.max_in_flight_per_client);
+        let files = UpstreamFiles::reserve(settings.most_connections());
+        Upstreams { settings, pool, shared: Shared::default(), in_flight, files }
     }
 
     /// Whether requests over HTTP/1.1 can go the short way.
@@ -106,13 +125,23 @@ impl Upstreams {
         host: Option<&HeaderValue>,
         upgrade: Option<HeaderValue>,
         begun: Option<Begun>,
+        share: &Arc<ClientShare>,
     ) -> Result<Answer, Failed> {
-        let (line, place) = match begun {
-            Some(Begun { line, place }) => (Some(line), place),
-            None => (None, self.place().await?),
-        };
         let target = head::target(&head.uri, &self.settings.upstream.base).ok_or(Failed::Target)?;
-        let (sent, progress) = Sent::new(body, self.settings.idle);
+        let (mut sent, progress) = Sent::new(body, self.settings.idle, self.settings.min_body_rate);
+        let (line, slot) = match begun {
+            Some(Begun { line, slot }) => (Some(line), slot),
+            None => {
+                // Where both sides speak HTTP/2, the client may wait for the upstream to begin.
+                let is_dialogue = head.version == Version::HTTP_2
+                    && self.settings.upstream.speech == Speech::Second
+                    && sent.size_hint().exact().is_none();
+                if !is_dialogue && !sent.is_end_stream() {
+                    sent.begin().await?;
+                }
+                (None, self.in_flight.slot(share, self.settings.connect).await?)
+            }
+        };
         match self.settings.upstream.speech {
             Speech::First => {
                 head::direct(&mut head, target, host);
@@ -128,7 +157,7 @@ impl Upstreams {
                     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
                     headers.insert(UPGRADE, protocol);
                 }
-                self.ask_first(Request::from_parts(head, sent), &progress, place, upgrades, line).await
+                self.ask_first(Request::from_parts(head, sent), &progress, slot, upgrades, line).await
             }
             Speech::Second => {
                 let authority = host.and_then(|host| host.to_str().ok()?.parse::<uri::Authority>().ok());
@@ -140,22 +169,7 @@ impl Upstreams {
                     .map_err(|_| Failed::Target)?;
                 head.version = Version::HTTP_2;
                 head.headers.remove(HOST);
-                self.ask_second(Request::from_parts(head, sent), &progress, place).await
-            }
-        }
-    }
-
-    /// A place, if there is one.
-    pub(super) fn place_at_once(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.places).try_acquire_owned().ok()
-    }
-
-    async fn place(&self) -> Result<OwnedSemaphorePermit, Failed> {
-        match self.place_at_once() {
-            Some(place) => Ok(place),
-            None => {
-                let waited = timeout(self.settings.connect, Arc::clone(&self.places).acquire_owned()).await;
-                waited.ok().and_then(Result::ok).ok_or(Failed::Busy)
+                self.ask_second(Request::from_parts(head, sent), &progress, slot).await
             }
         }
     }
@@ -164,7 +178,7 @@ impl Upstreams {
         self: &Arc<Self>,
         mut request: Request<Sent>,
         progress: &Progress,
-        place: OwnedSemaphorePermit,
+        slot: Slot,
         upgrades: bool,
         mut begun: Option<Line>,
     ) -> Result<Answer, Failed> {
@@ -176,7 +190,11 @@ impl Upstreams {
                     None => Line::on(self.connect().await?).await?,
                 },
             };
-            match self.in_time(line.ask(request), progress).await? {
+            let answered = self.in_time(line.ask(request), progress).await?;
+            if answered.is_ok() {
+                progress.set_answered();
+            }
+            match answered {
                 Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                     if !upgrades {
                         return Err(Failed::NotHttp);
@@ -185,7 +203,7 @@ impl Upstreams {
                 }
                 Ok(response) => {
                     let home = Arc::clone(self);
-                    let body = |body| Returned::first(body, Reading { line, home, place }, self.settings.idle);
+                    let body = |body| Returned::first(body, Reading { line, home, slot }, self.settings.idle);
                     return Ok(Answer::Http(response.map(body)));
                 }
                 // It was closed while nobody looked; nothing of the request was sent.
@@ -200,15 +218,19 @@ impl Upstreams {
         self: &Arc<Self>,
         mut request: Request<Sent>,
         progress: &Progress,
-        place: OwnedSemaphorePermit,
+        slot: Slot,
     ) -> Result<Answer, Failed> {
         for _ in 0..TRIES {
             // All wait for one connection, nobody longer than for one of its own.
             let sender = timeout(self.settings.connect, self.shared.sender(self.connect())).await;
             let mut sender = sender.map_err(|_| Failed::ConnectTimeout(self.settings.connect))??;
-            match self.in_time(second::ask(&mut sender, request), progress).await? {
+            let answered = self.in_time(second::ask(&mut sender, request), progress).await?;
+            if answered.is_ok() {
+                progress.set_answered();
+            }
+            match answered {
                 Ok(response) => {
-                    return Ok(Answer::Http(response.map(|body| Returned::second(body, place, self.settings.idle))));
+                    return Ok(Answer::Http(response.map(|body| Returned::second(body, slot, self.settings.idle))));
                 }
                 Err(Unanswered { request: Some(unsent), .. }) => request = unsent,
                 Err(Unanswered { error, request: None }) => return Err(why(error, progress)),
@@ -217,13 +239,11 @@ impl Upstreams {
         Err(Failed::Closed)
     }
 
-    pub(super) async fn connect(&self) -> Result<TcpStream, Failed> {
-        let upstream = &self.settings.upstream;
-        let connecting = TcpStream::connect((upstream.host.as_str(), upstream.port));
-        let stream = timeout(self.settings.connect, connecting).await;
-        let stream = stream.map_err(|_| Failed::ConnectTimeout(self.settings.connect))?.map_err(Failed::Connect)?;
-        let _ = stream.set_nodelay(true);
-        Ok(stream)
+    pub(super) async fn connect(&self) -> Result<Socket, Failed> {
+        let (upstream, within) = (&self.settings.upstream, self.settings.connect);
+        let file = timeout(within, self.files.take()).await.map_err(|_| Failed::Busy)?;
+        let socket = timeout(within, Socket::connect((upstream.host.as_str(), upstream.port), file)).await;
+        socket.map_err(|_| Failed::ConnectTimeout(within))?.map_err(Failed::Connect)
     }
 
     /// An answer must begin in time, counted from when the last piece of the request was sent.
@@ -242,8 +262,8 @@ impl Upstreams {
 
 /// Why a request that was sent, or was being sent, has no response.
 fn why(error: hyper::Error, progress: &Progress) -> Failed {
-    if progress.is_stalled() {
-        Failed::BodyTimeout
+    if let Some(late) = progress.late() {
+        late
     } else if error.is_user() {
         Failed::BodyLost
     } else if error.is_parse() {

@@ -4,6 +4,7 @@ mod failures;
 mod outcome;
 mod passing;
 mod second;
+mod slow_bodies;
 mod smuggling;
 mod upgrades;
 mod ways;
@@ -60,6 +61,19 @@ impl Stage {
 
     fn connect(&self) -> Client {
         Client::to(self.at)
+    }
+
+    /// From another address of this machine: 127.0.0.`host`.
+    fn connect_from(&self, host: u8) -> Client {
+        let connected = self.runtime.block_on(async {
+            let socket = tokio::net::TcpSocket::new_v4()?;
+            socket.bind(([127, 0, 0, host], 0).into())?;
+            socket.connect(self.at).await?.into_std()
+        });
+        let stream = connected.unwrap();
+        stream.set_nonblocking(false).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        Client { stream: BufReader::new(stream) }
     }
 
     fn metric(&self, line: &str) -> u64 {

@@ -93,6 +93,16 @@ fn said(client: &mut Client) -> String {
 }
 
 #[test]
+fn over_http_2_on_both_sides_the_upstream_may_answer_before_the_body_begins() {
+    let upstream = Upstream::answering(|_| async { Response::new(Body::from("first")) });
+    let stage = Stage::with(&upstream.h2c(), ", body_grace_secs: 3600", FREE);
+    let mut client = stage.connect();
+    let request = [(":method", "POST"), (":scheme", "http"), (":authority", "a"), (":path", "/")];
+    client.send([OPENING, &frame(HEADERS, 4, 1, &fields(&request))].concat());
+    assert_eq!(said(&mut client), "200");
+}
+
+#[test]
 fn what_is_not_a_request_of_http_2_goes_nowhere() {
     let usual = [(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/")];
     let with = |more: &[(&'static str, &'static str)]| [&usual[..], more].concat();
