@@ -16,6 +16,7 @@
 mod absence;
 mod attack;
 mod awake;
+mod backend;
 mod builder;
 mod certs;
 mod cluster;
@@ -34,6 +35,7 @@ mod wait;
 pub use absence::{AbsenceWatch, Absences};
 pub use attack::{attack_cases, attacks_held};
 pub use awake::Awake;
+pub use backend::{Backend, BackendKind, get};
 pub use builder::Builder;
 pub use certs::Certs;
 pub use cluster::Cluster;

@@ -49,7 +49,7 @@ pub(super) fn install(folder: &Path) -> Result<(), String> {
 }
 
 /// Installs into a folder that is renamed when it is complete, unless its stamp says that it is there.
-fn once(
+pub(super) fn once(
     folder: &Path,
     name: &str,
     words: &str,
@@ -68,12 +68,13 @@ fn once(
     fs::rename(&temporary, &place)
         .and_then(|()| replace(&stamp, words, 0o644))
         .map_err(|error| format!("{}: {error}", place.display()))?;
-    say(&format!("{name}: {words} ({:.1} s)\n", start.elapsed().as_secs_f64()));
+    let first = words.lines().next().unwrap_or_default();
+    say(&format!("{name}: {first} ({:.1} s)\n", start.elapsed().as_secs_f64()));
     Ok(())
 }
 
 /// A program of the system: installed if it can be, otherwise named with the command that would.
-fn need(program: &str, package: &str) -> Result<(), String> {
+pub(super) fn need(program: &str, package: &str) -> Result<(), String> {
     let works = || Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
     if works() {
         return Ok(());

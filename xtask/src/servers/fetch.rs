@@ -57,8 +57,12 @@ pub(super) fn debian(temporary: &Path, unpacked: &Path, release: &str, packages:
     for file in files.flatten().map(|entry| entry.path()).filter(|path| path.extension() == Some(OsStr::new("deb"))) {
         quiet(bounded("dpkg").arg("-x").arg(&file).arg(unpacked))?;
     }
-    // Manuals and translations are half of it.
-    let _ = fs::remove_dir_all(unpacked.join("usr/share"));
+    // Manuals and translations are half of it; Go keeps the sources of its library there, too.
+    for entry in fs::read_dir(unpacked.join("usr/share")).into_iter().flatten().flatten() {
+        if !entry.file_name().to_string_lossy().starts_with("go-") {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
     Ok(())
 }
 

@@ -8,6 +8,7 @@
 //! said its version gets a stamp. A run that was interrupted leaves no stamp and is simply run again; a run that
 //! finds all stamps only asks every server for its version.
 
+mod backends;
 mod cell;
 mod clients;
 mod fetch;
@@ -159,6 +160,21 @@ const SOURCES: &[Source] = &[
             },
         ],
     },
+    Source {
+        name: "backends",
+        origin: Origin::Debian { release: "bookworm", packages: &["php-cli", "golang-go"] },
+        servers: &[
+            Server { name: "php", program: "usr/bin/php8.2", called: "php", asked: VERSION, version: "PHP 8.2." },
+            // The command `go` says no version before it has found its folder; the compiler does.
+            Server {
+                name: "go-compile",
+                program: "usr/lib/go-1.19/pkg/tool/linux_amd64/compile",
+                called: "compile",
+                asked: "-V",
+                version: "compile version go1.19",
+            },
+        ],
+    },
 ];
 
 /// Installs what is missing. `--bench` adds what only measurements need.
@@ -178,6 +194,7 @@ pub(crate) fn install(args: &[&str]) -> Result<(), String> {
         install_missing(&missing, &folder)?;
     }
     clients::install(&folder)?;
+    backends::install(&folder)?;
     if args.contains(&"--bench") {
         cell::install(&folder)?;
     }
