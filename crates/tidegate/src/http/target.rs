@@ -27,8 +27,9 @@ pub struct TargetTooLong {
 /// - What follows `?` or `#` is cut off. An empty path is `/`, and a path without a slash before it is given one; `*` stays.
 /// - A character has one spelling: letters, digits and ``-._~!$&'()*+,=:@`` stand for themselves, everything else is `%XX` in capitals.
 ///   So `%73` is `s`, `%3a` is `:`, and `é` is `%C3%A9`. A `%` that begins nothing is `%25`.
-/// - An encoded slash stays encoded: it is no slash. So does `%3B`, and nothing is decoded twice: `%252e` stays.
-/// - What follows `;` in a segment is cut off: some servers ignore it.
+/// - An encoded slash stays encoded: it is no slash. Nothing is decoded twice: `%252e` stays. [`PathPolicy`](super::PathPolicy) refuses
+///   what servers read in different ways.
+/// - What follows `;` or `%3B` in a segment is cut off: some servers ignore it.
 /// - Several slashes are one. Then `.` and `..` are resolved, which never leaves the root. A slash at the end stays.
 /// - Capitals stay as they are: most servers tell them apart.
 ///
@@ -57,8 +58,7 @@ pub fn normal_path(path: &str) -> Result<Cow<'_, str>, TargetTooLong> {
         ends_with_slash = true;
         let start = out.len();
         out.push('/');
-        let cut = segment.split(';').next().unwrap_or_default();
-        spell(cut, &mut out);
+        spell(without_parameters(segment), &mut out);
         match &out[start + 1..] {
             "" | "." => out.truncate(start),
             ".." => {
@@ -74,8 +74,15 @@ pub fn normal_path(path: &str) -> Result<Cow<'_, str>, TargetTooLong> {
     Ok(Cow::Owned(out))
 }
 
+/// A segment up to `;`, in either spelling.
+pub(super) fn without_parameters(segment: &str) -> &str {
+    let bytes = segment.as_bytes();
+    let starts = |index: &usize| bytes[*index] == b';' || escaped(bytes, *index) == Some(b';');
+    (0..bytes.len()).find(starts).map_or(segment, |end| &segment[..end])
+}
+
 /// Most paths are as they should be, and need no copy.
-fn is_normal(path: &str) -> bool {
+pub(super) fn is_normal(path: &str) -> bool {
     let mut before = b' ';
     for byte in path.bytes() {
         // After a slash, another one or a dot may mean something; so may `%` and `;` anywhere.
@@ -97,10 +104,7 @@ fn spell(segment: &str, out: &mut String) {
     let bytes = segment.as_bytes();
     let mut index = 0;
     while let Some(&byte) = bytes.get(index) {
-        let escaped = match (byte, bytes.get(index + 1), bytes.get(index + 2)) {
-            (b'%', Some(&high), Some(&low)) => digit(high).zip(digit(low)).map(|(high, low)| high * 16 + low),
-            _ => None,
-        };
+        let escaped = escaped(bytes, index);
         let byte = escaped.unwrap_or(byte);
         if stands_for_itself(byte) {
             out.push(char::from(byte));
@@ -110,6 +114,14 @@ fn spell(segment: &str, out: &mut String) {
             out.extend(['%', high, low]);
         }
         index += if escaped.is_some() { 3 } else { 1 };
+    }
+}
+
+/// The byte that an escape at this place stands for.
+pub(super) fn escaped(bytes: &[u8], index: usize) -> Option<u8> {
+    match bytes.get(index..)? {
+        [b'%', high, low, ..] => digit(*high).zip(digit(*low)).map(|(high, low)| high * 16 + low),
+        _ => None,
     }
 }
 

@@ -12,6 +12,7 @@ mod memory;
 mod model;
 mod near;
 mod overflow;
+mod readings;
 #[cfg(feature = "redis")]
 mod redis;
 mod snapshot;
