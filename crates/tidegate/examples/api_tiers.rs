@@ -29,8 +29,8 @@ async fn plan_of(key: Option<String>) -> Limits {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plans = Rule::new("plan", "2/min".parse()?, key::header("x-api-key").or(key::peer_ip()))
         .limit(of_async(|head| plan_of(head.header("x-api-key").map(str::to_owned))))
-        .cost(of(|head| if head.uri.path() == "/report" { 10 } else { 1 }))
-        .skip(of(|head| head.uri.path() == "/healthz"));
+        .cost(of(|head| if head.path() == "/report" { 10 } else { 1 }))
+        .skip(of(|head| head.path() == "/healthz"));
     let limits = RateLimitLayer::rules([plans]).memory(Memory::builder().clock(ManualClock::new()).build());
     let app = Router::new()
         .route("/", get(|| async { "hello" }))

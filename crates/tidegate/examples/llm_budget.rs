@@ -49,7 +49,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Rule::new("requests", "10/min".parse()?, key::bearer()),
         // The estimate is what the client allows for at most, or a thousand.
         Rule::new("tokens", "3000/min".parse()?, key::bearer())
-            .cost(of(|head| head.header("x-max-tokens").and_then(|text| text.parse().ok()).unwrap_or(1000)))
+            .cost(of(|head| head.header("x-max-tokens").and_then(|text| text.parse().ok()).unwrap_or(1000).max(1)))
             .settle_metered(),
     ])
     .memory(Memory::builder().clock(ManualClock::new()).build());

@@ -45,9 +45,9 @@ where
     }
 
     #[inline(never)]
-    fn call(&mut self, request: Request<A>) -> Self::Future {
+    fn call(&mut self, mut request: Request<A>) -> Self::Future {
         // As the other one does, but for what is around it: requests and futures are large, and are moved less if nothing is done with them in between.
-        match self.0.quickly(&request) {
+        match self.0.quickly(&mut request) {
             Some(Quick::Pass(tell)) => AxumFuture { future: ResponseFuture::calling(self.0.inner.call(request), tell) },
             other => AxumFuture { future: self.0.call_the_long_way(other, request) },
         }

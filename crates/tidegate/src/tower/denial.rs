@@ -8,7 +8,7 @@ use tidegate_core::denial::{Body, Reply};
 use super::grpc;
 use super::head::Head;
 use super::layer::Setup;
-use super::plan::Denied;
+use super::plan::{Denied, Unfit};
 use super::tell::{IsDenial, add_missing};
 
 /// A denial, and whom it is told to.
@@ -78,6 +78,23 @@ impl Setup {
             _ => {
                 let body = format!(r#"{{"type":"about:blank","title":"Forbidden","status":403,"detail":"{told}"}}"#);
                 answer(StatusCode::FORBIDDEN, "application/problem+json", body)
+            }
+        }
+    }
+
+    /// The answer to a request that cannot be judged.
+    pub(super) fn unfit(&self, head: Head<'_>, unfit: &Unfit) -> Response<String> {
+        let Unfit { status, why } = unfit;
+        if self.grpc || head.is_grpc() {
+            return grpc::failed(grpc::INVALID_ARGUMENT, why);
+        }
+        match form_of(&head) {
+            Body::Text => answer(*status, "text/plain; charset=utf-8", format!("{why}\n")),
+            _ => {
+                let (title, code) = (status.canonical_reason().unwrap_or_default(), status.as_u16());
+                let detail = why.replace('\\', r"\\").replace('"', r#"\""#);
+                let body = format!(r#"{{"type":"about:blank","title":"{title}","status":{code},"detail":"{detail}"}}"#);
+                answer(*status, "application/problem+json", body)
             }
         }
     }

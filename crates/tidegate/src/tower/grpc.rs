@@ -10,6 +10,7 @@ use tidegate_core::Retry;
 
 use super::denial::Denial;
 
+pub(super) const INVALID_ARGUMENT: u32 = 3;
 pub(super) const PERMISSION_DENIED: u32 = 7;
 pub(super) const RESOURCE_EXHAUSTED: u32 = 8;
 pub(super) const INTERNAL: u32 = 13;

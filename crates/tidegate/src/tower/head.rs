@@ -1,8 +1,11 @@
 //! What a rule sees of a request and of a response: everything but the body.
 
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 
 use ::http::{Extensions, HeaderMap, Method, Request, Response, StatusCode, Uri};
+
+use crate::http::normal_path;
 
 /// A request without its body.
 #[derive(Clone, Copy, Debug)]
@@ -32,9 +35,15 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// The first value of a header, if it is readable text and not empty.
+    /// The first value of a header, if it is readable text and not empty; without white space around it. A service may read another line, if there are
+    /// several: [`key::header`](super::key::header) refuses such requests.
     pub fn header(&self, name: &str) -> Option<&'a str> {
-        self.headers.get(name)?.to_str().ok().filter(|value| !value.is_empty())
+        self.headers.get(name)?.to_str().ok().map(str::trim).filter(|value| !value.is_empty())
+    }
+
+    /// The path in its [one spelling](crate::http::normal_path): what to compare, where `uri.path()` is what was sent.
+    pub fn path(&self) -> Cow<'a, str> {
+        normal_path(self.uri.path()).unwrap_or(Cow::Borrowed("too long"))
     }
 
     /// Something in the extensions: what another layer has found out.

@@ -12,7 +12,7 @@ use ::http::header::{AUTHORIZATION, HOST};
 use super::head::Head;
 use super::of::Later;
 use super::text::Text;
-use crate::http::{ClientIp, Group, group, normal_host, normal_path};
+use crate::http::{ClientIp, Group, group, normal_host};
 
 /// Keys that are longer are kept as a digest: some tokens are longer than a key may be.
 const MAX_PLAIN_BYTES: usize = 256;
@@ -29,6 +29,8 @@ enum Kind {
     /// The other end of the connection; IPv6 by a network of so many bits.
     Peer(u8),
     Now(Arc<Finding>),
+    /// The path, or a function, which may look at the path.
+    OfPath(Arc<Finding>),
     Later(Arc<dyn Fn(&Head<'_>) -> Later<Option<String>> + Send + Sync>),
     All(Vec<Key>),
     First(Vec<Key>),
@@ -37,7 +39,7 @@ enum Kind {
 type Finding = dyn Fn(&Head<'_>, &mut Text) -> Found + Send + Sync;
 
 /// What came of looking for a key.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Found {
     Key,
     /// A key of several parts, of which at least one is missing.
@@ -45,6 +47,15 @@ pub(super) enum Found {
     Nothing,
     /// The program is not set up for it: whoever runs it should hear of that.
     Mistake(&'static str),
+    /// The request cannot be judged: what it is by is there more than once.
+    Unfit(Arc<str>),
+}
+
+impl Found {
+    /// Whether it is known what becomes of the request, whatever else is found.
+    fn is_final(&self) -> bool {
+        matches!(self, Found::Mistake(_) | Found::Unfit(_))
+    }
 }
 
 /// Everybody draws on one budget.
@@ -96,47 +107,75 @@ fn push_group(group: Group, out: &mut Text) {
 const NO_PEER: &str = "the peer's address is not known: with axum, serve `app.into_make_service_with_connect_info::<SocketAddr>()` and \
      turn on tidegate's feature `axum`; with tonic its feature `tonic`; otherwise put `tidegate::tower::Peer` into the request's extensions";
 
-/// The value of a header: an API key, say. It is not shown anywhere, but names a budget, so anybody can make up new ones: check it before, or limit
-/// by address as well.
+/// The value of a header, without white space around it: an API key, say. It is not shown anywhere, but names a budget, so anybody can make up new ones:
+/// check it before, or limit by address as well. A request with several lines of it is answered with 400, for services differ in which of them they read.
 ///
 /// # Panics
 /// If it is not the name of a header.
 pub fn header(name: &str) -> Key {
     let name = HeaderName::from_bytes(name.as_bytes())
         .unwrap_or_else(|_| panic!("header {name:?}: expected a name such as x-api-key"));
-    let begin = format!("{name}:");
+    let (begin, line) = (format!("{name}:"), Line::of(name));
     Key::write(move |head, out| {
-        let Some(value) = head.headers.get(&name).filter(|value| !value.is_empty()) else { return Found::Nothing };
+        let value = match line.read(head) {
+            Ok(value) if !value.is_empty() => value,
+            Ok(_) => return Found::Nothing,
+            Err(unfit) => return unfit,
+        };
         out.push_str(&begin);
-        match str::from_utf8(value.as_bytes()) {
+        match str::from_utf8(value) {
             Ok(value) => out.push_str(value),
-            Err(_) => out.push_str(&String::from_utf8_lossy(value.as_bytes())),
+            Err(_) => out.push_str(&String::from_utf8_lossy(value)),
         }
         Found::Key
     })
 }
 
+/// A header of which there is one line, at most.
+struct Line {
+    name: HeaderName,
+    /// What is said of a request that has several.
+    repeated: Arc<str>,
+}
+
+impl Line {
+    fn of(name: HeaderName) -> Self {
+        let repeated = format!("header {name} is there more than once: expected it once").into();
+        Line { name, repeated }
+    }
+
+    /// Its value without white space around it; empty, if there is none.
+    fn read<'a>(&self, head: &Head<'a>) -> Result<&'a [u8], Found> {
+        let mut lines = head.headers.get_all(&self.name).iter().map(|value| value.as_bytes().trim_ascii());
+        match (lines.next(), lines.next()) {
+            (line, None) => Ok(line.unwrap_or_default()),
+            _ => Err(Found::Unfit(Arc::clone(&self.repeated))),
+        }
+    }
+}
+
 /// The token of `Authorization: Bearer`, as a digest: the token itself is not kept.
 pub fn bearer() -> Key {
-    Key::write(|head, out| {
-        let token = head.headers.get(AUTHORIZATION).map(|value| value.as_bytes()).and_then(|value| {
-            let (scheme, token) = value.split_at_checked(7)?;
-            scheme.eq_ignore_ascii_case(b"bearer ").then_some(token.trim_ascii())
-        });
+    let line = Line::of(AUTHORIZATION);
+    Key::write(move |head, out| {
+        let value = match line.read(head) {
+            Ok(value) => value,
+            Err(unfit) => return unfit,
+        };
+        let token = value
+            .split_at_checked(7)
+            .and_then(|(scheme, token)| scheme.eq_ignore_ascii_case(b"bearer ").then_some(token.trim_ascii()));
         let Some(token) = token.filter(|token| !token.is_empty()) else { return Found::Nothing };
         let _ = write!(out, "bearer:{}", digest(token));
         Found::Key
     })
 }
 
-/// The path, in its one spelling. There are as many budgets as paths that anybody thinks of: [`matched_path`] has as many as there are routes.
+/// The path, in its one spelling. Targets that services read as different paths are [refused](super::RateLimitLayer::paths). There are as many budgets as paths that anybody thinks of: [`matched_path`] has as many as there are routes.
 pub fn path() -> Key {
-    Key::write(|head, out| {
+    Key::write_by_path(|head, out| {
         out.push_str("path:");
-        match normal_path(head.uri.path()) {
-            Ok(path) => out.push_str(&path),
-            Err(_) => out.push_str("too long"),
-        }
+        out.push_str(&head.path());
         Found::Key
     })
 }
@@ -163,9 +202,13 @@ pub fn method() -> Key {
 
 /// The host that was asked, without its port.
 pub fn host() -> Key {
-    Key::write(|head, out| {
-        let header = || head.headers.get(HOST).and_then(|host| host.to_str().ok());
-        let Some(host) = head.uri.host().or_else(header) else { return Found::Nothing };
+    let line = Line::of(HOST);
+    Key::write(move |head, out| {
+        let header = match line.read(head) {
+            Ok(value) => str::from_utf8(value).ok().filter(|host| !host.is_empty()),
+            Err(unfit) => return unfit,
+        };
+        let Some(host) = head.uri.host().or(header) else { return Found::Nothing };
         out.push_str("host:");
         match normal_host(host) {
             Ok(host) => out.push_str(&host),
@@ -199,10 +242,10 @@ where
 ///
 /// ```
 /// # use tidegate::tower::key;
-/// let by_tenant = key::of(|head| head.uri.path().split('/').nth(1).map(str::to_owned));
+/// let by_tenant = key::of(|head| head.path().split('/').nth(1).map(str::to_owned));
 /// ```
 pub fn of<D: Display>(text: impl Fn(&Head<'_>) -> Option<D> + Send + Sync + 'static) -> Key {
-    Key::write(move |head, out| {
+    Key::write_by_path(move |head, out| {
         let Some(text) = text(head) else { return Found::Nothing };
         let _ = write!(out, "of:{text}");
         Found::Key
@@ -224,6 +267,19 @@ where
 impl Key {
     fn write(write: impl Fn(&Head<'_>, &mut Text) -> Found + Send + Sync + 'static) -> Self {
         Key(Kind::Now(Arc::new(write)))
+    }
+
+    fn write_by_path(write: impl Fn(&Head<'_>, &mut Text) -> Found + Send + Sync + 'static) -> Self {
+        Key(Kind::OfPath(Arc::new(write)))
+    }
+
+    /// Whether it may depend on the path.
+    pub(super) fn is_of_path(&self) -> bool {
+        match &self.0 {
+            Kind::Value(_) | Kind::Peer(_) | Kind::Now(_) => false,
+            Kind::OfPath(_) | Kind::Later(_) => true,
+            Kind::All(keys) | Kind::First(keys) => keys.iter().any(Key::is_of_path),
+        }
     }
 
     /// Both together: one budget for each pair.
@@ -259,7 +315,7 @@ impl Key {
     /// Whether it takes an async function to find it.
     pub(super) fn is_later(&self) -> bool {
         match &self.0 {
-            Kind::Value(_) | Kind::Peer(_) | Kind::Now(_) => false,
+            Kind::Value(_) | Kind::Peer(_) | Kind::Now(_) | Kind::OfPath(_) => false,
             Kind::Later(_) => true,
             Kind::All(keys) | Kind::First(keys) => keys.iter().any(Key::is_later),
         }
@@ -281,7 +337,7 @@ impl Key {
                 Found::Key
             }
             Kind::Peer(ipv6_prefix) => push_peer(head, *ipv6_prefix, out),
-            Kind::Now(write) => write(head, out),
+            Kind::Now(write) | Kind::OfPath(write) => write(head, out),
             Kind::Later(_) => Found::Nothing,
             Kind::First(keys) => {
                 let found = keys.iter().map(|key| key.push(head, out)).find(|found| *found != Found::Nothing);
@@ -291,8 +347,9 @@ impl Key {
                 let mut pieces = Vec::with_capacity(keys.len());
                 for key in keys {
                     let mut piece = Text::new();
-                    if let mistake @ Found::Mistake(_) = key.push(head, &mut piece) {
-                        return mistake;
+                    let found = key.push(head, &mut piece);
+                    if found.is_final() {
+                        return found;
                     }
                     pieces.push(piece.into_string());
                 }
@@ -331,7 +388,7 @@ impl Key {
                     let mut pieces = Vec::with_capacity(keys.len());
                     for key in keys {
                         let (found, piece) = key.await;
-                        if let Found::Mistake(_) = found {
+                        if found.is_final() {
                             return (found, piece);
                         }
                         pieces.push(piece);
@@ -354,7 +411,7 @@ impl fmt::Debug for Key {
         f.write_str(match &self.0 {
             Kind::Value(_) => "Key(value)",
             Kind::Peer(_) => "Key(peer)",
-            Kind::Now(_) => "Key(function)",
+            Kind::Now(_) | Kind::OfPath(_) => "Key(function)",
             Kind::Later(_) => "Key(async function)",
             Kind::All(_) => "Key(all)",
             Kind::First(_) => "Key(first)",

@@ -14,6 +14,7 @@ use super::rule::{Pay, Rule};
 use super::service::RateLimit;
 use super::tell::Fixed;
 use crate::clock::Clock;
+use crate::http::PathPolicy;
 use crate::limiter::{Backend, Limiter, LimiterBuilder};
 use crate::memory::{Memory, Series};
 use crate::near::{Near, OnFailure};
@@ -26,7 +27,7 @@ use crate::store::{Charge, Scope, Store};
 /// let layer = RateLimitLayer::rules([
 ///     // Both must have room; if one has not, nothing is taken from the other.
 ///     Rule::new("per-ip", "10/s; 120/m".parse()?, key::peer_ip()),
-///     Rule::new("everybody", "1000/s".parse()?, key::everybody()).skip(of(|head| head.uri.path() == "/healthz")),
+///     Rule::new("everybody", "1000/s".parse()?, key::everybody()).skip(of(|head| head.path() == "/healthz")),
 /// ]);
 /// # Ok::<(), tidegate::ParseError>(())
 /// ```
@@ -49,6 +50,10 @@ pub(super) struct Setup {
     /// Some rule is settled by what the service writes.
     pub(super) metered: bool,
     pub(super) families: Families,
+    /// Which targets are refused.
+    pub(super) paths: PathPolicy,
+    /// Some rule may look at the path.
+    pub(super) of_path: bool,
     /// The names and limits that clients read, if they are always the same.
     pub(super) fixed: Option<Fixed>,
     /// The short way, if there is one.
@@ -90,6 +95,13 @@ impl RateLimitLayer {
         let rules: Vec<Rule> = rules.into_iter().collect();
         let later =
             |rule: &Rule| rule.limits.is_later() || rule.cost.is_later() || rule.skip.is_later() || rule.key.is_later();
+        let of_path = |rule: &Rule| {
+            rule.key.is_of_path()
+                || rule.limits.value().is_none()
+                || rule.cost.value().is_none()
+                || rule.skip.value().is_none()
+        };
+        let rules_of_path = rules.iter().any(of_path);
         let mut setup = Setup {
             later: rules.iter().any(later),
             metered: rules.iter().any(|rule| matches!(rule.pay, Pay::Metered)),
@@ -101,6 +113,8 @@ impl RateLimitLayer {
             denied: None,
             observer: None,
             families: Families::IETF,
+            paths: PathPolicy::default(),
+            of_path: rules_of_path,
             short: None,
         };
         setup.short = setup.find_short();
@@ -145,6 +159,21 @@ impl RateLimitLayer {
     /// denial, when to come back.
     pub fn headers(self, families: Families) -> Self {
         self.with(|setup| setup.families = families)
+    }
+
+    /// Which targets are refused with 400, or rewritten, where a rule has a function or is [by the path](super::key::path): by default those that services
+    /// read as different paths, such as `/v1%2fsearch` and `/x/../v1/search`. Rules and the service get the same target.
+    ///
+    /// ```
+    /// use tidegate::http::{EscapedSlashes, PathPolicy};
+    /// use tidegate::tower::{RateLimitLayer, key};
+    /// // `/files/a%2Fb` is the file `a/b`, and the service does not take that for a slash of its path.
+    /// let paths = PathPolicy { escaped_slashes: EscapedSlashes::Keep, ..PathPolicy::default() };
+    /// let layer = RateLimitLayer::new("10/s".parse()?, key::path()).paths(paths);
+    /// # Ok::<(), tidegate::ParseError>(())
+    /// ```
+    pub fn paths(self, policy: PathPolicy) -> Self {
+        self.with(|setup| setup.paths = policy)
     }
 
     /// All denials are in the words of gRPC. Otherwise those are that answer a request with the content type of gRPC.

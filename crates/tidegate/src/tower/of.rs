@@ -26,7 +26,7 @@ enum Kind<T> {
 /// # use tidegate::tower::{Rule, key, of};
 /// let rule = Rule::new("uploads", "100/min".parse()?, key::peer_ip())
 ///     .cost(of(|head| if head.method == "POST" { 10 } else { 1 }))
-///     .skip(of(|head| head.uri.path() == "/healthz"));
+///     .skip(of(|head| head.path() == "/healthz"));
 /// # Ok::<(), tidegate::ParseError>(())
 /// ```
 pub fn of<T>(function: impl Fn(&Head<'_>) -> T + Send + Sync + 'static) -> Of<T> {

@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use ::http::{Request, StatusCode, Uri};
 use tidegate_core::denial::Reply;
 use tidegate_core::headers::Told;
 use tidegate_core::{Algorithm, Decision, Limits, Source, Timestamp, Verdict};
@@ -17,6 +18,7 @@ use super::of::{Got, Later};
 use super::rule::{Meter, Pay, Rule};
 use super::tell::{Tell, limits_of};
 use super::text::Text;
+use crate::http::{RefusedPath, Target};
 use crate::memory::Brief;
 use crate::missing::Missing;
 use crate::near::{OnFailure, Terms};
@@ -34,6 +36,14 @@ pub(super) enum Ruling {
     Closed,
     /// The program is not set up for its rules.
     Mistake(&'static str),
+    /// It cannot be judged, and this is why.
+    Unfit(Unfit),
+}
+
+/// Why a request cannot be judged.
+pub(super) struct Unfit {
+    pub(super) status: StatusCode,
+    pub(super) why: Arc<str>,
 }
 
 /// What is left to do for a request that goes on.
@@ -91,6 +101,25 @@ pub(super) fn start(setup: &Arc<Setup>, head: &Head<'_>, meter: Option<Meter>) -
     }
     let setup = Arc::clone(setup);
     Start::Later(Box::pin(async move { decide(&setup, drawn, meter).await }))
+}
+
+/// Makes the target of a request one that services read in one way, or says why that cannot be.
+#[inline(never)]
+pub(super) fn check_path<A>(setup: &Setup, request: &mut Request<A>) -> Option<Ruling> {
+    let target = request.uri().path_and_query()?.as_str();
+    let sent = match setup.paths.read(target) {
+        Ok(Target { sent: Cow::Borrowed(_), .. }) => return None,
+        Ok(Target { sent: Cow::Owned(sent), .. }) => sent,
+        Err(refused) => {
+            let long = matches!(refused, RefusedPath::TooLong(_));
+            let status = if long { StatusCode::URI_TOO_LONG } else { StatusCode::BAD_REQUEST };
+            return Some(Ruling::Unfit(Unfit { status, why: refused.to_string().into() }));
+        }
+    };
+    let mut parts = request.uri().clone().into_parts();
+    parts.path_and_query = sent.parse().ok();
+    *request.uri_mut() = Uri::from_parts(parts).ok()?;
+    None
 }
 
 /// What came of the short way.
@@ -157,6 +186,7 @@ fn ruled(setup: &Setup, short: &Short, verdict: Verdict, now: Timestamp) -> Quic
 fn drawn_on(rule: &Rule, found: Found) -> Result<bool, Ruling> {
     match (found, rule.missing) {
         (Found::Mistake(mistake), _) => Err(Ruling::Mistake(mistake)),
+        (Found::Unfit(why), _) => Err(Ruling::Unfit(Unfit { status: StatusCode::BAD_REQUEST, why })),
         (Found::Key, _) | (_, Missing::Share) => Ok(true),
         (_, Missing::Skip) => Ok(false),
         // A rule in shadow mode denies nothing, and there is no budget that it could count on.

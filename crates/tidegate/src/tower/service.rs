@@ -44,8 +44,8 @@ where
     }
 
     #[inline]
-    fn call(&mut self, request: Request<A>) -> Self::Future {
-        match self.quickly(&request) {
+    fn call(&mut self, mut request: Request<A>) -> Self::Future {
+        match self.quickly(&mut request) {
             Some(Quick::Pass(tell)) => ResponseFuture::calling(self.inner.call(request), tell),
             other => self.call_the_long_way(other, request),
         }
@@ -55,7 +55,12 @@ where
 impl<S> RateLimit<S> {
     /// Takes the short way, if there is one.
     #[inline(always)]
-    pub(super) fn quickly<A>(&self, request: &Request<A>) -> Option<Quick> {
+    pub(super) fn quickly<A>(&self, request: &mut Request<A>) -> Option<Quick> {
+        if self.setup.of_path
+            && let Some(ruling) = plan::check_path(&self.setup, request)
+        {
+            return Some(Quick::Ruled(Box::new(ruling)));
+        }
         plan::quickly(&self.setup, self.setup.short.as_ref()?, &Head::of(request))
     }
 
@@ -103,6 +108,7 @@ where
         Ruling::Refuse => setup.refuse(Head::of(&request)),
         Ruling::Closed => setup.unavailable(Head::of(&request)),
         Ruling::Mistake(mistake) => setup.mistaken(Head::of(&request), mistake),
+        Ruling::Unfit(unfit) => setup.unfit(Head::of(&request), &unfit),
     };
     State::Answered { answer: Some(Box::new(answer)) }
 }

@@ -25,6 +25,64 @@ fn with(headers: &[(&'static str, &str)]) -> Request<Body> {
 }
 
 #[tokio::test]
+async fn what_a_key_is_by_is_there_once_and_has_no_white_space_around_it() {
+    let header = || key::header("x-api-key");
+    // As it can arrive over HTTP/2.
+    let spaced = |value: &'static str| {
+        let mut request = with(&[]);
+        request.headers_mut().insert("x-api-key", axum::http::HeaderValue::from_static(value));
+        request
+    };
+    for value in [" KEY", "KEY ", "\tKEY\t "] {
+        assert!(same(header(), with(&[("x-api-key", "KEY")]), spaced(value)).await, "{value:?}");
+    }
+    let twice = |name| with(&[(name, "Bearer a"), (name, "Bearer b")]);
+    for (by, name) in [
+        (header(), "x-api-key"),
+        (header().and(key::peer_ip()), "x-api-key"),
+        (header().or(key::peer_ip()), "x-api-key"),
+        (key::bearer(), "authorization"),
+        (key::host(), "host"),
+    ] {
+        for missing in [Missing::Share, Missing::Skip, Missing::Deny] {
+            let rule = Rule::new("a", "1/h".parse().unwrap(), by.clone()).missing(missing);
+            let answer = behind(&RateLimitLayer::rules([rule])).ask(twice(name)).await;
+            let expected = format!("header {name} is there more than once: expected it once");
+            assert!(answer.status == 400 && answer.body.contains(&expected), "{name}: {answer:?}");
+        }
+    }
+    let free = RateLimitLayer::new("1/h".parse().unwrap(), key::peer_ip());
+    assert_eq!(behind(&free).ask(twice("x-api-key")).await.status, 200, "no rule looks at it");
+}
+
+#[tokio::test]
+async fn targets_that_services_read_in_different_ways_are_refused_where_a_rule_is_by_the_path() {
+    use tidegate::http::{DotSegments, EscapedSlashes, PathPolicy};
+    use tidegate::tower::of;
+    let limit = || "1000/h".parse().unwrap();
+    let by_path = RateLimitLayer::new(limit(), key::path());
+    let by_function = RateLimitLayer::new(limit(), key::of(|head| Some(head.path().into_owned())));
+    let skipping = Rule::new("a", limit(), key::everybody()).skip(of(|head| head.path() == "/healthz"));
+    let layers = [by_path.clone(), by_function, RateLimitLayer::rules([skipping])];
+    for target in ["/v1%2fsearch", "/x/..%2flogin", "/x/../login", "/v1/chat/..;/x", "/v1\\search", "/a%00"] {
+        for layer in &layers {
+            let answer = behind(layer).ask(request("192.0.2.7", target)).await;
+            let begin = r#"{"type":"about:blank","title":"Bad Request","status":400,"detail":"path \"/"#;
+            assert!(answer.status == 400 && answer.body.starts_with(begin), "{target}: {answer:?}");
+        }
+        let by_peer = RateLimitLayer::new(limit(), key::peer_ip());
+        assert_eq!(behind(&by_peer).ask(request("192.0.2.7", target)).await.status, 200, "no rule looks at the path");
+    }
+    let long = format!("/{}", "a".repeat(9000));
+    assert_eq!(behind(&by_path).ask(request("192.0.2.7", &long)).await.status, 414);
+    let rewriting = PathPolicy { escaped_slashes: EscapedSlashes::Decode, dot_segments: DotSegments::Resolve };
+    let layer = RateLimitLayer::new("1/h".parse().unwrap(), key::path()).memory(still().1).paths(rewriting);
+    let service = behind(&layer);
+    assert_eq!(service.ask(request("192.0.2.7", "/x/..%2flogin?q")).await.status, 200);
+    assert_eq!(service.ask(request("192.0.2.7", "/login")).await.status, 429, "it is the same path");
+}
+
+#[tokio::test]
 async fn keys_tell_apart_what_they_should() {
     let behind_proxy = || key::client_ip(ClientIp::behind("192.0.2.0/24".parse().unwrap()));
     let forwarded = |client| with(&[("x-forwarded-for", client)]);
@@ -52,9 +110,7 @@ async fn keys_tell_apart_what_they_should() {
     assert!(!same(header(), long_key("1"), long_key("2")).await);
     assert!(same(header(), long_key("1"), long_key("1")).await);
 
-    assert!(
-        same(key::path(), request("192.0.2.7", "/v1/search?q=1"), request("192.0.2.7", "/v1//x/../%73earch")).await
-    );
+    assert!(same(key::path(), request("192.0.2.7", "/v1/search?q=1"), request("192.0.2.7", "/v1//%73earch;a")).await);
     assert!(!same(key::path(), request("192.0.2.7", "/a"), request("192.0.2.7", "/b")).await);
     assert!(same(key::host(), with(&[("host", "A.example:80")]), with(&[("host", "a.example")])).await);
     assert!(same(key::method(), with(&[]), with(&[])).await);
