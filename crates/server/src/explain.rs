@@ -318,7 +318,7 @@ pub(crate) fn rule_to_json(rule: &Rule) -> Value {
     };
     let cost = match &rule.cost {
         Cost::Fixed(units) => json!(units),
-        Cost::From { attribute, max } => json!({ "from": **attribute, "max": max }),
+        Cost::From { attribute, min, max } => json!({ "from": **attribute, "min": min, "max": max }),
     };
     let overrides: Vec<Value> = rule
         .overrides

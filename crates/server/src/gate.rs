@@ -17,7 +17,7 @@ use crate::http::Manners;
 use crate::observe::{Observer, Outcome};
 use crate::reset::InvalidTarget;
 use crate::rules::envoy::{Domains, Terms};
-use crate::rules::{Attributes, Budget, InvalidCost, Match, Mode, Rule, Rules};
+use crate::rules::{Attributes, Budget, HttpRequest, InvalidCost, Match, Mode, Repeated, RequestPolicy, Rule, Rules};
 
 /// Where state is kept.
 #[derive(Clone, Debug)]
@@ -101,6 +101,7 @@ struct Inner {
     terms: ArcSwap<Terms>,
     manners: ArcSwap<Manners>,
     clients: ArcSwap<ClientIp>,
+    requests: ArcSwap<RequestPolicy>,
     observer: Observer,
 }
 
@@ -198,7 +199,8 @@ impl Gate {
     pub fn observed(store: Backend, rules: Rules, observer: Observer) -> Self {
         let (rules, domains, terms) = (ArcSwap::from_pointee(rules), ArcSwap::default(), ArcSwap::default());
         let (manners, clients) = (ArcSwap::default(), ArcSwap::from_pointee(ClientIp::of_peer()));
-        let inner = Inner { store, rules, domains, terms, manners, clients, observer };
+        let requests = ArcSwap::default();
+        let inner = Inner { store, rules, domains, terms, manners, clients, requests, observer };
         let gate = Gate { inner: Arc::new(inner), door: Door::default() };
         gate.name_rules();
         gate
@@ -322,6 +324,24 @@ impl Gate {
     /// Finds the addresses of clients this way from now on, also on connections that are open.
     pub fn set_clients(&self, clients: ClientIp) {
         self.inner.clients.store(Arc::new(clients));
+    }
+
+    /// Which requests over HTTP can be judged, as it is set now.
+    pub fn requests(&self) -> Guard<Arc<RequestPolicy>> {
+        self.inner.requests.load()
+    }
+
+    /// Judges requests over HTTP this way from now on, also on connections that are open.
+    pub fn set_requests(&self, requests: RequestPolicy) {
+        self.inner.requests.store(Arc::new(requests));
+    }
+
+    /// Whether a request has once, at most, what the rules look at by name.
+    ///
+    /// # Errors
+    /// What it has more than once.
+    pub(crate) fn check_repeated(&self, request: &HttpRequest<'_>) -> Result<(), Repeated> {
+        request.check_repeated(self.inner.rules.load().named(), &self.inner.requests.load().headers)
     }
 
     /// Whether a request was denied only because the store has no answer, by a rule that then lets nothing pass.

@@ -10,7 +10,7 @@ use std::path::Path;
 use tidegate::{Overflow, RedisUrl};
 
 use crate::config::{Config, Envoy};
-use crate::rules::{Budget, Condition, Cost, Failure, Measure, Missing, Mode, Rule, Settle};
+use crate::rules::{Budget, Condition, Cost, Failure, Measure, Missing, Mode, RequestPolicy, Rule, Settle};
 
 impl Config {
     /// As YAML, which [`Config::parse`] reads as the same configuration, but for password and secret of the store.
@@ -103,6 +103,15 @@ impl Config {
             "http:\n  headers: [{families}]\n  denial: {}\n  deny_status: {}",
             self.manners.denial, self.manners.deny_status
         );
+        let RequestPolicy { paths, headers } = &self.requests;
+        let _ = writeln!(
+            out,
+            "paths:\n  escaped_slashes: {}\n  dot_segments: {}",
+            paths.escaped_slashes, paths.dot_segments
+        );
+        let underscores = if headers.keeps_underscores { "keep" } else { "drop" };
+        let lists: Vec<String> = headers.lists.iter().map(|name| quoted(name)).collect();
+        let _ = writeln!(out, "headers:\n  underscores: {underscores}\n  lists: [{}]", lists.join(", "));
         self.print_envoy(&mut out);
         if let Some(proxy) = &self.proxy {
             out.push_str(&proxy.to_yaml());
@@ -172,7 +181,9 @@ fn rule(out: &mut String, rule: &Rule) {
     let _ = writeln!(out, "    limit: {}", budget(&rule.budget));
     match &rule.cost {
         Cost::Fixed(units) => _ = writeln!(out, "    cost: {units}"),
-        Cost::From { attribute, max } => _ = writeln!(out, "    cost: {{ from: {}, max: {max} }}", quoted(attribute)),
+        Cost::From { attribute, min, max } => {
+            let _ = writeln!(out, "    cost: {{ from: {}, min: {min}, max: {max} }}", quoted(attribute));
+        }
     }
     if !rule.overrides.is_empty() {
         let _ = writeln!(out, "    overrides:");
@@ -275,6 +286,8 @@ tokens: { check_file: /run/check, admin_file: /run/admin }
 connections: { max: 77, max_per_ip: 7, idle_secs: 30 }
 log: { level: debug, format: json, denials_per_second: 3, show_keys: true }
 http: { headers: [draft-7, github], denial: text, deny_status: 429 }
+paths: { escaped_slashes: decode, dot_segments: resolve }
+headers: { underscores: keep, lists: [Accept, x-tags] }
 envoy: { config: /etc/ratelimit, compat: count_rejected, overrides: 500, headers: [ietf], body: problem }
 rules:
   - name: a
@@ -282,7 +295,7 @@ rules:
     by: [ip, user]
     missing: deny
     limit: 10/s; 240/h sliding step 1m
-    cost: { from: header.x-cost, max: 9 }
+    cost: { from: header.x-cost, min: 2, max: 9 }
     overrides:
       - { when: { user: "a: b # c" }, limit: unlimited }
       - { when: { user: "*" }, limit: deny }

@@ -77,6 +77,7 @@ impl ConfigFile {
         gate.set_clients(config.clients);
         gate.set_terms(config.envoy.terms);
         gate.set_manners(config.manners);
+        gate.set_requests(config.requests);
         gate.set_rules(config.rules.and(&self.more_rules).with_ipv6_prefix(ipv6_prefix));
         Ok(Loaded { count, warnings, needs_restart })
     }

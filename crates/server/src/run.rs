@@ -245,6 +245,7 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     );
     gate.set_terms(config.envoy.terms);
     gate.set_manners(config.manners);
+    gate.set_requests(config.requests);
     gate.set_clients(config.clients);
     if let Some(folder) = &config.envoy.config {
         let domains = Domains::load(folder)?;

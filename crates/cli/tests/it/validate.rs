@@ -390,6 +390,17 @@ fn every_finding_about_a_file_says_what_to_write() {
              error: 3:61: rule a: charge_when: status \"!9xx\" always matches: expected a status from 100 to 599, or a class such as 4xx\n",
         ),
         (
+            &format!("{PROXY}rules:\n  - {{ name: a, limit: 1/s, when: {{ path: /a%2Fb, header.x_key: b }} }}\n"),
+            "warning: 3:43: rule a: when: path \"/a%2Fb\" never matches a request over HTTP: paths with an escaped slash, a backslash or NUL are refused: write another path, or see paths.escaped_slashes\n\
+             warning: 3:51: rule a: when header.x_key: headers with `_` in their names are dropped: write header.x-key, or set headers.underscores: keep\n",
+        ),
+        (
+            &format!(
+                "{PROXY}paths: {{ escaped_slashes: keep }}\nheaders: {{ underscores: keep }}\nrules:\n  - {{ name: a, limit: 1/s, when: {{ path: /a%2Fb, header.x_key: b }} }}\n"
+            ),
+            "",
+        ),
+        (
             &format!("{PROXY}rules:\n  - {{ name: a, limit: 1/s, charge_when: {{ headers.x: a }} }}\n"),
             "error: 3:43: rule a: charge_when headers.x: a response does not have it: did you mean header.x?\n",
         ),
@@ -403,7 +414,7 @@ fn every_finding_about_a_file_says_what_to_write() {
 }
 
 /// Keys that a configuration can begin with; a block of a page with others is for another program.
-const KEYS: [&str; 18] = [
+const KEYS: [&str; 20] = [
     "store",
     "store_secret_file",
     "memory",
@@ -420,6 +431,8 @@ const KEYS: [&str; 18] = [
     "insecure",
     "envoy",
     "http",
+    "paths",
+    "headers",
     "proxy",
     "rules",
 ];

@@ -10,6 +10,8 @@ use super::Config;
 const LIVE: &[&str] = &[
     "rules",
     "http",
+    "paths",
+    "headers",
     "envoy.compat",
     "envoy.overrides",
     "envoy.headers",
@@ -97,6 +99,7 @@ mod tests {
             ("envoy: { config: /etc/rl, overrides: 5 }\n", vec![("envoy.config", UNSET, "/etc/rl")]),
             ("trusted_proxies: [10.0.0.0/8]\nclient_ip: { ipv6_prefix: 56 }\n", vec![]),
             ("log: { level: debug, format: json }\nconnections: { max: 5 }\nhttp: { denial: text }\n", vec![]),
+            ("paths: { dot_segments: keep }\nheaders: { underscores: keep, lists: [accept] }\n", vec![]),
             ("rules: [{ name: a, limit: 1/s }]\n", vec![]),
         ] {
             let changes = needing_restart(&Config::parse(base, "f").unwrap(), &Config::parse(text, "f").unwrap());

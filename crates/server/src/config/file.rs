@@ -8,7 +8,7 @@ use serde::de::{Deserializer, Error as _};
 use tidegate::Overflow;
 use tidegate::denial::{self, DenyStatus};
 use tidegate::headers::Families;
-use tidegate::http::{ClientIp, Network, TrustedProxies};
+use tidegate::http::{ClientIp, DotSegments, EscapedSlashes, Network, PathPolicy, TrustedProxies};
 
 use super::outline::Outline;
 use super::rule_file::RuleFile;
@@ -20,7 +20,7 @@ use crate::memory::{Bytes, MemorySettings};
 use crate::observe::{Format, Level, Settings};
 use crate::proxy::settings::ProxyFile;
 use crate::rules::envoy::Terms;
-use crate::rules::{Failure, MAX_RULES, Rule, Rules};
+use crate::rules::{Failure, HeaderPolicy, MAX_RULES, RequestPolicy, Rule, Rules};
 use crate::threads::Threads;
 
 #[derive(Deserialize, Debug)]
@@ -58,6 +58,10 @@ pub(super) struct File {
     envoy: EnvoyFile,
     #[serde(default)]
     http: HttpFile,
+    #[serde(default)]
+    paths: PathsFile,
+    #[serde(default)]
+    headers: HeadersFile,
     #[serde(default)]
     proxy: Option<ProxyFile>,
     #[serde(default)]
@@ -163,6 +167,48 @@ impl HttpFile {
             headers: self.headers.map_or(default.headers, |list| list.0.unwrap_or(Families::NONE)),
             denial: self.denial.map_or(default.denial, |word| word.0),
             deny_status: self.deny_status.map_or(default.deny_status, |word| word.0),
+        }
+    }
+}
+
+/// Paths that servers read in different ways.
+#[derive(Deserialize, Debug, Default)]
+#[serde(deny_unknown_fields)]
+struct PathsFile {
+    escaped_slashes: Option<Word<EscapedSlashes>>,
+    dot_segments: Option<Word<DotSegments>>,
+}
+
+impl PathsFile {
+    fn checked(self) -> PathPolicy {
+        PathPolicy {
+            escaped_slashes: self.escaped_slashes.map_or_else(Default::default, |word| word.0),
+            dot_segments: self.dot_segments.map_or_else(Default::default, |word| word.0),
+        }
+    }
+}
+
+/// Headers of requests.
+#[derive(Deserialize, Debug, Default)]
+#[serde(deny_unknown_fields)]
+struct HeadersFile {
+    underscores: Option<UnderscoresWord>,
+    #[serde(default)]
+    lists: Vec<HeaderName>,
+}
+
+#[derive(Deserialize, Debug, Clone, Copy)]
+#[serde(rename_all = "lowercase")]
+enum UnderscoresWord {
+    Drop,
+    Keep,
+}
+
+impl HeadersFile {
+    fn checked(self) -> HeaderPolicy {
+        HeaderPolicy {
+            keeps_underscores: matches!(self.underscores, Some(UnderscoresWord::Keep)),
+            lists: self.lists.into_iter().map(|name| name.0.to_ascii_lowercase()).collect(),
         }
     }
 }
@@ -387,6 +433,7 @@ impl File {
             is_given_token: false,
             envoy: self.envoy.checked(),
             manners: self.http.checked(),
+            requests: RequestPolicy { paths: self.paths.checked(), headers: self.headers.checked() },
             proxy: self.proxy.map(ProxyFile::checked),
             rules: Rules::new(rules).with_ipv6_prefix(clients.prefix()),
             clients,

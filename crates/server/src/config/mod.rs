@@ -33,7 +33,7 @@ use crate::memory::MemorySettings;
 use crate::observe::Settings;
 use crate::proxy::ProxySettings;
 use crate::rules::envoy::Terms;
-use crate::rules::{Failure, Rules};
+use crate::rules::{Failure, RequestPolicy, Rules};
 use crate::threads::Threads;
 
 /// The largest file that is read, in bytes.
@@ -76,6 +76,8 @@ pub struct Config {
     pub envoy: Envoy,
     /// How answers over HTTP are dressed.
     pub manners: Manners,
+    /// Which requests over HTTP can be judged, and what of them goes on.
+    pub requests: RequestPolicy,
     /// Where the proxy leads, if there is one.
     pub proxy: Option<ProxySettings>,
     /// The rules.
@@ -393,6 +395,20 @@ rules:
             (
                 "rules:\n  - name: a\n    limit: 1/s\n    charge_when: { path: /x }\n",
                 "f:4:20: rule a: charge_when path: a response does not have it: expected status or header.NAME",
+            ),
+            (
+                "paths: { escaped_slashes: merge }\n",
+                "f:1:27: escaped_slashes \"merge\": expected one of reject, decode, keep",
+            ),
+            (
+                "paths: { dot_segments: remove }\n",
+                "f:1:24: dot_segments \"remove\": expected one of reject, resolve, keep",
+            ),
+            ("headers: { underscores: pass }\n", "f:1:"),
+            ("headers: { lists: ['a b'] }\n", "f:1:20: header \"a b\": expected a name"),
+            (
+                "rules:\n  - name: a\n    limit: 9/s\n    cost: { from: header.x-cost, min: 5, max: 3 }\n",
+                "f:4:39: rule a: cost: min: 5 is more than max: 3: expected at most 3",
             ),
             ("proxy: { upstream: 'https://x' }\n", "f:1:20: upstream \"https://x\": TLS towards"),
             ("proxy: { answer_secs: 3 }\n", "f:1:"),

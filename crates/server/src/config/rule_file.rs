@@ -313,10 +313,16 @@ impl<'de> Deserialize<'de> for CostFile {
                 #[serde(deny_unknown_fields)]
                 struct From {
                     from: Text,
+                    #[serde(default = "one")]
+                    min: u64,
                     max: u64,
                 }
-                let From { from, max } = From::deserialize(de::value::MapAccessDeserializer::new(map))?;
-                Ok(CostFile(Cost::From { attribute: from.0.into(), max }))
+                // What a client says of itself must not make its request free.
+                fn one() -> u64 {
+                    1
+                }
+                let From { from, min, max } = From::deserialize(de::value::MapAccessDeserializer::new(map))?;
+                Ok(CostFile(Cost::From { attribute: from.0.into(), min, max }))
             }
         }
         from.deserialize_any(Either)

@@ -17,7 +17,7 @@ use tidegate::http::{ClientIp, normal_host};
 use super::reply::{denial, pass, unanswered};
 use super::{Desk, mistake};
 use crate::observe::metrics::Refusal;
-use crate::rules::HttpRequest;
+use crate::rules::{HeaderPolicy, HttpRequest, HttpRequestError, Named};
 
 /// Where gateways ask.
 pub(crate) const PATH: &str = "/v1/auth";
@@ -62,14 +62,51 @@ async fn ruling(desk: &Desk, peer: IpAddr, headers: &HeaderMap) -> Result<Respon
         let clients = desk.gate.clients();
         (Told::by(headers, &clients)?, clients.find_in(peer, headers))
     };
-    let request = HttpRequest::new(client, &told.method, &told.target, &told.host, headers);
+    let policy = desk.gate.requests().paths;
+    let target = match HttpRequest::target(&told.target, &policy) {
+        Ok(target) => target,
+        // That is the client's mistake, and not one of the gateway.
+        Err(error @ HttpRequestError::Path(_)) => return Ok(mistake(StatusCode::BAD_REQUEST, &error.to_string())),
+        Err(problem) => return Err(problem.to_string()),
+    };
+    let request = HttpRequest::new(client, &told.method, &target, &told.host, headers);
     let request = request.map_err(|problem| problem.to_string())?;
+    if let Err(problem) = desk.gate.check_repeated(&request).map_err(|repeated| repeated.to_string()) {
+        return Ok(mistake(StatusCode::BAD_REQUEST, &problem));
+    }
+    if let Some(problem) = desk.gate.read(|_, rules| ambiguous(headers, rules.named(), &desk.gate.requests().headers)) {
+        return Ok(mistake(StatusCode::BAD_REQUEST, &problem));
+    }
     Ok(match desk.gate.rule(Op::Check, &request, 1, None).await {
         Err(error) => unanswered(&error),
         Ok(ruling) if ruling.allowed => pass(&ruling, desk.gate.manners().headers),
         // The gateway passes on what its client accepts, and the answer is for that client.
         Ok(ruling) => denial(&desk.gate, &ruling, headers.get(header::ACCEPT).map(HeaderValue::as_bytes)),
     })
+}
+
+/// A header that a rule looks at and that the service may read in another way than Tidegate, which cannot change what the gateway sends on: one that
+/// `Connection` names, which some gateways take out, and one that has another name with `_`, which CGI-like services read as the same.
+fn ambiguous(headers: &HeaderMap, named: &Named, policy: &HeaderPolicy) -> Option<String> {
+    let looked_at = |name: &[u8]| {
+        let same = |own: &str| {
+            let same = |(own, other): (u8, &u8)| own == other.to_ascii_lowercase() || own == b'-' && *other == b'_';
+            own.len() == name.len() && own.bytes().zip(name).all(same)
+        };
+        named.headers.iter().find(|own| same(own))
+    };
+    if !policy.keeps_underscores
+        && let Some((other, name)) =
+            headers.keys().map(HeaderName::as_str).filter(|name| name.contains('_')).find_map(|other| {
+                looked_at(other.as_bytes()).filter(|name| !name.contains('_')).map(|name| (other, name))
+            })
+    {
+        return Some(format!("header {other} is {name} to some services: expected {name} alone"));
+    }
+    let lines = headers.get_all(header::CONNECTION).iter();
+    let mut words = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b',')).map(<[u8]>::trim_ascii);
+    let name = words.find_map(looked_at)?;
+    Some(format!("header Connection names {name}: expected that it stays in the request"))
 }
 
 /// What a gateway says about a request.

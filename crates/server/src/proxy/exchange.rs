@@ -1,14 +1,15 @@
 //! One request: what the rules say about it, and what the upstream answers.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use axum::http::header::{ACCEPT, CACHE_CONTROL, CONNECTION, RETRY_AFTER, UPGRADE};
-use axum::http::{HeaderValue, Request, Response, StatusCode, Version};
+use axum::http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
 use tidegate::Op;
-use tidegate::http::{Client, DEFAULT_IPV6_PREFIX, Group, group, normal_path};
+use tidegate::http::{Client, DEFAULT_IPV6_PREFIX, Group, Target, group, normal_path};
 
 use super::Guest;
 use super::body::Returned;
@@ -43,6 +44,8 @@ pub(super) struct Passed {
 pub(super) struct Admitted {
     pub(super) passed: Passed,
     pub(super) host: Option<HeaderValue>,
+    /// The target that goes on, if it is not the one that came.
+    pub(super) target: Option<String>,
 }
 
 /// The answer to a request that does not go on, or has no response.
@@ -74,7 +77,10 @@ impl Desk {
         let (mut head, body) = request.into_parts();
         let (before, begun) = guest.asked.lock().take().map_or((None, None), |(passed, begun)| (Some(passed), begun));
         let upgrade = head::upgrade(&head);
-        let Admitted { mut passed, host } = self.admit(Head::of(&mut head), &guest.peer, before).await?;
+        let Admitted { mut passed, host, target } = self.admit(Head::of(&mut head), &guest.peer, before).await?;
+        if let Some(target) = target {
+            head.uri = with_target(head.uri, &target).ok_or_else(|| refuse(NO_TARGET))?;
+        }
         let start = if guest.pace.is_second() { Some(guest.starts.next().await) } else { None };
         let share = self.upstreams.in_flight.share(passed.client, &guest.share);
         match self.upstreams.ask(head, body, host.as_ref(), upgrade, begun, &share).await {
@@ -114,14 +120,29 @@ impl Desk {
         peer: &Peer,
         before: Option<Passed>,
     ) -> Result<Admitted, No> {
-        let host = possible(&head, &self.upstreams.settings.upstream.base).and_then(|()| head::host(&head, peer));
-        let host = host.map_err(refuse)?;
+        possible(&head).map_err(refuse)?;
+        let host = head::host(&head, peer).map_err(refuse)?;
+        let (target, trailers) = self.cleaned(&mut head, peer)?;
         let passed = match before {
             Some(passed) => passed,
-            None => self.ruled(&head, host.as_ref(), peer).await?,
+            None => self.ruled(&head, &target, host.as_ref(), peer).await?,
         };
-        head::prepare(&mut head, host.as_ref(), peer, &self.gate.clients()).map_err(refuse)?;
-        Ok(Admitted { passed, host })
+        head::prepare(&mut head, host.as_ref(), peer, trailers).map_err(refuse)?;
+        let target = match target.sent {
+            Cow::Owned(sent) => Some(sent),
+            Cow::Borrowed(_) => None,
+        };
+        Ok(Admitted { passed, host, target })
+    }
+
+    /// Makes a head what rules judge and the upstream gets. The target, and whether the client takes trailers.
+    fn cleaned<'a>(&self, head: &mut Head<'a, impl Headers>, peer: &Peer) -> Result<(Target<'a>, bool), No> {
+        let policy = self.gate.requests();
+        let target = if head.target.is_empty() { "/" } else { head.target };
+        let target = HttpRequest::target(target, &policy.paths).map_err(|error| unfit(&error))?;
+        stays_within(&self.upstreams.settings.upstream.base, &target.sent).map_err(refuse)?;
+        let trailers = head::clean(&mut *head.headers, peer, &self.gate.clients(), &policy.headers);
+        Ok((target, trailers))
     }
 
     /// Makes the headers of a response those that the client gets, and settles what is known by them; what is not is returned.
@@ -131,7 +152,7 @@ impl Desk {
         status: StatusCode,
         headers: &mut impl Headers,
     ) -> Option<Later> {
-        head::strip(headers);
+        head::strip(headers, |_| false);
         let later = self.settled(passed, status, headers).await;
         self.tell(headers, &passed.ruling);
         later
@@ -168,20 +189,18 @@ impl Desk {
     async fn ruled(
         &self,
         head: &Head<'_, impl Headers>,
+        target: &Target<'_>,
         host: Option<&HeaderValue>,
         peer: &Peer,
     ) -> Result<Passed, No> {
         let host = host.and_then(|host| host.to_str().ok()).filter(|host| !host.is_empty());
-        let target = if head.target.is_empty() { "/" } else { head.target };
         let client = self.client(&*head.headers, peer);
         let share = group(client.ip(), DEFAULT_IPV6_PREFIX);
         // Who names no host, as HTTP/1.0 may, means the only one there is.
         let host = host.unwrap_or(&self.upstreams.settings.upstream.host);
-        let asked = HttpRequest::new(client, head.method, target, host, &*head.headers).map_err(|error| {
-            let long = matches!(error, HttpRequestError::TooLong(_));
-            let status = if long { StatusCode::URI_TOO_LONG } else { StatusCode::BAD_REQUEST };
-            Box::new(mistake(status, &error.to_string()))
-        })?;
+        let asked = HttpRequest::new(client, head.method, target, host, &*head.headers);
+        let asked = asked.map_err(|error| unfit(&error))?;
+        self.gate.check_repeated(&asked).map_err(|repeated| unfit(&repeated.into()))?;
         let ruled = match self.gate.matching(&asked, 1) {
             Ok(found) => {
                 let later: Vec<Match> = found.iter().filter(|one| one.rule.is_settled_later()).cloned().collect();
@@ -242,22 +261,41 @@ impl Desk {
 }
 
 /// What cannot go on, whatever the rules say.
-fn possible(head: &Head<'_, impl Headers>, base: &str) -> Result<(), Refused> {
+fn possible(head: &Head<'_, impl Headers>) -> Result<(), Refused> {
     if head.method == "CONNECT" {
         return Err((StatusCode::METHOD_NOT_ALLOWED, "CONNECT is for other proxies: this one leads to one upstream"));
     }
     if head.target.len() > MAX_TARGET_BYTES {
         return Err((StatusCode::URI_TOO_LONG, "the target is too long: expected at most 8192 bytes"));
     }
-    // Nobody climbs out of the base of the upstream by way of dots.
-    let climbs = |path: &str| {
+    Ok(())
+}
+
+/// Dots in a path, where they are kept, must not lead out of the base of the upstream.
+fn stays_within(base: &str, target: &str) -> Result<(), Refused> {
+    let leaves = |path: &str| {
         normal_path(path).is_ok_and(|path| path.strip_prefix(base).is_none_or(|rest| !rest.starts_with('/')))
     };
-    let path = head.target.split('?').next().filter(|path| !path.is_empty()).unwrap_or("/");
-    if !base.is_empty() && path != "*" && climbs(&format!("{base}{path}")) {
+    let path = target.split('?').next().unwrap_or_default();
+    if !base.is_empty() && path != "*" && leaves(&format!("{base}{path}")) {
         return Err((StatusCode::BAD_REQUEST, "the path leads out of what the proxy serves"));
     }
     Ok(())
+}
+
+const NO_TARGET: Refused = (StatusCode::BAD_REQUEST, "the target is none: expected a path such as /v1/search?q=1");
+
+/// The same with another path and query.
+fn with_target(uri: Uri, target: &str) -> Option<Uri> {
+    let mut parts = uri.into_parts();
+    parts.path_and_query = Some(target.parse().ok()?);
+    Uri::from_parts(parts).ok()
+}
+
+/// The answer to a request that rules cannot judge.
+fn unfit(error: &HttpRequestError) -> No {
+    let status = if error.is_too_long() { StatusCode::URI_TOO_LONG } else { StatusCode::BAD_REQUEST };
+    Box::new(mistake(status, &error.to_string()))
 }
 
 /// Who sends what cannot be is not listened to any further.

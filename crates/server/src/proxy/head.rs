@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use tidegate::http::ClientIp;
 
 use super::fields::Headers;
+use crate::rules::HeaderPolicy;
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
@@ -146,13 +147,13 @@ fn name_of(name: &[u8]) -> Option<HeaderName> {
     }
 }
 
-/// Takes out what was meant for one connection.
-pub(super) fn strip(headers: &mut impl Headers) {
+/// Takes out what was meant for one connection. `stays` is true of names that the other side cannot have taken out.
+pub(super) fn strip(headers: &mut impl Headers, stays: impl Fn(&[u8]) -> bool) {
     if headers.has(&CONNECTION) {
         let named: Vec<HeaderName> = names(headers).filter_map(name_of).collect();
         for name in named {
             // What frames a message or says whom it is for cannot be taken out by the other side.
-            if ![CONTENT_LENGTH, TRANSFER_ENCODING, HOST].contains(&name) {
+            if ![CONTENT_LENGTH, TRANSFER_ENCODING, HOST].contains(&name) && !stays(name.as_str().as_bytes()) {
                 headers.take_out(&name);
             }
         }
@@ -170,25 +171,59 @@ fn takes_trailers(headers: &impl Headers) -> bool {
     words.any(|word| word.split(|byte| *byte == b';').next().is_some_and(|word| word.trim_ascii() == b"trailers"))
 }
 
-/// Makes the headers of a request those that the upstream gets.
+/// Makes the headers of a request those that rules judge and the upstream gets: without what was meant for one connection, what nobody but a trusted
+/// proxy may say, and white space around values. Whether the client takes trailers.
+pub(super) fn clean(headers: &mut impl Headers, peer: &Peer, clients: &ClientIp, policy: &HeaderPolicy) -> bool {
+    let trailers = takes_trailers(headers);
+    // A client of a trusted proxy could otherwise have taken out what that proxy says about it.
+    strip(headers, |name| names_client(name, clients));
+    // Whoever stands before us has been told to go on already.
+    headers.take_out(&EXPECT);
+    if !policy.keeps_underscores {
+        headers.take_out_if(|name| name.contains(&b'_'));
+    }
+    if !clients.trusts(peer.ip) {
+        headers.take_out_if(|name| names_client(name, clients));
+    }
+    headers.trim();
+    for name in &policy.lists {
+        join(headers, name);
+    }
+    trailers
+}
+
+/// Whether a header says something about the client that only a trusted proxy can know. CGI-like services read `_` as `-`.
+fn names_client(name: &[u8], clients: &ClientIp) -> bool {
+    let is = |other: &str| {
+        let same = |(own, other): (&u8, u8)| *own == other || *own == b'_' && other == b'-';
+        name.iter().zip(other.bytes()).all(same)
+    };
+    name.len() > 12 && is("x-forwarded-")
+        || ["forwarded", "x-real-ip", clients.header_name()].iter().any(|own| own.len() == name.len() && is(own))
+}
+
+/// Makes one line of the lines of a list.
+fn join(headers: &mut impl Headers, name: &str) {
+    let Ok(name) = HeaderName::from_bytes(name.as_bytes()) else { return };
+    if headers.lines(&name).nth(1).is_some()
+        && let Ok(joined) = HeaderValue::from_bytes(&headers.lines(&name).collect::<Vec<_>>().join(&b", "[..]))
+    {
+        headers.put(name, joined);
+    }
+}
+
+/// Adds to the headers of a request what the upstream gets from us.
 pub(super) fn prepare(
     head: &mut Head<'_, impl Headers>,
     host: Option<&HeaderValue>,
     peer: &Peer,
-    clients: &ClientIp,
+    trailers: bool,
 ) -> Result<(), Refused> {
     let headers = &mut *head.headers;
-    let trailers = takes_trailers(headers);
-    strip(headers);
-    // Whoever stands before us has been told to go on already.
-    headers.take_out(&EXPECT);
     if trailers {
         headers.put(TE, HeaderValue::from_static("trailers"));
     }
     via(headers, head.version)?;
-    if !clients.trusts(peer.ip) {
-        forget(headers, clients);
-    }
     append(headers, FORWARDED_FOR, peer.shown.clone());
     if !headers.has(&FORWARDED_PROTO) {
         headers.put(FORWARDED_PROTO, HeaderValue::from_static(peer.scheme));
@@ -202,14 +237,6 @@ pub(super) fn prepare(
         append(headers, FORWARDED, hop);
     }
     Ok(())
-}
-
-/// What a stranger says about others.
-fn forget(headers: &mut impl Headers, clients: &ClientIp) {
-    let believed = clients.header_name().as_bytes();
-    headers.take_out_if(|name| {
-        name.starts_with(b"x-forwarded-") || matches!(name, b"forwarded" | b"x-real-ip") || name == believed
-    });
 }
 
 /// One line, which ends with this.
@@ -305,7 +332,8 @@ mod tests {
         let (mut head, ()) = request.body(()).unwrap().into_parts();
         let peer = Peer::new("10.0.0.9".parse().unwrap(), true);
         let host = host(&Head::of(&mut head), &peer).unwrap();
-        prepare(&mut Head::of(&mut head), host.as_ref(), &peer, &clients).unwrap();
+        let trailers = clean(&mut head.headers, &peer, &clients, &HeaderPolicy::default());
+        prepare(&mut Head::of(&mut head), host.as_ref(), &peer, trailers).unwrap();
         head.headers
     }
 
@@ -378,6 +406,47 @@ mod tests {
         assert_eq!(joined(&headers, "x-forwarded-host"), "b.example");
         assert_eq!(joined(&headers, "forwarded"), "for=192.0.2.1, for=10.0.0.9;host=\"a.example:8443\";proto=https");
         assert_eq!(joined(&headers, "x-real-ip"), "192.0.2.1");
+    }
+
+    #[test]
+    fn names_with_underscores_are_other_names_of_headers() {
+        let cleaned = |trusted: &str, keeps_underscores| {
+            let mut headers = HeaderMap::new();
+            for name in ["x_api_key", "x_forwarded_for", "x_real_ip", "x-forwarded_proto", "x_forwarde", "x-api-key"] {
+                headers.insert(HeaderName::from_bytes(name.as_bytes()).unwrap(), HeaderValue::from_static("1"));
+            }
+            let clients = ClientIp::behind(trusted.parse().unwrap());
+            let policy = HeaderPolicy { keeps_underscores, ..HeaderPolicy::default() };
+            clean(&mut headers, &Peer::new("10.0.0.9".parse().unwrap(), true), &clients, &policy);
+            let mut names: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
+            names.sort_unstable();
+            names.join(" ")
+        };
+        assert_eq!(cleaned("", false), "x-api-key");
+        assert_eq!(cleaned("10.0.0.0/8", false), "x-api-key");
+        assert_eq!(cleaned("", true), "x-api-key x_api_key x_forwarde", "no stranger says who others are");
+        assert_eq!(cleaned("10.0.0.0/8", true).split(' ').count(), 6);
+    }
+
+    #[test]
+    fn what_a_trusted_proxy_says_about_a_client_stays() {
+        let said = [("connection", "X-Forwarded-For, X-Api-Key"), ("x-forwarded-for", "192.0.2.1"), ("x-api-key", "1")];
+        let headers = prepared(&[&[("host", "a.example")], &said[..]].concat(), "10.0.0.0/8");
+        assert_eq!(joined(&headers, "x-forwarded-for"), "192.0.2.1, 10.0.0.9");
+        assert_eq!(joined(&headers, "x-api-key"), "");
+    }
+
+    #[test]
+    fn lines_of_a_list_are_one_line() {
+        let mut headers = HeaderMap::new();
+        for value in ["a, b ", "c", " d"] {
+            headers.append("x-tags", HeaderValue::from_static(value));
+            headers.append("x-other", HeaderValue::from_static(value));
+        }
+        let policy = HeaderPolicy { lists: vec!["x-tags".into()], ..HeaderPolicy::default() };
+        clean(&mut headers, &Peer::new("10.0.0.9".parse().unwrap(), true), &ClientIp::of_peer(), &policy);
+        assert_eq!(joined(&headers, "x-tags"), "a, b, c, d");
+        assert_eq!(joined(&headers, "x-other"), "a, b | c | d");
     }
 
     #[test]

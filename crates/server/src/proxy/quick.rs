@@ -177,8 +177,8 @@ impl Talk<'_> {
         let (version, headers) = (Version::HTTP_11, &mut self.fields);
         let head = Head { method: text(&method), target: text(&target), authority: None, version, headers };
         let admitted = self.desk.admit(head, &self.guest.peer, None).await;
-        let mut passed = match admitted {
-            Ok(Admitted { passed, .. }) => passed,
+        let (mut passed, rewritten) = match admitted {
+            Ok(Admitted { passed, target, .. }) => (passed, target),
             Err(no) => return self.say(*no, down).await,
         };
         let base = self.desk.upstreams.settings.upstream.base.as_str();
@@ -188,7 +188,8 @@ impl Talk<'_> {
         }
         self.out.clear();
         // The host is the one that the client said, where the client said it.
-        whole::write_request(&mut self.out, &self.bytes[method], (base, &self.bytes[target]), &self.fields);
+        let target = rewritten.as_ref().map_or(&self.bytes[target], String::as_bytes);
+        whole::write_request(&mut self.out, &self.bytes[method], (base, target), &self.fields);
         self.out.extend_from_slice(&self.bytes[body_at..used]);
         match self.ask(&mut passed).await {
             Ok(coming) => self.give(&mut passed, coming, down).await,

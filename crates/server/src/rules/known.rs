@@ -1,4 +1,5 @@
-//! Which attributes the rules look at, to report a call that brings only others: a misspelt name is not silently a request without a limit.
+//! Which attributes the rules look at, to report a call that brings only others: a misspelt name is not silently a request without a limit. And
+//! which headers, cookies and query parameters they are, which a request must not have twice.
 
 use std::sync::Arc;
 
@@ -16,10 +17,49 @@ pub(super) fn attributes(rule: &Rule) -> impl Iterator<Item = Arc<str>> {
     rule.by.iter().chain(conditions).chain(cost).cloned().collect::<Vec<_>>().into_iter()
 }
 
+/// Headers, cookies and query parameters that rules look at.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Named {
+    /// Headers, in lower case. Not `host`, of which there is one anyway, and not `cookie`, which HTTP/2 sends in several lines.
+    pub headers: Vec<Arc<str>>,
+    /// Cookies.
+    pub cookies: Vec<Arc<str>>,
+    /// Query parameters.
+    pub parameters: Vec<Arc<str>>,
+}
+
+impl Named {
+    /// Those among attributes of these names.
+    pub(super) fn among<'a>(attributes: impl Iterator<Item = &'a Arc<str>>) -> Self {
+        let mut named = Named::default();
+        for attribute in attributes {
+            let (list, name): (_, Arc<str>) = match attribute.split_once('.').unwrap_or((attribute, "")) {
+                ("bearer", _) => (&mut named.headers, "authorization".into()),
+                ("header", name) => match name.to_ascii_lowercase() {
+                    name if name == "host" || name == "cookie" => continue,
+                    name => (&mut named.headers, name.into()),
+                },
+                ("cookie", name) => (&mut named.cookies, name.into()),
+                ("query", name) => (&mut named.parameters, name.into()),
+                _ => continue,
+            };
+            if !list.contains(&name) {
+                list.push(name);
+            }
+        }
+        named
+    }
+}
+
 impl Rules {
     /// Whether a rule looks at this attribute.
     pub(crate) fn looks_at(&self, name: &str) -> bool {
         self.known.contains(name)
+    }
+
+    /// What of a request over HTTP the rules look at by name.
+    pub fn named(&self) -> &Named {
+        &self.named
     }
 
     /// Why no rule can know a request by these names: none of them is looked at. Nothing, if one is, or if there are none.
@@ -48,6 +88,24 @@ impl Rules {
 #[cfg(test)]
 mod tests {
     use crate::config::Config;
+
+    #[test]
+    fn whatever_a_rule_looks_at_by_name_is_known() {
+        let text = "\
+rules:
+  - name: a
+    when: { header.X-Plan: gold, path: /x, header.host: h }
+    by: [header.x-key, cookie.session, query.k, bearer.sub, header.cookie]
+    limit: 1/s
+    cost: { from: header.x-cost, max: 9 }
+  - { name: b, by: [bearer], limit: 1/s, overrides: [{ when: { query.plan: gold, cookie.Session: s }, limit: 9/s }] }
+";
+        let rules = Config::parse(text, "f").unwrap().rules;
+        let list = |names: &[std::sync::Arc<str>]| names.iter().map(|name| &**name).collect::<Vec<_>>().join(" ");
+        assert_eq!(list(&rules.named().headers), "authorization x-plan x-cost x-key");
+        assert_eq!(list(&rules.named().cookies), "Session session");
+        assert_eq!(list(&rules.named().parameters), "k plan");
+    }
 
     #[test]
     fn only_a_call_without_any_known_attribute_is_reported() {

@@ -10,6 +10,7 @@ mod envoy_check;
 mod known;
 pub(crate) mod outcome;
 mod pattern;
+mod policy;
 mod request;
 
 use std::borrow::Cow;
@@ -22,9 +23,13 @@ use tidegate::http::group;
 use tidegate::{Limits, OnFailure, Overflow, Scope, Subject, SyncMode, Terms};
 
 pub(crate) use compare::{covers, excludes};
+pub use known::Named;
 pub use outcome::{Measure, Settle};
 pub use pattern::{MAX_PATTERN_BYTES, Pattern, PatternError};
-pub use request::{HeaderLines, HttpRequest, HttpRequestError, MAX_CLAIMS_BYTES, MAX_METHOD_BYTES, MAX_URI_BYTES};
+pub use policy::{HeaderPolicy, RequestPolicy};
+pub use request::{
+    HeaderLines, HttpRequest, HttpRequestError, MAX_CLAIMS_BYTES, MAX_METHOD_BYTES, MAX_URI_BYTES, Repeated,
+};
 pub use tidegate::Missing;
 
 /// The most rules there may be.
@@ -53,6 +58,8 @@ pub struct Rules {
     has_exemptions: bool,
     /// The attributes that they look at.
     known: BTreeSet<Arc<str>>,
+    /// What of a request over HTTP they are.
+    named: Named,
 }
 
 /// One rule. It was checked when it was read.
@@ -128,10 +135,12 @@ pub enum Budget {
 pub enum Cost {
     /// So many times what the caller says, which is one unless said otherwise.
     Fixed(u64),
-    /// What an attribute says, at most `max`; what the caller says if it is missing.
+    /// What an attribute says, at least `min` and at most `max`; what the caller says if it is missing.
     From {
         /// The attribute.
         attribute: Arc<str>,
+        /// The least that is believed.
+        min: u64,
         /// The most that is believed.
         max: u64,
     },
@@ -191,6 +200,7 @@ impl Rules {
     pub fn and(mut self, more: &[Rule]) -> Self {
         self.has_exemptions |= more.iter().any(|rule| rule.budget == Budget::Exempt);
         self.known.extend(more.iter().flat_map(known::attributes));
+        self.named = Named::among(self.known.iter());
         self.rules.extend(more.iter().cloned().map(Arc::new));
         self
     }
@@ -296,10 +306,12 @@ impl Rule {
         let budget = self.overrides.iter().find(|other| holds(&other.when, attributes)).map(|other| &other.budget);
         let cost = match &self.cost {
             Cost::Fixed(units) => units.saturating_mul(cost),
-            Cost::From { attribute, max } => match attributes.get(attribute) {
-                None => cost.min(*max),
+            Cost::From { attribute, min, max } => match attributes.get(attribute) {
+                // Only a caller of the check API can ask what a request would find, without taking anything.
+                None if cost == 0 => 0,
+                None => cost.max(*min).min(*max),
                 Some(value) => match value.parse::<u64>() {
-                    Ok(units) => units.min(*max),
+                    Ok(units) => units.max(*min).min(*max),
                     Err(_) => {
                         let value = value.chars().take(64).collect();
                         return Err(InvalidCost { rule: self.name.clone(), attribute: attribute.clone(), value });

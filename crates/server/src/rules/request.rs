@@ -12,9 +12,9 @@ use axum::http::{HeaderMap, HeaderValue, header};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::Value;
-use tidegate::http::{Client, TargetTooLong, normal_host, normal_path};
+use tidegate::http::{Client, PathPolicy, RefusedPath, Target, TargetTooLong, normal_host};
 
-use super::Attributes;
+use super::{Attributes, HeaderPolicy, Named};
 
 /// The longest target with its query, in bytes.
 pub const MAX_URI_BYTES: usize = 16 << 10;
@@ -60,32 +60,70 @@ pub enum HttpRequestError {
     /// The target is none that a server is asked for.
     #[error("target {0:?}: expected a path such as /v1/search?q=1")]
     Target(String),
+    /// The target can be read as several paths.
+    #[error(transparent)]
+    Path(RefusedPath),
     /// The host is none.
     #[error("host {0:?}: expected one host such as api.example.com:443")]
     Host(String),
+    /// Something that a rule looks at is there several times.
+    #[error(transparent)]
+    Repeated(#[from] Repeated),
+}
+
+/// A header, cookie or query parameter that a rule looks at and that a request has several times. Services differ in which of them they read.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{kind} {name} is there more than once: expected it once")]
+pub struct Repeated {
+    kind: &'static str,
+    name: String,
+}
+
+impl HttpRequestError {
+    /// Whether something is too long, and not wrong otherwise.
+    pub(crate) fn is_too_long(&self) -> bool {
+        matches!(self, HttpRequestError::TooLong(_))
+    }
+}
+
+impl From<RefusedPath> for HttpRequestError {
+    fn from(refused: RefusedPath) -> Self {
+        match refused {
+            RefusedPath::TooLong(long) => HttpRequestError::TooLong(long),
+            refused => HttpRequestError::Path(refused),
+        }
+    }
 }
 
 impl<'a> HttpRequest<'a> {
-    /// A request of `client`, for a target as it stands in the first line of a request (`/path?query`, or `*`), with these headers.
+    /// Reads a target as it stands in the first line of a request: `/path?query`, or `*`.
+    ///
+    /// # Errors
+    /// If it is too long, or not what it should be, or can be read as several paths.
+    pub fn target<'t>(target: &'t str, policy: &PathPolicy) -> Result<Target<'t>, HttpRequestError> {
+        if target.len() > MAX_URI_BYTES {
+            return Err(TargetTooLong { what: "target", bytes: target.len(), longest: MAX_URI_BYTES }.into());
+        }
+        if !(target.starts_with('/') || target == "*") {
+            return Err(HttpRequestError::Target(shown(target)));
+        }
+        Ok(policy.read(target)?)
+    }
+
+    /// A request of `client`, for a [target](HttpRequest::target), with these headers.
     ///
     /// # Errors
     /// If something in it is too long, or not what it should be.
     pub fn new(
         client: Client,
         method: &'a str,
-        target: &'a str,
+        target: &'a Target<'_>,
         host: &'a str,
         headers: &'a dyn HeaderLines,
     ) -> Result<Self, HttpRequestError> {
         let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
         if method.is_empty() || method.len() > MAX_METHOD_BYTES || !method.bytes().all(token) {
             return Err(HttpRequestError::Method(shown(method)));
-        }
-        if target.len() > MAX_URI_BYTES {
-            return Err(TargetTooLong { what: "target", bytes: target.len(), longest: MAX_URI_BYTES }.into());
-        }
-        if !(target.starts_with('/') || target == "*") {
-            return Err(HttpRequestError::Target(shown(target)));
         }
         let strange = |byte: u8| byte.is_ascii_control() || b" ,/@?#\\".contains(&byte);
         if host.is_empty() || host.bytes().any(strange) {
@@ -94,13 +132,39 @@ impl<'a> HttpRequest<'a> {
         // Who asks for `post` is answered by some services as if it were `POST`.
         let upper = method.bytes().any(|byte| byte.is_ascii_lowercase());
         let method = if upper { Cow::Owned(method.to_ascii_uppercase()) } else { Cow::Borrowed(method) };
-        let (path, host) = (normal_path(target)?, normal_host(host)?);
-        let query = target.split('#').next().and_then(|target| target.split_once('?')).map_or("", |(_, query)| query);
+        let (path, host) = (Cow::Borrowed(&*target.path), normal_host(host)?);
+        let sent: &'a str = &target.sent;
+        let query = sent.split('#').next().and_then(|target| target.split_once('?')).map_or("", |(_, query)| query);
         Ok(HttpRequest { client, method, path, query, host, headers, claims: OnceLock::new() })
     }
 
+    /// Whether there is once, at most, what rules look at by name. A list header may have several lines.
+    ///
+    /// # Errors
+    /// What is there more than once.
+    pub fn check_repeated(&self, named: &Named, policy: &HeaderPolicy) -> Result<(), Repeated> {
+        let repeated = |kind, name: &str| Err(Repeated { kind, name: name.into() });
+        for name in &named.headers {
+            if self.headers.line(name, 1).is_some() && !policy.is_list(name) {
+                return repeated("header", name);
+            }
+        }
+        for name in &named.cookies {
+            if self.cookies().filter(|(own, _)| *own == name.as_bytes()).nth(1).is_some() {
+                return repeated("cookie", name);
+            }
+        }
+        for name in &named.parameters {
+            if self.parameters().filter(|(own, _)| decoded(own.as_bytes(), Plus::IsSpace) == **name).nth(1).is_some() {
+                return repeated("query parameter", name);
+            }
+        }
+        Ok(())
+    }
+
+    /// The values of all lines of a header, without white space around them.
     fn lines(&self, name: &str) -> impl Iterator<Item = &[u8]> {
-        (0..).map_while(move |index| self.headers.line(name, index))
+        (0..).map_while(move |index| self.headers.line(name, index)).map(<[u8]>::trim_ascii)
     }
 
     /// The values of all lines of a header; as the standard says, they are one list.
@@ -108,28 +172,43 @@ impl<'a> HttpRequest<'a> {
         if name.eq_ignore_ascii_case("host") {
             return Some(Cow::Borrowed(&*self.host)); // that of the connection may be somebody else's
         }
+        let between = if name.eq_ignore_ascii_case("cookie") { "; " } else { ", " };
         let mut lines = self.lines(name).map(String::from_utf8_lossy);
         let first = lines.next()?;
-        Some(lines.fold(first, |all, line| Cow::Owned(format!("{all}, {line}"))))
+        Some(lines.fold(first, |all, line| Cow::Owned(format!("{all}{between}{line}"))))
     }
 
-    /// The first value of this name in the query.
+    /// Names and values in the query, with their escapes.
+    fn parameters(&self) -> impl Iterator<Item = (&str, &str)> {
+        let pairs = self.query.split('&').filter(|pair| !pair.is_empty());
+        pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+    }
+
+    /// The value of this name in the query.
     fn query(&self, name: &str) -> Option<Cow<'_, str>> {
-        let pairs = self.query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-        pairs.filter(|(own, _)| decoded(own) == name).map(|(_, value)| decoded(value)).next()
+        let own = |(own, _): &(&str, &str)| decoded(own.as_bytes(), Plus::IsSpace) == name;
+        self.parameters().find(own).map(|(_, value)| decoded(value.as_bytes(), Plus::IsSpace))
     }
 
-    /// The first cookie of this name.
+    /// Names and values of cookies, one by one: what is strange in one of them does not hide the others.
+    fn cookies(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        let cookies = self.lines(header::COOKIE.as_str()).flat_map(|line| line.split(|byte| *byte == b';'));
+        cookies.map(<[u8]>::trim_ascii).filter(|cookie| !cookie.is_empty()).map(|cookie| {
+            let mut parts = cookie.splitn(2, |byte| *byte == b'=');
+            let (name, value) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+            (name.trim_ascii(), value.trim_ascii())
+        })
+    }
+
+    /// The cookie of this name.
     fn cookie(&self, name: &str) -> Option<Cow<'_, str>> {
-        let plain = |line: &&[u8]| line.iter().all(|byte| (b' '..0x7f).contains(byte) || *byte == b'\t');
-        let lines = self.lines(header::COOKIE.as_str()).filter(plain).filter_map(|line| std::str::from_utf8(line).ok());
-        let mut cookies = lines.flat_map(|line| line.split(';')).filter_map(|cookie| cookie.split_once('='));
-        cookies.find(|(own, _)| own.trim() == name).map(|(_, value)| Cow::Borrowed(value.trim()))
+        self.cookies().find(|(own, _)| *own == name.as_bytes()).map(|(_, value)| cookie_value(value))
     }
 
     /// The token of `Authorization: Bearer`.
     fn bearer(&self) -> Option<&[u8]> {
-        let (scheme, token) = self.headers.line(header::AUTHORIZATION.as_str(), 0)?.split_at_checked(7)?;
+        let line = self.lines(header::AUTHORIZATION.as_str()).next()?;
+        let (scheme, token) = line.split_at_checked(7)?;
         let token = token.trim_ascii();
         (scheme.eq_ignore_ascii_case(b"bearer ") && !token.is_empty()).then_some(token)
     }
@@ -176,13 +255,50 @@ fn claims(token: &[u8]) -> Option<BTreeMap<String, Value>> {
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(middle).ok()?).ok()
 }
 
-/// A piece of a query without its escapes.
-fn decoded(text: &str) -> Cow<'_, str> {
-    if !text.bytes().any(|byte| byte == b'%' || byte == b'+') {
-        return Cow::Borrowed(text);
+/// The value of a cookie as services read it: some take quotes off, with what is escaped within them, and some decode `%41`. All spellings that one of
+/// them reads as the same value are one here.
+fn cookie_value(value: &[u8]) -> Cow<'_, str> {
+    let inner = value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\""));
+    match inner {
+        Some(inner) if inner.contains(&b'\\') => {
+            Cow::Owned(decoded(&without_backslashes(inner), Plus::IsPlus).into_owned())
+        }
+        inner => decoded(inner.unwrap_or(value), Plus::IsPlus),
+    }
+}
+
+/// The inside of a quoted value, without its escapes: `\"`, and `\101` in octal digits.
+fn without_backslashes(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [first, tail @ ..] = rest {
+        let (byte, used) = match (first, tail) {
+            (b'\\', [high @ b'0'..=b'3', middle @ b'0'..=b'7', low @ b'0'..=b'7', ..]) => {
+                ((high - b'0') * 64 + (middle - b'0') * 8 + (low - b'0'), 4)
+            }
+            (b'\\', [escaped, ..]) => (*escaped, 2),
+            (plain, _) => (*plain, 1),
+        };
+        out.push(byte);
+        rest = &rest[used..];
+    }
+    out
+}
+
+/// What `+` stands for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Plus {
+    IsPlus,
+    IsSpace,
+}
+
+/// A piece of a query or a cookie without its escapes.
+fn decoded(text: &[u8], plus: Plus) -> Cow<'_, str> {
+    if !text.iter().any(|byte| *byte == b'%' || *byte == b'+' && plus == Plus::IsSpace) {
+        return String::from_utf8_lossy(text);
     }
     let mut out = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
+    let mut rest = text;
     while let [first, tail @ ..] = rest {
         let escaped = match (first, tail) {
             (b'%', [high, low, ..]) => digit(*high).zip(digit(*low)),
@@ -190,7 +306,7 @@ fn decoded(text: &str) -> Cow<'_, str> {
         };
         match (first, escaped) {
             (_, Some((high, low))) => out.push(high * 16 + low),
-            (b'+', None) => out.push(b' '),
+            (b'+', None) if plus == Plus::IsSpace => out.push(b' '),
             (byte, None) => out.push(*byte),
         }
         rest = if escaped.is_some() { &tail[2..] } else { tail };
@@ -225,6 +341,10 @@ mod tests {
         headers
     }
 
+    fn target(target: &str) -> Target<'_> {
+        HttpRequest::target(target, &PathPolicy::KEEP).unwrap()
+    }
+
     fn client(ip: &str) -> Client {
         ClientIp::of_peer().find(ip.parse().unwrap(), [])
     }
@@ -241,8 +361,8 @@ mod tests {
             ("cookie", "b = 2"),
             ("authorization", &format!("bearer {token}")),
         ]);
-        let target = "/v1//x/%2e%2e/%73earch;v=1?q=a%20b+c&%75ser=ann&user=bob&flag&e=#f?g";
-        let request = HttpRequest::new(client("192.0.2.7"), "post", target, "API.Example.com:443", &headers).unwrap();
+        let target = target("/v1//x/%2e%2e/%73earch;v=1?q=a%20b+c&%75ser=ann&user=bob&flag&e=#f?g");
+        let request = HttpRequest::new(client("192.0.2.7"), "post", &target, "API.Example.com:443", &headers).unwrap();
         for (name, value) in [
             ("ip", "192.0.2.7"),
             ("method", "POST"),
@@ -291,7 +411,9 @@ mod tests {
             ("GET", "/", "a/b"),
             ("GET", "/", &"a".repeat(600)),
         ] {
-            assert!(HttpRequest::new(client("192.0.2.7"), method, target, host, &headers).is_err(), "{method} {host}");
+            let request = HttpRequest::target(target, &PathPolicy::KEEP)
+                .and_then(|target| HttpRequest::new(client("192.0.2.7"), method, &target, host, &headers).map(drop));
+            assert!(request.is_err(), "{method} {host}");
         }
     }
 
@@ -299,8 +421,68 @@ mod tests {
     fn strange_tokens_claim_nothing() {
         for token in ["", "a", "a.b", "a.b.c.d", "a.!!.c", "a.bnVsbA.c", "..", "a.eyJzdWIiOiJhbm4i.c"] {
             let headers = headers(&[("authorization", &format!("Bearer {token}"))]);
-            let request = HttpRequest::new(client("192.0.2.7"), "GET", "/", "a", &headers).unwrap();
+            let target = target("/");
+            let request = HttpRequest::new(client("192.0.2.7"), "GET", &target, "a", &headers).unwrap();
             assert_eq!(request.get("bearer.sub"), None, "{token}");
+        }
+    }
+
+    #[test]
+    fn cookies_are_read_one_by_one_and_in_one_spelling() {
+        for (line, expected) in [
+            ("session=S", Some("S")),
+            ("session=\"S\"", Some("S")),
+            ("session=\"\\123\"", Some("S")),
+            ("session=\"a\\\"b\"", Some("a\"b")),
+            ("session=%53", Some("S")),
+            ("a=\u{e9}; session=S", Some("S")),
+            ("\u{e9}; session = S ; x", Some("S")),
+            ("session=a+b=c", Some("a+b=c")),
+            ("session", Some("")),
+            ("Session=S; xsession=S", None),
+        ] {
+            let (headers, target) = (headers(&[("cookie", line)]), target("/"));
+            let request = HttpRequest::new(client("192.0.2.7"), "GET", &target, "a", &headers).unwrap();
+            assert_eq!(request.get("cookie.session").as_deref(), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn white_space_around_a_value_is_no_part_of_it() {
+        let headers = headers(&[("x-key", " \tKEY\t "), ("authorization", "  Bearer t ")]);
+        let target = target("/");
+        let request = HttpRequest::new(client("192.0.2.7"), "GET", &target, "a", &headers).unwrap();
+        assert_eq!(request.get("header.x-key").as_deref(), Some("KEY"));
+        assert!(request.get("bearer").is_some());
+    }
+
+    #[test]
+    fn what_a_rule_looks_at_is_there_once() {
+        let names = ["header.x-key", "header.accept", "cookie.session", "query.k", "bearer"];
+        let names: Vec<std::sync::Arc<str>> = names.iter().map(|name| (*name).into()).collect();
+        let named = Named::among(names.iter());
+        let policy = HeaderPolicy { lists: vec!["accept".into()], ..HeaderPolicy::default() };
+        let problem = |text: &str, lines: &[(&'static str, &str)]| {
+            let (headers, target) = (headers(lines), target(text));
+            let request = HttpRequest::new(client("192.0.2.7"), "GET", &target, "a", &headers).unwrap();
+            request.check_repeated(&named, &policy).map_err(|repeated| repeated.to_string())
+        };
+        assert_eq!(problem("/?k=1&q=1&q=2", &[("x-key", "a"), ("x-other", "a"), ("x-other", "b")]), Ok(()));
+        assert_eq!(
+            problem("/", &[("accept", "a"), ("accept", "b"), ("cookie", "a=1"), ("cookie", "session=1")]),
+            Ok(())
+        );
+        for (text, lines, expected) in [
+            ("/", &[("x-key", "a"), ("x-key", "a")][..], "header x-key is there more than once: expected it once"),
+            ("/", &[("authorization", "Bearer a"), ("authorization", "Bearer b")], "header authorization is"),
+            ("/", &[("cookie", "session=r1; session=S")], "cookie session is"),
+            ("/", &[("cookie", "session=r1"), ("cookie", "a=\u{e9};session=\"S\"")], "cookie session is"),
+            ("/", &[("cookie", "session; session=S")], "cookie session is"),
+            ("/?k=r1&k=K", &[], "query parameter k is"),
+            ("/?%6b=r1&a&k", &[], "query parameter k is"),
+        ] {
+            let problem = problem(text, lines).unwrap_err();
+            assert!(problem.starts_with(expected), "{problem}");
         }
     }
 }

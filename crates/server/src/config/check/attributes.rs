@@ -65,7 +65,9 @@ impl Config {
             let other = OTHER_PREFIXES.iter().find(|(other, _)| *other == low).map(|(_, right)| *right);
             let right = other.or_else(|| nearest(prefix, PREFIXES));
             return match right {
-                Some(right) if right == prefix => named(label, prefix, rest, place),
+                Some(right) if right == prefix => {
+                    self.dropped(label, prefix, rest, place).or_else(|| named(label, prefix, rest, place))
+                }
                 Some(right) => {
                     let rest = if right == "header" { rest.to_ascii_lowercase() } else { rest.into() };
                     let message = format!("{label} {name}: no protocol supplies it: did you mean {right}.{rest}?");
@@ -107,6 +109,18 @@ impl Config {
             return Some(Finding::warning(place, message));
         }
         self.unknown(label, name, place)
+    }
+
+    /// A header that no request has because its name has a `_`.
+    fn dropped(&self, label: &str, prefix: &str, rest: &str, place: &str) -> Option<Finding> {
+        let is_dropped = prefix == "header" && rest.contains('_') && !self.requests.headers.keeps_underscores;
+        (is_dropped && self.judges_http()).then(|| {
+            let right = rest.replace('_', "-");
+            let message = format!(
+                "{label} header.{rest}: headers with `_` in their names are dropped: write header.{right}, or set headers.underscores: keep"
+            );
+            Finding::warning(place, message)
+        })
     }
 
     /// A name that callers may bring, if there can be callers.

@@ -78,6 +78,10 @@ impl Config {
                 self.outline.value(&[&cost_at[..], &[Key("max")]].concat()),
                 format!("rule {name}: cost: max: 0 makes every request free: expected at least 1, the most that one request may cost"),
             )),
+            Cost::From { min, max, .. } if min > max => found.push(Finding::error(
+                self.outline.value(&[&cost_at[..], &[Key("min")]].concat()),
+                format!("rule {name}: cost: min: {min} is more than max: {max}: expected at most {max}"),
+            )),
             Cost::From { max, .. } => {
                 if let Budget::Limits(limits) = &rule.budget
                     && let Some(limit) = limits.iter().find(|limit| limit.capacity() < *max)

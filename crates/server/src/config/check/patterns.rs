@@ -55,10 +55,22 @@ impl Config {
         match attribute {
             "ip" => address(&label, pattern, place),
             "method" => method(&label, pattern, place),
-            "path" => path(&label, pattern, place),
+            "path" => path(&label, pattern, place).or_else(|| self.refused_path(&label, pattern, place)),
             "host" | "header.host" => host(&label, pattern, place),
             _ => None,
         }
+    }
+
+    /// A path that no request has because such targets are refused or rewritten.
+    fn refused_path(&self, label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
+        let path = pattern.exact().filter(|_| self.judges_http())?;
+        if matches!(self.requests.paths.read(path), Ok(target) if target.path == path) {
+            return None;
+        }
+        let message = format!(
+            "{label} never matches a request over HTTP: paths with an escaped slash, a backslash or NUL are refused: write another path, or see paths.escaped_slashes"
+        );
+        Some(Finding::warning(place, message))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The proxy between real connections: clients on one side, upstreams of these tests on the other.
 
 mod failures;
+mod judged;
 mod outcome;
 mod passing;
 mod second;

@@ -20,12 +20,12 @@ fn a_request_goes_on_and_its_response_comes_back() {
     let stage = Stage::before(&upstream.http(), FREE);
     let mut client = stage.connect();
     let answer = client.ask(
-        "POST /a%2Fb/../c?x=1 HTTP/1.1\r\nHost: a.example:81\r\nX-Forwarded-For: 192.0.2.1\r\nConnection: close-not, X-Own\r\nX-Own: 1\r\n\
+        "POST /a%20b//c;d?x=/../%2F HTTP/1.1\r\nHost: a.example:81\r\nX-Forwarded-For: 192.0.2.1\r\nConnection: close-not, X-Own\r\nX-Own: 1\r\n\
          Keep-Alive: 1\r\nTE: trailers\r\nX-Kept: yes\r\nContent-Length: 5\r\n\r\nhello",
     );
     assert_eq!(answer.status, 200, "{}", answer.head);
     let told = &answer.body;
-    assert!(told.starts_with("POST /a%2Fb/../c?x=1 HTTP/1.1\n"), "the target goes on as it came: {told}");
+    assert!(told.starts_with("POST /a%20b//c;d?x=/../%2F HTTP/1.1\n"), "the target goes on as it came: {told}");
     for line in [
         "host: a.example:81",
         "x-kept: yes",
@@ -62,7 +62,7 @@ fn denied_requests_do_not_reach_the_upstream() {
         assert_eq!(answer.field("ratelimit-policy"), Some("\"per-key\";q=2;w=3600"));
     }
     // Another spelling of the same path is the same path.
-    let answer = client.get("/v1//x/../%73earch", "X-API-Key: k\r\n");
+    let answer = client.get("/v1//%73earch;v=1", "X-API-Key: k\r\n");
     assert_eq!(answer.status, 429, "{}", answer.head);
     assert_eq!(answer.field("content-type"), Some("application/problem+json"));
     assert_eq!(answer.field("cache-control"), Some("no-store"));

@@ -125,11 +125,19 @@ fn the_host_of_the_target_counts() {
 #[test]
 fn nobody_climbs_out_of_the_base() {
     let (at, seen) = noting();
-    let stage = Stage::before(&format!("http://{at}/base"), FREE);
-    for (path, status) in
-        [("/x", 200), ("/x/../y", 200), ("/../x", 400), ("/%2e%2e/x", 400), ("/..;/x", 400), ("/", 200)]
-    {
-        assert_eq!(stage.connect().get(path, "").status, status, "{path}");
+    let upstream = format!("http://{at}/base");
+    let keeping = Stage::before(&upstream, &format!("paths: {{ dot_segments: keep }}\n{FREE}"));
+    let default = Stage::before(&upstream, FREE);
+    for (path, status, by_default) in [
+        ("/x", 200, 200),
+        ("/x/../y", 200, 400),
+        ("/../x", 400, 400),
+        ("/%2e%2e/x", 400, 400),
+        ("/..;/x", 400, 400),
+        ("/", 200, 200),
+    ] {
+        assert_eq!(keeping.connect().get(path, "").status, status, "{path}");
+        assert_eq!(default.connect().get(path, "").status, by_default, "{path}");
     }
     let seen = seen.lock().unwrap();
     assert!(seen.iter().all(|(head, _)| head.starts_with("GET /base/")), "{seen:?}");
