@@ -391,8 +391,8 @@ fn every_finding_about_a_file_says_what_to_write() {
         ),
         (
             &format!("{PROXY}rules:\n  - {{ name: a, limit: 1/s, when: {{ path: /a%2Fb, header.x_key: b }} }}\n"),
-            "warning: 3:43: rule a: when: path \"/a%2Fb\" never matches a request over HTTP: paths with an escaped slash, a backslash or NUL are refused: write another path, or see paths.escaped_slashes\n\
-             warning: 3:51: rule a: when header.x_key: headers with `_` in their names are dropped: write header.x-key, or set headers.underscores: keep\n",
+            "warning: 3:42: rule a: when: path \"/a%2Fb\" never matches a request over HTTP: paths with an escaped slash, a backslash or NUL are refused: write another path, or see paths.escaped_slashes\n\
+             warning: 3:50: rule a: when header.x_key: headers with `_` in their names are dropped: write header.x-key, or set headers.underscores: keep\n",
         ),
         (
             &format!(
