@@ -168,8 +168,21 @@ pub fn get(at: SocketAddr, target: &str, lines: &[&str]) -> (u16, String) {
     let answer = String::from_utf8_lossy(&answer).into_owned();
     let status = answer.get(9..12).and_then(|status| status.parse().ok());
     let status = status.unwrap_or_else(|| panic!("GET {target} is answered {answer:?}, {ended:?}"));
-    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-    (status, body.into())
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    let is_chunked = head.to_ascii_lowercase().contains("\r\ntransfer-encoding: chunked");
+    (status, if is_chunked { without_chunks(body) } else { body.into() })
+}
+
+/// A body without the sizes of its chunks, as far as it came.
+fn without_chunks(mut body: &str) -> String {
+    let mut out = String::new();
+    while let Some((size, rest)) = body.split_once("\r\n") {
+        let size = usize::from_str_radix(size.split(';').next().unwrap_or_default().trim(), 16).unwrap_or(0);
+        let Some(chunk) = rest.get(..size).filter(|chunk| !chunk.is_empty()) else { break };
+        out += chunk;
+        body = rest[size..].strip_prefix("\r\n").unwrap_or_default();
+    }
+    out
 }
 
 /// A file of this folder.
