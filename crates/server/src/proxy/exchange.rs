@@ -92,6 +92,7 @@ impl Desk {
                 }
                 // The version is that of one connection, too: what comes from an old server goes on as our own.
                 *response.version_mut() = Version::HTTP_11;
+                head::one_length(response.headers_mut());
                 let status = response.status();
                 response.body_mut().later = self.returned(&mut passed, status, response.headers_mut()).await;
                 Ok(response)

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::net::IpAddr;
 
 use axum::http::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
     TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version, request, uri};
@@ -161,6 +161,10 @@ pub(super) fn strip(headers: &mut impl Headers, stays: impl Fn(&[u8]) -> bool) {
     }
     // Most messages have none of them, which is found out in one look.
     if headers.any_name(|name| HOP_BY_HOP.iter().any(|own| own.as_str().as_bytes() == name)) {
+        // The transfer coding framed the body; a length beside it says something else (RFC 9112, 6.3).
+        if headers.has(&TRANSFER_ENCODING) {
+            headers.take_out(&CONTENT_LENGTH);
+        }
         HOP_BY_HOP.iter().for_each(|name| headers.take_out(name));
     }
 }
@@ -186,6 +190,7 @@ pub(super) fn clean(headers: &mut impl Headers, peer: &Peer, clients: &ClientIp,
         headers.take_out_if(|name| names_client(name, clients));
     }
     headers.trim();
+    join_cookies(headers);
     for name in &policy.lists {
         join(headers, name);
     }
@@ -237,6 +242,29 @@ pub(super) fn prepare(
         append(headers, FORWARDED, hop);
     }
     Ok(())
+}
+
+/// Joins several `Cookie` lines into one. HTTP/2 lets clients split the header (RFC 9113, 8.2.3); many HTTP/1.1 servers read only one line of it.
+fn join_cookies(headers: &mut impl Headers) {
+    if headers.lines(COOKIE).nth(1).is_none() {
+        return;
+    }
+    let crumbs: Vec<&[u8]> = headers.lines(COOKIE).map(<[u8]>::trim_ascii).filter(|crumb| !crumb.is_empty()).collect();
+    if let Ok(joined) = HeaderValue::from_bytes(&crumbs.join(&b"; "[..])) {
+        headers.put(COOKIE, joined);
+    }
+}
+
+/// Reduces a `Content-Length` that was repeated, as lines or as a list, to one number. hyper has read them and refused those that differ.
+pub(super) fn one_length(headers: &mut HeaderMap) {
+    let mut lines = headers.get_all(CONTENT_LENGTH).iter();
+    let (Some(first), more) = (lines.next(), lines.next().is_some()) else { return };
+    if more || first.as_bytes().contains(&b',') {
+        let number = first.as_bytes().split(|byte| *byte == b',').next().unwrap_or_default().trim_ascii();
+        if let Ok(number) = HeaderValue::from_bytes(number) {
+            headers.insert(CONTENT_LENGTH, number);
+        }
+    }
 }
 
 /// One line, which ends with this.
@@ -366,7 +394,6 @@ mod tests {
         let mut names: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         let expected = [
-            "content-length",
             "forwarded",
             "host",
             "te",
@@ -380,6 +407,32 @@ mod tests {
         assert_eq!(names, expected);
         assert_eq!(headers["te"], "trailers");
         assert_eq!(headers["via"], "1.1 tidegate");
+    }
+
+    #[test]
+    fn cookie_crumbs_become_one_line() {
+        let headers = prepared(&[("host", "a"), ("cookie", "a=1"), ("cookie", " "), ("cookie", "b=2; c=3 ")], "");
+        assert_eq!(joined(&headers, "cookie"), "a=1; b=2; c=3");
+        assert_eq!(joined(&prepared(&[("host", "a"), ("cookie", "a=1;b=2")], ""), "cookie"), "a=1;b=2");
+    }
+
+    #[test]
+    fn a_message_has_one_length_and_none_beside_a_transfer_coding() {
+        for (lines, expected) in [
+            (&[("content-length", "5")][..], "5"),
+            (&[("content-length", "5"), ("content-length", "5")][..], "5"),
+            (&[("content-length", "5, 5")][..], "5"),
+            (&[("content-length", "5"), ("transfer-encoding", "chunked")][..], ""),
+        ] {
+            let mut response = axum::http::Response::builder();
+            for (name, value) in lines {
+                response = response.header(*name, *value);
+            }
+            let mut headers = response.body(()).unwrap().into_parts().0.headers;
+            strip(&mut headers);
+            one_length(&mut headers);
+            assert_eq!(joined(&headers, "content-length"), expected, "{lines:?}");
+        }
     }
 
     #[test]

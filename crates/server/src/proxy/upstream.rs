@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::header::{CONNECTION, HOST, TE, TRANSFER_ENCODING, UPGRADE};
+use axum::http::header::{CONNECTION, CONTENT_LENGTH, HOST, TE, TRANSFER_ENCODING, UPGRADE};
 use axum::http::{HeaderValue, Request, Response, StatusCode, Uri, Version, request, uri};
 use hyper::body::{Body, Incoming};
 use tokio::time::timeout;
@@ -129,6 +129,13 @@ impl Upstreams {
     ) -> Result<Answer, Failed> {
         let target = head::target(&head.uri, &self.settings.upstream.base).ok_or(Failed::Target)?;
         let (mut sent, progress) = Sent::new(body, self.settings.idle, self.settings.min_body_rate);
+        if head.headers.contains_key(CONTENT_LENGTH) {
+            // One length, of the body that is sent: HTTP/2 lets a client repeat the header.
+            match sent.size_hint().exact() {
+                Some(length) => _ = head.headers.insert(CONTENT_LENGTH, length.into()),
+                None => _ = head.headers.remove(CONTENT_LENGTH),
+            }
+        }
         let (line, slot) = match begun {
             Some(Begun { line, slot }) => (Some(line), slot),
             None => {

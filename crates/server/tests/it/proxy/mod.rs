@@ -4,6 +4,7 @@ mod failures;
 mod judged;
 mod outcome;
 mod passing;
+mod peers;
 mod second;
 mod slow_bodies;
 mod smuggling;

@@ -50,13 +50,13 @@ fn http_2_comes_in_and_goes_out() {
 }
 
 /// A frame of HTTP/2.
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
 /// Headers, none of them in any table.
-fn fields(fields: &[(&str, &str)]) -> Vec<u8> {
+pub(super) fn fields(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut out = Vec::new();
     for (name, value) in fields {
         out.push(0);
@@ -68,14 +68,14 @@ fn fields(fields: &[(&str, &str)]) -> Vec<u8> {
     out
 }
 
-const OPENING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const RESET: u8 = 3;
+pub(super) const OPENING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+pub(super) const DATA: u8 = 0;
+pub(super) const HEADERS: u8 = 1;
+pub(super) const RESET: u8 = 3;
 const GOAWAY: u8 = 7;
 
 /// What the proxy says to one request: a status, a reset of the stream, or the end of the connection.
-fn said(client: &mut Client) -> String {
+pub(super) fn said(client: &mut Client) -> String {
     loop {
         let mut head = [0; 9];
         if client.stream.read_exact(&mut head).is_err() {
