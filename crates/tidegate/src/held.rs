@@ -131,7 +131,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if self.held {
             let check = self.limiter.check_of(Op::Release, &self.key, 1).with_id(self.id).into_owned();
-            self.limiter.shared().give_up(check);
+            self.limiter.shared().release(check, self.decision.source());
         }
     }
 }

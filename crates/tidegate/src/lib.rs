@@ -50,6 +50,7 @@ mod missing;
 mod near;
 #[cfg(feature = "redis")]
 mod redis;
+mod retries;
 mod store;
 mod sync;
 #[cfg(feature = "tower")]

@@ -6,10 +6,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use tidegate_core::headers::{self, Families};
-use tidegate_core::{Algorithm, Decision, Id, Limits, Op};
+use tidegate_core::{Algorithm, Decision, Id, Limits, Op, Source};
 use tokio::runtime::Handle;
 
 use crate::acquire::{Acquire, AcquireError, Waiting};
@@ -17,6 +18,7 @@ use crate::clock::Clock;
 use crate::held::{Lease, Reservation, Undo};
 use crate::memory::Memory;
 use crate::near::{Near, OnFailure, SyncMode, Terms};
+use crate::retries::Retries;
 use crate::store::{Charge, Check, Scope, Store, StoreError, Subject, distinct};
 
 /// Decides whether requests may pass. Cheap to clone; clones share everything.
@@ -47,6 +49,7 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     pub(crate) waiting: Waiting,
     pub(crate) ids: Ids,
+    pub(crate) retries: Retries,
     runtime: OnceLock<Handle>,
 }
 
@@ -156,7 +159,7 @@ impl LimiterBuilder {
             (Backend::Memory(memory), clock)
         });
         let runtime = Handle::try_current().map_or_else(|_| OnceLock::new(), OnceLock::from);
-        let shared = Shared { backend, clock, waiting, ids, runtime };
+        let shared = Shared { backend, clock, waiting, ids, retries: Retries::default(), runtime };
         Limiter { limits: self.limits, name: self.name, terms: self.terms, shared: Arc::new(shared) }
     }
 }
@@ -301,6 +304,13 @@ impl Limiter {
         self.shared.decide(check).await
     }
 
+    /// Ends leases that were granted by `source` under an id which no other caller uses, without waiting for the store: at once in memory, in the background elsewhere. If the store
+    /// granted them and does not answer, it is called again, at most until their ttl is over.
+    #[doc(hidden)]
+    pub fn release(&self, leases: Check<'_>, source: Source) {
+        self.shared.release(leases.into_owned(), source);
+    }
+
     fn ask<'a>(&'a self, op: Op, key: &'a [u8], cost: u64) -> Ask<'a> {
         Ask { limiter: self, op, key, cost, id: None }
     }
@@ -347,6 +357,8 @@ impl Shared {
         let undo = Undo::arm(self, check.clone().into_owned().into_op(Op::Refund));
         match self.backend.decide(check).await {
             Err(StoreError::Unavailable(error)) => Err(StoreError::Unavailable(error)), // and `undo` is dropped
+            // This node denied it after the store did not answer, which may have taken it.
+            Ok(decision) if !decision.allowed() && decision.source() == Source::Fallback => Ok(decision),
             answered => {
                 undo.disarm();
                 answered
@@ -359,22 +371,38 @@ impl Shared {
         Handle::try_current().ok().or_else(|| self.runtime.get().cloned())
     }
 
-    /// Does something nobody waits for any more: at once in memory, in the background elsewhere.
+    /// Makes a call that nobody waits for: at once in memory, in the background elsewhere.
     pub(crate) fn give_up(self: &Arc<Self>, check: Check<'static>) {
-        match &self.backend {
-            Backend::Memory(memory) => {
-                let _ = memory.decide(&check);
-                self.wake(&check);
+        self.make(check, false);
+    }
+
+    /// Ends leases. If the store granted them and does not answer now, the call is retried.
+    pub(crate) fn release(self: &Arc<Self>, leases: Check<'static>, source: Source) {
+        self.make(leases.into_op(Op::Release), source != Source::Fallback);
+    }
+
+    fn make(self: &Arc<Self>, check: Check<'static>, retries: bool) {
+        if let Backend::Memory(memory) = &self.backend {
+            let _ = memory.decide(&check);
+            return self.wake(&check);
+        }
+        let Some(runtime) = self.runtime() else { return };
+        let shared = Arc::clone(self);
+        let mut making = Box::pin(async move {
+            let answer = shared.backend.decide(&check).await;
+            shared.wake(&check);
+            if retries && matches!(answer, Err(StoreError::Unavailable(_))) {
+                shared.retry_later(check);
             }
-            Backend::Other(_) => {
-                if let Some(runtime) = self.runtime() {
-                    let shared = Arc::clone(self);
-                    runtime.spawn(async move {
-                        let _ = shared.backend.decide(&check).await;
-                        shared.wake(&check);
-                    });
-                }
-            }
+        });
+        // Polled here first, the call is on its way before what this thread does next, such as to send the end of a response that held a lease. A store that panics must
+        // not do so while this thread panics already.
+        let is_done = !std::thread::panicking() && {
+            let _entered = runtime.enter();
+            making.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
+        };
+        if !is_done {
+            runtime.spawn(making);
         }
     }
 
@@ -404,7 +432,7 @@ impl Shared {
     }
 
     /// Tells those who wait that something may have been given back.
-    fn wake(&self, check: &Check<'_>) {
+    pub(crate) fn wake(&self, check: &Check<'_>) {
         if matches!(check.op(), Op::Refund | Op::Reset | Op::Settle | Op::Release) {
             check.charges().iter().for_each(|charge| self.waiting.wake(&charge.subject.key));
         }

@@ -7,7 +7,7 @@ use std::error::Error;
 use std::future::Future;
 use std::pin::Pin;
 
-use tidegate_core::{Decision, Id, Limit, Limits, Op};
+use tidegate_core::{Algorithm, Decision, Id, Limit, Limits, Op};
 
 use crate::near::Terms;
 
@@ -256,6 +256,13 @@ impl<'a> Check<'a> {
     pub(crate) fn into_owned(self) -> Check<'static> {
         let charges = self.charges.into_iter().map(Charge::into_owned).collect();
         Check { op: self.op, charges, id: self.id, terms: self.terms }
+    }
+
+    /// The same operation without charges on `concurrent` limits: leases are not settled, they end.
+    #[doc(hidden)]
+    pub fn without_leases(mut self) -> Self {
+        self.charges.retain(|charge| !matches!(charge.limit.algorithm(), Algorithm::Concurrent(_)));
+        self
     }
 
     /// The same operation on charges that were made elsewhere.

@@ -74,7 +74,7 @@ impl After {
         for (index, verdict) in settlement.indices.iter().zip(decision.charges()) {
             verdicts[*index] = *verdict;
         }
-        self.decision = Decision::of_many(verdicts, true, decision.at());
+        self.decision = Decision::of_many(verdicts, true, decision.at()).with_source(self.decision.source());
         (!self.shadow).then(|| self.setup.tell(self.check.charges(), &self.decision))
     }
 }
@@ -109,7 +109,7 @@ impl Drop for After {
         }
         if !self.leases.is_empty() {
             let leases = self.leases.iter().filter_map(|index| self.check.charges().get(*index).cloned()).collect();
-            shared.give_up(self.check.with_charges(leases).into_op(Op::Release));
+            shared.release(self.check.with_charges(leases), self.decision.source());
         }
     }
 }

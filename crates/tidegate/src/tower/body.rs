@@ -48,21 +48,25 @@ where
 
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let this = self.project();
-        let frame = match this.kind.project() {
+        let (frame, is_last) = match this.kind.project() {
             KindProject::Answer { text } => {
                 return Poll::Ready(text.take().map(|text| Ok(Frame::data(text.into()))));
             }
-            KindProject::Service { body } => std::task::ready!(body.poll_frame(context)),
-        };
-        match &frame {
-            Some(Ok(frame)) => {
-                if let Some(data) = frame.data_ref() {
-                    let bytes = u64::try_from(data.remaining()).unwrap_or(u64::MAX);
-                    this.after.iter_mut().for_each(|after| after.bytes = after.bytes.saturating_add(bytes));
-                }
+            KindProject::Service { mut body } => {
+                let frame = std::task::ready!(body.as_mut().poll_frame(context));
+                let is_last = !this.after.is_empty() && body.is_end_stream();
+                (frame, is_last)
             }
-            // It is over, even if whoever reads holds on to it.
-            Some(Err(_)) | None => this.after.clear(),
+        };
+        if let Some(Ok(frame)) = &frame
+            && let Some(data) = frame.data_ref()
+        {
+            let bytes = u64::try_from(data.remaining()).unwrap_or(u64::MAX);
+            this.after.iter_mut().for_each(|after| after.bytes = after.bytes.saturating_add(bytes));
+        }
+        // It is over before its last piece is sent: a client that has read it finds its lease ended.
+        if is_last || !matches!(frame, Some(Ok(_))) {
+            this.after.clear();
         }
         Poll::Ready(frame)
     }

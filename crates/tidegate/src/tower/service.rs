@@ -194,8 +194,10 @@ where
                     follow(setup, ruling, request.take().expect(TWICE), inner)
                 }
                 StateProject::Calling { future, passed } => {
-                    let response = ready!(future.poll(context))?;
+                    let response = ready!(future.poll(context));
+                    // Taken also if it failed: then it is over now.
                     let passed = mem::take(passed);
+                    let response = response?;
                     if passed.after.is_empty() {
                         return Poll::Ready(Ok(finish(response, passed)));
                     }

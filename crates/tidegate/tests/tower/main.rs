@@ -4,6 +4,7 @@
 
 mod axum;
 mod keys;
+mod leases;
 mod outcome;
 mod plain;
 mod tonic;

@@ -142,3 +142,18 @@ async fn a_store_that_fails_is_unavailable() {
     let status = client(layer).await.check(question()).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
 }
+
+#[tokio::test]
+async fn a_stream_holds_its_lease_until_it_is_dropped() {
+    let rule = Rule::new("streams", "1 concurrent ttl 10m".parse().unwrap(), key::everybody());
+    let mut client = client(RateLimitLayer::rules([rule]).memory(still().1)).await;
+    for _ in 0..5 {
+        client.check(question()).await.unwrap();
+    }
+    let mut stream = client.watch(question()).await.unwrap().into_inner();
+    assert!(stream.message().await.unwrap().is_some());
+    assert_eq!(client.check(question()).await.unwrap_err().code(), Code::ResourceExhausted);
+    drop(stream); // which resets the stream of HTTP/2
+    let free = async { while client.check(question()).await.is_err() {} };
+    tokio::time::timeout(std::time::Duration::from_secs(20), free).await.unwrap();
+}
