@@ -9,8 +9,8 @@ use std::time::Instant;
 use arc_swap::{ArcSwap, Guard};
 use tidegate::http::ClientIp;
 use tidegate::{
-    Awaited, Check, Decision, Id, Limit, MAX_KEY_BYTES, Memory, Near, OnFailure, Op, Redis, Scope, Series, Source,
-    Store, StoreError, Subject, Timestamp, Verdict,
+    Awaited, Check, Decision, Id, Limit, Limiter, MAX_KEY_BYTES, Memory, Near, OnFailure, Op, Redis, Scope, Series,
+    Source, Store, StoreError, Subject, Timestamp, Verdict,
 };
 
 use crate::http::Manners;
@@ -103,6 +103,8 @@ struct Inner {
     clients: ArcSwap<ClientIp>,
     requests: ArcSwap<RequestPolicy>,
     observer: Observer,
+    /// Ends leases, and goes on trying while the store does not answer.
+    leases: Limiter,
 }
 
 /// What the rules say about a request.
@@ -200,7 +202,14 @@ impl Gate {
         let (rules, domains, terms) = (ArcSwap::from_pointee(rules), ArcSwap::default(), ArcSwap::default());
         let (manners, clients) = (ArcSwap::default(), ArcSwap::from_pointee(ClientIp::of_peer()));
         let requests = ArcSwap::default();
-        let inner = Inner { store, rules, domains, terms, manners, clients, requests, observer };
+        let leases = Limiter::builder("1/s".parse().expect("it is a limit"));
+        let leases = match &store {
+            Backend::Memory(memory) => leases.memory(memory.clone()),
+            Backend::Redis(redis) => leases.redis(redis.clone()),
+            Backend::Near(near, _) => leases.near(near.clone()),
+        };
+        let leases = leases.build();
+        let inner = Inner { store, rules, domains, terms, manners, clients, requests, observer, leases };
         let gate = Gate { inner: Arc::new(inner), door: Door::default() };
         gate.name_rules();
         gate
@@ -557,18 +566,30 @@ impl Gate {
         Ok(ruling)
     }
 
-    /// Settles what was taken for a request under this id: its cost was `cost`. Nothing if the rule has no limits.
+    /// Settles what was taken for a request under this id: its cost was `cost`. Nothing if the rule has no limits but `concurrent` ones, whose leases [end](Gate::release).
     ///
     /// # Errors
     /// If the store has no answer.
     pub async fn settle(&self, found: &Match, id: Id, cost: u64) -> Result<Option<Decision>, StoreError> {
         let Budget::Limits(limits) = &found.budget else { return Ok(None) };
         let check = Check::of(Op::Settle).terms(found.rule.terms()).charge_subject(found.subject(), limits, cost);
+        let check = check.without_leases();
+        if check.charges().is_empty() {
+            return Ok(None);
+        }
         let settled = self.ask(&check.reserving(found.cost).with_id(id), false).await;
         if let Err(error) = &settled {
             self.inner.observer.failed(self.door, error);
         }
         settled.map(Some)
+    }
+
+    /// Ends the leases that a request holds under this id, without waiting for the store. If the store granted them and does not answer, it is called again, at most until their ttl is over.
+    pub(crate) fn release(&self, found: &Match, id: Id, source: Source) {
+        if let Budget::Limits(limits) = &found.budget {
+            let leases = Check::of(Op::Release).terms(found.rule.terms());
+            self.inner.leases.release(leases.charge_subject(found.subject(), limits, found.cost).with_id(id), source);
+        }
     }
 
     /// The rules that apply to a request which costs `cost` by itself.

@@ -200,8 +200,8 @@ pub(super) struct Returned {
     broken: Option<Broken>,
     /// Until it is dropped, the connection is busy with it.
     pub(super) answering: Option<Answering>,
-    /// What is settled when it is over.
-    pub(super) later: Option<Later>,
+    /// What is settled or ends when it is over.
+    pub(super) later: Option<Box<Later>>,
     /// Whether it waits for a window, over HTTP/2.
     pub(super) waiting: Option<Waiting>,
     /// Until it is taken, over HTTP/2.
@@ -216,6 +216,15 @@ enum Kind {
     First(Incoming, Option<Box<Reading>>),
     /// From one that speaks HTTP/2.
     Second(Incoming, Option<Slot>),
+}
+
+impl Kind {
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Kind::Own(text) => text.is_none(),
+            Kind::First(body, _) | Kind::Second(body, _) => body.is_end_stream(),
+        }
+    }
 }
 
 /// A connection whose response is being read.
@@ -311,6 +320,7 @@ impl HttpBody for Returned {
         };
         match polled {
             Poll::Ready(Some(Err(error))) => {
+                this.later = None;
                 // An error ends the connection at once, with what is still to be written: a moment later it is not so much.
                 this.broken = Some(error.into());
                 context.waker().wake_by_ref();
@@ -322,17 +332,22 @@ impl HttpBody for Returned {
                 if let (Some(later), Some(Ok(frame))) = (&mut this.later, &frame) {
                     later.bytes += data_bytes(frame);
                 }
+                // Over before the last piece is sent: a client that has read it finds its lease ended.
+                if frame.is_none() || (this.later.is_some() && this.kind.is_end_stream()) {
+                    this.later = None;
+                }
                 Poll::Ready(frame.map(|frame| frame.map_err(Broken::from)))
             }
-            Poll::Pending => this.patience.poll(context).map(|broken| Some(Err(broken))),
+            Poll::Pending => {
+                let broken = ready!(this.patience.poll(context));
+                this.later = None;
+                Poll::Ready(Some(Err(broken)))
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.kind {
-            Kind::Own(text) => text.is_none(),
-            Kind::First(body, _) | Kind::Second(body, _) => body.is_end_stream(),
-        }
+        self.kind.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -20,7 +20,7 @@ use super::tunnel::Tunnel;
 use super::upstream::{Answer, Failed, Upstreams};
 use crate::door::http::{MAX_TARGET_BYTES, caught};
 use crate::gate::{Gate, Ruling};
-use crate::http::{denial, fresh_id, mistake, tell, unanswered};
+use crate::http::{denial, mistake, tell, unanswered};
 use crate::rules::{HttpRequest, HttpRequestError, Match};
 
 /// What every request needs.
@@ -34,8 +34,8 @@ pub(super) struct Desk {
 #[derive(Debug)]
 pub(super) struct Passed {
     ruling: Ruling,
-    /// What is settled when there is a response.
-    later: Option<Later>,
+    /// What is settled or ends when there is a response.
+    later: Option<Box<Later>>,
     /// Whose share of the slots at the upstream it takes.
     pub(super) client: Group,
 }
@@ -94,7 +94,9 @@ impl Desk {
                 *response.version_mut() = Version::HTTP_11;
                 head::one_length(response.headers_mut());
                 let status = response.status();
-                response.body_mut().later = self.returned(&mut passed, status, response.headers_mut()).await;
+                let later = self.returned(&mut passed, status, response.headers_mut()).await;
+                // Without a body it is over now.
+                response.body_mut().later = later.filter(|_| !response.body().is_end_stream());
                 Ok(response)
             }
             Ok(Answer::Upgraded(response, upstream)) => {
@@ -152,7 +154,7 @@ impl Desk {
         passed: &mut Passed,
         status: StatusCode,
         headers: &mut impl Headers,
-    ) -> Option<Later> {
+    ) -> Option<Box<Later>> {
         head::strip(headers, |_| false);
         let later = self.settled(passed, status, headers).await;
         self.tell(headers, &passed.ruling);
@@ -175,7 +177,7 @@ impl Desk {
     }
 
     /// Settles what is known by the head of a response; what is not is returned.
-    async fn settled(&self, passed: &mut Passed, status: StatusCode, headers: &impl Headers) -> Option<Later> {
+    async fn settled(&self, passed: &mut Passed, status: StatusCode, headers: &impl Headers) -> Option<Box<Later>> {
         let mut later = passed.later.take()?;
         later.begin(status, headers, &mut passed.ruling).await;
         later.is_open().then_some(later)
@@ -203,24 +205,16 @@ impl Desk {
         let asked = asked.map_err(|error| unfit(&error))?;
         self.gate.check_repeated(&asked).map_err(|repeated| unfit(&repeated.into()))?;
         let ruled = match self.gate.matching(&asked, 1) {
-            Ok(found) => {
-                let later: Vec<Match> = found.iter().filter(|one| one.rule.is_settled_later()).cloned().collect();
-                let at_once = if later.is_empty() { self.gate.rule_at_once(found) } else { Err(found) };
-                // What is settled later is known by an id until then.
-                let id = (!later.is_empty()).then(fresh_id);
-                match at_once {
-                    Ok(ruling) => Ok((ruling, later, id)),
-                    Err(found) => self.gate.rule_on(Op::Check, found, id).await.map(|ruling| (ruling, later, id)),
-                }
-            }
+            Ok(found) if found.iter().any(Match::has_outcome) => Later::rule(&self.gate, found).await,
+            Ok(found) => match self.gate.rule_at_once(found) {
+                Ok(ruling) => Ok((ruling, None)),
+                Err(found) => self.gate.rule_on(Op::Check, found, None).await.map(|ruling| (ruling, None)),
+            },
             Err(invalid) => Err(invalid.into()),
         };
         match ruled {
-            Ok((ruling, later, id)) if ruling.allowed => {
-                let later = Later::of(&self.gate, id, later, &ruling);
-                Ok(Passed { ruling, later, client: share })
-            }
-            Ok((ruling, ..)) => {
+            Ok((ruling, later)) if ruling.allowed => Ok(Passed { ruling, later, client: share }),
+            Ok((ruling, _)) => {
                 let accept = head.headers.lines(ACCEPT).next();
                 Err(Box::new(denial(&self.gate, &ruling, accept)))
             }

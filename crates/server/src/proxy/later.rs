@@ -1,6 +1,6 @@
-//! What a request came to, once there is a response: rules that count some responses only, or by their size or time, are settled.
+//! What a request came to, once there is a response: rules that count some responses only, or by their size or time, are settled, and leases of `concurrent` limits end.
 //!
-//! It happens whatever becomes of the response: who holds this drops it when it is over, or when the client has gone.
+//! It happens whatever becomes of the response: the owner of a [`Later`] drops it when the last byte is on its way, when the client has gone, or when there is no response.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -9,11 +9,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use axum::http::StatusCode;
-use tidegate::{Decision, Id};
+use tidegate::{Decision, Id, Op, Source};
 use tokio::time::Instant;
 
 use super::fields::Headers;
-use crate::gate::{Gate, Ruling};
+use crate::gate::{Gate, GateError, Ruling};
+use crate::http::fresh_id;
+use crate::rules::outcome::is_concurrent;
 use crate::rules::{Attributes, Match, Measure, Settle};
 
 #[derive(Debug)]
@@ -21,7 +23,12 @@ pub(super) struct Later {
     gate: Gate,
     /// Under which it was taken.
     id: Id,
+    /// What is to be settled.
     open: Vec<Match>,
+    /// What ends with the response.
+    leases: Vec<Match>,
+    /// What granted the leases.
+    source: Source,
     began: Instant,
     /// Of the response's body, so far.
     pub(super) bytes: u64,
@@ -43,18 +50,43 @@ impl<H: Headers> Attributes for Head<'_, H> {
 }
 
 impl Later {
-    /// What is to be settled of these, if anything; rules in shadow mode that took nothing have nothing.
-    pub(super) fn of(gate: &Gate, id: Option<Id>, mut open: Vec<Match>, ruling: &Ruling) -> Option<Self> {
-        let id = id?;
-        let took =
-            |one: &Match| ruling.shadow.iter().all(|shadow| shadow.allowed || !Arc::ptr_eq(&shadow.rule, &one.rule));
-        open.retain(took);
-        (!open.is_empty()).then(|| Later { gate: gate.clone(), id, open, began: Instant::now(), bytes: 0 })
+    /// Rules on what was found, and keeps what is done about it when there is a response.
+    ///
+    /// # Errors
+    /// As [`Gate::rule_on`].
+    pub(super) async fn rule(gate: &Gate, found: Vec<Match>) -> Result<(Ruling, Option<Box<Self>>), GateError> {
+        let id = fresh_id();
+        let settled = found.iter().filter(|one| one.rule.is_settled_later()).cloned().collect();
+        let leases = found.iter().filter(|one| one.is_lease()).cloned().collect();
+        let (open, source, began) = (Vec::new(), Source::Store, Instant::now());
+        // From here on leases may be held. They end also if the client goes, or the store does not answer, before there is a ruling.
+        let mut later = Box::new(Later { gate: gate.clone(), id, open, leases, source, began, bytes: 0 });
+        let ruling = gate.rule_on(Op::Check, found, Some(id)).await?;
+        later.ruled(settled, &ruling);
+        Ok((ruling, Some(later).filter(|later| later.is_open())))
     }
 
-    /// Whether something is left to settle.
+    /// Forgets what took nothing: everything if the request was denied, otherwise what rules in shadow mode denied.
+    fn ruled(&mut self, settled: Vec<Match>, ruling: &Ruling) {
+        self.source = ruling.decision.as_ref().map_or(Source::Store, Decision::source);
+        if !ruling.allowed {
+            // Without an answer of the store this node denied it, but the store may have taken it.
+            if self.source != Source::Fallback {
+                self.leases.clear();
+            }
+            return;
+        }
+        let took =
+            |one: &Match| ruling.shadow.iter().all(|shadow| shadow.allowed || !Arc::ptr_eq(&shadow.rule, &one.rule));
+        self.open = settled;
+        self.open.retain(took);
+        self.leases.retain(took);
+        self.began = Instant::now();
+    }
+
+    /// Whether something is left to do.
     pub(super) fn is_open(&self) -> bool {
-        !self.open.is_empty()
+        !self.open.is_empty() || !self.leases.is_empty()
     }
 
     /// The response has begun: settles what is known by now, and has the ruling say what is left.
@@ -90,7 +122,9 @@ fn amend(ruling: &mut Ruling, settled: &Match, decision: &Decision) {
     let Some(before) = &ruling.decision else { return };
     let mut verdicts = before.charges().to_vec();
     let own = ruling.charges.iter().zip(&mut verdicts);
-    let own = own.filter(|(charge, _)| Arc::ptr_eq(&charge.rule, &settled.rule) && charge.key == settled.key);
+    let own = own.filter(|(charge, _)| {
+        Arc::ptr_eq(&charge.rule, &settled.rule) && charge.key == settled.key && !is_concurrent(&charge.limit)
+    });
     for ((_, verdict), after) in own.zip(decision.charges()) {
         *verdict = *after;
     }
@@ -113,6 +147,9 @@ impl Drop for Later {
                 soon(async move { _ = gate.settle(&one, id, cost).await });
             }
         }
+        for one in &self.leases {
+            self.gate.release(one, self.id, self.source);
+        }
     }
 }
 
@@ -123,5 +160,41 @@ fn soon(work: impl Future<Output = ()> + Send + 'static) {
         && let Ok(runtime) = tokio::runtime::Handle::try_current()
     {
         runtime.spawn(work);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate::{ManualClock, Memory};
+
+    use super::*;
+    use crate::config::Config;
+    use crate::door::http::caught;
+    use crate::gate::Backend;
+
+    #[tokio::test]
+    async fn leases_end_when_a_request_panics_or_is_dropped() {
+        let text = "rules:\n  - { name: a, limit: 1 concurrent ttl 10m; 9/h }\n  - { name: b, mode: shadow, limit: 1 concurrent ttl 10m }\n";
+        let rules = Config::parse(text, "test").unwrap().rules;
+        let gate = Gate::new(Backend::Memory(Memory::builder().clock(ManualClock::new()).build()), rules);
+        let found = || gate.matching(&[("ip", "192.0.2.7")][..], 1).unwrap();
+        let free = async || {
+            let shadow = |ruling: &Ruling| ruling.shadow.iter().all(|shadow| shadow.allowed);
+            gate.rule_on(Op::Peek, found(), None).await.is_ok_and(|ruling| ruling.allowed && shadow(&ruling))
+        };
+        let panicked = caught(async {
+            let (ruling, later) = Later::rule(&gate, found()).await.unwrap();
+            assert!(ruling.allowed && later.is_some());
+            assert!(!free().await);
+            panic!("on purpose");
+        });
+        assert!(panicked.await.is_none());
+        assert!(free().await, "after a panic");
+        let (_, later) = Later::rule(&gate, found()).await.unwrap();
+        let denied = Later::rule(&gate, found()).await.unwrap();
+        assert!(!denied.0.allowed && denied.1.is_none(), "what was denied holds nothing");
+        assert!(!free().await);
+        drop(later);
+        assert!(free().await, "after it was dropped");
     }
 }

@@ -403,7 +403,7 @@ fn poll_more(stream: &mut Socket, read: &mut Vec<u8>, context: &mut Context<'_>)
 /// What is still to come of a response.
 struct Rest {
     left: u64,
-    later: Option<Later>,
+    later: Option<Box<Later>>,
     /// Until the last byte was read.
     source: Option<Source>,
     stays: bool,

@@ -26,8 +26,8 @@ pub(super) struct Tunnel {
     pub(super) client: OnUpgrade,
     pub(super) upstream: Line,
     pub(super) idle: Duration,
-    /// What is settled when it is over.
-    pub(super) later: Option<Later>,
+    /// What is settled or ends when it is over.
+    pub(super) later: Option<Box<Later>>,
 }
 
 impl Tunnel {
@@ -43,7 +43,8 @@ impl Tunnel {
             to_client.write_all(&first).await?;
             pump(from_upstream, to_client, &returned).await
         };
-        let carried = async { tokio::join!(down, pump(from_client, to_upstream, &moved)) };
+        // An end is carried on and the other direction goes on; a side that has failed ends both.
+        let carried = async { tokio::try_join!(down, pump(from_client, to_upstream, &moved)) };
         let silent = async {
             let look = || moved.load(Ordering::Relaxed).wrapping_add(returned.load(Ordering::Relaxed));
             let mut seen = None;

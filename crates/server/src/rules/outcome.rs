@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 
-use super::{Attributes, Rule, holds};
+use tidegate::{Algorithm, Limit};
+
+use super::{Attributes, Budget, Match, Rule, holds};
 
 /// By what a response is measured.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -44,4 +46,21 @@ impl Rule {
     pub(crate) fn counts(&self, response: &impl Attributes) -> bool {
         holds(&self.charge_when, response)
     }
+}
+
+impl Match {
+    /// Whether something is done about it when there is a response: its cost is settled, or its lease ends.
+    pub(crate) fn has_outcome(&self) -> bool {
+        self.rule.is_settled_later() || self.is_lease()
+    }
+
+    /// Whether a request holds a lease of it: one of its limits is `concurrent`.
+    pub(crate) fn is_lease(&self) -> bool {
+        matches!(&self.budget, Budget::Limits(limits) if limits.iter().any(is_concurrent))
+    }
+}
+
+/// Whether a limit counts what is held, not what happens.
+pub(crate) fn is_concurrent(limit: &Limit) -> bool {
+    matches!(limit.algorithm(), Algorithm::Concurrent(_))
 }

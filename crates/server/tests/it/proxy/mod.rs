@@ -2,6 +2,7 @@
 
 mod failures;
 mod judged;
+mod leases;
 mod outcome;
 mod passing;
 mod peers;

@@ -11,7 +11,7 @@ use super::{Client, FREE, Stage, bare, read_message};
 const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
 
 /// One frame: its code and its text.
-fn read_frame(stream: &mut impl Read) -> Option<(u8, Vec<u8>)> {
+pub(super) fn read_frame(stream: &mut impl Read) -> Option<(u8, Vec<u8>)> {
     let mut head = [0; 2];
     stream.read_exact(&mut head).ok()?;
     let masked = head[1] & 0x80 > 0;
@@ -33,7 +33,7 @@ fn read_frame(stream: &mut impl Read) -> Option<(u8, Vec<u8>)> {
     Some((head[0] & 0xf, text))
 }
 
-fn frame(code: u8, text: &[u8], masked: bool) -> Vec<u8> {
+pub(super) fn frame(code: u8, text: &[u8], masked: bool) -> Vec<u8> {
     let (mut out, flag) = (vec![0x80 | code], if masked { 0x80 } else { 0 });
     match u8::try_from(text.len()) {
         Ok(short) if short < 126 => out.push(flag | short),
@@ -51,7 +51,7 @@ fn frame(code: u8, text: &[u8], masked: bool) -> Vec<u8> {
 }
 
 /// Says everything again, and answers pings and the end.
-fn echo() -> std::net::SocketAddr {
+pub(super) fn echo() -> std::net::SocketAddr {
     bare(|mut stream| {
         let Some((head, _)) = read_message(&mut stream) else { return };
         assert!(head.contains("connection: upgrade\r\n") && head.contains("upgrade: websocket\r\n"), "{head}");
@@ -74,7 +74,7 @@ fn echo() -> std::net::SocketAddr {
     })
 }
 
-fn begin(client: &mut Client) -> super::Answer {
+pub(super) fn begin(client: &mut Client) -> super::Answer {
     client.get(
         "/chat",
         &format!("Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {KEY}\r\n"),
