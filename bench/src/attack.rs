@@ -126,7 +126,7 @@ fn bystanders(address: SocketAddr, lasts: Duration) -> f64 {
 /// A check that is always allowed.
 fn question(key: &str) -> Vec<u8> {
     let body = format!(r#"{{"key":"{key}","limit":"1000000/s"}}"#);
-    format!("POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
+    format!("POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }
 
 fn connect(address: SocketAddr) -> TcpStream {

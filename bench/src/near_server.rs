@@ -112,7 +112,7 @@ impl Door {
     fn nothing(self) -> Vec<u8> {
         match self {
             Door::Resp => b"*1\r\n$4\r\nPING\r\n".to_vec(),
-            Door::Http => b"GET /healthz HTTP/1.1\r\nhost: tidegate\r\n\r\n".to_vec(),
+            Door::Http => b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n".to_vec(),
         }
     }
 
@@ -127,7 +127,7 @@ impl Door {
             Door::Http => {
                 let body = format!(r#"{{"key":"{key}","limit":"1000000/s"}}"#);
                 let length = body.len();
-                let head = "POST /v1/check HTTP/1.1\r\nhost: tidegate\r\ncontent-type: application/json";
+                let head = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json";
                 format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}").into_bytes()
             }
         }

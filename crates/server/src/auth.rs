@@ -1,27 +1,25 @@
 //! Who may do what: one token for checks, another for what changes or shows budgets.
 //!
 //! Tokens come from a flag, the environment or a file, are compared in a time that says nothing about them, and are shown nowhere: their
-//! `Debug` is three stars. Every door asks the same [`Guard`]. Whoever guesses waits: after [`FREE_FAILURES`] a minute from one address,
-//! each further wrong token costs a second. A right one is never delayed, so nobody can lock out others from behind the same address.
+//! `Debug` is three stars. Every listener asks the same [`Guard`], which also limits [guesses](crate::guesses) and knows the names under which the
+//! server may be [called by browsers](crate::browser).
 
 use std::fmt;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tidegate::http::{DEFAULT_IPV6_PREFIX, group};
-use tidegate::{Limit, Memory, Period};
 
-/// Wrong tokens from one address in a minute before they cost time.
-pub const FREE_FAILURES: u64 = 10;
-/// What each further one costs.
-pub const PENALTY: Duration = Duration::from_secs(1);
+use crate::browser::Hosts;
+use crate::guesses::{Answer, Guesses};
+
 /// The longest token, in bytes.
 pub const MAX_TOKEN_BYTES: usize = 512;
-/// Addresses whose failures are remembered.
-const ADDRESSES: usize = 10_000;
+/// The shortest token of a listener that can be reached from other machines, in bytes.
+pub const MIN_REMOTE_TOKEN_BYTES: usize = 16;
 
 /// A word that is never shown.
 #[derive(Clone, PartialEq, Eq)]
@@ -102,6 +100,18 @@ pub enum May {
 }
 
 impl Auth {
+    /// Refuses tokens with fewer bytes than this.
+    fn check_length(&self, least: usize) -> Result<(), String> {
+        for (name, token) in [("the token for checks", &self.checks), ("the admin token", &self.admin)] {
+            if let Some(token) = token
+                && token.0.len() < least
+            {
+                return Err(format!("{name}: {}", too_short(token.0.len(), least)));
+            }
+        }
+        Ok(())
+    }
+
     /// What somebody may do who has said nothing yet.
     fn stranger(&self) -> May {
         match (&self.checks, &self.admin) {
@@ -124,6 +134,13 @@ impl Auth {
     }
 }
 
+/// The error for a token that is too short to be asked for beyond this machine.
+pub(crate) fn too_short(bytes: usize, least: usize) -> String {
+    format!(
+        "{bytes} characters: expected at least {least} where other machines can connect; make one with `openssl rand -hex 32`, or listen on 127.0.0.1 alone"
+    )
+}
+
 /// Whether two words are the same, in a time that depends on nothing but the length of what was said.
 fn same(token: &[u8], word: &[u8]) -> bool {
     let mut different = u8::from(token.len() != word.len());
@@ -134,64 +151,146 @@ fn same(token: &[u8], word: &[u8]) -> bool {
     std::hint::black_box(different) == 0
 }
 
-/// Compares, and makes guessing slow.
+/// What became of a token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Admission {
+    /// It is right.
+    May(May),
+    /// It is not known.
+    Wrong,
+    /// Too many wrong ones came before it: it was not looked at, and can be sent again after this time.
+    Limited(Duration),
+}
+
+/// One connection, as the guard sees it.
+#[derive(Debug)]
+pub struct Caller {
+    ip: IpAddr,
+    /// Which right tokens it has shown: the generation of tokens, and a bit for each of them.
+    shown: AtomicU64,
+}
+
+impl Caller {
+    /// A connection from this address that has shown nothing yet.
+    pub fn at(ip: IpAddr) -> Self {
+        Caller { ip, shown: AtomicU64::new(0) }
+    }
+
+    /// Where it comes from.
+    pub fn ip(&self) -> IpAddr {
+        self.ip
+    }
+}
+
+/// Who may: compares tokens and limits guesses.
 pub struct Guard {
-    auth: ArcSwap<Auth>,
-    failures: tidegate::Gate,
+    auth: ArcSwap<Known>,
+    guesses: Guesses,
+    hosts: ArcSwap<Hosts>,
+    min_token_bytes: usize,
+}
+
+/// The tokens that are right, and how often they have changed, from 1 on.
+struct Known {
+    auth: Auth,
+    generation: u64,
 }
 
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.auth.load().fmt(f)
+        self.auth.load().auth.fmt(f)
     }
 }
 
 impl Guard {
     /// Guards with these tokens.
     pub fn new(auth: Auth) -> Self {
-        let limit = Limit::bucket(FREE_FAILURES, Period::MINUTE).build().expect("a constant that is a valid limit");
         Guard {
-            auth: ArcSwap::from_pointee(auth),
-            failures: Memory::builder().max_keys(ADDRESSES).build().gate(&limit),
+            auth: ArcSwap::from_pointee(Known { auth, generation: 1 }),
+            guesses: Guesses::default(),
+            hosts: ArcSwap::default(),
+            min_token_bytes: 1,
         }
     }
 
-    /// Lets in those who say these words from now on in place of the others; what is not there stays as it is, for without a word everybody
-    /// would be let in. Who was let in already stays until the connection ends.
-    pub fn change(&self, auth: Auth) {
+    /// Guards listeners that other machines can reach: tokens have at least [`MIN_REMOTE_TOKEN_BYTES`].
+    ///
+    /// # Errors
+    /// If a token is shorter.
+    pub fn beyond_loopback(auth: Auth) -> Result<Self, String> {
+        auth.check_length(MIN_REMOTE_TOKEN_BYTES)?;
+        Ok(Guard { min_token_bytes: MIN_REMOTE_TOKEN_BYTES, ..Guard::new(auth) })
+    }
+
+    /// Puts other tokens in place of these; what is not there stays as it is, for without a token everything would be allowed. A connection
+    /// over RESP that was admitted stays so until it ends.
+    ///
+    /// # Errors
+    /// If a token is too short for where it is asked for. Nothing changes then.
+    pub fn change(&self, auth: Auth) -> Result<(), String> {
+        auth.check_length(self.min_token_bytes)?;
         let known = self.auth.load();
         let or = |new: Option<Secret>, old: &Option<Secret>| new.or_else(|| old.clone());
-        let (checks, admin) = (or(auth.checks, &known.checks), or(auth.admin, &known.admin));
-        self.auth.store(Arc::new(Auth { checks, admin }));
+        let (checks, admin) = (or(auth.checks, &known.auth.checks), or(auth.admin, &known.auth.admin));
+        let auth = Auth { checks, admin };
+        if auth.checks == known.auth.checks && auth.admin == known.auth.admin {
+            return Ok(());
+        }
+        self.auth.store(Arc::new(Known { auth, generation: known.generation + 1 }));
+        self.guesses.forget_tokens();
+        Ok(())
     }
 
     /// What somebody may do who has said nothing yet.
     pub fn stranger(&self) -> May {
-        self.auth.load().stranger()
+        self.auth.load().auth.stranger()
     }
 
     /// Whether there are any tokens.
     pub fn has_tokens(&self) -> bool {
-        let auth = self.auth.load();
-        auth.checks.is_some() || auth.admin.is_some()
+        let known = self.auth.load();
+        known.auth.checks.is_some() || known.auth.admin.is_some()
     }
 
-    /// What somebody at `peer` may do who says `word`; nothing at all, after a while, if they have guessed too often.
-    pub async fn admit(&self, peer: IpAddr, word: &[u8]) -> Option<May> {
-        let may = self.auth.load().knows(word);
-        if may.is_none() && self.has_tokens() {
-            let client = group(peer, DEFAULT_IPV6_PREFIX).to_string();
-            if !self.failures.allows(client.as_str(), 1) {
-                tokio::time::sleep(PENALTY).await;
+    /// What a caller may do who sends this token.
+    pub fn admit(&self, caller: &Caller, token: &[u8]) -> Admission {
+        let known = self.auth.load();
+        let may = known.auth.knows(token);
+        // A connection that has shown this token before guesses nothing.
+        let mark = may.map(|may| known.generation << 2 | may as u64);
+        if let Some(may) = may
+            && mark == Some(caller.shown.load(Ordering::Relaxed))
+        {
+            return Admission::May(may);
+        }
+        if may.is_none() && !self.has_tokens() {
+            return Admission::Wrong;
+        }
+        match (self.guesses.judge(caller.ip, token, may.is_some()), may) {
+            (Answer::Nothing(wait), _) => Admission::Limited(wait),
+            (Answer::Verdict, None) => Admission::Wrong,
+            (Answer::Verdict, Some(may)) => {
+                caller.shown.store(mark.unwrap_or(0), Ordering::Relaxed);
+                Admission::May(may)
             }
         }
-        may
+    }
+
+    /// The names under which HTTP listeners are called.
+    pub(crate) fn hosts(&self) -> arc_swap::Guard<Arc<Hosts>> {
+        self.hosts.load()
+    }
+
+    /// Puts other names in their place.
+    pub(crate) fn set_hosts(&self, hosts: Hosts) {
+        self.hosts.store(Arc::new(hosts));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::guesses::PER_ADDRESS;
 
     fn auth(checks: Option<&str>, admin: Option<&str>) -> Auth {
         Auth { checks: checks.map(Secret::from), admin: admin.map(Secret::from) }
@@ -234,34 +333,63 @@ mod tests {
         assert!(Secret::read(Path::new("/nowhere/token")).unwrap_err().starts_with("/nowhere/token: "));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn guessing_becomes_slow_and_knowing_does_not() {
-        let guard = Guard::new(auth(Some("right"), None));
+    #[test]
+    fn guesses_are_limited_and_a_connection_that_showed_the_token_goes_on() {
+        let guard = Guard::new(auth(Some("right"), Some("admin")));
         let peer: IpAddr = [192, 0, 2, 7].into();
-        let start = tokio::time::Instant::now();
-        for _ in 0..FREE_FAILURES {
-            assert_eq!(guard.admit(peer, b"wrong").await, None);
+        let (known, new) = (Caller::at(peer), Caller::at(peer));
+        assert_eq!(guard.admit(&known, b"right"), Admission::May(May::Check));
+        for number in 0..PER_ADDRESS {
+            assert_eq!(guard.admit(&new, format!("wrong-{number}").as_bytes()), Admission::Wrong);
         }
-        assert_eq!(start.elapsed(), Duration::ZERO);
-        assert_eq!(guard.admit(peer, b"wrong").await, None);
-        assert!(start.elapsed() >= PENALTY);
-        let start = tokio::time::Instant::now();
-        assert_eq!(guard.admit(peer, b"right").await, Some(May::Everything));
-        assert_eq!(guard.admit([192, 0, 2, 8].into(), b"wrong").await, None);
-        assert_eq!(start.elapsed(), Duration::ZERO);
+        for token in ["wrong", "right", "admin"] {
+            assert!(matches!(guard.admit(&new, token.as_bytes()), Admission::Limited(_)), "{token}");
+        }
+        assert_eq!(guard.admit(&new, b"wrong-3"), Admission::Wrong, "which it knew already");
+        assert_eq!(guard.admit(&known, b"right"), Admission::May(May::Check));
+        // Who knows one token does not guess the other.
+        assert!(matches!(guard.admit(&known, b"admin"), Admission::Limited(_)));
+        assert_eq!(guard.admit(&Caller::at([192, 0, 2, 8].into()), b"admin"), Admission::May(May::Everything));
+        // A token that was wrong can become right.
+        guard.change(auth(Some("wrong-3"), None)).unwrap();
+        assert!(matches!(guard.admit(&known, b"right"), Admission::Limited(_)));
+        assert_eq!(guard.admit(&Caller::at([192, 0, 2, 8].into()), b"wrong-3"), Admission::May(May::Check));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn guesses_from_one_ipv6_network_are_counted_together() {
-        let guard = Guard::new(auth(Some("right"), None));
-        let start = tokio::time::Instant::now();
-        for last in 0..FREE_FAILURES {
-            let peer: IpAddr = format!("2001:db8::{last:x}").parse().unwrap();
-            assert_eq!(guard.admit(peer, b"wrong").await, None);
+    #[test]
+    fn nothing_is_a_guess_without_tokens() {
+        let (guard, caller) = (Guard::new(Auth::default()), Caller::at([192, 0, 2, 7].into()));
+        for number in 0..1000 {
+            assert_eq!(guard.admit(&caller, format!("wrong-{number}").as_bytes()), Admission::Wrong);
         }
-        assert_eq!(guard.admit("2001:db8:0:1::1".parse().unwrap(), b"wrong").await, None);
-        assert_eq!(start.elapsed(), Duration::ZERO);
-        assert_eq!(guard.admit("2001:db8::ffff".parse().unwrap(), b"wrong").await, None);
-        assert!(start.elapsed() >= PENALTY);
+    }
+
+    #[test]
+    fn tokens_for_other_machines_are_not_short() {
+        let (short, long) = ("0123456789abcde", "0123456789abcdef");
+        for (checks, admin, name) in
+            [(Some(short), Some(long), "the token for checks"), (None, Some(short), "the admin token")]
+        {
+            let error = Guard::beyond_loopback(auth(checks, admin)).unwrap_err();
+            let expected = "15 characters: expected at least 16 where other machines can connect; make one with";
+            assert!(error.starts_with(&format!("{name}: {expected}")) && !error.contains(short), "{error}");
+        }
+        let guard = Guard::beyond_loopback(auth(Some(long), None)).unwrap();
+        assert!(guard.change(auth(Some(short), None)).unwrap_err().starts_with("the token for checks: 15 characters"));
+        assert_eq!(guard.admit(&Caller::at([192, 0, 2, 7].into()), long.as_bytes()), Admission::May(May::Everything));
+        Guard::new(auth(Some(short), None)).change(auth(Some("a"), None)).unwrap();
+    }
+
+    #[test]
+    fn guesses_from_one_ipv6_network_are_counted_together() {
+        let guard = Guard::new(auth(Some("right"), None));
+        let guess = |address: &str, number: u64| {
+            guard.admit(&Caller::at(address.parse().unwrap()), format!("wrong-{number}").as_bytes())
+        };
+        for number in 0..PER_ADDRESS {
+            assert_eq!(guess(&format!("2001:db8::{number:x}"), number), Admission::Wrong);
+        }
+        assert!(matches!(guess("2001:db8::ffff", 100), Admission::Limited(_)));
+        assert_eq!(guess("2001:db8:0:1::1", 101), Admission::Wrong, "another network");
     }
 }

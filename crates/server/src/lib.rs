@@ -4,6 +4,7 @@
 //! the same way.
 
 pub mod auth;
+pub mod browser;
 pub mod config;
 mod digits;
 pub mod door;
@@ -12,6 +13,7 @@ pub mod explain;
 pub mod fuzzing;
 pub mod gate;
 pub mod grpc;
+pub mod guesses;
 pub mod http;
 mod memory;
 mod nearest;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::auth::Secret;
+use crate::auth::{MIN_REMOTE_TOKEN_BYTES, Secret, too_short};
 use crate::config::findings::Finding;
 use crate::config::outline::Step::{self, Key};
 use crate::config::{Config, why_unreadable};
@@ -26,7 +26,15 @@ fn files(config: &Config) -> Vec<Finding> {
     let mut found = Vec::new();
     let place = |steps: &[Step<'_>]| config.outline.value(steps);
     for (key, file) in [("check_file", &config.tokens.checks), ("admin_file", &config.tokens.admin)] {
-        if let Some(Err(problem)) = file.as_deref().map(Secret::read) {
+        let read = file.as_deref().map(|file| {
+            let token = Secret::read(file)?;
+            let (bytes, least) = (token.reveal().len(), MIN_REMOTE_TOKEN_BYTES);
+            if config.listen.is_beyond_loopback() && bytes < least {
+                return Err(format!("{}: {}", file.display(), too_short(bytes, least)));
+            }
+            Ok(())
+        });
+        if let Some(Err(problem)) = read {
             found.push(Finding::error(place(&[Key("tokens"), Key(key)]), format!("tokens.{key}: {problem}")));
         }
     }

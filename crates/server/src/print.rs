@@ -100,8 +100,10 @@ impl Config {
         let families = self.manners.headers.to_string().replace(' ', ", ");
         let _ = writeln!(
             out,
-            "http:\n  headers: [{families}]\n  denial: {}\n  deny_status: {}",
-            self.manners.denial, self.manners.deny_status
+            "http:\n  headers: [{families}]\n  denial: {}\n  deny_status: {}\n  hosts: [{}]",
+            self.manners.denial,
+            self.manners.deny_status,
+            self.hosts.iter().map(|host| quoted(&host)).collect::<Vec<_>>().join(", ")
         );
         let RequestPolicy { paths, headers } = &self.requests;
         let _ = writeln!(
@@ -285,7 +287,7 @@ tls: { cert: "/etc/a b.pem", key: /etc/key.pem, client_ca: /etc/ca.pem }
 tokens: { check_file: /run/check, admin_file: /run/admin }
 connections: { max: 77, max_per_ip: 7, idle_secs: 30 }
 log: { level: debug, format: json, denials_per_second: 3, show_keys: true }
-http: { headers: [draft-7, github], denial: text, deny_status: 429 }
+http: { headers: [draft-7, github], denial: text, deny_status: 429, hosts: [Tidegate, "*.example.com"] }
 paths: { escaped_slashes: decode, dot_segments: resolve }
 headers: { underscores: keep, lists: [Accept, x-tags] }
 envoy: { config: /etc/ratelimit, compat: count_rejected, overrides: 500, headers: [ietf], body: problem }

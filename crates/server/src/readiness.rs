@@ -47,8 +47,13 @@ impl Readiness {
         !self.0.iter().any(|reason| reason.is_fatal)
     }
 
-    pub(crate) fn into_response(self) -> Response<Body> {
-        let mut response = Response::new(Body::from(self.to_string()));
+    /// The answer of `/readyz`; only its word, if it is to be brief.
+    pub(crate) fn into_response(self, is_brief: bool) -> Response<Body> {
+        let mut text = self.to_string();
+        if is_brief {
+            text.truncate(text.find('\n').map_or(text.len(), |end| end + 1));
+        }
+        let mut response = Response::new(Body::from(text));
         if !self.is_ready() {
             *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
         }

@@ -47,6 +47,8 @@ pub(crate) struct ConfigFile {
     pub(crate) started_with: Config,
     /// The bounds of all listeners.
     pub(crate) bounds: SharedBounds,
+    /// What knows the names under which the HTTP listeners are called.
+    pub(crate) guard: Arc<Guard>,
 }
 
 /// What was read, and is in force except for `needs_restart`.
@@ -77,6 +79,7 @@ impl ConfigFile {
         gate.set_clients(config.clients);
         gate.set_terms(config.envoy.terms);
         gate.set_manners(config.manners);
+        self.guard.set_hosts(config.hosts);
         gate.set_requests(config.requests);
         gate.set_rules(config.rules.and(&self.more_rules).with_ipv6_prefix(ipv6_prefix));
         Ok(Loaded { count, warnings, needs_restart })
@@ -165,7 +168,7 @@ impl Source {
                 let read = |file: &Option<PathBuf>| file.as_deref().map(Secret::read).transpose();
                 let auth = Auth { checks: read(&files.checks)?, admin: read(&files.admin)? };
                 let count = usize::from(auth.checks.is_some()) + usize::from(auth.admin.is_some());
-                guard.change(auth);
+                guard.change(auth)?;
                 Ok(Loaded { count, ..Loaded::default() })
             }
         }

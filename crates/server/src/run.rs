@@ -117,6 +117,9 @@ pub enum StartError {
     /// A file with a token cannot be used.
     #[error("token file {0}")]
     Token(String),
+    /// A token is too short for a listener that other machines can reach.
+    #[error("{0}")]
+    ShortToken(String),
 }
 
 fn listen_advice(error: &io::Error) -> &'static str {
@@ -145,6 +148,8 @@ pub struct Options {
     pub insecure: bool,
     /// The token for checks and the one for everything; those that are missing are read from the files that the configuration names.
     pub auth: Auth,
+    /// The arguments of the process that have a token as their value, which other users can see.
+    pub tokens_in_arguments: Vec<&'static str>,
 }
 
 /// Opens the doors.
@@ -216,6 +221,13 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
         checks: token(options.auth.checks, &config.tokens.checks)?,
         admin: token(options.auth.admin, &config.tokens.admin)?,
     };
+    let guard = if config.listen.is_beyond_loopback() {
+        Guard::beyond_loopback(auth.clone()).map_err(StartError::ShortToken)?
+    } else {
+        Guard::new(auth.clone())
+    };
+    guard.set_hosts(config.hosts);
+    let guard = Arc::new(guard);
     let known = auth.checks.is_some() || tls.as_ref().is_some_and(Tls::knows_clients);
     let house = House {
         open: known || config.insecure || options.insecure,
@@ -228,6 +240,11 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     let resp = house.entrance(Door::Resp, config.listen.resp).await?;
     let admin = house.entrance(Door::Admin, config.listen.admin).await?;
     findings::log(observer.log(), &started_with.warnings());
+    for option in &options.tokens_in_arguments {
+        let advice = format!("use {option}-file FILE or {}", variable(option));
+        let fields: [crate::observe::log::Field<'_>; 2] = [("option", option), ("advice", &advice)];
+        observer.log().warn("every user of this machine can see a token among the arguments of a process", &fields);
+    }
     // The proxy is for everybody: who may come is for the upstream to say, and how often for the rules.
     let front = House { open: true, ..house };
     let proxy = front.entrance(Door::Proxy, config.listen.proxy.filter(|_| config.proxy.is_some())).await?;
@@ -252,7 +269,7 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
         findings::log(observer.log(), domains.warnings());
         gate.set_domains(domains);
     }
-    let (guard, health) = (Arc::new(Guard::new(auth)), Health::default());
+    let health = Health::default();
     let (stop, stopped) = watch::channel(false);
     let memory = match gate.store() {
         Backend::Memory(memory) => Some(memory.clone()),
@@ -286,7 +303,11 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
         doors.spawn(grpc::serve_at(entrance, gate, guard, health, stopped.clone()));
     }
     if let Some(entrance) = resp {
-        let settings = resp::Settings { patience: config.bounds.patience, ..resp::Settings::default() };
+        let settings = resp::Settings {
+            patience: config.bounds.patience,
+            has_admin_calls: config.listen.admin.is_none(),
+            ..resp::Settings::default()
+        };
         doors.spawn(resp::serve_at(entrance, gate.at(Door::Resp), Arc::clone(&guard), settings, stopped.clone()));
     }
     if let (Some(entrance), Some(settings)) = (proxy, config.proxy) {
@@ -299,8 +320,16 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     }
     let has_files = token_files != TokenFiles::default();
     let (overlay, more_rules) = (options.overlay, options.more_rules);
-    let configuration =
-        |file| Source::Configuration(Arc::new(ConfigFile { file, overlay, more_rules, started_with, bounds }));
+    let configuration = |file| {
+        Source::Configuration(Arc::new(ConfigFile {
+            file,
+            overlay,
+            more_rules,
+            started_with,
+            bounds,
+            guard: Arc::clone(&guard),
+        }))
+    };
     let sources = [
         ("configuration", options.rules_file.map(configuration)),
         ("domains", config.envoy.config.map(Source::Domains)),
@@ -327,6 +356,11 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
         saver,
         _watchdog: watchdog,
     })
+}
+
+/// `TIDEGATE_ADMIN_TOKEN` of `--admin-token`.
+fn variable(option: &str) -> String {
+    format!("TIDEGATE_{}", option.trim_start_matches('-').replace('-', "_").to_ascii_uppercase())
 }
 
 /// What all doors have in common.

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(4);
 /// A request as bytes.
 pub(super) fn post(path: &str, body: &str) -> Rc<[u8]> {
     let length = body.len();
-    format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}").into_bytes().into()
+    format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{body}").into_bytes().into()
 }
 
 /// Connections to a node that nobody uses at the moment.
@@ -131,7 +131,7 @@ impl Http {
     }
 
     pub(crate) fn get(&mut self, path: &str) -> io::Result<(u16, String)> {
-        self.talk(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes())
+        self.talk(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes())
     }
 
     pub(crate) fn post(&mut self, path: &str, body: &str) -> io::Result<(u16, String)> {

@@ -179,7 +179,7 @@ impl Asking {
         let requests = plan.mix.iter().map(of).collect();
         let nodes = plan.nodes.iter().chain([&plan.control]);
         let pools: Vec<Rc<Pool>> = nodes.map(|address| Rc::new(Pool::new(address))).collect();
-        let nothing: Rc<[u8]> = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"[..].into();
+        let nothing: Rc<[u8]> = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"[..].into();
         let asked_at_once = usize::try_from(plan.rate / 50).unwrap_or(usize::MAX) / plan.nodes.len();
         for pool in &pools {
             pool.open(asked_at_once.clamp(8, 100), &nothing).await;

@@ -108,7 +108,7 @@ pub(crate) fn f49(context: &Context) -> Judged {
 pub(crate) fn f52(context: &Context) -> Judged {
     const MOST: u64 = 256 << 20;
     // What a request claims to bring.
-    const CLAIM: &str = "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n";
+    const CLAIM: &str = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999\r\n\r\n";
     let group = MemoryGroup::new(MOST);
     let setup = Setup::new("memory", 1);
     let mut stage = Stage::start(context, &setup);
@@ -382,7 +382,7 @@ pub(crate) fn f66(context: &Context) -> Judged {
                 let mut stream = std::net::TcpStream::connect(&stage.nodes[0].http).expect("the node listens");
                 stream.set_write_timeout(Some(millis(50))).expect("it can be set");
                 // Far more answers than anybody keeps for one who does not read.
-                let _ = stream.write_all("GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n".repeat(500).as_bytes());
+                let _ = stream.write_all("GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(500).as_bytes());
                 deaf.push(stream);
             }
         },

@@ -1,5 +1,6 @@
 //! `tidegate serve`: open doors until told to stop.
 
+use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::path::Path;
 
@@ -31,7 +32,21 @@ pub(super) fn run(args: args::Serve) -> Result<Outcome> {
     let rules_file = args.config.clone().filter(|file| file != Path::new("-"));
     let greeting = Greeting::new(&config, args.config.as_deref(), args.token.is_some());
     let overlay = Overlay::new(move |config| overlay(config, &args).map_err(|error| error.to_string()));
-    until_told(config, Options { rules_file, overlay, auth, ..Options::default() }, greeting)
+    let tokens_in_arguments = tokens_in(std::env::args_os());
+    until_told(config, Options { rules_file, overlay, auth, tokens_in_arguments, ..Options::default() }, greeting)
+}
+
+/// The options among these arguments that have a token as their value. A token from the environment is not one of them.
+fn tokens_in(arguments: impl Iterator<Item = OsString>) -> Vec<&'static str> {
+    let given: Vec<OsString> = arguments.collect();
+    let has = |option: &str| {
+        let is_own = |argument: &OsString| {
+            let rest = argument.to_str().and_then(|argument| argument.strip_prefix(option));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+        };
+        given.iter().any(is_own)
+    };
+    ["--token", "--admin-token"].into_iter().filter(|option| has(option)).collect()
 }
 
 /// Starts the server, and stops it on a signal.
@@ -138,4 +153,21 @@ fn raise_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_among_the_arguments_are_found() {
+        for (arguments, expected) in [
+            ("tidegate serve", &[][..]),
+            ("tidegate serve --token-file /run/token --admin-token-file=/run/admin", &[]),
+            ("tidegate serve --token secret", &["--token"]),
+            ("tidegate serve --token=secret --admin-token secret", &["--token", "--admin-token"]),
+        ] {
+            assert_eq!(tokens_in(arguments.split(' ').map(OsString::from)), expected, "{arguments}");
+        }
+    }
 }

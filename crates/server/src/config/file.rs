@@ -13,6 +13,7 @@ use tidegate::http::{ClientIp, DotSegments, EscapedSlashes, Network, PathPolicy,
 use super::outline::Outline;
 use super::rule_file::RuleFile;
 use super::{Config, Envoy, Listen, MAX_DEADLINE_MS, NearSettings, TokenFiles};
+use crate::browser::{HostName, Hosts};
 use crate::door::Bounds;
 use crate::door::tls::TlsFiles;
 use crate::http::Manners;
@@ -138,6 +139,18 @@ struct HttpFile {
     headers: Option<FamilyList>,
     denial: Option<DenialWord>,
     deny_status: Option<DenyStatusWord>,
+    #[serde(default)]
+    hosts: Vec<Host>,
+}
+
+/// A name under which the HTTP listeners are called.
+#[derive(Debug)]
+struct Host(HostName);
+
+impl<'de> Deserialize<'de> for Host {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Text::deserialize(from)?.0.parse().map(Host).map_err(D::Error::custom)
+    }
 }
 
 /// `403` or `429`.
@@ -161,13 +174,14 @@ impl<'de> Deserialize<'de> for DenialWord {
 }
 
 impl HttpFile {
-    fn checked(self) -> Manners {
+    fn checked(self) -> (Manners, Hosts) {
         let default = Manners::default();
-        Manners {
+        let manners = Manners {
             headers: self.headers.map_or(default.headers, |list| list.0.unwrap_or(Families::NONE)),
             denial: self.denial.map_or(default.denial, |word| word.0),
             deny_status: self.deny_status.map_or(default.deny_status, |word| word.0),
-        }
+        };
+        (manners, self.hosts.into_iter().map(|host| host.0).collect())
     }
 }
 
@@ -402,6 +416,7 @@ impl File {
             rules.push(rule.checked()?);
         }
         let clients = self.client_ip.checked(self.trusted_proxies)?;
+        let (manners, hosts) = self.http.checked();
         let door = |said: Option<Door>, default: Option<SocketAddr>| said.map_or(default, |door| door.0);
         let default = Listen::default();
         Ok(Config {
@@ -432,7 +447,8 @@ impl File {
             insecure: self.insecure,
             is_given_token: false,
             envoy: self.envoy.checked(),
-            manners: self.http.checked(),
+            manners,
+            hosts,
             requests: RequestPolicy { paths: self.paths.checked(), headers: self.headers.checked() },
             proxy: self.proxy.map(ProxyFile::checked),
             rules: Rules::new(rules).with_ipv6_prefix(clients.prefix()),

@@ -26,6 +26,7 @@ pub(crate) use file::{Text, Within};
 use findings::Finding;
 use outline::Outline;
 
+use crate::browser::Hosts;
 use crate::door::Bounds;
 use crate::door::tls::TlsFiles;
 use crate::http::Manners;
@@ -78,6 +79,8 @@ pub struct Config {
     pub manners: Manners,
     /// Which requests over HTTP can be judged, and what of them goes on.
     pub requests: RequestPolicy,
+    /// Names under which the HTTP listeners are called.
+    pub hosts: Hosts,
     /// Where the proxy leads, if there is one.
     pub proxy: Option<ProxySettings>,
     /// The rules.
@@ -147,6 +150,14 @@ pub struct Listen {
     pub admin: Option<SocketAddr>,
     /// The proxy, if there is an upstream.
     pub proxy: Option<SocketAddr>,
+}
+
+impl Listen {
+    /// Whether other machines can reach a listener that asks for tokens. The proxy asks for none.
+    pub(crate) fn is_beyond_loopback(&self) -> bool {
+        let listeners = [self.http, self.grpc, self.resp, self.admin];
+        listeners.into_iter().flatten().any(|address| !address.ip().is_loopback())
+    }
 }
 
 impl Default for Listen {
@@ -410,6 +421,11 @@ rules:
                 "rules:\n  - name: a\n    limit: 9/s\n    cost: { from: header.x-cost, min: 5, max: 3 }\n",
                 "f:4:39: rule a: cost: min: 5 is more than max: 3: expected at most 3",
             ),
+            (
+                "http: { hosts: [a, 'b:8080'] }\n",
+                "f:1:20: host \"b:8080\": expected a name without a port, such as tidegate.internal or *.example.com",
+            ),
+            ("http: { hosts: ['*'] }\n", "f:1:17: host \"*\": expected a name without a port"),
             ("proxy: { upstream: 'https://x' }\n", "f:1:20: upstream \"https://x\": TLS towards"),
             ("proxy: { answer_secs: 3 }\n", "f:1:"),
         ] {

@@ -7,6 +7,7 @@
 //! entrance.receive(shutdown.clone(), move |visitor| hall.clone().talk(visitor, shutdown.clone())).await
 //! ```
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +19,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{HeaderValue, Request, Response, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -32,10 +33,12 @@ use super::pace::{Awaited, Moved, Pace, Paced};
 use super::quick::Begun;
 use super::turns::{Rounds, Turns};
 use super::{SharedBounds, Visitor};
-use crate::auth::{Guard, May};
+use crate::auth::{Admission, Caller, Guard, May};
+use crate::browser::{self, Foreign, Hosts};
 use crate::gate::{Door, Gate};
 use crate::grpc::Unary;
-use crate::http::{AUTH_PATH, Peer, TOKEN, Verb, decide, mistake};
+use crate::guesses::seconds;
+use crate::http::{AUTH_PATH, Brief, Peer, READY_PATH, TOKEN, Verb, decide, mistake};
 use crate::observe::Observer;
 use crate::observe::metrics::Refusal;
 
@@ -54,6 +57,10 @@ const MAX_MISTAKEN: usize = MAX_STREAMS as usize;
 const MAX_ANSWERS_BYTES: usize = 64 << 10;
 /// How long after the order to stop a connection without a request is kept, in case one is on its way. It gets an answer, and the connection ends with it.
 const LAST_CALL: Duration = Duration::from_millis(300);
+
+/// Browsers must not guess what kind of thing a body is.
+pub(crate) const NO_SNIFF: (HeaderName, HeaderValue) =
+    (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
 
 /// Serves visitors with a router. Cheap to clone.
 #[derive(Clone)]
@@ -129,9 +136,10 @@ impl Hall {
             let bounds = self.inner.bounds.get();
             (bounds.patience, bounds.idle)
         };
+        let caller = Arc::new(Caller::at(peer.ip()));
         let bytes = match self.inner.desk {
             None => Vec::new(),
-            Some(_) => match self.talk_briefly(&mut stream, peer.ip(), (patience, idle), &mut shutdown).await {
+            Some(_) => match self.talk_briefly(&mut stream, &caller, (patience, idle), &mut shutdown).await {
                 Some(bytes) => bytes,
                 None => return,
             },
@@ -141,8 +149,8 @@ impl Hall {
         let service = {
             let (hall, pace) = (self.clone(), Arc::clone(&pace));
             service_fn(move |request| {
-                let (hall, pace) = (hall.clone(), Arc::clone(&pace));
-                async move { Ok::<_, Infallible>(hall.answer(request, peer.ip(), &pace).await) }
+                let (hall, pace, caller) = (hall.clone(), Arc::clone(&pace), Arc::clone(&caller));
+                async move { Ok::<_, Infallible>(hall.answer(request, &caller, &pace).await) }
             })
         };
         let io = TokioIo::new(Paced::new(stream, Arc::clone(&pace)));
@@ -166,11 +174,12 @@ impl Hall {
         }
     }
 
-    async fn answer(&self, mut request: Request<Incoming>, peer: std::net::IpAddr, pace: &Arc<Pace>) -> Response<Body> {
+    async fn answer(&self, mut request: Request<Incoming>, caller: &Caller, pace: &Arc<Pace>) -> Response<Body> {
         let _answering = pace.request();
-        let speaks_for_others = self.inner.door != Door::Grpc && request.uri().path() == AUTH_PATH;
+        let is_grpc = self.inner.door == Door::Grpc;
+        let speaks_for_others = !is_grpc && request.uri().path() == AUTH_PATH;
         if speaks_for_others {
-            request.extensions_mut().insert(Peer(peer));
+            request.extensions_mut().insert(Peer(caller.ip()));
         }
         let target = request.uri().path_and_query().map_or("", |target| target.as_str());
         let said = if speaks_for_others {
@@ -179,13 +188,25 @@ impl Hall {
         } else {
             Said::by(request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes))
         };
-        let mut response = match self.refused(target, said, peer).await {
-            Some(refusal) => {
-                self.refuse(Refusal::Token);
-                self.in_words_of_the_door(refusal)
+        // Without TLS no browser speaks what gRPC needs, and with it none calls a server by a name that is not in its certificate.
+        let foreign =
+            |hosts: &Hosts| browser::foreign(Some(hosts).filter(|_| !is_grpc), request.uri(), request.headers());
+        let mut response = match self.refused(target, said, caller, foreign) {
+            Some(refused) => self.refusal(refused),
+            None => {
+                let is_brief = !is_grpc
+                    && request.uri().path() == READY_PATH
+                    && browser::foreign(Some(&self.inner.guard.hosts()), request.uri(), request.headers()).is_some();
+                if is_brief {
+                    request.extensions_mut().insert(Brief);
+                }
+                self.unless_it_panics(self.serve(request)).await
             }
-            None => self.unless_it_panics(self.serve(request)).await,
         };
+        if !is_grpc {
+            let (name, value) = NO_SNIFF;
+            response.headers_mut().insert(name, value);
+        }
         if pace.is_second() {
             return response.map(|body| Awaited::of(body, pace));
         }
@@ -202,8 +223,8 @@ impl Hall {
             None => {
                 self.inner.observer.metrics().panicked();
                 self.inner.observer.log().error("a request panicked", &[("door", &self.inner.door.name())]);
-                let mistake = mistake(StatusCode::INTERNAL_SERVER_ERROR, "this is our mistake, not yours");
-                self.in_words_of_the_door(mistake)
+                let refused = Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "this is our mistake, not yours");
+                self.written(&refused)
             }
         }
     }
@@ -220,40 +241,96 @@ impl Hall {
         response
     }
 
-    /// Clients of gRPC do not look at the status of HTTP.
-    fn in_words_of_the_door(&self, refusal: Response<Body>) -> Response<Body> {
-        if self.inner.door == Door::Grpc { crate::grpc::refusal(refusal.status()) } else { refusal }
+    /// Counts a request that is not served, and answers it.
+    pub(super) fn refusal(&self, refused: Refused) -> Response<Body> {
+        self.refuse(refused.counted_as);
+        self.written(&refused)
     }
 
-    /// Why a request for this target is not served, if so.
-    pub(super) async fn refused(&self, target: &str, said: Said<'_>, peer: std::net::IpAddr) -> Option<Response<Body>> {
+    /// Clients of gRPC do not look at the status of HTTP.
+    fn written(&self, refused: &Refused) -> Response<Body> {
+        if self.inner.door == Door::Grpc {
+            return crate::grpc::refusal(refused.status, &refused.detail);
+        }
+        let mut response = mistake(refused.status, &refused.detail);
+        if refused.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if let Some(wait) = refused.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds(wait)));
+        }
+        response
+    }
+
+    /// Why a request for this target is not served, if so. `foreign` says whether a web page sent it; without a token, that decides.
+    pub(super) fn refused(
+        &self,
+        target: &str,
+        said: Said<'_>,
+        caller: &Caller,
+        foreign: impl FnOnce(&Hosts) -> Option<Foreign>,
+    ) -> Option<Refused> {
         if target.len() > MAX_TARGET_BYTES {
             let detail = format!("a target of {} bytes: expected at most {MAX_TARGET_BYTES}", target.len());
-            return Some(mistake(StatusCode::URI_TOO_LONG, &detail));
+            return Some(Refused::new(StatusCode::URI_TOO_LONG, detail));
         }
         let guard = &self.inner.guard;
-        if !guard.has_tokens() {
+        let path = target.split_once('?').map_or(target, |(path, _)| path);
+        let needs = (self.inner.needs)(path);
+        if needs == May::Nothing {
             return None;
         }
-        let needs = (self.inner.needs)(target.split_once('?').map_or(target, |(path, _)| path));
         let may = match said {
-            _ if needs == May::Nothing => return None,
+            _ if !guard.has_tokens() => May::Everything,
             Said::Nothing => guard.stranger(),
-            Said::Token(token) => match guard.admit(peer, token).await {
-                Some(may) => may,
-                None => return Some(unknown("this token is not known")),
+            Said::Token(token) => match guard.admit(caller, token) {
+                Admission::May(may) if may >= needs => return None,
+                Admission::May(_) => return Some(Refused::new(StatusCode::FORBIDDEN, "this needs the admin token")),
+                Admission::Wrong => return Some(Refused::unknown("this token is not known")),
+                Admission::Limited(wait) => {
+                    self.inner.observer.guessed(self.inner.door, caller.ip());
+                    return Some(Refused::guessing(wait));
+                }
             },
-            Said::Something => return Some(unknown("expected the header Authorization: Bearer TOKEN")),
+            Said::Something => return Some(Refused::unknown("expected the header Authorization: Bearer TOKEN")),
         };
-        if may >= needs {
-            None
-        } else if said != Said::Nothing {
-            Some(mistake(StatusCode::FORBIDDEN, "this needs the admin token"))
-        } else if target.starts_with(AUTH_PATH) {
-            Some(unknown("this needs a token: expected the header X-Tidegate-Token: TOKEN"))
-        } else {
-            Some(unknown("this needs a token: expected the header Authorization: Bearer TOKEN"))
+        if may < needs {
+            let header = if path == AUTH_PATH { "X-Tidegate-Token: TOKEN" } else { "Authorization: Bearer TOKEN" };
+            return Some(Refused::unknown(format!("this needs a token: expected the header {header}")));
         }
+        if path == AUTH_PATH {
+            // A gateway passes on what its client sent, and is known by its address.
+            return None;
+        }
+        let foreign = foreign(&guard.hosts())?;
+        self.inner.observer.foreign(self.inner.door, &foreign);
+        let refused = Refused::new(StatusCode::FORBIDDEN, foreign.to_string());
+        Some(Refused { counted_as: Refusal::Browser, ..refused })
+    }
+}
+
+/// A request that is not served.
+#[derive(Debug)]
+pub(super) struct Refused {
+    status: StatusCode,
+    detail: Cow<'static, str>,
+    counted_as: Refusal,
+    retry_after: Option<Duration>,
+}
+
+impl Refused {
+    fn new(status: StatusCode, detail: impl Into<Cow<'static, str>>) -> Self {
+        Refused { status, detail: detail.into(), counted_as: Refusal::Token, retry_after: None }
+    }
+
+    fn unknown(detail: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, detail)
+    }
+
+    /// Not 429, which is a decision.
+    fn guessing(wait: Duration) -> Self {
+        let refused = Self::unknown(crate::guesses::advice(wait));
+        Refused { counted_as: Refusal::Guessing, retry_after: Some(wait), ..refused }
     }
 }
 
@@ -367,12 +444,6 @@ impl<'a> Said<'a> {
 fn bearer(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"bearer ").then_some(token)
-}
-
-fn unknown(detail: &str) -> Response<Body> {
-    let mut response = mistake(StatusCode::UNAUTHORIZED, detail);
-    response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    response
 }
 
 /// What a future comes to; nothing if it panics.

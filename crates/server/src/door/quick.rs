@@ -6,7 +6,6 @@
 
 use std::cell::RefCell;
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
@@ -19,7 +18,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::http::{Hall, Said};
+use super::http::{Hall, NO_SNIFF, Said};
+use crate::auth::Caller;
+use crate::browser;
 use crate::digits;
 use crate::http::{MAX_BODY_BYTES, Verb};
 use crate::observe::metrics::Refusal;
@@ -37,6 +38,7 @@ struct Whole<'a> {
     verb: Verb,
     path: &'a str,
     authorization: Option<&'a [u8]>,
+    host: Option<&'a [u8]>,
     accept: Option<&'a [u8]>,
     body: &'a [u8],
     /// How many bytes it takes, with its head.
@@ -50,21 +52,22 @@ fn whole(bytes: &[u8]) -> Option<Whole<'_>> {
     let Ok(httparse::Status::Complete(head)) = request.parse(bytes) else { return None };
     let (Some("POST"), Some(path), Some(1)) = (request.method, request.path, request.version) else { return None };
     let verb = Verb::at(path).filter(|verb| *verb != Verb::Reset)?;
-    let (mut length, mut authorization, mut accept) = (None, None, None);
+    let (mut length, mut authorization, mut accept, mut host) = (None, None, None, None);
     for header in request.headers.iter() {
         let fine = match header.name {
             name if name.eq_ignore_ascii_case("content-length") => length.replace(digits_only(header.value)?).is_none(),
             name if name.eq_ignore_ascii_case("authorization") => authorization.replace(header.value).is_none(),
             name if name.eq_ignore_ascii_case("accept") => accept.replace(header.value).is_none(),
+            name if name.eq_ignore_ascii_case("host") => host.replace(header.value).is_none(),
             name if name.eq_ignore_ascii_case("connection") => header.value.eq_ignore_ascii_case(b"keep-alive"),
-            name => !decides_how(name),
+            name => !decides_how(name) && !is_of_a_browser(name),
         };
         if !fine {
             return None;
         }
     }
     let used = head + length?;
-    Some(Whole { verb, path, authorization, accept, body: bytes.get(head..used)?, used })
+    Some(Whole { verb, path, authorization, host, accept, body: bytes.get(head..used)?, used })
 }
 
 /// Whether a header says how the connection or the body is to be treated.
@@ -72,6 +75,11 @@ pub(crate) fn decides_how(name: &str) -> bool {
     ["transfer-encoding", "expect", "upgrade", "te", "trailer", "keep-alive", "proxy-connection", "http2-settings"]
         .iter()
         .any(|own| name.eq_ignore_ascii_case(own))
+}
+
+/// Whether a header says which web page sends a request.
+fn is_of_a_browser(name: &str) -> bool {
+    name.eq_ignore_ascii_case("origin") || name.eq_ignore_ascii_case("sec-fetch-site")
 }
 
 /// A length that is written in digits and not too large.
@@ -88,7 +96,7 @@ impl Hall {
     pub(super) async fn talk_briefly(
         &self,
         stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
-        peer: IpAddr,
+        caller: &Caller,
         (patience, idle): (Duration, Duration),
         shutdown: &mut watch::Receiver<bool>,
     ) -> Option<Vec<u8>> {
@@ -104,7 +112,7 @@ impl Hall {
                     other = true;
                     break;
                 };
-                write(&mut out, self.answer_whole(&question, peer).await).await?;
+                write(&mut out, self.answer_whole(&question, caller).await).await?;
                 at += question.used;
             }
             bytes.drain(..at);
@@ -142,12 +150,16 @@ impl Hall {
         }
     }
 
-    async fn answer_whole(&self, question: &Whole<'_>, peer: IpAddr) -> Response<Body> {
-        if let Some(refusal) = self.refused(question.path, Said::by(question.authorization), peer).await {
-            self.refuse(Refusal::Token);
-            return refusal;
-        }
-        self.unless_it_panics(self.ask(question.verb, question.body, question.accept)).await
+    async fn answer_whole(&self, question: &Whole<'_>, caller: &Caller) -> Response<Body> {
+        let said = Said::by(question.authorization);
+        let refused = self.refused(question.path, said, caller, |hosts| browser::foreign_host(hosts, question.host));
+        let mut response = match refused {
+            Some(refused) => self.refusal(refused),
+            None => self.unless_it_panics(self.ask(question.verb, question.body, question.accept)).await,
+        };
+        let (name, value) = NO_SNIFF;
+        response.headers_mut().insert(name, value);
+        response
     }
 }
 
@@ -307,6 +319,9 @@ mod tests {
             "POST /v1/check HTTP/1.1\r\ncontent-length : 2",
             "POST /v1/check HTTP/1.1\r\ncontent-length: 2\r\n folded: yes",
             "POST /v1/check HTTP/1.1\r\ncontent-length: 2\r\nauthorization: a\r\nauthorization: b",
+            "POST /v1/check HTTP/1.1\r\ncontent-length: 2\r\nhost: a\r\nhost: a",
+            "POST /v1/check HTTP/1.1\r\ncontent-length: 2\r\norigin: http://a",
+            "POST /v1/check HTTP/1.1\r\ncontent-length: 2\r\nSec-Fetch-Site: none",
             "PRI * HTTP/2.0\r\n\r\nSM",
         ] {
             assert_eq!(whole(request(head, "{}").as_bytes()), None, "{head}");

@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tonic::codec::{BufferSettings, Codec};
 use tonic::server::{Grpc, UnaryService};
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 use tonic_health::pb::health_server::HealthServer;
 use tonic_prost::ProstCodec;
 use tower_service::Service;
@@ -116,15 +116,15 @@ fn needs(path: &str) -> May {
     if path.starts_with(HEALTH) { May::Nothing } else { May::Check }
 }
 
-/// What the hall says in the words of HTTP, in those of gRPC.
-pub(crate) fn refusal(status: http::StatusCode) -> http::Response<Body> {
-    let status = match status {
-        http::StatusCode::UNAUTHORIZED => Status::unauthenticated("expected authorization: Bearer TOKEN"),
-        http::StatusCode::FORBIDDEN => Status::permission_denied("this needs another token"),
-        http::StatusCode::URI_TOO_LONG => Status::unimplemented("no such service"),
-        _ => Status::internal("this is our mistake, not yours"),
+/// A refusal of HTTP as one of gRPC.
+pub(crate) fn refusal(status: http::StatusCode, detail: &str) -> http::Response<Body> {
+    let code = match status {
+        http::StatusCode::UNAUTHORIZED => Code::Unauthenticated,
+        http::StatusCode::FORBIDDEN => Code::PermissionDenied,
+        http::StatusCode::URI_TOO_LONG => Code::Unimplemented,
+        _ => Code::Internal,
     };
-    status.into_http()
+    Status::new(code, detail).into_http()
 }
 
 /// The answer to a request for which time is up.

@@ -10,12 +10,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRef, FromRequest, FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, Response, StatusCode, Uri, header};
 use axum::routing::{MethodRouter, any, get, post};
+use axum::{Extension, Router};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tidegate::denial::{self, DenyStatus};
 use tidegate::headers::Families;
@@ -69,6 +69,13 @@ impl FromRef<Desk> for Gate {
     }
 }
 
+/// Where load balancers ask whether requests should come here.
+pub(crate) const READY_PATH: &str = "/readyz";
+
+/// In a request: the answer has no details.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Brief;
+
 /// Which paths a door answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Part {
@@ -84,7 +91,7 @@ pub(crate) enum Part {
 /// for those who may check, so that whoever collects them need not be able to reset budgets.
 pub(crate) fn needs(path: &str) -> May {
     match path {
-        "/healthz" | "/readyz" | "/openapi.json" => May::Nothing,
+        "/healthz" | READY_PATH | "/openapi.json" => May::Nothing,
         path if for_admins(path) => May::Everything,
         _ => May::Check,
     }
@@ -113,7 +120,7 @@ fn table() -> Vec<(&'static str, String, MethodRouter<Desk>)> {
         ("get", "/metrics".into(), get(admin::metrics)),
         ("get", "/openapi.json".into(), get(admin::openapi)),
         ("get", "/healthz".into(), get(|| async { "ok\n" })),
-        ("get", "/readyz".into(), get(ready)),
+        ("get", READY_PATH.into(), get(ready)),
     ]);
     table
 }
@@ -305,8 +312,8 @@ fn failure(error: &GateError) -> Response<Body> {
     mistake(status, &error.to_string())
 }
 
-async fn ready(State(desk): State<Desk>) -> Response<Body> {
-    Readiness::of(&desk.gate, &desk.health).await.into_response()
+async fn ready(State(desk): State<Desk>, brief: Option<Extension<Brief>>) -> Response<Body> {
+    Readiness::of(&desk.gate, &desk.health).await.into_response(brief.is_some())
 }
 
 #[cfg(feature = "fuzzing")]

@@ -75,10 +75,14 @@ pub enum Refusal {
     Misuse,
     /// The upstream of the proxy did not answer.
     Upstream,
+    /// Too many wrong tokens came before: the token was not looked at.
+    Guessing,
+    /// A web page of another origin sent it, or it was sent to a name that is not known.
+    Browser,
 }
 
 impl Refusal {
-    const ALL: [Refusal; 9] = [
+    const ALL: [Refusal; 11] = [
         Refusal::Full,
         Refusal::FullForAddress,
         Refusal::Tls,
@@ -88,6 +92,8 @@ impl Refusal {
         Refusal::Flood,
         Refusal::Misuse,
         Refusal::Upstream,
+        Refusal::Guessing,
+        Refusal::Browser,
     ];
 
     const fn name(self) -> &'static str {
@@ -101,6 +107,8 @@ impl Refusal {
             Refusal::Flood => "flood",
             Refusal::Misuse => "misuse",
             Refusal::Upstream => "upstream",
+            Refusal::Guessing => "guessing",
+            Refusal::Browser => "browser",
         }
     }
 }

@@ -70,6 +70,8 @@ struct Inner {
     misses: Sampled,
     misasked: Sampled,
     misnamed: Sampled,
+    foreign: Sampled,
+    guessed: Sampled,
     upstream: Sampled,
     written: Sampled,
     /// The numbers as they were told last.
@@ -98,6 +100,8 @@ impl Observer {
                 misses: Sampled::default(),
                 misasked: Sampled::default(),
                 misnamed: Sampled::default(),
+                foreign: Sampled::default(),
+                guessed: Sampled::default(),
                 upstream: Sampled::default(),
                 written: Sampled::default(),
                 page: Mutex::default(),
@@ -246,6 +250,21 @@ impl Observer {
         let Some(left_out) = self.inner.misnamed.one_more(MISASKED_PER_SECOND, self.inner.top.secs()) else { return };
         let fields: [log::Field<'_>; 3] = [("door", &door.name()), ("why", &why), ("left_out", &left_out)];
         self.inner.log.warn("a check brings unknown attributes", if left_out == 0 { &fields[..2] } else { &fields });
+    }
+
+    /// A request was refused because a web page sent it, or because of the name that it was sent to.
+    pub(crate) fn foreign(&self, door: Door, why: &dyn std::fmt::Display) {
+        let Some(left_out) = self.inner.foreign.one_more(MISASKED_PER_SECOND, self.inner.top.secs()) else { return };
+        let fields: [log::Field<'_>; 3] = [("door", &door.name()), ("why", why), ("left_out", &left_out)];
+        self.inner.log.warn("a request of a browser is refused", if left_out == 0 { &fields[..2] } else { &fields });
+    }
+
+    /// A token was not looked at, because too many wrong ones came before it. One line a minute says so.
+    pub(crate) fn guessed(&self, door: Door, address: std::net::IpAddr) {
+        let Some(left_out) = self.inner.guessed.one_more(1, self.inner.top.secs() / 60 + 1) else { return };
+        let fields: [log::Field<'_>; 3] = [("door", &door.name()), ("address", &address), ("left_out", &left_out)];
+        let fields = if left_out == 0 { &fields[..2] } else { &fields };
+        self.inner.log.warn("too many wrong tokens: no token from there is looked at for a while", fields);
     }
 
     /// Somebody was denied something, by a rule or, if it has no name, by a limit that the caller brought.

@@ -18,7 +18,7 @@ use super::head::{self, Head, Peer, Refused};
 use super::later::Later;
 use super::tunnel::Tunnel;
 use super::upstream::{Answer, Failed, Upstreams};
-use crate::door::http::{MAX_TARGET_BYTES, caught};
+use crate::door::http::{MAX_TARGET_BYTES, NO_SNIFF, caught};
 use crate::gate::{Gate, Ruling};
 use crate::http::{denial, mistake, tell, unanswered};
 use crate::rules::{HttpRequest, HttpRequestError, Match};
@@ -302,7 +302,9 @@ fn refuse((status, detail): Refused) -> No {
 
 /// An answer of our own. Its body is in memory already.
 async fn own(response: Response<axum::body::Body>) -> Response<Returned> {
-    let (head, body) = response.into_parts();
+    let (mut head, body) = response.into_parts();
+    let (name, value) = NO_SNIFF;
+    head.headers.insert(name, value);
     let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     Response::from_parts(head, Returned::own(bytes))
 }

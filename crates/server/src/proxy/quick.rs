@@ -30,7 +30,7 @@ use super::socket::Socket;
 use super::upstream::{Begun, Failed, TRIES};
 use super::whole::{self, Answered, Asked};
 use crate::door::Stream;
-use crate::door::http::{Left, Waits, caught};
+use crate::door::http::{Left, NO_SNIFF, Waits, caught};
 use crate::door::quick::write;
 
 /// The most of a request. What is longer goes the other way.
@@ -337,6 +337,8 @@ impl Talk<'_> {
 
     /// Says something of our own.
     async fn say(&mut self, mut response: Response<axum::body::Body>, down: &watch::Receiver<bool>) -> Go {
+        let (name, value) = NO_SNIFF;
+        response.headers_mut().insert(name, value);
         if *down.borrow() {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }

@@ -114,7 +114,7 @@ mod tests {
 
     use super::super::turn::{TURN, answer_one_by_one, answer_turn};
     use super::*;
-    use crate::auth::{Auth, Guard};
+    use crate::auth::{Auth, Caller, Guard};
     use crate::gate::{Backend, Door, Gate};
     use crate::observe::{Log, Observer, Settings};
     use crate::rules::Rules;
@@ -135,7 +135,8 @@ mod tests {
             let store = Backend::Memory(Memory::builder().clock(clock.clone()).build());
             let observer = Observer::new(Log::silent(), &Settings { show_keys: true, ..Settings::default() });
             let gate = Gate::observed(store, Rules::default(), observer).at(Door::Resp);
-            let session = Session::new(gate, Arc::new(Guard::new(Auth::default())), [127, 0, 0, 1].into(), 1);
+            let session =
+                Session::new(gate, Arc::new(Guard::new(Auth::default())), Caller::at([127, 0, 0, 1].into()), 1);
             Talk { clock, session, out: Replies::default(), bytes: Vec::new(), answers: Vec::new() }
         }
 

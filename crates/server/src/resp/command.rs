@@ -1,7 +1,6 @@
 //! Commands into answers. What clients send when they connect is answered as Redis does; everything that decides goes to the gate.
 
 use std::borrow::Cow;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
@@ -15,8 +14,9 @@ use super::frame::{Known, NO_SHAPE, Shape, Words};
 use super::reply::Replies;
 use super::throttle::{Parameters, Throttle};
 use super::transaction::Transaction;
-use crate::auth::{Guard, May};
+use crate::auth::{Admission, Caller, Guard, May};
 use crate::gate::{Door, Gate, Together};
+use crate::guesses;
 use crate::nearest::nearest;
 use crate::observe::metrics::Refusal;
 use crate::reset::{Emptied, Target};
@@ -33,7 +33,9 @@ const OPTIONS: &str = "COST n, RESERVED n, ID n or AS MAP";
 pub(crate) struct Session {
     pub(crate) gate: Gate,
     pub(crate) guard: Arc<Guard>,
-    pub(crate) peer: IpAddr,
+    pub(crate) caller: Caller,
+    /// Calls of administrators are answered here, and not at a listener of their own.
+    pub(crate) has_admin_calls: bool,
     pub(crate) may: May,
     pub(crate) number: i64,
     pub(crate) name: Vec<u8>,
@@ -80,12 +82,13 @@ pub(crate) struct Command<'b, 'a> {
 }
 
 impl Session {
-    pub(crate) fn new(gate: Gate, guard: Arc<Guard>, peer: IpAddr, number: i64) -> Self {
+    pub(crate) fn new(gate: Gate, guard: Arc<Guard>, caller: Caller, number: i64) -> Self {
         let may = guard.stranger();
         Session {
             gate,
             guard,
-            peer,
+            caller,
+            has_admin_calls: true,
             may,
             number,
             name: Vec::new(),
@@ -201,17 +204,17 @@ impl Session {
         let Some((name, rest)) = words.split_first() else { return };
         let name = name.to_ascii_uppercase();
         match (name.as_slice(), rest) {
-            (b"AUTH", [word] | [_, word]) => match self.guard.admit(self.peer, word).await {
-                Some(may) => {
+            (b"AUTH", [word] | [_, word]) => match self.guard.admit(&self.caller, word) {
+                Admission::May(may) => {
                     self.may = may;
                     out.simple("OK");
                 }
-                None if !self.guard.has_tokens() => {
+                _ if !self.guard.has_tokens() => {
                     out.error("ERR AUTH <password> called without any password configured for the default user.");
                 }
-                None => self.wrong(out),
+                refused => self.wrong(refused, out),
             },
-            (b"HELLO", rest) => self.hello(rest, out).await,
+            (b"HELLO", rest) => self.hello(rest, out),
             (b"QUIT", _) => {
                 self.closing = true;
                 out.simple("OK");
@@ -251,9 +254,24 @@ impl Session {
         }
     }
 
-    pub(crate) fn wrong(&self, out: &mut Replies) {
-        self.gate.observer().metrics().refused(Door::Resp, Refusal::Token);
+    /// Answers a token that was not admitted.
+    pub(crate) fn wrong(&self, refused: Admission, out: &mut Replies) {
+        let observer = self.gate.observer();
+        if let Admission::Limited(wait) = refused {
+            observer.metrics().refused(Door::Resp, Refusal::Guessing);
+            observer.guessed(Door::Resp, self.caller.ip());
+            return out.error(&format!("WRONGPASS {}", guesses::advice(wait)));
+        }
+        observer.metrics().refused(Door::Resp, Refusal::Token);
         out.error("WRONGPASS invalid username-password pair or user is disabled.");
+    }
+
+    /// The error for a call of administrators that is answered elsewhere or needs another token, if so.
+    fn not_admin(&self, name: &str) -> Option<String> {
+        if !self.has_admin_calls {
+            return Some(format!("NOPERM {name} is at the admin address (listen.admin): use POST /v1/reset there"));
+        }
+        (self.may < May::Everything).then(|| format!("NOPERM {name} needs the admin token"))
     }
 
     async fn throttle(&mut self, rest: &[&[u8]], out: &mut Replies) {
@@ -280,8 +298,10 @@ impl Session {
             b"TAKE" => Op::Take,
             b"DEBIT" => Op::Debit,
             b"REFUND" => Op::Refund,
-            b"RESET" if self.may < May::Everything => return out.error("NOPERM TG.RESET needs the admin token"),
-            b"RESET" => Op::Reset,
+            b"RESET" => match self.not_admin("TG.RESET") {
+                Some(problem) => return out.error(&problem),
+                None => Op::Reset,
+            },
             b"SETTLE" => Op::Settle,
             b"RELEASE" => Op::Release,
             _ => return out.error(&arity::unknown(&[b"TG.", verb].concat())),
@@ -367,8 +387,8 @@ impl Session {
     /// `TG.RESETRULE rule [attribute value …]`, `TG.RESETRULE * attribute value …` and `TG.RESETRULES attribute value …`: the answer is a list of the
     /// budgets that were reset, each with the words by which `TG.RESETRULE` names it.
     async fn reset_rules(&mut self, verb: &[u8], rest: &[&[u8]], out: &mut Replies) {
-        if self.may < May::Everything {
-            return out.error(&format!("NOPERM TG.{} needs the admin token", verb.escape_ascii()));
+        if let Some(problem) = self.not_admin(&format!("TG.{}", verb.escape_ascii())) {
+            return out.error(&problem);
         }
         let target = match (verb, rest) {
             (b"RESETRULES", given) if !given.is_empty() && given.len() % 2 == 0 => Target::Given(pairs(given)),

@@ -3,7 +3,7 @@
 use super::arity;
 use super::command::Session;
 use super::reply::Replies;
-use crate::auth::May;
+use crate::auth::{Admission, May};
 use crate::gate::Backend;
 
 /// The longest name that a client may give itself, in bytes.
@@ -79,7 +79,7 @@ impl Session {
     }
 
     /// `HELLO [2|3 [AUTH user word] [SETNAME name]]`. Nothing changes unless all of it is right.
-    pub(crate) async fn hello(&mut self, rest: &[&[u8]], out: &mut Replies) {
+    pub(crate) fn hello(&mut self, rest: &[&[u8]], out: &mut Replies) {
         let mut rest = rest.iter();
         let three = match rest.next() {
             None => out.three,
@@ -94,9 +94,9 @@ impl Session {
         while let Some(option) = rest.next() {
             match (option.to_ascii_uppercase().as_slice(), rest.next()) {
                 (b"AUTH", Some(_user)) => match rest.next() {
-                    Some(word) => match self.guard.admit(self.peer, word).await {
-                        Some(known) => may = known,
-                        None => return self.wrong(out),
+                    Some(word) => match self.guard.admit(&self.caller, word) {
+                        Admission::May(known) => may = known,
+                        refused => return self.wrong(refused, out),
                     },
                     None => return out.error("ERR Syntax error in HELLO option 'auth'"),
                 },

@@ -40,7 +40,7 @@ use self::{
     turn::answer_one_by_one,
 };
 pub use crate::auth::Auth;
-use crate::auth::Guard;
+use crate::auth::{Caller, Guard};
 use crate::door::room::Room;
 use crate::door::{Bounds, Entrance, Visitor};
 use crate::gate::{Door, Gate};
@@ -66,11 +66,18 @@ pub struct Settings {
     pub patience: Duration,
     /// What all connections together may hold for unfinished commands and transactions, beyond [`FREE_BYTES`] each, in bytes.
     pub max_pending_bytes: usize,
+    /// Calls of administrators (`TG.RESET` and its like) are answered here.
+    pub has_admin_calls: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { idle: Duration::from_secs(600), patience: Duration::from_secs(5), max_pending_bytes: 64 << 20 }
+        Settings {
+            idle: Duration::from_secs(600),
+            patience: Duration::from_secs(5),
+            max_pending_bytes: 64 << 20,
+            has_admin_calls: true,
+        }
     }
 }
 
@@ -106,7 +113,8 @@ pub async fn serve_at(
     let talk = move |visitor: Visitor| {
         let Visitor { stream, peer, number, place } = visitor;
         let number = i64::try_from(number).unwrap_or(i64::MAX);
-        let session = Session::new(gate.clone(), Arc::clone(&guard), peer.ip(), number);
+        let mut session = Session::new(gate.clone(), Arc::clone(&guard), Caller::at(peer.ip()), number);
+        session.has_admin_calls = settings.has_admin_calls;
         let (settings, down, observer) = (settings.clone(), down.clone(), gate.observer().clone());
         let pending = Pending::new(budget.clone());
         let talk = async move {
@@ -270,7 +278,7 @@ pub(crate) async fn converse_in_memory(
     gate: Gate,
     stopped: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let (guard, peer) = (Arc::new(Guard::new(Auth::default())), std::net::IpAddr::from([127, 0, 0, 1]));
+    let (guard, peer) = (Arc::new(Guard::new(Auth::default())), Caller::at([127, 0, 0, 1].into()));
     let (settings, pending) = (Settings::default(), Pending::new(Budget::new(usize::MAX)));
     converse(stream, Session::new(gate, guard, peer, 1), settings, pending, stopped).await
 }
@@ -278,7 +286,7 @@ pub(crate) async fn converse_in_memory(
 /// For fuzzing: the same at the beginning of a conversation.
 #[cfg(feature = "fuzzing")]
 pub(crate) async fn answers_one_by_one(stream: &[u8], gate: Gate) -> Vec<u8> {
-    let (guard, peer) = (Arc::new(Guard::new(Auth::default())), std::net::IpAddr::from([127, 0, 0, 1]));
+    let (guard, peer) = (Arc::new(Guard::new(Auth::default())), Caller::at([127, 0, 0, 1].into()));
     let (mut session, mut out) = (Session::new(gate, guard, peer, 1), Replies::default());
     answer_one_by_one(stream, &mut session, &mut out).await;
     out.bytes

@@ -8,6 +8,8 @@ use super::frame::{self, Known, MAX_COMMAND_BYTES, MAX_UNKNOWN_BYTES, Next, Shap
 use super::reply::Replies;
 use super::transaction::Transaction;
 use crate::auth::May;
+use crate::gate::Door;
+use crate::observe::metrics::Refusal;
 
 /// Answers that may wait to be written before more is read.
 pub(crate) const MAX_ANSWERS_BYTES: usize = 64 << 10;
@@ -152,6 +154,12 @@ impl Session {
 
     /// Answers bytes that are no command, and ends the connection.
     pub(crate) fn break_off(&mut self, broken: &frame::Broken, out: &mut Replies) {
+        if *broken == frame::Broken::Http {
+            // A browser can be made to send this by any web page.
+            let observer = self.gate.observer();
+            observer.metrics().refused(Door::Resp, Refusal::Browser);
+            observer.foreign(Door::Resp, &"HTTP where a command was expected: this is the RESP listener");
+        }
         out.error(&format!("ERR {broken}"));
         self.closing = true;
     }

@@ -132,6 +132,15 @@ pub(crate) struct Answer {
     pub(crate) body: String,
 }
 
+impl Answer {
+    /// The lines of the head but for the date and what every answer of our own has.
+    pub(crate) fn own_head(&self) -> Vec<&str> {
+        assert!(self.head.contains("\r\nx-content-type-options: nosniff\r\n"), "{}", self.head);
+        let is_own = |line: &&str| !line.starts_with("date: ") && !line.starts_with("x-content-type-options: ");
+        self.head.trim_end().lines().filter(is_own).collect()
+    }
+}
+
 impl Http {
     pub(crate) fn connect(at: SocketAddr) -> Http {
         let stream = TcpStream::connect(at).unwrap();
@@ -144,7 +153,7 @@ impl Http {
     pub(crate) fn post(&mut self, path: &str, body: &str) -> Answer {
         let length = body.len();
         self.send(&format!(
-            "POST {path} HTTP/1.1\r\nhost: tidegate\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
         ));
         self.receive().expect("an answer")
     }

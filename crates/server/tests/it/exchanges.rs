@@ -31,10 +31,10 @@ fn tell(page: &mut String, http: &mut Http, method: &str, path: &str, body: &str
     } else {
         format!("content-type: application/json\r\ncontent-length: {length}\r\n")
     };
-    http.send(&format!("{method} {path} HTTP/1.1\r\nhost: tidegate\r\n{kind}\r\n{body}"));
+    http.send(&format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\n{kind}\r\n{body}"));
     let answer = http.receive().expect("an answer");
     let shown = if body.len() > 300 { format!("({length} bytes)") } else { body.to_string() };
-    let head: Vec<&str> = answer.head.trim_end().lines().filter(|line| !line.starts_with("date: ")).collect();
+    let head = answer.own_head();
     writeln!(page, "> {method} {path} {shown}\n{}\n\n{}\n", head.join("\n"), answer.body).unwrap();
 }
 
@@ -140,7 +140,10 @@ fn clients(asks: &[(&str, &str)]) -> String {
                 gateway.receive()
             };
             let answer = answer.expect("an answer");
-            let head: Vec<&str> = answer.head.trim_end().lines().filter(|line| !line.starts_with("date: ")).collect();
+            // What the upstream answers is not changed.
+            let is_own = !is_proxy || answer.status != 200;
+            let all = || answer.head.trim_end().lines().filter(|line| !line.starts_with("date: ")).collect();
+            let head: Vec<&str> = if is_own { answer.own_head() } else { all() };
             let to = if is_proxy { "proxy" } else { "/v1/auth" };
             let sent = headers.replace('\n', ", ");
             writeln!(page, "> {to}: GET {path} {sent}\n{}\n\n{}\n", head.join("\n"), answer.body).unwrap();

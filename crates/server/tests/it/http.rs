@@ -26,7 +26,7 @@ fn open(rules: &str) -> Open {
 fn exchange(at: SocketAddr, head: &str, body: &str) -> (u16, String, String) {
     let mut stream = TcpStream::connect(at).unwrap();
     let length = body.len();
-    write!(stream, "{head} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}")
+    write!(stream, "{head} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}")
         .unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
@@ -41,7 +41,7 @@ fn denied(at: SocketAddr, accept: &str) -> (String, String) {
     let body = r#"{"key":"k","limit":"2/min","cost":3}"#;
     let request = |more: &str| {
         let length = body.len();
-        format!("POST /v1/check HTTP/1.1\r\nHost: x\r\n{accept}{more}Content-Length: {length}\r\n\r\n{body}")
+        format!("POST /v1/check HTTP/1.1\r\nHost: localhost\r\n{accept}{more}Content-Length: {length}\r\n\r\n{body}")
     };
     let mut stream = TcpStream::connect(at).unwrap();
     write!(stream, "{}{}", request(""), request("Connection: close\r\n")).unwrap();
@@ -107,7 +107,9 @@ fn which_headers_are_sent_is_a_setting() {
     ] {
         let open = open(&format!("http: {{ headers: {setting} }}\n"));
         let (head, _) = denied(open.at, "");
-        let expected = format!("{expected}content-type: application/problem+json\ncache-control: no-store");
+        let expected = format!(
+            "{expected}content-type: application/problem+json\ncache-control: no-store\nx-content-type-options: nosniff"
+        );
         assert_eq!(head, expected, "{setting}");
     }
     for (setting, problem) in [

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod access;
 mod attributes;
 mod cell;
 mod clients;

@@ -26,7 +26,7 @@ fn open(server: &Server, rules: &str) -> (Runtime, Running) {
 }
 
 fn get(http: &mut Http, path: &str) -> String {
-    http.send(&format!("GET {path} HTTP/1.1\r\nhost: tidegate\r\n\r\n"));
+    http.send(&format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n"));
     http.receive().unwrap().body
 }
 
@@ -120,7 +120,7 @@ fn a_password_that_was_rotated_is_told_until_it_is_put_back() {
             http.post("/v1/check", r#"{"key":"k","limit":"1000000/s"}"#);
             get(&mut http, "/readyz").contains("WRONGPASS")
         });
-        http.send("GET /readyz HTTP/1.1\r\nhost: tidegate\r\n\r\n");
+        http.send("GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n");
         let readiness = http.receive().unwrap();
         assert_eq!(readiness.status, status, "{}", readiness.body);
         assert!(readiness.body.starts_with(&format!("{first}store: refused: ")), "{}", readiness.body);

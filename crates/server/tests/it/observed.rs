@@ -39,7 +39,7 @@ fn series(text: &str) -> BTreeMap<String, f64> {
 
 fn get(doors: &Doors, path: &str) -> String {
     let mut http = doors.http();
-    http.send(&format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"));
+    http.send(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"));
     let answer = http.receive().unwrap();
     assert_eq!(answer.status, 200, "{}", answer.body);
     answer.body
@@ -47,7 +47,7 @@ fn get(doors: &Doors, path: &str) -> String {
 
 fn ask(doors: &Doors, path: &str, body: &str) -> String {
     let mut http = doors.http();
-    http.send(&format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len()));
+    http.send(&format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}", body.len()));
     http.receive().unwrap().body
 }
 
@@ -89,7 +89,7 @@ fn long_pages_are_sent_at_a_pace_and_decisions_do_not_stand_in_line_with_them() 
     for path in ["/metrics", "/openapi.json"] {
         let began = Instant::now();
         let mut many = doors.http();
-        many.send(&format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").repeat(PAGES));
+        many.send(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").repeat(PAGES));
         for _ in 0..PAGES / 2 {
             assert_eq!(many.receive().unwrap().status, 200);
         }
@@ -131,7 +131,7 @@ fn the_most_limited_are_listed_without_their_names() {
     assert!(keys.iter().all(|one| one["rule"] == "per-user" && one["key"].as_str().unwrap().starts_with('#')));
     for query in ["n=0", "n=1001", "m=1"] {
         let mut http = doors.http();
-        http.send(&format!("GET /v1/top?{query} HTTP/1.1\r\nHost: x\r\n\r\n"));
+        http.send(&format!("GET /v1/top?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n"));
         assert_eq!(http.receive().unwrap().status, 400, "{query}");
     }
 }
@@ -160,7 +160,7 @@ fn rules_are_shown_whole_and_explained() {
     ask(&doors, "/v1/check", r#"{"attributes":{"ip":"192.0.2.7"}}"#);
     let mut http = doors.http();
     http.send(&format!(
-        "POST /v1/explain HTTP/1.1\r\nHost: x\r\nAccept: text/plain\r\nContent-Length: {}\r\n\r\n{body}",
+        "POST /v1/explain HTTP/1.1\r\nHost: localhost\r\nAccept: text/plain\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     ));
     assert_eq!(

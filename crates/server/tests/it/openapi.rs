@@ -15,7 +15,7 @@ fn ask(method: &str, path: &str, body: &str) -> Answer {
     let mut client = doors.http();
     let length = body.len();
     client.send(&format!(
-        "{} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{body}",
+        "{} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{body}",
         method.to_ascii_uppercase()
     ));
     client.receive().expect("an answer")

@@ -78,7 +78,7 @@ fn ask(at: SocketAddr, head: &str, headers: &str, body: &str) -> (u16, String) {
     let length = body.len();
     write!(
         stream,
-        "{head} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}Content-Length: {length}\r\n\r\n{body}"
+        "{head} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}Content-Length: {length}\r\n\r\n{body}"
     )
     .unwrap();
     let text = all(&mut stream);
@@ -220,8 +220,8 @@ fn no_door_is_open_to_everybody_by_accident() {
     for (more, auth, may) in [
         (String::new(), Auth::default(), false),
         (tls(""), Auth::default(), false),
-        (String::new(), Auth { checks: None, admin: word("a") }, false),
-        (String::new(), Auth { checks: word("c"), admin: None }, true),
+        (String::new(), Auth { checks: None, admin: word("admin-0123456789") }, false),
+        (String::new(), Auth { checks: word("check-0123456789"), admin: None }, true),
         (client_ca, Auth::default(), true),
         ("insecure: true\n".into(), Auth::default(), true),
     ] {
@@ -268,7 +268,7 @@ fn secure(at: SocketAddr, certs: &Certs, with_identity: bool) -> StreamOwned<Cli
 fn secure_answer(at: SocketAddr, certs: &Certs, with_identity: bool, http: bool) -> String {
     let mut stream = secure(at, certs, with_identity);
     let question =
-        if http { "GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" } else { "PING\r\nQUIT\r\n" };
+        if http { "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" } else { "PING\r\nQUIT\r\n" };
     let _ = stream.write_all(question.as_bytes());
     all(&mut stream)
 }
@@ -361,12 +361,13 @@ fn whoever_is_slow_is_let_go_and_others_are_served() {
     let mut head = connect(open.http);
     head.write_all(b"GET /healthz HTTP/1.1\r\nHost:").unwrap();
     let mut body = connect(open.http);
-    body.write_all(b"POST /v1/check HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{").unwrap();
+    body.write_all(b"POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{").unwrap();
     let mut command = connect(open.resp);
     command.write_all(b"*1\r\n$4\r\nPI").unwrap();
     let mut drip = connect(open.http);
     let dripping = std::thread::spawn(move || {
-        for byte in b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-A: ".iter().chain(b"a".iter().cycle().take(10_000)) {
+        for byte in b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-A: ".iter().chain(b"a".iter().cycle().take(10_000))
+        {
             if drip.write_all(&[*byte]).is_err() {
                 return true;
             }
@@ -387,7 +388,7 @@ fn whoever_is_slow_is_let_go_and_others_are_served() {
     // Who sends nothing at all is kept for a while, and then let go.
     let begin = Instant::now();
     let mut idle = connect(open.http);
-    idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let text = all(&mut idle);
     assert!(text.starts_with("HTTP/1.1 200") && begin.elapsed() > Duration::from_secs(1), "{text}");
     assert_eq!(ask(open.http, "POST /v1/check", "", CHECK).0, 200);
@@ -454,8 +455,9 @@ fn whoever_does_not_read_is_let_go() {
     let mut greedy = connect(open.http);
     greedy.set_write_timeout(Some(LONG)).unwrap();
     // Answers pile up until nothing can be sent; then nothing is read either, and in the end the connection is closed.
-    let many = "POST /v1/check HTTP/1.1\r\nHost: x\r\nContent-Length: 28\r\n\r\n{\"key\":\"k\",\"limit\":\"1000/s\"}"
-        .repeat(100);
+    let many =
+        "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Length: 28\r\n\r\n{\"key\":\"k\",\"limit\":\"1000/s\"}"
+            .repeat(100);
     while greedy.write_all(many.as_bytes()).is_ok() {}
     wait_until("it is counted", LONG, || open.metric(r#"tidegate_refused_total{door="http",reason="slow"}"#) == 1);
     assert_eq!(ask(open.http, "POST /v1/check", "", CHECK).0, 200);
@@ -532,7 +534,7 @@ fn whoever_misuses_his_connection_is_told_and_keeps_his_place_for_a_while() {
     // Whoever does not wait has no place left, although he is no longer there.
     let mut here = connect(open.http);
     let ask = |stream: &mut TcpStream| {
-        let asked = stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n");
+        let asked = stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n");
         asked.is_ok() && matches!(stream.read(&mut [0; 512]), Ok(1..))
     };
     assert!(ask(&mut here));
@@ -552,7 +554,7 @@ fn connections_are_bounded_and_those_who_are_here_are_served() {
     for at in [open.http, open.resp] {
         let ask = |stream: &mut TcpStream| {
             let question: &[u8] =
-                if at == open.http { b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" } else { b"PING\r\n" };
+                if at == open.http { b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" } else { b"PING\r\n" };
             let mut byte = [0; 512];
             stream.write_all(question).is_ok() && matches!(stream.read(&mut byte), Ok(1..))
         };
@@ -571,13 +573,16 @@ fn connections_are_bounded_and_those_who_are_here_are_served() {
 fn ambiguous_requests_are_refused() {
     let open = open("", Auth::default(), |_| {});
     for (name, head) in [
-        ("two lengths", "POST /v1/check HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}}"),
-        ("an odd length", "POST /v1/check HTTP/1.1\r\nHost: x\r\nContent-Length: +2\r\n\r\n{}"),
-        ("a folded header", "GET /healthz HTTP/1.1\r\nHost: x\r\nX-A: a\r\n b\r\n\r\n"),
-        ("a space before the colon", "GET /healthz HTTP/1.1\r\nHost: x\r\nX-A : a\r\n\r\n"),
-        ("an unknown coding", "POST /v1/check HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n{}"),
-        ("a bad chunk", "POST /v1/check HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n"),
-        ("a NUL", "GET /healthz\0 HTTP/1.1\r\nHost: x\r\n\r\n"),
+        (
+            "two lengths",
+            "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}}",
+        ),
+        ("an odd length", "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Length: +2\r\n\r\n{}"),
+        ("a folded header", "GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-A: a\r\n b\r\n\r\n"),
+        ("a space before the colon", "GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-A : a\r\n\r\n"),
+        ("an unknown coding", "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n{}"),
+        ("a bad chunk", "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n"),
+        ("a NUL", "GET /healthz\0 HTTP/1.1\r\nHost: localhost\r\n\r\n"),
     ] {
         let mut stream = connect(open.http);
         stream.write_all(head.as_bytes()).unwrap();
@@ -588,7 +593,7 @@ fn ambiguous_requests_are_refused() {
     // A length beside chunks: the chunks count, and nothing after them is taken for a request.
     let mut stream = connect(open.http);
     stream
-        .write_all(b"POST /v1/check HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        .write_all(b"POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         .unwrap();
     let _ = stream.shutdown(std::net::Shutdown::Write);
     assert!(!all(&mut stream).contains("\r\n\r\nok"), "no smuggling");
@@ -611,7 +616,7 @@ fn a_request_that_panics_is_our_mistake_and_nobody_elses() {
     let served = runtime.spawn(entrance.receive(stopped, move |visitor| hall.clone().talk(visitor, down.clone())));
     let mut stream = connect(at);
     stream
-        .write_all(b"GET /panic HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        .write_all(b"GET /panic HTTP/1.1\r\nHost: localhost\r\n\r\nGET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         .unwrap();
     let text = all(&mut stream);
     assert!(text.starts_with("HTTP/1.1 500") && text.ends_with("fine"), "{text}");
@@ -626,13 +631,13 @@ fn requests_that_have_arrived_are_answered_when_told_to_stop() {
     for _ in 0..20 {
         let mut open = open("", Auth::default(), |_| {});
         let mut kept = connect(open.http);
-        kept.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        kept.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         let mut byte = [0; 1];
         kept.read_exact(&mut byte).unwrap();
         // One is on its way on a connection that was kept, one on a connection that was just made.
         let mut fresh = connect(open.http);
         for stream in [&mut kept, &mut fresh] {
-            stream.write_all(b"POST /v1/check HTTP/1.1\r\nHost: x\r\nContent-Length: 28\r\n\r\n{\"key\":\"k\",\"limit\":\"1000/s\"}").unwrap();
+            stream.write_all(b"POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Length: 28\r\n\r\n{\"key\":\"k\",\"limit\":\"1000/s\"}").unwrap();
         }
         let begin = Instant::now();
         assert!(open.runtime.block_on(open.running.take().unwrap().stop()));

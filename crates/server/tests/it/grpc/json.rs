@@ -9,8 +9,11 @@ use tidegate_server::{Options, start};
 fn post(at: SocketAddr, body: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(at).unwrap();
     let length = body.len();
-    write!(stream, "POST /json HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}")
-        .unwrap();
+    write!(
+        stream,
+        "POST /json HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
