@@ -23,6 +23,12 @@ note: only which rules apply is shown here.
 ";
 
 pub(super) fn run(args: &args::ExplainRules) -> Result<Outcome> {
+    let names = args.attributes.iter().map(|(name, _)| name);
+    if let Some((_, name)) =
+        names.clone().enumerate().find(|(at, name)| names.clone().take(*at).any(|own| own == *name))
+    {
+        bail!("{name} is there twice: expected each attribute once");
+    }
     if let Some(url) = &args.server.server {
         if args.config.is_some() || args.store.is_some() {
             eprintln!(

@@ -1,7 +1,8 @@
 //! JSON into questions.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::fmt;
 use std::sync::Arc;
 
@@ -33,9 +34,9 @@ const REMEMBERED: usize = 8;
 pub(crate) struct Body {
     key: Option<String>,
     limit: Option<String>,
-    attributes: Option<BTreeMap<String, String>>,
+    attributes: Option<Attributes>,
     rule: Option<String>,
-    by: Option<BTreeMap<String, String>>,
+    by: Option<Attributes>,
     #[serde(default, deserialize_with = "cost")]
     cost: Option<u64>,
     #[serde(default, deserialize_with = "reserved")]
@@ -43,6 +44,39 @@ pub(crate) struct Body {
     #[serde(default, deserialize_with = "id")]
     id: Option<u64>,
     checks: Option<Vec<Object>>,
+}
+
+/// Names and values, each name once: of two values, the one that a rule takes and the one that its caller means could differ.
+#[derive(Debug, Default)]
+struct Attributes(BTreeMap<String, String>);
+
+impl<'de> Deserialize<'de> for Attributes {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Members;
+        impl<'de> Visitor<'de> for Members {
+            type Value = Attributes;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of names and texts")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Attributes, A::Error> {
+                let mut attributes = BTreeMap::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    match attributes.entry(name) {
+                        Entry::Vacant(place) => _ = place.insert(map.next_value()?),
+                        Entry::Occupied(place) => {
+                            let shown: String = place.key().chars().take(MAX_SHOWN).collect();
+                            let problem = format_args!("{shown:?} is there twice: expected each attribute once");
+                            return Err(serde::de::Error::custom(problem));
+                        }
+                    }
+                }
+                Ok(Attributes(attributes))
+            }
+        }
+        from.deserialize_map(Members)
+    }
 }
 
 /// A body that is written as an object, and not as a list of its values, which would be taken otherwise.
@@ -228,21 +262,17 @@ pub(crate) fn read(bytes: &[u8], verb: Verb) -> Result<Asked, String> {
 }
 
 /// Which budgets of rules a reset names.
-fn target(
-    rule: Option<String>,
-    by: Option<BTreeMap<String, String>>,
-    attributes: Option<BTreeMap<String, String>>,
-) -> Result<Target, String> {
+fn target(rule: Option<String>, by: Option<Attributes>, attributes: Option<Attributes>) -> Result<Target, String> {
     match (rule.as_deref(), by, attributes) {
-        (Some("*"), None, Some(attributes)) => Ok(Target::Applying(attributes.into_iter().collect())),
+        (Some("*"), None, Some(attributes)) => Ok(Target::Applying(attributes.0.into_iter().collect())),
         (Some("*"), ..) => Err("rule is \"*\": expected attributes beside it, and no by".into()),
         (Some(name), by, None) => {
-            Ok(Target::Rule { name: name.into(), by: by.unwrap_or_default().into_iter().collect() })
+            Ok(Target::Rule { name: name.into(), by: by.unwrap_or_default().0.into_iter().collect() })
         }
         (Some(name), _, Some(_)) => {
             Err(format!("attributes stands beside rule {name:?}: expected by, or \"*\" as the rule"))
         }
-        (None, None, Some(attributes)) => Ok(Target::Given(attributes.into_iter().collect())),
+        (None, None, Some(attributes)) => Ok(Target::Given(attributes.0.into_iter().collect())),
         (None, ..) => Err("by stands without a rule: expected rule, too, or attributes instead of by".into()),
     }
 }
@@ -259,8 +289,8 @@ impl Body {
             return Err(format!("{place}checks: expected no batch within a batch"));
         }
         for (name, attributes) in [("attributes", &self.attributes), ("by", &self.by)] {
-            if let Some(attributes) = attributes.as_ref().filter(|attributes| attributes.len() > MAX_ATTRIBUTES) {
-                let found = attributes.len();
+            if let Some(attributes) = attributes.as_ref().filter(|attributes| attributes.0.len() > MAX_ATTRIBUTES) {
+                let found = attributes.0.len();
                 return Err(format!("{place}{name} has {found} items: expected at most {MAX_ATTRIBUTES}"));
             }
         }
@@ -283,7 +313,7 @@ impl Body {
             (Some(key), Some(text), None) => {
                 About::Key { key, brought: Brought::read(text).map_err(|problem| format!("{place}{problem}"))? }
             }
-            (None, None, Some(attributes)) => About::Attributes(attributes.into_iter().collect()),
+            (None, None, Some(attributes)) => About::Attributes(attributes.0.into_iter().collect()),
             (Some(_), None, None) => {
                 return Err(format!("{place}limit is missing: expected one such as \"10/s; 120/m\""));
             }

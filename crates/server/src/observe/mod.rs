@@ -193,7 +193,8 @@ impl Observer {
             self.inner.metrics.decided(door, Outcome::Failed);
             self.inner.metrics.store_failed();
             if self.inner.failures.one_more(1, self.inner.top.secs()).is_some() {
-                self.inner.log.warn("the store has no answer", &[("door", &door.name()), ("why", error)]);
+                let why = self.why(error);
+                self.inner.log.warn("the store has no answer", &[("door", &door.name()), ("why", &why)]);
             }
             return;
         };
@@ -234,8 +235,20 @@ impl Observer {
     /// A call to the store came to nothing, and this node decided alone. The reason is said a few times a second at most.
     pub fn missed(&self, error: &StoreError) {
         let Some(left_out) = self.inner.misses.one_more(MISSES_PER_SECOND, self.inner.top.secs()) else { return };
-        let fields: [log::Field<'_>; 2] = [("why", error), ("left_out", &left_out)];
+        let why = self.why(error);
+        let fields: [log::Field<'_>; 2] = [("why", &why), ("left_out", &left_out)];
         self.inner.log.warn("the store did not decide", if left_out == 0 { &fields[..1] } else { &fields });
+    }
+
+    /// Why there was no decision; a key in it only as a hash, unless keys may be shown.
+    fn why(&self, error: &StoreError) -> String {
+        match error {
+            StoreError::Corrupt { key, reason } if !self.inner.top.shows_keys() => {
+                let key = self.inner.top.hashed("", key.as_bytes());
+                format!("key {key} (log.show_keys shows it) holds something that Tidegate did not write: {reason}")
+            }
+            error => error.to_string(),
+        }
     }
 
     /// A gateway asked in a way that cannot be answered: nobody else would see why.

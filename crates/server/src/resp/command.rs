@@ -365,7 +365,10 @@ impl Session {
         if attributes.is_empty() || attributes.len() % 2 == 1 {
             return out.error(&arity::usage(b"TG.RULES"));
         }
-        let attributes = pairs(attributes);
+        let attributes = match pairs(attributes) {
+            Ok(attributes) => attributes,
+            Err(problem) => return out.error(&problem),
+        };
         match self.gate.rule(Op::Check, &attributes[..], options.cost.unwrap_or(1), None).await {
             Ok(ruling) => {
                 let none = Verdict::default();
@@ -391,12 +394,16 @@ impl Session {
             return out.error(&problem);
         }
         let target = match (verb, rest) {
-            (b"RESETRULES", given) if !given.is_empty() && given.len() % 2 == 0 => Target::Given(pairs(given)),
-            (b"RESETRULES", _) => return out.error(&arity::usage(b"TG.RESETRULES")),
-            (_, [b"*", given @ ..]) if !given.is_empty() && given.len() % 2 == 0 => Target::Applying(pairs(given)),
-            (_, [b"*", ..]) => return out.error("ERR expected TG.RESETRULE * attribute value [attribute value ...]"),
-            (_, [name, by @ ..]) if by.len() % 2 == 0 => Target::Rule { name: text(name), by: pairs(by) },
-            _ => return out.error(&arity::usage(b"TG.RESETRULE")),
+            (b"RESETRULES", given) if !given.is_empty() && given.len() % 2 == 0 => pairs(given).map(Target::Given),
+            (b"RESETRULES", _) => Err(arity::usage(b"TG.RESETRULES")),
+            (_, [b"*", given @ ..]) if !given.is_empty() && given.len() % 2 == 0 => pairs(given).map(Target::Applying),
+            (_, [b"*", ..]) => Err("ERR expected TG.RESETRULE * attribute value [attribute value ...]".into()),
+            (_, [name, by @ ..]) if by.len() % 2 == 0 => pairs(by).map(|by| Target::Rule { name: text(name), by }),
+            _ => Err(arity::usage(b"TG.RESETRULE")),
+        };
+        let target = match target {
+            Ok(target) => target,
+            Err(problem) => return out.error(&problem),
         };
         match self.gate.reset(&target).await {
             Ok(emptied) => {
@@ -431,9 +438,18 @@ fn text(word: &[u8]) -> String {
     String::from_utf8_lossy(word).into_owned()
 }
 
-/// Attributes and their values, one after the other.
-fn pairs(words: &[&[u8]]) -> Vec<(String, String)> {
-    words.chunks_exact(2).map(|pair| (text(pair[0]), text(pair[1]))).collect()
+/// Attributes and their values, one after the other, each attribute once.
+fn pairs(words: &[&[u8]]) -> Result<Vec<(String, String)>, String> {
+    let pairs: Vec<(String, String)> = words.chunks_exact(2).map(|pair| (text(pair[0]), text(pair[1]))).collect();
+    let mut names: Vec<&str> = pairs.iter().map(|(name, _)| name.as_str()).collect();
+    names.sort_unstable();
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        None => Ok(pairs),
+        Some(pair) => {
+            let shown: String = pair[0].escape_default().take(64).collect();
+            Err(format!("ERR attribute '{shown}' is there twice: expected each attribute once"))
+        }
+    }
 }
 
 /// A check that came with others.
@@ -486,6 +502,15 @@ impl Options {
                     format!("ERR {} is '{}': expected a whole number", name.escape_ascii(), value.escape_ascii())
                 })
             };
+            let is_repeated = match name.as_slice() {
+                b"COST" => options.cost.is_some(),
+                b"RESERVED" => options.reserved.is_some(),
+                b"ID" => options.id.is_some(),
+                _ => false,
+            };
+            if is_repeated {
+                return Err(format!("ERR {} is there twice: expected each option once", name.escape_ascii()));
+            }
             match name.as_slice() {
                 b"COST" => options.cost = Some(number()?),
                 b"RESERVED" => options.reserved = Some(number()?),

@@ -54,3 +54,43 @@ fn envoy_and_explanations_say_so_too() {
     assert!(explained.status == 200 && explained.body.contains(warning), "{explained:?}");
     assert!(!http.post("/v1/explain", r#"{"attributes":{"user":"a"}}"#).body.contains("warning"));
 }
+
+/// Of two values, one could be limited and the other be meant.
+#[test]
+fn an_attribute_is_there_once() {
+    let doors = Doors::in_memory(RULES);
+    let (mut http, mut resp) = (doors.http(), doors.resp());
+    for (path, body, place) in [
+        ("check", r#"{"attributes":{"user":"a","user":"b"}}"#, "column 32: \\\"user\\\""),
+        ("check", r#"{"attributes":{"user":"a","x":"1","user":"a"}}"#, "\\\"user\\\""),
+        ("check", r#"{"checks":[{"attributes":{"user":"a"}},{"attributes":{"u":"a","u":"b"}}]}"#, "\\\"u\\\""),
+        ("reset", r#"{"rule":"per-user","by":{"user":"a","user":"b"}}"#, "\\\"user\\\""),
+        ("reset", r#"{"attributes":{"user":"a","\u0075ser":"b"}}"#, "\\\"user\\\""),
+        ("explain", r#"{"attributes":{"user":"a","user":"b"}}"#, "\\\"user\\\""),
+    ] {
+        let answer = http.post(&format!("/v1/{path}"), body);
+        let expected = format!("{place} is there twice: expected each attribute once");
+        assert!(answer.status == 400 && answer.body.contains(&expected), "{body}: {answer:?}");
+    }
+    for body in [r#"{"key":"a","key":"b","limit":"1/s"}"#, r#"{"attributes":{},"attributes":{"user":"a"}}"#] {
+        let answer = http.post("/v1/check", body);
+        assert!(answer.status == 400 && answer.body.contains("is there twice"), "{body}: {answer:?}");
+    }
+    let entry = r#"{"entries":[{"key":"a","key":"b","value":"c"}]}"#;
+    let answer = http.post("/json", &format!(r#"{{"domain":"d","descriptors":[{entry}]}}"#));
+    assert!(answer.status == 400 && answer.body.contains("duplicate field `key`"), "{answer:?}");
+    for command in [
+        &["TG.RULES", "user", "a", "user", "b"][..],
+        &["TG.RULES", "user", "a", "user", "b", "COST", "2"],
+        &["TG.RESETRULE", "per-user", "user", "a", "user", "b"],
+        &["TG.RESETRULE", "*", "user", "a", "user", "b"],
+        &["TG.RESETRULES", "user", "a", "user", "b"],
+    ] {
+        let answer = format!("{:?}", resp.command(command));
+        assert!(answer.contains("ERR attribute 'user' is there twice: expected each attribute once"), "{answer}");
+    }
+    let answer = format!("{:?}", resp.command(&["TG.CHECK", "k", "9/s", "COST", "1", "COST", "9"]));
+    assert!(answer.contains("ERR COST is there twice: expected each option once"), "{answer}");
+    let answer = resp.command(&["TG.PEEK", "k", "9/s"]).unwrap();
+    assert!(format!("{answer:?}").contains('9'), "nothing was taken: {answer:?}");
+}

@@ -216,6 +216,40 @@ fn denials_are_logged_a_few_a_second_with_the_number_of_the_rest() {
     }
 }
 
+/// A key that another program has written is an error of the store, which names it; the log does only if keys may be shown.
+#[test]
+fn keys_in_lines_about_the_store_are_hashed() {
+    let server = Server::start(Flavor::Redis7);
+    let runtime = Runtime::new().unwrap();
+    let _entered = runtime.enter();
+    let limits: Limits = "1/h".parse().unwrap();
+    let check = Check::of(Op::Check).charge("alice@example.com", &limits, 1);
+    let redis = tidegate::Redis::new(&server.url()).unwrap();
+    assert!(runtime.block_on(tidegate::Store::decide(&redis, &check)).unwrap().allowed());
+    let name = server.command(&["KEYS", "*alice*"]).array()[0].text().to_owned();
+    server.command(&["DEL", &name]);
+    server.command(&["LPUSH", &name, "x"]);
+    let near = || tidegate::Near::builder(redis.clone()).nodes(1).build();
+    for show_keys in [false, true] {
+        for store in [Backend::Redis(redis.clone()), Backend::Near(near(), redis.clone())] {
+            let page = Page::default();
+            let log = Log::to(page.clone(), Level::Debug, Format::Human);
+            let observer = Observer::new(log, &Settings { show_keys, ..Settings::default() });
+            if let Backend::Near(near, _) = &store {
+                let own = observer.clone();
+                near.on_miss(move |error| own.missed(error));
+            }
+            let gate = Gate::observed(store, Config::parse(RULES, "test").unwrap().rules, observer).at(Door::Grpc);
+            let decided = runtime.block_on(gate.decide(&check));
+            gate.observer().log().flush(Duration::from_secs(10));
+            let text = String::from_utf8(page.0.lock().clone()).unwrap();
+            assert!(text.contains("holds something that Tidegate did not write"), "{decided:?}: {text}");
+            assert_eq!(text.contains("alice"), show_keys, "{text}");
+            assert_eq!(text.contains("key #"), !show_keys, "{text}");
+        }
+    }
+}
+
 #[test]
 fn the_store_is_seen_to_be_down_and_up_again() {
     let server = Server::start(Flavor::Redis7);
