@@ -47,7 +47,7 @@ impl Serving {
         let length = body.len();
         write!(
             stream,
-            "POST /v1/check HTTP/1.1\r\nHost: x\r\n{token}Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+            "POST /v1/check HTTP/1.1\r\nHost: localhost\r\n{token}Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
         )
         .unwrap();
         let mut answer = String::new();
@@ -160,4 +160,14 @@ fn a_store_without_an_answer_is_an_error() {
     assert_eq!((code, text.as_str()), (2, ""));
     let expected = format!("what is used is not known: store redis://127.0.0.1:{free}: the store did not answer");
     assert!(problem.contains(&expected) && problem.contains("Is it running there?"), "{problem}");
+}
+
+#[test]
+fn an_attribute_is_given_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let rules = folder.path().join("tidegate.yaml");
+    std::fs::write(&rules, "rules: [{ name: a, limit: 1/s }]\n").unwrap();
+    let refused = run(&["explain", "--config", rules.to_str().unwrap(), "ip=192.0.2.7", "x=1", "ip=192.0.2.8"], &[]);
+    assert_eq!(refused.0, 2, "{refused:?}");
+    assert!(refused.2.contains("error: ip is there twice: expected each attribute once"), "{refused:?}");
 }

@@ -291,7 +291,8 @@ fn many_connections_are_bounded_and_cheap() {
         })
     };
     let body = r#"{"key":"k","limit":"1000/s"}"#;
-    let question = format!("POST /v1/check HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    let question =
+        format!("POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}", body.len());
     let served = |stream: &mut TcpStream| {
         let mut some = [0; 2048];
         stream.write_all(question.as_bytes()).is_ok() && matches!(stream.read(&mut some), Ok(1..))

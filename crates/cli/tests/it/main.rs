@@ -16,6 +16,7 @@ mod simulate;
 mod snapshot;
 mod store;
 mod storm;
+mod tokens;
 mod validate;
 
 use std::process::Output;

@@ -87,7 +87,7 @@ fn serve_says_where_it_listens_answers_and_stops_when_told() {
     };
     let body = r#"{"attributes":{"ip":"192.0.2.7"}}"#;
     let request = format!(
-        "POST /v1/check HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     );
     let answer = ask(&http, &request);
@@ -203,7 +203,7 @@ fn running_out_of_files_is_survived_at_every_door() {
             let (question, answer): (&[u8], &[u8]) = match door.as_str() {
                 "resp" => (b"PING\r\n", b"PONG"),
                 "grpc" => (b"\0\0\x08\x06\0\0\0\0\0tidegate", b"tidegate"),
-                _ => (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 200"),
+                _ => (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 200"),
             };
             let (mut bytes, mut seen) = ([0; 512], Vec::new());
             let mut asked = stream.write_all(question).is_ok();
@@ -343,8 +343,11 @@ fn a_folder_for_envoy_is_validated_and_served() {
         let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"a"}]}]}"#;
         let mut stream = TcpStream::connect(&http).unwrap();
         let length = body.len();
-        write!(stream, "POST /json HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}")
-            .unwrap();
+        write!(
+            stream,
+            "POST /json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer

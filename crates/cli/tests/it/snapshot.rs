@@ -52,7 +52,7 @@ impl Server {
         let body = format!(r#"{{"key":"{key}","limit":"{limit}","cost":{cost}}}"#);
         let (path, length) = ("/v1/check", body.len());
         let request = format!(
-            "POST {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
         );
         let answer = self.ask(&request);
         let number = answer.split(r#""remaining":"#).nth(1).unwrap_or_else(|| panic!("{answer}"));
@@ -60,7 +60,7 @@ impl Server {
     }
 
     fn metric(&self, line: &str) -> u64 {
-        let page = self.ask("GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
+        let page = self.ask("GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         let number = page.lines().find_map(|own| own.strip_prefix(line)).unwrap_or_else(|| panic!("{line} in {page}"));
         number.trim().parse().unwrap()
     }

@@ -78,7 +78,8 @@ impl Http {
 
     /// Status and body; nothing if the connection ended before the answer began. An answer that ends early is a mistake.
     fn post(&mut self, path: &str, body: &str) -> Option<(u16, String)> {
-        let request = format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let request =
+            format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{body}", body.len());
         self.0.get_mut().write_all(request.as_bytes()).ok()?;
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
