@@ -347,7 +347,7 @@ mod tests {
         }
         assert_eq!(guard.admit(&new, b"wrong-3"), Admission::Wrong, "which it knew already");
         assert_eq!(guard.admit(&known, b"right"), Admission::May(May::Check));
-        // Who knows one token does not guess the other.
+        // A right token gives no guesses at the other one.
         assert!(matches!(guard.admit(&known, b"admin"), Admission::Limited(_)));
         assert_eq!(guard.admit(&Caller::at([192, 0, 2, 8].into()), b"admin"), Admission::May(May::Everything));
         // A token that was wrong can become right.

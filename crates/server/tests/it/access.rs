@@ -408,7 +408,7 @@ fn guessing_is_limited_over_http_resp_and_grpc_together() {
         refused.contains("\"grpc-status\": \"16\"") && refused.contains("too%20many%20wrong%20tokens"),
         "{refused}"
     );
-    // Whoever showed it before goes on.
+    // Connections that showed it before go on.
     assert_eq!(ask(&mut kept), "HTTP/1.1 200");
     redis.write_all(b"AUTH check-me-0123456789\r\nTG.PEEK k 1/s\r\n").unwrap();
     let mut answer = [0; 9];

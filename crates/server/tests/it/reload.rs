@@ -60,7 +60,7 @@ fn a_token_that_changes_in_its_file_counts_at_once_and_a_bad_one_does_not() {
         let length = body.len();
         write!(
             stream,
-            "POST /v1/check HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {word}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+            "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {word}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
         )
         .unwrap();
         let mut answer = String::new();
@@ -119,7 +119,7 @@ impl Reloading {
         let mut stream = std::net::TcpStream::connect(self.running().http.unwrap()).unwrap();
         let mut answer = String::new();
         // A connection for which there is no room is closed at any moment.
-        let _ = write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n");
+        let _ = write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n");
         let _ = stream.read_to_string(&mut answer);
         answer
     }
@@ -188,7 +188,7 @@ fn trusted_proxies_log_and_connections_change_without_a_restart() {
     let server = Reloading::start(&text("trusted_proxies: [127.0.0.1]\nlog: { level: error }\n"));
     let auth = |ip: &str| {
         let headers = format!(
-            "X-Forwarded-For: {ip}\r\nX-Forwarded-Method: GET\r\nX-Forwarded-Uri: /\r\nX-Forwarded-Host: x\r\n"
+            "X-Forwarded-For: {ip}\r\nX-Forwarded-Method: GET\r\nX-Forwarded-Uri: /\r\nX-Forwarded-Host: localhost\r\n"
         );
         server.get("/v1/auth", &headers).split(' ').nth(1).unwrap_or_default().to_owned()
     };
