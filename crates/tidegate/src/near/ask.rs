@@ -288,6 +288,11 @@ impl Inner {
             Some(Err(error)) => {
                 match heard(&error) {
                     Heard::Answer => self.came_to_nothing(&error),
+                    Heard::Error(_) => {
+                        self.came_to_nothing(&error);
+                        drop(flight);
+                        self.doubt(parts);
+                    }
                     Heard::Refusal { reason, is_permanent } => {
                         one(&self.counts.misses);
                         drop(flight);

@@ -89,6 +89,8 @@ pub(crate) struct Inner {
     open: AtomicUsize,
     /// Of how many somebody listens whether they are heard again.
     silent: AtomicUsize,
+    /// Of which parts, one bit each, a task finds out whether an error was about one call alone.
+    doubted: AtomicU64,
     /// Which parts of the store do not decide, and why.
     outages: Mutex<Outages>,
     flights: Mutex<Flights>,
@@ -211,6 +213,7 @@ impl NearBuilder {
             breakers,
             open: AtomicUsize::new(0),
             silent: AtomicUsize::new(0),
+            doubted: AtomicU64::new(0),
             outages: Mutex::default(),
             flights: Mutex::new(Flights::new(settings.max_in_flight)),
             seen: Recent::new(seen_keys),

@@ -1,7 +1,8 @@
 //! When the store does not decide: how an outage begins, how it is probed, and how it ends.
 //!
 //! A call that has no answer counts as a miss; several of them open the breaker. A refusal that waiting cannot mend opens it at once.
-//! While a part of the store has an outage, one task probes it; nobody waits for that.
+//! An error reply that may be about one call alone is followed by a charge on a key of this layer: if the store answers that with an
+//! error, too, it refuses. While a part of the store has an outage, one task probes it; nobody waits for that.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -31,8 +32,10 @@ const FIRST_PROBES: usize = 3;
 /// What a call tells about the store.
 #[derive(Debug)]
 pub(super) enum Heard {
-    /// It decides. An error was about this call alone.
+    /// It decides.
     Answer,
+    /// It answers this call with an error. That may be about the call alone.
+    Error(Reason),
     /// It does not answer.
     Silence {
         reason: Reason,
@@ -63,8 +66,8 @@ impl Reason {
         StoreState::Unreachable { why: self.why, advice: self.advice }
     }
 
-    fn refused(self) -> StoreState {
-        StoreState::Refused { why: self.why, advice: self.advice }
+    fn refused(self, is_permanent: bool) -> StoreState {
+        StoreState::Refused { why: self.why, advice: self.advice, is_permanent }
     }
 }
 
@@ -84,7 +87,8 @@ pub(super) fn heard(error: &StoreError) -> Heard {
             K::Timeout | K::Loading | K::Busy | K::MaxClients | K::Protocol => {
                 Heard::Silence { reason, is_gone: false }
             }
-            _ => Heard::Answer,
+            K::Overloaded => Heard::Answer, // this process has too many calls under way
+            _ => Heard::Error(reason),
         };
     }
     Heard::Silence { reason: Reason { why: why.to_string().into(), advice: "" }, is_gone: false }
@@ -106,6 +110,10 @@ impl Listening {
             let reason = match heard {
                 Heard::Silence { reason, .. } => reason,
                 Heard::Answer => return inner.breakers[*lane].lock().answered(now),
+                Heard::Error(_) => {
+                    inner.breakers[*lane].lock().answered(now);
+                    return inner.doubt(1 << lane);
+                }
                 Heard::Refusal { reason, is_permanent } => {
                     inner.breakers[*lane].lock().answered(now);
                     return inner.refused(1 << lane, reason, is_permanent, now);
@@ -134,6 +142,30 @@ impl Drop for Listening {
     }
 }
 
+/// A task that finds out whether an error reply was about one call alone.
+struct Doubt {
+    inner: Arc<Inner>,
+    lane: usize,
+}
+
+impl Doubt {
+    async fn run(self) {
+        let Doubt { inner, lane } = &self;
+        let began = Instant::now();
+        if let Heard::Refusal { reason, is_permanent } = inner.try_own(&inner.charge_for(*lane)).await {
+            inner.refused(1 << lane, reason, is_permanent, inner.clock.now());
+        }
+        // Errors may be many: one charge for all that arrive meanwhile.
+        tokio::time::sleep_until(began + inner.settings.deadline.max(BETWEEN)).await;
+    }
+}
+
+impl Drop for Doubt {
+    fn drop(&mut self) {
+        self.inner.doubted.fetch_and(!(1 << self.lane), Ordering::Relaxed);
+    }
+}
+
 impl Inner {
     /// The state of the store, and how limits are enforced without it.
     pub(super) fn status(&self) -> StoreStatus {
@@ -147,6 +179,24 @@ impl Inner {
             Some(Ok(_)) => Heard::Answer,
             Some(Err(error)) => heard(&error),
             None => Heard::Silence { reason: self.too_late(), is_gone: false },
+        }
+    }
+
+    /// The same with a charge on a key of this layer. An error cannot be about that key: the store takes no charges.
+    async fn try_own(&self, charge: &Check<'_>) -> Heard {
+        match self.try_out(charge).await {
+            Heard::Error(reason) => Heard::Refusal { reason, is_permanent: false },
+            heard => heard,
+        }
+    }
+
+    /// A call was answered with an error that may be about that call alone.
+    pub(super) fn doubt(self: &Arc<Self>, parts: u64) {
+        for lane in self.lanes(parts) {
+            let is_doubted = self.doubted.fetch_or(1 << lane, Ordering::Relaxed) >> lane & 1 == 1;
+            if !is_doubted {
+                tokio::spawn(Doubt { inner: Arc::clone(self), lane }.run());
+            }
         }
     }
 
@@ -193,7 +243,7 @@ impl Inner {
             if is_permanent && self.breakers[lane].lock().open_at_once(now).is_some() {
                 self.changed(Change::Opened);
             }
-            self.outage(lane, reason.clone().refused(), None);
+            self.outage(lane, reason.clone().refused(is_permanent), None);
         }
     }
 
@@ -215,14 +265,17 @@ impl Inner {
     }
 
     /// Probes a part of the store from time to time until its outage ends.
-    async fn probe(self: &Arc<Self>, lane: usize, look: Option<Check<'static>>) {
+    async fn probe(self: &Arc<Self>, lane: usize, mut look: Option<Check<'static>>) {
         let charge = self.charge_for(lane);
         loop {
             let pause_us = self.breakers[lane].lock().pause_us(self.random.next());
             tokio::time::sleep(Duration::from_micros(pause_us)).await;
             // A server that takes no writes may still answer looks.
             let is_refused = self.outages.lock().is_refused(lane);
-            let heard = self.try_out(if is_refused { &charge } else { look.as_ref().unwrap_or(&charge) }).await;
+            let heard = match &look {
+                Some(look) if !is_refused => self.try_out(look).await,
+                _ => self.try_own(&charge).await,
+            };
             let answered = matches!(heard, Heard::Answer);
             let change = self.breakers[lane].lock().probed(answered, self.clock.now());
             if change == Some(Change::Closed) {
@@ -234,7 +287,9 @@ impl Inner {
                     Some(false) => return,
                     None => {}
                 },
-                Heard::Refusal { reason, .. } => self.outage(lane, reason.refused(), None),
+                // It answers, but not this look: the next probe is a charge.
+                Heard::Error(_) => look = None,
+                Heard::Refusal { reason, is_permanent } => self.outage(lane, reason.refused(is_permanent), None),
                 // While a connection is made anew, calls get no answer: that does not mean that the refusal is over.
                 Heard::Silence { is_gone: false, .. } if is_refused => {}
                 Heard::Silence { reason, .. } => self.outage(lane, reason.unreachable(), None),
@@ -267,13 +322,13 @@ impl Inner {
             seen |= parts;
             let mut silence = None;
             for _ in 0..FIRST_PROBES {
-                silence = match self.try_out(&check).await {
+                silence = match self.try_own(&check).await {
                     Heard::Silence { reason, .. } => Some(reason),
                     Heard::Refusal { reason, is_permanent } => {
                         self.refused(parts, reason, is_permanent, self.clock.now());
                         None
                     }
-                    Heard::Answer => None,
+                    Heard::Answer | Heard::Error(_) => None,
                 };
                 if silence.is_none() {
                     break;

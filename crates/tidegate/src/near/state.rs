@@ -21,13 +21,15 @@ pub enum StoreState {
         /// What to do about it; may be empty.
         advice: &'static str,
     },
-    /// The store answers and takes no charges: wrong credentials, missing rights, a replica, no memory left. It is used again
-    /// as soon as it takes one.
+    /// The store answers and takes no charges: wrong credentials, missing rights or commands, a replica, no memory left, a cluster
+    /// that is down. It is used again as soon as it takes one.
     Refused {
         /// What went wrong.
         why: Arc<str>,
         /// What to do about it; may be empty.
         advice: &'static str,
+        /// Waiting cannot mend it: the configuration has to change, on this side or on the server.
+        is_permanent: bool,
     },
 }
 
@@ -35,6 +37,11 @@ impl StoreState {
     /// Whether the store decides.
     pub fn is_healthy(&self) -> bool {
         *self == StoreState::Healthy
+    }
+
+    /// Whether the store refuses in a way that waiting cannot mend.
+    pub fn is_permanent(&self) -> bool {
+        matches!(self, StoreState::Refused { is_permanent: true, .. })
     }
 
     /// `healthy`, `unreachable` or `refused`.
@@ -82,10 +89,16 @@ impl StoreStatus {
         StoreStatus { state, nodes, nodes_from, on_failure }
     }
 
-    /// How limits are enforced while the store does not decide, in a few words: `1/3 of each limit (3 nodes, counted)`.
+    /// How limits are enforced while the store does not decide, in a few words: `1/3 of each limit (3 nodes, counted)`. Charges
+    /// whose terms have a policy of their own are not in it: see [`enforced_by`](StoreStatus::enforced_by).
     pub fn enforced(&self) -> String {
+        self.enforced_by(self.on_failure)
+    }
+
+    /// The same for charges under this policy.
+    pub fn enforced_by(&self, on_failure: OnFailure) -> String {
         let (nodes, from) = (self.nodes, self.nodes_from);
-        match (self.on_failure, nodes) {
+        match (on_failure, nodes) {
             (OnFailure::Open, _) => "no limit is enforced (on_store_failure: open)".into(),
             (OnFailure::Closed, _) => "everything is denied (on_store_failure: closed)".into(),
             (OnFailure::Local, 1) => format!("each limit in full on this node (1 node, {from})"),
@@ -152,7 +165,7 @@ mod tests {
     }
 
     fn refused() -> StoreState {
-        StoreState::Refused { why: "WRONGPASS".into(), advice: "" }
+        StoreState::Refused { why: "WRONGPASS".into(), advice: "", is_permanent: true }
     }
 
     #[test]

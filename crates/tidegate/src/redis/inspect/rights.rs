@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::super::call::Head;
 use super::super::keys::Keys;
-use super::super::wire::{Failure, FailureKind, Outcome, Script, Value};
+use super::super::wire::{Failure, FailureKind, Outcome, Script, Value, is_unknown_command};
 use super::super::{NoAnswer, Redis};
 use super::{Finding, Inspection, Severity, Topic, patience};
 use crate::store::{Charge, Scope, StoreError, Subject};
@@ -93,6 +93,8 @@ pub(super) fn unseen(command: &str, failure: &Failure) -> Finding {
 struct Missing {
     /// Commands that were refused, as an ACL names them.
     commands: Vec<String>,
+    /// Commands that the server does not have.
+    unknown: Vec<String>,
     /// The keys of the store were refused.
     keys: bool,
 }
@@ -107,6 +109,7 @@ impl Missing {
                     match refusal(error) {
                         Some(Refusal::Command) => missing.commands.push(command.to_ascii_lowercase()),
                         Some(Refusal::Key) => missing.keys = true,
+                        None if is_unknown_command(error) => missing.unknown.push(command.to_owned()),
                         None => {} // not about rights: the decision met it too
                     }
                 }
@@ -129,6 +132,11 @@ impl Missing {
             let advice = format!("ACL SETUSER <user> {}. All that is needed: {LEAST} {pattern}", lines.join(" "));
             told.push((found, "The script calls these commands with the rights of whoever runs it.", advice));
         }
+        if !self.unknown.is_empty() {
+            let found = format!("the server does not know {}", self.unknown.join(", "));
+            let advice = "Remove rename-command for them from the configuration of the server, and restart it.".into();
+            told.push((found, "The script calls these commands by their own names.", advice));
+        }
         if self.keys {
             let found = "the user may not touch the keys of this store".to_owned();
             let advice = format!("ACL SETUSER <user> {pattern}");
@@ -138,11 +146,13 @@ impl Missing {
     }
 }
 
-/// The rights that are missing, with the command that grants them; nothing if none are.
+/// The rights and commands that are missing, with what to do; nothing if none are.
 pub(in crate::redis) fn missing_rights(rights: &Result<Vec<String>, Failure>, pattern: &str) -> Option<Failure> {
-    let told = Missing::of(rights).told(pattern);
-    let text: Vec<String> = told.into_iter().map(|(found, _, advice)| format!("{found}: {advice}")).collect();
-    (!text.is_empty()).then(|| Failure::local(FailureKind::NoPerm, text.join(" ")))
+    let missing = Missing::of(rights);
+    let text: Vec<String> =
+        missing.told(pattern).into_iter().map(|(found, _, advice)| format!("{found}: {advice}")).collect();
+    let kind = if missing.unknown.is_empty() { FailureKind::NoPerm } else { FailureKind::Unsupported };
+    (!text.is_empty()).then(|| Failure::local(kind, text.join(" ")))
 }
 
 fn judge(rights: &Result<Vec<String>, Failure>, decision: Option<&StoreError>, pattern: &str) -> Vec<Finding> {
@@ -230,6 +240,18 @@ mod tests {
         assert_eq!(finding.found, "the user may not run time, setrange");
         assert!(finding.advice.starts_with("ACL SETUSER <user> +time +setrange."), "{}", finding.advice);
         assert!(finding.advice.ends_with(" ~tg1:*") && !finding.advice.contains("limiter"));
+    }
+
+    #[test]
+    fn commands_that_the_server_does_not_have_are_named() {
+        let rights = refused(&[
+            "TIME ERR Unknown command called from script",
+            "SET ERR Unknown Redis command called from script",
+            "GET @user_script: 1: Unknown Redis command called from Lua script",
+        ]);
+        let failure = missing_rights(&rights, "~tg1:*").unwrap();
+        assert_eq!((failure.kind(), failure.is_permanent()), (FailureKind::Unsupported, true));
+        assert!(failure.to_string().starts_with("the server does not know TIME, SET, GET: Remove"), "{failure}");
     }
 
     #[test]

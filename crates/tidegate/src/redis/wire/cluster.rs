@@ -53,6 +53,8 @@ struct Reading {
     busy: bool,
     /// When the last one began.
     last: Option<Instant>,
+    /// Whether one has ended.
+    has_ended: bool,
     /// Why the last one failed, if it did.
     failure: Option<Failure>,
     /// Who is to be asked first: a node that somebody pointed at knows best.
@@ -77,9 +79,10 @@ impl Cluster {
         if let Some(node) = self.map.read().owner(slot) {
             return Ok(node);
         }
+        // A map that was read may be empty: then no node has slots, and waiting for the next reading does not help this call.
         let (first_time, failure) = {
             let reading = self.reading.lock();
-            (self.map.read().nodes.is_empty() && reading.failure.is_none(), reading.failure.clone())
+            (!reading.has_ended, reading.failure.clone())
         };
         if first_time {
             self.read_now(deadline).await?;
@@ -287,7 +290,9 @@ struct Task(Arc<Cluster>);
 
 impl Drop for Task {
     fn drop(&mut self) {
-        self.0.reading.lock().busy = false;
+        let mut reading = self.0.reading.lock();
+        (reading.busy, reading.has_ended) = (false, true);
+        drop(reading);
         self.0.ended.notify_waiters();
     }
 }

@@ -64,7 +64,7 @@ pub enum FailureKind {
     NoPerm,
     /// The server does not have the database that the URL names.
     NoDatabase,
-    /// The server does not know a command that is needed, such as `EVALSHA` or `SCRIPT`.
+    /// The server does not know a command that is needed: `EVALSHA`, `SCRIPT`, or one that the script calls.
     Unsupported,
     /// The URL names another kind of deployment: a single server where there is a cluster, or the reverse.
     Topology,
@@ -121,11 +121,12 @@ impl Failure {
         permanent && !self.passes
     }
 
-    /// Whether the server answers and takes no charges: a [permanent](Failure::is_permanent) failure, or a state of the server in
-    /// which it takes no writes.
+    /// Whether the server answers and takes no charges: a [permanent](Failure::is_permanent) failure, or a state of the server or
+    /// of the cluster in which it takes no writes.
     pub fn is_refusal(&self) -> bool {
         use FailureKind as K;
-        let takes_no_writes = matches!(self.kind, K::Oom | K::Misconf | K::NoReplicas | K::ReadOnly | K::MasterDown);
+        let takes_no_writes =
+            matches!(self.kind, K::Oom | K::Misconf | K::NoReplicas | K::ReadOnly | K::MasterDown | K::ClusterDown);
         takes_no_writes || self.is_permanent()
     }
 
@@ -228,6 +229,7 @@ pub(super) fn rule(error: &str) -> Ruling {
         // From a script this may come without a word about it, as what a `pcall` returned.
         "WRONGTYPE" => (K::WrongType, false, Then::GiveUp),
         _ if in_script && lacks_permission(error) => (K::NoPerm, false, Then::GiveUp),
+        _ if in_script && is_unknown_command(error) => (K::Unsupported, false, Then::GiveUp),
         _ if in_script => (K::Script, false, Then::GiveUp),
         "ERR" => match error {
             _ if starts(error, "ERR max number of clients") => (K::MaxClients, true, Then::GiveUp),
@@ -254,6 +256,12 @@ pub(super) fn rule(error: &str) -> Ruling {
 /// What servers say when a script does what its caller may not.
 fn lacks_permission(error: &str) -> bool {
     error.contains("ACL failure in script") || error.contains("The user executing the script can't")
+}
+
+/// What servers say when a script calls a command that they do not have: `Unknown Redis command called from Lua script` (6.2),
+/// `Unknown Redis command called from script` (7.0 and later), `Unknown command called from script` (Valkey).
+pub(crate) fn is_unknown_command(error: &str) -> bool {
+    error.contains("Unknown Redis command called from") || error.contains("Unknown command called from")
 }
 
 fn starts(text: &str, prefix: &str) -> bool {
@@ -357,7 +365,8 @@ fn advice(kind: FailureKind, text: &str) -> &'static str {
             "It is not a sentinel, which usually listens on port 26379; a server is redis://."
         }
         K::Unsupported => {
-            "Decisions are scripts: the server has to know EVALSHA and SCRIPT LOAD, under their own names (no rename-command)."
+            "Decisions are scripts: the server has to know EVALSHA, SCRIPT LOAD and the commands that scripts call (TIME, GET, SET, \
+             GETRANGE, SETRANGE, APPEND, STRLEN, DEL, PEXPIRE) under their own names: remove rename-command for them."
         }
         K::Moved | K::CrossSlot => "It is part of a cluster: write redis+cluster://.",
         K::Topology if text.contains("cluster support disabled") => {
@@ -366,6 +375,10 @@ fn advice(kind: FailureKind, text: &str) -> &'static str {
         K::Topology => "It is part of a cluster: write redis+cluster://.",
         K::ReadOnly | K::MasterDown => {
             "It is a replica. Name the primary, or let Sentinel find it: redis+sentinel://H1,H2,H3/SERVICE."
+        }
+        K::ClusterDown => {
+            "Assign every slot to a node that is up: `redis-cli --cluster check HOST:PORT` names the slots that no node serves, \
+             `redis-cli --cluster fix HOST:PORT` assigns them."
         }
         K::Oom => "Give the server more memory (CONFIG SET maxmemory), or take something away from it.",
         K::Misconf => "Look at the server's log and its disk: it cannot write its snapshot.",

@@ -162,11 +162,12 @@ impl Router {
         }
     }
 
-    /// Which server decides about a slot, as far as is known: a number that is the same for the same server, for a while.
+    /// Which server decides about a slot, as far as is known: a number that is the same for the same server, for a while. Slots
+    /// without a server have a number of their own.
     pub(crate) fn place(&self, slot: u16) -> u16 {
         match &self.0.topology {
             Topology::One(_) => 0,
-            Topology::Cluster(cluster) => cluster.place(slot).unwrap_or(0),
+            Topology::Cluster(cluster) => cluster.place(slot).unwrap_or(u16::MAX),
         }
     }
 
