@@ -60,14 +60,17 @@ impl Inner {
             tokio::spawn(async move {
                 let (mut beats, mut pause) = (0_u32, Duration::ZERO);
                 while let Some(inner) = later(&beating, pause).await {
-                    inner.beat().await;
+                    let is_counted = inner.beat().await;
                     beats = beats.saturating_add(1);
                     let beat = if beats < 3 { FIRST_BEATS } else { BEAT };
                     // Counted somewhere in the middle, at a moment of its own.
                     let until = beat / 4 + beat / 2048 * u32::try_from(inner.random.next() % 1024).unwrap_or(0);
                     drop(inner);
                     let Some(inner) = later(&beating, until).await else { return };
-                    inner.count().await;
+                    // A store that takes no lease of this node takes none of the others: they are there and not counted.
+                    if is_counted {
+                        inner.count().await;
+                    }
                     pause = beat - until;
                 }
             });
@@ -267,15 +270,24 @@ impl Inner {
         sending.run(charge).await;
     }
 
-    async fn beat(self: &Arc<Self>) {
+    /// Renews the lease of this node. Says whether the store took it.
+    async fn beat(self: &Arc<Self>) -> bool {
         if self.closed.load(Ordering::Relaxed) {
-            return;
+            return false;
         }
-        let (take, end) = self.nodes.beat(self.random.id());
-        if self.ask(&take).await.is_ok()
-            && let Some(end) = end
-        {
-            let _ = self.ask(&end).await;
+        let id = self.random.id();
+        match self.ask(&Nodes::beat(id)).await {
+            Ok(_) => {
+                for end in self.nodes.took(id) {
+                    let _ = self.ask(&end).await;
+                }
+                true
+            }
+            Err(ask::Missed::Failed(_)) => {
+                self.nodes.may_have_taken(id);
+                false
+            }
+            Err(ask::Missed::NotAsked | ask::Missed::Overload) => false,
         }
     }
 
@@ -290,7 +302,7 @@ impl Inner {
         self.sweep(true).await;
         self.strays.lock().drain(..).for_each(|stray| self.lose(&stray));
         self.sync_all().await;
-        if let Some(leave) = self.nodes.leave() {
+        for leave in self.nodes.leave() {
             let _ = self.ask(&leave).await;
         }
     }

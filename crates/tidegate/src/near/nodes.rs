@@ -1,14 +1,15 @@
 //! How many nodes share the store: each takes a lease of a `concurrent` limit there and renews it; the leases that live are the nodes.
 //!
 //! A node that renews is there twice for a moment, so they are counted some time after renewing, never at the same time as others, and a
-//! number is believed when two answers in a row agree on it. When the store does not answer
-//! the last number stays. A node that has never reached the store assumes that it is alone when it decides without it; and that it
+//! number is believed when two answers in a row agree on it. When the store does not answer, or does not take this node's own lease,
+//! the last number stays: the leases of the others end then, too, although they are there. A node that has never reached the store assumes that it is alone when it decides without it; and that it
 //! is one of many when it takes something ahead, until it knows.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
 use tidegate_core::{Id, Limit, Op, Period};
 
 use super::Terms;
@@ -20,6 +21,8 @@ const MANY: u64 = 10;
 const MOST: u64 = 10_000;
 /// How long a node that has gone is still counted.
 const LIFE: Period = Period::seconds(5);
+/// The most leases of this node that are remembered: older ones have ended by themselves.
+const MOST_IDS: usize = 8;
 /// A scope that no rule can have: the names of rules have no spaces.
 const SCOPE: &str = "tidegate nodes";
 
@@ -66,14 +69,15 @@ pub(crate) struct Nodes {
     counted: AtomicU64,
     /// What the last answer said.
     last: AtomicU64,
-    /// The id of the lease that is held.
-    id: AtomicU64,
+    /// The ids of the leases that the store may have of this node: the last one that it took, and those of later calls whose
+    /// answer did not arrive.
+    ids: Mutex<Vec<Id>>,
 }
 
 impl Nodes {
     pub(crate) fn new(told: Option<u64>) -> Self {
         let number = || AtomicU64::new(0);
-        Nodes { told: told.map(|nodes| nodes.max(1)), counted: number(), last: number(), id: number() }
+        Nodes { told: told.map(|nodes| nodes.max(1)), counted: number(), last: number(), ids: Mutex::default() }
     }
 
     /// By how many limits are divided without the store, and how that is known.
@@ -109,11 +113,24 @@ impl Nodes {
         self.told.is_none()
     }
 
-    /// Takes the next lease, under a fresh id; and then ends the one before, if there is one.
-    pub(crate) fn beat(&self, fresh: Id) -> (Check<'static>, Option<Check<'static>>) {
-        let before = self.id.swap(fresh.0, Ordering::Relaxed);
-        let before = (before != 0).then(|| lease(Op::Release, Id(before)));
-        (lease(Op::Check, fresh), before)
+    /// Takes the next lease, under a fresh id.
+    pub(crate) fn beat(fresh: Id) -> Check<'static> {
+        lease(Op::Check, fresh)
+    }
+
+    /// The store has taken the lease of this id. Ends those before it.
+    pub(crate) fn took(&self, fresh: Id) -> Vec<Check<'static>> {
+        let before = std::mem::replace(&mut *self.ids.lock(), vec![fresh]);
+        before.into_iter().map(|id| lease(Op::Release, id)).collect()
+    }
+
+    /// The store may have taken the lease of this id. It is ended with the others, unless that is too long ago to matter.
+    pub(crate) fn may_have_taken(&self, fresh: Id) {
+        let mut ids = self.ids.lock();
+        if ids.len() >= MOST_IDS {
+            ids.remove(0);
+        }
+        ids.push(fresh);
     }
 
     /// Looks how many leases there are.
@@ -121,10 +138,9 @@ impl Nodes {
         lease(Op::Peek, Id::NONE).without_id()
     }
 
-    /// Ends the lease that is held: this node goes away.
-    pub(crate) fn leave(&self) -> Option<Check<'static>> {
-        let held = self.id.swap(0, Ordering::Relaxed);
-        (held != 0).then(|| lease(Op::Release, Id(held)))
+    /// Ends what the store may have of this node: it goes away.
+    pub(crate) fn leave(&self) -> Vec<Check<'static>> {
+        std::mem::take(&mut *self.ids.lock()).into_iter().map(|id| lease(Op::Release, id)).collect()
     }
 
     /// So many leases are left.

@@ -86,3 +86,27 @@ async fn a_newcomer_takes_little_ahead_until_the_nodes_are_counted() {
     }
     assert!(before < 120 && after > 120, "{before} units were held before, {after} after they were counted");
 }
+
+/// A renewal that fails, or whose answer is lost, leaves no second lease of the same node.
+#[tokio::test(start_paused = true)]
+async fn a_lone_node_whose_renewal_fails_is_counted_once() {
+    for loses_answers in [false, true] {
+        let clock = clock();
+        let remote = Remote::new(&clock);
+        let near = counting(&remote, &clock, 7);
+        seconds(3).await;
+        assert_eq!(near.stats().nodes, 1);
+        let broken = |broken| if loses_answers { remote.loses_answers(broken) } else { remote.fails(broken) };
+        broken(true);
+        seconds(2).await;
+        broken(false);
+        for tenths in 0..100 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            assert_eq!(near.stats().nodes, 1, "{tenths} tenths of a second later, loses answers: {loses_answers}");
+        }
+        near.close().await;
+        let newcomer = counting(&remote, &clock, 8);
+        seconds(1).await;
+        assert_eq!(newcomer.stats().nodes, 1, "nothing is left of a node that has gone");
+    }
+}
