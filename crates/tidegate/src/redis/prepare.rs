@@ -15,6 +15,10 @@ use super::wire::{Failure, NodeId, Outcome};
 /// How long one step may take, if a call may not take longer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The ends of the range of slots. A node of a cluster of several has slots of one of them, as a rule.
+const FIRST_SLOTS: RangeInclusive<u16> = 0..=1023;
+const LAST_SLOTS: RangeInclusive<u16> = 15_360..=16_383;
+
 impl Redis {
     /// Connects to every server that takes writes, loads the script there, and makes one decision on a key of its own. Optional:
     /// it spares the first call the time, and finds at once what no call could succeed with.
@@ -29,6 +33,10 @@ impl Redis {
         }
         for slots in self.slots_of_each(&masters).await? {
             self.can_decide(slots).await?;
+        }
+        // A node of a cluster at a redis:// URL decides about its own slots and refuses the others.
+        if !self.inner.router.is_cluster() {
+            self.decides(LAST_SLOTS).await?;
         }
         Ok(())
     }
@@ -51,8 +59,16 @@ impl Redis {
                 let slots = self.run(first, &["CLUSTER", "SLOTS"]).await?;
                 Ok(shards(&slots).into_iter().map(|Shard { slots, .. }| slots).collect())
             }
-            _ => Ok(vec![0..=u16::MAX]),
+            _ => Ok(vec![FIRST_SLOTS]),
         }
+    }
+
+    /// Makes a decision on a key in these slots.
+    async fn decides(&self, slots: RangeInclusive<u16>) -> Result<(), Failure> {
+        let Some(charge) = probe(&self.inner.keys, &slots) else { return Ok(()) };
+        let head = Head { op: Op::Check, id: None, time: self.inner.time(), denied: false };
+        let decision = self.inner.call(head, &[self.inner.ask(&charge)], &[None], self.within()).await;
+        decision.map(|_| ()).map_err(failure_of)
     }
 
     /// Makes a decision on a key in these slots, and tries every command that decisions need.

@@ -1,10 +1,12 @@
 //! What stands before a real server that is stopped, killed and slowed down.
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tidegate::{BreakerState, Check, Limiter, Near, Redis, Source, Store, SyncMode, Terms};
+use tidegate::{BreakerState, Check, FailureKind, Limiter, Near, NodesFrom, Redis, Source, Store, SyncMode, Terms};
 use tidegate_testkit::{Cluster, Fault, FaultProxy, Flavor, Reply, Server, wait_until};
 
 use super::cluster::{one_per_master, slot_of};
@@ -159,6 +161,172 @@ fn a_server_that_becomes_a_replica_is_a_refusal_until_it_takes_writes() {
     wait_until("the state is healthy", BOUND, || near.status().state.is_healthy());
     let told = told.lock().unwrap().clone();
     assert_eq!(told.iter().filter(|line| line.starts_with("refused")).count(), 1, "{told:?}");
+}
+
+/// A node of a cluster of its own, without slots.
+fn cluster_of_one() -> Server {
+    Server::builder(Flavor::Redis7).arg("--cluster-enabled", "yes").start()
+}
+
+fn slots(server: &Server, command: &str, first: &str, last: &str) {
+    assert_eq!(server.command(&["CLUSTER", command, first, last]), Reply::Text("OK".into()), "CLUSTER {command}");
+}
+
+/// A cluster that does not serve its slots refuses, at the start and later, until they are served.
+#[test]
+fn a_cluster_that_does_not_serve_its_slots_is_a_refusal_until_it_does() {
+    for scheme in ["redis", "redis+cluster"] {
+        let server = cluster_of_one();
+        let (runtime, deadline) = (runtime(), Duration::from_millis(100));
+        let url = format!("{scheme}://127.0.0.1:{}", server.port());
+        let redis = runtime.block_on(async { Redis::builder(url.parse().unwrap()).timeout(deadline).build() }).unwrap();
+        let failure = runtime.block_on(redis.prepare()).unwrap_err();
+        assert!(failure.is_refusal() && !failure.is_permanent(), "{scheme}: {failure:?}");
+        let near = runtime.block_on(async { Near::builder(redis).deadline(deadline).nodes(2).build() });
+        let told = states(&near);
+        let status = runtime.block_on(near.probe());
+        assert_eq!(status.state.name(), "refused", "{scheme}: {status}");
+        assert!(status.state.advice().contains("redis-cli --cluster check"), "{scheme}: {status:?}");
+        (0..20).for_each(|_| _ = ask_until(&runtime, &near, Source::Fallback));
+        assert_eq!(near.status().state.name(), "refused", "{scheme}: every answer is a fallback");
+        slots(&server, "ADDSLOTSRANGE", "0", "16383");
+        ask_until(&runtime, &near, Source::Store);
+        wait_until("the state is healthy", BOUND, || near.status().state.is_healthy());
+        slots(&server, "DELSLOTSRANGE", "0", "9000");
+        wait_until("the state is refused", BOUND, || {
+            ask_until(&runtime, &near, Source::Fallback);
+            near.status().state.name() == "refused"
+        });
+        slots(&server, "ADDSLOTSRANGE", "0", "9000");
+        ask_until(&runtime, &near, Source::Store);
+        wait_until("the state is healthy", BOUND, || near.status().state.is_healthy());
+        let told = told.lock().unwrap().clone();
+        let kinds: Vec<&str> = told.iter().filter_map(|line| line.split(':').next()).collect();
+        assert_eq!(kinds, ["refused", "healthy", "refused", "healthy"], "{scheme}: {told:?}");
+    }
+}
+
+/// A command that the script calls was renamed: no decision can ever succeed, and the failure names the command.
+#[test]
+fn a_server_without_a_command_of_the_script_is_refused_for_good() {
+    Flavor::on_all(|flavor| {
+        let renamed = |builder: tidegate_testkit::Builder, name: &str| builder.args("--rename-command", &[name, ""]);
+        let server = ["TIME", "SET"].into_iter().fold(Server::builder(flavor), renamed).start();
+        let runtime = runtime();
+        let redis = runtime.block_on(async { Redis::new(&server.url()) }).unwrap();
+        let failure = runtime.block_on(redis.prepare()).unwrap_err();
+        assert_eq!((failure.kind(), failure.is_permanent()), (FailureKind::Unsupported, true), "{failure:?}");
+        assert!(failure.to_string().contains("does not know TIME, SET"), "{failure}");
+        assert!(failure.advice().contains("rename-command"), "{}", failure.advice());
+        // A node that was not prepared finds it out with its first call.
+        let near =
+            runtime.block_on(async { Near::builder(redis).deadline(Duration::from_millis(100)).nodes(1).build() });
+        ask_until(&runtime, &near, Source::Fallback);
+        wait_until("the state is refused", BOUND, || {
+            ask_until(&runtime, &near, Source::Fallback);
+            near.status().state.name() == "refused"
+        });
+        assert!(near.status().state.is_permanent(), "{:?}", near.status());
+    });
+}
+
+/// Something between this node and its server, as a proxy for Redis without its upstream: takes connections, and answers every script
+/// with an error that is on no list.
+fn proxy_without_upstream() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let stream = stream.unwrap();
+            std::thread::spawn(move || answer_without_upstream(&stream));
+        }
+    });
+    port
+}
+
+/// Until the connection ends.
+fn answer_without_upstream(stream: &TcpStream) -> Option<()> {
+    let mut input = BufReader::new(stream);
+    let number = |sign: char, input: &mut BufReader<&TcpStream>| -> Option<usize> {
+        let mut line = String::new();
+        input.read_line(&mut line).ok()?;
+        line.trim_end().strip_prefix(sign)?.parse().ok()
+    };
+    loop {
+        let mut command = Vec::new();
+        for _ in 0..number('*', &mut input)? {
+            let mut word = vec![0; number('$', &mut input)? + 2];
+            input.read_exact(&mut word).ok()?;
+            command.push(word);
+        }
+        let is_script = command[0].starts_with(b"EVAL");
+        let reply = if is_script { "-ERR upstream failure\r\n" } else { "+OK\r\n" };
+        (&*stream).write_all(reply.as_bytes()).ok()?;
+    }
+}
+
+/// Every call is answered with an error that is on no list. It may be about one call alone; the layer's own charge fails, too, so the
+/// store refuses.
+#[test]
+fn a_store_that_answers_everything_with_an_error_is_a_refusal() {
+    let runtime = runtime();
+    let (url, deadline) = (format!("redis://127.0.0.1:{}", proxy_without_upstream()), Duration::from_millis(100));
+    let redis = runtime.block_on(async { Redis::builder(url.parse().unwrap()).timeout(deadline).build() }).unwrap();
+    let near = runtime.block_on(async { Near::builder(redis).deadline(deadline).nodes(1).build() });
+    let told = states(&near);
+    wait_until("the state is refused", BOUND, || {
+        ask_until(&runtime, &near, Source::Fallback);
+        near.status().state.name() == "refused"
+    });
+    let state = near.status().state;
+    assert!(state.why().contains("ERR upstream failure") && !state.is_permanent(), "{state:?}");
+    (0..20).for_each(|_| _ = ask_until(&runtime, &near, Source::Fallback));
+    assert_eq!(told.lock().unwrap().len(), 1, "{told:?}");
+}
+
+/// A server that takes no writes renews no lease of a node. The nodes are there all the same, and each goes on with its part of the limit.
+#[test]
+fn nodes_do_not_forget_each_other_while_the_server_takes_no_writes() {
+    let server = Server::start(Flavor::Redis7);
+    let (runtime, deadline) = (runtime(), Duration::from_millis(200));
+    let nears: Vec<Near> = (0..2)
+        .map(|_| {
+            let redis = Redis::builder(server.url().parse().unwrap()).timeout(deadline);
+            runtime.block_on(async { Near::builder(redis.build().unwrap()).deadline(deadline).build() })
+        })
+        .collect();
+    let known = || nears.iter().map(|near| (near.status().nodes, near.status().nodes_from)).collect::<Vec<_>>();
+    wait_until("both are counted", BOUND, || known() == [(2, NodesFrom::Counted); 2]);
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    wait_until("their leases have ended", BOUND, || server.command(&["DBSIZE"]).int() == 0);
+    let calls: Vec<u64> = nears.iter().map(|near| near.stats().calls).collect();
+    // Enough to count twice.
+    let have_called = || nears.iter().zip(&calls).all(|(near, calls)| near.stats().calls >= calls + 5);
+    wait_until("both have called the store", BOUND, have_called);
+    assert_eq!(known(), [(2, NodesFrom::Counted); 2]);
+    let limits = limits("20/h window");
+    let passes = |near: &Near| {
+        let check = Check::new().charge("k", &limits, 1);
+        u64::from(runtime.block_on(near.decide(&check)).unwrap().allowed())
+    };
+    let passed: Vec<u64> = nears.iter().map(|near| (0..20).map(|_| passes(near)).sum()).collect();
+    assert_eq!(passed, [10, 10]);
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    wait_until("both are healthy", BOUND, || nears.iter().all(|near| near.status().state.is_healthy()));
+    nears.iter().for_each(|near| runtime.block_on(near.close()));
+}
+
+/// One node of a cluster at a redis:// URL decides about its own slots alone.
+#[test]
+fn one_node_of_a_cluster_is_refused_before_the_first_decision() {
+    let cluster = Cluster::start(Flavor::Valkey9);
+    let runtime = runtime();
+    for node in &cluster.nodes()[..3] {
+        let redis = runtime.block_on(async { Redis::new(&node.url()) }).unwrap();
+        let failure = runtime.block_on(redis.prepare()).unwrap_err();
+        assert_eq!((failure.kind(), failure.is_permanent()), (FailureKind::Topology, true), "{failure:?}");
+        assert!(failure.advice().contains("redis+cluster://"), "{}", failure.advice());
+    }
 }
 
 /// What waiting cannot mend is told by [`Redis::prepare`], with what to do.
