@@ -25,6 +25,7 @@ mod keys;
 mod measure;
 mod prepare;
 mod saga;
+mod steps;
 #[allow(dead_code, unused_imports, reason = "its tests use the rest")]
 pub(crate) mod wire;
 mod witness;
@@ -40,6 +41,7 @@ use tokio::time::Instant;
 use self::call::{Answer, Head, Time};
 use self::crowd::{Crowds, Turn};
 use self::keys::{InvalidKeys, Keys};
+use self::steps::Steps;
 use self::wire::{Chance, Connector, Outcome, Router, Script, Secret, Settings, Value};
 use self::witness::Witness;
 use crate::clock::Clock;
@@ -99,8 +101,8 @@ struct Inner {
     latest_us: AtomicU64,
     regressions: AtomicU64,
     clock_regressions: AtomicU64,
-    /// Until when, in microseconds since the start, states may be ahead of a server's clock because of a step that was reported.
-    reported_until_us: AtomicU64,
+    /// The steps back of the servers' clocks that were reported.
+    steps: Steps,
     on_clock_step: OnceLock<OnClockStep>,
     repairs: AtomicU64,
     calls: AtomicU64,
@@ -295,7 +297,7 @@ impl RedisBuilder {
                 latest_us: AtomicU64::new(0),
                 regressions: AtomicU64::new(0),
                 clock_regressions: AtomicU64::new(0),
-                reported_until_us: AtomicU64::new(0),
+                steps: Steps::new(),
                 on_clock_step: OnceLock::new(),
                 repairs: AtomicU64::new(0),
                 calls: AtomicU64::new(0),
@@ -521,7 +523,10 @@ impl Inner {
     fn note(&self, charges: &[Asked<'_>], answer: &Answer) {
         let now = if self.judges_by_server() {
             self.latest_us.store(answer.now.as_micros(), Ordering::Relaxed);
-            self.memory_now()
+            let passed_us = self.passed_us();
+            let slot = charges.first().map_or(0, |asked| asked.slot);
+            self.steps.saw(self.router.place(slot), answer.now, passed_us);
+            Timestamp::from_micros(passed_us)
         } else {
             self.latest_us.fetch_max(answer.now.as_micros(), Ordering::Relaxed);
             answer.now
@@ -529,7 +534,7 @@ impl Inner {
         for (asked, found) in charges.iter().zip(&answer.found) {
             self.witness.remember(&asked.name, &call::scale(&asked.charge.limit), found, answer.now, now);
             if let Some(by_us) = found.rebased_us {
-                self.clock_went_back(by_us);
+                self.clock_went_back(asked.slot, by_us, answer.now);
             }
             if found.restored {
                 events::restored(self.regressions.fetch_add(1, Ordering::Relaxed) + 1);
@@ -540,13 +545,10 @@ impl Inner {
         }
     }
 
-    /// A state was ahead of the server's clock by so much. Other keys will be found ahead for as long: all of that is one step, and reported
-    /// once.
-    fn clock_went_back(&self, by_us: u64) {
+    /// A state was ahead of the clock of the server of this slot by so much. Each step is reported once.
+    fn clock_went_back(&self, slot: u16, by_us: u64, server: Timestamp) {
         self.clock_regressions.fetch_add(1, Ordering::Relaxed);
-        let now_us = self.passed_us();
-        let until_us = now_us.saturating_add(by_us);
-        if self.reported_until_us.fetch_max(until_us, Ordering::Relaxed) <= now_us {
+        if self.steps.is_new(self.router.place(slot), by_us, server, self.passed_us()) {
             let by = Duration::from_micros(by_us);
             events::clock_went_back(by);
             if let Some(tell) = self.on_clock_step.get() {
