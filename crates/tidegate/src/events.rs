@@ -8,6 +8,7 @@ pub(crate) use self::on::*;
 #[cfg(feature = "tracing")]
 mod on {
     use crate::near::{StoreState, StoreStatus};
+    use crate::store::StoreError;
 
     /// The state of a remote store is another now.
     pub(crate) fn store(status: &StoreStatus) {
@@ -23,6 +24,32 @@ mod on {
                 tracing::warn!(why, advice, nodes, nodes_from, %enforced, "the store refuses charges");
             }
         }
+    }
+
+    /// A call to the store had no decision, and this node decides locally; `total` times so far. Reported when that has doubled.
+    pub(crate) fn missed(total: u64, why: &StoreError) {
+        if total.is_power_of_two() {
+            tracing::warn!(total, %why, "a call to the store had no decision: this node decided locally");
+        }
+    }
+
+    /// A call was not sent to the store because too many are under way; `total` times so far. Reported when that has doubled.
+    pub(crate) fn overloaded(total: u64) {
+        if total.is_power_of_two() {
+            tracing::warn!(total, "too many calls to the store are under way: this node decided locally");
+        }
+    }
+
+    /// A store without the resilience layer has failed a call of the tower layer.
+    #[cfg(feature = "tower")]
+    pub(crate) fn layer_without_store(why: &StoreError, enforced: &str) {
+        tracing::warn!(%why, enforced, "the store has no answer");
+    }
+
+    /// It answers the calls of the tower layer again.
+    #[cfg(feature = "tower")]
+    pub(crate) fn layer_with_store() {
+        tracing::info!("the store decides again");
     }
 
     /// A key held less than had been seen before, and was restored; `total` times so far. Reported when that has doubled.
@@ -53,7 +80,19 @@ mod on {
 
 #[cfg(not(feature = "tracing"))]
 mod off {
+    use crate::store::StoreError;
+
     pub(crate) fn store(_: &crate::near::StoreStatus) {}
+
+    pub(crate) fn missed(_: u64, _: &StoreError) {}
+
+    pub(crate) fn overloaded(_: u64) {}
+
+    #[cfg(feature = "tower")]
+    pub(crate) fn layer_without_store(_: &StoreError, _: &str) {}
+
+    #[cfg(feature = "tower")]
+    pub(crate) fn layer_with_store() {}
 
     #[cfg(feature = "redis")]
     pub(crate) fn restored(_: u64) {}

@@ -2,12 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::convert::Infallible;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use axum::http::{Request, Response};
+use tidegate::tower::{RateLimitLayer, Rule, key};
 use tidegate::{Limiter, Near, Redis, Source};
-use tidegate_testkit::{ClockShim, Flavor, Server, wait_until};
+use tidegate_testkit::{ClockShim, Fault, FaultProxy, Flavor, Server, wait_until};
+use tower::{Layer, ServiceExt, service_fn};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -66,13 +70,19 @@ fn a_program_hears_when_limits_are_not_enforced_as_configured() {
     let captured = Captured::default();
     tracing::subscriber::set_global_default(captured.clone()).unwrap();
     a_store_that_dies(&captured);
+    a_call_that_has_no_answer(&captured);
+    a_store_behind_a_layer_that_dies(&captured);
     a_store_that_forgets(&captured);
     a_store_whose_clock_goes_back(&captured);
 }
 
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
 fn a_store_that_dies(captured: &Captured) {
     let server = Server::start(Flavor::Redis7);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime = runtime();
     let (near, limiter) = runtime.block_on(async {
         let redis = Redis::new(&server.url()).unwrap();
         redis.prepare().await.unwrap();
@@ -87,7 +97,9 @@ fn a_store_that_dies(captured: &Captured) {
         assert_eq!(ask(), Source::Fallback);
         captured.count("the store is unreachable") == 1
     });
-    let (level, line) = captured.lines().remove(0);
+    let is_outage = |line: &&(Level, String)| !line.1.contains("had no decision");
+    let outages = || captured.lines().iter().filter(is_outage).cloned().collect::<Vec<_>>();
+    let (level, line) = outages().remove(0);
     assert_eq!(level, Level::WARN);
     for part in ["why=", "nodes=3", "nodes_from=\"configured\"", "enforced=1/3 of each limit on this node"] {
         assert!(line.contains(part), "{part} is missing: {line}");
@@ -95,14 +107,70 @@ fn a_store_that_dies(captured: &Captured) {
     server.restart();
     wait_until("the store decides again", BOUND, || ask() == Source::Store);
     wait_until("an event says so", BOUND, || captured.count("the store decides again") == 1);
-    assert_eq!(captured.lines().len(), 2, "one when it begins and one when it ends: {:?}", captured.lines());
+    assert_eq!(outages().len(), 2, "one when it begins and one when it ends: {:?}", captured.lines());
     runtime.block_on(near.close());
+}
+
+/// A single call that has no answer is an event, too; the next when there are twice as many.
+fn a_call_that_has_no_answer(captured: &Captured) {
+    let server = Server::start(Flavor::Redis7);
+    let proxy = FaultProxy::start(&server);
+    let (runtime, deadline) = (runtime(), Duration::from_millis(100));
+    let near = runtime.block_on(async {
+        let redis = Redis::builder(proxy.url().parse().unwrap()).timeout(deadline).build().unwrap();
+        redis.prepare().await.unwrap();
+        Near::builder(redis).deadline(deadline).nodes(1).build()
+    });
+    let limiter = runtime.block_on(async { Limiter::builder("1000000/s".parse().unwrap()).near(near.clone()).build() });
+    let ask = || runtime.block_on(async { limiter.check("k").await.unwrap().source() });
+    wait_until("the store decides", BOUND, || ask() == Source::Store);
+    let (before, misses) = (captured.lines().len(), near.stats().misses);
+    let reply = deadline * 3 / 2;
+    proxy.once(Fault::Delay { request: Duration::ZERO, reply, jitter: Duration::ZERO });
+    assert_eq!(ask(), Source::Fallback);
+    let lines = captured.lines().split_off(before);
+    let (level, line) = lines.first().unwrap_or_else(|| panic!("no event after {misses} misses"));
+    assert_eq!(*level, Level::WARN);
+    for part in ["a call to the store had no decision", "total=1", "why="] {
+        assert!(line.contains(part), "{part} is missing: {line}");
+    }
+    runtime.block_on(near.close());
+}
+
+/// A layer straight over Redis passes every request while Redis is down, and says so once; the same for a rule in shadow mode.
+fn a_store_behind_a_layer_that_dies(captured: &Captured) {
+    let server = Server::start(Flavor::Valkey9);
+    let runtime = runtime();
+    for is_shadow in [false, true] {
+        let rule = Rule::new("all", "1000000/s".parse().unwrap(), key::everybody());
+        let rule = if is_shadow { rule.shadow() } else { rule };
+        let redis = runtime.block_on(async { Redis::new(&server.url()) }).unwrap();
+        let answer = |_: Request<String>| async { Ok::<_, Infallible>(Response::new(String::new())) };
+        let service = RateLimitLayer::rules([rule]).redis(redis).layer(service_fn(answer));
+        let ask = || {
+            let request = Request::new(String::new());
+            runtime.block_on(service.clone().oneshot(request)).unwrap().status().as_u16()
+        };
+        assert_eq!(ask(), 200);
+        let before = captured.lines().len();
+        let lines = || captured.lines().split_off(before);
+        server.kill();
+        (0..3).for_each(|_| assert_eq!(ask(), 200));
+        let [(level, line)] = &lines()[..] else { panic!("expected one event: {:?}", lines()) };
+        assert_eq!(*level, Level::WARN);
+        for part in ["the store has no answer", "why=", "no limit is enforced, every request passes"] {
+            assert!(line.contains(part), "{part} is missing: {line}");
+        }
+        server.restart();
+        wait_until("an event says that it is over", BOUND, || ask() == 200 && lines().len() == 2);
+        assert!(lines()[1].1.contains("the store decides again"), "{:?}", lines());
+    }
 }
 
 /// What the server has forgotten and this process remembers is restored, and an event says so; the next when there are twice as many.
 fn a_store_that_forgets(captured: &Captured) {
     let server = Server::start(Flavor::Valkey9);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime = runtime();
     let limiter = runtime.block_on(async {
         Limiter::builder("10/h window".parse().unwrap()).redis(Redis::new(&server.url()).unwrap()).build()
     });
@@ -123,7 +191,7 @@ fn a_store_whose_clock_goes_back(captured: &Captured) {
     shim.set(3600);
     let builder = Server::builder(Flavor::Redis7);
     let server = shim.environment().iter().fold(builder, |builder, (name, value)| builder.env(name, value)).start();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime = runtime();
     let redis =
         runtime.block_on(async { Redis::builder(server.url().parse().unwrap()).timeout(BOUND).build() }).unwrap();
     let limiter = runtime.block_on(async { Limiter::builder("10/h".parse().unwrap()).redis(redis.clone()).build() });
@@ -142,4 +210,12 @@ fn a_store_whose_clock_goes_back(captured: &Captured) {
         *level == Level::WARN && line.contains("the clock of the store went back") && line.contains("by="),
         "{line}"
     );
+    // A second step, long before the first is forgotten.
+    shim.set(-86_400);
+    for key in 0..4 {
+        assert!(runtime.block_on(async { limiter.check(&format!("k{key}")).await }).unwrap().allowed());
+    }
+    assert_eq!(redis.stats().clock_regressions, 8);
+    let lines = captured.lines().split_off(before);
+    assert_eq!(lines.len(), 2, "one event for each step: {lines:?}");
 }

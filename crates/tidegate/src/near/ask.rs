@@ -12,8 +12,9 @@ use tokio::time::{Instant, timeout_at};
 use super::lease::Lease;
 use super::outage::{Heard, heard};
 use super::seen::Seen;
-use super::stats::{add, one};
+use super::stats::{add, next, one};
 use super::{Asking, Done, Inner, OnFailure, SyncMode, background, lease};
+use crate::events;
 use crate::near::names::Name;
 use crate::store::{Charge, Check, StoreError};
 use crate::turns::in_time;
@@ -267,7 +268,7 @@ impl Inner {
             return Err(Missed::Failed(too_late())); // what would be sent now would be charged for nobody
         }
         if !self.flights.lock().begin() {
-            one(&self.counts.overloads);
+            events::overloaded(next(&self.counts.overloads));
             return Err(Missed::Overload);
         }
         let flight = Flight(self);
@@ -321,7 +322,7 @@ impl Inner {
     }
 
     fn came_to_nothing(&self, error: &StoreError) {
-        one(&self.counts.misses);
+        events::missed(next(&self.counts.misses), error);
         if let Some(tell) = self.on_miss.get() {
             tell(error);
         }

@@ -85,3 +85,8 @@ pub(crate) fn add(counter: &AtomicU64, units: u64) {
 pub(crate) fn one(counter: &AtomicU64) {
     add(counter, 1);
 }
+
+/// Counts one more, and returns how many there are now.
+pub(crate) fn next(counter: &AtomicU64) -> u64 {
+    counter.fetch_add(1, Ordering::Relaxed) + 1
+}

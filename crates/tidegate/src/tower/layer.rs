@@ -10,6 +10,7 @@ use tower_layer::Layer;
 
 use super::denial::Denial;
 use super::key::Key;
+use super::outage::Outage;
 use super::rule::{Pay, Rule};
 use super::service::RateLimit;
 use super::tell::Fixed;
@@ -42,6 +43,8 @@ pub(super) struct Setup {
     pub(super) rules: Vec<Rule>,
     pub(super) limiter: Limiter,
     pub(super) on_failure: Option<OnFailure>,
+    /// Whether the store answers.
+    pub(super) outage: Arc<Outage>,
     pub(super) grpc: bool,
     pub(super) denied: Option<Arc<dyn Fn(&Denial<'_>) -> Response<String> + Send + Sync>>,
     pub(super) observer: Option<Arc<dyn Fn(&Seen<'_>) + Send + Sync>>,
@@ -109,6 +112,7 @@ impl RateLimitLayer {
             rules,
             limiter: builder().build(),
             on_failure: None,
+            outage: Arc::default(),
             grpc: false,
             denied: None,
             observer: None,

@@ -22,6 +22,7 @@ mod head;
 pub mod key;
 mod layer;
 mod of;
+mod outage;
 mod plan;
 mod rule;
 mod service;

@@ -256,6 +256,7 @@ async fn decide(setup: &Arc<Setup>, drawn: Vec<Drawn>, meter: Option<Meter>) -> 
     if !enforced.is_empty() {
         match ask(setup, &enforced, meter.clone(), false).await {
             Ok(asked) if asked.decision.allowed() => {
+                setup.outage.answered();
                 passed.tell = asked.tell;
                 passed.after.extend(asked.after);
             }
@@ -264,18 +265,27 @@ async fn decide(setup: &Arc<Setup>, drawn: Vec<Drawn>, meter: Option<Meter>) -> 
                 return Ruling::Closed;
             }
             Ok(Asked { decision, denied, .. }) => {
+                setup.outage.answered();
                 let (rule, reply) = *denied.expect("what was denied and is not in shadow mode has a reply");
                 return Ruling::Deny(Box::new(Denied { decision, rule, reply }));
             }
             // To let everything pass because of that would be to have no limits at all.
             Err(StoreError::Invalid(_)) => return Ruling::Mistake(TOO_MANY),
-            Err(_) if setup.on_failure == Some(OnFailure::Closed) => return Ruling::Closed,
-            Err(_) => {}
+            Err(error) => {
+                setup.outage.failed(&error, setup.on_failure);
+                if setup.on_failure == Some(OnFailure::Closed) {
+                    return Ruling::Closed;
+                }
+            }
         }
     }
     for drawn in shadow {
-        if let Ok(asked) = ask(setup, &[drawn], meter.clone(), true).await {
-            passed.after.extend(asked.after);
+        match ask(setup, &[drawn], meter.clone(), true).await {
+            Ok(asked) => {
+                setup.outage.answered();
+                passed.after.extend(asked.after);
+            }
+            Err(error) => setup.outage.failed(&error, setup.on_failure),
         }
     }
     Ruling::Pass(passed)
