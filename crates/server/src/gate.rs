@@ -276,6 +276,12 @@ impl Gate {
         self.inner.rules.load_full()
     }
 
+    /// Reads the rules as they are then, for a caller that must not keep the store open; nothing, if the gate is gone.
+    pub(crate) fn rules_reader(&self) -> impl Fn() -> Option<Arc<Rules>> + Send + Sync + use<> {
+        let inner = Arc::downgrade(&self.inner);
+        move || Some(inner.upgrade()?.rules.load_full())
+    }
+
     /// Puts other rules in their place, at once for everybody. What was used under a name stays used.
     pub fn set_rules(&self, rules: Rules) {
         self.inner.rules.store(Arc::new(rules));

@@ -37,5 +37,5 @@ mod watchdog;
 pub use memory::{Bytes, MemorySettings};
 pub use preflight::preflight;
 pub use run::{BUILT_IN, DRAIN, Options, Running, StartError, start, start_over};
-pub use store::{StoreCheck, check_store, remote_store};
+pub use store::{StoreCheck, StoreProblem, check_store, remote_store, store_problem};
 pub use threads::{MAX_THREADS, Threads};

@@ -9,7 +9,7 @@ use crate::config::{Config, why_unreadable};
 use crate::door::tls::Tls;
 use crate::rules::envoy::Domains;
 use crate::run::StartError;
-use crate::store::check_store;
+use crate::store::{check_store, unknown};
 
 /// What is wrong with the files and the store that a configuration names. Nothing is written, and nothing is charged to a key of the rules.
 pub async fn preflight(config: &Config) -> Vec<Finding> {
@@ -99,8 +99,8 @@ fn unusable(file: &Path) -> Option<String> {
 async fn store(config: &Config, found: &mut Vec<Finding>) {
     let place = config.outline.value(&[Key("store")]);
     match check_store(config).await {
-        Err(StartError::StoreRefuses { store, failure }) => {
-            found.push(Finding::error(place, format!("store {store}: {failure}: {}", failure.advice())));
+        Err(StartError::StoreRefuses { store, why, advice }) => {
+            found.push(Finding::error(place, format!("store {store}: {why}: {advice}")));
         }
         Err(error) => found.push(Finding::error(place, error.to_string())),
         Ok(check) => {
@@ -108,6 +108,9 @@ async fn store(config: &Config, found: &mut Vec<Finding>) {
                 let message =
                     format!("store: {why}: whether it can be used is not known; serve starts and tries again");
                 found.push(Finding::note(&*place, message));
+            }
+            if let Some(waited) = check.unknown_after {
+                found.push(Finding::note(&*place, format!("store: {}", unknown(waited))));
             }
             if let Some(slow) = check.slow {
                 found.push(Finding::warning(place, format!("store: {slow}")));

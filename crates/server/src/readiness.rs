@@ -5,14 +5,12 @@
 
 use std::fmt;
 
+use crate::gate::Gate;
+use crate::probe::StoreProbe;
+use crate::store::store_problem;
+use crate::supervise::Health;
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
-use tidegate::OnFailure;
-
-use crate::gate::{Backend, Gate};
-use crate::probe::StoreProbe;
-use crate::rules::{Failure, Mode};
-use crate::supervise::Health;
 
 /// What is not as it should be; nothing, if all is well.
 #[derive(Debug, Default)]
@@ -79,24 +77,9 @@ async fn store(gate: &Gate, probe: &StoreProbe) -> Option<Reason> {
     if let Err(error) = probe.ask(gate).await {
         return Some(Reason { about: "store", text: error.to_string(), is_fatal: true });
     }
-    let Backend::Near(near, _) = gate.store() else { return None };
-    let status = near.status();
-    if status.state.is_healthy() {
-        return None;
-    }
-    let closed = closed_rules(gate);
-    let mut text = status.to_string();
-    if status.on_failure != OnFailure::Closed && !closed.is_empty() {
-        text += &format!("; denied by on_store_failure: closed: {}", closed.join(", "));
-    }
-    Some(Reason { about: "store", text, is_fatal: status.on_failure == OnFailure::Closed || !closed.is_empty() })
-}
-
-/// The names of enforced rules that deny everything without the store.
-fn closed_rules(gate: &Gate) -> Vec<String> {
-    let is_closed =
-        |rule: &crate::rules::Rule| rule.mode == Mode::Enforce && rule.on_store_failure == Some(Failure::Closed);
-    gate.rules().iter().filter(|rule| is_closed(rule)).map(|rule| rule.name.to_string()).collect()
+    let problem = store_problem(gate)?;
+    let text = format!("{}: {}; enforced meanwhile: {}", problem.state, problem.why, problem.enforced);
+    Some(Reason { about: "store", text, is_fatal: problem.denies })
 }
 
 #[cfg(test)]

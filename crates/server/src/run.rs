@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidegate::{Failure, RedisError, SlowStore};
+use tidegate::{RedisError, RedisUrl};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -22,6 +22,7 @@ use crate::reload::{ConfigFile, Source};
 use crate::rules::Rule;
 use crate::rules::envoy::Domains;
 use crate::snapshot::{self, Found, Held, Saver};
+use crate::store::StoreCheck;
 use crate::supervise::Health;
 use crate::watchdog::Watchdog;
 use crate::{grpc, http, proxy, reload, resp, store, supervise};
@@ -93,12 +94,14 @@ pub enum StartError {
     #[error("store: {0}")]
     Store(#[from] RedisError),
     /// The store refuses, and waiting cannot mend it.
-    #[error("store {store}: {failure}\n{}", .failure.advice())]
+    #[error("store {store}: {why}\n{advice}")]
     StoreRefuses {
         /// Which store, without credentials.
         store: String,
         /// What it said.
-        failure: Failure,
+        why: String,
+        /// What to do about it.
+        advice: &'static str,
     },
     /// The file with the store's secret cannot be used.
     #[error("store_secret_file: {0}")]
@@ -162,7 +165,7 @@ pub async fn start(config: Config, options: Options) -> Result<Running, StartErr
         _ => {
             let (redis, check) = store::connect(&config).await?;
             let near = store::near(&redis, &config);
-            Opened { store: Backend::Near(near, redis), found: None, slow: check.slow }
+            Opened { store: Backend::Near(near, redis), found: None, checked: Some(check) }
         }
     };
     open(store, config, options).await
@@ -173,13 +176,13 @@ struct Opened {
     store: Backend,
     /// It is to be kept in a file, and this was in it.
     found: Option<(Found, Held)>,
-    /// Decisions take too large a part of the deadline.
-    slow: Option<SlowStore>,
+    /// It is the one that the configuration names, and this was found out about it.
+    checked: Option<StoreCheck>,
 }
 
 impl Opened {
     fn of(store: Backend) -> Self {
-        Opened { store, found: None, slow: None }
+        Opened { store, found: None, checked: None }
     }
 }
 
@@ -204,7 +207,7 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
 
 /// Opens the doors over a store.
 async fn open(opened: Opened, config: Config, options: Options) -> Result<Running, StartError> {
-    let Opened { store, found, slow } = opened;
+    let Opened { store, found, checked } = opened;
     let (started_with, bounds) = (config.clone(), SharedBounds::from(config.bounds.clone()));
     let observer = Observer::new(Log::to(io::stderr(), config.log.level, config.log.format), &config.log);
     let tls = config.tls.map(Tls::load).transpose()?;
@@ -248,18 +251,22 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     // The proxy is for everybody: who may come is for the upstream to say, and how often for the rules.
     let front = House { open: true, ..house };
     let proxy = front.entrance(Door::Proxy, config.listen.proxy.filter(|_| config.proxy.is_some())).await?;
-    if let Backend::Near(near, redis) = &store {
-        store::report(near, redis, &observer);
-        near.probe().await;
-    }
-    if let Some(slow) = slow {
-        store::report_slow(&slow, &observer);
-    }
     let gate = Gate::observed(
         store,
         config.rules.and(&options.more_rules).with_ipv6_prefix(config.clients.prefix()),
         observer.clone(),
     );
+    if let Backend::Near(near, redis) = gate.store() {
+        store::report(near, redis, &gate);
+        let state = near.probe().await.state;
+        if checked.is_some() && state.is_permanent() {
+            let shown = config.store.parse().map_or_else(|_| config.store.clone(), |url: RedisUrl| url.to_string());
+            return Err(StartError::StoreRefuses { store: shown, why: state.why().into(), advice: state.advice() });
+        }
+    }
+    if let Some(check) = checked {
+        store::report_check(&check, &observer);
+    }
     gate.set_terms(config.envoy.terms);
     gate.set_manners(config.manners);
     gate.set_requests(config.requests);

@@ -2,17 +2,24 @@
 
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate::{Failure, Near, Redis, RedisError, RedisUrl, SlowStore, StoreState};
+use tidegate::{Failure, Near, OnFailure, Redis, RedisError, RedisUrl, SlowStore, StoreState, StoreStatus};
 
 use crate::config::Config;
+use crate::gate::{Backend, Gate};
 use crate::observe::Observer;
 use crate::observe::log::Field;
+use crate::rules::{Mode, Rule, Rules};
 use crate::run::StartError;
 
-/// How long a server may take at the start to connect and decide, before the start goes on without it.
+/// How long a server may take at the start to connect and decide, before the start goes on without it; or so many deadlines, if that is
+/// longer.
 const CONNECTING: Duration = Duration::from_secs(1);
+const DEADLINES: u32 = 5;
+/// How long it may take when it is only checked.
+const CHECKING: Duration = Duration::from_secs(4);
 /// How many decisions are measured at the start, and for how long at most.
 const SAMPLES: usize = 5;
 const MEASURING: Duration = Duration::from_millis(500);
@@ -25,6 +32,8 @@ pub struct StoreCheck {
     pub unreachable: Option<Failure>,
     /// Decisions take too large a part of the deadline.
     pub slow: Option<SlowStore>,
+    /// Nothing was found out within this time.
+    pub unknown_after: Option<Duration>,
 }
 
 /// Connects to the store that a configuration names and finds out whether `serve` could use it. Nothing is found out about `memory`.
@@ -34,21 +43,29 @@ pub struct StoreCheck {
 pub async fn check_store(config: &Config) -> Result<StoreCheck, StartError> {
     match config.store.as_str() {
         "memory" => Ok(StoreCheck::default()),
-        _ => Ok(connect(config).await?.1),
+        _ => Ok(connect_within(config, CHECKING).await?.1),
     }
 }
 
 /// The remote store of a configuration, connected if that is possible.
 pub(crate) async fn connect(config: &Config) -> Result<(Redis, StoreCheck), StartError> {
+    connect_within(config, CONNECTING).await
+}
+
+async fn connect_within(config: &Config, patience: Duration) -> Result<(Redis, StoreCheck), StartError> {
     let deadline = config.near.deadline;
     let url: RedisUrl = config.store.parse().map_err(RedisError::from)?;
     let shown = url.to_string();
     let redis = build(url, config.store_secret_file.as_deref(), deadline)?;
-    let check = match tokio::time::timeout(CONNECTING, redis.prepare()).await {
+    let patience = patience.max(deadline * DEADLINES);
+    let check = match tokio::time::timeout(patience, redis.prepare()).await {
         Ok(Ok(())) => StoreCheck { slow: too_slow(&redis, deadline).await, ..StoreCheck::default() },
-        Ok(Err(failure)) if failure.is_permanent() => return Err(StartError::StoreRefuses { store: shown, failure }),
+        Ok(Err(failure)) if failure.is_permanent() => {
+            let (why, advice) = (failure.to_string(), failure.advice());
+            return Err(StartError::StoreRefuses { store: shown, why, advice });
+        }
         Ok(Err(failure)) => StoreCheck { unreachable: Some(failure), ..StoreCheck::default() },
-        Err(_) => StoreCheck::default(), // a probe with the usual deadline finds out what that means
+        Err(_) => StoreCheck { unknown_after: Some(patience), ..StoreCheck::default() },
     };
     Ok((redis, check))
 }
@@ -108,7 +125,8 @@ pub(crate) fn near(redis: &Redis, config: &Config) -> Near {
 }
 
 /// Logs every change of the store's state once, every step back of its clock once, and why single calls came to nothing, a few times a second.
-pub(crate) fn report(near: &Near, redis: &Redis, observer: &Observer) {
+pub(crate) fn report(near: &Near, redis: &Redis, gate: &Gate) {
+    let (observer, rules) = (gate.observer(), gate.rules_reader());
     let (observer, why, clock) = (observer.clone(), observer.clone(), observer.clone());
     redis.on_clock_step(move |by| {
         let seconds = format!("{:.1}", by.as_secs_f64());
@@ -119,7 +137,8 @@ pub(crate) fn report(near: &Near, redis: &Redis, observer: &Observer) {
     });
     near.on_miss(move |error| why.missed(error));
     near.on_state(move |status| {
-        let (state, enforced, from) = (&status.state, status.enforced(), status.nodes_from.name());
+        let enforced = rules().map_or_else(|| status.enforced(), |rules| enforced(status, &rules));
+        let (state, from) = (&status.state, status.nodes_from.name());
         let (reason, advice) = (state.why(), state.advice());
         let fields: [Field<'_>; 6] = [
             ("store", &state.name()),
@@ -140,7 +159,112 @@ pub(crate) fn report(near: &Near, redis: &Redis, observer: &Observer) {
     });
 }
 
-/// Logs that decisions take too long.
-pub(crate) fn report_slow(slow: &SlowStore, observer: &Observer) {
-    observer.log().warn("the store is slow", &[("why", slow)]);
+/// Logs what was found out at the start and is not as it should be.
+pub(crate) fn report_check(check: &StoreCheck, observer: &Observer) {
+    if let Some(slow) = &check.slow {
+        observer.log().warn("the store is slow", &[("why", slow)]);
+    }
+    if let Some(waited) = check.unknown_after {
+        let why = unknown(waited);
+        let advice = "tidegate doctor --store URL measures a decision";
+        observer.log().warn("the store was not checked", &[("why", &why), ("advice", &advice)]);
+    }
+}
+
+/// Why nothing was found out.
+pub(crate) fn unknown(waited: Duration) -> String {
+    format!("it did not answer the start check within {waited:?}: whether it decides in time is not known")
+}
+
+/// A store that does not decide, and what that means for requests.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct StoreProblem {
+    /// `unreachable` or `refused`.
+    pub state: &'static str,
+    /// What went wrong.
+    pub why: String,
+    /// How limits are enforced meanwhile, with the names of rules that have a policy of their own.
+    pub enforced: String,
+    /// Requests are denied because of it.
+    pub denies: bool,
+}
+
+/// What is wrong with the store behind a gate; nothing, if it decides.
+pub fn store_problem(gate: &Gate) -> Option<StoreProblem> {
+    let Backend::Near(near, _) = gate.store() else { return None };
+    let (status, rules) = (near.status(), gate.rules());
+    if status.state.is_healthy() {
+        return None;
+    }
+    Some(StoreProblem {
+        state: status.state.name(),
+        why: status.state.why().into(),
+        enforced: enforced(&status, &rules),
+        denies: status.on_failure == OnFailure::Closed || !rules_with(OnFailure::Closed, &rules).is_empty(),
+    })
+}
+
+/// How limits are enforced while the store does not decide: what the file says, and which rules have a policy of their own.
+fn enforced(status: &StoreStatus, rules: &Rules) -> String {
+    let mut text = status.enforced();
+    let mut joint = ", except ";
+    for policy in [OnFailure::Local, OnFailure::Open, OnFailure::Closed] {
+        if policy == status.on_failure {
+            continue;
+        }
+        let names = rules_with(policy, rules);
+        let meaning = match policy {
+            OnFailure::Open => "open: not enforced".into(),
+            OnFailure::Closed => "closed: denied".into(),
+            _ => format!("local: {}", status.enforced_by(policy)),
+        };
+        if let [_, ..] = &names[..] {
+            let rules = if names.len() == 1 { "rule" } else { "rules" };
+            text += &format!("{joint}{rules} {} ({meaning})", names.join(", "));
+            joint = " and ";
+        }
+    }
+    text
+}
+
+/// The names of enforced rules that have this policy of their own.
+fn rules_with(policy: OnFailure, rules: &Rules) -> Vec<String> {
+    let own = |rule: &Rule| rule.on_store_failure.map(OnFailure::from);
+    let has_it = |rule: &&Arc<Rule>| rule.mode == Mode::Enforce && own(rule) == Some(policy);
+    rules.iter().filter(has_it).map(|rule| rule.name.to_string()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_enforced_names_the_rules_that_differ_from_the_file() {
+        let memory = tidegate::Memory::builder().build();
+        let status = |policy| Near::builder(memory.clone()).nodes(3).on_failure(policy).build().status();
+        let rule = |name: &str, more: &str| format!("{{ name: {name}, limit: 10/s{more} }}");
+        let [local, open, closed] = ["local", "open", "closed"].map(|word| format!(", on_store_failure: {word}"));
+        let third = "1/3 of each limit on this node (3 nodes, configured)";
+        let shadow = open.clone() + ", mode: shadow";
+        for (policy, rules, expected) in [
+            (OnFailure::Local, vec![rule("a", ""), rule("b", &local), rule("c", &shadow)], third.to_owned()),
+            (OnFailure::Local, vec![rule("a", &open)], format!("{third}, except rule a (open: not enforced)")),
+            (
+                OnFailure::Local,
+                vec![rule("a", &open), rule("b", &open), rule("c", &closed)],
+                format!("{third}, except rules a, b (open: not enforced) and rule c (closed: denied)"),
+            ),
+            (
+                OnFailure::Closed,
+                vec![rule("a", &local), rule("b", &open)],
+                format!(
+                    "everything is denied (on_store_failure: closed), except rule a (local: {third}) and rule b (open: not enforced)"
+                ),
+            ),
+        ] {
+            let config = Config::parse(&format!("rules: [{}]", rules.join(", ")), "test").unwrap();
+            assert_eq!(enforced(&status(policy), &config.rules), expected);
+        }
+    }
 }

@@ -6,10 +6,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use tidegate_server::Running;
 use tidegate_server::config::Config;
-use tidegate_server::gate::Backend;
 use tidegate_server::grpc::SERVICE;
+use tidegate_server::{Running, StoreProblem, store_problem};
 
 use crate::output::counted;
 
@@ -91,7 +90,13 @@ impl Greeting {
             let (count, limits) = (domains.names().len(), domains.limits());
             writeln!(out, "envoy  {}: {}, {}", folder.display(), counted(count, "domain"), counted(limits, "limit"))?;
         }
-        writeln!(out, "store  {}{}", self.store, state(running.gate().store()))?;
+        let problem = store_problem(running.gate());
+        match &problem {
+            None => writeln!(out, "store  {}", self.store)?,
+            Some(StoreProblem { state, enforced, .. }) => {
+                writeln!(out, "store  {}: {state}; enforced meanwhile: {enforced}", self.store)?;
+            }
+        }
         if let Tls::WithClients(file) = &self.tls {
             writeln!(out, "tls    clients need a certificate of {}: put its files for CERT and KEY", file.display())?;
         }
@@ -99,7 +104,12 @@ impl Greeting {
             writeln!(out, "token  put it into TIDEGATE_TOKEN in the shell in which you try the commands below")?;
         }
         self.listeners(out, running)?;
-        writeln!(out, "ready")
+        match problem {
+            Some(problem) if problem.denies => {
+                writeln!(out, "not ready: requests are denied until the store decides; /readyz says when")
+            }
+            _ => writeln!(out, "ready"),
+        }
     }
 
     fn listeners(&self, out: &mut dyn Write, running: &Running) -> io::Result<()> {
@@ -208,16 +218,6 @@ impl Greeting {
 fn asking(domain: &str, entries: &[(&str, &str)]) -> String {
     let entries: Vec<_> = entries.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect();
     format!("{{\"domain\":{},\"descriptors\":{}}}", json!(domain), json!([{ "entries": entries }]))
-}
-
-/// How a remote store fares at the start; nothing, if all is well.
-fn state(store: &Backend) -> String {
-    let Backend::Near(near, _) = store else { return String::new() };
-    let status = near.status();
-    if status.state.is_healthy() {
-        return String::new();
-    }
-    format!(": {}; enforced meanwhile: {}", status.state.name(), status.enforced())
 }
 
 /// Where a command on this machine reaches a listener: one on all addresses by a loopback address.

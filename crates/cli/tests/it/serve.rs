@@ -463,6 +463,73 @@ fn a_step_back_of_the_stores_clock_is_told_once() {
     assert!(line.contains("at_least_seconds=") && line.contains("meaning=") && line.contains("advice="), "{line}");
 }
 
+/// A Redis so far away that `serve` does not wait for the whole check is reported, too.
+#[test]
+fn a_store_that_is_too_far_away_to_be_checked_is_reported() {
+    let server = Server::start(Flavor::Redis7);
+    let proxy = FaultProxy::start(&server);
+    let reply = Duration::from_millis(400);
+    proxy.set(Fault::Delay { request: Duration::ZERO, reply, jitter: Duration::ZERO });
+    let mut serving = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .args(["serve", "--store", proxy.url(), "--http", "127.0.0.1:0", "--grpc", "off", "--resp", "off"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut log = BufReader::new(serving.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let line = log.find(|line| line.contains("the store was not checked")).unwrap();
+    assert!(line.contains("it did not answer the start check within 1s") && line.contains("doctor"), "{line}");
+    serving.kill().unwrap();
+    serving.wait().unwrap();
+}
+
+/// What is printed at the start names the rules that do not follow the file, and does not say `ready` where `/readyz` does not.
+#[test]
+fn the_greeting_without_the_store_says_what_is_enforced() {
+    let redis = Server::start(Flavor::Redis7);
+    let url = redis.url();
+    redis.kill();
+    let folder = tempfile::tempdir().unwrap();
+    for (policy, enforced, last) in [
+        ("open", "except rule own (open: not enforced)", "ready"),
+        (
+            "closed",
+            "except rule own (closed: denied)",
+            "not ready: requests are denied until the store decides; /readyz says when",
+        ),
+    ] {
+        let file = folder.path().join("tidegate.yaml");
+        let rules = format!("rules: [{{ name: own, limit: 2/h, on_store_failure: {policy} }}]\nnear: {{ nodes: 1 }}\n");
+        std::fs::write(&file, format!("store: {url}\n{rules}")).unwrap();
+        let mut serving = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+            .args([
+                "serve",
+                "--config",
+                file.to_str().unwrap(),
+                "--http",
+                "127.0.0.1:0",
+                "--grpc",
+                "off",
+                "--resp",
+                "off",
+            ])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(serving.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let store = said.find(|line| line.starts_with("store ")).unwrap();
+        assert!(store.contains(": unreachable; enforced meanwhile: each limit in full"), "{store}");
+        assert!(store.ends_with(enforced), "{store}");
+        assert_eq!(said.find(|line| line.contains("ready")).as_deref(), Some(last));
+        let mut log = BufReader::new(serving.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let line = log.find(|line| line.contains("the store is unreachable")).unwrap();
+        assert!(line.contains(enforced), "{line}");
+        serving.kill().unwrap();
+        serving.wait().unwrap();
+    }
+}
+
 /// A Redis so far away that a decision takes more than a third of the deadline is told by `serve` and `doctor`.
 #[test]
 fn a_store_that_is_far_away_is_told() {

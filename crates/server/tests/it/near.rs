@@ -93,10 +93,114 @@ fn a_redis_that_refuses_fails_the_start() {
         assert!(error.starts_with("store redis://") && error.contains(said) && error.contains(advice), "{error}");
         assert!(!error.contains("s3cret") && !error.contains("wrong@"), "{error}");
     }
+    let renamed = Server::builder(Flavor::Redis7).args("--rename-command", &["TIME", ""]).start();
+    let error = started(&renamed.url()).expect_err("no TIME").to_string();
+    assert!(error.contains("does not know TIME") && error.contains("rename-command"), "{error}");
     server.command(&["REPLICAOF", "127.0.0.1", "1"]);
     let error = started(&server.url()).expect_err("a replica").to_string();
     assert!(error.contains("takes no writes") || error.contains("lost its primary"), "{error}");
     assert!(error.contains("Name the primary"), "{error}");
+}
+
+/// A node of a cluster at a redis:// URL fails the start, also where it owns the first and the last slots: the probe finds out.
+#[test]
+fn one_node_of_a_cluster_fails_the_start() {
+    let nodes = [(); 2].map(|()| Server::builder(Flavor::Redis7).arg("--cluster-enabled", "yes").start());
+    let slots = [&["0", "1023", "15360", "16383"][..], &["1024", "15359"]];
+    for (node, slots) in nodes.iter().zip(slots) {
+        let words: Vec<&str> = ["CLUSTER", "ADDSLOTSRANGE"].iter().chain(slots).copied().collect();
+        assert_eq!(node.command(&words), Reply::Text("OK".into()));
+    }
+    nodes[0].command(&["CLUSTER", "SET-CONFIG-EPOCH", "1"]);
+    nodes[0].command(&["CLUSTER", "MEET", "127.0.0.1", &nodes[1].port().to_string()]);
+    let is_ok = |node: &Server| node.command(&["CLUSTER", "INFO"]).text().contains("cluster_state:ok");
+    wait_until("the cluster is well", BOUND, || nodes.iter().all(is_ok));
+    let runtime = runtime();
+    for node in &nodes {
+        let error = runtime.block_on(start(config(&node.url(), ""), Options::default())).expect_err("one node");
+        let error = error.to_string();
+        assert!(error.starts_with("store redis://127.0.0.1:"), "{error}");
+        assert!(error.contains("MOVED") && error.contains("write redis+cluster://"), "{error}");
+    }
+}
+
+/// A cluster that lost slots: numbers and readiness say so, and that it is over.
+#[test]
+fn a_cluster_that_lost_slots_is_reported_until_they_are_served() {
+    let server = Server::builder(Flavor::Redis7).arg("--cluster-enabled", "yes").start();
+    server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    let is_ok = || server.command(&["CLUSTER", "INFO"]).text().contains("cluster_state:ok");
+    wait_until("the cluster is well", BOUND, is_ok);
+    let runtime = runtime();
+    let url = format!("redis+cluster://127.0.0.1:{}", server.port());
+    let running = runtime.block_on(start(config(&url, "near: { nodes: 1 }"), Options::default())).unwrap();
+    let mut http = Http::connect(running.http.unwrap());
+    let many = r#"{"key":"k","limit":"1000000/s"}"#;
+    ask_until(&mut http, many, r#""source":"store""#);
+    wait_until("it is ready", BOUND, || get(&mut http, "/readyz") == "ready\n");
+    server.command(&["CLUSTER", "DELSLOTSRANGE", "0", "9000"]);
+    wait_until("readiness says why", BOUND, || {
+        ask_until(&mut http, many, r#""source":"fallback""#);
+        get(&mut http, "/readyz").starts_with("degraded\nstore: refused: the cluster does not serve this slot")
+            || get(&mut http, "/readyz").starts_with("degraded\nstore: refused: no node of the cluster serves slot")
+    });
+    assert!(get(&mut http, "/metrics").contains("tidegate_store_up{store=\"redis\"} 0\n"));
+    server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "9000"]);
+    ask_until(&mut http, many, r#""source":"store""#);
+    wait_until("it is ready again", BOUND, || get(&mut http, "/readyz") == "ready\n");
+    assert!(get(&mut http, "/metrics").contains("tidegate_store_up{store=\"redis\"} 1\n"));
+    drop(http);
+    runtime.block_on(running.stop());
+}
+
+/// Readiness names the rules that do not follow the file.
+#[test]
+fn readiness_names_the_rules_that_differ_from_the_file() {
+    let server = Server::start(Flavor::Redis7);
+    let url = server.url();
+    server.kill();
+    let each = "each limit in full on this node (1 node, configured)";
+    let rule = |name: &str, policy: &str| format!("{{ name: {name}, limit: 2/h, on_store_failure: {policy} }}");
+    for (file, rules, first, enforced, passes) in [
+        ("local", rule("lax", "open"), "degraded\n", format!("{each}, except rule lax (open: not enforced)"), 5),
+        ("local", rule("strict", "closed"), "not ready\n", format!("{each}, except rule strict (closed: denied)"), 0),
+        (
+            "closed",
+            rule("own", "local"),
+            "not ready\n",
+            format!("everything is denied (on_store_failure: closed), except rule own (local: {each})"),
+            2,
+        ),
+    ] {
+        let runtime = runtime();
+        let more = format!("near: {{ nodes: 1 }}\non_store_failure: {file}\nrules: [{rules}]");
+        let running = runtime.block_on(start(config(&url, &more), Options::default())).unwrap();
+        let mut http = Http::connect(running.http.unwrap());
+        let readiness = get(&mut http, "/readyz");
+        assert!(readiness.starts_with(first), "{readiness}");
+        assert!(readiness.ends_with(&format!("; enforced meanwhile: {enforced}\n")), "{readiness}");
+        let problem = tidegate_server::store_problem(running.gate()).unwrap();
+        assert_eq!((problem.state, problem.enforced), ("unreachable", enforced));
+        assert_eq!(problem.denies, first == "not ready\n");
+        let passed = (0..5).filter(|_| http.post("/v1/check", r#"{"attributes":{"a":"b"}}"#).status == 200);
+        assert_eq!(passed.count(), passes, "{more}");
+        drop(http);
+        runtime.block_on(running.stop());
+    }
+}
+
+/// Three hundred milliseconds there and back: `validate` has the time to find out that it is slow.
+#[test]
+fn a_redis_three_hundred_milliseconds_away_is_checked_and_found_slow() {
+    let server = Server::start(Flavor::Redis7);
+    let proxy = FaultProxy::start(&server);
+    let reply = Duration::from_millis(300);
+    proxy.set(Fault::Delay { request: Duration::ZERO, reply, jitter: Duration::ZERO });
+    let found = runtime().block_on(tidegate_server::preflight(&config(proxy.url(), "near: { nodes: 1 }")));
+    let [finding] = &found[..] else { panic!("one finding: {found:?}") };
+    assert!(finding.message.starts_with("store: a decision of the store takes 3"), "{finding:?}");
+    assert!(finding.message.contains("more than a third of the deadline (15 ms)"), "{finding:?}");
+    assert!(!finding.is_error(), "{finding:?}");
 }
 
 /// A password that is rotated under a running server: numbers and readiness say so, and that it is over.
@@ -125,7 +229,7 @@ fn a_password_that_was_rotated_is_told_until_it_is_put_back() {
         assert_eq!(readiness.status, status, "{}", readiness.body);
         assert!(readiness.body.starts_with(&format!("{first}store: refused: ")), "{}", readiness.body);
         assert!(readiness.body.contains("1/3 of each limit on this node (3 nodes, configured)"), "{}", readiness.body);
-        assert_eq!(readiness.body.contains("on_store_failure: closed: strict"), status == 503, "{}", readiness.body);
+        assert_eq!(readiness.body.contains("except rule strict (closed: denied)"), status == 503, "{}", readiness.body);
         wait_until("the gauge is 0", BOUND, || {
             get(&mut http, "/metrics").contains("tidegate_store_up{store=\"redis\"} 0\n")
         });
