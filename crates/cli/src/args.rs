@@ -236,6 +236,7 @@ Examples:
   tidegate doctor --store redis://127.0.0.1
   TIDEGATE_STORE=rediss://limiter:s3cret@redis.example:6380 tidegate doctor --json
   tidegate doctor --store redis+cluster://10.0.0.1,10.0.0.2,10.0.0.3 --samples 2000
+  tidegate doctor --store redis://redis.example --deadline-ms 50
 
 Exit codes: 0 no problems, 1 problems found, 2 usage, or no server to look at.")]
 pub(crate) struct Doctor {
@@ -245,6 +246,9 @@ pub(crate) struct Doctor {
     /// The namespace of the store, if it has one: rights may depend on it
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
+    /// The deadline that decisions are compared with, in milliseconds: near.deadline_ms of the server [default: 15]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub(crate) deadline_ms: Option<u64>,
     /// How many round trips and decisions to measure; 0 for none
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub(crate) samples: u32,

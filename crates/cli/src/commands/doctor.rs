@@ -27,13 +27,14 @@ pub(crate) fn run(args: &Doctor) -> Result<Outcome> {
     };
     let inspection = remote.run(remote.redis.inspect());
     let inspection = inspection.map_err(|failure| store::no_server(&remote.shown, &failure))?;
+    let deadline = args.deadline_ms.map_or(DEFAULT_DEADLINE, Duration::from_millis);
     let samples = usize::try_from(args.samples).unwrap_or(0);
     let measured = (samples > 0).then(|| remote.run(remote.redis.measure(samples, MEASURING)));
     let mut out = output::stdout();
     if args.json {
-        writeln!(out, "{}", as_json(&remote.shown, &inspection, measured.as_ref()))?;
+        writeln!(out, "{}", as_json(&remote.shown, &inspection, measured.as_ref(), deadline))?;
     } else {
-        lines(&mut out, &remote.shown, &inspection, measured.as_ref())?;
+        lines(&mut out, &remote.shown, &inspection, measured.as_ref(), deadline)?;
     }
     out.flush()?;
     let unmeasured = matches!(measured, Some(Err(_)));
@@ -42,7 +43,13 @@ pub(crate) fn run(args: &Doctor) -> Result<Outcome> {
 
 type Measured<'a> = Option<&'a Result<RoundTrips, Failure>>;
 
-fn lines(out: &mut dyn Write, shown: &str, inspection: &Inspection, measured: Measured<'_>) -> io::Result<()> {
+fn lines(
+    out: &mut dyn Write,
+    shown: &str,
+    inspection: &Inspection,
+    measured: Measured<'_>,
+    deadline: Duration,
+) -> io::Result<()> {
     let paint = Paint::stdout();
     let servers = match &inspection.servers[..] {
         // The URL says it, or its name does not matter.
@@ -65,8 +72,8 @@ fn lines(out: &mut dyn Write, shown: &str, inspection: &Inspection, measured: Me
                 let [p50, p99, max] = columns;
                 writeln!(out, "{name:10} {p50:>9}   {p99:>9}   {max:>9}")?;
             }
-            writeln!(out, "\n{}", wrapped(&meaning(trips), ""))?;
-            match trips.too_slow_for(DEFAULT_DEADLINE) {
+            writeln!(out, "\n{}", wrapped(&meaning(trips, deadline), ""))?;
+            match trips.too_slow_for(deadline) {
                 None => Ok(()),
                 Some(slow) => writeln!(
                     out,
@@ -104,7 +111,7 @@ fn where_(inspection: &Inspection, finding: &Finding) -> String {
 }
 
 /// The measurements in a sentence or two.
-fn meaning(trips: &RoundTrips) -> String {
+fn meaning(trips: &RoundTrips, deadline: Duration) -> String {
     let (ping, decision) = (trips.ping.percentile(50), trips.decision.percentile(50));
     let more = decision.saturating_sub(ping);
     let per_second = 1_000_000 / decision.as_micros().max(1);
@@ -115,10 +122,10 @@ fn meaning(trips: &RoundTrips) -> String {
         millis(more),
         grouped(u64::try_from(per_second).unwrap_or(u64::MAX)),
     );
-    if trips.decision.percentile(99) > DEFAULT_DEADLINE {
+    if trips.decision.percentile(99) > deadline {
         text += &format!(
-            " One in a hundred takes longer than {} ms, after which `tidegate serve` decides without the store by default.",
-            DEFAULT_DEADLINE.as_millis()
+            " One in a hundred takes longer than {} ms (near.deadline_ms), after which `tidegate serve` decides without the store.",
+            deadline.as_millis()
         );
     }
     text
@@ -130,7 +137,7 @@ fn millis(duration: Duration) -> String {
     format!("{}.{:02} ms", hundredths / 100, hundredths % 100)
 }
 
-fn as_json(shown: &str, inspection: &Inspection, measured: Measured<'_>) -> Value {
+fn as_json(shown: &str, inspection: &Inspection, measured: Measured<'_>, deadline: Duration) -> Value {
     let finding = |finding: &Finding| {
         json!({
             "severity": finding.severity.name(),
@@ -162,7 +169,8 @@ fn as_json(shown: &str, inspection: &Inspection, measured: Measured<'_>) -> Valu
         Some(Ok(trips)) => {
             json["round_trip"] = times(&trips.ping);
             json["decision"] = times(&trips.decision);
-            if let Some(slow) = trips.too_slow_for(DEFAULT_DEADLINE) {
+            json["deadline_ms"] = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX).into();
+            if let Some(slow) = trips.too_slow_for(deadline) {
                 json["slow"] = slow.to_string().into();
             }
         }

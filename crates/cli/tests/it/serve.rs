@@ -555,4 +555,11 @@ fn a_store_that_is_far_away_is_told() {
         flat.contains("warning a decision of the store takes") && flat.contains("set near.deadline_ms to"),
         "{said}"
     );
+    let doctor = ["doctor", "--store", proxy.url(), "--samples", "5", "--deadline-ms", "1000"];
+    let output = tidegate(&doctor).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(!said.contains("a decision of the store takes"), "six milliseconds are little of a second: {said}");
+    let output = tidegate(&[&doctor[..], &["--json"]].concat()).output().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&json["deadline_ms"], &json["slow"]), (&1000.into(), &serde_json::Value::Null));
 }
