@@ -35,6 +35,7 @@ pub(super) enum Heard {
     /// It decides.
     Answer,
     /// It answers this call with an error. That may be about the call alone.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only Redis has errors that are told apart"))]
     Error(Reason),
     /// It does not answer.
     Silence {
