@@ -26,6 +26,7 @@ mod gateway;
 mod port;
 mod proxy;
 mod resp;
+mod scripted;
 mod sentinel;
 mod server;
 mod shim;
@@ -44,6 +45,7 @@ pub use flavor::{Flavor, node_client, openapi_validator, python_client, redis_be
 pub use gateway::{Gateway, GatewayKind};
 pub use proxy::{Counts, Fault, FaultProxy};
 pub use resp::{Client, Reply};
+pub use scripted::ScriptedPeer;
 pub use sentinel::Sentinels;
 pub use server::Server;
 pub use shim::ClockShim;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use prost::Message;
 use tidegate::http::{ClientIp, Found};
-use tidegate::{Limits, ManualClock, Memory, Timestamp};
+use tidegate::{Check, Connect, Connecting, Limits, Link, ManualClock, Memory, Redis, Store, Timestamp};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio::sync::watch;
 
@@ -25,7 +25,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 pub type Target = fn(&[u8]);
 
 /// All targets and their names, as in `fuzz/fuzz_targets/`.
-pub const TARGETS: [(&str, Target); 9] = [
+pub const TARGETS: [(&str, Target); 11] = [
     ("resp", resp),
     ("json", json),
     ("rules", rules),
@@ -35,6 +35,8 @@ pub const TARGETS: [(&str, Target); 9] = [
     ("xff_ip", xff_ip),
     ("forward", forward),
     ("snapshot_load", snapshot_load),
+    ("redis_reply", redis_reply),
+    ("redis_peer", redis_peer),
 ];
 
 /// A conversation with the RESP door, cut into pieces: as many whole values come back as commands were whole, whatever the cuts,
@@ -313,6 +315,69 @@ pub fn forward(data: &[u8]) {
         assert!(if whole { [204, 400, 403, 429].contains(&status) } else { status == 400 }, "{status}: {headers:?}");
     });
     assert!(began.elapsed() < LONGEST, "{:?}", began.elapsed());
+}
+
+/// Replies of a Redis server: the same values or the same refusal however they are cut, bounded, and written and read again the same.
+///
+/// The first byte says how large the pieces are.
+pub fn redis_reply(data: &[u8]) {
+    tidegate::fuzzing::replies(data);
+}
+
+/// A Redis server that answers each piece that it reads with the next part of `data`, and then closes: every call ends with an answer or an error, in time.
+///
+/// The first byte says what the server is to be, and a byte 0xff ends a part.
+pub fn redis_peer(data: &[u8]) {
+    let Some((first, script)) = data.split_first() else { return };
+    let url = match first % 4 {
+        0 | 1 => "redis://192.0.2.1:6379",
+        2 => "redis+cluster://192.0.2.1:6379",
+        _ => "redis+sentinel://192.0.2.1:26379/primary",
+    };
+    let began = Instant::now();
+    // Waits take no time: the clock goes on by itself when there is nothing to do.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    runtime.expect("a runtime").block_on(async {
+        let url = url.parse().expect("an address of a store");
+        let redis = Redis::builder(url).connector(Scripted(script.into())).seed(7).build().expect("a store");
+        if first % 4 == 1 {
+            if let Ok(found) = redis.inspect().await {
+                assert!(!found.to_string().is_empty());
+            }
+            return;
+        }
+        for (key, limits) in [("one", "3/min"), ("two", "2/h; 5 concurrent ttl 1m"), ("one", "3/min")] {
+            let limits: Limits = limits.parse().expect("limits");
+            if let Err(error) = redis.decide(&Check::new().charge(key, &limits, 1)).await {
+                let text = error.to_string();
+                assert!(!text.is_empty() && text.len() < 1 << 12 && !text.contains('\n'), "{text:?}");
+            }
+        }
+    });
+    assert!(began.elapsed() < LONGEST, "{:?}", began.elapsed());
+}
+
+/// Every connection answers by the same script.
+struct Scripted(std::sync::Arc<[u8]>);
+
+impl Connect for Scripted {
+    fn connect(&self, _: &str) -> Connecting {
+        let (near, mut far) = duplex(1 << 12);
+        let script = std::sync::Arc::clone(&self.0);
+        tokio::spawn(async move {
+            let mut commands = [0; 1 << 12];
+            for part in script.split(|byte| *byte == 0xff) {
+                match far.read(&mut commands).await {
+                    Ok(1..) => {}
+                    _ => return,
+                }
+                if far.write_all(part).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Box::pin(async move { Ok(Box::new(near) as Box<dyn Link>) })
+    }
 }
 
 fn gate() -> Gate {

@@ -67,6 +67,9 @@ pub use near::{
     BreakerState, DEFAULT_DEADLINE, Near, NearBuilder, NearStats, NodesFrom, OnFailure, StoreState, StoreStatus,
     SyncMode, Terms,
 };
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use redis::wire::fuzzing;
 #[cfg(feature = "redis")]
 pub use redis::{
     ClearError, Connect, Connecting, DEFAULT_WITNESS_KEYS, Failure, FailureKind, Finding, Inspection, InvalidNamespace,

@@ -8,6 +8,7 @@ mod doctor;
 mod explain;
 mod floods;
 mod greeting;
+mod hostile_store;
 mod limits;
 mod mistakes;
 mod proxy;

@@ -56,6 +56,16 @@ fn snapshot_load_holds() {
 }
 
 #[test]
+fn redis_reply_holds() {
+    runs("redis_reply");
+}
+
+#[test]
+fn redis_peer_holds() {
+    runs("redis_peer");
+}
+
+#[test]
 fn every_target_is_a_program_of_the_fuzzer() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fuzz_targets");
     let mut files: Vec<String> =

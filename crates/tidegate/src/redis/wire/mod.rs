@@ -30,6 +30,8 @@ mod conn;
 mod counters;
 mod dial;
 mod driver;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod handshake;
 mod node;
 mod outcome;

@@ -2,12 +2,15 @@
 //!
 //! A reply is read in two steps. [`Scanner`] finds out where it ends, looking at every byte once however it is cut up, and
 //! refuses what is malformed or too large before it is all there. [`decode`] then makes a [`Value`] of a reply that is
-//! complete. Nothing is ever allocated because a reply announces a length; only bytes that have come count.
+//! complete. Nothing is ever allocated because a reply announces a length; only bytes that have come count. Neither step
+//! recurses: how deep a reply nests and how many attributes it has is up to the server, so both are counted and bounded.
 
 use std::fmt;
 
 /// How deep replies may be nested. `CLUSTER SLOTS`, the deepest we ask for, needs five levels.
 const MAX_DEPTH: usize = 16;
+/// How many attributes one reply may have. We ask for none; a server that has some to tell sends one before a value.
+const MAX_ATTRIBUTES: usize = 64;
 /// The longest line that carries a number. Twenty digits and a sign are the longest that is one.
 const MAX_NUMBER_LINE: usize = 32;
 
@@ -79,6 +82,8 @@ pub(super) enum Malformed {
     TooLarge,
     /// Nested too deep, or a push message inside a reply.
     TooDeep,
+    /// More attributes than any server has to tell about one reply.
+    TooManyAttributes,
 }
 
 impl fmt::Display for Malformed {
@@ -87,6 +92,9 @@ impl fmt::Display for Malformed {
             Malformed::Garbage => "it is not RESP",
             Malformed::TooLarge => "it is too large",
             Malformed::TooDeep => "it is nested too deep",
+            Malformed::TooManyAttributes => {
+                return write!(f, "it has more than {MAX_ATTRIBUTES} attributes");
+            }
         })
     }
 }
@@ -103,6 +111,8 @@ pub(super) struct Scanner {
     /// How many elements each open list still lacks; the innermost is the last of `depth`.
     open: [usize; MAX_DEPTH],
     depth: usize,
+    /// How many attributes the reply has so far.
+    attributes: usize,
 }
 
 impl Scanner {
@@ -140,6 +150,10 @@ impl Scanner {
                     let count = parse_length(line, kind == b'*', max)?.unwrap_or(0);
                     let count = if matches!(kind, b'%' | b'|') { count * 2 } else { count };
                     if kind == b'|' {
+                        self.attributes += 1;
+                        if self.attributes > MAX_ATTRIBUTES {
+                            return Err(Malformed::TooManyAttributes);
+                        }
                         // Attributes go before the value they are about and do not count as one.
                         if self.depth == 0 {
                             self.push(1)?;
@@ -221,21 +235,88 @@ impl Scanner {
 /// The value of a reply that [`Scanner`] found complete.
 pub(super) fn decode(bytes: &[u8]) -> Result<Value, Malformed> {
     let mut rest = bytes;
-    let value = decode_next(&mut rest, 0)?;
-    if rest.is_empty() { Ok(value) } else { Err(Malformed::Garbage) }
+    // Lists that lack elements, the innermost last. A reply that is no list allocates nothing for it.
+    let mut open: Vec<List> = Vec::new();
+    loop {
+        let mut done = match decode_element(&mut rest)? {
+            Element::Value(value) => Some(value),
+            Element::List(list) if list.lacking == 0 => list.closed(),
+            Element::List(list) => {
+                if open.len() == MAX_DEPTH {
+                    return Err(Malformed::TooDeep);
+                }
+                open.push(list);
+                None
+            }
+        };
+        // A value may be the last of its list, and that list the last of its own. An attribute is no element of the list
+        // around it: the value that it is about comes next.
+        while let Some(value) = done {
+            let Some(mut list) = open.pop() else {
+                return if rest.is_empty() { Ok(value) } else { Err(Malformed::Garbage) };
+            };
+            if list.kind != b'|' {
+                list.items.push(value);
+            }
+            list.lacking -= 1;
+            if list.lacking > 0 {
+                open.push(list);
+                break;
+            }
+            done = list.closed();
+        }
+    }
 }
 
-fn decode_next(rest: &mut &[u8], depth: usize) -> Result<Value, Malformed> {
-    if depth > MAX_DEPTH {
-        return Err(Malformed::TooDeep);
+/// What a line of a reply begins.
+enum Element {
+    Value(Value),
+    List(List),
+}
+
+/// A list whose elements follow.
+struct List {
+    /// The byte that it began with.
+    kind: u8,
+    /// How many elements have not come yet; pairs are two.
+    lacking: usize,
+    items: Vec<Value>,
+}
+
+impl List {
+    fn new(kind: u8, count: usize, rest: &[u8]) -> Self {
+        // An element takes three bytes at least, and all of them are here. What an attribute tells is not kept.
+        let most = if kind == b'|' { 0 } else { rest.len() / 3 + 1 };
+        List { kind, lacking: count, items: Vec::with_capacity(count.min(most)) }
     }
+
+    /// The value of a list that is complete; none of an attribute.
+    fn closed(self) -> Option<Value> {
+        match self.kind {
+            b'|' => None,
+            b'>' => Some(Value::Push(self.items)),
+            b'%' => {
+                let mut pairs = Vec::with_capacity(self.items.len() / 2);
+                let mut items = self.items.into_iter();
+                while let (Some(key), Some(value)) = (items.next(), items.next()) {
+                    pairs.push((key, value));
+                }
+                Some(Value::Map(pairs))
+            }
+            _ => Some(Value::Array(self.items)),
+        }
+    }
+}
+
+/// Reads one line, and the bytes that belong to it.
+fn decode_element(rest: &mut &[u8]) -> Result<Element, Malformed> {
     let newline = rest.iter().position(|&byte| byte == b'\n').ok_or(Malformed::Garbage)?;
     let (line, after) = rest.split_at(newline + 1);
     let (&kind, line) = line.split_first().ok_or(Malformed::Garbage)?;
     let line = line.strip_suffix(b"\r\n").ok_or(Malformed::Garbage)?;
     *rest = after;
     let text = |line: &[u8]| String::from_utf8_lossy(line).into_owned();
-    Ok(match kind {
+    Ok(Element::Value(match kind {
         b'+' => Value::Simple(text(line)),
         b'-' => Value::Error(text(line)),
         b':' => Value::Int(parse_int(line).ok_or(Malformed::Garbage)?),
@@ -258,26 +339,14 @@ fn decode_next(rest: &mut &[u8], depth: usize) -> Result<Value, Malformed> {
         },
         b'*' | b'~' | b'>' => match parse_length(line, true, usize::MAX)? {
             None => Value::Nil,
-            Some(count) => {
-                // An element takes three bytes at least, and all of them are here.
-                let mut items = Vec::with_capacity(count.min(rest.len() / 3 + 1));
-                for _ in 0..count {
-                    items.push(decode_next(rest, depth + 1)?);
-                }
-                if kind == b'>' { Value::Push(items) } else { Value::Array(items) }
-            }
+            Some(count) => return Ok(Element::List(List::new(kind, count, rest))),
         },
         b'%' | b'|' => {
-            let count = parse_length(line, false, usize::MAX)?.unwrap_or(0);
-            let mut pairs = Vec::with_capacity(count.min(rest.len() / 6 + 1));
-            for _ in 0..count {
-                pairs.push((decode_next(rest, depth + 1)?, decode_next(rest, depth + 1)?));
-            }
-            // Attributes say something about the value that follows; it is the value that was asked for.
-            if kind == b'|' { decode_next(rest, depth)? } else { Value::Map(pairs) }
+            let pairs = parse_length(line, false, usize::MAX / 2)?.unwrap_or(0);
+            return Ok(Element::List(List::new(kind, pairs * 2, rest)));
         }
         _ => return Err(Malformed::Garbage),
-    })
+    }))
 }
 
 fn parse_int(text: &[u8]) -> Option<i64> {

@@ -1,9 +1,9 @@
 //! Keys that somebody else has written to: a clear error or a repair on the strict side, never a crash, never unlimited.
 
 use tidegate::{Check, Id, Limits, ManualClock, Op, Redis, Store, StoreError, Timestamp};
-use tidegate_testkit::{Flavor, Reply, Server};
+use tidegate_testkit::{Flavor, Reply, ScriptedPeer, Server};
 
-use super::{assert_all_expire, runtime, store};
+use super::{assert_all_expire, at, runtime, store};
 use crate::conformance::Random;
 
 const LIMITS: [&str; 7] = [
@@ -36,6 +36,25 @@ async fn take(redis: &Redis, limits: &Limits, id: Option<u64>) -> Result<bool, S
         check = check.with_id(Id(id));
     }
     Ok(redis.decide(&check).await?.allowed())
+}
+
+#[test]
+fn a_flood_of_attributes_is_an_error_and_no_overflow_of_the_stack() {
+    let flood = |attributes: usize| format!("{}$1\r\na\r\n", "|0\r\n".repeat(attributes)).into_bytes();
+    let greeting = b"%1\r\n+proto\r\n:3\r\n".to_vec();
+    for parts in [
+        vec![flood(1_000_000)],
+        vec![flood(16_000)],
+        vec![greeting.clone(), flood(1_000_000)],
+        vec![greeting.clone(), flood(16_000)],
+    ] {
+        let peer = ScriptedPeer::start(parts);
+        runtime().block_on(async {
+            let redis = at(&peer.url()).build().unwrap();
+            let error = take(&redis, &"1/s".parse().unwrap(), None).await.unwrap_err().to_string();
+            assert!(error.contains("was refused: it has more than 64 attributes"), "{error}");
+        });
+    }
 }
 
 #[test]

@@ -126,6 +126,8 @@ fn every_kind_of_reply_is_understood() {
         (">1\r\n+x\r\n", Value::Push(vec![Value::Simple("x".into())])),
         ("|1\r\n+ttl\r\n:5\r\n:7\r\n", Value::Int(7)),
         ("|0\r\n:7\r\n", Value::Int(7)),
+        ("|0\r\n|1\r\n|0\r\n+a\r\n*1\r\n:9\r\n:7\r\n", Value::Int(7)),
+        ("%1\r\n|0\r\n+k\r\n*0\r\n", Value::Map(vec![(Value::Simple("k".into()), Value::Array(vec![]))])),
         ("*2\r\n:1\r\n|1\r\n+a\r\n+b\r\n:2\r\n", Value::Array(vec![Value::Int(1), Value::Int(2)])),
     ] {
         assert_eq!(fed(bytes.as_bytes(), &[]), Ok((vec![value.clone()], 0)), "{bytes:?}");
@@ -167,6 +169,24 @@ fn what_is_no_reply_is_refused_as_soon_as_it_shows() {
     }
     assert_eq!(fed(&"*1\r\n".repeat(17).into_bytes(), &[]), Err(TooDeep));
     assert_eq!(fed(&[b"+".as_slice(), &vec![b'x'; MAX + 1]].concat(), &[]), Err(TooLarge));
+}
+
+#[test]
+fn attributes_and_levels_cost_no_stack_and_are_bounded() {
+    let reply = |attributes: usize| format!("{}+OK\r\n", "|0\r\n".repeat(attributes)).into_bytes();
+    assert_eq!(fed(&reply(64), &[]), Ok((vec![Value::Simple("OK".into())], 0)));
+    assert_eq!(fed(&reply(65), &[]), Err(Malformed::TooManyAttributes));
+    // Without the scanner before it: what is decoded needs no stack either, on a thread that has almost none.
+    let deep = move || {
+        let floods = [reply(1_000_000), format!("*1\r\n{}:1\r\n", "|1\r\n+a\r\n+b\r\n".repeat(1_000_000)).into_bytes()];
+        (floods.map(|flood| decode(&flood)), decode(&b"*1\r\n".repeat(1_000_000)))
+    };
+    let (flat, nested) = std::thread::Builder::new().stack_size(64 << 10).spawn(deep).unwrap().join().unwrap();
+    assert_eq!(flat, [Ok(Value::Simple("OK".into())), Ok(Value::Array(vec![Value::Int(1)]))]);
+    assert_eq!(nested, Err(Malformed::TooDeep));
+    // Sixteen levels are taken, in any mixture.
+    let nested = |levels: usize| [b"*1\r\n".repeat(levels), b":1\r\n".to_vec()].concat();
+    assert!(fed(&nested(16), &[]).is_ok() && fed(&nested(17), &[]) == Err(Malformed::TooDeep));
 }
 
 #[test]
