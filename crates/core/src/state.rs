@@ -30,7 +30,7 @@ impl Record {
         self.state.idle_at()
     }
 
-    /// How many bytes it holds beside itself, or a few more.
+    /// How many bytes are allocated for it beside itself, with what an allocator needs for its blocks.
     pub fn heap_bytes(&self) -> usize {
         let state = match &self.state {
             State::Sliding { steps, .. } => steps.heap_bytes(),
@@ -38,7 +38,17 @@ impl Record {
             State::Concurrent { leases } => leases.heap_bytes(),
             State::Idle | State::Bucket { .. } | State::Window { .. } | State::Estimate { .. } => 0,
         };
-        state + self.receipts.0.capacity() * size_of::<Receipt>()
+        state + block::<Receipt>(self.receipts.0.capacity())
+    }
+}
+
+/// What an allocator takes for a block of so many values: a word of its own, in steps of two words, and four at least. So does that of GNU/Linux; others have
+/// steps that come to about the same.
+pub(crate) fn block<T>(count: usize) -> usize {
+    const WORD: usize = size_of::<usize>();
+    match count * size_of::<T>() {
+        0 => 0,
+        bytes => (bytes + WORD).next_multiple_of(2 * WORD).max(4 * WORD),
     }
 }
 

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use arc_swap::{ArcSwap, Guard};
+use parking_lot::Mutex;
 use tidegate::http::ClientIp;
 use tidegate::{
-    Awaited, Check, Decision, Id, Limit, Limiter, MAX_KEY_BYTES, Memory, Near, OnFailure, Op, Redis, Scope, Series,
-    Source, Store, StoreError, Subject, Timestamp, Verdict,
+    Awaited, Check, Decision, Id, Limit, Limiter, MAX_KEY_BYTES, Memory, Near, OnFailure, Op, Redis, ReservedLimits,
+    Scope, Series, Source, Store, StoreError, Subject, Timestamp, Verdict,
 };
 
 use crate::http::Manners;
@@ -105,6 +106,8 @@ struct Inner {
     observer: Observer,
     /// Ends leases, and goes on trying while the store does not answer.
     leases: Limiter,
+    /// The limits of all rules, if the store is in memory: callers bring others, and must not take their room.
+    reserved: Mutex<Option<ReservedLimits>>,
 }
 
 /// What the rules say about a request.
@@ -209,7 +212,8 @@ impl Gate {
             Backend::Near(near, _) => leases.near(near.clone()),
         };
         let leases = leases.build();
-        let inner = Inner { store, rules, domains, terms, manners, clients, requests, observer, leases };
+        let reserved = Mutex::default();
+        let inner = Inner { store, rules, domains, terms, manners, clients, requests, observer, leases, reserved };
         let gate = Gate { inner: Arc::new(inner), door: Door::default() };
         gate.name_rules();
         gate
@@ -220,9 +224,19 @@ impl Gate {
         &self.inner.observer
     }
 
-    /// Tells which names of rules there are.
+    /// Tells which names of rules there are, and the store which limits.
     fn name_rules(&self) {
         let (rules, domains) = (self.inner.rules.load(), self.inner.domains.load());
+        if let Backend::Memory(memory) = &self.inner.store {
+            let all = rules.iter().chain(domains.rules());
+            let budgets = all.flat_map(|rule| rule.overrides.iter().map(|other| &other.budget).chain([&rule.budget]));
+            let limits = budgets.flat_map(|budget| match budget {
+                Budget::Limits(limits) => limits.as_slice(),
+                Budget::Unlimited | Budget::Deny | Budget::Exempt => &[],
+            });
+            let reserved = memory.reserve_limits(limits);
+            *self.inner.reserved.lock() = Some(reserved);
+        }
         let named = rules.iter().chain(domains.rules()).map(|rule| (&rule.name, rule.mode == Mode::Shadow));
         self.inner.observer.metrics().set_rules(named);
     }

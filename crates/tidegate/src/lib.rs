@@ -61,7 +61,9 @@ pub use acquire::{Acquire, AcquireError, Pass};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use held::{Lease, Reservation};
 pub use limiter::{Ask, Limiter, LimiterBuilder};
-pub use memory::{Awaited, DEFAULT_MAX_KEYS, Gate, LoadError, Loaded, Memory, MemoryBuilder, Overflow, Saved, Series};
+pub use memory::{
+    Awaited, DEFAULT_MAX_KEYS, Gate, LoadError, Loaded, Memory, MemoryBuilder, Overflow, ReservedLimits, Saved, Series,
+};
 pub use missing::Missing;
 pub use near::{
     BreakerState, DEFAULT_DEADLINE, Near, NearBuilder, NearStats, NodesFrom, OnFailure, StoreState, StoreStatus,

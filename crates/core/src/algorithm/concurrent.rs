@@ -2,6 +2,7 @@
 //!
 //! Nobody has to clean up after a crash: a lease that is never released stops counting after its ttl.
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::cmp::max;
@@ -10,6 +11,7 @@ use super::Kernel;
 use super::pieces::{take_back, until_ended};
 use crate::Id;
 use crate::exact::exact_sum;
+use crate::state::block;
 use crate::time::Timestamp;
 
 /// The parameters of a concurrency limit.
@@ -25,9 +27,7 @@ pub struct Concurrent {
 /// What a concurrency limit keeps for a key: the leases that live, in the order in which they end.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Leases {
-    leases: BTreeMap<Place, Lease>,
-    /// Where the lease of an id is; those that nobody named are not in it.
-    places: BTreeMap<Id, Place>,
+    leases: Kept,
     total: u64,
     newest: Timestamp,
     granted: u64,
@@ -48,15 +48,13 @@ pub struct Lease {
 }
 
 impl Leases {
-    /// The nodes of a tree are half full at least.
     pub(crate) fn heap_bytes(&self) -> usize {
-        let (leases, places) = (size_of::<(Place, Lease)>(), size_of::<(Id, Place)>());
-        2 * (self.leases.len() * leases + self.places.len() * places)
+        self.leases.heap_bytes()
     }
 
     /// How many were granted so far, and with each lease how many were before it.
     pub(crate) fn parts(&self) -> (u64, impl Iterator<Item = (u64, Lease)> + '_) {
-        (self.granted, self.leases.iter().map(|((_, number), lease)| (*number, *lease)))
+        (self.granted, self.leases.iter().map(|((_, number), lease)| (number, lease)))
     }
 
     /// Those of somebody who kept them elsewhere; `None` if they come to too much, or two are one.
@@ -65,7 +63,7 @@ impl Leases {
         let mut own = Leases { newest, granted, ..Leases::default() };
         for (number, lease) in leases {
             let place = (lease.deadline, *number);
-            let is_another = *number < granted && !own.leases.contains_key(&place);
+            let is_another = *number < granted && !own.leases.has(place);
             if !is_another || (lease.id != Id::NONE && own.holds(lease.id)) {
                 return None;
             }
@@ -76,7 +74,7 @@ impl Leases {
 
     /// The leases, the one that ends first at the front.
     pub fn iter(&self) -> impl Iterator<Item = Lease> + '_ {
-        self.leases.values().copied()
+        self.leases.iter().map(|(_, lease)| lease)
     }
 
     /// What they hold together.
@@ -91,41 +89,36 @@ impl Leases {
 
     /// Whether `id` holds a lease.
     pub(crate) fn holds(&self, id: Id) -> bool {
-        self.places.contains_key(&id)
+        self.leases.place_of(id).is_some()
     }
 
     /// What the lease of `id` holds.
     pub(crate) fn held(&self, id: Id) -> u64 {
-        self.places.get(&id).and_then(|place| self.leases.get(place)).map_or(0, |lease| lease.cost)
+        self.leases.place_of(id).and_then(|place| self.leases.get(place)).map_or(0, |lease| lease.cost)
     }
 
     /// Ends the lease of `id` and returns what it held: nothing, if it has ended already.
     pub(crate) fn release(&mut self, id: Id) -> u64 {
-        let lease = self.places.remove(&id).and_then(|place| self.leases.remove(&place));
+        let lease = self.leases.place_of(id).and_then(|place| self.leases.remove(place));
         let held = lease.map_or(0, |lease| lease.cost);
         self.total -= held;
         held
     }
 
     pub(crate) fn idle_at(&self) -> Timestamp {
-        self.leases.last_key_value().map_or(Timestamp::EPOCH, |((end, _), _)| *end)
+        self.leases.last().map_or(Timestamp::EPOCH, |(end, _)| end)
     }
 
     /// The leases that [`age`](Leases::age) will forget, and where they were.
     pub(crate) fn ended(&self, now: Timestamp) -> Vec<(Place, Lease)> {
         let now = max(now, self.newest);
-        let ended = self.leases.iter().take_while(|(_, lease)| lease.deadline <= now);
-        ended.map(|(place, lease)| (*place, *lease)).collect()
+        self.leases.iter().take_while(|(_, lease)| lease.deadline <= now).collect()
     }
 
     /// Forgets the leases whose time is up; needs no parameters, because each lease knows its own deadline.
     pub(crate) fn age(&mut self, now: Timestamp) -> Timestamp {
         let now = if self.leases.is_empty() { now } else { max(now, self.newest) };
-        while let Some(first) = self.leases.first_entry().filter(|first| first.get().deadline <= now) {
-            let lease = first.remove();
-            self.places.remove(&lease.id);
-            self.total -= lease.cost;
-        }
+        self.total -= self.leases.remove_ended(now);
         now
     }
 
@@ -134,7 +127,7 @@ impl Leases {
         let by_us = self.newest.micros_since(now);
         let Leases { leases, granted, newest, .. } = core::mem::take(self);
         (self.granted, self.newest) = (granted, newest.minus(by_us));
-        for ((_, number), lease) in leases {
+        for ((_, number), lease) in leases.iter() {
             let deadline = lease.deadline.minus(by_us);
             self.put((deadline, number), Lease { deadline, ..lease });
         }
@@ -150,10 +143,209 @@ impl Leases {
     fn put(&mut self, place: Place, lease: Lease) {
         self.total += lease.cost;
         self.leases.insert(place, lease);
+    }
+}
+
+/// So many leases are kept in a list. A key has one or two as a rule, and a tree of one takes as much as a tree of eleven.
+const FEW: usize = 32;
+
+/// Leases in the order of their places: a list of few, two trees of many.
+#[derive(Clone, Debug)]
+enum Kept {
+    Few(Vec<(u64, Lease)>),
+    Many(Box<Many>),
+}
+
+/// Leases by place, and where the lease of an id is; those that nobody named are not in it.
+#[derive(Clone, Debug, Default)]
+struct Many {
+    leases: BTreeMap<Place, Lease>,
+    places: BTreeMap<Id, Place>,
+}
+
+impl Default for Kept {
+    fn default() -> Self {
+        Kept::Few(Vec::new())
+    }
+}
+
+impl PartialEq for Kept {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl Eq for Kept {}
+
+impl Kept {
+    fn heap_bytes(&self) -> usize {
+        match self {
+            Kept::Few(few) => block::<(u64, Lease)>(few.capacity()),
+            Kept::Many(many) => {
+                block::<Many>(1) + tree_bytes::<Place, Lease>(&many.leases) + tree_bytes::<Id, Place>(&many.places)
+            }
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Kept::Few(few) => few.len(),
+            Kept::Many(many) => many.leases.len(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (Place, Lease)> + '_ {
+        let (few, many) = match self {
+            Kept::Few(few) => (Some(few), None),
+            Kept::Many(many) => (None, Some(many)),
+        };
+        let few = few.into_iter().flatten().map(|(number, lease)| ((lease.deadline, *number), *lease));
+        let many = many.into_iter().flat_map(|many| &many.leases).map(|(place, lease)| (*place, *lease));
+        few.chain(many)
+    }
+
+    fn last(&self) -> Option<Place> {
+        match self {
+            Kept::Few(few) => few.last().map(place_in_list),
+            Kept::Many(many) => many.leases.last_key_value().map(|(place, _)| *place),
+        }
+    }
+
+    fn has(&self, place: Place) -> bool {
+        self.get(place).is_some()
+    }
+
+    fn get(&self, place: Place) -> Option<Lease> {
+        match self {
+            Kept::Few(few) => few.binary_search_by_key(&place, place_in_list).ok().map(|index| few[index].1),
+            Kept::Many(many) => many.leases.get(&place).copied(),
+        }
+    }
+
+    /// Where the lease of `id` is.
+    fn place_of(&self, id: Id) -> Option<Place> {
+        match self {
+            Kept::Few(_) if id == Id::NONE => None,
+            Kept::Few(few) => few.iter().find(|(_, lease)| lease.id == id).map(place_in_list),
+            Kept::Many(many) => many.places.get(&id).copied(),
+        }
+    }
+
+    fn insert(&mut self, place: Place, lease: Lease) {
+        match self {
+            Kept::Few(few) if few.len() < FEW => {
+                if let Err(index) = few.binary_search_by_key(&place, place_in_list) {
+                    if few.len() == few.capacity() {
+                        // As much again, and one to begin with.
+                        few.reserve_exact(few.len().max(1));
+                    }
+                    few.insert(index, (place.1, lease));
+                }
+            }
+            Kept::Few(_) => {
+                let mut many = Box::<Many>::default();
+                self.iter().for_each(|(place, lease)| many.insert(place, lease));
+                many.insert(place, lease);
+                *self = Kept::Many(many);
+            }
+            Kept::Many(many) => many.insert(place, lease),
+        }
+    }
+
+    fn remove(&mut self, place: Place) -> Option<Lease> {
+        match self {
+            Kept::Few(few) => {
+                let index = few.binary_search_by_key(&place, place_in_list).ok()?;
+                Some(few.remove(index).1)
+            }
+            Kept::Many(many) => {
+                let lease = many.leases.remove(&place)?;
+                many.places.remove(&lease.id);
+                self.make_small();
+                Some(lease)
+            }
+        }
+    }
+
+    /// Removes the leases whose time is up at `now`, and returns what they held.
+    fn remove_ended(&mut self, now: Timestamp) -> u64 {
+        let mut held = 0;
+        match self {
+            Kept::Few(few) => {
+                let ended = few.partition_point(|(_, lease)| lease.deadline <= now);
+                held = few.drain(..ended).map(|(_, lease)| lease.cost).sum();
+            }
+            Kept::Many(many) => {
+                while let Some(first) = many.leases.first_entry().filter(|first| first.get().deadline <= now) {
+                    let lease = first.remove();
+                    many.places.remove(&lease.id);
+                    held += lease.cost;
+                }
+                self.make_small();
+            }
+        }
+        held
+    }
+
+    /// Takes up to so many units from the leases that end last, and removes those that have nothing left.
+    fn take_back(&mut self, units: u64) -> u64 {
+        match self {
+            Kept::Few(few) => {
+                let back = take_back(units, few.iter_mut().rev().map(|(_, lease)| &mut lease.cost));
+                few.retain(|(_, lease)| lease.cost > 0);
+                back
+            }
+            Kept::Many(many) => {
+                let Many { leases, places } = &mut **many;
+                let back = take_back(units, leases.values_mut().rev().map(|lease| &mut lease.cost));
+                leases.retain(|_, lease| {
+                    if lease.cost == 0 {
+                        places.remove(&lease.id);
+                    }
+                    lease.cost > 0
+                });
+                self.make_small();
+                back
+            }
+        }
+    }
+
+    /// Back to a list, once it is short enough that it does not become a tree again at once.
+    fn make_small(&mut self) {
+        if self.len() <= FEW / 4 {
+            *self = Kept::Few(self.iter().map(|((_, number), lease)| (number, lease)).collect());
+        }
+    }
+}
+
+impl Many {
+    fn insert(&mut self, place: Place, lease: Lease) {
+        self.leases.insert(place, lease);
         if lease.id != Id::NONE {
             self.places.insert(lease.id, place);
         }
     }
+}
+
+fn place_in_list((number, lease): &(u64, Lease)) -> Place {
+    (lease.deadline, *number)
+}
+
+/// What a tree takes at the most: nodes have room for eleven pairs and hold five at least, but for the root; those with children have six at least.
+fn tree_bytes<K, V>(tree: &BTreeMap<K, V>) -> usize {
+    const ROOM: usize = 11;
+    const LEAST: usize = 5;
+    if tree.is_empty() {
+        return 0;
+    }
+    // With a node's parent, its place there and its length.
+    let node = block::<u8>(ROOM * (size_of::<K>() + size_of::<V>()) + 2 * size_of::<usize>());
+    let nodes = 1 + (tree.len() - 1) / LEAST;
+    nodes * node + (1 + nodes / (LEAST + 1)) * block::<usize>(ROOM + 1)
 }
 
 impl Kernel for Concurrent {
@@ -191,15 +383,8 @@ impl Kernel for Concurrent {
     }
 
     fn give_back(&self, state: &mut Leases, _now: Timestamp, units: u64, _charged_at: Option<Timestamp>) -> u64 {
-        let back = take_back(units, state.leases.values_mut().rev().map(|lease| &mut lease.cost));
-        let Leases { leases, places, total, .. } = state;
-        leases.retain(|_, lease| {
-            if lease.cost == 0 {
-                places.remove(&lease.id);
-            }
-            lease.cost > 0
-        });
-        *total -= back;
+        let back = state.leases.take_back(units);
+        state.total -= back;
         back
     }
 

@@ -10,6 +10,7 @@ use super::pieces::{take_back, until_ended};
 use super::{Kernel, Moved};
 use crate::Id;
 use crate::exact::exact_sum;
+use crate::state::block;
 use crate::time::Timestamp;
 
 /// The parameters of a log.
@@ -40,7 +41,7 @@ pub struct Entry {
 
 impl Entries {
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.entries.capacity() * size_of::<Entry>()
+        block::<Entry>(self.entries.capacity())
     }
 
     /// Those of somebody who kept them elsewhere, oldest first; `None` if they come to too much.

@@ -14,6 +14,7 @@ use super::pieces::{take_back, until_ended};
 use super::{Kernel, Moved};
 use crate::Id;
 use crate::exact::exact_sum;
+use crate::state::block;
 use crate::time::{EXACT, Timestamp};
 
 /// The parameters of a sliding window.
@@ -49,7 +50,7 @@ pub struct Step {
 
 impl Steps {
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.steps.capacity() * size_of::<Step>()
+        block::<Step>(self.steps.capacity())
     }
 
     /// Those of somebody who kept them elsewhere, oldest first; `None` if they come to too much.

@@ -3,6 +3,7 @@
 use tidegate_core::algorithm::Kernel;
 use tidegate_core::{Limit, Timestamp, Verdict};
 
+use super::interned::Pinned;
 use super::shard::Tag;
 use super::slots::Hash;
 use super::{Expected, Memory};
@@ -19,7 +20,7 @@ use super::{Expected, Memory};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Gate {
-    pub(super) memory: Memory,
+    pub(super) pinned: Pinned,
     pub(super) limit: Limit,
     pub(super) tag: Tag,
     /// What tells a key's state under this limit from its others.
@@ -34,7 +35,7 @@ impl Gate {
 
     /// The store.
     pub fn memory(&self) -> &Memory {
-        &self.memory
+        &self.pinned.memory
     }
 
     /// See [`Memory::check`].
@@ -42,7 +43,7 @@ impl Gate {
     #[inline(always)] // a call of its own would be a tenth more instructions
     pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K, cost: u64) -> Verdict {
         let expected = self.expect(key.as_ref());
-        self.ask(&expected, cost, self.memory.inner.clock.now())
+        self.ask(&expected, cost, self.pinned.memory.inner.clock.now())
     }
 
     /// See [`Memory::allows`].
@@ -50,7 +51,7 @@ impl Gate {
     #[inline(always)] // a call of its own would be a tenth more instructions
     pub fn allows<K: AsRef<[u8]> + ?Sized>(&self, key: &K, cost: u64) -> bool {
         let expected = self.expect(key.as_ref());
-        let Allowed(allowed) = self.ask(&expected, cost, self.memory.inner.clock.now());
+        let Allowed(allowed) = self.ask(&expected, cost, self.pinned.memory.inner.clock.now());
         allowed
     }
 
@@ -92,8 +93,8 @@ impl Gate {
     #[inline(always)]
     fn ask_many<K: AsRef<[u8]>, A: Answer, T>(&self, asks: &[(K, u64)], answers: &mut Vec<T>, told: impl Fn(A) -> T) {
         const AHEAD: usize = 16;
-        let now = self.memory.inner.clock.now();
-        let mut next = [self.memory.inner.expect_nobody(); AHEAD];
+        let now = self.pinned.memory.inner.clock.now();
+        let mut next = [self.pinned.memory.inner.expect_nobody(); AHEAD];
         for asks in asks.chunks(AHEAD) {
             for (next, (key, _)) in next.iter_mut().zip(asks) {
                 *next = self.expect(key.as_ref());
@@ -106,18 +107,18 @@ impl Gate {
 
     #[inline(always)]
     fn expect(&self, key: &[u8]) -> Expected<'_> {
-        let (order, other) = self.memory.inner.hashing.hash(key);
-        self.memory.inner.expect(Hash { order, other: other ^ self.other })
+        let (order, other) = self.pinned.memory.inner.hashing.hash(key);
+        self.pinned.memory.inner.expect(Hash { order, other: other ^ self.other })
     }
 
     #[inline(always)]
     fn ask<A: Answer>(&self, expected: &Expected<'_>, cost: u64, now: Timestamp) -> A {
-        self.memory.inner.check(expected, &self.limit, cost, now, |_| Some(self.tag))
+        self.pinned.memory.inner.check(expected, &self.limit, cost, now, |_| Some(self.tag))
     }
 
     #[inline(always)]
     fn ask_arrived<A: Answer>(&self, expected: &Expected<'_>, cost: u64, now: Timestamp) -> A {
-        self.memory.inner.check_arrived(expected, &self.limit, cost, now, |_| Some(self.tag))
+        self.pinned.memory.inner.check_arrived(expected, &self.limit, cost, now, |_| Some(self.tag))
     }
 }
 

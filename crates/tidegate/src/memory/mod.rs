@@ -31,7 +31,8 @@ pub(crate) use gate::Brief;
 pub use gate::Gate;
 use gate::{Allowed, Answer};
 use hash::Hashing;
-use interned::Interned;
+pub use interned::ReservedLimits;
+use interned::{Interned, Pinned};
 use line::Line;
 pub use overflow::Overflow;
 use overflow::{Ask, Held, Home, Overflows};
@@ -83,8 +84,8 @@ struct Inner {
     clock: Clock,
     max_keys_per_shard: usize,
     max_bytes: usize,
-    /// What all shards have allocated.
-    bytes: AtomicUsize,
+    /// What all shards, and the table of limits, have allocated.
+    bytes: Arc<AtomicUsize>,
     overflow: Overflow,
     overflows: Mutex<Overflows>,
     /// How many charges found no room.
@@ -148,7 +149,8 @@ impl MemoryBuilder {
     ///
     /// When they are used up, idle keys are forgotten; then new keys [overflow](Self::overflow), and so does whatever would have to grow: a hit under `log`, a
     /// lease under `concurrent`, another step of a `sliding`, a charge with an id. Where new keys share a bucket, those are denied: a hit cannot be kept elsewhere. Other keys
-    /// that are there stay exact. The bound may be passed by a few MiB, by as much as a table or a list of hits grows at once.
+    /// that are there stay exact. What is counted is what is allocated. At most 4 MiB more is used, and while a list of many
+    /// thousand hits or leases grows, as much as that list takes.
     pub fn max_bytes(mut self, bytes: usize) -> Self {
         self.max_bytes = bytes;
         self
@@ -169,7 +171,8 @@ impl MemoryBuilder {
     fn build_with(self, seeds: (u64, u64)) -> Memory {
         let shards = (self.max_keys / KEYS_PER_SHARD).min(self.max_bytes / BYTES_PER_SHARD).clamp(1, MAX_SHARDS);
         let shards = 1 << shards.ilog2();
-        let arena = Arc::new(Arena::new(shards));
+        let bytes = Arc::new(AtomicUsize::new(0));
+        let arena = Arc::new(Arena::new(shards, self.max_bytes, Arc::clone(&bytes)));
         let line = |number| Line::new(Shard::new(Arc::clone(&arena), number));
         Memory {
             inner: Arc::new(Inner {
@@ -179,11 +182,11 @@ impl MemoryBuilder {
                 arena,
                 hashing: Hashing::new(seeds.0, seeds.1),
                 seeds,
-                limits: Interned::new(),
+                limits: Interned::new(self.max_bytes, Arc::clone(&bytes)),
                 clock: self.clock,
                 max_keys_per_shard: self.max_keys / shards,
                 max_bytes: self.max_bytes,
-                bytes: AtomicUsize::new(0),
+                bytes,
                 overflow: self.overflow,
                 overflows: Mutex::default(),
                 without_room: AtomicU64::new(0),
@@ -268,8 +271,26 @@ impl Memory {
 
     /// This store under one limit: the fastest way to many decisions.
     pub fn gate(&self, limit: &Limit) -> Gate {
-        let tag = Tag::of(limit, &self.inner.limits);
-        Gate { memory: self.clone(), limit: *limit, tag, other: other_of(&Scope::AdHoc, limit, 0) }
+        let pinned = Pinned::new(self, limit, true);
+        let tag = Tag::of(pinned.number());
+        Gate { pinned, limit: *limit, tag, other: other_of(&Scope::AdHoc, limit, 0) }
+    }
+
+    /// Keeps keys under these limits in the least room, for as long as what is returned lives and whatever other limits callers bring.
+    ///
+    /// A bucket or a window takes a slot of 32 bytes that has a number for its limit. Limits get numbers as they come; up to 16 383 that nobody reserved have one
+    /// at a time, fewer with small [`max_bytes`](MemoryBuilder::max_bytes). Keys under further ones take about five times as much. So a program whose
+    /// callers bring limits of their own reserves those of its configuration. A [`Gate`] has its limit reserved.
+    ///
+    /// ```
+    /// use tidegate::{Limits, Memory};
+    /// let memory = Memory::new();
+    /// let configured: Limits = "10/s; 500/h".parse()?;
+    /// let _reserved = memory.reserve_limits(configured.as_slice());
+    /// # Ok::<(), tidegate::ParseError>(())
+    /// ```
+    pub fn reserve_limits<'a>(&self, limits: impl IntoIterator<Item = &'a Limit>) -> ReservedLimits {
+        ReservedLimits::new(self, limits)
     }
 
     /// The same for keys of any scope, for whoever has several at hand.
@@ -419,6 +440,7 @@ impl Inner {
                 return answer;
             }
         }
+        self.sweep_limits(now);
         let ask = Ask { limit, ordinal: 0, cost, reserved: 0, id: None, overflow: None };
         let mut shard = self.line(hash).shard.lock();
         if let Some(answer) = self.check_new(&mut shard, hash, limit, cost, now) {
@@ -453,7 +475,20 @@ impl Inner {
         Some(A::of(limit, bucket, outcome, cost))
     }
 
+    /// Looks for limits that no key refers to any more, a shard at a time, if there have been too many. For whoever holds no lock.
+    #[inline]
+    fn sweep_limits(&self, now: Timestamp) {
+        if self.limits.wants_sweep() {
+            self.limits.sweep(self.in_use().len(), now, |number, show| {
+                let mut shard = self.shards[number].shard.lock();
+                shard.show_limits(&self.limits, now, show);
+                shard.count(&self.bytes);
+            });
+        }
+    }
+
     fn decide(&self, check: &Check<'_>, now: Timestamp) -> Decision {
+        self.sweep_limits(now);
         let asks: Vec<(Hash, Ask<'_>)> = check
             .charges()
             .iter()
@@ -635,7 +670,7 @@ impl Inner {
     fn tag_of(&self, limit: &Limit) -> impl Fn((u64, u64)) -> Option<Tag> {
         move |words| {
             let packed = Packed::of(words);
-            (packed.limit(&self.limits) == Some(limit)).then(|| packed.tag())
+            packed.is_of(limit, &self.limits).then(|| packed.tag())
         }
     }
 

@@ -119,7 +119,8 @@ impl Overflows {
             Some(kept) => *kept = record,
             None => self.records.push((*ask.limit, ask.ordinal, record)),
         }
-        let now: usize = self.records.iter().map(|(_, _, record)| record.heap_bytes()).sum();
+        let heap: usize = self.records.iter().map(|(_, _, record)| record.heap_bytes()).sum();
+        let now = heap + self.records.capacity() * size_of::<(Limit, usize, Record)>();
         bytes.fetch_add(now.wrapping_sub(self.counted), Ordering::Relaxed);
         self.counted = now;
     }

@@ -5,6 +5,7 @@ use tidegate_core::{Limit, Timestamp, Verdict};
 #[cfg(feature = "tower")]
 use super::gate::Brief;
 use super::hash::Named;
+use super::interned::Pinned;
 use super::shard::Tag;
 use super::slots::Hash;
 use super::{Expected, Memory, other_of};
@@ -27,7 +28,7 @@ const AHEAD: usize = 16;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Series {
-    memory: Memory,
+    pinned: Pinned,
     limit: Limit,
     tag: Tag,
     /// What tells a key's state under this limit from its others.
@@ -42,8 +43,9 @@ impl Series {
             Scope::AdHoc => None,
             Scope::Rule(name) => Some(memory.inner.hashing.begin_named(name)),
         };
-        let tag = Tag::of(limit, &memory.inner.limits);
-        Series { memory: memory.clone(), limit: *limit, tag, other: other_of(scope, limit, 0), named }
+        let pinned = Pinned::new(memory, limit, false);
+        let tag = Tag::of(pinned.number());
+        Series { pinned, limit: *limit, tag, other: other_of(scope, limit, 0), named }
     }
 
     /// The limit.
@@ -53,7 +55,7 @@ impl Series {
 
     /// The store.
     pub fn memory(&self) -> &Memory {
-        &self.memory
+        &self.pinned.memory
     }
 
     /// Decides a charge of `cost` on each key, one after the other, each by itself, as [`check_subject`](Memory::check_subject) does, at a moment
@@ -66,7 +68,7 @@ impl Series {
         now: Timestamp,
         mut answer: impl FnMut(&'k [u8], Verdict),
     ) {
-        let inner = &*self.memory.inner;
+        let inner = &*self.pinned.memory.inner;
         let mut next = [inner.expect_nobody(); AHEAD];
         for keys in keys.chunks(AHEAD) {
             for (next, key) in next.iter_mut().zip(keys) {
@@ -81,7 +83,7 @@ impl Series {
     /// The same for one key.
     #[must_use = "let the request pass only if it is allowed"]
     pub fn check(&self, key: &[u8], cost: u64, now: Timestamp) -> Verdict {
-        self.memory.inner.check(&self.expect(key), &self.limit, cost, now, |_| Some(self.tag))
+        self.pinned.memory.inner.check(&self.expect(key), &self.limit, cost, now, |_| Some(self.tag))
     }
 
     /// The same for whoever wants to know no more than that.
@@ -89,16 +91,16 @@ impl Series {
     #[inline]
     pub(crate) fn check_briefly(&self, key: &[u8], cost: u64, now: Timestamp) -> Brief {
         // Nobody has another question at hand, so nothing is gained by more work that lets the next one begin early.
-        self.memory.inner.check_arrived(&self.expect(key), &self.limit, cost, now, |_| Some(self.tag))
+        self.pinned.memory.inner.check_arrived(&self.expect(key), &self.limit, cost, now, |_| Some(self.tag))
     }
 
     #[inline(always)]
     fn expect(&self, key: &[u8]) -> Expected<'_> {
-        let hashing = &self.memory.inner.hashing;
+        let hashing = &self.pinned.memory.inner.hashing;
         let (order, other) = match &self.named {
             None => hashing.hash(key),
             Some(named) => hashing.hash_begun(named, key),
         };
-        self.memory.inner.expect(Hash { order, other: other ^ self.other })
+        self.pinned.memory.inner.expect(Hash { order, other: other ^ self.other })
     }
 }

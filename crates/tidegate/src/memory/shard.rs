@@ -96,7 +96,10 @@ impl List {
     }
 
     fn bytes(&self) -> usize {
-        self.records.capacity() * size_of::<Option<Record>>() + self.free.capacity() * size_of::<usize>() + self.heap
+        size_of::<List>()
+            + self.records.capacity() * size_of::<Option<Record>>()
+            + self.free.capacity() * size_of::<usize>()
+            + self.heap
     }
 }
 
@@ -112,9 +115,9 @@ impl Tag {
         Tag { low: u64::from(tag & TAG) << NUMBER_BITS, high: u64::from(tag >> TAG_BITS) << NUMBER_BITS }
     }
 
-    /// The tag of states that `limit` wrote; one that no slot has, if there are too many limits.
-    pub(crate) fn of(limit: &Limit, limits: &Interned) -> Self {
-        Tag::new(tag_of(limit, limits).unwrap_or(NO_TAG))
+    /// The tag of states that the limit of this number wrote; one that no slot has, if there is none.
+    pub(crate) fn of(number: Option<u32>) -> Self {
+        Tag::new(number.map_or(NO_TAG, |number| number + FIRST_TAG))
     }
 
     /// The numbers of a slot with this tag.
@@ -148,10 +151,15 @@ impl Packed {
         Packed { tag, first: low & NUMBER, second: high & NUMBER }
     }
 
-    /// The limit that wrote it. There is none if the state is in the list, or if somebody was writing while it was read.
+    /// Whether `limit` wrote it. Nobody did if the state is in the list, or if somebody was writing while it was read.
     #[inline]
-    pub(crate) fn limit(self, limits: &Interned) -> Option<&Limit> {
-        limits.get(self.tag.wrapping_sub(FIRST_TAG))
+    pub(crate) fn is_of(self, limit: &Limit, limits: &Interned) -> bool {
+        limits.is(self.tag.wrapping_sub(FIRST_TAG), limit)
+    }
+
+    /// The state that it is, if it is not in the list.
+    fn state(self, limits: &Interned) -> State {
+        limits.state(self.tag.wrapping_sub(FIRST_TAG), (self.first, self.second))
     }
 
     #[inline]
@@ -235,8 +243,7 @@ impl Shard {
             let list = self.list.get_or_insert_default();
             return list.take(list_place(packed.first)).unwrap_or_default();
         }
-        let state = packed.limit(limits).map_or(State::Idle, |limit| unpack(packed, limit));
-        Record { state, ..Record::default() }
+        Record { state: packed.state(limits), ..Record::default() }
     }
 
     /// Brings a record back that was taken out at `index`, or forgets the key if there is nothing to keep.
@@ -323,7 +330,7 @@ impl Shard {
         self.slots.for_each(|entry| {
             let Packed { tag, first, second } = Packed::of((entry.low, entry.high));
             if tag != LISTED {
-                show(entry.hash, Kept::Packed { limit: tag.wrapping_sub(FIRST_TAG), first, second });
+                show(entry.hash, Kept::Packed { number: tag.wrapping_sub(FIRST_TAG), first, second });
             } else if let Some(record) = self.list.as_ref().and_then(|list| list.get(list_place(first))) {
                 show(entry.hash, Kept::Whole(record));
             }
@@ -367,6 +374,21 @@ impl Shard {
         }
     }
 
+    /// Forgets every key that is idle, and shows the numbers of the limits that wrote the others.
+    pub(crate) fn show_limits(&mut self, limits: &Interned, now: Timestamp, show: &mut dyn FnMut(u32)) {
+        let Shard { slots, list, .. } = self;
+        slots.sweep(0, usize::MAX, |entry| {
+            if now >= idle_at(entry, list, limits) {
+                return forget(entry, list);
+            }
+            let packed = Packed::of((entry.low, entry.high));
+            if packed.tag != LISTED {
+                show(packed.tag.wrapping_sub(FIRST_TAG));
+            }
+            false
+        });
+    }
+
     /// Forgets every key that is idle, and gives memory back if there is much more than is needed.
     pub(crate) fn rebuild(&mut self, limits: &Interned, now: Timestamp) {
         self.rebuild_for(0, limits, now);
@@ -403,7 +425,7 @@ impl Shard {
 pub(crate) enum Kept<'a> {
     /// Two numbers that the limit of this number wrote.
     Packed {
-        limit: u32,
+        number: u32,
         first: u64,
         second: u64,
     },
@@ -417,19 +439,14 @@ pub(crate) fn record_of(limit: &Limit, [first, second]: [u64; 2]) -> Option<Reco
         Algorithm::Window(window) => !window.from_first_hit && second <= Timestamp::MAX.as_micros(),
         _ => false,
     };
-    let packed = Packed { tag: NO_TAG, first, second };
-    (packs && first < EXACT).then(|| Record { state: unpack(packed, limit), ..Record::default() })
+    (packs && first < EXACT).then(|| Record { state: unpack((first, second), limit), ..Record::default() })
 }
 
 /// From when on a slot is the same as none.
 fn idle_at(entry: &Entry, list: &Option<Box<List>>, limits: &Interned) -> Timestamp {
     let packed = Packed::of((entry.low, entry.high));
     if packed.tag != LISTED {
-        return match packed.limit(limits).map(|limit| (limit, limit.algorithm())) {
-            None => Timestamp::EPOCH,
-            Some((_, Algorithm::Bucket(bucket))) => bucket.idle_at(&level_of((packed.first, packed.second))),
-            Some((limit, _)) => unpack(packed, limit).idle_at(),
-        };
+        return packed.state(limits).idle_at();
     }
     match list.as_ref().and_then(|list| list.records.get(list_place(packed.first))) {
         Some(Some(record)) => record.idle_at(),
@@ -473,13 +490,11 @@ fn tag_of(limit: &Limit, limits: &Interned) -> Option<u32> {
 }
 
 /// The state that [`pack`] packed.
-fn unpack(packed: Packed, limit: &Limit) -> State {
+fn unpack(numbers: (u64, u64), limit: &Limit) -> State {
     match limit.algorithm() {
-        Algorithm::Bucket(bucket) => {
-            State::Bucket { rate: bucket.rate, level: level_of((packed.first, packed.second)) }
-        }
+        Algorithm::Bucket(bucket) => State::Bucket { rate: bucket.rate, level: level_of(numbers) },
         Algorithm::Window(window) => {
-            let count = count_of((packed.first, packed.second), window.period);
+            let count = count_of(numbers, window.period);
             State::Window { period: window.period, from_first_hit: window.from_first_hit, count }
         }
         _ => State::Idle,
@@ -508,9 +523,9 @@ mod tests {
         const MOST: usize = 2 * SEARCH;
         // Among the last that the first piece of a search looks at.
         const PASSED: u64 = SEARCH as u64 - 8;
-        let limits = Interned::new();
+        let limits = Interned::new(usize::MAX, Arc::default());
         let (day, second): (Limit, Limit) = ("1/d".parse().unwrap(), "1/s".parse().unwrap());
-        let mut shard = Shard::new(Arc::new(Arena::new(1)), 0);
+        let mut shard = Shard::new(Arc::new(Arena::new(1, usize::MAX, Arc::default())), 0);
         let add = |shard: &mut Shard, place: u64, limit: &Limit, now: Timestamp| {
             let hash = Hash { order: place << 50, other: place };
             let mut record = Record::default();

@@ -11,7 +11,7 @@
 
 use std::hint::select_unpredictable;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -192,15 +192,19 @@ const END_OF_CHUNKS: u8 = FIRST_CHUNK + 4 * 36;
 #[derive(Debug)]
 pub(crate) struct Arena {
     shards: usize,
+    /// What the store has allocated, and may.
+    bytes: Arc<AtomicUsize>,
+    max_bytes: usize,
     chunks: Later<Slot>,
     /// How many shards' tables reach into each chunk.
     users: [Mutex<usize>; END_OF_CHUNKS as usize],
 }
 
 impl Arena {
-    /// Without memory yet.
-    pub(crate) fn new(shards: usize) -> Self {
-        Arena { shards, chunks: Later::default(), users: [const { Mutex::new(0) }; END_OF_CHUNKS as usize] }
+    /// Without memory yet, for a store that may have so many bytes, and counts them here.
+    pub(crate) fn new(shards: usize, max_bytes: usize, bytes: Arc<AtomicUsize>) -> Self {
+        let users = [const { Mutex::new(0) }; END_OF_CHUNKS as usize];
+        Arena { shards, bytes, max_bytes, chunks: Later::default(), users }
     }
 
     /// The slots of a chunk from that one on which a shard's table has at `index`. Those of the next shard follow behind the
@@ -255,7 +259,11 @@ impl Arena {
                 let start = self.shards * end_before(chunk);
                 self.chunks.make_part(chunk, start..start + length, self.shards * end_before(small.end));
             } else {
-                self.chunks.make(chunk, length);
+                // A huge page has pieces of many tables. If not all of them may come to use theirs, pages have to be small, or they would
+                // take memory that is counted nowhere.
+                let bytes = self.bytes.load(Ordering::Relaxed);
+                let has_room = bytes.saturating_add(length * size_of::<Slot>()) <= self.max_bytes;
+                self.chunks.make(chunk, length, has_room);
             }
             // The small ones are all in use now. A page at a time, so that nobody waits for all of them.
             if chunk == small.end {
@@ -580,7 +588,7 @@ mod tests {
 
     /// The second of four, so that a mistake shows in the others.
     fn table() -> Slots {
-        Slots::new(Arc::new(Arena::new(4)), 1)
+        Slots::new(Arc::new(Arena::new(4, usize::MAX, Arc::default())), 1)
     }
 
     fn put(slots: &mut Slots, hash: Hash, low: u64) {

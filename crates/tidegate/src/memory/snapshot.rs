@@ -7,6 +7,7 @@
 //!
 //! Every block is checked by itself. One that was damaged is left out, and so is what follows if its header was.
 
+use std::collections::HashMap;
 use std::io::{self, Read, Write};
 
 use thiserror::Error;
@@ -119,18 +120,45 @@ impl Memory {
         blocks.write_all(&MAGIC)?;
         blocks.write_all(&VERSION.to_le_bytes())?;
         blocks.words(HEAD, &[inner.seeds.0, inner.seeds.1, inner.clock.now().as_micros()])?;
-        let (mut keys, mut known) = (0, 0);
+        // The number of each limit in the file. Here it may have another, and that may be given to another limit meanwhile.
+        let mut known: HashMap<Limit, u64> = HashMap::new();
+        let mut keys = 0;
         let (mut words, mut starts, mut block) = (Vec::new(), Vec::new(), Vec::new());
         for line in inner.in_use() {
             words.clear();
             starts.clear();
+            let mut texts: Vec<String> = Vec::new();
             {
                 let shard = line.shard.lock();
+                // What a number stands for does not change while a slot of this shard has it. Most keys have the limit of the one before.
+                let mut seen: HashMap<u32, Option<u64>> = HashMap::new();
+                let mut last = None;
                 shard.for_each(&mut |hash, kept| {
                     starts.push(words.len());
                     words.extend([hash.order, hash.other]);
                     match kept {
-                        Kept::Packed { limit, first, second } => words.extend([u64::from(limit), first, second]),
+                        Kept::Packed { number, first, second } => {
+                            let saved = match last {
+                                Some((last, saved)) if last == number => saved,
+                                _ => *seen.entry(number).or_insert_with(|| {
+                                    let limit = inner.limits.limit(number)?;
+                                    let next = known.len() as u64 + 1;
+                                    let saved = *known.entry(limit).or_insert_with(|| {
+                                        texts.push(limit.to_string());
+                                        next
+                                    });
+                                    (saved <= MAX_INTERNED as u64).then_some(saved)
+                                }),
+                            };
+                            last = Some((number, saved));
+                            if let Some(saved) = saved {
+                                words.extend([saved, first, second]);
+                            } else {
+                                words.push(WHOLE);
+                                let state = inner.limits.state(number, (first, second));
+                                Record { state, ..Record::default() }.write(&mut words);
+                            }
+                        }
                         Kept::Whole(record) => {
                             words.push(WHOLE);
                             record.write(&mut words);
@@ -139,14 +167,9 @@ impl Memory {
                 });
             }
             keys += starts.len() as u64;
-            // Every limit that a key has was numbered before the key was written.
-            let limits = inner.limits.len();
-            let texts: Vec<String> =
-                (known + 1..=limits).filter_map(|number| inner.limits.get(number).map(Limit::to_string)).collect();
             if !texts.is_empty() {
                 blocks.block(LIMITS, texts.join("\n").as_bytes())?;
             }
-            known = limits;
             for key in (0..STRIDE).flat_map(|first| (first..starts.len()).step_by(STRIDE)) {
                 let end = starts.get(key + 1).copied().unwrap_or(words.len());
                 block.extend_from_slice(&words[starts[key]..end]);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::{Check, Id, Limit, ManualClock, Memory, Op, Overflow, Scope, Subject, Timestamp, Verdict};
+use tidegate::{Check, Id, Limit, ManualClock, Memory, Op, Overflow, Period, Scope, Subject, Timestamp, Verdict};
 
 use crate::conformance::Random;
 
@@ -228,4 +228,79 @@ fn when_bytes_are_used_up_keys_that_are_there_stay_exact() {
         assert!(allowed("victim", &log));
     }
     assert!(!allowed("victim", &log), "three an hour, and the first is not forgotten");
+}
+
+/// Whether new keys under a limit are kept in a slot each, by number of the limit. A key takes 40 bytes of a snapshot then, and 80 otherwise.
+fn has_number(memory: &Memory, limit: &Limit, prefix: &str) -> bool {
+    const KEYS: u64 = 1_000;
+    let saved = || memory.save(&mut std::io::sink()).unwrap().bytes;
+    let before = saved();
+    for key in 0..KEYS {
+        assert!(memory.check(&format!("{prefix}:{key}"), limit, 1).allowed);
+    }
+    (saved() - before) / KEYS < 60
+}
+
+#[test]
+fn limits_that_callers_bring_do_not_take_the_room_of_others() {
+    let clock = ManualClock::new();
+    clock.set(Timestamp::from_secs(1_700_000_000));
+    let memory = Memory::builder().clock(clock.clone()).max_keys(1 << 20).build();
+    let [configured, early, late]: [Limit; 3] = ["9/h", "8/h window", "7/h"].map(|text| text.parse().unwrap());
+    let reserved = memory.reserve_limits([&configured]);
+    assert!(has_number(&memory, &early, "early"));
+    let before = memory.allocated_bytes();
+    // As many limits as anybody likes, each on a key of its own.
+    let bring = |amounts: std::ops::Range<u64>| {
+        for amount in amounts {
+            let limit = Limit::bucket(amount, Period::MINUTE).build().unwrap();
+            assert!(memory.check(&format!("own:{amount}"), &limit, 1).allowed);
+        }
+    };
+    bring(10_000..50_000);
+    assert!(memory.allocated_bytes() - before < 40_000 * 400, "their table is counted, and bounded");
+    // Those have used up what there is for callers, but not for who reserved, and who was there before has a number still.
+    assert!(!has_number(&memory, &late, "late"));
+    assert!(has_number(&memory, &configured, "configured"));
+    assert!(has_number(&memory, &early, "earlier"));
+    // Once their keys are idle, the next limits have their numbers.
+    clock.advance(Duration::from_secs(7200));
+    bring(60_000..65_000);
+    let next: Limit = "6/h".parse().unwrap();
+    assert!(has_number(&memory, &next, "next"));
+    drop(reserved);
+}
+
+#[test]
+fn a_number_that_is_given_again_does_not_confuse_states_saved_or_held() {
+    let clock = ManualClock::new();
+    clock.set(Timestamp::from_secs(1_700_000_000));
+    let builder = Memory::builder().clock(clock.clone()).max_keys(1 << 16).max_bytes(8 << 20);
+    let memory = builder.clone().build();
+    let lasting: Limit = "5/d".parse().unwrap();
+    let gate = memory.gate(&"6/d".parse().unwrap());
+    assert_eq!(memory.check("lasting", &lasting, 2).remaining, 3);
+    assert_eq!(gate.check("held", 2).remaining, 4);
+    let limit = |amount: u64| Limit::window(amount, Period::SECOND).build().unwrap();
+    // Each second as many limits as have numbers, and some more; those of the second before are idle then.
+    for second in 0..5_u64 {
+        for number in 0..8_000 {
+            let amount = 100 + second * 8_000 + number;
+            let key = format!("{number}");
+            assert_eq!(memory.check(&key, &limit(amount), 1).remaining, amount - 1, "{second} {number}");
+            assert_eq!(memory.check(&key, &limit(amount), 1).remaining, amount - 2, "{second} {number}");
+        }
+        assert_eq!(memory.check("lasting", &lasting, 0).remaining, 3);
+        assert_eq!(gate.check("held", 0).remaining, 4);
+        let mut file = Vec::new();
+        let saved = memory.save(&mut file).unwrap();
+        let (again, loaded) = builder.clone().load(&mut &file[..]).unwrap();
+        assert!(loaded.is_whole() && loaded.keys + loaded.idle == saved.keys, "{saved:?}, {loaded:?}");
+        assert_eq!(again.check("lasting", &lasting, 0).remaining, 3);
+        for number in (0..8_000).step_by(97) {
+            let amount = 100 + second * 8_000 + number;
+            assert_eq!(again.check(&format!("{number}"), &limit(amount), 0).remaining, amount - 2);
+        }
+        clock.advance(Duration::from_secs(2));
+    }
 }

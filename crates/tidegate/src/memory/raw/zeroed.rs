@@ -121,11 +121,12 @@ impl<T: Zero> Default for Later<T> {
 }
 
 impl<T: Zero> Later<T> {
-    /// Makes a slice, if that was not done.
-    pub(crate) fn make(&self, number: u8, length: usize) {
+    /// Makes a slice, if that was not done, on huge pages or on none.
+    pub(crate) fn make(&self, number: u8, length: usize, is_huge: bool) {
         self.made[usize::from(number)].get_or_init(|| {
             let zeroed = Zeroed::new(length);
-            zeroed.advise(&zeroed.all(), HUGE, system::Advice::HugePages);
+            let advice = if is_huge { system::Advice::HugePages } else { system::Advice::NoHugePages };
+            zeroed.advise(&zeroed.all(), HUGE, advice);
             self.publish(number, &zeroed);
             Made::Whole(zeroed)
         });
