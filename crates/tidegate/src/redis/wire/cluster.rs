@@ -335,7 +335,7 @@ pub(super) fn host_of(name: &str, port: u16, asked: &Place) -> Option<Host> {
         ("?", _) => None,
         ("", Place::Tcp(asked)) => Some(Host { name: Arc::clone(&asked.name), port }),
         ("", _) => None,
-        (name, _) => Some(Host { name: name.into(), port }),
+        (name, _) => Host::told(name, port),
     }
 }
 

@@ -155,11 +155,9 @@ impl Sentinels {
             Some([name, port]) => name.as_str().zip(port.as_int().and_then(|port| u16::try_from(port).ok())),
             _ => None,
         };
-        match address {
-            Some((name, port)) if !name.is_empty() && port > 0 => {
-                Ok(Primary { host: Host { name: name.into(), port }, epoch })
-            }
-            _ => {
+        match address.and_then(|(name, port)| Host::told(name, port)) {
+            Some(host) => Ok(Primary { host, epoch }),
+            None => {
                 let text = format!("sentinel {} knows no service named {}", chat.place(), escaped(&self.service));
                 Err(Failure::local(FailureKind::Unresolved, text))
             }

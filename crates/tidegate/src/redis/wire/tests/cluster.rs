@@ -267,4 +267,9 @@ fn redirects_and_announced_names_are_read_as_they_come() {
         assert_eq!(read_redirect(error, &asked), expected, "{error}");
     }
     assert_eq!(host_of("", 7001, &asked), Some(host("10.0.0.7", 7001)));
+    // A server may say what it likes; what is no name would stand in logs as it came.
+    for name in ["two\nlines", "a b", "\u{1b}[31m", "a\"b", &"x".repeat(256)] {
+        assert_eq!(host_of(name, 7001, &asked), None, "{name:?}");
+    }
+    assert_eq!(host_of("fe80::1%eth0", 7001, &asked), Some(host("fe80::1%eth0", 7001)));
 }

@@ -139,6 +139,15 @@ impl fmt::Debug for Login {
     }
 }
 
+impl Host {
+    /// One that a server names: it may say what it likes, so what cannot be a name or an address is none.
+    pub(super) fn told(name: &str, port: u16) -> Option<Host> {
+        const LONGEST: usize = 255;
+        let is_plain = name.chars().all(|char| char.is_alphanumeric() || ".-_:%".contains(char));
+        (is_plain && !name.is_empty() && name.len() <= LONGEST && port > 0).then(|| Host { name: name.into(), port })
+    }
+}
+
 impl fmt::Display for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.name.contains(':') {
