@@ -4,6 +4,7 @@ mod attack;
 #[cfg(test)]
 mod facts;
 mod json;
+mod mutants;
 mod packages;
 mod previous;
 mod servers;
@@ -28,6 +29,8 @@ cargo xtask COMMAND
                       --list shows them, --quick runs the covering few, --help says more
   attack [--long]     runs the tests that attack the built program and real backends, and counts the cases that held by class; --long tries
                       a hundred times as many random ones
+  mutants [AREA]      changes the code that decides (core) and judges requests (rules, client, paths) in every way that cargo-mutants knows, and
+                      shows the changes that no test notices; hours for all of it
   servers [--bench]   installs the Redis and Valkey servers and the gateways (nginx, Caddy, HAProxy, Envoy) that the tests start, and the
                       clients that they let talk to the doors, into target/servers/ (or where TIDEGATE_SERVERS says); a second run only looks.
                       --bench adds the module redis-cell, which measurements and some tests are made beside
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Some("bench") => bench(&rest),
         Some("faults") => faults(&rest),
         Some("attack") => attack::run(&rest, &target(), &cargo_path(), |command| run(command)).map(|table| say(&table)),
+        Some("mutants") => mutants::run(&rest, &target(), &cargo_path(), |command| run(command)),
         Some("servers") => servers::install(&rest),
         Some("packages") => packages::check(&root()),
         Some("sim") => sim(&rest),
