@@ -20,6 +20,8 @@ use crate::guesses::{Answer, Guesses};
 pub const MAX_TOKEN_BYTES: usize = 512;
 /// The shortest token of a listener that can be reached from other machines, in bytes.
 pub const MIN_REMOTE_TOKEN_BYTES: usize = 16;
+/// A file with one, and the end of its line.
+const MAX_TOKEN_FILE_BYTES: u64 = 64 << 10;
 
 /// A word that is never shown.
 #[derive(Clone, PartialEq, Eq)]
@@ -36,7 +38,7 @@ impl Secret {
     /// # Errors
     /// If it cannot be read or is not a token.
     pub fn read(file: &Path) -> Result<Secret, String> {
-        let text = std::fs::read_to_string(file).map_err(|error| match error.kind() {
+        let text = tidegate::read_text_file(file, MAX_TOKEN_FILE_BYTES).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => {
                 format!("{}: no such file: correct the path, or write the token into it", file.display())
             }

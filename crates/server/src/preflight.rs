@@ -72,6 +72,12 @@ fn files(config: &Config) -> Vec<Finding> {
         let message = format!("memory.snapshot_file: {}: there is no such folder: create it", folder.display());
         found.push(Finding::error(place(&[Key("memory"), Key("snapshot_file")]), message));
     }
+    if let Some(file) = &config.memory.snapshot_file
+        && let Err(error) = crate::snapshot::look_at(file)
+    {
+        let message = format!("memory.snapshot_file: {}: {error}", file.display());
+        found.push(Finding::error(place(&[Key("memory"), Key("snapshot_file")]), message));
+    }
     if let Some(folder) = &config.envoy.config {
         match Domains::load(folder) {
             Ok(domains) => found.extend(domains.warnings().iter().cloned()),
@@ -86,7 +92,7 @@ fn files(config: &Config) -> Vec<Finding> {
 
 /// Why a file cannot be used, if it is not there, cannot be read or is empty.
 fn unusable(file: &Path) -> Option<String> {
-    match std::fs::read(file) {
+    match tidegate::read_file(file, tidegate::MAX_SECRET_FILE_BYTES) {
         Err(error) => Some(format!("{}: {}", file.display(), why_unreadable(&error))),
         Ok(bytes) if bytes.trim_ascii().is_empty() => {
             Some(format!("{}: the file is empty: expected PEM, or the secret", file.display()))

@@ -123,11 +123,11 @@ impl Source {
     /// By which a change is noticed: what a file says; or which files a folder has, each with its identity and times.
     fn fingerprint(&self) -> Option<Vec<u8>> {
         match self {
-            Source::Configuration(config) => std::fs::read(&config.file).ok(),
+            Source::Configuration(config) => tidegate::read_file(&config.file, crate::config::MAX_FILE_BYTES).ok(),
             Source::Tokens(files, _) => {
                 let mut print = Vec::new();
                 for file in [&files.checks, &files.admin].into_iter().flatten() {
-                    print.extend(std::fs::read(file).ok()?);
+                    print.extend(tidegate::read_file(file, tidegate::MAX_SECRET_FILE_BYTES).ok()?);
                     print.push(b'\n');
                 }
                 Some(print)

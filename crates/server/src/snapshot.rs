@@ -4,9 +4,9 @@
 //! work, decisions go on as before and the old file stays; it is logged and counted.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
@@ -93,6 +93,8 @@ fn warn_of_rebased(loaded: &Loaded, observer: &Observer) {
 /// # Errors
 /// If there is something that is not a file of ours to read and to replace, or somebody else uses it: that is a mistake in the configuration, and nothing is overwritten.
 pub(crate) fn open(settings: &Snapshot, builder: MemoryBuilder) -> io::Result<(Memory, Found, Held)> {
+    // Before the lock is made: nothing is written beside what is no file.
+    look_at(&settings.file)?;
     let held = Held::take(&settings.file, PATIENCE)?;
     // Whatever waits for a writer is not waited for.
     let flags = no_follow() | OFlags::NONBLOCK.bits().cast_signed();
@@ -101,14 +103,13 @@ pub(crate) fn open(settings: &Snapshot, builder: MemoryBuilder) -> io::Result<(M
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((builder.build(), Found::Nothing, held)),
         file => file?,
     };
+    // Once more, of what is really read.
     let about = file.metadata()?;
-    if !about.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "expected a file"));
-    }
+    usable(&about, rustix::process::geteuid().as_raw())?;
     if about.len() == 0 {
         return Ok((builder.build(), Found::Nothing, held));
     }
-    match builder.clone().load(&mut file) {
+    match builder.clone().load(&mut file.by_ref().take(about.len())) {
         Ok((memory, loaded)) if loaded.is_whole() => Ok((memory, Found::Loaded(loaded), held)),
         Ok((memory, loaded)) => {
             // With other settings, or by other means, more of it might be read: it is not written over.
@@ -128,6 +129,46 @@ pub(crate) fn open(settings: &Snapshot, builder: MemoryBuilder) -> io::Result<(M
             Ok((builder.build(), Found::Unreadable(error, kept), held))
         }
     }
+}
+
+/// Whether the file can be used as a snapshot, if there is one.
+///
+/// # Errors
+/// If it is no file, or another user can have written it.
+pub(crate) fn look_at(file: &Path) -> io::Result<()> {
+    match file.symlink_metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        about => usable(&about?, rustix::process::geteuid().as_raw()),
+    }
+}
+
+/// What is read decides what clients may do, and brings the secret by which keys are hashed: so it has to be a file that only `user` can have written.
+fn usable(about: &Metadata, user: u32) -> io::Result<()> {
+    let wrong = |problem: String| Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
+    let (kind, mode) = (about.file_type(), about.mode() & 0o777);
+    if !kind.is_file() {
+        let kind = match kind {
+            kind if kind.is_dir() => "a folder",
+            kind if kind.is_symlink() => "a symbolic link",
+            kind if kind.is_char_device() || kind.is_block_device() => "a device",
+            _ => "no file",
+        };
+        return wrong(format!("is {kind}: expected a file, or none yet"));
+    }
+    if about.uid() != user {
+        let owner = about.uid();
+        return wrong(format!(
+            "belongs to user {owner}, and this process runs as user {user}: expected a file of its own; \
+             remove it, `chown {user}` it if it is this server's, or name another file"
+        ));
+    }
+    if mode & 0o022 != 0 {
+        return wrong(format!(
+            "other users may write to it (mode {mode:o}): expected mode 600; \
+             remove it, or `chmod 600` it if nobody has changed it"
+        ));
+    }
+    Ok(())
 }
 
 /// Somebody's configuration, say, and no snapshot that was damaged.
@@ -296,6 +337,56 @@ mod tests {
         (memory, limit)
     }
 
+    /// Writes a file as a snapshot is written, whatever this process lets others do otherwise.
+    fn put(file: &Path, bytes: &[u8]) {
+        fs::write(file, bytes).unwrap();
+        fs::set_permissions(file, PermissionsExt::from_mode(MODE)).unwrap();
+    }
+
+    #[test]
+    fn what_others_can_have_written_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = settings(folder.path());
+        let (memory, _) = some();
+        save(&memory, &settings.file).unwrap();
+        let before = fs::read(&settings.file).unwrap();
+        for (mode, problem) in [(0o620, "mode 620"), (0o602, "mode 602"), (0o666, "mode 666")] {
+            fs::set_permissions(&settings.file, PermissionsExt::from_mode(mode)).unwrap();
+            let error = open(&settings, Memory::builder()).unwrap_err().to_string();
+            assert!(error.contains(problem) && error.contains("`chmod 600` it"), "{error}");
+        }
+        assert_eq!(fs::read(&settings.file).unwrap(), before, "it is left as it is");
+        // As those of before were, which others may read; and as it should be.
+        for mode in [0o644, MODE] {
+            fs::set_permissions(&settings.file, PermissionsExt::from_mode(mode)).unwrap();
+            assert!(matches!(open(&settings, Memory::builder()).unwrap().1, Found::Loaded(_)));
+        }
+        let about = fs::metadata(&settings.file).unwrap();
+        let error = usable(&about, about.uid() + 1).unwrap_err().to_string();
+        let expected = format!("belongs to user {}, and this process runs as user {}", about.uid(), about.uid() + 1);
+        assert!(error.starts_with(&expected) && error.contains("`chown "), "{error}");
+    }
+
+    #[test]
+    fn nothing_is_made_beside_what_is_no_file() {
+        for device in ["/dev/null", "/dev/zero"] {
+            let settings = Snapshot { file: device.into(), every: EVERY };
+            let error = open(&settings, Memory::builder()).unwrap_err().to_string();
+            assert_eq!(error, "is a device: expected a file, or none yet");
+            assert!(!beside(&settings.file, ".lock").exists(), "{device}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let settings = settings(folder.path());
+        fs::create_dir(&settings.file).unwrap();
+        let error = open(&settings, Memory::builder()).unwrap_err().to_string();
+        assert_eq!(error, "is a folder: expected a file, or none yet");
+        fs::remove_dir(&settings.file).unwrap();
+        symlink("/dev/zero", &settings.file).unwrap();
+        let error = open(&settings, Memory::builder()).unwrap_err().to_string();
+        assert_eq!(error, "is a symbolic link: expected a file, or none yet");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "there is no lock");
+    }
+
     #[test]
     fn what_is_saved_is_found_and_only_ours_to_read() {
         let folder = tempfile::tempdir().unwrap();
@@ -326,10 +417,10 @@ mod tests {
         for text in [&b"\x7fELF and so on"[..], &later, &file[..30]] {
             let folder = tempfile::tempdir().unwrap();
             let settings = settings(folder.path());
-            fs::write(&settings.file, text).unwrap();
+            put(&settings.file, text);
             // Twice: what was kept before stays, too.
             for ending in ["state.unreadable", "state.unreadable.1"] {
-                fs::write(&settings.file, text).unwrap();
+                put(&settings.file, text);
                 let (memory, found, _) = open(&settings, Memory::builder()).unwrap();
                 let Found::Unreadable(_, kept) = found else { panic!("{found:?}") };
                 assert!(memory.is_empty() && !settings.file.exists() && kept.ends_with(ending));
@@ -338,14 +429,14 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let settings = settings(folder.path());
-        fs::write(&settings.file, &file[..file.len() - 1]).unwrap();
+        put(&settings.file, &file[..file.len() - 1]);
         let (memory, found, _) = open(&settings, Memory::builder()).unwrap();
         let Found::Partly(Loaded { truncated: true, .. }, kept) = found else { panic!("{found:?}") };
         assert_eq!(memory.len(), 1);
         // What comes in its place leaves it as it was.
         save(&memory, &settings.file).unwrap();
         assert_eq!(fs::read(kept).unwrap(), file[..file.len() - 1]);
-        fs::write(&settings.file, "").unwrap();
+        put(&settings.file, b"");
         assert!(matches!(open(&settings, Memory::builder()).unwrap().1, Found::Nothing));
     }
 
@@ -369,7 +460,7 @@ mod tests {
     fn somebodys_text_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let settings = settings(folder.path());
-        fs::write(&settings.file, "rules:\n  - name: a\n").unwrap();
+        put(&settings.file, b"rules:\n  - name: a\n");
         let error = open(&settings, Memory::builder()).unwrap_err();
         assert_eq!(error.to_string(), "is a text: expected a snapshot, or no file yet");
         assert_eq!(fs::read_to_string(&settings.file).unwrap(), "rules:\n  - name: a\n");

@@ -99,7 +99,7 @@ fn build(url: RedisUrl, secret_file: Option<&Path>, deadline: Duration) -> Resul
     if has_secret {
         return Err(wrong(&"the URL of the store brings a secret, too: expected one of them"));
     }
-    let secret = std::fs::read_to_string(file).map_err(|error| wrong(&error))?;
+    let secret = tidegate::read_text_file(file, tidegate::MAX_SECRET_FILE_BYTES).map_err(|error| wrong(&error))?;
     match builder.secret(secret.trim_end_matches(['\r', '\n'])).build() {
         Err(RedisError::Secret(invalid)) => Err(wrong(&invalid)),
         built => Ok(built?),

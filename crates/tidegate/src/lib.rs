@@ -42,6 +42,7 @@
 mod acquire;
 mod clock;
 mod events;
+mod files;
 mod held;
 pub mod http;
 mod limiter;
@@ -59,6 +60,8 @@ mod turns;
 
 pub use acquire::{Acquire, AcquireError, Pass};
 pub use clock::{Clock, ManualClock, SystemClock};
+#[doc(hidden)]
+pub use files::{MAX_SECRET_FILE_BYTES, read_file, read_text_file};
 pub use held::{Lease, Reservation};
 pub use limiter::{Ask, Limiter, LimiterBuilder};
 pub use memory::{

@@ -144,8 +144,9 @@ async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &str
 fn trusting(ca: Option<&Path>) -> Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
     if let Some(file) = ca {
-        let certificates = CertificateDer::pem_file_iter(file).with_context(|| format!("--ca {}", file.display()))?;
-        for certificate in certificates {
+        let text = tidegate::read_file(file, tidegate::MAX_SECRET_FILE_BYTES);
+        let text = text.with_context(|| format!("--ca {}", file.display()))?;
+        for certificate in CertificateDer::pem_slice_iter(&text) {
             roots.add(certificate.with_context(|| format!("--ca {}", file.display()))?)?;
         }
     } else {

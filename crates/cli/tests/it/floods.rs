@@ -364,3 +364,43 @@ fn unfinished_commands_of_many_connections_are_bounded() {
     assert!(grown <= 64 + ((CONNECTIONS as u64 * 64) >> 10), "{grown} MiB");
     ping();
 }
+
+/// Leases on keys that come once each, beyond what the store may have: what is resident grows by that, and by what requests take.
+#[test]
+fn a_flood_of_keys_under_concurrent_stays_within_max_bytes() {
+    const MIB: u64 = 1 << 10;
+    const MAX_MIB: u64 = 16;
+    // The store's own constant, and what a process takes for requests of 64 KiB.
+    const BESIDE_MIB: u64 = 4 + 8;
+    let server = Server::start("log: { level: off }\nmemory: { max_bytes: 16MiB, overflow: deny_new }\n");
+    let mut stream = TcpStream::connect(server.http).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    let mut before = None;
+    let mut denied = 0;
+    for number in 0..200 {
+        let checks: Vec<String> =
+            (0..1000).map(|key| format!(r#"{{"key":"{number}:{key}","limit":"5 concurrent ttl 1h"}}"#)).collect();
+        let body = format!(r#"{{"checks":[{}]}}"#, checks.join(","));
+        let head = "POST /v1/check HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: ";
+        stream.write_all(format!("{head}{}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
+        let mut reader = BufReader::new(&stream);
+        let mut line = String::new();
+        let mut length = 0;
+        while line != "\r\n" {
+            line.clear();
+            assert!(reader.read_line(&mut line).unwrap() > 0, "it went away");
+            if let Some(text) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                length = text.trim().parse().unwrap();
+            }
+        }
+        let mut answer = vec![0; length];
+        reader.read_exact(&mut answer).unwrap();
+        let text = String::from_utf8(answer).unwrap();
+        denied += text.matches(r#""allowed":false"#).count();
+        before.get_or_insert_with(|| server.resident_kib());
+    }
+    let grown = server.resident_kib().saturating_sub(before.unwrap());
+    println!("{denied} of 200000 keys found no room, {grown} KiB more");
+    assert!(denied > 50_000, "{denied}: the store was not filled");
+    assert!(grown < (MAX_MIB + BESIDE_MIB) * MIB, "{grown} KiB");
+}

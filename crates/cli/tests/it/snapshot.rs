@@ -171,3 +171,36 @@ fn with_a_damaged_file_it_starts_with_what_is_left_of_it() {
     assert!(log.contains("has version 9 of the format: expected 2"), "{log}");
     assert_eq!(fs::read(folder.path().join("state.unreadable")).unwrap(), later);
 }
+
+/// The start fails, in time and with what to do; nothing is made or changed.
+#[test]
+fn files_that_cannot_be_trusted_or_do_not_end_stop_the_start() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = tempfile::tempdir().unwrap();
+    let start = |more: &[&str]| {
+        let doors = ["serve", "--http", "127.0.0.1:0", "--grpc", "off", "--resp", "off"];
+        crate::shown(&[&doors, more].concat(), "")
+    };
+    let file = folder.path().join("state");
+    fs::write(&file, "").unwrap();
+    fs::set_permissions(&file, PermissionsExt::from_mode(0o666)).unwrap();
+    let text = start(&["--snapshot-file", file.to_str().unwrap()]);
+    assert!(text.starts_with("exit 2") && text.contains("other users may write to it (mode 666)"), "{text}");
+    assert!(text.contains("memory.snapshot_file: ") && text.contains("`chmod 600` it"), "{text}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    for device in ["/dev/null", "/dev/zero"] {
+        let text = start(&["--snapshot-file", device]);
+        assert!(text.starts_with("exit 2") && text.contains("is a device: expected a file"), "{text}");
+        assert!(!Path::new(&format!("{device}.lock")).exists());
+    }
+    for (more, expected) in [
+        (&["--config", "/dev/zero"][..], "more than 1048576 bytes"),
+        (&["--token-file", "/dev/zero"], "more than 65536 bytes"),
+        (&["--tls-cert", "/dev/zero", "--tls-key", "/dev/zero"], "/dev/zero: more than "),
+        (&["--store", "rediss://127.0.0.1:1?ca=/dev/zero"], "more than 4194304 bytes"),
+    ] {
+        let text = start(more);
+        assert!(text.starts_with("exit 2") && text.contains(expected), "{more:?}: {text}");
+    }
+}

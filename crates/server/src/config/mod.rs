@@ -221,7 +221,7 @@ impl Config {
         if bytes > MAX_FILE_BYTES {
             return Err(ConfigError::TooLarge { file, bytes });
         }
-        let text = std::fs::read_to_string(path).map_err(unreadable)?;
+        let text = tidegate::read_text_file(path, MAX_FILE_BYTES).map_err(unreadable)?;
         Self::examine_text(&text, &file)
     }
 

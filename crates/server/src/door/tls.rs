@@ -173,7 +173,7 @@ fn bytes(file: &Path) -> Result<Vec<u8>, TlsError> {
     if size > MAX_BYTES {
         return Err(failed(format!("{size} bytes: expected at most {MAX_BYTES}")));
     }
-    std::fs::read(file).map_err(|error| failed(error.to_string()))
+    tidegate::read_file(file, MAX_BYTES).map_err(|error| failed(error.to_string()))
 }
 
 impl Current {

@@ -204,7 +204,7 @@ impl Domains {
             if bytes > MAX_FILE_BYTES {
                 return Err(ConfigError::TooLarge { file, bytes });
             }
-            let text = std::fs::read_to_string(&path).map_err(|source| unreadable(&path, source))?;
+            let text = tidegate::read_text_file(&path, MAX_FILE_BYTES).map_err(|source| unreadable(&path, source))?;
             domains.add(&text, &file)?;
         }
         if domains.domains.is_empty() {

@@ -17,7 +17,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::client::WebPkiServerVerifier;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
-use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
@@ -25,6 +25,7 @@ use super::dial::Stream;
 use super::outcome::{Failure, FailureKind, escaped};
 use super::tls_problem::{described, no_pem, pem_problem, tls_problem};
 use super::url::{Host, TlsFiles};
+use crate::files::{MAX_SECRET_FILE_BYTES, read_file};
 
 /// How long a server may be silent in a handshake before it is asked whether it speaks without TLS.
 const BEFORE_PING: Duration = Duration::from_millis(300);
@@ -132,7 +133,9 @@ fn connector(files: &TlsFiles) -> Result<TlsConnector, Failure> {
         None => builder.with_no_client_auth(),
         Some((cert, key)) => {
             let chain = certificates(cert)?;
-            let secret = PrivateKeyDer::from_pem_file(key)
+            let secret = read_file(key, MAX_SECRET_FILE_BYTES).map_err(pem::Error::Io);
+            let secret = secret
+                .and_then(|text| PrivateKeyDer::from_pem_slice(&text))
                 .map_err(|error| failed(format!("key {key:?}: {}", pem_problem(&error, "PRIVATE KEY"))))?;
             builder
                 .with_client_auth_cert(chain, secret)
@@ -147,8 +150,9 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
         let text = format!("{path:?}: {why}");
         Failure::local(FailureKind::Tls, text)
     };
-    let read = CertificateDer::pem_file_iter(path).map_err(|error| failed(pem_problem(&error, "CERTIFICATE")))?;
-    let found = read.collect::<Result<Vec<_>, _>>().map_err(|error| failed(pem_problem(&error, "CERTIFICATE")))?;
+    let found = read_file(path, MAX_SECRET_FILE_BYTES).map_err(pem::Error::Io);
+    let found = found.and_then(|text| CertificateDer::pem_slice_iter(&text).collect::<Result<Vec<_>, _>>());
+    let found = found.map_err(|error| failed(pem_problem(&error, "CERTIFICATE")))?;
     if found.is_empty() { Err(failed(no_pem("CERTIFICATE"))) } else { Ok(found) }
 }
 
