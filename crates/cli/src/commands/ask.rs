@@ -99,6 +99,8 @@ pub(super) fn post(url: &str, at: &args::AtServer, path: &str, accept: &str, bod
             "--ca FILE names the authority that signed its certificate, if that is one of your own."
         } else if why.contains("Redis or Valkey") {
             "Name the HTTP address of `tidegate serve`, or ask the store itself with --store redis://HOST:PORT."
+        } else if why.contains("without an answer") {
+            "Is it the HTTP address of `tidegate serve`? Ask a Redis or Valkey with --store redis://HOST:PORT, and a server that speaks TLS with https://."
         } else if why.contains("not HTTP") || why.contains("reset by peer") {
             "Another program may listen there, or it speaks TLS: write https://."
         } else {
@@ -129,6 +131,8 @@ async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &str
         (Some(parts), _) => parts,
         (None, Err(error)) => return Err(error.into()),
         (None, Ok(_)) if answer.starts_with("-ERR") => bail!("it is a Redis or Valkey, not a Tidegate"),
+        // Redis and Valkey close a connection that sends POST.
+        (None, Ok(_)) if answer.is_empty() => bail!("it closed the connection without an answer"),
         (None, Ok(_)) => bail!("it answered something that is not HTTP"),
     };
     let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).context("it answered without a status")?;

@@ -252,7 +252,7 @@ fn connections_to_the_upstream_count_among_the_files() {
         }
         count.fetch_add(1, Ordering::SeqCst);
         tidegate_testkit::wait_until("all are there", MANY, || gone.load(Ordering::SeqCst));
-        let _ = stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+        let _ = stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok");
     });
     let mut shell = Command::new("sh");
     shell.args(["-c", r#"ulimit -n 264 && exec "$0" "$@""#, env!("CARGO_BIN_EXE_tidegate")]);

@@ -279,7 +279,11 @@ fn every_finding_about_a_rule_says_what_to_write() {
         ),
         (
             "limit: exempt, by: user, missing: deny",
-            "warning: 2:41: rule r: missing: deny has no effect: limit: exempt keeps no budgets; remove it",
+            "warning: 2:31: rule r: by has no effect: limit: exempt keeps no budgets; remove it\nwarning: 2:41: rule r: missing: deny has no effect: limit: exempt keeps no budgets; remove it",
+        ),
+        (
+            "limit: deny, cost: 2",
+            "warning: 2:29: rule r: cost has no effect: the rule has no limit to charge; remove it",
         ),
         // Overrides.
         (
@@ -507,9 +511,9 @@ fn files_that_cannot_be_used_are_errors() {
         lines,
         "error: 3:15: tokens.check_file: DIR/none: no such file: correct the path, or write the token into it\n\
          error: 4:15: tokens.admin_file: DIR/words: a token of 9 bytes: expected 1 to 512 printable characters without spaces\n\
-         error: 6:9: tls.cert: DIR/empty: the file is empty\n\
-         error: 7:8: tls.key: DIR/gone: No such file or directory (os error 2)\n\
-         error: 8:20: store_secret_file: DIR/lost: No such file or directory (os error 2)\n\
+         error: 6:9: tls.cert: DIR/empty: the file is empty: expected PEM, or the secret\n\
+         error: 7:8: tls.key: DIR/gone: no such file: correct the path, or create it\n\
+         error: 8:20: store_secret_file: DIR/lost: no such file: correct the path, or create it\n\
          error: 10:18: memory.snapshot_file: DIR/no: there is no such folder: create it\n\
          error: 12:11: envoy.config: DIR/folder: no such file: correct the path, or create it\n"
     );

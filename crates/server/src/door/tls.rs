@@ -201,7 +201,13 @@ impl Current {
                 Error::InconsistentKeys(_) => "this certificate was made for another key".into(),
                 error => tidegate::rustls_problem(&error),
             };
-            failed(&files.key, format!("not the key of {}: {problem}", files.cert.display()))
+            failed(
+                &files.key,
+                format!(
+                    "not the key of {}: {problem}: name the key that it was made with, or a certificate for this key",
+                    files.cert.display()
+                ),
+            )
         })?;
         let speaking = |protocols: &[&[u8]]| {
             let mut config = config.clone();

@@ -89,7 +89,7 @@ fn responses_are_paid_by_their_time() {
         tokio::time::sleep(std::time::Duration::from_millis(millis)).await;
         Response::new(Body::from("done"))
     });
-    let rules = "rules:\n  - { name: time, limit: 1000000/h, cost: 1000, settle: response_ms }\n";
+    let rules = "rules:\n  - { name: time, limit: 1000000/h window from first hit, cost: 1000, settle: response_ms }\n";
     let stage = Stage::before(&upstream.http(), rules);
     let mut client = stage.connect();
     assert_eq!(client.get("/50", "").body, "done");
