@@ -13,17 +13,24 @@ const TIMES: &str = "TIDEGATE_ATTACK_TIMES";
 const LONG: &str = "100";
 
 /// A class of attacks, by the word that tests report it with.
-const CLASSES: [(&str, &str); 5] = [
+const CLASSES: [(&str, &str); 9] = [
+    ("judged", "requests that nginx, Flask, Go, Node or PHP read differently than a rule could, at the proxy"),
     ("smuggling", "requests that two servers could read differently, at the proxy"),
     ("http2", "requests over HTTP/2 that are none, at the proxy"),
     ("floods", "frames of HTTP/2, connections and windows that cost the sender nothing, at the built program"),
     ("mutated", "bytes of requests, files and snapshots with random changes, at everything that reads them"),
+    ("peers", "a Redis that answers without end"),
+    ("keys", "floods of new keys, at the built program"),
+    ("access", "web pages of other origins, and guesses of tokens"),
     ("slow", "clients that send or read slowly, or not at all"),
 ];
 
 /// Programs with such tests, and which tests those are.
-const TESTS: [(&str, &[&str]); 2] =
-    [("tidegate-server", &["fuzz::", "proxy::", "security::"]), ("tidegate-cli", &["floods::"])];
+const TESTS: [(&str, &[&str]); 3] = [
+    ("tidegate", &["redis::hostile", "readings"]),
+    ("tidegate-server", &["fuzz::", "proxy::", "security::", "access::"]),
+    ("tidegate-cli", &["floods::"]),
+];
 
 /// A run of the tests, of which the table is made.
 pub(crate) struct Report(PathBuf);

@@ -363,6 +363,7 @@ fn unfinished_commands_of_many_connections_are_bounded() {
     // 64 MiB for all, and 64 KiB for each: its buffer of 16 KiB, its task, and what the allocator keeps.
     assert!(grown <= 64 + ((CONNECTIONS as u64 * 64) >> 10), "{grown} MiB");
     ping();
+    attacks_held("floods", 1);
 }
 
 /// Leases on keys that come once each, beyond what the store may have: what is resident grows by that, and by what requests take.
@@ -403,4 +404,5 @@ fn a_flood_of_keys_under_concurrent_stays_within_max_bytes() {
     println!("{denied} of 200000 keys found no room, {grown} KiB more");
     assert!(denied > 50_000, "{denied}: the store was not filled");
     assert!(grown < (MAX_MIB + BESIDE_MIB) * MIB, "{grown} KiB");
+    attacks_held("keys", 200_000);
 }

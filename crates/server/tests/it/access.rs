@@ -174,6 +174,7 @@ fn pages_of_another_origin_are_refused_at_every_call_and_programs_are_served() {
         }
     }
     assert_eq!(served.refused("http", "browser"), 3 * CALLS.len() as u64);
+    tidegate_testkit::attacks_held("access", 1);
 }
 
 #[test]
@@ -307,6 +308,7 @@ fn requests_over_http_end_a_connection_of_redis_clients() {
     stream.write_all(b"TG.PEEK k 10/s\r\nQUIT\r\n").unwrap();
     assert_eq!(all(&mut stream), "*5\r\n:1\r\n:10\r\n:10\r\n:0\r\n:0\r\n+OK\r\n", "nothing was taken");
     assert_eq!(served.refused("resp", "browser"), 8);
+    tidegate_testkit::attacks_held("access", 1);
 }
 
 #[test]
@@ -423,4 +425,5 @@ fn guessing_is_limited_over_http_resp_and_grpc_together() {
         send(served.http(), "POST /v1/check", "Host: localhost\nAuthorization: Bearer guess-0", CHECK);
     }
     assert_eq!(send(served.http(), "POST /v1/check", right, CHECK).0, 200);
+    tidegate_testkit::attacks_held("access", 3);
 }

@@ -447,6 +447,7 @@ fn a_head_of_http_2_and_its_preface_take_no_longer_than_a_head_of_http_1() {
         std::io::copy(&mut (&mut patient).take(length), &mut std::io::sink()).unwrap();
         kind = head[3];
     }
+    attacks_held("slow", 9);
 }
 
 #[test]

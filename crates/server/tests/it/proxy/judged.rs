@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, Request};
 use http_body_util::BodyExt;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tidegate_testkit::{Backend, BackendKind, get};
+use tidegate_testkit::{Backend, BackendKind, attacks_held, get};
 
 use super::{FREE, Stage, Upstream, noting};
 
@@ -71,6 +71,8 @@ fn no_spelling_of_a_path_leads_around_its_rule() {
             }
         }
     }
+    // With the settings of this test and without, beside four spellings of each of two paths that rules know.
+    attacks_held("judged", BackendKind::ALL.len() * 2 * (WAYS_AROUND.len() + 8));
 }
 
 #[test]
@@ -118,6 +120,7 @@ fn white_space_around_a_value_makes_no_new_budget() {
         statuses
     });
     assert_eq!(statuses, [200, 429, 429, 429, 429, 429]);
+    attacks_held("judged", 5);
 }
 
 const BY_NAME: &str = "\
@@ -192,6 +195,7 @@ fn what_a_connection_names_is_gone_before_rules_look() {
     assert!(status == 200 && body.contains("\nkey: \n"), "the service does not see it: {body}");
     assert_eq!(ask("r2").0, 429, "all without a key share one budget");
     assert_eq!(get(stage.at, "/", &["X-Api-Key: r1"]).0, 200, "which is not that of the key");
+    attacks_held("judged", 1);
 }
 
 #[test]
@@ -206,6 +210,7 @@ fn names_with_underscores_do_not_go_on() {
     let stage = before(&backend, &format!("headers: {{ underscores: keep }}\n{rules}"));
     let (status, body) = get(stage.at, "/", &lines);
     assert!(status == 200 && body.contains("\nkey: KEY\nforwarded for: 127.0.0.1\n"), "{body}");
+    attacks_held("judged", 1);
 }
 
 #[test]
@@ -224,4 +229,5 @@ fn a_request_that_says_it_costs_nothing_costs_the_least() {
     assert_eq!(statuses("{ from: header.x-cost, min: 2, max: 100 }", "X-Cost: 0"), "200 200 429 429 429 ");
     assert_eq!(statuses("{ from: header.x-cost, min: 2, max: 100 }", "X-Other: 0"), "200 200 429 429 429 ");
     assert_eq!(statuses("{ from: header.x-cost, min: 0, max: 100 }", "X-Cost: 0"), "200 200 200 200 200 ");
+    attacks_held("judged", 1);
 }

@@ -38,6 +38,7 @@ fn one_client_with_slow_bodies_does_not_keep_others_out() {
     }
     let slow = answers.iter().filter(|answer| answer.status == 408).count();
     assert_eq!((refused.len(), slow), (38, 2));
+    tidegate_testkit::attacks_held("slow", 1);
 }
 
 #[test]
@@ -102,6 +103,7 @@ fn a_body_that_comes_too_slowly_is_cut_off() {
     let (mut client, began) = (stage.connect(), Instant::now());
     assert_eq!(client.ask(post(10_000) + &"x".repeat(3000)).status, 408);
     assert!(began.elapsed() >= Duration::from_secs(4), "{:?}", began.elapsed());
+    tidegate_testkit::attacks_held("slow", 1);
 }
 
 #[test]

@@ -55,6 +55,7 @@ fn a_flood_of_attributes_is_an_error_and_no_overflow_of_the_stack() {
             assert!(error.contains("was refused: it has more than 64 attributes"), "{error}");
         });
     }
+    tidegate_testkit::attacks_held("peers", 4);
 }
 
 #[test]
