@@ -586,7 +586,7 @@ impl Gate {
         Ok(ruling)
     }
 
-    /// Settles what was taken for a request under this id: its cost was `cost`. Nothing if the rule has no limits but `concurrent` ones, whose leases [end](Gate::release).
+    /// Settles what was taken for a request under this id: its cost was `cost`. Nothing if the rule has no limits but `concurrent` ones, whose leases end by themselves.
     ///
     /// # Errors
     /// If the store has no answer.

@@ -1,6 +1,6 @@
 //! Everything that is wrong with a configuration that could be read, or looks wrong.
 //!
-//! Only the text is looked at here; files and the store that it names are looked at by [`preflight`](crate::preflight).
+//! Only the text is looked at here; files and the store that it names are looked at by [`preflight`](crate::preflight()).
 
 mod attributes;
 mod budgets;
