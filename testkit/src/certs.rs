@@ -19,7 +19,9 @@ impl Certs {
     pub fn new() -> Certs {
         let folder = tempfile::Builder::new().prefix("tidegate-").tempdir().expect("a temporary folder can be made");
         let certs = Certs { folder: Arc::new(folder) };
-        certs.write().expect("certificates with constant names can be made");
+        certs
+            .write(&["127.0.0.1".to_owned(), "localhost".to_owned()])
+            .expect("certificates with constant names can be made");
         certs
     }
 
@@ -48,21 +50,38 @@ impl Certs {
         self.path("client.key")
     }
 
+    /// The same, with the authority's own certificate as the server's: what is presented by mistake after `openssl req -x509`.
+    pub fn with_authority_as_server() -> Certs {
+        let certs = Certs::new();
+        for (from, to) in [("ca.pem", "server.pem"), ("ca.key", "server.key")] {
+            fs::copy(certs.path(from), certs.path(to)).expect("a temporary file can be copied");
+        }
+        certs
+    }
+
+    /// The same, with a server's certificate for these names alone.
+    pub fn for_server_called(names: &[&str]) -> Certs {
+        let certs = Certs::new();
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        certs.write(&names).expect("certificates with constant names can be made");
+        certs
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn write(&self) -> Result<(), rcgen::Error> {
+    fn write(&self, names: &[String]) -> Result<(), rcgen::Error> {
         let mut authority = CertificateParams::new([])?;
         authority.distinguished_name.push(rcgen::DnType::CommonName, "Tidegate test authority");
         authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let key = KeyPair::generate()?;
         self.put("ca.pem", &authority.self_signed(&key)?.pem());
+        self.put("ca.key", &key.serialize_pem());
         let issuer = Issuer::new(authority, key);
 
-        let names = ["127.0.0.1".to_owned(), "localhost".to_owned()];
-        self.issue("server", CertificateParams::new(names)?, ExtendedKeyUsagePurpose::ServerAuth, &issuer)?;
+        self.issue("server", CertificateParams::new(names.to_vec())?, ExtendedKeyUsagePurpose::ServerAuth, &issuer)?;
         self.issue("client", CertificateParams::new([])?, ExtendedKeyUsagePurpose::ClientAuth, &issuer)
     }
 

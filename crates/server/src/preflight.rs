@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use crate::auth::{MIN_REMOTE_TOKEN_BYTES, Secret, too_short};
+use crate::config::Config;
 use crate::config::findings::Finding;
 use crate::config::outline::Step::{self, Key};
-use crate::config::{Config, why_unreadable};
 use crate::door::tls::Tls;
 use crate::rules::envoy::Domains;
 use crate::run::StartError;
@@ -59,12 +59,6 @@ fn files(config: &Config) -> Vec<Finding> {
     {
         found.push(Finding::error(place(&[Key("store_secret_file")]), format!("store_secret_file: {problem}")));
     }
-    if let Some(file) = config.memory.snapshot_file.as_deref()
-        && file.is_dir()
-    {
-        let message = format!("memory.snapshot_file: {}: it is a folder: name a file in it", file.display());
-        found.push(Finding::error(place(&[Key("memory"), Key("snapshot_file")]), message));
-    }
     if let Some(folder) = config.memory.snapshot_file.as_deref().and_then(Path::parent)
         && !folder.as_os_str().is_empty()
         && !folder.is_dir()
@@ -93,7 +87,7 @@ fn files(config: &Config) -> Vec<Finding> {
 /// Why a file cannot be used, if it is not there, cannot be read or is empty.
 fn unusable(file: &Path) -> Option<String> {
     match tidegate::read_file(file, tidegate::MAX_SECRET_FILE_BYTES) {
-        Err(error) => Some(format!("{}: {}", file.display(), why_unreadable(&error))),
+        Err(error) => Some(format!("{}: {}", file.display(), tidegate::why_unreadable(&error))),
         Ok(bytes) if bytes.trim_ascii().is_empty() => {
             Some(format!("{}: the file is empty: expected PEM, or the secret", file.display()))
         }
@@ -106,7 +100,7 @@ async fn store(config: &Config, found: &mut Vec<Finding>) {
     let place = config.outline.value(&[Key("store")]);
     match check_store(config).await {
         Err(StartError::StoreRefuses { store, why, advice }) => {
-            found.push(Finding::error(place, format!("store {store}: {why}: {advice}")));
+            found.push(Finding::error(place, format!("store {store}: {why}. {advice}")));
         }
         Err(error) => found.push(Finding::error(place, error.to_string())),
         Ok(check) => {

@@ -243,6 +243,7 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     let resp = house.entrance(Door::Resp, config.listen.resp).await?;
     let admin = house.entrance(Door::Admin, config.listen.admin).await?;
     findings::log(observer.log(), &started_with.warnings());
+    findings::log(observer.log(), &started_with.warnings_of_options(&options.more_rules));
     for option in &options.tokens_in_arguments {
         let advice = format!("use {option}-file FILE or {}", variable(option));
         let fields: [crate::observe::log::Field<'_>; 2] = [("option", option), ("advice", &advice)];

@@ -239,6 +239,21 @@ fn rules_with(policy: OnFailure, rules: &Rules) -> Vec<String> {
 mod tests {
     use super::*;
 
+    /// A start does not wait longer for the store than this.
+    #[tokio::test]
+    async fn a_check_that_takes_too_long_finds_nothing_out() {
+        let server = tidegate_testkit::Server::start(tidegate_testkit::Flavor::Redis7);
+        server.stop_signal();
+        let text = format!("store: {}\nnear: {{ deadline_ms: 1 }}\nrules: []\n", server.url());
+        let config = Config::parse(&text, "test").unwrap();
+        let (_, check) = connect_within(&config, Duration::from_millis(20)).await.unwrap();
+        assert_eq!(check.unknown_after, Some(Duration::from_millis(20)), "{check:?}");
+        assert_eq!(
+            unknown(Duration::from_millis(20)),
+            "it did not answer the start check within 20ms: whether it decides in time is not known"
+        );
+    }
+
     #[test]
     fn what_is_enforced_names_the_rules_that_differ_from_the_file() {
         let memory = tidegate::Memory::builder().build();

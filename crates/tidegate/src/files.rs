@@ -30,6 +30,17 @@ pub fn read_text_file(path: &Path, max_bytes: u64) -> io::Result<String> {
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "stream did not contain valid UTF-8"))
 }
 
+/// Why a file that a setting names cannot be read, and what to do about it.
+pub fn why_unreadable(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => "no such file: correct the path, or create it".into(),
+        io::ErrorKind::PermissionDenied => "this user may not read it: change its owner or mode".into(),
+        io::ErrorKind::IsADirectory => "it is a folder: name a file".into(),
+        io::ErrorKind::InvalidData => "it is not UTF-8 text: is it the right file?".into(),
+        _ => error.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

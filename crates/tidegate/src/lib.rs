@@ -61,7 +61,7 @@ mod turns;
 pub use acquire::{Acquire, AcquireError, Pass};
 pub use clock::{Clock, ManualClock, SystemClock};
 #[doc(hidden)]
-pub use files::{MAX_SECRET_FILE_BYTES, read_file, read_text_file};
+pub use files::{MAX_SECRET_FILE_BYTES, read_file, read_text_file, why_unreadable};
 pub use held::{Lease, Reservation};
 pub use limiter::{Ask, Limiter, LimiterBuilder};
 pub use memory::{

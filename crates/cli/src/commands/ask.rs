@@ -69,6 +69,7 @@ pub(super) fn ask(url: &str, args: &args::Check, path: &str) -> Result<Decision>
 /// Posts JSON to the server at `url`; returns status and body.
 pub(super) fn post(url: &str, at: &args::AtServer, path: &str, accept: &str, body: &str) -> Result<(u16, String)> {
     let server = Server::read(url)?;
+    let tls = server.tls.then(|| trusting(at.ca.as_deref())).transpose()?;
     let token = at.token()?.map(|token| format!("Authorization: Bearer {}\r\n", token.reveal()));
     let request = format!(
         "POST /v1/{path} HTTP/1.1\r\nHost: {}:{}\r\n{}Accept: {accept}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
@@ -80,13 +81,10 @@ pub(super) fn post(url: &str, at: &args::AtServer, path: &str, accept: &str, bod
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let talk = async {
         let stream = TcpStream::connect((server.name(), server.port)).await?;
-        if !server.tls {
-            return exchange(stream, &request).await;
-        }
+        let Some(tls) = tls else { return exchange(stream, &request).await };
         let name = ServerName::try_from(server.name().to_owned()).context("its name")?;
-        let connector = TlsConnector::from(Arc::new(trusting(at.ca.as_deref())?));
-        let stream = connector.connect(name, stream).await;
-        exchange(stream.map_err(|error| anyhow!("no TLS: {}", tidegate::tls_problem(&error)))?, &request).await
+        let stream = TlsConnector::from(Arc::new(tls)).connect(name, stream).await;
+        exchange(stream.map_err(|error| anyhow!("TLS failed: {}", tidegate::tls_problem(&error)))?, &request).await
     };
     let answer = runtime.context("could not start a runtime")?.block_on(async {
         tokio::time::timeout(PATIENCE, talk).await.unwrap_or_else(|_| Err(anyhow!("no answer within {PATIENCE:?}")))
@@ -95,8 +93,16 @@ pub(super) fn post(url: &str, at: &args::AtServer, path: &str, accept: &str, bod
         let why = format!("{error:#}");
         let advice = if why.contains("does not speak TLS") {
             "Write http:// instead of https://, or name the port on which it speaks TLS."
-        } else if why.contains("no TLS: ") {
+        } else if why.contains("not signed by an authority") {
             "--ca FILE names the authority that signed its certificate, if that is one of your own."
+        } else if why.contains("(CA:TRUE)") {
+            "Sign a server certificate with that authority, and start the server with it: --tls-cert FILE --tls-key FILE."
+        } else if why.contains(", not for ") {
+            "Write the host after --server as the certificate names it, or give the server a certificate for this host."
+        } else if why.contains("certificate of the client") {
+            "This command has no certificate of its own: ask at a listener without --tls-client-ca, or use curl --cert FILE --key FILE."
+        } else if why.contains("TLS failed: ") {
+            "`openssl s_client -connect HOST:PORT` shows its certificate and what it accepts."
         } else if why.contains("Redis or Valkey") {
             "Name the HTTP address of `tidegate serve`, or ask the store itself with --store redis://HOST:PORT."
         } else if why.contains("without an answer") {
@@ -148,16 +154,21 @@ async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &str
 fn trusting(ca: Option<&Path>) -> Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
     if let Some(file) = ca {
+        let failed = |why: String| anyhow!("--ca {}: {why}", file.display());
         let text = tidegate::read_file(file, tidegate::MAX_SECRET_FILE_BYTES);
-        let text = text.with_context(|| format!("--ca {}", file.display()))?;
+        let text = text.map_err(|error| failed(tidegate::why_unreadable(&error)))?;
         for certificate in CertificateDer::pem_slice_iter(&text) {
-            roots.add(certificate.with_context(|| format!("--ca {}", file.display()))?)?;
+            let certificate = certificate.map_err(|error| failed(tidegate::pem_problem(&error, "CERTIFICATE")))?;
+            roots.add(certificate).map_err(|error| failed(tidegate::rustls_problem(&error)))?;
+        }
+        if roots.is_empty() {
+            return Err(failed(tidegate::no_pem("CERTIFICATE")));
         }
     } else {
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    }
-    if roots.is_empty() {
-        bail!("no certificate authority is trusted: expected --ca FILE with certificates in PEM");
+        if roots.is_empty() {
+            bail!("this system trusts no certificate authority: name one with --ca FILE");
+        }
     }
     Ok(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
 }

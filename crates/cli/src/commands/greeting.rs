@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 use tidegate_server::config::Config;
 use tidegate_server::grpc::SERVICE;
+use tidegate_server::rules::Rule;
 use tidegate_server::{Running, StoreProblem, store_problem};
 
 use crate::output::counted;
@@ -47,7 +48,7 @@ enum Tls {
 impl Greeting {
     /// A greeting of a server with this configuration, read from `file`; `has_token` if an option or a variable brings the token.
     pub(super) fn new(config: &Config, file: Option<&Path>, has_token: bool) -> Self {
-        let names = |rule: &std::sync::Arc<tidegate_server::rules::Rule>| -> Vec<String> {
+        let names = |rule: &std::sync::Arc<Rule>| -> Vec<String> {
             let conditions = rule.when.iter().map(|condition| condition.attribute.to_string());
             rule.by.iter().map(ToString::to_string).chain(conditions).collect()
         };
@@ -76,9 +77,10 @@ impl Greeting {
         }
     }
 
-    /// The same with so many rules from `--limit`.
-    pub(super) fn with_rules_of_options(mut self, rules: usize) -> Self {
-        self.rules_of_options = rules;
+    /// The same with these rules from `--limit`.
+    pub(super) fn with_rules_of_options(mut self, config: &Config, rules: &[Rule]) -> Self {
+        self.rules_of_options = rules.len();
+        self.warnings += config.warnings_of_options(rules).len();
         self
     }
 

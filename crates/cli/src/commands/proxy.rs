@@ -37,7 +37,7 @@ pub(super) fn run(mut args: args::Proxy) -> Result<Outcome> {
         return Ok(Outcome::Yes);
     }
     let rules_file = args.config.clone().filter(|file| file != Path::new("-"));
-    let greeting = Greeting::new(&config, args.config.as_deref(), false).with_rules_of_options(more_rules.len());
+    let greeting = Greeting::new(&config, args.config.as_deref(), false).with_rules_of_options(&config, &more_rules);
     let overlay = Overlay::new(move |config| overlay(config, &args).map_err(|error| error.to_string()));
     until_told(config, Options { rules_file, overlay, more_rules, ..Options::default() }, greeting)
 }

@@ -70,7 +70,7 @@ struct Scene {
     /// Names in commands and what they stand for.
     names: Vec<(&'static str, String)>,
     _servers: Vec<Server>,
-    _serving: [Serving; 3],
+    _serving: Vec<Serving>,
     _taken: TcpListener,
 }
 
@@ -90,17 +90,28 @@ impl Scene {
         copy(certs.server_key(), "key.pem");
         copy(certs.client_key(), "other-key.pem");
         copy(certs.ca(), "ca.pem");
+        let (authority, renamed) = (Certs::with_authority_as_server(), Certs::for_server_called(&["redis.example"]));
+        for (certs, name) in [(&authority, "authority"), (&renamed, "renamed")] {
+            copy(certs.ca(), &format!("{name}-ca.pem"));
+            copy(certs.server_cert(), &format!("{name}.pem"));
+            copy(certs.server_key(), &format!("{name}.key"));
+        }
         let plain = Server::start(Flavor::Redis7);
         let secret = Server::builder(Flavor::Redis7).password("sesame").start();
         let tls = Server::builder(Flavor::Redis7).tls(&certs).start();
+        let tls_authority = Server::builder(Flavor::Redis7).tls(&authority).start();
+        let tls_renamed = Server::builder(Flavor::Redis7).tls(&renamed).start();
         let replica = Server::start(Flavor::Redis7);
         replica.command(&["REPLICAOF", "127.0.0.1", &plain.port().to_string()]);
         let serving = Serving::start(&["--log", "off"]);
         let guarded = Serving::start(&["--log", "off", "--token", "open-sesame"]);
-        let encrypted = {
+        let encrypted = |cert: &str, key: &str| {
             let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-            Serving::start(&["--log", "off", "--tls-cert", &at("cert.pem"), "--tls-key", &at("key.pem")])
+            Serving::start(&["--log", "off", "--tls-cert", &at(cert), "--tls-key", &at(key)])
         };
+        let https = encrypted("cert.pem", "key.pem");
+        let https_authority = encrypted("authority.pem", "authority.key");
+        let https_renamed = encrypted("renamed.pem", "renamed.key");
         let (taken, free) = (listener(), listener());
         let port = |at: &TcpListener| at.local_addr().unwrap().port().to_string();
         let of = |serving: &Serving, name: &str| serving.doors[name].port().to_string();
@@ -108,17 +119,22 @@ impl Scene {
             ("{REDIS}", plain.port().to_string()),
             ("{REDIS_PASSWORD}", secret.port().to_string()),
             ("{REDIS_TLS}", tls.port().to_string()),
+            ("{REDIS_TLS_AUTHORITY}", tls_authority.port().to_string()),
+            ("{REDIS_TLS_RENAMED}", tls_renamed.port().to_string()),
             ("{REDIS_REPLICA}", replica.port().to_string()),
             ("{HTTP}", of(&serving, "http")),
             ("{RESP}", of(&serving, "resp")),
             ("{HTTP_TOKEN}", of(&guarded, "http")),
-            ("{HTTPS}", of(&encrypted, "http")),
+            ("{HTTPS}", of(&https, "http")),
+            ("{HTTPS_AUTHORITY}", of(&https_authority, "http")),
+            ("{HTTPS_RENAMED}", of(&https_renamed, "http")),
             ("{TAKEN}", port(&taken)),
             ("{CLOSED}", port(&free)),
         ];
         drop(free);
-        let servers = vec![plain, secret, tls, replica];
-        Scene { folder, names, _servers: servers, _serving: [serving, guarded, encrypted], _taken: taken }
+        let servers = vec![plain, secret, tls, tls_authority, tls_renamed, replica];
+        let serving = vec![serving, guarded, https, https_authority, https_renamed];
+        Scene { folder, names, _servers: servers, _serving: serving, _taken: taken }
     }
 
     /// Makes a mistake and returns everything that is printed, and the exit code.

@@ -56,8 +56,12 @@ pub(crate) struct Logging {
 
 impl Logging {
     pub(crate) fn start(args: &[&str]) -> Logging {
+        Logging::of("serve", args)
+    }
+
+    fn of(command: &str, args: &[&str]) -> Logging {
         let mut process = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-            .arg("serve")
+            .arg(command)
             .args(args)
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -102,6 +106,18 @@ fn serve_logs_warnings_when_it_starts_and_when_it_reads_the_file_again() {
     assert_eq!(server.line("configuration place"), expected);
 }
 
+/// Rules of the command line have nothing to say about requests that lack an attribute.
+#[test]
+fn proxy_warns_about_a_limit_by_what_a_request_may_lack() {
+    let upstream = ["--upstream", "http://127.0.0.1:1", "--listen", "127.0.0.1:0"];
+    let limits = ["--limit", "10/s by ip, path", "--limit", "10/s by header.x-key"];
+    let mut proxy = Logging::of("proxy", &[upstream, limits].concat());
+    assert_eq!(
+        proxy.line("configuration place"),
+        "warn  configuration place=\"--limit '10/s by header.x-key'\" warning=\"all requests without header.x-key share one budget: if that is not meant, write the rule into a file with `missing: skip` or `missing: deny`; --print-config prints one to begin with\""
+    );
+}
+
 /// What `validate --offline` prints about a file, without its name.
 fn found(folder: &Path, text: &str) -> String {
     let file = written(folder, text);
@@ -110,7 +126,7 @@ fn found(folder: &Path, text: &str) -> String {
     lines.replace(&format!("{file}: "), "file: ").replace(&format!("{file}:"), "")
 }
 
-const NOTATION: &str = "looks like a regular expression, but a pattern has * (any run of characters), ? (one character), ! in front (not), and lists of patterns";
+const NOTATION: &str = "looks like a regular expression: expected a pattern, in which * is any number of characters, ? is one, and ! in front means not";
 const LITERALLY: &str = "or put \\ before characters that stand for themselves";
 
 /// One rule with this after its name, and everything that is said about it. Places are those of the rule's own line.
@@ -174,23 +190,23 @@ fn every_finding_about_a_rule_says_what_to_write() {
         // Attributes.
         (
             "limit: 1/s, by: headers.x-user",
-            "error: 2:32: rule r: by headers.x-user: no protocol supplies it: did you mean header.x-user?",
+            "error: 2:32: rule r: by headers.x-user: no request has it: did you mean header.x-user?",
         ),
         (
             "limit: 1/s, by: [ip, jwt.sub], missing: skip",
-            "error: 2:37: rule r: by jwt.sub: no protocol supplies it: did you mean bearer.sub?",
+            "error: 2:37: rule r: by jwt.sub: no request has it: did you mean bearer.sub?",
         ),
         (
             "limit: 1/s, when: { cookies.plan: gold }",
-            "error: 2:36: rule r: when cookies.plan: no protocol supplies it: did you mean cookie.plan?",
+            "error: 2:36: rule r: when cookies.plan: no request has it: did you mean cookie.plan?",
         ),
         (
             "limit: 1/s, when: { Header.X-Plan: gold }",
-            "error: 2:36: rule r: when Header.X-Plan: no protocol supplies it: did you mean header.x-plan?",
+            "error: 2:36: rule r: when Header.X-Plan: no request has it: did you mean header.x-plan?",
         ),
         (
             "limit: 1/s, cost: { from: heder.x-cost, max: 1 }",
-            "error: 2:42: rule r: cost: from heder.x-cost: no protocol supplies it: did you mean header.x-cost?",
+            "error: 2:42: rule r: cost: from heder.x-cost: no request has it: did you mean header.x-cost?",
         ),
         (
             "limit: 1/s, when: { 'header.X Api': a }",
@@ -361,6 +377,27 @@ fn every_finding_about_a_file_says_what_to_write() {
             "rules:\n  - { name: none, limit: deny }\n  - { name: a, limit: 1/s }\n",
             "warning: 3:13: rule a never decides: rule none denies every request that it applies to; narrow the when of none, or remove a\n",
         ),
+        (
+            "rules:\n  - { name: none, limit: deny }\n  - { name: office, when: { ip: 10.0.0.0/8 }, limit: exempt }\n",
+            "warning: 3:13: rule office never decides: rule none denies every request that it applies to; narrow the when of none, or remove office\n",
+        ),
+        (
+            "rules:\n  - { name: all, when: { ip: 10.0.0.0/8 }, limit: exempt }\n  - { name: one, when: { ip: 10.0.0.1 }, limit: exempt }\n",
+            "warning: 3:13: rule one never decides: rule all exempts every request that it applies to; narrow the when of all, or remove one\n",
+        ),
+        (
+            "rules:\n  - { name: one, when: { ip: 10.0.0.1 }, limit: exempt }\n  - { name: all, when: { ip: 10.0.0.0/8 }, limit: exempt }\n",
+            "",
+        ),
+        (
+            "rules:\n  - { name: a, by: [ip, path], limit: 1/s }\n  - { name: b, by: [path, ip], limit: 1/s }\n",
+            "warning: 3:13: rule b repeats rule a: it has the same when, by and limit; remove one of them\n",
+        ),
+        // Only HTTP supplies attributes by itself.
+        (
+            "listen: { http: off }\nrules:\n  - { name: a, by: ip, limit: 1/s }\n",
+            "warning: 3:20: rule a: by ip: all requests without ip share one budget: write `missing: skip` (the rule does not apply to them), `missing: deny`, or `missing: share` if that is meant\n",
+        ),
         // All that is wrong at once, by place.
         (
             "rules:\n  - { name: a, limit: 1/s, when: { path: a } }\n  - { name: b, limit: 1/s, when: { ip: b }, cost: 2 }\n",
@@ -528,6 +565,49 @@ fn files_that_cannot_be_used_are_errors() {
     );
 }
 
+/// A folder in place of the file for snapshots.
+#[test]
+fn a_folder_is_no_file_for_snapshots() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().display();
+    let file = written(folder.path(), &format!("rules: []\nmemory:\n  snapshot_file: {state}\n"));
+    let shown = shown(&["validate", &file], "");
+    assert_eq!(
+        shown,
+        format!(
+            "exit 2\n--- stdout\n{file}: 0 rules, 1 error, 0 warnings\n--- stderr\nerror: {file}:3:18: memory.snapshot_file: {state}: is a folder: expected a file, or none yet\n"
+        )
+    );
+}
+
+/// A store that is stopped accepts connections and answers nothing: that is a note.
+#[test]
+fn a_store_that_does_not_answer_is_a_note() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = tidegate_testkit::Server::start(tidegate_testkit::Flavor::Redis7);
+    server.stop_signal();
+    let file = written(folder.path(), &format!("rules: []\nstore: {}\n", server.url()));
+    let shown = shown(&["validate", "--strict", &file], "").replace(&file, "f");
+    assert_eq!(
+        shown.replace(&server.port().to_string(), "PORT"),
+        "exit 0\n--- stdout\nf: 0 rules, nothing wrong\n--- stderr\nnote: f:2:8: store: no connection to 127.0.0.1:PORT within 1000 ms: whether it can be used is not known; serve starts and tries again\n"
+    );
+}
+
+/// One whose writes are paused, as in a failover by hand, connects and does not decide.
+#[test]
+fn a_store_that_does_not_decide_is_a_note() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = tidegate_testkit::Server::start(tidegate_testkit::Flavor::Redis7);
+    server.command(&["CLIENT", "PAUSE", "600000", "WRITE"]);
+    let file = written(folder.path(), &format!("rules: []\nstore: {}\n", server.url()));
+    let shown = shown(&["validate", "--strict", &file], "").replace(&file, "f");
+    assert_eq!(
+        shown.replace(&server.port().to_string(), "PORT"),
+        "exit 0\n--- stdout\nf: 0 rules, nothing wrong\n--- stderr\nnote: f:2:8: store: 127.0.0.1:PORT said nothing for 1000 ms: whether it can be used is not known; serve starts and tries again\n"
+    );
+}
+
 /// A store that refuses is an error, one that is away a note, and a good one nothing.
 #[test]
 fn the_store_is_asked() {
@@ -573,7 +653,7 @@ fn a_folder_for_envoy_has_warnings() {
     assert_eq!(
         validate(),
         "exit 0\n--- stdout\nd: 1 domains with 3 limits, 0 errors, 3 warnings\n--- stderr\n\
-         warning: d/a.yaml:3:25: a.path: value \"^/api/.*\" looks like a regular expression, but a value here has only * (any run of characters): write \"/api/*\"\n\
+         warning: d/a.yaml:3:25: a.path: value \"^/api/.*\" looks like a regular expression: expected a value, in which * is any number of characters: write \"/api/*\"\n\
          warning: d/a.yaml:5:25: a.path: value \"/v1/x*\" is never reached: \"/v1/*\" above it matches first; put the narrower one first\n\
          warning: d/a.yaml:5:101: a.path: replaces \"ap\", which is the name of no rate_limit: did you mean api?\n"
     );

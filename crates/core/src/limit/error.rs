@@ -77,11 +77,14 @@ impl fmt::Display for LimitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let timed = matches!(self.parameter, Parameter::Period | Parameter::Step | Parameter::Ttl);
         let number = |f: &mut fmt::Formatter<'_>, n: u64| match timed {
+            true if n == Period::MAX.as_micros() => f.write_str("3723w (71 years)"),
             true => fmt::Display::fmt(&Period::micros(n), f),
             false => fmt::Display::fmt(&n, f),
         };
         write!(f, "{} ", self.parameter)?;
-        if self.parameter != Parameter::CountRejected {
+        // A length beyond 64 bits of microseconds is not the number that was written.
+        let is_saturated = timed && self.value == u64::MAX;
+        if self.parameter != Parameter::CountRejected && !is_saturated {
             number(f, self.value)?;
             f.write_str(" ")?;
         }

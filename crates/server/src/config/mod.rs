@@ -172,7 +172,7 @@ impl Default for Listen {
 #[non_exhaustive]
 pub enum ConfigError {
     /// It cannot be read.
-    #[error("{file}: {}", why_unreadable(why))]
+    #[error("{file}: {}", tidegate::why_unreadable(why))]
     Unreadable {
         /// The file.
         file: String,
@@ -280,23 +280,12 @@ impl fmt::Debug for Overlay {
     }
 }
 
-/// Why a file cannot be read, and what to do.
-pub(crate) fn why_unreadable(error: &std::io::Error) -> String {
-    match error.kind() {
-        std::io::ErrorKind::NotFound => "no such file: correct the path, or create it".into(),
-        std::io::ErrorKind::PermissionDenied => "this user may not read it: change its owner or mode".into(),
-        std::io::ErrorKind::IsADirectory => "it is a folder: name a file".into(),
-        std::io::ErrorKind::InvalidData => "it is not UTF-8 text: is it the right file?".into(),
-        _ => error.to_string(),
-    }
-}
-
 impl ConfigError {
     /// What is wrong or looks wrong, each by itself.
     pub fn findings(&self) -> Vec<Finding> {
         let (place, message) = match self {
             ConfigError::Refused(findings) => return findings.clone(),
-            ConfigError::Unreadable { file, why } => (file.clone(), why_unreadable(why)),
+            ConfigError::Unreadable { file, why } => (file.clone(), tidegate::why_unreadable(why)),
             ConfigError::TooLarge { file, bytes } => {
                 (file.clone(), format!("{bytes} bytes: expected at most {MAX_FILE_BYTES}"))
             }

@@ -8,6 +8,10 @@ use super::words;
 const UNREADABLE: &str =
     "this is not YAML: check brackets, colons and indentation, and quote text that begins with one of * ! & @ % ` [ {";
 
+const SECOND_DOCUMENT: &str = "--- begins a second YAML document: expected one document: remove this line";
+const UNCLOSED: &str = "a bracket that is not closed: expected ] or } after the last item";
+const ENDED: &str = "the text ends within a list or a map: close it with ] or }";
+
 /// `3:12: what is wrong`, of a text that could not be read.
 pub(crate) fn located(error: &serde_saphyr::Error, text: &str) -> String {
     let message = error.without_snippet().to_string();
@@ -18,6 +22,17 @@ pub(crate) fn located(error: &serde_saphyr::Error, text: &str) -> String {
         return told;
     }
     let message = broken(error.without_snippet()).unwrap_or_else(|| words::plain(&message));
+    if [UNREADABLE, UNCLOSED, ENDED].contains(&message.as_str())
+        && let Some((line, column, open)) = unclosed_bracket(text, line)
+    {
+        let close = if open == '[' { ']' } else { '}' };
+        return format!("{line}:{column}: this {open} is not closed: add {close} after its last item");
+    }
+    if message == SECOND_DOCUMENT {
+        let before = text.lines().take(line).enumerate().filter(|(_, own)| own.starts_with("---"));
+        let line = before.last().map_or(line, |(index, _)| index + 1);
+        return format!("{line}:1: {message}");
+    }
     let is_container = message == words::LIST || message == words::KEYS;
     let message = about(key_at(text, line, column, is_container), value_at(text, line, column), &message);
     format!("{line}:{column}: {message}")
@@ -39,11 +54,13 @@ fn broken(error: &Error) -> Option<String> {
         | Error::SerdeMissingField { .. }
         | Error::DuplicateMappingKey { .. } => return None,
         Error::NullIntoString { .. } => "nothing: expected text",
-        Error::MultipleDocuments { .. } => "a second document begins behind `---`: expected one; remove that line",
+        Error::MultipleDocuments { .. } => SECOND_DOCUMENT,
         Error::UnknownAnchor { .. } => {
             "* begins an alias in YAML, and there is no anchor of this name: quote text that begins with *, as in \"*.php\""
         }
-        Error::RecursiveReferencesRequireWeakTypes { .. } => "an alias that contains itself: write the value in full",
+        Error::RecursiveReferencesRequireWeakTypes { .. } => {
+            "this alias stands for the value that it is part of: write the value in full instead of *NAME"
+        }
         Error::TaggedScalarCannotDeserializeIntoString { .. } | Error::TaggedEnumMismatch { .. } => TAG,
         Error::QuotingRequired { value, .. } => return Some(format!("text that must be quoted: write {value:?}")),
         Error::ExternalMessage { msg, .. } => scanned(msg),
@@ -68,16 +85,42 @@ fn scanned(message: &str) -> &'static str {
             "a colon and a space in the middle of a value: quote the value, as in \"a: b\", or begin a new line"
         }
         () if has("did not find expected '-'") => {
-            "a key outside the item of the list that it belongs to: indent it as far as the keys beside it, or begin an item with -"
+            "a key outside the item of the list that it belongs to: indent it as far as the first key of its item, or begin an item with -"
         }
-        () if has("trailing content after") => "text behind the closing quotation mark: expected one quoted text",
-        () if has("unclosed bracket") => "a bracket that is not closed: expected ] or } behind the last item",
-        () if has("EOF") || has("end of") => "the text ends within a list or a map: close it with ] or }",
+        () if has("trailing content after") => {
+            "text after the closing quotation mark: expected one value: remove the rest, or put all of it between the marks"
+        }
+        () if has("unclosed bracket") => UNCLOSED,
+        () if has("EOF") || has("end of") => ENDED,
         () if has("unexpected character") || has("cannot start any token") => {
-            "no text begins with this character: quote it, as in \"@a\""
+            "text without quotation marks cannot begin with this character: quote it, as in \"@a\""
         }
         () => UNREADABLE,
     }
+}
+
+/// The innermost bracket that no other one closes before the end of this line, outside of quotation marks and comments: its line, its column and itself.
+fn unclosed_bracket(text: &str, last_line: usize) -> Option<(usize, usize, char)> {
+    let mut open = Vec::new();
+    for (index, line) in text.lines().take(last_line).enumerate() {
+        let (mut quote, mut before) = (None, ' ');
+        for (column, char) in line.chars().enumerate() {
+            match (quote, char) {
+                (Some(mark), _) if char == mark => quote = None,
+                (Some(_), _) => {}
+                // A mark within a word is an apostrophe.
+                (None, '"' | '\'') if !before.is_alphanumeric() => quote = Some(char),
+                (None, '#') if before == ' ' => break,
+                (None, '[' | '{') if !open.is_empty() || [' ', '-'].contains(&before) => {
+                    open.push((index + 1, column + 1, char));
+                }
+                (None, ']' | '}') => _ = open.pop(),
+                _ => {}
+            }
+            before = char;
+        }
+    }
+    open.pop()
 }
 
 /// A key that is missing, because it stands further left or right than those beside it.
@@ -92,7 +135,7 @@ fn indented_otherwise(key: Option<&str>, text: &str, line: usize, column: usize)
     }
     let (line, column) = (index + 1, indent + 1);
     Some(format!(
-        "{line}:{column}: {key} is indented by {indent} spaces, the keys beside it by {own}: indent it by {own}, too"
+        "{line}:{column}: {key} is indented by {indent} spaces, but the first key of its item by {own}: indent it by {own} spaces"
     ))
 }
 
@@ -141,7 +184,7 @@ fn about(key: Option<&str>, value: &str, message: &str) -> String {
         !value.is_empty() && !value.starts_with(['[', '{', '-']) && !value.contains(": ") && !value.ends_with(':');
     match message {
         words::LIST if is_scalar && key == "rules" => {
-            "rules: expected a list of rules, such as `- { name: per-ip, by: [ip], limit: 10/s }`".into()
+            format!("rules: {value}: expected a list of rules: write [{{ name: per-ip, by: [ip], limit: 10/s }}]")
         }
         words::LIST if is_scalar => format!("{key}: expected a list: write {key}: [{value}]"),
         words::LIST => format!("{key}: expected a list: begin each item with a dash, as in `- name: per-ip`"),
@@ -197,7 +240,7 @@ mod tests {
             ),
             (
                 "rules:\n  - name: a\n   limit: 1/s\n",
-                "f:3:4: limit is indented by 3 spaces, the keys beside it by 4: indent it by 4, too",
+                "f:3:4: limit is indented by 3 spaces, but the first key of its item by 4: indent it by 4 spaces",
             ),
             (
                 "rules:\n  - name: a\n    by:\n    limit: 1/s\n",
@@ -220,7 +263,7 @@ mod tests {
             ("log: { show_keys: maybe }\n", "f:1:19: show_keys: expected true or false"),
             (
                 "rules: 10/s\n",
-                "f:1:8: rules: expected a list of rules, such as `- { name: per-ip, by: [ip], limit: 10/s }`",
+                "f:1:8: rules: 10/s: expected a list of rules: write [{ name: per-ip, by: [ip], limit: 10/s }]",
             ),
             ("rules:\n  - limit: 1/s\n", "f:2:5: name is missing: add `name: VALUE`"),
             (

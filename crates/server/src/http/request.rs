@@ -37,11 +37,11 @@ pub(crate) struct Body {
     attributes: Option<Attributes>,
     rule: Option<String>,
     by: Option<Attributes>,
-    #[serde(default, deserialize_with = "cost")]
+    #[serde(default, deserialize_with = "whole")]
     cost: Option<u64>,
-    #[serde(default, deserialize_with = "reserved")]
+    #[serde(default, deserialize_with = "whole")]
     reserved: Option<u64>,
-    #[serde(default, deserialize_with = "id")]
+    #[serde(default, deserialize_with = "whole")]
     id: Option<u64>,
     checks: Option<Vec<Object>>,
 }
@@ -57,7 +57,7 @@ impl<'de> Deserialize<'de> for Attributes {
             type Value = Attributes;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of names and texts")
+                f.write_str("an object of names and values, such as {\"ip\":\"192.0.2.7\"}")
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Attributes, A::Error> {
@@ -90,7 +90,7 @@ impl<'de> Deserialize<'de> for Object {
             type Value = Object;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object with key and limit, attributes, or checks")
+                f.write_str("an object such as {\"key\":\"a\",\"limit\":\"1/s\"}, {\"attributes\":{…}}, or {\"checks\":[…]} for several")
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object, A::Error> {
@@ -101,14 +101,14 @@ impl<'de> Deserialize<'de> for Object {
     }
 }
 
-/// A whole number, whose name an error says.
-struct Whole(&'static str);
+/// A whole number, or nothing.
+struct Whole;
 
 impl<'de> Visitor<'de> for Whole {
     type Value = Option<u64>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a whole number, 0 or more, as {}", self.0)
+        f.write_str("a whole number, 0 or more")
     }
 
     fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<Option<u64>, E> {
@@ -118,7 +118,7 @@ impl<'de> Visitor<'de> for Whole {
     // JSON numbers beyond u64 arrive as floats.
     fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<Option<u64>, E> {
         if number.fract() == 0.0 && number >= 1.0 {
-            return Err(E::custom(format_args!("expected at most {} as {}", u64::MAX, self.0)));
+            return Err(E::custom(format_args!("{number:e}: expected at most {}", u64::MAX)));
         }
         Err(E::invalid_type(Unexpected::Float(number), &self))
     }
@@ -128,16 +128,8 @@ impl<'de> Visitor<'de> for Whole {
     }
 }
 
-fn cost<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
-    from.deserialize_any(Whole("cost"))
-}
-
-fn reserved<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
-    from.deserialize_any(Whole("reserved"))
-}
-
-fn id<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
-    from.deserialize_any(Whole("id"))
+fn whole<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    from.deserialize_any(Whole)
 }
 
 /// One question.
@@ -225,10 +217,22 @@ pub(crate) enum Asked {
 }
 
 /// What is wrong with a body, and where.
-fn mistake_in(error: &serde_json::Error) -> String {
+fn mistake_in(bytes: &[u8], error: &serde_json::Error) -> String {
     let (line, column) = (error.line(), error.column());
     if error.is_data() {
-        return format!("body, line {line}, column {column}: {}", words::plain(&error.to_string()));
+        // Read once more with a record of where it is: bodies with mistakes are rare.
+        let again = serde_path_to_error::deserialize::<_, Object>(&mut serde_json::Deserializer::from_slice(bytes));
+        let problem = words::plain(&error.to_string()).replace("unknown key", "unknown member");
+        // A message about the name of a member has that name.
+        let is_about_name = problem.starts_with("unknown member") || problem.contains(" is there twice: remove");
+        let place = again.err().map_or_else(|| "body".into(), |error| place_of(error.path(), is_about_name));
+        return match problem.strip_suffix(": expected text") {
+            Some(found) if place.ends_with("limit") => {
+                format!("{place}: {found}: expected a limit in quotation marks, such as \"10/s\"")
+            }
+            Some(found) => format!("{place}: {found}: expected text in quotation marks"),
+            None => format!("{place}: {problem}"),
+        };
     }
     let text = error.to_string();
     let problem = match text.as_str() {
@@ -242,9 +246,20 @@ fn mistake_in(error: &serde_json::Error) -> String {
     format!("the body {problem} (line {line}, column {column}): expected an object such as {example}")
 }
 
+/// `body`, or the member of it that a path names: `checks[3].limit`; without the last name, the object that has it.
+fn place_of(path: &serde_path_to_error::Path, without_name: bool) -> String {
+    let path = path.to_string();
+    let path = match path.rsplit_once('.') {
+        Some((object, _)) if without_name => object,
+        None if without_name => "",
+        _ => path.as_str(),
+    };
+    if path.is_empty() || path == "." { "body".into() } else { path.chars().take(MAX_SHOWN).collect() }
+}
+
 /// Reads a body.
 pub(crate) fn read(bytes: &[u8], verb: Verb) -> Result<Asked, String> {
-    let Object(body) = serde_json::from_slice(bytes).map_err(|error| mistake_in(&error))?;
+    let Object(body) = serde_json::from_slice(bytes).map_err(|error| mistake_in(bytes, &error))?;
     match body.checks {
         None => body.question(verb, "").map(Asked::One),
         Some(_) if body.is_question() => Err("checks stands beside other members: expected checks alone".into()),

@@ -56,7 +56,7 @@ fn level<'a>(
                     _ => "write a descriptor for each value".into(),
                 };
                 let message = format!(
-                    "{own}: value {value:?} looks like a regular expression, but a value here has only * (any run of characters): {advice}"
+                    "{own}: value {value:?} looks like a regular expression: expected a value, in which * is any number of characters: {advice}"
                 );
                 found.push(Finding::warning(at("value"), message));
             }

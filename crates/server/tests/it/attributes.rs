@@ -61,7 +61,7 @@ fn an_attribute_is_there_once() {
     let doors = Doors::in_memory(RULES);
     let (mut http, mut resp) = (doors.http(), doors.resp());
     for (path, body, place) in [
-        ("check", r#"{"attributes":{"user":"a","user":"b"}}"#, "column 32: \\\"user\\\""),
+        ("check", r#"{"attributes":{"user":"a","user":"b"}}"#, "attributes: \\\"user\\\""),
         ("check", r#"{"attributes":{"user":"a","x":"1","user":"a"}}"#, "\\\"user\\\""),
         ("check", r#"{"checks":[{"attributes":{"user":"a"}},{"attributes":{"u":"a","u":"b"}}]}"#, "\\\"u\\\""),
         ("reset", r#"{"rule":"per-user","by":{"user":"a","user":"b"}}"#, "\\\"user\\\""),

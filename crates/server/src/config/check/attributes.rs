@@ -8,7 +8,7 @@ use super::super::words;
 use crate::nearest::nearest;
 
 /// Attributes that every request over HTTP has.
-pub(super) const ALWAYS_SUPPLIED: [&str; 4] = ["ip", "method", "path", "host"];
+const ALWAYS_SUPPLIED: [&str; 4] = ["ip", "method", "path", "host"];
 /// What HTTP supplies under a name of its own.
 const PLAIN: [&str; 5] = ["ip", "method", "path", "host", "bearer"];
 /// What HTTP supplies by what comes after a dot.
@@ -57,7 +57,12 @@ impl Config {
         self.proxy.is_some() && listen.http.is_none() && listen.grpc.is_none() && listen.resp.is_none()
     }
 
-    /// An attribute of a request that nobody supplies.
+    /// Whether every request has this attribute: only HTTP supplies some by itself.
+    pub(super) fn is_always_supplied(&self, attribute: &str) -> bool {
+        (self.proxy.is_some() || self.listen.http.is_some()) && ALWAYS_SUPPLIED.contains(&attribute)
+    }
+
+    /// An attribute of a request that no protocol supplies.
     pub(super) fn check_attribute(&self, label: &str, name: &str, place: &str) -> Option<Finding> {
         let lower = name.to_ascii_lowercase();
         if let Some((prefix, rest)) = name.split_once('.') {
@@ -70,7 +75,7 @@ impl Config {
                 }
                 Some(right) => {
                     let rest = if right == "header" { rest.to_ascii_lowercase() } else { rest.into() };
-                    let message = format!("{label} {name}: no protocol supplies it: did you mean {right}.{rest}?");
+                    let message = format!("{label} {name}: no request has it: did you mean {right}.{rest}?");
                     Some(Finding::error(place, message))
                 }
                 None => self.unknown(label, name, place),
@@ -87,7 +92,7 @@ impl Config {
         let prefixed = |prefix: &&str| lower == **prefix || lower.starts_with(&format!("{prefix}_"));
         if let Some(prefix) = ["header", "query", "cookie"].into_iter().find(prefixed) {
             let rest = lower.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('_')).unwrap_or("NAME");
-            let message = format!("{label} {name}: no protocol supplies it: did you mean {prefix}.{rest}?");
+            let message = format!("{label} {name}: no request has it: did you mean {prefix}.{rest}?");
             return Some(Finding::warning(place, message));
         }
         if PLAIN.contains(&lower.as_str()) {

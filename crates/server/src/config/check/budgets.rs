@@ -5,7 +5,6 @@ use tidegate::Limits;
 use super::super::Config;
 use super::super::findings::Finding;
 use super::super::outline::Step::{self, Item, Key};
-use super::attributes::ALWAYS_SUPPLIED;
 use crate::rules::{Budget, Cost, Missing, Mode, Rule};
 
 impl Config {
@@ -90,7 +89,7 @@ impl Config {
                     found.push(Finding::warning(
                         self.outline.value(&[&cost_at[..], &[Key("max")]].concat()),
                         format!(
-                            "rule {name}: cost: max: {max} is more than {limit} ever holds, so dear requests never pass: write at most {most}, or a larger limit or burst"
+                            "rule {name}: cost: max: {max} is more than {limit} ever allows at once, so a request that costs more than {most} never passes: write at most {most}, or a larger limit or burst"
                         ),
                     ));
                 }
@@ -146,7 +145,7 @@ impl Config {
         };
         for (number, attribute) in rule.by.iter().enumerate() {
             let is_wrong = self.check_attribute("", attribute, "").is_some_and(|finding| finding.is_error());
-            if !ALWAYS_SUPPLIED.contains(&&**attribute) && !required(attribute) && !is_wrong {
+            if !self.is_always_supplied(attribute) && !required(attribute) && !is_wrong {
                 let [skip, deny, share] = [Missing::Skip, Missing::Deny, Missing::Share].map(Missing::name);
                 found.push(Finding::warning(
                     self.outline.value(&[&at[..], &[Key("by"), Item(number)]].concat()),
@@ -156,5 +155,22 @@ impl Config {
                 ));
             }
         }
+    }
+
+    /// What looks wrong with rules that options of a command give, each in one line. They cannot say what becomes of requests that lack an attribute.
+    pub fn warnings_of_options(&self, rules: &[Rule]) -> Vec<Finding> {
+        let mut found = Vec::new();
+        for rule in rules {
+            let Budget::Limits(limits) = &rule.budget else { continue };
+            for attribute in rule.by.iter().filter(|attribute| !self.is_always_supplied(attribute)) {
+                found.push(Finding::warning(
+                    format!("--limit '{limits} by {}'", rule.by.join(", ")),
+                    format!(
+                        "all requests without {attribute} share one budget: if that is not meant, write the rule into a file with `missing: skip` or `missing: deny`; --print-config prints one to begin with"
+                    ),
+                ));
+            }
+        }
+        found
     }
 }

@@ -22,7 +22,7 @@ impl Config {
             return found;
         }
         for (place, key) in self.outline.blanks() {
-            found.push(Finding::error(place, format!("{key} has no value: write one, or remove the line")));
+            found.push(Finding::error(place, format!("{key} has no value: write one, or remove {key}")));
         }
         self.check_settings(&mut found);
         for (index, rule) in self.rules.iter().enumerate() {

@@ -104,7 +104,7 @@ fn like_a_regex(label: &str, rewritten: &regex::Rewritten, place: &str) -> Findi
     Finding::warning(
         place,
         format!(
-            "{label} looks like a regular expression, but {NOTATION}: {advice}; or put \\ before characters that stand for themselves"
+            "{label} looks like a regular expression: {NOTATION}: {advice}; or put \\ before characters that stand for themselves"
         ),
     )
 }

@@ -5,7 +5,7 @@ const MAX_REWRITTEN: usize = 8;
 
 /// What a message says about the notation of patterns.
 pub(crate) const NOTATION: &str =
-    "a pattern has * (any run of characters), ? (one character), ! in front (not), and lists of patterns";
+    "expected a pattern, in which * is any number of characters, ? is one, and ! in front means not";
 
 /// What is to be written in place of a regular expression.
 #[derive(PartialEq, Eq, Debug)]

@@ -348,10 +348,19 @@ fn advice(kind: FailureKind, text: &str) -> &'static str {
         K::Tls if text.contains("of the client") || text.contains("client's certificate") => {
             "Give it a certificate that it accepts: rediss://HOST?cert=FILE&key=FILE."
         }
-        K::Tls if text.contains("is not for") || text.contains("another name") => {
-            "Write the host in the URL as the certificate names it."
+        K::Tls if text.contains(", not for ") || text.contains("another name") => {
+            "Write the host in the URL as the certificate names it, or give the server a certificate for this host."
         }
-        K::Tls => "",
+        K::Tls if text.contains("(CA:TRUE)") => {
+            "Sign a server certificate with that authority and set Redis to use it; leave ?ca= as it is."
+        }
+        K::Tls if text.contains("has expired") => "Renew the certificate of the server.",
+        K::Tls if text.contains("not valid yet") => {
+            "Set the clock of this machine, or wait until the certificate is valid."
+        }
+        K::Tls => {
+            "`openssl s_client -connect HOST:PORT` shows the server's certificate and which versions and ciphers it accepts."
+        }
         K::Timeout => "Is the address right, and no firewall in between?",
         K::Disconnected | K::Protocol => {
             "Does it speak another protocol there? A server with TLS is rediss://; Sentinel is redis+sentinel://."

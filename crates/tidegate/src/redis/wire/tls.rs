@@ -53,7 +53,7 @@ impl TlsClient {
     }
 
     pub(super) async fn connect(&self, host: &Host, stream: TcpStream) -> Result<Stream, Failure> {
-        let failed = |kind, why: &str| Failure::local(kind, format!("no TLS with {host}: {}", escaped(why)));
+        let failed = |kind, why: &str| Failure::local(kind, format!("TLS with {host} failed: {}", escaped(why)));
         let name = ServerName::try_from(host.name.to_string());
         let name = name.map_err(|error| failed(FailureKind::Tls, &error.to_string()))?;
         let address = stream.peer_addr().ok();
@@ -132,7 +132,7 @@ fn connector(files: &TlsFiles) -> Result<TlsConnector, Failure> {
     let config = match &files.identity {
         None => builder.with_no_client_auth(),
         Some((cert, key)) => {
-            let chain = certificates(cert)?;
+            let chain = certificates("cert", cert)?;
             let secret = read_file(key, MAX_SECRET_FILE_BYTES).map_err(pem::Error::Io);
             let secret = secret
                 .and_then(|text| PrivateKeyDer::from_pem_slice(&text))
@@ -145,11 +145,9 @@ fn connector(files: &TlsFiles) -> Result<TlsConnector, Failure> {
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
-    let failed = |why: String| {
-        let text = format!("{path:?}: {why}");
-        Failure::local(FailureKind::Tls, text)
-    };
+/// The certificates in a file, which the URL names by a key.
+fn certificates(key: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
+    let failed = |why: String| Failure::local(FailureKind::Tls, format!("{key} {path:?}: {why}"));
     let found = read_file(path, MAX_SECRET_FILE_BYTES).map_err(pem::Error::Io);
     let found = found.and_then(|text| CertificateDer::pem_slice_iter(&text).collect::<Result<Vec<_>, _>>());
     let found = found.map_err(|error| failed(pem_problem(&error, "CERTIFICATE")))?;
@@ -158,7 +156,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
 
 fn authorities_of(path: &Path) -> Result<RootCertStore, Failure> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(path)? {
+    for certificate in certificates("ca", path)? {
         roots
             .add(certificate)
             .map_err(|error| Failure::local(FailureKind::Tls, format!("ca {path:?}: {}", described(&error))))?;

@@ -5,6 +5,8 @@ use std::io;
 use tokio_rustls::rustls::pki_types::pem;
 use tokio_rustls::rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
 
+use crate::files::why_unreadable;
+
 /// What went wrong with a handshake or on an encrypted connection, for people.
 pub fn tls_problem(error: &io::Error) -> String {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
@@ -34,7 +36,7 @@ pub fn described(error: &Error) -> String {
             | AlertDescription::CertificateExpired
             | AlertDescription::CertificateRevoked => "the other side does not accept the client's certificate".into(),
             AlertDescription::HandshakeFailure => {
-                "the other side refuses the handshake: it may want a certificate of the client".into()
+                "the other side refuses the handshake; it may want a certificate of the client".into()
             }
             AlertDescription::ProtocolVersion => "the other side supports neither TLS 1.2 nor TLS 1.3".into(),
             other => format!("the other side ended the handshake ({other:?})"),
@@ -47,7 +49,7 @@ pub fn described(error: &Error) -> String {
 pub fn pem_problem(error: &pem::Error, expected: &str) -> String {
     match error {
         pem::Error::NoItemsFound => no_pem(expected),
-        pem::Error::Io(error) => error.to_string(),
+        pem::Error::Io(error) => why_unreadable(error),
         _ => format!("damaged: expected PEM with BEGIN {expected}"),
     }
 }
@@ -64,7 +66,7 @@ fn certificate(problem: &CertificateError) -> String {
         }
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => "its certificate has expired".into(),
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-            "its certificate is not valid yet: is the clock of this machine right?".into()
+            "its certificate is not valid yet".into()
         }
         CertificateError::Revoked => "its certificate was revoked".into(),
         CertificateError::NotValidForNameContext { expected, presented } => {
@@ -75,7 +77,7 @@ fn certificate(problem: &CertificateError) -> String {
             };
             let names: Vec<String> = presented.iter().map(plain).collect();
             let names = if names.is_empty() { "no name".to_owned() } else { names.join(", ") };
-            format!("its certificate is not for {}, but for {names}", expected.to_str())
+            format!("its certificate is for {names}, not for {}", expected.to_str())
         }
         CertificateError::NotValidForName => "its certificate is for another name".into(),
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
@@ -83,7 +85,7 @@ fn certificate(problem: &CertificateError) -> String {
         }
         // By its name, since the type is not one of rustls's own.
         CertificateError::Other(other) if format!("{other:?}").contains("CaUsedAsEndEntity") => {
-            "its certificate is one of an authority (CA:TRUE), not of a server: sign one for the server with it".into()
+            "its certificate is that of a certificate authority (CA:TRUE), not of a server".into()
         }
         _ => "its certificate cannot be used".into(),
     }

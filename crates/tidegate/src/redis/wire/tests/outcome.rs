@@ -134,3 +134,24 @@ fn what_a_server_says_is_short_printable_and_without_arguments() {
     );
     assert!(!format!("{failure:?}").contains("s3cret"));
 }
+
+/// A failure that stops a server from starting always says what to do.
+#[test]
+fn what_waiting_cannot_mend_has_advice() {
+    use FailureKind as K;
+    let kinds = [
+        K::NoAuth,
+        K::WrongPass,
+        K::NoPerm,
+        K::NoDatabase,
+        K::Unsupported,
+        K::Topology,
+        K::Tls,
+        K::ReadOnly,
+        K::MasterDown,
+    ];
+    for kind in kinds {
+        let failure = Failure::local(kind, "something that no table knows");
+        assert!(failure.is_permanent() && failure.advice().ends_with('.'), "{kind:?}: {:?}", failure.advice());
+    }
+}

@@ -73,14 +73,46 @@ fn files_that_are_missing_or_wrong_are_named() {
     };
     let (ca, cert, key) = (certs.ca(), certs.client_cert(), certs.client_key());
     let text = refused("ca=/nowhere/ca.pem".into());
-    let missing = "\"/nowhere/ca.pem\": No such file or directory (os error 2)";
-    assert_eq!(text, missing);
+    assert_eq!(text, "ca \"/nowhere/ca.pem\": no such file: correct the path, or create it");
+    let text = refused(format!("ca={}&cert=/nowhere/c.pem&key={}", ca.display(), key.display()));
+    assert_eq!(text, "cert \"/nowhere/c.pem\": no such file: correct the path, or create it");
+    let text = refused(format!("ca={}&cert={}&key=/nowhere/k.pem", ca.display(), cert.display()));
+    assert_eq!(text, "key \"/nowhere/k.pem\": no such file: correct the path, or create it");
     let text = refused(format!("ca={}", key.display()));
     assert!(text.contains("no certificate in it: expected PEM with BEGIN CERTIFICATE"), "{text}");
     let text = refused(format!("ca={}&cert={}&key={}", ca.display(), cert.display(), cert.display()));
     assert!(text.contains("no private key in it: expected PEM with BEGIN PRIVATE KEY"), "{text}");
     let text = refused(format!("ca={}&cert={}&key={}", ca.display(), ca.display(), key.display()));
     assert!(text.ends_with(": the key does not belong to the certificate"), "{text}");
+}
+
+/// A certificate of a real server that cannot be one of this server: the problem, and what to do about it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_that_is_not_the_servers_own_is_named_with_advice() {
+    for (certs, problem, advice) in [
+        (
+            Certs::with_authority_as_server(),
+            "its certificate is that of a certificate authority (CA:TRUE), not of a server",
+            "Sign a server certificate with that authority",
+        ),
+        (
+            Certs::for_server_called(&["redis.example", "10.1.2.3"]),
+            "its certificate is for redis.example, 10.1.2.3, not for 127.0.0.1",
+            "Write the host in the URL as the certificate names it, or give the server",
+        ),
+        (
+            Certs::for_server_called(&[]),
+            "its certificate is for no name, not for 127.0.0.1",
+            "Write the host in the URL as the certificate names it, or give the server",
+        ),
+    ] {
+        let server = Server::builder(Flavor::Redis7).tls(&certs).start();
+        let url = format!("rediss://127.0.0.1:{}?ca={}", server.port(), certs.ca().display());
+        let failure = not_applied(router(&url).eval(&echo(), 0, NO_KEYS, &["x"], soon()).await);
+        assert_eq!((failure.kind(), failure.is_permanent()), (FailureKind::Tls, true), "{failure}");
+        assert!(failure.to_string().ends_with(&format!(": {problem}")), "{failure}");
+        assert!(failure.advice().starts_with(advice), "{failure}: {}", failure.advice());
+    }
 }
 
 /// A plain server waits for the end of a command while a client waits for a handshake: both would wait for ever.
