@@ -1,4 +1,4 @@
-//! `cargo xtask bench attack`: what others notice while somebody misuses HTTP/2 or is slow on purpose, at the door for HTTP; `attack proxy`: the same through the proxy, before an upstream
+//! `cargo xtask bench attack`: what others notice while somebody misuses HTTP/2 or is slow on purpose, at the listener for HTTP; `attack proxy`: the same through the proxy, before an upstream
 //! that answers at once. `cargo xtask bench crowd`: what twenty thousand connections take.
 //!
 //! Whoever attacks comes again as soon as he is told to go. Bystanders ask over HTTP/1.1, a few hundred times a second each, and the slowest in a hundred of their answers is looked at, in turns: with nobody else, beside somebody
@@ -49,7 +49,7 @@ pub fn run(args: &[&str]) {
     }
 }
 
-fn measure(door: &str, own: &Own) {
+fn measure(protocol: &str, own: &Own) {
     let mut slowest: Vec<Vec<f64>> = vec![Vec::new(); ATTACKS.len()];
     let mut beginning = slowest.clone();
     for round in 0..ROUNDS {
@@ -65,7 +65,7 @@ fn measure(door: &str, own: &Own) {
         }
     }
     println!(
-        "{door}, {BYSTANDERS} bystanders with a request every {PACE:?}, {ATTACKERS} connections of an attack: median of {ROUNDS} interleaved rounds"
+        "{protocol}, {BYSTANDERS} bystanders with a request every {PACE:?}, {ATTACKERS} connections of an attack: median of {ROUNDS} interleaved rounds"
     );
     for (index, kind) in ATTACKS.iter().enumerate() {
         let beside = |other: usize| {
@@ -130,7 +130,7 @@ fn question(key: &str) -> Vec<u8> {
 }
 
 fn connect(address: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect(address).expect("an open door");
+    let stream = TcpStream::connect(address).expect("an open listener");
     stream.set_nodelay(true).expect("a socket");
     stream
 }

@@ -1,4 +1,4 @@
-//! `cargo run --release -- grpc`: Envoy's rate limit service over gRPC, Tidegate's door beside bare tonic.
+//! `cargo run --release -- grpc`: Envoy's rate limit service over gRPC, Tidegate's listener beside bare tonic.
 //!
 //! Each server is a process of its own with a runtime of its own. The bare one has the same messages and answers every request with the same
 //! constant; what Tidegate adds is the whole decision. One client asks both in turns, many short rounds each: connections times requests
@@ -191,7 +191,7 @@ fn serve(which: &str) {
                 folder.path()
             );
             let config = Config::parse(&config, "bench").expect("a configuration");
-            let running = runtime.block_on(tidegate_server::start(config, Default::default())).expect("doors");
+            let running = runtime.block_on(tidegate_server::start(config, Default::default())).expect("listeners");
             say(running.grpc.expect("it listens"));
             until_alone();
         }

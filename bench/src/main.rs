@@ -1,8 +1,8 @@
 //! `cargo run --release -- memory`: decisions in memory, Tidegate beside governor and beside the bound of the machine;
 //! `-- redis`: decisions in Redis, beside plain scripts, redis-cell and a bare client;
-//! `-- server`: the doors, beside Redis, redis-cell and a bare axum; `-- grpc`: Envoy's protocol, beside bare tonic;
+//! `-- server`: the listeners, beside Redis, redis-cell and a bare axum; `-- grpc`: Envoy's protocol, beside bare tonic;
 //! `-- attack`, `-- crowd`: what others notice of an attack, and what many connections take;
-//! `-- near`, `-- near-server`: what stands before a remote store, while that stops and goes on; in a program, and behind the doors.
+//! `-- near`, `-- resilience-server`: what stands before a remote store, while that stops and goes on; in a program, and behind the listeners.
 //!
 //! Every contender is measured in turns within one run, many short rounds each, and the median round counts: on a noisy
 //! machine the ratio of medians is worth more than any single number.
@@ -14,8 +14,8 @@ mod contenders;
 mod cores;
 mod grpc;
 mod memory;
-mod near;
-mod near_server;
+mod resilience;
+mod resilience_server;
 mod proxy;
 mod redis;
 mod server;
@@ -39,8 +39,8 @@ fn main() {
         Some("grpc") => grpc::run(&words.collect::<Vec<_>>()),
         Some("tower") => tower::run(&words.collect::<Vec<_>>()),
         Some("proxy") => proxy::run(&words.collect::<Vec<_>>()),
-        Some("near") => near::run(&words.collect::<Vec<_>>()),
-        Some("near-server") => near_server::run(&words.collect::<Vec<_>>()),
+        Some("resilience") => resilience::run(&words.collect::<Vec<_>>()),
+        Some("resilience-server") => resilience_server::run(&words.collect::<Vec<_>>()),
         Some("wire") => wire::run(&words.collect::<Vec<_>>()),
         Some("instructions") => memory::instructions(&words.collect::<Vec<_>>()),
         _ => {
@@ -48,7 +48,7 @@ fn main() {
                 "usage: bench memory [KEYS…] | bytes CONTENDER KEYS | slowest | parts | instructions CONTENDER\n       \
                  | redis [cpu | throughput | bytes | calls | all] [redis62 | redis7 | redis8 | valkey9] | wire [CALLERS…]\n       \
                  | server [resp [DEPTH…] | http | all] | grpc [ROUNDS] | tower [ROUNDS | instructions] | proxy [ROUNDS]\n       \
-                 | attack [http | proxy] | crowd [CONNECTIONS] | near [REQUESTS_PER_SECOND] | near-server [REQUESTS_PER_SECOND]"
+                 | attack [http | proxy] | crowd [CONNECTIONS] | resilience [REQUESTS_PER_SECOND] | resilience-server [REQUESTS_PER_SECOND]"
             );
             std::process::exit(2);
         }

@@ -82,8 +82,8 @@ fn serve(upstream: &str) {
         "listen: {{ http: off, grpc: off, resp: off, proxy: 127.0.0.1:0 }}\nproxy: {{ upstream: \"http://{upstream}\" }}\nrules: [{{ name: per-ip, by: ip, limit: 1000000/s }}]\n"
     );
     let config = Config::parse(&text, "bench").expect("a configuration");
-    let running = runtime.block_on(start(config, Options::default())).expect("open doors");
-    let at = running.proxy.expect("a door");
+    let running = runtime.block_on(start(config, Options::default())).expect("open listeners");
+    let at = running.proxy.expect("a listener");
     until_left_alone(at, at);
 }
 

@@ -1,4 +1,4 @@
-//! `cargo xtask bench server`: the doors for RESP and HTTP, beside Redis, redis-cell and a bare axum, in one run.
+//! `cargo xtask bench server`: the listeners for RESP and HTTP, beside Redis, redis-cell and a bare axum, in one run.
 //!
 //! Each contender is a process of its own, loaded by the same generator in turns, many short rounds each; the median round counts. Beside requests per
 //! second it shows the processor time that the server spent on one, which is worth more on a busy machine.
@@ -283,8 +283,8 @@ pub(crate) fn serve_tidegate(connections: usize, per_ip: usize, threads: &str) {
     );
     let config = Config::parse(&text, "bench").expect("a configuration");
     let runtime = config.threads.runtime().expect("a runtime");
-    let running = runtime.block_on(start(config, Options::default())).expect("open doors");
-    until_left_alone(running.http.expect("a door"), running.resp.expect("a door"));
+    let running = runtime.block_on(start(config, Options::default())).expect("open listeners");
+    until_left_alone(running.http.expect("a listener"), running.resp.expect("a listener"));
 }
 
 /// An answer as long as ours.

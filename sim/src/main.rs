@@ -124,7 +124,7 @@ fn main() -> ExitCode {
             });
         }
     });
-    let [store, near, alone, answered] = totals.map(AtomicU64::into_inner);
+    let [store, resilient, alone, answered] = totals.map(AtomicU64::into_inner);
     let mut failed = failed.into_inner().unwrap_or_default();
     failed.sort_by_key(|(seed, _)| *seed);
     if args.all {
@@ -139,7 +139,7 @@ fn main() -> ExitCode {
     }
     let told = if args.all { "" } else { ", nothing failed" };
     say!(
-        "{} seeds, {answered} answers ({store} by the store, {near} near it, {alone} alone){told}, {:.1} s",
+        "{} seeds, {answered} answers ({store} by the store, {resilient} without it, {alone} alone){told}, {:.1} s",
         args.seeds,
         start.elapsed().as_secs_f64()
     );
@@ -164,7 +164,7 @@ fn report(seed: u64, plan: &Plan, failure: &Failure, args: &Args, redis: &mut Re
         say!("  {fault}");
     }
     for rule in &plan.rules {
-        say!("  {}: {} {:?}", rule.name, rule.limits, rule.terms);
+        say!("  {}: {} {:?}", rule.name, rule.limits, rule.policy);
     }
     let again = run(&short, redis, sabotage, true);
     if let Some(failure) = &again.failure {

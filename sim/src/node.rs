@@ -7,7 +7,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tidegate::{Check, Decision, ManualClock, Near, NearStats, Redis, Store, StoreError, Timestamp};
+use tidegate::{Check, Decision, ManualClock, Resilient, ResilienceStats, Redis, Store, StoreError, Timestamp};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::AbortHandle;
 
@@ -20,7 +20,7 @@ pub(crate) type Answer = Result<Decision, StoreError>;
 pub(crate) struct Node {
     runtime: Option<Runtime>,
     idle: Arc<Idle>,
-    near: Near,
+    resilient: Resilient,
     clock: ManualClock,
     port: Port,
     answers: Arc<Mutex<Vec<(usize, Answer)>>>,
@@ -60,20 +60,20 @@ impl Node {
         clock.set(Timestamp::from_micros(boot_us + now));
         let port = Port::default();
         let seed = plan.seed.wrapping_mul(1000) + number * 100 + incarnation;
-        let near = {
+        let resilient = {
             let _inside = runtime.enter();
             let url = "redis://server:6379/".parse().expect("it is an address");
             let redis =
                 Redis::builder(url).connector(port.clone()).seed(seed).build().expect("nothing is wrong with it");
-            let mut near =
-                Near::builder(redis).clock(clock.clone()).seed(seed).lease_error_per_mille(plan.lease_error_per_mille);
+            let mut resilient =
+                Resilient::builder(redis).clock(clock.clone()).seed(seed).lease_error_per_mille(plan.lease_error_per_mille);
             if plan.told_nodes {
-                near = near.nodes(plan.nodes);
+                resilient = resilient.nodes(plan.nodes);
             }
-            near.build()
+            resilient.build()
         };
         let (answers, closed) = (Arc::default(), Arc::default());
-        Node { runtime: Some(runtime), idle, near, clock, port, answers, closed, boot_us, ran_until: now }
+        Node { runtime: Some(runtime), idle, resilient, clock, port, answers, closed, boot_us, ran_until: now }
     }
 
     /// Runs everything that can run at this moment. Its clocks go on to it.
@@ -110,11 +110,11 @@ impl Node {
     /// A request comes in.
     pub(crate) fn ask(&self, number: usize, ask: &Ask, rules: &Arc<Vec<Rule>>) -> Option<AbortHandle> {
         let runtime = self.runtime.as_ref()?;
-        let (near, answers, ask, rules) =
-            (self.near.clone(), Arc::clone(&self.answers), ask.clone(), Arc::clone(rules));
+        let (resilient, answers, ask, rules) =
+            (self.resilient.clone(), Arc::clone(&self.answers), ask.clone(), Arc::clone(rules));
         let task = runtime.spawn(async move {
             let check = ask.check(&rules);
-            let answer = near.decide(&check).await;
+            let answer = resilient.decide(&check).await;
             answers.lock().push((number, answer));
         });
         Some(task.abort_handle())
@@ -123,9 +123,9 @@ impl Node {
     /// Asks it to give back what it holds and end.
     pub(crate) fn close(&self) {
         let Some(runtime) = &self.runtime else { return };
-        let (near, closed) = (self.near.clone(), Arc::clone(&self.closed));
+        let (resilient, closed) = (self.resilient.clone(), Arc::clone(&self.closed));
         runtime.spawn(async move {
-            near.close().await;
+            resilient.close().await;
             closed.store(true, Ordering::Relaxed);
         });
     }
@@ -134,8 +134,8 @@ impl Node {
         self.closed.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn stats(&self) -> NearStats {
-        self.near.stats()
+    pub(crate) fn stats(&self) -> ResilienceStats {
+        self.resilient.stats()
     }
 
     pub(crate) fn answers(&self) -> Vec<(usize, Answer)> {
@@ -166,7 +166,7 @@ impl Ask {
         let mut check = Check::of(self.op);
         for &(rule, cost) in &self.parts {
             let rule = &rules[rule];
-            check = check.terms(rule.terms).charge_named(&rule.name, "k", &rule.limits, cost);
+            check = check.policy(rule.policy).charge_named(&rule.name, "k", &rule.limits, cost);
         }
         match self.id {
             Some(id) => check.with_id(tidegate::Id(id)),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use tidegate::{Limits, OnFailure, Op, SyncMode, Terms};
+use tidegate::{Limits, OnFailure, Op, SyncMode, Policy};
 
 use crate::random::Random;
 
@@ -34,7 +34,7 @@ pub struct Plan {
 pub struct Rule {
     pub name: String,
     pub limits: Limits,
-    pub terms: Terms,
+    pub policy: Policy,
     /// The limit it may be changed to, and back.
     pub other: Limits,
 }
@@ -211,7 +211,7 @@ fn rule(at: u64, random: &mut Random) -> Rule {
         name: format!("r{at}"),
         limits: limit.parse().expect("it is a limit"),
         other: other.parse().expect("it is a limit"),
-        terms: Terms { sync, on_failure: policy, ..Terms::default() },
+        policy: Policy { sync, on_failure: policy, ..Policy::default() },
     }
 }
 

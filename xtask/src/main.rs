@@ -32,7 +32,7 @@ cargo xtask COMMAND
   mutants [AREA]      changes the code that decides (core) and judges requests (rules, client, paths) in every way that cargo-mutants knows, and
                       shows the changes that no test notices; hours for all of it
   servers [--bench]   installs the Redis and Valkey servers and the gateways (nginx, Caddy, HAProxy, Envoy) that the tests start, and the
-                      clients that they let talk to the doors, into target/servers/ (or where TIDEGATE_SERVERS says); a second run only looks.
+                      clients that they let talk to the listeners, into target/servers/ (or where TIDEGATE_SERVERS says); a second run only looks.
                       --bench adds the module redis-cell, which measurements and some tests are made beside
   packages            checks licences and banned packages over `cargo metadata`
   sim [ARGS]          runs simulated nodes over a network and a server that fail, one seed after the other (default 2000 seeds);

@@ -246,7 +246,7 @@ pub(crate) struct Doctor {
     /// The namespace of the store, if it has one: rights may depend on it
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
-    /// The deadline that decisions are compared with, in milliseconds: near.deadline_ms of the server [default: 15]
+    /// The deadline that decisions are compared with, in milliseconds: resilience.deadline_ms of the server [default: 15]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub(crate) deadline_ms: Option<u64>,
     /// How many round trips and decisions to measure; 0 for none
@@ -438,7 +438,7 @@ mod tests {
 /// Without a file it starts with a few rules to try. The rules are read again when their file changes, or on SIGHUP; a file with a mistake
 /// in it is refused, and the rules stay as they were. What is said here or by an environment variable counts more than the file.
 ///
-/// Doors listen on this machine alone unless told otherwise, and beyond it only if they ask who is there: by a token, or by certificates of clients.
+/// Listeners listen on this machine alone unless told otherwise, and beyond it only if they ask who is there: by a token, or by certificates of clients.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -485,20 +485,20 @@ pub(crate) struct Serve {
     #[arg(long, env = "TIDEGATE_SHOW_KEYS")]
     pub(crate) show_keys: bool,
     /// Where HTTP listens, or `off`
-    #[arg(long, value_name = "ADDR", env = "TIDEGATE_HTTP", value_parser = door, help_heading = DOORS)]
-    pub(crate) http: Option<DoorAt>,
+    #[arg(long, value_name = "ADDR", env = "TIDEGATE_HTTP", value_parser = protocol, help_heading = LISTENERS)]
+    pub(crate) http: Option<ListenAddress>,
     /// Where Envoy's rate limit service is answered over gRPC, or `off`
-    #[arg(long, value_name = "ADDR", env = "TIDEGATE_GRPC", value_parser = door, help_heading = DOORS)]
-    pub(crate) grpc: Option<DoorAt>,
+    #[arg(long, value_name = "ADDR", env = "TIDEGATE_GRPC", value_parser = protocol, help_heading = LISTENERS)]
+    pub(crate) grpc: Option<ListenAddress>,
     /// The configuration of envoyproxy/ratelimit: a folder of YAML files, one domain each; see docs/grpc.md
-    #[arg(long, value_name = "DIR", env = "TIDEGATE_ENVOY_CONFIG", help_heading = DOORS)]
+    #[arg(long, value_name = "DIR", env = "TIDEGATE_ENVOY_CONFIG", help_heading = LISTENERS)]
     pub(crate) envoy_config: Option<PathBuf>,
     /// Where Redis clients are answered, or `off`
-    #[arg(long, value_name = "ADDR", env = "TIDEGATE_RESP", value_parser = door, help_heading = DOORS)]
-    pub(crate) resp: Option<DoorAt>,
+    #[arg(long, value_name = "ADDR", env = "TIDEGATE_RESP", value_parser = protocol, help_heading = LISTENERS)]
+    pub(crate) resp: Option<ListenAddress>,
     /// Where HTTP listens for metrics and admin calls, which are then nowhere else
-    #[arg(long, value_name = "ADDR", env = "TIDEGATE_ADMIN", value_parser = door, help_heading = DOORS)]
-    pub(crate) admin: Option<DoorAt>,
+    #[arg(long, value_name = "ADDR", env = "TIDEGATE_ADMIN", value_parser = protocol, help_heading = LISTENERS)]
+    pub(crate) admin: Option<ListenAddress>,
     /// What clients must say before they may check: `Authorization: Bearer TOKEN`, or AUTH
     #[arg(long, value_name = "TOKEN", env = "TIDEGATE_TOKEN", hide_env_values = true, value_parser = secret, conflicts_with = "token_file", help_heading = SECURITY)]
     pub(crate) token: Option<Secret>,
@@ -511,7 +511,7 @@ pub(crate) struct Serve {
     /// A file with that token
     #[arg(long, value_name = "FILE", env = "TIDEGATE_ADMIN_TOKEN_FILE", help_heading = SECURITY)]
     pub(crate) admin_token_file: Option<PathBuf>,
-    /// The certificate of every door, in PEM; read again when it changes
+    /// The certificate of every listener, in PEM; read again when it changes
     #[arg(long, value_name = "FILE", env = "TIDEGATE_TLS_CERT", requires = "tls_key", help_heading = SECURITY)]
     pub(crate) tls_cert: Option<PathBuf>,
     /// Its key
@@ -568,8 +568,8 @@ pub(crate) struct Proxy {
     #[arg(long, value_name = "NETWORKS", env = "TIDEGATE_TRUST")]
     pub(crate) trust: Option<tidegate::http::TrustedProxies>,
     /// Where HTTP listens for metrics and admin calls; nowhere unless said
-    #[arg(long, value_name = "ADDR", env = "TIDEGATE_ADMIN", value_parser = door)]
-    pub(crate) admin: Option<DoorAt>,
+    #[arg(long, value_name = "ADDR", env = "TIDEGATE_ADMIN", value_parser = protocol)]
+    pub(crate) admin: Option<ListenAddress>,
     /// How much memory state may take if it is kept here: a number of bytes such as 512MiB, or `auto`, half of what this process may have
     #[arg(long, value_name = "SIZE", env = "TIDEGATE_MAX_BYTES")]
     pub(crate) max_bytes: Option<tidegate_server::Bytes>,
@@ -593,7 +593,7 @@ pub(crate) struct Proxy {
     pub(crate) tls_key: Option<PathBuf>,
 }
 
-const DOORS: &str = "Doors";
+const LISTENERS: &str = "Listeners";
 const SECURITY: &str = "Security";
 
 /// How much is logged, and in which form; what is not said stays.
@@ -621,14 +621,15 @@ fn log_words(text: &str) -> Result<LogWords, String> {
 
 /// An address to listen on, or none.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DoorAt(pub(crate) Option<std::net::SocketAddr>);
+pub(crate) struct ListenAddress(pub(crate) Option<std::net::SocketAddr>);
 
-fn door(text: &str) -> Result<DoorAt, String> {
+fn protocol(text: &str) -> Result<ListenAddress, String> {
     match text {
-        "off" => Ok(DoorAt(None)),
-        address => {
-            address.parse().map(|at| DoorAt(Some(at))).map_err(|_| tidegate_server::config::expected_address(address))
-        }
+        "off" => Ok(ListenAddress(None)),
+        address => address
+            .parse()
+            .map(|at| ListenAddress(Some(at)))
+            .map_err(|_| tidegate_server::config::expected_address(address)),
     }
 }
 

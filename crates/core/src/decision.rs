@@ -130,7 +130,7 @@ impl Decision {
 
     /// The decision over several charges, in the order in which they were listed; there must be at least one.
     ///
-    /// The binding one is found here, so that every store and every door names the same.
+    /// The binding one is found here, so that every store and every listener names the same.
     pub fn of_many(verdicts: Vec<Verdict>, allowed: bool, at: Timestamp) -> Self {
         let mut binding = 0;
         for (index, verdict) in verdicts.iter().enumerate() {

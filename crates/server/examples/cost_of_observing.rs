@@ -1,4 +1,4 @@
-//! What it costs that decisions are counted, timed and listed: the same decision with and without the gate around it.
+//! What it costs that decisions are counted, timed and listed: the same decision with and without the engine around it.
 //!
 //! `cargo run --release -p tidegate-server --example cost_of_observing`
 
@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use tidegate::{Limit, Memory, Scope, Subject};
-use tidegate_server::gate::{Backend, Door, Gate};
+use tidegate_server::engine::{Backend, Engine, Protocol};
 use tidegate_server::rules::Rules;
 
 const ROUNDS: u32 = 200_000;
@@ -18,17 +18,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (name, limit) in [("allowed", "1000000/s burst 1000000"), ("denied", "1/day")] {
         let limit: Limit = limit.parse()?;
         let memory = Memory::new();
-        let gate = Gate::new(Backend::Memory(memory.clone()), Rules::default()).at(Door::Resp);
+        let engine = Engine::new(Backend::Memory(memory.clone()), Rules::default()).at(Protocol::Resp);
         let keys: Vec<String> = (0..1000).map(|number| format!("user:{number}")).collect();
         let subject = |at: u32| Subject { scope: Scope::AdHoc, key: keys[at as usize % keys.len()].as_bytes().into() };
         let bare = fastest(|at| {
             let _ = black_box(memory.check_subject(&subject(at), &limit, 1));
         });
         let seen = fastest(|at| {
-            let _ = black_box(gate.check_at_once(&subject(at), &limit, 1));
+            let _ = black_box(engine.check_at_once(&subject(at), &limit, 1));
         });
         let ns = |took: Duration| took.as_nanos() as f64 / f64::from(ROUNDS);
-        println!("{name}: {:.1} ns in the store, {:.1} ns through the gate", ns(bare), ns(seen));
+        println!("{name}: {:.1} ns in the store, {:.1} ns through the engine", ns(bare), ns(seen));
     }
     Ok(())
 }

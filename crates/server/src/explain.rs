@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use tidegate::{Decision, Limit, Op, Verdict};
 
-use crate::gate::{Gate, GateError};
+use crate::engine::{Engine, EngineError};
 use crate::rules::{Attributes, Budget, InvalidCost, Match, Missing, Mode, Rule, Rules};
 
 /// The beginning of the last line of an explanation of a request that would pass.
@@ -77,7 +77,7 @@ pub struct Applied {
     pub allowed: Option<bool>,
 }
 
-impl Gate {
+impl Engine {
     /// What the rules would say now, and why. Nothing is charged.
     ///
     /// # Errors
@@ -86,7 +86,7 @@ impl Gate {
         &self,
         attributes: &[(N, V)],
         cost: u64,
-    ) -> Result<Explanation, GateError> {
+    ) -> Result<Explanation, EngineError> {
         let mut explanation = Explanation::of_matching(&self.rules(), attributes, cost)?;
         for explained in &mut explanation.rules {
             let Ok(applied) = &mut explained.found else { continue };

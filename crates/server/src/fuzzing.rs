@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio::sync::watch;
 
 use crate::config::Config;
-use crate::gate::{Backend, Gate};
+use crate::engine::{Backend, Engine};
 use crate::grpc::message::{RateLimitRequest, RateLimitResponse};
 use crate::resp;
 use crate::rules::envoy::Domains;
@@ -39,7 +39,7 @@ pub const TARGETS: [(&str, Target); 11] = [
     ("redis_peer", redis_peer),
 ];
 
-/// A conversation with the RESP door, cut into pieces: as many whole values come back as commands were whole, whatever the cuts,
+/// A conversation with the RESP listener, cut into pieces: as many whole values come back as commands were whole, whatever the cuts,
 /// and they are what each command is answered by itself.
 ///
 /// The first byte says how large the pieces are.
@@ -47,10 +47,10 @@ pub fn resp(data: &[u8]) {
     let Some((first, stream)) = data.split_first() else { return };
     let expected = resp::count_commands(stream);
     let answers = block_on(async {
-        let (door, client) = duplex(1 << 16);
+        let (protocol, client) = duplex(1 << 16);
         let (mut from, mut to) = tokio::io::split(client);
         let (stop, stopped) = watch::channel(false);
-        let talk = tokio::spawn(resp::converse_in_memory(door, gate(), stopped));
+        let talk = tokio::spawn(resp::converse_in_memory(protocol, engine(), stopped));
         let piece = match first % 4 {
             0 => 1,
             1 => 1 + usize::from(first / 4),
@@ -94,7 +94,7 @@ pub fn resp(data: &[u8]) {
     // Numbers of reservations and leases are drawn anew each time.
     let text = stream.to_ascii_uppercase();
     if ![&b"RESERVE"[..], b"LEASE"].iter().any(|word| text.windows(word.len()).any(|part| part == *word)) {
-        let alone = block_on(resp::answers_one_by_one(stream, gate()));
+        let alone = block_on(resp::answers_one_by_one(stream, engine()));
         assert_eq!(answers.escape_ascii().to_string(), alone.escape_ascii().to_string(), "{}", stream.escape_ascii());
     }
 }
@@ -127,8 +127,8 @@ fn after_value(bytes: &[u8], depth: usize) -> Option<&[u8]> {
 pub fn json(data: &[u8]) {
     let began = Instant::now();
     block_on(async {
-        let gate = gate();
-        for (status, body) in http::answer_every_verb(&gate, data).await {
+        let engine = engine();
+        for (status, body) in http::answer_every_verb(&engine, data).await {
             assert!([200, 400, 403, 429].contains(&status), "{status}");
             assert!(serde_json::from_slice::<serde_json::Value>(&body).is_ok(), "{}", body.escape_ascii());
         }
@@ -173,16 +173,16 @@ pub fn rls(data: &[u8]) {
     let began = Instant::now();
     let Ok(request) = RateLimitRequest::decode(data) else { return };
     block_on(async {
-        let gate = gate();
+        let engine = engine();
         let mut domains = Domains::default();
         domains.add(DOMAIN, "domain").expect("a domain that is right");
-        gate.set_domains(domains);
+        engine.set_domains(domains);
         for domain in [None, Some("rules"), Some("edge")] {
             let mut request = request.clone();
             if let Some(domain) = domain {
                 request.domain = domain.into();
             }
-            let Ok(answer) = grpc::decide::decide(&gate, &request).await else { continue };
+            let Ok(answer) = grpc::decide::decide(&engine, &request).await else { continue };
             assert_eq!(answer.statuses.len(), request.descriptors.len());
             let written = answer.encode_to_vec();
             assert!(written.len() <= 4096 * (request.descriptors.len() + 1), "{} bytes of an answer", written.len());
@@ -308,10 +308,10 @@ pub fn forward(data: &[u8]) {
     let clients = ClientIp::behind(TRUSTED.parse().expect("networks"));
     let began = Instant::now();
     block_on(async {
-        let gate = gate();
-        let stranger = http::answer_to(&gate, clients.clone(), [198, 51, 100, 1].into(), headers.clone()).await;
+        let engine = engine();
+        let stranger = http::answer_to(&engine, clients.clone(), [198, 51, 100, 1].into(), headers.clone()).await;
         assert_eq!(stranger, 403);
-        let status = http::answer_to(&gate, clients, [127, 0, 0, 1].into(), headers.clone()).await;
+        let status = http::answer_to(&engine, clients, [127, 0, 0, 1].into(), headers.clone()).await;
         assert!(if whole { [204, 400, 403, 429].contains(&status) } else { status == 400 }, "{status}: {headers:?}");
     });
     assert!(began.elapsed() < LONGEST, "{:?}", began.elapsed());
@@ -362,7 +362,7 @@ struct Scripted(std::sync::Arc<[u8]>);
 
 impl Connect for Scripted {
     fn connect(&self, _: &str) -> Connecting {
-        let (near, mut far) = duplex(1 << 12);
+        let (resilient, mut far) = duplex(1 << 12);
         let script = std::sync::Arc::clone(&self.0);
         tokio::spawn(async move {
             let mut commands = [0; 1 << 12];
@@ -376,16 +376,16 @@ impl Connect for Scripted {
                 }
             }
         });
-        Box::pin(async move { Ok(Box::new(near) as Box<dyn Link>) })
+        Box::pin(async move { Ok(Box::new(resilient) as Box<dyn Link>) })
     }
 }
 
-fn gate() -> Gate {
+fn engine() -> Engine {
     const RULES: &str = "rules:\n  - { name: a, by: [user], limit: 3/min }\n  - { name: b, when: { path: /x* }, limit: deny }\n  - { name: c, mode: shadow, limit: 1/h }\n";
     let clock = ManualClock::new();
     clock.set(Timestamp::from_secs(1_700_000_000));
     let memory = Memory::builder().clock(clock).max_keys(1000).build();
-    Gate::new(Backend::Memory(memory), Config::parse(RULES, "rules").expect("rules that are right").rules)
+    Engine::new(Backend::Memory(memory), Config::parse(RULES, "rules").expect("rules that are right").rules)
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {

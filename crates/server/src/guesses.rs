@@ -98,8 +98,8 @@ pub(crate) fn advice(wait: Duration) -> String {
 }
 
 /// Takes `cost` of a budget of guesses, and says whether there was one; for no cost, whether there is one left.
-fn left(gate: &Gate, key: &[u8], cost: u64) -> Answer {
-    let verdict = gate.check(key, cost);
+fn left(engine: &Gate, key: &[u8], cost: u64) -> Answer {
+    let verdict = engine.check(key, cost);
     if verdict.allowed && (cost > 0 || verdict.remaining > 0) {
         return Answer::Verdict;
     }

@@ -1,20 +1,20 @@
-//! Tidegate as a network service: a rules file, and doors for HTTP, gRPC and Redis clients. A library that the binary `tidegate` runs.
+//! Tidegate as a network service: a rules file, and listeners for HTTP, gRPC and Redis clients. A library that the binary `tidegate` runs.
 //!
-//! One request is a straight line: a door reads bytes, the [`rules`] turn attributes into charges, the gate asks the store, and the decision goes back
+//! One request is a straight line: a listener reads bytes, the [`rules`] turn attributes into charges, the engine asks the store, and the decision goes back
 //! the same way.
 
 pub mod auth;
 pub mod browser;
 pub mod config;
 mod digits;
-pub mod door;
+pub mod engine;
 pub mod explain;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
-pub mod gate;
 pub mod grpc;
 pub mod guesses;
 pub mod http;
+pub mod listen;
 mod memory;
 mod nearest;
 pub mod observe;

@@ -6,7 +6,7 @@ use crate::auth::{MIN_REMOTE_TOKEN_BYTES, Secret, too_short};
 use crate::config::Config;
 use crate::config::findings::Finding;
 use crate::config::outline::Step::{self, Key};
-use crate::door::tls::Tls;
+use crate::listen::tls::Tls;
 use crate::rules::envoy::Domains;
 use crate::run::StartError;
 use crate::store::{check_store, unknown};

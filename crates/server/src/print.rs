@@ -36,7 +36,7 @@ impl Config {
         let _ = writeln!(out, "  snapshot_secs: {}", memory.snapshot_every.as_secs());
         let _ = writeln!(out, "threads: {}", self.threads);
         let listen = &self.listen;
-        let doors = [
+        let protocols = [
             ("http", listen.http),
             ("grpc", listen.grpc),
             ("resp", listen.resp),
@@ -44,8 +44,8 @@ impl Config {
             ("proxy", listen.proxy),
         ];
         let _ = writeln!(out, "listen:");
-        for (name, at) in doors {
-            let _ = writeln!(out, "  {name}: {}", door(at));
+        for (name, at) in protocols {
+            let _ = writeln!(out, "  {name}: {}", protocol(at));
         }
         let clients = &self.clients;
         let proxies: Vec<String> = clients.trusted().networks().iter().map(|net| quoted(&net.to_string())).collect();
@@ -53,17 +53,17 @@ impl Config {
         let (header, prefix) = (quoted(clients.header_name()), clients.prefix());
         let _ = writeln!(out, "client_ip:\n  header: {header}\n  ipv6_prefix: {prefix}");
         let _ = writeln!(out, "on_store_failure: {}", failure(self.on_store_failure));
-        let near = &self.near;
+        let resilient = &self.resilience;
         let auto = |number: Option<u32>| number.map_or_else(|| "auto".to_string(), |number| number.to_string());
         let _ = writeln!(
             out,
-            "near:\n  deadline_ms: {}\n  nodes: {}\n  lease_error_percent: {}\n  async_period_ms: {}\n  async_cap: {}\n  max_in_flight: {}",
-            near.deadline.as_millis(),
-            auto(near.nodes),
-            near.lease_error_percent,
-            near.async_period.as_millis(),
-            auto(near.async_cap),
-            near.max_in_flight
+            "resilience:\n  deadline_ms: {}\n  nodes: {}\n  lease_error_percent: {}\n  async_period_ms: {}\n  async_cap: {}\n  max_in_flight: {}",
+            resilient.deadline.as_millis(),
+            auto(resilient.nodes),
+            resilient.lease_error_percent,
+            resilient.async_period.as_millis(),
+            auto(resilient.async_cap),
+            resilient.max_in_flight
         );
         let _ = writeln!(out, "insecure: {}", self.insecure);
         if let Some(tls) = &self.tls {
@@ -97,12 +97,12 @@ impl Config {
             log.denials_per_second,
             log.show_keys
         );
-        let families = self.manners.headers.to_string().replace(' ', ", ");
+        let families = self.response_options.headers.to_string().replace(' ', ", ");
         let _ = writeln!(
             out,
             "http:\n  headers: [{families}]\n  denial: {}\n  deny_status: {}\n  hosts: [{}]",
-            self.manners.denial,
-            self.manners.deny_status,
+            self.response_options.denial,
+            self.response_options.deny_status,
             self.hosts.iter().map(|host| quoted(&host)).collect::<Vec<_>>().join(", ")
         );
         let RequestPolicy { paths, headers } = &self.requests;
@@ -130,22 +130,22 @@ impl Config {
     }
 
     fn print_envoy(&self, out: &mut String) {
-        let Envoy { config, terms } = &self.envoy;
+        let Envoy { config, options } = &self.envoy;
         let _ = writeln!(out, "envoy:");
         if let Some(folder) = config {
             let _ = writeln!(out, "  config: {}", path(folder));
         }
-        if terms.count_rejected {
+        if options.count_rejected {
             let _ = writeln!(out, "  compat: count_rejected");
         }
-        let overrides = match terms.overrides {
+        let overrides = match options.overrides {
             None => quoted("off"),
             Some(u32::MAX) => quoted("on"),
             Some(most) => most.to_string(),
         };
-        let families = terms.headers.map_or(String::new(), |families| families.to_string().replace(' ', ", "));
+        let families = options.headers.map_or(String::new(), |families| families.to_string().replace(' ', ", "));
         let _ = writeln!(out, "  overrides: {overrides}\n  headers: [{families}]");
-        if terms.body {
+        if options.body {
             let _ = writeln!(out, "  body: problem");
         }
     }
@@ -246,7 +246,7 @@ fn failure(policy: Failure) -> &'static str {
     }
 }
 
-fn door(at: Option<SocketAddr>) -> String {
+fn protocol(at: Option<SocketAddr>) -> String {
     at.map_or_else(|| quoted("off"), |at| quoted(&at.to_string()))
 }
 
@@ -281,7 +281,7 @@ listen: { http: "[::1]:8080", grpc: off, resp: 127.0.0.1:6380, admin: 127.0.0.1:
 trusted_proxies: [10.0.0.0/8, "fd00::/8"]
 client_ip: { header: Forwarded, ipv6_prefix: 56 }
 on_store_failure: closed
-near: { deadline_ms: 7, nodes: 3, lease_error_percent: 2, async_period_ms: 20, async_cap: 0, max_in_flight: 77 }
+resilience: { deadline_ms: 7, nodes: 3, lease_error_percent: 2, async_period_ms: 20, async_cap: 0, max_in_flight: 77 }
 insecure: true
 tls: { cert: "/etc/a b.pem", key: /etc/key.pem, client_ca: /etc/ca.pem }
 tokens: { check_file: /run/check, admin_file: /run/admin }

@@ -7,7 +7,7 @@ use tidegate::{Check, Limit, Op, Period};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use crate::gate::{Door, Gate};
+use crate::engine::{Engine, Protocol};
 
 /// How long an answer of the store is good for: however often readiness is asked for, the store is asked ten times a second at most.
 const FRESH: Duration = Duration::from_millis(100);
@@ -23,19 +23,19 @@ pub(crate) type ProbeResult = Result<(), Arc<str>>;
 
 impl StoreProbe {
     /// The last result if it is fresh. Otherwise the store is asked, and calls that arrive meanwhile wait for the same answer.
-    pub(crate) async fn ask(&self, gate: &Gate) -> ProbeResult {
+    pub(crate) async fn ask(&self, engine: &Engine) -> ProbeResult {
         let mut last = Arc::clone(&self.last).lock_owned().await;
         if let Some((at, result)) = &*last
             && at.elapsed() < FRESH
         {
             return result.clone();
         }
-        let gate = gate.at(Door::Inner);
+        let engine = engine.at(Protocol::Internal);
         // In a task of its own: a client that leaves while it waits would otherwise have the next one ask again.
         let probe = tokio::spawn(async move {
             let limit = Limit::bucket(1, Period::SECOND).build().expect("one a second is a limit");
             let check = Check::of(Op::Peek).charge("tidegate-readyz", [&limit], 1);
-            let result = gate.decide(&check).await.map(|_| ()).map_err(|error| error.to_string().into());
+            let result = engine.decide(&check).await.map(|_| ()).map_err(|error| error.to_string().into());
             *last = Some((Instant::now(), ProbeResult::clone(&result)));
             result
         });

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::gate::Gate;
+use crate::engine::Engine;
 use crate::probe::StoreProbe;
 use crate::store::store_problem;
 use crate::supervise::Health;
@@ -29,13 +29,13 @@ pub(crate) struct Reason {
 
 impl Readiness {
     /// Looks at everything.
-    pub(crate) async fn of(gate: &Gate, health: &Health) -> Self {
+    pub(crate) async fn of(engine: &Engine, health: &Health) -> Self {
         let mut reasons = Vec::new();
         if let Some(problem) = health.problem() {
             reasons.push(Reason { about: "process", text: problem.into(), is_fatal: true });
         }
-        reasons.extend(store(gate, health.store_probe()).await);
-        let differences = gate.observer().metrics().in_force().differences();
+        reasons.extend(store(engine, health.store_probe()).await);
+        let differences = engine.observer().metrics().in_force().differences();
         reasons.extend(differences.into_iter().map(|text| Reason { about: "config", text, is_fatal: false }));
         Readiness(reasons)
     }
@@ -73,11 +73,11 @@ impl fmt::Display for Readiness {
 }
 
 /// A real decision through the real path, and what is known of the store besides.
-async fn store(gate: &Gate, probe: &StoreProbe) -> Option<Reason> {
-    if let Err(error) = probe.ask(gate).await {
+async fn store(engine: &Engine, probe: &StoreProbe) -> Option<Reason> {
+    if let Err(error) = probe.ask(engine).await {
         return Some(Reason { about: "store", text: error.to_string(), is_fatal: true });
     }
-    let problem = store_problem(gate)?;
+    let problem = store_problem(engine)?;
     let text = format!("{}: {}; enforced meanwhile: {}", problem.state, problem.why, problem.enforced);
     Some(Reason { about: "store", text, is_fatal: problem.denies })
 }

@@ -15,8 +15,8 @@ use crate::auth::{Auth, Guard, Secret};
 use crate::config::changes::{Change, needing_restart};
 use crate::config::findings::{self, Finding};
 use crate::config::{Config, Overlay, TokenFiles};
-use crate::door::{Bounds, SharedBounds};
-use crate::gate::Gate;
+use crate::engine::Engine;
+use crate::listen::{Bounds, SharedBounds};
 use crate::observe::metrics::Reloaded;
 use crate::rules::Rule;
 use crate::rules::envoy::{self, Domains};
@@ -62,7 +62,7 @@ struct Loaded {
 
 impl ConfigFile {
     /// Reads the file and puts into force whatever can change while the server runs.
-    fn load(&self, gate: &Gate) -> Result<Loaded, String> {
+    fn load(&self, engine: &Engine) -> Result<Loaded, String> {
         let mut config = Config::load(&self.file).map_err(|error| error.to_string())?;
         // An editor that saves in two steps, or a full disk, leaves an empty file for a while: that must not lift every limit.
         if config.outline.is_empty() && !self.started_with.outline.is_empty() {
@@ -74,14 +74,14 @@ impl ConfigFile {
         let (count, warnings) = (config.rules.iter().count(), config.warnings());
         let Bounds { handshake, patience, .. } = self.started_with.bounds;
         self.bounds.set(Bounds { handshake, patience, ..config.bounds });
-        gate.observer().set(&config.log);
+        engine.observer().set(&config.log);
         let ipv6_prefix = config.clients.prefix();
-        gate.set_clients(config.clients);
-        gate.set_terms(config.envoy.terms);
-        gate.set_manners(config.manners);
+        engine.set_clients(config.clients);
+        engine.set_envoy_options(config.envoy.options);
+        engine.set_response_options(config.response_options);
         self.guard.set_hosts(config.hosts);
-        gate.set_requests(config.requests);
-        gate.set_rules(config.rules.and(&self.more_rules).with_ipv6_prefix(ipv6_prefix));
+        engine.set_requests(config.requests);
+        engine.set_rules(config.rules.and(&self.more_rules).with_ipv6_prefix(ipv6_prefix));
         Ok(Loaded { count, warnings, needs_restart })
     }
 }
@@ -155,13 +155,13 @@ impl Source {
     }
 
     /// Reads it and puts it into force.
-    fn load(&self, gate: &Gate) -> Result<Loaded, String> {
+    fn load(&self, engine: &Engine) -> Result<Loaded, String> {
         match self {
-            Source::Configuration(config) => config.load(gate),
+            Source::Configuration(config) => config.load(engine),
             Source::Domains(folder) => {
                 let domains = Domains::load(folder).map_err(|error| error.to_string())?;
                 let (count, warnings) = (domains.limits(), domains.warnings().to_vec());
-                gate.set_domains(domains);
+                engine.set_domains(domains);
                 Ok(Loaded { count, warnings, ..Loaded::default() })
             }
             Source::Tokens(files, guard) => {
@@ -176,7 +176,7 @@ impl Source {
 }
 
 /// Reloads `source` into `gate` whenever it changes, and on SIGHUP, for ever.
-pub(crate) async fn watch(source: Source, gate: Gate) {
+pub(crate) async fn watch(source: Source, engine: Engine) {
     let mut hangup = signal(SignalKind::hangup()).ok();
     let mut known = source.at_start();
     // What the server started with is not known: it is read once more, without a word, since it may have changed meanwhile.
@@ -194,16 +194,16 @@ pub(crate) async fn watch(source: Source, gate: Gate) {
             continue;
         }
         known = now;
-        let (own, into) = (source.clone(), gate.clone());
+        let (own, into) = (source.clone(), engine.clone());
         let Ok(loaded) = tokio::task::spawn_blocking(move || own.load(&into)).await else { continue };
-        report(&source, &gate, &loaded, is_first);
+        report(&source, &engine, &loaded, is_first);
         is_first = false;
     }
 }
 
 /// Logs and counts what came of a reload, and remembers how the file and what runs differ.
-fn report(source: &Source, gate: &Gate, loaded: &Result<Loaded, String>, is_first: bool) {
-    let (observer, name, file) = (gate.observer(), source.name(), source.path().display());
+fn report(source: &Source, engine: &Engine, loaded: &Result<Loaded, String>, is_first: bool) {
+    let (observer, name, file) = (engine.observer(), source.name(), source.path().display());
     let log = observer.log();
     if !is_first {
         observer.metrics().reloaded(source.counted(), loaded.is_ok());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tidegate::{Check, Limits, Op, Scope, Subject};
 
-use crate::gate::{Gate, GateError};
+use crate::engine::{Engine, EngineError};
 use crate::nearest::nearest;
 use crate::rules::{Attributes, Budget, Missing, Rule, Rules};
 
@@ -99,14 +99,14 @@ pub enum InvalidTarget {
     NoneApplies,
 }
 
-impl Gate {
+impl Engine {
     /// Empties the budgets that `target` names, and returns them.
     ///
     /// The budgets are reset one after the other. After an error some of them may have been reset; the same call again resets all.
     ///
     /// # Errors
     /// If there are no such budgets, or the store has no answer.
-    pub async fn reset(&self, target: &Target) -> Result<Vec<Emptied>, GateError> {
+    pub async fn reset(&self, target: &Target) -> Result<Vec<Emptied>, EngineError> {
         let rules = self.rules();
         let found = find(&rules, target)?;
         let mut emptied = Vec::with_capacity(found.len());
@@ -114,7 +114,7 @@ impl Gate {
             let Some(limits) = longest(&rule) else { continue };
             let key = rule.key_of(given);
             let subject = Subject { scope: Scope::Rule((&*rule.name).into()), key: (&key).into() };
-            let check = Check::of(Op::Reset).terms(rule.terms()).charge_subject(subject, limits, 0);
+            let check = Check::of(Op::Reset).policy(rule.policy()).charge_subject(subject, limits, 0);
             // A reset is never denied.
             let _decision = self.decide(&check).await?;
             let value = |name: &Arc<str>| given.iter().find(|(own, _)| **own == **name).map(|(_, value)| value.clone());
@@ -219,8 +219,8 @@ fn none_given<'a>(limited: impl Iterator<Item = &'a Arc<Rule>>, given: Given<'_>
     let limited: Vec<&Arc<Rule>> = limited.filter(|rule| !rule.by.is_empty()).collect();
     let names = || limited.iter().flat_map(|rule| &rule.by).map(|name| &**name);
     let unknown = given.iter().map(|(name, _)| name).find(|name| !names().any(|own| own == name.as_str()));
-    let hint = match unknown.and_then(|name| nearest(name, names()).map(|near| (name, near))) {
-        Some((name, near)) => format!("instead of {name:?}, did you mean {near:?}?"),
+    let hint = match unknown.and_then(|name| nearest(name, names()).map(|resilient| (name, resilient))) {
+        Some((name, nearest)) => format!("instead of {name:?}, did you mean {nearest:?}?"),
         None if limited.is_empty() => "no rule has a by; \"rule\":\"*\" resets all rules that apply".into(),
         None => {
             let rules =

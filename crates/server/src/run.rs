@@ -1,4 +1,4 @@
-//! Starting and stopping: a configuration becomes open doors, and an order to stop becomes closed ones with every accepted request answered.
+//! Starting and stopping: a configuration becomes open listeners, and an order to stop becomes closed ones with every accepted request answered.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,10 +13,10 @@ use tokio::task::JoinSet;
 
 use crate::auth::{Auth, Guard, Secret};
 use crate::config::{Config, ConfigError, Overlay, TokenFiles, findings};
-use crate::door::tls::{Tls, TlsError};
-use crate::door::{Entrance, SharedBounds};
-use crate::gate::{Backend, Door, Gate};
+use crate::engine::{Backend, Engine, Protocol};
 use crate::http::Part;
+use crate::listen::tls::{Tls, TlsError};
+use crate::listen::{Entrance, SharedBounds};
 use crate::observe::{Log, Observer};
 use crate::reload::{ConfigFile, Source};
 use crate::rules::Rule;
@@ -33,7 +33,7 @@ pub const DRAIN: Duration = Duration::from_secs(9);
 /// How long giving back to the store may take at the end.
 const GIVING_BACK: Duration = Duration::from_millis(500);
 
-/// Rules for whoever starts without any: enough to try every door.
+/// Rules for whoever starts without any: enough to try every listener.
 pub const BUILT_IN: &str = "\
 rules:
   - name: per-ip
@@ -43,7 +43,7 @@ rules:
     limit: 1000/s
 ";
 
-/// Open doors.
+/// Open listeners.
 #[derive(Debug)]
 pub struct Running {
     /// Where HTTP listens.
@@ -56,34 +56,34 @@ pub struct Running {
     pub admin: Option<SocketAddr>,
     /// Where the proxy listens.
     pub proxy: Option<SocketAddr>,
-    gate: Gate,
+    engine: Engine,
     stop: watch::Sender<bool>,
-    doors: JoinSet<io::Result<()>>,
+    protocols: JoinSet<io::Result<()>>,
     saver: Option<Saver>,
     _watchdog: Watchdog,
 }
 
-/// The doors could not be opened.
+/// The listeners could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// An address cannot be listened on.
-    #[error("cannot listen on {address} for {door}: {source}{}", listen_advice(source))]
+    #[error("cannot listen on {address} for {protocol}: {source}{}", listen_advice(source))]
     Listen {
-        /// Which door.
-        door: &'static str,
+        /// Which listener.
+        protocol: &'static str,
         /// Where.
         address: SocketAddr,
         /// Why not.
         source: io::Error,
     },
-    /// A door would be open to everybody.
+    /// A listener would be open to everybody.
     #[error(
-        "{door} on {address} would be open to everybody: add a token (--token-file FILE) or certificates of clients (--tls-client-ca FILE), listen on 127.0.0.1 alone, or write --insecure to allow it"
+        "{protocol} on {address} would be open to everybody: add a token (--token-file FILE) or certificates of clients (--tls-client-ca FILE), listen on 127.0.0.1 alone, or write --insecure to allow it"
     )]
     Open {
-        /// Which door.
-        door: &'static str,
+        /// Which listener.
+        protocol: &'static str,
         /// Where.
         address: SocketAddr,
     },
@@ -155,7 +155,7 @@ pub struct Options {
     pub tokens_in_arguments: Vec<&'static str>,
 }
 
-/// Opens the doors.
+/// Opens the listeners.
 ///
 /// # Errors
 /// If an address, the store, a certificate or a token cannot be used.
@@ -164,8 +164,8 @@ pub async fn start(config: Config, options: Options) -> Result<Running, StartErr
         "memory" => memory(&config).await?,
         _ => {
             let (redis, check) = store::connect(&config).await?;
-            let near = store::near(&redis, &config);
-            Opened { store: Backend::Near(near, redis), found: None, checked: Some(check) }
+            let resilient = store::resilient(&redis, &config);
+            Opened { store: Backend::Resilient(resilient, redis), found: None, checked: Some(check) }
         }
     };
     open(store, config, options).await
@@ -205,7 +205,7 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
     open(Opened::of(store), config, options).await
 }
 
-/// Opens the doors over a store.
+/// Opens the listeners over a store.
 async fn open(opened: Opened, config: Config, options: Options) -> Result<Running, StartError> {
     let Opened { store, found, checked } = opened;
     let (started_with, bounds) = (config.clone(), SharedBounds::from(config.bounds.clone()));
@@ -238,10 +238,10 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
         bounds: bounds.clone(),
         observer: observer.clone(),
     };
-    let http = house.entrance(Door::Http, config.listen.http).await?;
-    let grpc = house.entrance(Door::Grpc, config.listen.grpc).await?;
-    let resp = house.entrance(Door::Resp, config.listen.resp).await?;
-    let admin = house.entrance(Door::Admin, config.listen.admin).await?;
+    let http = house.entrance(Protocol::Http, config.listen.http).await?;
+    let grpc = house.entrance(Protocol::Grpc, config.listen.grpc).await?;
+    let resp = house.entrance(Protocol::Resp, config.listen.resp).await?;
+    let admin = house.entrance(Protocol::Admin, config.listen.admin).await?;
     findings::log(observer.log(), &started_with.warnings());
     findings::log(observer.log(), &started_with.warnings_of_options(&options.more_rules));
     for option in &options.tokens_in_arguments {
@@ -251,15 +251,15 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     }
     // The proxy is for everybody: who may come is for the upstream to say, and how often for the rules.
     let front = House { open: true, ..house };
-    let proxy = front.entrance(Door::Proxy, config.listen.proxy.filter(|_| config.proxy.is_some())).await?;
-    let gate = Gate::observed(
+    let proxy = front.entrance(Protocol::Proxy, config.listen.proxy.filter(|_| config.proxy.is_some())).await?;
+    let engine = Engine::observed(
         store,
         config.rules.and(&options.more_rules).with_ipv6_prefix(config.clients.prefix()),
         observer.clone(),
     );
-    if let Backend::Near(near, redis) = gate.store() {
-        store::report(near, redis, &gate);
-        let state = near.probe().await.state;
+    if let Backend::Resilient(resilient, redis) = engine.store() {
+        store::report(resilient, redis, &engine);
+        let state = resilient.probe().await.state;
         if checked.is_some() && state.is_permanent() {
             let shown = config.store.parse().map_or_else(|_| config.store.clone(), |url: RedisUrl| url.to_string());
             return Err(StartError::StoreRefuses { store: shown, why: state.why().into(), advice: state.advice() });
@@ -268,20 +268,20 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     if let Some(check) = checked {
         store::report_check(&check, &observer);
     }
-    gate.set_terms(config.envoy.terms);
-    gate.set_manners(config.manners);
-    gate.set_requests(config.requests);
-    gate.set_clients(config.clients);
+    engine.set_envoy_options(config.envoy.options);
+    engine.set_response_options(config.response_options);
+    engine.set_requests(config.requests);
+    engine.set_clients(config.clients);
     if let Some(folder) = &config.envoy.config {
         let domains = Domains::load(folder)?;
         findings::log(observer.log(), domains.warnings());
-        gate.set_domains(domains);
+        engine.set_domains(domains);
     }
     let health = Health::default();
     let (stop, stopped) = watch::channel(false);
-    let memory = match gate.store() {
+    let memory = match engine.store() {
         Backend::Memory(memory) => Some(memory.clone()),
-        Backend::Redis(_) | Backend::Near(..) => None,
+        Backend::Redis(_) | Backend::Resilient(..) => None,
     };
     let saver = match (&memory, found, config.memory.snapshot()) {
         (Some(memory), Some((found, held)), Some(settings)) => {
@@ -297,18 +297,18 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     };
     let enter = memory.map(|memory| move || _ = memory.len());
     let watchdog = Watchdog::start(enter, observer.clone(), health.clone());
-    let mut doors = JoinSet::new();
+    let mut protocols = JoinSet::new();
     let (http_at, grpc_at, resp_at, admin_at, proxy_at) = (at(&http), at(&grpc), at(&resp), at(&admin), at(&proxy));
     let part = if admin.is_some() { Part::Checks } else { Part::Whole };
     for (entrance, part) in [(http, part), (admin, Part::Admin)] {
         if let Some(entrance) = entrance {
-            let (gate, guard, health) = (gate.at(entrance.door()), Arc::clone(&guard), health.clone());
-            doors.spawn(http::serve_at(entrance, gate, guard, health, part, stopped.clone()));
+            let (engine, guard, health) = (engine.at(entrance.protocol()), Arc::clone(&guard), health.clone());
+            protocols.spawn(http::serve_at(entrance, engine, guard, health, part, stopped.clone()));
         }
     }
     if let Some(entrance) = grpc {
-        let (gate, guard, health) = (gate.at(Door::Grpc), Arc::clone(&guard), health.clone());
-        doors.spawn(grpc::serve_at(entrance, gate, guard, health, stopped.clone()));
+        let (engine, guard, health) = (engine.at(Protocol::Grpc), Arc::clone(&guard), health.clone());
+        protocols.spawn(grpc::serve_at(entrance, engine, guard, health, stopped.clone()));
     }
     if let Some(entrance) = resp {
         let settings = resp::Settings {
@@ -316,15 +316,21 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
             has_admin_calls: config.listen.admin.is_none(),
             ..resp::Settings::default()
         };
-        doors.spawn(resp::serve_at(entrance, gate.at(Door::Resp), Arc::clone(&guard), settings, stopped.clone()));
+        protocols.spawn(resp::serve_at(
+            entrance,
+            engine.at(Protocol::Resp),
+            Arc::clone(&guard),
+            settings,
+            stopped.clone(),
+        ));
     }
     if let (Some(entrance), Some(settings)) = (proxy, config.proxy) {
-        doors.spawn(proxy::serve_at(entrance, gate.at(Door::Proxy), settings, stopped.clone()));
+        protocols.spawn(proxy::serve_at(entrance, engine.at(Protocol::Proxy), settings, stopped.clone()));
     }
     if let Some(tls) = tls {
         let (own, watching) = (observer.clone(), observer.clone());
         let task = move || tls.clone().watch(watching.clone());
-        doors.spawn(supervise::keep("certificates", task, own, health.clone(), stopped.clone()));
+        protocols.spawn(supervise::keep("certificates", task, own, health.clone(), stopped.clone()));
     }
     let has_files = token_files != TokenFiles::default();
     let (overlay, more_rules) = (options.overlay, options.more_rules);
@@ -347,9 +353,9 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
         if let Some(source) = source {
             // Heard from now on, before anybody can know that we are here: a hangup that nobody hears would end the process.
             let _ = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup());
-            let watching = gate.clone();
+            let watching = engine.clone();
             let task = move || reload::watch(source.clone(), watching.clone());
-            doors.spawn(supervise::keep(name, task, observer.clone(), health.clone(), stopped.clone()));
+            protocols.spawn(supervise::keep(name, task, observer.clone(), health.clone(), stopped.clone()));
         }
     }
     Ok(Running {
@@ -358,9 +364,9 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
         resp: resp_at,
         admin: admin_at,
         proxy: proxy_at,
-        gate,
+        engine,
         stop,
-        doors,
+        protocols,
         saver,
         _watchdog: watchdog,
     })
@@ -371,9 +377,9 @@ fn variable(option: &str) -> String {
     format!("TIDEGATE_{}", option.trim_start_matches('-').replace('-', "_").to_ascii_uppercase())
 }
 
-/// What all doors have in common.
+/// What all listeners have in common.
 struct House {
-    /// Doors may listen beyond this machine: because somebody asks who is there, or because it was said.
+    /// Listeners may listen beyond this machine: because somebody asks who is there, or because it was said.
     open: bool,
     tls: Option<Tls>,
     bounds: SharedBounds,
@@ -381,16 +387,16 @@ struct House {
 }
 
 impl House {
-    async fn entrance(&self, door: Door, address: Option<SocketAddr>) -> Result<Option<Entrance>, StartError> {
+    async fn entrance(&self, protocol: Protocol, address: Option<SocketAddr>) -> Result<Option<Entrance>, StartError> {
         let Some(address) = address else { return Ok(None) };
-        let name = door.name();
+        let name = protocol.name();
         if !address.ip().is_loopback() && !self.open {
-            return Err(StartError::Open { door: name, address });
+            return Err(StartError::Open { protocol: name, address });
         }
         let listener = TcpListener::bind(address).await;
-        let listener = listener.map_err(|source| StartError::Listen { door: name, address, source })?;
+        let listener = listener.map_err(|source| StartError::Listen { protocol: name, address, source })?;
         let (tls, bounds, observer) = (self.tls.clone(), self.bounds.clone(), self.observer.clone());
-        Ok(Some(Entrance::new(door, listener, tls, bounds, observer)))
+        Ok(Some(Entrance::new(protocol, listener, tls, bounds, observer)))
     }
 }
 
@@ -399,25 +405,25 @@ fn at(entrance: &Option<Entrance>) -> Option<SocketAddr> {
 }
 
 impl Running {
-    /// The gate behind the doors.
-    pub fn gate(&self) -> &Gate {
-        &self.gate
+    /// The engine behind the listeners.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
     }
 
-    /// Closes the doors, waits for what was accepted, at most [`DRAIN`]; says whether everything was answered.
+    /// Closes the listeners, waits for what was accepted, at most [`DRAIN`]; says whether everything was answered.
     pub async fn stop(mut self) -> bool {
         let _ = self.stop.send(true);
         let begun = Instant::now();
-        let drained = async { while self.doors.join_next().await.is_some() {} };
+        let drained = async { while self.protocols.join_next().await.is_some() {} };
         let drained = tokio::time::timeout(DRAIN, drained).await.is_ok();
-        if let Backend::Near(near, _) = self.gate.store() {
+        if let Backend::Resilient(resilient, _) = self.engine.store() {
             // What was taken ahead is given back, and what was let pass is charged.
-            let _ = tokio::time::timeout(GIVING_BACK, near.close()).await;
+            let _ = tokio::time::timeout(GIVING_BACK, resilient.close()).await;
         }
         if let Some(saver) = self.saver {
-            saver.finish(DRAIN.saturating_sub(begun.elapsed()) + GIVING_BACK, self.gate.observer()).await;
+            saver.finish(DRAIN.saturating_sub(begun.elapsed()) + GIVING_BACK, self.engine.observer()).await;
         }
-        let log = self.gate.observer().log();
+        let log = self.engine.observer().log();
         log.info("stopped", &[("everything_answered", &drained)]);
         log.flush(Duration::from_secs(1));
         drained

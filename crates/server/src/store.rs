@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate::{Failure, Near, OnFailure, Redis, RedisError, RedisUrl, SlowStore, StoreState, StoreStatus};
+use tidegate::{Failure, OnFailure, Redis, RedisError, RedisUrl, Resilient, SlowStore, StoreState, StoreStatus};
 
 use crate::config::Config;
-use crate::gate::{Backend, Gate};
+use crate::engine::{Backend, Engine};
 use crate::observe::Observer;
 use crate::observe::log::Field;
 use crate::rules::{Mode, Rule, Rules};
@@ -53,7 +53,7 @@ pub(crate) async fn connect(config: &Config) -> Result<(Redis, StoreCheck), Star
 }
 
 async fn connect_within(config: &Config, patience: Duration) -> Result<(Redis, StoreCheck), StartError> {
-    let deadline = config.near.deadline;
+    let deadline = config.resilience.deadline;
     let url: RedisUrl = config.store.parse().map_err(RedisError::from)?;
     let shown = url.to_string();
     let redis = build(url, config.store_secret_file.as_deref(), deadline)?;
@@ -107,26 +107,26 @@ fn build(url: RedisUrl, secret_file: Option<&Path>, deadline: Duration) -> Resul
 }
 
 /// The resilience layer before a remote store.
-pub(crate) fn near(redis: &Redis, config: &Config) -> Near {
-    let settings = &config.near;
-    let mut near = Near::builder(redis.clone())
+pub(crate) fn resilient(redis: &Redis, config: &Config) -> Resilient {
+    let settings = &config.resilience;
+    let mut resilient = Resilient::builder(redis.clone())
         .deadline(settings.deadline)
         .max_in_flight(settings.max_in_flight as usize)
         .on_failure(config.on_store_failure.into())
         .lease_error_per_mille(u64::from(settings.lease_error_percent) * 10)
         .async_period(settings.async_period);
     if let Some(nodes) = settings.nodes {
-        near = near.nodes(nodes.into());
+        resilient = resilient.nodes(nodes.into());
     }
     if let Some(units) = settings.async_cap {
-        near = near.async_cap(units.into());
+        resilient = resilient.async_cap(units.into());
     }
-    near.build()
+    resilient.build()
 }
 
 /// Logs every change of the store's state once, every step back of its clock once, and why single calls came to nothing, a few times a second.
-pub(crate) fn report(near: &Near, redis: &Redis, gate: &Gate) {
-    let (observer, rules) = (gate.observer(), gate.rules_reader());
+pub(crate) fn report(resilient: &Resilient, redis: &Redis, engine: &Engine) {
+    let (observer, rules) = (engine.observer(), engine.rules_reader());
     let (observer, why, clock) = (observer.clone(), observer.clone(), observer.clone());
     redis.on_clock_step(move |by| {
         let seconds = format!("{:.1}", by.as_secs_f64());
@@ -135,8 +135,8 @@ pub(crate) fn report(near: &Near, redis: &Redis, gate: &Gate) {
         let fields: [Field<'_>; 3] = [("at_least_seconds", &seconds), ("meaning", &meaning), ("advice", &advice)];
         clock.log().warn("the clock of the store went back", &fields);
     });
-    near.on_miss(move |error| why.missed(error));
-    near.on_state(move |status| {
+    resilient.on_miss(move |error| why.missed(error));
+    resilient.on_state(move |status| {
         let enforced = rules().map_or_else(|| status.enforced(), |rules| enforced(status, &rules));
         let (state, from) = (&status.state, status.nodes_from.name());
         let (reason, advice) = (state.why(), state.advice());
@@ -191,9 +191,9 @@ pub struct StoreProblem {
 }
 
 /// What is wrong with the store behind a gate; nothing, if it decides.
-pub fn store_problem(gate: &Gate) -> Option<StoreProblem> {
-    let Backend::Near(near, _) = gate.store() else { return None };
-    let (status, rules) = (near.status(), gate.rules());
+pub fn store_problem(engine: &Engine) -> Option<StoreProblem> {
+    let Backend::Resilient(resilient, _) = engine.store() else { return None };
+    let (status, rules) = (resilient.status(), engine.rules());
     if status.state.is_healthy() {
         return None;
     }
@@ -244,7 +244,7 @@ mod tests {
     async fn a_check_that_takes_too_long_finds_nothing_out() {
         let server = tidegate_testkit::Server::start(tidegate_testkit::Flavor::Redis7);
         server.stop_signal();
-        let text = format!("store: {}\nnear: {{ deadline_ms: 1 }}\nrules: []\n", server.url());
+        let text = format!("store: {}\nresilience: {{ deadline_ms: 1 }}\nrules: []\n", server.url());
         let config = Config::parse(&text, "test").unwrap();
         let (_, check) = connect_within(&config, Duration::from_millis(20)).await.unwrap();
         assert_eq!(check.unknown_after, Some(Duration::from_millis(20)), "{check:?}");
@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn what_is_enforced_names_the_rules_that_differ_from_the_file() {
         let memory = tidegate::Memory::builder().build();
-        let status = |policy| Near::builder(memory.clone()).nodes(3).on_failure(policy).build().status();
+        let status = |policy| Resilient::builder(memory.clone()).nodes(3).on_failure(policy).build().status();
         let rule = |name: &str, more: &str| format!("{{ name: {name}, limit: 10/s{more} }}");
         let [local, open, closed] = ["local", "open", "closed"].map(|word| format!(", on_store_failure: {word}"));
         let third = "1/3 of each limit on this node (3 nodes, configured)";

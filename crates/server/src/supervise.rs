@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::door::http::caught;
+use crate::listen::http::caught;
 use crate::observe::Observer;
 use crate::probe::StoreProbe;
 
@@ -131,7 +131,7 @@ mod tests {
         assert!(health.is_failing());
         tokio::time::sleep(WITHIN + PAUSE).await;
         assert!(!health.is_failing(), "a minute later it is forgotten");
-        let text = observer.metrics().text(&crate::gate::Backend::Memory(tidegate::Memory::new()), 0);
+        let text = observer.metrics().text(&crate::engine::Backend::Memory(tidegate::Memory::new()), 0);
         assert!(
             text.contains("tidegate_panics_total 1\n") && text.contains("tidegate_task_restarts_total 3\n"),
             "{text}"

@@ -7,7 +7,7 @@ pub(crate) use self::on::*;
 
 #[cfg(feature = "tracing")]
 mod on {
-    use crate::near::{StoreState, StoreStatus};
+    use crate::resilience::{StoreState, StoreStatus};
     use crate::store::StoreError;
 
     /// The state of a remote store is another now.
@@ -82,7 +82,7 @@ mod on {
 mod off {
     use crate::store::StoreError;
 
-    pub(crate) fn store(_: &crate::near::StoreStatus) {}
+    pub(crate) fn store(_: &crate::resilience::StoreStatus) {}
 
     pub(crate) fn missed(_: u64, _: &StoreError) {}
 

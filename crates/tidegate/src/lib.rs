@@ -48,9 +48,9 @@ pub mod http;
 mod limiter;
 mod memory;
 mod missing;
-mod near;
 #[cfg(feature = "redis")]
 mod redis;
+mod resilience;
 mod retries;
 mod store;
 mod sync;
@@ -68,10 +68,6 @@ pub use memory::{
     Awaited, DEFAULT_MAX_KEYS, Gate, LoadError, Loaded, Memory, MemoryBuilder, Overflow, ReservedLimits, Saved, Series,
 };
 pub use missing::Missing;
-pub use near::{
-    BreakerState, DEFAULT_DEADLINE, Near, NearBuilder, NearStats, NodesFrom, OnFailure, StoreState, StoreStatus,
-    SyncMode, Terms,
-};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use redis::wire::fuzzing;
@@ -84,6 +80,10 @@ pub use redis::{
 #[cfg(feature = "redis-tls")]
 #[doc(hidden)]
 pub use redis::{no_pem, pem_problem, rustls_problem, tls_problem};
+pub use resilience::{
+    BreakerState, DEFAULT_DEADLINE, NodesFrom, OnFailure, Policy, ResilienceStats, Resilient, ResilientBuilder,
+    StoreState, StoreStatus, SyncMode,
+};
 pub use store::{Charge, Check, Deciding, InvalidCheck, MAX_CHARGES, MAX_KEY_BYTES, Scope, Store, StoreError, Subject};
 pub use tidegate_core::{
     self, Algorithm, Decision, EXACT, Id, Limit, LimitError, Limits, MAX_LIMITS, Op, Parameter, ParseError, Period,

@@ -17,7 +17,7 @@ use crate::acquire::{Acquire, AcquireError, Waiting};
 use crate::clock::Clock;
 use crate::held::{Lease, Reservation, Undo};
 use crate::memory::Memory;
-use crate::near::{Near, OnFailure, SyncMode, Terms};
+use crate::resilience::{OnFailure, Policy, Resilient, SyncMode};
 use crate::retries::Retries;
 use crate::store::{Charge, Check, Scope, Store, StoreError, Subject, distinct};
 
@@ -39,7 +39,7 @@ use crate::store::{Charge, Check, Scope, Store, StoreError, Subject, distinct};
 pub struct Limiter {
     limits: Limits,
     name: Option<Arc<str>>,
-    terms: Terms,
+    policy: Policy,
     shared: Arc<Shared>,
 }
 
@@ -86,7 +86,7 @@ impl Ids {
 pub struct LimiterBuilder {
     limits: Limits,
     name: Option<Arc<str>>,
-    terms: Terms,
+    policy: Policy,
     backend: Option<(Backend, Clock)>,
     max_waiting: usize,
     max_waiting_per_key: usize,
@@ -119,21 +119,21 @@ impl LimiterBuilder {
         self.store(redis, crate::SystemClock::new())
     }
 
-    /// Keeps state in a remote store, with [`Near`] before it: an answer in time, whatever the store does.
-    pub fn near(self, near: Near) -> Self {
-        let clock = near.clock().clone();
-        self.store(near, clock)
+    /// Keeps state in a remote store, with [`Resilient`] before it: an answer in time, whatever the store does.
+    pub fn resilient(self, resilient: Resilient) -> Self {
+        let clock = resilient.clock().clone();
+        self.store(resilient, clock)
     }
 
-    /// How near to a remote store its limits are decided. Only [`Near`] minds it.
+    /// How near to a remote store its limits are decided. Only [`Resilient`] minds it.
     pub fn sync(mut self, sync: SyncMode) -> Self {
-        self.terms.sync = sync;
+        self.policy.sync = sync;
         self
     }
 
-    /// What happens when a remote store does not answer. Only [`Near`] minds it; without it there is an error.
+    /// What happens when a remote store does not answer. Only [`Resilient`] minds it; without it there is an error.
     pub fn on_failure(mut self, policy: OnFailure) -> Self {
-        self.terms.on_failure = Some(policy);
+        self.policy.on_failure = Some(policy);
         self
     }
 
@@ -160,7 +160,7 @@ impl LimiterBuilder {
         });
         let runtime = Handle::try_current().map_or_else(|_| OnceLock::new(), OnceLock::from);
         let shared = Shared { backend, clock, waiting, ids, retries: Retries::default(), runtime };
-        Limiter { limits: self.limits, name: self.name, terms: self.terms, shared: Arc::new(shared) }
+        Limiter { limits: self.limits, name: self.name, policy: self.policy, shared: Arc::new(shared) }
     }
 }
 
@@ -175,7 +175,7 @@ impl Limiter {
         LimiterBuilder {
             limits,
             name: None,
-            terms: Terms::default(),
+            policy: Policy::default(),
             backend: None,
             max_waiting: 10_000,
             max_waiting_per_key: 1_000,
@@ -326,7 +326,7 @@ impl Limiter {
             None => Scope::AdHoc,
         };
         let subject = Subject { scope, key: Cow::Borrowed(key) };
-        Check::of(op).terms(self.terms).charge_subject(subject, &self.limits, cost)
+        Check::of(op).policy(self.policy).charge_subject(subject, &self.limits, cost)
     }
 }
 

@@ -9,7 +9,7 @@ use std::pin::Pin;
 
 use tidegate_core::{Algorithm, Decision, Id, Limit, Limits, Op};
 
-use crate::near::Terms;
+use crate::resilience::Policy;
 
 /// The most charges one check may have.
 pub const MAX_CHARGES: usize = 64;
@@ -22,7 +22,7 @@ pub trait Store: Send + Sync + 'static {
     fn decide<'a>(&'a self, check: &'a Check<'a>) -> Deciding<'a>;
 
     /// Which parts of the store would decide `check`, a bit for each, if parts can fail by themselves: the servers of a cluster. What stands
-    /// before the store, [`Near`](crate::Near), keeps apart how they fare.
+    /// before the store, [`Resilient`](crate::Resilient), keeps apart how they fare.
     fn parts(&self, _check: &Check<'_>) -> u64 {
         1
     }
@@ -107,7 +107,7 @@ pub struct Check<'a> {
     charges: Vec<Charge<'a>>,
     id: Option<Id>,
     /// Of the charges that are added next.
-    terms: Terms,
+    policy: Policy,
 }
 
 /// One limit on one key.
@@ -124,7 +124,7 @@ pub struct Charge<'a> {
     /// For `settle`: how much had been charged before.
     pub reserved: u64,
     /// How near to a remote store it may be decided, and what happens without an answer, or without room.
-    pub terms: Terms,
+    pub policy: Policy,
 }
 
 /// Whose budget: a key within a scope. Keys of different scopes never meet.
@@ -167,12 +167,12 @@ impl<'a> Check<'a> {
 
     /// The same for another operation.
     pub fn of(op: Op) -> Self {
-        Check { op, charges: Vec::new(), id: None, terms: Terms::default() }
+        Check { op, charges: Vec::new(), id: None, policy: Policy::default() }
     }
 
-    /// Charges that are added from here on are decided on these terms, by what stands before a remote store ([`Near`](crate::Near)) and by a store in memory that has no room.
-    pub fn terms(mut self, terms: Terms) -> Self {
-        self.terms = terms;
+    /// Charges that are added from here on are decided on these terms, by what stands before a remote store ([`Resilient`](crate::Resilient)) and by a store in memory that has no room.
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
         self
     }
 
@@ -219,8 +219,8 @@ impl<'a> Check<'a> {
             }
             let position = self.charges.iter().filter(|charge| charge.subject == subject).count();
             let position = u16::try_from(position).unwrap_or(u16::MAX);
-            let (subject, terms) = (subject.clone(), self.terms);
-            self.charges.push(Charge { subject, limit: *limit, position, cost, reserved: 0, terms });
+            let (subject, policy) = (subject.clone(), self.policy);
+            self.charges.push(Charge { subject, limit: *limit, position, cost, reserved: 0, policy });
         }
         self
     }
@@ -255,7 +255,7 @@ impl<'a> Check<'a> {
     /// The same check, with keys and names of its own.
     pub(crate) fn into_owned(self) -> Check<'static> {
         let charges = self.charges.into_iter().map(Charge::into_owned).collect();
-        Check { op: self.op, charges, id: self.id, terms: self.terms }
+        Check { op: self.op, charges, id: self.id, policy: self.policy }
     }
 
     /// The same operation without charges on `concurrent` limits: leases are not settled, they end.
@@ -267,7 +267,7 @@ impl<'a> Check<'a> {
 
     /// The same operation on charges that were made elsewhere.
     pub(crate) fn with_charges(&self, charges: Vec<Charge<'a>>) -> Self {
-        Check { op: self.op, charges, id: self.id, terms: self.terms }
+        Check { op: self.op, charges, id: self.id, policy: self.policy }
     }
 
     /// The same charges for another operation.

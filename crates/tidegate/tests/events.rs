@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::http::{Request, Response};
 use tidegate::tower::{RateLimitLayer, Rule, key};
-use tidegate::{Limiter, Near, Redis, Source};
+use tidegate::{Limiter, Redis, Resilient, Source};
 use tidegate_testkit::{ClockShim, Fault, FaultProxy, Flavor, Server, wait_until};
 use tower::{Layer, ServiceExt, service_fn};
 use tracing::field::{Field, Visit};
@@ -83,11 +83,11 @@ fn runtime() -> tokio::runtime::Runtime {
 fn a_store_that_dies(captured: &Captured) {
     let server = Server::start(Flavor::Redis7);
     let runtime = runtime();
-    let (near, limiter) = runtime.block_on(async {
+    let (resilient, limiter) = runtime.block_on(async {
         let redis = Redis::new(&server.url()).unwrap();
         redis.prepare().await.unwrap();
-        let near = Near::builder(redis).deadline(Duration::from_millis(50)).nodes(3).build();
-        (near.clone(), Limiter::builder("1000000/s".parse().unwrap()).near(near).build())
+        let resilient = Resilient::builder(redis).deadline(Duration::from_millis(50)).nodes(3).build();
+        (resilient.clone(), Limiter::builder("1000000/s".parse().unwrap()).resilient(resilient).build())
     });
     let ask = || runtime.block_on(async { limiter.check("k").await.unwrap().source() });
     wait_until("the store decides", BOUND, || ask() == Source::Store);
@@ -108,7 +108,7 @@ fn a_store_that_dies(captured: &Captured) {
     wait_until("the store decides again", BOUND, || ask() == Source::Store);
     wait_until("an event says so", BOUND, || captured.count("the store decides again") == 1);
     assert_eq!(outages().len(), 2, "one when it begins and one when it ends: {:?}", captured.lines());
-    runtime.block_on(near.close());
+    runtime.block_on(resilient.close());
 }
 
 /// A single call that has no answer is an event, too; the next when there are twice as many.
@@ -116,15 +116,16 @@ fn a_call_that_has_no_answer(captured: &Captured) {
     let server = Server::start(Flavor::Redis7);
     let proxy = FaultProxy::start(&server);
     let (runtime, deadline) = (runtime(), Duration::from_millis(100));
-    let near = runtime.block_on(async {
+    let resilient = runtime.block_on(async {
         let redis = Redis::builder(proxy.url().parse().unwrap()).timeout(deadline).build().unwrap();
         redis.prepare().await.unwrap();
-        Near::builder(redis).deadline(deadline).nodes(1).build()
+        Resilient::builder(redis).deadline(deadline).nodes(1).build()
     });
-    let limiter = runtime.block_on(async { Limiter::builder("1000000/s".parse().unwrap()).near(near.clone()).build() });
+    let limiter =
+        runtime.block_on(async { Limiter::builder("1000000/s".parse().unwrap()).resilient(resilient.clone()).build() });
     let ask = || runtime.block_on(async { limiter.check("k").await.unwrap().source() });
     wait_until("the store decides", BOUND, || ask() == Source::Store);
-    let (before, misses) = (captured.lines().len(), near.stats().misses);
+    let (before, misses) = (captured.lines().len(), resilient.stats().misses);
     let reply = deadline * 3 / 2;
     proxy.once(Fault::Delay { request: Duration::ZERO, reply, jitter: Duration::ZERO });
     assert_eq!(ask(), Source::Fallback);
@@ -134,7 +135,7 @@ fn a_call_that_has_no_answer(captured: &Captured) {
     for part in ["a call to the store had no decision", "total=1", "why="] {
         assert!(line.contains(part), "{part} is missing: {line}");
     }
-    runtime.block_on(near.close());
+    runtime.block_on(resilient.close());
 }
 
 /// A layer straight over Redis passes every request while Redis is down, and says so once; the same for a rule in shadow mode.

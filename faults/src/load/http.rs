@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 
 use super::record::{Outcome, Source};
 
-/// Connections to one node; a door lets in 1024 from one address.
+/// Connections to one node; a listener lets in 1024 from one address.
 const CONNECTIONS: usize = 600;
 /// Whoever waits longer for an answer has none.
 const PATIENCE: Duration = Duration::from_secs(4);

@@ -46,8 +46,8 @@ pub(crate) struct Stage<'a> {
 pub(crate) struct Setup {
     /// One store for each node.
     pub(crate) stores: Vec<String>,
-    /// `near:` of all, without the number of nodes.
-    pub(crate) near: String,
+    /// `resilience:` of all, without the number of nodes.
+    pub(crate) resilience: String,
     /// How many each is told there are, or that it shall count.
     pub(crate) told: Option<usize>,
     /// Lines of YAML.
@@ -61,7 +61,7 @@ impl Setup {
     pub(crate) fn new(store: &str, nodes: usize) -> Setup {
         Setup {
             stores: vec![store.to_owned(); nodes],
-            near: "max_in_flight: 1024".into(),
+            resilience: "max_in_flight: 1024".into(),
             told: Some(nodes),
             rules: "rules: []\n".into(),
             previous: 0,
@@ -90,7 +90,7 @@ impl Setup {
 
     pub(crate) fn config(&self, node: usize) -> String {
         let nodes = self.told.map_or("auto".to_owned(), |told| told.to_string());
-        format!("store: {}\nnear: {{ {}, nodes: {nodes} }}\n{}", self.stores[node], self.near, self.rules)
+        format!("store: {}\nresilience: {{ {}, nodes: {nodes} }}\n{}", self.stores[node], self.resilience, self.rules)
     }
 }
 

@@ -18,7 +18,7 @@ pub(crate) struct Node {
     program: PathBuf,
     child: Child,
     folder: TempDir,
-    /// Where its HTTP door is.
+    /// Where its HTTP listener is.
     pub(crate) http: String,
 }
 
@@ -134,7 +134,7 @@ impl Drop for Node {
     }
 }
 
-/// Starts the program in this folder; with where its door is.
+/// Starts the program in this folder; with where its listener is.
 fn open(program: &Path, wrapper: &[&str], folder: &Path) -> (Child, String) {
     let log = File::options().create(true).append(true).open(folder.join(LOG)).expect("a file can be made");
     let (first, rest) = match wrapper {

@@ -6,7 +6,7 @@ mod level;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tidegate::{Algorithm, Decision, NearStats, OnFailure, Op, Source, SyncMode};
+use tidegate::{Algorithm, Decision, ResilienceStats, OnFailure, Op, Source, SyncMode};
 
 use self::lent::Lent;
 use self::level::Level;
@@ -146,8 +146,8 @@ impl Checks {
             };
             let (capacity, amount) = (most(&|limit| limit.capacity()), most(&|limit| limit.algorithm().amount()));
             Budget {
-                sync: rule.terms.sync,
-                policy: rule.terms.on_failure.unwrap_or_default(),
+                sync: rule.policy.sync,
+                policy: rule.policy.on_failure.unwrap_or_default(),
                 capacity,
                 per_second: amount,
                 period_us,
@@ -391,7 +391,7 @@ impl Checks {
         clock_us: u64,
         wall_us: u64,
         used: impl Fn(usize) -> Option<f64>,
-        stats: impl Fn() -> NearStats,
+        stats: impl Fn() -> ResilienceStats,
     ) -> Holds {
         let fail = |law, text: String| Err(Failure { law, at: now, text: format!("request {number}: {text}") });
         let Some(open) = self.open.remove(&number) else {
@@ -508,7 +508,7 @@ impl Checks {
         open: &Open,
         now: u64,
         wall_us: u64,
-        stats: &impl Fn() -> NearStats,
+        stats: &impl Fn() -> ResilienceStats,
     ) -> Result<(), (&'static str, String)> {
         let life = &mut self.lives[open.node];
         for &(rule, cost) in &open.ask.parts {
@@ -606,7 +606,7 @@ impl Checks {
         decision: &Decision,
         now: u64,
         clock_us: u64,
-        stats: &impl Fn() -> NearStats,
+        stats: &impl Fn() -> ResilienceStats,
     ) -> Result<(), (&'static str, String)> {
         let life = &mut self.lives[open.node];
         // There was an answer, in time, to the only question that can have been this one.
@@ -703,7 +703,7 @@ impl Checks {
     }
 
     /// What a node counts of its leases adds up.
-    pub(crate) fn counted(&self, node: usize, stats: &NearStats, last: bool, now: u64) -> Holds {
+    pub(crate) fn counted(&self, node: usize, stats: &ResilienceStats, last: bool, now: u64) -> Holds {
         let gone =
             stats.lease_units_spent + stats.lease_units_returned + stats.lease_units_expired + stats.lease_units_held;
         let fits = if last { gone == stats.lease_units_granted } else { gone <= stats.lease_units_granted };

@@ -1,4 +1,4 @@
-//! What others wrote, for the tests of the doors: redis-py, ioredis, node-redis, curl, and a validator of OpenAPI.
+//! What others wrote, for the tests of the listeners: redis-py, ioredis, node-redis, curl, and a validator of OpenAPI.
 //!
 //! They go into folders of their own beside the servers, each known by its version; a second run only looks.
 
@@ -13,7 +13,7 @@ use crate::say;
 
 /// A package of the Python index, and the folder it goes into.
 const PYTHON: (&str, &str) = ("redis==8.1.0", "python-clients");
-/// What checks the description of the HTTP door, and the folder it goes into. The rest is what it depends on.
+/// What checks the description of the HTTP listener, and the folder it goes into. The rest is what it depends on.
 const OPENAPI: (&str, &str) = ("openapi-spec-validator==0.7.1", "openapi-validator");
 /// Packages for Node, and the folder they go into.
 const NODE: (&[&str], &str) = (&["ioredis@6.0.0", "redis@6.3.1"], "node-clients");

@@ -1,4 +1,4 @@
-//! A question to a Tidegate server, through its HTTP door.
+//! A question to a Tidegate server, through its HTTP listener.
 
 use std::path::Path;
 use std::sync::Arc;

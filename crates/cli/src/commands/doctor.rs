@@ -124,7 +124,7 @@ fn meaning(trips: &RoundTrips, deadline: Duration) -> String {
     );
     if trips.decision.percentile(99) > deadline {
         text += &format!(
-            " One in a hundred takes longer than {} ms (near.deadline_ms), after which `tidegate serve` decides without the store.",
+            " One in a hundred takes longer than {} ms (resilience.deadline_ms), after which `tidegate serve` decides without the store.",
             deadline.as_millis()
         );
     }

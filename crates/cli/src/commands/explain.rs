@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 use tidegate_server::config::Config;
+use tidegate_server::engine::{Backend, Engine, EngineError};
 use tidegate_server::explain::{Explanation, WOULD_BE_DENIED, WOULD_PASS};
-use tidegate_server::gate::{Backend, Gate, GateError};
 use tidegate_server::remote_store;
 
 use super::{Outcome, ask, store};
@@ -48,9 +48,9 @@ pub(super) fn run(args: &args::ExplainRules) -> Result<Outcome> {
             return Ok(Explanation::of_matching(&config.rules, &args.attributes[..], args.cost)?);
         };
         let shown = config.shown_store();
-        let gate = Gate::new(Backend::Redis(redis), config.rules.clone());
-        gate.explain(&args.attributes[..], args.cost).await.map_err(|error| match error {
-            GateError::Store(error) => {
+        let engine = Engine::new(Backend::Redis(redis), config.rules.clone());
+        engine.explain(&args.attributes[..], args.cost).await.map_err(|error| match error {
+            EngineError::Store(error) => {
                 store::explained(error).context(format!("what is used is not known: store {shown}"))
             }
             other => other.into(),

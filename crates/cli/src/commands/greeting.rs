@@ -88,11 +88,11 @@ impl Greeting {
     pub(super) fn write(&self, out: &mut dyn Write, running: &Running) -> io::Result<()> {
         writeln!(out, "rules  {}", self.rules())?;
         if let Some(folder) = &self.domains {
-            let domains = running.gate().domains();
+            let domains = running.engine().domains();
             let (count, limits) = (domains.names().len(), domains.limits());
             writeln!(out, "envoy  {}: {}, {}", folder.display(), counted(count, "domain"), counted(limits, "limit"))?;
         }
-        let problem = store_problem(running.gate());
+        let problem = store_problem(running.engine());
         match &problem {
             None => writeln!(out, "store  {}", self.store)?,
             Some(StoreProblem { state, enforced, .. }) => {
@@ -119,7 +119,7 @@ impl Greeting {
         let curl = format!("curl{}", self.curl_tls());
         let has_rules = !self.rules.is_empty() || self.rules_of_options > 0;
         let descriptor = {
-            let domains = running.gate().domains();
+            let domains = running.engine().domains();
             let name = domains.names().first().map(ToString::to_string);
             name.and_then(|name| domains.example(&name).map(|entries| asking(&name, &entries)))
         };

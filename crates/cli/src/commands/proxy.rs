@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use tidegate::http::ClientIp;
 use tidegate_server::Options;
 use tidegate_server::config::{Config, Overlay};
-use tidegate_server::door::tls::TlsFiles;
+use tidegate_server::listen::tls::TlsFiles;
 use tidegate_server::proxy::ProxySettings;
 use tidegate_server::rules::Rule;
 
@@ -72,7 +72,7 @@ fn overlay(config: &mut Config, args: &args::Proxy) -> Result<()> {
     listen.proxy = args.listen.or(listen.proxy);
     listen.admin = args.admin.map_or(listen.admin, |at| at.0);
     if listen.proxy.is_none() {
-        bail!("the file closes the proxy's door: expected --listen ADDR");
+        bail!("the file closes the proxy's listener: expected --listen ADDR");
     }
     if let Some(store) = &args.store {
         config.store.clone_from(store);

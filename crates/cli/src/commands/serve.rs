@@ -1,4 +1,4 @@
-//! `tidegate serve`: open doors until told to stop.
+//! `tidegate serve`: open listeners until told to stop.
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use tidegate_server::auth::Auth;
 use tidegate_server::config::{Config, MAX_FILE_BYTES, Overlay};
-use tidegate_server::door::tls::TlsFiles;
+use tidegate_server::listen::tls::TlsFiles;
 use tidegate_server::{BUILT_IN, Options, start};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -84,15 +84,15 @@ fn overlay(config: &mut Config, args: &args::Serve) -> Result<()> {
         config.memory.snapshot_file.clone_from(&args.snapshot_file);
     }
     config.threads = args.threads.unwrap_or(config.threads);
-    let doors = &mut config.listen;
-    for (said, door) in [
-        (args.http, &mut doors.http),
-        (args.grpc, &mut doors.grpc),
-        (args.resp, &mut doors.resp),
-        (args.admin, &mut doors.admin),
+    let listeners = &mut config.listen;
+    for (said, protocol) in [
+        (args.http, &mut listeners.http),
+        (args.grpc, &mut listeners.grpc),
+        (args.resp, &mut listeners.resp),
+        (args.admin, &mut listeners.admin),
     ] {
         if let Some(at) = said {
-            *door = at.0;
+            *protocol = at.0;
         }
     }
     if args.envoy_config.is_some() {

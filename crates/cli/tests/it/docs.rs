@@ -65,7 +65,7 @@ fn the_transcript_of_a_server_is_real() {
     let mut blocks = blocks.into_iter().filter(|block| needs_a_server(block));
     let (start, asked) = (blocks.next().unwrap(), blocks.next().unwrap());
     let serving = Serving::with_grpc("127.0.0.1:0", &[]);
-    let [http, grpc, resp] = ["http", "grpc", "resp"].map(|door| serving.doors[door].to_string());
+    let [http, grpc, resp] = ["http", "grpc", "resp"].map(|protocol| serving.listeners[protocol].to_string());
     let port = resp.rsplit(':').next().unwrap();
     let real = serving.greeting.replace(&http, "127.0.0.1:8080").replace(&grpc, "127.0.0.1:8081");
     let real = real.replace(&resp, "127.0.0.1:6380");

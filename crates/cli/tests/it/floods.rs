@@ -48,16 +48,18 @@ impl Server {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let mut doors = Vec::new();
+        let mut listeners = Vec::new();
         for line in lines.by_ref() {
             match line.split_whitespace().nth(1).and_then(|at| at.parse().ok()) {
-                Some(at) => doors.push(at),
+                Some(at) => listeners.push(at),
                 None if line == "ready" => break,
                 None => {}
             }
         }
         thread::spawn(move || lines.for_each(drop));
-        let [http, grpc, ref rest @ ..] = doors[..] else { panic!("{doors:?}: expected the doors for HTTP and gRPC") };
+        let [http, grpc, ref rest @ ..] = listeners[..] else {
+            panic!("{listeners:?}: expected the listeners for HTTP and gRPC")
+        };
         Server { child, http, grpc, third: rest.first().copied(), _config: file }
     }
 

@@ -47,7 +47,7 @@ fn a_server_survives_a_flood_of_attributes_and_goes_on_answering() {
     for (name, peer) in floods() {
         let serving = Serving::start(&["--store", &peer.url(), "--log", "off"]);
         for _ in 0..3 {
-            let mut client = TcpStream::connect(serving.doors["resp"]).unwrap();
+            let mut client = TcpStream::connect(serving.listeners["resp"]).unwrap();
             client.write_all(b"CL.THROTTLE user:7 15 30 60\r\nQUIT\r\n").unwrap();
             let mut text = String::new();
             client.read_to_string(&mut text).unwrap();

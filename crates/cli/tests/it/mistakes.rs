@@ -114,7 +114,7 @@ impl Scene {
         let https_renamed = encrypted("renamed.pem", "renamed.key");
         let (taken, free) = (listener(), listener());
         let port = |at: &TcpListener| at.local_addr().unwrap().port().to_string();
-        let of = |serving: &Serving, name: &str| serving.doors[name].port().to_string();
+        let of = |serving: &Serving, name: &str| serving.listeners[name].port().to_string();
         let names = vec![
             ("{REDIS}", plain.port().to_string()),
             ("{REDIS_PASSWORD}", secret.port().to_string()),

@@ -40,7 +40,7 @@ impl Proxy {
         let line = lines.next().unwrap();
         let at = line.strip_prefix("proxy  ").and_then(|rest| rest.split_whitespace().next()?.parse().ok());
         proxy.at = at.unwrap_or_else(|| panic!("{line}"));
-        assert_eq!(lines.next().as_deref(), Some("ready"), "the proxy's door alone is open");
+        assert_eq!(lines.next().as_deref(), Some("ready"), "the proxy's listener alone is open");
         proxy
     }
 

@@ -100,8 +100,8 @@ fn serve_says_where_it_listens_answers_and_stops_when_told() {
 /// A server that is stopped when it is dropped.
 pub(crate) struct Serving {
     process: Child,
-    /// Where each door is.
-    pub(crate) doors: HashMap<String, SocketAddr>,
+    /// Where each listener is.
+    pub(crate) listeners: HashMap<String, SocketAddr>,
     /// What it said.
     pub(crate) greeting: String,
 }
@@ -121,7 +121,7 @@ impl Serving {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let (mut doors, mut greeting) = (HashMap::new(), String::new());
+        let (mut listeners, mut greeting) = (HashMap::new(), String::new());
         for line in lines.by_ref() {
             greeting += &format!("{line}\n");
             if line == "ready" {
@@ -129,9 +129,9 @@ impl Serving {
             }
             let mut words = line.split_whitespace();
             let (name, at) = (words.next().unwrap(), words.next().unwrap());
-            doors.extend(at.parse().ok().map(|at| (name.to_owned(), at)));
+            listeners.extend(at.parse().ok().map(|at| (name.to_owned(), at)));
         }
-        Serving { process, doors, greeting }
+        Serving { process, listeners, greeting }
     }
 
     fn pid(&self) -> rustix::process::Pid {
@@ -149,7 +149,7 @@ impl Drop for Serving {
 #[test]
 fn a_server_is_asked_as_a_store_is() {
     let serving = Serving::start(&["--token", "open-sesame", "--log", "off"]);
-    let url = format!("http://{}", serving.doors["http"]);
+    let url = format!("http://{}", serving.listeners["http"]);
     let check = |token: &str, more: &[&str]| {
         let args = [&["check", "user:7", "--limit", "3/day window; 9/day", "--server", &url], more].concat();
         let output = tidegate(&args).env("TIDEGATE_TOKEN", token).output().unwrap();
@@ -181,7 +181,7 @@ fn a_server_with_a_certificate_is_asked_too() {
     let [cert, key, ca] = [certs.server_cert(), certs.server_key(), certs.ca()];
     let [cert, key, ca] = [&cert, &key, &ca].map(|path| path.to_str().unwrap());
     let serving = Serving::start(&["--tls-cert", cert, "--tls-key", key, "--log", "off"]);
-    let url = format!("https://localhost:{}", serving.doors["http"].port());
+    let url = format!("https://localhost:{}", serving.listeners["http"].port());
     let asked = tidegate(&["check", "user:7", "--limit", "3/day", "--server", &url, "--ca", ca]).output().unwrap();
     assert!(asked.status.success(), "{}", String::from_utf8_lossy(&asked.stderr));
     let asked = tidegate(&["check", "user:7", "--limit", "3/day", "--server", &url]).output().unwrap();
@@ -189,18 +189,18 @@ fn a_server_with_a_certificate_is_asked_too() {
 }
 
 #[test]
-fn running_out_of_files_is_survived_at_every_door() {
+fn running_out_of_files_is_survived_at_every_protocol() {
     use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
     let mut serving = Serving::with_grpc("127.0.0.1:0", &["--admin", "127.0.0.1:0", "--log", "off"]);
-    assert_eq!(serving.doors.len(), 4);
-    for (door, at) in serving.doors.clone() {
+    assert_eq!(serving.listeners.len(), 4);
+    for (protocol, at) in serving.listeners.clone() {
         // HTTP/2 is asked by a PING, whose eight bytes come back; a connection begins with a preface and settings.
         let begin = |stream: &mut TcpStream| {
             let greeting: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-            door != "grpc" || stream.write_all(greeting).is_ok()
+            protocol != "grpc" || stream.write_all(greeting).is_ok()
         };
         let ask = |stream: &mut TcpStream| {
-            let (question, answer): (&[u8], &[u8]) = match door.as_str() {
+            let (question, answer): (&[u8], &[u8]) = match protocol.as_str() {
                 "resp" => (b"PING\r\n", b"PONG"),
                 "grpc" => (b"\0\0\x08\x06\0\0\0\0\0tidegate", b"tidegate"),
                 _ => (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 200"),
@@ -218,20 +218,20 @@ fn running_out_of_files_is_survived_at_every_door() {
         let connect = |patience: Duration| {
             let mut stream = TcpStream::connect(at).unwrap();
             stream.set_read_timeout(Some(patience)).unwrap();
-            assert!(begin(&mut stream), "{door}");
+            assert!(begin(&mut stream), "{protocol}");
             stream
         };
         let mut here = connect(Duration::from_secs(20));
-        assert!(ask(&mut here), "{door}");
+        assert!(ask(&mut here), "{protocol}");
         // Fewer files than it has already, and a few: nothing more can be accepted.
         let few = Rlimit { current: Some(4), maximum: getrlimit(Resource::Nofile).maximum };
         let enough = prlimit(Some(serving.pid()), Resource::Nofile, few).unwrap();
         let mut waiting: Vec<TcpStream> = (0..20).map(|_| connect(Duration::from_millis(100))).collect();
-        assert!(!ask(&mut waiting[0]), "{door}: there are no files left");
-        assert!(ask(&mut here), "{door}: who is here is served on");
+        assert!(!ask(&mut waiting[0]), "{protocol}: there are no files left");
+        assert!(ask(&mut here), "{protocol}: who is here is served on");
         prlimit(Some(serving.pid()), Resource::Nofile, enough).unwrap();
         drop(waiting);
-        assert!(ask(&mut connect(Duration::from_secs(20))), "{door}: others are served again");
+        assert!(ask(&mut connect(Duration::from_secs(20))), "{protocol}: others are served again");
         assert!(serving.process.try_wait().unwrap().is_none());
     }
 }
@@ -499,7 +499,8 @@ fn the_greeting_without_the_store_says_what_is_enforced() {
         ),
     ] {
         let file = folder.path().join("tidegate.yaml");
-        let rules = format!("rules: [{{ name: own, limit: 2/h, on_store_failure: {policy} }}]\nnear: {{ nodes: 1 }}\n");
+        let rules =
+            format!("rules: [{{ name: own, limit: 2/h, on_store_failure: {policy} }}]\nresilience: {{ nodes: 1 }}\n");
         std::fs::write(&file, format!("store: {url}\n{rules}")).unwrap();
         let mut serving = Command::new(env!("CARGO_BIN_EXE_tidegate"))
             .args([
@@ -545,14 +546,17 @@ fn a_store_that_is_far_away_is_told() {
         .unwrap();
     let mut log = BufReader::new(serving.stderr.take().unwrap()).lines().map_while(Result::ok);
     let line = log.find(|line| line.contains("the store is slow")).unwrap();
-    assert!(line.contains("more than a third of the deadline (15 ms)") && line.contains("near.deadline_ms"), "{line}");
+    assert!(
+        line.contains("more than a third of the deadline (15 ms)") && line.contains("resilience.deadline_ms"),
+        "{line}"
+    );
     serving.kill().unwrap();
     serving.wait().unwrap();
     let output = tidegate(&["doctor", "--store", proxy.url(), "--samples", "5"]).output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
     let flat = said.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
-        flat.contains("warning a decision of the store takes") && flat.contains("set near.deadline_ms to"),
+        flat.contains("warning a decision of the store takes") && flat.contains("set resilience.deadline_ms to"),
         "{said}"
     );
     let doctor = ["doctor", "--store", proxy.url(), "--samples", "5", "--deadline-ms", "1000"];

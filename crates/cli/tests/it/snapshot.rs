@@ -32,8 +32,8 @@ impl Server {
         command.args(["serve", "--http", "127.0.0.1:0", "--grpc", "off", "--resp", "off", "--snapshot-file"]).arg(file);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let door = lines.find(|line| line.starts_with("http")).unwrap();
-        let at = door.split_whitespace().nth(1).unwrap().parse().unwrap();
+        let protocol = lines.find(|line| line.starts_with("http")).unwrap();
+        let at = protocol.split_whitespace().nth(1).unwrap().parse().unwrap();
         assert!(lines.any(|line| line == "ready"));
         Server { child, at }
     }
@@ -179,8 +179,8 @@ fn files_that_cannot_be_trusted_or_do_not_end_stop_the_start() {
 
     let folder = tempfile::tempdir().unwrap();
     let start = |more: &[&str]| {
-        let doors = ["serve", "--http", "127.0.0.1:0", "--grpc", "off", "--resp", "off"];
-        crate::shown(&[&doors, more].concat(), "")
+        let listeners = ["serve", "--http", "127.0.0.1:0", "--grpc", "off", "--resp", "off"];
+        crate::shown(&[&listeners, more].concat(), "")
     };
     let file = folder.path().join("state");
     fs::write(&file, "").unwrap();

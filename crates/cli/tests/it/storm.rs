@@ -13,7 +13,7 @@ use serde_json::Value;
 use tidegate::{Check, Limits, Op, Redis, Store};
 use tidegate_testkit::{Client, Flavor, Reply, Server, wait_until};
 
-/// A server, and where its doors are.
+/// A server, and where its listeners are.
 struct Running {
     child: Child,
     http: String,
@@ -42,7 +42,7 @@ impl Running {
         }
         // What it says later is read, too, so that it never waits for us.
         thread::spawn(move || lines.for_each(drop));
-        Running { child, http: http.expect("a door for HTTP"), resp: resp.expect("a door for RESP") }
+        Running { child, http: http.expect("a listener for HTTP"), resp: resp.expect("a listener for RESP") }
     }
 
     fn signal(&self, name: &str) {

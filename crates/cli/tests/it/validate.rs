@@ -338,7 +338,10 @@ fn every_finding_about_a_file_says_what_to_write() {
         ("", "warning: file: the file is empty: nothing is configured; expected settings such as `rules:`\n"),
         ("# later\n", "warning: file: the file is empty: nothing is configured; expected settings such as `rules:`\n"),
         ("ruls: []\n", "error: 1:1: unknown key \"ruls\": did you mean rules?\n"),
-        ("rules: []\nnear: { deadlne_ms: 3 }\n", "error: 2:9: unknown key \"deadlne_ms\": did you mean deadline_ms?\n"),
+        (
+            "rules: []\nresilience: { deadlne_ms: 3 }\n",
+            "error: 2:15: unknown key \"deadlne_ms\": did you mean deadline_ms?\n",
+        ),
         (
             "rules: []\nstore: rediss:127.0.0.1\n",
             "error: 2:8: store URL: no scheme: expected redis://HOST:PORT: write rediss://127.0.0.1; or memory\n",
@@ -464,7 +467,7 @@ const KEYS: [&str; 20] = [
     "trusted_proxies",
     "client_ip",
     "on_store_failure",
-    "near",
+    "resilience",
     "tls",
     "tokens",
     "connections",
@@ -614,7 +617,7 @@ fn the_store_is_asked() {
     let folder = tempfile::tempdir().unwrap();
     let server = tidegate_testkit::Server::start(tidegate_testkit::Flavor::Redis7);
     let validate = |url: &str| {
-        let file = written(folder.path(), &format!("rules: []\nnear: {{ deadline_ms: 5000 }}\nstore: {url}\n"));
+        let file = written(folder.path(), &format!("rules: []\nresilience: {{ deadline_ms: 5000 }}\nstore: {url}\n"));
         shown(&["validate", "--strict", &file], "").replace(&file, "f")
     };
     assert_eq!(validate(&server.url()), "exit 0\n--- stdout\nf: 0 rules, nothing wrong\n");

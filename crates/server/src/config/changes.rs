@@ -91,7 +91,7 @@ mod tests {
             ("store: redis://127.0.0.1:6390\n", vec![("store", "memory", "redis://127.0.0.1:6390")]),
             ("threads: 3\n", vec![("threads", "auto", "3")]),
             ("memory: { max_keys: 7 }\n", vec![("memory.max_keys", "10000000", "7")]),
-            ("near: { deadline_ms: 7 }\n", vec![("near.deadline_ms", "15", "7")]),
+            ("resilience: { deadline_ms: 7 }\n", vec![("resilience.deadline_ms", "15", "7")]),
             ("on_store_failure: open\n", vec![("on_store_failure", "local", "open")]),
             ("tls: { cert: a.pem, key: b.pem }\n", vec![("tls.cert", UNSET, "a.pem"), ("tls.key", UNSET, "b.pem")]),
             ("tokens: { check_file: /run/t }\n", vec![("tokens.check_file", UNSET, "/run/t")]),

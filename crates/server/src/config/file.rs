@@ -12,15 +12,15 @@ use tidegate::http::{ClientIp, DotSegments, EscapedSlashes, Network, PathPolicy,
 
 use super::outline::Outline;
 use super::rule_file::RuleFile;
-use super::{Config, Envoy, Listen, MAX_DEADLINE_MS, NearSettings, TokenFiles};
+use super::{Config, Envoy, Listen, MAX_DEADLINE_MS, ResilienceSettings, TokenFiles};
 use crate::browser::{HostName, Hosts};
-use crate::door::Bounds;
-use crate::door::tls::TlsFiles;
-use crate::http::Manners;
+use crate::http::ResponseOptions;
+use crate::listen::Bounds;
+use crate::listen::tls::TlsFiles;
 use crate::memory::{Bytes, MemorySettings};
 use crate::observe::{Format, Level, Settings};
 use crate::proxy::settings::ProxyFile;
-use crate::rules::envoy::Terms;
+use crate::rules::envoy::EnvoyOptions;
 use crate::rules::{Failure, HeaderPolicy, MAX_RULES, RequestPolicy, Rule, Rules};
 use crate::threads::Threads;
 
@@ -44,7 +44,7 @@ pub(super) struct File {
     #[serde(default)]
     on_store_failure: Option<FailureWord>,
     #[serde(default)]
-    near: NearFile,
+    resilience: ResilienceFile,
     #[serde(default)]
     tls: Option<TlsFile>,
     #[serde(default)]
@@ -174,14 +174,14 @@ impl<'de> Deserialize<'de> for DenialWord {
 }
 
 impl HttpFile {
-    fn checked(self) -> (Manners, Hosts) {
-        let default = Manners::default();
-        let manners = Manners {
+    fn checked(self) -> (ResponseOptions, Hosts) {
+        let default = ResponseOptions::default();
+        let response_options = ResponseOptions {
             headers: self.headers.map_or(default.headers, |list| list.0.unwrap_or(Families::NONE)),
             denial: self.denial.map_or(default.denial, |word| word.0),
             deny_status: self.deny_status.map_or(default.deny_status, |word| word.0),
         };
-        (manners, self.hosts.into_iter().map(|host| host.0).collect())
+        (response_options, self.hosts.into_iter().map(|host| host.0).collect())
     }
 }
 
@@ -254,7 +254,7 @@ struct Overrides(Option<u32>);
 
 impl Default for Overrides {
     fn default() -> Self {
-        Overrides(Terms::default().overrides)
+        Overrides(EnvoyOptions::default().overrides)
     }
 }
 
@@ -272,19 +272,19 @@ impl<'de> Deserialize<'de> for Overrides {
 
 impl EnvoyFile {
     fn checked(self) -> Envoy {
-        let terms = Terms {
+        let options = EnvoyOptions {
             count_rejected: self.compat.is_some_and(|CompatWord::CountRejected| true),
             overrides: self.overrides.0,
             headers: self.headers.0,
             body: self.body.is_some_and(|BodyWord::Problem| true),
         };
-        Envoy { config: self.config.map(|folder| folder.0.into()), terms }
+        Envoy { config: self.config.map(|folder| folder.0.into()), options }
     }
 }
 
 #[derive(Deserialize, Debug, Default)]
 #[serde(deny_unknown_fields)]
-struct NearFile {
+struct ResilienceFile {
     deadline_ms: Option<Within<1, MAX_DEADLINE_MS>>,
     #[serde(default)]
     nodes: AutoOr<1, 10_000>,
@@ -295,11 +295,11 @@ struct NearFile {
     max_in_flight: Option<Within<1, 4096>>,
 }
 
-impl NearFile {
-    fn checked(self) -> NearSettings {
-        let default = NearSettings::default();
+impl ResilienceFile {
+    fn checked(self) -> ResilienceSettings {
+        let default = ResilienceSettings::default();
         let millis = |number: u32| Duration::from_millis(number.into());
-        NearSettings {
+        ResilienceSettings {
             deadline: self.deadline_ms.map_or(default.deadline, |number| millis(number.0)),
             nodes: self.nodes.0,
             lease_error_percent: self.lease_error_percent.map_or(default.lease_error_percent, |number| number.0),
@@ -399,11 +399,11 @@ impl<'de> Deserialize<'de> for Positive {
 #[derive(Deserialize, Debug, Default)]
 #[serde(deny_unknown_fields)]
 struct ListenFile {
-    http: Option<Door>,
-    grpc: Option<Door>,
-    resp: Option<Door>,
-    admin: Option<Door>,
-    proxy: Option<Door>,
+    http: Option<Protocol>,
+    grpc: Option<Protocol>,
+    resp: Option<Protocol>,
+    admin: Option<Protocol>,
+    proxy: Option<Protocol>,
 }
 
 impl File {
@@ -416,8 +416,9 @@ impl File {
             rules.push(rule.checked()?);
         }
         let clients = self.client_ip.checked(self.trusted_proxies)?;
-        let (manners, hosts) = self.http.checked();
-        let door = |said: Option<Door>, default: Option<SocketAddr>| said.map_or(default, |door| door.0);
+        let (response_options, hosts) = self.http.checked();
+        let protocol =
+            |said: Option<Protocol>, default: Option<SocketAddr>| said.map_or(default, |protocol| protocol.0);
         let default = Listen::default();
         Ok(Config {
             store: self.store.map_or_else(|| "memory".into(), |store| store.0),
@@ -425,14 +426,14 @@ impl File {
             memory: self.memory.checked(),
             threads: self.threads.map_or_else(Threads::default, |word| word.0),
             listen: Listen {
-                http: door(self.listen.http, default.http),
-                grpc: door(self.listen.grpc, default.grpc),
-                resp: door(self.listen.resp, default.resp),
-                admin: door(self.listen.admin, default.admin),
-                proxy: door(self.listen.proxy, default.proxy),
+                http: protocol(self.listen.http, default.http),
+                grpc: protocol(self.listen.grpc, default.grpc),
+                resp: protocol(self.listen.resp, default.resp),
+                admin: protocol(self.listen.admin, default.admin),
+                proxy: protocol(self.listen.proxy, default.proxy),
             },
             on_store_failure: self.on_store_failure.map_or_else(Failure::default, Into::into),
-            near: self.near.checked(),
+            resilience: self.resilience.checked(),
             tls: self.tls.map(|files| TlsFiles {
                 cert: files.cert.0.into(),
                 key: files.key.0.into(),
@@ -447,7 +448,7 @@ impl File {
             insecure: self.insecure,
             is_given_token: false,
             envoy: self.envoy.checked(),
-            manners,
+            response_options,
             hosts,
             requests: RequestPolicy { paths: self.paths.checked(), headers: self.headers.checked() },
             proxy: self.proxy.map(ProxyFile::checked),
@@ -569,16 +570,16 @@ pub fn expected_address(text: &str) -> String {
 
 /// An address to listen on, or `off`.
 #[derive(Debug)]
-struct Door(Option<SocketAddr>);
+struct Protocol(Option<SocketAddr>);
 
-impl<'de> Deserialize<'de> for Door {
+impl<'de> Deserialize<'de> for Protocol {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let text = Text::deserialize(from)?.0;
         match text.as_str() {
-            "off" | "false" => Ok(Door(None)),
+            "off" | "false" => Ok(Protocol(None)),
             address => address
                 .parse()
-                .map(|address| Door(Some(address)))
+                .map(|address| Protocol(Some(address)))
                 .map_err(|_| D::Error::custom(format!("{address:?}: {}", expected_address(address)))),
         }
     }

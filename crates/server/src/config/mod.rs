@@ -27,13 +27,13 @@ use findings::Finding;
 use outline::Outline;
 
 use crate::browser::Hosts;
-use crate::door::Bounds;
-use crate::door::tls::TlsFiles;
-use crate::http::Manners;
+use crate::http::ResponseOptions;
+use crate::listen::Bounds;
+use crate::listen::tls::TlsFiles;
 use crate::memory::MemorySettings;
 use crate::observe::Settings;
 use crate::proxy::ProxySettings;
-use crate::rules::envoy::Terms;
+use crate::rules::envoy::EnvoyOptions;
 use crate::rules::{Failure, RequestPolicy, Rules};
 use crate::threads::Threads;
 
@@ -53,15 +53,15 @@ pub struct Config {
     pub memory: MemorySettings,
     /// How many threads serve.
     pub threads: Threads,
-    /// Where each door listens.
+    /// Where each listener listens.
     pub listen: Listen,
     /// Who is the client of a request, and whose word about that is believed.
     pub clients: ClientIp,
     /// What to do when the store does not answer, unless a rule says otherwise.
     pub on_store_failure: Failure,
     /// What stands before a remote store.
-    pub near: NearSettings,
-    /// TLS at every door, if files are named.
+    pub resilience: ResilienceSettings,
+    /// TLS at every listener, if files are named.
     pub tls: Option<TlsFiles>,
     /// Files with tokens.
     pub tokens: TokenFiles,
@@ -69,14 +69,14 @@ pub struct Config {
     pub bounds: Bounds,
     /// What is logged, and how.
     pub log: Settings,
-    /// Doors may be open to everybody.
+    /// Listeners may be open to everybody.
     pub insecure: bool,
     /// An option or a variable brings the token for checks.
     pub is_given_token: bool,
     /// How requests in Envoy's protocol are answered.
     pub envoy: Envoy,
     /// How answers over HTTP are dressed.
-    pub manners: Manners,
+    pub response_options: ResponseOptions,
     /// Which requests over HTTP can be judged, and what of them goes on.
     pub requests: RequestPolicy,
     /// Names under which the HTTP listeners are called.
@@ -91,7 +91,7 @@ pub struct Config {
 
 /// What stands before a remote store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NearSettings {
+pub struct ResilienceSettings {
     /// How long one call to the store may take.
     pub deadline: Duration,
     /// By how many nodes limits are divided; counted in the store, if nothing.
@@ -100,15 +100,15 @@ pub struct NearSettings {
     pub lease_error_percent: u32,
     /// How often what was let pass is charged.
     pub async_period: Duration,
-    /// How many units of a key may be let pass and not yet charged; what [`tidegate::Near`] makes of it, if nothing.
+    /// How many units of a key may be let pass and not yet charged; what [`tidegate::Resilient`] makes of it, if nothing.
     pub async_cap: Option<u32>,
     /// How many calls to the store may be under way.
     pub max_in_flight: u32,
 }
 
-impl Default for NearSettings {
+impl Default for ResilienceSettings {
     fn default() -> Self {
-        NearSettings {
+        ResilienceSettings {
             deadline: tidegate::DEFAULT_DEADLINE,
             nodes: None,
             lease_error_percent: 1,
@@ -125,7 +125,7 @@ pub struct Envoy {
     /// The folder with the configuration of envoyproxy/ratelimit, if there is one.
     pub config: Option<PathBuf>,
     /// How requests are answered.
-    pub terms: Terms,
+    pub options: EnvoyOptions,
 }
 
 /// Where tokens are read from.
@@ -137,7 +137,7 @@ pub struct TokenFiles {
     pub admin: Option<PathBuf>,
 }
 
-/// Where each door listens; `None` is closed.
+/// Where each listener listens; `None` is closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Listen {
     /// HTTP.
@@ -146,7 +146,7 @@ pub struct Listen {
     pub grpc: Option<SocketAddr>,
     /// RESP.
     pub resp: Option<SocketAddr>,
-    /// Metrics, dashboard and admin calls, if they shall have a door of their own.
+    /// Metrics, dashboard and admin calls, if they shall have a listener of their own.
     pub admin: Option<SocketAddr>,
     /// The proxy, if there is an upstream.
     pub proxy: Option<SocketAddr>,
@@ -346,10 +346,11 @@ rules:
     #[test]
     fn terms_for_envoy_are_read() {
         let text = "envoy:\n  config: /etc/ratelimit\n  compat: count_rejected\n  overrides: 500\n  headers: [ietf]\n  body: problem\n";
-        let terms = Terms { count_rejected: true, overrides: Some(500), headers: Some(Families::IETF), body: true };
+        let options =
+            EnvoyOptions { count_rejected: true, overrides: Some(500), headers: Some(Families::IETF), body: true };
         let envoy = Config::parse(text, "f").unwrap().envoy;
-        assert_eq!(envoy, Envoy { config: Some("/etc/ratelimit".into()), terms });
-        assert_eq!(Config::parse("envoy: { overrides: off }\n", "f").unwrap().envoy.terms.overrides, None);
+        assert_eq!(envoy, Envoy { config: Some("/etc/ratelimit".into()), options });
+        assert_eq!(Config::parse("envoy: { overrides: off }\n", "f").unwrap().envoy.options.overrides, None);
         assert_eq!(Config::parse("", "f").unwrap().envoy, Envoy::default());
         assert!(Config::parse("envoy: { overrides: many }\n", "f").unwrap_err().to_string().starts_with("f:1:21: "));
     }
@@ -382,9 +383,9 @@ rules:
             ("trusted_proxies: [10.0.0.0/99]\n", "f:1:19: network \"10.0.0.0/99\": expected a prefix of 0 to 32 bits"),
             ("client_ip: { header: 'a b' }\n", "f:1:22: header \"a b\": expected a name"),
             ("client_ip: { ipv6_prefix: 8 }\n", "f:1:27: ipv6_prefix: 8: expected 32 to 128"),
-            ("near: { deadline_ms: 10001 }\n", "f:1:22: deadline_ms: 10001: expected 1 to 10000"),
-            ("near: { nodes: many }\n", "f:1:16: nodes: \"many\": expected auto, or a number from 1 to 10000"),
-            ("near: { lease_error_percent: 101 }\n", "f:1:30: lease_error_percent: 101: expected 0 to 100"),
+            ("resilience: { deadline_ms: 10001 }\n", "f:1:28: deadline_ms: 10001: expected 1 to 10000"),
+            ("resilience: { nodes: many }\n", "f:1:22: nodes: \"many\": expected auto, or a number from 1 to 10000"),
+            ("resilience: { lease_error_percent: 101 }\n", "f:1:36: lease_error_percent: 101: expected 0 to 100"),
             ("rules:\n  - name: a\n    limit: 1/s\n    sync: never\n", "f:4:11: "),
             ("rules:\n  - name: a\n    limit: 1/s\n    cost: -3\n", "f:4:5: "),
             (

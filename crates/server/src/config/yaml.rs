@@ -255,8 +255,8 @@ mod tests {
                 "f:4:11: mode: \"shaddow\": did you mean shadow?",
             ),
             (
-                "near: { deadline_ms: 20ms }\n",
-                "f:1:22: deadline_ms: 20ms: expected a whole number, without a unit: write 20",
+                "resilience: { deadline_ms: 20ms }\n",
+                "f:1:28: deadline_ms: 20ms: expected a whole number, without a unit: write 20",
             ),
             ("listen: 127.0.0.1:80\n", "f:1:9: listen: expected addresses by protocol, as in { http: 127.0.0.1:8080 }"),
             ("rules:\n  - name:\n    limit: 1/s\n", "f:2:9: name has no value: expected text"),

@@ -1,4 +1,4 @@
-//! One request of Envoy's protocol: descriptors into budgets, budgets to the gate, verdicts into an answer.
+//! One request of Envoy's protocol: descriptors into budgets, budgets to the engine, verdicts into an answer.
 //!
 //! A domain of the Envoy configuration is matched by its tree, one limit for each descriptor. Any other domain is matched by the rules file, where each descriptor is a
 //! set of attributes. Everything a request takes is taken in one call, all or nothing.
@@ -10,8 +10,8 @@ use tidegate::{Limit, Op, Source, Verdict};
 
 use super::message::{Descriptor, RateLimitRequest, RateLimitResponse};
 use super::{Problem, reply};
-use crate::gate::{Gate, GateError, Ruling};
-use crate::rules::envoy::{Domains, Limited, Terms, Unit, override_key};
+use crate::engine::{Engine, EngineError, Ruling};
+use crate::rules::envoy::{Domains, EnvoyOptions, Limited, Unit, override_key};
 use crate::rules::{self, Attributes, Budget, Cost, Match, Mode, Rule, Rules};
 
 /// The most descriptors of one request.
@@ -25,19 +25,19 @@ pub const MAX_TEXT_BYTES: usize = 1024;
 const OVERRIDE: &str = "envoy:override";
 
 /// Answers a request.
-pub(crate) async fn decide(gate: &Gate, request: &RateLimitRequest) -> Result<RateLimitResponse, Problem> {
+pub(crate) async fn decide(engine: &Engine, request: &RateLimitRequest) -> Result<RateLimitResponse, Problem> {
     bounded(request)?;
-    let terms = gate.terms();
-    let mut asked = gate.read(|domains, rules| Asked::of(domains, rules, &terms, request))?;
+    let options = engine.envoy_options();
+    let mut asked = engine.read(|domains, rules| Asked::of(domains, rules, &options, request))?;
     if let Some(why) = &asked.warning {
-        gate.observer().misnamed(gate.door(), why);
+        engine.observer().misnamed(engine.protocol(), why);
     }
-    let over = match asked.at_once(gate, &terms) {
+    let over = match asked.at_once(engine, &options) {
         Some(over) => over,
-        None if terms.count_rejected => asked.each(gate).await?,
-        None => asked.together(gate).await?,
+        None if options.count_rejected => asked.each(engine).await?,
+        None => asked.together(engine).await?,
     };
-    Ok(reply::of(&asked, over, &terms, || gate.manners().deny_status))
+    Ok(reply::of(&asked, over, &options, || engine.response_options().deny_status))
 }
 
 /// A request, and what was said about it.
@@ -108,7 +108,12 @@ impl Drawn {
 }
 
 impl Asked {
-    fn of(domains: &Domains, rules: &Rules, terms: &Terms, request: &RateLimitRequest) -> Result<Asked, Problem> {
+    fn of(
+        domains: &Domains,
+        rules: &Rules,
+        options: &EnvoyOptions,
+        request: &RateLimitRequest,
+    ) -> Result<Asked, Problem> {
         let lines = Vec::with_capacity(request.descriptors.len());
         let budgets = Vec::with_capacity(request.descriptors.len());
         let mut asked = Asked { budgets, lines, ruling: None, degraded: false, warning: None };
@@ -117,7 +122,7 @@ impl Asked {
         for (at, descriptor) in request.descriptors.iter().enumerate() {
             let (wants, hits) = wanted(request, descriptor);
             let brought = descriptor.limit.as_ref().filter(|_| in_domain || !rules.is_empty());
-            let line = match (brought, terms.overrides) {
+            let line = match (brought, options.overrides) {
                 (Some(limit), Some(most)) => {
                     let unit = Unit::from_number(limit.unit).ok_or_else(|| {
                         let found = limit.unit;
@@ -168,7 +173,7 @@ impl Asked {
         let mut found = Vec::new();
         for &(at, wants, hits) in lines {
             let attributes = Described { domain: &request.domain, descriptor: &request.descriptors[at] };
-            for one in rules.applying(&attributes, hits).map_err(GateError::from)? {
+            for one in rules.applying(&attributes, hits).map_err(EngineError::from)? {
                 let whole = one.rule.lacking(&attributes).is_none();
                 found.push((at, wants, whole, one));
             }
@@ -227,20 +232,20 @@ impl Asked {
 
     /// The usual request, by a short way: it takes from one budget with one limit, and there is nothing to tell but what that says. Whether it was
     /// denied; nothing if the request is another one.
-    fn at_once(&mut self, gate: &Gate, terms: &Terms) -> Option<bool> {
+    fn at_once(&mut self, engine: &Engine, options: &EnvoyOptions) -> Option<bool> {
         let ([drawn], [line]) = (&mut self.budgets[..], &self.lines[..]) else { return None };
-        if drawn.wants != Wants::Take || line.is_empty() || terms.count_rejected || terms.headers.is_some() {
+        if drawn.wants != Wants::Take || line.is_empty() || options.count_rejected || options.headers.is_some() {
             return None;
         }
-        let (limit, verdict) = gate.take_at_once(&drawn.found)?;
+        let (limit, verdict) = engine.take_at_once(&drawn.found)?;
         drawn.told = Told { over: !verdict.allowed, limit: Some((limit, verdict)) };
         Some(!verdict.allowed)
     }
 
     /// All or nothing: if anything denies, nothing is taken. Says whether it was denied.
-    async fn together(&mut self, gate: &Gate) -> Result<bool, GateError> {
+    async fn together(&mut self, engine: &Engine) -> Result<bool, EngineError> {
         let returned = self.those(|drawn| drawn.wants == Wants::GiveBack);
-        self.ask(gate, Op::Refund, &returned).await?;
+        self.ask(engine, Op::Refund, &returned).await?;
         // One alone is denied as any other; several deny only together, so each has to be asked by itself.
         let mut quota = self.those(|drawn| drawn.quota() && drawn.wants != Wants::GiveBack);
         if quota.len() == 1 {
@@ -248,38 +253,38 @@ impl Asked {
         }
         let looked = self.those(|drawn| drawn.wants == Wants::Look);
         let looked: Vec<usize> = looked.into_iter().filter(|index| !quota.contains(index)).collect();
-        let mut allowed = self.ask(gate, Op::Peek, &looked).await?;
+        let mut allowed = self.ask(engine, Op::Peek, &looked).await?;
         if !quota.is_empty() {
             let mut any = false;
             for index in &quota {
-                any |= self.ask(gate, Op::Peek, &[*index]).await?;
+                any |= self.ask(engine, Op::Peek, &[*index]).await?;
             }
             allowed &= any;
         }
         let taken = self.those(|drawn| drawn.wants == Wants::Take);
         let taken: Vec<usize> = taken.into_iter().filter(|index| !quota.contains(index)).collect();
         let op = if allowed { Op::Check } else { Op::Peek };
-        allowed &= self.ask(gate, op, &taken).await?;
+        allowed &= self.ask(engine, op, &taken).await?;
         if allowed {
             for index in quota.into_iter().filter(|index| self.budgets[*index].wants == Wants::Take).collect::<Vec<_>>()
             {
-                self.ask(gate, Op::Check, &[index]).await?;
+                self.ask(engine, Op::Check, &[index]).await?;
             }
         }
         Ok(!allowed)
     }
 
     /// Each by itself, and what is rejected takes what is left. Says whether it was denied.
-    async fn each(&mut self, gate: &Gate) -> Result<bool, GateError> {
+    async fn each(&mut self, engine: &Engine) -> Result<bool, EngineError> {
         for index in self.those(|_| true) {
             let op = match self.budgets[index].wants {
                 Wants::Take => Op::Check,
                 Wants::Look => Op::Peek,
                 Wants::GiveBack => Op::Refund,
             };
-            if !self.ask(gate, op, &[index]).await? && op == Op::Check {
+            if !self.ask(engine, op, &[index]).await? && op == Op::Check {
                 let told = self.budgets[index].told.clone();
-                self.ask(gate, Op::Take, &[index]).await?;
+                self.ask(engine, Op::Take, &[index]).await?;
                 self.budgets[index].told = told;
             }
         }
@@ -288,13 +293,13 @@ impl Asked {
         Ok(!singly.is_empty() || (!quota.is_empty() && quota.iter().all(|index| self.budgets[*index].told.over)))
     }
 
-    /// Asks the gate about some of the budgets, notes what it says about each, and says whether all were allowed.
-    async fn ask(&mut self, gate: &Gate, op: Op, which: &[usize]) -> Result<bool, GateError> {
+    /// Asks the engine about some of the budgets, notes what it says about each, and says whether all were allowed.
+    async fn ask(&mut self, engine: &Engine, op: Op, which: &[usize]) -> Result<bool, EngineError> {
         if which.is_empty() {
             return Ok(true);
         }
         let found = which.iter().map(|index| self.budgets[*index].found.clone()).collect();
-        let ruling = gate.rule_on(op, found, None).await?;
+        let ruling = engine.rule_on(op, found, None).await?;
         let mut shadows = ruling.shadow.iter();
         for index in which {
             let drawn = &mut self.budgets[*index];
@@ -315,7 +320,7 @@ fn same(one: &Match, other: &Match) -> bool {
     Arc::ptr_eq(&one.rule, &other.rule)
 }
 
-/// What the gate said about one of several.
+/// What the engine said about one of several.
 fn told(found: &Match, ruling: &Ruling) -> Told {
     if found.budget == Budget::Deny {
         return Told { over: true, limit: None };
@@ -330,7 +335,7 @@ fn told(found: &Match, ruling: &Ruling) -> Told {
     }
 }
 
-fn shadowed(found: &Match, said: Option<&crate::gate::Shadowed>) -> Told {
+fn shadowed(found: &Match, said: Option<&crate::engine::Shadowed>) -> Told {
     let Some(said) = said else { return Told::default() };
     let limit = match (&found.budget, &said.decision) {
         (Budget::Limits(limits), Some(decision)) => {

@@ -10,7 +10,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse, health_server};
 
 use super::SERVICE;
-use crate::gate::{Door, Gate};
+use crate::engine::{Engine, Protocol};
 use crate::readiness::Readiness;
 use crate::supervise;
 
@@ -23,18 +23,18 @@ const REPEAT: u32 = 30;
 /// Whether decisions can be had.
 #[derive(Clone)]
 pub(super) struct Health {
-    gate: Gate,
+    engine: Engine,
     tasks: supervise::Health,
     shutdown: watch::Receiver<bool>,
 }
 
 impl Health {
-    pub(super) fn new(gate: Gate, tasks: supervise::Health, shutdown: watch::Receiver<bool>) -> Health {
-        Health { gate: gate.at(Door::Inner), tasks, shutdown }
+    pub(super) fn new(engine: Engine, tasks: supervise::Health, shutdown: watch::Receiver<bool>) -> Health {
+        Health { engine: engine.at(Protocol::Internal), tasks, shutdown }
     }
 
     async fn status(&self) -> ServingStatus {
-        let ready = !*self.shutdown.borrow() && Readiness::of(&self.gate, &self.tasks).await.is_ready();
+        let ready = !*self.shutdown.borrow() && Readiness::of(&self.engine, &self.tasks).await.is_ready();
         if ready { ServingStatus::Serving } else { ServingStatus::NotServing }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use axum::http::StatusCode;
-use base64::Engine;
+use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use prost_types::value::Kind;
 use serde::de::{Deserializer, Error, Visitor};
@@ -14,12 +14,12 @@ use super::message::{
     Code, Descriptor, DescriptorStatus, Entry, HeaderValue, Override, RateLimitRequest, RateLimitResponse, UnitNumber,
 };
 use super::{Problem, decide};
-use crate::gate::Gate;
+use crate::engine::Engine;
 
 /// Answers a body: the status, and the body of the answer.
-pub(crate) async fn answer(gate: &Gate, body: &[u8]) -> (StatusCode, String) {
+pub(crate) async fn answer(engine: &Engine, body: &[u8]) -> (StatusCode, String) {
     let said = match read(body) {
-        Ok(request) => decide::decide(gate, &request).await,
+        Ok(request) => decide::decide(engine, &request).await,
         Err(problem) => Err(problem),
     };
     match said {

@@ -1,6 +1,6 @@
-//! The gRPC door: Envoy's rate limit service, health and reflection.
+//! The gRPC listener: Envoy's rate limit service, health and reflection.
 //!
-//! Connections, their bounds, TLS and tokens are the affair of the [entrance](crate::door) and its hall; here a path becomes a service, and a message an answer.
+//! Connections, their bounds, TLS and tokens are the affair of the [entrance](crate::listener) and its hall; here a path becomes a service, and a message an answer.
 
 pub(crate) mod decide;
 mod health;
@@ -35,9 +35,9 @@ pub use self::decide::{MAX_DESCRIPTORS, MAX_ENTRIES, MAX_TEXT_BYTES};
 use self::message::{RateLimitRequest, RateLimitResponse};
 pub(crate) use self::unary::Unary;
 use crate::auth::{Auth, Guard, May};
-use crate::door::http::Hall;
-use crate::door::{Bounds, Entrance};
-use crate::gate::{Door, Gate, GateError};
+use crate::engine::{Engine, EngineError, Protocol};
+use crate::listen::http::Hall;
+use crate::listen::{Bounds, Entrance};
 use crate::supervise;
 
 /// The largest message, in bytes.
@@ -58,9 +58,9 @@ pub(crate) enum Problem {
     /// The request says something that cannot be.
     #[error("{0}")]
     Invalid(String),
-    /// The gate has no answer.
+    /// The engine has no answer.
     #[error(transparent)]
-    Gate(#[from] GateError),
+    Engine(#[from] EngineError),
 }
 
 impl Problem {
@@ -68,7 +68,9 @@ impl Problem {
     fn is_mistake(&self) -> bool {
         match self {
             Problem::Invalid(_) => true,
-            Problem::Gate(error) => matches!(error, GateError::Cost(_) | GateError::Store(StoreError::Invalid(_))),
+            Problem::Engine(error) => {
+                matches!(error, EngineError::Cost(_) | EngineError::Store(StoreError::Invalid(_)))
+            }
         }
     }
 }
@@ -78,35 +80,40 @@ impl From<Problem> for Status {
         let text = problem.to_string();
         match &problem {
             _ if problem.is_mistake() => Status::invalid_argument(text),
-            Problem::Gate(GateError::NoRefunds(_)) => Status::permission_denied(text),
+            Problem::Engine(EngineError::NoRefunds(_)) => Status::permission_denied(text),
             _ => Status::unavailable(text),
         }
     }
 }
 
-/// Serves until `shutdown` says so, then answers what has arrived and returns. Without TLS, and with the bounds every door has.
+/// Serves until `shutdown` says so, then answers what has arrived and returns. Without TLS, and with the bounds every listener has.
 ///
 /// # Errors
 /// Never while it can accept at all: running out of files is waited out.
-pub async fn serve(listener: TcpListener, gate: Gate, auth: Auth, shutdown: watch::Receiver<bool>) -> io::Result<()> {
-    let entrance = Entrance::new(Door::Grpc, listener, None, Bounds::default(), gate.observer().clone());
-    serve_at(entrance, gate, Arc::new(Guard::new(auth)), supervise::Health::default(), shutdown).await
+pub async fn serve(
+    listener: TcpListener,
+    engine: Engine,
+    auth: Auth,
+    shutdown: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let entrance = Entrance::new(Protocol::Grpc, listener, None, Bounds::default(), engine.observer().clone());
+    serve_at(entrance, engine, Arc::new(Guard::new(auth)), supervise::Health::default(), shutdown).await
 }
 
 /// The same at an entrance that is there already.
 pub(crate) async fn serve_at(
     entrance: Entrance,
-    gate: Gate,
+    engine: Engine,
     guard: Arc<Guard>,
     tasks: supervise::Health,
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let (bounds, observer) = (entrance.bounds().clone(), entrance.observer().clone());
     let patience = bounds.get().patience;
-    let unary = Unary::new(gate.clone(), patience);
-    let services = Services::new(gate, tasks, patience, shutdown.clone())?;
+    let unary = Unary::new(engine.clone(), patience);
+    let services = Services::new(engine, tasks, patience, shutdown.clone())?;
     let router = Router::new().fallback_service(services);
-    let hall = Hall::new(router, Door::Grpc, guard, bounds, observer, needs).with_unary(unary);
+    let hall = Hall::new(router, Protocol::Grpc, guard, bounds, observer, needs).with_unary(unary);
     let down = shutdown.clone();
     entrance.receive(shutdown, move |visitor| hall.clone().talk(visitor, down.clone())).await
 }
@@ -135,7 +142,7 @@ fn late() -> http::Response<Body> {
 /// The services by their paths.
 #[derive(Clone)]
 struct Services {
-    gate: Gate,
+    engine: Engine,
     patience: Duration,
     health: HealthServer<health::Health>,
     reflection: Reflection,
@@ -147,14 +154,14 @@ type Reflection = Arc<dyn Fn(http::Request<Body>) -> Answering + Send + Sync>;
 
 impl Services {
     fn new(
-        gate: Gate,
+        engine: Engine,
         tasks: supervise::Health,
         patience: Duration,
         shutdown: watch::Receiver<bool>,
     ) -> io::Result<Services> {
-        let health = HealthServer::new(health::Health::new(gate.clone(), tasks, shutdown));
+        let health = HealthServer::new(health::Health::new(engine.clone(), tasks, shutdown));
         let health = health.max_decoding_message_size(MAX_MESSAGE_BYTES);
-        Ok(Services { gate, patience, health, reflection: reflection().map_err(io::Error::other)? })
+        Ok(Services { engine, patience, health, reflection: reflection().map_err(io::Error::other)? })
     }
 }
 
@@ -190,10 +197,10 @@ impl Service<http::Request<Body>> for Services {
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let path = request.uri().path();
         if path == SHOULD_RATE_LIMIT {
-            let (gate, patience) = (self.gate.clone(), self.patience);
+            let (engine, patience) = (self.engine.clone(), self.patience);
             return Box::pin(async move {
                 let mut grpc = Grpc::new(Messages).max_decoding_message_size(MAX_MESSAGE_BYTES);
-                let answer = grpc.unary(ShouldRateLimit(gate), request);
+                let answer = grpc.unary(ShouldRateLimit(engine), request);
                 Ok(timeout(patience, answer).await.map_or_else(|_| late(), |answer| answer.map(Body::new)))
             });
         }
@@ -211,16 +218,16 @@ impl Service<http::Request<Body>> for Services {
 }
 
 /// The one method of the service.
-struct ShouldRateLimit(Gate);
+struct ShouldRateLimit(Engine);
 
 impl UnaryService<RateLimitRequest> for ShouldRateLimit {
     type Response = RateLimitResponse;
     type Future = Pin<Box<dyn Future<Output = Result<Response<RateLimitResponse>, Status>> + Send>>;
 
     fn call(&mut self, request: Request<RateLimitRequest>) -> Self::Future {
-        let gate = self.0.clone();
+        let engine = self.0.clone();
         Box::pin(async move {
-            let answer = decide::decide(&gate, request.get_ref()).await;
+            let answer = decide::decide(&engine, request.get_ref()).await;
             answer.map(Response::new).map_err(Status::from)
         })
     }

@@ -8,9 +8,9 @@ use tidegate::{Decision, Limit, Retry, Timestamp};
 
 use super::decide::{Asked, Drawn, binds_more};
 use super::message::{Code, CurrentLimit, DescriptorStatus, HeaderValue, RateLimitResponse};
-use crate::gate::Ruling;
+use crate::engine::Ruling;
 use crate::rules::Budget;
-use crate::rules::envoy::{Terms, Unit};
+use crate::rules::envoy::{EnvoyOptions, Unit};
 
 /// What Envoy is told to add when the answer is not the store's.
 const MODE: &str = "x-tidegate-mode";
@@ -20,7 +20,7 @@ const SECOND_US: u64 = 1_000_000;
 pub(super) fn of(
     asked: &Asked,
     over: bool,
-    terms: &Terms,
+    options: &EnvoyOptions,
     deny_status: impl FnOnce() -> DenyStatus,
 ) -> RateLimitResponse {
     let statuses = asked.lines.iter().map(|line| {
@@ -39,18 +39,18 @@ pub(super) fn of(
         // For the service behind Envoy; its client need not know.
         response.request_headers_to_add.push(header(MODE, "fallback".into()));
     }
-    let reply = over.then(|| denial(asked, terms.headers.unwrap_or(Families::NONE)));
-    if let (Some(reply), Some(_)) = (&reply, terms.headers) {
+    let reply = over.then(|| denial(asked, options.headers.unwrap_or(Families::NONE)));
+    if let (Some(reply), Some(_)) = (&reply, options.headers) {
         let headers = reply.headers().iter();
         response.response_headers_to_add.extend(headers.map(|(name, value)| header(name, value.clone())));
-    } else if let Some(families) = terms.headers
+    } else if let Some(families) = options.headers
         && let Some(ruling) = &asked.ruling
         && let Some(decision) = &ruling.decision
     {
         let headers = headers::of(decision, &limits_of(ruling), families).into_iter();
         response.response_headers_to_add.extend(headers.map(|(name, value)| header(name, value)));
     }
-    if let (Some(reply), true) = (&reply, terms.body) {
+    if let (Some(reply), true) = (&reply, options.body) {
         let form = Body::Problem;
         response.response_headers_to_add.push(header("content-type", form.content_type().into()));
         response.raw_body = reply.body(form).into_bytes();

@@ -17,7 +17,7 @@ use tonic::Status;
 
 use super::message::{RateLimitRequest, RateLimitResponse};
 use super::{MAX_MESSAGE_BYTES, SHOULD_RATE_LIMIT, decide, late};
-use crate::gate::Gate;
+use crate::engine::Engine;
 
 /// What stands before a message: whether it is compressed, and four bytes of length.
 const FRAME_BYTES: usize = 5;
@@ -28,13 +28,13 @@ const FINE: HeaderValue = HeaderValue::from_static("0");
 
 /// Answers the usual call.
 pub(crate) struct Unary {
-    gate: Gate,
+    engine: Engine,
     patience: Duration,
 }
 
 impl Unary {
-    pub(crate) fn new(gate: Gate, patience: Duration) -> Self {
-        Unary { gate, patience }
+    pub(crate) fn new(engine: Engine, patience: Duration) -> Self {
+        Unary { engine, patience }
     }
 
     /// The answer; if the request is not the usual one, the request, for the router.
@@ -49,7 +49,7 @@ impl Unary {
         let (head, body) = request.into_parts();
         let arrived = Arrived::now(body).await;
         let Some(message) = arrived.message() else { return Err(Request::from_parts(head, Body::new(arrived))) };
-        Ok(match timeout(self.patience, decide::decide(&self.gate, &message)).await {
+        Ok(match timeout(self.patience, decide::decide(&self.engine, &message)).await {
             Ok(Ok(answer)) => answered(&answer),
             Ok(Err(problem)) => Status::from(problem).into_http(),
             Err(_) => late(),
@@ -176,9 +176,9 @@ mod tests {
     use super::super::message::{Descriptor, Entry, Override};
     use super::super::{SERVICE, Services};
     use super::*;
-    use crate::gate::{Backend, Door};
+    use crate::engine::{Backend, Protocol};
     use crate::rules::Rules;
-    use crate::rules::envoy::{Domains, Terms};
+    use crate::rules::envoy::{Domains, EnvoyOptions};
     use crate::supervise::Health;
 
     const PATIENCE: Duration = Duration::from_secs(10);
@@ -194,15 +194,16 @@ descriptors:
   - { key: api, rate_limit: { limit: 30/min burst 2; 5/7d window } }
 ";
 
-    fn gate(terms: Terms) -> Gate {
+    fn engine(options: EnvoyOptions) -> Engine {
         let clock = ManualClock::new();
         clock.set(Timestamp::from_secs(1_700_000_000));
-        let gate = Gate::new(Backend::Memory(Memory::builder().clock(clock).build()), Rules::default()).at(Door::Grpc);
+        let engine =
+            Engine::new(Backend::Memory(Memory::builder().clock(clock).build()), Rules::default()).at(Protocol::Grpc);
         let mut domains = Domains::default();
         domains.add(EDGE, "test").unwrap();
-        gate.set_domains(domains);
-        gate.set_terms(terms);
-        gate
+        engine.set_domains(domains);
+        engine.set_envoy_options(options);
+        engine
     }
 
     /// What arrives of a body, one after the other.
@@ -270,8 +271,8 @@ descriptors:
     }
 
     /// What was counted, without how long it took.
-    fn counted(gate: &Gate) -> String {
-        let text = gate.observer().metrics().text(gate.store(), 0);
+    fn counted(engine: &Engine) -> String {
+        let text = engine.observer().metrics().text(engine.store(), 0);
         let counts = ["tidegate_decisions_total", "tidegate_rule_", "tidegate_shadow_"];
         text.lines().filter(|line| counts.iter().any(|name| line.starts_with(name))).collect::<Vec<_>>().join("\n")
     }
@@ -330,14 +331,16 @@ descriptors:
             (false, vec![Data(framed(0, 3, b"\xff\xff\xff"))]),
             (false, vec![Data(framed(0, MAX_MESSAGE_BYTES + 1, &vec![0; MAX_MESSAGE_BYTES + 1]))]),
         ];
-        let all = Terms { headers: Some(tidegate::headers::Families::ALL), body: true, ..Terms::default() };
-        for terms in [Terms::default(), all, Terms { count_rejected: true, ..Terms::default() }] {
-            let (one_gate, other_gate) = (gate(terms), gate(terms));
-            let unary = Unary::new(one_gate.clone(), PATIENCE);
-            let services = |gate: &Gate| {
-                Services::new(gate.clone(), Health::default(), PATIENCE, watch::channel(false).1).unwrap()
+        let all =
+            EnvoyOptions { headers: Some(tidegate::headers::Families::ALL), body: true, ..EnvoyOptions::default() };
+        for options in [EnvoyOptions::default(), all, EnvoyOptions { count_rejected: true, ..EnvoyOptions::default() }]
+        {
+            let (one_engine, other_engine) = (engine(options), engine(options));
+            let unary = Unary::new(one_engine.clone(), PATIENCE);
+            let services = |engine: &Engine| {
+                Services::new(engine.clone(), Health::default(), PATIENCE, watch::channel(false).1).unwrap()
             };
-            let (mut behind, mut alone) = (services(&one_gate), services(&other_gate));
+            let (mut behind, mut alone) = (services(&one_engine), services(&other_engine));
             let mut both = async |short: bool, path: &str, encoding: &'static str, pieces: &[Piece]| {
                 let (way, answer) = match unary.answer(request(path, encoding, pieces)).await {
                     Ok(answer) => ("short", answer),
@@ -356,13 +359,13 @@ descriptors:
             for path in [format!("/{SERVICE}/Other"), "/other".into(), "/grpc.health.v1.Health/Check".into()] {
                 both(false, &path, "", &[Data(user())]).await;
             }
-            assert_eq!(counted(&one_gate), counted(&other_gate));
+            assert_eq!(counted(&one_engine), counted(&other_engine));
         }
     }
 
     #[tokio::test]
     async fn one_limit_alone_is_asked_and_counted_the_same() {
-        let (short, long) = (gate(Terms::default()), gate(Terms::default()));
+        let (short, long) = (engine(EnvoyOptions::default()), engine(EnvoyOptions::default()));
         for (key, at_once) in
             [("user", true), ("told", true), ("vip", false), ("banned", false), ("trial", false), ("api", false)]
         {
@@ -382,7 +385,7 @@ descriptors:
             }
         }
         assert_eq!(counted(&short), counted(&long));
-        let top = |gate: &Gate| gate.observer().top().list(10).len();
+        let top = |engine: &Engine| engine.observer().top().list(10).len();
         assert_eq!(top(&short), top(&long));
     }
 }

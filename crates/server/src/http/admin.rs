@@ -7,8 +7,8 @@ use serde_json::json;
 
 use super::request::{About, Asked, Verb};
 use super::{Sent, failure, mistake, reply, request};
+use crate::engine::Engine;
 use crate::explain::rule_to_json;
-use crate::gate::Gate;
 
 /// The description of all paths.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
@@ -19,14 +19,14 @@ const MAX_LISTED: usize = 1000;
 const LISTED: usize = 20;
 
 /// `GET /v1/rules`.
-pub(super) async fn rules(State(gate): State<Gate>) -> Response<Body> {
-    let rules: Vec<_> = gate.rules().iter().map(|rule| rule_to_json(rule)).collect();
-    let domains = gate.domains();
+pub(super) async fn rules(State(engine): State<Engine>) -> Response<Body> {
+    let rules: Vec<_> = engine.rules().iter().map(|rule| rule_to_json(rule)).collect();
+    let domains = engine.domains();
     reply::json(json!({ "rules": rules, "domains": domains.names() }).to_string().into_bytes())
 }
 
 /// `POST /v1/explain`: JSON, or text for whoever prefers it.
-pub(super) async fn explain(State(gate): State<Gate>, headers: HeaderMap, Sent(body): Sent) -> Response<Body> {
+pub(super) async fn explain(State(engine): State<Engine>, headers: HeaderMap, Sent(body): Sent) -> Response<Body> {
     let question = match request::read(&body, Verb::Peek) {
         Ok(Asked::One(question)) => question,
         Ok(Asked::Batch(_)) => return mistake(StatusCode::BAD_REQUEST, "checks: expected one question"),
@@ -35,7 +35,7 @@ pub(super) async fn explain(State(gate): State<Gate>, headers: HeaderMap, Sent(b
     let About::Attributes(attributes) = &question.about else {
         return mistake(StatusCode::BAD_REQUEST, "key: expected attributes, which rules are about");
     };
-    match gate.explain(&attributes[..], question.cost).await {
+    match engine.explain(&attributes[..], question.cost).await {
         Err(error) => failure(&error),
         Ok(explanation) => {
             let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
@@ -49,7 +49,7 @@ pub(super) async fn explain(State(gate): State<Gate>, headers: HeaderMap, Sent(b
 }
 
 /// `GET /v1/top?n=20`.
-pub(super) async fn top(State(gate): State<Gate>, RawQuery(query): RawQuery) -> Response<Body> {
+pub(super) async fn top(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Response<Body> {
     let most = match query.as_deref() {
         None | Some("") => LISTED,
         Some(query) => match query.strip_prefix("n=").and_then(|n| n.parse().ok()) {
@@ -57,7 +57,7 @@ pub(super) async fn top(State(gate): State<Gate>, RawQuery(query): RawQuery) -> 
             _ => return mistake(StatusCode::BAD_REQUEST, &format!("the query: expected n=1 to n={MAX_LISTED}")),
         },
     };
-    let top = gate.observer().top();
+    let top = engine.observer().top();
     let listed = top.list(most).into_iter().map(|one| {
         let rule = Some(one.rule).filter(|rule| !rule.is_empty());
         json!({ "rule": rule, "key": one.key, "denied": one.denied, "error": one.error })
@@ -68,16 +68,16 @@ pub(super) async fn top(State(gate): State<Gate>, RawQuery(query): RawQuery) -> 
 }
 
 /// `GET /metrics`.
-pub(super) async fn metrics(State(gate): State<Gate>) -> Response<Body> {
-    if !gate.observer().may_send_a_page().await {
+pub(super) async fn metrics(State(engine): State<Engine>) -> Response<Body> {
+    if !engine.observer().may_send_a_page().await {
         return too_many();
     }
-    text(gate.observer().page(gate.store()), "text/plain; version=0.0.4; charset=utf-8")
+    text(engine.observer().page(engine.store()), "text/plain; version=0.0.4; charset=utf-8")
 }
 
 /// `GET /openapi.json`.
-pub(super) async fn openapi(State(gate): State<Gate>) -> Response<Body> {
-    if !gate.observer().may_send_a_page().await {
+pub(super) async fn openapi(State(engine): State<Engine>) -> Response<Body> {
+    if !engine.observer().may_send_a_page().await {
         return too_many();
     }
     reply::json(OPENAPI.as_bytes())

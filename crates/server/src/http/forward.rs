@@ -21,7 +21,7 @@ use crate::rules::{HeaderPolicy, HttpRequest, HttpRequestError, Named};
 
 /// Where gateways ask.
 pub(crate) const PATH: &str = "/v1/auth";
-/// In which the gateway says the token of this door: `Authorization` is its client's.
+/// In which the gateway says the token of this listener: `Authorization` is its client's.
 pub(crate) const TOKEN: HeaderName = HeaderName::from_static("x-tidegate-token");
 
 /// What the target is told by: nginx, Caddy and Traefik.
@@ -40,11 +40,11 @@ pub(super) async fn auth(
     mut headers: HeaderMap,
 ) -> Response<Body> {
     headers.remove(TOKEN);
-    let observer = desk.gate.observer();
-    if !desk.gate.clients().trusts(peer) {
+    let observer = desk.engine.observer();
+    if !desk.engine.clients().trusts(peer) {
         // Gateways show this answer to their clients, who need not know where the gateway is.
         let detail = "may not say what others ask for: expected a peer in trusted_proxies";
-        observer.metrics().refused(desk.gate.door(), Refusal::Untrusted);
+        observer.metrics().refused(desk.engine.protocol(), Refusal::Untrusted);
         observer.misasked(&format!("{peer} {detail}"));
         return mistake(StatusCode::FORBIDDEN, &format!("this peer {detail}; the log of Tidegate has its address"));
     }
@@ -59,10 +59,10 @@ pub(super) async fn auth(
 
 async fn ruling(desk: &Desk, peer: IpAddr, headers: &HeaderMap) -> Result<Response<Body>, String> {
     let (told, client) = {
-        let clients = desk.gate.clients();
+        let clients = desk.engine.clients();
         (Told::by(headers, &clients)?, clients.find_in(peer, headers))
     };
-    let policy = desk.gate.requests().paths;
+    let policy = desk.engine.requests().paths;
     let target = match HttpRequest::target(&told.target, &policy) {
         Ok(target) => target,
         // That is the client's mistake, and not one of the gateway.
@@ -71,17 +71,19 @@ async fn ruling(desk: &Desk, peer: IpAddr, headers: &HeaderMap) -> Result<Respon
     };
     let request = HttpRequest::new(client, &told.method, &target, &told.host, headers);
     let request = request.map_err(|problem| problem.to_string())?;
-    if let Err(problem) = desk.gate.check_repeated(&request).map_err(|repeated| repeated.to_string()) {
+    if let Err(problem) = desk.engine.check_repeated(&request).map_err(|repeated| repeated.to_string()) {
         return Ok(mistake(StatusCode::BAD_REQUEST, &problem));
     }
-    if let Some(problem) = desk.gate.read(|_, rules| ambiguous(headers, rules.named(), &desk.gate.requests().headers)) {
+    if let Some(problem) =
+        desk.engine.read(|_, rules| ambiguous(headers, rules.named(), &desk.engine.requests().headers))
+    {
         return Ok(mistake(StatusCode::BAD_REQUEST, &problem));
     }
-    Ok(match desk.gate.rule(Op::Check, &request, 1, None).await {
+    Ok(match desk.engine.rule(Op::Check, &request, 1, None).await {
         Err(error) => unanswered(&error),
-        Ok(ruling) if ruling.allowed => pass(&ruling, desk.gate.manners().headers),
+        Ok(ruling) if ruling.allowed => pass(&ruling, desk.engine.response_options().headers),
         // The gateway passes on what its client accepts, and the answer is for that client.
-        Ok(ruling) => denial(&desk.gate, &ruling, headers.get(header::ACCEPT).map(HeaderValue::as_bytes)),
+        Ok(ruling) => denial(&desk.engine, &ruling, headers.get(header::ACCEPT).map(HeaderValue::as_bytes)),
     })
 }
 
@@ -190,10 +192,15 @@ fn shown(text: &str) -> String {
 
 /// For fuzzing: what a gateway with these headers is answered, as a status.
 #[cfg(feature = "fuzzing")]
-pub(crate) async fn answer_to(gate: &crate::gate::Gate, clients: ClientIp, peer: IpAddr, headers: HeaderMap) -> u16 {
+pub(crate) async fn answer_to(
+    engine: &crate::engine::Engine,
+    clients: ClientIp,
+    peer: IpAddr,
+    headers: HeaderMap,
+) -> u16 {
     let (health, patience) = (crate::supervise::Health::default(), std::time::Duration::from_secs(1));
-    gate.set_clients(clients);
-    let desk = Desk { gate: gate.clone(), health, patience };
+    engine.set_clients(clients);
+    let desk = Desk { engine: engine.clone(), health, patience };
     auth(State(desk), Extension(Peer(peer)), headers).await.status().as_u16()
 }
 

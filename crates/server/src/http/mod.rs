@@ -1,4 +1,4 @@
-//! The HTTP door: JSON in, decisions out, with the headers that clients know.
+//! The HTTP listener: JSON in, decisions out, with the headers that clients know.
 
 mod admin;
 mod forward;
@@ -30,9 +30,9 @@ use self::request::{About, Asked, Question};
 pub use self::request::{MAX_ATTRIBUTES, MAX_BATCH, MAX_BODY_BYTES};
 pub(crate) use self::request::{Verb, fresh_id};
 use crate::auth::{Auth, Guard, May};
-use crate::door::http::Hall;
-use crate::door::{Bounds, Entrance};
-use crate::gate::{Door, Gate, GateError};
+use crate::engine::{Engine, EngineError, Protocol};
+use crate::listen::http::Hall;
+use crate::listen::{Bounds, Entrance};
 use crate::nearest::nearest;
 use crate::observe::metrics::Refusal;
 use crate::readiness::Readiness;
@@ -40,7 +40,7 @@ use crate::supervise::Health;
 
 /// How answers are dressed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Manners {
+pub struct ResponseOptions {
     /// Which families of headers are sent.
     pub headers: Families,
     /// How a denial is written to those who did not say how they want it.
@@ -49,23 +49,23 @@ pub struct Manners {
     pub deny_status: DenyStatus,
 }
 
-impl Default for Manners {
+impl Default for ResponseOptions {
     fn default() -> Self {
-        Manners { headers: Families::ALL, denial: denial::Body::Problem, deny_status: DenyStatus::default() }
+        ResponseOptions { headers: Families::ALL, denial: denial::Body::Problem, deny_status: DenyStatus::default() }
     }
 }
 
 /// What the handlers need.
 #[derive(Clone, Debug)]
 struct Desk {
-    gate: Gate,
+    engine: Engine,
     health: Health,
     patience: Duration,
 }
 
-impl FromRef<Desk> for Gate {
-    fn from_ref(desk: &Desk) -> Gate {
-        desk.gate.clone()
+impl FromRef<Desk> for Engine {
+    fn from_ref(desk: &Desk) -> Engine {
+        desk.engine.clone()
     }
 }
 
@@ -76,7 +76,7 @@ pub(crate) const READY_PATH: &str = "/readyz";
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Brief;
 
-/// Which paths a door answers.
+/// Which paths a listener answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Part {
     /// All.
@@ -102,12 +102,12 @@ fn for_admins(path: &str) -> bool {
     matches!(path, "/v1/reset" | "/v1/rules" | "/v1/explain" | "/v1/top")
 }
 
-/// Everything this door answers: method, path, and who does.
+/// Everything this listener answers: method, path, and who does.
 fn table() -> Vec<(&'static str, String, MethodRouter<Desk>)> {
     let mut table: Vec<(&'static str, String, MethodRouter<Desk>)> = Vec::new();
     for (name, verb) in Verb::ALL {
-        let ask = move |State(gate): State<Gate>, Wanted(accept): Wanted, Sent(body): Sent| async move {
-            decide(&gate, verb, &body, accept.as_ref().map(HeaderValue::as_bytes)).await
+        let ask = move |State(engine): State<Engine>, Wanted(accept): Wanted, Sent(body): Sent| async move {
+            decide(&engine, verb, &body, accept.as_ref().map(HeaderValue::as_bytes)).await
         };
         table.push(("post", format!("/v1/{name}"), post(ask)));
     }
@@ -125,7 +125,7 @@ fn table() -> Vec<(&'static str, String, MethodRouter<Desk>)> {
     table
 }
 
-/// Method and path of everything this door answers, in the order in which it is described.
+/// Method and path of everything this listener answers, in the order in which it is described.
 pub fn paths() -> Vec<(&'static str, String)> {
     table().into_iter().map(|(method, path, _)| (method, path)).collect()
 }
@@ -166,30 +166,30 @@ fn no_such_path(path: &str, part: Part) -> Response<Body> {
     mistake(StatusCode::NOT_FOUND, &format!("no such path: {hint}"))
 }
 
-/// Serves until `shutdown` says so, then finishes what has begun. Without TLS and tokens, and with the bounds every door has.
+/// Serves until `shutdown` says so, then finishes what has begun. Without TLS and tokens, and with the bounds every listener has.
 ///
 /// # Errors
 /// Never while it can accept at all: running out of files is waited out.
-pub async fn serve(listener: TcpListener, gate: Gate, shutdown: watch::Receiver<bool>) -> io::Result<()> {
-    let entrance = Entrance::new(Door::Http, listener, None, Bounds::default(), gate.observer().clone());
+pub async fn serve(listener: TcpListener, engine: Engine, shutdown: watch::Receiver<bool>) -> io::Result<()> {
+    let entrance = Entrance::new(Protocol::Http, listener, None, Bounds::default(), engine.observer().clone());
     let guard = Arc::new(Guard::new(Auth::default()));
-    serve_at(entrance, gate, guard, Health::default(), Part::Whole, shutdown).await
+    serve_at(entrance, engine, guard, Health::default(), Part::Whole, shutdown).await
 }
 
 /// The same at an entrance that is there already.
 pub(crate) async fn serve_at(
     entrance: Entrance,
-    gate: Gate,
+    engine: Engine,
     guard: Arc<Guard>,
     health: Health,
     part: Part,
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let (bounds, observer, door) = (entrance.bounds().clone(), entrance.observer().clone(), entrance.door());
-    let desk = Desk { gate, health, patience: bounds.get().patience };
-    let gate = desk.gate.clone();
-    let hall = Hall::new(routes(desk, part), door, guard, bounds, observer, needs);
-    let hall = if part == Part::Admin { hall } else { hall.with_short_way(gate) };
+    let (bounds, observer, protocol) = (entrance.bounds().clone(), entrance.observer().clone(), entrance.protocol());
+    let desk = Desk { engine, health, patience: bounds.get().patience };
+    let engine = desk.engine.clone();
+    let hall = Hall::new(routes(desk, part), protocol, guard, bounds, observer, needs);
+    let hall = if part == Part::Admin { hall } else { hall.with_short_way(engine) };
     let down = shutdown.clone();
     entrance.receive(shutdown, move |visitor| hall.clone().talk(visitor, down.clone())).await
 }
@@ -221,7 +221,7 @@ impl FromRequest<Desk> for Sent {
             }
             Ok(Err(_)) => Err(mistake(StatusCode::BAD_REQUEST, "the body did not arrive whole")),
             Err(_) => {
-                desk.gate.observer().metrics().refused(desk.gate.door(), Refusal::Slow);
+                desk.engine.observer().metrics().refused(desk.engine.protocol(), Refusal::Slow);
                 let mut response = mistake(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time");
                 // What is still to come of it must not be taken for a request.
                 response.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
@@ -232,11 +232,11 @@ impl FromRequest<Desk> for Sent {
 }
 
 /// Answers a question. What its sender accepts decides how a denial is written.
-pub(crate) async fn decide(gate: &Gate, verb: Verb, body: &[u8], accept: Option<&[u8]>) -> Response<Body> {
+pub(crate) async fn decide(engine: &Engine, verb: Verb, body: &[u8], accept: Option<&[u8]>) -> Response<Body> {
     match request::read(body, verb) {
         Err(problem) => mistake(StatusCode::BAD_REQUEST, &problem),
-        Ok(Asked::One(question)) => match answer(gate, verb, &question).await {
-            Ok(answer) => answer.into_response(gate.manners().denial, accept),
+        Ok(Asked::One(question)) => match answer(engine, verb, &question).await {
+            Ok(answer) => answer.into_response(engine.response_options().denial, accept),
             Err(error) => failure(&error),
         },
         Ok(Asked::Batch(questions)) => {
@@ -246,7 +246,7 @@ pub(crate) async fn decide(gate: &Gate, verb: Verb, body: &[u8], accept: Option<
                 if at > 0 {
                     results.push(b',');
                 }
-                match answer(gate, verb, question).await {
+                match answer(engine, verb, question).await {
                     Ok(answer) => results.extend_from_slice(answer.json()),
                     Err(error) => {
                         results.extend_from_slice(
@@ -261,16 +261,22 @@ pub(crate) async fn decide(gate: &Gate, verb: Verb, body: &[u8], accept: Option<
     }
 }
 
-async fn answer(gate: &Gate, verb: Verb, question: &Question) -> Result<Answer, GateError> {
+async fn answer(engine: &Engine, verb: Verb, question: &Question) -> Result<Answer, EngineError> {
     let op = verb.op();
     match &question.about {
         About::Key { key, brought } => {
             let limits = &brought.limits;
             if let (Verb::Check, None, [limit]) = (verb, question.id, limits.as_slice())
                 && let subject = (Subject { scope: Scope::AdHoc, key: key.as_bytes().into() })
-                && let Some(decision) = gate.check_at_once(&subject, limit, question.cost)
+                && let Some(decision) = engine.check_at_once(&subject, limit, question.cost)
             {
-                return Ok(Answer::of_key(question, verb.name(), brought, &decision, gate.manners().headers));
+                return Ok(Answer::of_key(
+                    question,
+                    verb.name(),
+                    brought,
+                    &decision,
+                    engine.response_options().headers,
+                ));
             }
             let mut check = Check::of(op).charge(key, limits, question.cost);
             if op == Op::Settle {
@@ -279,41 +285,43 @@ async fn answer(gate: &Gate, verb: Verb, question: &Question) -> Result<Answer, 
             if let Some(id) = question.id {
                 check = check.with_id(id);
             }
-            let decision = gate.decide(&check).await?;
-            Ok(Answer::of_key(question, verb.name(), brought, &decision, gate.manners().headers))
+            let decision = engine.decide(&check).await?;
+            Ok(Answer::of_key(question, verb.name(), brought, &decision, engine.response_options().headers))
         }
         About::Attributes(attributes) => {
-            let ruling = gate.rule(op, &attributes[..], question.cost, question.id).await?;
-            let answer = Answer::of_rules(question, verb.name(), &ruling, gate.manners());
-            Ok(match gate.unknown_attributes(attributes) {
+            let ruling = engine.rule(op, &attributes[..], question.cost, question.id).await?;
+            let answer = Answer::of_rules(question, verb.name(), &ruling, engine.response_options());
+            Ok(match engine.unknown_attributes(attributes) {
                 Some(why) => answer.with_warning(&why),
                 None => answer,
             })
         }
-        About::Reset(target) => Ok(Answer::of_reset(&gate.reset(target).await?)),
+        About::Reset(target) => Ok(Answer::of_reset(&engine.reset(target).await?)),
     }
 }
 
 /// Envoy's rate limit service as JSON.
-async fn envoy(State(gate): State<Gate>, Sent(body): Sent) -> Response<Body> {
-    let (status, body) = crate::grpc::json::answer(&gate, &body).await;
+async fn envoy(State(engine): State<Engine>, Sent(body): Sent) -> Response<Body> {
+    let (status, body) = crate::grpc::json::answer(&engine, &body).await;
     let mut response = reply::json(body.into_bytes());
     *response.status_mut() = status;
     response.headers_mut().insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
     response
 }
 
-fn failure(error: &GateError) -> Response<Body> {
+fn failure(error: &EngineError) -> Response<Body> {
     let status = match error {
-        GateError::Cost(_) | GateError::Target(_) | GateError::Store(StoreError::Invalid(_)) => StatusCode::BAD_REQUEST,
-        GateError::NoRefunds(_) => StatusCode::FORBIDDEN,
+        EngineError::Cost(_) | EngineError::Target(_) | EngineError::Store(StoreError::Invalid(_)) => {
+            StatusCode::BAD_REQUEST
+        }
+        EngineError::NoRefunds(_) => StatusCode::FORBIDDEN,
         _ => StatusCode::SERVICE_UNAVAILABLE,
     };
     mistake(status, &error.to_string())
 }
 
 async fn ready(State(desk): State<Desk>, brief: Option<Extension<Brief>>) -> Response<Body> {
-    Readiness::of(&desk.gate, &desk.health).await.into_response(brief.is_some())
+    Readiness::of(&desk.engine, &desk.health).await.into_response(brief.is_some())
 }
 
 #[cfg(feature = "fuzzing")]
@@ -321,10 +329,10 @@ pub(crate) use self::forward::answer_to;
 
 /// For fuzzing: what each path answers to these bytes, as status and body.
 #[cfg(feature = "fuzzing")]
-pub(crate) async fn answer_every_verb(gate: &Gate, bytes: &[u8]) -> Vec<(u16, Vec<u8>)> {
+pub(crate) async fn answer_every_verb(engine: &Engine, bytes: &[u8]) -> Vec<(u16, Vec<u8>)> {
     let mut answers = Vec::new();
     for (_, verb) in Verb::ALL {
-        let response = decide(gate, verb, bytes, None).await;
+        let response = decide(engine, verb, bytes, None).await;
         let status = response.status().as_u16();
         let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.expect("a body in memory");
         answers.push((status, body.to_vec()));

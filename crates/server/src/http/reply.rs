@@ -12,10 +12,10 @@ use tidegate::denial::{self, Reply};
 use tidegate::headers::{self, Draft, Families};
 use tidegate::{Decision, Limit, Source, StoreError, Verdict};
 
-use super::Manners;
+use super::ResponseOptions;
 use super::request::{About, Brought, Question};
 use crate::digits;
-use crate::gate::{Charged, Gate, GateError, Ruling};
+use crate::engine::{Charged, Engine, EngineError, Ruling};
 use crate::reset::Emptied;
 use crate::rules::Rule;
 
@@ -89,7 +89,12 @@ impl Answer {
     }
 
     /// The answer to a question about attributes: the whole decision, for callers of the check API.
-    pub(crate) fn of_rules(question: &Question, op: &str, ruling: &Ruling, manners: Manners) -> Answer {
+    pub(crate) fn of_rules(
+        question: &Question,
+        op: &str,
+        ruling: &Ruling,
+        response_options: ResponseOptions,
+    ) -> Answer {
         let decision = ruling.decision.as_ref();
         let mut json = Vec::with_capacity(640);
         json.push(b'{');
@@ -150,12 +155,12 @@ impl Answer {
         match (&ruling.refused_by, decision) {
             // What is left of other budgets is not why.
             (Some(rule), _) => {
-                answer.reason = denial::Reason::Rule(rule.deny_status.unwrap_or(manners.deny_status));
+                answer.reason = denial::Reason::Rule(rule.deny_status.unwrap_or(response_options.deny_status));
                 answer.violated.push(rule.name.to_string());
             }
             (None, Some(decision)) => {
                 let (policy, named) = (policies(ruling, &names), names.iter().map(|name| &**name));
-                answer.headers = headers_of(decision, manners.headers, policy, named.zip(decision.charges()));
+                answer.headers = headers_of(decision, response_options.headers, policy, named.zip(decision.charges()));
             }
             (None, None) => {}
         }
@@ -281,18 +286,18 @@ pub(crate) fn pass(ruling: &Ruling, families: Families) -> Response<Body> {
 
 /// The answer to a client of the proxy or of a gateway whose request the rules deny: which policies denied, and when to try again. The whole decision is
 /// for callers of the check API. Without a store, under a rule that then lets nothing pass, it is the answer to a [failure](unanswered).
-pub(crate) fn denial(gate: &Gate, ruling: &Ruling, accept: Option<&[u8]>) -> Response<Body> {
-    let manners = gate.manners();
+pub(crate) fn denial(engine: &Engine, ruling: &Ruling, accept: Option<&[u8]>) -> Response<Body> {
+    let response_options = engine.response_options();
     let reply = match (&ruling.refused_by, &ruling.decision) {
-        (None, Some(_)) if gate.is_closed(ruling) => return unavailable(),
-        (None, Some(decision)) => Reply::to(decision, &limits_of(ruling), manners.headers),
+        (None, Some(_)) if engine.is_closed(ruling) => return unavailable(),
+        (None, Some(decision)) => Reply::to(decision, &limits_of(ruling), response_options.headers),
         (Some(rule), _) => {
-            Reply::new(denial::Reason::Rule(rule.deny_status.unwrap_or(manners.deny_status)), [&*rule.name])
+            Reply::new(denial::Reason::Rule(rule.deny_status.unwrap_or(response_options.deny_status)), [&*rule.name])
         }
         (None, None) => Reply::new(quota(None), [""; 0]),
     };
     let accept = accept.and_then(|accept| std::str::from_utf8(accept).ok());
-    let form = manners.denial.asked_for(accept);
+    let form = response_options.denial.asked_for(accept);
     let mut response = Response::new(Body::from(reply.body(form)));
     *response.status_mut() = status(reply.status());
     let headers = response.headers_mut();
@@ -307,10 +312,10 @@ pub(crate) fn denial(gate: &Gate, ruling: &Ruling, accept: Option<&[u8]>) -> Res
 }
 
 /// The answer to a client of the proxy or of a gateway about whose request there is no decision. What it says of the store and the rules is in the log.
-pub(crate) fn unanswered(error: &GateError) -> Response<Body> {
+pub(crate) fn unanswered(error: &EngineError) -> Response<Body> {
     match error {
-        GateError::Cost(invalid) => mistake(StatusCode::BAD_REQUEST, &invalid.for_client()),
-        GateError::Store(StoreError::Invalid(invalid)) => mistake(StatusCode::BAD_REQUEST, &invalid.to_string()),
+        EngineError::Cost(invalid) => mistake(StatusCode::BAD_REQUEST, &invalid.for_client()),
+        EngineError::Store(StoreError::Invalid(invalid)) => mistake(StatusCode::BAD_REQUEST, &invalid.to_string()),
         _ => unavailable(),
     }
 }

@@ -1,6 +1,6 @@
 //! Numbers, in the text format of Prometheus.
 //!
-//! Labels are doors, outcomes and the names of rules, never anything a client chooses, so the number of series is bounded by the rules file.
+//! Labels are listeners, outcomes and the names of rules, never anything a client chooses, so the number of series is bounded by the rules file.
 //! What is counted for every decision is spread over shards, one for each thread as far as they go, so that threads do not
 //! wait for each other's cache lines. Decisions in this process take less time than reading a clock twice would add, so one in
 //! [`TIMED`] is timed; decisions that cross a network are all timed.
@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
-use tidegate::{BreakerState, NearStats};
+use tidegate::{BreakerState, ResilienceStats};
 
 use super::in_force::InForce;
-use crate::gate::{Backend, Door, Ruling};
+use crate::engine::{Backend, Protocol, Ruling};
 use crate::watchdog::Subject;
 
 /// One in so many decisions in this process is timed.
@@ -54,7 +54,7 @@ impl Outcome {
     }
 }
 
-/// Why somebody at a door was not served.
+/// Why somebody at a listener was not served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
     /// Too many connections.
@@ -155,7 +155,7 @@ pub struct Metrics {
     rules: ArcSwap<HashMap<Arc<str>, Arc<RuleCounts>>>,
     /// Of rules that are in no file: what Envoy brings in its requests.
     other: RuleCounts,
-    doors: [DoorCounts; Door::ALL.len()],
+    protocols: [ProtocolCounts; Protocol::ALL.len()],
     reloads: [[AtomicU64; 2]; Reloaded::ALL.len()],
     in_force: InForce,
     accept_errors: AtomicU64,
@@ -172,8 +172,8 @@ pub struct Metrics {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Shard {
-    decisions: [[AtomicU64; Outcome::ALL.len()]; Door::ALL.len()],
-    doors: [Histogram; Door::ALL.len()],
+    decisions: [[AtomicU64; Outcome::ALL.len()]; Protocol::ALL.len()],
+    protocols: [Histogram; Protocol::ALL.len()],
     store: Histogram,
 }
 
@@ -192,7 +192,7 @@ struct RuleCounts {
 }
 
 #[derive(Debug, Default)]
-struct DoorCounts {
+struct ProtocolCounts {
     open: AtomicI64,
     accepted: AtomicU64,
     refused: [AtomicU64; Refusal::ALL.len()],
@@ -224,7 +224,7 @@ impl Default for Metrics {
             shards: (0..shards()).map(|_| Shard::default()).collect(),
             rules: ArcSwap::default(),
             other: RuleCounts::new(false),
-            doors: Default::default(),
+            protocols: Default::default(),
             reloads: Default::default(),
             in_force: InForce::default(),
             accept_errors: AtomicU64::new(0),
@@ -290,28 +290,28 @@ impl Metrics {
     }
 
     /// A clock, if this decision is to be timed.
-    pub(crate) fn clock(&self, door: Door, remote: bool) -> Option<Instant> {
+    pub(crate) fn clock(&self, protocol: Protocol, remote: bool) -> Option<Instant> {
         let timed = remote || {
-            let own = &self.shard().decisions[door as usize];
+            let own = &self.shard().decisions[protocol as usize];
             (own[0].load(Ordering::Relaxed) + own[1].load(Ordering::Relaxed)).is_multiple_of(TIMED)
         };
         timed.then(Instant::now)
     }
 
     /// The same for up to `most` decisions at once in this process, if one of them is to be timed.
-    pub(crate) fn clock_of_some(&self, door: Door, most: u64) -> Option<Instant> {
-        let own = &self.shard().decisions[door as usize];
+    pub(crate) fn clock_of_some(&self, protocol: Protocol, most: u64) -> Option<Instant> {
+        let own = &self.shard().decisions[protocol as usize];
         let since = (own[0].load(Ordering::Relaxed) + own[1].load(Ordering::Relaxed)) % TIMED;
         (since == 0 || since + most > TIMED).then(Instant::now)
     }
 
     /// So many decisions in this process, which began then, are made: what one of them took.
-    pub(crate) fn some_took(&self, door: Door, began: Option<Instant>, count: u64) {
+    pub(crate) fn some_took(&self, protocol: Protocol, began: Option<Instant>, count: u64) {
         if let (Some(began), 1..) = (began, count) {
             let each = began.elapsed() / u32::try_from(count).unwrap_or(u32::MAX);
             let shard = self.shard();
             shard.store.record(each);
-            shard.doors[door as usize].record(each);
+            shard.protocols[protocol as usize].record(each);
             self.answered_at.store(self.now(), Ordering::Relaxed);
         }
     }
@@ -324,10 +324,10 @@ impl Metrics {
         }
     }
 
-    /// The gate has answered a question of this door that began then.
-    pub(crate) fn door_took(&self, door: Door, began: Option<Instant>) {
+    /// The engine has answered a question of this listener that began then.
+    pub(crate) fn protocol_took(&self, protocol: Protocol, began: Option<Instant>) {
         if let Some(began) = began {
-            self.shard().doors[door as usize].record(began.elapsed());
+            self.shard().protocols[protocol as usize].record(began.elapsed());
         }
     }
 
@@ -339,13 +339,13 @@ impl Metrics {
         u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX).saturating_add(1)
     }
 
-    pub(crate) fn decided(&self, door: Door, outcome: Outcome) {
-        self.shard().decisions[door as usize][outcome as usize].fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn decided(&self, protocol: Protocol, outcome: Outcome) {
+        self.shard().decisions[protocol as usize][outcome as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn decided_some(&self, door: Door, outcome: Outcome, count: u64) {
+    pub(crate) fn decided_some(&self, protocol: Protocol, outcome: Outcome, count: u64) {
         if count > 0 {
-            self.shard().decisions[door as usize][outcome as usize].fetch_add(count, Ordering::Relaxed);
+            self.shard().decisions[protocol as usize][outcome as usize].fetch_add(count, Ordering::Relaxed);
         }
     }
 
@@ -380,18 +380,18 @@ impl Metrics {
         self.rules.load().get(rule).map_or(&self.other, |counts| &**counts).count(allowed);
     }
 
-    pub(crate) fn came(&self, door: Door) {
-        let counts = &self.doors[door as usize];
+    pub(crate) fn came(&self, protocol: Protocol) {
+        let counts = &self.protocols[protocol as usize];
         counts.accepted.fetch_add(1, Ordering::Relaxed);
         counts.open.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn left(&self, door: Door) {
-        self.doors[door as usize].open.fetch_sub(1, Ordering::Relaxed);
+    pub(crate) fn left(&self, protocol: Protocol) {
+        self.protocols[protocol as usize].open.fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn refused(&self, door: Door, why: Refusal) {
-        self.doors[door as usize].refused[why as usize].fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn refused(&self, protocol: Protocol, why: Refusal) {
+        self.protocols[protocol as usize].refused[why as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn accept_failed(&self) {
@@ -433,9 +433,9 @@ impl Metrics {
         self.reloads[what as usize][usize::from(!ok)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Connections that are open at a door.
-    pub fn connections(&self, door: Door) -> i64 {
-        self.doors[door as usize].open.load(Ordering::Relaxed)
+    /// Connections that are open at a listener.
+    pub fn connections(&self, protocol: Protocol) -> i64 {
+        self.protocols[protocol as usize].open.load(Ordering::Relaxed)
     }
 
     /// All numbers as text. Makes a few hundred lines, and twice as many as there are rules.
@@ -443,33 +443,33 @@ impl Metrics {
         let mut page = Page(String::with_capacity(16 << 10));
         self.decisions(&mut page);
         self.of_rules(&mut page);
-        self.of_doors(&mut page);
+        self.of_protocols(&mut page);
         self.of_the_store(&mut page, store);
         self.of_the_process(&mut page, log_lines_lost);
         page.0
     }
 
     fn decisions(&self, page: &mut Page) {
-        page.head("tidegate_decisions_total", "counter", "Questions asked through a door, by how they ended.");
-        for door in Door::ALL {
+        page.head("tidegate_decisions_total", "counter", "Questions asked through a listener, by how they ended.");
+        for protocol in Protocol::OUTER {
             for outcome in Outcome::ALL {
-                let of = |shard: &Shard| shard.decisions[door as usize][outcome as usize].load(Ordering::Relaxed);
+                let of = |shard: &Shard| shard.decisions[protocol as usize][outcome as usize].load(Ordering::Relaxed);
                 let count = self.shards.iter().map(of).sum::<u64>();
-                let labels = format!(r#"door="{}",outcome="{}""#, door.name(), outcome.name());
+                let labels = format!(r#"protocol="{}",outcome="{}""#, protocol.name(), outcome.name());
                 page.line("tidegate_decisions_total", &labels, count);
             }
         }
         page.head(
             "tidegate_decision_seconds",
             "histogram",
-            "Time from question to answer within the gate; in this process one in 64 is timed.",
+            "Time from question to answer within the engine; in this process one in 64 is timed.",
         );
-        for door in Door::ALL {
-            let labels = format!(r#"door="{}""#, door.name());
+        for protocol in Protocol::OUTER {
+            let labels = format!(r#"protocol="{}""#, protocol.name());
             page.histogram(
                 "tidegate_decision_seconds",
                 &labels,
-                self.shards.iter().map(|shard| &shard.doors[door as usize]),
+                self.shards.iter().map(|shard| &shard.protocols[protocol as usize]),
             );
         }
     }
@@ -498,25 +498,29 @@ impl Metrics {
         }
     }
 
-    fn of_doors(&self, page: &mut Page) {
-        page.head("tidegate_connections", "gauge", "Connections that are open at a door.");
-        for door in Door::OUTER {
-            page.line("tidegate_connections", &format!(r#"door="{}""#, door.name()), self.connections(door));
+    fn of_protocols(&self, page: &mut Page) {
+        page.head("tidegate_connections", "gauge", "Connections that are open at a listener.");
+        for protocol in Protocol::OUTER {
+            page.line(
+                "tidegate_connections",
+                &format!(r#"protocol="{}""#, protocol.name()),
+                self.connections(protocol),
+            );
         }
-        page.head("tidegate_connections_total", "counter", "Connections that were let in at a door.");
-        for door in Door::OUTER {
-            let accepted = self.doors[door as usize].accepted.load(Ordering::Relaxed);
-            page.line("tidegate_connections_total", &format!(r#"door="{}""#, door.name()), accepted);
+        page.head("tidegate_connections_total", "counter", "Connections that were let in at a listener.");
+        for protocol in Protocol::OUTER {
+            let accepted = self.protocols[protocol as usize].accepted.load(Ordering::Relaxed);
+            page.line("tidegate_connections_total", &format!(r#"protocol="{}""#, protocol.name()), accepted);
         }
         page.head(
             "tidegate_refused_total",
             "counter",
-            "Connections and requests that a door did not serve, by reason.",
+            "Connections and requests that a listener did not serve, by reason.",
         );
-        for door in Door::OUTER {
+        for protocol in Protocol::OUTER {
             for why in Refusal::ALL {
-                let count = self.doors[door as usize].refused[why as usize].load(Ordering::Relaxed);
-                let labels = format!(r#"door="{}",reason="{}""#, door.name(), why.name());
+                let count = self.protocols[protocol as usize].refused[why as usize].load(Ordering::Relaxed);
+                let labels = format!(r#"protocol="{}",reason="{}""#, protocol.name(), why.name());
                 page.line("tidegate_refused_total", &labels, count);
             }
         }
@@ -573,7 +577,7 @@ impl Metrics {
             page.head("tidegate_snapshot_duration_seconds", "gauge", "How long that took.");
             page.line("tidegate_snapshot_duration_seconds", "", number(micros) as f64 / 1e6);
         }
-        if let Backend::Redis(redis) | Backend::Near(_, redis) = store {
+        if let Backend::Redis(redis) | Backend::Resilient(_, redis) = store {
             let stats = redis.stats();
             for (event, count) in [
                 ("call", stats.calls),
@@ -597,8 +601,8 @@ impl Metrics {
                 page.line("tidegate_store_events_total", &format!(r#"event="{event}""#), count);
             }
         }
-        if let Backend::Near(near, _) = store {
-            near_the_store(page, &near.stats());
+        if let Backend::Resilient(resilient, _) = store {
+            near_the_store(page, &resilient.stats());
         }
     }
 
@@ -646,7 +650,7 @@ impl Metrics {
 }
 
 /// What stands before a remote store.
-fn near_the_store(page: &mut Page, stats: &NearStats) {
+fn near_the_store(page: &mut Page, stats: &ResilienceStats) {
     let open = u8::from(stats.breaker == BreakerState::Open);
     for (name, help, value) in [
         (

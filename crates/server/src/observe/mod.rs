@@ -1,7 +1,7 @@
 //! What can be seen of the server: numbers, lines, and who is limited most.
 //!
-//! All of it happens between doors and store, once: no door records anything by itself. The gate tells the [`Observer`] what was decided, the
-//! entrance of the doors tells it who came. On the way of a decision there is no lock and no allocation as long as it is allowed.
+//! All of it happens between listeners and store, once: no listener records anything by itself. The engine tells the [`Observer`] what was decided, the
+//! entrance of the listeners tells it who came. On the way of a decision there is no lock and no allocation as long as it is allowed.
 
 mod in_force;
 pub mod log;
@@ -22,7 +22,7 @@ pub use self::log::{Format, Level, Log};
 pub use self::metrics::{Metrics, Outcome};
 use self::pages::Pages;
 pub use self::top::Top;
-use crate::gate::{Backend, Door, Ruling};
+use crate::engine::{Backend, Protocol, Ruling};
 use crate::rules::Match;
 
 /// How often in a second it is said why the store did not decide.
@@ -126,84 +126,95 @@ impl Observer {
     }
 
     /// A check whose limits the caller brought was decided, or not.
-    pub(crate) fn decided(&self, door: Door, check: &Check<'_>, result: &Result<Decision, StoreError>) {
+    pub(crate) fn decided(&self, protocol: Protocol, check: &Check<'_>, result: &Result<Decision, StoreError>) {
         match result {
-            Ok(decision) if decision.allowed() => self.inner.metrics.decided(door, Outcome::Allowed),
+            Ok(decision) if decision.allowed() => self.inner.metrics.decided(protocol, Outcome::Allowed),
             Ok(decision) => {
-                self.inner.metrics.decided(door, Outcome::Denied);
+                self.inner.metrics.decided(protocol, Outcome::Denied);
                 if let (true, Some(charge)) = (asks(check.op()), check.charges().get(decision.binding_index())) {
-                    self.denied(door, name_of(&charge.subject.scope), &charge.subject.key);
+                    self.denied(protocol, name_of(&charge.subject.scope), &charge.subject.key);
                 }
             }
-            Err(error) => self.failed(door, error),
+            Err(error) => self.failed(protocol, error),
         }
     }
 
     /// A check of one charge was decided in this process, without a detour.
-    pub(crate) fn decided_at_once(&self, door: Door, subject: &Subject<'_>, allowed: bool, began: Option<Instant>) {
+    pub(crate) fn decided_at_once(
+        &self,
+        protocol: Protocol,
+        subject: &Subject<'_>,
+        allowed: bool,
+        began: Option<Instant>,
+    ) {
         let metrics = &self.inner.metrics;
-        metrics.decided(door, if allowed { Outcome::Allowed } else { Outcome::Denied });
+        metrics.decided(protocol, if allowed { Outcome::Allowed } else { Outcome::Denied });
         if began.is_some() {
             metrics.store_took(began);
-            metrics.door_took(door, began);
+            metrics.protocol_took(protocol, began);
         }
         if !allowed {
-            self.denied(door, name_of(&subject.scope), &subject.key);
+            self.denied(protocol, name_of(&subject.scope), &subject.key);
         }
     }
 
     /// Several requests were decided that arrived together.
-    pub(crate) fn decided_together(&self, door: Door, began: Option<Instant>, allowed: u64, denied: u64) {
+    pub(crate) fn decided_together(&self, protocol: Protocol, began: Option<Instant>, allowed: u64, denied: u64) {
         let metrics = &self.inner.metrics;
-        metrics.decided_some(door, Outcome::Allowed, allowed);
-        metrics.decided_some(door, Outcome::Denied, denied);
-        metrics.some_took(door, began, allowed + denied);
+        metrics.decided_some(protocol, Outcome::Allowed, allowed);
+        metrics.decided_some(protocol, Outcome::Denied, denied);
+        metrics.some_took(protocol, began, allowed + denied);
     }
 
     /// One of them was denied.
-    pub(crate) fn denied_together(&self, door: Door, subject: &Subject<'_>) {
-        self.denied(door, name_of(&subject.scope), &subject.key);
+    pub(crate) fn denied_together(&self, protocol: Protocol, subject: &Subject<'_>) {
+        self.denied(protocol, name_of(&subject.scope), &subject.key);
     }
 
     /// The same by the one limit of one rule.
-    pub(crate) fn ruled_at_once(&self, door: Door, found: &Match, allowed: bool, began: Option<Instant>) {
+    pub(crate) fn ruled_at_once(&self, protocol: Protocol, found: &Match, allowed: bool, began: Option<Instant>) {
         self.inner.metrics.ruled_one(&found.rule.name, allowed);
-        self.decided_at_once(door, &found.subject(), allowed, began);
+        self.decided_at_once(protocol, &found.subject(), allowed, began);
     }
 
     /// A request was decided by rules.
-    pub(crate) fn ruled(&self, door: Door, op: Op, ruling: &Ruling) {
+    pub(crate) fn ruled(&self, protocol: Protocol, op: Op, ruling: &Ruling) {
         let metrics = &self.inner.metrics;
-        metrics.decided(door, if ruling.allowed { Outcome::Allowed } else { Outcome::Denied });
+        metrics.decided(protocol, if ruling.allowed { Outcome::Allowed } else { Outcome::Denied });
         if !asks(op) {
             return;
         }
         metrics.ruled(ruling);
         match (&ruling.refused_by, ruling.binding()) {
             _ if ruling.allowed => {}
-            (Some(rule), _) => self.sample(door, &rule.name, None, self.inner.top.secs()),
-            (None, Some((charge, _))) => self.denied(door, &charge.rule.name, &charge.key),
+            (Some(rule), _) => self.sample(protocol, &rule.name, None, self.inner.top.secs()),
+            (None, Some((charge, _))) => self.denied(protocol, &charge.rule.name, &charge.key),
             (None, None) => {}
         }
     }
 
     /// There was no decision.
-    pub(crate) fn failed(&self, door: Door, error: &StoreError) {
+    pub(crate) fn failed(&self, protocol: Protocol, error: &StoreError) {
         let StoreError::Invalid(_) = error else {
-            self.inner.metrics.decided(door, Outcome::Failed);
+            self.inner.metrics.decided(protocol, Outcome::Failed);
             self.inner.metrics.store_failed();
             if self.inner.failures.one_more(1, self.inner.top.secs()).is_some() {
                 let why = self.why(error);
-                self.inner.log.warn("the store has no answer", &[("door", &door.name()), ("why", &why)]);
+                self.inner.log.warn("the store has no answer", &[("listener", &protocol.name()), ("why", &why)]);
             }
             return;
         };
-        self.inner.metrics.decided(door, Outcome::Invalid);
+        self.inner.metrics.decided(protocol, Outcome::Invalid);
     }
 
     /// The upstream of the proxy has no response.
-    pub(crate) fn upstream_failed(&self, door: Door, upstream: &dyn std::fmt::Display, why: &dyn std::fmt::Display) {
-        self.inner.metrics.refused(door, metrics::Refusal::Upstream);
+    pub(crate) fn upstream_failed(
+        &self,
+        protocol: Protocol,
+        upstream: &dyn std::fmt::Display,
+        why: &dyn std::fmt::Display,
+    ) {
+        self.inner.metrics.refused(protocol, metrics::Refusal::Upstream);
         if let Some(left_out) = self.inner.upstream.one_more(1, self.inner.top.secs()) {
             let fields: [log::Field<'_>; 3] = [("upstream", upstream), ("why", why), ("left_out", &left_out)];
             self.inner.log.warn("the upstream has no response", &fields);
@@ -259,36 +270,37 @@ impl Observer {
     }
 
     /// A call brought only attributes that no rule looks at.
-    pub(crate) fn misnamed(&self, door: Door, why: &str) {
+    pub(crate) fn misnamed(&self, protocol: Protocol, why: &str) {
         let Some(left_out) = self.inner.misnamed.one_more(MISASKED_PER_SECOND, self.inner.top.secs()) else { return };
-        let fields: [log::Field<'_>; 3] = [("door", &door.name()), ("why", &why), ("left_out", &left_out)];
+        let fields: [log::Field<'_>; 3] = [("listener", &protocol.name()), ("why", &why), ("left_out", &left_out)];
         self.inner.log.warn("a check brings unknown attributes", if left_out == 0 { &fields[..2] } else { &fields });
     }
 
     /// A request was refused because a web page sent it, or because of the name that it was sent to.
-    pub(crate) fn foreign(&self, door: Door, why: &dyn std::fmt::Display) {
+    pub(crate) fn foreign(&self, protocol: Protocol, why: &dyn std::fmt::Display) {
         let Some(left_out) = self.inner.foreign.one_more(MISASKED_PER_SECOND, self.inner.top.secs()) else { return };
-        let fields: [log::Field<'_>; 3] = [("door", &door.name()), ("why", why), ("left_out", &left_out)];
+        let fields: [log::Field<'_>; 3] = [("listener", &protocol.name()), ("why", why), ("left_out", &left_out)];
         self.inner.log.warn("a request of a browser is refused", if left_out == 0 { &fields[..2] } else { &fields });
     }
 
     /// A token was not looked at, because too many wrong ones came before it. One line a minute says so.
-    pub(crate) fn guessed(&self, door: Door, address: std::net::IpAddr) {
+    pub(crate) fn guessed(&self, protocol: Protocol, address: std::net::IpAddr) {
         let Some(left_out) = self.inner.guessed.one_more(1, self.inner.top.secs() / 60 + 1) else { return };
-        let fields: [log::Field<'_>; 3] = [("door", &door.name()), ("address", &address), ("left_out", &left_out)];
+        let fields: [log::Field<'_>; 3] =
+            [("listener", &protocol.name()), ("address", &address), ("left_out", &left_out)];
         let fields = if left_out == 0 { &fields[..2] } else { &fields };
         self.inner.log.warn("too many wrong tokens: no token from there is looked at for a while", fields);
     }
 
     /// Somebody was denied something, by a rule or, if it has no name, by a limit that the caller brought.
-    pub(crate) fn denied(&self, door: Door, rule: &str, key: &[u8]) {
+    pub(crate) fn denied(&self, protocol: Protocol, rule: &str, key: &[u8]) {
         let secs = self.inner.top.secs();
         self.inner.top.denied(rule, key, secs);
-        self.sample(door, rule, Some(key), secs);
+        self.sample(protocol, rule, Some(key), secs);
     }
 
     /// Logs a denial, if not too many were logged within this second.
-    fn sample(&self, door: Door, rule: &str, key: Option<&[u8]>, secs: u64) {
+    fn sample(&self, protocol: Protocol, rule: &str, key: Option<&[u8]>, secs: u64) {
         if !self.inner.log.wants(Level::Info) {
             return;
         }
@@ -302,7 +314,7 @@ impl Observer {
             Some(key) => self.inner.top.hashed(rule, key),
         };
         let fields: [log::Field<'_>; 4] =
-            [("door", &door.name()), ("rule", &rule), ("key", &key), ("left_out", &left_out)];
+            [("listener", &protocol.name()), ("rule", &rule), ("key", &key), ("left_out", &left_out)];
         self.inner.log.info("denied", if left_out == 0 { &fields[..3] } else { &fields });
     }
 }

@@ -11,14 +11,14 @@ use axum::body::Bytes;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
-use super::first::Line;
+use super::http1::Line;
 use super::in_flight::Slot;
 use super::later::Later;
 use super::settings::MinRate;
 use super::starts::Start;
 use super::upstream::{Failed, Upstreams};
 use super::window::Waiting;
-use crate::door::pace::Answering;
+use crate::listen::pace::Answering;
 
 /// A body that does not go on.
 #[derive(Debug, thiserror::Error)]

@@ -18,15 +18,15 @@ use super::head::{self, Head, Peer, Refused};
 use super::later::Later;
 use super::tunnel::Tunnel;
 use super::upstream::{Answer, Failed, Upstreams};
-use crate::door::http::{MAX_TARGET_BYTES, NO_SNIFF, caught};
-use crate::gate::{Gate, Ruling};
+use crate::engine::{Engine, Ruling};
 use crate::http::{denial, mistake, tell, unanswered};
+use crate::listen::http::{MAX_TARGET_BYTES, NO_SNIFF, caught};
 use crate::rules::{HttpRequest, HttpRequestError, Match};
 
 /// What every request needs.
 #[derive(Debug)]
 pub(super) struct Desk {
-    pub(super) gate: Gate,
+    pub(super) engine: Engine,
     pub(super) upstreams: Arc<Upstreams>,
 }
 
@@ -140,11 +140,11 @@ impl Desk {
 
     /// Makes a head what rules judge and the upstream gets. The target, and whether the client takes trailers.
     fn cleaned<'a>(&self, head: &mut Head<'a, impl Headers>, peer: &Peer) -> Result<(Target<'a>, bool), No> {
-        let policy = self.gate.requests();
+        let policy = self.engine.requests();
         let target = if head.target.is_empty() { "/" } else { head.target };
         let target = HttpRequest::target(target, &policy.paths).map_err(|error| unfit(&error))?;
         stays_within(&self.upstreams.settings.upstream.base, &target.sent).map_err(refuse)?;
-        let trailers = head::clean(&mut *head.headers, peer, &self.gate.clients(), &policy.headers);
+        let trailers = head::clean(&mut *head.headers, peer, &self.engine.clients(), &policy.headers);
         Ok((target, trailers))
     }
 
@@ -171,8 +171,8 @@ impl Desk {
 
     /// What is said when we have failed.
     pub(super) fn panicked(&self) -> Response<axum::body::Body> {
-        self.gate.observer().metrics().panicked();
-        self.gate.observer().log().error("a request panicked", &[("door", &self.gate.door().name())]);
+        self.engine.observer().metrics().panicked();
+        self.engine.observer().log().error("a request panicked", &[("listener", &self.engine.protocol().name())]);
         mistake(StatusCode::INTERNAL_SERVER_ERROR, "this is our mistake, not yours")
     }
 
@@ -185,7 +185,7 @@ impl Desk {
 
     /// Our headers stand in place of those that the upstream may have sent.
     fn tell(&self, headers: &mut impl Headers, ruling: &Ruling) {
-        tell(ruling, self.gate.manners().headers, |name, value| headers.put(name, value));
+        tell(ruling, self.engine.response_options().headers, |name, value| headers.put(name, value));
     }
 
     /// What the rules say, or the answer to a request that they deny.
@@ -203,12 +203,12 @@ impl Desk {
         let host = host.unwrap_or(&self.upstreams.settings.upstream.host);
         let asked = HttpRequest::new(client, head.method, target, host, &*head.headers);
         let asked = asked.map_err(|error| unfit(&error))?;
-        self.gate.check_repeated(&asked).map_err(|repeated| unfit(&repeated.into()))?;
-        let ruled = match self.gate.matching(&asked, 1) {
-            Ok(found) if found.iter().any(Match::has_outcome) => Later::rule(&self.gate, found).await,
-            Ok(found) => match self.gate.rule_at_once(found) {
+        self.engine.check_repeated(&asked).map_err(|repeated| unfit(&repeated.into()))?;
+        let ruled = match self.engine.matching(&asked, 1) {
+            Ok(found) if found.iter().any(Match::has_outcome) => Later::rule(&self.engine, found).await,
+            Ok(found) => match self.engine.rule_at_once(found) {
                 Ok(ruling) => Ok((ruling, None)),
-                Err(found) => self.gate.rule_on(Op::Check, found, None).await.map(|ruling| (ruling, None)),
+                Err(found) => self.engine.rule_on(Op::Check, found, None).await.map(|ruling| (ruling, None)),
             },
             Err(invalid) => Err(invalid.into()),
         };
@@ -216,7 +216,7 @@ impl Desk {
             Ok((ruling, later)) if ruling.allowed => Ok(Passed { ruling, later, client: share }),
             Ok((ruling, _)) => {
                 let accept = head.headers.lines(ACCEPT).next();
-                Err(Box::new(denial(&self.gate, &ruling, accept)))
+                Err(Box::new(denial(&self.engine, &ruling, accept)))
             }
             Err(error) => Err(Box::new(unanswered(&error))),
         }
@@ -224,7 +224,7 @@ impl Desk {
 
     /// Whose request it is.
     fn client(&self, headers: &impl Headers, peer: &Peer) -> Client {
-        let clients = self.gate.clients();
+        let clients = self.engine.clients();
         if !clients.trusts(peer.ip) {
             return clients.find(peer.ip, []); // the header need not even be looked for
         }
@@ -234,10 +234,10 @@ impl Desk {
 
     fn failed(&self, failed: &Failed) -> No {
         if failed.is_upstreams() {
-            self.gate.observer().upstream_failed(self.gate.door(), &self.upstreams.settings.upstream, failed);
+            self.engine.observer().upstream_failed(self.engine.protocol(), &self.upstreams.settings.upstream, failed);
         }
         if let Some(why) = failed.refusal() {
-            self.gate.observer().metrics().refused(self.gate.door(), why);
+            self.engine.observer().metrics().refused(self.engine.protocol(), why);
         }
         let mut no = mistake(failed.status(), &failed.to_string());
         no.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -13,14 +13,14 @@ use tidegate::{Decision, Id, Op, Source};
 use tokio::time::Instant;
 
 use super::fields::Headers;
-use crate::gate::{Gate, GateError, Ruling};
+use crate::engine::{Engine, EngineError, Ruling};
 use crate::http::fresh_id;
 use crate::rules::outcome::is_concurrent;
 use crate::rules::{Attributes, Match, Measure, Settle};
 
 #[derive(Debug)]
 pub(super) struct Later {
-    gate: Gate,
+    engine: Engine,
     /// Under which it was taken.
     id: Id,
     /// What is to be settled.
@@ -53,15 +53,15 @@ impl Later {
     /// Rules on what was found, and keeps what is done about it when there is a response.
     ///
     /// # Errors
-    /// As [`Gate::rule_on`].
-    pub(super) async fn rule(gate: &Gate, found: Vec<Match>) -> Result<(Ruling, Option<Box<Self>>), GateError> {
+    /// As [`Engine::rule_on`].
+    pub(super) async fn rule(engine: &Engine, found: Vec<Match>) -> Result<(Ruling, Option<Box<Self>>), EngineError> {
         let id = fresh_id();
         let settled = found.iter().filter(|one| one.rule.is_settled_later()).cloned().collect();
         let leases = found.iter().filter(|one| one.is_lease()).cloned().collect();
         let (open, source, began) = (Vec::new(), Source::Store, Instant::now());
         // From here on leases may be held. They end also if the client goes, or the store does not answer, before there is a ruling.
-        let mut later = Box::new(Later { gate: gate.clone(), id, open, leases, source, began, bytes: 0 });
-        let ruling = gate.rule_on(Op::Check, found, Some(id)).await?;
+        let mut later = Box::new(Later { engine: engine.clone(), id, open, leases, source, began, bytes: 0 });
+        let ruling = engine.rule_on(Op::Check, found, Some(id)).await?;
         later.ruled(settled, &ruling);
         Ok((ruling, Some(later).filter(|later| later.is_open())))
     }
@@ -108,7 +108,7 @@ impl Later {
                 None => self.open.push(one),
                 Some(cost) if cost == one.cost => {}
                 Some(cost) => {
-                    if let Ok(Some(decision)) = self.gate.settle(&one, self.id, cost).await {
+                    if let Ok(Some(decision)) = self.engine.settle(&one, self.id, cost).await {
                         amend(ruling, &one, &decision);
                     }
                 }
@@ -143,12 +143,12 @@ impl Drop for Later {
                 _ => continue,
             };
             if cost != one.cost {
-                let (gate, id) = (self.gate.clone(), self.id);
-                soon(async move { _ = gate.settle(&one, id, cost).await });
+                let (engine, id) = (self.engine.clone(), self.id);
+                soon(async move { _ = engine.settle(&one, id, cost).await });
             }
         }
         for one in &self.leases {
-            self.gate.release(one, self.id, self.source);
+            self.engine.release(one, self.id, self.source);
         }
     }
 }
@@ -169,29 +169,29 @@ mod tests {
 
     use super::*;
     use crate::config::Config;
-    use crate::door::http::caught;
-    use crate::gate::Backend;
+    use crate::engine::Backend;
+    use crate::listen::http::caught;
 
     #[tokio::test]
     async fn leases_end_when_a_request_panics_or_is_dropped() {
         let text = "rules:\n  - { name: a, limit: 1 concurrent ttl 10m; 9/h }\n  - { name: b, mode: shadow, limit: 1 concurrent ttl 10m }\n";
         let rules = Config::parse(text, "test").unwrap().rules;
-        let gate = Gate::new(Backend::Memory(Memory::builder().clock(ManualClock::new()).build()), rules);
-        let found = || gate.matching(&[("ip", "192.0.2.7")][..], 1).unwrap();
+        let engine = Engine::new(Backend::Memory(Memory::builder().clock(ManualClock::new()).build()), rules);
+        let found = || engine.matching(&[("ip", "192.0.2.7")][..], 1).unwrap();
         let free = async || {
             let shadow = |ruling: &Ruling| ruling.shadow.iter().all(|shadow| shadow.allowed);
-            gate.rule_on(Op::Peek, found(), None).await.is_ok_and(|ruling| ruling.allowed && shadow(&ruling))
+            engine.rule_on(Op::Peek, found(), None).await.is_ok_and(|ruling| ruling.allowed && shadow(&ruling))
         };
         let panicked = caught(async {
-            let (ruling, later) = Later::rule(&gate, found()).await.unwrap();
+            let (ruling, later) = Later::rule(&engine, found()).await.unwrap();
             assert!(ruling.allowed && later.is_some());
             assert!(!free().await);
             panic!("on purpose");
         });
         assert!(panicked.await.is_none());
         assert!(free().await, "after a panic");
-        let (_, later) = Later::rule(&gate, found()).await.unwrap();
-        let denied = Later::rule(&gate, found()).await.unwrap();
+        let (_, later) = Later::rule(&engine, found()).await.unwrap();
+        let denied = Later::rule(&engine, found()).await.unwrap();
         assert!(!denied.0.allowed && denied.1.is_none(), "what was denied holds nothing");
         assert!(!free().await);
         drop(later);

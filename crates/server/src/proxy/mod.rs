@@ -1,8 +1,8 @@
-//! The proxy door: requests that the rules let pass go on to an upstream, and its responses come back.
+//! The proxy listener: requests that the rules let pass go on to an upstream, and its responses come back.
 //!
 //! ```text
 //! client --> talk: a connection, HTTP/1.1 or HTTP/2; quick: what arrives whole over HTTP/1.1, without the detour by hyper
-//!              --> exchange: attributes --> the gate --> denied: 429
+//!              --> exchange: attributes --> the engine --> denied: 429
 //!                     --> head (what goes on) --> upstream: first (HTTP/1.1) or second (HTTP/2)
 //!              <-- body: a piece at a time; tunnel: what is no longer HTTP; later: what it came to is settled
 //! ```
@@ -12,12 +12,12 @@
 mod body;
 mod exchange;
 mod fields;
-mod first;
 mod head;
+mod http1;
+mod http2;
 mod in_flight;
 mod later;
 mod quick;
-mod second;
 pub(crate) mod settings;
 mod socket;
 mod starts;
@@ -46,11 +46,11 @@ use self::starts::Starts;
 use self::tunnel::Tunnel;
 use self::upstream::{Begun, Upstreams};
 use self::window::Windows;
-use crate::door::http::{Left, Waits, attend, builder};
-use crate::door::pace::{Pace, Paced};
-use crate::door::turns::{Rounds, Turns};
-use crate::door::{self, Entrance, Stream, Visitor};
-use crate::gate::Gate;
+use crate::engine::Engine;
+use crate::listen::http::{Left, Waits, attend, builder};
+use crate::listen::pace::{Pace, Paced};
+use crate::listen::turns::{Rounds, Turns};
+use crate::listen::{self, Entrance, Stream, Visitor};
 use crate::observe::log::Field;
 use crate::observe::metrics::Refusal;
 
@@ -75,7 +75,7 @@ struct Guest {
 /// Serves until `shutdown` says so, then finishes what has begun.
 pub(crate) async fn serve_at(
     entrance: Entrance,
-    gate: Gate,
+    engine: Engine,
     settings: ProxySettings,
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
@@ -89,9 +89,9 @@ pub(crate) async fn serve_at(
     if files < wanted {
         let advice = "raise the limit of open files (ulimit -n, LimitNOFILE=), or lower proxy.max_in_flight";
         let fields: [Field<'_>; 3] = [("reserved", &files), ("wanted", &wanted), ("advice", &advice)];
-        gate.observer().log().warn("few files for connections to the upstream", &fields);
+        engine.observer().log().warn("few files for connections to the upstream", &fields);
     }
-    let desk = Arc::new(Desk { gate, upstreams: Arc::clone(&upstreams) });
+    let desk = Arc::new(Desk { engine, upstreams: Arc::clone(&upstreams) });
     let down = shutdown.clone();
     let received = entrance.receive(shutdown, move |visitor| talk(Arc::clone(&desk), visitor, waits(), down.clone()));
     let sweeping = async {
@@ -121,7 +121,7 @@ async fn talk(desk: Arc<Desk>, visitor: Visitor, waits: Waits, mut shutdown: wat
         starts: Arc::default(),
         share: LastShare::default(),
     });
-    let refused = |why| desk.gate.observer().metrics().refused(desk.gate.door(), why);
+    let refused = |why| desk.engine.observer().metrics().refused(desk.engine.protocol(), why);
     let mut bytes = Vec::new();
     if desk.upstreams.are_near() {
         match desk.talk_briefly(&mut stream, &guest, waits, &mut shutdown).await {
@@ -130,7 +130,7 @@ async fn talk(desk: Arc<Desk>, visitor: Visitor, waits: Waits, mut shutdown: wat
             Next::Over(Left::TooSlow) => return refused(Refusal::Slow),
         }
     }
-    let stream = door::quick::Begun { bytes, at: 0, stream };
+    let stream = listen::quick::Begun { bytes, at: 0, stream };
     let service = {
         let (desk, guest) = (Arc::clone(&desk), Arc::clone(&guest));
         service_fn(move |request| {
@@ -140,7 +140,7 @@ async fn talk(desk: Arc<Desk>, visitor: Visitor, waits: Waits, mut shutdown: wat
         })
     };
     let turns = Turns::default();
-    let (builder, mut rounds) = (builder(desk.gate.door(), turns.clone()), Rounds::of(turns));
+    let (builder, mut rounds) = (builder(desk.engine.protocol(), turns.clone()), Rounds::of(turns));
     let left = {
         let io = TokioIo::new(Paced::new(stream, Arc::clone(&pace)));
         let connection = pin!(builder.serve_connection_with_upgrades(io, service));

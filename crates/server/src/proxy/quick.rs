@@ -22,16 +22,16 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::Guest;
 use super::exchange::{Admitted, Desk, No, Passed};
 use super::fields::{Fields, Headers};
-use super::first::Line;
 use super::head::Head;
+use super::http1::Line;
 use super::in_flight::Slot;
 use super::later::Later;
 use super::socket::Socket;
 use super::upstream::{Begun, Failed, TRIES};
 use super::whole::{self, Answered, Asked};
-use crate::door::Stream;
-use crate::door::http::{Left, NO_SNIFF, Waits, caught};
-use crate::door::quick::write;
+use crate::listen::Stream;
+use crate::listen::http::{Left, NO_SNIFF, Waits, caught};
+use crate::listen::quick::write;
 
 /// The most of a request. What is longer goes the other way.
 const REQUEST_BYTES: usize = 8 << 10;

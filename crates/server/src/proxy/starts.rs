@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use crate::door::http::MAX_STREAMS;
+use crate::listen::http::MAX_STREAMS;
 
 /// So many are under way before any answer was taken.
 const FIRST: u32 = 16;

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::first::Line;
+use super::http1::Line;
 use super::later::Later;
 
 /// Bytes on their way in one direction.

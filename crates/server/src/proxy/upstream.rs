@@ -10,13 +10,13 @@ use hyper::body::{Body, Incoming};
 use tokio::time::timeout;
 
 use super::body::{Progress, Reading, Returned, Sent};
-use super::first::{Line, Pool, Unanswered};
 use super::head;
+use super::http1::{Line, Pool, Unanswered};
+use super::http2::{self, Shared};
 use super::in_flight::{ClientShare, InFlight, Slot};
-use super::second::{self, Shared};
 use super::settings::{ProxySettings, Speech};
 use super::socket::Socket;
-use crate::door::UpstreamFiles;
+use crate::listen::UpstreamFiles;
 use crate::observe::metrics::Refusal;
 
 /// How often a request that was not sent is tried anew, on another connection.
@@ -231,7 +231,7 @@ impl Upstreams {
             // All wait for one connection, nobody longer than for one of its own.
             let sender = timeout(self.settings.connect, self.shared.sender(self.connect())).await;
             let mut sender = sender.map_err(|_| Failed::ConnectTimeout(self.settings.connect))??;
-            let answered = self.in_time(second::ask(&mut sender, request), progress).await?;
+            let answered = self.in_time(http2::ask(&mut sender, request), progress).await?;
             if answered.is_ok() {
                 progress.set_answered();
             }

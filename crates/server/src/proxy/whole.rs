@@ -8,7 +8,7 @@ use std::ops::Range;
 use axum::http::StatusCode;
 
 use super::fields::{Fields, write_field};
-use crate::door::quick::{decides_how, push_date};
+use crate::listen::quick::{decides_how, push_date};
 
 /// More headers than that go the other way.
 const MAX_HEADERS: usize = 64;

@@ -62,11 +62,11 @@ impl Session {
             }
             let Some(Asked { series, cost, is_throttle }) = &self.alike.asked else { break };
             if *is_throttle {
-                self.gate.check_each(series, CELL, &keys[..found], *cost, |verdict| {
+                self.engine.check_each(series, CELL, &keys[..found], *cost, |verdict| {
                     out.throttle(Throttle::numbers(verdict.allowed, verdict), Source::Store);
                 });
             } else {
-                self.gate.check_each(series, "", &keys[..found], *cost, |verdict| {
+                self.engine.check_each(series, "", &keys[..found], *cost, |verdict| {
                     out.verdict(verdict.allowed, verdict, &[], Source::Store);
                 });
             }
@@ -95,7 +95,7 @@ impl Session {
                 Some(Asked { series, is_throttle: same, .. }) if same == is_throttle && *series.limit() == limit => {
                     series
                 }
-                _ => self.gate.series(if is_throttle { &CELL_SCOPE } else { &Scope::AdHoc }, &limit)?,
+                _ => self.engine.series(if is_throttle { &CELL_SCOPE } else { &Scope::AdHoc }, &limit)?,
             };
             Some(Asked { series, cost: question.cost, is_throttle })
         });
@@ -115,7 +115,7 @@ mod tests {
     use super::super::turn::{TURN, answer_one_by_one, answer_turn};
     use super::*;
     use crate::auth::{Auth, Caller, Guard};
-    use crate::gate::{Backend, Door, Gate};
+    use crate::engine::{Backend, Engine, Protocol};
     use crate::observe::{Log, Observer, Settings};
     use crate::rules::Rules;
 
@@ -134,13 +134,13 @@ mod tests {
             clock.set(Timestamp::from_micros(1_700_000_000_000_000));
             let store = Backend::Memory(Memory::builder().clock(clock.clone()).build());
             let observer = Observer::new(Log::silent(), &Settings { show_keys: true, ..Settings::default() });
-            let gate = Gate::observed(store, Rules::default(), observer).at(Door::Resp);
+            let engine = Engine::observed(store, Rules::default(), observer).at(Protocol::Resp);
             let session =
-                Session::new(gate, Arc::new(Guard::new(Auth::default())), Caller::at([127, 0, 0, 1].into()), 1);
+                Session::new(engine, Arc::new(Guard::new(Auth::default())), Caller::at([127, 0, 0, 1].into()), 1);
             Talk { clock, session, out: Replies::default(), bytes: Vec::new(), answers: Vec::new() }
         }
 
-        /// As the door does it.
+        /// As the listener does it.
         async fn hear(&mut self, piece: &[u8]) {
             self.bytes.extend_from_slice(piece);
             loop {
@@ -162,8 +162,8 @@ mod tests {
 
         /// What was counted, and who was denied.
         fn told(&self) -> (Vec<String>, Vec<(String, String, u64)>) {
-            let (gate, observer) = (&self.session.gate, self.session.gate.observer());
-            let page = observer.metrics().text(gate.store(), 0);
+            let (engine, observer) = (&self.session.engine, self.session.engine.observer());
+            let page = observer.metrics().text(engine.store(), 0);
             let decisions = page.lines().filter(|line| line.starts_with("tidegate_decisions_total"));
             let denied = observer.top().list(usize::MAX).into_iter().map(|one| (one.rule, one.key, one.denied));
             let mut denied: Vec<_> = denied.collect();

@@ -1,4 +1,4 @@
-//! Commands into answers. What clients send when they connect is answered as Redis does; everything that decides goes to the gate.
+//! Commands into answers. What clients send when they connect is answered as Redis does; everything that decides goes to the engine.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::reply::Replies;
 use super::throttle::{Parameters, Throttle};
 use super::transaction::Transaction;
 use crate::auth::{Admission, Caller, Guard, May};
-use crate::gate::{Door, Gate, Together};
+use crate::engine::{Engine, Protocol, Together};
 use crate::guesses;
 use crate::nearest::nearest;
 use crate::observe::metrics::Refusal;
@@ -31,7 +31,7 @@ const OPTIONS: &str = "COST n, RESERVED n, ID n or AS MAP";
 /// What one connection knows.
 #[derive(Debug)]
 pub(crate) struct Session {
-    pub(crate) gate: Gate,
+    pub(crate) engine: Engine,
     pub(crate) guard: Arc<Guard>,
     pub(crate) caller: Caller,
     /// Calls of administrators are answered here, and not at a listener of their own.
@@ -82,10 +82,10 @@ pub(crate) struct Command<'b, 'a> {
 }
 
 impl Session {
-    pub(crate) fn new(gate: Gate, guard: Arc<Guard>, caller: Caller, number: i64) -> Self {
+    pub(crate) fn new(engine: Engine, guard: Arc<Guard>, caller: Caller, number: i64) -> Self {
         let may = guard.stranger();
         Session {
-            gate,
+            engine,
             guard,
             caller,
             has_admin_calls: true,
@@ -126,7 +126,7 @@ impl Session {
             Kind::Check => Scope::AdHoc,
             Kind::Other => return None,
         };
-        self.gate.expect(&Subject { scope, key: (*command.words.get(1)?).into() })
+        self.engine.expect(&Subject { scope, key: (*command.words.get(1)?).into() })
     }
 
     /// Answers what is asked most, was [expected](Session::expect), and can be decided in this process without waiting for anybody; says whether it did.
@@ -145,7 +145,7 @@ impl Session {
                     return false;
                 }
                 let subject = Subject { scope: CELL_SCOPE, key: rest[0].into() };
-                let verdict = self.gate.check_together(together, awaited, &subject, asked.limit, asked.cost);
+                let verdict = self.engine.check_together(together, awaited, &subject, asked.limit, asked.cost);
                 let Some(verdict) = verdict else { return false };
                 out.throttle(Throttle::numbers(verdict.allowed, &verdict), Source::Store);
                 true
@@ -157,7 +157,7 @@ impl Session {
                 let Some((_, limits)) = self.last.as_ref().filter(|(known, _)| known == limit) else { return false };
                 let [limit] = limits.as_slice() else { return false };
                 let subject = Subject { scope: Scope::AdHoc, key: (*key).into() };
-                let verdict = self.gate.check_together(together, awaited, &subject, limit, cost.unwrap_or(1));
+                let verdict = self.engine.check_together(together, awaited, &subject, limit, cost.unwrap_or(1));
                 let Some(verdict) = verdict else { return false };
                 out.verdict(verdict.allowed, &verdict, &[], Source::Store);
                 true
@@ -187,7 +187,7 @@ impl Session {
     /// Decides several questions at once: who waits for a remote store waits once for all of them. They are asked in the order in which they came.
     pub(crate) async fn answer_all(&self, questions: &[Question<'_>], out: &mut Replies) {
         let checks: Vec<Check<'_>> = questions.iter().map(Question::check).collect();
-        let decided = join_all(checks.iter().map(|check| self.gate.decide(check))).await;
+        let decided = join_all(checks.iter().map(|check| self.engine.decide(check))).await;
         for (question, decided) in questions.iter().zip(decided) {
             match decided {
                 Ok(decision) if matches!(question.under, Under::Throttle(_)) => {
@@ -256,13 +256,13 @@ impl Session {
 
     /// Answers a token that was not admitted.
     pub(crate) fn wrong(&self, refused: Admission, out: &mut Replies) {
-        let observer = self.gate.observer();
+        let observer = self.engine.observer();
         if let Admission::Limited(wait) = refused {
-            observer.metrics().refused(Door::Resp, Refusal::Guessing);
-            observer.guessed(Door::Resp, self.caller.ip());
+            observer.metrics().refused(Protocol::Resp, Refusal::Guessing);
+            observer.guessed(Protocol::Resp, self.caller.ip());
             return out.error(&format!("WRONGPASS {}", guesses::advice(wait)));
         }
-        observer.metrics().refused(Door::Resp, Refusal::Token);
+        observer.metrics().refused(Protocol::Resp, Refusal::Token);
         out.error("WRONGPASS invalid username-password pair or user is disabled.");
     }
 
@@ -281,7 +281,7 @@ impl Session {
         };
         let subject = Subject { scope: CELL_SCOPE, key: rest[0].into() };
         let check = Check::of(asked.op).charge_subject(subject, [asked.limit], asked.cost);
-        match self.gate.decide(&check).await {
+        match self.engine.decide(&check).await {
             Ok(decision) => {
                 out.throttle(Throttle::numbers(decision.allowed(), decision.binding()), decision.source());
             }
@@ -328,7 +328,7 @@ impl Session {
         if let Some(id) = id {
             check = check.with_id(id);
         }
-        match self.gate.decide(&check).await {
+        match self.engine.decide(&check).await {
             Ok(decision) => {
                 let number = i64::try_from(id.unwrap_or(Id::NONE).0).unwrap_or(0);
                 let granted = super::reply::whole(decision.granted());
@@ -369,14 +369,14 @@ impl Session {
             Ok(attributes) => attributes,
             Err(problem) => return out.error(&problem),
         };
-        match self.gate.rule(Op::Check, &attributes[..], options.cost.unwrap_or(1), None).await {
+        match self.engine.rule(Op::Check, &attributes[..], options.cost.unwrap_or(1), None).await {
             Ok(ruling) => {
                 let none = Verdict::default();
                 let verdict = ruling.decision.as_ref().map_or(&none, Decision::binding);
                 let shadowed = ruling.shadow.iter().filter(|shadowed| !shadowed.allowed).count();
                 let source = ruling.decision.as_ref().map_or(Source::Store, Decision::source);
                 let more = [("shadow_denied", super::reply::whole(shadowed as u64))];
-                let warning = self.gate.unknown_attributes(&attributes);
+                let warning = self.engine.unknown_attributes(&attributes);
                 if options.as_map {
                     out.verdict_map_with_warning(ruling.allowed, verdict, &more, source, warning.as_deref());
                 } else {
@@ -405,7 +405,7 @@ impl Session {
             Ok(target) => target,
             Err(problem) => return out.error(&problem),
         };
-        match self.gate.reset(&target).await {
+        match self.engine.reset(&target).await {
             Ok(emptied) => {
                 out.array(emptied.len());
                 for Emptied { rule, by } in emptied {

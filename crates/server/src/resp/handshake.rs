@@ -4,7 +4,7 @@ use super::arity;
 use super::command::Session;
 use super::reply::Replies;
 use crate::auth::{Admission, May};
-use crate::gate::Backend;
+use crate::engine::Backend;
 
 /// The longest name that a client may give itself, in bytes.
 const MAX_NAME_BYTES: usize = 128;
@@ -55,11 +55,11 @@ impl Session {
 
     /// How this server stands with its store, as lines of `INFO`.
     fn store(&self) -> String {
-        let store = self.gate.store();
+        let store = self.engine.store();
         let name = if matches!(store, Backend::Memory(_)) { "memory" } else { "redis" };
         let mut lines = format!("store:{name}\r\nstore_answers:{}\r\n", u8::from(!store.is_away()));
-        if let Backend::Near(near, _) = store {
-            let stats = near.stats();
+        if let Backend::Resilient(resilient, _) = store {
+            let stats = resilient.stats();
             let alone = stats.fallback_allowed + stats.fallback_denied;
             lines += &format!("answers_without_store:{alone}\r\nbreaker_opened:{}\r\n", stats.opened);
         }

@@ -1,4 +1,4 @@
-//! The RESP door: any Redis client is a client.
+//! The RESP listener: any Redis client is a client.
 //!
 //! One task per connection. It reads what there is, answers every complete command in it, and writes all answers at once. A client that does not read its
 //! answers is not read from either; one that begins a command must end it soon.
@@ -41,9 +41,9 @@ use self::{
 };
 pub use crate::auth::Auth;
 use crate::auth::{Caller, Guard};
-use crate::door::room::Room;
-use crate::door::{Bounds, Entrance, Visitor};
-use crate::gate::{Door, Gate};
+use crate::engine::{Engine, Protocol};
+use crate::listen::room::Room;
+use crate::listen::{Bounds, Entrance, Visitor};
 use crate::observe::metrics::Refusal;
 
 /// How much is read at once: a pipeline of some two hundred commands.
@@ -57,7 +57,7 @@ const MOMENT: Duration = Duration::from_millis(50);
 /// How long to wait at the end for the other side to have read everything.
 const FAREWELL: Duration = Duration::from_millis(500);
 
-/// Bounds of the door.
+/// Bounds of the listener.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// How long a connection may say nothing.
@@ -81,19 +81,19 @@ impl Default for Settings {
     }
 }
 
-/// Serves until `shutdown` says so, then answers what has arrived and returns. Without TLS, and with the bounds every door has.
+/// Serves until `shutdown` says so, then answers what has arrived and returns. Without TLS, and with the bounds every listener has.
 ///
 /// # Errors
 /// Never while it can accept at all: running out of files is waited out.
 pub async fn serve(
     listener: TcpListener,
-    gate: Gate,
+    engine: Engine,
     auth: Auth,
     settings: Settings,
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let entrance = Entrance::new(Door::Resp, listener, None, Bounds::default(), gate.observer().clone());
-    serve_at(entrance, gate, Arc::new(Guard::new(auth)), settings, shutdown).await
+    let entrance = Entrance::new(Protocol::Resp, listener, None, Bounds::default(), engine.observer().clone());
+    serve_at(entrance, engine, Arc::new(Guard::new(auth)), settings, shutdown).await
 }
 
 /// The same at an entrance that is there already.
@@ -102,7 +102,7 @@ pub async fn serve(
 /// Never while it can accept at all: running out of files is waited out.
 pub async fn serve_at(
     entrance: Entrance,
-    gate: Gate,
+    engine: Engine,
     guard: Arc<Guard>,
     settings: Settings,
     shutdown: watch::Receiver<bool>,
@@ -113,15 +113,15 @@ pub async fn serve_at(
     let talk = move |visitor: Visitor| {
         let Visitor { stream, peer, number, place } = visitor;
         let number = i64::try_from(number).unwrap_or(i64::MAX);
-        let mut session = Session::new(gate.clone(), Arc::clone(&guard), Caller::at(peer.ip()), number);
+        let mut session = Session::new(engine.clone(), Arc::clone(&guard), Caller::at(peer.ip()), number);
         session.has_admin_calls = settings.has_admin_calls;
-        let (settings, down, observer) = (settings.clone(), down.clone(), gate.observer().clone());
+        let (settings, down, observer) = (settings.clone(), down.clone(), engine.observer().clone());
         let pending = Pending::new(budget.clone());
         let talk = async move {
             let _place = place;
             let ended = converse(stream, session, settings, pending, down).await;
             if ended.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
-                observer.metrics().refused(Door::Resp, Refusal::Slow);
+                observer.metrics().refused(Protocol::Resp, Refusal::Slow);
             }
         };
         let room = room.clone();
@@ -163,7 +163,7 @@ async fn converse(
                 pending.most()
             ));
             session.closing = true;
-            session.gate.observer().metrics().refused(Door::Resp, Refusal::Full);
+            session.engine.observer().metrics().refused(Protocol::Resp, Refusal::Full);
             (bytes, session.transaction) = (Vec::new(), Transaction::None);
             pending.hold(0);
         }
@@ -182,7 +182,7 @@ async fn converse(
             continue;
         }
         if down && bytes.is_empty() {
-            // What had been sent before the order to stop is answered, too. Who goes on sending must not keep the door open.
+            // What had been sent before the order to stop is answered, too. Who goes on sending must not keep the listener open.
             let last = *last_call.get_or_insert_with(|| Instant::now() + LAST_CALL);
             let more = if Instant::now() < last { now(&mut stream, &mut bytes).await? } else { 0 };
             if more == 0 {
@@ -275,19 +275,19 @@ async fn within<T>(patience: Duration, io: impl Future<Output = io::Result<T>>) 
 #[cfg(feature = "fuzzing")]
 pub(crate) async fn converse_in_memory(
     stream: impl AsyncRead + AsyncWrite + Unpin,
-    gate: Gate,
+    engine: Engine,
     stopped: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let (guard, peer) = (Arc::new(Guard::new(Auth::default())), Caller::at([127, 0, 0, 1].into()));
     let (settings, pending) = (Settings::default(), Pending::new(Budget::new(usize::MAX)));
-    converse(stream, Session::new(gate, guard, peer, 1), settings, pending, stopped).await
+    converse(stream, Session::new(engine, guard, peer, 1), settings, pending, stopped).await
 }
 
 /// For fuzzing: the same at the beginning of a conversation.
 #[cfg(feature = "fuzzing")]
-pub(crate) async fn answers_one_by_one(stream: &[u8], gate: Gate) -> Vec<u8> {
+pub(crate) async fn answers_one_by_one(stream: &[u8], engine: Engine) -> Vec<u8> {
     let (guard, peer) = (Arc::new(Guard::new(Auth::default())), Caller::at([127, 0, 0, 1].into()));
-    let (mut session, mut out) = (Session::new(gate, guard, peer, 1), Replies::default());
+    let (mut session, mut out) = (Session::new(engine, guard, peer, 1), Replies::default());
     answer_one_by_one(stream, &mut session, &mut out).await;
     out.bytes
 }

@@ -8,7 +8,7 @@ use super::frame::{self, Known, MAX_COMMAND_BYTES, MAX_UNKNOWN_BYTES, Next, Shap
 use super::reply::Replies;
 use super::transaction::Transaction;
 use crate::auth::May;
-use crate::gate::Door;
+use crate::engine::Protocol;
 use crate::observe::metrics::Refusal;
 
 /// Answers that may wait to be written before more is read.
@@ -71,7 +71,7 @@ async fn answer_some<'a>(
 ) -> Turn {
     let Answered { bytes: mut used, commands: mut answered } = done;
     // A store that is far away is asked about all that is here at once: what waits for the answers before it has no more time than they had.
-    let ahead_of_all = if session.gate.is_far() { TURN } else { AHEAD };
+    let ahead_of_all = if session.engine.is_far() { TURN } else { AHEAD };
     while answered < TURN {
         // How long a command may be depends on the one before, as long as nobody has said who he is.
         let unknown = session.may == May::Nothing;
@@ -82,7 +82,7 @@ async fn answer_some<'a>(
         for (awaited, command) in awaited.iter_mut().zip(group.each(words)) {
             *awaited = session.expect(&command);
         }
-        let mut together = session.gate.together(group.commands);
+        let mut together = session.engine.together(group.commands);
         // Commands that were answered together with one before them.
         let mut ahead = 0;
         for (at, (command, awaited)) in group.each(words).zip(awaited.iter().chain(repeat(&None))).enumerate() {
@@ -100,7 +100,7 @@ async fn answer_some<'a>(
             };
             if !at_once {
                 // Whoever is answered in another way may ask for these numbers.
-                together.iter_mut().for_each(|together| session.gate.count(together));
+                together.iter_mut().for_each(|together| session.engine.count(together));
                 let rest = group.each(words).skip(at).take_while(|_| at + 1 < group.commands);
                 let questions: Vec<_> = rest.map_while(|command| session.question(command.words)).collect();
                 if questions.len() > 1 {
@@ -113,7 +113,7 @@ async fn answer_some<'a>(
             used += command.bytes;
             answered += 1;
         }
-        together.iter_mut().for_each(|together| session.gate.count(together));
+        together.iter_mut().for_each(|together| session.engine.count(together));
         if session.has_to_pause(out) {
             break;
         }
@@ -156,9 +156,9 @@ impl Session {
     pub(crate) fn break_off(&mut self, broken: &frame::Broken, out: &mut Replies) {
         if *broken == frame::Broken::Http {
             // A browser can be made to send this by any web page.
-            let observer = self.gate.observer();
-            observer.metrics().refused(Door::Resp, Refusal::Browser);
-            observer.foreign(Door::Resp, &"HTTP where a command was expected: this is the RESP listener");
+            let observer = self.engine.observer();
+            observer.metrics().refused(Protocol::Resp, Refusal::Browser);
+            observer.foreign(Protocol::Resp, &"HTTP where a command was expected: this is the RESP listener");
         }
         out.error(&format!("ERR {broken}"));
         self.closing = true;

@@ -92,7 +92,7 @@ pub struct Limited {
 
 /// How requests in Envoy's protocol are answered, beyond what the domains say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Terms {
+pub struct EnvoyOptions {
     /// What is rejected takes what is left, and one descriptor's rejection does not spare the others: as envoyproxy/ratelimit counts.
     pub count_rejected: bool,
     /// The most requests per unit that a limit in the request may ask for; none: such limits are ignored.
@@ -103,9 +103,9 @@ pub struct Terms {
     pub body: bool,
 }
 
-impl Default for Terms {
+impl Default for EnvoyOptions {
     fn default() -> Self {
-        Terms { count_rejected: false, overrides: Some(u32::MAX), headers: None, body: false }
+        EnvoyOptions { count_rejected: false, overrides: Some(u32::MAX), headers: None, body: false }
     }
 }
 

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use tidegate::denial::DenyStatus;
 use tidegate::http::group;
-use tidegate::{Limits, OnFailure, Overflow, Scope, Subject, SyncMode, Terms};
+use tidegate::{Limits, OnFailure, Overflow, Policy, Scope, Subject, SyncMode};
 
 pub(crate) use compare::{covers, excludes};
 pub use known::Named;
@@ -289,8 +289,8 @@ impl Rule {
     }
 
     /// On which terms a store decides it.
-    pub fn terms(&self) -> Terms {
-        Terms { sync: self.sync, on_failure: self.on_store_failure.map(Into::into), overflow: self.overflow }
+    pub fn policy(&self) -> Policy {
+        Policy { sync: self.sync, on_failure: self.on_store_failure.map(Into::into), overflow: self.overflow }
     }
 
     /// Whether its conditions hold, and the request does not lack an attribute without which the rule is skipped.

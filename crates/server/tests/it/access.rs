@@ -57,9 +57,9 @@ impl Served {
     }
 
     fn refused(&self, listener: &str, reason: &str) -> u64 {
-        let gate = self.running().gate();
-        let text = gate.observer().metrics().text(gate.store(), 0);
-        let line = format!("tidegate_refused_total{{door=\"{listener}\",reason=\"{reason}\"}} ");
+        let engine = self.running().engine();
+        let text = engine.observer().metrics().text(engine.store(), 0);
+        let line = format!("tidegate_refused_total{{protocol=\"{listener}\",reason=\"{reason}\"}} ");
         text.lines().find_map(|own| own.strip_prefix(&line)).expect("it is counted").parse().unwrap()
     }
 }

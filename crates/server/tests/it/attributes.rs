@@ -1,6 +1,6 @@
 //! A check whose attributes no rule looks at says so, whatever the protocol: a misspelt name is not silently a request without a limit.
 
-use crate::doors::Doors;
+use crate::listeners::Listeners;
 
 const RULES: &str = "\
 rules:
@@ -10,8 +10,8 @@ rules:
 
 #[test]
 fn a_check_in_which_no_attribute_is_known_says_so_in_its_answer() {
-    let doors = Doors::in_memory(RULES);
-    let (mut http, mut resp) = (doors.http(), doors.resp());
+    let listeners = Listeners::in_memory(RULES);
+    let (mut http, mut resp) = (listeners.http(), listeners.resp());
     let warning = r#""warning":"no rule looks at the attribute \"usr\": did you mean \"user\"?""#;
     let misspelt = http.post("/v1/check", r#"{"attributes":{"usr":"a"}}"#);
     assert!(misspelt.status == 200 && misspelt.body.ends_with(&format!("{warning}}}")), "{misspelt:?}");
@@ -33,8 +33,8 @@ fn a_check_in_which_no_attribute_is_known_says_so_in_its_answer() {
 
 #[test]
 fn without_rules_a_check_by_attributes_says_that_nothing_is_limited() {
-    let doors = Doors::in_memory("rules: []\n");
-    let answer = doors.http().post("/v1/check", r#"{"attributes":{"user":"a"}}"#);
+    let listeners = Listeners::in_memory("rules: []\n");
+    let answer = listeners.http().post("/v1/check", r#"{"attributes":{"user":"a"}}"#);
     let expected =
         r#"{"cost":1,"op":"check","allowed":true,"charges":[],"warning":"there are no rules, so nothing is limited"}"#;
     assert_eq!((answer.status, answer.body.as_str()), (200, expected));
@@ -42,8 +42,8 @@ fn without_rules_a_check_by_attributes_says_that_nothing_is_limited() {
 
 #[test]
 fn envoy_and_explanations_say_so_too() {
-    let doors = Doors::in_memory(RULES);
-    let mut http = doors.http();
+    let listeners = Listeners::in_memory(RULES);
+    let mut http = listeners.http();
     let asked =
         |key: &str| format!(r#"{{"domain":"edge","descriptors":[{{"entries":[{{"key":"{key}","value":"a"}}]}}]}}"#);
     let misspelt = http.post("/json", &asked("usr"));
@@ -58,8 +58,8 @@ fn envoy_and_explanations_say_so_too() {
 /// Of two values, one could be limited and the other be meant.
 #[test]
 fn an_attribute_is_there_once() {
-    let doors = Doors::in_memory(RULES);
-    let (mut http, mut resp) = (doors.http(), doors.resp());
+    let listeners = Listeners::in_memory(RULES);
+    let (mut http, mut resp) = (listeners.http(), listeners.resp());
     for (path, body, place) in [
         ("check", r#"{"attributes":{"user":"a","user":"b"}}"#, "attributes: \\\"user\\\""),
         ("check", r#"{"attributes":{"user":"a","x":"1","user":"a"}}"#, "\\\"user\\\""),

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use tidegate_testkit::{node_client, python_client, redis_benchmark, redis_cli};
 
-use crate::doors::Doors;
+use crate::listeners::Listeners;
 
 /// Runs a client to its end; what it printed.
 #[track_caller]
@@ -17,8 +17,8 @@ fn printed(command: &mut Command) -> String {
 
 #[test]
 fn redis_cli_in_both_versions_of_the_protocol() {
-    let doors = Doors::in_memory("");
-    let cli = |words: &[&str]| printed(redis_cli().args(["-p", &doors.resp.to_string()]).args(words));
+    let listeners = Listeners::in_memory("");
+    let cli = |words: &[&str]| printed(redis_cli().args(["-p", &listeners.resp.to_string()]).args(words));
     assert_eq!(cli(&["CL.THROTTLE", "user:7", "15", "30", "60"]), "0\n16\n15\n-1\n2\n");
     assert_eq!(cli(&["-3", "TG.CHECK", "k", "2/min"]), "1\n2\n1\n0\n30000\n");
     assert_eq!(cli(&["-2", "TG.PEEK", "k", "2/min"]), "1\n2\n1\n0\n30000\n");
@@ -33,9 +33,9 @@ fn redis_cli_in_both_versions_of_the_protocol() {
 
 #[test]
 fn redis_benchmark_runs() {
-    let doors = Doors::in_memory("");
+    let listeners = Listeners::in_memory("");
     let mut benchmark = redis_benchmark();
-    benchmark.args(["-p", &doors.resp.to_string(), "-n", "20000", "-c", "20", "-P", "16", "-r", "1000", "-q"]);
+    benchmark.args(["-p", &listeners.resp.to_string(), "-n", "20000", "-c", "20", "-P", "16", "-r", "1000", "-q"]);
     benchmark.args(["CL.THROTTLE", "key:__rand_int__", "15", "30", "60", "1"]);
     let out = printed(&mut benchmark);
     assert!(out.contains("requests per second"), "{out}");
@@ -43,7 +43,7 @@ fn redis_benchmark_runs() {
 
 #[test]
 fn redis_py_asks_with_pipelines_in_both_versions() {
-    let doors = Doors::in_memory("rules:\n  - { name: per-ip, by: [ip], limit: 2/min }\n");
+    let listeners = Listeners::in_memory("rules:\n  - { name: per-ip, by: [ip], limit: 2/min }\n");
     let script = r#"
 import redis, sys
 for protocol in (2, 3):
@@ -76,12 +76,12 @@ for protocol in (2, 3):
     r.close()
 print("done")
 "#;
-    assert_eq!(printed(python_client().args(["-c", script, &doors.resp.to_string()])), "done\n");
+    assert_eq!(printed(python_client().args(["-c", script, &listeners.resp.to_string()])), "done\n");
 }
 
 #[test]
 fn ioredis_and_node_redis_ask() {
-    let doors = Doors::in_memory("");
+    let listeners = Listeners::in_memory("");
     let script = r#"
 const assert = require('assert');
 const port = Number(process.argv[1]);
@@ -108,7 +108,7 @@ const port = Number(process.argv[1]);
   console.log('done');
 })().catch((error) => { console.error(error); process.exit(1); });
 "#;
-    assert_eq!(printed(node_client().args(["-e", script, &doors.resp.to_string()])), "done\n");
+    assert_eq!(printed(node_client().args(["-e", script, &listeners.resp.to_string()])), "done\n");
 }
 
 /// The code of docs/resp.md, as it stands there but for the port: clients with their defaults, which are version 3 of the protocol and pipelines in `MULTI`.
@@ -125,9 +125,9 @@ fn the_programs_of_the_page_print_what_it_says() {
     let (python, node) = (blocks("python"), blocks("js"));
     assert_eq!((python.len(), node.len()), (1, 2), "redis-py; ioredis and node-redis");
     let run = |client: &mut Command, code: &str| {
-        let doors = Doors::in_memory("");
+        let listeners = Listeners::in_memory("");
         assert_eq!(code.matches("6380").count(), 1, "one address to change in {code}");
-        printed(client.arg(code.replace("6380", &doors.resp.to_string())))
+        printed(client.arg(code.replace("6380", &listeners.resp.to_string())))
     };
     assert_eq!(run(python_client().arg("-c"), &python[0]), expected);
     for code in &node {
@@ -138,8 +138,8 @@ fn the_programs_of_the_page_print_what_it_says() {
 /// What the page's programs rely on: the clients ask for version 3 without being told to.
 #[test]
 fn clients_speak_version_three_by_default() {
-    let doors = Doors::in_memory("");
-    let port = doors.resp.to_string();
+    let listeners = Listeners::in_memory("");
+    let port = listeners.resp.to_string();
     let script = "import redis, sys; print(redis.Redis(port=int(sys.argv[1])).execute_command('HELLO')[b'proto'])";
     assert_eq!(printed(python_client().args(["-c", script, &port])), "3\n");
     let script = r#"
@@ -158,9 +158,9 @@ await client.close();
 
 #[test]
 fn the_redis_crate_asks() {
-    let doors = Doors::in_memory("");
+    let listeners = Listeners::in_memory("");
     for protocol in ["resp2", "resp3"] {
-        let client = redis::Client::open(format!("redis://127.0.0.1:{}/?protocol={protocol}", doors.resp)).unwrap();
+        let client = redis::Client::open(format!("redis://127.0.0.1:{}/?protocol={protocol}", listeners.resp)).unwrap();
         let mut connection = client.get_connection().unwrap();
         let key = format!("crate-{protocol}");
         let answer: Vec<i64> = redis::cmd("CL.THROTTLE").arg(&key).arg(&[15, 30, 60]).query(&mut connection).unwrap();
@@ -180,8 +180,8 @@ fn the_redis_crate_asks() {
 
 #[test]
 fn curl_asks() {
-    let doors = Doors::in_memory("");
-    let url = format!("http://{}/v1/check", doors.http);
+    let listeners = Listeners::in_memory("");
+    let url = format!("http://{}/v1/check", listeners.http);
     let ask = |more: &[&str]| {
         let body = r#"{"key":"user:7","limit":"1/min"}"#;
         printed(

@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use crate::doors::{Doors, Http};
+use crate::listeners::{Http, Listeners};
 
 const RULES: &str = "\
 rules:
@@ -39,8 +39,8 @@ fn tell(page: &mut String, http: &mut Http, method: &str, path: &str, body: &str
 }
 
 fn page(rules: &str, asks: &[(&str, &str)]) -> String {
-    let doors = Doors::in_memory(rules);
-    let (mut http, mut page) = (doors.http(), String::new());
+    let listeners = Listeners::in_memory(rules);
+    let (mut http, mut page) = (listeners.http(), String::new());
     for (path, body) in asks {
         tell(&mut page, &mut http, "POST", path, body);
     }
@@ -128,8 +128,8 @@ fn clients(asks: &[(&str, &str)]) -> String {
     let mut page = String::new();
     for is_proxy in [true, false] {
         // Each has its own budgets.
-        let doors = crate::strangers::doors("");
-        let (mut proxy, mut gateway) = (doors.proxy(), doors.http());
+        let listeners = crate::strangers::listeners("");
+        let (mut proxy, mut gateway) = (listeners.proxy(), listeners.http());
         for (path, headers) in asks {
             let lines: String = headers.lines().map(|line| format!("{line}\r\n")).collect();
             let answer = if is_proxy {

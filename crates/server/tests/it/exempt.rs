@@ -4,10 +4,10 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use tidegate_server::config::Config;
-use tidegate_server::gate::Gate;
+use tidegate_server::engine::Engine;
 use tidegate_server::{Options, start};
 
-use crate::doors::Doors;
+use crate::listeners::Listeners;
 
 const RULES: &str = "\
 trusted_proxies: [127.0.0.1]
@@ -19,16 +19,16 @@ rules:
 ";
 
 /// What is left for root and in all, as the rules see it without the exemption.
-fn untouched(gate: &Gate) {
-    let text = gate.observer().metrics().text(gate.store(), 0);
+fn untouched(engine: &Engine) {
+    let text = engine.observer().metrics().text(engine.store(), 0);
     let keys = text.lines().find_map(|line| line.strip_prefix("tidegate_store_keys ")).expect(&text);
     assert_eq!(keys, "0", "nothing was charged");
 }
 
 #[test]
 fn the_check_api_and_resp_charge_nothing_and_say_which_rule_exempted() {
-    let doors = Doors::in_memory(RULES);
-    let (mut http, mut resp) = (doors.http(), doors.resp());
+    let listeners = Listeners::in_memory(RULES);
+    let (mut http, mut resp) = (listeners.http(), listeners.resp());
     for _ in 0..3 {
         let answer = http.post("/v1/check", r#"{"attributes":{"header.x-user":"root"}}"#);
         assert_eq!(
@@ -39,26 +39,26 @@ fn the_check_api_and_resp_charge_nothing_and_say_which_rule_exempted() {
         let answer = resp.command(&["TG.RULES", "header.x-user", "root"]).unwrap();
         assert_eq!(answer.array()[0].int(), 1, "{answer:?}");
     }
-    untouched(doors.gate());
+    untouched(listeners.engine());
     let denied = http.post("/v1/check", r#"{"attributes":{"header.x-user":"root","path":"/closed"}}"#);
     assert!(!denied.body.contains("exempt") && denied.body.contains(r#""rule":"closed""#), "{denied:?}");
     let limited =
-        |http: &mut crate::doors::Http| http.post("/v1/check", r#"{"attributes":{"header.x-user":"a"}}"#).status;
+        |http: &mut crate::listeners::Http| http.post("/v1/check", r#"{"attributes":{"header.x-user":"a"}}"#).status;
     assert_eq!([(); 3].map(|()| limited(&mut http)), [200, 200, 429]);
 }
 
 #[test]
 fn forward_auth_charges_nothing() {
-    let doors = Doors::in_memory(RULES);
+    let listeners = Listeners::in_memory(RULES);
     let ask = |user: &str, uri: &str| {
-        let mut client = doors.http();
+        let mut client = listeners.http();
         client.send(&format!(
             "GET /v1/auth HTTP/1.1\r\nhost: t\r\nx-forwarded-method: GET\r\nx-forwarded-host: h\r\nx-forwarded-uri: {uri}\r\nx-forwarded-for: 192.0.2.7\r\nx-user: {user}\r\n\r\n"
         ));
         client.receive().unwrap().status
     };
     assert_eq!([(); 3].map(|()| ask("root", "/")), [204; 3]);
-    untouched(doors.gate());
+    untouched(listeners.engine());
     assert!(ask("root", "/closed") >= 400);
     assert_eq!([(); 3].map(|()| ask("a", "/")), [204, 204, 429]);
 }
@@ -66,8 +66,8 @@ fn forward_auth_charges_nothing() {
 /// Descriptors of Envoy's protocol, also as `/json`: one that is exempt exempts the request.
 #[test]
 fn descriptors_charge_nothing() {
-    let doors = Doors::in_memory(RULES);
-    let mut http = doors.http();
+    let listeners = Listeners::in_memory(RULES);
+    let mut http = listeners.http();
     let mut ask = |entries: &[(&str, &str)]| {
         let descriptors: Vec<String> = entries
             .iter()
@@ -81,7 +81,7 @@ fn descriptors_charge_nothing() {
         let (status, body) = ask(&[("header.x-user", "root"), ("ip", "192.0.2.7")]);
         assert!(status == 200 && body.contains("4294967295"), "{body}");
     }
-    untouched(doors.gate());
+    untouched(listeners.engine());
     assert_eq!(ask(&[("header.x-user", "root"), ("path", "/closed")]).0, 429);
     assert_eq!([(); 3].map(|()| ask(&[("header.x-user", "a")]).0), [200, 200, 429]);
 }
@@ -115,7 +115,7 @@ fn the_proxy_charges_nothing_and_settles_nothing() {
         answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
     };
     assert_eq!([(); 3].map(|()| ask("root", "/")), [200; 3]);
-    untouched(running.gate());
+    untouched(running.engine());
     assert!(ask("root", "/closed") >= 400);
     assert_eq!([(); 2].map(|()| ask("a", "/")), [200, 429]);
     assert!(runtime.block_on(running.stop()));
@@ -123,9 +123,10 @@ fn the_proxy_charges_nothing_and_settles_nothing() {
 
 #[test]
 fn explain_names_the_rule_that_exempted() {
-    let doors = Doors::in_memory(RULES);
-    let explain =
-        |attributes: &[(&str, &str)]| doors.runtime.block_on(doors.gate().explain(attributes, 1)).unwrap().to_string();
+    let listeners = Listeners::in_memory(RULES);
+    let explain = |attributes: &[(&str, &str)]| {
+        listeners.runtime.block_on(listeners.engine().explain(attributes, 1)).unwrap().to_string()
+    };
     let text = explain(&[("header.x-user", "root")]);
     assert!(text.contains("staff: applies to everybody: exempts from all rules but those that deny\n"), "{text}");
     assert!(text.ends_with("the request would pass: staff exempts it, and no rule charges it\n"), "{text}");

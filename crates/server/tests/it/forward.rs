@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::net::SocketAddr;
 
-use crate::doors::{Answer, Doors};
+use crate::listeners::{Answer, Listeners};
 
 const RULES: &str = "\
 trusted_proxies: [127.0.0.1, 10.0.0.0/8]
@@ -20,7 +20,7 @@ rules:
 
 /// Asks with these headers, a line each.
 fn ask(at: SocketAddr, method: &str, headers: &str) -> Answer {
-    let mut client = crate::doors::Http::connect(at);
+    let mut client = crate::listeners::Http::connect(at);
     let mut text = format!("{method} /v1/auth HTTP/1.1\r\nhost: localhost\r\n");
     for line in headers.lines().map(str::trim).filter(|line| !line.is_empty()) {
         write!(text, "{line}\r\n").unwrap();
@@ -30,11 +30,11 @@ fn ask(at: SocketAddr, method: &str, headers: &str) -> Answer {
 }
 
 /// As Caddy and Traefik ask.
-fn asked(doors: &Doors, method: &str, host: &str, uri: &str, client: &str, more: &str) -> Answer {
+fn asked(listeners: &Listeners, method: &str, host: &str, uri: &str, client: &str, more: &str) -> Answer {
     let headers = format!(
         "X-Forwarded-Method: {method}\nX-Forwarded-Proto: https\nX-Forwarded-Host: {host}\nX-Forwarded-Uri: {uri}\nX-Forwarded-For: {client}\n{more}"
     );
-    ask(doors.http, "GET", &headers)
+    ask(listeners.http, "GET", &headers)
 }
 
 fn header<'a>(answer: &'a Answer, name: &str) -> Option<&'a str> {
@@ -43,8 +43,8 @@ fn header<'a>(answer: &'a Answer, name: &str) -> Option<&'a str> {
 
 #[test]
 fn who_may_pass_is_told_by_headers_and_who_may_not_by_a_short_answer() {
-    let doors = Doors::in_memory(RULES);
-    let ask = || asked(&doors, "GET", "example.com", "/", "192.0.2.7", "");
+    let listeners = Listeners::in_memory(RULES);
+    let ask = || asked(&listeners, "GET", "example.com", "/", "192.0.2.7", "");
     let answer = ask();
     assert_eq!((answer.status, answer.body.as_str()), (204, ""), "{answer:?}");
     assert_eq!(header(&answer, "ratelimit-policy"), Some("\"per-ip\";q=3;w=60"));
@@ -60,17 +60,17 @@ fn who_may_pass_is_told_by_headers_and_who_may_not_by_a_short_answer() {
         answer.body,
         r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,"detail":"Too many requests. Try again in 20 seconds.","violated-policies":["per-ip"],"retry_after_secs":20}"#
     );
-    assert_eq!(asked(&doors, "GET", "example.com", "/", "192.0.2.8", "").status, 204, "everybody has a budget");
+    assert_eq!(asked(&listeners, "GET", "example.com", "/", "192.0.2.8", "").status, 204, "everybody has a budget");
 }
 
 #[test]
 fn headers_and_denials_are_as_the_settings_and_the_client_say() {
-    let doors = Doors::in_memory(&format!("http: {{ headers: [ietf], denial: json }}\n{RULES}"));
-    let ask = |more: &str| asked(&doors, "GET", "internal.example.com", "/", "192.0.2.7", more);
+    let listeners = Listeners::in_memory(&format!("http: {{ headers: [ietf], denial: json }}\n{RULES}"));
+    let ask = |more: &str| asked(&listeners, "GET", "internal.example.com", "/", "192.0.2.7", more);
     let answer = ask("");
     assert_eq!((answer.status, header(&answer, "content-type")), (403, Some("application/json")), "{answer:?}");
     assert!(!answer.head.contains("ratelimit") && !answer.head.contains("retry-after"), "{answer:?}");
-    let passed = asked(&doors, "GET", "example.com", "/", "192.0.2.7", "");
+    let passed = asked(&listeners, "GET", "example.com", "/", "192.0.2.7", "");
     assert!(header(&passed, "ratelimit").is_some() && !passed.head.contains("x-ratelimit"), "{passed:?}");
     let answer = ask("Accept: text/plain");
     assert!(header(&answer, "content-type").is_some_and(|kind| kind.starts_with("text/plain")), "{answer:?}");
@@ -78,14 +78,14 @@ fn headers_and_denials_are_as_the_settings_and_the_client_say() {
 
 #[test]
 fn the_method_of_the_question_does_not_matter_and_no_body_is_read() {
-    let doors = Doors::in_memory(RULES);
+    let listeners = Listeners::in_memory(RULES);
     let said = "X-Original-Method: GET\nX-Original-URI: /\nX-Forwarded-Host: a\nX-Forwarded-For: 192.0.2.7";
     for method in ["GET", "HEAD", "OPTIONS"] {
-        assert_eq!(ask(doors.http, method, said).status, 204, "{method}");
+        assert_eq!(ask(listeners.http, method, said).status, 204, "{method}");
     }
-    let denied = ask(doors.http, "POST", &format!("{said}\nContent-Length: 0"));
+    let denied = ask(listeners.http, "POST", &format!("{said}\nContent-Length: 0"));
     assert_eq!(denied.status, 429);
-    let mut client = doors.http();
+    let mut client = listeners.http();
     client.send(&format!(
         "PUT /v1/auth HTTP/1.1\r\nhost: a\r\n{}\r\ncontent-length: 9\r\n\r\n123456789",
         said.replace('\n', "\r\n")
@@ -95,12 +95,12 @@ fn the_method_of_the_question_does_not_matter_and_no_body_is_read() {
 
 #[test]
 fn rules_see_the_request_that_the_gateway_was_sent() {
-    let doors = Doors::in_memory(RULES);
+    let listeners = Listeners::in_memory(RULES);
     let mut last = 0;
     // Everybody is somebody else here, so that only the rule in question denies.
     let mut status = |method: &str, host: &str, uri: &str, more: &str| {
         last += 1;
-        asked(&doors, method, host, uri, &format!("198.51.100.{last}"), more).status
+        asked(&listeners, method, host, uri, &format!("198.51.100.{last}"), more).status
     };
     assert_eq!(status("POST", "a", "/search?q=1", "X-Api-Key: k"), 204);
     for (method, path) in [
@@ -135,7 +135,7 @@ fn rules_see_the_request_that_the_gateway_was_sent() {
         "a shadow denies nothing"
     );
     // Networks of IPv6: a condition looks at the address, a budget is the network's.
-    let from = |client: &str| asked(&doors, "GET", "a", "/", client, "").status;
+    let from = |client: &str| asked(&listeners, "GET", "a", "/", client, "").status;
     assert_eq!(from("2001:db8:7:1::5"), 403);
     assert_eq!(
         [from("2001:db8::1"), from("2001:db8::2"), from("2001:db8::3"), from("2001:db8::4")],
@@ -145,11 +145,11 @@ fn rules_see_the_request_that_the_gateway_was_sent() {
 
 #[test]
 fn targets_that_services_read_in_different_ways_are_refused_or_judged_as_the_settings_say() {
-    let status = |doors: &Doors, uri: &str| asked(doors, "GET", "a", uri, "192.0.2.7", "").status;
+    let status = |listeners: &Listeners, uri: &str| asked(listeners, "GET", "a", uri, "192.0.2.7", "").status;
     let rules = "trusted_proxies: [127.0.0.1]\nrules: [{ name: login, when: { path: /login }, limit: 1/h }]\n";
-    let default = Doors::in_memory(rules);
+    let default = Listeners::in_memory(rules);
     let paths = "paths: { escaped_slashes: decode, dot_segments: resolve }\n";
-    let rewriting = Doors::in_memory(&format!("{paths}{rules}"));
+    let rewriting = Listeners::in_memory(&format!("{paths}{rules}"));
     assert_eq!((status(&default, "/login"), status(&default, "/login")), (204, 429));
     assert_eq!((status(&rewriting, "/login"), status(&rewriting, "/login")), (204, 429));
     for (uri, judged) in [
@@ -165,7 +165,7 @@ fn targets_that_services_read_in_different_ways_are_refused_or_judged_as_the_set
         assert!(answer.status == 400 && answer.body.contains("expected"), "{uri}: {answer:?}");
         assert_eq!(status(&rewriting, uri), judged, "{uri}");
     }
-    let keeping = Doors::in_memory(&format!("paths: {{ escaped_slashes: keep, dot_segments: keep }}\n{rules}"));
+    let keeping = Listeners::in_memory(&format!("paths: {{ escaped_slashes: keep, dot_segments: keep }}\n{rules}"));
     assert_eq!(
         (status(&keeping, "/x/../login"), status(&keeping, "/./login")),
         (204, 429),
@@ -185,8 +185,8 @@ rules:
   - { name: k, by: [query.k], missing: skip, limit: 1/h }
   - { name: tags, by: [header.x-tags], missing: skip, limit: 1/h }
 ";
-    let doors = Doors::in_memory(rules);
-    let ask = |uri: &str, more: &str| asked(&doors, "GET", "a", uri, "192.0.2.7", more);
+    let listeners = Listeners::in_memory(rules);
+    let ask = |uri: &str, more: &str| asked(&listeners, "GET", "a", uri, "192.0.2.7", more);
     for (uri, more) in [("/", "X-Api-Key: K"), ("/", "Cookie: session=S"), ("/?k=K", ""), ("/", "X-Tags: a\nX-Tags: b")]
     {
         assert_eq!((ask(uri, more).status, ask(uri, more).status), (204, 429), "{uri} {more}");
@@ -204,15 +204,15 @@ rules:
         let answer = ask(uri, more);
         assert!(answer.status == 400 && answer.body.contains(expected), "{uri} {more}: {answer:?}");
     }
-    let doors = Doors::in_memory(&rules.replace("headers: {", "headers: { underscores: keep,"));
+    let listeners = Listeners::in_memory(&rules.replace("headers: {", "headers: { underscores: keep,"));
     let more = "X-Api-Key: r17\nX_Api_Key: K";
-    assert_eq!(asked(&doors, "GET", "a", "/", "192.0.2.7", more).status, 204, "as it is set");
+    assert_eq!(asked(&listeners, "GET", "a", "/", "192.0.2.7", more).status, 204, "as it is set");
 }
 
 #[test]
 fn the_client_is_the_last_that_somebody_trusted_has_seen() {
-    let doors = Doors::in_memory(RULES);
-    let from = |forwarded: &str| asked(&doors, "GET", "a", "/", forwarded, "").status;
+    let listeners = Listeners::in_memory(RULES);
+    let from = |forwarded: &str| asked(&listeners, "GET", "a", "/", forwarded, "").status;
     for made_up in ["1.1.1.1, 192.0.2.7", "2.2.2.2, 192.0.2.7", "unknown, 192.0.2.7, 10.0.0.1"] {
         assert_eq!(from(made_up), 204, "{made_up}");
     }
@@ -222,13 +222,13 @@ fn the_client_is_the_last_that_somebody_trusted_has_seen() {
     assert_eq!(from(victim), 204, "nobody else was charged");
     // Other headers that name an address are not believed.
     let more = "X-Real-IP: 4.4.4.4\nForwarded: for=5.5.5.5\nTrue-Client-IP: 6.6.6.6";
-    assert_eq!(asked(&doors, "GET", "a", "/", "192.0.2.7", more).status, 429);
+    assert_eq!(asked(&listeners, "GET", "a", "/", "192.0.2.7", more).status, 429);
 }
 
 #[test]
 fn another_header_may_be_the_one_that_is_believed() {
-    let doors = Doors::in_memory(&format!("client_ip: {{ header: forwarded }}\n{RULES}"));
-    let ask = |more: &str| asked(&doors, "GET", "a", "/", "1.1.1.1", more);
+    let listeners = Listeners::in_memory(&format!("client_ip: {{ header: forwarded }}\n{RULES}"));
+    let ask = |more: &str| asked(&listeners, "GET", "a", "/", "1.1.1.1", more);
     let answer = ask("");
     assert!(answer.status == 400 && answer.body.contains("forwarded is missing"), "{answer:?}");
     let status = |client: &str| ask(&format!("Forwarded: for={client}")).status;
@@ -238,10 +238,10 @@ fn another_header_may_be_the_one_that_is_believed() {
 
 #[test]
 fn what_a_gateway_forgets_or_lets_through_is_a_mistake_and_never_a_pass() {
-    let doors = Doors::in_memory(RULES);
+    let listeners = Listeners::in_memory(RULES);
     let whole = "X-Forwarded-Method: GET\nX-Forwarded-Uri: /\nX-Forwarded-Host: a\nX-Forwarded-For: 192.0.2.7";
     for line in whole.lines() {
-        let answer = ask(doors.http, "GET", &whole.replace(line, ""));
+        let answer = ask(listeners.http, "GET", &whole.replace(line, ""));
         let name = line.split(':').next().unwrap().to_ascii_lowercase();
         assert!(answer.status == 400 && answer.body.contains(&format!("{name} is missing: expected")), "{answer:?}");
     }
@@ -257,22 +257,22 @@ fn what_a_gateway_forgets_or_lets_through_is_a_mistake_and_never_a_pass() {
         ("X-Forwarded-Host: a", "X-Forwarded-Host: a\nX-Forwarded-Host: b"),
         ("X-Forwarded-Host: a", "X-Forwarded-Host: a, b"),
     ] {
-        let answer = ask(doors.http, "GET", &whole.replacen(line, instead, 1));
+        let answer = ask(listeners.http, "GET", &whole.replacen(line, instead, 1));
         assert!(answer.status == 400 && answer.body.contains("expected"), "{instead}: {answer:?}");
     }
-    assert_eq!(ask(doors.http, "GET", whole).status, 204, "and none of it was charged");
-    assert_eq!(header(&ask(doors.http, "GET", whole), "x-ratelimit-remaining"), Some("1"));
+    assert_eq!(ask(listeners.http, "GET", whole).status, 204, "and none of it was charged");
+    assert_eq!(header(&ask(listeners.http, "GET", whole), "x-ratelimit-remaining"), Some("1"));
 }
 
 #[test]
 fn only_trusted_peers_speak_for_others() {
     let whole = "X-Forwarded-Method: GET\nX-Forwarded-Uri: /\nX-Forwarded-Host: a\nX-Forwarded-For: 192.0.2.7";
     for rules in ["", "trusted_proxies: [10.0.0.0/8]\n"] {
-        let doors = Doors::in_memory(rules);
-        let answer = ask(doors.http, "GET", whole);
+        let listeners = Listeners::in_memory(rules);
+        let answer = ask(listeners.http, "GET", whole);
         assert!(answer.status == 403 && answer.body.contains("expected a peer in trusted_proxies"), "{answer:?}");
         assert!(!answer.body.contains("127.0.0.1"), "where the gateway is, is in the log: {answer:?}");
-        let mut client = doors.http();
+        let mut client = listeners.http();
         client.send("GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n");
         let page = client.receive().unwrap().body;
         assert!(
@@ -283,28 +283,28 @@ fn only_trusted_peers_speak_for_others() {
 }
 
 #[test]
-fn the_token_of_the_door_has_a_header_of_its_own() {
+fn the_token_of_the_protocol_has_a_header_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("token");
     std::fs::write(&file, "s3cret\n").unwrap();
     let whole = "X-Forwarded-Method: GET\nX-Forwarded-Uri: /\nX-Forwarded-Host: a\nX-Forwarded-For: 192.0.2.7";
     let with = |tokens: &str| {
         let file = file.display();
-        Doors::in_memory(&format!(
+        Listeners::in_memory(&format!(
             "tokens: {{ {tokens}: {file} }}\n{}",
             RULES.replace("limit: 3/min", "limit: 100/min")
         ))
     };
-    let status = |doors: &Doors, more: &str| ask(doors.http, "GET", &format!("{whole}\n{more}")).status;
-    let doors = with("check_file");
-    assert_eq!(status(&doors, "X-Tidegate-Token: s3cret"), 204);
-    assert_eq!(status(&doors, "X-Tidegate-Token: s3cret\nAuthorization: Bearer of-the-client"), 204);
-    let answer = ask(doors.http, "GET", &format!("{whole}\nAuthorization: Bearer s3cret"));
+    let status = |listeners: &Listeners, more: &str| ask(listeners.http, "GET", &format!("{whole}\n{more}")).status;
+    let listeners = with("check_file");
+    assert_eq!(status(&listeners, "X-Tidegate-Token: s3cret"), 204);
+    assert_eq!(status(&listeners, "X-Tidegate-Token: s3cret\nAuthorization: Bearer of-the-client"), 204);
+    let answer = ask(listeners.http, "GET", &format!("{whole}\nAuthorization: Bearer s3cret"));
     assert!(answer.status == 401 && answer.body.contains("X-Tidegate-Token"), "{answer:?}");
-    assert_eq!(status(&doors, "X-Tidegate-Token: guess"), 401);
+    assert_eq!(status(&listeners, "X-Tidegate-Token: guess"), 401);
     // Where only admin calls need one, what clients have for authorization is no guess at it, however often it comes.
-    let doors = with("admin_file");
+    let listeners = with("admin_file");
     for _ in 0..30 {
-        assert_eq!(status(&doors, "Authorization: Bearer of-the-client"), 204);
+        assert_eq!(status(&listeners, "Authorization: Bearer of-the-client"), 204);
     }
 }

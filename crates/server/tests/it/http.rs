@@ -1,4 +1,4 @@
-//! The HTTP door, by whole exchanges.
+//! The HTTP listener, by whole exchanges.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -210,7 +210,7 @@ fn mistakes_name_the_field() {
 }
 
 #[test]
-fn doors_are_not_opened_to_everybody_by_accident() {
+fn listeners_are_not_opened_to_everybody_by_accident() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let config = Config::parse("listen: { http: 0.0.0.0:0, resp: off, grpc: off }\n", "test").unwrap();
     let error = runtime.block_on(start(config, Options::default())).unwrap_err().to_string();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tidegate::{ManualClock, Memory};
 use tidegate_server::config::Config;
-use tidegate_server::gate::Backend;
+use tidegate_server::engine::Backend;
 use tidegate_server::grpc::SERVICE;
 use tidegate_server::grpc::message::{Code, Descriptor, Entry, RateLimitRequest, RateLimitResponse};
 use tidegate_server::{Options, start_over};
@@ -16,7 +16,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Endpoint;
 use tonic_prost::ProstCodec;
 
-use crate::doors::{BEGIN, Doors, Http};
+use crate::listeners::{BEGIN, Http, Listeners};
 
 const RULES: &str = "\
 trusted_proxies: [127.0.0.1]
@@ -172,25 +172,26 @@ fn the_proxy() {
 
 #[test]
 fn a_denial_names_what_is_missing() {
-    let doors = Doors::in_memory(RULES);
-    let answer = doors.http().post("/v1/check", r#"{"attributes":{"path":"/keys","header.x-key":""}}"#);
+    let listeners = Listeners::in_memory(RULES);
+    let answer = listeners.http().post("/v1/check", r#"{"attributes":{"path":"/keys","header.x-key":""}}"#);
     let answer: Value = serde_json::from_str(&answer.body).unwrap();
     assert_eq!(
         (&answer["rule"], &answer["missing"], &answer["retry_after_us"]),
         (&json!("denied"), &json!("header.x-key"), &Value::Null)
     );
     // Nothing was charged.
-    let left = doors.http().post("/v1/peek", r#"{"attributes":{"path":"/"},"cost":3}"#);
+    let left = listeners.http().post("/v1/peek", r#"{"attributes":{"path":"/"},"cost":3}"#);
     assert_eq!(left.status, 200, "{}", left.body);
 }
 
 /// A rule with `missing: deny` denies like any rule that denies: also what another rule exempts.
 #[test]
 fn exemptions_do_not_lift_a_denial() {
-    let doors = Doors::in_memory(
+    let listeners = Listeners::in_memory(
         "rules:\n  - { name: keys, by: [key], missing: deny, limit: 1/h }\n  - { name: staff, when: { user: root }, limit: exempt }\n",
     );
-    let ask = |attributes: &str| doors.http().post("/v1/check", &format!(r#"{{"attributes":{attributes}}}"#)).status;
+    let ask =
+        |attributes: &str| listeners.http().post("/v1/check", &format!(r#"{{"attributes":{attributes}}}"#)).status;
     assert_eq!(ask(r#"{"user":"root"}"#), 403);
     assert_eq!([(); 3].map(|()| ask(r#"{"user":"root","key":"a"}"#)), [200; 3]);
 }
@@ -198,9 +199,9 @@ fn exemptions_do_not_lift_a_denial() {
 /// A descriptor that has the attribute counts; one that lacks it denies only if no other has it.
 #[test]
 fn one_descriptor_that_has_the_attribute_is_enough() {
-    let doors = Doors::in_memory("rules:\n  - { name: keys, by: [key], missing: deny, limit: 1/h }\n");
+    let listeners = Listeners::in_memory("rules:\n  - { name: keys, by: [key], missing: deny, limit: 1/h }\n");
     let ask = |descriptors: Value| {
-        doors.http().post("/json", &json!({ "domain": "d", "descriptors": descriptors }).to_string()).status
+        listeners.http().post("/json", &json!({ "domain": "d", "descriptors": descriptors }).to_string()).status
     };
     let entry = |key: &str, value: &str| json!({ "entries": [{ "key": key, "value": value }] });
     assert_eq!(ask(json!([entry("path", "/")])), 429);
@@ -210,8 +211,9 @@ fn one_descriptor_that_has_the_attribute_is_enough() {
 
 #[test]
 fn explain_says_why_a_rule_is_skipped_or_denies() {
-    let doors = Doors::in_memory(RULES);
-    let explain = |path: &str| doors.runtime.block_on(doors.gate().explain(&[("path", path)][..], 1)).unwrap();
+    let listeners = Listeners::in_memory(RULES);
+    let explain =
+        |path: &str| listeners.runtime.block_on(listeners.engine().explain(&[("path", path)][..], 1)).unwrap();
     let text = explain("/").to_string();
     assert!(text.contains("shared: applies to no header.x-shared, costs 1\n"), "{text}");
     assert!(
@@ -232,9 +234,9 @@ fn explain_says_why_a_rule_is_skipped_or_denies() {
 /// There is no budget for requests that a rule skips or denies; the shared one can be reset.
 #[test]
 fn reset_finds_the_shared_budget_and_no_other() {
-    let doors = Doors::in_memory(RULES);
+    let listeners = Listeners::in_memory(RULES);
     let reset = |body: Value| {
-        let answer = doors.http().post("/v1/reset", &body.to_string());
+        let answer = listeners.http().post("/v1/reset", &body.to_string());
         (answer.status, answer.body)
     };
     assert_eq!(
@@ -248,7 +250,7 @@ fn reset_finds_the_shared_budget_and_no_other() {
         reset(json!({ "rule": "*", "attributes": { "path": "/keys" } })),
         (200, r#"{"op":"reset","reset":[{"rule":"shared","by":{"header.x-shared":null}}]}"#.into())
     );
-    let rules = doors.gate().rules();
+    let rules = listeners.engine().rules();
     let words: Vec<&str> = rules.iter().map(|rule| rule.missing.name()).collect();
     assert_eq!(words, ["share", "skip", "deny"]);
 }

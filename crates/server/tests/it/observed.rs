@@ -11,12 +11,12 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tidegate::{Check, Limits, Memory, Op};
 use tidegate_server::config::Config;
-use tidegate_server::gate::{Backend, Door, Gate};
+use tidegate_server::engine::{Backend, Engine, Protocol};
 use tidegate_server::observe::{Format, Level, Log, Observer, Settings};
 use tidegate_testkit::{Flavor, Server};
 use tokio::runtime::Runtime;
 
-use crate::doors::Doors;
+use crate::listeners::Listeners;
 
 const RULES: &str = "\
 rules:
@@ -37,46 +37,46 @@ fn series(text: &str) -> BTreeMap<String, f64> {
         .collect()
 }
 
-fn get(doors: &Doors, path: &str) -> String {
-    let mut http = doors.http();
+fn get(listeners: &Listeners, path: &str) -> String {
+    let mut http = listeners.http();
     http.send(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"));
     let answer = http.receive().unwrap();
     assert_eq!(answer.status, 200, "{}", answer.body);
     answer.body
 }
 
-fn ask(doors: &Doors, path: &str, body: &str) -> String {
-    let mut http = doors.http();
+fn ask(listeners: &Listeners, path: &str, body: &str) -> String {
+    let mut http = listeners.http();
     http.send(&format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}", body.len()));
     http.receive().unwrap().body
 }
 
 #[test]
-fn what_was_decided_is_counted_by_door_and_rule() {
-    let doors = Doors::in_memory(RULES);
+fn what_was_decided_is_counted_by_protocol_and_rule() {
+    let listeners = Listeners::in_memory(RULES);
     for user in ["a", "a", "b", "mallory"] {
-        ask(&doors, "/v1/check", &format!(r#"{{"attributes":{{"user":"{user}"}}}}"#));
+        ask(&listeners, "/v1/check", &format!(r#"{{"attributes":{{"user":"{user}"}}}}"#));
     }
-    ask(&doors, "/v1/check", r#"{"key":"k","limit":"1/s"}"#);
-    ask(&doors, "/v1/peek", r#"{"attributes":{"user":"a"}}"#);
-    let mut resp = doors.resp();
+    ask(&listeners, "/v1/check", r#"{"key":"k","limit":"1/s"}"#);
+    ask(&listeners, "/v1/peek", r#"{"attributes":{"user":"a"}}"#);
+    let mut resp = listeners.resp();
     for _ in 0..3 {
         resp.command(&["CL.THROTTLE", "k", "0", "1", "60"]).unwrap();
     }
-    let text = get(&doors, "/metrics");
+    let text = get(&listeners, "/metrics");
     let found = series(&text);
     let of = |name: &str| found.get(name).copied().unwrap_or_else(|| panic!("{name} is not in\n{text}"));
-    assert_eq!(of(r#"tidegate_decisions_total{door="http",outcome="allowed"}"#), 3.0);
-    assert_eq!(of(r#"tidegate_decisions_total{door="http",outcome="denied"}"#), 3.0, "with the peek");
-    assert_eq!(of(r#"tidegate_decisions_total{door="resp",outcome="denied"}"#), 2.0);
+    assert_eq!(of(r#"tidegate_decisions_total{protocol="http",outcome="allowed"}"#), 3.0);
+    assert_eq!(of(r#"tidegate_decisions_total{protocol="http",outcome="denied"}"#), 3.0, "with the peek");
+    assert_eq!(of(r#"tidegate_decisions_total{protocol="resp",outcome="denied"}"#), 2.0);
     assert_eq!(of(r#"tidegate_rule_decisions_total{rule="per-user",outcome="allowed"}"#), 3.0);
     assert_eq!(of(r#"tidegate_rule_decisions_total{rule="per-user",outcome="denied"}"#), 1.0);
     assert_eq!(of(r#"tidegate_rule_decisions_total{rule="all",outcome="allowed"}"#), 4.0);
     assert_eq!(of(r#"tidegate_rule_decisions_total{rule="banned",outcome="denied"}"#), 1.0);
     assert_eq!(of(r#"tidegate_shadow_decisions_total{rule="trial",outcome="denied"}"#), 3.0);
-    assert_eq!(of(r#"tidegate_connections{door="resp"}"#), 1.0);
+    assert_eq!(of(r#"tidegate_connections{protocol="resp"}"#), 1.0);
     assert!(of("tidegate_store_keys") >= 4.0);
-    assert!(of(r#"tidegate_decision_seconds_count{door="http"}"#) >= 1.0);
+    assert!(of(r#"tidegate_decision_seconds_count{protocol="http"}"#) >= 1.0);
     assert_eq!(of(r#"tidegate_store_up{store="memory"}"#), 1.0);
     assert!(!text.contains("mallory"), "no label is anything a client says");
 }
@@ -85,15 +85,15 @@ fn what_was_decided_is_counted_by_door_and_rule() {
 #[test]
 fn long_pages_are_sent_at_a_pace_and_decisions_do_not_stand_in_line_with_them() {
     const PAGES: usize = 60;
-    let doors = Doors::in_memory(RULES);
+    let listeners = Listeners::in_memory(RULES);
     for path in ["/metrics", "/openapi.json"] {
         let began = Instant::now();
-        let mut many = doors.http();
+        let mut many = listeners.http();
         many.send(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").repeat(PAGES));
         for _ in 0..PAGES / 2 {
             assert_eq!(many.receive().unwrap().status, 200);
         }
-        ask(&doors, "/v1/check", r#"{"key":"k","limit":"1/s"}"#);
+        ask(&listeners, "/v1/check", r#"{"key":"k","limit":"1/s"}"#);
         for _ in PAGES / 2..PAGES {
             assert_eq!(many.receive().unwrap().status, 200);
         }
@@ -104,33 +104,33 @@ fn long_pages_are_sent_at_a_pace_and_decisions_do_not_stand_in_line_with_them() 
 
 #[test]
 fn the_number_of_series_does_not_depend_on_what_is_asked() {
-    let doors = Doors::in_memory(RULES);
-    let before = series(&get(&doors, "/metrics")).len();
-    let mut resp = doors.resp();
+    let listeners = Listeners::in_memory(RULES);
+    let before = series(&get(&listeners, "/metrics")).len();
+    let mut resp = listeners.resp();
     for key in 0..5000 {
         resp.command(&["TG.RULES", "user", &key.to_string()]).unwrap();
         resp.command(&["TG.CHECK", &key.to_string(), "1/min", "COST", "2"]).unwrap();
     }
-    let after = series(&get(&doors, "/metrics"));
+    let after = series(&get(&listeners, "/metrics"));
     assert_eq!(after.len(), before);
     assert!(after.len() < 300, "{} series", after.len());
-    let top: Value = serde_json::from_str(&get(&doors, "/v1/top?n=1000")).unwrap();
+    let top: Value = serde_json::from_str(&get(&listeners, "/v1/top?n=1000")).unwrap();
     assert!(top["keys"].as_array().unwrap().len() <= 1000);
 }
 
 #[test]
 fn the_most_limited_are_listed_without_their_names() {
-    let doors = Doors::in_memory(RULES);
+    let listeners = Listeners::in_memory(RULES);
     for user in ["a", "b", "a", "a", "b", "b", "b", "c"] {
-        ask(&doors, "/v1/check", &format!(r#"{{"attributes":{{"user":"{user}"}}}}"#));
+        ask(&listeners, "/v1/check", &format!(r#"{{"attributes":{{"user":"{user}"}}}}"#));
     }
-    let top: Value = serde_json::from_str(&get(&doors, "/v1/top")).unwrap();
+    let top: Value = serde_json::from_str(&get(&listeners, "/v1/top")).unwrap();
     let keys = top["keys"].as_array().unwrap();
     let denied: Vec<u64> = keys.iter().map(|one| one["denied"].as_u64().unwrap()).collect();
     assert_eq!(denied, [3, 2], "{top}");
     assert!(keys.iter().all(|one| one["rule"] == "per-user" && one["key"].as_str().unwrap().starts_with('#')));
     for query in ["n=0", "n=1001", "m=1"] {
-        let mut http = doors.http();
+        let mut http = listeners.http();
         http.send(&format!("GET /v1/top?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n"));
         assert_eq!(http.receive().unwrap().status, 400, "{query}");
     }
@@ -138,17 +138,17 @@ fn the_most_limited_are_listed_without_their_names() {
 
 #[test]
 fn rules_are_shown_whole_and_explained() {
-    let doors = Doors::in_memory(
+    let listeners = Listeners::in_memory(
         "rules:\n  - { name: a, by: [ip, user], limit: 2/min, cost: 2, overrides: [{ when: { user: vip }, limit: 9/min }] }\n  - { name: b, when: { method: [POST, PUT] }, limit: deny, mode: shadow, refunds: off }\n",
     );
-    let rules: Value = serde_json::from_str(&get(&doors, "/v1/rules")).unwrap();
+    let rules: Value = serde_json::from_str(&get(&listeners, "/v1/rules")).unwrap();
     assert_eq!(
         rules["rules"][1].to_string(),
         r#"{"by":[],"cost":1,"limit":"deny","missing":"share","mode":"shadow","name":"b","on_store_failure":null,"overflow":null,"overrides":[],"refunds":false,"sync":"direct","when":{"method":["POST","PUT"]}}"#
     );
     assert_eq!(rules["rules"][0]["overrides"][0].to_string(), r#"{"limit":"9/m","when":{"user":["vip"]}}"#);
     let body = r#"{"attributes":{"ip":"192.0.2.7","method":"GET"}}"#;
-    let explained: Value = serde_json::from_str(&ask(&doors, "/v1/explain", body)).unwrap();
+    let explained: Value = serde_json::from_str(&ask(&listeners, "/v1/explain", body)).unwrap();
     assert_eq!(
         explained["rules"][0].to_string(),
         r#"{"allowed":true,"applies":true,"budget":"2/m","by":{"ip":"192.0.2.7","user":null},"cost":2,"limits":[{"allowed":true,"amount":2,"limit":"2/m","remaining":2,"reset_after_us":0,"retry_after_us":0}],"mode":"enforce","override":null,"rule":"a"}"#
@@ -157,8 +157,8 @@ fn rules_are_shown_whole_and_explained() {
         explained["rules"][1]["because"].to_string(),
         r#"{"attribute":"method","expected":["POST","PUT"],"value":"GET"}"#
     );
-    ask(&doors, "/v1/check", r#"{"attributes":{"ip":"192.0.2.7"}}"#);
-    let mut http = doors.http();
+    ask(&listeners, "/v1/check", r#"{"attributes":{"ip":"192.0.2.7"}}"#);
+    let mut http = listeners.http();
     http.send(&format!(
         "POST /v1/explain HTTP/1.1\r\nHost: localhost\r\nAccept: text/plain\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
@@ -167,7 +167,7 @@ fn rules_are_shown_whole_and_explained() {
         http.receive().unwrap().body,
         "a: applies to ip \"192.0.2.7\", no user, costs 2\n    2/m: 0 of 2 left, would be denied for 60000 ms\nb: does not apply: method is \"GET\", not \"POST\" or \"PUT\"\nthe request would be denied\n"
     );
-    let text = get(&doors, "/metrics");
+    let text = get(&listeners, "/metrics");
     assert!(
         text.contains("tidegate_rule_decisions_total{rule=\"a\",outcome=\"denied\"} 0\n"),
         "an explanation is no denial"
@@ -194,7 +194,8 @@ fn denials_are_logged_a_few_a_second_with_the_number_of_the_rest() {
         let (page, settings) = (Page::default(), Settings { denials_per_second: 3, show_keys, ..Settings::default() });
         let log = Log::to(page.clone(), Level::Info, Format::Json);
         let rules = Config::parse(RULES, "test").unwrap().rules;
-        let gate = Gate::observed(Backend::Memory(Memory::new()), rules, Observer::new(log, &settings)).at(Door::Grpc);
+        let engine =
+            Engine::observed(Backend::Memory(Memory::new()), rules, Observer::new(log, &settings)).at(Protocol::Grpc);
         let runtime = Runtime::new().unwrap();
         let limits: Limits = "1/h".parse().unwrap();
         let check = Check::of(Op::Check).charge("alice", &limits, 1);
@@ -202,16 +203,16 @@ fn denials_are_logged_a_few_a_second_with_the_number_of_the_rest() {
         let mut asked = 0;
         // Until a second has passed and something was left out before it.
         while begin.elapsed() < Duration::from_millis(2100) {
-            let _ = runtime.block_on(gate.decide(&check)).unwrap();
+            let _ = runtime.block_on(engine.decide(&check)).unwrap();
             asked += 1;
         }
-        gate.observer().log().flush(Duration::from_secs(10));
+        engine.observer().log().flush(Duration::from_secs(10));
         let text = String::from_utf8(page.0.lock().clone()).unwrap();
         let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert!((6..=9).contains(&lines.len()), "three seconds at most began: {}", lines.len());
         let left_out: u64 = lines.iter().filter_map(|line| line["left_out"].as_str()?.parse::<u64>().ok()).sum();
         assert!(left_out > 0 && left_out < asked, "{text}");
-        assert!(lines.iter().all(|line| line["message"] == "denied" && line["door"] == "grpc"), "{text}");
+        assert!(lines.iter().all(|line| line["message"] == "denied" && line["listener"] == "grpc"), "{text}");
         assert_eq!(text.contains("alice"), show_keys, "{text}");
     }
 }
@@ -229,19 +230,20 @@ fn keys_in_lines_about_the_store_are_hashed() {
     let name = server.command(&["KEYS", "*alice*"]).array()[0].text().to_owned();
     server.command(&["DEL", &name]);
     server.command(&["LPUSH", &name, "x"]);
-    let near = || tidegate::Near::builder(redis.clone()).nodes(1).build();
+    let resilient = || tidegate::Resilient::builder(redis.clone()).nodes(1).build();
     for show_keys in [false, true] {
-        for store in [Backend::Redis(redis.clone()), Backend::Near(near(), redis.clone())] {
+        for store in [Backend::Redis(redis.clone()), Backend::Resilient(resilient(), redis.clone())] {
             let page = Page::default();
             let log = Log::to(page.clone(), Level::Debug, Format::Human);
             let observer = Observer::new(log, &Settings { show_keys, ..Settings::default() });
-            if let Backend::Near(near, _) = &store {
+            if let Backend::Resilient(resilient, _) = &store {
                 let own = observer.clone();
-                near.on_miss(move |error| own.missed(error));
+                resilient.on_miss(move |error| own.missed(error));
             }
-            let gate = Gate::observed(store, Config::parse(RULES, "test").unwrap().rules, observer).at(Door::Grpc);
-            let decided = runtime.block_on(gate.decide(&check));
-            gate.observer().log().flush(Duration::from_secs(10));
+            let engine =
+                Engine::observed(store, Config::parse(RULES, "test").unwrap().rules, observer).at(Protocol::Grpc);
+            let decided = runtime.block_on(engine.decide(&check));
+            engine.observer().log().flush(Duration::from_secs(10));
             let text = String::from_utf8(page.0.lock().clone()).unwrap();
             assert!(text.contains("holds something that Tidegate did not write"), "{decided:?}: {text}");
             assert_eq!(text.contains("alice"), show_keys, "{text}");
@@ -253,27 +255,27 @@ fn keys_in_lines_about_the_store_are_hashed() {
 #[test]
 fn the_store_is_seen_to_be_down_and_up_again() {
     let server = Server::start(Flavor::Redis7);
-    let doors = Doors::in_redis(RULES, tidegate::Redis::builder(server.url().parse().unwrap()));
-    let up = || series(&get(&doors, "/metrics"))[r#"tidegate_store_up{store="redis"}"#];
-    ask(&doors, "/v1/check", r#"{"key":"k","limit":"1/s"}"#);
+    let listeners = Listeners::in_redis(RULES, tidegate::Redis::builder(server.url().parse().unwrap()));
+    let up = || series(&get(&listeners, "/metrics"))[r#"tidegate_store_up{store="redis"}"#];
+    ask(&listeners, "/v1/check", r#"{"key":"k","limit":"1/s"}"#);
     assert_eq!(up(), 1.0);
     server.kill();
-    assert!(ask(&doors, "/v1/check", r#"{"key":"k","limit":"1/s"}"#).contains("503"));
+    assert!(ask(&listeners, "/v1/check", r#"{"key":"k","limit":"1/s"}"#).contains("503"));
     assert_eq!(up(), 0.0);
-    let text = get(&doors, "/metrics");
-    assert!(series(&text)[r#"tidegate_decisions_total{door="http",outcome="failed"}"#] >= 1.0, "{text}");
+    let text = get(&listeners, "/metrics");
+    assert!(series(&text)[r#"tidegate_decisions_total{protocol="http",outcome="failed"}"#] >= 1.0, "{text}");
     assert!(text.contains(r#"tidegate_store_events_total{event="timeout"}"#), "{text}");
 }
 
 /// Writing the numbers takes longer than deciding: whoever asks for them all the time takes nothing from those who want decisions.
 #[test]
 fn numbers_are_written_anew_only_so_often() {
-    let doors = Doors::in_memory(RULES);
+    let listeners = Listeners::in_memory(RULES);
     let began = std::time::Instant::now();
     let mut pages = std::collections::BTreeSet::new();
     for _ in 0..1000 {
-        ask(&doors, "/v1/check", r#"{"key":"k","limit":"1000000/s"}"#);
-        pages.insert(get(&doors, "/metrics"));
+        ask(&listeners, "/v1/check", r#"{"key":"k","limit":"1000000/s"}"#);
+        pages.insert(get(&listeners, "/metrics"));
     }
     let most = 50 * (began.elapsed().as_secs() + 2);
     assert!(pages.len() as u64 <= most, "{} pages, at most {most}", pages.len());
@@ -292,12 +294,14 @@ fn the_page_has_every_metric() {
         })
         .collect();
     let server = Server::start(Flavor::Redis7);
-    let (memory, redis) =
-        (Doors::in_memory(RULES), Doors::in_redis(RULES, tidegate::Redis::builder(server.url().parse().unwrap())));
+    let (memory, redis) = (
+        Listeners::in_memory(RULES),
+        Listeners::in_redis(RULES, tidegate::Redis::builder(server.url().parse().unwrap())),
+    );
     let mut real = BTreeMap::new();
-    let near = Doors::near(RULES, tidegate::Redis::builder(server.url().parse().unwrap()));
-    for doors in [&memory, &redis, &near] {
-        let text = get(doors, "/metrics");
+    let resilient = Listeners::resilient(RULES, tidegate::Redis::builder(server.url().parse().unwrap()));
+    for listeners in [&memory, &redis, &resilient] {
+        let text = get(listeners, "/metrics");
         let kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
         real.extend(kinds.map(|(name, kind)| (name.to_owned(), kind.to_owned())));
     }

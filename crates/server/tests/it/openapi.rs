@@ -8,11 +8,11 @@ use serde_json::Value;
 use tidegate_server::{BUILT_IN, http};
 use tidegate_testkit::openapi_validator;
 
-use crate::doors::{Answer, Doors};
+use crate::listeners::{Answer, Listeners};
 
 fn ask(method: &str, path: &str, body: &str) -> Answer {
-    let doors = Doors::in_memory(BUILT_IN);
-    let mut client = doors.http();
+    let listeners = Listeners::in_memory(BUILT_IN);
+    let mut client = listeners.http();
     let length = body.len();
     client.send(&format!(
         "{} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{body}",

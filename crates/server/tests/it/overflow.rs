@@ -1,10 +1,10 @@
 //! Rules whose keys find no room.
 
-use crate::doors::Doors;
+use crate::listeners::Listeners;
 
 #[test]
 fn a_rule_may_have_an_overflow_of_its_own() {
-    let doors = Doors::in_small_memory(
+    let listeners = Listeners::in_small_memory(
         "\
 rules:
   - { name: first, when: { what: first }, by: [user], limit: 3/h }
@@ -13,7 +13,7 @@ rules:
   - { name: denies, when: { what: denies }, by: [user], limit: 3/h, overflow: deny_new }
 ",
     );
-    let mut http = doors.http();
+    let mut http = listeners.http();
     let mut passed = |what: &str| {
         let asks = (0..5).map(|user| format!(r#"{{"attributes":{{"what":"{what}","user":"{user}"}}}}"#));
         asks.map(|ask| http.post("/v1/check", &ask).status).filter(|status| *status == 200).count()

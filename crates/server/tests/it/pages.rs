@@ -1,11 +1,11 @@
-//! What docs/http.md and docs/resp.md show is what the doors answer. `UPDATE_PAGES=1` writes the answers into the pages instead.
+//! What docs/http.md and docs/resp.md show is what the listeners answer. `UPDATE_PAGES=1` writes the answers into the pages instead.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use tidegate_testkit::redis_cli;
 
-use crate::doors::Doors;
+use crate::listeners::Listeners;
 
 fn page(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name)
@@ -44,8 +44,8 @@ fn every_block_is_real(name: &str, kind: &str, mut answered: impl FnMut(&str) ->
 #[test]
 fn http_answers_as_the_page_says() {
     let text = fs::read_to_string(page("http.md")).unwrap();
-    let doors = Doors::in_memory(rules(&text));
-    let mut http = doors.http();
+    let listeners = Listeners::in_memory(rules(&text));
+    let mut http = listeners.http();
     every_block_is_real("http.md", "http", |block| {
         let request = block.lines().next().unwrap();
         let (method, rest) = request.split_once(' ').unwrap();
@@ -63,7 +63,7 @@ fn http_answers_as_the_page_says() {
 #[test]
 fn resp_answers_as_the_page_says() {
     let text = fs::read_to_string(page("resp.md")).unwrap();
-    let doors = Doors::in_memory(rules(&text));
+    let listeners = Listeners::in_memory(rules(&text));
     every_block_is_real("resp.md", "console", |block| {
         let mut shown = String::new();
         for line in block.lines() {
@@ -73,7 +73,7 @@ fn resp_answers_as_the_page_says() {
                 _ => continue,
             };
             let mut cli = redis_cli();
-            cli.args(["-p", &doors.resp.to_string(), "--no-raw"]).args(version);
+            cli.args(["-p", &listeners.resp.to_string(), "--no-raw"]).args(version);
             for (index, part) in command.split('"').enumerate() {
                 match index % 2 {
                     1 => drop(cli.arg(part)),

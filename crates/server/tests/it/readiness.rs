@@ -14,7 +14,7 @@ use tidegate_testkit::{Flavor, Reply, Server, wait_until};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::doors::Http;
+use crate::listeners::Http;
 
 const BOUND: Duration = Duration::from_secs(20);
 /// How long it is asked for.
@@ -26,7 +26,7 @@ fn the_store_is_asked_ten_times_a_second_however_often_readiness_is() {
     let server = Server::start(Flavor::Redis7);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let text = format!(
-        "store: {}\nnear: {{ nodes: 1, deadline_ms: 10000 }}\nlisten: {{ http: 127.0.0.1:0, admin: 127.0.0.1:0, grpc: 127.0.0.1:0, resp: off }}\n",
+        "store: {}\nresilience: {{ nodes: 1, deadline_ms: 10000 }}\nlisten: {{ http: 127.0.0.1:0, admin: 127.0.0.1:0, grpc: 127.0.0.1:0, resp: off }}\n",
         server.url()
     );
     let running = runtime.block_on(start(Config::parse(&text, "test").unwrap(), Options::default())).unwrap();

@@ -19,10 +19,10 @@ fn a_changed_file_is_read_and_a_bad_one_is_refused() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let options = Options { rules_file: Some(file.clone()), ..Options::default() };
     let running = runtime.block_on(start(Config::load(&file).unwrap(), options)).unwrap();
-    let gate = running.gate().clone();
+    let engine = running.engine().clone();
     let peek = |op: Op| {
         let none: [(&str, &str); 0] = [];
-        let ruling = runtime.block_on(gate.rule(op, &none[..], 1, None)).unwrap();
+        let ruling = runtime.block_on(engine.rule(op, &none[..], 1, None)).unwrap();
         let (charged, verdict) = ruling.binding().map(|(charged, verdict)| (charged.clone(), *verdict)).unwrap();
         (charged.limit.to_string(), verdict.remaining)
     };
@@ -32,12 +32,12 @@ fn a_changed_file_is_read_and_a_bad_one_is_refused() {
     std::fs::write(&other, rules("3/min")).unwrap();
     std::fs::rename(&other, &file).unwrap();
     wait_until("the new rules count", Duration::from_secs(20), || peek(Op::Peek) == ("3/m".into(), 2));
-    let known = gate.rules();
+    let known = engine.rules();
     std::fs::write(&file, "rules: [{ name: a, limit: nonsense }]").unwrap();
     std::fs::write(&other, rules("9/min")).unwrap();
     std::fs::rename(&other, &file).unwrap();
     wait_until("the good rules count", Duration::from_secs(20), || peek(Op::Peek).0 == "9/m");
-    assert!(!std::sync::Arc::ptr_eq(&known, &gate.rules()));
+    assert!(!std::sync::Arc::ptr_eq(&known, &engine.rules()));
     assert!(runtime.block_on(running.stop()));
 }
 
@@ -73,9 +73,9 @@ fn a_token_that_changes_in_its_file_counts_at_once_and_a_bad_one_does_not() {
     std::fs::rename(&other, &token).unwrap();
     wait_until("the new token counts", Duration::from_secs(20), || status("second") == "200");
     assert_eq!(status("first"), "401");
-    // What is no token leaves the last good one, and never an open door.
+    // What is no token leaves the last good one, and never an open listener.
     let failures = || {
-        let shown = running.gate().observer().metrics().text(running.gate().store(), 0);
+        let shown = running.engine().observer().metrics().text(running.engine().store(), 0);
         shown.lines().any(|line| line == "tidegate_reloads_total{what=\"tokens\",result=\"failed\"} 1")
     };
     std::fs::write(&other, "not a token\n").unwrap();
@@ -125,8 +125,8 @@ impl Reloading {
     }
 
     fn is_in_force(&self) -> bool {
-        let gate = self.running().gate();
-        let text = gate.observer().metrics().text(gate.store(), 0);
+        let engine = self.running().engine();
+        let text = engine.observer().metrics().text(engine.store(), 0);
         let line = text.lines().find_map(|line| line.strip_prefix("tidegate_config_in_force ")).unwrap();
         line == "1"
     }
@@ -150,17 +150,24 @@ fn changes_that_need_a_restart_are_named_until_they_are_taken_back() {
     };
     let server = Reloading::start(&text("127.0.0.1:0", "", "5/min"));
     assert!(server.is_in_force());
-    server.write(&text("127.0.0.1:1", "threads: 3\nnear: { deadline_ms: 20 }\nstore: redis://:word@h\n", "6/min"));
+    server.write(&text(
+        "127.0.0.1:1",
+        "threads: 3\nresilience: { deadline_ms: 20 }\nstore: redis://:word@h\n",
+        "6/min",
+    ));
     wait_until("the difference is seen", BOUND, || !server.is_in_force());
     let limit = |server: &Reloading| {
-        let rules = server.running().gate().rules();
+        let rules = server.running().engine().rules();
         let rule = rules.iter().next().unwrap();
         format!("{:?}", rule.budget)
     };
     assert!(limit(&server).contains('6'), "what can change does: {}", limit(&server));
     let ready = server.get("/readyz", "");
     assert!(ready.starts_with("HTTP/1.1 200") && ready.contains("\r\n\r\ndegraded\nconfig: "), "{ready}");
-    assert!(ready.ends_with("changes that need a restart: listen.http, near.deadline_ms, store, threads\n"), "{ready}");
+    assert!(
+        ready.ends_with("changes that need a restart: listen.http, resilience.deadline_ms, store, threads\n"),
+        "{ready}"
+    );
     assert!(!ready.contains("word"), "{ready}");
     server.write("rules: [{ name: a, limit: nonsense }]\n");
     wait_until("the refusal is seen", BOUND, || server.get("/readyz", "").contains("refused, the last good one stays"));
@@ -198,12 +205,12 @@ fn trusted_proxies_log_and_connections_change_without_a_restart() {
     assert!(server.is_in_force(), "that takes no restart");
     server.write(&text("trusted_proxies: [loopback]\nlog: { level: debug }\n"));
     wait_until("this machine is believed again", BOUND, || auth("192.0.2.3") == "204");
-    let log = server.running().gate().observer().log().clone();
+    let log = server.running().engine().observer().log().clone();
     wait_until("the log says more", BOUND, || log.wants(tidegate_server::observe::Level::Debug));
     // One connection at a time: the next is closed without a word.
     let held = std::net::TcpStream::connect(server.running().http.unwrap()).unwrap();
     wait_until("it is let in", BOUND, || {
-        server.running().gate().observer().metrics().connections(tidegate_server::gate::Door::Http) == 1
+        server.running().engine().observer().metrics().connections(tidegate_server::engine::Protocol::Http) == 1
     });
     server.write(&text("trusted_proxies: [loopback]\nlog: { level: error }\nconnections: { max: 1 }\n"));
     wait_until("there is room for one", BOUND, || server.get("/healthz", "").is_empty());

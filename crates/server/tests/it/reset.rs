@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tidegate::Redis;
 use tidegate_testkit::{Flavor, Reply, Server};
 
-use crate::doors::{Doors, Http};
+use crate::listeners::{Http, Listeners};
 
 const RULES: &str = "\
 rules:
@@ -39,18 +39,18 @@ fn reset(http: &mut Http, body: &Value) -> Value {
 }
 
 /// Over memory, over Redis, and with the resilience layer before Redis.
-fn over_every_store(test: impl Fn(Doors)) {
-    test(Doors::in_memory(RULES));
+fn over_every_store(test: impl Fn(Listeners)) {
+    test(Listeners::in_memory(RULES));
     let server = Server::start(Flavor::Redis7);
     let builder = |namespace: &str| Redis::builder(server.url().parse().unwrap()).namespace(namespace);
-    test(Doors::in_redis(RULES, builder("direct")));
-    test(Doors::near(RULES, builder("near")));
+    test(Listeners::in_redis(RULES, builder("direct")));
+    test(Listeners::resilient(RULES, builder("near")));
 }
 
 #[test]
 fn one_budget_of_one_rule_is_reset_and_every_other_stays() {
-    over_every_store(|doors| {
-        let mut http = doors.http();
+    over_every_store(|listeners| {
+        let mut http = listeners.http();
         let (ann, ben) = (json!({ "user": "ann" }), json!({ "user": "ben" }));
         check(&mut http, &ann);
         check(&mut http, &ben);
@@ -63,8 +63,8 @@ fn one_budget_of_one_rule_is_reset_and_every_other_stays() {
 
 #[test]
 fn a_rule_without_by_is_reset_by_its_name_alone() {
-    let doors = Doors::in_memory(RULES);
-    let mut http = doors.http();
+    let listeners = Listeners::in_memory(RULES);
+    let mut http = listeners.http();
     let ann = json!({ "user": "ann" });
     check(&mut http, &ann);
     let answer = reset(&mut http, &json!({ "rule": "everyone" }));
@@ -75,8 +75,8 @@ fn a_rule_without_by_is_reset_by_its_name_alone() {
 /// All limits of the override, though the call does not say that it applies.
 #[test]
 fn every_limit_of_every_override_is_reset() {
-    over_every_store(|doors| {
-        let mut http = doors.http();
+    over_every_store(|listeners| {
+        let mut http = listeners.http();
         let gold = json!({ "user": "ann", "tier": "gold" });
         check(&mut http, &gold);
         assert_eq!(left(&mut http, &gold), ["per-user 2", "per-user 3", "per-user 999", "everyone 99"]);
@@ -87,8 +87,8 @@ fn every_limit_of_every_override_is_reset() {
 
 #[test]
 fn attributes_reset_the_rules_whose_by_they_give_in_full() {
-    over_every_store(|doors| {
-        let mut http = doors.http();
+    over_every_store(|listeners| {
+        let mut http = listeners.http();
         let page = json!({ "user": "ann", "path": "/v1/a" });
         check(&mut http, &page);
         let answer = reset(&mut http, &json!({ "attributes": { "user": "ann" } }));
@@ -106,8 +106,8 @@ fn attributes_reset_the_rules_whose_by_they_give_in_full() {
 
 #[test]
 fn a_star_resets_every_rule_that_applies() {
-    let doors = Doors::in_memory(RULES);
-    let mut http = doors.http();
+    let listeners = Listeners::in_memory(RULES);
+    let mut http = listeners.http();
     let page = json!({ "user": "ann", "path": "/v1/a" });
     check(&mut http, &page);
     let answer = reset(&mut http, &json!({ "rule": "*", "attributes": { "user": "ann", "path": "/other" } }));
@@ -118,8 +118,8 @@ fn a_star_resets_every_rule_that_applies() {
 
 #[test]
 fn every_mistake_is_told_and_resets_nothing() {
-    let doors = Doors::in_memory(RULES);
-    let mut http = doors.http();
+    let listeners = Listeners::in_memory(RULES);
+    let mut http = listeners.http();
     let ann = json!({ "user": "ann" });
     check(&mut http, &ann);
     for (body, expected) in [
@@ -184,8 +184,8 @@ fn every_mistake_is_told_and_resets_nothing() {
 
 #[test]
 fn a_batch_of_resets_has_one_result_each() {
-    let doors = Doors::in_memory(RULES);
-    let mut http = doors.http();
+    let listeners = Listeners::in_memory(RULES);
+    let mut http = listeners.http();
     let answer = reset(
         &mut http,
         &json!({ "checks": [{ "rule": "everyone" }, { "rule": "nobody" }, { "key": "k", "limit": "1/s" }] }),
@@ -197,8 +197,8 @@ fn a_batch_of_resets_has_one_result_each() {
 
 #[test]
 fn redis_clients_reset_the_same_budgets() {
-    let doors = Doors::in_memory(RULES);
-    let (mut http, mut resp) = (doors.http(), doors.resp());
+    let listeners = Listeners::in_memory(RULES);
+    let (mut http, mut resp) = (listeners.http(), listeners.resp());
     let mut listed = |words: &str| match resp.command(&words.split(' ').collect::<Vec<_>>()).unwrap() {
         Reply::Error(text) => vec![text],
         list => {
@@ -227,13 +227,13 @@ fn redis_clients_reset_the_same_budgets() {
 /// A client has all addresses of its IPv6 network: a check, an explanation and a reset by any of them mean one budget.
 #[test]
 fn budgets_by_ip_are_those_of_the_ipv6_network_at_every_call() {
-    let doors = Doors::in_memory("rules: [{ name: v6, by: [ip], limit: 2/h }]\n");
-    let mut http = doors.http();
+    let listeners = Listeners::in_memory("rules: [{ name: v6, by: [ip], limit: 2/h }]\n");
+    let mut http = listeners.http();
     check(&mut http, &json!({ "ip": "2001:db8::5" }));
     check(&mut http, &json!({ "ip": "2001:DB8:0::6" }));
     assert_eq!(left(&mut http, &json!({ "ip": "2001:db8::7" })), ["v6 0"]);
     assert_eq!(left(&mut http, &json!({ "ip": "2001:db8:0:1::7" })), ["v6 2"], "another network");
-    let explained = doors.runtime.block_on(doors.gate().explain(&[("ip", "2001:db8::8")], 1)).unwrap();
+    let explained = listeners.runtime.block_on(listeners.engine().explain(&[("ip", "2001:db8::8")], 1)).unwrap();
     assert_eq!(explained.allowed, Some(false), "{explained}");
     reset(&mut http, &json!({ "rule": "v6", "by": { "ip": "2001:db8::9" } }));
     assert_eq!(left(&mut http, &json!({ "ip": "2001:db8::5" })), ["v6 2"]);

@@ -1,10 +1,10 @@
-//! The RESP door, through a socket.
+//! The RESP listener, through a socket.
 
 use std::io::{Read, Write};
 use std::time::Duration;
 
 use tidegate::{ManualClock, Memory, Timestamp};
-use tidegate_server::gate::{Backend, Gate};
+use tidegate_server::engine::{Backend, Engine};
 use tidegate_server::resp::{Auth, MAX_COMMAND_BYTES, Settings, serve};
 use tidegate_server::rules::Rules;
 use tidegate_testkit::{Client, Reply, wait_until};
@@ -12,20 +12,20 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-struct Door {
+struct Protocol {
     port: u16,
     clock: ManualClock,
-    gate: Gate,
+    engine: Engine,
     down: watch::Sender<bool>,
     runtime: Runtime,
     served: tokio::task::JoinHandle<std::io::Result<()>>,
 }
 
-fn door(auth: Auth, rules: &str) -> Door {
-    door_with(auth, rules, Settings::default())
+fn protocol(auth: Auth, rules: &str) -> Protocol {
+    protocol_with(auth, rules, Settings::default())
 }
 
-fn door_with(auth: Auth, rules: &str, settings: Settings) -> Door {
+fn protocol_with(auth: Auth, rules: &str, settings: Settings) -> Protocol {
     let clock = ManualClock::new();
     clock.set(Timestamp::from_secs(1_700_000_000));
     let memory = Memory::builder().clock(clock.clone()).build();
@@ -34,16 +34,16 @@ fn door_with(auth: Auth, rules: &str, settings: Settings) -> Door {
     } else {
         tidegate_server::config::Config::parse(rules, "test").unwrap().rules
     };
-    let gate = Gate::new(Backend::Memory(memory), rules);
+    let engine = Engine::new(Backend::Memory(memory), rules);
     let (down, shutdown) = watch::channel(false);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let port = listener.local_addr().unwrap().port();
-    let served = runtime.spawn(serve(listener, gate.clone(), auth, settings, shutdown));
-    Door { port, clock, gate, down, runtime, served }
+    let served = runtime.spawn(serve(listener, engine.clone(), auth, settings, shutdown));
+    Protocol { port, clock, engine, down, runtime, served }
 }
 
-impl Door {
+impl Protocol {
     fn client(&self) -> Client {
         Client::connect(self.port).unwrap()
     }
@@ -69,8 +69,8 @@ fn error(client: &mut Client, line: &str) -> String {
 
 #[test]
 fn cl_throttle_answers_like_redis_cell() {
-    let door = door(Auth::default(), "");
-    let mut client = door.client();
+    let protocol = protocol(Auth::default(), "");
+    let mut client = protocol.client();
     assert_eq!(numbers(&mut client, "CL.THROTTLE u 15 30 60"), [0, 16, 15, -1, 2]);
     assert_eq!(numbers(&mut client, "cl.throttle new 15 30 60 0"), [0, 16, 16, -1, 0]);
     assert_eq!(numbers(&mut client, "CL.THROTTLE big 4 5 50 6"), [1, 5, 5, -1, 0]);
@@ -79,7 +79,7 @@ fn cl_throttle_answers_like_redis_cell() {
     assert_eq!(numbers(&mut client, "CL.THROTTLE r 4 5 50 -99"), [0, 5, 5, -1, 0]);
     assert_eq!(numbers(&mut client, "CL.THROTTLE d 4 5 50 4"), [0, 5, 1, -1, 40]);
     assert_eq!(numbers(&mut client, "CL.THROTTLE d 4 5 50 2"), [1, 5, 1, 10, 40]);
-    door.clock.advance(Duration::from_secs(10));
+    protocol.clock.advance(Duration::from_secs(10));
     assert_eq!(numbers(&mut client, "CL.THROTTLE d 4 5 50 2"), [0, 5, 0, -1, 50]);
     assert_eq!(numbers(&mut client, "CL.THROTTLE d 4 5 50 0"), [0, 5, 0, -1, 50]);
     for (line, expected) in [
@@ -99,8 +99,8 @@ fn cl_throttle_answers_like_redis_cell() {
 
 #[test]
 fn every_operation_has_its_command() {
-    let door = door(Auth::default(), "");
-    let mut client = door.client();
+    let protocol = protocol(Auth::default(), "");
+    let mut client = protocol.client();
     assert_eq!(numbers(&mut client, "TG.CHECK k 10/min COST 3"), [1, 10, 7, 0, 18_000]);
     assert_eq!(numbers(&mut client, "TG.PEEK k 10/min COST 8"), [0, 10, 7, 6_000, 18_000]);
     assert_eq!(numbers(&mut client, "TG.TAKE k 10/min COST 9"), [1, 10, 0, 0, 60_000, 7]);
@@ -124,9 +124,9 @@ fn every_operation_has_its_command() {
 
 #[test]
 fn rules_decide_over_attributes() {
-    let door =
-        door(Auth::default(), "rules:\n  - { name: a, by: [ip], limit: 2/min }\n  - { name: b, limit: 3/min }\n");
-    let mut client = door.client();
+    let protocol =
+        protocol(Auth::default(), "rules:\n  - { name: a, by: [ip], limit: 2/min }\n  - { name: b, limit: 3/min }\n");
+    let mut client = protocol.client();
     assert_eq!(numbers(&mut client, "TG.RULES ip 192.0.2.1"), [1, 2, 1, 0, 30_000, 0]);
     assert_eq!(numbers(&mut client, "TG.RULES ip 192.0.2.1")[..3], [1, 2, 0]);
     assert_eq!(numbers(&mut client, "TG.RULES ip 192.0.2.1")[0], 0);
@@ -136,8 +136,8 @@ fn rules_decide_over_attributes() {
 
 #[test]
 fn clients_are_greeted() {
-    let door = door(Auth::default(), "");
-    let mut client = door.client();
+    let protocol = protocol(Auth::default(), "");
+    let mut client = protocol.client();
     assert_eq!(ask(&mut client, "PING"), Reply::Text("PONG".into()));
     assert_eq!(ask(&mut client, "ECHO hi"), Reply::Text("hi".into()));
     assert_eq!(ask(&mut client, "CLIENT SETNAME me"), Reply::Text("OK".into()));
@@ -153,9 +153,9 @@ fn clients_are_greeted() {
 }
 
 #[test]
-fn tokens_open_the_door() {
-    let door = door(Auth { checks: Some("open".into()), admin: Some("sesame".into()) }, "");
-    let mut client = door.client();
+fn tokens_open_the_protocol() {
+    let protocol = protocol(Auth { checks: Some("open".into()), admin: Some("sesame".into()) }, "");
+    let mut client = protocol.client();
     assert!(error(&mut client, "PING").starts_with("NOAUTH"));
     assert!(error(&mut client, "AUTH wrong").starts_with("WRONGPASS"));
     assert_eq!(ask(&mut client, "AUTH open"), Reply::Text("OK".into()));
@@ -169,25 +169,25 @@ fn tokens_open_the_door() {
 
 #[test]
 fn pipelines_are_answered_in_order_and_to_the_end() {
-    let door = door(Auth::default(), "");
-    let mut client = door.client();
+    let protocol = protocol(Auth::default(), "");
+    let mut client = protocol.client();
     for n in 0..1000 {
         client.send(&["ECHO", &n.to_string()]).unwrap();
     }
-    door.down.send(true).unwrap(); // whatever has arrived is answered
+    protocol.down.send(true).unwrap(); // whatever has arrived is answered
     for n in 0..1000 {
         match client.receive() {
             Ok(reply) => assert_eq!(reply, Reply::Text(n.to_string())),
             Err(_) => break,
         }
     }
-    door.runtime.block_on(door.served).unwrap().unwrap();
+    protocol.runtime.block_on(protocol.served).unwrap().unwrap();
 }
 
 /// Commands that look like the one before are not parsed anew; what comes between them must not be taken for them.
 #[test]
 fn commands_that_look_alike_are_answered_by_what_they_say() {
-    let door = door(Auth::default(), "");
+    let protocol = protocol(Auth::default(), "");
     let command = |words: &str| {
         let words: Vec<&str> = words.split(' ').collect();
         let each: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
@@ -221,7 +221,7 @@ fn commands_that_look_alike_are_answered_by_what_they_say() {
     let each = steps.iter().map(|(bytes, _)| bytes.clone()).collect();
     let pieces = all.as_bytes().chunks(37).map(|piece| String::from_utf8(piece.to_vec()).unwrap()).collect();
     for writes in [whole, each, pieces] {
-        let mut stream = std::net::TcpStream::connect(("127.0.0.1", door.port)).unwrap();
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", protocol.port)).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         stream.set_nodelay(true).unwrap();
         for write in &writes {
@@ -245,10 +245,10 @@ fn commands_that_look_alike_are_answered_by_what_they_say() {
 
 #[test]
 fn a_command_has_at_most_128_kib() {
-    let door = door(Auth::default(), "");
+    let protocol = protocol(Auth::default(), "");
     let fits = "x".repeat(MAX_COMMAND_BYTES - 100);
-    assert_eq!(door.client().command(&["ECHO", &fits]).unwrap(), Reply::Text(fits));
-    let mut client = door.client();
+    assert_eq!(protocol.client().command(&["ECHO", &fits]).unwrap(), Reply::Text(fits));
+    let mut client = protocol.client();
     client.send(&["ECHO", &"x".repeat(MAX_COMMAND_BYTES)]).unwrap();
     let refused = client.receive().unwrap();
     assert_eq!(refused, Reply::Error("ERR Protocol error: a command of more than 131072 bytes".into()));
@@ -260,12 +260,12 @@ fn a_command_has_at_most_128_kib() {
 fn what_connections_have_begun_has_a_budget() {
     const BUDGET: usize = 1 << 20;
     let settings = Settings { max_pending_bytes: BUDGET, patience: Duration::from_secs(60), ..Settings::default() };
-    let door = door_with(Auth::default(), "", settings);
-    let mut small = door.client();
+    let protocol = protocol_with(Auth::default(), "", settings);
+    let mut small = protocol.client();
     let long = "x".repeat(100_000);
     // Each begins a command of a hundred thousand bytes, and goes on when it is known whether it was let.
     let begin = || {
-        let mut stream = std::net::TcpStream::connect(("127.0.0.1", door.port)).unwrap();
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", protocol.port)).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream.write_all(format!("PING\r\n*2\r\n$4\r\nECHO\r\n$100000\r\n{}", &long[..90_000]).as_bytes()).unwrap();
         stream
@@ -279,9 +279,10 @@ fn what_connections_have_begun_has_a_budget() {
     };
     // Ten fit, whose buffers have grown to 128 KiB; each has 32 KiB of its own.
     let refused = || {
-        let text = door.gate.observer().metrics().text(door.gate.store(), 0);
-        let line =
-            text.lines().find_map(|line| line.strip_prefix(r#"tidegate_refused_total{door="resp",reason="full"} "#));
+        let text = protocol.engine.observer().metrics().text(protocol.engine.store(), 0);
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(r#"tidegate_refused_total{protocol="resp",reason="full"} "#));
         line.unwrap().parse::<usize>().unwrap()
     };
     wait_until("the others are refused", Duration::from_secs(60), || refused() == 30);
@@ -297,7 +298,7 @@ fn what_connections_have_begun_has_a_budget() {
     // The error follows the answer to the command that was too much.
     let (mut queued, mut open) = (0, Vec::new());
     'clients: for _ in 0..40 {
-        let mut client = door.client();
+        let mut client = protocol.client();
         assert_eq!(ask(&mut client, "MULTI"), Reply::Text("OK".into()));
         for _ in 0..6 {
             match client.command(&["ECHO", &long[..25_000]]).unwrap() {

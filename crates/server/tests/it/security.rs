@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use tidegate_server::auth::{Auth, Guard, May};
 use tidegate_server::config::Config;
-use tidegate_server::door::http::Hall;
-use tidegate_server::door::{Bounds, Entrance};
-use tidegate_server::gate::{Backend, Door};
+use tidegate_server::engine::{Backend, Protocol};
+use tidegate_server::listen::http::Hall;
+use tidegate_server::listen::{Bounds, Entrance};
 use tidegate_server::observe::Observer;
 use tidegate_server::{Options, Running, start};
 use tidegate_testkit::{Certs, Flavor, Server, attacks_held, wait_until};
@@ -29,7 +29,7 @@ struct Open {
     grpc: SocketAddr,
 }
 
-/// Doors for HTTP, RESP and gRPC; `change` changes what the text says.
+/// Listeners for HTTP, RESP and gRPC; `change` changes what the text says.
 fn open(text: &str, auth: Auth, change: impl FnOnce(&mut Config)) -> Open {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let text = format!(
@@ -44,8 +44,8 @@ fn open(text: &str, auth: Auth, change: impl FnOnce(&mut Config)) -> Open {
 
 impl Open {
     fn metric(&self, line: &str) -> u64 {
-        let gate = self.running.as_ref().unwrap().gate();
-        let text = gate.observer().metrics().text(gate.store(), 0);
+        let engine = self.running.as_ref().unwrap().engine();
+        let text = engine.observer().metrics().text(engine.store(), 0);
         let found = text.lines().find_map(|own| own.strip_prefix(line)?.strip_prefix(' '));
         found.unwrap_or_else(|| panic!("{line} is not in\n{text}")).parse().unwrap()
     }
@@ -134,12 +134,12 @@ fn tokens_for_checks_and_for_everything_are_asked_for() {
     let throttle = array(&["CL.THROTTLE", "k", "15", "30", "60"]);
     let answers = resp(&[array(&["AUTH", "check-me"]), throttle.clone(), array(&["RESET"]), throttle].concat());
     assert!(answers.starts_with("+OK\r\n*5\r\n:0\r\n:16\r\n:15\r\n:-1\r\n:2\r\n+RESET\r\n-NOAUTH"), "{answers}");
-    assert_eq!(open.metric(r#"tidegate_refused_total{door="resp",reason="token"}"#), 1);
-    assert!(open.metric(r#"tidegate_refused_total{door="http",reason="token"}"#) >= 15);
+    assert_eq!(open.metric(r#"tidegate_refused_total{protocol="resp",reason="token"}"#), 1);
+    assert!(open.metric(r#"tidegate_refused_total{protocol="http",reason="token"}"#) >= 15);
 }
 
 #[test]
-fn admin_calls_can_have_a_door_of_their_own() {
+fn admin_calls_can_have_a_protocol_of_their_own() {
     let open = open("", Auth::default(), |config| config.listen.admin = Some(([127, 0, 0, 1], 0).into()));
     let admin = open.running.as_ref().unwrap().admin.unwrap();
     for (head, body, expected) in [
@@ -172,8 +172,8 @@ fn the_secret_of_the_store_is_read_from_a_file() {
     let file = folder.path().join("slots");
     let write = |text: &str| std::fs::write(&file, text).unwrap();
     let config = |url: &str| {
-        let doors = "listen: { http: 127.0.0.1:0, resp: off, grpc: off }\nlog: { level: error }\n";
-        Config::parse(&format!("{doors}store: {url}\nstore_secret_file: {}\n", file.display()), "test").unwrap()
+        let listeners = "listen: { http: 127.0.0.1:0, resp: off, grpc: off }\nlog: { level: error }\n";
+        Config::parse(&format!("{listeners}store: {url}\nstore_secret_file: {}\n", file.display()), "test").unwrap()
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let with = |query: &str| format!("{}?secret={query}", server.url());
@@ -209,7 +209,7 @@ fn the_secret_of_the_store_is_read_from_a_file() {
 }
 
 #[test]
-fn no_door_is_open_to_everybody_by_accident() {
+fn no_protocol_is_open_to_everybody_by_accident() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let certs = Certs::new();
     let tls = |ca: &str| {
@@ -225,21 +225,21 @@ fn no_door_is_open_to_everybody_by_accident() {
         (client_ca, Auth::default(), true),
         ("insecure: true\n".into(), Auth::default(), true),
     ] {
-        for door in ["http", "resp", "grpc", "admin"] {
+        for protocol in ["http", "resp", "grpc", "admin"] {
             let mut listen = String::from("listen: { ");
             for other in ["http", "resp", "grpc", "admin"] {
-                listen += &format!("{other}: {}, ", if other == door { "0.0.0.0:0" } else { "off" });
+                listen += &format!("{other}: {}, ", if other == protocol { "0.0.0.0:0" } else { "off" });
             }
             let config = Config::parse(&format!("{listen}}}\nlog: {{ level: off }}\n{more}"), "test").unwrap();
             let started = runtime.block_on(start(config, Options { auth: auth.clone(), ..Options::default() }));
             match started {
                 Ok(running) => {
-                    assert!(may, "{door} with {more:?} {auth:?}");
+                    assert!(may, "{protocol} with {more:?} {auth:?}");
                     assert!(runtime.block_on(running.stop()));
                 }
                 Err(error) => {
                     let error = error.to_string();
-                    assert!(!may && error.starts_with(&format!("{door} on 0.0.0.0:0 would be open")), "{error}");
+                    assert!(!may && error.starts_with(&format!("{protocol} on 0.0.0.0:0 would be open")), "{error}");
                     assert!(error.contains("--token-file") && error.contains("--insecure"), "{error}");
                 }
             }
@@ -264,7 +264,7 @@ fn secure(at: SocketAddr, certs: &Certs, with_identity: bool) -> StreamOwned<Cli
     StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), connect(at))
 }
 
-/// What a door answers through TLS: `healthz` or a PING, by whether it is HTTP.
+/// What a listener answers through TLS: `healthz` or a PING, by whether it is HTTP.
 fn secure_answer(at: SocketAddr, certs: &Certs, with_identity: bool, http: bool) -> String {
     let mut stream = secure(at, certs, with_identity);
     let question =
@@ -273,7 +273,7 @@ fn secure_answer(at: SocketAddr, certs: &Certs, with_identity: bool, http: bool)
     all(&mut stream)
 }
 
-/// Whether the door for gRPC greets through TLS: HTTP/2 begins with a frame of settings from both sides.
+/// Whether the listener for gRPC greets through TLS: HTTP/2 begins with a frame of settings from both sides.
 fn greets(at: SocketAddr, certs: &Certs, with_identity: bool) -> bool {
     let mut stream = secure(at, certs, with_identity);
     let _ = stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
@@ -282,7 +282,7 @@ fn greets(at: SocketAddr, certs: &Certs, with_identity: bool) -> bool {
 }
 
 #[test]
-fn every_door_speaks_tls_and_can_ask_for_certificates() {
+fn every_protocol_speaks_tls_and_can_ask_for_certificates() {
     let certs = Certs::new();
     let text = |ca: &str| {
         format!("tls: {{ cert: {}, key: {}{ca} }}\n", certs.server_cert().display(), certs.server_key().display())
@@ -296,7 +296,9 @@ fn every_door_speaks_tls_and_can_ask_for_certificates() {
         let mut plain = connect(open.resp);
         plain.write_all(b"PING\r\n").unwrap();
         assert!(!all(&mut plain).contains("PONG"));
-        wait_until("it is counted", LONG, || open.metric(r#"tidegate_refused_total{door="resp",reason="tls"}"#) == 1);
+        wait_until("it is counted", LONG, || {
+            open.metric(r#"tidegate_refused_total{protocol="resp",reason="tls"}"#) == 1
+        });
     }
     let open = open(&text(&format!(", client_ca: {}", certs.ca().display())), Auth::default(), |_| {});
     assert!(secure_answer(open.http, &certs, true, true).starts_with("HTTP/1.1 200"));
@@ -382,7 +384,7 @@ fn whoever_is_slow_is_let_go_and_others_are_served() {
     assert!(dripping.join().unwrap(), "dripping bytes does not keep a connection");
     assert!(begin.elapsed() < LONG);
     wait_until("slow heads are counted", LONG, || {
-        open.metric(r#"tidegate_refused_total{door="http",reason="slow"}"#) >= 3
+        open.metric(r#"tidegate_refused_total{protocol="http",reason="slow"}"#) >= 3
     });
 
     // Who sends nothing at all is kept for a while, and then let go.
@@ -416,7 +418,7 @@ fn a_head_of_http_2_and_its_preface_take_no_longer_than_a_head_of_http_1() {
         ("HEADERS that go on", [OPENING, &goes_on].concat()),
         ("CONTINUATION that goes on", [OPENING, &goes_on, &[0, 0, 0, 9, 0, 0, 0, 0, 1]].concat()),
     ];
-    let slow = r#"tidegate_refused_total{door="http",reason="slow"}"#;
+    let slow = r#"tidegate_refused_total{protocol="http",reason="slow"}"#;
     for (number, (name, bytes)) in (1..).zip(&begun) {
         let mut stream = connect(open.http);
         stream.write_all(bytes).unwrap();
@@ -460,7 +462,7 @@ fn whoever_does_not_read_is_let_go() {
         "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Length: 28\r\n\r\n{\"key\":\"k\",\"limit\":\"1000/s\"}"
             .repeat(100);
     while greedy.write_all(many.as_bytes()).is_ok() {}
-    wait_until("it is counted", LONG, || open.metric(r#"tidegate_refused_total{door="http",reason="slow"}"#) == 1);
+    wait_until("it is counted", LONG, || open.metric(r#"tidegate_refused_total{protocol="http",reason="slow"}"#) == 1);
     assert_eq!(ask(open.http, "POST /v1/check", "", CHECK).0, 200);
     attacks_held("slow", 1);
 }
@@ -497,7 +499,7 @@ fn whoever_sends_frames_about_nothing_waits_and_others_do_not() {
     assert!(took > Duration::from_millis(1400), "it had to wait: {took:?}");
     assert!(others < took, "others had not: {others:?}");
     drop(flood);
-    wait_until("it is counted", LONG, || open.metric(r#"tidegate_refused_total{door="http",reason="flood"}"#) == 1);
+    wait_until("it is counted", LONG, || open.metric(r#"tidegate_refused_total{protocol="http",reason="flood"}"#) == 1);
 }
 
 /// Every request is taken back at once, until the server has enough of it.
@@ -531,7 +533,7 @@ fn whoever_misuses_his_connection_is_told_and_keeps_his_place_for_a_while() {
     assert!(matches!(first.read(&mut [0; 64]), Ok(0) | Err(_)), "and then nothing");
     let took = begin.elapsed();
     assert!(took > Duration::from_millis(900), "it ended after a while: {took:?}");
-    wait_until("its place is free", LONG, || open.metric("tidegate_connections{door=\"http\"}") == 0);
+    wait_until("its place is free", LONG, || open.metric("tidegate_connections{protocol=\"http\"}") == 0);
     // Whoever does not wait has no place left, although he is no longer there.
     let mut here = connect(open.http);
     let ask = |stream: &mut TcpStream| {
@@ -543,7 +545,7 @@ fn whoever_misuses_his_connection_is_told_and_keeps_his_place_for_a_while() {
     assert!(!ask(&mut connect(open.http)), "all places of this address are taken");
     assert!(ask(&mut here), "whoever is here is served");
     wait_until("one is free again", LONG, || ask(&mut connect(open.http)));
-    assert_eq!(open.metric(r#"tidegate_refused_total{door="http",reason="misuse"}"#), 4);
+    assert_eq!(open.metric(r#"tidegate_refused_total{protocol="http",reason="misuse"}"#), 4);
 }
 
 #[test]
@@ -567,7 +569,7 @@ fn connections_are_bounded_and_those_who_are_here_are_served() {
         drop((here, more));
         wait_until("others find a place", LONG, || ask(&mut connect(at)));
     }
-    assert!(open.metric(r#"tidegate_refused_total{door="http",reason="full_for_address"}"#) >= 10);
+    assert!(open.metric(r#"tidegate_refused_total{protocol="http",reason="full_for_address"}"#) >= 10);
 }
 
 #[test]
@@ -609,9 +611,9 @@ fn a_request_that_panics_is_our_mistake_and_nobody_elses() {
     let observer = Observer::default();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let at = listener.local_addr().unwrap();
-    let entrance = Entrance::new(Door::Http, listener, None, Bounds::default(), observer.clone());
+    let entrance = Entrance::new(Protocol::Http, listener, None, Bounds::default(), observer.clone());
     let guard = Arc::new(Guard::new(Auth::default()));
-    let hall = Hall::new(router, Door::Http, guard, Bounds::default(), observer.clone(), |_| May::Check);
+    let hall = Hall::new(router, Protocol::Http, guard, Bounds::default(), observer.clone(), |_| May::Check);
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let down = stopped.clone();
     let served = runtime.spawn(entrance.receive(stopped, move |visitor| hall.clone().talk(visitor, down.clone())));

@@ -3,7 +3,7 @@
 use tidegate::Redis;
 use tidegate_testkit::{Flavor, Server};
 
-use crate::doors::Doors;
+use crate::listeners::Listeners;
 
 /// What is only tried out must not fail what counts.
 #[test]
@@ -14,8 +14,8 @@ rules:
   - { name: real, by: [user], limit: 3/h }
   - { name: trial, by: [user], mode: shadow, limit: 3/h }
 ";
-    let doors = Doors::in_redis(rules, Redis::builder(server.url().parse().unwrap()));
-    let mut http = doors.http();
+    let listeners = Listeners::in_redis(rules, Redis::builder(server.url().parse().unwrap()));
+    let mut http = listeners.http();
     let ask = r#"{"attributes":{"user":"7"}}"#;
     let first = http.post("/v1/check", ask);
     assert!(first.status == 200 && first.body.contains("trial"), "{first:?}");

@@ -8,7 +8,7 @@ use std::thread;
 use proptest::prelude::*;
 use tidegate_server::config::Config;
 
-use crate::doors::{Answer, Doors};
+use crate::listeners::{Answer, Listeners};
 
 const RULES: &str = "\
 trusted_proxies: [127.0.0.1]
@@ -71,8 +71,8 @@ fn file(more: &str) -> String {
 }
 
 /// The check API, forward-auth and the proxy over one store.
-pub(crate) fn doors(more: &str) -> Doors {
-    Doors::as_told(&file(&format!("{more}{RULES}")))
+pub(crate) fn listeners(more: &str) -> Listeners {
+    Listeners::as_told(&file(&format!("{more}{RULES}")))
 }
 
 /// What a gateway asks about a request with these lines of headers.
@@ -83,13 +83,13 @@ pub(crate) fn question(path: &str, headers: &str) -> String {
 }
 
 /// The same request by every way that a client can come: the fast path of the proxy, hyper, a gateway.
-fn by_every_way(doors: &Doors, path: &str, headers: &str) -> Vec<Answer> {
+fn by_every_way(listeners: &Listeners, path: &str, headers: &str) -> Vec<Answer> {
     ["", "connection: close\r\n", "gateway"]
         .into_iter()
         .map(|way| {
             let (mut client, text) = match way {
-                "gateway" => (doors.http(), question(path, headers)),
-                way => (doors.proxy(), format!("GET {path} HTTP/1.1\r\nhost: a\r\n{way}{headers}\r\n")),
+                "gateway" => (listeners.http(), question(path, headers)),
+                way => (listeners.proxy(), format!("GET {path} HTTP/1.1\r\nhost: a\r\n{way}{headers}\r\n")),
             };
             client.send(&text);
             client.receive().unwrap()
@@ -101,13 +101,13 @@ fn by_every_way(doors: &Doors, path: &str, headers: &str) -> Vec<Answer> {
 fn no_answer_to_a_denied_client_names_another_rule() {
     for headers in ["[draft-10, github]", "[draft-7]", "[github]", "[none]"] {
         for denial in ["problem", "json", "text"] {
-            let doors = doors(&format!("http: {{ headers: {headers}, denial: {denial} }}\n"));
-            for answer in by_every_way(&doors, "/", "x-user: ann\r\n").iter().take(2) {
+            let listeners = listeners(&format!("http: {{ headers: {headers}, denial: {denial} }}\n"));
+            for answer in by_every_way(&listeners, "/", "x-user: ann\r\n").iter().take(2) {
                 let whole = format!("{}{}", answer.head, answer.body);
                 assert!(answer.status < 300 && !whole.contains("trial"), "{answer:?}");
             }
             for accept in ["", "accept: application/json\r\n", "accept: text/plain\r\n"] {
-                for answer in by_every_way(&doors, "/", &format!("x-user: ann\r\n{accept}")) {
+                for answer in by_every_way(&listeners, "/", &format!("x-user: ann\r\n{accept}")) {
                     let whole = format!("{}{}", answer.head, answer.body).to_ascii_lowercase();
                     assert_eq!(answer.status, 429, "{answer:?}");
                     assert!(answer.body.contains("per-user 2/m"), "{answer:?}");
@@ -123,9 +123,9 @@ fn no_answer_to_a_denied_client_names_another_rule() {
 /// By the same rules and at the same moment.
 #[test]
 fn callers_of_the_check_api_read_the_whole_decision() {
-    let doors = doors("");
-    by_every_way(&doors, "/", "x-user: ann\r\n");
-    let answer = doors.http().post("/v1/check", r#"{"attributes":{"header.x-user":"ann"}}"#);
+    let listeners = listeners("");
+    by_every_way(&listeners, "/", "x-user: ann\r\n");
+    let answer = listeners.http().post("/v1/check", r#"{"attributes":{"header.x-user":"ann"}}"#);
     assert_eq!(answer.status, 429, "{answer:?}");
     for told in [
         r#""violated-policies":["per-user 2/m"]"#,
@@ -152,10 +152,10 @@ fn a_rule_that_lets_nothing_pass_answers_403_unless_it_says_429() {
         ("http: { deny_status: 429 }\n", "/tiers", "mallory", 429, QUOTA),
         ("http: { deny_status: 403 }\n", "/hidden", "ann", 429, QUOTA),
     ] {
-        let doors = doors(setting);
+        let listeners = listeners(setting);
         let body = format!(r#"{{"attributes":{{"path":"{path}","header.x-user":"{user}"}}}}"#);
-        let mut answers = by_every_way(&doors, path, &format!("x-user: {user}\r\n"));
-        answers.push(doors.http().post("/v1/check", &body));
+        let mut answers = by_every_way(&listeners, path, &format!("x-user: {user}\r\n"));
+        answers.push(listeners.http().post("/v1/check", &body));
         for answer in answers {
             assert_eq!(answer.status, status, "{setting}{path}: {answer:?}");
             let head = answer.head.to_ascii_lowercase();
@@ -200,8 +200,8 @@ rules:
   - { name: strict, when: { path: /strict }, limit: 5/min, on_store_failure: closed }
   - { name: everyone, when: { path: /all }, limit: 4/min }
 ";
-    let doors = Doors::without_store(&file(rules));
-    for answer in by_every_way(&doors, "/strict", "") {
+    let listeners = Listeners::without_store(&file(rules));
+    for answer in by_every_way(&listeners, "/strict", "") {
         assert_eq!(answer.status, 503, "{answer:?}");
         assert!(answer.head.contains("retry-after: 1\r\n"), "{answer:?}");
         assert_eq!(
@@ -211,14 +211,14 @@ rules:
         assert!(!answer.head.contains("ratelimit") && !answer.head.contains("tidegate-mode"), "{answer:?}");
     }
     // A rule that is enforced locally denies as always; only callers of the check API read by whom.
-    for answer in (0..2).flat_map(|_| by_every_way(&doors, "/all", "")) {
+    for answer in (0..2).flat_map(|_| by_every_way(&listeners, "/all", "")) {
         assert!(!answer.head.contains("tidegate-mode"), "{answer:?}");
     }
-    let answers = by_every_way(&doors, "/all", "");
+    let answers = by_every_way(&listeners, "/all", "");
     assert!(answers.iter().all(|answer| answer.status == 429 && !answer.head.contains("mode")), "{answers:?}");
-    let answer = doors.http().post("/v1/check", r#"{"attributes":{"path":"/all"}}"#);
+    let answer = listeners.http().post("/v1/check", r#"{"attributes":{"path":"/all"}}"#);
     assert!(answer.status == 429 && answer.head.contains("x-tidegate-mode: fallback"), "{answer:?}");
-    let answer = doors.http().post("/v1/check", r#"{"attributes":{"path":"/strict"}}"#);
+    let answer = listeners.http().post("/v1/check", r#"{"attributes":{"path":"/strict"}}"#);
     assert!(answer.status == 429 && answer.body.contains(r#""source":"fallback""#), "{answer:?}");
 }
 
@@ -226,19 +226,20 @@ rules:
 #[test]
 fn an_error_of_the_store_is_for_the_log() {
     let builder = tidegate::Redis::builder("redis://127.0.0.1:1/".parse().unwrap());
-    let doors = Doors::in_redis("trusted_proxies: [127.0.0.1]\nrules: [{ name: all, limit: 5/min }]\n", builder);
-    let mut gateway = doors.http();
+    let listeners =
+        Listeners::in_redis("trusted_proxies: [127.0.0.1]\nrules: [{ name: all, limit: 5/min }]\n", builder);
+    let mut gateway = listeners.http();
     gateway.send(&question("/", ""));
     let answer = gateway.receive().unwrap();
     assert!(answer.status == 503 && answer.body.contains("The rate limiter has no answer."), "{answer:?}");
     assert!(!answer.body.contains("127.0.0.1") && !answer.body.contains("store"), "{answer:?}");
-    let answer = doors.http().post("/v1/check", r#"{"attributes":{}}"#);
+    let answer = listeners.http().post("/v1/check", r#"{"attributes":{}}"#);
     assert!(answer.status == 503 && answer.body.contains("the store did not answer"), "{answer:?}");
 }
 
 #[test]
 fn a_mistake_of_a_client_names_no_rule() {
-    for answer in by_every_way(&doors(""), "/costly", "x-user: ann\r\nx-cost: much\r\n") {
+    for answer in by_every_way(&listeners(""), "/costly", "x-user: ann\r\nx-cost: much\r\n") {
         assert_eq!(answer.status, 400, "{answer:?}");
         assert!(
             answer.body.ends_with(r#""detail":"header.x-cost is \"much\": expected a whole number"}"#),
@@ -264,8 +265,8 @@ proptest! {
         const LIMITS: [&str; 4] = ["10/s", "10/s window", "120/m", "20 concurrent ttl 30s"];
         let written = |limits: &[usize]| limits.iter().map(|at| LIMITS[*at]).collect::<Vec<_>>().join("; ");
         let lines = rules.iter().enumerate().map(|(at, limits)| format!("  - {{ name: r{at}, limit: {} }}\n", written(limits)));
-        let doors = Doors::in_memory(&format!("trusted_proxies: [127.0.0.1]\nrules:\n{}", lines.collect::<String>()));
-        let mut http = doors.http();
+        let listeners = Listeners::in_memory(&format!("trusted_proxies: [127.0.0.1]\nrules:\n{}", lines.collect::<String>()));
+        let mut http = listeners.http();
         http.send(&question("/", ""));
         let by_gateway = http.receive().unwrap();
         let by_rules = http.post("/v1/check", r#"{"attributes":{}}"#);

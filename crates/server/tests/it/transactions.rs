@@ -3,7 +3,7 @@
 use tidegate_server::resp::{MAX_COMMAND_BYTES, MAX_QUEUED_BYTES, MAX_QUEUED_COMMANDS};
 use tidegate_testkit::{Client, Flavor, Reply, Server};
 
-use crate::doors::Doors;
+use crate::listeners::Listeners;
 
 fn ask(client: &mut Client, line: &str) -> Reply {
     client.command(&line.split(' ').collect::<Vec<_>>()).unwrap()
@@ -23,7 +23,7 @@ fn numbers(reply: &Reply) -> Vec<i64> {
 
 #[test]
 fn a_transaction_is_answered_as_redis_does() {
-    let (doors, server) = (Doors::in_memory(""), Server::start(Flavor::Redis8));
+    let (listeners, server) = (Listeners::in_memory(""), Server::start(Flavor::Redis8));
     let conversations: [&[&str]; 14] = [
         &["MULTI", "PING", "ECHO a", "EXEC", "PING"],
         &["MULTI", "EXEC"],
@@ -41,13 +41,13 @@ fn a_transaction_is_answered_as_redis_does() {
         &["multi", "ping", "Exec"],
     ];
     for lines in conversations {
-        let (mut own, mut redis) = (doors.resp(), server.client().unwrap());
+        let (mut own, mut redis) = (listeners.resp(), server.client().unwrap());
         let expected: Vec<Reply> = lines.iter().map(|line| ask(&mut redis, line)).collect();
         let one_by_one: Vec<Reply> = lines.iter().map(|line| ask(&mut own, line)).collect();
         assert_eq!(one_by_one, expected, "{lines:?}");
-        assert_eq!(pipeline(&mut doors.resp(), lines), expected, "{lines:?} at once");
+        assert_eq!(pipeline(&mut listeners.resp(), lines), expected, "{lines:?} at once");
     }
-    let (mut own, mut redis) = (doors.resp(), server.client().unwrap());
+    let (mut own, mut redis) = (listeners.resp(), server.client().unwrap());
     for client in [&mut own, &mut redis] {
         ask(client, "MULTI");
         assert!(matches!(ask(client, "NOPE a"), Reply::Error(text) if text.starts_with("ERR unknown command 'NOPE'")));
@@ -57,8 +57,8 @@ fn a_transaction_is_answered_as_redis_does() {
 
 #[test]
 fn checks_in_a_transaction_are_decided_in_order_when_it_runs() {
-    let doors = Doors::in_memory("rules:\n  - { name: per-ip, by: [ip], limit: 2/min }\n");
-    let (mut client, mut other) = (doors.resp(), doors.resp());
+    let listeners = Listeners::in_memory("rules:\n  - { name: per-ip, by: [ip], limit: 2/min }\n");
+    let (mut client, mut other) = (listeners.resp(), listeners.resp());
     let (check, throttle) = ("TG.CHECK k 3/min", "CL.THROTTLE k 1 1 60");
     ask(&mut client, "MULTI");
     for _ in 0..2 {
@@ -80,8 +80,8 @@ fn checks_in_a_transaction_are_decided_in_order_when_it_runs() {
 
 #[test]
 fn a_large_transaction_is_answered_in_turns_and_one_too_large_is_refused() {
-    let doors = Doors::in_memory("");
-    let mut client = doors.resp();
+    let listeners = Listeners::in_memory("");
+    let mut client = listeners.resp();
     for most in [MAX_QUEUED_COMMANDS, MAX_QUEUED_COMMANDS + 1] {
         ask(&mut client, "MULTI");
         let mut refused = 0;
@@ -117,7 +117,7 @@ fn a_large_transaction_is_answered_in_turns_and_one_too_large_is_refused() {
 
 #[test]
 fn watch_says_that_there_is_nothing_to_watch() {
-    let doors = Doors::in_memory("");
-    let answer = ask(&mut doors.resp(), "WATCH key");
+    let listeners = Listeners::in_memory("");
+    let answer = ask(&mut listeners.resp(), "WATCH key");
     assert!(matches!(&answer, Reply::Error(text) if text.starts_with("ERR WATCH is not supported: ")), "{answer:?}");
 }

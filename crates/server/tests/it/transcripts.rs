@@ -1,7 +1,7 @@
-//! Every transcript, through the doors for HTTP and RESP, over a memory and over real servers: the same decisions, with the same numbers.
+//! Every transcript, through the listeners for HTTP and RESP, over a memory and over real servers: the same decisions, with the same numbers.
 //!
-//! Beside the doors a memory of its own decides every line. What the transcript expects is compared with that decision, and every number
-//! that a door shows, also those that the transcript does not mention, must be the one of that decision.
+//! Beside the listeners a memory of its own decides every line. What the transcript expects is compared with that decision, and every number
+//! that a listener shows, also those that the transcript does not mention, must be the one of that decision.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use tidegate_core::Algorithm;
 use tidegate_core::trace::Line;
 use tidegate_testkit::{Client, Flavor, Server};
 
-use crate::doors::{Doors, Http};
+use crate::listeners::{Http, Listeners};
 
 /// Somebody asks: everything but the time.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,7 @@ struct Ask<'a> {
     id: Option<u64>,
 }
 
-/// One door with a connection to it.
+/// One listener with a connection to it.
 enum Asker {
     Http(Http),
     Resp(Client),
@@ -114,7 +114,7 @@ fn in_resp(decision: &Decision, ask: &Ask<'_>) -> Vec<i64> {
     numbers
 }
 
-/// A memory that decides beside the doors.
+/// A memory that decides beside the listeners.
 struct Beside {
     memory: Memory,
     clock: ManualClock,
@@ -140,18 +140,18 @@ impl Beside {
     }
 }
 
-/// Replays every transcript. Each limit of each has keys of its own, so one store serves them all; a door is as good as the other
-/// only if each has its own store, so `doors` makes them.
-fn every_transcript_holds(doors: impl Fn(&str) -> Doors) {
+/// Replays every transcript. Each limit of each has keys of its own, so one store serves them all; a listener is as good as the other
+/// only if each has its own store, so `listeners` makes them.
+fn every_transcript_holds(listeners: impl Fn(&str) -> Listeners) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/transcripts");
     let mut files: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "txt"));
     files.sort();
     assert!(!files.is_empty(), "there are no transcripts in {}", folder.display());
     let mut wrong = Vec::new();
-    for door in ["http", "resp"] {
-        let doors = doors(door);
-        let mut asker = if door == "http" { Asker::Http(doors.http()) } else { Asker::Resp(doors.resp()) };
+    for protocol in ["http", "resp"] {
+        let listeners = listeners(protocol);
+        let mut asker = if protocol == "http" { Asker::Http(listeners.http()) } else { Asker::Resp(listeners.resp()) };
         let beside = Beside::new();
         let mut stories = 0;
         for file in &files {
@@ -170,7 +170,7 @@ fn every_transcript_holds(doors: impl Fn(&str) -> Doors) {
                     let id = (leases && event.op != Op::Refund).then_some(number);
                     let ask = Ask { key: &key, limit, verb: event.op.name(), cost: event.cost, reserved: None, id };
                     let decision = beside.decide(event.op, &ask, event.at);
-                    doors.clock.set(event.at);
+                    listeners.clock.set(event.at);
                     if let Some(Err(what)) = event.expect.map(|expect| expect.compare(&decision)) {
                         wrong.push(format!("{name}:{number}: {limit}: {what}"));
                     }
@@ -183,7 +183,7 @@ fn every_transcript_holds(doors: impl Fn(&str) -> Doors) {
 }
 
 /// What a fair die would ask: every operation there is, on few keys, under limits of every kind.
-fn every_operation_is_the_same(doors: impl Fn(&str) -> Doors, steps: usize) {
+fn every_operation_is_the_same(listeners: impl Fn(&str) -> Listeners, steps: usize) {
     const LIMITS: [&str; 8] = [
         "5/s",
         "7/m burst 3",
@@ -206,9 +206,9 @@ fn every_operation_is_the_same(doors: impl Fn(&str) -> Doors, steps: usize) {
         ("lease", Op::Check),
         ("release", Op::Release),
     ];
-    for door in ["http", "resp"] {
-        let doors = doors(door);
-        let mut asker = if door == "http" { Asker::Http(doors.http()) } else { Asker::Resp(doors.resp()) };
+    for protocol in ["http", "resp"] {
+        let listeners = listeners(protocol);
+        let mut asker = if protocol == "http" { Asker::Http(listeners.http()) } else { Asker::Resp(listeners.resp()) };
         let beside = Beside::new();
         let mut dice = Dice(0x7469_6465_6761_7465);
         let mut at = 1_700_000_000_000_000;
@@ -233,7 +233,7 @@ fn every_operation_is_the_same(doors: impl Fn(&str) -> Doors, steps: usize) {
             let ask = Ask { key: &key, limit, verb, cost: dice.below(5), reserved, id };
             let now = Timestamp::from_micros(at);
             let decision = beside.decide(op, &ask, now);
-            doors.clock.set(now);
+            listeners.clock.set(now);
             if let Some(what) = asker.differs(&ask, &decision) {
                 panic!("step {step}: {what}");
             }
@@ -253,29 +253,29 @@ impl Dice {
     }
 }
 
-fn in_redis(server: &Server, namespace: &str) -> Doors {
+fn in_redis(server: &Server, namespace: &str) -> Listeners {
     let builder = Redis::builder(server.url().parse().unwrap()).timeout(Duration::from_secs(10));
-    Doors::in_redis("", builder.namespace(namespace))
+    Listeners::in_redis("", builder.namespace(namespace))
 }
 
 #[test]
-fn every_transcript_holds_through_every_door_in_memory() {
-    every_transcript_holds(|_| Doors::in_memory(""));
+fn every_transcript_holds_through_every_protocol_in_memory() {
+    every_transcript_holds(|_| Listeners::in_memory(""));
 }
 
 #[test]
-fn every_transcript_holds_through_every_door_in_redis_and_valkey() {
+fn every_transcript_holds_through_every_protocol_in_redis_and_valkey() {
     for flavor in [Flavor::Redis7, Flavor::Valkey9] {
         let server = Server::start(flavor);
-        every_transcript_holds(|door| in_redis(&server, door));
+        every_transcript_holds(|protocol| in_redis(&server, protocol));
     }
 }
 
 #[test]
-fn every_operation_is_the_same_through_every_door() {
-    every_operation_is_the_same(|_| Doors::in_memory(""), 20_000);
+fn every_operation_is_the_same_through_every_protocol() {
+    every_operation_is_the_same(|_| Listeners::in_memory(""), 20_000);
     for flavor in [Flavor::Redis7, Flavor::Valkey9] {
         let server = Server::start(flavor);
-        every_operation_is_the_same(|door| in_redis(&server, door), 2_000);
+        every_operation_is_the_same(|protocol| in_redis(&server, protocol), 2_000);
     }
 }

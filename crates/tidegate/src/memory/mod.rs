@@ -156,7 +156,7 @@ impl MemoryBuilder {
         self
     }
 
-    /// What happens to new keys when all places are taken by keys in use. A charge may have [terms](crate::Terms) of its own.
+    /// What happens to new keys when all places are taken by keys in use. A charge may have [policy](crate::Policy) of its own.
     pub fn overflow(mut self, overflow: Overflow) -> Self {
         self.overflow = overflow;
         self
@@ -496,7 +496,7 @@ impl Inner {
             .map(|(ordinal, charge)| {
                 let hash = self.hash(&charge.subject.scope, &charge.subject.key, &charge.limit, charge.position);
                 let (limit, cost, reserved) = (&charge.limit, charge.cost, charge.reserved);
-                (hash, Ask { limit, ordinal, cost, reserved, id: check.id(), overflow: charge.terms.overflow })
+                (hash, Ask { limit, ordinal, cost, reserved, id: check.id(), overflow: charge.policy.overflow })
             })
             .collect();
         if let [(hash, ask)] = &asks[..] {

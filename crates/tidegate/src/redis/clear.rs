@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Redis;
-use super::saga::join_all;
+use super::cross_slot::join_all;
 use super::wire::{Failure, FailureKind, NodeId, Outcome, Value};
 
 /// How many keys a server looks at in one go. Names have up to 1.2 kB, and an answer up to a megabyte.

@@ -172,7 +172,7 @@ mod tests {
     fn charge<'a>(rule: Option<&'a str>, key: &'a [u8], limit: &str, position: u16) -> Charge<'a> {
         let scope = rule.map_or(Scope::AdHoc, |name| Scope::Rule(name.into()));
         let subject = Subject { scope, key: key.into() };
-        Charge { subject, limit: limit.parse().unwrap(), position, cost: 1, reserved: 0, terms: Default::default() }
+        Charge { subject, limit: limit.parse().unwrap(), position, cost: 1, reserved: 0, policy: Default::default() }
     }
 
     const SECRET: &str = "a secret of at least sixteen bytes";

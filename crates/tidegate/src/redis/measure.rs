@@ -83,7 +83,7 @@ impl fmt::Display for SlowStore {
         write!(
             f,
             "a decision of the store takes {}.{} ms, more than a third of the deadline ({deadline} ms): late ones are decided without \
-             the store; set near.deadline_ms to {enough} or more, or move nearer to the server",
+             the store; set resilience.deadline_ms to {enough} or more, or move nearer to the server",
             tenths / 10,
             tenths % 10
         )
@@ -165,7 +165,7 @@ mod tests {
             text.starts_with("a decision of the store takes 6.2 ms, more than a third of the deadline (15 ms)"),
             "{text}"
         );
-        assert!(text.contains("near.deadline_ms to 19 or more"), "{text}");
+        assert!(text.contains("resilience.deadline_ms to 19 or more"), "{text}");
         assert_eq!(trips(6_130).too_slow_for(slow.enough()), None);
     }
 

@@ -14,17 +14,17 @@
 //! together from `lua/`, where each algorithm stands as the twin of its Rust.
 //!
 //! In reading order: [`keys`] names the states, [`call`] writes the call and reads its answer, [`witness`] remembers what was
-//! seen, [`saga`] decides over several slots of a cluster, [`wire`] talks to the servers. Beside them stand what is done before the
+//! seen, [`cross_slot`] decides over several slots of a cluster, [`wire`] talks to the servers. Beside them stand what is done before the
 //! first decision, [`prepare`], the startup check, [`inspect`], what measures, [`measure`], and what cleans up, [`clear`].
 
 mod call;
 mod clear;
-mod crowd;
+mod coalesce;
+mod cross_slot;
 mod inspect;
 mod keys;
 mod measure;
 mod prepare;
-mod saga;
 mod steps;
 #[allow(dead_code, unused_imports, reason = "its tests use the rest")]
 pub(crate) mod wire;
@@ -39,7 +39,7 @@ use tidegate_core::{Algorithm, Decision, Done, Id, Op, Timestamp};
 use tokio::time::Instant;
 
 use self::call::{Answer, Head, Time};
-use self::crowd::{Crowds, Turn};
+use self::coalesce::{Coalescer, Turn};
 use self::keys::{InvalidKeys, Keys};
 use self::steps::Steps;
 use self::wire::{Chance, Connector, Outcome, Router, Script, Secret, Settings, Value};
@@ -107,7 +107,7 @@ struct Inner {
     repairs: AtomicU64,
     calls: AtomicU64,
     coalesced: AtomicU64,
-    crowds: Crowds,
+    coalescer: Coalescer,
     together: bool,
     chance: Chance,
 }
@@ -302,7 +302,7 @@ impl RedisBuilder {
                 repairs: AtomicU64::new(0),
                 calls: AtomicU64::new(0),
                 coalesced: AtomicU64::new(0),
-                crowds: Crowds::new(),
+                coalescer: Coalescer::new(),
                 together,
             }),
         })
@@ -371,16 +371,16 @@ impl Store for Redis {
             let charges: Vec<Asked<'_>> = check.charges().iter().map(|charge| self.inner.ask(charge)).collect();
             let single = !self.inner.router.is_cluster() || charges.iter().all(|asked| asked.slot == charges[0].slot);
             if !single {
-                return saga::decide(&self.inner, check.clone().into_owned()).await;
+                return cross_slot::decide(&self.inner, check.clone().into_owned()).await;
             }
-            let _call = if self.inner.together && crowd::can_share(check) {
+            let _call = if self.inner.together && coalesce::can_share(check) {
                 match self.inner.join(&charges[0]) {
                     Turn::Now(call) => Some(call),
                     Turn::Later(later) => {
                         return match in_time(self.inner.deadline(), later).await {
-                            Some(Ok(answer)) => answer.map_err(|error| crowd::shared_error(&error)),
-                            Some(Err(_)) => Err(crowd::nobody_answered(false)),
-                            None => Err(crowd::nobody_answered(true)),
+                            Some(Ok(answer)) => answer.map_err(|error| coalesce::shared_error(&error)),
+                            Some(Err(_)) => Err(coalesce::nobody_answered(false)),
+                            None => Err(coalesce::nobody_answered(true)),
                         };
                     }
                 }

@@ -18,7 +18,7 @@ use crate::clock::Clock;
 use crate::http::PathPolicy;
 use crate::limiter::{Backend, Limiter, LimiterBuilder};
 use crate::memory::{Memory, Series};
-use crate::near::{Near, OnFailure};
+use crate::resilience::{OnFailure, Resilient};
 use crate::store::{Charge, Scope, Store};
 
 /// Limits requests before they reach a service. Clones, and all services that it is put around, share their budgets.
@@ -142,19 +142,19 @@ impl RateLimitLayer {
         self.with(|setup| setup.limiter = builder().store(store, clock).build())
     }
 
-    /// Keeps state in Redis or Valkey. Put [`Near`] before it, so that there is an answer in time whatever happens.
+    /// Keeps state in Redis or Valkey. Put [`Resilient`] before it, so that there is an answer in time whatever happens.
     #[cfg(feature = "redis")]
     pub fn redis(self, redis: crate::Redis) -> Self {
         self.with(|setup| setup.limiter = builder().redis(redis).build())
     }
 
-    /// Keeps state in a remote store, with [`Near`] before it.
-    pub fn near(self, near: Near) -> Self {
-        self.with(|setup| setup.limiter = builder().near(near).build())
+    /// Keeps state in a remote store, with [`Resilient`] before it.
+    pub fn resilient(self, resilient: Resilient) -> Self {
+        self.with(|setup| setup.limiter = builder().resilient(resilient).build())
     }
 
     /// What happens when the store has no answer. With `Closed`, requests are answered with 503: that is not a denial. With `Open`, or if nothing is said, they pass. `Local`
-    /// is for a store with [`Near`] before it; without, it is the same as `Open`.
+    /// is for a store with [`Resilient`] before it; without, it is the same as `Open`.
     pub fn on_failure(self, policy: OnFailure) -> Self {
         self.with(|setup| setup.on_failure = Some(policy))
     }

@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::events;
-use crate::near::OnFailure;
+use crate::resilience::OnFailure;
 use crate::store::StoreError;
 
 /// An outage is over when calls are answered and none has failed for this long: single failures in a row are one outage.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// The outage of a store that stands behind a layer without [`Near`](crate::Near), which reports its own.
+/// The outage of a store that stands behind a layer without [`Resilient`](crate::Resilient), which reports its own.
 #[derive(Debug)]
 pub(super) struct Outage {
     origin: Instant,

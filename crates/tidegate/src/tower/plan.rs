@@ -21,7 +21,7 @@ use super::text::Text;
 use crate::http::{RefusedPath, Target};
 use crate::memory::Brief;
 use crate::missing::Missing;
-use crate::near::{OnFailure, Terms};
+use crate::resilience::{OnFailure, Policy};
 use crate::store::{Check, Scope, StoreError, Subject};
 
 /// What becomes of a request.
@@ -301,7 +301,7 @@ struct Asked {
 
 async fn ask(setup: &Arc<Setup>, drawn: &[Drawn], meter: Option<Meter>, shadow: bool) -> Result<Asked, StoreError> {
     let shared = setup.limiter.shared();
-    let mut check = Check::new().terms(Terms { on_failure: setup.on_failure, ..Terms::default() });
+    let mut check = Check::new().policy(Policy { on_failure: setup.on_failure, ..Policy::default() });
     let mut pays: Vec<(usize, Pay)> = Vec::new();
     for one in drawn {
         let rule = &setup.rules[one.rule];

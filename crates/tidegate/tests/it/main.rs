@@ -10,11 +10,11 @@ mod http;
 mod limiter;
 mod memory;
 mod model;
-mod near;
 mod overflow;
 mod readings;
 #[cfg(feature = "redis")]
 mod redis;
+mod resilience;
 mod snapshot;
 mod threads;
 mod transcripts;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::{AcquireError, Check, Limit, Limiter, Limits, ManualClock, Memory, Op, Overflow, Terms};
+use tidegate::{AcquireError, Check, Limit, Limiter, Limits, ManualClock, Memory, Op, Overflow, Policy};
 
 const KEYS: usize = 1_000;
 
@@ -54,9 +54,9 @@ fn a_charge_may_have_an_overflow_of_its_own() {
     for store in [Overflow::SharedBucket, Overflow::DenyNew, Overflow::AllowNew] {
         let (memory, _, limit) = full(store);
         for own in [Overflow::SharedBucket, Overflow::DenyNew, Overflow::AllowNew] {
-            let terms = Terms { overflow: Some(own), ..Terms::default() };
+            let policy = Policy { overflow: Some(own), ..Policy::default() };
             let keys: Vec<String> = (0..100).map(|key| format!("new:{key}")).collect();
-            let checks = keys.iter().map(|key| Check::new().terms(terms).charge(key, [&limit], 1));
+            let checks = keys.iter().map(|key| Check::new().policy(policy).charge(key, [&limit], 1));
             let allowed = checks.filter(|check| memory.decide(check).unwrap().allowed()).count();
             let expected = match own {
                 Overflow::SharedBucket => 5,

@@ -157,7 +157,7 @@ async fn leases_in_memory_end_with_their_responses() {
 #[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_in_redis_end_with_their_responses() {
-    use tidegate::{Near, Redis};
+    use tidegate::{Redis, Resilient};
     use tidegate_testkit::{Flavor, Server};
 
     let server = Server::start(Flavor::Redis7);
@@ -166,8 +166,8 @@ async fn leases_in_redis_end_with_their_responses() {
         redis.build().unwrap()
     };
     leases_end_with_their_responses(one().redis(store("bare"))).await;
-    let near = Near::builder(store("near")).nodes(1).deadline(Duration::from_secs(10)).build();
-    leases_end_with_their_responses(one().near(near)).await;
+    let resilient = Resilient::builder(store("near")).nodes(1).deadline(Duration::from_secs(10)).build();
+    leases_end_with_their_responses(one().resilient(resilient)).await;
 }
 
 #[tokio::test]

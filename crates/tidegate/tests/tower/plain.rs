@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
 use tidegate::headers::Families;
 use tidegate::tower::{RateLimitLayer, Rule, key, of, of_async};
-use tidegate::{Check, Deciding, Limits, ManualClock, Near, OnFailure, Store, StoreError};
+use tidegate::{Check, Deciding, Limits, ManualClock, OnFailure, Resilient, Store, StoreError};
 use tower::{Layer, Service, ServiceExt};
 
 use crate::{answer, behind, request, still};
@@ -293,8 +293,8 @@ async fn a_store_that_fails_denies_nobody() {
 #[tokio::test]
 async fn near_a_store_that_fails_the_policy_is_the_same() {
     let layer = || {
-        let near = Near::builder(Broken { silent: false }).clock(ManualClock::new()).nodes(1).build();
-        RateLimitLayer::new(limits("2/h"), key::peer_ip()).near(near)
+        let resilient = Resilient::builder(Broken { silent: false }).clock(ManualClock::new()).nodes(1).build();
+        RateLimitLayer::new(limits("2/h"), key::peer_ip()).resilient(resilient)
     };
     let closed = layer().on_failure(OnFailure::Closed);
     assert_eq!(behind(&closed).ask(request("192.0.2.7", "/")).await.status, 503, "nobody has been denied");

@@ -6,7 +6,7 @@ use super::super::Config;
 use super::super::findings::Finding;
 use super::super::outline::Step::{Item, Key};
 use super::patterns::host_bits;
-use crate::gate::Door;
+use crate::engine::Protocol;
 
 impl Config {
     pub(super) fn check_settings(&self, found: &mut Vec<Finding>) {
@@ -46,11 +46,11 @@ impl Config {
     fn check_listeners(&self, found: &mut Vec<Finding>) {
         let listen = &self.listen;
         let listeners = [
-            (Door::Http, listen.http),
-            (Door::Grpc, listen.grpc),
-            (Door::Resp, listen.resp),
-            (Door::Admin, listen.admin),
-            (Door::Proxy, listen.proxy.filter(|_| self.proxy.is_some())),
+            (Protocol::Http, listen.http),
+            (Protocol::Grpc, listen.grpc),
+            (Protocol::Resp, listen.resp),
+            (Protocol::Admin, listen.admin),
+            (Protocol::Proxy, listen.proxy.filter(|_| self.proxy.is_some())),
         ];
         let knows_clients = self.tokens.checks.is_some()
             || self.is_given_token
@@ -68,7 +68,8 @@ impl Config {
                 // Options can say another one.
                 found.push(Finding::warning(place(), message));
             }
-            let is_open = !address.ip().is_loopback() && *listener != Door::Proxy && !knows_clients && !self.insecure;
+            let is_open =
+                !address.ip().is_loopback() && *listener != Protocol::Proxy && !knows_clients && !self.insecure;
             if is_open {
                 let message = format!(
                     "listen.{name}: {address} would be open to everybody, which serve refuses unless a token is given: write tokens.check_file, tls.client_ca, or `insecure: true` if that is meant"

@@ -11,7 +11,7 @@ use tidegate_testkit::{Envoy, Gateway, GatewayKind, wait_until};
 use tokio::net::TcpSocket;
 
 use super::{App, PATIENT, Seen, block, folder, gateway, send, shortest, tidegate};
-use crate::doors::Doors;
+use crate::listeners::Listeners;
 
 /// Nothing waits for seconds. The files say 100 ms; the rest is for a busy machine.
 const SOON: Duration = Duration::from_secs(1);
@@ -155,8 +155,8 @@ fn closable(to: SocketAddr) -> (SocketAddr, Arc<AtomicBool>) {
 fn without_a_store_a_closed_rule_lets_nothing_pass() {
     let text = "listen: { http: 127.0.0.1:0, grpc: off, resp: off }\ntrusted_proxies: [127.0.0.1]\nrules: [{ name: strict, limit: 5/min, on_store_failure: closed }]\n";
     for (kind, status) in [(GatewayKind::Nginx, 500), (GatewayKind::Caddy, 503), (GatewayKind::Haproxy, 503)] {
-        let (doors, app) = (Doors::without_store(text), App::start());
-        let gateway = gateway(kind, &folder(), doors.http, &app, &PATIENT);
+        let (listeners, app) = (Listeners::without_store(text), App::start());
+        let gateway = gateway(kind, &folder(), listeners.http, &app, &PATIENT);
         let (seen, passed, _) = ask(gateway.address(), &app);
         assert_eq!((seen.status, passed), (status, false), "{kind:?}: {seen:?}\n{}", gateway.log());
         assert!(!seen.body.contains("strict") && !seen.body.contains("127.0.0.1"), "{kind:?}: {seen:?}");
@@ -165,8 +165,8 @@ fn without_a_store_a_closed_rule_lets_nothing_pass() {
 
 #[test]
 fn haproxy_says_when_tidegate_is_back() {
-    let (doors, app) = (tidegate(), App::start());
-    let (at, is_open) = closable(doors.http);
+    let (listeners, app) = (tidegate(), App::start());
+    let (at, is_open) = closable(listeners.http);
     let patient = ("TIDEGATE_TIMEOUT_MS 100", "TIDEGATE_TIMEOUT_MS 10000");
     let haproxy = gateway(GatewayKind::Haproxy, &folder(), at, &app, &[patient]);
     let left = || ask(haproxy.address(), &app).0.header("x-ratelimit-remaining").map(str::to_owned);
@@ -243,13 +243,13 @@ fn haproxy_asks_through_a_server_line() {
     let text = format!("{text}\n{listen}").replace("127.0.0.1:8079", "127.0.0.79:8000");
     std::fs::write(own.path().join("haproxy.cfg"), text).unwrap();
     std::fs::copy(folder().join("tidegate.lua"), own.path().join("tidegate.lua")).unwrap();
-    let (doors, app) = (tidegate(), App::start());
+    let (listeners, app) = (tidegate(), App::start());
     let patient =
         [("TIDEGATE_TIMEOUT_MS 100", "TIDEGATE_TIMEOUT_MS 10000"), ("timeout server 100ms", "timeout server 10s")];
-    let haproxy = gateway(GatewayKind::Haproxy, own.path(), doors.http, &app, &patient);
+    let haproxy = gateway(GatewayKind::Haproxy, own.path(), listeners.http, &app, &patient);
     let statuses = [1, 2, 3, 4, 5, 6].map(|_| ask(haproxy.address(), &app).0.status);
     assert_eq!(statuses, [200, 200, 200, 200, 200, 429], "{}", haproxy.log());
-    drop(doors);
+    drop(listeners);
     let (seen, passed, took) = ask(haproxy.address(), &app);
     assert!(seen.status == 200 && passed && took < SOON, "{seen:?} {took:?}\n{}", haproxy.log());
     let log = "the answer is 503, which is not Tidegate's: requests pass without a limit";

@@ -14,16 +14,16 @@ use std::time::{Duration, Instant};
 
 use tidegate_testkit::{Envoy, Gateway, GatewayKind};
 
-use crate::doors::Doors;
+use crate::listeners::Listeners;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/gateways")
 }
 
 /// Tidegate with the file that is the example for it, on free ports.
-fn tidegate() -> Doors {
+fn tidegate() -> Listeners {
     let text = std::fs::read_to_string(folder().join("tidegate.yaml")).unwrap();
-    Doors::as_told(&text.replace(":8080", ":0").replace(":8081", ":0"))
+    Listeners::as_told(&text.replace(":8080", ":0").replace(":8081", ":0"))
 }
 
 /// A service that answers every request with what it was sent, and counts.
@@ -156,8 +156,8 @@ const PATIENT: [(&str, &str); 5] = [
 
 /// What must hold before every service, whichever gateway it is. `after` says what happens without Tidegate.
 fn limits(kind: GatewayKind, after: u16) {
-    let (doors, app) = (tidegate(), App::start());
-    let gateway = gateway(kind, &folder(), doors.http, &app, &PATIENT);
+    let (listeners, app) = (tidegate(), App::start());
+    let gateway = gateway(kind, &folder(), listeners.http, &app, &PATIENT);
     let at = gateway.address();
     let get = |client: u8, headers: &str| send(at, client, "GET /page?q=1", headers, "");
 
@@ -184,7 +184,7 @@ fn limits(kind: GatewayKind, after: u16) {
     assert_eq!(seen.header("content-type"), Some("application/problem+json"), "{seen:?}");
     is_short(kind, &seen, "per-ip", 12);
     assert_eq!(send(at, 5, "HEAD /", "", "").status, 429);
-    let whole = doors.http().post("/v1/check", r#"{"attributes":{"ip":"127.0.0.5","path":"/trial"}}"#);
+    let whole = listeners.http().post("/v1/check", r#"{"attributes":{"ip":"127.0.0.5","path":"/trial"}}"#);
     assert!(whole.status == 429 && whole.body.contains(r#""shadow":[{"rule":"trial","allowed":true}]"#), "{whole:?}");
 
     // Who is charged cannot be talked about.
@@ -198,7 +198,7 @@ fn limits(kind: GatewayKind, after: u16) {
         assert_eq!(get(5, made_up).status, 429, "{made_up}");
     }
     assert_eq!(app.served(), before, "who is denied does not reach the service");
-    doors.clock.advance(Duration::from_secs(12));
+    listeners.clock.advance(Duration::from_secs(12));
     assert_eq!((get(5, "").status, get(5, "").status), (200, 429), "one comes back in twelve seconds");
     assert_eq!(get(6, "").header("x-ratelimit-remaining"), Some("4"), "others have a budget of their own");
 
@@ -269,7 +269,7 @@ fn limits(kind: GatewayKind, after: u16) {
     }
 
     // Without Tidegate.
-    drop(doors);
+    drop(listeners);
     for client in 30..33 {
         let seen = send(at, client, "POST /search", "X-Api-Key: k", "0123456789");
         assert_eq!(seen.status, after, "{seen:?}\n{}", gateway.log());
@@ -296,11 +296,11 @@ fn is_short(kind: GatewayKind, seen: &Seen, policy: &str, secs: u64) {
 /// Where no rule applies, there is nothing to tell, and every request passes.
 fn says_nothing_without_a_limit(kind: GatewayKind) {
     let rules = "rules:\n  - { name: search, when: { path: /search }, limit: 1/min }\n";
-    let doors = Doors::as_told(&format!(
+    let listeners = Listeners::as_told(&format!(
         "listen: {{ http: 127.0.0.1:0, grpc: off, resp: off }}\ntrusted_proxies: [127.0.0.1]\n{rules}"
     ));
     let app = App::start();
-    let gateway = gateway(kind, &folder(), doors.http, &app, &PATIENT);
+    let gateway = gateway(kind, &folder(), listeners.http, &app, &PATIENT);
     for _ in 0..3 {
         let seen = send(gateway.address(), 5, "GET /", "", "");
         assert_eq!(seen.status, 200, "{seen:?}\n{}", gateway.log());
@@ -310,8 +310,8 @@ fn says_nothing_without_a_limit(kind: GatewayKind) {
 
 /// A request for another protocol is asked about as every request is; the service, which speaks none, gives its usual answer.
 fn asks_about_upgrades(kind: GatewayKind) {
-    let (doors, app) = (tidegate(), App::start());
-    let gateway = gateway(kind, &folder(), doors.http, &app, &PATIENT);
+    let (listeners, app) = (tidegate(), App::start());
+    let gateway = gateway(kind, &folder(), listeners.http, &app, &PATIENT);
     let ask = || {
         let mut stream = BufReader::new(connect(SocketAddr::from(([127, 0, 0, 5], 0)), gateway.address()));
         stream.get_ref().set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -377,8 +377,8 @@ fn only(kind: GatewayKind, text: &str) -> tempfile::TempDir {
 /// Five pass, the sixth does not, and a client cannot choose its address.
 fn is_enough(kind: GatewayKind, text: &str, statuses_of_liars: &[u16]) {
     let own = only(kind, text);
-    let (doors, app) = (tidegate(), App::start());
-    let gateway = gateway(kind, own.path(), doors.http, &app, &PATIENT);
+    let (listeners, app) = (tidegate(), App::start());
+    let gateway = gateway(kind, own.path(), listeners.http, &app, &PATIENT);
     let get = |client: u8, headers: &str| send(gateway.address(), client, "GET /", headers, "");
     for _ in 0..5 {
         assert_eq!(get(5, "").status, 200, "{}", gateway.log());
@@ -436,11 +436,11 @@ fn caddy_lets_pass_without_tidegate_if_it_is_told_so() {
     let (errors, log) = (block("caddy.md", "caddyfile", 2), block("caddy.md", "caddyfile", 3));
     let site = site.replacen("{\n", &format!("{{\n{log}"), 1);
     let own = only(GatewayKind::Caddy, &format!("{}\n{errors}\n}}\n", site.trim_end().strip_suffix('}').unwrap()));
-    let (doors, app) = (tidegate(), App::start());
-    let caddy = gateway(GatewayKind::Caddy, own.path(), doors.http, &app, &PATIENT);
+    let (listeners, app) = (tidegate(), App::start());
+    let caddy = gateway(GatewayKind::Caddy, own.path(), listeners.http, &app, &PATIENT);
     let get = || send(caddy.address(), 5, "POST /", "", "0123456789");
     assert_eq!([1, 2, 3, 4, 5, 6].map(|_| get().status), [200, 200, 200, 200, 200, 429], "{}", caddy.log());
-    drop(doors);
+    drop(listeners);
     let seen = get();
     assert!(seen.status == 200 && seen.body.ends_with("10 bytes"), "{seen:?}\n{}", caddy.log());
     assert!(caddy.log().contains("connect: connection refused"), "{}", caddy.log());
@@ -449,25 +449,25 @@ fn caddy_lets_pass_without_tidegate_if_it_is_told_so() {
 /// What Traefik documents that it sends, since it cannot be run here.
 #[test]
 fn traefik_is_answered_as_it_asks() {
-    let doors = tidegate();
+    let listeners = tidegate();
     let ask = |more: &str| {
         let headers = "X-Forwarded-Method: GET\nX-Forwarded-Proto: http\nX-Forwarded-Host: example.com\nX-Forwarded-Uri: /page?q=1\nX-Forwarded-For: 192.0.2.7\nX-Forwarded-Port: 80\nX-Forwarded-Server: edge\nX-Real-Ip: 192.0.2.7";
-        send(doors.http, 1, "GET /v1/auth", &format!("{headers}\n{more}"), "")
+        send(listeners.http, 1, "GET /v1/auth", &format!("{headers}\n{more}"), "")
     };
     for _ in 0..5 {
         assert_eq!(ask("").status, 204);
     }
     assert_eq!((ask("").status, ask("").header("retry-after")), (429, Some("12")));
     let headers = "X-Forwarded-Method: GET\nX-Forwarded-Proto: http\nX-Forwarded-Host: internal.example.com\nX-Forwarded-Uri: /\nX-Forwarded-For: 192.0.2.8";
-    assert_eq!(send(doors.http, 1, "GET /v1/auth", headers, "").status, 403);
+    assert_eq!(send(listeners.http, 1, "GET /v1/auth", headers, "").status, 403);
 }
 
 #[test]
 fn envoy_limits() {
-    let (doors, app) = (tidegate(), App::start());
+    let (listeners, app) = (tidegate(), App::start());
     let text = std::fs::read_to_string(folder().join("envoy.yaml")).unwrap();
     let text = text.replace("port_value: 8000", "port_value: 0");
-    let text = text.replace("port_value: 8081", &format!("port_value: {}", doors.grpc));
+    let text = text.replace("port_value: 8081", &format!("port_value: {}", listeners.grpc));
     let text = text.replace("port_value: 9000", &format!("port_value: {}", app.at.port()));
     // On a busy machine a tenth of a second may pass without an answer, and then everything is let through.
     let envoy = Envoy::start(&text.replace(" timeout: 0.1s  ", " timeout: 10s  "));
@@ -509,7 +509,7 @@ fn envoy_limits() {
     assert_eq!(export(21).status, 429);
     assert_eq!(envoy.counter("cluster.app.ratelimit.error"), 0);
 
-    drop(doors);
+    drop(listeners);
     assert_eq!(get(5, "").status, 200, "it fails open");
     assert_eq!(envoy.counter("cluster.app.ratelimit.failure_mode_allowed"), 1);
 }

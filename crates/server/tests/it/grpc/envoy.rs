@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidegate_testkit::{Envoy, wait_until};
 
-use super::Door;
+use super::Protocol;
 
 /// Answers every request with 200, and with what Envoy has added to it.
 fn upstream() -> SocketAddr {
@@ -136,8 +136,8 @@ descriptors:
 
 #[test]
 fn envoy_limits_as_it_is_told() {
-    let door = Door::open("", DOMAIN);
-    let envoy = Envoy::start(&config(upstream(), door.at, false));
+    let protocol = Protocol::open("", DOMAIN);
+    let envoy = Envoy::start(&config(upstream(), protocol.at, false));
     let ask = |path: &str, user: &str| get(envoy.address(), path, user);
     let health = || envoy.counter("cluster.tidegate.health_check.success");
     wait_until("envoy finds us healthy", Duration::from_secs(30), || health() > 0);
@@ -174,7 +174,7 @@ fn envoy_limits_as_it_is_told() {
     assert_eq!((address().0, address().0, address().0), (200, 200, 200));
     let (status, head) = address();
     assert_eq!((status, header(&head, "x-ratelimit-reset")), (429, Some("1")), "{head}");
-    door.clock.advance(Duration::from_secs(1));
+    protocol.clock.advance(Duration::from_secs(1));
     assert_eq!((address().0, address().0), (200, 429));
 
     let (status, head) = ask("/", "-");
@@ -185,8 +185,8 @@ fn envoy_limits_as_it_is_told() {
 
 #[test]
 fn headers_and_body_reach_the_client() {
-    let door = Door::open("envoy: { headers: [ietf], body: problem }\n", DOMAIN);
-    let envoy = Envoy::start(&config(upstream(), door.at, false));
+    let protocol = Protocol::open("envoy: { headers: [ietf], body: problem }\n", DOMAIN);
+    let envoy = Envoy::start(&config(upstream(), protocol.at, false));
     let (status, head) = get(envoy.address(), "/user", "a");
     assert_eq!((status, header(&head, "ratelimit")), (200, Some("\"edge.user\";r=1;t=40")), "{head}");
     get(envoy.address(), "/user", "a");
@@ -199,11 +199,11 @@ fn headers_and_body_reach_the_client() {
 #[test]
 fn without_us_envoy_does_what_it_was_told_for_that_case() {
     for (deny_without, expected) in [(false, 200), (true, 500)] {
-        let door = Door::open("", DOMAIN);
-        let envoy = Envoy::start(&config(upstream(), door.at, deny_without));
+        let protocol = Protocol::open("", DOMAIN);
+        let envoy = Envoy::start(&config(upstream(), protocol.at, deny_without));
         assert_eq!((get(envoy.address(), "/user", "a").0, get(envoy.address(), "/user", "a").0), (200, 200));
         assert_eq!(get(envoy.address(), "/user", "a").0, 429);
-        drop(door);
+        drop(protocol);
         assert_eq!(get(envoy.address(), "/user", "a").0, expected, "{}", envoy.log());
         assert!(envoy.counter("cluster.upstream.ratelimit.error") > 0);
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tidegate::{ManualClock, Memory, Redis};
 use tidegate_server::auth::Auth;
 use tidegate_server::config::Config;
-use tidegate_server::gate::Backend;
+use tidegate_server::engine::Backend;
 use tidegate_server::grpc::SERVICE;
 use tidegate_server::{Options, start};
 use tidegate_testkit::{Flavor, Server, wait_until};
@@ -21,7 +21,7 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
-use super::{Door, EDGE, ask, descriptor, request, shown};
+use super::{EDGE, Protocol, ask, descriptor, request, shown};
 
 const BOUND: Duration = Duration::from_secs(20);
 
@@ -34,13 +34,13 @@ fn health_follows_readiness() {
     let server = Server::start(Flavor::Redis7);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let redis = runtime.block_on(async { Redis::new(&server.url()).unwrap() });
-    let door = Door::over(Backend::Redis(redis), ManualClock::new(), "", EDGE, Auth::default());
+    let protocol = Protocol::over(Backend::Redis(redis), ManualClock::new(), "", EDGE, Auth::default());
     let health = || {
-        let mut client = HealthClient::new(door.channel.clone());
-        door.runtime.block_on(async { client.check(about(SERVICE)).await }).unwrap().into_inner().status()
+        let mut client = HealthClient::new(protocol.channel.clone());
+        protocol.runtime.block_on(async { client.check(about(SERVICE)).await }).unwrap().into_inner().status()
     };
     assert_eq!(health(), ServingStatus::Serving);
-    let ask = || door.ask(request("edge", vec![descriptor(&[("user", "a")])]));
+    let ask = || protocol.ask(request("edge", vec![descriptor(&[("user", "a")])]));
     assert!(ask().is_ok());
     server.kill();
     wait_until("it is known to be gone", BOUND, || health() == ServingStatus::NotServing);
@@ -48,31 +48,31 @@ fn health_follows_readiness() {
     server.restart();
     wait_until("it is back", BOUND, || health() == ServingStatus::Serving);
     wait_until("it answers", BOUND, || ask().is_ok());
-    let mut client = HealthClient::new(door.channel.clone());
-    let unknown = door.runtime.block_on(async { client.check(about("x.Y")).await }).unwrap_err();
+    let mut client = HealthClient::new(protocol.channel.clone());
+    let unknown = protocol.runtime.block_on(async { client.check(about("x.Y")).await }).unwrap_err();
     assert_eq!(unknown.code(), tonic::Code::NotFound);
 }
 
 #[test]
 fn whoever_watches_is_told_that_it_stops() {
-    let door = Door::open("", EDGE);
-    let mut client = HealthClient::new(door.channel.clone());
-    let mut news = door.runtime.block_on(async { client.watch(about("")).await }).unwrap().into_inner();
-    let mut next = || door.runtime.block_on(news.next()).map(|told| told.unwrap().status());
+    let protocol = Protocol::open("", EDGE);
+    let mut client = HealthClient::new(protocol.channel.clone());
+    let mut news = protocol.runtime.block_on(async { client.watch(about("")).await }).unwrap().into_inner();
+    let mut next = || protocol.runtime.block_on(news.next()).map(|told| told.unwrap().status());
     assert_eq!(next(), Some(ServingStatus::Serving));
-    door.down.send(true).unwrap();
+    protocol.down.send(true).unwrap();
     assert_eq!(next(), Some(ServingStatus::NotServing));
     assert_eq!(next(), None);
 }
 
 #[test]
 fn services_can_be_found_by_reflection() {
-    let door = Door::open("", EDGE);
+    let protocol = Protocol::open("", EDGE);
     let ask = |question: MessageRequest| {
-        let mut client = ServerReflectionClient::new(door.channel.clone());
+        let mut client = ServerReflectionClient::new(protocol.channel.clone());
         let request = ServerReflectionRequest { host: String::new(), message_request: Some(question) };
         let stream = tonic::codegen::tokio_stream::once(request);
-        door.runtime.block_on(async {
+        protocol.runtime.block_on(async {
             let mut answers = client.server_reflection_info(stream).await.unwrap().into_inner();
             answers.next().await.unwrap().unwrap().message_response.unwrap()
         })
@@ -91,25 +91,25 @@ fn services_can_be_found_by_reflection() {
 #[test]
 fn a_token_lets_in_and_health_needs_none() {
     let auth = Auth { checks: Some("open".into()), admin: Some("sesame".into()) };
-    let door = Door::over(Backend::Memory(Memory::new()), ManualClock::new(), "", EDGE, auth);
+    let protocol = Protocol::over(Backend::Memory(Memory::new()), ManualClock::new(), "", EDGE, auth);
     let with = |token| {
         let question = request("edge", vec![descriptor(&[("user", "vip")])]);
-        door.runtime.block_on(ask(door.channel.clone(), question, token)).map_err(|status| status.code())
+        protocol.runtime.block_on(ask(protocol.channel.clone(), question, token)).map_err(|status| status.code())
     };
     assert_eq!(with(None), Err(tonic::Code::Unauthenticated));
     assert_eq!(with(Some("wrong")), Err(tonic::Code::Unauthenticated));
     assert!(with(Some("open")).is_ok() && with(Some("sesame")).is_ok());
-    let mut client = HealthClient::new(door.channel.clone());
-    assert!(door.runtime.block_on(async { client.check(about("")).await }).is_ok());
+    let mut client = HealthClient::new(protocol.channel.clone());
+    assert!(protocol.runtime.block_on(async { client.check(about("")).await }).is_ok());
 }
 
 #[test]
 fn what_is_not_there_is_unimplemented() {
-    let door = Door::open("", EDGE);
+    let protocol = Protocol::open("", EDGE);
     for path in ["/envoy.service.ratelimit.v3.RateLimitService/ShouldNot", "/x.Y/Z", "/"] {
         let codec = tonic_prost::ProstCodec::<super::RateLimitRequest, super::RateLimitResponse>::default();
-        let status = door.runtime.block_on(async {
-            let mut client = tonic::client::Grpc::new(door.channel.clone());
+        let status = protocol.runtime.block_on(async {
+            let mut client = tonic::client::Grpc::new(protocol.channel.clone());
             client.ready().await.unwrap();
             client.unary(tonic::Request::new(request("edge", vec![])), path.parse().unwrap(), codec).await.unwrap_err()
         });
@@ -150,12 +150,12 @@ fn a_folder_that_changes_is_read_and_a_bad_one_is_refused() {
     put("..2", &domain(9));
     wait_until("the new limit counts", BOUND, || left(0) == "ok: ok 9/6 left 7");
     put("..3", "domain: edge\ndescriptors: [{ key: user, rate_limit: { unit: aeon, requests_per_unit: 1 } }]\n");
-    let known = running.gate().domains();
+    let known = running.engine().domains();
     // A second file counts only together with a first that is right; until then the last good ones do.
     fs::write(at("other.yaml"), "domain: other\n").unwrap();
     put("..4", &domain(7));
     wait_until("the good limit counts", BOUND, || left(0) == "ok: ok 7/6 left 5");
-    assert_eq!(running.gate().domains().names(), ["edge", "other"]);
+    assert_eq!(running.engine().domains().names(), ["edge", "other"]);
     assert_eq!(known.names(), ["edge"]);
     fs::write(at("other.yaml"), domain(1)).unwrap();
     assert_eq!(left(0), "ok: ok 7/6 left 5", "a domain in two files is a mistake, and what was good stays");
@@ -175,15 +175,15 @@ fn a_folder_with_a_mistake_does_not_start() {
 #[test]
 fn the_order_to_stop_under_load_loses_nothing_that_was_accepted() {
     let domain = "domain: edge\ndescriptors: [{ key: user, rate_limit: { unit: year, requests_per_unit: 1000000 } }]\n";
-    let door = Door::open("", domain);
+    let protocol = Protocol::open("", domain);
     let question = || request("edge", vec![descriptor(&[("user", "a")])]);
-    let counts = door.runtime.block_on(async {
+    let counts = protocol.runtime.block_on(async {
         let mut callers = tokio::task::JoinSet::new();
         for _ in 0..8 {
             // A connection each, so that each is told to go.
-            let endpoint = Endpoint::from_shared(format!("http://{}", door.at)).unwrap();
+            let endpoint = Endpoint::from_shared(format!("http://{}", protocol.at)).unwrap();
             let channel = endpoint.connect().await.unwrap();
-            let down = door.down.clone();
+            let down = protocol.down.clone();
             callers.spawn(async move {
                 let mut answered = 0_u64;
                 while let Ok(answer) = ask(channel.clone(), question(), None).await {
@@ -200,8 +200,9 @@ fn the_order_to_stop_under_load_loses_nothing_that_was_accepted() {
         callers.join_all().await
     });
     // Whatever was decided was also answered: what callers have seen is what was taken.
-    let found = door.gate.domains().find("edge", &[("user", "a")], 1).unwrap();
-    let ruling = door.runtime.block_on(door.gate.rule_on(tidegate::Op::Peek, vec![found.charge], None)).unwrap();
+    let found = protocol.engine.domains().find("edge", &[("user", "a")], 1).unwrap();
+    let ruling =
+        protocol.runtime.block_on(protocol.engine.rule_on(tidegate::Op::Peek, vec![found.charge], None)).unwrap();
     assert_eq!(1_000_000 - ruling.decision.unwrap().remaining(), counts.iter().sum::<u64>(), "{counts:?}");
 }
 
@@ -210,10 +211,11 @@ fn the_order_to_stop_under_load_loses_nothing_that_was_accepted() {
 fn an_answer_without_the_store_is_marked() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let redis = runtime.block_on(async { tidegate::Redis::new("redis://127.0.0.1:1/") }).unwrap();
-    let near = runtime.block_on(async { tidegate::Near::builder(redis.clone()).nodes(1).build() });
+    let resilient = runtime.block_on(async { tidegate::Resilient::builder(redis.clone()).nodes(1).build() });
     let config = "rules:\n  - { name: per-ip, by: [ip], limit: 2/min }\n";
-    let door = Door::over(Backend::Near(near, redis), ManualClock::new(), config, "", Auth::default());
-    let response = door.ask(request("edge", vec![descriptor(&[("ip", "192.0.2.7")])])).unwrap();
+    let protocol =
+        Protocol::over(Backend::Resilient(resilient, redis), ManualClock::new(), config, "", Auth::default());
+    let response = protocol.ask(request("edge", vec![descriptor(&[("ip", "192.0.2.7")])])).unwrap();
     let mode = response.request_headers_to_add.iter().find(|header| header.key == "x-tidegate-mode");
     assert_eq!(mode.expect("a header that says so").value, "fallback");
     assert!(response.response_headers_to_add.is_empty(), "clients are not told");

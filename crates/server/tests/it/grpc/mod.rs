@@ -1,4 +1,4 @@
-//! The gRPC door, through a tonic client: what is answered to whom.
+//! The gRPC listener, through a tonic client: what is answered to whom.
 
 mod envoy;
 mod json;
@@ -14,7 +14,7 @@ use prost_types::value::Kind;
 use tidegate::{ManualClock, Memory, Timestamp};
 use tidegate_server::auth::Auth;
 use tidegate_server::config::Config;
-use tidegate_server::gate::{Backend, Gate};
+use tidegate_server::engine::{Backend, Engine};
 use tidegate_server::grpc::message::{Code, Descriptor, Entry, Override, RateLimitRequest, RateLimitResponse};
 use tidegate_server::grpc::{SERVICE, serve};
 use tidegate_server::rules::envoy::Domains;
@@ -29,42 +29,42 @@ use tonic_prost::ProstCodec;
 /// Twenty seconds into a minute, 800 into an hour, 80 000 into a day.
 const BEGIN: Timestamp = Timestamp::from_secs(1_700_000_000);
 
-struct Door {
+struct Protocol {
     at: SocketAddr,
     clock: ManualClock,
-    gate: Gate,
+    engine: Engine,
     down: watch::Sender<bool>,
     served: Option<tokio::task::JoinHandle<std::io::Result<()>>>,
     runtime: Runtime,
     channel: Channel,
 }
 
-impl Door {
+impl Protocol {
     /// Over a memory whose clock stands still; `config` is the text of a rules file, `domain` of a file for Envoy.
-    fn open(config: &str, domain: &str) -> Door {
+    fn open(config: &str, domain: &str) -> Protocol {
         let clock = ManualClock::new();
         clock.set(BEGIN);
         let memory = Memory::builder().clock(clock.clone()).build();
-        Door::over(Backend::Memory(memory), clock, config, domain, Auth::default())
+        Protocol::over(Backend::Memory(memory), clock, config, domain, Auth::default())
     }
 
-    fn over(store: Backend, clock: ManualClock, config: &str, domain: &str, auth: Auth) -> Door {
+    fn over(store: Backend, clock: ManualClock, config: &str, domain: &str, auth: Auth) -> Protocol {
         let config = Config::parse(config, "test").unwrap();
-        let gate = Gate::new(store, config.rules);
-        gate.set_terms(config.envoy.terms);
+        let engine = Engine::new(store, config.rules);
+        engine.set_envoy_options(config.envoy.options);
         let mut domains = Domains::default();
         if !domain.is_empty() {
             domains.add(domain, "test").unwrap();
         }
-        gate.set_domains(domains);
+        engine.set_domains(domains);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let at = listener.local_addr().unwrap();
         let (down, stopped) = watch::channel(false);
-        let served = Some(runtime.spawn(serve(listener, gate.clone(), auth, stopped)));
+        let served = Some(runtime.spawn(serve(listener, engine.clone(), auth, stopped)));
         let endpoint = Endpoint::from_shared(format!("http://{at}")).unwrap().timeout(Duration::from_secs(20));
         let channel = runtime.block_on(async { endpoint.connect_lazy() });
-        Door { at, clock, gate, down, served, runtime, channel }
+        Protocol { at, clock, engine, down, served, runtime, channel }
     }
 
     fn ask(&self, request: RateLimitRequest) -> Result<RateLimitResponse, Status> {
@@ -84,13 +84,13 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for Protocol {
     fn drop(&mut self) {
         let _ = self.down.send(true);
         let served = self.served.take().unwrap();
         let closed = self.runtime.block_on(async { tokio::time::timeout(Duration::from_secs(10), served).await });
         if !std::thread::panicking() {
-            closed.expect("the door closes in ten seconds").unwrap().unwrap();
+            closed.expect("the listener closes in ten seconds").unwrap().unwrap();
         }
     }
 }
@@ -194,32 +194,32 @@ descriptors:
 
 #[test]
 fn a_descriptor_is_answered_with_its_limit_and_what_is_left() {
-    let door = Door::open("", EDGE);
-    assert_eq!(door.one(descriptor(&[("user", "a")])), "ok: ok 5/2 left 4 in 40s");
-    assert_eq!(door.one(hits(&[("user", "a")], 4)), "ok: ok 5/2 left 0 in 40s");
-    assert_eq!(door.one(descriptor(&[("user", "a")])), "over: over 5/2 left 0 in 40s");
-    door.clock.advance(Duration::from_millis(39_500));
-    assert_eq!(door.one(descriptor(&[("user", "a")])), "over: over 5/2 left 0 in 1s", "rounded up, never early");
-    door.clock.advance(Duration::from_millis(500));
-    assert_eq!(door.one(descriptor(&[("user", "a")])), "ok: ok 5/2 left 4 in 60s");
-    assert_eq!(door.one(descriptor(&[("user", "vip")])), "ok: ok left 4294967295");
-    assert_eq!(door.one(descriptor(&[("user", "banned")])), "over: over 0/3 left 0 in 3600s");
-    assert_eq!(door.one(descriptor(&[("nobody", "x")])), "ok: ok left 0", "no rule, no limit");
+    let protocol = Protocol::open("", EDGE);
+    assert_eq!(protocol.one(descriptor(&[("user", "a")])), "ok: ok 5/2 left 4 in 40s");
+    assert_eq!(protocol.one(hits(&[("user", "a")], 4)), "ok: ok 5/2 left 0 in 40s");
+    assert_eq!(protocol.one(descriptor(&[("user", "a")])), "over: over 5/2 left 0 in 40s");
+    protocol.clock.advance(Duration::from_millis(39_500));
+    assert_eq!(protocol.one(descriptor(&[("user", "a")])), "over: over 5/2 left 0 in 1s", "rounded up, never early");
+    protocol.clock.advance(Duration::from_millis(500));
+    assert_eq!(protocol.one(descriptor(&[("user", "a")])), "ok: ok 5/2 left 4 in 60s");
+    assert_eq!(protocol.one(descriptor(&[("user", "vip")])), "ok: ok left 4294967295");
+    assert_eq!(protocol.one(descriptor(&[("user", "banned")])), "over: over 0/3 left 0 in 3600s");
+    assert_eq!(protocol.one(descriptor(&[("nobody", "x")])), "ok: ok left 0", "no rule, no limit");
     assert_eq!(
-        door.one(descriptor(&[("user", "a"), ("path", "/")])),
+        protocol.one(descriptor(&[("user", "a"), ("path", "/")])),
         "ok: ok left 0",
         "a limit counts at its own depth"
     );
-    let elsewhere = door.ask(request("elsewhere", vec![descriptor(&[("user", "a")])])).unwrap();
+    let elsewhere = protocol.ask(request("elsewhere", vec![descriptor(&[("user", "a")])])).unwrap();
     assert_eq!(shown(&elsewhere), "ok: ok left 0");
 }
 
 #[test]
 fn hits_of_the_descriptor_win_over_those_of_the_request() {
-    let door = Door::open("", EDGE);
+    let protocol = Protocol::open("", EDGE);
     let ask = |hits_addend, descriptor| {
         let request = RateLimitRequest { domain: "edge".into(), descriptors: vec![descriptor], hits_addend };
-        shown(&door.ask(request).unwrap())
+        shown(&protocol.ask(request).unwrap())
     };
     let user: &[(&str, &str)] = &[("user", "h")];
     assert_eq!(ask(0, descriptor(user)), "ok: ok 5/2 left 4 in 40s", "0 of the request means 1");
@@ -237,68 +237,68 @@ fn hits_of_the_descriptor_win_over_those_of_the_request() {
 
 #[test]
 fn one_over_its_limit_spares_all_the_others() {
-    let door = Door::open("", EDGE);
+    let protocol = Protocol::open("", EDGE);
     let both = || vec![descriptor(&[("user", "a")]), descriptor(&[("path", "/")])];
     for left in (0..5).rev() {
         let (path, wait) = (95 + left, 86_400 - 80_000);
         assert_eq!(
-            door.all(both()),
+            protocol.all(both()),
             format!("ok: ok 5/2 left {left} in 40s; ok 100/4 any-path left {path} in {wait}s")
         );
     }
-    assert_eq!(door.all(both()), "over: over 5/2 left 0 in 40s; ok 100/4 any-path left 95 in 6400s");
-    assert_eq!(door.one(hits(&[("path", "/")], 0)), "ok: ok 100/4 any-path left 95 in 6400s", "nothing was taken");
+    assert_eq!(protocol.all(both()), "over: over 5/2 left 0 in 40s; ok 100/4 any-path left 95 in 6400s");
+    assert_eq!(protocol.one(hits(&[("path", "/")], 0)), "ok: ok 100/4 any-path left 95 in 6400s", "nothing was taken");
     // One that only looks denies as well, and one that gives back never.
     let looks = vec![hits(&[("user", "a")], 0), descriptor(&[("path", "/")]), back(&[("path", "/x")], 1)];
     assert_eq!(
-        door.all(looks),
+        protocol.all(looks),
         "over: over 5/2 left 0 in 40s; ok 100/4 any-path left 95 in 6400s; ok 100/4 any-path left 100 in 0s"
     );
 }
 
 #[test]
 fn counted_as_the_original_does_what_is_rejected_takes_what_is_left() {
-    let door = Door::open("envoy: { compat: count_rejected }\n", EDGE);
+    let protocol = Protocol::open("envoy: { compat: count_rejected }\n", EDGE);
     let both = |hits| {
         let first = Descriptor { hits_addend: Some(hits), ..descriptor(&[("user", "a")]) };
         vec![first, descriptor(&[("path", "/")])]
     };
-    assert_eq!(door.all(both(3)), "ok: ok 5/2 left 2 in 40s; ok 100/4 any-path left 99 in 6400s");
-    assert_eq!(door.all(both(3)), "over: over 5/2 left 0 in 40s; ok 100/4 any-path left 98 in 6400s");
-    assert_eq!(door.all(both(1)), "over: over 5/2 left 0 in 40s; ok 100/4 any-path left 97 in 6400s");
+    assert_eq!(protocol.all(both(3)), "ok: ok 5/2 left 2 in 40s; ok 100/4 any-path left 99 in 6400s");
+    assert_eq!(protocol.all(both(3)), "over: over 5/2 left 0 in 40s; ok 100/4 any-path left 98 in 6400s");
+    assert_eq!(protocol.all(both(1)), "over: over 5/2 left 0 in 40s; ok 100/4 any-path left 97 in 6400s");
 }
 
 #[test]
 fn shadows_and_replaced_limits_do_not_count() {
-    let door = Door::open("", EDGE);
-    let ask = || door.ask(request("edge", vec![descriptor(&[("trial", "t")])])).unwrap();
+    let protocol = Protocol::open("", EDGE);
+    let ask = || protocol.ask(request("edge", vec![descriptor(&[("trial", "t")])])).unwrap();
     let first = ask();
     assert_eq!((shown(&first), metadata(&first)), ("ok: ok 1/2 left 0 in 40s".into(), String::new()));
     let second = ask();
     assert_eq!(shown(&second), "ok: ok 1/2 left 0 in 40s");
     assert_eq!(metadata(&second), "shadow=[edge.trial]", "the caller can see what would have been denied");
     let paths = vec![descriptor(&[("path", "/")]), descriptor(&[("path", "/search")])];
-    assert_eq!(door.all(paths.clone()), "ok: ok left 0; ok 2/1 search left 1 in 1s");
-    assert_eq!(door.all(paths), "ok: ok left 0; ok 2/1 search left 0 in 1s");
-    assert_eq!(door.one(descriptor(&[("path", "/")])), "ok: ok 100/4 any-path left 99 in 6400s");
+    assert_eq!(protocol.all(paths.clone()), "ok: ok left 0; ok 2/1 search left 1 in 1s");
+    assert_eq!(protocol.all(paths), "ok: ok left 0; ok 2/1 search left 0 in 1s");
+    assert_eq!(protocol.one(descriptor(&[("path", "/")])), "ok: ok 100/4 any-path left 99 in 6400s");
 }
 
 #[test]
 fn any_notation_stands_behind_envoy() {
-    let door = Door::open("", EDGE);
+    let protocol = Protocol::open("", EDGE);
     assert_eq!(
-        door.one(descriptor(&[("api", "k")])),
+        protocol.one(descriptor(&[("api", "k")])),
         "ok: ok 2/0 left 1 in 2s",
         "a bucket of two, full in four seconds"
     );
-    assert_eq!(door.one(descriptor(&[("api", "k")])), "ok: ok 2/0 left 0 in 4s");
-    assert_eq!(door.one(descriptor(&[("api", "k")])), "over: over 2/0 left 0 in 2s");
+    assert_eq!(protocol.one(descriptor(&[("api", "k")])), "ok: ok 2/0 left 0 in 4s");
+    assert_eq!(protocol.one(descriptor(&[("api", "k")])), "over: over 2/0 left 0 in 2s");
     for _ in 0..3 {
-        door.clock.advance(Duration::from_secs(2));
-        door.one(descriptor(&[("api", "k")]));
+        protocol.clock.advance(Duration::from_secs(2));
+        protocol.one(descriptor(&[("api", "k")]));
     }
-    door.clock.advance(Duration::from_secs(10));
-    let answer = door.one(descriptor(&[("api", "k")]));
+    protocol.clock.advance(Duration::from_secs(10));
+    let answer = protocol.one(descriptor(&[("api", "k")]));
     assert!(answer.starts_with("over: over 5/7 left 0 in "), "the other limit binds: {answer}");
 }
 
@@ -311,10 +311,10 @@ descriptors:
   - { key: model, value: b, quota_mode: true, metadata: { route: b }, rate_limit: { unit: minute, requests_per_unit: 2 } }
   - { key: user, rate_limit: { unit: minute, requests_per_unit: 9 } }
 ";
-    let door = Door::open("", quota);
+    let protocol = Protocol::open("", quota);
     let models = || vec![descriptor(&[("model", "a")]), descriptor(&[("model", "b")]), descriptor(&[("user", "u")])];
     let ask = || {
-        let response = door.ask(request("edge", models())).unwrap();
+        let response = protocol.ask(request("edge", models())).unwrap();
         (shown(&response), metadata(&response))
     };
     let (answer, told) = ask();
@@ -326,7 +326,7 @@ descriptors:
     let (answer, told) = ask();
     assert_eq!(answer, "over: over 1/2 left 0 in 40s; over 2/2 left 0 in 40s; ok 9/2 left 7 in 40s");
     assert_eq!(told, "quotaModeEnabled=true quotaModeViolations=[0,1]");
-    assert_eq!(door.one(descriptor(&[("model", "a")])), "over: over 1/2 left 0 in 40s", "alone it is a limit");
+    assert_eq!(protocol.one(descriptor(&[("model", "a")])), "over: over 1/2 left 0 in 40s", "alone it is a limit");
 }
 
 #[test]
@@ -337,9 +337,9 @@ descriptors:
   - { key: a, metadata: { shadow: mine, to: { blue: 1 }, first: a }, rate_limit: { unit: minute, requests_per_unit: 1 } }
   - { key: b, metadata: { to: { blue: 2, green: 3 }, first: b }, rate_limit: { unit: minute, requests_per_unit: 2 } }
 ";
-    let door = Door::open("envoy: { compat: count_rejected }\n", told);
+    let protocol = Protocol::open("envoy: { compat: count_rejected }\n", told);
     let both = || vec![descriptor(&[("a", "x")]), descriptor(&[("b", "x")])];
-    let ask = |descriptors| metadata(&door.ask(request("edge", descriptors)).unwrap());
+    let ask = |descriptors| metadata(&protocol.ask(request("edge", descriptors)).unwrap());
     assert_eq!(ask(both()), "metadata={first=a shadow=mine to={blue=1 green=3}}", "merged, the first value stays");
     assert_eq!(ask(both()), "metadata={first=b to={blue=2 green=3}}", "only of descriptors within their limit");
     assert_eq!(ask(both()), "", "none is");
@@ -351,19 +351,19 @@ fn a_limit_in_the_request_wins_unless_it_may_not() {
         limit: Some(Override { requests_per_unit: requests, unit }),
         ..descriptor(&[("user", "vip")])
     };
-    let door = Door::open("", EDGE);
-    assert_eq!(door.one(over(2, 3)), "ok: ok 2/3 left 1 in 2800s");
-    assert_eq!(door.one(over(2, 3)), "ok: ok 2/3 left 0 in 2800s");
-    assert_eq!(door.one(over(2, 3)), "over: over 2/3 left 0 in 2800s");
-    assert_eq!(door.one(over(3, 3)), "ok: ok 3/3 left 0 in 2800s", "what was used stays used");
-    assert_eq!(door.one(over(0, 1)), "over: over 0/1 left 0 in 1s");
-    let unknown = door.ask(request("edge", vec![over(2, 0)])).unwrap_err();
+    let protocol = Protocol::open("", EDGE);
+    assert_eq!(protocol.one(over(2, 3)), "ok: ok 2/3 left 1 in 2800s");
+    assert_eq!(protocol.one(over(2, 3)), "ok: ok 2/3 left 0 in 2800s");
+    assert_eq!(protocol.one(over(2, 3)), "over: over 2/3 left 0 in 2800s");
+    assert_eq!(protocol.one(over(3, 3)), "ok: ok 3/3 left 0 in 2800s", "what was used stays used");
+    assert_eq!(protocol.one(over(0, 1)), "over: over 0/1 left 0 in 1s");
+    let unknown = protocol.ask(request("edge", vec![over(2, 0)])).unwrap_err();
     assert_eq!(unknown.message(), "descriptors[0].limit.unit is 0: expected 1 (second) to 7 (week)");
-    let elsewhere = door.ask(request("elsewhere", vec![over(2, 3)])).unwrap();
+    let elsewhere = protocol.ask(request("elsewhere", vec![over(2, 3)])).unwrap();
     assert_eq!(shown(&elsewhere), "ok: ok left 0", "the domain must exist");
-    let capped = Door::open("envoy: { overrides: 1 }\n", EDGE);
+    let capped = Protocol::open("envoy: { overrides: 1 }\n", EDGE);
     assert_eq!(capped.one(over(1000, 3)), "ok: ok 1/3 left 0 in 2800s");
-    let off = Door::open("envoy: { overrides: off }\n", EDGE);
+    let off = Protocol::open("envoy: { overrides: off }\n", EDGE);
     assert_eq!(off.one(over(1, 3)), "ok: ok left 4294967295", "as the domain says");
 }
 
@@ -375,12 +375,12 @@ rules:
   - { name: secret-trial, mode: shadow, when: { user: '*' }, by: [user], limit: 1/min window }
   - { name: per-ip, when: { ip: '*' }, by: [ip], limit: 2/min window }
 ";
-    let door = Door::open(rules, "");
+    let protocol = Protocol::open(rules, "");
     let both = || request("edge", vec![descriptor(&[("user", "a")]), descriptor(&[("ip", "192.0.2.8")])]);
     for expected in ["ok: ok left 0; ok 2/2 per-ip left 1 in 40s", "ok: ok left 0; ok 2/2 per-ip left 0 in 40s"] {
-        assert_eq!(shown(&door.ask(both()).unwrap()), expected);
+        assert_eq!(shown(&protocol.ask(both()).unwrap()), expected);
     }
-    let denied = door.ask(both()).unwrap();
+    let denied = protocol.ask(both()).unwrap();
     assert_eq!(shown(&denied), "over: ok left 0; over 2/2 per-ip left 0 in 40s");
     assert!(denied.statuses[0].current_limit.is_none(), "{denied:?}");
     assert_eq!(metadata(&denied), "shadow=[secret-trial]", "operators see it");
@@ -395,32 +395,33 @@ rules:
   - { name: all, limit: 100/day window }
   - { name: trial, mode: shadow, by: [user], limit: 1/min window }
 ";
-    let door = Door::open(rules, "");
-    // One request with one descriptor is the same as its attributes through any other door.
+    let protocol = Protocol::open(rules, "");
+    // One request with one descriptor is the same as its attributes through any other listener.
     let first = descriptor(&[("remote_address", "192.0.2.7"), ("path", "/search/x"), ("user", "a")]);
-    let response = door.ask(request("edge", vec![first.clone()])).unwrap();
+    let response = protocol.ask(request("edge", vec![first.clone()])).unwrap();
     assert_eq!((shown(&response).as_str(), metadata(&response).as_str()), ("ok: ok 2/2 per-ip left 1 in 40s", ""));
-    let response = door.ask(request("edge", vec![first.clone()])).unwrap();
+    let response = protocol.ask(request("edge", vec![first.clone()])).unwrap();
     assert_eq!(shown(&response), "ok: ok 2/2 per-ip left 0 in 40s");
     assert_eq!(metadata(&response), "shadow=[trial]");
-    assert_eq!(door.one(first.clone()), "over: over 10/3 search left 0 in 2800s", "the longest wait binds");
-    door.clock.advance(Duration::from_secs(40));
+    assert_eq!(protocol.one(first.clone()), "over: over 10/3 search left 0 in 2800s", "the longest wait binds");
+    protocol.clock.advance(Duration::from_secs(40));
     // Several descriptors are one request: each rule charges it once for each of its budgets.
     let apart = vec![descriptor(&[("ip", "192.0.2.8")]), descriptor(&[("user", "b"), ("path", "/search")])];
-    assert_eq!(door.all(apart.clone()), "ok: ok 2/2 per-ip left 1 in 60s; ok 10/3 search left 5 in 2760s");
-    let all = door.ask(request("other", vec![descriptor(&[("user", "x")])])).unwrap();
+    assert_eq!(protocol.all(apart.clone()), "ok: ok 2/2 per-ip left 1 in 60s; ok 10/3 search left 5 in 2760s");
+    let all = protocol.ask(request("other", vec![descriptor(&[("user", "x")])])).unwrap();
     assert_eq!(all.statuses[0].current_limit.as_ref().unwrap().name, "per-ip", "it left out its address: {all:?}");
-    let ruling = door.runtime.block_on(door.gate.rule(tidegate::Op::Peek, &[("x", "y")][..], 1, None)).unwrap();
+    let ruling =
+        protocol.runtime.block_on(protocol.engine.rule(tidegate::Op::Peek, &[("x", "y")][..], 1, None)).unwrap();
     let all = ruling.charges.iter().position(|charged| &*charged.rule.name == "all").unwrap();
     assert_eq!(ruling.decision.unwrap().charges()[all].remaining, 96, "four requests, whatever they were made of");
 }
 
 #[test]
 fn headers_and_a_body_are_sent_if_wanted() {
-    let door = Door::open("envoy: { headers: [ietf], body: problem }\n", EDGE);
+    let protocol = Protocol::open("envoy: { headers: [ietf], body: problem }\n", EDGE);
     let ask = |hits_addend| {
         let descriptors = vec![descriptor(&[("user", "a")])];
-        door.ask(RateLimitRequest { domain: "edge".into(), descriptors, hits_addend }).unwrap()
+        protocol.ask(RateLimitRequest { domain: "edge".into(), descriptors, hits_addend }).unwrap()
     };
     let text = |response: &RateLimitResponse| {
         let headers = response.response_headers_to_add.iter();
@@ -434,7 +435,7 @@ fn headers_and_a_body_are_sent_if_wanted() {
     let body: serde_json::Value = serde_json::from_slice(&denied.raw_body).unwrap();
     assert_eq!((&body["status"], &body["violated-policies"][0]), (&429.into(), &"edge.user".into()));
     assert_eq!(body["detail"], "Too many requests. Try again in 40 seconds.");
-    let plain = Door::open("", EDGE).ask(request("edge", vec![descriptor(&[("user", "a")])])).unwrap();
+    let plain = Protocol::open("", EDGE).ask(request("edge", vec![descriptor(&[("user", "a")])])).unwrap();
     assert!(plain.response_headers_to_add.is_empty() && plain.request_headers_to_add.is_empty());
 }
 
@@ -442,9 +443,10 @@ fn headers_and_a_body_are_sent_if_wanted() {
 #[test]
 fn policies_that_envoy_tells_its_client_have_names_of_their_own() {
     let rules = "envoy: { headers: [ietf], body: problem }\nrules:\n  - { name: per-user, by: [user], limit: 2/min }\n";
-    let door = Door::open(rules, EDGE);
+    let protocol = Protocol::open(rules, EDGE);
     let ask = |users: &[&str]| {
-        let response = door.ask(request("by-rules", users.iter().map(|user| descriptor(&[("user", user)])).collect()));
+        let response =
+            protocol.ask(request("by-rules", users.iter().map(|user| descriptor(&[("user", user)])).collect()));
         let response = response.unwrap();
         let policy = response.response_headers_to_add.iter().find(|header| header.key == "ratelimit-policy");
         (response.overall_code, policy.unwrap().value.clone(), String::from_utf8(response.raw_body).unwrap())
@@ -468,11 +470,11 @@ rules:
   - { name: all, limit: 100/min }
 ";
     let zero = "domain: zero\ndescriptors:\n  - { key: user, rate_limit: { unit: minute, requests_per_unit: 0 } }\n";
-    let door = Door::open(rules, zero);
+    let protocol = Protocol::open(rules, zero);
     for (domain, user, status, policy) in
         [("d", "a", Some(403.0), "shut"), ("d", "b", Some(429.0), "hidden"), ("zero", "a", None, "zero.user")]
     {
-        let response = door.ask(request(domain, vec![descriptor(&[("user", user)])])).unwrap();
+        let response = protocol.ask(request(domain, vec![descriptor(&[("user", user)])])).unwrap();
         assert_eq!(response.overall_code, 2);
         let told = response.dynamic_metadata.and_then(|metadata| metadata.fields.get("deny_status")?.kind.clone());
         assert_eq!(told, status.map(prost_types::value::Kind::NumberValue), "{domain} {user}");
@@ -488,7 +490,7 @@ rules:
 
 #[test]
 fn too_much_and_too_little_are_mistakes() {
-    let door = Door::open("", EDGE);
+    let protocol = Protocol::open("", EDGE);
     let long = "x".repeat(1025);
     let many = |count: usize| vec![descriptor(&[("user", "a")]); count];
     for (request, expected) in [
@@ -505,18 +507,18 @@ fn too_much_and_too_little_are_mistakes() {
             "descriptors[0].entries[1].value has 1025 bytes: expected at most 1024".into(),
         ),
     ] {
-        let status = door.ask(request).unwrap_err();
+        let status = protocol.ask(request).unwrap_err();
         assert_eq!((status.code(), status.message()), (tonic::Code::InvalidArgument, expected.as_str()));
     }
-    assert!(door.ask(request("edge", many(64))).is_ok());
+    assert!(protocol.ask(request("edge", many(64))).is_ok());
     let key = "k".repeat(1024);
     let wide = request("edge", vec![descriptor(&[(key.as_str(), key.as_str()); 32]); 2]);
     assert!(wide.encoded_len() > 64 << 10);
-    assert_eq!(door.ask(wide).unwrap_err().code(), tonic::Code::OutOfRange, "a message of more than 64 KiB");
+    assert_eq!(protocol.ask(wide).unwrap_err().code(), tonic::Code::OutOfRange, "a message of more than 64 KiB");
     // Keys that no store takes do not let anybody escape.
     let deep = "domain: edge\ndescriptors: [{ key: a, descriptors: [{ key: b, rate_limit: { unit: minute, requests_per_unit: 1 } }] }]\n";
-    let door = Door::open("", deep);
+    let protocol = Protocol::open("", deep);
     let wide = || descriptor(&[("a", &key), ("b", &key)]);
-    assert_eq!(door.one(wide()), "ok: ok 1/2 left 0 in 40s");
-    assert_eq!(door.one(wide()), "over: over 1/2 left 0 in 40s");
+    assert_eq!(protocol.one(wide()), "ok: ok 1/2 left 0 in 40s");
+    assert_eq!(protocol.one(wide()), "over: over 1/2 left 0 in 40s");
 }

@@ -12,7 +12,7 @@ use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
 
-use super::{Door, EDGE};
+use super::{EDGE, Protocol};
 
 fn crate_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf()
@@ -171,11 +171,11 @@ fn almost() -> impl Strategy<Value = Vec<u8>> {
 #[test]
 fn whatever_bytes_are_sent_one_answer_comes_back() {
     let rules = "rules: [{ name: a, by: [user], limit: 5/s }, { name: b, mode: shadow, limit: 1/s }]\n";
-    let door = Door::open(rules, EDGE);
+    let protocol = Protocol::open(rules, EDGE);
     let path = PathAndQuery::try_from(format!("/{SERVICE}/ShouldRateLimit")).unwrap();
     let send = |bytes: Vec<u8>| {
-        let (channel, path) = (door.channel.clone(), path.clone());
-        door.runtime.block_on(async move {
+        let (channel, path) = (protocol.channel.clone(), path.clone());
+        protocol.runtime.block_on(async move {
             let mut client = tonic::client::Grpc::new(channel);
             client.ready().await.unwrap();
             client.unary(tonic::Request::new(bytes), path, Raw).await

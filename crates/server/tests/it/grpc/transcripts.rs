@@ -1,7 +1,7 @@
-//! Every transcript through the gRPC door, over a memory and over a real server: the same decisions, with the same numbers.
+//! Every transcript through the gRPC listener, over a memory and over a real server: the same decisions, with the same numbers.
 //!
-//! Envoy's protocol can ask for checks, for a look at one unit, and for refunds. What else a transcript does, is done behind the door, so that the
-//! story goes on; beside it a memory of its own decides every line, and every number that the door shows must be the one of that decision.
+//! Envoy's protocol can ask for checks, for a look at one unit, and for refunds. What else a transcript does, is done behind the listener, so that the
+//! story goes on; beside it a memory of its own decides every line, and every number that the listener shows must be the one of that decision.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +10,10 @@ use std::time::Duration;
 use tidegate::{Algorithm, Check, Decision, Id, Limits, ManualClock, Memory, Op, Redis, Retry};
 use tidegate_core::trace::{Event, Line};
 use tidegate_server::auth::Auth;
-use tidegate_server::gate::Backend;
+use tidegate_server::engine::Backend;
 use tidegate_testkit::{Flavor, Server};
 
-use super::{Door, back, descriptor, hits, request, shown};
+use super::{Protocol, back, descriptor, hits, request, shown};
 
 #[test]
 fn every_transcript_holds_in_memory() {
@@ -44,7 +44,7 @@ fn replay_all(store: impl Fn(ManualClock, usize) -> Backend) {
             let Line::Limit { text: limit, .. } = line else { continue };
             let clock = ManualClock::new();
             stories += 1;
-            // Redis needs a runtime to be built in; the door brings its own later.
+            // Redis needs a runtime to be built in; the listener brings its own later.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             let backend = runtime.block_on(async { store(clock.clone(), stories) });
             for what in replay(limit, &lines, backend, clock, &mut asked) {
@@ -64,7 +64,7 @@ fn replay(
     asked: &mut usize,
 ) -> Vec<String> {
     let domain = format!("domain: story\ndescriptors: [{{ key: key, rate_limit: {{ limit: {limit:?} }} }}]\n");
-    let door = Door::over(backend, clock.clone(), "", &domain, Auth::default());
+    let protocol = Protocol::over(backend, clock.clone(), "", &domain, Auth::default());
     let beside = Memory::builder().clock(clock.clone()).build();
     let limits: Limits = limit.parse().unwrap();
     let leases = limits.iter().any(|limit| matches!(limit.algorithm(), Algorithm::Concurrent(_)));
@@ -84,23 +84,23 @@ fn replay(
             (Op::Peek, 1, None) => hits(&entries, 0),
             (Op::Refund, _, None) => back(&entries, event.cost),
             _ => {
-                let found = door.gate.domains().find("story", &entries, event.cost).unwrap();
-                let ruling = door.gate.rule_on(event.op, vec![found.charge], id);
-                let said = door.runtime.block_on(ruling).unwrap();
+                let found = protocol.engine.domains().find("story", &entries, event.cost).unwrap();
+                let ruling = protocol.engine.rule_on(event.op, vec![found.charge], id);
+                let said = protocol.runtime.block_on(ruling).unwrap();
                 if said.decision.as_ref().map(Decision::allowed) != Some(decision.allowed()) {
-                    wrong.push(format!("line {number}: behind the door {said:?}: expected {decision:?}"));
+                    wrong.push(format!("line {number}: behind the listener {said:?}: expected {decision:?}"));
                 }
                 continue;
             }
         };
         *asked += 1;
-        let found = shown(&door.ask(request("story", vec![question])).unwrap());
+        let found = shown(&protocol.ask(request("story", vec![question])).unwrap());
         let expected = expected(event, &decision);
         if !found.starts_with(&expected.0) || !found.ends_with(&expected.1) {
             wrong.push(format!("line {number}: {found:?}: expected {expected:?}"));
         }
     }
-    assert_eq!(door.one_of("story", descriptor(&[("nobody", "x")])), "ok: ok left 0");
+    assert_eq!(protocol.one_of("story", descriptor(&[("nobody", "x")])), "ok: ok left 0");
     wrong
 }
 
@@ -117,7 +117,7 @@ fn expected(event: &Event<'_>, decision: &Decision) -> (String, String) {
     (format!("{code}: {code} {}/", decision.amount().min(u32::MAX.into())), format!(" left {left} in {wait}s"))
 }
 
-impl Door {
+impl Protocol {
     fn one_of(&self, domain: &str, descriptor: super::Descriptor) -> String {
         shown(&self.ask(request(domain, vec![descriptor])).unwrap())
     }

@@ -47,7 +47,7 @@ fn an_upstream_that_fails_is_told_apart() {
             answer.body
         );
         assert_eq!(answer.field("content-type"), Some("application/problem+json"));
-        assert_eq!(stage.metric(r#"tidegate_refused_total{door="proxy",reason="upstream"}"#), 1);
+        assert_eq!(stage.metric(r#"tidegate_refused_total{protocol="proxy",reason="upstream"}"#), 1);
     }
 }
 
@@ -158,7 +158,7 @@ fn too_many_at_once_wait_and_then_are_told_to_come_again() {
     let stage = Stage::with(&format!("http://{silent}"), ", max_in_flight: 1, connect_ms: 200, answer_secs: 5", FREE);
     let mut first = stage.connect();
     first.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
-    let busy = r#"tidegate_decisions_total{door="proxy",outcome="allowed"}"#;
+    let busy = r#"tidegate_decisions_total{protocol="proxy",outcome="allowed"}"#;
     wait_until("the first is there", LONG, || stage.metric(busy) == 1);
     let answer = stage.connect().get("/", "");
     assert_eq!((answer.status, answer.field("retry-after")), (503, Some("1")));
@@ -169,11 +169,11 @@ fn too_many_at_once_wait_and_then_are_told_to_come_again() {
 fn slow_heads_are_cut_off_and_what_has_begun_is_finished_at_the_end() {
     let (at, _) = noting();
     let (begun, go) = (std::sync::mpsc::channel(), Arc::new(std::sync::Barrier::new(2)));
-    let (told, gate) = (begun.0, Arc::clone(&go));
+    let (told, engine) = (begun.0, Arc::clone(&go));
     let slow = bare(move |mut stream| {
         let _ = read_message(&mut stream);
         told.send(()).unwrap();
-        gate.wait();
+        engine.wait();
         let _ = stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
     });
     let stage = Stage::before(&format!("http://{at}"), FREE);

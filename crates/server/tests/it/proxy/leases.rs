@@ -79,7 +79,7 @@ fn upstream(go: &Arc<Semaphore>) -> Upstream {
 /// State in memory, and in a real Redis.
 fn stores() -> (Server, [String; 2]) {
     let server = Server::start(Flavor::Redis7);
-    let redis = format!("store: {}\nnear: {{ nodes: 1, deadline_ms: 5000 }}\n", server.url());
+    let redis = format!("store: {}\nresilience: {{ nodes: 1, deadline_ms: 5000 }}\n", server.url());
     (server, [String::new(), redis])
 }
 
@@ -101,7 +101,7 @@ fn status(stage: &Stage, path: &str) -> u16 {
 
 /// How many requests were allowed so far.
 fn allowed(stage: &Stage) -> u64 {
-    stage.metric(r#"tidegate_decisions_total{door="proxy",outcome="allowed"}"#)
+    stage.metric(r#"tidegate_decisions_total{protocol="proxy",outcome="allowed"}"#)
 }
 
 fn wait_for_the_lease(stage: &Stage, why: &str) {
@@ -362,7 +362,8 @@ fn a_store_that_is_away_when_a_response_ends_hears_of_it_later() {
     let server = Server::start(Flavor::Redis7);
     let go = Arc::new(Semaphore::new(0));
     let upstream = upstream(&go);
-    let store = |deadline| format!("store: {}\nnear: {{ nodes: 1, deadline_ms: {deadline} }}\n{ONE}", server.url());
+    let store =
+        |deadline| format!("store: {}\nresilience: {{ nodes: 1, deadline_ms: {deadline} }}\n{ONE}", server.url());
     let stage = Stage::before(&upstream.http(), &store(50));
     // Another node, which has no leases of its own and waits for what the store says.
     let other = Stage::before(&upstream.http(), &store(5000));

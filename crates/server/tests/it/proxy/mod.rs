@@ -80,8 +80,8 @@ impl Stage {
     }
 
     fn metric(&self, line: &str) -> u64 {
-        let gate = self.running.as_ref().unwrap().gate();
-        let text = gate.observer().metrics().text(gate.store(), 0);
+        let engine = self.running.as_ref().unwrap().engine();
+        let text = engine.observer().metrics().text(engine.store(), 0);
         let found = text.lines().find_map(|own| own.strip_prefix(line)?.strip_prefix(' '));
         found.unwrap_or_else(|| panic!("{line} is not in\n{text}")).parse().unwrap()
     }

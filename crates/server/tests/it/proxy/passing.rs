@@ -72,7 +72,7 @@ fn denied_requests_do_not_reach_the_upstream() {
     assert_eq!(client.get("/v1/other", "X-API-Key: k\r\n").status, 200);
     assert_eq!(client.get("/v1/search", "X-API-Key: l\r\n").status, 200);
     assert_eq!(seen.lock().unwrap().len(), 4);
-    assert_eq!(stage.metric(r#"tidegate_decisions_total{door="proxy",outcome="denied"}"#), 1);
+    assert_eq!(stage.metric(r#"tidegate_decisions_total{protocol="proxy",outcome="denied"}"#), 1);
 }
 
 #[test]

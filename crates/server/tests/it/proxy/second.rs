@@ -197,7 +197,7 @@ fn who_takes_back_request_after_request_is_sent_away() {
     attacks_held("floods", 1);
 }
 
-/// Whoever is thrown out keeps his place at the door for a while, but none at the upstream.
+/// Whoever is thrown out keeps his place at the listener for a while, but none at the upstream.
 #[test]
 fn what_is_under_way_ends_with_a_connection_that_was_misused() {
     let silent = bare(|mut stream| _ = stream.read_to_end(&mut Vec::new()));
@@ -205,13 +205,13 @@ fn what_is_under_way_ends_with_a_connection_that_was_misused() {
     let head = fields(&[(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/")]);
     let mut client = stage.connect();
     client.send([OPENING, &frame(HEADERS, 5, 1, &head)].concat());
-    let busy = r#"tidegate_decisions_total{door="proxy",outcome="allowed"}"#;
+    let busy = r#"tidegate_decisions_total{protocol="proxy",outcome="allowed"}"#;
     wait_until("it is at the upstream", LONG, || stage.metric(busy) == 1);
     let resets =
         (1..200).flat_map(|n| [frame(HEADERS, 5, 2 * n + 1, &head), frame(RESET, 0, 2 * n + 1, &8_u32.to_be_bytes())]);
     client.send(resets.flatten().collect::<Vec<u8>>());
-    let misuse = r#"tidegate_refused_total{door="proxy",reason="misuse"}"#;
-    wait_until("the door has enough of it", LONG, || stage.metric(misuse) == 1);
+    let misuse = r#"tidegate_refused_total{protocol="proxy",reason="misuse"}"#;
+    wait_until("the listener has enough of it", LONG, || stage.metric(misuse) == 1);
     let answer = stage.connect().get("/", "");
     assert_eq!(answer.status, 504, "there is a place at the upstream, who is silent: {}", answer.body);
     attacks_held("floods", 1);

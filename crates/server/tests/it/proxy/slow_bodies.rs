@@ -7,9 +7,9 @@ use tidegate_testkit::wait_until;
 
 use super::{Client, FREE, LONG, Stage, bare, noting, read_message};
 
-const ALLOWED: &str = r#"tidegate_decisions_total{door="proxy",outcome="allowed"}"#;
-const FULL: &str = r#"tidegate_refused_total{door="proxy",reason="full_for_address"}"#;
-const SLOW: &str = r#"tidegate_refused_total{door="proxy",reason="slow"}"#;
+const ALLOWED: &str = r#"tidegate_decisions_total{protocol="proxy",outcome="allowed"}"#;
+const FULL: &str = r#"tidegate_refused_total{protocol="proxy",reason="full_for_address"}"#;
+const SLOW: &str = r#"tidegate_refused_total{protocol="proxy",reason="slow"}"#;
 
 /// The head of a request with a body of so many bytes.
 fn post(bytes: usize) -> String {

@@ -73,18 +73,18 @@ pub(super) fn judge_spread(ahead_us: &[i64]) -> Option<Finding> {
 
 /// The quickest round trips to each server, together: they differ a little, and nobody wants to read that of each.
 pub(super) fn judge_round_trips(best: &[(String, Duration)]) -> Option<Finding> {
-    let (near, far) = (best.iter().map(|(_, trip)| *trip).min()?, best.iter().map(|(_, trip)| *trip).max()?);
+    let (resilient, far) = (best.iter().map(|(_, trip)| *trip).min()?, best.iter().map(|(_, trip)| *trip).max()?);
     let servers = best.iter().map(|(server, _)| server.clone()).collect();
     let found = match best {
-        [_] => format!("{} at best", millis(near)),
-        _ => format!("{} at best to the nearest, {} to the farthest", millis(near), millis(far)),
+        [_] => format!("{} at best", millis(resilient)),
+        _ => format!("{} at best to the nearest, {} to the farthest", millis(resilient), millis(far)),
     };
     if far <= FAR {
         return Some(Finding { servers, ..Finding::ok(Topic::RoundTrip, found) });
     }
     let finding = Finding::new(Severity::Warning, Topic::RoundTrip, found)
-        .because("Every decision takes a round trip; one that takes longer than near.deadline_ms, 15 by default, is made without the store.")
-        .advise("Keep the servers near their callers, or set near.deadline_ms to at least three round trips.");
+        .because("Every decision takes a round trip; one that takes longer than resilience.deadline_ms, 15 by default, is made without the store.")
+        .advise("Keep the servers near their callers, or set resilience.deadline_ms to at least three round trips.");
     Some(Finding { servers, ..finding })
 }
 

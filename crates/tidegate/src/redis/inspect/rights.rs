@@ -71,7 +71,7 @@ pub(in crate::redis) fn probe(keys: &Keys, slots: &RangeInclusive<u16>) -> Optio
         let key = number.to_string().into_bytes();
         let subject = Subject { scope: Scope::Rule(PROBE.into()), key: key.into() };
         let found = slots.contains(&keys.tag(&subject).slot());
-        found.then_some(Charge { subject, limit, position: 0, cost: 1, reserved: 0, terms: Default::default() })
+        found.then_some(Charge { subject, limit, position: 0, cost: 1, reserved: 0, policy: Default::default() })
     })
 }
 

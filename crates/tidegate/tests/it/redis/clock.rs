@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tidegate::{Check, Limits, Near, Op, Redis, Store};
+use tidegate::{Check, Limits, Op, Redis, Resilient, Store};
 use tidegate_testkit::{ClockShim, Flavor, Server, wait_until};
 
 use super::{ask, assert_all_expire, limits, runtime, store};
@@ -183,7 +183,7 @@ fn nodes_are_counted_after_a_step_back() {
         runtime.block_on(async {
             let redis = store(&clocked.server).build().unwrap();
             redis.prepare().await.unwrap();
-            Near::builder(redis).deadline(Duration::from_secs(5)).build()
+            Resilient::builder(redis).deadline(Duration::from_secs(5)).build()
         })
     };
     let (one, other) = (node(), node());

@@ -1,0 +1,675 @@
+//! The engine: what every listener asks. It holds the rules and the store, and is the only place where the two meet.
+//!
+//! All rules that match a request are charged in one call, all or nothing. A rule in shadow mode is asked by itself, after the others have let
+//! the request pass: it counts what it would have counted if it were enforced, and denies nothing.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use arc_swap::{ArcSwap, Guard};
+use parking_lot::Mutex;
+use tidegate::http::ClientIp;
+use tidegate::{
+    Awaited, Check, Decision, Id, Limit, Limiter, MAX_KEY_BYTES, Memory, OnFailure, Op, Redis, ReservedLimits,
+    Resilient, Scope, Series, Source, Store, StoreError, Subject, Timestamp, Verdict,
+};
+
+use crate::http::ResponseOptions;
+use crate::observe::{Observer, Outcome};
+use crate::reset::InvalidTarget;
+use crate::rules::envoy::{Domains, EnvoyOptions};
+use crate::rules::{Attributes, Budget, HttpRequest, InvalidCost, Match, Mode, Repeated, RequestPolicy, Rule, Rules};
+
+/// Where state is kept.
+#[derive(Clone, Debug)]
+pub enum Backend {
+    /// In this process.
+    Memory(Memory),
+    /// In Redis or Valkey, asked every time; without an answer there is an error.
+    Redis(Redis),
+    /// In Redis or Valkey, with an answer in time whatever it does.
+    Resilient(Resilient, Redis),
+}
+
+impl Backend {
+    /// Decides a check.
+    ///
+    /// # Errors
+    /// If the check is not valid or the store has no answer.
+    pub async fn decide(&self, check: &Check<'_>) -> Result<Decision, StoreError> {
+        match self {
+            Backend::Memory(memory) => Ok(memory.decide(check)?),
+            Backend::Redis(redis) => redis.decide(check).await,
+            Backend::Resilient(resilient, _) => resilient.decide(check).await,
+        }
+    }
+
+    /// Whether it does not decide: it is unreachable or refuses, and this node decides locally.
+    pub fn is_away(&self) -> bool {
+        matches!(self, Backend::Resilient(resilient, _) if !resilient.status().state.is_healthy())
+    }
+}
+
+/// Where a question comes in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Protocol {
+    /// Within this process: readiness, explanations, tests.
+    #[default]
+    Internal,
+    /// HTTP.
+    Http,
+    /// gRPC.
+    Grpc,
+    /// RESP.
+    Resp,
+    /// HTTP for those who look after it.
+    Admin,
+    /// HTTP that goes on to an upstream.
+    Proxy,
+}
+
+impl Protocol {
+    /// All of them.
+    pub const ALL: [Protocol; 6] =
+        [Protocol::Internal, Protocol::Http, Protocol::Grpc, Protocol::Resp, Protocol::Admin, Protocol::Proxy];
+    /// Those that others can come through.
+    pub const OUTER: [Protocol; 5] = [Protocol::Http, Protocol::Grpc, Protocol::Resp, Protocol::Admin, Protocol::Proxy];
+
+    /// The word used in configuration, metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Protocol::Internal => "internal",
+            Protocol::Http => "http",
+            Protocol::Grpc => "grpc",
+            Protocol::Resp => "resp",
+            Protocol::Admin => "admin",
+            Protocol::Proxy => "proxy",
+        }
+    }
+}
+
+/// Rules over a store, as one listener sees them. Cheap to clone; clones share everything.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    inner: Arc<Inner>,
+    protocol: Protocol,
+}
+
+#[derive(Debug)]
+struct Inner {
+    store: Backend,
+    rules: ArcSwap<Rules>,
+    domains: ArcSwap<Domains>,
+    envoy_options: ArcSwap<EnvoyOptions>,
+    response_options: ArcSwap<ResponseOptions>,
+    clients: ArcSwap<ClientIp>,
+    requests: ArcSwap<RequestPolicy>,
+    observer: Observer,
+    /// Ends leases, and goes on trying while the store does not answer.
+    leases: Limiter,
+    /// The limits of all rules, if the store is in memory: callers bring others, and must not take their room.
+    reserved: Mutex<Option<ReservedLimits>>,
+}
+
+/// What the rules say about a request.
+#[derive(Clone, Debug)]
+pub struct Ruling {
+    /// Whether it may pass.
+    pub allowed: bool,
+    /// What the limits say; nothing, if no rule with limits applies.
+    pub decision: Option<Decision>,
+    /// Whose limits they are, in the order of the decision's charges.
+    pub charges: Vec<Charged>,
+    /// The rule that lets nothing pass, if one applies.
+    pub refused_by: Option<Arc<Rule>>,
+    /// The attribute whose absence that rule denies, if that is why.
+    pub refused_for: Option<Arc<str>>,
+    /// The rule that exempts the request from all others, if one does.
+    pub exempted_by: Option<Arc<Rule>>,
+    /// What rules in shadow mode would have said.
+    pub shadow: Vec<Shadowed>,
+}
+
+/// One limit of one rule.
+#[derive(Clone, Debug)]
+pub struct Charged {
+    /// The rule.
+    pub rule: Arc<Rule>,
+    /// Whose budget.
+    pub key: Vec<u8>,
+    /// The limit.
+    pub limit: Limit,
+    /// What it cost.
+    pub cost: u64,
+}
+
+/// What a rule in shadow mode would have said.
+#[derive(Clone, Debug)]
+pub struct Shadowed {
+    /// The rule.
+    pub rule: Arc<Rule>,
+    /// Whether it would have let the request pass.
+    pub allowed: bool,
+    /// What its limits say, if it has any; its source is [`Source::Shadow`].
+    pub decision: Option<Decision>,
+}
+
+/// There is no ruling.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The request says something that cannot be.
+    #[error(transparent)]
+    Cost(#[from] InvalidCost),
+    /// The store has no answer, or the check is not one.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A rule that applies does not take refunds.
+    #[error("rule {0} takes no refunds")]
+    NoRefunds(Arc<str>),
+    /// A reset names budgets that do not exist.
+    #[error(transparent)]
+    Target(#[from] InvalidTarget),
+}
+
+impl Ruling {
+    /// The charge that binds, and what it says.
+    pub fn binding(&self) -> Option<(&Charged, &Verdict)> {
+        let decision = self.decision.as_ref()?;
+        Some((self.charges.get(decision.binding_index())?, decision.binding()))
+    }
+
+    /// When it was decided, if limits were asked.
+    pub fn at(&self) -> Option<Timestamp> {
+        self.decision.as_ref().map(Decision::at)
+    }
+}
+
+/// Charges that arrived together and are decided one after the other.
+#[derive(Debug)]
+pub(crate) struct Together {
+    now: Timestamp,
+    /// When it began, if this is one of those that are timed.
+    began: Option<Instant>,
+    allowed: u64,
+    denied: u64,
+}
+
+impl Engine {
+    /// These rules over this store.
+    pub fn new(store: Backend, rules: Rules) -> Self {
+        Self::observed(store, rules, Observer::default())
+    }
+
+    /// The same, with somebody to tell what happens.
+    pub fn observed(store: Backend, rules: Rules, observer: Observer) -> Self {
+        let (rules, domains, envoy_options) = (ArcSwap::from_pointee(rules), ArcSwap::default(), ArcSwap::default());
+        let (response_options, clients) = (ArcSwap::default(), ArcSwap::from_pointee(ClientIp::of_peer()));
+        let requests = ArcSwap::default();
+        let leases = Limiter::builder("1/s".parse().expect("it is a limit"));
+        let leases = match &store {
+            Backend::Memory(memory) => leases.memory(memory.clone()),
+            Backend::Redis(redis) => leases.redis(redis.clone()),
+            Backend::Resilient(resilient, _) => leases.resilient(resilient.clone()),
+        };
+        let leases = leases.build();
+        let reserved = Mutex::default();
+        let inner = Inner {
+            store,
+            rules,
+            domains,
+            envoy_options,
+            response_options,
+            clients,
+            requests,
+            observer,
+            leases,
+            reserved,
+        };
+        let engine = Engine { inner: Arc::new(inner), protocol: Protocol::default() };
+        engine.name_rules();
+        engine
+    }
+
+    /// Whoever is told what happens.
+    pub fn observer(&self) -> &Observer {
+        &self.inner.observer
+    }
+
+    /// Tells which names of rules there are, and the store which limits.
+    fn name_rules(&self) {
+        let (rules, domains) = (self.inner.rules.load(), self.inner.domains.load());
+        if let Backend::Memory(memory) = &self.inner.store {
+            let all = rules.iter().chain(domains.rules());
+            let budgets = all.flat_map(|rule| rule.overrides.iter().map(|other| &other.budget).chain([&rule.budget]));
+            let limits = budgets.flat_map(|budget| match budget {
+                Budget::Limits(limits) => limits.as_slice(),
+                Budget::Unlimited | Budget::Deny | Budget::Exempt => &[],
+            });
+            let reserved = memory.reserve_limits(limits);
+            *self.inner.reserved.lock() = Some(reserved);
+        }
+        let named = rules.iter().chain(domains.rules()).map(|rule| (&rule.name, rule.mode == Mode::Shadow));
+        self.inner.observer.metrics().set_rules(named);
+    }
+
+    /// The same gate, for this listener: what is asked through it is counted there.
+    pub fn at(&self, protocol: Protocol) -> Self {
+        Engine { inner: Arc::clone(&self.inner), protocol }
+    }
+
+    /// The listener it is for.
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    /// Decides a check whose limits the caller brings.
+    ///
+    /// # Errors
+    /// If the check is not valid or the store has no answer.
+    pub async fn decide(&self, check: &Check<'_>) -> Result<Decision, StoreError> {
+        let (began, metrics) = (self.began(), self.inner.observer.metrics());
+        let result = self.ask(check, began.is_some()).await;
+        self.inner.observer.decided(self.protocol, check, &result);
+        metrics.protocol_took(self.protocol, began);
+        result
+    }
+
+    /// The time, if this question is to be timed.
+    fn began(&self) -> Option<Instant> {
+        let remote = self.is_far();
+        self.inner.observer.metrics().clock(self.protocol, remote)
+    }
+
+    async fn ask(&self, check: &Check<'_>, timed: bool) -> Result<Decision, StoreError> {
+        let began = timed.then(Instant::now);
+        let result = self.inner.store.decide(check).await;
+        if let Ok(decision) = &result
+            && decision.source() == Source::Store
+        {
+            self.inner.observer.metrics().store_took(began);
+        }
+        result
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Backend {
+        &self.inner.store
+    }
+
+    /// The rules as they are now.
+    pub fn rules(&self) -> Arc<Rules> {
+        self.inner.rules.load_full()
+    }
+
+    /// Reads the rules as they are then, for a caller that must not keep the store open; nothing, if the engine is gone.
+    pub(crate) fn rules_reader(&self) -> impl Fn() -> Option<Arc<Rules>> + Send + Sync + use<> {
+        let inner = Arc::downgrade(&self.inner);
+        move || Some(inner.upgrade()?.rules.load_full())
+    }
+
+    /// Puts other rules in their place, at once for everybody. What was used under a name stays used.
+    pub fn set_rules(&self, rules: Rules) {
+        self.inner.rules.store(Arc::new(rules));
+        self.name_rules();
+    }
+
+    /// Why no rule can know a request by these attributes, which is logged, too; nothing, if one can.
+    pub(crate) fn unknown_attributes(&self, attributes: &[(String, String)]) -> Option<String> {
+        let why = self.inner.rules.load().unknown(attributes.iter().map(|(name, _)| name.as_str()))?;
+        self.inner.observer.misnamed(self.protocol, &why);
+        Some(why)
+    }
+
+    /// The domains of Envoy's rate limit service as they are now.
+    pub fn domains(&self) -> Arc<Domains> {
+        self.inner.domains.load_full()
+    }
+
+    /// Puts other domains in their place, at once for everybody. What was used under a name stays used.
+    pub fn set_domains(&self, domains: Domains) {
+        self.inner.domains.store(Arc::new(domains));
+        self.name_rules();
+    }
+
+    /// Rules and domains as they are now, for as long as it takes to look something up.
+    pub(crate) fn read<T>(&self, look_up: impl FnOnce(&Domains, &Rules) -> T) -> T {
+        look_up(&self.inner.domains.load(), &self.inner.rules.load())
+    }
+
+    /// How requests in Envoy's protocol are answered.
+    pub fn envoy_options(&self) -> EnvoyOptions {
+        **self.inner.envoy_options.load()
+    }
+
+    /// Answers requests in Envoy's protocol this way from now on.
+    pub fn set_envoy_options(&self, envoy_options: EnvoyOptions) {
+        self.inner.envoy_options.store(Arc::new(envoy_options));
+    }
+
+    /// How answers over HTTP are dressed.
+    pub fn response_options(&self) -> ResponseOptions {
+        **self.inner.response_options.load()
+    }
+
+    /// Dresses answers over HTTP this way from now on.
+    pub fn set_response_options(&self, response_options: ResponseOptions) {
+        self.inner.response_options.store(Arc::new(response_options));
+    }
+
+    /// How the address of a client is found, as it is set now.
+    pub fn clients(&self) -> Guard<Arc<ClientIp>> {
+        self.inner.clients.load()
+    }
+
+    /// Finds the addresses of clients this way from now on, also on connections that are open.
+    pub fn set_clients(&self, clients: ClientIp) {
+        self.inner.clients.store(Arc::new(clients));
+    }
+
+    /// Which requests over HTTP can be judged, as it is set now.
+    pub fn requests(&self) -> Guard<Arc<RequestPolicy>> {
+        self.inner.requests.load()
+    }
+
+    /// Judges requests over HTTP this way from now on, also on connections that are open.
+    pub fn set_requests(&self, requests: RequestPolicy) {
+        self.inner.requests.store(Arc::new(requests));
+    }
+
+    /// Whether a request has once, at most, what the rules look at by name.
+    ///
+    /// # Errors
+    /// What it has more than once.
+    pub(crate) fn check_repeated(&self, request: &HttpRequest<'_>) -> Result<(), Repeated> {
+        request.check_repeated(self.inner.rules.load().named(), &self.inner.requests.load().headers)
+    }
+
+    /// Whether a request was denied only because the store has no answer, by a rule that then lets nothing pass.
+    pub(crate) fn is_closed(&self, ruling: &Ruling) -> bool {
+        let Some(decision) = ruling.decision.as_ref().filter(|decision| decision.source() == Source::Fallback) else {
+            return false;
+        };
+        let unless_said = match &self.inner.store {
+            Backend::Resilient(resilient, _) => resilient.status().on_failure,
+            _ => return false,
+        };
+        let mut denied = ruling.charges.iter().zip(decision.charges()).filter(|(_, verdict)| !verdict.allowed);
+        denied.any(|(charged, _)| charged.rule.policy().on_failure.unwrap_or(unless_said) == OnFailure::Closed)
+    }
+
+    /// Decides one charge without an id, if that can be done here and now: the state is in this process, and the key is one that can be kept.
+    ///
+    /// The same decision as through [`decide`](Engine::decide), by a shorter way: nothing is allocated, and nobody waits.
+    pub fn check_at_once(&self, subject: &Subject<'_>, limit: &Limit, cost: u64) -> Option<Decision> {
+        let Backend::Memory(memory) = &self.inner.store else { return None };
+        if subject.key.len() > MAX_KEY_BYTES {
+            return None;
+        }
+        let began = self.inner.observer.metrics().clock(self.protocol, false);
+        let decision = memory.check_subject(subject, limit, cost);
+        self.inner.observer.decided_at_once(self.protocol, subject, decision.allowed(), began);
+        Some(decision)
+    }
+
+    /// Whether whoever asks has to wait for an answer from elsewhere.
+    pub(crate) fn is_far(&self) -> bool {
+        !matches!(self.inner.store, Backend::Memory(_))
+    }
+
+    /// Begins to decide up to `most` charges that arrived together, if that can be done here and now: at one moment, and counted once.
+    pub(crate) fn together(&self, most: usize) -> Option<Together> {
+        let Backend::Memory(memory) = &self.inner.store else { return None };
+        let began = self.inner.observer.metrics().clock_of_some(self.protocol, most as u64);
+        Some(Together { now: memory.clock().now(), began, allowed: 0, denied: 0 })
+    }
+
+    /// A charge on this key is about to be decided.
+    pub(crate) fn expect(&self, subject: &Subject<'_>) -> Option<Awaited> {
+        match &self.inner.store {
+            Backend::Memory(memory) if subject.key.len() <= MAX_KEY_BYTES => Some(memory.expect(subject)),
+            _ => None,
+        }
+    }
+
+    /// Decides one of several charges, as [`check_at_once`](Engine::check_at_once) does.
+    pub(crate) fn check_together(
+        &self,
+        together: &mut Together,
+        awaited: &Awaited,
+        subject: &Subject<'_>,
+        limit: &Limit,
+        cost: u64,
+    ) -> Option<Verdict> {
+        let Backend::Memory(memory) = &self.inner.store else { return None };
+        let verdict = memory.check_awaited(awaited, limit, cost, together.now);
+        if verdict.allowed {
+            together.allowed += 1;
+        } else {
+            together.denied += 1;
+            self.inner.observer.denied_together(self.protocol, subject);
+        }
+        Some(verdict)
+    }
+
+    /// Counts what was decided so far.
+    pub(crate) fn count(&self, together: &mut Together) {
+        let Together { began, allowed, denied, .. } = together;
+        self.inner.observer.decided_together(
+            self.protocol,
+            began.take(),
+            std::mem::take(allowed),
+            std::mem::take(denied),
+        );
+    }
+
+    /// Questions that differ in nothing but their keys, if they can be answered here and now.
+    pub(crate) fn series(&self, scope: &Scope<'_>, limit: &Limit) -> Option<Series> {
+        let Backend::Memory(memory) = &self.inner.store else { return None };
+        Some(memory.series(scope, limit))
+    }
+
+    /// Decides one charge on each key, one after the other, as [`check_at_once`](Engine::check_at_once) does; at one moment, and counted once. `rule` is the
+    /// name of the rule whose keys they are, or nothing.
+    #[inline]
+    pub(crate) fn check_each(
+        &self,
+        series: &Series,
+        rule: &str,
+        keys: &[&[u8]],
+        cost: u64,
+        mut answer: impl FnMut(&Verdict),
+    ) {
+        let observer = &self.inner.observer;
+        let began = observer.metrics().clock_of_some(self.protocol, keys.len() as u64);
+        let (mut allowed, mut denied) = (0, 0);
+        series.check_each(keys, cost, series.memory().clock().now(), |key, verdict| {
+            if verdict.allowed {
+                allowed += 1;
+            } else {
+                denied += 1;
+                observer.denied(self.protocol, rule, key);
+            }
+            answer(&verdict);
+        });
+        observer.decided_together(self.protocol, began, allowed, denied);
+    }
+
+    /// Checks one budget that was matched, if that can be done here and now: as [`check_at_once`](Engine::check_at_once), for a rule that is enforced and
+    /// has one limit. The limit, and what it says.
+    pub(crate) fn take_at_once(&self, found: &Match) -> Option<(Limit, Verdict)> {
+        let (limit, decision) = self.decide_at_once(found)?;
+        Some((limit, *decision.binding()))
+    }
+
+    /// Decides a request by the rules that apply to it, as [`rule_on`](Engine::rule_on) does with a check, if that can be done here and now and there is one.
+    ///
+    /// # Errors
+    /// What was found, if it has to be decided in another way.
+    pub(crate) fn rule_at_once(&self, found: Vec<Match>) -> Result<Ruling, Vec<Match>> {
+        let [one] = &found[..] else { return Err(found) };
+        let Some((limit, decision)) = self.decide_at_once(one) else { return Err(found) };
+        let own = found.into_iter().map(|Match { rule, key, cost, .. }| Charged { rule, key, limit, cost });
+        let (allowed, charges) = (decision.allowed(), own.collect());
+        Ok(Ruling {
+            allowed,
+            decision: Some(decision),
+            charges,
+            refused_by: None,
+            refused_for: None,
+            exempted_by: None,
+            shadow: Vec::new(),
+        })
+    }
+
+    fn decide_at_once(&self, found: &Match) -> Option<(Limit, Decision)> {
+        let (Backend::Memory(memory), Budget::Limits(limits)) = (&self.inner.store, &found.budget) else { return None };
+        let mut limits = limits.iter();
+        let (Some(limit), None) = (limits.next(), limits.next()) else { return None };
+        // What has an overflow of its own goes the way that knows it.
+        if found.rule.mode != Mode::Enforce || found.key.len() > MAX_KEY_BYTES || found.rule.overflow.is_some() {
+            return None;
+        }
+        let began = self.inner.observer.metrics().clock(self.protocol, false);
+        let decision = memory.check_subject(&found.subject(), limit, found.cost);
+        self.inner.observer.ruled_at_once(self.protocol, found, decision.allowed(), began);
+        Some((*limit, decision))
+    }
+
+    /// Decides a request by the rules: `op` on every budget it draws on, all or nothing.
+    ///
+    /// # Errors
+    /// If a cost is not a number, a rule does not take part in `op`, or the store has no answer.
+    pub async fn rule(
+        &self,
+        op: Op,
+        attributes: &(impl Attributes + ?Sized),
+        cost: u64,
+        id: Option<Id>,
+    ) -> Result<Ruling, EngineError> {
+        let found = self.inner.rules.load().matching(attributes, cost)?;
+        self.rule_on(op, found, id).await
+    }
+
+    /// The same for what has been matched already: `op` on every budget found, all or nothing.
+    ///
+    /// # Errors
+    /// If a rule does not take part in `op`, or the store has no answer.
+    pub async fn rule_on(&self, op: Op, found: Vec<Match>, id: Option<Id>) -> Result<Ruling, EngineError> {
+        let (began, observer) = (self.began(), &self.inner.observer);
+        let result = self.ruling(op, found, id, began.is_some()).await;
+        match &result {
+            Ok(ruling) => observer.ruled(self.protocol, op, ruling),
+            Err(EngineError::Store(error)) => observer.failed(self.protocol, error),
+            Err(_) => observer.metrics().decided(self.protocol, Outcome::Invalid),
+        }
+        observer.metrics().protocol_took(self.protocol, began);
+        result
+    }
+
+    async fn ruling(&self, op: Op, found: Vec<Match>, id: Option<Id>, timed: bool) -> Result<Ruling, EngineError> {
+        let (shadow, enforced): (Vec<Match>, Vec<Match>) =
+            found.into_iter().partition(|found| found.rule.mode == Mode::Shadow);
+        if let (Op::Refund, None) = (op, id)
+            && let Some(found) = enforced.iter().find(|found| !found.rule.refunds)
+        {
+            return Err(EngineError::NoRefunds(found.rule.name.clone()));
+        }
+        let refusing = enforced.iter().find(|found| found.budget == Budget::Deny);
+        let refused_by = refusing.map(|found| Arc::clone(&found.rule));
+        let refused_for = refusing.and_then(|found| found.missing.clone());
+        // Where nothing may pass, nothing is charged either; how the limits stand is still told.
+        let own_op = if refused_by.is_some() { Op::Peek } else { op };
+        let (decision, charges) = self.charge(own_op, &enforced, id, timed).await?;
+        let allowed = refused_by.is_none() && decision.as_ref().is_none_or(Decision::allowed);
+        let exempting = enforced.iter().find(|found| found.budget == Budget::Exempt && refused_by.is_none());
+        let exempted_by = exempting.map(|found| Arc::clone(&found.rule));
+        let mut ruling =
+            Ruling { allowed, decision, charges, refused_by, refused_for, exempted_by, shadow: Vec::new() };
+        for found in shadow {
+            let op = if allowed { op } else { Op::Peek };
+            let decision = match self.charge(op, std::slice::from_ref(&found), id, false).await {
+                Ok((decision, _)) => decision,
+                Err(error) => {
+                    // What is only tried out must not fail what counts, which may have been charged already.
+                    self.inner.observer.failed(self.protocol, &error);
+                    continue;
+                }
+            };
+            let allowed = found.budget != Budget::Deny && decision.as_ref().is_none_or(Decision::allowed);
+            let decision = decision.map(|decision| decision.with_source(Source::Shadow));
+            ruling.shadow.push(Shadowed { rule: found.rule, allowed, decision });
+        }
+        Ok(ruling)
+    }
+
+    /// Settles what was taken for a request under this id: its cost was `cost`. Nothing if the rule has no limits but `concurrent` ones, whose leases end by themselves.
+    ///
+    /// # Errors
+    /// If the store has no answer.
+    pub async fn settle(&self, found: &Match, id: Id, cost: u64) -> Result<Option<Decision>, StoreError> {
+        let Budget::Limits(limits) = &found.budget else { return Ok(None) };
+        let check = Check::of(Op::Settle).policy(found.rule.policy()).charge_subject(found.subject(), limits, cost);
+        let check = check.without_leases();
+        if check.charges().is_empty() {
+            return Ok(None);
+        }
+        let settled = self.ask(&check.reserving(found.cost).with_id(id), false).await;
+        if let Err(error) = &settled {
+            self.inner.observer.failed(self.protocol, error);
+        }
+        settled.map(Some)
+    }
+
+    /// Ends the leases that a request holds under this id, without waiting for the store. If the store granted them and does not answer, it is called again, at most until their ttl is over.
+    pub(crate) fn release(&self, found: &Match, id: Id, source: Source) {
+        if let Budget::Limits(limits) = &found.budget {
+            let leases = Check::of(Op::Release).policy(found.rule.policy());
+            self.inner.leases.release(leases.charge_subject(found.subject(), limits, found.cost).with_id(id), source);
+        }
+    }
+
+    /// The rules that apply to a request which costs `cost` by itself.
+    ///
+    /// # Errors
+    /// If a cost that is read from an attribute is not a number.
+    pub fn matching(&self, attributes: &(impl Attributes + ?Sized), cost: u64) -> Result<Vec<Match>, InvalidCost> {
+        self.inner.rules.load().matching(attributes, cost)
+    }
+
+    /// What limits say about what has been matched, counted nowhere.
+    pub(crate) async fn rule_quietly(&self, op: Op, found: Vec<Match>) -> Result<Option<Decision>, EngineError> {
+        Ok(self.charge(op, &found, None, false).await?.0)
+    }
+
+    async fn charge(
+        &self,
+        op: Op,
+        found: &[Match],
+        id: Option<Id>,
+        timed: bool,
+    ) -> Result<(Option<Decision>, Vec<Charged>), StoreError> {
+        let mut check = Check::of(op);
+        for one in found {
+            if let Budget::Limits(limits) = &one.budget {
+                check = check.policy(one.rule.policy()).charge_subject(one.subject(), limits, one.cost);
+            }
+        }
+        if check.charges().is_empty() {
+            return Ok((None, Vec::new()));
+        }
+        if let Some(id) = id {
+            check = check.with_id(id);
+        }
+        let charges = check
+            .charges()
+            .iter()
+            .filter_map(|charge| {
+                let own = found.iter().find(|one| one.subject() == charge.subject)?;
+                let (rule, key) = (Arc::clone(&own.rule), own.key.clone());
+                Some(Charged { rule, key, limit: charge.limit, cost: charge.cost })
+            })
+            .collect();
+        Ok((Some(self.ask(&check, timed).await?), charges))
+    }
+}

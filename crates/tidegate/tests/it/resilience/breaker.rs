@@ -1,0 +1,165 @@
+//! A store that is slow, silent or gone: an answer in time, marked and counted, and back again soon.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tidegate::{BreakerState, Check, ManualClock, OnFailure, Policy, Source, Store, SyncMode};
+use tokio::time::Instant;
+
+use super::{Remote, ask, limits, node};
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_store_delays_nobody_once_the_breaker_is_open_and_is_back_within_half_a_second() {
+    let clock = ManualClock::with_runtime();
+    let remote = Remote::new(&clock);
+    let changes = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&changes);
+    let resilient = node(&remote, &clock, 2, 7).build();
+    resilient.on_state(move |_| _ = counted.fetch_add(1, Ordering::Relaxed));
+    let limits = limits("1000000/s");
+    assert_eq!(ask(&resilient, "k", &limits, 1).await.source(), Source::Store);
+    remote.silent(true);
+    let stalled = Instant::now();
+    while resilient.stats().breaker == BreakerState::Closed {
+        let began = Instant::now();
+        let decision = ask(&resilient, "k", &limits, 1).await;
+        assert_eq!((decision.allowed(), decision.source()), (true, Source::Fallback));
+        assert!(began.elapsed() <= Duration::from_millis(18));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(stalled.elapsed() <= Duration::from_millis(100), "opened after {:?}", stalled.elapsed());
+    for _ in 0..1000 {
+        let began = Instant::now();
+        assert_eq!(ask(&resilient, "k", &limits, 1).await.source(), Source::Fallback);
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    remote.silent(false);
+    let back = Instant::now();
+    while ask(&resilient, "k", &limits, 1).await.source() != Source::Store {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(back.elapsed() <= Duration::from_millis(500), "back after {:?}", back.elapsed());
+    // And from then on everything: on a real machine single answers may be late at any time, here none is.
+    for _ in 0..1000 {
+        assert_eq!(ask(&resilient, "k", &limits, 1).await.source(), Source::Store);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let stats = resilient.stats();
+    assert_eq!((stats.opened, stats.closed, changes.load(Ordering::Relaxed)), (1, 1, 2));
+    assert!(stats.fallback_allowed > 1000 && stats.not_asked >= 1000);
+}
+
+/// Requests that come one behind the other, as those of a pipeline do, wait for a stalled store once, and not each for itself.
+#[tokio::test(start_paused = true)]
+async fn only_those_who_notice_a_stall_first_wait_for_it() {
+    let clock = ManualClock::with_runtime();
+    let limits = limits("1000000/s");
+    for sync in [SyncMode::Direct, SyncMode::Lease, SyncMode::Async] {
+        let remote = Remote::new(&clock);
+        let resilient = node(&remote, &clock, 2, 7).async_cap(1).build();
+        let policy = Policy { sync, ..Policy::default() };
+        // So much that a lease is soon spent.
+        let check = Check::new().policy(policy).charge("k", &limits, 2000);
+        for _ in 0..50 {
+            assert!(resilient.decide(&check).await.unwrap().allowed());
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        remote.silent(true);
+        let began = Instant::now();
+        let (mut alone, mut waited) = (0, 0);
+        while began.elapsed() < Duration::from_millis(45) {
+            let asked = Instant::now();
+            let decision = resilient.decide(&check).await.unwrap();
+            alone += u32::from(decision.source() == Source::Fallback);
+            waited += u32::from(asked.elapsed() > Duration::ZERO);
+            if asked.elapsed() == Duration::ZERO {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        assert_eq!(resilient.stats().breaker, BreakerState::Closed);
+        assert!(alone > 0 && waited <= 2, "{sync:?}: {waited} waited, {alone} were answered without the store");
+        // Those who listen hear it as soon as it speaks.
+        remote.silent(false);
+        let back = Instant::now();
+        while resilient.decide(&check).await.unwrap().source() == Source::Fallback {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(back.elapsed() <= Duration::from_millis(10), "{sync:?}: back after {:?}", back.elapsed());
+        assert_eq!(resilient.stats().opened, 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_stalls_now_and_then_changes_nothing_but_the_answers_of_that_moment() {
+    let clock = ManualClock::with_runtime();
+    let remote = Remote::new(&clock);
+    let resilient = node(&remote, &clock, 1, 7).build();
+    let limits = limits("1000000/s");
+    for ms in 0..5000_u64 {
+        remote.silent(ms % 500 >= 470);
+        let (resilient, limits) = (resilient.clone(), limits.clone());
+        tokio::spawn(async move { ask(&resilient, "k", &limits, 1).await.source() });
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let stats = resilient.stats();
+    assert_eq!((stats.opened, stats.breaker), (0, BreakerState::Closed));
+    assert!(stats.misses > 20 && stats.not_asked > 100);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_charge_has_its_policy() {
+    let clock = ManualClock::with_runtime();
+    let remote = Remote::new(&clock);
+    let resilient = node(&remote, &clock, 1, 7).build();
+    remote.fails(true);
+    let limits = limits("2/h");
+    for (on_failure, allowed) in [(OnFailure::Local, 2), (OnFailure::Open, 10), (OnFailure::Closed, 0)] {
+        let policy = Policy { on_failure: Some(on_failure), ..Policy::default() };
+        let mut passed = 0;
+        for _ in 0..10 {
+            let check = Check::new().policy(policy).charge_named(on_failure.name(), "k", &limits, 1);
+            let decision = resilient.decide(&check).await.unwrap();
+            assert_eq!(decision.source(), Source::Fallback);
+            passed += usize::from(decision.allowed());
+        }
+        assert_eq!(passed, allowed, "{on_failure:?}");
+    }
+    // What only looks does not pass uncharged.
+    let policy = Policy { on_failure: Some(OnFailure::Open), ..Policy::default() };
+    assert!(resilient.decide(&Check::new().policy(policy).charge("k", &limits, 0)).await.unwrap().allowed());
+    assert_eq!(resilient.stats().fail_open, 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_calls_than_allowed_are_under_way() {
+    let clock = ManualClock::with_runtime();
+    let remote = Remote::new(&clock);
+    let resilient = node(&remote, &clock, 1, 7).max_in_flight(10).build();
+    let limits = limits("1000/s");
+    remote.delay(Duration::from_millis(4));
+    let calls: Vec<_> = (0..100)
+        .map(|_| {
+            let (resilient, limits) = (resilient.clone(), limits.clone());
+            tokio::spawn(async move { ask(&resilient, "k", &limits, 1).await.source() })
+        })
+        .collect();
+    let mut from_store = 0;
+    for call in calls {
+        from_store += usize::from(call.await.unwrap() == Source::Store);
+    }
+    let stats = resilient.stats();
+    assert_eq!((from_store, stats.overloads, stats.in_flight), (10, 90, 0));
+}
+
+/// Nobody is told that something was given back which was not.
+#[tokio::test(start_paused = true)]
+async fn giving_back_to_a_store_that_is_gone_is_an_error() {
+    let clock = ManualClock::with_runtime();
+    let remote = Remote::new(&clock);
+    let resilient = node(&remote, &clock, 1, 7).build();
+    remote.fails(true);
+    let limits = limits("2/h");
+    assert!(resilient.decide(&Check::of(tidegate::Op::Refund).charge("k", &limits, 1)).await.is_err());
+}
