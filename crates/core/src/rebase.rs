@@ -78,6 +78,7 @@ impl Record {
             // Another scale takes usage over at the moment something was last taken.
             _ => max(self.state.newest(), self.state.last_taken()),
         };
+        // A state in which nothing is in use has no time that matters.
         newest > now.plus(CLOCK_TOLERANCE_US) && self.state.idle_at() > now
     }
 
@@ -90,16 +91,16 @@ impl Record {
 }
 
 impl State {
-    /// The newest time in it: the earliest moment at which it can be judged.
+    /// The newest time in it: the earliest moment at which it can be judged, if anything is in use.
     fn newest(&self) -> Timestamp {
         match self {
             State::Bucket { level, .. } if level.is_countable() => level.at,
-            State::Window { count, .. } if count.used > 0 => count.start,
+            State::Idle | State::Bucket { .. } => Timestamp::EPOCH,
+            State::Window { count, .. } => count.start,
             State::Sliding { period, step, lenient, steps } => sliding(*period, *step, *lenient).newest(steps),
-            State::Estimate { pair, .. } if pair.previous > 0 || pair.current > 0 => pair.start,
+            State::Estimate { pair, .. } => pair.start,
             State::Log { entries, .. } => entries.iter().next_back().map_or(Timestamp::EPOCH, |entry| entry.at),
-            State::Concurrent { leases } if leases.total() > 0 => leases.newest(),
-            _ => Timestamp::EPOCH,
+            State::Concurrent { leases } => leases.newest(),
         }
     }
 

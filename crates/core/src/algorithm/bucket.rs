@@ -103,7 +103,7 @@ impl Bucket {
     pub(crate) fn worst_case(&self) -> u64 {
         let ticks = (self.period - 1).div_ceil(self.rate.grid);
         let drained = u128::from(ticks) * u128::from(self.rate.p) / u128::from(self.rate.q);
-        self.capacity + u64::try_from(drained).unwrap_or(u64::MAX - self.capacity)
+        self.capacity + u64::try_from(drained).expect("no more than the amount and what one tick drains")
     }
 
     /// Takes `cost` as soon as it fits, and counts it from now: returns how long to wait, or `None` if that is more
@@ -130,7 +130,7 @@ impl Level {
     /// Whether a store's clock that is behind moves it. What a change of limits made more than can be counted is kept from a later
     /// moment on ([`Rate::carry`]), which is not a step of the clock; no limit with its debt reaches half as much.
     pub(crate) fn is_countable(&self) -> bool {
-        self.units > 0 && self.units < EXACT / 2
+        self.units < EXACT / 2
     }
 
     /// The same level at `now`. What drained between a charge and the level's moment has drained all the same.

@@ -226,10 +226,9 @@ impl Kept {
         }
     }
 
-    /// Where the lease of `id` is.
+    /// Where the lease of `id` is, which is not that of leases that nobody named.
     fn place_of(&self, id: Id) -> Option<Place> {
         match self {
-            Kept::Few(_) if id == Id::NONE => None,
             Kept::Few(few) => few.iter().find(|(_, lease)| lease.id == id).map(place_in_list),
             Kept::Many(many) => many.places.get(&id).copied(),
         }
@@ -343,7 +342,7 @@ fn tree_bytes<K, V>(tree: &BTreeMap<K, V>) -> usize {
         return 0;
     }
     // With a node's parent, its place there and its length.
-    let node = block::<u8>(ROOM * (size_of::<K>() + size_of::<V>()) + 2 * size_of::<usize>());
+    let node = block::<u8>(ROOM * (size_of::<K>() + size_of::<V>()) + size_of::<[usize; 2]>());
     let nodes = 1 + (tree.len() - 1) / LEAST;
     nodes * node + (1 + nodes / (LEAST + 1)) * block::<usize>(ROOM + 1)
 }

@@ -106,9 +106,11 @@ impl Kernel for Estimate {
         let idle = pair.previous == 0 && pair.current == 0;
         let now = if idle { now } else { max(now, pair.start) };
         let start = now.floor_to(self.period);
-        match start.micros_since(pair.start) / self.period {
-            0 if !idle => {}
-            1 if !idle => *pair = Pair { start, previous: pair.current, current: 0, ..*pair },
+        // An idle pair begins anew, also if the clock went back.
+        let windows = if idle { u64::MAX } else { start.micros_since(pair.start) / self.period };
+        match windows {
+            0 => {}
+            1 => *pair = Pair { start, previous: pair.current, current: 0, ..*pair },
             _ => *pair = Pair { start, last: start, previous: 0, current: 0 },
         }
         now

@@ -1,9 +1,9 @@
 //! I-R, I-T, I-M, I-Z, I-E: what an answer promises comes true, to the microsecond.
 
-use tidegate_core::{Charge, Id, Limit, Op, Record, Retry, Timestamp, Verdict, decide};
+use tidegate_core::{Algorithm, Charge, Id, Limit, Op, Record, Retry, Timestamp, Verdict, decide};
 
 use super::{ask, check, peek, ts};
-use crate::draw::{self, Seeded, Source};
+use crate::draw::{self, Kind, Seeded, Source};
 
 const END: u64 = Timestamp::MAX.as_micros();
 
@@ -144,5 +144,22 @@ fn nothing_panics_at_the_ends_of_the_world() {
             assert!(decision.remaining() <= limit.capacity());
             let _ = record.idle_at();
         }
+    }
+}
+
+/// The time to fill that headers name is the one that a full bucket takes, but for the rest of a coarse tick.
+#[test]
+fn a_full_bucket_drains_in_its_time_to_fill() {
+    for (text, fill_us) in [("10/s", 1_000_000), ("10/s burst 5", 500_000), ("7/min burst 3", 25_714_286)] {
+        let limit: Limit = text.parse().unwrap();
+        let Algorithm::Bucket(bucket) = limit.algorithm() else { unreachable!("{text}") };
+        assert_eq!(bucket.fill_us(), fill_us, "{text}");
+    }
+    for seed in 0..4_000 {
+        let limit = draw::limit_of(&mut Seeded(seed), Kind::Bucket);
+        let Algorithm::Bucket(bucket) = limit.algorithm() else { unreachable!("{limit}") };
+        let full = check(&limit, &mut Record::default(), 1_700_000_000_000_000, limit.capacity());
+        let (reset, fill) = (full.reset_after_us, bucket.fill_us());
+        assert!(fill <= reset && reset < fill + limit.grid_us(), "{limit}: {reset} of {fill}");
     }
 }

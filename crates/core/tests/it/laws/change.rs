@@ -2,7 +2,7 @@
 
 use tidegate_core::{Limit, Op, Period, Record, State, Verdict};
 
-use super::{ask, check, peek};
+use super::{ask, check, peek, ts};
 use crate::draw::{self, Kind, Seeded, Source};
 
 /// What was admitted, and when.
@@ -171,4 +171,49 @@ fn a_level_is_carried_over_exactly_or_a_trifle_more() {
         }
     }
     assert!(carried > 1_000, "{carried} of them had room");
+}
+
+/// 2^13 tokens of 2^40 units each are 2^53 units, one more than there is a number for: they count from the first moment at which they are fewer.
+#[test]
+fn a_level_of_2_to_the_53_counts_from_the_next_tick() {
+    let old = Limit::bucket(1, Period::micros(1)).burst(1 << 13).build().unwrap();
+    let new = Limit::bucket(1, Period::micros(1 << 40)).build().unwrap();
+    let (mut record, now) = (Record::default(), 1_700_000_000_000_000);
+    assert!(check(&old, &mut record, now, 1 << 13).allowed);
+    assert_eq!(ask(Op::Refund, &new, &mut record, now, 1).granted, 1);
+    let State::Bucket { rate, level } = record.state else { panic!("{record:?}") };
+    assert_eq!((rate.q, level.at), (1 << 40, ts(now + 1)));
+    assert_eq!(level.units, (1 << 53) - 1 - (1 << 40));
+}
+
+/// On the same grid nothing is unknown about the moment of a level.
+#[test]
+fn a_limit_on_the_same_coarse_grid_drains_from_the_same_tick() {
+    let (old, new): (Limit, Limit) =
+        ("999983/day burst 10000000000".parse().unwrap(), "999979/day burst 10000000000".parse().unwrap());
+    assert_eq!((old.grid_us(), new.grid_us()), (1_000_000, 1_000_000));
+    let (mut record, tick) = (Record::default(), 1_700_000_000_000_000);
+    assert!(check(&old, &mut record, tick + 900_000, 5).allowed);
+    assert!(check(&new, &mut record, tick + 900_000, 5).allowed);
+    let State::Bucket { level, .. } = record.state else { panic!("{record:?}") };
+    assert_eq!(level.at, ts(tick));
+}
+
+/// A token has a million units at least, where there is room for them: rounding up to one unit costs less than a millionth of a token.
+#[test]
+fn a_change_of_rate_costs_less_than_a_millionth_of_a_token() {
+    for (old, new) in [("7/s", "10/s"), ("1000/s", "999/s"), ("3/ms", "10/s"), ("7/us", "1000/ms")] {
+        let (old, new): (Limit, Limit) = (old.parse().unwrap(), new.parse().unwrap());
+        for later in 0..50 {
+            let (mut record, start) = (Record::default(), 1_700_000_000_000_000);
+            assert!(check(&old, &mut record, start, 1).allowed);
+            assert!(check(&old, &mut record, start + later, 1).allowed);
+            let State::Bucket { rate: from, level: before } = record.state else { panic!("{record:?}") };
+            assert!(check(&new, &mut record, start + later, 1).allowed);
+            let State::Bucket { rate: to, level: after } = record.state else { panic!("{record:?}") };
+            let wide = u128::from;
+            let added = wide(after.units - to.q) * wide(from.q) - wide(before.units) * wide(to.q);
+            assert!(added * 1_000_000 < wide(from.q) * wide(to.q), "{old} to {new}: {before:?} became {after:?}");
+        }
+    }
 }

@@ -4,6 +4,8 @@ mod answers;
 mod bounds;
 mod change;
 mod clock;
+mod heap;
+mod kernels;
 mod quiet;
 mod refunds;
 mod rules;

@@ -155,6 +155,8 @@ fn what_was_charged_under_another_scale_is_not_given_back() {
     assert!(named(Op::Check, &old, &mut record, 0, (0, 4), 1).allowed());
     assert!(named(Op::Check, &new, &mut record, 1, (0, 3), 2).allowed());
     assert_eq!(named(Op::Refund, &new, &mut record, 2, (0, 4), 1).granted(), 0);
+    let again = named(Op::Check, &new, &mut record, 2, (0, 4), 1);
+    assert_eq!((again.allowed(), again.remaining()), (true, 3), "nothing was given back, so it is still taken");
     let refunded = named(Op::Refund, &new, &mut record, 2, (0, 3), 2);
     assert_eq!((refunded.granted(), refunded.remaining()), (3, 6));
 }

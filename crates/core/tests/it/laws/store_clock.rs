@@ -2,7 +2,8 @@
 //! nothing is denied for longer than the step, or than the limit takes to drain.
 
 use tidegate_core::{
-    Algorithm, CLOCK_TOLERANCE_US, Charge, Id, Limit, Op, Record, Retry, Timestamp, Verdict, decide_on_store_clock,
+    Algorithm, CLOCK_TOLERANCE_US, Charge, Id, Limit, Op, Record, Retry, State, Timestamp, Verdict,
+    decide_on_store_clock,
 };
 
 use super::{peek, ts};
@@ -257,6 +258,81 @@ fn a_state_of_another_limit_is_rebased_in_its_own_scale() {
     assert_eq!((verdict.allowed, verdict.retry, rebased), (false, Retry::After(12_000_000), true));
     assert!(record.state.fits(log.algorithm()), "{record:?}");
     assert_eq!(ask(Op::Peek, &log, &mut record, NOW, 5).0.retry, Retry::After(60_000_000));
+}
+
+/// A window knows when it started and when something was last taken in it. Its own limit needs the first, any other limit the second.
+#[test]
+fn another_limit_counts_from_when_something_was_last_taken() {
+    const NOW: u64 = 1_699_999_980_000_000; // where a minute begins
+    let bucket = limit("5/min");
+    for text in ["5/min window", "5/min window from first hit", "5/min sliding step 1m", "5/min estimate"] {
+        let (own, mut record) = (limit(text), Record::default());
+        assert!(ask(Op::Check, &own, &mut record, NOW, 1).0.allowed, "{text}");
+        assert!(ask(Op::Check, &own, &mut record, NOW + 50_000_000, 4).0.allowed, "{text}");
+        // The clock goes back by forty seconds, into the same window.
+        let now = NOW + 10_000_000;
+        assert!(!record.is_ahead_of(Some(own.algorithm()), ts(now)), "{text}");
+        assert!(record.is_ahead_of(Some(bucket.algorithm()), ts(now)), "{text}");
+        assert!(record.is_ahead_of(None, ts(now)), "{text}: any limit may be the next");
+        assert!(!ask(Op::Check, &own, &mut record.clone(), now, 5).1, "{text}");
+        let (verdict, rebased) = ask(Op::Check, &bucket, &mut record, now, 1);
+        assert_eq!((verdict.retry, rebased), (Retry::After(12_000_000), true), "{text}");
+        assert!(ask(Op::Check, &bucket, &mut record, now + 12_000_000, 1).0.allowed, "{text}: it drains from now on");
+    }
+}
+
+/// What was given back leaves times behind, but nothing that they are the times of.
+#[test]
+fn a_state_in_which_nothing_is_in_use_is_never_ahead() {
+    let other = limit("1/s");
+    for text in ["5/s", "5/s window", "5/s window from first hit", "5/s sliding", "5/s estimate", "5/s log"] {
+        let (limit, mut record) = (limit(text), Record::default());
+        assert!(ask(Op::Check, &limit, &mut record, 3_600_000_000, 5).0.allowed, "{text}");
+        assert!(record.is_ahead_of(Some(limit.algorithm()), Timestamp::EPOCH), "{text}");
+        assert_eq!(ask(Op::Refund, &limit, &mut record, 3_600_000_000, 5).0.granted, 5, "{text}");
+        for algorithm in [Some(limit.algorithm()), Some(other.algorithm()), None] {
+            for now in [0, 1, 3_000_000_000] {
+                assert!(!record.is_ahead_of(algorithm, ts(now)), "{text}: at {now}");
+            }
+        }
+    }
+}
+
+/// A level that a change of limits made too large to count is kept from a later moment on: that is no step of the clock.
+#[test]
+fn a_level_that_counts_from_a_later_moment_is_not_ahead() {
+    const NOW: u64 = 1_700_000_000_000_000;
+    let (old, new) = (limit("1000000000/h"), limit("1/d"));
+    let mut record = Record::default();
+    assert!(ask(Op::Check, &old, &mut record, NOW, 1_000_000_000).0.allowed);
+    assert_eq!(ask(Op::Refund, &new, &mut record, NOW, 1).0.granted, 1);
+    assert!(record.state.fits(new.algorithm()), "{record:?}");
+    let in_minutes = matches!(record.state, State::Bucket { level, .. } if level.at > ts(NOW + 60_000_000));
+    assert!(in_minutes, "{record:?}");
+    assert!(!record.is_ahead_of(Some(new.algorithm()), ts(NOW)), "{record:?}");
+}
+
+/// A clock that is not behind has nothing to move.
+#[test]
+fn rebasing_what_is_not_ahead_changes_nothing() {
+    const NOW: u64 = 1_700_000_000_000_000;
+    for text in [
+        "5/min",
+        "5/min window",
+        "5/min window from first hit",
+        "5/min sliding",
+        "5/min estimate",
+        "5/min log",
+        "5 concurrent ttl 1m",
+    ] {
+        let (limit, mut record) = (limit(text), Record::default());
+        assert!(ask_with(Op::Check, &limit, &mut record, NOW, 2, Some(Id(1))).0.allowed, "{text}");
+        let before = record.clone();
+        for now in [NOW, NOW + 1, NOW + 10_000_000] {
+            record.rebase(ts(now));
+            assert_eq!(record, before, "{text} at {now}");
+        }
+    }
 }
 
 #[test]

@@ -86,3 +86,23 @@ fn whatever_is_read_can_be_decided_with() {
     }
     assert!(read > 1_000 && refused > 1_000, "{read} read, {refused} refused");
 }
+
+/// Where each lease is one id's: a record with two of one id is not read.
+#[test]
+fn no_two_leases_that_are_read_have_one_id() {
+    let limit: Limit = "9 concurrent ttl 1m".parse().unwrap();
+    let written = |ids: [Option<Id>; 2]| {
+        let mut record = Record::default();
+        for id in ids {
+            assert!(decide(Op::Check, &mut [Charge { id, ..Charge::new(&limit, &mut record, 1) }], ts(7)).allowed());
+        }
+        let mut words = Vec::new();
+        record.write(&mut words);
+        words
+    };
+    let mut words = written([Some(Id(1_001)), Some(Id(1_002))]);
+    assert!(Record::read(&mut &words[..]).is_some());
+    *words.iter_mut().find(|word| **word == 1_002).unwrap() = 1_001;
+    assert_eq!(Record::read(&mut &words[..]), None);
+    assert!(Record::read(&mut &written([None, None])[..]).is_some(), "without an id there may be many");
+}
