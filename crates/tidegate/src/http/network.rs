@@ -295,6 +295,7 @@ mod tests {
         assert!("".parse::<TrustedProxies>().unwrap().is_empty());
         let error = "10.0.0.0/8, everybody".parse::<TrustedProxies>().unwrap_err().to_string();
         assert!(error.contains("\"everybody\""), "{error}");
+        assert!(TrustedProxies::read(vec!["10.0.0.1"; MAX_NETWORKS]).is_ok());
         let many = vec!["10.0.0.1"; MAX_NETWORKS + 1];
         assert_eq!(TrustedProxies::read(many).unwrap_err(), NetworkError::TooMany(MAX_NETWORKS + 1));
     }

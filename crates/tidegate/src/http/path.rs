@@ -326,7 +326,9 @@ mod tests {
                 assert_eq!(read(slashes, dots, target), expected, "{target} with {slashes}, {dots}");
             }
         }
-        assert_eq!(read("reject", "reject", &"/x".repeat(5000)), "too long");
+        let longest = "/x".repeat(MAX_PATH_BYTES / 2);
+        assert_eq!(read("reject", "reject", &longest), format!("{longest} {longest}"));
+        assert_eq!(read("reject", "reject", &format!("{longest}y")), "too long");
     }
 
     #[test]

@@ -1,9 +1,13 @@
 //! Who asks, and for what: the tables in `testdata/http/`, and laws that hold of any text.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 
 use proptest::prelude::*;
-use tidegate::http::{ClientIp, Found, MAX_PATH_BYTES, TrustedProxies, group, normal_host, normal_path};
+use tidegate::http::{
+    ClientIp, DotSegments, EscapedSlashes, Found, MAX_PATH_BYTES, PathPolicy, TrustedProxies, group, normal_host,
+    normal_path,
+};
 
 /// The rows of a table, each with its number and both sides of the arrow.
 fn rows(table: &str) -> impl Iterator<Item = (usize, &str, &str)> {
@@ -81,6 +85,17 @@ fn clients_are_found_as_the_table_says() {
     assert!(vectors >= 150, "{vectors} vectors");
 }
 
+/// Each address may be written with blanks around it, up to a length.
+#[test]
+fn a_hop_is_read_up_to_1024_bytes() {
+    let clients = ClientIp::behind("10.0.0.0/8".parse().unwrap());
+    for (bytes, expected) in [(1_024, ("192.0.2.7", Found::Hop)), (1_025, ("10.0.0.1", Found::Unreadable))] {
+        let line = format!("203.0.113.9,{:>bytes$}", "192.0.2.7");
+        let client = clients.find("10.0.0.1".parse().unwrap(), [line.as_bytes()]);
+        assert_eq!((&*client.ip().to_string(), client.found()), expected, "{bytes} bytes");
+    }
+}
+
 #[test]
 fn addresses_share_a_budget_as_the_table_says() {
     for (number, left, right) in rows(include_str!("../../../../testdata/http/groups.txt")) {
@@ -108,6 +123,20 @@ fn paths_have_one_spelling() {
     assert!(normal_path(&format!("/x?{long}")).is_ok(), "a long query is no long path");
 }
 
+/// Most paths are as they should be: no copy is made of them.
+#[test]
+fn a_path_that_is_normal_is_not_copied() {
+    for path in ["/", "/v1/search", "/v1/search?q=/../x", "/a.b/c~d/", "/A:b@c/1,2", "*"] {
+        let normal = normal_path(path).unwrap();
+        assert!(matches!(normal, Cow::Borrowed(_)), "{path}: {normal}");
+    }
+    let policy = PathPolicy { escaped_slashes: EscapedSlashes::Decode, dot_segments: DotSegments::Resolve };
+    for target in ["/v1/search", "/v1/search?q=%2f", "/v1/%73earch", "/a//b?c", "*"] {
+        let read = policy.read(target).unwrap();
+        assert!(matches!(read.sent, Cow::Borrowed(_)), "{target}: goes on as it came");
+    }
+}
+
 #[test]
 fn hosts_have_one_spelling() {
     for (number, left, right) in rows(include_str!("../../../../testdata/http/hosts.txt")) {
@@ -115,6 +144,7 @@ fn hosts_have_one_spelling() {
         assert_eq!(normal, right, "line {number}: {left}");
         assert_eq!(normal_host(&normal).unwrap(), right, "line {number}, again");
     }
+    assert!(normal_host(&"x".repeat(512)).is_ok());
     assert!(normal_host(&"x".repeat(513)).unwrap_err().to_string().contains("a host of 513 bytes"));
 }
 
@@ -123,12 +153,25 @@ fn settings_that_cannot_be_name_the_value() {
     let clients = || ClientIp::of_peer();
     assert!(clients().header("x forwarded").unwrap_err().to_string().contains("\"x forwarded\""));
     assert!(clients().header("").is_err());
+    assert!(clients().header(&"x".repeat(256)).is_ok() && clients().header(&"x".repeat(257)).is_err());
     assert_eq!(clients().ipv6_prefix(31).unwrap_err().to_string(), "an IPv6 prefix of 31 bits: expected 32 to 128");
     assert!(clients().ipv6_prefix(129).is_err());
     assert_eq!(
         clients().ipv6_prefix(56).unwrap().find("2001:db8::1".parse().unwrap(), []).group().to_string(),
         "2001:db8::/56"
     );
+}
+
+#[test]
+fn settings_can_be_read_back() {
+    let trusted: TrustedProxies = "10.0.0.0/8, 2001:db8::1".parse().unwrap();
+    let clients = ClientIp::behind(trusted.clone());
+    assert_eq!((clients.header_name(), clients.prefix(), clients.trusted()), ("x-forwarded-for", 64, &trusted));
+    let clients = clients.header("CF-Connecting-IP").unwrap().ipv6_prefix(56).unwrap();
+    assert_eq!((clients.header_name(), clients.prefix()), ("cf-connecting-ip", 56));
+    assert!(!trusted.is_empty() && TrustedProxies::none().is_empty());
+    let networks: Vec<_> = trusted.networks().iter().map(|one| (one.address().to_string(), one.prefix())).collect();
+    assert_eq!(networks, [("10.0.0.0".to_string(), 8), ("2001:db8::1".to_string(), 128)]);
 }
 
 /// One of the ways in which a character can be written that all mean the same.
