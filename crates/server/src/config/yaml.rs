@@ -1,6 +1,7 @@
 //! Mistakes that a parser of YAML finds, with their place and the key that they are about.
 
 use serde_saphyr::Error;
+use serde_saphyr::budget::BudgetBreach;
 
 use super::words;
 
@@ -64,6 +65,9 @@ fn broken(error: &Error) -> Option<String> {
         Error::TaggedScalarCannotDeserializeIntoString { .. } | Error::TaggedEnumMismatch { .. } => TAG,
         Error::QuotingRequired { value, .. } => return Some(format!("text that must be quoted: write {value:?}")),
         Error::ExternalMessage { msg, .. } => scanned(msg),
+        Error::Budget { breach: BudgetBreach::Depth { .. }, .. } => {
+            "more than 64 lists and maps within one another: expected fewer"
+        }
         _ => UNREADABLE,
     };
     Some(sentence.into())

@@ -110,4 +110,21 @@ mod tests {
             assert!(error.starts_with(expected), "{text} says {error}");
         }
     }
+
+    #[test]
+    fn a_word_that_is_no_attribute_is_told_the_nearest() {
+        for (word, expected) in [
+            ("pth", ": did you mean path?"),
+            ("adress", ": did you mean ip?"),
+            ("client", ": did you mean ip?"),
+            ("heder.X-Key", ": did you mean header.X-Key?"),
+            ("cookies.a", ": did you mean cookie.a?"),
+            ("header.", ""),
+            ("colour", ""),
+            ("colour.x", ""),
+        ] {
+            let error = Rule::in_one_line(&format!("10/s by {word}")).unwrap_err();
+            assert_eq!(error, format!("by {word:?}: no such attribute: expected {EXPECTED}{expected}"));
+        }
+    }
 }

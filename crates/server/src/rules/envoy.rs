@@ -25,8 +25,8 @@ use crate::config::{ConfigError, MAX_FILE_BYTES};
 use crate::digits;
 use crate::nearest::nearest;
 
-/// How deep descriptors may be nested.
-pub const MAX_DEPTH: usize = 32;
+/// How deep descriptors may be nested. The parser of YAML takes 64 lists and maps within one another, of which each level needs two.
+pub const MAX_DEPTH: usize = 30;
 /// How many files a folder may have.
 pub const MAX_FILES: usize = 1000;
 
@@ -650,6 +650,10 @@ descriptors:
             (
                 "domain: a\ndescriptors:\n  - { key: k, rate_limit: { unit: day, requests_per_unit: 1, replaces: [{ name: b }, {}] } }\n",
                 "f: should not have an empty replaces entry: replaces[1].name at a.k is empty: ",
+            ),
+            (
+                "domain: a\ndescriptors:\n  - { key: k, rate_limit: { unit: day, requests_per_unit: 1, name: b, replaces: [{ name: c }, { name: b }] } }\n",
+                "f: replaces should not contain name of same descriptor, at a.k",
             ),
         ] {
             let error = Domains::default().add(text, "f").unwrap_err().to_string();

@@ -12,6 +12,8 @@ pub(crate) mod outcome;
 mod pattern;
 mod policy;
 mod request;
+#[cfg(test)]
+mod tests;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

@@ -144,11 +144,9 @@ impl Pattern {
             (Kind::Network(wide), Kind::Network(narrow)) => {
                 wide.prefix() <= narrow.prefix() && wide.contains(narrow.address())
             }
-            // Of globs those are known that end with their only star.
+            // Of globs those are known that end with a star, and of which the other is a continuation.
             (Kind::Glob(pieces), Kind::Glob(others)) => match pieces.split_last() {
-                Some((Piece::Any, before)) if !before.contains(&Piece::Any) => {
-                    others.len() > before.len() && others.starts_with(before)
-                }
+                Some((Piece::Any, before)) => others.starts_with(before),
                 _ => false,
             },
             _ => false,
@@ -318,10 +316,62 @@ mod tests {
     }
 
     #[test]
+    fn only_a_star_means_something_where_only_stars_do() {
+        for (pattern, value, expected) in [
+            ("/a/*", "/a/b", true),
+            ("a?*", "abc", false),
+            ("a?*", "a?c", true),
+            ("!a*", "b", false),
+            ("!a*", "!ab", true),
+            ("a**b", "a-b", true),
+        ] {
+            assert_eq!(Pattern::stars(pattern).unwrap().matches(value), expected, "{pattern} on {value}");
+        }
+        assert!(Pattern::stars("**").unwrap().covers(&Pattern::stars("a*").unwrap()), "two stars are one");
+        assert!(Pattern::stars(&"x".repeat(MAX_PATTERN_BYTES)).is_ok());
+        assert_eq!(Pattern::stars(&"x".repeat(1025)).unwrap_err(), PatternError::TooLong(1025));
+        assert_eq!(Pattern::stars("").unwrap_err(), PatternError::Blank);
+    }
+
+    #[test]
+    fn a_class_of_status_is_a_hundred_of_them() {
+        for (pattern, value, expected) in [
+            ("4xx", "404", true),
+            ("4XX", "499", true),
+            ("4xx", "500", false),
+            ("4xx", "4040", false),
+            ("!4xx", "404", false),
+            ("!4xx", "200", true),
+            ("200", "200", true),
+            ("200", "201", false),
+            ("20?", "201", true),
+        ] {
+            assert_eq!(Pattern::of_status(pattern).unwrap().matches(value), expected, "{pattern} on {value}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_says_what_it_is_about() {
+        for (text, body, is_negated, exact, network) in [
+            ("POST", "POST", false, Some("POST"), None),
+            ("!a\\*", "a\\*", true, Some("a*"), None),
+            ("/v1/*", "/v1/*", false, None, None),
+            ("!10.1.0.0/8", "10.1.0.0/8", true, None, Some("10.0.0.0/8")),
+        ] {
+            let pattern: Pattern = text.parse().unwrap();
+            assert_eq!((pattern.text(), pattern.body()), (text, body));
+            assert_eq!((pattern.to_string(), pattern.is_negated()), (text.into(), is_negated));
+            assert_eq!(pattern.exact(), exact, "{text}");
+            assert_eq!(pattern.network().map(|network| network.to_string()).as_deref(), network, "{text}");
+        }
+    }
+
+    #[test]
     fn bad_patterns_say_what_was_expected() {
         assert!("".parse::<Pattern>().unwrap_err().to_string().contains("blank"));
         assert!("!".parse::<Pattern>().unwrap_err().to_string().contains("blank"));
         assert!("a\\".parse::<Pattern>().unwrap_err().to_string().contains("backslash"));
+        assert!("x".repeat(MAX_PATTERN_BYTES).parse::<Pattern>().is_ok());
         assert!("x".repeat(2000).parse::<Pattern>().unwrap_err().to_string().contains("2000 bytes"));
     }
 }

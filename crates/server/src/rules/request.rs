@@ -434,6 +434,9 @@ mod tests {
             ("session=\"S\"", Some("S")),
             ("session=\"\\123\"", Some("S")),
             ("session=\"a\\\"b\"", Some("a\"b")),
+            ("session=\"\\053\\303\\251\"", Some("+\u{e9}")),
+            ("session=\"\\400\"", Some("400")),
+            ("session=%53+a", Some("S+a")),
             ("session=%53", Some("S")),
             ("a=\u{e9}; session=S", Some("S")),
             ("\u{e9}; session = S ; x", Some("S")),
@@ -445,6 +448,72 @@ mod tests {
             let request = HttpRequest::new(client("192.0.2.7"), "GET", &target, "a", &headers).unwrap();
             assert_eq!(request.get("cookie.session").as_deref(), expected, "{line}");
         }
+    }
+
+    /// Most values are as they should be.
+    #[test]
+    fn what_has_no_escapes_is_not_copied() {
+        for value in [&b"S"[..], b"\"S\"", b"a+b", b"\"a+b\""] {
+            assert!(matches!(cookie_value(value), Cow::Borrowed(_)), "{value:?}");
+        }
+        assert!(matches!(decoded(b"abc", Plus::IsSpace), Cow::Borrowed("abc")));
+        assert_eq!(decoded(b"a+b", Plus::IsSpace), "a b");
+    }
+
+    #[test]
+    fn only_a_bearer_is_a_bearer() {
+        for (line, expected) in [
+            ("Bearer t", true),
+            ("BEARER  t", true),
+            ("Bearer ", false),
+            ("Bearer", false),
+            ("Basic dDp0", false),
+            ("Digest t=1", false),
+            ("t", false),
+        ] {
+            let (headers, target) = (headers(&[("authorization", line)]), target("/"));
+            let request = HttpRequest::new(client("192.0.2.7"), "GET", &target, "a", &headers).unwrap();
+            assert_eq!(request.get("bearer").is_some(), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn claims_are_read_up_to_a_length() {
+        for (bytes, expected) in [(MAX_CLAIMS_BYTES / 4 * 3, Some("ann")), (MAX_CLAIMS_BYTES / 4 * 3 + 3, None)] {
+            let (start, end) = ("{\"sub\":\"ann\",\"x\":\"", "\"}");
+            let json = format!("{start}{}{end}", "x".repeat(bytes - start.len() - end.len()));
+            let line = format!("Bearer a.{}.c", URL_SAFE_NO_PAD.encode(&json));
+            let (headers, target) = (headers(&[("authorization", &line)]), target("/"));
+            let request = HttpRequest::new(client("192.0.2.7"), "GET", &target, "a", &headers).unwrap();
+            assert_eq!(request.get("bearer.sub").as_deref(), expected, "{bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn what_is_refused_is_named_and_cut() {
+        let problem = |method: &str, text: &str, host: &str| {
+            let headers = HeaderMap::new();
+            let read = HttpRequest::target(text, &PathPolicy::default());
+            let read = read
+                .and_then(|target| HttpRequest::new(client("192.0.2.7"), method, &target, host, &headers).map(drop));
+            read.map_err(|error| (error.is_too_long(), error.to_string()))
+        };
+        let longest = format!("/?{}", "q".repeat(MAX_URI_BYTES - 2));
+        assert_eq!(problem("GET", &longest, "a"), Ok(()));
+        for (method, target, host, is_long, expected) in [
+            ("GET", &*format!("{longest}q"), "a", true, "a target of 16385 bytes: expected at most 16384"),
+            ("GET", &format!("/{}", "a".repeat(8192)), "a", true, "a path of 8193 bytes: expected at most 8192"),
+            ("GET", "/", &"a".repeat(513), true, "a host of 513 bytes: expected at most 512"),
+            ("G(T", "/", "a", false, "method \"G(T\": expected 1 to 32 letters such as GET"),
+            ("GET", "v1/search", "a", false, "target \"v1/search\": expected a path such as /v1/search?q=1"),
+            ("GET", "/", "a b", false, "host \"a b\": expected one host such as api.example.com:443"),
+            ("GET", "/a%2fb", "a", false, "path \"/a%2fb\" has an escaped slash"),
+        ] {
+            let (long, message) = problem(method, target, host).unwrap_err();
+            assert!(long == is_long && message.starts_with(expected), "{message}");
+        }
+        let (_, message) = problem(&"(".repeat(5000), "/", "a").unwrap_err();
+        assert!(message.len() < 200 && message.contains(&"(".repeat(64)), "{message}");
     }
 
     #[test]
