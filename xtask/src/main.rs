@@ -29,8 +29,8 @@ cargo xtask COMMAND
                       --list shows them, --quick runs the covering few, --help says more
   attack [--long]     runs the tests that attack the built program and real backends, and counts the cases that held by class; --long tries
                       a hundred times as many random ones
-  mutants [AREA]      changes the code that decides (core) and judges requests (rules, client, paths) in every way that cargo-mutants knows, and
-                      shows the changes that no test notices; hours for all of it
+  mutants [AREA]      changes the code that decides (core) and judges requests (client, paths, rules) in every way that cargo-mutants knows, and
+                      shows the changes that no test notices; hours for all of it. Behind AREA: options of cargo-mutants, such as --jobs 2
   servers [--bench]   installs the Redis and Valkey servers and the gateways (nginx, Caddy, HAProxy, Envoy) that the tests start, and the
                       clients that they let talk to the listeners, into target/servers/ (or where TIDEGATE_SERVERS says); a second run only looks.
                       --bench adds the module redis-cell, which measurements and some tests are made beside

@@ -11,7 +11,9 @@ struct Area {
     package: &'static str,
     features: &'static [&'static str],
     files: &'static [&'static str],
-    /// The tests that hold it; none of them needs a server.
+    /// The tests that hold it, as arguments of `cargo test`: only they are built. None of them needs a server.
+    targets: &'static [&'static str],
+    /// What stands in the names of those that run; all of them, if nothing.
     tests: &'static [&'static str],
 }
 
@@ -27,7 +29,8 @@ const AREAS: [Area; 4] = [
             "crates/core/src/admit.rs",
             "crates/core/src/rebase.rs",
         ],
-        tests: &["--test", "it"],
+        targets: &["--test", "it"],
+        tests: &[],
     },
     Area {
         name: "client",
@@ -38,21 +41,24 @@ const AREAS: [Area; 4] = [
             "crates/tidegate/src/http/forwarded.rs",
             "crates/tidegate/src/http/network.rs",
         ],
-        tests: &["--lib", "--test", "it", "--", "http::"],
+        targets: &["--lib", "--test", "it"],
+        tests: &["http::"],
     },
     Area {
         name: "paths",
         package: "tidegate",
         features: &["--features", "http"],
         files: &["crates/tidegate/src/http/path.rs", "crates/tidegate/src/http/target.rs"],
-        tests: &["--lib", "--test", "it", "--", "http::"],
+        targets: &["--lib", "--test", "it"],
+        tests: &["http::"],
     },
     Area {
         name: "rules",
         package: "tidegate-server",
         features: &[],
         files: &["crates/server/src/rules/*.rs"],
-        tests: &["--lib", "--", "rules::"],
+        targets: &["--lib"],
+        tests: &["rules::"],
     },
 ];
 
@@ -78,8 +84,11 @@ pub(crate) fn run(
         let mut command = Command::new(cargo);
         command.args(["mutants", "--package", area.package, "--test-package", area.package]).args(area.features);
         area.files.iter().for_each(|file| _ = command.args(["--file", file]));
-        command.arg("--output").arg(target.join("mutants").join(area.name)).args(args.iter().skip(1));
-        command.arg("--").args(area.tests);
+        area.targets.iter().for_each(|target| _ = command.arg(format!("--cargo-arg={target}")));
+        let output = target.join("mutants").join(area.name);
+        std::fs::create_dir_all(&output).map_err(|error| format!("{}: {error}", output.display()))?;
+        command.arg("--output").arg(output).args(args.iter().skip(1));
+        command.args(["--", "--"]).args(area.tests);
         // Shrinking a case that fails shows nothing here, and debug information is not read.
         command.env("PROPTEST_MAX_SHRINK_ITERS", "0").env("CARGO_PROFILE_TEST_DEBUG", "0");
         run(&mut command)?;
