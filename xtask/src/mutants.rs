@@ -89,6 +89,8 @@ pub(crate) fn run(
         std::fs::create_dir_all(&output).map_err(|error| format!("{}: {error}", output.display()))?;
         command.arg("--output").arg(output).args(args.iter().skip(1));
         command.args(["--", "--"]).args(area.tests);
+        // A target folder that others use would keep what was built of the last change.
+        command.env_remove("CARGO_TARGET_DIR");
         // Shrinking a case that fails shows nothing here, and debug information is not read.
         command.env("PROPTEST_MAX_SHRINK_ITERS", "0").env("CARGO_PROFILE_TEST_DEBUG", "0");
         run(&mut command)?;
