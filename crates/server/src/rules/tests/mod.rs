@@ -4,7 +4,7 @@ mod envoy;
 
 use std::sync::Arc;
 
-use tidegate::{OnFailure, Overflow, SyncMode, Terms};
+use tidegate::{OnFailure, Overflow, Policy, SyncMode};
 
 use super::*;
 
@@ -187,7 +187,7 @@ fn only_a_rule_that_may_deny_outright_is_said_to() {
 
 #[test]
 fn a_store_is_told_what_a_rule_says_about_it() {
-    assert_eq!(rule("1/s").terms(), Terms::default());
+    assert_eq!(rule("1/s").policy(), Policy::default());
     let strict = Rule {
         sync: SyncMode::Lease,
         on_store_failure: Some(Failure::Closed),
@@ -195,8 +195,8 @@ fn a_store_is_told_what_a_rule_says_about_it() {
         ..rule("1/s")
     };
     let expected =
-        Terms { sync: SyncMode::Lease, on_failure: Some(OnFailure::Closed), overflow: Some(Overflow::DenyNew) };
-    assert_eq!(strict.terms(), expected);
+        Policy { sync: SyncMode::Lease, on_failure: Some(OnFailure::Closed), overflow: Some(Overflow::DenyNew) };
+    assert_eq!(strict.policy(), expected);
     let words = [Failure::Open, Failure::Closed, Failure::Local].map(|failure| OnFailure::from(failure).name());
     assert_eq!(words, ["open", "closed", "local"]);
 }
