@@ -128,7 +128,7 @@ fn what_is_hardly_meant_is_reported() {
         (format!("{{ key: path, value: /api/*, {limit} }}, {{ key: path, {limit} }}"), &[]),
         (
             format!("{{ key: path, value: '^/v1/.*$', {limit} }}"),
-            &["a.path: value \"^/v1/.*$\" looks like a regular expression, but a value here has only * (any run of characters): write \"/v1/*\""],
+            &["a.path: value \"^/v1/.*$\" looks like a regular expression: expected a value, in which * is any number of characters: write \"/v1/*\""],
         ),
         // Only in paths does this look like one.
         (format!("{{ key: path, value: '/a|/b', {limit} }}"), &["write a descriptor for each value"]),
