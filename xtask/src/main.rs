@@ -3,7 +3,6 @@
 mod attack;
 #[cfg(test)]
 mod facts;
-mod json;
 mod mutants;
 mod packages;
 mod previous;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::json::Json;
+use serde_json::Value;
 
 /// Licences that may be combined with ours. `deny.toml` has the same list for cargo-deny.
 const LICENCES: &[&str] = &[
@@ -48,8 +48,9 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
     if !output.status.success() {
         return Err(format!("`cargo metadata` failed: {}", String::from_utf8_lossy(&output.stderr).trim()));
     }
-    let metadata = Json::parse(&String::from_utf8_lossy(&output.stdout))?;
-    let packages = metadata.get("packages").list();
+    let metadata: Value =
+        serde_json::from_slice(&output.stdout).map_err(|error| format!("`cargo metadata`: {error}"))?;
+    let packages = metadata["packages"].as_array().map(Vec::as_slice).unwrap_or_default();
     let problems: Vec<String> = packages.iter().flat_map(problems_of).collect();
     if problems.is_empty() {
         crate::say(&format!("{} packages, all with an allowed licence, none banned\n", packages.len()));
@@ -58,21 +59,29 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
     Err(format!("{} problem(s)\n  {}", problems.len(), problems.join("\n  ")))
 }
 
-fn problems_of(package: &Json) -> Vec<String> {
-    let (name, version) = (package.get("name").text(), package.get("version").text());
+fn problems_of(package: &Value) -> Vec<String> {
+    let (name, version) =
+        (package["name"].as_str().unwrap_or_default(), package["version"].as_str().unwrap_or_default());
     let mut problems = Vec::new();
     if let Some((_, why)) = BANNED.iter().find(|(banned, _)| *banned == name) {
         problems.push(format!("{name} {version} is banned: {why}"));
     }
-    let licence = package.get("license").text();
+    let licence = package["license"].as_str().unwrap_or_default();
     if !is_allowed(licence) {
         problems.push(format!("{name} {version} has the licence {licence:?}: expected one of {}", LICENCES.join(", ")));
     }
     if name == "tidegate-core" {
-        let needs =
-            package.get("dependencies").list().iter().filter(|dependency| dependency.get("kind").text() != "dev");
+        let needs = package["dependencies"]
+            .as_array()
+            .map(Vec::as_slice)
+            .unwrap_or_default()
+            .iter()
+            .filter(|dependency| dependency["kind"].as_str().unwrap_or_default() != "dev");
         problems.extend(needs.map(|dependency| {
-            format!("tidegate-core depends on {}: expected no dependencies", dependency.get("name").text())
+            format!(
+                "tidegate-core depends on {}: expected no dependencies",
+                dependency["name"].as_str().unwrap_or_default()
+            )
         }));
     }
     problems
@@ -142,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_banned_package_a_strange_licence_and_a_core_with_needs_are_found() {
-        let package = |text: &str| problems_of(&Json::parse(text).unwrap());
+        let package = |text: &str| problems_of(&serde_json::from_str(text).unwrap());
         assert!(package(r#"{"name":"serde","version":"1.0.0","license":"MIT OR Apache-2.0"}"#).is_empty());
         assert_eq!(package(r#"{"name":"bincode","version":"3.0.0","license":"MIT"}"#).len(), 1);
         assert_eq!(package(r#"{"name":"x","version":"1.0.0","license":null}"#).len(), 1);

@@ -14,6 +14,7 @@ pub mod fuzzing;
 pub mod grpc;
 pub mod guesses;
 pub mod http;
+mod ids;
 pub mod listen;
 mod memory;
 mod nearest;

@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use super::fetch::{bounded, quiet};
 use super::{TEMPORARY, replace};
-use crate::json::Json;
 use crate::{cargo_path, say};
+use serde_json::Value;
 
 const VERSION: &str = "0.2.2";
 const FILE: &str = "libredis_cell.so";
@@ -54,10 +54,11 @@ fn fetch(temporary: &Path, source: &Path) -> Result<(), String> {
         .map_err(|error| format!("{}: {error}", wants.display()))?;
     let mut cargo = bounded(&cargo_path());
     cargo.args(["metadata", "--format-version", "1", "--manifest-path"]).arg(wants.join("Cargo.toml"));
-    let metadata = Json::parse(&String::from_utf8_lossy(&quiet(&mut cargo)?.stdout))?;
-    let packages = metadata.get("packages").list();
-    let package = packages.iter().find(|package| package.get("name").text() == "redis-cell");
-    let manifest = package.map(|package| package.get("manifest_path").text()).unwrap_or_default();
+    let metadata: Value =
+        serde_json::from_slice(&quiet(&mut cargo)?.stdout).map_err(|error| format!("`cargo metadata`: {error}"))?;
+    let packages = metadata["packages"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let package = packages.iter().find(|package| package["name"].as_str().unwrap_or_default() == "redis-cell");
+    let manifest = package.map(|package| package["manifest_path"].as_str().unwrap_or_default()).unwrap_or_default();
     let fetched = Path::new(manifest).parent().ok_or("`cargo metadata` names no redis-cell")?;
     copy(fetched, source).map_err(|error| format!("{}: {error}", fetched.display()))?;
     // Otherwise Cargo would look for a workspace further up, and find ours.

@@ -15,6 +15,7 @@ use tidegate::{Id, Limit, Limits, Op};
 
 use super::reply::policy;
 use crate::config::words;
+use crate::ids::fresh_id;
 use crate::reset::Target;
 
 /// The largest body, in bytes.
@@ -405,10 +406,4 @@ impl Verb {
             Verb::Release => Op::Release,
         }
     }
-}
-
-/// A number that is hard to guess and fits into 53 bits, which is all that some languages' numbers hold.
-pub(crate) fn fresh_id() -> Id {
-    use std::hash::{BuildHasher, RandomState};
-    Id(RandomState::new().hash_one(0) >> 11 | 1)
 }

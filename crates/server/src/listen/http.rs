@@ -25,6 +25,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulConnection;
+use tidegate::http::bearer_token;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tower_service::Service;
@@ -435,15 +436,9 @@ impl<'a> Said<'a> {
     pub(super) fn by(authorization: Option<&'a [u8]>) -> Self {
         match authorization {
             None => Said::Nothing,
-            Some(value) => bearer(value).map_or(Said::Something, Said::Token),
+            Some(value) => bearer_token(value).map_or(Said::Something, Said::Token),
         }
     }
-}
-
-/// What follows `Bearer `, in whatever case that is written.
-fn bearer(value: &[u8]) -> Option<&[u8]> {
-    let (scheme, token) = value.split_at_checked(7)?;
-    scheme.eq_ignore_ascii_case(b"bearer ").then_some(token)
 }
 
 /// What a future comes to; nothing if it panics.

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::fields::Headers;
 use crate::engine::{Engine, EngineError, Ruling};
-use crate::http::fresh_id;
+use crate::ids::fresh_id;
 use crate::rules::outcome::is_concurrent;
 use crate::rules::{Attributes, Match, Measure, Settle};
 

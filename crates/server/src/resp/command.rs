@@ -17,6 +17,7 @@ use super::transaction::Transaction;
 use crate::auth::{Admission, Caller, Guard, May};
 use crate::engine::{Engine, Protocol, Together};
 use crate::guesses;
+use crate::ids::fresh_id;
 use crate::nearest::nearest;
 use crate::observe::metrics::Refusal;
 use crate::reset::{Emptied, Target};
@@ -531,10 +532,4 @@ impl Options {
         }
         Ok(options)
     }
-}
-
-/// A number that is hard to guess and fits into 53 bits, which is all that some clients' numbers hold.
-fn fresh_id() -> Id {
-    use std::hash::{BuildHasher, RandomState};
-    Id(RandomState::new().hash_one(0) >> 11 | 1)
 }

@@ -69,10 +69,12 @@ impl Replies {
                 at += length;
                 continue;
             }
+            let mut buffer = itoa::Buffer::new();
+            let digits = buffer.format(number).as_bytes();
             line[at] = b':';
-            line[at + 1] = b'-';
-            at += 1 + usize::from(number.is_negative());
-            at = digits::write(&mut line, at, number.unsigned_abs());
+            at += 1;
+            line[at..at + digits.len()].copy_from_slice(digits);
+            at += digits.len();
             line[at..at + 2].copy_from_slice(b"\r\n");
             at += 2;
         }

@@ -12,7 +12,7 @@ use axum::http::{HeaderMap, HeaderValue, header};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::Value;
-use tidegate::http::{Client, PathPolicy, RefusedPath, Target, TargetTooLong, normal_host};
+use tidegate::http::{Client, PathPolicy, RefusedPath, Target, TargetTooLong, bearer_token, normal_host};
 
 use super::{Attributes, HeaderPolicy, Named};
 
@@ -207,10 +207,7 @@ impl<'a> HttpRequest<'a> {
 
     /// The token of `Authorization: Bearer`.
     fn bearer(&self) -> Option<&[u8]> {
-        let line = self.lines(header::AUTHORIZATION.as_str()).next()?;
-        let (scheme, token) = line.split_at_checked(7)?;
-        let token = token.trim_ascii();
-        (scheme.eq_ignore_ascii_case(b"bearer ") && !token.is_empty()).then_some(token)
+        bearer_token(self.lines(header::AUTHORIZATION.as_str()).next()?)
     }
 
     /// A claim of a JSON Web Token: text, a number or a truth value. Nobody has looked at its signature.

@@ -4,12 +4,14 @@
 //! trusted, and believes nobody else. *Which path is it?* [`normal_path`] gives all spellings of one path the same text, and [`PathPolicy`]
 //! refuses targets that servers read as different paths. The library, the server and the proxy answer both here.
 
+mod authorization;
 mod client;
 mod forwarded;
 mod network;
 mod path;
 mod target;
 
+pub use authorization::bearer_token;
 pub use client::{Client, ClientIp, ClientIpError, DEFAULT_IPV6_PREFIX, Found, Group, MAX_HOPS, group};
 pub use network::{MAX_NETWORKS, Network, NetworkError, TrustedProxies};
 pub use path::{DotSegments, EscapedSlashes, PathPolicy, RefusedPath, Target};

@@ -146,18 +146,7 @@ pub(crate) fn letter(algorithm: &Algorithm) -> u8 {
 }
 
 fn push_decimal(to: &mut Vec<u8>, number: u64) {
-    let mut digits = [0; 20];
-    let mut at = digits.len();
-    let mut rest = number;
-    loop {
-        at -= 1;
-        digits[at] = b"0123456789"[usize::try_from(rest % 10).unwrap_or(0)];
-        rest /= 10;
-        if rest == 0 {
-            break;
-        }
-    }
-    to.extend_from_slice(&digits[at..]);
+    to.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }
 
 #[cfg(test)]

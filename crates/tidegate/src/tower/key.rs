@@ -12,7 +12,7 @@ use ::http::header::{AUTHORIZATION, HOST};
 use super::head::Head;
 use super::of::Later;
 use super::text::Text;
-use crate::http::{ClientIp, Group, group, normal_host};
+use crate::http::{ClientIp, Group, bearer_token, group, normal_host};
 
 /// Keys that are longer are kept as a digest: some tokens are longer than a key may be.
 const MAX_PLAIN_BYTES: usize = 256;
@@ -162,10 +162,7 @@ pub fn bearer() -> Key {
             Ok(value) => value,
             Err(unfit) => return unfit,
         };
-        let token = value
-            .split_at_checked(7)
-            .and_then(|(scheme, token)| scheme.eq_ignore_ascii_case(b"bearer ").then_some(token.trim_ascii()));
-        let Some(token) = token.filter(|token| !token.is_empty()) else { return Found::Nothing };
+        let Some(token) = bearer_token(value) else { return Found::Nothing };
         let _ = write!(out, "bearer:{}", digest(token));
         Found::Key
     })
