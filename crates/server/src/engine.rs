@@ -10,8 +10,8 @@ use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use tidegate::http::ClientIp;
 use tidegate::{
-    Awaited, Check, Decision, Id, Limit, Limiter, MAX_KEY_BYTES, Memory, OnFailure, Op, Redis, ReservedLimits,
-    Resilient, Scope, Series, Source, Store, StoreError, Subject, Timestamp, Verdict,
+    Check, Decision, Id, Limit, Limiter, Memory, OnFailure, Op, Redis, ReservedLimits, Resilient, Scope, Series,
+    Source, Store, StoreError, Timestamp, Verdict,
 };
 
 use crate::http::ResponseOptions;
@@ -183,16 +183,6 @@ impl Ruling {
     pub fn at(&self) -> Option<Timestamp> {
         self.decision.as_ref().map(Decision::at)
     }
-}
-
-/// Charges that arrived together and are decided one after the other.
-#[derive(Debug)]
-pub(crate) struct Together {
-    now: Timestamp,
-    /// When it began, if this is one of those that are timed.
-    began: Option<Instant>,
-    allowed: u64,
-    denied: u64,
 }
 
 impl Engine {
@@ -398,69 +388,9 @@ impl Engine {
         denied.any(|(charged, _)| charged.rule.policy().on_failure.unwrap_or(unless_said) == OnFailure::Closed)
     }
 
-    /// Decides one charge without an id, if that can be done here and now: the state is in this process, and the key is one that can be kept.
-    ///
-    /// The same decision as through [`decide`](Engine::decide), by a shorter way: nothing is allocated, and nobody waits.
-    pub fn check_at_once(&self, subject: &Subject<'_>, limit: &Limit, cost: u64) -> Option<Decision> {
-        let Backend::Memory(memory) = &self.inner.store else { return None };
-        if subject.key.len() > MAX_KEY_BYTES {
-            return None;
-        }
-        let began = self.inner.observer.metrics().clock(self.protocol, false);
-        let decision = memory.check_subject(subject, limit, cost);
-        self.inner.observer.decided_at_once(self.protocol, subject, decision.allowed(), began);
-        Some(decision)
-    }
-
     /// Whether whoever asks has to wait for an answer from elsewhere.
     pub(crate) fn is_far(&self) -> bool {
         !matches!(self.inner.store, Backend::Memory(_))
-    }
-
-    /// Begins to decide up to `most` charges that arrived together, if that can be done here and now: at one moment, and counted once.
-    pub(crate) fn together(&self, most: usize) -> Option<Together> {
-        let Backend::Memory(memory) = &self.inner.store else { return None };
-        let began = self.inner.observer.metrics().clock_of_some(self.protocol, most as u64);
-        Some(Together { now: memory.clock().now(), began, allowed: 0, denied: 0 })
-    }
-
-    /// A charge on this key is about to be decided.
-    pub(crate) fn expect(&self, subject: &Subject<'_>) -> Option<Awaited> {
-        match &self.inner.store {
-            Backend::Memory(memory) if subject.key.len() <= MAX_KEY_BYTES => Some(memory.expect(subject)),
-            _ => None,
-        }
-    }
-
-    /// Decides one of several charges, as [`check_at_once`](Engine::check_at_once) does.
-    pub(crate) fn check_together(
-        &self,
-        together: &mut Together,
-        awaited: &Awaited,
-        subject: &Subject<'_>,
-        limit: &Limit,
-        cost: u64,
-    ) -> Option<Verdict> {
-        let Backend::Memory(memory) = &self.inner.store else { return None };
-        let verdict = memory.check_awaited(awaited, limit, cost, together.now);
-        if verdict.allowed {
-            together.allowed += 1;
-        } else {
-            together.denied += 1;
-            self.inner.observer.denied_together(self.protocol, subject);
-        }
-        Some(verdict)
-    }
-
-    /// Counts what was decided so far.
-    pub(crate) fn count(&self, together: &mut Together) {
-        let Together { began, allowed, denied, .. } = together;
-        self.inner.observer.decided_together(
-            self.protocol,
-            began.take(),
-            std::mem::take(allowed),
-            std::mem::take(denied),
-        );
     }
 
     /// Questions that differ in nothing but their keys, if they can be answered here and now.
@@ -469,7 +399,7 @@ impl Engine {
         Some(memory.series(scope, limit))
     }
 
-    /// Decides one charge on each key, one after the other, as [`check_at_once`](Engine::check_at_once) does; at one moment, and counted once. `rule` is the
+    /// Decides one charge on each key, one after the other, as [`decide`](Engine::decide) does; at one moment, and counted once. `rule` is the
     /// name of the rule whose keys they are, or nothing.
     #[inline]
     pub(crate) fn check_each(
@@ -493,47 +423,6 @@ impl Engine {
             answer(&verdict);
         });
         observer.decided_together(self.protocol, began, allowed, denied);
-    }
-
-    /// Checks one budget that was matched, if that can be done here and now: as [`check_at_once`](Engine::check_at_once), for a rule that is enforced and
-    /// has one limit. The limit, and what it says.
-    pub(crate) fn take_at_once(&self, found: &Match) -> Option<(Limit, Verdict)> {
-        let (limit, decision) = self.decide_at_once(found)?;
-        Some((limit, *decision.binding()))
-    }
-
-    /// Decides a request by the rules that apply to it, as [`rule_on`](Engine::rule_on) does with a check, if that can be done here and now and there is one.
-    ///
-    /// # Errors
-    /// What was found, if it has to be decided in another way.
-    pub(crate) fn rule_at_once(&self, found: Vec<Match>) -> Result<Ruling, Vec<Match>> {
-        let [one] = &found[..] else { return Err(found) };
-        let Some((limit, decision)) = self.decide_at_once(one) else { return Err(found) };
-        let own = found.into_iter().map(|Match { rule, key, cost, .. }| Charged { rule, key, limit, cost });
-        let (allowed, charges) = (decision.allowed(), own.collect());
-        Ok(Ruling {
-            allowed,
-            decision: Some(decision),
-            charges,
-            refused_by: None,
-            refused_for: None,
-            exempted_by: None,
-            shadow: Vec::new(),
-        })
-    }
-
-    fn decide_at_once(&self, found: &Match) -> Option<(Limit, Decision)> {
-        let (Backend::Memory(memory), Budget::Limits(limits)) = (&self.inner.store, &found.budget) else { return None };
-        let mut limits = limits.iter();
-        let (Some(limit), None) = (limits.next(), limits.next()) else { return None };
-        // What has an overflow of its own goes the way that knows it.
-        if found.rule.mode != Mode::Enforce || found.key.len() > MAX_KEY_BYTES || found.rule.overflow.is_some() {
-            return None;
-        }
-        let began = self.inner.observer.metrics().clock(self.protocol, false);
-        let decision = memory.check_subject(&found.subject(), limit, found.cost);
-        self.inner.observer.ruled_at_once(self.protocol, found, decision.allowed(), began);
-        Some((*limit, decision))
     }
 
     /// Decides a request by the rules: `op` on every budget it draws on, all or nothing.

@@ -65,7 +65,7 @@ pub use files::{MAX_SECRET_FILE_BYTES, read_file, read_text_file, why_unreadable
 pub use held::{Lease, Reservation};
 pub use limiter::{Ask, Limiter, LimiterBuilder};
 pub use memory::{
-    Awaited, DEFAULT_MAX_KEYS, Gate, LoadError, Loaded, Memory, MemoryBuilder, Overflow, ReservedLimits, Saved, Series,
+    DEFAULT_MAX_KEYS, Gate, LoadError, Loaded, Memory, MemoryBuilder, Overflow, ReservedLimits, Saved, Series,
 };
 pub use missing::Missing;
 #[cfg(feature = "fuzzing")]

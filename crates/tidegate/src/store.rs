@@ -104,10 +104,45 @@ pub enum InvalidCheck {
 #[derive(Clone, Debug)]
 pub struct Check<'a> {
     op: Op,
-    charges: Vec<Charge<'a>>,
+    charges: Charges<'a>,
     id: Option<Id>,
     /// Of the charges that are added next.
     policy: Policy,
+}
+
+/// The charges of a check. Most checks have one, which is held without an allocation.
+#[derive(Clone, Debug)]
+enum Charges<'a> {
+    One(Charge<'a>),
+    /// None, or several.
+    Many(Vec<Charge<'a>>),
+}
+
+impl<'a> Charges<'a> {
+    fn as_slice(&self) -> &[Charge<'a>] {
+        match self {
+            Charges::One(charge) => std::slice::from_ref(charge),
+            Charges::Many(charges) => charges,
+        }
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [Charge<'a>] {
+        match self {
+            Charges::One(charge) => std::slice::from_mut(charge),
+            Charges::Many(charges) => charges,
+        }
+    }
+
+    fn push(&mut self, charge: Charge<'a>) {
+        *self = match std::mem::replace(self, Charges::Many(Vec::new())) {
+            Charges::Many(charges) if charges.is_empty() => Charges::One(charge),
+            Charges::One(first) => Charges::Many(vec![first, charge]),
+            Charges::Many(mut charges) => {
+                charges.push(charge);
+                Charges::Many(charges)
+            }
+        };
+    }
 }
 
 /// One limit on one key.
@@ -167,7 +202,7 @@ impl<'a> Check<'a> {
 
     /// The same for another operation.
     pub fn of(op: Op) -> Self {
-        Check { op, charges: Vec::new(), id: None, policy: Policy::default() }
+        Check { op, charges: Charges::Many(Vec::new()), id: None, policy: Policy::default() }
     }
 
     /// Charges that are added from here on are decided on these terms, by what stands before a remote store ([`Resilient`](crate::Resilient)) and by a store in memory that has no room.
@@ -211,13 +246,13 @@ impl<'a> Check<'a> {
         cost: u64,
     ) -> Self {
         for limit in limits {
-            let mut own = self.charges.iter_mut().filter(|charge| charge.subject == subject);
+            let mut own = self.charges.as_mut_slice().iter_mut().filter(|charge| charge.subject == subject);
             if let Some(equal) = own.find(|charge| charge.limit == *limit) {
                 // A key charged twice by one limit pays the sum, in one go.
                 equal.cost = equal.cost.saturating_add(cost);
                 continue;
             }
-            let position = self.charges.iter().filter(|charge| charge.subject == subject).count();
+            let position = self.charges.as_slice().iter().filter(|charge| charge.subject == subject).count();
             let position = u16::try_from(position).unwrap_or(u16::MAX);
             let (subject, policy) = (subject.clone(), self.policy);
             self.charges.push(Charge { subject, limit: *limit, position, cost, reserved: 0, policy });
@@ -233,7 +268,7 @@ impl<'a> Check<'a> {
 
     /// For a settlement: how much every charge had been reserved at.
     pub fn reserving(mut self, units: u64) -> Self {
-        self.charges.iter_mut().for_each(|charge| charge.reserved = units);
+        self.charges.as_mut_slice().iter_mut().for_each(|charge| charge.reserved = units);
         self
     }
 
@@ -244,7 +279,15 @@ impl<'a> Check<'a> {
 
     /// The charges.
     pub fn charges(&self) -> &[Charge<'a>] {
-        &self.charges
+        self.charges.as_slice()
+    }
+
+    /// The charge of a plain check: one charge, no id, and the store's own overflow policy.
+    pub(crate) fn plain_charge(&self) -> Option<&Charge<'a>> {
+        match self.charges.as_slice() {
+            [charge] if self.op == Op::Check && self.id.is_none() && charge.policy.overflow.is_none() => Some(charge),
+            _ => None,
+        }
     }
 
     /// Its id, if it has one.
@@ -254,20 +297,28 @@ impl<'a> Check<'a> {
 
     /// The same check, with keys and names of its own.
     pub(crate) fn into_owned(self) -> Check<'static> {
-        let charges = self.charges.into_iter().map(Charge::into_owned).collect();
+        let charges = match self.charges {
+            Charges::One(charge) => Charges::One(charge.into_owned()),
+            Charges::Many(charges) => Charges::Many(charges.into_iter().map(Charge::into_owned).collect()),
+        };
         Check { op: self.op, charges, id: self.id, policy: self.policy }
     }
 
     /// The same operation without charges on `concurrent` limits: leases are not settled, they end.
     #[doc(hidden)]
     pub fn without_leases(mut self) -> Self {
-        self.charges.retain(|charge| !matches!(charge.limit.algorithm(), Algorithm::Concurrent(_)));
+        let is_lease = |charge: &Charge<'_>| matches!(charge.limit.algorithm(), Algorithm::Concurrent(_));
+        match &mut self.charges {
+            Charges::One(charge) if is_lease(charge) => self.charges = Charges::Many(Vec::new()),
+            Charges::One(_) => {}
+            Charges::Many(charges) => charges.retain(|charge| !is_lease(charge)),
+        }
         self
     }
 
     /// The same operation on charges that were made elsewhere.
     pub(crate) fn with_charges(&self, charges: Vec<Charge<'a>>) -> Self {
-        Check { op: self.op, charges, id: self.id, policy: self.policy }
+        Check { op: self.op, charges: Charges::Many(charges), id: self.id, policy: self.policy }
     }
 
     /// The same charges for another operation.
@@ -283,7 +334,7 @@ impl<'a> Check<'a> {
     }
 
     pub(crate) fn charges_mut(&mut self) -> &mut [Charge<'a>] {
-        &mut self.charges
+        self.charges.as_mut_slice()
     }
 
     /// Whether any store could decide it.
@@ -291,11 +342,11 @@ impl<'a> Check<'a> {
     /// # Errors
     /// What is wrong with it.
     pub fn validate(&self) -> Result<(), InvalidCheck> {
-        let Some(first) = self.charges.first() else { return Err(InvalidCheck::Empty) };
-        if self.charges.len() > MAX_CHARGES {
-            return Err(InvalidCheck::TooManyCharges { charges: self.charges.len() });
+        let Some(first) = self.charges.as_slice().first() else { return Err(InvalidCheck::Empty) };
+        if self.charges.as_slice().len() > MAX_CHARGES {
+            return Err(InvalidCheck::TooManyCharges { charges: self.charges.as_slice().len() });
         }
-        for charge in &self.charges {
+        for charge in self.charges.as_slice() {
             if charge.subject.key.len() > MAX_KEY_BYTES {
                 return Err(InvalidCheck::KeyTooLong { bytes: charge.subject.key.len() });
             }

@@ -32,11 +32,7 @@ pub(crate) async fn decide(engine: &Engine, request: &RateLimitRequest) -> Resul
     if let Some(why) = &asked.warning {
         engine.observer().misnamed(engine.protocol(), why);
     }
-    let over = match asked.at_once(engine, &options) {
-        Some(over) => over,
-        None if options.count_rejected => asked.each(engine).await?,
-        None => asked.together(engine).await?,
-    };
+    let over = if options.count_rejected { asked.each(engine).await? } else { asked.together(engine).await? };
     Ok(reply::of(&asked, over, &options, || engine.response_options().deny_status))
 }
 
@@ -228,18 +224,6 @@ impl Asked {
     fn those(&self, choose: impl Fn(&Drawn) -> bool) -> Vec<usize> {
         let counted = |index: &usize| self.lines.iter().any(|line| line.contains(index));
         (0..self.budgets.len()).filter(|index| choose(&self.budgets[*index]) && counted(index)).collect()
-    }
-
-    /// The usual request, by a short way: it takes from one budget with one limit, and there is nothing to tell but what that says. Whether it was
-    /// denied; nothing if the request is another one.
-    fn at_once(&mut self, engine: &Engine, options: &EnvoyOptions) -> Option<bool> {
-        let ([drawn], [line]) = (&mut self.budgets[..], &self.lines[..]) else { return None };
-        if drawn.wants != Wants::Take || line.is_empty() || options.count_rejected || options.headers.is_some() {
-            return None;
-        }
-        let (limit, verdict) = engine.take_at_once(&drawn.found)?;
-        drawn.told = Told { over: !verdict.allowed, limit: Some((limit, verdict)) };
-        Some(!verdict.allowed)
     }
 
     /// All or nothing: if anything denies, nothing is taken. Says whether it was denied.

@@ -169,7 +169,7 @@ mod tests {
     use std::io;
 
     use http_body_util::BodyExt;
-    use tidegate::{ManualClock, Memory, Op, Timestamp};
+    use tidegate::{ManualClock, Memory, Timestamp};
     use tokio::sync::watch;
     use tower_service::Service;
 
@@ -361,31 +361,5 @@ descriptors:
             }
             assert_eq!(counted(&one_engine), counted(&other_engine));
         }
-    }
-
-    #[tokio::test]
-    async fn one_limit_alone_is_asked_and_counted_the_same() {
-        let (short, long) = (engine(EnvoyOptions::default()), engine(EnvoyOptions::default()));
-        for (key, at_once) in
-            [("user", true), ("told", true), ("vip", false), ("banned", false), ("trial", false), ("api", false)]
-        {
-            for cost in [1, 0, 1, 1, 3] {
-                let found = short.domains().find("edge", &[(key, "a")], cost).unwrap().charge;
-                let ruling = long.rule_on(Op::Check, vec![found.clone()], None).await.unwrap();
-                match short.take_at_once(&found) {
-                    Some((limit, verdict)) => {
-                        let (charged, expected) = ruling.binding().unwrap();
-                        assert!(at_once && (limit, verdict) == (charged.limit, *expected), "{key} {cost}");
-                    }
-                    None => {
-                        assert!(!at_once, "{key}");
-                        short.rule_on(Op::Check, vec![found], None).await.unwrap();
-                    }
-                }
-            }
-        }
-        assert_eq!(counted(&short), counted(&long));
-        let top = |engine: &Engine| engine.observer().top().list(10).len();
-        assert_eq!(top(&short), top(&long));
     }
 }

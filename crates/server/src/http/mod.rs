@@ -19,7 +19,7 @@ use axum::{Extension, Router};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tidegate::denial::{self, DenyStatus};
 use tidegate::headers::Families;
-use tidegate::{Check, Op, Scope, StoreError, Subject};
+use tidegate::{Check, Op, StoreError};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -266,18 +266,6 @@ async fn answer(engine: &Engine, verb: Verb, question: &Question) -> Result<Answ
     match &question.about {
         About::Key { key, brought } => {
             let limits = &brought.limits;
-            if let (Verb::Check, None, [limit]) = (verb, question.id, limits.as_slice())
-                && let subject = (Subject { scope: Scope::AdHoc, key: key.as_bytes().into() })
-                && let Some(decision) = engine.check_at_once(&subject, limit, question.cost)
-            {
-                return Ok(Answer::of_key(
-                    question,
-                    verb.name(),
-                    brought,
-                    &decision,
-                    engine.response_options().headers,
-                ));
-            }
             let mut check = Check::of(op).charge(key, limits, question.cost);
             if op == Op::Settle {
                 check = check.reserving(question.reserved);

@@ -375,11 +375,6 @@ impl Metrics {
         }
     }
 
-    /// The same for one rule that took part alone.
-    pub(crate) fn ruled_one(&self, rule: &Arc<str>, allowed: bool) {
-        self.rules.load().get(rule).map_or(&self.other, |counts| &**counts).count(allowed);
-    }
-
     pub(crate) fn came(&self, protocol: Protocol) {
         let counts = &self.protocols[protocol as usize];
         counts.accepted.fetch_add(1, Ordering::Relaxed);

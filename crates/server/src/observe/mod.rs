@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use axum::body::Bytes;
 use parking_lot::Mutex;
-use tidegate::{Check, Decision, Op, Scope, StoreError, Subject};
+use tidegate::{Check, Decision, Op, Scope, StoreError};
 
 pub use self::in_force::InForce;
 pub use self::log::{Format, Level, Log};
@@ -23,7 +23,6 @@ pub use self::metrics::{Metrics, Outcome};
 use self::pages::Pages;
 pub use self::top::Top;
 use crate::engine::{Backend, Protocol, Ruling};
-use crate::rules::Match;
 
 /// How often in a second it is said why the store did not decide.
 const MISSES_PER_SECOND: u64 = 3;
@@ -139,42 +138,12 @@ impl Observer {
         }
     }
 
-    /// A check of one charge was decided in this process, without a detour.
-    pub(crate) fn decided_at_once(
-        &self,
-        protocol: Protocol,
-        subject: &Subject<'_>,
-        allowed: bool,
-        began: Option<Instant>,
-    ) {
-        let metrics = &self.inner.metrics;
-        metrics.decided(protocol, if allowed { Outcome::Allowed } else { Outcome::Denied });
-        if began.is_some() {
-            metrics.store_took(began);
-            metrics.protocol_took(protocol, began);
-        }
-        if !allowed {
-            self.denied(protocol, name_of(&subject.scope), &subject.key);
-        }
-    }
-
     /// Several requests were decided that arrived together.
     pub(crate) fn decided_together(&self, protocol: Protocol, began: Option<Instant>, allowed: u64, denied: u64) {
         let metrics = &self.inner.metrics;
         metrics.decided_some(protocol, Outcome::Allowed, allowed);
         metrics.decided_some(protocol, Outcome::Denied, denied);
         metrics.some_took(protocol, began, allowed + denied);
-    }
-
-    /// One of them was denied.
-    pub(crate) fn denied_together(&self, protocol: Protocol, subject: &Subject<'_>) {
-        self.denied(protocol, name_of(&subject.scope), &subject.key);
-    }
-
-    /// The same by the one limit of one rule.
-    pub(crate) fn ruled_at_once(&self, protocol: Protocol, found: &Match, allowed: bool, began: Option<Instant>) {
-        self.inner.metrics.ruled_one(&found.rule.name, allowed);
-        self.decided_at_once(protocol, &found.subject(), allowed, began);
     }
 
     /// A request was decided by rules.

@@ -206,10 +206,7 @@ impl Desk {
         self.engine.check_repeated(&asked).map_err(|repeated| unfit(&repeated.into()))?;
         let ruled = match self.engine.matching(&asked, 1) {
             Ok(found) if found.iter().any(Match::has_outcome) => Later::rule(&self.engine, found).await,
-            Ok(found) => match self.engine.rule_at_once(found) {
-                Ok(ruling) => Ok((ruling, None)),
-                Err(found) => self.engine.rule_on(Op::Check, found, None).await.map(|ruling| (ruling, None)),
-            },
+            Ok(found) => self.engine.rule_on(Op::Check, found, None).await.map(|ruling| (ruling, None)),
             Err(invalid) => Err(invalid.into()),
         };
         match ruled {

@@ -7,8 +7,11 @@ use super::command::{CELL, CELL_SCOPE, Session, Under};
 use super::frame::{Key, NO_SHAPE, Shape};
 use super::reply::Replies;
 use super::throttle::Throttle;
-use super::turn::{AHEAD, MAX_ANSWERS_BYTES};
+use super::turn::MAX_ANSWERS_BYTES;
 use crate::auth::May;
+
+/// Keys that are read before the first of them is decided, so that their memory is fetched meanwhile.
+const AHEAD: usize = 16;
 
 /// What commands of one shape ask, if they can be answered here.
 #[derive(Debug)]

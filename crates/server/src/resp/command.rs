@@ -4,18 +4,18 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use tidegate::{Awaited, Check, Decision, Id, Limit, Limits, Op, Scope, Source, Subject, Verdict};
+use tidegate::{Check, Decision, Id, Limit, Limits, Op, Scope, Source, Subject, Verdict};
 
 use tokio::time::Instant;
 
 use super::alike::Alike;
 use super::arity;
-use super::frame::{Known, NO_SHAPE, Shape, Words};
+use super::frame::{Known, Words};
 use super::reply::Replies;
 use super::throttle::{Parameters, Throttle};
 use super::transaction::Transaction;
 use crate::auth::{Admission, Caller, Guard, May};
-use crate::engine::{Engine, Protocol, Together};
+use crate::engine::{Engine, Protocol};
 use crate::guesses;
 use crate::ids::fresh_id;
 use crate::nearest::nearest;
@@ -47,8 +47,6 @@ pub(crate) struct Session {
     last: Option<(Vec<u8>, Limits)>,
     /// The same for `CL.THROTTLE`.
     throttle: Parameters,
-    /// The shape of the last command whose kind was asked for, and its kind.
-    kind: (Shape, Kind),
     /// The last command that was read.
     pub(crate) known: Known,
     /// What commands like that ask.
@@ -61,25 +59,12 @@ pub(crate) struct Session {
     pub(crate) ends: Vec<super::turn::End>,
 }
 
-/// What a command asks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
-    /// `CL.THROTTLE`.
-    Throttle,
-    /// `TG.CHECK`.
-    Check,
-    /// Anything else.
-    Other,
-}
-
 /// A command that was read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Command<'b, 'a> {
     pub(crate) words: &'b [&'a [u8]],
     /// How many bytes it takes.
     pub(crate) bytes: usize,
-    /// What it has in common with others.
-    pub(crate) shape: Shape,
 }
 
 impl Session {
@@ -97,73 +82,11 @@ impl Session {
             begun: None,
             last: None,
             throttle: Parameters::default(),
-            kind: (NO_SHAPE, Kind::Other),
             known: Known::default(),
             alike: Alike::default(),
             transaction: Transaction::None,
             words: Words::new(),
             ends: Vec::new(),
-        }
-    }
-
-    /// What this command asks, by its name.
-    fn kind(&mut self, command: &Command<'_, '_>) -> Kind {
-        if command.shape == NO_SHAPE || command.shape != self.kind.0 {
-            let kind = match command.words {
-                [name, _, ..] if name.eq_ignore_ascii_case(b"CL.THROTTLE") => Kind::Throttle,
-                [name, _, ..] if name.eq_ignore_ascii_case(b"TG.CHECK") => Kind::Check,
-                _ => Kind::Other,
-            };
-            self.kind = (command.shape, kind);
-        }
-        self.kind.1
-    }
-
-    /// This command will be answered soon: what it is about can be fetched.
-    pub(crate) fn expect(&mut self, command: &Command<'_, '_>) -> Option<Awaited> {
-        let scope = match self.kind(command) {
-            _ if self.may == May::Nothing => return None,
-            Kind::Throttle => CELL_SCOPE,
-            Kind::Check => Scope::AdHoc,
-            Kind::Other => return None,
-        };
-        self.engine.expect(&Subject { scope, key: (*command.words.get(1)?).into() })
-    }
-
-    /// Answers what is asked most, was [expected](Session::expect), and can be decided in this process without waiting for anybody; says whether it did.
-    pub(crate) fn answer_at_once(
-        &mut self,
-        command: &Command<'_, '_>,
-        awaited: &Awaited,
-        together: &mut Together,
-        out: &mut Replies,
-    ) -> bool {
-        match (self.kind(command), command.words) {
-            _ if self.may == May::Nothing => false, // since it was expected: RESET takes it all back
-            (Kind::Throttle, [_, rest @ ..]) => {
-                let Ok(asked) = Throttle::of(command.shape, rest, &mut self.throttle) else { return false };
-                if asked.op != Op::Check {
-                    return false;
-                }
-                let subject = Subject { scope: CELL_SCOPE, key: rest[0].into() };
-                let verdict = self.engine.check_together(together, awaited, &subject, asked.limit, asked.cost);
-                let Some(verdict) = verdict else { return false };
-                out.throttle(Throttle::numbers(verdict.allowed, &verdict), Source::Store);
-                true
-            }
-            (Kind::Check, [_, key, limit, options @ ..]) => {
-                let Ok(Options { cost, reserved: None, id: None, as_map: false }) = Options::read(options) else {
-                    return false;
-                };
-                let Some((_, limits)) = self.last.as_ref().filter(|(known, _)| known == limit) else { return false };
-                let [limit] = limits.as_slice() else { return false };
-                let subject = Subject { scope: Scope::AdHoc, key: (*key).into() };
-                let verdict = self.engine.check_together(together, awaited, &subject, limit, cost.unwrap_or(1));
-                let Some(verdict) = verdict else { return false };
-                out.verdict(verdict.allowed, &verdict, &[], Source::Store);
-                true
-            }
-            _ => false,
         }
     }
 

@@ -80,12 +80,12 @@ const MAX_KNOWN: (usize, usize) = (256, 8);
 const MAX_KNOWN_KEY: usize = MAX_KEY_BYTES;
 
 impl Known {
-    /// Remembers the command at the front of `bytes`, which takes so many of them; or none, if it has no key or is large. Its shape.
-    pub(crate) fn remember<'a>(&mut self, bytes: &'a [u8], taken: usize, words: &[&'a [u8]]) -> Shape {
+    /// Remembers the command at the front of `bytes`, which takes so many of them; or none, if it has no key or is large.
+    pub(crate) fn remember<'a>(&mut self, bytes: &'a [u8], taken: usize, words: &[&'a [u8]]) {
         self.bytes.clear();
         self.words.clear();
         if taken > MAX_KNOWN.0 || !(2..=MAX_KNOWN.1).contains(&words.len()) {
-            return NO_SHAPE;
+            return;
         }
         self.shape += 1;
         self.bytes.extend_from_slice(&bytes[..taken]);
@@ -93,7 +93,6 @@ impl Known {
             let from = word.as_ptr().addr() - bytes.as_ptr().addr();
             (from, from + word.len())
         }));
-        self.shape
     }
 
     /// Nothing is known.
@@ -139,18 +138,6 @@ impl Known {
         let (to, rest) = (from + length, &self.bytes[key.1..]);
         let is_same = bytes.get(to..to + rest.len())? == rest;
         is_same.then(|| Key { bytes: &bytes[from..to], taken: to + rest.len() })
-    }
-
-    /// The same with all words, and the shape.
-    pub(crate) fn again<'a>(&self, bytes: &'a [u8], words: &mut Words<'a>) -> Option<(usize, Shape)> {
-        let key = self.key(bytes)?;
-        let (name, rest) = (self.words.first()?, self.words.get(2..)?);
-        // What comes behind the key is as far from the end as it was.
-        let (before, now) = (self.bytes.len(), key.taken);
-        words.push(&bytes[name.0..name.1]);
-        words.push(key.bytes);
-        words.extend(rest.iter().map(|(from, to)| &bytes[now - (before - from)..now - (before - to)]));
-        Some((key.taken, self.shape))
     }
 }
 
@@ -397,12 +384,12 @@ mod tests {
             let taken = super::next(&first, &mut found, MAX_COMMAND_BYTES);
             prop_assert_eq!(taken, Ok(Next::Command(first.len())));
             let mut known = Known::default();
-            let shape = known.remember(&first, first.len(), &found);
-            let (mut again, mut plain) = (Words::new(), Words::new());
-            if let Some((taken, same)) = known.again(&second, &mut again) {
-                prop_assert_eq!(super::next(&second, &mut plain, MAX_COMMAND_BYTES), Ok(Next::Command(taken)));
-                prop_assert_eq!(again, plain);
-                prop_assert!(same == shape && shape != NO_SHAPE);
+            known.remember(&first, first.len(), &found);
+            let mut plain = Words::new();
+            if let Some(key) = known.key(&second) {
+                prop_assert_eq!(super::next(&second, &mut plain, MAX_COMMAND_BYTES), Ok(Next::Command(key.taken)));
+                prop_assert_eq!(plain[1], key.bytes);
+                prop_assert!(plain.iter().zip(&found).enumerate().all(|(at, (own, first))| at == 1 || own == first));
             } else {
                 prop_assert!(change.is_some());
             }

@@ -5,7 +5,6 @@
 
 use tidegate::{Limit, Op, Period, Retry, Verdict};
 
-use super::frame::{NO_SHAPE, Shape};
 use super::reply::whole;
 
 const USAGE: &str =
@@ -23,16 +22,11 @@ pub(crate) struct Throttle<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Parameters {
     last: Option<([i64; 3], Limit)>,
-    /// What the last command asked for, if it was one.
-    asked: Option<(Op, u64)>,
-    /// And its shape.
-    shape: Shape,
 }
 
 impl<'a> Throttle<'a> {
     /// Reads the words after the name of the command.
     pub(crate) fn read(words: &[&[u8]], known: &'a mut Parameters) -> Result<Throttle<'a>, String> {
-        (known.asked, known.shape) = (None, NO_SHAPE);
         if !(4..=5).contains(&words.len()) {
             return Err(USAGE.into());
         }
@@ -53,17 +47,6 @@ impl<'a> Throttle<'a> {
             quantity if quantity < 0 => (Op::Refund, quantity.unsigned_abs()),
             quantity => (Op::Check, quantity.unsigned_abs()),
         };
-        known.asked = Some((op, cost));
-        Ok(Throttle { limit, op, cost })
-    }
-
-    /// The same for a command of this shape: one that has the shape of the last says the same.
-    pub(crate) fn of(shape: Shape, words: &[&[u8]], known: &'a mut Parameters) -> Result<Throttle<'a>, String> {
-        if shape == NO_SHAPE || known.shape != shape {
-            Throttle::read(words, known)?;
-            known.shape = shape;
-        }
-        let (Some((_, limit)), Some((op, cost))) = (&known.last, known.asked) else { return Err(USAGE.into()) };
         Ok(Throttle { limit, op, cost })
     }
 

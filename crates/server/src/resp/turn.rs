@@ -1,10 +1,8 @@
 //! Bytes into answers, a bounded number of commands at a time: what has arrived is read in groups, and each group is answered the fastest way it can be.
 
-use std::iter::repeat;
-
 use super::alike::Answered;
 use super::command::{Command, Session};
-use super::frame::{self, Known, MAX_COMMAND_BYTES, MAX_UNKNOWN_BYTES, Next, Shape, Words};
+use super::frame::{self, Known, MAX_COMMAND_BYTES, MAX_UNKNOWN_BYTES, Next, Words};
 use super::reply::Replies;
 use super::transaction::Transaction;
 use crate::auth::May;
@@ -23,9 +21,6 @@ pub(crate) struct Turn {
     /// There may be another complete command.
     pub(crate) more: bool,
 }
-
-/// Commands that are read before the first of them is answered, so that the memory they are about can be fetched meanwhile.
-pub(crate) const AHEAD: usize = 16;
 
 /// The most room for words that a connection keeps between two turns: a turn of commands of six.
 const MAX_KEPT_WORDS: usize = TURN * 6;
@@ -70,22 +65,15 @@ async fn answer_some<'a>(
     out: &mut Replies,
 ) -> Turn {
     let Answered { bytes: mut used, commands: mut answered } = done;
-    // A store that is far away is asked about all that is here at once: what waits for the answers before it has no more time than they had.
-    let ahead_of_all = if session.engine.is_far() { TURN } else { AHEAD };
     while answered < TURN {
         // How long a command may be depends on the one before, as long as nobody has said who he is.
         let unknown = session.may == May::Nothing;
-        let (most, count) = if unknown { (MAX_UNKNOWN_BYTES, 1) } else { (MAX_COMMAND_BYTES, ahead_of_all) };
+        let (most, count) = if unknown { (MAX_UNKNOWN_BYTES, 1) } else { (MAX_COMMAND_BYTES, TURN) };
         words.clear();
         group.read(&bytes[used..], words, &mut session.known, most, count);
-        let mut awaited = [None; AHEAD];
-        for (awaited, command) in awaited.iter_mut().zip(group.each(words)) {
-            *awaited = session.expect(&command);
-        }
-        let mut together = session.engine.together(group.commands);
         // Commands that were answered together with one before them.
         let mut ahead = 0;
-        for (at, (command, awaited)) in group.each(words).zip(awaited.iter().chain(repeat(&None))).enumerate() {
+        for (at, command) in group.each(words).enumerate() {
             if ahead > 0 {
                 (ahead, used, answered) = (ahead - 1, used + command.bytes, answered + 1);
                 continue;
@@ -94,26 +82,17 @@ async fn answer_some<'a>(
                 break;
             }
             session.begun = None;
-            let at_once = match (awaited, &mut together) {
-                (Some(awaited), Some(together)) => session.answer_at_once(&command, awaited, together, out),
-                _ => false,
-            };
-            if !at_once {
-                // Whoever is answered in another way may ask for these numbers.
-                together.iter_mut().for_each(|together| session.engine.count(together));
-                let rest = group.each(words).skip(at).take_while(|_| at + 1 < group.commands);
-                let questions: Vec<_> = rest.map_while(|command| session.question(command.words)).collect();
-                if questions.len() > 1 {
-                    session.answer_all(&questions, out).await;
-                    ahead = questions.len() - 1;
-                } else {
-                    session.answer(command.words, out).await;
-                }
+            let rest = group.each(words).skip(at).take_while(|_| at + 1 < group.commands);
+            let questions: Vec<_> = rest.map_while(|command| session.question(command.words)).collect();
+            if questions.len() > 1 {
+                session.answer_all(&questions, out).await;
+                ahead = questions.len() - 1;
+            } else {
+                session.answer(command.words, out).await;
             }
             used += command.bytes;
             answered += 1;
         }
-        together.iter_mut().for_each(|together| session.engine.count(together));
         if session.has_to_pause(out) {
             break;
         }
@@ -174,12 +153,11 @@ struct Group<'a> {
     behind: Option<Result<Next<'a>, frame::Broken>>,
 }
 
-/// Where the words of a command end, and what else is to be known of it.
+/// Where the words of a command end, and how many bytes it takes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct End {
     words: usize,
     bytes: usize,
-    shape: Shape,
 }
 
 impl<'a> Group<'a> {
@@ -190,17 +168,15 @@ impl<'a> Group<'a> {
         self.ends.clear();
         for _ in 0..count {
             let (rest, first) = (&bytes[at..], words.len());
-            let (taken, shape) = match known.again(rest, words) {
-                Some(again) => again,
-                None => match frame::next(rest, words, most) {
-                    Ok(Next::Command(taken)) => (taken, known.remember(rest, taken, &words[first..])),
-                    other => {
-                        self.behind = Some(other);
-                        return;
-                    }
-                },
+            let taken = match frame::next(rest, words, most) {
+                Ok(Next::Command(taken)) => taken,
+                other => {
+                    self.behind = Some(other);
+                    return;
+                }
             };
-            self.ends.push(End { words: words.len(), bytes: taken, shape });
+            known.remember(rest, taken, &words[first..]);
+            self.ends.push(End { words: words.len(), bytes: taken });
             at += taken;
             self.commands += 1;
         }
@@ -211,7 +187,7 @@ impl<'a> Group<'a> {
         self.ends.iter().map(move |end| {
             let own = &words[from..end.words];
             from = end.words;
-            Command { words: own, bytes: end.bytes, shape: end.shape }
+            Command { words: own, bytes: end.bytes }
         })
     }
 }

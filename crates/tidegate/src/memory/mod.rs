@@ -25,7 +25,7 @@ use tidegate_core::algorithm::bucket::Level;
 use tidegate_core::{Algorithm, Decision, Limit, Op, Record, Timestamp, Verdict};
 
 use crate::clock::Clock;
-use crate::store::{Check, Deciding, InvalidCheck, Scope, Store, Subject};
+use crate::store::{Charge, Check, Deciding, InvalidCheck, Scope, Store};
 #[cfg(feature = "tower")]
 pub(crate) use gate::Brief;
 pub use gate::Gate;
@@ -107,13 +107,6 @@ struct Expected<'a> {
     hash: Hash,
     line: &'a Line,
     at_home: &'a AtHome,
-}
-
-/// A key whose memory is on its way: what [`Memory::expect`] gives, for the same store only.
-#[derive(Clone, Copy, Debug)]
-pub struct Awaited {
-    hash: Hash,
-    is_rule: bool,
 }
 
 type Guard<'a> = raw::Guard<'a, Box<Shard>>;
@@ -308,37 +301,6 @@ impl Memory {
         self.inner.check_key(key.as_ref(), limit, cost)
     }
 
-    /// The same for a key of any scope, as a whole decision: what [`decide`](Memory::decide) says of a [`Check`] of this one charge, by a
-    /// shorter way. Keys of more than [`MAX_KEY_BYTES`](crate::MAX_KEY_BYTES) are taken here, too.
-    pub fn check_subject(&self, subject: &Subject<'_>, limit: &Limit, cost: u64) -> Decision {
-        let hash = self.inner.hash(&subject.scope, &subject.key, limit, 0);
-        let expected = self.inner.expect(hash);
-        let now = self.inner.clock.now();
-        let verdict: Verdict = self.inner.check(&expected, limit, cost, now, self.inner.tag_of(limit));
-        Decision::of_one(verdict, verdict.allowed, now)
-    }
-
-    /// Says that a key will be asked about soon, so that its memory can be fetched meanwhile: for whoever has several questions at hand. What comes back
-    /// is asked by [`check_awaited`](Memory::check_awaited).
-    pub fn expect(&self, subject: &Subject<'_>) -> Awaited {
-        let (order, other) = match &subject.scope {
-            Scope::Rule(name) => self.inner.hashing.hash_named(name, &subject.key),
-            Scope::AdHoc => self.inner.hashing.hash(&subject.key),
-        };
-        // Where a key is at home does not depend on the other half of its hash.
-        let _ = self.inner.expect(Hash { order, other });
-        Awaited { hash: Hash { order, other }, is_rule: matches!(subject.scope, Scope::Rule(_)) }
-    }
-
-    /// As [`check_subject`](Memory::check_subject), for a key that this store was told to [expect](Memory::expect), at a moment that its
-    /// [clock](Memory::clock) told: several questions that arrived together can be answered at one moment.
-    pub fn check_awaited(&self, awaited: &Awaited, limit: &Limit, cost: u64, now: Timestamp) -> Verdict {
-        let Awaited { hash: Hash { order, other }, is_rule } = *awaited;
-        let kind = if is_rule { RULE } else { algorithm_number(limit.algorithm()) };
-        let hash = Hash { order, other: other ^ mixed_in(kind, 0) };
-        self.inner.check_arrived(&self.inner.at(hash), limit, cost, now, self.inner.tag_of(limit))
-    }
-
     /// The same as [`check`](Memory::check) for those who only want to know whether the request may pass; a little faster.
     #[must_use = "let the request pass only if it is allowed"]
     #[inline]
@@ -361,7 +323,11 @@ impl Memory {
     /// If no store could decide it: it charges nothing, too much at once, or a key that is too long.
     pub fn decide(&self, check: &Check<'_>) -> Result<Decision, InvalidCheck> {
         check.validate()?;
-        Ok(self.inner.decide(check, self.inner.clock.now()))
+        let now = self.inner.clock.now();
+        Ok(match check.plain_charge() {
+            Some(charge) => self.inner.check_charge(charge, now),
+            None => self.inner.decide(check, now),
+        })
     }
 }
 
@@ -381,6 +347,14 @@ impl Inner {
     fn check_key<A: Answer>(&self, key: &[u8], limit: &Limit, cost: u64) -> A {
         let hash = self.hash(&Scope::AdHoc, key, limit, 0);
         self.check(&self.expect(hash), limit, cost, self.clock.now(), self.tag_of(limit))
+    }
+
+    /// Decides a plain check of one charge, without the shard's lock where that is possible.
+    fn check_charge(&self, charge: &Charge<'_>, now: Timestamp) -> Decision {
+        let Charge { subject, limit, position, cost, .. } = charge;
+        let hash = self.hash(&subject.scope, &subject.key, limit, *position);
+        let verdict: Verdict = self.check(&self.expect(hash), limit, *cost, now, self.tag_of(limit));
+        Decision::of_one(verdict, verdict.allowed, now)
     }
 
     /// Decides one charge, and makes of the answer what the caller wants: a yes or no, or all the numbers. `tag_of` says which tag a

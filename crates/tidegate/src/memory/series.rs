@@ -58,7 +58,7 @@ impl Series {
         &self.pinned.memory
     }
 
-    /// Decides a charge of `cost` on each key, one after the other, each by itself, as [`check_subject`](Memory::check_subject) does, at a moment
+    /// Decides a charge of `cost` on each key, one after the other, each by itself, as a [`Check`](crate::Check) of it would be, at a moment
     /// that the store's [clock](Memory::clock) told. `answer` hears each verdict with its key before the next is decided.
     #[inline]
     pub fn check_each<'k>(

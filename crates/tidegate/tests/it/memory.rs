@@ -70,7 +70,9 @@ fn a_series_says_the_same_as_each_by_itself() {
         let keys: Vec<String> =
             (0..random.below(40)).map(|_| "k".repeat(1 + 3 * usize::try_from(random.below(12)).unwrap())).collect();
         let each = keys.iter().map(|key| Subject { scope: scope.clone(), key: key.as_bytes().into() });
-        let general: Vec<Verdict> = each.map(|subject| *one.check_subject(&subject, limit, cost).binding()).collect();
+        let general: Vec<Verdict> = each
+            .map(|subject| *one.decide(&Check::new().charge_subject(subject, [limit], cost)).unwrap().binding())
+            .collect();
         let (mut told, mut told_of) = (Vec::new(), Vec::new());
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
         other.series(scope, limit).check_each(&keys, cost, other.clock().now(), |key, verdict| {
