@@ -1,6 +1,6 @@
 //! The gRPC listener: Envoy's rate limit service, health and reflection.
 //!
-//! Connections, their bounds, TLS and tokens are the affair of the [entrance](crate::listener) and its hall; here a path becomes a service, and a message an answer.
+//! Connections, their bounds, TLS and tokens are the affair of the [entrance](crate::listen) and its hall; here a path becomes a service, and a message an answer.
 
 pub(crate) mod decide;
 mod health;

@@ -99,7 +99,7 @@ impl LastAnswer {
         self.sends.included = self.sends.included.max(mark.unwrap_or(0));
     }
 
-    /// Takes over what an older answer said about denials and what still holds. `mark` is what [`sends`](Seen::sends) said of the question that
+    /// Takes over what an older answer said about denials and what still holds. `mark` is what [`sends`](LastAnswer::sends) said of the question that
     /// is answered now; `moved` says whether that call charged or gave back anything, which writes the state in this limit's scale.
     pub(crate) fn keep(&mut self, older: &LastAnswer, mark: Option<u64>, moved: bool) {
         self.converted = !moved && (older.converted || self.limit != older.limit);
@@ -123,7 +123,7 @@ impl LastAnswer {
         self.sends.uncertain = true;
     }
 
-    /// A check of this cost is sent. The mark is for [`keep`](Seen::keep).
+    /// A check of this cost is sent. The mark is for [`keep`](LastAnswer::keep).
     pub(crate) fn sends(&mut self, cost: u64) -> u64 {
         let Sends { sent, included, largest, .. } = &mut self.sends;
         *largest = if sent == included { cost } else { cost.max(*largest) };

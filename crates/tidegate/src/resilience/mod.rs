@@ -10,11 +10,11 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Every question goes the same way: what is certainly denied is denied here ([`seen`]); what can be spent of a [`lease`] or charged
-//! afterwards ([`background`]) passes here; the rest is one call to the store, with a deadline. If there is no answer, or the [`breaker`] says that
+//! Every question goes the same way: what is certainly denied is denied here ([`last_answer`]); what can be spent of a [`lease`] or charged
+//! afterwards ([`async_sync`]) passes here; the rest is one call to the store, with a deadline. If there is no answer, or the [`breaker`] says that
 //! none can be expected, this node decides by its [`share`] of the limit, and the answer says so.
 //!
-//! Those rooms are state machines that know neither clock nor store: time is an argument. This file and [`ask`] are the shell around them,
+//! Those rooms are state machines that know neither clock nor store: time is an argument. This file and [`decide`] are the shell around them,
 //! which reads the clock, waits with tokio's timers, and calls the store.
 
 mod async_sync;
