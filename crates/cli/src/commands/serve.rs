@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use tidegate_server::auth::Auth;
@@ -15,6 +16,9 @@ use super::Outcome;
 use super::greeting::Greeting;
 use crate::args;
 use crate::output;
+
+/// How long the start waits for its log to be written, before it prints that it is ready.
+const LOG_FLUSH: Duration = Duration::from_secs(1);
 
 pub(super) fn run(args: args::Serve) -> Result<Outcome> {
     let mut config = match args.config.as_deref() {
@@ -57,6 +61,8 @@ pub(super) fn until_told(config: Config, options: Options, greeting: Greeting) -
         // Before anything is said, so that whoever reads it can already stop us.
         let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let running = start(config, options).await?;
+        // The log of the start is complete before `ready` is printed.
+        running.engine().observer().log().flush(LOG_FLUSH);
         let mut out = output::stdout();
         greeting.write(&mut out, &running)?;
         out.flush()?;
