@@ -1,4 +1,5 @@
-//! Writes the file under test once more for each of its orderings, with that one ordering left out: the tests must notice.
+//! Writes the file under test once more for each of its orderings, with that one ordering left out:
+//! the tests must notice.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -10,8 +11,10 @@ fn main() {
     println!("cargo::rerun-if-changed={UNDER_TEST}");
     println!("cargo::rerun-if-changed=build.rs");
     let here = env::var("CARGO_MANIFEST_DIR").expect("cargo says where");
-    let text = fs::read_to_string(Path::new(&here).join(UNDER_TEST)).expect("the file under test can be read");
-    let lines: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+    let text = fs::read_to_string(Path::new(&here).join(UNDER_TEST))
+        .expect("the file under test can be read");
+    let lines: Vec<&str> =
+        text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
     let mut modules = String::new();
     let mut names = String::new();
     let mut number = 0;
@@ -19,7 +22,8 @@ fn main() {
         let weaker = if line.trim_start().starts_with("fence(") {
             String::new()
         } else {
-            line.replace("Ordering::Acquire", "Ordering::Relaxed").replace("Ordering::Release", "Ordering::Relaxed")
+            line.replace("Ordering::Acquire", "Ordering::Relaxed")
+                .replace("Ordering::Release", "Ordering::Relaxed")
         };
         if weaker == **line || line.starts_with("use ") {
             continue;
@@ -27,8 +31,10 @@ fn main() {
         number += 1;
         let mut changed = lines.clone();
         changed[at] = &weaker;
-        let function = lines[..at].iter().rev().find_map(|line| line.split("fn ").nth(1)).unwrap_or_default();
-        let what = format!("{} in {}", line.trim(), function.split(['<', '(']).next().unwrap_or_default());
+        let function =
+            lines[..at].iter().rev().find_map(|line| line.split("fn ").nth(1)).unwrap_or_default();
+        let what =
+            format!("{} in {}", line.trim(), function.split(['<', '(']).next().unwrap_or_default());
         let changed = changed.join("\n");
         writeln!(
             modules,
@@ -36,7 +42,8 @@ fn main() {
             scenarios = Path::new(&here).join("src/scenarios.rs")
         )
         .expect("a string takes everything");
-        write!(names, "({what:?}, weaker_{number}::scenarios::ALL), ").expect("a string takes everything");
+        write!(names, "({what:?}, weaker_{number}::scenarios::ALL), ")
+            .expect("a string takes everything");
     }
     write!(modules, "const WEAKER: &[(&str, &[sound::scenarios::Scenario])] = &[{names}];")
         .expect("a string takes everything");

@@ -1,4 +1,5 @@
-//! `cargo bench`: what one decision costs, algorithm by algorithm, in the core and through the memory store.
+//! `cargo bench`: what one decision costs, algorithm by algorithm, in the core and through the
+//! memory store.
 
 use divan::{Bencher, black_box};
 use tidegate::tidegate_core::{Charge, Record, decide};
@@ -25,7 +26,8 @@ fn core(bencher: Bencher<'_, '_>, text: &str) {
     let (mut record, mut now) = (Record::default(), 1_700_000_000_000_000);
     bencher.bench_local(|| {
         now += 50_000;
-        decide(Op::Check, &mut [Charge::new(&limit, &mut record, 1)], Timestamp::from_micros(now)).allowed()
+        decide(Op::Check, &mut [Charge::new(&limit, &mut record, 1)], Timestamp::from_micros(now))
+            .allowed()
     });
 }
 
@@ -44,7 +46,8 @@ fn memory(bencher: Bencher<'_, '_>, text: &str) {
 /// Three limits on one key and one on another, all or nothing.
 #[divan::bench]
 fn memory_four_charges(bencher: Bencher<'_, '_>) {
-    let limits: tidegate::Limits = "1000000/s; 1000000/m; 1000000/h window".parse().expect("limits");
+    let limits: tidegate::Limits =
+        "1000000/s; 1000000/m; 1000000/h window".parse().expect("limits");
     let global: Limit = "10000000/s".parse().expect("a limit");
     let memory = Memory::new();
     bencher.bench_local(|| {

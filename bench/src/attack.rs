@@ -1,9 +1,12 @@
-//! `cargo xtask bench attack`: what others notice while somebody misuses HTTP/2 or is slow on purpose, at the listener for HTTP; `attack proxy`: the same through the proxy, before an upstream
-//! that answers at once. `cargo xtask bench crowd`: what twenty thousand connections take.
+//! `cargo xtask bench attack`: what others notice while somebody misuses HTTP/2 or is slow on
+//! purpose, at the listener for HTTP; `attack proxy`: the same through the proxy, before an
+//! upstream that answers at once. `cargo xtask bench crowd`: what twenty thousand connections take.
 //!
-//! Whoever attacks comes again as soon as he is told to go. Bystanders ask over HTTP/1.1, a few hundred times a second each, and the slowest in a hundred of their answers is looked at, in turns: with nobody else, beside somebody
-//! who asks properly as fast as he can, and during each attack. Whoever attacks has a core of his own, and server and bystanders share another, as if he were on another
-//! machine; what his frames cost the server counts.
+//! Whoever attacks comes again as soon as he is told to go. Bystanders ask over HTTP/1.1, a few
+//! hundred times a second each, and the slowest in a hundred of their answers is looked at, in
+//! turns: with nobody else, beside somebody who asks properly as fast as he can, and during each
+//! attack. Whoever attacks has a core of his own, and server and bystanders share another, as if he
+//! were on another machine; what his frames cost the server counts.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -23,10 +26,12 @@ const PACE: Duration = Duration::from_millis(2);
 /// Connections of an attack.
 const ATTACKERS: usize = 4;
 
-/// Connections that each thread of a slow attack drips bytes into, and how long it takes to go round.
+/// Connections that each thread of a slow attack drips bytes into, and how long it takes to go
+/// round.
 const SLOW: (usize, Duration) = (200, Duration::from_millis(50));
 
-const ATTACKS: [&str; 8] = ["quiet", "busy", "reset", "unread", "ping", "settings", "continuation", "slow"];
+const ATTACKS: [&str; 8] =
+    ["quiet", "busy", "reset", "unread", "ping", "settings", "continuation", "slow"];
 
 pub fn run(args: &[&str]) {
     match args {
@@ -69,7 +74,11 @@ fn measure(protocol: &str, own: &Own) {
     );
     for (index, kind) in ATTACKS.iter().enumerate() {
         let beside = |other: usize| {
-            let ratios: Vec<f64> = slowest[index].iter().zip(&slowest[other]).map(|(own, other)| own / other).collect();
+            let ratios: Vec<f64> = slowest[index]
+                .iter()
+                .zip(&slowest[other])
+                .map(|(own, other)| own / other)
+                .collect();
             median(&ratios)
         };
         let p99 = median(&slowest[index]);
@@ -90,7 +99,12 @@ impl Attacker {
     fn start(kind: &str, address: SocketAddr) -> Self {
         let program = std::env::current_exe().expect("this program");
         let mut command = Command::new("taskset");
-        command.args(["-c", CLIENTS]).arg(program).args(["attack", "as", kind, &address.to_string()]);
+        command.args(["-c", CLIENTS]).arg(program).args([
+            "attack",
+            "as",
+            kind,
+            &address.to_string(),
+        ]);
         Attacker(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("taskset"))
     }
 }
@@ -112,13 +126,18 @@ fn bystanders(address: SocketAddr, lasts: Duration) -> f64 {
             let began = Instant::now();
             stream.write_all(&request).expect("a connection");
             let count = stream.read(&mut bytes).expect("an answer");
-            assert!(bytes[..count].starts_with(b"HTTP/1.1 200"), "{}", bytes[..count].escape_ascii());
+            assert!(
+                bytes[..count].starts_with(b"HTTP/1.1 200"),
+                "{}",
+                bytes[..count].escape_ascii()
+            );
             took.push(began.elapsed().as_nanos() as f64 / 1e3);
         }
         took
     };
     let threads: Vec<_> = (0..BYSTANDERS).map(|_| std::thread::spawn(one)).collect();
-    let mut took: Vec<f64> = threads.into_iter().flat_map(|thread| thread.join().expect("a bystander")).collect();
+    let mut took: Vec<f64> =
+        threads.into_iter().flat_map(|thread| thread.join().expect("a bystander")).collect();
     took.sort_by(f64::total_cmp);
     took[took.len() * 99 / 100]
 }
@@ -126,7 +145,11 @@ fn bystanders(address: SocketAddr, lasts: Duration) -> f64 {
 /// A check that is always allowed.
 fn question(key: &str) -> Vec<u8> {
     let body = format!(r#"{{"key":"{key}","limit":"1000000/s"}}"#);
-    format!("POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
+    format!(
+        "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .into_bytes()
 }
 
 fn connect(address: SocketAddr) -> TcpStream {
@@ -135,7 +158,8 @@ fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// A connection from an address that is this process's own: what is known of one who attacks is not known of the next, nor of those who do not.
+/// A connection from an address that is this process's own: what is known of one who attacks is not
+/// known of the next, nor of those who do not.
 fn come(address: SocketAddr) -> std::io::Result<TcpStream> {
     let [.., high, low] = std::process::id().to_be_bytes();
     let own = SocketAddr::from(([127, 1 + high / 2, low, 2], 0));
@@ -225,7 +249,8 @@ fn once(kind: &str, address: SocketAddr) -> std::io::Result<()> {
 fn says_go_away(bytes: &[u8]) -> bool {
     (17..=bytes.len().min(100)).any(|long| {
         let frame = &bytes[bytes.len() - long..];
-        frame[..3] == [0, 0, u8::try_from(long - 9).expect("short")] && frame[3..9] == [7, 0, 0, 0, 0, 0]
+        frame[..3] == [0, 0, u8::try_from(long - 9).expect("short")]
+            && frame[3..9] == [7, 0, 0, 0, 0, 0]
     })
 }
 
@@ -277,7 +302,8 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 
 /// How many KiB of a process are in memory.
 fn resident(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a process that runs");
+    let status =
+        std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a process that runs");
     let line = status.lines().find(|line| line.starts_with("VmRSS")).expect("linux");
     line.split_whitespace().nth(1).and_then(|word| word.parse().ok()).expect("a number")
 }
@@ -287,7 +313,9 @@ pub fn crowd(args: &[&str]) {
     match args {
         [] => crowd_of(2, 9_500),
         ["server"] => crate::server::serve_tidegate(20_000, 20_000, "auto"),
-        ["client", address, count] => be_many(address.parse().expect("an address"), count.parse().expect("a number")),
+        ["client", address, count] => {
+            be_many(address.parse().expect("an address"), count.parse().expect("a number"))
+        }
         _ => crowd_of(2, args.join(" ").parse::<usize>().expect("a number of connections") / 2),
     }
 }
@@ -296,7 +324,8 @@ fn crowd_of(processes: usize, each: usize) {
     let own = Own::start_as(&["crowd", "server"]);
     let mut probe = connect(own.resp);
     let mut answer = |count: usize| -> f64 {
-        let mut took: Vec<f64> = (0..count).map(|_| micros(|| ping(&mut probe).expect("an answer"))).collect();
+        let mut took: Vec<f64> =
+            (0..count).map(|_| micros(|| ping(&mut probe).expect("an answer"))).collect();
         took.sort_by(f64::total_cmp);
         took[took.len() * 99 / 100]
     };
@@ -305,7 +334,8 @@ fn crowd_of(processes: usize, each: usize) {
     let began = Instant::now();
     let address = own.resp.to_string();
     let (each_text, count) = (each.to_string(), processes * each);
-    let clients: Vec<Own> = (0..processes).map(|_| Own::start_as(&["crowd", "client", &address, &each_text])).collect();
+    let clients: Vec<Own> =
+        (0..processes).map(|_| Own::start_as(&["crowd", "client", &address, &each_text])).collect();
     let (after, beside) = (resident(own.child.id()), answer(2_000));
     let per = (after - before) as f64 / count as f64;
     println!(
@@ -316,7 +346,10 @@ fn crowd_of(processes: usize, each: usize) {
     for mut client in clients {
         // Left alone, it asks once more on every connection before it goes.
         drop(client.child.stdin.take());
-        assert!(client.child.wait().is_ok_and(|status| status.success()), "every connection is to be answered");
+        assert!(
+            client.child.wait().is_ok_and(|status| status.success()),
+            "every connection is to be answered"
+        );
     }
     let gone = answer(2_000);
     println!(
@@ -329,9 +362,12 @@ fn crowd_of(processes: usize, each: usize) {
 /// So many connections, each of which asks once, and once more before it ends.
 fn be_many(address: SocketAddr, count: usize) {
     let ask = |number: usize, stream: &mut TcpStream| {
-        ping(stream).unwrap_or_else(|error| panic!("connection {number} of {count} has no answer: {error}"));
+        ping(stream).unwrap_or_else(|error| {
+            panic!("connection {number} of {count} has no answer: {error}")
+        });
     };
-    // Each is answered before the next one comes: more would wait to be accepted than the system lets wait.
+    // Each is answered before the next one comes: more would wait to be accepted than the system
+    // lets wait.
     let come = |number: usize| {
         let mut stream = connect(address);
         ask(number, &mut stream);

@@ -1,7 +1,10 @@
-//! The bound for `CL.THROTTLE` over RESP: tokio, a flat table of sixteen bytes a key, and a reply of five numbers.
+//! The bound for `CL.THROTTLE` over RESP: tokio, a flat table of sixteen bytes a key, and a reply
+//! of five numbers.
 //!
-//! It takes everything on trust: commands as redis-benchmark writes them, hashes that nobody attacks, a table that never grows or forgets. It counts nothing,
-//! bounds nothing, has one command, and writes numbers of two digits. No product could ship it; no product that uses the same runtime has much to win beyond it.
+//! It takes everything on trust: commands as redis-benchmark writes them, hashes that nobody
+//! attacks, a table that never grows or forgets. It counts nothing, bounds nothing, has one
+//! command, and writes numbers of two digits. No product could ship it; no product that uses the
+//! same runtime has much to win beyond it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +20,8 @@ struct Table {
 }
 
 pub(crate) fn serve() {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a port");
     let at = listener.local_addr().expect("an address");
     let slots = (0..1 << 21).map(|_| Default::default()).collect();
@@ -72,11 +76,23 @@ fn number(digits: &[u8]) -> u64 {
 }
 
 impl Table {
-    fn answer(&self, key: &[u8], limit: u64, interval: u64, cost: u64, now: u64, out: &mut Vec<u8>) {
-        let word =
-            |at: usize| key.get(at..at + 8).map_or(0, |word| u64::from_le_bytes(word.try_into().expect("eight")));
-        let product = u128::from(word(0) ^ 0x9e37_79b9_7f4a_7c15) * u128::from(word(key.len().saturating_sub(8)) | 1);
-        let hash = (product as u64 ^ (product >> 64) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    fn answer(
+        &self,
+        key: &[u8],
+        limit: u64,
+        interval: u64,
+        cost: u64,
+        now: u64,
+        out: &mut Vec<u8>,
+    ) {
+        let word = |at: usize| {
+            key.get(at..at + 8)
+                .map_or(0, |word| u64::from_le_bytes(word.try_into().expect("eight")))
+        };
+        let product = u128::from(word(0) ^ 0x9e37_79b9_7f4a_7c15)
+            * u128::from(word(key.len().saturating_sub(8)) | 1);
+        let hash =
+            (product as u64 ^ (product >> 64) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut index = (hash >> 20) as usize % self.slots.len();
         let tat = loop {
             let (tag, tat) = &self.slots[index];
@@ -96,7 +112,13 @@ impl Table {
         let seconds = |micros: u64| micros.div_ceil(1_000_000) as i64;
         let retry = if allowed { -1 } else { seconds(new - now - interval * limit) };
         out.extend_from_slice(b"*5\r\n");
-        for number in [i64::from(!allowed), limit as i64, remaining as i64, retry, seconds(kept.saturating_sub(now))] {
+        for number in [
+            i64::from(!allowed),
+            limit as i64,
+            remaining as i64,
+            retry,
+            seconds(kept.saturating_sub(now)),
+        ] {
             out.push(b':');
             if number < 0 {
                 out.push(b'-');

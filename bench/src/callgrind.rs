@@ -1,4 +1,5 @@
-//! Instructions instead of time: a number that a busy machine does not change. The process runs under `valgrind --tool=callgrind`.
+//! Instructions instead of time: a number that a busy machine does not change. The process runs
+//! under `valgrind --tool=callgrind`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,7 +22,11 @@ impl Counter {
     pub fn since(&mut self) -> f64 {
         let told = Command::new("callgrind_control").args(["-d", &self.pid.to_string()]).output();
         let told = told.expect("callgrind_control: apt-get install -y valgrind");
-        assert!(told.status.success(), "callgrind_control: {}", String::from_utf8_lossy(&told.stderr));
+        assert!(
+            told.status.success(),
+            "callgrind_control: {}",
+            String::from_utf8_lossy(&told.stderr)
+        );
         self.dumps += 1;
         let file = self.file.with_added_extension(self.dumps.to_string());
         for _ in 0..500 {

@@ -1,4 +1,5 @@
-//! Who is measured: each decides one string key at the current time, and is asked through the same trait.
+//! Who is measured: each decides one string key at the current time, and is asked through the same
+//! trait.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +17,8 @@ use tidegate::{Clock, Gate, Limit, ManualClock, Memory, SystemClock};
 pub trait Contender: Sync {
     fn name(&self) -> &'static str;
     fn check(&self, key: &String) -> bool;
-    /// Decides a few keys at once, if it can do that better than one by one. `allowed` is a list that the caller keeps.
+    /// Decides a few keys at once, if it can do that better than one by one. `allowed` is a list
+    /// that the caller keeps.
     fn check_many(&self, keys: &[(String, u64)], _allowed: &mut Vec<bool>) -> usize {
         keys.iter().filter(|(key, _)| self.check(key)).count()
     }
@@ -51,7 +53,13 @@ impl Tidegate {
     fn on(keys: usize, burst: u32, clock: Clock) -> Self {
         // One an hour: a key that was hit once stays live for the whole run.
         let limit: Limit = format!("24/d burst {burst}").parse().expect("a limit");
-        Tidegate { gate: Memory::builder().max_keys((keys * 2).max(1 << 20)).clock(clock).build().gate(&limit) }
+        Tidegate {
+            gate: Memory::builder()
+                .max_keys((keys * 2).max(1 << 20))
+                .clock(clock)
+                .build()
+                .gate(&limit),
+        }
     }
 
     pub fn memory(&self) -> &Memory {
@@ -102,7 +110,8 @@ impl Contender for Governor {
 }
 
 /// Governor on a clock that stands still.
-type Still = RateLimiter<String, DashMapStateStore<String>, FakeRelativeClock, NoOpMiddleware<Nanos>>;
+type Still =
+    RateLimiter<String, DashMapStateStore<String>, FakeRelativeClock, NoOpMiddleware<Nanos>>;
 
 pub struct GovernorWithoutClock(Still);
 
@@ -135,8 +144,9 @@ impl Contender for GovernorWithoutClock {
 /// Between two that pass, in counts of the clock, more or less.
 const INTERVAL: u64 = 3_600_000_000_000;
 
-/// The bound for one call at a time: a flat table of sixteen bytes a key, a hash that nobody attacks, one compare-and-swap.
-/// It keeps 64 bits of hash and one rounded timestamp, never grows and never forgets: no product could ship it.
+/// The bound for one call at a time: a flat table of sixteen bytes a key, a hash that nobody
+/// attacks, one compare-and-swap. It keeps 64 bits of hash and one rounded timestamp, never grows
+/// and never forgets: no product could ship it.
 pub struct Flat16 {
     slots: Vec<(AtomicU64, AtomicU64)>,
     burst: u64,
@@ -150,7 +160,11 @@ impl Flat16 {
 
     pub fn with_burst(keys: usize, burst: u32) -> Self {
         let slots = (keys * 2).next_power_of_two();
-        Flat16 { slots: on_huge_pages(slots), burst: u64::from(burst) * INTERVAL, clock: Some(quanta::Clock::new()) }
+        Flat16 {
+            slots: on_huge_pages(slots),
+            burst: u64::from(burst) * INTERVAL,
+            clock: Some(quanta::Clock::new()),
+        }
     }
 
     pub fn without_clock(keys: usize) -> Self {
@@ -166,7 +180,8 @@ impl Contender for Flat16 {
     fn check(&self, key: &String) -> bool {
         self.ask(key)
     }
-    /// The bound for batches: the clock is read once, and the slots of all keys are on their way before the first is decided.
+    /// The bound for batches: the clock is read once, and the slots of all keys are on their way
+    /// before the first is decided.
     fn check_many(&self, keys: &[(String, u64)], _allowed: &mut Vec<bool>) -> usize {
         let now = self.now();
         let mut hashes = [0; 16];
@@ -198,8 +213,11 @@ impl Flat16 {
     fn hash(&self, key: &str) -> u64 {
         const ODD: u128 = 0x9e37_79b9_7f4a_7c15;
         let bytes = key.as_bytes();
-        let word =
-            |at: usize| bytes.get(at..at + 8).map_or(0, |word| u64::from_le_bytes(word.try_into().expect("eight")));
+        let word = |at: usize| {
+            bytes
+                .get(at..at + 8)
+                .map_or(0, |word| u64::from_le_bytes(word.try_into().expect("eight")))
+        };
         let product = u128::from(word(0)) * ODD;
         let mixed = product as u64 ^ (product >> 64) as u64 ^ word(bytes.len().saturating_sub(8));
         let product = u128::from(mixed) * ODD;
@@ -237,7 +255,8 @@ impl Flat16 {
     }
 }
 
-/// Zeroes where a random one is found as fast as the system can: on huge pages, as our own tables are.
+/// Zeroes where a random one is found as fast as the system can: on huge pages, as our own tables
+/// are.
 fn on_huge_pages(count: usize) -> Vec<(AtomicU64, AtomicU64)> {
     const HUGE: usize = 1 << 21;
     let mut slots: Vec<(AtomicU64, AtomicU64)> = Vec::with_capacity(count);
@@ -245,7 +264,8 @@ fn on_huge_pages(count: usize) -> Vec<(AtomicU64, AtomicU64)> {
     let (from, to) = (start.next_multiple_of(HUGE), (start + bytes) / HUGE * HUGE);
     if to > from {
         // SAFETY: whole pages of memory that is ours, and nothing is written.
-        let done = unsafe { libc::madvise(from as *mut libc::c_void, to - from, libc::MADV_HUGEPAGE) };
+        let done =
+            unsafe { libc::madvise(from as *mut libc::c_void, to - from, libc::MADV_HUGEPAGE) };
         assert_eq!(done, 0, "huge pages: {}", std::io::Error::last_os_error());
     }
     slots.resize_with(count, Default::default);

@@ -1,4 +1,5 @@
-//! Who runs where: on a machine of two cores, those who ask have one and those who answer the other, as if they were two machines.
+//! Who runs where: on a machine of two cores, those who ask have one and those who answer the
+//! other, as if they were two machines.
 
 use std::process::{Command, Stdio};
 
@@ -11,11 +12,20 @@ pub const CLIENTS: &str = "1";
 pub fn stay_on(core: &str) {
     let pid = std::process::id().to_string();
     let pinned = Command::new("taskset").args(["-acp", core, &pid]).stdout(Stdio::null()).status();
-    assert!(pinned.is_ok_and(|status| status.success()), "expected taskset (util-linux) and two cores");
+    assert!(
+        pinned.is_ok_and(|status| status.success()),
+        "expected taskset (util-linux) and two cores"
+    );
 }
 
 /// This process runs before all others on its core, whenever it has something to do.
 pub fn go_first(pid: u32) {
-    let done = Command::new("chrt").args(["-a", "-f", "-p", "1", &pid.to_string()]).stdout(Stdio::null()).status();
-    assert!(done.is_ok_and(|status| status.success()), "expected chrt (util-linux), and the right to use it");
+    let done = Command::new("chrt")
+        .args(["-a", "-f", "-p", "1", &pid.to_string()])
+        .stdout(Stdio::null())
+        .status();
+    assert!(
+        done.is_ok_and(|status| status.success()),
+        "expected chrt (util-linux), and the right to use it"
+    );
 }

@@ -1,8 +1,11 @@
-//! `cargo run --release -- grpc`: Envoy's rate limit service over gRPC, Tidegate's listener beside bare tonic.
+//! `cargo run --release -- grpc`: Envoy's rate limit service over gRPC, Tidegate's listener beside
+//! bare tonic.
 //!
-//! Each server is a process of its own with a runtime of its own. The bare one has the same messages and answers every request with the same
-//! constant; what Tidegate adds is the whole decision. One client asks both in turns, many short rounds each: connections times requests
-//! at once on each. Beside requests per second it shows the server's processor time per request, which a busy machine disturbs less.
+//! Each server is a process of its own with a runtime of its own. The bare one has the same
+//! messages and answers every request with the same constant; what Tidegate adds is the whole
+//! decision. One client asks both in turns, many short rounds each: connections times requests at
+//! once on each. Beside requests per second it shows the server's processor time per request, which
+//! a busy machine disturbs less.
 
 use std::convert::Infallible;
 use std::fs;
@@ -38,14 +41,16 @@ pub(crate) fn run(words: &[&str]) {
     }
     let rounds = words.first().map_or(ROUNDS, |word| word.parse().expect("a number of rounds"));
     let servers = [Server::start("tidegate"), Server::start("bare")];
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     println!(
         "requests per second and processor time of the server per request, median of {rounds} interleaved rounds of {ROUND:?}\n"
     );
     for (connections, streams) in SHAPES {
         let mut measured: [Vec<Round>; 2] = Default::default();
         let channels = servers.each_ref().map(|server| {
-            let endpoint = Endpoint::from_shared(format!("http://{}", server.address)).expect("an address");
+            let endpoint =
+                Endpoint::from_shared(format!("http://{}", server.address)).expect("an address");
             let connect = || runtime.block_on(endpoint.connect()).expect("a connection");
             (0..connections).map(|_| connect()).collect::<Vec<_>>()
         });
@@ -89,13 +94,16 @@ impl Server {
             .spawn()
             .expect("a server");
         let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line).expect("an address");
+        BufReader::new(child.stdout.take().expect("it is piped"))
+            .read_line(&mut line)
+            .expect("an address");
         Server { child, address: line.trim().into() }
     }
 
     /// What all its threads have used.
     fn processor_time(&self) -> Duration {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("/proc, so Linux");
+        let tasks =
+            fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("/proc, so Linux");
         let of = |task: std::io::Result<fs::DirEntry>| {
             let text = fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
             text.split(' ').next()?.parse::<u64>().ok()
@@ -126,7 +134,12 @@ impl Round {
     }
 }
 
-fn measure(runtime: &tokio::runtime::Runtime, server: &Server, channels: &[Channel], streams: usize) -> Round {
+fn measure(
+    runtime: &tokio::runtime::Runtime,
+    server: &Server,
+    channels: &[Channel],
+    streams: usize,
+) -> Round {
     let (done, total) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let (before, start) = (server.processor_time(), Instant::now());
     runtime.block_on(async {
@@ -135,7 +148,8 @@ fn measure(runtime: &tokio::runtime::Runtime, server: &Server, channels: &[Chann
             .flat_map(|channel| std::iter::repeat_n(channel, streams))
             .zip(0_u64..)
             .map(|(channel, caller)| {
-                let (channel, done, total) = (channel.clone(), Arc::clone(&done), Arc::clone(&total));
+                let (channel, done, total) =
+                    (channel.clone(), Arc::clone(&done), Arc::clone(&total));
                 tokio::spawn(async move {
                     let mut calls = 0;
                     while !done.load(Ordering::Relaxed) {
@@ -153,13 +167,18 @@ fn measure(runtime: &tokio::runtime::Runtime, server: &Server, channels: &[Chann
         }
     });
     let (elapsed, requests) = (start.elapsed().as_secs_f64(), total.load(Ordering::Relaxed) as f64);
-    Round { requests: requests / elapsed, server_us: (server.processor_time() - before).as_secs_f64() * 1e6 / requests }
+    Round {
+        requests: requests / elapsed,
+        server_us: (server.processor_time() - before).as_secs_f64() * 1e6 / requests,
+    }
 }
 
 async fn ask(channel: Channel, number: u64) {
     let mut client = tonic::client::Grpc::new(channel);
     client.ready().await.expect("a connection");
-    let path = http::uri::PathAndQuery::from_static("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
+    let path = http::uri::PathAndQuery::from_static(
+        "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
+    );
     let entries = vec![
         Entry { key: "generic_key".into(), value: "search".into() },
         Entry { key: "user".into(), value: format!("user-{}", number % KEYS) },
@@ -170,13 +189,15 @@ async fn ask(channel: Channel, number: u64) {
         hits_addend: 0,
     };
     let codec = ProstCodec::<RateLimitRequest, RateLimitResponse>::default();
-    let answer = client.unary(Request::new(request), path, codec).await.expect("an answer").into_inner();
+    let answer =
+        client.unary(Request::new(request), path, codec).await.expect("an answer").into_inner();
     assert!(answer.overall_code == 1 && answer.statuses.len() == 1, "{answer:?}");
 }
 
 /// Serves until whoever started it is gone.
 fn serve(which: &str) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     let say = |address: std::net::SocketAddr| {
         println!("{address}");
         let _ = std::io::stdout().flush();
@@ -191,7 +212,9 @@ fn serve(which: &str) {
                 folder.path()
             );
             let config = Config::parse(&config, "bench").expect("a configuration");
-            let running = runtime.block_on(tidegate_server::start(config, Default::default())).expect("listeners");
+            let running = runtime
+                .block_on(tidegate_server::start(config, Default::default()))
+                .expect("listeners");
             say(running.grpc.expect("it listens"));
             until_alone();
         }
@@ -201,8 +224,12 @@ fn serve(which: &str) {
             runtime.spawn(async move {
                 listener.set_nonblocking(true).expect("a socket");
                 let listener = tokio::net::TcpListener::from_std(listener).expect("a socket");
-                let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
-                tonic::transport::Server::builder().add_service(Bare).serve_with_incoming(incoming).await
+                let incoming =
+                    tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
+                tonic::transport::Server::builder()
+                    .add_service(Bare)
+                    .serve_with_incoming(incoming)
+                    .await
             });
             until_alone();
         }
@@ -246,7 +273,8 @@ impl UnaryService<RateLimitRequest> for Constant {
     type Future = Ready<Result<Response<RateLimitResponse>, Status>>;
 
     fn call(&mut self, _: Request<RateLimitRequest>) -> Self::Future {
-        let current_limit = Some(CurrentLimit { requests_per_unit: 1_000_000_000, unit: 3, name: String::new() });
+        let current_limit =
+            Some(CurrentLimit { requests_per_unit: 1_000_000_000, unit: 3, name: String::new() });
         let status = DescriptorStatus {
             code: 1,
             current_limit,

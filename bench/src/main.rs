@@ -1,11 +1,12 @@
-//! `cargo run --release -- memory`: decisions in memory, Tidegate beside governor and beside the bound of the machine;
-//! `-- redis`: decisions in Redis, beside plain scripts, redis-cell and a bare client;
-//! `-- server`: the listeners, beside Redis, redis-cell and a bare axum; `-- grpc`: Envoy's protocol, beside bare tonic;
-//! `-- attack`, `-- crowd`: what others notice of an attack, and what many connections take;
-//! `-- near`, `-- resilience-server`: what stands before a remote store, while that stops and goes on; in a program, and behind the listeners.
+//! `cargo run --release -- memory`: decisions in memory, Tidegate beside governor and beside the
+//! bound of the machine; `-- redis`: decisions in Redis, beside plain scripts, redis-cell and a
+//! bare client; `-- server`: the listeners, beside Redis, redis-cell and a bare axum; `-- grpc`:
+//! Envoy's protocol, beside bare tonic; `-- attack`, `-- crowd`: what others notice of an attack,
+//! and what many connections take; `-- near`, `-- resilience-server`: what stands before a remote
+//! store, while that stops and goes on; in a program, and behind the listeners.
 //!
-//! Every contender is measured in turns within one run, many short rounds each, and the median round counts: on a noisy
-//! machine the ratio of medians is worth more than any single number.
+//! Every contender is measured in turns within one run, many short rounds each, and the median
+//! round counts: on a noisy machine the ratio of medians is worth more than any single number.
 
 mod attack;
 mod bound;
@@ -14,10 +15,10 @@ mod contenders;
 mod cores;
 mod grpc;
 mod memory;
-mod resilience;
-mod resilience_server;
 mod proxy;
 mod redis;
+mod resilience;
+mod resilience_server;
 mod server;
 mod tower;
 #[path = "../../crates/tidegate/src/turns.rs"]

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use tidegate::{Limit, ManualClock, Memory};
 
-use crate::contenders::{Contender, ENDLESS, Flat16, Governor, GovernorWithoutClock, Nothing, SHORT, Tidegate};
+use crate::contenders::{
+    Contender, ENDLESS, Flat16, Governor, GovernorWithoutClock, Nothing, SHORT, Tidegate,
+};
 
 const ROUNDS: usize = 11;
 const BATCH: usize = 16;
@@ -16,8 +18,9 @@ fn name(key: usize) -> String {
     format!("user:{key:08}")
 }
 
-/// As many keys as one thread holds at a time: their text stays in the cache, as that of a request which has just been read does. From a longer list it
-/// would have to come from memory, and how much of that the processor guesses differs from one contender to the other.
+/// As many keys as one thread holds at a time: their text stays in the cache, as that of a request
+/// which has just been read does. From a longer list it would have to come from memory, and how
+/// much of that the processor guesses differs from one contender to the other.
 const HELD: usize = 1000;
 
 /// Keys in an order that no prefetcher guesses, written into the same memory again and again.
@@ -34,7 +37,10 @@ impl Keys {
 
     fn next(&mut self) -> &[(String, u64)] {
         for (key, _) in &mut self.held {
-            self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            self.state = self
+                .state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             let number = ((u128::from(self.state) * self.among as u128) >> 64) as usize;
             key.clear();
             write!(key, "user:{number:08}").expect("a string");
@@ -58,7 +64,8 @@ impl Together {
     }
 }
 
-/// Nanoseconds per decision: what the slowest thread took for its keys, over the keys of all threads.
+/// Nanoseconds per decision: what the slowest thread took for its keys, over the keys of all
+/// threads.
 fn round(contender: &dyn Contender, keys: &mut [Keys], times: usize, many: bool) -> f64 {
     let together = Together { arrived: AtomicUsize::new(0), threads: keys.len() };
     let decisions = keys.len() * times * HELD;
@@ -100,15 +107,23 @@ fn median(mut times: Vec<f64>) -> f64 {
 }
 
 pub fn run(args: &[&str]) {
-    let sizes: Vec<usize> = args.iter().filter_map(|arg| arg.parse::<f64>().ok()).map(|n| n as usize).collect();
+    let sizes: Vec<usize> =
+        args.iter().filter_map(|arg| arg.parse::<f64>().ok()).map(|n| n as usize).collect();
     let sizes = if sizes.is_empty() { vec![1_000, 1_000_000] } else { sizes };
-    println!("ns per decision (wall time / decisions over all threads), median of {ROUNDS} interleaved rounds");
-    // Few keys use up their burst within the first rounds and are denied from then on, and a denial is cheaper than a charge:
-    // so they are measured once more with a burst that lasts.
+    println!(
+        "ns per decision (wall time / decisions over all threads), median of {ROUNDS} interleaved rounds"
+    );
+    // Few keys use up their burst within the first rounds and are denied from then on, and a denial
+    // is cheaper than a charge: so they are measured once more with a burst that lasts.
     let lots = |keys| if keys < 100_000 { &[SHORT, ENDLESS][..] } else { &[ENDLESS] };
-    for (keys, burst) in sizes.into_iter().flat_map(|keys| lots(keys).iter().map(move |burst| (keys, *burst))) {
-        let (ours, governor, flat) =
-            (Tidegate::with_burst(keys, burst), Governor::with_burst(burst), Flat16::with_burst(keys, burst));
+    for (keys, burst) in
+        sizes.into_iter().flat_map(|keys| lots(keys).iter().map(move |burst| (keys, *burst)))
+    {
+        let (ours, governor, flat) = (
+            Tidegate::with_burst(keys, burst),
+            Governor::with_burst(burst),
+            Flat16::with_burst(keys, burst),
+        );
         let contenders: [&dyn Contender; 4] = [&ours, &governor, &flat, &Nothing];
         for contender in contenders {
             for key in 0..keys {
@@ -161,7 +176,8 @@ fn rss() -> usize {
 pub fn bytes(args: &[&str]) {
     let keys = args.get(1).and_then(|arg| arg.parse::<f64>().ok()).unwrap_or(1e6) as usize;
     let (ours, governor) = (Tidegate::new(keys), Governor::new());
-    let contender: &dyn Contender = if args.first() == Some(&"governor") { &governor } else { &ours };
+    let contender: &dyn Contender =
+        if args.first() == Some(&"governor") { &governor } else { &ours };
     let before = rss();
     for key in 0..keys {
         contender.check(&name(key));
@@ -169,20 +185,31 @@ pub fn bytes(args: &[&str]) {
     let used = rss() - before;
     // While many millions of keys are filled in, the first become idle again and make room.
     let kept = if contender.name() == "tidegate" { ours.memory().len() } else { keys };
-    println!("{} {kept} keys kept: {:.1} resident bytes per key", contender.name(), used as f64 / kept as f64);
+    println!(
+        "{} {kept} keys kept: {:.1} resident bytes per key",
+        contender.name(),
+        used as f64 / kept as f64
+    );
     if contender.name() == "tidegate" {
-        println!("  of which allocated in tables: {:.1}", ours.memory().allocated_bytes() as f64 / kept as f64);
+        println!(
+            "  of which allocated in tables: {:.1}",
+            ours.memory().allocated_bytes() as f64 / kept as f64
+        );
     }
 }
 
-/// The slowest single decision while a million keys fill and expire. Whatever else the machine does makes some of five million slow, so each is followed
-/// by doing nothing for as long: what becomes slow there is not ours. What is ours is there in every round, so that the best round is the one to look at.
+/// The slowest single decision while a million keys fill and expire. Whatever else the machine does
+/// makes some of five million slow, so each is followed by doing nothing for as long: what becomes
+/// slow there is not ours. What is ours is there in every round, so that the best round is the one
+/// to look at.
 pub fn slowest() {
     const ROUNDS: usize = 5;
     let mut best = Duration::MAX;
     for number in 1..=ROUNDS {
         let (decisions, nothing, kept) = slowest_of_a_round();
-        println!("round {number}: decisions {decisions}; nothing for as long {nothing}; {kept} keys kept");
+        println!(
+            "round {number}: decisions {decisions}; nothing for as long {nothing}; {kept} keys kept"
+        );
         best = best.min(decisions.slowest);
     }
     println!("slowest of 5e6 decisions in the best of {ROUNDS} rounds: {best:?}");
@@ -222,7 +249,8 @@ fn slowest_of_a_round() -> (Slowest, Slowest, usize) {
             black_box(memory.check(&name, &limit, 1));
             let took = start.elapsed();
             decisions.count(took);
-            // Not as long as one that was slow by accident: that would make up for the accident with a calm time.
+            // Not as long as one that was slow by accident: that would make up for the accident
+            // with a calm time.
             let long = took.min(Duration::from_micros(10));
             let start = Instant::now();
             while start.elapsed() < long {
@@ -234,12 +262,15 @@ fn slowest_of_a_round() -> (Slowest, Slowest, usize) {
     (decisions, nothing, memory.len())
 }
 
-/// A fixed amount of work for `valgrind --tool=callgrind --toggle-collect='*on_purpose*'`: ten thousand decisions, written into a loop as a program
-/// would write them, on a clock that stands still.
+/// A fixed amount of work for `valgrind --tool=callgrind --toggle-collect='*on_purpose*'`: ten
+/// thousand decisions, written into a loop as a program would write them, on a clock that stands
+/// still.
 pub fn instructions(args: &[&str]) {
     let keys = 1000;
     let names: Vec<String> = (0..keys).map(name).collect();
-    let known = |contender: &dyn Contender| names.iter().for_each(|name| _ = black_box(contender.check(name)));
+    let known = |contender: &dyn Contender| {
+        names.iter().for_each(|name| _ = black_box(contender.check(name)))
+    };
     let who = args.first().copied().unwrap_or("tidegate");
     match who {
         "governor" => {

@@ -1,7 +1,10 @@
 //! `cargo xtask bench proxy`: the proxy beside nginx with `proxy_pass` and `limit_req`, in one run.
 //!
-//! Both stand before the same upstream, an nginx that answers a few bytes by itself, and both keep connections to it. Each is a process of its own, loaded by wrk in turns; what counts is the
-//! processor time that a request costs. nginx is one process with one worker, the proxy has a thread for each core, as each comes when it is told to use what there is without being told how much.
+//! Both stand before the same upstream, an nginx that answers a few bytes by itself, and both keep
+//! connections to it. Each is a process of its own, loaded by wrk in turns; what counts is the
+//! processor time that a request costs. nginx is one process with one worker, the proxy has a
+//! thread for each core, as each comes when it is told to use what there is without being told how
+//! much.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -77,7 +80,8 @@ fn measure(rounds: usize) {
 }
 
 fn serve(upstream: &str) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     let text = format!(
         "listen: {{ http: off, grpc: off, resp: off, proxy: 127.0.0.1:0 }}\nproxy: {{ upstream: \"http://{upstream}\" }}\nrules: [{{ name: per-ip, by: ip, limit: 1000000/s }}]\n"
     );
@@ -95,7 +99,9 @@ struct Nginx {
 
 impl Nginx {
     fn start(folder: PathBuf, global: &str, server: &str) -> Nginx {
-        let at = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port");
+        let at = TcpListener::bind("127.0.0.1:0")
+            .and_then(|listener| listener.local_addr())
+            .expect("a port");
         std::fs::create_dir_all(&folder).expect("a folder for a moment");
         let own = folder.to_str().expect("a path that is text");
         let text = format!(
@@ -110,10 +116,13 @@ impl Nginx {
         let installed = std::env::var_os("TIDEGATE_SERVERS")
             .map_or_else(|| PathBuf::from("../target/servers"), PathBuf::from)
             .join("nginx");
-        let mut command = Command::new(if installed.exists() { installed.as_path() } else { Path::new("nginx") });
+        let mut command =
+            Command::new(if installed.exists() { installed.as_path() } else { Path::new("nginx") });
         command.args(["-p", own, "-c"]).arg(&file).stdin(Stdio::null());
         let child = command.spawn().unwrap_or_else(|error| {
-            eprintln!("nginx: {error}: run `cargo xtask servers`, or `apt-get install nginx-light`");
+            eprintln!(
+                "nginx: {error}: run `cargo xtask servers`, or `apt-get install nginx-light`"
+            );
             exit(1)
         });
         wait_until("nginx listens", Duration::from_secs(10), || TcpStream::connect(at).is_ok());

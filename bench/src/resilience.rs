@@ -1,13 +1,17 @@
-//! Figures of what stands before a store: a real Redis that is stopped under load and goes on, leases beside one round trip each, and ten
-//! times the load: `cargo xtask bench resilience [REQUESTS_PER_SECOND]`.
+//! Figures of what stands before a store: a real Redis that is stopped under load and goes on,
+//! leases beside one round trip each, and ten times the load: `cargo xtask bench resilience
+//! [REQUESTS_PER_SECOND]`.
 //!
-//! Each latency is told beside that of the same load on a store in memory, which shows what the machine itself adds.
+//! Each latency is told beside that of the same load on a store in memory, which shows what the
+//! machine itself adds.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tidegate::{BreakerState, Check, Limits, Memory, Resilient, Redis, Source, Store, SyncMode, Policy};
+use tidegate::{
+    BreakerState, Check, Limits, Memory, Policy, Redis, Resilient, Source, Store, SyncMode,
+};
 use tidegate_testkit::{Flavor, Server};
 
 type Failure = Box<dyn std::error::Error>;
@@ -22,8 +26,11 @@ struct Answer {
 
 pub fn run(args: &[&str]) {
     let rate = args.first().map_or(Ok(20_000), |rate| rate.parse());
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
     let done = rate.map_err(Failure::from).and_then(|rate| runtime.block_on(all(rate)));
     if let Err(error) = done {
         eprintln!("resilience {}: {error}", args.join(" "));
@@ -40,7 +47,8 @@ async fn all(rate: u64) -> Result<(), Failure> {
 }
 
 async fn resilient(server: &Server) -> Result<Resilient, Failure> {
-    let redis = Redis::builder(server.url().parse()?).timeout(tidegate::DEFAULT_DEADLINE).build()?;
+    let redis =
+        Redis::builder(server.url().parse()?).timeout(tidegate::DEFAULT_DEADLINE).build()?;
     redis.prepare().await?;
     Ok(Resilient::builder(redis).nodes(1).build())
 }
@@ -55,9 +63,11 @@ async fn load(store: Arc<dyn Store>, rate: u64, lasts: Duration) -> Vec<Answer> 
     while began.elapsed() < lasts {
         tick.tick().await;
         let due = rate * u64::try_from(began.elapsed().as_micros()).unwrap_or(0) / 1_000_000;
-        // What one tick has to ask, one after the other in a few tasks: a task each would measure the spawning.
+        // What one tick has to ask, one after the other in a few tasks: a task each would measure
+        // the spawning.
         while sent < due {
-            let (store, limits, answers) = (Arc::clone(&store), Arc::clone(&limits), Arc::clone(&answers));
+            let (store, limits, answers) =
+                (Arc::clone(&store), Arc::clone(&limits), Arc::clone(&answers));
             let number = sent;
             sent += 1;
             tasks.spawn(async move {
@@ -76,7 +86,9 @@ async fn load(store: Arc<dyn Store>, rate: u64, lasts: Duration) -> Vec<Answer> 
 fn percentile(answers: &[Answer], per_mille: usize) -> Duration {
     let mut took: Vec<Duration> = answers.iter().map(|answer| answer.took).collect();
     took.sort();
-    took.get((took.len() * per_mille / 1000).min(took.len().saturating_sub(1))).copied().unwrap_or_default()
+    took.get((took.len() * per_mille / 1000).min(took.len().saturating_sub(1)))
+        .copied()
+        .unwrap_or_default()
 }
 
 async fn stopped(server: &Server, rate: u64) -> Result<(), Failure> {
@@ -90,7 +102,8 @@ async fn stopped(server: &Server, rate: u64) -> Result<(), Failure> {
     );
     let resilient = resilient(server).await?;
     let own = resilient.clone();
-    let loading = tokio::spawn(async move { load(Arc::new(own), rate, Duration::from_secs(6)).await });
+    let loading =
+        tokio::spawn(async move { load(Arc::new(own), rate, Duration::from_secs(6)).await });
     tokio::time::sleep(Duration::from_secs(2)).await;
     let stop = Instant::now();
     tokio::task::block_in_place(|| server.stop_signal());
@@ -111,25 +124,45 @@ async fn stopped(server: &Server, rate: u64) -> Result<(), Failure> {
     };
     let (before, during) = (of(answers[0].asked, stop), of(stop, go_on));
     let open = of(opened, go_on);
-    let after: Vec<Answer> = answers.iter().copied().filter(|answer| answer.asked >= go_on).collect();
-    let back = after.iter().filter(|answer| answer.source == Some(Source::Store)).map(|answer| answer.asked).min();
-    let last = after.iter().filter(|answer| answer.source == Some(Source::Fallback)).map(|answer| answer.asked).max();
+    let after: Vec<Answer> =
+        answers.iter().copied().filter(|answer| answer.asked >= go_on).collect();
+    let back = after
+        .iter()
+        .filter(|answer| answer.source == Some(Source::Store))
+        .map(|answer| answer.asked)
+        .min();
+    let last = after
+        .iter()
+        .filter(|answer| answer.source == Some(Source::Fallback))
+        .map(|answer| answer.asked)
+        .max();
     let line = |name: &str, answers: &[Answer]| {
-        let (p50, p99, max) = (percentile(answers, 500), percentile(answers, 990), percentile(answers, 1000));
+        let (p50, p99, max) =
+            (percentile(answers, 500), percentile(answers, 990), percentile(answers, 1000));
         println!("  {name:<26} p50 {p50:?}  p99 {p99:?}  max {max:?}  of {}", answers.len());
     };
     line("Redis answers", &before);
     line("stopped, all of it", &during);
     line("stopped, breaker open", &open);
     line("after it goes on", &after);
-    println!("  errors {errors}; breaker open {:?} after the stop", opened.saturating_duration_since(stop));
+    println!(
+        "  errors {errors}; breaker open {:?} after the stop",
+        opened.saturating_duration_since(stop)
+    );
     println!(
         "  first answer of Redis {:?} after it goes on, last one without it {:?}",
         back.map(|back| back - go_on),
         last.map(|last| last - go_on)
     );
-    let alone = |answers: &[Answer]| answers.iter().filter(|answer| answer.source == Some(Source::Fallback)).count();
-    let from = |ms: u64| after.iter().copied().filter(move |answer| answer.asked >= go_on + Duration::from_millis(ms));
+    let alone = |answers: &[Answer]| {
+        answers.iter().filter(|answer| answer.source == Some(Source::Fallback)).count()
+    };
+    let from = |ms: u64| {
+        after
+            .iter()
+            .copied()
+            .filter(move |answer| answer.asked >= go_on + Duration::from_millis(ms))
+    };
     let late: Vec<Answer> = from(500).collect();
     println!(
         "  without it: {} before the stop, {} after it goes on, {} of them later than 500 ms",
@@ -147,8 +180,12 @@ async fn leases(server: &Server) -> Result<(), Failure> {
     let redis = Redis::builder(server.url().parse()?).timeout(Duration::from_secs(1)).build()?;
     redis.prepare().await?;
     let resilient = Resilient::builder(redis).deadline(Duration::from_secs(1)).nodes(1).build();
-    let limits =
-        [("2000/h window", 2_000), ("2000/h", 2_000), ("100000/h window", 100_000), ("100000000/h window", 1_000_000)];
+    let limits = [
+        ("2000/h window", 2_000),
+        ("2000/h", 2_000),
+        ("100000/h window", 100_000),
+        ("100000000/h window", 1_000_000),
+    ];
     for (limit, most) in limits {
         let limits: Limits = limit.parse()?;
         let mut direct = 0.0;
@@ -159,7 +196,9 @@ async fn leases(server: &Server) -> Result<(), Failure> {
             let before = resilient.stats();
             let (began, mut passed, mut wrong) = (Instant::now(), 0_u64, 0_u64);
             while passed < most && began.elapsed() < Duration::from_secs(2) {
-                let decision = resilient.decide(&Check::new().policy(policy).charge(&name, &limits, 1)).await?;
+                let decision = resilient
+                    .decide(&Check::new().policy(policy).charge(&name, &limits, 1))
+                    .await?;
                 wrong += u64::from(decision.source() == Source::Fallback);
                 if !decision.allowed() {
                     break;
@@ -173,8 +212,13 @@ async fn leases(server: &Server) -> Result<(), Failure> {
             let calls = resilient.stats().calls - before.calls;
             // What is beyond the limit must be denied.
             let mut beyond = 0_u64;
-            while passed + beyond < most * 2 && passed == most && most == limits.as_slice()[0].capacity() {
-                let decision = resilient.decide(&Check::new().policy(policy).charge(&name, &limits, 1)).await?;
+            while passed + beyond < most * 2
+                && passed == most
+                && most == limits.as_slice()[0].capacity()
+            {
+                let decision = resilient
+                    .decide(&Check::new().policy(policy).charge(&name, &limits, 1))
+                    .await?;
                 if !decision.allowed() {
                     break;
                 }
@@ -197,20 +241,27 @@ async fn leases(server: &Server) -> Result<(), Failure> {
 /// An answer that comes later is no use: the deadline and 5 ms.
 const IN_TIME: Duration = Duration::from_millis(20);
 
-/// How many answers a second come in time when it is asked so often, and how many of them are the store's.
+/// How many answers a second come in time when it is asked so often, and how many of them are the
+/// store's.
 async fn goodput(resilient: &Resilient, rate: u64) -> (u64, u64) {
     const SECONDS: u64 = 2;
     let answers = load(Arc::new(resilient.clone()), rate, Duration::from_secs(SECONDS)).await;
     let good = |of: &dyn Fn(&Answer) -> bool| {
-        answers.iter().filter(|answer| answer.took <= IN_TIME && of(answer)).count() as u64 / SECONDS
+        answers.iter().filter(|answer| answer.took <= IN_TIME && of(answer)).count() as u64
+            / SECONDS
     };
-    let (all, store) = (good(&|answer| answer.source.is_some()), good(&|answer| answer.source == Some(Source::Store)));
+    let (all, store) = (
+        good(&|answer| answer.source.is_some()),
+        good(&|answer| answer.source == Some(Source::Store)),
+    );
     println!("  {rate:>7} offered   {all:>7} answered, {store:>6} of them by Redis");
     (all, store)
 }
 
 async fn overload(server: &Server) -> Result<(), Failure> {
-    println!("as much as it can do and ten times that, whatever the answers do; answers within 20 ms, a second");
+    println!(
+        "as much as it can do and ten times that, whatever the answers do; answers within 20 ms, a second"
+    );
     let resilient = resilient(server).await?;
     let (mut best, mut peak) = (0, (0, 0));
     for rate in [5_000, 10_000, 20_000, 30_000, 40_000, 60_000] {

@@ -1,8 +1,13 @@
-//! `cargo xtask bench resilience-server [REQUESTS_PER_SECOND [fixed] [resp]]`: a server over a real Redis that is stopped under load and goes on, asked through its listeners for RESP and
-//! HTTP; and how much it still answers when it is asked for ten times as much as it can do.
+//! `cargo xtask bench resilience-server [REQUESTS_PER_SECOND [fixed] [resp]]`: a server over a real
+//! Redis that is stopped under load and goes on, asked through its listeners for RESP and HTTP; and
+//! how much it still answers when it is asked for ten times as much as it can do.
 //!
-//! Requests are sent when they are due, whatever the answers do. At the same time, over connections of their own, a tenth as many are about
-//! nothing, which shows what the machine itself adds. If Redis cannot decide that many, fewer are asked for, unless the rate is `fixed`. With `resp` only that listener is asked, and no more than that is measured. The server has a core of its own; whoever asks and Redis share the other, where Redis goes first, as if it had a machine of its own.
+//! Requests are sent when they are due, whatever the answers do. At the same time, over connections
+//! of their own, a tenth as many are about nothing, which shows what the machine itself adds. If
+//! Redis cannot decide that many, fewer are asked for, unless the rate is `fixed`. With `resp` only
+//! that listener is asked, and no more than that is measured. The server has a core of its own;
+//! whoever asks and Redis share the other, where Redis goes first, as if it had a machine of its
+//! own.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -22,8 +27,8 @@ use crate::server::{Own, until_left_alone};
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Over RESP requests follow each other on few connections, as those of a client that shares one do; over HTTP each connection has one request at
-/// a time, so there are more of them.
+/// Over RESP requests follow each other on few connections, as those of a client that shares one
+/// do; over HTTP each connection has one request at a time, so there are more of them.
 const CONNECTIONS: [usize; 2] = [16, 256];
 /// So many requests may wait on one connection; a client that has more gives up.
 const MOST_WAITING: usize = 64;
@@ -37,16 +42,24 @@ const IN_TIME: Duration = Duration::from_millis(20);
 pub fn run(args: &[&str]) {
     // Whoever asks has one core.
     let threads = if matches!(args, ["serve", _]) { 2 } else { 1 };
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .enable_all()
+        .build()
+        .expect("a runtime");
     let done = match args {
         ["serve", url] => runtime.block_on(serve(url)),
         [] => runtime.block_on(all(20_000, false, true)),
         [rate, options @ ..] if options.iter().all(|option| ["fixed", "resp"].contains(option)) => {
             let (fixed, http) = (options.contains(&"fixed"), !options.contains(&"resp"));
-            rate.parse().map_err(Failure::from).and_then(|rate| runtime.block_on(all(rate, fixed, http)))
+            rate.parse()
+                .map_err(Failure::from)
+                .and_then(|rate| runtime.block_on(all(rate, fixed, http)))
         }
-        _ => Err("expected nothing, or how many requests a second, and perhaps fixed and resp".into()),
+        _ => {
+            Err("expected nothing, or how many requests a second, and perhaps fixed and resp"
+                .into())
+        }
     };
     if let Err(error) = done {
         eprintln!("resilience-server {}: {error}", args.join(" "));
@@ -66,7 +79,8 @@ async fn serve(url: &str) -> Result<(), Failure> {
 }
 
 async fn all(rate: u64, fixed: bool, http: bool) -> Result<(), Failure> {
-    // What it takes to wake a processor that the host gave to somebody else is not what is measured.
+    // What it takes to wake a processor that the host gave to somebody else is not what is
+    // measured.
     let _awake = Awake::keep();
     stay_on(CLIENTS);
     let redis = Server::start(Flavor::Redis7);
@@ -121,13 +135,15 @@ impl Protocol {
         match self {
             Protocol::Resp => {
                 let words = ["CL.THROTTLE", &key, "1000000", "1000000", "1"];
-                let words: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+                let words: String =
+                    words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
                 format!("*5\r\n{words}").into_bytes()
             }
             Protocol::Http => {
                 let body = format!(r#"{{"key":"{key}","limit":"1000000/s"}}"#);
                 let length = body.len();
-                let head = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json";
+                let head =
+                    "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json";
                 format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}").into_bytes()
             }
         }
@@ -138,9 +154,12 @@ impl Protocol {
         let contains = |bytes: &[u8], part: &[u8]| bytes.windows(part.len()).any(|own| own == part);
         match self {
             Protocol::Resp => {
-                // An answer is eight lines, of which the last is the mark; what is not about a decision is one.
+                // An answer is eight lines, of which the last is the mark; what is not about a
+                // decision is one.
                 let lines = if bytes.first()? == &b'*' { 8 } else { 1 };
-                let end = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n').nth(lines - 1)?.0 + 1;
+                let end =
+                    bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n').nth(lines - 1)?.0
+                        + 1;
                 let kind = match bytes[0] {
                     b'*' if bytes[..end].ends_with(b"fallback\r\n") => Kind::Alone,
                     b'*' | b'+' => Kind::Store,
@@ -151,8 +170,10 @@ impl Protocol {
             Protocol::Http => {
                 let head = bytes.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
                 let text = std::str::from_utf8(&bytes[..head]).ok()?.to_ascii_lowercase();
-                let length =
-                    text.split("content-length: ").nth(1).and_then(|rest| rest.lines().next()?.trim().parse().ok());
+                let length = text
+                    .split("content-length: ")
+                    .nth(1)
+                    .and_then(|rest| rest.lines().next()?.trim().parse().ok());
                 let end = head + length.unwrap_or(0);
                 let kind = match bytes.get(head..end)? {
                     _ if !text.starts_with("http/1.1 200") => Kind::Error,
@@ -202,7 +223,8 @@ struct Load {
 /// A connection, and those who wait on it.
 type Line = (OwnedWriteHalf, Waiting);
 
-/// Sends what is due. Whoever sleeps here has a thread of his own: tokio's clock counts in milliseconds, and twenty requests at once are a crowd that there would not be.
+/// Sends what is due. Whoever sleeps here has a thread of his own: tokio's clock counts in
+/// milliseconds, and twenty requests at once are a crowd that there would not be.
 fn send(
     protocol: Protocol,
     rate: u64,
@@ -216,14 +238,16 @@ fn send(
     while began.elapsed() < lasts {
         std::thread::sleep(PACE);
         let due = rate * u64::try_from(began.elapsed().as_micros()).unwrap_or(0) / 1_000_000;
-        // Over RESP those that are due at one moment go out together, evenly over the connections; over HTTP each to whoever has nothing to do.
+        // Over RESP those that are due at one moment go out together, evenly over the connections;
+        // over HTTP each to whoever has nothing to do.
         let at_once = match protocol {
             Protocol::Resp => usize::try_from(due - sent).unwrap_or(0).div_ceil(lines.len()),
             Protocol::Http => 1,
         };
         while sent < due {
             let first = usize::try_from(sent).unwrap_or(0) % questions;
-            let count = at_once.min(usize::try_from(due - sent).unwrap_or(0)).min(questions - first);
+            let count =
+                at_once.min(usize::try_from(due - sent).unwrap_or(0)).min(questions - first);
             sent += count as u64;
             let idle = |at: &usize| protocol == Protocol::Resp || lines[*at].1.lock().length == 0;
             let Some(at) = (next..lines.len()).chain(0..next).find(idle) else {
@@ -250,7 +274,13 @@ fn send(
 }
 
 /// Asks `rate` times a second for so long. `questions` are asked in turns.
-async fn load(protocol: Protocol, at: SocketAddr, rate: u64, lasts: Duration, questions: &[Vec<u8>]) -> Result<Load, Failure> {
+async fn load(
+    protocol: Protocol,
+    at: SocketAddr,
+    rate: u64,
+    lasts: Duration,
+    questions: &[Vec<u8>],
+) -> Result<Load, Failure> {
     let answers = Arc::new(Mutex::new(Vec::new()));
     // All are of one length, so that some of them are a piece of all.
     let (all, length) = (questions.concat(), questions[0].len());
@@ -282,11 +312,14 @@ async fn load(protocol: Protocol, at: SocketAddr, rate: u64, lasts: Duration, qu
         });
         lines.push((writer, waiting));
     }
-    let (lines, unsent) = tokio::task::spawn_blocking(move || send(protocol, rate, lasts, &all, length, lines))
-        .await
-        .map_err(|e| e.to_string())??;
+    let (lines, unsent) =
+        tokio::task::spawn_blocking(move || send(protocol, rate, lasts, &all, length, lines))
+            .await
+            .map_err(|e| e.to_string())??;
     let patience = Instant::now();
-    while lines.iter().any(|(_, waiting)| waiting.lock().length > 0) && patience.elapsed() < Duration::from_secs(2) {
+    while lines.iter().any(|(_, waiting)| waiting.lock().length > 0)
+        && patience.elapsed() < Duration::from_secs(2)
+    {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     readers.shutdown().await;
@@ -306,9 +339,13 @@ fn line(name: &str, answers: &[Answer], absences: &Absences) {
         took
     };
     let at = |took: &[Duration], per_mille: usize| {
-        took.get((took.len() * per_mille / 1000).min(took.len().saturating_sub(1))).copied().unwrap_or_default()
+        took.get((took.len() * per_mille / 1000).min(took.len().saturating_sub(1)))
+            .copied()
+            .unwrap_or_default()
     };
-    let there = |answer: &Answer| answer.took.saturating_sub(absences.within(answer.asked, answer.asked + answer.took));
+    let there = |answer: &Answer| {
+        answer.took.saturating_sub(absences.within(answer.asked, answer.asked + answer.took))
+    };
     let (took, less) = (sorted(&|answer| answer.took), sorted(&there));
     let alone = answers.iter().filter(|answer| answer.kind == Kind::Alone).count();
     println!(
@@ -326,7 +363,13 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1000.0
 }
 
-async fn stopped(redis: &Server, protocol: Protocol, at: SocketAddr, rate: u64, fixed: bool) -> Result<(), Failure> {
+async fn stopped(
+    redis: &Server,
+    protocol: Protocol,
+    at: SocketAddr,
+    rate: u64,
+    fixed: bool,
+) -> Result<(), Failure> {
     let second = Duration::from_secs(1);
     let questions: Vec<Vec<u8>> = (0..1000).map(|number| protocol.question(number)).collect();
     // As much as this machine can offer, and Redis decide.
@@ -345,9 +388,11 @@ async fn stopped(redis: &Server, protocol: Protocol, at: SocketAddr, rate: u64, 
         protocol.connections()
     );
     let begin = |rate: u64, questions: Vec<Vec<u8>>| {
-        tokio::spawn(
-            async move { load(protocol, at, rate, 6 * second, &questions).await.map_err(|error| error.to_string()) },
-        )
+        tokio::spawn(async move {
+            load(protocol, at, rate, 6 * second, &questions)
+                .await
+                .map_err(|error| error.to_string())
+        })
     };
     let watch = AbsenceWatch::begin();
     let (loading, beside) = (begin(rate, questions), begin(rate / 10, vec![protocol.nothing()]));
@@ -376,20 +421,34 @@ async fn stopped(redis: &Server, protocol: Protocol, at: SocketAddr, rate: u64, 
     }
     let errors = answers.iter().filter(|answer| answer.kind == Kind::Error).count();
     let after = of(go_on, far);
-    let back = after.iter().filter(|answer| answer.kind == Kind::Store).map(|answer| answer.asked - go_on).min();
-    let last = after.iter().filter(|answer| answer.kind == Kind::Alone).map(|answer| answer.asked - go_on).max();
-    let alone = |answers: Vec<Answer>| answers.iter().filter(|answer| answer.kind == Kind::Alone).count();
+    let back = after
+        .iter()
+        .filter(|answer| answer.kind == Kind::Store)
+        .map(|answer| answer.asked - go_on)
+        .min();
+    let last = after
+        .iter()
+        .filter(|answer| answer.kind == Kind::Alone)
+        .map(|answer| answer.asked - go_on)
+        .max();
+    let alone =
+        |answers: Vec<Answer>| answers.iter().filter(|answer| answer.kind == Kind::Alone).count();
     println!(
         "  without Redis: {} before the stop, {} later than 500 ms after it goes on",
         alone(of(stop - 60 * second, stop)),
         alone(of(go_on + second / 2, far))
     );
-    // As `cargo xtask faults F1` has it: the end of the last twentieth of a second of which more than a tenth was decided without Redis; and how many such
-    // there were while the machine let requests about nothing wait as long as a call to Redis may take.
+    // As `cargo xtask faults F1` has it: the end of the last twentieth of a second of which more
+    // than a tenth was decided without Redis; and how many such there were while the machine let
+    // requests about nothing wait as long as a call to Redis may take.
     let (slice, mut in_sync, mut busy) = (second / 20, Duration::ZERO, 0);
     for from in (0..40).map(|at| go_on + slice * at) {
         let of_slice = of(from, from + slice);
-        let noise = between(&nothing, from, from + slice).iter().map(|answer| answer.took).max().unwrap_or_default();
+        let noise = between(&nothing, from, from + slice)
+            .iter()
+            .map(|answer| answer.took)
+            .max()
+            .unwrap_or_default();
         if alone(of_slice.clone()) * 10 > of_slice.len() {
             match noise >= DEADLINE && in_sync > Duration::ZERO {
                 true => busy += 1,
@@ -397,7 +456,9 @@ async fn stopped(redis: &Server, protocol: Protocol, at: SocketAddr, rate: u64, 
             }
         }
     }
-    println!("  in sync {in_sync:?} after it goes on, beside {busy} twentieths of a second that the machine was busy");
+    println!(
+        "  in sync {in_sync:?} after it goes on, beside {busy} twentieths of a second that the machine was busy"
+    );
     println!(
         "  errors {errors}, not sent {unsent}; first answer of Redis {back:?} after it goes on, last one without it {last:?}"
     );
@@ -412,9 +473,13 @@ async fn goodput(at: SocketAddr) -> Result<(), Failure> {
     let measure = async |rate: u64| -> Result<(u64, u64), Failure> {
         let Load { answers, unsent } = load(protocol, at, rate, lasts, &questions).await?;
         let good = |of: &dyn Fn(&Answer) -> bool| {
-            answers.iter().filter(|answer| answer.took <= IN_TIME && of(answer)).count() as u64 / lasts.as_secs()
+            answers.iter().filter(|answer| answer.took <= IN_TIME && of(answer)).count() as u64
+                / lasts.as_secs()
         };
-        let (all, store) = (good(&|answer| answer.kind != Kind::Error), good(&|answer| answer.kind == Kind::Store));
+        let (all, store) = (
+            good(&|answer| answer.kind != Kind::Error),
+            good(&|answer| answer.kind == Kind::Store),
+        );
         println!(
             "  {rate:>7} offered   {all:>7} answered, {store:>6} of them by Redis; {} given up",
             unsent / lasts.as_secs()

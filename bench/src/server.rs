@@ -1,7 +1,9 @@
-//! `cargo xtask bench server`: the listeners for RESP and HTTP, beside Redis, redis-cell and a bare axum, in one run.
+//! `cargo xtask bench server`: the listeners for RESP and HTTP, beside Redis, redis-cell and a bare
+//! axum, in one run.
 //!
-//! Each contender is a process of its own, loaded by the same generator in turns, many short rounds each; the median round counts. Beside requests per
-//! second it shows the processor time that the server spent on one, which is worth more on a busy machine.
+//! Each contender is a process of its own, loaded by the same generator in turns, many short rounds
+//! each; the median round counts. Beside requests per second it shows the processor time that the
+//! server spent on one, which is worth more on a busy machine.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -17,7 +19,8 @@ use tidegate_testkit::{Flavor, Server, redis_benchmark, redis_cell, wait_until};
 use crate::redis::pipe::cpu_ns;
 
 const ROUNDS: usize = 7;
-/// One command at a time is decided by the system and by the neighbours on the machine, so that single rounds differ by a third: many short ones, then.
+/// One command at a time is decided by the system and by the neighbours on the machine, so that
+/// single rounds differ by a third: many short ones, then.
 const ROUNDS_ONE_AT_A_TIME: usize = 41;
 /// The keys that requests are about.
 const KEYS: u64 = 1_000_000;
@@ -32,7 +35,9 @@ pub fn run(args: &[&str]) {
             http();
         }
         ["resp"] => resp(&[1, 16, 64]),
-        ["resp", depths @ ..] => resp(&depths.iter().map(|depth| depth.parse().expect("a depth")).collect::<Vec<_>>()),
+        ["resp", depths @ ..] => {
+            resp(&depths.iter().map(|depth| depth.parse().expect("a depth")).collect::<Vec<_>>())
+        }
         ["http"] => http(),
         // What is measured, as processes of their own.
         ["tidegate"] => serve_tidegate(1024, 1024, "auto"),
@@ -59,8 +64,20 @@ pub(crate) struct Contender {
 }
 
 impl Contender {
-    pub(crate) fn new(label: &'static str, pid: u32, port: u16, words: &[&'static str]) -> Contender {
-        Contender { label, pid, port, words: words.to_vec(), per_second: Vec::new(), cpu_us: Vec::new() }
+    pub(crate) fn new(
+        label: &'static str,
+        pid: u32,
+        port: u16,
+        words: &[&'static str],
+    ) -> Contender {
+        Contender {
+            label,
+            pid,
+            port,
+            words: words.to_vec(),
+            per_second: Vec::new(),
+            cpu_us: Vec::new(),
+        }
     }
 
     /// One round: `load` makes requests, and says how many there were and how many a second.
@@ -76,12 +93,18 @@ pub(crate) fn table(contenders: &[Contender], beside: &[&str]) {
     for one in contenders {
         let (rate, cpu) = (median(&one.per_second), median(&one.cpu_us));
         print!("  {:<34} {:>9.0} /s {:>8.2} us CPU", one.label, rate, cpu);
-        for rival in contenders.iter().filter(|rival| beside.contains(&rival.label) && rival.label != one.label) {
+        for rival in contenders
+            .iter()
+            .filter(|rival| beside.contains(&rival.label) && rival.label != one.label)
+        {
             // Two that ran in the same round had the same neighbours on the machine.
             let ratio = |own: &[f64], theirs: &[f64]| {
-                median(&own.iter().zip(theirs).map(|(own, theirs)| own / theirs).collect::<Vec<_>>())
+                median(
+                    &own.iter().zip(theirs).map(|(own, theirs)| own / theirs).collect::<Vec<_>>(),
+                )
             };
-            let (rates, cpus) = (ratio(&one.per_second, &rival.per_second), ratio(&one.cpu_us, &rival.cpu_us));
+            let (rates, cpus) =
+                (ratio(&one.per_second, &rival.per_second), ratio(&one.cpu_us, &rival.cpu_us));
             print!("   {rates:>5.2}x /s {cpus:>5.2}x CPU of {}", rival.label);
         }
         println!();
@@ -90,8 +113,9 @@ pub(crate) fn table(contenders: &[Contender], beside: &[&str]) {
 
 fn resp(depths: &[u32]) {
     let module = redis_cell();
-    let server =
-        Server::builder(Flavor::Redis7).arg("--loadmodule", module.to_str().expect("a path that is text")).start();
+    let server = Server::builder(Flavor::Redis7)
+        .arg("--loadmodule", module.to_str().expect("a path that is text"))
+        .start();
     let (own, bound) = (Own::start("tidegate"), Own::start("bound"));
     let alone = Own::start_as(&["server", "tidegate", "1"]);
     for depth in depths {
@@ -105,9 +129,19 @@ fn resp(depths: &[u32]) {
             Contender::new("Redis PING", server.pid(), server.port(), &["PING"]),
             Contender::new("redis-cell CL.THROTTLE", server.pid(), server.port(), &throttle),
             Contender::new("tidegate CL.THROTTLE", own.child.id(), own.resp.port(), &throttle),
-            Contender::new("tidegate, one thread, CL.THROTTLE", alone.child.id(), alone.resp.port(), &throttle),
+            Contender::new(
+                "tidegate, one thread, CL.THROTTLE",
+                alone.child.id(),
+                alone.resp.port(),
+                &throttle,
+            ),
             Contender::new("tidegate PING", own.child.id(), own.resp.port(), &["PING"]),
-            Contender::new("bound: tokio, flat16, the reply", bound.child.id(), bound.resp.port(), &throttle),
+            Contender::new(
+                "bound: tokio, flat16, the reply",
+                bound.child.id(),
+                bound.resp.port(),
+                &throttle,
+            ),
         ];
         for round in 0..rounds {
             let mut order: Vec<usize> = (0..contenders.len()).collect();
@@ -117,8 +151,16 @@ fn resp(depths: &[u32]) {
             for index in order {
                 contenders[index].round(|port, words| {
                     let mut load = redis_benchmark();
-                    load.args(["-p", &port.to_string(), "-c", CONNECTIONS, "-P", &depth.to_string()]);
-                    load.args(["-n", &requests.to_string(), "-r", &KEYS.to_string(), "--csv"]).args(words);
+                    load.args([
+                        "-p",
+                        &port.to_string(),
+                        "-c",
+                        CONNECTIONS,
+                        "-P",
+                        &depth.to_string(),
+                    ]);
+                    load.args(["-n", &requests.to_string(), "-r", &KEYS.to_string(), "--csv"])
+                        .args(words);
                     (requests.into(), per_second(&printed(&mut load)))
                 });
             }
@@ -135,7 +177,9 @@ fn per_second(csv: &str) -> f64 {
     let line = csv.lines().last().unwrap_or_default();
     // The name of the test may hold commas, but it stands between quotes.
     let field = line.rsplit("\",\"").nth(6).map(|field| field.trim_matches('"'));
-    field.and_then(|field| field.parse().ok()).unwrap_or_else(|| panic!("redis-benchmark printed {csv}"))
+    field
+        .and_then(|field| field.parse().ok())
+        .unwrap_or_else(|| panic!("redis-benchmark printed {csv}"))
 }
 
 fn http() {
@@ -148,9 +192,9 @@ fn http() {
         Contender::new("tidegate POST /v1/check", own.child.id(), own.http.port(), &[]),
     ];
     let crab = throttlecrab();
-    contenders.extend(
-        crab.as_ref().map(|(child, port)| Contender::new("throttlecrab POST /throttle", child.id(), *port, &["crab"])),
-    );
+    contenders.extend(crab.as_ref().map(|(child, port)| {
+        Contender::new("throttlecrab POST /throttle", child.id(), *port, &["crab"])
+    }));
     for round in 0..ROUNDS {
         let mut order: Vec<usize> = (0..contenders.len()).collect();
         if round % 2 == 1 {
@@ -163,7 +207,8 @@ fn http() {
                     [] => (&script.0, "/v1/check"),
                     _ => (&script.1, "/throttle"),
                 };
-                load.args(["-t1", &format!("-c{CONNECTIONS}"), &format!("-d{HTTP_ROUND}"), "-s"]).arg(script);
+                load.args(["-t1", &format!("-c{CONNECTIONS}"), &format!("-d{HTTP_ROUND}"), "-s"])
+                    .arg(script);
                 load.arg(format!("http://127.0.0.1:{port}{path}"));
                 wrk(&mut load)
             });
@@ -175,14 +220,20 @@ fn http() {
     println!(
         "\nHTTP, {CONNECTIONS} connections, wrk with one thread: median of {ROUNDS} interleaved rounds of {HTTP_ROUND}"
     );
-    table(&contenders, &["axum, fixed answer", "axum, JSON in and out", "throttlecrab POST /throttle"]);
+    table(
+        &contenders,
+        &["axum, fixed answer", "axum, JSON in and out", "throttlecrab POST /throttle"],
+    );
 }
 
 /// Runs wrk: how many requests there were, and how many a second.
 pub(crate) fn wrk(load: &mut Command) -> (f64, f64) {
     let out = printed(load);
     let number = |mark: &str| {
-        let line = out.lines().find(|line| line.contains(mark)).unwrap_or_else(|| panic!("wrk printed {out}"));
+        let line = out
+            .lines()
+            .find(|line| line.contains(mark))
+            .unwrap_or_else(|| panic!("wrk printed {out}"));
         let word = line.split_whitespace().find(|word| word.parse::<f64>().is_ok());
         word.and_then(|word| word.parse::<f64>().ok()).expect("a number")
     };
@@ -190,10 +241,12 @@ pub(crate) fn wrk(load: &mut Command) -> (f64, f64) {
     (number("requests in"), number("Requests/sec"))
 }
 
-/// Requests for wrk, made beforehand, so that making them costs next to nothing: ours, and throttlecrab's.
+/// Requests for wrk, made beforehand, so that making them costs next to nothing: ours, and
+/// throttlecrab's.
 fn script() -> (PathBuf, PathBuf) {
     let write = |name: &str, path: &str, body: &str| {
-        let file = std::env::temp_dir().join(format!("tidegate-bench-{}-{name}.lua", std::process::id()));
+        let file =
+            std::env::temp_dir().join(format!("tidegate-bench-{}-{name}.lua", std::process::id()));
         let text = format!(
             "local all, at = {{}}, 0\n\
              init = function()\n\
@@ -209,15 +262,30 @@ fn script() -> (PathBuf, PathBuf) {
     };
     (
         write("own", "/v1/check", r#"{"key":"user:%07d","limit":"1000000/s"}"#),
-        write("crab", "/throttle", r#"{"key":"user:%07d","max_burst":1000000,"count_per_period":1000000,"period":1}"#),
+        write(
+            "crab",
+            "/throttle",
+            r#"{"key":"user:%07d","max_burst":1000000,"count_per_period":1000000,"period":1}"#,
+        ),
     )
 }
 
 /// throttlecrab, if somebody installed it.
 fn throttlecrab() -> Option<(Child, u16)> {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).ok()?.port();
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .ok()?
+        .port();
     let mut command = Command::new("throttlecrab-server");
-    command.args(["--http", "--http-host", "127.0.0.1", "--http-port", &port.to_string(), "--store", "adaptive"]);
+    command.args([
+        "--http",
+        "--http-host",
+        "127.0.0.1",
+        "--http-port",
+        &port.to_string(),
+        "--store",
+        "adaptive",
+    ]);
     match command.stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
         Ok(child) => {
             let open = || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
@@ -225,7 +293,9 @@ fn throttlecrab() -> Option<(Child, u16)> {
             Some((child, port))
         }
         Err(_) => {
-            println!("throttlecrab is not measured: run `cargo install throttlecrab-server` to have it beside");
+            println!(
+                "throttlecrab is not measured: run `cargo install throttlecrab-server` to have it beside"
+            );
             None
         }
     }
@@ -248,13 +318,15 @@ impl Own {
         Self::start_under(&[], args)
     }
 
-    /// The same, run by another program such as `["valgrind", "--tool=callgrind"]`, which must become it.
+    /// The same, run by another program such as `["valgrind", "--tool=callgrind"]`, which must
+    /// become it.
     pub(crate) fn start_under(words: &[&str], args: &[&str]) -> Own {
         let program = std::env::current_exe().expect("this program").into_os_string();
         let mut words = words.iter().map(OsString::from).chain([program]);
         let mut command = Command::new(words.next().expect("a program"));
         command.args(words).args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap_or_else(|error| panic!("{:?}: {error}", command.get_program()));
+        let mut child =
+            command.spawn().unwrap_or_else(|error| panic!("{:?}: {error}", command.get_program()));
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
         let mut words = line.split_whitespace().map(|word| word.parse().expect("an address"));
@@ -329,11 +401,16 @@ fn serve_axum(json: bool) {
 fn serve_axum_with_page() {
     use axum::routing::{get, post};
     let page = || async { [b'x'; 16 << 10] };
-    serve_router(axum::Router::new().route("/v1/check", post(|| async { FIXED })).route("/metrics", get(page)));
+    serve_router(
+        axum::Router::new()
+            .route("/v1/check", post(|| async { FIXED }))
+            .route("/metrics", get(page)),
+    );
 }
 
 fn serve_router(router: axum::Router) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).expect("a port");
     let at = listener.local_addr().expect("an address");
     runtime.spawn(async move { axum::serve(listener, router).await });
@@ -343,7 +420,10 @@ fn serve_router(router: axum::Router) {
 pub(crate) fn printed(command: &mut Command) -> String {
     let output = command.stderr(Stdio::null()).output();
     let output = output.unwrap_or_else(|error| {
-        eprintln!("{:?}: {error}: run `apt-get install wrk` and `cargo xtask servers --bench`", command.get_program());
+        eprintln!(
+            "{:?}: {error}: run `apt-get install wrk` and `cargo xtask servers --bench`",
+            command.get_program()
+        );
         exit(1)
     });
     String::from_utf8_lossy(&output.stdout).into_owned()

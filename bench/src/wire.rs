@@ -1,7 +1,9 @@
-//! `cargo run --release -- wire`: one script over one connection, Tidegate's connection layer beside the `redis` crate's.
+//! `cargo run --release -- wire`: one script over one connection, Tidegate's connection layer
+//! beside the `redis` crate's.
 //!
-//! Both send the same EVALSHA to the same server from the same runtime, in turns, many short rounds each. Beside calls per second
-//! it shows the processor time of the client and of the server per call, which a busy machine disturbs less.
+//! Both send the same EVALSHA to the same server from the same runtime, in turns, many short rounds
+//! each. Beside calls per second it shows the processor time of the client and of the server per
+//! call, which a busy machine disturbs less.
 
 // The layer is not public, so its files are compiled in.
 #[allow(dead_code, unused_imports, unreachable_pub, missing_docs)]
@@ -26,14 +28,19 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const KEYS: u64 = 10_000;
 
 pub(crate) fn run(words: &[&str]) {
-    let callers: Vec<u64> = words.iter().map(|word| word.parse().expect("a number of callers")).collect();
+    let callers: Vec<u64> =
+        words.iter().map(|word| word.parse().expect("a number of callers")).collect();
     let callers = if callers.is_empty() { vec![1, 64, 512] } else { callers };
     let server = Server::start(Flavor::Redis7);
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
-    println!("calls per second and processor time per call, median of {ROUNDS} interleaved rounds of {ROUND:?}\n");
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    println!(
+        "calls per second and processor time per call, median of {ROUNDS} interleaved rounds of {ROUND:?}\n"
+    );
     for callers in callers {
         let mut rounds: [Vec<Round>; 2] = Default::default();
-        let contenders = runtime.block_on(async { [Contender::ours(&server), Contender::theirs(&server).await] });
+        let contenders = runtime
+            .block_on(async { [Contender::ours(&server), Contender::theirs(&server).await] });
         for round in 0..=ROUNDS {
             for (contender, rounds) in contenders.iter().zip(&mut rounds) {
                 let measured = measure(&runtime, &server, contender, callers);
@@ -71,12 +78,14 @@ impl Contender {
     }
 
     async fn theirs(server: &Server) -> Self {
-        let client = redis::Client::open(format!("{}/?protocol=resp3", server.url())).expect("a client");
+        let client =
+            redis::Client::open(format!("{}/?protocol=resp3", server.url())).expect("a client");
         let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
         let connection = client.get_multiplexed_async_connection_with_config(&config).await;
         let mut connection = connection.expect("a connection");
         let mut load = redis::cmd("SCRIPT");
-        let sha = load.arg("LOAD").arg(SCRIPT).query_async(&mut connection).await.expect("a digest");
+        let sha =
+            load.arg("LOAD").arg(SCRIPT).query_async(&mut connection).await.expect("a digest");
         Contender::Theirs(connection, sha)
     }
 
@@ -102,7 +111,8 @@ impl Contender {
             Contender::Theirs(connection, sha) => {
                 let mut call = redis::cmd("EVALSHA");
                 call.arg(&*sha).arg(1).arg(&key).arg(1).arg(60_000).arg(&nonce);
-                let items: (i64, i64, String) = call.query_async(connection).await.expect("an answer");
+                let items: (i64, i64, String) =
+                    call.query_async(connection).await.expect("an answer");
                 assert_eq!(items.2, nonce);
             }
         }
@@ -133,15 +143,22 @@ impl Round {
     }
 }
 
-fn measure(runtime: &tokio::runtime::Runtime, server: &Server, contender: &Contender, callers: u64) -> Round {
+fn measure(
+    runtime: &tokio::runtime::Runtime,
+    server: &Server,
+    contender: &Contender,
+    callers: u64,
+) -> Round {
     let (done, total) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let reads_before = reads(server);
-    let (client_before, server_before) = (processor_time("self"), processor_time(&server.pid().to_string()));
+    let (client_before, server_before) =
+        (processor_time("self"), processor_time(&server.pid().to_string()));
     let start = Instant::now();
     runtime.block_on(async {
         let tasks: Vec<_> = (0..callers)
             .map(|caller| {
-                let (mut contender, done, total) = (contender.clone(), Arc::clone(&done), Arc::clone(&total));
+                let (mut contender, done, total) =
+                    (contender.clone(), Arc::clone(&done), Arc::clone(&total));
                 tokio::spawn(async move {
                     let mut calls = 0;
                     while !done.load(Ordering::Relaxed) {
@@ -163,7 +180,8 @@ fn measure(runtime: &tokio::runtime::Runtime, server: &Server, contender: &Conte
     Round {
         calls: calls / elapsed,
         client_us: (processor_time("self") - client_before).as_secs_f64() * 1e6 / calls,
-        server_us: (processor_time(&server.pid().to_string()) - server_before).as_secs_f64() * 1e6 / calls,
+        server_us: (processor_time(&server.pid().to_string()) - server_before).as_secs_f64() * 1e6
+            / calls,
         batch: calls / (reads(server) - reads_before),
     }
 }

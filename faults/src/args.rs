@@ -66,15 +66,21 @@ impl Args {
                 }
                 "--seed" => {
                     let number = words.next().map_or("", String::as_str);
-                    args.seed = number.parse().map_err(|_| format!("--seed: expected a number, found {number:?}"))?;
+                    args.seed = number
+                        .parse()
+                        .map_err(|_| format!("--seed: expected a number, found {number:?}"))?;
                 }
                 option if option.starts_with('-') => {
-                    return Err(format!("unknown option {option:?}: expected one of these\n\n{HELP}"));
+                    return Err(format!(
+                        "unknown option {option:?}: expected one of these\n\n{HELP}"
+                    ));
                 }
                 name => {
                     let name = name.to_uppercase();
                     if !ROWS.iter().any(|row| row.name == name) {
-                        return Err(format!("there is no row {name:?}: `cargo xtask faults --list` has them all"));
+                        return Err(format!(
+                            "there is no row {name:?}: `cargo xtask faults --list` has them all"
+                        ));
                     }
                     args.names.push(name);
                 }

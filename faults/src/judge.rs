@@ -1,7 +1,8 @@
 //! Whether a row was as it must be.
 //!
-//! Bounds on counts are exact, always. Bounds on time are as they are meant with `--strict`, on a quiet machine; otherwise a multiple of that, so that only
-//! what has really gone wrong fails: a wait without end, a store that is never found again.
+//! Bounds on counts are exact, always. Bounds on time are as they are meant with `--strict`, on a
+//! quiet machine; otherwise a multiple of that, so that only what has really gone wrong fails: a
+//! wait without end, a store that is never found again.
 
 use std::time::Duration;
 
@@ -89,19 +90,25 @@ impl<'a> Judge<'a> {
     /// Every request had an answer, allowed or denied.
     pub(crate) fn no_errors(&mut self) {
         let record = &self.run.record;
-        let wrong: Vec<&Answer> = record.answers.iter().filter(|answer| !answer.outcome.is_answer()).collect();
+        let wrong: Vec<&Answer> =
+            record.answers.iter().filter(|answer| !answer.outcome.is_answer()).collect();
         let errors = wrong.len() + record.unanswered();
         self.say(format!("{errors} errors of {}", record.answers.len() + record.unanswered()));
         self.figure("errors", errors as f64);
-        self.holds(errors == 0, || format!("{errors} requests had no answer; the first: {:?}", wrong.first()));
+        self.holds(errors == 0, || {
+            format!("{errors} requests had no answer; the first: {:?}", wrong.first())
+        });
     }
 
-    /// Nobody waited longer than the hard bound, beyond what the machine itself added at that moment; and whatever befalls the store, a node is no
-    /// slower with requests about nothing than one without a store.
+    /// Nobody waited longer than the hard bound, beyond what the machine itself added at that
+    /// moment; and whatever befalls the store, a node is no slower with requests about nothing than
+    /// one without a store.
     pub(crate) fn latency(&mut self) {
         let record = &self.run.record;
-        let longest = |answers: &[Answer]| answers.iter().map(|answer| answer.took).max().unwrap_or_default();
-        let (max, noise) = (longest(&record.answers), longest(&record.control).max(longest(&record.nothing)));
+        let longest =
+            |answers: &[Answer]| answers.iter().map(|answer| answer.took).max().unwrap_or_default();
+        let (max, noise) =
+            (longest(&record.answers), longest(&record.control).max(longest(&record.nothing)));
         let mut worst: Option<(Duration, Answer)> = None;
         for answer in record.answers.iter().filter(|answer| answer.took > HARD) {
             let excess = self.excess(answer);
@@ -121,30 +128,42 @@ impl<'a> Judge<'a> {
         }
         // Of those for which the machine was there.
         let there = |answer: &&Answer| record.absent(answer.asked, answer.end()) < HARD / 10;
-        let [own, control] =
-            [&record.nothing, &record.control].map(|answers| percentile(answers.iter().filter(there), 990));
-        self.time("p99 of the no-op is beyond that of a node in memory by", own.saturating_sub(control), HARD);
+        let [own, control] = [&record.nothing, &record.control]
+            .map(|answers| percentile(answers.iter().filter(there), 990));
+        self.time(
+            "p99 of the no-op is beyond that of a node in memory by",
+            own.saturating_sub(control),
+            HARD,
+        );
         if let Some((excess, answer)) = worst {
             self.figure("excess_ms", to_ms(excess));
             let bound = self.bound(HARD);
             self.holds(excess <= bound, || {
-                format!("{} longer than the machine made it; at most {} may be: {answer:?}", ms(excess), ms(bound))
+                format!(
+                    "{} longer than the machine made it; at most {} may be: {answer:?}",
+                    ms(excess),
+                    ms(bound)
+                )
             });
         }
     }
 
-    /// How much longer it took than any request about nothing beside it, to the same node or the one in memory, than processors did not run at all, and than
-    /// those who ask did not: what is not the machine's.
+    /// How much longer it took than any request about nothing beside it, to the same node or the
+    /// one in memory, than processors did not run at all, and than those who ask did not: what is
+    /// not the machine's.
     fn excess(&self, answer: &Answer) -> Duration {
         let record = &self.run.record;
         let own = record.nothing.iter().filter(|own| own.node == answer.node);
-        let beside = own.chain(&record.control).filter(|own| own.asked <= answer.end() && own.end() >= answer.asked);
+        let beside = own
+            .chain(&record.control)
+            .filter(|own| own.asked <= answer.end() && own.end() >= answer.asked);
         let noise = beside.map(|own| own.took).max().unwrap_or_default();
         let (from, to) = (answer.asked, answer.end());
         answer.took.saturating_sub(noise.max(record.absent(from, to)).max(record.paused(from, to)))
     }
 
-    /// From `from` on, until `to`, the store is not heard: within this long every node says that it asks no more, and whoever comes then does not wait.
+    /// From `from` on, until `to`, the store is not heard: within this long every node says that it
+    /// asks no more, and whoever comes then does not wait.
     pub(crate) fn open_after(&mut self, from: Duration, to: Duration, bound: Duration) {
         let first = |own: &Vec<Change>| {
             own.iter().find_map(|change| match change {
@@ -160,8 +179,10 @@ impl<'a> Judge<'a> {
         // What they say is rounded.
         let (open, since) = (open.saturating_sub(from), open + Duration::from_millis(1));
         let nothing = || record.nothing.iter().filter(|own| (since..to).contains(&own.asked));
-        let [after, noise] = [percentile(record.between(since, to), 990), percentile(nothing(), 990)];
-        let [longest, longest_noise] = [percentile(record.between(since, to), 1000), percentile(nothing(), 1000)];
+        let [after, noise] =
+            [percentile(record.between(since, to), 990), percentile(nothing(), 990)];
+        let [longest, longest_noise] =
+            [percentile(record.between(since, to), 1000), percentile(nothing(), 1000)];
         self.say(format!(
             "open after {}, then p99 {} (no-op {}) and max {} (no-op {})",
             ms(open),
@@ -175,20 +196,32 @@ impl<'a> Judge<'a> {
         self.figure("open_noop_p99_ms", to_ms(noise));
         self.time("the breaker opened after", open, bound);
         let more = after.saturating_sub(noise);
-        self.time("once the breaker is open, p99 is beyond that of the no-op by", more, Duration::from_millis(1));
+        self.time(
+            "once the breaker is open, p99 is beyond that of the no-op by",
+            more,
+            Duration::from_millis(1),
+        );
     }
 
-    /// The store decides again after `go`, and from then on nearly everything: of every twentieth of a second nine tenths. A later twentieth in which requests
-    /// about nothing took as long as a call to the store may take, and no breaker was open, says something about the machine only.
+    /// The store decides again after `go`, and from then on nearly everything: of every twentieth
+    /// of a second nine tenths. A later twentieth in which requests about nothing took as long as a
+    /// call to the store may take, and no breaker was open, says something about the machine only.
     pub(crate) fn back(&mut self, go: Duration, bound: Duration) {
         self.back_of(go, bound, |_| true);
     }
 
-    pub(crate) fn back_of(&mut self, go: Duration, bound: Duration, which: impl Fn(&Answer) -> bool) {
+    pub(crate) fn back_of(
+        &mut self,
+        go: Duration,
+        bound: Duration,
+        which: impl Fn(&Answer) -> bool,
+    ) {
         let end = self.run.record.lasted;
         let of = |answers: &mut dyn Iterator<Item = &Answer>| {
-            let answers: Vec<&Answer> = answers.filter(|answer| which(answer) && answer.source.is_some()).collect();
-            let alone = answers.iter().filter(|answer| answer.source == Some(Source::Fallback)).count();
+            let answers: Vec<&Answer> =
+                answers.filter(|answer| which(answer) && answer.source.is_some()).collect();
+            let alone =
+                answers.iter().filter(|answer| answer.source == Some(Source::Fallback)).count();
             (answers.len(), alone)
         };
         let after = self.run.record.between(go, end).filter(|answer| which(answer));
@@ -201,14 +234,19 @@ impl<'a> Judge<'a> {
         while slice < end {
             let (all, alone) = of(&mut self.run.record.between(slice, slice + SLICE));
             if alone * 10 > all {
-                let (noise, open) = (self.noise(slice, SLICE), self.run.is_open(slice, slice + SLICE));
+                let (noise, open) =
+                    (self.noise(slice, SLICE), self.run.is_open(slice, slice + SLICE));
                 if noise < DEADLINE || open || slice < go + first {
                     settled = slice + SLICE;
                 } else {
                     of_the_machine += 1;
                 }
                 let open = if open { ", breaker open" } else { "" };
-                told.push(format!("{alone} of {all} from {} on (machine {}{open})", ms(slice - go), ms(noise)));
+                told.push(format!(
+                    "{alone} of {all} from {} on (machine {}{open})",
+                    ms(slice - go),
+                    ms(noise)
+                ));
             }
             slice += SLICE;
         }
@@ -224,13 +262,19 @@ impl<'a> Judge<'a> {
         // On a busy machine single answers are late at any time, whatever the store does.
         if self.context.strict {
             self.holds(settled <= bound, || {
-                format!("in sync after {}; at most {}. Decided alone: {}", ms(settled), ms(bound), told.join(", "))
+                format!(
+                    "in sync after {}; at most {}. Decided alone: {}",
+                    ms(settled),
+                    ms(bound),
+                    told.join(", ")
+                )
             });
             self.holds(settled + SLICE < end - go, || "the store was not back at the end".into());
         }
     }
 
-    /// When requests about nothing were first answered in time again, from `go` on: what had been asked before was done.
+    /// When requests about nothing were first answered in time again, from `go` on: what had been
+    /// asked before was done.
     pub(crate) fn caught_up(&mut self, go: Duration) -> Duration {
         let (end, mut slice) = (self.run.record.lasted, go);
         while slice < end && self.noise(slice, SLICE) >= DEADLINE {
@@ -242,48 +286,76 @@ impl<'a> Judge<'a> {
         slice
     }
 
-    /// The longest that a request about nothing took which was under way then, or that processors did not run.
+    /// The longest that a request about nothing took which was under way then, or that processors
+    /// did not run.
     fn noise(&self, from: Duration, lasted: Duration) -> Duration {
         let Record { nothing, control, .. } = &self.run.record;
-        let then = nothing.iter().chain(control).filter(|own| own.asked < from + lasted && own.end() >= from);
-        then.map(|own| own.took).max().unwrap_or_default().max(self.run.record.absent(from, from + lasted))
+        let then = nothing
+            .iter()
+            .chain(control)
+            .filter(|own| own.asked < from + lasted && own.end() >= from);
+        then.map(|own| own.took)
+            .max()
+            .unwrap_or_default()
+            .max(self.run.record.absent(from, from + lasted))
     }
 
     /// Of each key of a class no more passed than this.
     pub(crate) fn admitted(&mut self, class: &str, bound: u64) {
-        let most = (0..self.run.record.class(class).1.keys).map(|key| self.passed(class, key, |_| true)).max();
+        let most = (0..self.run.record.class(class).1.keys)
+            .map(|key| self.passed(class, key, |_| true))
+            .max();
         let most = most.unwrap_or(0);
         self.say(format!("admitted {most} ≤ {bound}"));
         self.figure(&format!("{class}_admitted"), most as f64);
         self.figure(&format!("{class}_bound"), bound as f64);
-        self.holds(most <= bound, || format!("{most} passed of a key of {class:?}, and at most {bound} may"));
+        self.holds(most <= bound, || {
+            format!("{most} passed of a key of {class:?}, and at most {bound} may")
+        });
     }
 
-    /// Of budgets that do not come back: the store let pass no more than there is, and nodes alone no more than their shares together.
+    /// Of budgets that do not come back: the store let pass no more than there is, and nodes alone
+    /// no more than their shares together.
     pub(crate) fn budgets(&mut self, class: &str, amount: u64) {
         self.admitted(class, 2 * amount.max(self.run.nodes));
         let shares = amount.max(self.run.nodes);
         for key in 0..self.run.record.class(class).1.keys {
-            let by_store = self.passed(class, key, |answer| answer.source != Some(Source::Fallback));
+            let by_store =
+                self.passed(class, key, |answer| answer.source != Some(Source::Fallback));
             let alone = self.passed(class, key, |answer| answer.source == Some(Source::Fallback));
-            self.holds(by_store <= amount, || format!("{class}:{key}: the store let pass {by_store} of {amount}"));
-            self.holds(alone <= shares, || format!("{class}:{key}: the nodes alone let pass {alone} of {shares}"));
+            self.holds(by_store <= amount, || {
+                format!("{class}:{key}: the store let pass {by_store} of {amount}")
+            });
+            self.holds(alone <= shares, || {
+                format!("{class}:{key}: the nodes alone let pass {alone} of {shares}")
+            });
         }
     }
 
-    /// Of budgets of which the store lost something between `from` and `to`: beyond what there is passes no more than what no node knew of that asked before the
-    /// one that knew best, and what was on its way.
+    /// Of budgets of which the store lost something between `from` and `to`: beyond what there is
+    /// passes no more than what no node knew of that asked before the one that knew best, and what
+    /// was on its way.
     pub(crate) fn lost(&mut self, class: &str, amount: u64, from: Duration, to: Duration) {
         let nodes = u8::try_from(self.run.nodes).expect("few nodes");
         let (mut most, mut beyond) = (0, 0);
         for key in 0..self.run.record.class(class).1.keys {
             let of = |answer: &&Answer| answer.key == key && answer.source == Some(Source::Store);
             let by_store: Vec<&Answer> = self.run.record.of(class).filter(of).collect();
-            let on_their_way = by_store.iter().filter(|a| a.asked < from && a.end() >= from).count();
-            let first = |node| by_store.iter().filter(|a| a.node == node && a.asked >= to).map(|a| a.end()).min();
-            // When every node has told the store what it knew; a node that never did had nothing to tell.
-            let told = (0..nodes).map(|node| first(node).unwrap_or(self.run.record.lasted)).max().unwrap_or_default();
-            let before = by_store.iter().filter(|a| a.allowed() && a.end() >= from && a.asked <= told).count();
+            let on_their_way =
+                by_store.iter().filter(|a| a.asked < from && a.end() >= from).count();
+            let first = |node| {
+                by_store.iter().filter(|a| a.node == node && a.asked >= to).map(|a| a.end()).min()
+            };
+            // When every node has told the store what it knew; a node that never did had nothing to
+            // tell.
+            let told = (0..nodes)
+                .map(|node| first(node).unwrap_or(self.run.record.lasted))
+                .max()
+                .unwrap_or_default();
+            let before = by_store
+                .iter()
+                .filter(|a| a.allowed() && a.end() >= from && a.asked <= told)
+                .count();
             let passed = by_store.iter().filter(|a| a.allowed()).count() as u64;
             let unseen = (on_their_way + before) as u64;
             self.holds(passed <= amount + unseen, || {
@@ -293,7 +365,9 @@ impl<'a> Judge<'a> {
             beyond = beyond.max(passed.saturating_sub(amount));
             let alone = self.passed(class, key, |answer| answer.source == Some(Source::Fallback));
             let shares = amount.max(self.run.nodes);
-            self.holds(alone <= shares, || format!("{class}:{key}: the nodes alone let pass {alone} of {shares}"));
+            self.holds(alone <= shares, || {
+                format!("{class}:{key}: the nodes alone let pass {alone} of {shares}")
+            });
         }
         self.say(format!("{beyond} ≤ {most} beyond what there is"));
         self.figure("beyond", beyond as f64);
@@ -306,17 +380,29 @@ impl<'a> Judge<'a> {
         self.run.record.of(class).filter(|a| a.key == key && a.allowed() && which(a)).count() as u64
     }
 
-    /// Nothing is charged twice: of each budget the store has charged what it let pass, and at most what had no answer besides.
-    /// `left` says what is left of a key.
-    pub(crate) fn charged_once(&mut self, class: &str, amount: u64, mut left: impl FnMut(&str) -> u64) {
+    /// Nothing is charged twice: of each budget the store has charged what it let pass, and at most
+    /// what had no answer besides. `left` says what is left of a key.
+    pub(crate) fn charged_once(
+        &mut self,
+        class: &str,
+        amount: u64,
+        mut left: impl FnMut(&str) -> u64,
+    ) {
         let (_, keys) = self.run.record.class(class);
         for (key, name) in (0..keys.keys).map(|key| (key, keys.key(key))).collect::<Vec<_>>() {
             let charged = amount - left(&name).min(amount);
             let by_store = self.passed(class, key, |answer| answer.source == Some(Source::Store));
-            let alone = self.run.record.of(class).filter(|a| a.key == key && a.source != Some(Source::Store)).count();
+            let alone = self
+                .run
+                .record
+                .of(class)
+                .filter(|a| a.key == key && a.source != Some(Source::Store))
+                .count();
             let most = by_store + alone as u64;
             self.holds((by_store..=most).contains(&charged), || {
-                format!("{name}: {charged} are charged, and between {by_store} and {most} can have been")
+                format!(
+                    "{name}: {charged} are charged, and between {by_store} and {most} can have been"
+                )
             });
         }
         self.say("charged once");
@@ -326,7 +412,9 @@ impl<'a> Judge<'a> {
     pub(crate) fn counted(&mut self, name: &str, least: f64) {
         let found = self.run.metrics.get(name);
         self.figure(name, found);
-        self.holds(found >= least, || format!("{name} is {found}, and at least {least} was expected"));
+        self.holds(found >= least, || {
+            format!("{name} is {found}, and at least {least} was expected")
+        });
     }
 
     /// A counter shows at most so many.
@@ -346,7 +434,8 @@ impl<'a> Judge<'a> {
         share
     }
 
-    /// The same of those twentieths of a second in which the machine answered requests about nothing in time.
+    /// The same of those twentieths of a second in which the machine answered requests about
+    /// nothing in time.
     pub(crate) fn alone_while_quiet(&mut self, from: Duration, to: Duration) -> f64 {
         let (mut all, mut alone, mut slice) = (0, 0, from);
         while slice < to {

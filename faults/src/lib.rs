@@ -1,8 +1,11 @@
-//! The faults that a limiter must live with, done to real processes under load: `cargo xtask faults [ROW…]`.
+//! The faults that a limiter must live with, done to real processes under load: `cargo xtask faults
+//! [ROW…]`.
 //!
-//! Each row is one fault. Its stage is real servers of Redis or Valkey and real `tidegate serve` processes; a load asks at its own pace, whatever
-//! the answers do, and writes every answer down; the fault is injected and lifted; and then the row is judged by what was written down: how much
-//! passed beyond the limit, who waited how long, what failed, when all was well again, and what the counters say.
+//! Each row is one fault. Its stage is real servers of Redis or Valkey and real `tidegate serve`
+//! processes; a load asks at its own pace, whatever the answers do, and writes every answer down;
+//! the fault is injected and lifted; and then the row is judged by what was written down: how much
+//! passed beyond the limit, who waited how long, what failed, when all was well again, and what the
+//! counters say.
 //!
 //! - `stage`: the processes, and networks of their own
 //! - `load`: who asks, and what was answered
@@ -56,10 +59,15 @@ fn all(args: &Args) -> ExitCode {
             judge::Verdict::Failed => failed.push(row.name),
         }
     }
-    // A row that runs in a network of its own is told by the process that runs it, which has only this one.
+    // A row that runs in a network of its own is told by the process that runs it, which has only
+    // this one.
     if !args.json && !args.inside {
         let seconds = began.elapsed().as_secs();
-        let failed = if failed.is_empty() { "none failed".into() } else { format!("failed: {}", failed.join(", ")) };
+        let failed = if failed.is_empty() {
+            "none failed".into()
+        } else {
+            format!("failed: {}", failed.join(", "))
+        };
         report::say(&format!("{well} rows ok, {failed}; {seconds} s, seed {}\n", args.seed));
     }
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -1,7 +1,8 @@
 //! What is read without a lock, in every order in which threads can meet: `cargo xtask loom`.
 //!
-//! [`sound::version`] is the product's file, with loom's atomics for the standard library's. The same scenarios run over copies of it from each of
-//! which one ordering was taken away, and each of them must fail: so the checker can, and no ordering is there for nothing.
+//! [`sound::version`] is the product's file, with loom's atomics for the standard library's. The
+//! same scenarios run over copies of it from each of which one ordering was taken away, and each of
+//! them must fail: so the checker can, and no ordering is there for nothing.
 
 #![cfg(test)]
 #![allow(clippy::duplicate_mod, reason = "the same scenarios, over each copy")]

@@ -1,5 +1,6 @@
-//! At most three threads, a few steps each: what the memory store and its clock do, without what they compute. Nobody waits here: who comes
-//! at the wrong moment goes away, so that there are finitely many ways to meet. To wait is to come again.
+//! At most three threads, a few steps each: what the memory store and its clock do, without what
+//! they compute. Nobody waits here: who comes at the wrong moment goes away, so that there are
+//! finitely many ways to meet. To wait is to come again.
 
 use std::sync::Arc;
 
@@ -9,7 +10,8 @@ use loom::thread;
 use super::version;
 use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-/// A scenario, and how often a thread may be interrupted in it; as often as there are ways, unless told.
+/// A scenario, and how often a thread may be interrupted in it; as often as there are ways, unless
+/// told.
 pub(crate) type Scenario = (fn(), Option<usize>);
 
 /// Those with the fewest ways first.
@@ -32,7 +34,11 @@ struct Words {
 
 impl Words {
     fn new() -> Arc<Self> {
-        Arc::new(Words { version: AtomicU64::new(0), low: AtomicU64::new(0), high: AtomicU64::new(0) })
+        Arc::new(Words {
+            version: AtomicU64::new(0),
+            low: AtomicU64::new(0),
+            high: AtomicU64::new(0),
+        })
     }
 
     fn read(&self) -> (u64, u64) {

@@ -1,9 +1,15 @@
-//! A deterministic simulator: several nodes of the product over a network and a server that fail, on one thread and a clock that is moved.
+//! A deterministic simulator: several nodes of the product over a network and a server that fail,
+//! on one thread and a clock that is moved.
 //!
-//! One seed decides everything. [`plan`] draws who takes part, what is asked and what goes wrong; [`world`] lets it happen; `check` looks
-//! whether all that is promised holds. Nodes are the real library, from its store over Redis to the bytes on its connections; the server is a
-//! model that runs the product's own scripts.
-#![allow(clippy::cast_precision_loss, clippy::cast_possible_wrap, reason = "laws are judged with a tolerance")]
+//! One seed decides everything. [`plan`] draws who takes part, what is asked and what goes wrong;
+//! [`world`] lets it happen; `check` looks whether all that is promised holds. Nodes are the real
+//! library, from its store over Redis to the bytes on its connections; the server is a model that
+//! runs the product's own scripts.
+#![allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_wrap,
+    reason = "laws are judged with a tolerance"
+)]
 
 mod check;
 mod net;

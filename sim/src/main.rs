@@ -43,11 +43,13 @@ struct Args {
 }
 
 fn args() -> Result<Args, String> {
-    let mut args = Args { seeds: 2000, from: 0, seed: None, verbose: false, all: false, sabotage: None };
+    let mut args =
+        Args { seeds: 2000, from: 0, seed: None, verbose: false, all: false, sabotage: None };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or(format!("{word}: expected a value\n\n{HELP}"));
-        let number = |text: String| text.parse::<u64>().map_err(|_| format!("{text:?}: expected a number"));
+        let number =
+            |text: String| text.parse::<u64>().map_err(|_| format!("{text:?}: expected a number"));
         match &*word {
             "--seeds" => args.seeds = number(value()?)?,
             "--from" => args.from = number(value()?)?,
@@ -56,8 +58,8 @@ fn args() -> Result<Args, String> {
             "--all" => args.all = true,
             "--sabotage" => {
                 let name = value()?;
-                let sabotage =
-                    Sabotage::named(&name).ok_or(format!("--sabotage {name}: expected one of these\n\n{HELP}"))?;
+                let sabotage = Sabotage::named(&name)
+                    .ok_or(format!("--sabotage {name}: expected one of these\n\n{HELP}"))?;
                 args.sabotage = Some((name, sabotage));
             }
             "--help" | "-h" => return Err(HELP.into()),
@@ -118,7 +120,10 @@ fn main() -> ExitCode {
                     }
                     if let Some(failure) = outcome.failure {
                         stop.store(!args.all, Ordering::Relaxed);
-                        failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((seed, failure));
+                        failed
+                            .lock()
+                            .unwrap_or_else(std::sync::PoisonError::into_inner)
+                            .push((seed, failure));
                     }
                 }
             });
@@ -146,10 +151,17 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Tells of a seed that failed: what, how to see it again, the shortest list of faults, and what happened.
+/// Tells of a seed that failed: what, how to see it again, the shortest list of faults, and what
+/// happened.
 fn report(seed: u64, plan: &Plan, failure: &Failure, args: &Args, redis: &mut Redis) {
-    say!("seed {seed} fails: {}\n  {} (at {:.3} ms)", failure.law, failure.text, failure.at as f64 / 1000.0);
-    let sabotage = args.sabotage.as_ref().map(|(name, _)| format!(" --sabotage {name}")).unwrap_or_default();
+    say!(
+        "seed {seed} fails: {}\n  {} (at {:.3} ms)",
+        failure.law,
+        failure.text,
+        failure.at as f64 / 1000.0
+    );
+    let sabotage =
+        args.sabotage.as_ref().map(|(name, _)| format!(" --sabotage {name}")).unwrap_or_default();
     say!("\nto see it again: cargo xtask sim --seed {seed}{sabotage} --verbose\n");
     let sabotage = args.sabotage.as_ref().map(|(_, sabotage)| *sabotage);
     let short = shrink(plan, failure, redis, sabotage);

@@ -62,7 +62,13 @@ impl Port {
 
 impl Connect for Port {
     fn connect(&self, _address: &str) -> Connecting {
-        let pipe = Pipe { phase: Phase::Dialing, inbox: Vec::new(), outbox: Vec::new(), dropped: false, waker: None };
+        let pipe = Pipe {
+            phase: Phase::Dialing,
+            inbox: Vec::new(),
+            outbox: Vec::new(),
+            dropped: false,
+            waker: None,
+        };
         let pipe = Arc::new(Mutex::new(pipe));
         self.dialled.lock().push(Arc::clone(&pipe));
         let end = End(pipe);
@@ -94,7 +100,11 @@ impl Drop for End {
 }
 
 impl AsyncRead for End {
-    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let mut pipe = self.0.lock();
         if pipe.inbox.is_empty() {
             if pipe.phase == Phase::Reset {
@@ -111,7 +121,11 @@ impl AsyncRead for End {
 }
 
 impl AsyncWrite for End {
-    fn poll_write(self: Pin<&mut Self>, _context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let mut pipe = self.0.lock();
         if pipe.phase == Phase::Reset {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));

@@ -1,4 +1,5 @@
-//! A node: the product, in a runtime of its own whose clock the world moves. Dropping it is a crash; not moving it is a pause.
+//! A node: the product, in a runtime of its own whose clock the world moves. Dropping it is a
+//! crash; not moving it is a pause.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -7,7 +8,9 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tidegate::{Check, Decision, ManualClock, Resilient, ResilienceStats, Redis, Store, StoreError, Timestamp};
+use tidegate::{
+    Check, Decision, ManualClock, Redis, ResilienceStats, Resilient, Store, StoreError, Timestamp,
+};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::AbortHandle;
 
@@ -55,7 +58,8 @@ impl Node {
             })
             .build()
             .expect("a runtime without threads and sockets needs nothing");
-        let boot_us = 1_000_000_000 + plan.boot_us.get(usize::try_from(number).unwrap_or(0)).copied().unwrap_or(0);
+        let boot_us = 1_000_000_000
+            + plan.boot_us.get(usize::try_from(number).unwrap_or(0)).copied().unwrap_or(0);
         let clock = ManualClock::new();
         clock.set(Timestamp::from_micros(boot_us + now));
         let port = Port::default();
@@ -63,17 +67,32 @@ impl Node {
         let resilient = {
             let _inside = runtime.enter();
             let url = "redis://server:6379/".parse().expect("it is an address");
-            let redis =
-                Redis::builder(url).connector(port.clone()).seed(seed).build().expect("nothing is wrong with it");
-            let mut resilient =
-                Resilient::builder(redis).clock(clock.clone()).seed(seed).lease_error_per_mille(plan.lease_error_per_mille);
+            let redis = Redis::builder(url)
+                .connector(port.clone())
+                .seed(seed)
+                .build()
+                .expect("nothing is wrong with it");
+            let mut resilient = Resilient::builder(redis)
+                .clock(clock.clone())
+                .seed(seed)
+                .lease_error_per_mille(plan.lease_error_per_mille);
             if plan.told_nodes {
                 resilient = resilient.nodes(plan.nodes);
             }
             resilient.build()
         };
         let (answers, closed) = (Arc::default(), Arc::default());
-        Node { runtime: Some(runtime), idle, resilient, clock, port, answers, closed, boot_us, ran_until: now }
+        Node {
+            runtime: Some(runtime),
+            idle,
+            resilient,
+            clock,
+            port,
+            answers,
+            closed,
+            boot_us,
+            ran_until: now,
+        }
     }
 
     /// Runs everything that can run at this moment. Its clocks go on to it.
@@ -108,7 +127,12 @@ impl Node {
     }
 
     /// A request comes in.
-    pub(crate) fn ask(&self, number: usize, ask: &Ask, rules: &Arc<Vec<Rule>>) -> Option<AbortHandle> {
+    pub(crate) fn ask(
+        &self,
+        number: usize,
+        ask: &Ask,
+        rules: &Arc<Vec<Rule>>,
+    ) -> Option<AbortHandle> {
         let runtime = self.runtime.as_ref()?;
         let (resilient, answers, ask, rules) =
             (self.resilient.clone(), Arc::clone(&self.answers), ask.clone(), Arc::clone(rules));

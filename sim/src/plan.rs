@@ -1,8 +1,9 @@
-//! Everything a seed decides before anything happens: who takes part, what is asked, and what goes wrong.
+//! Everything a seed decides before anything happens: who takes part, what is asked, and what goes
+//! wrong.
 
 use std::fmt;
 
-use tidegate::{Limits, OnFailure, Op, SyncMode, Policy};
+use tidegate::{Limits, OnFailure, Op, Policy, SyncMode};
 
 use crate::random::Random;
 
@@ -121,7 +122,8 @@ pub enum Kind {
     RestartEmpty {
         down: u64,
     },
-    /// A replica that lagged takes its place, on a host whose clock may be behind. Old connections lead to what is a replica now.
+    /// A replica that lagged takes its place, on a host whose clock may be behind. Old connections
+    /// lead to what is a replica now.
     Failover {
         lag: u64,
         behind: u64,
@@ -206,7 +208,13 @@ const LIMITS: &[(&str, &str)] = &[
 fn rule(at: u64, random: &mut Random) -> Rule {
     let (limit, other) = random.pick(LIMITS);
     let sync = random.pick(&[SyncMode::Direct, SyncMode::Lease, SyncMode::Async]);
-    let policy = random.pick(&[None, None, Some(OnFailure::Local), Some(OnFailure::Closed), Some(OnFailure::Open)]);
+    let policy = random.pick(&[
+        None,
+        None,
+        Some(OnFailure::Local),
+        Some(OnFailure::Closed),
+        Some(OnFailure::Open),
+    ]);
     Rule {
         name: format!("r{at}"),
         limits: limit.parse().expect("it is a limit"),
@@ -235,7 +243,8 @@ fn requests(plan: &Plan, mut random: Random) -> Vec<Request> {
     let ids = random.once_in(3).then(|| random.between(2, 20));
     let resets = random.once_in(4).then(|| random.between(50, 300));
     let mut requests = Vec::new();
-    // Each rule is offered up to three times what it lets pass, in up to a few hundred requests a second.
+    // Each rule is offered up to three times what it lets pass, in up to a few hundred requests a
+    // second.
     for (at, rule) in plan.rules.iter().enumerate() {
         let offered = rule.per_second() * random.between(1, 12) / 4 + 4;
         let each = offered.div_ceil(random.between(60, 250)).max(1);
@@ -244,15 +253,19 @@ fn requests(plan: &Plan, mut random: Random) -> Vec<Request> {
         let mut now = random.below(20 * MS);
         let mut last = now;
         while now < plan.calm_at {
-            let node = favourite.filter(|_| random.below(8) > 0).unwrap_or_else(|| random.below(plan.nodes));
-            let mut ask = Ask { op: Op::Check, parts: vec![(at, random.between(1, each * 2 - 1))], id: None };
+            let node = favourite
+                .filter(|_| random.below(8) > 0)
+                .unwrap_or_else(|| random.below(plan.nodes));
+            let mut ask =
+                Ask { op: Op::Check, parts: vec![(at, random.between(1, each * 2 - 1))], id: None };
             if once(&mut random, refunds) {
                 ask.op = Op::Refund;
             } else if once(&mut random, resets) {
                 ask.op = Op::Reset;
             } else if plan.rules.len() > 1 && once(&mut random, several) {
                 let other = (at + 1) % plan.rules.len();
-                ask.parts.push((other, random.between(1, plan.rules[other].per_second().div_ceil(100))));
+                ask.parts
+                    .push((other, random.between(1, plan.rules[other].per_second().div_ceil(100))));
             } else if once(&mut random, ids) {
                 ask.id = Some(random.number() | 1);
             } else if random.once_in(60) {
@@ -261,7 +274,12 @@ fn requests(plan: &Plan, mut random: Random) -> Vec<Request> {
                 ask.op = Op::Peek;
             }
             let cancel_after = once(&mut random, cancels).then(|| random.below(6 * MS));
-            requests.push(Request { at: now, node: usize::try_from(node).unwrap_or(0), ask, cancel_after });
+            requests.push(Request {
+                at: now,
+                node: usize::try_from(node).unwrap_or(0),
+                ask,
+                cancel_after,
+            });
             // Now and then many at one moment, and a long pause.
             let burst = random.once_in(3) && now - last < 5 * MS;
             last = now;
@@ -278,7 +296,8 @@ fn requests(plan: &Plan, mut random: Random) -> Vec<Request> {
     requests
 }
 
-/// Requests after the last fault: few for two seconds, and then one and a half times as many as may pass.
+/// Requests after the last fault: few for two seconds, and then one and a half times as many as may
+/// pass.
 fn calm(plan: &Plan, at: usize, rule: &Rule, random: &mut Random, requests: &mut Vec<Request>) {
     let (few, many) = (rule.per_second().div_ceil(1000), rule.per_second().div_ceil(100));
     let steady = plan.calm_at + 2000 * MS;
@@ -292,8 +311,11 @@ fn calm(plan: &Plan, at: usize, rule: &Rule, random: &mut Random, requests: &mut
             ask: Ask { op: Op::Check, parts: vec![(at, cost)], id: None },
             cancel_after: None,
         });
-        now +=
-            if now < steady { random.between(10 * MS, 50 * MS) } else { 1_000_000 * many * 2 / 3 / rule.per_second() };
+        now += if now < steady {
+            random.between(10 * MS, 50 * MS)
+        } else {
+            1_000_000 * many * 2 / 3 / rule.per_second()
+        };
     }
 }
 
@@ -324,7 +346,10 @@ fn faults(plan: &Plan, mut random: Random) -> Vec<Fault> {
                 5 => Kind::Stall { during },
                 6 => Kind::Slow { each_us: random.between(200, 4000), during },
                 7 => Kind::Says { error: random.pick(&[LOADING, BUSY]), during },
-                8 => Kind::NoWrites { error: random.pick(&[OOM, MISCONF, crate::redis::READONLY]), during },
+                8 => Kind::NoWrites {
+                    error: random.pick(&[OOM, MISCONF, crate::redis::READONLY]),
+                    during,
+                },
                 9 => Kind::ForgetScripts,
                 10 => Kind::Restart { down: during, lost: random.below(1000) },
                 11 => Kind::RestartEmpty { down: during },
@@ -353,7 +378,7 @@ fn faults(plan: &Plan, mut random: Random) -> Vec<Fault> {
 }
 
 const LOADING: &str = "LOADING Redis is loading the dataset in memory";
-const BUSY: &str = "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.";
+const BUSY: &str =
+    "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.";
 const OOM: &str = "OOM command not allowed when used memory > 'maxmemory'.";
-const MISCONF: &str =
-    "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.";
+const MISCONF: &str = "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.";

@@ -1,13 +1,15 @@
 //! Chance, all of it from one seed.
 
-/// A generator of numbers. Parts of a simulation have generators of their own, so that what one draws changes nothing for another.
+/// A generator of numbers. Parts of a simulation have generators of their own, so that what one
+/// draws changes nothing for another.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
     /// The generator of this seed for this use.
     pub fn new(seed: u64, of: &str) -> Self {
-        let mut random = Random(of.bytes().fold(seed, |sum, byte| sum.rotate_left(9) ^ u64::from(byte)));
+        let mut random =
+            Random(of.bytes().fold(seed, |sum, byte| sum.rotate_left(9) ^ u64::from(byte)));
         Random(random.number())
     }
 

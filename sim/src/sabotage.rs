@@ -3,7 +3,8 @@
 /// Something that must not be, and that some law forbids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sabotage {
-    /// The clock of a node stands still while it is paused or its machine sleeps, so it spends leases that are over.
+    /// The clock of a node stands still while it is paused or its machine sleeps, so it spends
+    /// leases that are over.
     StoppedClock,
     /// Every node believes it is alone, and lets the whole limit pass when the store is away.
     WholeShare,
@@ -17,7 +18,8 @@ pub enum Sabotage {
     LoseAnswers,
     /// A fault does not end.
     LeaveAHole,
-    /// States that are ahead of the server's clock are not rebased: keys wait until the clock has caught up.
+    /// States that are ahead of the server's clock are not rebased: keys wait until the clock has
+    /// caught up.
     WaitForTheClock,
 }
 
@@ -37,14 +39,20 @@ impl Sabotage {
     /// The laws it breaks: one of them must be the one that is found broken.
     pub fn laws(self) -> &'static [&'static str] {
         match self {
-            Sabotage::StoppedClock => &["leases are spent while they live", "nothing is denied in vain"],
-            Sabotage::WholeShare => &["alone within its share", "no more is owed than the cap", "not beyond the bound"],
+            Sabotage::StoppedClock => {
+                &["leases are spent while they live", "nothing is denied in vain"]
+            }
+            Sabotage::WholeShare => {
+                &["alone within its share", "no more is owed than the cap", "not beyond the bound"]
+            }
             Sabotage::Replay => &["no replay"],
             Sabotage::ForgetWrites => &["the store keeps the limit", "not beyond the bound"],
             Sabotage::HideFallback => &["no pass without a charge"],
             Sabotage::LoseAnswers => &["answered in time"],
             Sabotage::WaitForTheClock => &["as much passes as should"],
-            Sabotage::LeaveAHole => &["in sync two seconds after the last fault", "nothing is left behind"],
+            Sabotage::LeaveAHole => {
+                &["in sync two seconds after the last fault", "nothing is left behind"]
+            }
         }
     }
 

@@ -1,4 +1,5 @@
-//! Reads the calls of the product's script and its answers, as an observer between node and server who shares no code with either.
+//! Reads the calls of the product's script and its answers, as an observer between node and server
+//! who shares no code with either.
 
 use tidegate::{Algorithm, Limit};
 
@@ -52,13 +53,14 @@ impl Kept {
     }
 }
 
-/// Reads what is kept under a key. A bucket drains as whoever asks says: one that another limit wrote is carried over to theirs as it stood then,
-/// and if nobody knows better, as it was written.
+/// Reads what is kept under a key. A bucket drains as whoever asks says: one that another limit
+/// wrote is carried over to theirs as it stood then, and if nobody knows better, as it was written.
 pub(crate) fn kept(value: &[u8], wall_us: u64, asked: Option<&Limit>) -> Option<Kept> {
     let mut bytes = Bytes(value);
     match bytes.byte()? {
         b'b' => {
-            let (p, q, grid) = (bytes.number()?, bytes.number()?, 10_u64.pow(u32::from(bytes.byte()?)));
+            let (p, q, grid) =
+                (bytes.number()?, bytes.number()?, 10_u64.pow(u32::from(bytes.byte()?)));
             let (units, at) = (bytes.number()?, bytes.number()?);
             let (drains, token, tick) = match asked.map(Limit::algorithm) {
                 Some(Algorithm::Bucket(bucket)) => (bucket.rate.p, bucket.rate.q, bucket.rate.grid),
@@ -116,7 +118,14 @@ pub(crate) fn decisions(words: &[Vec<u8>], answer: &[u8]) -> Option<Vec<Done>> {
         // Nothing but the state of a window: it was charged, at the moment that is its last.
         let (key, _, cost) = *asked.first()?;
         let (start, _, wall_us) = (bytes.number()?, bytes.number()?, bytes.number()?);
-        let charged = Charged { key: key.clone(), cost, granted: cost, new: true, start: Some(start), rebased: false };
+        let charged = Charged {
+            key: key.clone(),
+            cost,
+            granted: cost,
+            new: true,
+            start: Some(start),
+            rebased: false,
+        };
         return Some(vec![Done { op, id, allowed: true, wall_us, charges: vec![charged] }]);
     }
     let (kind, wall_us) = (bytes.byte()?, bytes.number()?);

@@ -1,4 +1,5 @@
-//! The shortest list of faults that still fails: parts of the list are left out, and it is run again.
+//! The shortest list of faults that still fails: parts of the list are left out, and it is run
+//! again.
 
 use crate::Failure;
 use crate::plan::Plan;
@@ -10,7 +11,12 @@ use crate::world::run;
 const MOST_RUNS: usize = 400;
 
 /// A plan with as few faults as were found to break the same law.
-pub fn shrink(plan: &Plan, failure: &Failure, redis: &mut Redis, sabotage: Option<Sabotage>) -> Plan {
+pub fn shrink(
+    plan: &Plan,
+    failure: &Failure,
+    redis: &mut Redis,
+    sabotage: Option<Sabotage>,
+) -> Plan {
     let mut best = plan.clone();
     let mut runs = 0;
     let mut part = best.faults.len().div_ceil(2);
@@ -21,7 +27,10 @@ pub fn shrink(plan: &Plan, failure: &Failure, redis: &mut Redis, sabotage: Optio
             let end = (from + part).min(shorter.faults.len());
             shorter.faults.drain(from..end);
             runs += 1;
-            if run(&shorter, redis, sabotage, false).failure.is_some_and(|other| other.law == failure.law) {
+            if run(&shorter, redis, sabotage, false)
+                .failure
+                .is_some_and(|other| other.law == failure.law)
+            {
                 best = shorter;
             } else {
                 from += part;

@@ -1,5 +1,5 @@
-//! The world: one thread, one clock, one queue of what happens next. It carries bytes between nodes and the server, lets requests come in,
-//! and lets things go wrong when the plan says so.
+//! The world: one thread, one clock, one queue of what happens next. It carries bytes between nodes
+//! and the server, lets requests come in, and lets things go wrong when the plan says so.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -20,7 +20,8 @@ use crate::script::{decisions, kept, rule_of};
 
 /// What the server's clock says when the world begins.
 const WALL_US: u64 = 1_700_000_000_000_000;
-/// How long after the last fault everybody must be in sync, how long it is watched whether they stay, and the time to end.
+/// How long after the last fault everybody must be in sync, how long it is watched whether they
+/// stay, and the time to end.
 const RECOVERY: u64 = 2000 * MS;
 const STEADY: u64 = 1000 * MS;
 const ENDING: u64 = 300 * MS;
@@ -95,7 +96,8 @@ struct Place {
     hole_until: u64,
     /// When it has the last of the limits that were changed.
     changed_at: u64,
-    /// What came to the hole, in its order: it arrives when that ends, before anything that was sent later.
+    /// What came to the hole, in its order: it arrives when that ends, before anything that was
+    /// sent later.
     held: Vec<Event>,
     refuse_until: u64,
     cut_after: bool,
@@ -218,7 +220,11 @@ impl World<'_> {
             let breaker = place.node.as_ref().map(|node| node.stats().breaker);
             if breaker != Some(BreakerState::Closed) {
                 let text = format!("node {number}: the breaker is {breaker:?}");
-                return Err(Failure { law: "in sync two seconds after the last fault", at: self.now, text });
+                return Err(Failure {
+                    law: "in sync two seconds after the last fault",
+                    at: self.now,
+                    text,
+                });
             }
         }
         self.run_until(plan.calm_at + RECOVERY + STEADY)?;
@@ -232,7 +238,11 @@ impl World<'_> {
         self.run_until(self.now + ENDING)?;
         // Nodes go on counting each other: a call may just be under way.
         for _ in 0..20 {
-            if self.places.iter().any(|place| place.node.as_ref().is_some_and(|node| node.stats().in_flight > 0)) {
+            if self
+                .places
+                .iter()
+                .any(|place| place.node.as_ref().is_some_and(|node| node.stats().in_flight > 0))
+            {
                 self.run_until(self.now + MS)?;
             }
         }
@@ -252,7 +262,8 @@ impl World<'_> {
             .rules
             .iter()
             .map(|rule| {
-                let rates = [&rule.limits, &rule.other].map(|limits| limits.as_slice()[0].algorithm().amount());
+                let rates = [&rule.limits, &rule.other]
+                    .map(|limits| limits.as_slice()[0].algorithm().amount());
                 rates.into_iter().min().unwrap_or(0).min(rule.per_second())
             })
             .collect();
@@ -342,7 +353,12 @@ impl World<'_> {
         Ok(())
     }
 
-    fn answered(&mut self, number: usize, request: usize, answer: &crate::node::Answer) -> Result<(), Failure> {
+    fn answered(
+        &mut self,
+        number: usize,
+        request: usize,
+        answer: &crate::node::Answer,
+    ) -> Result<(), Failure> {
         let now = self.now;
         let wall = self.wall();
         let (source, allowed) = match answer {
@@ -366,7 +382,9 @@ impl World<'_> {
         });
         let changed;
         let answer = match (self.sabotage, answer) {
-            (Some(Sabotage::HideFallback), Ok(decision)) if decision.source() == Source::Fallback => {
+            (Some(Sabotage::HideFallback), Ok(decision))
+                if decision.source() == Source::Fallback =>
+            {
                 changed = Ok(decision.clone().with_source(Source::Store));
                 &changed
             }
@@ -430,7 +448,8 @@ impl World<'_> {
         let place = &self.places[number];
         let (by, until) = place.delay;
         let more = if self.now < until { by } else { 0 };
-        self.random.between(least, most) + if more > 0 { self.random.between(more / 2, more) } else { 0 }
+        self.random.between(least, most)
+            + if more > 0 { self.random.between(more / 2, more) } else { 0 }
     }
 
     fn wall(&self) -> u64 {
@@ -442,7 +461,8 @@ impl World<'_> {
         if own.alive {
             own.alive = false;
             happened(&own.pipe, |pipe| {
-                pipe.phase = if pipe.phase == Phase::Dialing { Phase::Refused } else { Phase::Reset }
+                pipe.phase =
+                    if pipe.phase == Phase::Dialing { Phase::Refused } else { Phase::Reset }
             });
         }
     }
@@ -463,7 +483,9 @@ impl World<'_> {
             Event::Cancel(number) => {
                 if let Some(task) = self.tasks.remove(&number) {
                     task.abort();
-                    self.note(&[2, number as u64], || format!("the client of request {number} goes away"));
+                    self.note(&[2, number as u64], || {
+                        format!("the client of request {number} goes away")
+                    });
                     self.checks.cancelled(number, now);
                     let node = self.plan.requests[number].node;
                     self.places[node].inbox.retain(|waiting| *waiting != number);
@@ -476,7 +498,8 @@ impl World<'_> {
             Event::Change { node, rule, other } => {
                 let place = &mut self.places[node];
                 let of = &self.plan.rules[rule];
-                Arc::make_mut(&mut place.rules)[rule].limits = if other { of.other.clone() } else { of.limits.clone() };
+                Arc::make_mut(&mut place.rules)[rule].limits =
+                    if other { of.other.clone() } else { of.limits.clone() };
                 self.checks.limit_changed(rule, now);
                 Ok(())
             }
@@ -493,9 +516,14 @@ impl World<'_> {
                 }
                 self.conns[conn].alive = !refused;
                 self.note(&[3, conn as u64, u64::from(refused)], || {
-                    format!("node {number}: connection {conn} {}", if refused { "is refused" } else { "is made" })
+                    format!(
+                        "node {number}: connection {conn} {}",
+                        if refused { "is refused" } else { "is made" }
+                    )
                 });
-                happened(&self.conns[conn].pipe, |pipe| pipe.phase = if refused { Phase::Refused } else { Phase::Up });
+                happened(&self.conns[conn].pipe, |pipe| {
+                    pipe.phase = if refused { Phase::Refused } else { Phase::Up }
+                });
                 self.step(number)
             }
             Event::ToServer { conn, bytes } => {
@@ -505,7 +533,8 @@ impl World<'_> {
                     place.held.push(Event::ToServer { conn, bytes });
                     return Ok(());
                 }
-                // What was on its way when the client closed arrives all the same; what was cut does not.
+                // What was on its way when the client closed arrives all the same; what was cut
+                // does not.
                 if self.conns[conn].pipe.lock().phase == Phase::Reset {
                     return Ok(());
                 }
@@ -547,7 +576,8 @@ impl World<'_> {
                 }
                 if place.node.is_none() {
                     self.note(&[4, number as u64], || format!("node {number} starts"));
-                    let node = Node::start(&self.believed(), number as u64, self.places[number].life, now);
+                    let node =
+                        Node::start(&self.believed(), number as u64, self.places[number].life, now);
                     let place = &mut self.places[number];
                     (place.node, place.stepped_at) = (Some(node), now);
                 } else {
@@ -587,8 +617,17 @@ impl World<'_> {
         }
         let Some(task) = node.ask(number, &request.ask, &place.rules) else { return Ok(()) };
         self.tasks.insert(number, task);
-        self.checks.asked(number, request.node, &request.ask, &place.rules, now, place.ran + (now - place.stepped_at));
-        self.note(&[6, number as u64], || format!("node {}: request {number} {:?}", request.node, request.ask));
+        self.checks.asked(
+            number,
+            request.node,
+            &request.ask,
+            &place.rules,
+            now,
+            place.ran + (now - place.stepped_at),
+        );
+        self.note(&[6, number as u64], || {
+            format!("node {}: request {number} {:?}", request.node, request.ask)
+        });
         if let Some(after) = request.cancel_after {
             self.at(now + after, Event::Cancel(number));
         }
@@ -618,7 +657,9 @@ impl World<'_> {
         let (reply, executed) = self.execute(conn, &words)?;
         let place = &mut self.places[number];
         if !executed.is_empty() && std::mem::take(&mut place.cut_after) {
-            self.note(&[7, conn as u64], || format!("node {number}: connection {conn} is cut after the call was done"));
+            self.note(&[7, conn as u64], || {
+                format!("node {number}: connection {conn} is cut after the call was done")
+            });
             self.cut(conn);
             if self.sabotage == Some(Sabotage::Replay) {
                 self.execute(conn, &words)?;
@@ -635,7 +676,12 @@ impl World<'_> {
             let rest = bytes.split_off(at);
             self.at(
                 arrives,
-                Event::ToClient { conn, bytes: std::mem::replace(&mut bytes, rest), executed: Vec::new(), life },
+                Event::ToClient {
+                    conn,
+                    bytes: std::mem::replace(&mut bytes, rest),
+                    executed: Vec::new(),
+                    life,
+                },
             );
             arrives += self.random.below(300);
         }
@@ -651,7 +697,8 @@ impl World<'_> {
         let wall = self.wall();
         let number = self.conns[conn].node;
         self.redis.set_time(wall, now);
-        self.redis.data().no_writes = (now < self.server.no_writes.1).then_some(self.server.no_writes.0);
+        self.redis.data().no_writes =
+            (now < self.server.no_writes.1).then_some(self.server.no_writes.0);
         let name = words.first().map(|word| word.to_ascii_uppercase()).unwrap_or_default();
         let script = name.starts_with(b"EVAL");
         if now < self.server.says.1 && (script || self.server.says.0.starts_with("LOADING")) {
@@ -683,8 +730,14 @@ impl World<'_> {
                 if let Some(rule) = rule_of(&charge.key) {
                     self.server.keys.entry(rule).or_insert_with(|| charge.key.clone());
                 }
-                let numbers =
-                    [10, number as u64, u64::from(done.op), charge.cost, charge.granted, u64::from(done.allowed)];
+                let numbers = [
+                    10,
+                    number as u64,
+                    u64::from(done.op),
+                    charge.cost,
+                    charge.granted,
+                    u64::from(done.allowed),
+                ];
                 self.note(&numbers, || {
                     let op = char::from(done.op);
                     let key = String::from_utf8_lossy(&charge.key)
@@ -706,10 +759,13 @@ impl World<'_> {
     fn losing(&mut self, what: impl FnOnce(&mut Redis)) {
         let wall = self.wall();
         self.redis.set_time(wall, self.now);
-        let keys: Vec<(usize, Vec<u8>)> = self.server.keys.iter().map(|(rule, key)| (*rule, key.clone())).collect();
+        let keys: Vec<(usize, Vec<u8>)> =
+            self.server.keys.iter().map(|(rule, key)| (*rule, key.clone())).collect();
         let used = |redis: &Redis, key: &[u8]| {
             let mut data = redis.data();
-            data.live(key).and_then(|entry| kept(&entry.value, wall, None)).map_or(0.0, |kept| kept.used(wall))
+            data.live(key)
+                .and_then(|entry| kept(&entry.value, wall, None))
+                .map_or(0.0, |kept| kept.used(wall))
         };
         let before: Vec<f64> = keys.iter().map(|(_, key)| used(self.redis, key)).collect();
         what(self.redis);
@@ -723,7 +779,9 @@ impl World<'_> {
         let now = self.now;
         self.note(&[11], || format!("FAULT {kind:?}"));
         match *kind {
-            Kind::Delay { node, by, during } => self.places[node].delay = (by * MS, now + during * MS),
+            Kind::Delay { node, by, during } => {
+                self.places[node].delay = (by * MS, now + during * MS)
+            }
             Kind::Cut { node } => {
                 self.cut_node(node);
                 return self.step(node);
@@ -760,7 +818,10 @@ impl World<'_> {
                 if behind > 0 {
                     self.step_clock(-i64::try_from(behind * MS).unwrap_or(0));
                 }
-                self.conns.iter_mut().filter(|conn| conn.alive).for_each(|conn| conn.client.replica = true);
+                self.conns
+                    .iter_mut()
+                    .filter(|conn| conn.alive)
+                    .for_each(|conn| conn.client.replica = true);
             }
             Kind::FlushAll => self.losing(|redis| redis.data().flush()),
             Kind::Evict { rule } => {
@@ -794,8 +855,10 @@ impl World<'_> {
             }
             Kind::Change { rule, other } => {
                 for node in 0..self.places.len() {
-                    // Sooner or later, but never before what came first: in the end all nodes have the same.
-                    let at = (now + self.random.below(100 * MS)).max(self.places[node].changed_at + 1);
+                    // Sooner or later, but never before what came first: in the end all nodes have
+                    // the same.
+                    let at =
+                        (now + self.random.below(100 * MS)).max(self.places[node].changed_at + 1);
                     self.places[node].changed_at = at;
                     self.at(at, Event::Change { node, rule, other });
                 }
@@ -837,7 +900,8 @@ impl World<'_> {
         let held = self.sabotage == Some(Sabotage::LeaveAHole);
         for (number, place) in self.places.iter_mut().enumerate() {
             place.delay = (0, 0);
-            place.hole_until = if held && number == 0 && place.hole_until > now { u64::MAX / 2 } else { now };
+            place.hole_until =
+                if held && number == 0 && place.hole_until > now { u64::MAX / 2 } else { now };
             (place.refuse_until, place.cut_after) = (now, false);
             place.stopped_until = place.stopped_until.min(now);
         }

@@ -1,4 +1,5 @@
-//! What the simulator is worth: it does the same every time, finds what was put in on purpose, and tells it shortly.
+//! What the simulator is worth: it does the same every time, finds what was put in on purpose, and
+//! tells it shortly.
 
 use tidegate_sim::Failure;
 use tidegate_sim::plan::Plan;
@@ -15,14 +16,20 @@ fn a_seed_does_the_same_every_time() {
     // On another thread, another server, in another order.
     let again = std::thread::spawn(move || {
         let mut redis = Redis::new();
-        let mut again: Vec<_> = seeds().rev().map(|seed| run(&Plan::new(seed), &mut redis, None, true)).collect();
+        let mut again: Vec<_> =
+            seeds().rev().map(|seed| run(&Plan::new(seed), &mut redis, None, true)).collect();
         again.reverse();
         again
     });
     let again = again.join().unwrap();
     for (seed, (first, again)) in first.iter().zip(&again).enumerate() {
-        let differs = first.timeline.iter().zip(&again.timeline).position(|(one, other)| one != other);
-        assert_eq!(differs.map(|at| (&first.timeline[at], &again.timeline[at])), None, "seed {seed}");
+        let differs =
+            first.timeline.iter().zip(&again.timeline).position(|(one, other)| one != other);
+        assert_eq!(
+            differs.map(|at| (&first.timeline[at], &again.timeline[at])),
+            None,
+            "seed {seed}"
+        );
         assert_eq!((first.hash, first.answered), (again.hash, again.answered), "seed {seed}");
     }
     assert!(first.iter().map(|one| one.answered).sum::<u64>() > 3000);
@@ -30,8 +37,9 @@ fn a_seed_does_the_same_every_time() {
 
 /// The first seed that finds it.
 fn found(sabotage: Sabotage, most: u64, redis: &mut Redis) -> Option<(u64, Failure)> {
-    (0..most)
-        .find_map(|seed| run(&Plan::new(seed), redis, Some(sabotage), false).failure.map(|failure| (seed, failure)))
+    (0..most).find_map(|seed| {
+        run(&Plan::new(seed), redis, Some(sabotage), false).failure.map(|failure| (seed, failure))
+    })
 }
 
 #[test]
@@ -42,7 +50,10 @@ fn what_is_put_in_on_purpose_is_found() {
             panic!("{name} was not found in 300 seeds")
         };
         eprintln!("{name}: found by seed {seed}: {}", failure.law);
-        assert!(sabotage.laws().contains(&failure.law), "{name} was found by another law: {failure:?}");
+        assert!(
+            sabotage.laws().contains(&failure.law),
+            "{name} was found by another law: {failure:?}"
+        );
     }
 }
 

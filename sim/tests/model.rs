@@ -1,4 +1,5 @@
-//! The model of Redis beside real servers: the same commands, and the product's own calls, must be answered by the same bytes.
+//! The model of Redis beside real servers: the same commands, and the product's own calls, must be
+//! answered by the same bytes.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -69,7 +70,8 @@ fn model(redis: &mut Redis, client: &mut Client, words: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// A reply for people to compare. Of an error only its first word, which is what programs look at: the rest differs from version to version.
+/// A reply for people to compare. Of an error only its first word, which is what programs look at:
+/// the rest differs from version to version.
 fn shown(reply: &[u8]) -> String {
     let text = String::from_utf8_lossy(reply);
     let word = text.split([' ', '\r']).next().unwrap_or_default();
@@ -89,14 +91,17 @@ fn length_of(bytes: &[u8]) -> usize {
 }
 
 fn words(text: &str) -> Vec<Vec<u8>> {
-    text.split(' ').map(|word| if word == "''" { Vec::new() } else { word.as_bytes().to_vec() }).collect()
+    text.split(' ')
+        .map(|word| if word == "''" { Vec::new() } else { word.as_bytes().to_vec() })
+        .collect()
 }
 
 #[test]
 fn commands_are_answered_as_by_real_servers() {
     Flavor::on_all(|flavor| {
         let server = Server::start(flavor);
-        let (mut real, mut redis, mut client) = (Real::new(&server), Redis::new(), Client::default());
+        let (mut real, mut redis, mut client) =
+            (Real::new(&server), Redis::new(), Client::default());
         redis.set_time(1_700_000_000_000_000, 0);
         let mut random = Random::new(7, "commands");
         for step in 0..4000 {
@@ -113,12 +118,22 @@ fn commands_are_answered_as_by_real_servers() {
                 9 => format!("APPEND {key} {value}"),
                 10 => format!("PEXPIRE {key} {}", random.pick(&["5000000", "0", "-5", "nothing"])),
                 11 => format!("DEL {key}"),
-                12 => random.pick(&["GET", "SET a x PX 0", "SET a x PX y", "PING", "DBSIZE", "SETRANGE a -1 x"]).into(),
+                12 => random
+                    .pick(&[
+                        "GET",
+                        "SET a x PX 0",
+                        "SET a x PX y",
+                        "PING",
+                        "DBSIZE",
+                        "SETRANGE a -1 x",
+                    ])
+                    .into(),
                 13 => "SCRIPT EXISTS 0123456789012345678901234567890123456789".into(),
                 14 => "EVALSHA 0123456789012345678901234567890123456789 0".into(),
                 _ => format!("DEL a b {key}"),
             };
-            let (expected, found) = (real.ask(&words(&text)), model(&mut redis, &mut client, &words(&text)));
+            let (expected, found) =
+                (real.ask(&words(&text)), model(&mut redis, &mut client, &words(&text)));
             assert_eq!(shown(&found), shown(&expected), "{flavor:?}, step {step}: {text}");
         }
     });
@@ -143,10 +158,12 @@ fn scripts_are_run_as_by_real_servers() {
     ];
     Flavor::on_all(|flavor| {
         let server = Server::start(flavor);
-        let (mut real, mut redis, mut client) = (Real::new(&server), Redis::new(), Client::default());
+        let (mut real, mut redis, mut client) =
+            (Real::new(&server), Redis::new(), Client::default());
         redis.set_time(1_700_000_000_000_000, 0);
         for (round, script) in scripts.iter().cycle().take(scripts.len() * 3).enumerate() {
-            let text = ["EVAL", script, "2", "k", "l", "value", "more"].map(|word| word.as_bytes().to_vec());
+            let text = ["EVAL", script, "2", "k", "l", "value", "more"]
+                .map(|word| word.as_bytes().to_vec());
             let (expected, found) = (real.ask(&text), model(&mut redis, &mut client, &text));
             assert_eq!(shown(&found), shown(&expected), "{flavor:?}, round {round}: {script}");
         }
@@ -189,7 +206,11 @@ impl AsyncRead for Tapped {
 }
 
 impl AsyncWrite for Tapped {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
         let result = Pin::new(&mut self.stream).poll_write(context, bytes);
         if let Poll::Ready(Ok(count)) = &result {
             self.said.lock().0.extend_from_slice(&bytes[..*count]);
@@ -197,17 +218,30 @@ impl AsyncWrite for Tapped {
         result
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_flush(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<std::io::Result<()>> {
         Pin::new(&mut self.stream).poll_flush(context)
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_shutdown(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<std::io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 
-const LIMITS: &[&str] =
-    &["10/s", "7/s window", "20/m sliding", "10/s estimate", "5/s log", "4 concurrent ttl 10s", "1000/s burst 50"];
+const LIMITS: &[&str] = &[
+    "10/s",
+    "7/s window",
+    "20/m sliding",
+    "10/s estimate",
+    "5/s log",
+    "4 concurrent ttl 10s",
+    "1000/s burst 50",
+];
 
 #[test]
 fn calls_of_the_product_are_answered_as_by_real_servers() {
@@ -224,7 +258,9 @@ fn calls_of_the_product_are_answered_as_by_real_servers() {
             let mut random = Random::new(11, "calls");
             let limits: Vec<Limits> = LIMITS.iter().map(|limit| limit.parse().unwrap()).collect();
             for _ in 0..1500 {
-                clock.advance(Duration::from_micros(random.pick(&[0, 1, 999, 50_000, 300_000, 2_000_000])));
+                clock.advance(Duration::from_micros(
+                    random.pick(&[0, 1, 999, 50_000, 300_000, 2_000_000]),
+                ));
                 let op = random.pick(&[
                     Op::Check,
                     Op::Check,
@@ -261,7 +297,10 @@ fn calls_of_the_product_are_answered_as_by_real_servers() {
             heard = rest;
             let found = model(&mut redis, &mut client, &words);
             assert_eq!(shown(&found), shown(expected), "{flavor:?}, call {calls}: {words:?}");
-            assert!(expected[0] == b'-' || found == expected, "{flavor:?}, call {calls}: {words:?}");
+            assert!(
+                expected[0] == b'-' || found == expected,
+                "{flavor:?}, call {calls}: {words:?}"
+            );
         }
         assert_eq!((asked.len(), heard.len()), (0, 0));
         assert!(calls > 1500);

@@ -1,8 +1,9 @@
 //! When processors did not run.
 //!
-//! A machine that is a guest of another does not run while its host lets somebody else run, and times that are measured then say something about the host. Its kernel
-//! counts that in hundredths of a second and late; so a thread on each processor, before which no other program goes, sleeps for a moment again and again and
-//! notes when it was woken too late.
+//! A machine that is a guest of another does not run while its host lets somebody else run, and
+//! times that are measured then say something about the host. Its kernel counts that in hundredths
+//! of a second and late; so a thread on each processor, before which no other program goes, sleeps
+//! for a moment again and again and notes when it was woken too late.
 
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -27,7 +28,8 @@ pub struct AbsenceWatch {
 pub struct Absences(Vec<(Instant, Instant)>);
 
 impl AbsenceWatch {
-    /// Begins to look. Where nobody may go before others (`chrt` of util-linux needs the right to), nothing will have been seen.
+    /// Begins to look. Where nobody may go before others (`chrt` of util-linux needs the right to),
+    /// nothing will have been seen.
     pub fn begin() -> AbsenceWatch {
         let stop = Arc::new(AtomicBool::new(false));
         let processors = thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -41,14 +43,19 @@ impl AbsenceWatch {
     /// What was seen.
     pub fn end(self) -> Absences {
         self.stop.store(true, Ordering::Relaxed);
-        Absences(self.threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).collect())
+        Absences(
+            self.threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).collect(),
+        )
     }
 }
 
 impl Absences {
     /// How long processors did not run between these moments, all of them together.
     pub fn within(&self, from: Instant, to: Instant) -> Duration {
-        self.0.iter().map(|(gone, back)| (*back).min(to).saturating_duration_since((*gone).max(from))).sum()
+        self.0
+            .iter()
+            .map(|(gone, back)| (*back).min(to).saturating_duration_since((*gone).max(from)))
+            .sum()
     }
 }
 
@@ -69,7 +76,12 @@ fn look(stop: &AtomicBool) -> Vec<(Instant, Instant)> {
 fn goes_first_on(processor: usize) -> bool {
     let own = rustix::thread::gettid().as_raw_nonzero().to_string();
     let run = |program: &str, args: &[&str]| {
-        let done = Command::new(program).args(args).arg(&own).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let done = Command::new(program)
+            .args(args)
+            .arg(&own)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
         done.is_ok_and(|status| status.success())
     };
     run("taskset", &["-cp", &processor.to_string()]) && run("chrt", &["-f", "-p", "1"])
@@ -82,7 +94,8 @@ mod tests {
     #[test]
     fn only_what_lies_within_counts() {
         let (start, ms) = (Instant::now(), Duration::from_millis);
-        let seen = Absences(vec![(start + ms(10), start + ms(14)), (start + ms(12), start + ms(30))]);
+        let seen =
+            Absences(vec![(start + ms(10), start + ms(14)), (start + ms(12), start + ms(30))]);
         assert_eq!(seen.within(start, start + ms(10)), ms(0));
         assert_eq!(seen.within(start, start + ms(100)), ms(22));
         assert_eq!(seen.within(start + ms(13), start + ms(20)), ms(1 + 7));

@@ -1,7 +1,9 @@
 //! Processors that do not fall asleep.
 //!
-//! A machine that is a guest gives a processor back to its host whenever there is nothing to do, and has to wait until the host lets it run again: several milliseconds
-//! for each wake-up, on a host with other guests. So while times are judged strictly, every processor has something to do that gives way to anything else.
+//! A machine that is a guest gives a processor back to its host whenever there is nothing to do,
+//! and has to wait until the host lets it run again: several milliseconds for each wake-up, on a
+//! host with other guests. So while times are judged strictly, every processor has something to do
+//! that gives way to anything else.
 
 use std::process::{Child, Stdio};
 use std::thread;
@@ -18,7 +20,16 @@ impl Awake {
         let processors = thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let busy = |processor: usize| {
             let child = spawn("chrt".as_ref(), |command| {
-                command.args(["-i", "0", "taskset", "-c", &processor.to_string(), "sh", "-c", "while :; do :; done"]);
+                command.args([
+                    "-i",
+                    "0",
+                    "taskset",
+                    "-c",
+                    &processor.to_string(),
+                    "sh",
+                    "-c",
+                    "while :; do :; done",
+                ]);
                 command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
             });
             child.expect("`chrt` is part of util-linux: run `apt-get install util-linux`")

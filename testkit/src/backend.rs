@@ -1,7 +1,8 @@
 //! Real web servers as upstreams: Flask under gunicorn, Go's ServeMux, Node, PHP and nginx.
 //!
-//! Each has two resources, `/login` and `/v1/search`, and answers with the one that was reached and with the path, header `X-Api-Key`, query
-//! parameter `k` and cookie `session` that it read. They differ in how they read them, which is what the tests are about.
+//! Each has two resources, `/login` and `/v1/search`, and answers with the one that was reached and
+//! with the path, header `X-Api-Key`, query parameter `k` and cookie `session` that it read. They
+//! differ in how they read them, which is what the tests are about.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -40,8 +41,13 @@ pub enum BackendKind {
 
 impl BackendKind {
     /// All of them.
-    pub const ALL: [BackendKind; 5] =
-        [BackendKind::Nginx, BackendKind::Flask, BackendKind::Go, BackendKind::Node, BackendKind::Php];
+    pub const ALL: [BackendKind; 5] = [
+        BackendKind::Nginx,
+        BackendKind::Flask,
+        BackendKind::Go,
+        BackendKind::Node,
+        BackendKind::Php,
+    ];
 }
 
 /// A running server that listens on one port of 127.0.0.1. It is killed when this is dropped.
@@ -61,13 +67,15 @@ impl Backend {
     /// Starts a server, and comes back when it listens.
     ///
     /// # Panics
-    /// If the program is missing, with the command that installs it; or if it does not come up, with its log.
+    /// If the program is missing, with the command that installs it; or if it does not come up,
+    /// with its log.
     pub fn start(kind: BackendKind) -> Backend {
         if kind == BackendKind::Nginx {
             let running = Running::Gateway(Gateway::start(GatewayKind::Nginx, &file("nginx"), &[]));
             return Backend { kind, running };
         }
-        let (port, folder) = (Port::free(false), TempDir::new().expect("a temporary folder can be made"));
+        let (port, folder) =
+            (Port::free(false), TempDir::new().expect("a temporary folder can be made"));
         let at = format!("127.0.0.1:{}", port.number());
         let log = File::create(folder.path().join("log")).expect("a file can be made");
         let program = match kind {
@@ -94,7 +102,9 @@ impl Backend {
         });
         let child = child.unwrap_or_else(|error| panic!("{kind:?} could not be started: {error}"));
         let mut backend = Backend { kind, running: Running::Program { child, folder, port } };
-        let up = becomes_true(START, || backend.has_ended() || TcpStream::connect(backend.address()).is_ok());
+        let up = becomes_true(START, || {
+            backend.has_ended() || TcpStream::connect(backend.address()).is_ok()
+        });
         assert!(up && !backend.has_ended(), "{kind:?} does not come up:\n{}", backend.log());
         backend
     }
@@ -112,7 +122,8 @@ impl Backend {
         }
     }
 
-    /// The answer to a `GET` of this target, byte for byte as it is written here, with these header lines: its status, and its body.
+    /// The answer to a `GET` of this target, byte for byte as it is written here, with these header
+    /// lines: its status, and its body.
     ///
     /// # Panics
     /// If there is no answer.
@@ -131,7 +142,9 @@ impl Backend {
     pub fn log(&self) -> String {
         match &self.running {
             Running::Gateway(gateway) => gateway.log(),
-            Running::Program { folder, .. } => std::fs::read_to_string(folder.path().join("log")).unwrap_or_default(),
+            Running::Program { folder, .. } => {
+                std::fs::read_to_string(folder.path().join("log")).unwrap_or_default()
+            }
         }
     }
 }
@@ -139,19 +152,23 @@ impl Backend {
 impl Drop for Backend {
     fn drop(&mut self) {
         if let Running::Program { child, .. } = &mut self.running {
-            // gunicorn ends its workers when it is asked to end, and leaves them alone when it is killed.
+            // gunicorn ends its workers when it is asked to end, and leaves them alone when it is
+            // killed.
             if self.kind == BackendKind::Flask
-                && let Some(id) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw)
+                && let Some(id) =
+                    i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw)
             {
                 let _ = rustix::process::kill_process(id, rustix::process::Signal::TERM);
-                let _ = becomes_true(START, || child.try_wait().is_ok_and(|status| status.is_some()));
+                let _ =
+                    becomes_true(START, || child.try_wait().is_ok_and(|status| status.is_some()));
             }
             let _ = child.kill().and_then(|()| child.wait());
         }
     }
 }
 
-/// Sends a `GET` whose target and header lines are as they are written here, and reads the answer: its status, and its body.
+/// Sends a `GET` whose target and header lines are as they are written here, and reads the answer:
+/// its status, and its body.
 ///
 /// # Panics
 /// If there is no answer.
@@ -177,7 +194,8 @@ pub fn get(at: SocketAddr, target: &str, lines: &[&str]) -> (u16, String) {
 fn without_chunks(mut body: &str) -> String {
     let mut out = String::new();
     while let Some((size, rest)) = body.split_once("\r\n") {
-        let size = usize::from_str_radix(size.split(';').next().unwrap_or_default().trim(), 16).unwrap_or(0);
+        let size = usize::from_str_radix(size.split(';').next().unwrap_or_default().trim(), 16)
+            .unwrap_or(0);
         let Some(chunk) = rest.get(..size).filter(|chunk| !chunk.is_empty()) else { break };
         out += chunk;
         body = rest[size..].strip_prefix("\r\n").unwrap_or_default();

@@ -55,12 +55,14 @@ impl Builder {
         }
     }
 
-    /// Adds an option, such as `("--maxclients", "5")`. It takes the place of the kit's own choice for that option.
+    /// Adds an option, such as `("--maxclients", "5")`. It takes the place of the kit's own choice
+    /// for that option.
     pub fn arg(self, name: &str, value: &str) -> Builder {
         self.args(name, &[value])
     }
 
-    /// The same for an option with several values, such as `("--replicaof", &["127.0.0.1", "6379"])`.
+    /// The same for an option with several values, such as `("--replicaof", &["127.0.0.1",
+    /// "6379"])`.
     ///
     /// # Panics
     /// If the name does not begin with two dashes.
@@ -71,7 +73,8 @@ impl Builder {
         self
     }
 
-    /// Has the program run by another one, such as `["valgrind", "--tool=callgrind"]`, which must become it.
+    /// Has the program run by another one, such as `["valgrind", "--tool=callgrind"]`, which must
+    /// become it.
     pub fn under(mut self, words: &[&str]) -> Builder {
         self.under = words.iter().map(|word| (*word).to_owned()).collect();
         self
@@ -115,7 +118,11 @@ impl Builder {
 
     #[track_caller]
     fn listen_with_tls(mut self, certs: &Certs, mutual: bool) -> Builder {
-        assert!(self.flavor.has_tls(), "{} has no TLS: expected a flavor whose `has_tls` is true", self.flavor);
+        assert!(
+            self.flavor.has_tls(),
+            "{} has no TLS: expected a flavor whose `has_tls` is true",
+            self.flavor
+        );
         self.listen = Listen::Tls { certs: certs.clone(), mutual };
         self
     }
@@ -126,8 +133,9 @@ impl Builder {
         self
     }
 
-    /// A replica is sent everything at once, instead of after five seconds in case another one comes, and hears from
-    /// its master every second instead of every ten; until it has heard, a cluster does not count it.
+    /// A replica is sent everything at once, instead of after five seconds in case another one
+    /// comes, and hears from its master every second instead of every ten; until it has heard, a
+    /// cluster does not count it.
     pub(crate) fn follows_at_once(self) -> Builder {
         self.arg("--repl-diskless-sync-delay", "0").arg("--repl-ping-replica-period", "1")
     }
@@ -158,15 +166,19 @@ impl Builder {
     pub(crate) fn command_line(&self, port: u16, folder: &Path) -> Vec<String> {
         if let Some(lines) = &self.sentinel {
             let file = folder.join(SENTINEL);
-            // A sentinel keeps in its file what it has learnt, so one that starts again finds its own.
+            // A sentinel keeps in its file what it has learnt, so one that starts again finds its
+            // own.
             if !file.exists() {
                 fs::write(&file, format!("bind 127.0.0.1\nport {port}\n{lines}"))
                     .expect("a temporary file can be written");
             }
             return [SENTINEL, "--sentinel"].map(str::to_owned).into();
         }
-        let mut line =
-            vec![("--bind", "127.0.0.1".to_owned()), ("--save", String::new()), ("--appendonly", "no".into())];
+        let mut line = vec![
+            ("--bind", "127.0.0.1".to_owned()),
+            ("--save", String::new()),
+            ("--appendonly", "no".into()),
+        ];
         match &self.listen {
             Listen::Tcp => line.push(("--port", port.to_string())),
             Listen::Unix => line.extend([("--port", "0".into()), ("--unixsocket", SOCKET.into())]),

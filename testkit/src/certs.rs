@@ -4,11 +4,15 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
 use tempfile::TempDir;
 
-/// An authority, and a certificate by it for a server at `127.0.0.1` or `localhost`, and one for a client: PEM files in
-/// a temporary folder. It goes with the last clone, and a server that uses it holds one.
+/// An authority, and a certificate by it for a server at `127.0.0.1` or `localhost`, and one for a
+/// client: PEM files in a temporary folder. It goes with the last clone, and a server that uses it
+/// holds one.
 #[derive(Clone, Debug)]
 pub struct Certs {
     folder: Arc<TempDir>,
@@ -17,7 +21,10 @@ pub struct Certs {
 impl Certs {
     /// Makes new ones.
     pub fn new() -> Certs {
-        let folder = tempfile::Builder::new().prefix("tidegate-").tempdir().expect("a temporary folder can be made");
+        let folder = tempfile::Builder::new()
+            .prefix("tidegate-")
+            .tempdir()
+            .expect("a temporary folder can be made");
         let certs = Certs { folder: Arc::new(folder) };
         certs
             .write(&["127.0.0.1".to_owned(), "localhost".to_owned()])
@@ -50,7 +57,8 @@ impl Certs {
         self.path("client.key")
     }
 
-    /// The same, with the authority's own certificate as the server's: what is presented by mistake after `openssl req -x509`.
+    /// The same, with the authority's own certificate as the server's: what is presented by mistake
+    /// after `openssl req -x509`.
     pub fn with_authority_as_server() -> Certs {
         let certs = Certs::new();
         for (from, to) in [("ca.pem", "server.pem"), ("ca.key", "server.key")] {
@@ -81,8 +89,18 @@ impl Certs {
         self.put("ca.key", &key.serialize_pem());
         let issuer = Issuer::new(authority, key);
 
-        self.issue("server", CertificateParams::new(names.to_vec())?, ExtendedKeyUsagePurpose::ServerAuth, &issuer)?;
-        self.issue("client", CertificateParams::new([])?, ExtendedKeyUsagePurpose::ClientAuth, &issuer)
+        self.issue(
+            "server",
+            CertificateParams::new(names.to_vec())?,
+            ExtendedKeyUsagePurpose::ServerAuth,
+            &issuer,
+        )?;
+        self.issue(
+            "client",
+            CertificateParams::new([])?,
+            ExtendedKeyUsagePurpose::ClientAuth,
+            &issuer,
+        )
     }
 
     fn issue(

@@ -12,7 +12,8 @@ use crate::flavor::envoy;
 use crate::spawn::spawn;
 use crate::wait::becomes_true;
 
-/// How long Envoy may take until it listens. It takes about a second; a machine under load takes longer.
+/// How long Envoy may take until it listens. It takes about a second; a machine under load takes
+/// longer.
 const START: Duration = Duration::from_secs(60);
 
 /// A running Envoy with one listener. It is killed when this is dropped.
@@ -25,7 +26,8 @@ pub struct Envoy {
 }
 
 impl Envoy {
-    /// Starts Envoy with this configuration, which has one listener on port 0 and no `admin`, and comes back when it listens.
+    /// Starts Envoy with this configuration, which has one listener on port 0 and no `admin`, and
+    /// comes back when it listens.
     ///
     /// # Panics
     /// If the program is missing or does not come up; with the end of its log.
@@ -35,17 +37,23 @@ impl Envoy {
         let admin = "admin: { address: { socket_address: { address: 127.0.0.1, port_value: 0 } } }";
         fs::write(at("envoy.yaml"), format!("{admin}\n{config}")).expect("a file can be written");
         // Envoy opens it again for the health check's events: both must append.
-        let log = File::options().create(true).append(true).open(at("log")).expect("a file can be made");
+        let log =
+            File::options().create(true).append(true).open(at("log")).expect("a file can be made");
         let child = spawn(&envoy(), |command| {
             command.arg("-c").arg(at("envoy.yaml")).arg("--admin-address-path").arg(at("admin"));
             command.args(["--concurrency", "1", "--disable-hot-restart", "-l", "warning"]);
-            command.current_dir(folder.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::from(log));
+            command
+                .current_dir(folder.path())
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::from(log));
         });
         let mut child = child.unwrap_or_else(|error| panic!("envoy could not be started: {error}"));
         let (mut found, mut ended) = (None, false);
         let up = becomes_true(START, || {
             ended = child.try_wait().is_ok_and(|status| status.is_some());
-            let admin = fs::read_to_string(at("admin")).ok().and_then(|text| text.trim().parse().ok());
+            let admin =
+                fs::read_to_string(at("admin")).ok().and_then(|text| text.trim().parse().ok());
             found = admin.and_then(|admin| Some((admin, listener(admin)?)));
             ended || found.is_some()
         });
@@ -69,7 +77,8 @@ impl Envoy {
     /// # Panics
     /// If it does not answer.
     pub fn counter(&self, name: &str) -> u64 {
-        let stats = ask(self.admin, &format!("/stats?usedonly&filter={name}")).expect("envoy answers");
+        let stats =
+            ask(self.admin, &format!("/stats?usedonly&filter={name}")).expect("envoy answers");
         let line = stats.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
         line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
     }

@@ -15,8 +15,8 @@ pub enum Flavor {
     Redis7,
     /// Redis 8.0, as in Debian 13.
     Redis8,
-    /// Valkey 8.1, as in Debian 13. It is not in [`Flavor::ALL`], where Valkey 9 stands for Valkey: it is here because
-    /// it can speak TLS.
+    /// Valkey 8.1, as in Debian 13. It is not in [`Flavor::ALL`], where Valkey 9 stands for Valkey:
+    /// it is here because it can speak TLS.
     Valkey8,
     /// Valkey 9.1. No TLS in this build.
     Valkey9,
@@ -36,9 +36,16 @@ impl Flavor {
         let failed: Vec<String> = thread::scope(|scope| {
             let runs = Flavor::ALL.map(|flavor| {
                 let thread = thread::Builder::new().name(format!("on {flavor}"));
-                (flavor, thread.spawn_scoped(scope, move || test(flavor)).expect("a thread can be started"))
+                (
+                    flavor,
+                    thread
+                        .spawn_scoped(scope, move || test(flavor))
+                        .expect("a thread can be started"),
+                )
             });
-            runs.into_iter().filter_map(|(flavor, run)| run.join().is_err().then(|| flavor.to_string())).collect()
+            runs.into_iter()
+                .filter_map(|(flavor, run)| run.join().is_err().then(|| flavor.to_string()))
+                .collect()
         });
         assert!(failed.is_empty(), "failed on {}; the reasons are above", failed.join(", "));
     }
@@ -88,7 +95,8 @@ pub fn redis_cli() -> Command {
     Command::new(installed("redis7-cli"))
 }
 
-/// Envoy, the proxy that asks for decisions over gRPC. Panics if it is not installed, with the command that installs it.
+/// Envoy, the proxy that asks for decisions over gRPC. Panics if it is not installed, with the
+/// command that installs it.
 pub(crate) fn envoy() -> PathBuf {
     installed("envoy")
 }
@@ -133,7 +141,8 @@ pub fn node_client() -> Command {
     node
 }
 
-/// The module redis-cell, for measurements and comparisons: `.arg("--loadmodule", path)` adds `CL.THROTTLE` to a server.
+/// The module redis-cell, for measurements and comparisons: `.arg("--loadmodule", path)` adds
+/// `CL.THROTTLE` to a server.
 ///
 /// # Panics
 /// If it is not there, with the command that builds it.
@@ -149,9 +158,12 @@ pub(crate) fn installed(name: &str) -> PathBuf {
     program
 }
 
-/// `target/servers` of the repository, or what `TIDEGATE_SERVERS` says, as in `cargo xtask servers`.
+/// `target/servers` of the repository, or what `TIDEGATE_SERVERS` says, as in `cargo xtask
+/// servers`.
 fn folder() -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the kit is a folder of the repository");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the kit is a folder of the repository");
     let chosen = env::var_os("TIDEGATE_SERVERS").filter(|folder| !folder.is_empty());
     chosen.map_or_else(|| root.join("target/servers"), |chosen| root.join(chosen))
 }

@@ -1,4 +1,5 @@
-//! Real nginx, Caddy and HAProxy, in front of something. (Envoy has [a file of its own](crate::Envoy).)
+//! Real nginx, Caddy and HAProxy, in front of something. (Envoy has [a file of its
+//! own](crate::Envoy).)
 
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpStream};
@@ -13,7 +14,8 @@ use crate::port::Port;
 use crate::spawn::spawn;
 use crate::wait::becomes_true;
 
-/// How long a gateway may take until it listens. It takes a moment; a machine under load takes longer.
+/// How long a gateway may take until it listens. It takes a moment; a machine under load takes
+/// longer.
 const START: Duration = Duration::from_secs(30);
 
 /// Which gateway.
@@ -55,28 +57,38 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Starts a gateway with the configuration in `folder`, and with all that lies beside it. In the configuration, and nowhere else, `:8000` is where the gateway
-    /// listens and becomes a port of its own; `changes` says what else becomes what, as a user would edit it. Comes back when it listens.
+    /// Starts a gateway with the configuration in `folder`, and with all that lies beside it. In
+    /// the configuration, and nowhere else, `:8000` is where the gateway listens and becomes a port
+    /// of its own; `changes` says what else becomes what, as a user would edit it. Comes back when
+    /// it listens.
     ///
     /// # Panics
-    /// If the program is missing, with the command that installs it; or if it does not come up, with its log.
+    /// If the program is missing, with the command that installs it; or if it does not come up,
+    /// with its log.
     pub fn start(kind: GatewayKind, folder: &Path, changes: &[(&str, &str)]) -> Gateway {
         let (port, own) = (Port::free(false), edited(kind, folder, changes));
         let at = |name: &str| own.path().join(name);
         let file = at(kind.file());
         let text = fs::read_to_string(&file).expect("it was just written");
-        fs::write(&file, text.replace(":8000", &format!(":{}", port.number()))).expect("a file can be written");
+        fs::write(&file, text.replace(":8000", &format!(":{}", port.number())))
+            .expect("a file can be written");
         let log = File::create(at("log")).expect("a file can be made");
         let child = spawn(&installed(kind.program()), |command| {
             match kind {
                 GatewayKind::Nginx => command
-                    .args(["-e", "stderr", "-g", "daemon off; master_process off; pid nginx.pid;", "-c"])
+                    .args([
+                        "-e",
+                        "stderr",
+                        "-g",
+                        "daemon off; master_process off; pid nginx.pid;",
+                        "-c",
+                    ])
                     .arg(at(kind.file()))
                     .arg("-p")
                     .arg(own.path()),
-                GatewayKind::Caddy => {
-                    command.args(["run", "--adapter", "caddyfile", "--config", kind.file()]).env("HOME", own.path())
-                }
+                GatewayKind::Caddy => command
+                    .args(["run", "--adapter", "caddyfile", "--config", kind.file()])
+                    .env("HOME", own.path()),
                 // As a service manager starts it: from another folder.
                 GatewayKind::Haproxy => command.args(["-db", "-f"]).arg(&file),
             };
@@ -86,30 +98,47 @@ impl Gateway {
         });
         let child = child.unwrap_or_else(|error| panic!("{kind:?} could not be started: {error}"));
         let mut gateway = Gateway { child, folder: own, port };
-        let up = becomes_true(START, || gateway.has_ended() || TcpStream::connect(gateway.address()).is_ok());
+        let up = becomes_true(START, || {
+            gateway.has_ended() || TcpStream::connect(gateway.address()).is_ok()
+        });
         assert!(up && !gateway.has_ended(), "{kind:?} does not come up:\n{}", gateway.log());
         gateway
     }
 
-    /// What `haproxy -c`, `nginx -t` or `caddy validate` prints about the configuration in `folder` after these changes; an error if it is refused.
+    /// What `haproxy -c`, `nginx -t` or `caddy validate` prints about the configuration in `folder`
+    /// after these changes; an error if it is refused.
     ///
     /// # Errors
     /// If the configuration is refused, with what was printed.
     ///
     /// # Panics
     /// If the program is missing.
-    pub fn check(kind: GatewayKind, folder: &Path, changes: &[(&str, &str)]) -> Result<String, String> {
+    pub fn check(
+        kind: GatewayKind,
+        folder: &Path,
+        changes: &[(&str, &str)],
+    ) -> Result<String, String> {
         let own = edited(kind, folder, changes);
         let mut command = std::process::Command::new(installed(kind.program()));
         match kind {
-            GatewayKind::Nginx => {
-                command.arg("-t").arg("-c").arg(own.path().join(kind.file())).arg("-p").arg(own.path())
+            GatewayKind::Nginx => command
+                .arg("-t")
+                .arg("-c")
+                .arg(own.path().join(kind.file()))
+                .arg("-p")
+                .arg(own.path()),
+            GatewayKind::Caddy => {
+                command.args(["validate", "--adapter", "caddyfile", "--config", kind.file()])
             }
-            GatewayKind::Caddy => command.args(["validate", "--adapter", "caddyfile", "--config", kind.file()]),
             GatewayKind::Haproxy => command.args(["-c", "-f", kind.file()]),
         };
-        let output = command.current_dir(own.path()).env("HOME", own.path()).output().expect("the program runs");
-        let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        let output = command
+            .current_dir(own.path())
+            .env("HOME", own.path())
+            .output()
+            .expect("the program runs");
+        let printed =
+            String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         if output.status.success() { Ok(printed) } else { Err(printed) }
     }
 
@@ -134,10 +163,14 @@ impl Drop for Gateway {
     }
 }
 
-/// A copy of a folder in which the configuration alone is changed. nginx also gets folders that it may write to.
+/// A copy of a folder in which the configuration alone is changed. nginx also gets folders that it
+/// may write to.
 fn edited(kind: GatewayKind, folder: &Path, changes: &[(&str, &str)]) -> TempDir {
     let own = TempDir::new().expect("a temporary folder can be made");
-    for entry in fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())).flatten() {
+    for entry in fs::read_dir(folder)
+        .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
+        .flatten()
+    {
         let Ok(mut text) = fs::read_to_string(entry.path()) else { continue };
         if entry.file_name() == kind.file() {
             for (from, to) in changes {

@@ -1,7 +1,8 @@
 //! Real Redis and Valkey servers for tests, benches and examples, and ways to break them.
 //!
-//! Everything here blocks, panics with a sentence when something is wrong, and cleans up after itself: a server that
-//! is dropped is killed, and one whose test program was aborted is killed by the kernel.
+//! Everything here blocks, panics with a sentence when something is wrong, and cleans up after
+//! itself: a server that is dropped is killed, and one whose test program was aborted is killed by
+//! the kernel.
 //!
 //! ```
 //! use tidegate_testkit::{Flavor, Reply, Server};
@@ -41,7 +42,9 @@ pub use builder::Builder;
 pub use certs::Certs;
 pub use cluster::Cluster;
 pub use envoy::Envoy;
-pub use flavor::{Flavor, node_client, openapi_validator, python_client, redis_benchmark, redis_cell, redis_cli};
+pub use flavor::{
+    Flavor, node_client, openapi_validator, python_client, redis_benchmark, redis_cell, redis_cli,
+};
 pub use gateway::{Gateway, GatewayKind};
 pub use proxy::{Counts, Fault, FaultProxy};
 pub use resp::{Client, Reply};

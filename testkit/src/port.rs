@@ -1,22 +1,25 @@
 //! Ports that stay ours, even while the server behind them is down.
 //!
-//! Binding port 0 and letting go leaves a gap in which anybody may take the port, above all the kernel for an outgoing
-//! connection. So ports are chosen below the range that the kernel gives out, and each is reserved by a locked file
-//! for as long as it is held, so that test programs that run side by side do not choose the same.
+//! Binding port 0 and letting go leaves a gap in which anybody may take the port, above all the
+//! kernel for an outgoing connection. So ports are chosen below the range that the kernel gives
+//! out, and each is reserved by a locked file for as long as it is held, so that test programs that
+//! run side by side do not choose the same.
 
 use std::collections::hash_map::RandomState;
 use std::fs::{self, File};
 use std::hash::BuildHasher;
 use std::net::{Ipv4Addr, TcpListener};
 
-/// Linux gives out ports from 32768 on. The bus of a cluster node is 10000 above its port, and below that too.
+/// Linux gives out ports from 32768 on. The bus of a cluster node is 10000 above its port, and
+/// below that too.
 const FIRST: u16 = 10_000;
 const COUNT: u16 = 12_000;
 
 /// How far a cluster node's second port is from its first.
 pub(crate) const BUS: u16 = 10_000;
 
-/// A port on 127.0.0.1 that nobody listened on when it was chosen. It is let go when this is dropped.
+/// A port on 127.0.0.1 that nobody listened on when it was chosen. It is let go when this is
+/// dropped.
 #[derive(Debug)]
 pub(crate) struct Port {
     number: u16,
@@ -54,8 +57,9 @@ fn reserve(number: u16) -> Option<File> {
     Some(file)
 }
 
-/// Closes a port for everybody. Closing our end is not enough: a process that another thread has just forked has an end
-/// too until it becomes another program, and who connects meanwhile would be accepted.
+/// Closes a port for everybody. Closing our end is not enough: a process that another thread has
+/// just forked has an end too until it becomes another program, and who connects meanwhile would be
+/// accepted.
 pub(crate) fn close(listener: &TcpListener) {
     let _ = rustix::net::shutdown(listener, rustix::net::Shutdown::Both);
 }

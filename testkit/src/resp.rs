@@ -83,7 +83,8 @@ pub struct Client {
 impl Client {
     /// Connects to a port of 127.0.0.1.
     pub fn connect(port: u16) -> io::Result<Client> {
-        let stream = TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), PATIENCE)?;
+        let stream =
+            TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), PATIENCE)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
@@ -133,12 +134,16 @@ impl Client {
                     let mut bytes = vec![0; length + 2];
                     self.stream.read_exact(&mut bytes)?;
                     bytes.truncate(length);
-                    Ok(String::from_utf8(bytes).map_or_else(|error| Reply::Bytes(error.into_bytes()), Reply::Text))
+                    Ok(String::from_utf8(bytes)
+                        .map_or_else(|error| Reply::Bytes(error.into_bytes()), Reply::Text))
                 }
             },
             "*" if depth < DEEPEST => match length(rest, &line)? {
                 None => Ok(Reply::Nil),
-                Some(length) => (0..length).map(|_| self.reply(depth + 1)).collect::<io::Result<_>>().map(Reply::Array),
+                Some(length) => (0..length)
+                    .map(|_| self.reply(depth + 1))
+                    .collect::<io::Result<_>>()
+                    .map(Reply::Array),
             },
             _ => Err(wrong(&line)),
         }
@@ -146,7 +151,9 @@ impl Client {
 
     fn line(&mut self) -> io::Result<String> {
         // Nonsense need not have an end of the line, so it is not waited for.
-        if let Some(first) = self.stream.fill_buf()?.first().filter(|first| !b"+-:$*".contains(first)) {
+        if let Some(first) =
+            self.stream.fill_buf()?.first().filter(|first| !b"+-:$*".contains(first))
+        {
             return Err(wrong(&first.escape_ascii().to_string()));
         }
         let mut line = Vec::new();

@@ -5,7 +5,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 
-/// Answers each read of a connection with the next of its parts, and every later one with the last. Ends with the process.
+/// Answers each read of a connection with the next of its parts, and every later one with the last.
+/// Ends with the process.
 #[derive(Debug)]
 pub struct ScriptedPeer {
     at: SocketAddr,

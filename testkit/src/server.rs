@@ -18,7 +18,8 @@ use crate::spawn::spawn;
 use crate::wait::becomes_true;
 use crate::{Builder, Client, Flavor, Reply};
 
-/// How long a server may take until it answers. A start takes some 20 ms; a machine under load takes longer.
+/// How long a server may take until it answers. A start takes some 20 ms; a machine under load
+/// takes longer.
 const START: Duration = Duration::from_secs(20);
 
 /// A running server with an empty folder and a port of its own. It is killed when this is dropped.
@@ -64,7 +65,8 @@ impl Server {
             Listen::Tcp => format!("redis://{who}127.0.0.1:{}", self.port()),
             Listen::Tls { .. } => format!("rediss://{who}127.0.0.1:{}", self.port()),
             Listen::Unix => {
-                let query = password.map_or_else(String::new, |password| format!("?pass={password}"));
+                let query =
+                    password.map_or_else(String::new, |password| format!("?pass={password}"));
                 format!("redis+unix://{}{query}", self.folder.path().join(SOCKET).display())
             }
         }
@@ -111,7 +113,8 @@ impl Server {
 
     /// Everything it has logged.
     pub fn log(&self) -> String {
-        String::from_utf8_lossy(&fs::read(self.folder.path().join(LOG)).unwrap_or_default()).into_owned()
+        String::from_utf8_lossy(&fs::read(self.folder.path().join(LOG)).unwrap_or_default())
+            .into_owned()
     }
 
     /// Stops it where it is (`SIGSTOP`): connections stay open and nothing is answered.
@@ -122,9 +125,13 @@ impl Server {
         self.stopped.store(true, Ordering::SeqCst);
         self.signal(Signal::STOP);
         let stat = format!("/proc/{}/stat", self.pid());
-        // The state is the letter after the name, which is in parentheses. Without /proc the signal must do.
-        let stopped =
-            || fs::read_to_string(&stat).ok().is_none_or(|stat| stat.rsplit(')').next().unwrap_or("").contains('T'));
+        // The state is the letter after the name, which is in parentheses. Without /proc the signal
+        // must do.
+        let stopped = || {
+            fs::read_to_string(&stat)
+                .ok()
+                .is_none_or(|stat| stat.rsplit(')').next().unwrap_or("").contains('T'))
+        };
         assert!(becomes_true(START, stopped), "the server did not stop");
     }
 
@@ -135,7 +142,8 @@ impl Server {
         self.stopped.store(false, Ordering::SeqCst);
     }
 
-    /// Kills it (`SIGKILL`): what it had not saved is lost, and connections break. The port stays reserved.
+    /// Kills it (`SIGKILL`): what it had not saved is lost, and connections break. The port stays
+    /// reserved.
     pub fn kill(&self) {
         if let Some(mut child) = self.child().take() {
             child.kill().and_then(|()| child.wait()).expect("a child can be killed and waited for");
@@ -143,7 +151,8 @@ impl Server {
         }
     }
 
-    /// Kills it if it runs, starts it again on the same port and in the same folder, and comes back when it answers.
+    /// Kills it if it runs, starts it again on the same port and in the same folder, and comes back
+    /// when it answers.
     ///
     /// # Panics
     /// If it does not come up; with the end of its log.
@@ -162,7 +171,8 @@ impl Server {
     #[track_caller]
     pub fn command(&self, words: &[impl AsRef<[u8]>]) -> Reply {
         self.try_command(words).unwrap_or_else(|error| {
-            let words: Vec<_> = words.iter().map(|word| String::from_utf8_lossy(word.as_ref())).collect();
+            let words: Vec<_> =
+                words.iter().map(|word| String::from_utf8_lossy(word.as_ref())).collect();
             panic!("{words:?}: no reply: {error}")
         })
     }
@@ -180,7 +190,9 @@ impl Server {
         };
         if let Some(password) = &self.setup.password {
             match client.command(&["AUTH", password])? {
-                Reply::Error(error) => return Err(io::Error::new(io::ErrorKind::PermissionDenied, error)),
+                Reply::Error(error) => {
+                    return Err(io::Error::new(io::ErrorKind::PermissionDenied, error));
+                }
                 _ => return Ok(client),
             }
         }
@@ -195,7 +207,9 @@ impl Server {
             let (mut found, mut cursor) = (BTreeSet::new(), "0".to_owned());
             loop {
                 let page = client.command(&["SCAN", &cursor, "COUNT", "1000"])?;
-                let [next, keys] = page.array() else { panic!("SCAN: expected a cursor and keys, found {page:?}") };
+                let [next, keys] = page.array() else {
+                    panic!("SCAN: expected a cursor and keys, found {page:?}")
+                };
                 for key in keys.array() {
                     let key = match key {
                         Reply::Text(text) => text.as_bytes(),
@@ -203,7 +217,9 @@ impl Server {
                         other => panic!("SCAN: expected keys, found {other:?}"),
                     };
                     // -1 is a key without a TTL; -2 is one that has gone meanwhile.
-                    if key.starts_with(prefix.as_bytes()) && client.command(&[b"PTTL", key])? == Reply::Int(-1) {
+                    if key.starts_with(prefix.as_bytes())
+                        && client.command(&[b"PTTL", key])? == Reply::Int(-1)
+                    {
                         found.insert(String::from_utf8_lossy(key).into_owned());
                     }
                 }
@@ -220,16 +236,19 @@ impl Server {
     pub(crate) fn try_start(setup: Builder, bus: bool) -> Result<Server, String> {
         let mut folder = tempfile::Builder::new();
         folder.prefix("tidegate-");
-        // In memory, where there is such a place: a server waits for what it writes there, and what is tested is not the disk.
+        // In memory, where there is such a place: a server waits for what it writes there, and what
+        // is tested is not the disk.
         let in_memory = folder.tempdir_in("/dev/shm").ok();
-        let folder = in_memory.unwrap_or_else(|| folder.tempdir().expect("a temporary folder can be made"));
+        let folder =
+            in_memory.unwrap_or_else(|| folder.tempdir().expect("a temporary folder can be made"));
         let (child, stopped) = (Mutex::new(None), AtomicBool::new(false));
         let server = Server { setup, port: Port::free(bus), folder, child, stopped };
         server.spawn().map(|()| server)
     }
 
     fn child(&self) -> MutexGuard<'_, Option<Child>> {
-        // A test that panicked while it held the child has not broken it, and the child must still be killed.
+        // A test that panicked while it held the child has not broken it, and the child must still
+        // be killed.
         self.child.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
@@ -248,7 +267,9 @@ impl Server {
         let mut words = self.setup.under.iter().map(PathBuf::from).chain([program.clone()]);
         let first = words.next().unwrap_or(program);
         let child = spawn(&first, |command| {
-            command.args(words.by_ref()).args(self.setup.command_line(self.port(), self.folder.path()));
+            command
+                .args(words.by_ref())
+                .args(self.setup.command_line(self.port(), self.folder.path()));
             command.envs(self.setup.environment.iter().map(|(name, value)| (name, value)));
             let errors = log.try_clone().expect("a file can be opened twice");
             command.current_dir(self.folder.path()).stdin(Stdio::null()).stdout(log).stderr(errors);

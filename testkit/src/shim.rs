@@ -1,4 +1,5 @@
-//! A wall clock that is wrong by as much as a test wants, for any program that asks the system's library for the time.
+//! A wall clock that is wrong by as much as a test wants, for any program that asks the system's
+//! library for the time.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -6,7 +7,8 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// Lies to a program about the wall clock: it is ahead by as many seconds as it was told last. Clocks that only run forward are left alone.
+/// Lies to a program about the wall clock: it is ahead by as many seconds as it was told last.
+/// Clocks that only run forward are left alone.
 #[derive(Debug)]
 pub struct ClockShim {
     folder: TempDir,
@@ -60,14 +62,17 @@ impl ClockShim {
     /// # Panics
     /// If there is no compiler for C, with the command that installs one.
     pub fn build() -> ClockShim {
-        let folder =
-            tempfile::Builder::new().prefix("tidegate-shim-").tempdir().expect("a temporary folder can be made");
+        let folder = tempfile::Builder::new()
+            .prefix("tidegate-shim-")
+            .tempdir()
+            .expect("a temporary folder can be made");
         let path = |name: &str| folder.path().join(name).display().to_string();
         fs::write(path("shim.c"), SOURCE).expect("a temporary file can be written");
         let cc = Command::new("cc")
             .args(["-shared", "-fPIC", "-O1", "-o", &path("shim.so"), &path("shim.c"), "-ldl"])
             .status();
-        let cc = cc.expect("`cc`, which Rust itself needs to link, is there: run `apt-get install gcc`");
+        let cc =
+            cc.expect("`cc`, which Rust itself needs to link, is there: run `apt-get install gcc`");
         assert!(cc.success(), "cc: {cc}");
         let ahead = File::create(path("ahead")).expect("a temporary file can be made");
         let shim = ClockShim { folder, ahead };
@@ -83,6 +88,8 @@ impl ClockShim {
 
     /// From now on the clock is ahead by so many seconds, or behind.
     pub fn set(&self, seconds: i64) {
-        self.ahead.write_all_at(&seconds.to_ne_bytes(), 0).expect("a temporary file can be written");
+        self.ahead
+            .write_all_at(&seconds.to_ne_bytes(), 0)
+            .expect("a temporary file can be written");
     }
 }

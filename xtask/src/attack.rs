@@ -1,4 +1,5 @@
-//! `cargo xtask attack`: every test that attacks the built program, and how many cases of each class held.
+//! `cargo xtask attack`: every test that attacks the built program, and how many cases of each
+//! class held.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,11 +15,20 @@ const LONG: &str = "100";
 
 /// A class of attacks, by the word that tests report it with.
 const CLASSES: [(&str, &str); 9] = [
-    ("judged", "requests that nginx, Flask, Go, Node or PHP read differently than a rule could, at the proxy"),
+    (
+        "judged",
+        "requests that nginx, Flask, Go, Node or PHP read differently than a rule could, at the proxy",
+    ),
     ("smuggling", "requests that two servers could read differently, at the proxy"),
     ("http2", "requests over HTTP/2 that are none, at the proxy"),
-    ("floods", "frames of HTTP/2, connections and windows that cost the sender nothing, at the built program"),
-    ("mutated", "bytes of requests, files and snapshots with random changes, at everything that reads them"),
+    (
+        "floods",
+        "frames of HTTP/2, connections and windows that cost the sender nothing, at the built program",
+    ),
+    (
+        "mutated",
+        "bytes of requests, files and snapshots with random changes, at everything that reads them",
+    ),
     ("peers", "a Redis that answers without end"),
     ("keys", "floods of new keys, at the built program"),
     ("access", "web pages of other origins, and guesses of tokens"),
@@ -39,7 +49,8 @@ impl Report {
     /// An empty one in the target folder.
     pub(crate) fn new(target: &Path) -> Result<Report, String> {
         let file = target.join("attack-report.tsv");
-        std::fs::create_dir_all(target).map_err(|error| format!("{}: {error}", target.display()))?;
+        std::fs::create_dir_all(target)
+            .map_err(|error| format!("{}: {error}", target.display()))?;
         std::fs::write(&file, "").map_err(|error| format!("{}: {error}", file.display()))?;
         Ok(Report(file))
     }
@@ -51,7 +62,8 @@ impl Report {
 
     /// The table; an error if a class has no cases, since then nothing was shown.
     pub(crate) fn table(&self) -> Result<String, String> {
-        let text = std::fs::read_to_string(&self.0).map_err(|error| format!("{}: {error}", self.0.display()))?;
+        let text = std::fs::read_to_string(&self.0)
+            .map_err(|error| format!("{}: {error}", self.0.display()))?;
         table(&text)
     }
 }
@@ -71,7 +83,9 @@ pub(crate) fn run(
     let report = Report::new(target)?;
     for (package, filters) in TESTS {
         let mut command = Command::new(cargo);
-        command.args(["test", "--quiet", "-p", package, "--all-features", "--test", "it", "--"]).args(filters);
+        command
+            .args(["test", "--quiet", "-p", package, "--all-features", "--test", "it", "--"])
+            .args(filters);
         if is_long {
             command.env(TIMES, LONG);
         }
@@ -83,11 +97,15 @@ pub(crate) fn run(
 fn table(report: &str) -> Result<String, String> {
     let mut cases: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for line in report.lines() {
-        let (class, count) =
-            line.split_once('\t').ok_or_else(|| format!("attack: {line:?}: expected class and count"))?;
-        let count: usize = count.parse().map_err(|_| format!("attack: {line:?}: expected a number of cases"))?;
+        let (class, count) = line
+            .split_once('\t')
+            .ok_or_else(|| format!("attack: {line:?}: expected class and count"))?;
+        let count: usize =
+            count.parse().map_err(|_| format!("attack: {line:?}: expected a number of cases"))?;
         if !CLASSES.iter().any(|(own, _)| *own == class) {
-            return Err(format!("attack: the class {class:?} is not listed in xtask/src/attack.rs"));
+            return Err(format!(
+                "attack: the class {class:?} is not listed in xtask/src/attack.rs"
+            ));
         }
         let sum = cases.entry(class).or_default();
         *sum = (sum.0 + 1, sum.1 + count);
@@ -110,7 +128,10 @@ mod tests {
     fn a_class_without_cases_fails_and_counts_are_summed() {
         let every: String = CLASSES.iter().map(|(class, _)| format!("{class}\t2\n")).collect();
         let shown = table(&format!("{every}slow\t40\n")).unwrap();
-        assert!(shown.lines().any(|line| line.starts_with("slow") && line.contains(" 2           42 ")), "{shown}");
+        assert!(
+            shown.lines().any(|line| line.starts_with("slow") && line.contains(" 2           42 ")),
+            "{shown}"
+        );
         assert!(table("slow\t1\n").unwrap_err().contains("no test reported a case of"));
         assert!(table(&format!("{every}other\t1\n")).unwrap_err().contains("not listed"));
         assert!(table("slow 1\n").is_err() && table("slow\tx\n").is_err());

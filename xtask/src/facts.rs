@@ -30,10 +30,14 @@ fn text(file: &str) -> String {
 /// Whether a line of Rust has `unsafe` code, or allows it.
 fn is_unsafe(line: &str) -> bool {
     let code = line.split("//").next().unwrap_or_default();
-    let starts =
-        |rest: &str| ["{", "fn", "impl", "trait", "extern"].iter().any(|word| rest.trim_start().starts_with(word));
+    let starts = |rest: &str| {
+        ["{", "fn", "impl", "trait", "extern"]
+            .iter()
+            .any(|word| rest.trim_start().starts_with(word))
+    };
     // Put together, so that this file does not find itself.
-    code.split(concat!("uns", "afe")).skip(1).any(starts) || code.contains(concat!("allow(uns", "afe_code"))
+    code.split(concat!("uns", "afe")).skip(1).any(starts)
+        || code.contains(concat!("allow(uns", "afe_code"))
 }
 
 #[test]
@@ -50,12 +54,22 @@ fn pages_list_every_file_with_unsafe_code() {
     }
 }
 
-/// `bench/README.md` has what was measured; other pages say the bound that `a_live_key_takes_at_most_64_bytes` tests. Decisions tell history.
+/// `bench/README.md` has what was measured; other pages say the bound that
+/// `a_live_key_takes_at_most_64_bytes` tests. Decisions tell history.
 #[test]
 fn bytes_per_key_are_one_number() {
-    for file in files(".md").iter().filter(|file| !file.starts_with("docs/decisions/") && *file != "bench/README.md") {
+    for file in files(".md")
+        .iter()
+        .filter(|file| !file.starts_with("docs/decisions/") && *file != "bench/README.md")
+    {
         for line in text(file).lines() {
-            for phrase in [" bytes per key", " bytes a key", " bytes per bucket", " bytes each", " bytes of table"] {
+            for phrase in [
+                " bytes per key",
+                " bytes a key",
+                " bytes per bucket",
+                " bytes each",
+                " bytes of table",
+            ] {
                 for (before, _) in line.match_indices(phrase).map(|(at, _)| line.split_at(at)) {
                     let number = before.rsplit(|c: char| !c.is_ascii_digit() && c != '.').next();
                     assert_eq!(number, Some("64"), "{file}: {line}");

@@ -48,7 +48,8 @@ fn main() -> ExitCode {
         Some("loom") => loom(),
         Some("bench") => bench(&rest),
         Some("faults") => faults(&rest),
-        Some("attack") => attack::run(&rest, &target(), &cargo_path(), |command| run(command)).map(|table| say(&table)),
+        Some("attack") => attack::run(&rest, &target(), &cargo_path(), |command| run(command))
+            .map(|table| say(&table)),
         Some("mutants") => mutants::run(&rest, &target(), &cargo_path(), |command| run(command)),
         Some("servers") => servers::install(&rest),
         Some("packages") => packages::check(&root()),
@@ -58,7 +59,10 @@ fn main() -> ExitCode {
             say(HELP);
             Ok(())
         }
-        other => Err(format!("unknown command {:?}: expected one of these\n\n{HELP}", other.unwrap_or(""))),
+        other => Err(format!(
+            "unknown command {:?}: expected one of these\n\n{HELP}",
+            other.unwrap_or("")
+        )),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -74,7 +78,18 @@ fn test() -> Result<(), String> {
     need_component("fmt", "rustfmt")?;
     need_component("clippy", "clippy")?;
     step("format", cargo(&["fmt", "--all", "--check"]))?;
-    step("lints", cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"]))?;
+    step(
+        "lints",
+        cargo(&[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--all-features",
+            "--",
+            "-D",
+            "warnings",
+        ]),
+    )?;
     step("packages: licences and bans", || packages::check(&root()))?;
     step("servers", || servers::install(&["--bench"]))?;
     let report = attack::Report::new(&target())?;
@@ -87,11 +102,23 @@ fn test() -> Result<(), String> {
     step("faults, the covering few", || {
         // As the tests were built, so nothing is built again.
         let mut command = Command::new(cargo_path());
-        command.args(["test", "--workspace", "--all-features", "--test", "covering", "--", "--ignored", "--nocapture"]);
+        command.args([
+            "test",
+            "--workspace",
+            "--all-features",
+            "--test",
+            "covering",
+            "--",
+            "--ignored",
+            "--nocapture",
+        ]);
         run(command)
     })?;
     step("examples", examples)?;
-    step("examples in the documentation", cargo(&["test", "--workspace", "--all-features", "--doc"]))?;
+    step(
+        "examples in the documentation",
+        cargo(&["test", "--workspace", "--all-features", "--doc"]),
+    )?;
     step("documentation", || {
         let doc = ["doc", "--workspace", "--all-features", "--no-deps", "--document-private-items"];
         run(Command::new(cargo_path()).args(doc).env("RUSTDOCFLAGS", "-D warnings"))
@@ -99,8 +126,12 @@ fn test() -> Result<(), String> {
     step("exactness, a short run", || exact(&["--ops", "2e6"]))?;
     step("every order of threads", loom)?;
     step("bench: lints", || run(in_bench(&["clippy", "--all-targets", "--", "-D", "warnings"])))?;
-    step("fuzz targets: lints", || run(in_fuzz(&["clippy", "--all-targets", "--", "-D", "warnings"])))?;
-    step("simulator: lints", || run(cargo_in("sim", &["clippy", "--all-targets", "--", "-D", "warnings"])))?;
+    step("fuzz targets: lints", || {
+        run(in_fuzz(&["clippy", "--all-targets", "--", "-D", "warnings"]))
+    })?;
+    step("simulator: lints", || {
+        run(cargo_in("sim", &["clippy", "--all-targets", "--", "-D", "warnings"]))
+    })?;
     step("simulator: tests", || run(cargo_in("sim", &["test", "--quiet"])))?;
     step("simulator: 2000 seeds", || sim(&["--seeds", "2000"]))?;
     say(&format!("\neverything passed in {} s\n", start.elapsed().as_secs()));
@@ -110,16 +141,21 @@ fn test() -> Result<(), String> {
 /// Every example of the library runs to its end.
 fn examples() -> Result<(), String> {
     let folder = root().join("crates/tidegate/examples");
-    let files = std::fs::read_dir(&folder).map_err(|error| format!("crates/tidegate/examples: {error}"))?;
+    let files =
+        std::fs::read_dir(&folder).map_err(|error| format!("crates/tidegate/examples: {error}"))?;
     let mut names: Vec<String> = files
-        .filter_map(|file| file.ok()?.path().file_stem().map(|name| name.to_string_lossy().into_owned()))
+        .filter_map(|file| {
+            file.ok()?.path().file_stem().map(|name| name.to_string_lossy().into_owned())
+        })
         .collect();
     names.sort();
     if names.is_empty() {
         return Err("crates/tidegate/examples: expected at least one example".into());
     }
-    // As the tests have built them: the same features and the same profile, so there is nothing left to build.
-    let build = ["build", "--quiet", "--workspace", "--all-features", "--examples", "--profile", "test"];
+    // As the tests have built them: the same features and the same profile, so there is nothing
+    // left to build.
+    let build =
+        ["build", "--quiet", "--workspace", "--all-features", "--examples", "--profile", "test"];
     run(Command::new(cargo_path()).args(build))?;
     for name in names {
         say(&format!("-- {name}\n"));
@@ -130,7 +166,16 @@ fn examples() -> Result<(), String> {
 
 fn exact(args: &[&str]) -> Result<(), String> {
     let mut command = Command::new(cargo_path());
-    command.args(["run", "--quiet", "--release", "-p", "tidegate-core", "--example", "exact", "--"]);
+    command.args([
+        "run",
+        "--quiet",
+        "--release",
+        "-p",
+        "tidegate-core",
+        "--example",
+        "exact",
+        "--",
+    ]);
     if !args.contains(&"--ops") {
         command.args(["--ops", "1e9"]);
     }
@@ -180,7 +225,8 @@ fn in_bench(args: &[&str]) -> Command {
     cargo_in("bench", args)
 }
 
-/// The targets themselves run as tests of the server; here they are only compiled as programs of a fuzzer.
+/// The targets themselves run as tests of the server; here they are only compiled as programs of a
+/// fuzzer.
 fn in_fuzz(args: &[&str]) -> Command {
     cargo_in("fuzz", args)
 }
@@ -228,10 +274,15 @@ fn run(command: impl std::borrow::BorrowMut<Command>) -> Result<(), String> {
     }
 }
 
-/// A part of the toolchain that `cargo SUBCOMMAND` needs: installed if it can be, otherwise named with the command that would.
+/// A part of the toolchain that `cargo SUBCOMMAND` needs: installed if it can be, otherwise named
+/// with the command that would.
 fn need_component(subcommand: &str, component: &str) -> Result<(), String> {
-    let works =
-        || Command::new(cargo_path()).args([subcommand, "--version"]).output().is_ok_and(|o| o.status.success());
+    let works = || {
+        Command::new(cargo_path())
+            .args([subcommand, "--version"])
+            .output()
+            .is_ok_and(|o| o.status.success())
+    };
     if works() {
         return Ok(());
     }
@@ -245,7 +296,8 @@ fn need_component(subcommand: &str, component: &str) -> Result<(), String> {
 
 /// Where cargo builds.
 fn target() -> PathBuf {
-    env::var("CARGO_TARGET_DIR").map_or_else(|_| root().join("target"), |folder| root().join(folder))
+    env::var("CARGO_TARGET_DIR")
+        .map_or_else(|_| root().join("target"), |folder| root().join(folder))
 }
 
 fn root() -> PathBuf {

@@ -1,4 +1,5 @@
-//! `cargo xtask mutants`: changes to the code that decides and judges, of which each must make a test fail.
+//! `cargo xtask mutants`: changes to the code that decides and judges, of which each must make a
+//! test fail.
 //!
 //! A change that no test can notice is listed in `.cargo/mutants.toml`, with the reason.
 
@@ -11,7 +12,8 @@ struct Area {
     package: &'static str,
     features: &'static [&'static str],
     files: &'static [&'static str],
-    /// The tests that hold it, as arguments of `cargo test`: only they are built. None of them needs a server.
+    /// The tests that hold it, as arguments of `cargo test`: only they are built. None of them
+    /// needs a server.
     targets: &'static [&'static str],
     /// What stands in the names of those that run; all of them, if nothing.
     tests: &'static [&'static str],
@@ -62,7 +64,8 @@ const AREAS: [Area; 4] = [
     },
 ];
 
-/// Runs cargo-mutants over one area or all of them; installs it if it is missing. Further arguments are its own: `--shard 1/8`, `--jobs 2`.
+/// Runs cargo-mutants over one area or all of them; installs it if it is missing. Further arguments
+/// are its own: `--shard 1/8`, `--jobs 2`.
 pub(crate) fn run(
     args: &[&str],
     target: &Path,
@@ -77,16 +80,23 @@ pub(crate) fn run(
         let names: Vec<&str> = AREAS.iter().map(|area| area.name).collect();
         return Err(format!("mutants {}: expected one of {}", args.join(" "), names.join(", ")));
     }
-    if !Command::new(cargo).args(["mutants", "--version"]).output().is_ok_and(|output| output.status.success()) {
+    if !Command::new(cargo)
+        .args(["mutants", "--version"])
+        .output()
+        .is_ok_and(|output| output.status.success())
+    {
         run(Command::new(cargo).args(["install", "cargo-mutants", "--locked"]))?;
     }
     for area in areas {
         let mut command = Command::new(cargo);
-        command.args(["mutants", "--package", area.package, "--test-package", area.package]).args(area.features);
+        command
+            .args(["mutants", "--package", area.package, "--test-package", area.package])
+            .args(area.features);
         area.files.iter().for_each(|file| _ = command.args(["--file", file]));
         area.targets.iter().for_each(|target| _ = command.arg(format!("--cargo-arg={target}")));
         let output = target.join("mutants").join(area.name);
-        std::fs::create_dir_all(&output).map_err(|error| format!("{}: {error}", output.display()))?;
+        std::fs::create_dir_all(&output)
+            .map_err(|error| format!("{}: {error}", output.display()))?;
         command.arg("--output").arg(output).args(args.iter().skip(1));
         command.args(["--", "--"]).args(area.tests);
         // A target folder that others use would keep what was built of the last change.

@@ -46,29 +46,40 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
         .output()
         .map_err(|error| format!("`cargo metadata` could not be started: {error}"))?;
     if !output.status.success() {
-        return Err(format!("`cargo metadata` failed: {}", String::from_utf8_lossy(&output.stderr).trim()));
+        return Err(format!(
+            "`cargo metadata` failed: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        ));
     }
-    let metadata: Value =
-        serde_json::from_slice(&output.stdout).map_err(|error| format!("`cargo metadata`: {error}"))?;
+    let metadata: Value = serde_json::from_slice(&output.stdout)
+        .map_err(|error| format!("`cargo metadata`: {error}"))?;
     let packages = metadata["packages"].as_array().map(Vec::as_slice).unwrap_or_default();
     let problems: Vec<String> = packages.iter().flat_map(problems_of).collect();
     if problems.is_empty() {
-        crate::say(&format!("{} packages, all with an allowed licence, none banned\n", packages.len()));
+        crate::say(&format!(
+            "{} packages, all with an allowed licence, none banned\n",
+            packages.len()
+        ));
         return Ok(());
     }
     Err(format!("{} problem(s)\n  {}", problems.len(), problems.join("\n  ")))
 }
 
 fn problems_of(package: &Value) -> Vec<String> {
-    let (name, version) =
-        (package["name"].as_str().unwrap_or_default(), package["version"].as_str().unwrap_or_default());
+    let (name, version) = (
+        package["name"].as_str().unwrap_or_default(),
+        package["version"].as_str().unwrap_or_default(),
+    );
     let mut problems = Vec::new();
     if let Some((_, why)) = BANNED.iter().find(|(banned, _)| *banned == name) {
         problems.push(format!("{name} {version} is banned: {why}"));
     }
     let licence = package["license"].as_str().unwrap_or_default();
     if !is_allowed(licence) {
-        problems.push(format!("{name} {version} has the licence {licence:?}: expected one of {}", LICENCES.join(", ")));
+        problems.push(format!(
+            "{name} {version} has the licence {licence:?}: expected one of {}",
+            LICENCES.join(", ")
+        ));
     }
     if name == "tidegate-core" {
         let needs = package["dependencies"]
@@ -87,7 +98,8 @@ fn problems_of(package: &Value) -> Vec<String> {
     problems
 }
 
-/// Whether an SPDX expression can be satisfied with allowed licences: one side of every `OR`, both of every `AND`.
+/// Whether an SPDX expression can be satisfied with allowed licences: one side of every `OR`, both
+/// of every `AND`.
 fn is_allowed(expression: &str) -> bool {
     let expression = expression.trim();
     // `/` is how `OR` used to be written.
@@ -152,7 +164,10 @@ mod tests {
     #[test]
     fn a_banned_package_a_strange_licence_and_a_core_with_needs_are_found() {
         let package = |text: &str| problems_of(&serde_json::from_str(text).unwrap());
-        assert!(package(r#"{"name":"serde","version":"1.0.0","license":"MIT OR Apache-2.0"}"#).is_empty());
+        assert!(
+            package(r#"{"name":"serde","version":"1.0.0","license":"MIT OR Apache-2.0"}"#)
+                .is_empty()
+        );
         assert_eq!(package(r#"{"name":"bincode","version":"3.0.0","license":"MIT"}"#).len(), 1);
         assert_eq!(package(r#"{"name":"x","version":"1.0.0","license":null}"#).len(), 1);
         let core = r#"{"name":"tidegate-core","version":"1.0.0","license":"MIT",

@@ -1,5 +1,6 @@
-//! The program as an earlier release had it, built from this repository's history: two releases share a store while one replaces the other, and a row of
-//! `cargo xtask faults` looks at what comes of that.
+//! The program as an earlier release had it, built from this repository's history: two releases
+//! share a store while one replaces the other, and a row of `cargo xtask faults` looks at what
+//! comes of that.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +8,8 @@ use std::process::{Command, Stdio};
 
 use crate::{cargo_path, root, run, say};
 
-/// The oldest state of this program that keeps the same in Redis as this one; once there are releases, the one before.
+/// The oldest state of this program that keeps the same in Redis as this one; once there are
+/// releases, the one before.
 const COMMIT: &str = "ab111ea6672674125bdc25871fc22c1ce2f8367f";
 
 /// Builds `previous/tidegate` in the target folder, unless it is there.

@@ -11,10 +11,13 @@ const COUNT: usize = 100_032; // whole batches
 
 pub fn run(flavor: Flavor) {
     let server = server(flavor, &[]);
-    println!("\n{flavor}: bytes of used_memory per key, {COUNT} keys, names of 29 bytes, one taken of each");
+    println!(
+        "\n{flavor}: bytes of used_memory per key, {COUNT} keys, names of 29 bytes, one taken of each"
+    );
     let cell = measured(&server, || {
-        let commands: Vec<_> =
-            (0..COUNT).map(|key| words(["CL.THROTTLE", &name("cell", key), "599", "600", "3600", "1"])).collect();
+        let commands: Vec<_> = (0..COUNT)
+            .map(|key| words(["CL.THROTTLE", &name("cell", key), "599", "600", "3600", "1"]))
+            .collect();
         let mut batches = Batches::of(&commands);
         Pipe::to(&server).send(&mut batches, COUNT / super::pipe::DEPTH);
     });
@@ -28,17 +31,23 @@ pub fn run(flavor: Flavor) {
         ("600 concurrent ttl 1h", Ask::Lease),
     ] {
         let bytes = measured(&server, || {
-            runtime(2).block_on(async { ask_all(&store(&server.url(), 0), &limits(limit), 'r', COUNT, ask).await });
+            runtime(2).block_on(async {
+                ask_all(&store(&server.url(), 0), &limits(limit), 'r', COUNT, ask).await
+            });
         });
         println!("  {limit:<32} {bytes:>7.1}   redis-cell's {:+.1}", bytes - cell);
     }
     let short = measured(&server, || {
-        let commands: Vec<_> =
-            (0..COUNT).map(|key| words(["CL.THROTTLE", &user('r', key), "599", "600", "3600", "1"])).collect();
+        let commands: Vec<_> = (0..COUNT)
+            .map(|key| words(["CL.THROTTLE", &user('r', key), "599", "600", "3600", "1"]))
+            .collect();
         let mut batches = Batches::of(&commands);
         Pipe::to(&server).send(&mut batches, COUNT / super::pipe::DEPTH);
     });
-    println!("  {:<32} {short:>7.1}   whose names are what the caller gives, 13 bytes", "redis-cell, short names");
+    println!(
+        "  {:<32} {short:>7.1}   whose names are what the caller gives, 13 bytes",
+        "redis-cell, short names"
+    );
 }
 
 /// How much `used_memory` grows, over the number of keys.
@@ -50,7 +59,8 @@ fn measured(server: &Server, fill: impl FnOnce()) -> f64 {
     (settled(server) - before) / COUNT as f64
 }
 
-/// `used_memory` when the tables have finished growing and the buffers of connections are gone: when it stays the same.
+/// `used_memory` when the tables have finished growing and the buffers of connections are gone:
+/// when it stays the same.
 fn settled(server: &Server) -> f64 {
     let read = || -> f64 {
         let info = server.command(&["INFO", "memory"]);

@@ -1,4 +1,5 @@
-//! What one call costs the server: CPU time of all its threads, which is there to be trusted on a busy machine too.
+//! What one call costs the server: CPU time of all its threads, which is there to be trusted on a
+//! busy machine too.
 
 use tidegate_testkit::{Flavor, Server};
 
@@ -34,12 +35,16 @@ pub fn run(flavor: Flavor) {
     print(&contenders, 2);
 }
 
-/// The same, but instructions of the server instead of its time: a number that a busy machine does not change.
+/// The same, but instructions of the server instead of its time: a number that a busy machine does
+/// not change.
 pub fn instructions(flavor: Flavor) {
-    let server =
-        server(flavor, &["valgrind", "--tool=callgrind", "--trace-children=yes", "--callgrind-out-file=counted"]);
+    let server = server(
+        flavor,
+        &["valgrind", "--tool=callgrind", "--trace-children=yes", "--callgrind-out-file=counted"],
+    );
     let mut contenders = contenders(&server, false);
-    let (mut counter, mut total) = (Counter::of(server.pid(), &server.folder().join("counted")), 0.0);
+    let (mut counter, mut total) =
+        (Counter::of(server.pid(), &server.folder().join("counted")), 0.0);
     let so_far = || {
         total += counter.since();
         total
@@ -52,13 +57,19 @@ pub fn instructions(flavor: Flavor) {
 }
 
 /// `so_far` is what the server has used since it began, in the unit that is printed.
-fn measure(server: &Server, contenders: &mut [Contender], rounds: usize, mut so_far: impl FnMut() -> f64) {
+fn measure(
+    server: &Server,
+    contenders: &mut [Contender],
+    rounds: usize,
+    mut so_far: impl FnMut() -> f64,
+) {
     let mut pipe = Pipe::to(server);
     for contender in contenders.iter_mut() {
         pipe.send(&mut contender.batches, COUNT);
     }
     for round in 0..rounds {
-        // In turns, and every other round backwards, so that nobody always follows the same neighbour.
+        // In turns, and every other round backwards, so that nobody always follows the same
+        // neighbour.
         let mut order: Vec<usize> = (0..contenders.len()).collect();
         if round % 2 == 1 {
             order.reverse();
@@ -79,7 +90,8 @@ fn print(contenders: &[Contender], digits: usize) {
         match rival {
             // Two that ran in the same round had the same neighbours on the machine.
             Some(rival) => {
-                let ratios = cost.iter().zip(&rival.cost).map(|(ours, theirs)| ours / theirs).collect();
+                let ratios =
+                    cost.iter().zip(&rival.cost).map(|(ours, theirs)| ours / theirs).collect();
                 println!("   {:.2}x {}", median(ratios), rival.label);
             }
             None => println!(),
@@ -100,7 +112,8 @@ fn contenders(server: &Server, all_of_them: bool) -> Vec<Contender> {
     let mut add = |label, beside, commands: Vec<Command>| {
         all.push(Contender { label, beside, batches: Batches::of(&commands), cost: Vec::new() });
     };
-    let keys = |command: &dyn Fn(usize) -> Command| -> Vec<Command> { (0..KEYS).map(command).collect() };
+    let keys =
+        |command: &dyn Fn(usize) -> Command| -> Vec<Command> { (0..KEYS).map(command).collect() };
 
     add("INCR", None, keys(&|key| words(["INCR", &name("incr", key)])));
     let one = load(server, "return 1");
@@ -122,7 +135,11 @@ fn contenders(server: &Server, all_of_them: bool) -> Vec<Contender> {
         (WINDOW_SET, "window-set", include_str!("window_set.lua")),
     ] {
         let sha = load(server, script);
-        add(label, None, keys(&|key| words(["EVALSHA", &sha, "1", &name(prefix, key), "1000000", "3600000"])));
+        add(
+            label,
+            None,
+            keys(&|key| words(["EVALSHA", &sha, "1", &name(prefix, key), "1000000", "3600000"])),
+        );
     }
 
     let sha = load(server, include_str!("window_bound.lua"));
@@ -134,23 +151,51 @@ fn contenders(server: &Server, all_of_them: bool) -> Vec<Contender> {
     );
 
     add("bucket, allowed", Some(GCRA), recorded(server, 'a', "1000000/h", Ask::Check, 0, 1));
-    add("bucket, allowed, witness", Some(GCRA), recorded(server, 'b', "1000000/h", Ask::Check, WITNESS, 2));
+    add(
+        "bucket, allowed, witness",
+        Some(GCRA),
+        recorded(server, 'b', "1000000/h", Ask::Check, WITNESS, 2),
+    );
     add("bucket, denied", Some(GCRA_DENIED), recorded(server, 'c', "1/h", Ask::Check, 0, 2));
-    add("bucket, denied, witness", Some(GCRA_DENIED), recorded(server, 'd', "1/h", Ask::Check, WITNESS, 2));
+    add(
+        "bucket, denied, witness",
+        Some(GCRA_DENIED),
+        recorded(server, 'd', "1/h", Ask::Check, WITNESS, 2),
+    );
     let window = |letter, witness, rounds| {
         staggered(server, recorded(server, letter, "1000000/h window", Ask::Check, witness, rounds))
     };
     add("window, allowed", Some(WINDOW), window('e', 0, 1));
     add("window, allowed, witness", Some(WINDOW), window('f', WITNESS, 2));
     add("window, allowed, witness (again)", Some(COUNTER), window('g', WITNESS, 2));
-    add("window, denied, witness", Some(WINDOW), recorded(server, 'h', "1/d window", Ask::Check, WITNESS, 2));
+    add(
+        "window, denied, witness",
+        Some(WINDOW),
+        recorded(server, 'h', "1/d window", Ask::Check, WITNESS, 2),
+    );
     if !all_of_them {
         return all;
     }
-    add("sliding, allowed", Some(GCRA), recorded(server, 'i', "1000000/h sliding", Ask::Check, WITNESS, 1));
-    add("estimate, allowed", Some(GCRA), recorded(server, 'j', "1000000/h estimate", Ask::Check, 0, 1));
-    add("estimate, allowed, witness", Some(GCRA), recorded(server, 'k', "1000000/h estimate", Ask::Check, WITNESS, 2));
-    add("log, allowed, 3 to 24 hits kept", Some(GCRA), recorded(server, 'l', "1000/h log", Ask::Check, WITNESS, 2));
+    add(
+        "sliding, allowed",
+        Some(GCRA),
+        recorded(server, 'i', "1000000/h sliding", Ask::Check, WITNESS, 1),
+    );
+    add(
+        "estimate, allowed",
+        Some(GCRA),
+        recorded(server, 'j', "1000000/h estimate", Ask::Check, 0, 1),
+    );
+    add(
+        "estimate, allowed, witness",
+        Some(GCRA),
+        recorded(server, 'k', "1000000/h estimate", Ask::Check, WITNESS, 2),
+    );
+    add(
+        "log, allowed, 3 to 24 hits kept",
+        Some(GCRA),
+        recorded(server, 'l', "1000/h log", Ask::Check, WITNESS, 2),
+    );
     add(
         "concurrent, taken or released",
         Some(GCRA),
@@ -164,10 +209,11 @@ fn contenders(server: &Server, all_of_them: bool) -> Vec<Contender> {
     all
 }
 
-/// One hit of a window in 64 is written as a whole. So that as many of every round are, and not all of one round, each
-/// key has had another number of hits.
+/// One hit of a window in 64 is written as a whole. So that as many of every round are, and not all
+/// of one round, each key has had another number of hits.
 fn staggered(server: &Server, calls: Vec<Command>) -> Vec<Command> {
-    let earlier: Vec<Command> = calls.iter().enumerate().flat_map(|(key, call)| vec![call.clone(); key % 64]).collect();
+    let earlier: Vec<Command> =
+        calls.iter().enumerate().flat_map(|(key, call)| vec![call.clone(); key % 64]).collect();
     Pipe::to(server).send(&mut Batches::of(&earlier), earlier.len() / DEPTH);
     calls
 }

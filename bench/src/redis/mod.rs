@@ -1,4 +1,5 @@
-//! `cargo xtask bench redis`: what a decision costs the server, how many one process can make, and how large a key is.
+//! `cargo xtask bench redis`: what a decision costs the server, how many one process can make, and
+//! how large a key is.
 
 mod bytes;
 mod cpu;
@@ -44,7 +45,9 @@ pub fn run(args: &[&str]) {
             bytes::run(flavor);
         }
         _ => {
-            eprintln!("redis {what}: expected cpu, instructions, throughput, rivals, bytes, calls or all");
+            eprintln!(
+                "redis {what}: expected cpu, instructions, throughput, rivals, bytes, calls or all"
+            );
             exit(2);
         }
     }
@@ -53,7 +56,10 @@ pub fn run(args: &[&str]) {
 /// A server with redis-cell in it, run by another program if there is one.
 fn server(flavor: Flavor, under: &[&str]) -> Server {
     let module = redis_cell();
-    Server::builder(flavor).under(under).arg("--loadmodule", module.to_str().expect("a path that is text")).start()
+    Server::builder(flavor)
+        .under(under)
+        .arg("--loadmodule", module.to_str().expect("a path that is text"))
+        .start()
 }
 
 /// As short as a key of the library is in Redis when the caller's is `user:00000000`.
@@ -117,7 +123,14 @@ async fn ask_all(redis: &Redis, limits: &Limits, letter: char, keys: usize, ask:
 }
 
 /// What the library sends for every key under `limit`: the calls of the last of `rounds` rounds.
-fn recorded(server: &Server, letter: char, limit: &str, ask: Ask, witness_keys: usize, rounds: usize) -> Vec<Command> {
+fn recorded(
+    server: &Server,
+    letter: char,
+    limit: &str,
+    ask: Ask,
+    witness_keys: usize,
+    rounds: usize,
+) -> Vec<Command> {
     let recorder = Recorder::before(server);
     runtime(1).block_on(async {
         let redis = store(recorder.url(), witness_keys);
@@ -130,7 +143,11 @@ fn recorded(server: &Server, letter: char, limit: &str, ask: Ask, witness_keys: 
 }
 
 fn runtime(worker_threads: usize) -> Runtime {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(worker_threads).enable_all().build().expect("a runtime")
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(worker_threads)
+        .enable_all()
+        .build()
+        .expect("a runtime")
 }
 
 /// A store that waits as long as a busy machine takes.

@@ -20,8 +20,10 @@ pub struct Batches {
 impl Batches {
     /// What does not fill a batch is left out.
     pub fn of(commands: &[Command]) -> Batches {
-        let batches: Vec<Vec<u8>> =
-            commands.chunks_exact(DEPTH).map(|batch| batch.iter().flat_map(bytes).collect()).collect();
+        let batches: Vec<Vec<u8>> = commands
+            .chunks_exact(DEPTH)
+            .map(|batch| batch.iter().flat_map(bytes).collect())
+            .collect();
         assert!(!batches.is_empty(), "at least {DEPTH} commands");
         Batches { batches, next: 0 }
     }
@@ -74,7 +76,8 @@ impl Pipe {
             Some(b'$') if number() < 0 => {}
             Some(b'$') => {
                 let length = u64::try_from(number()).expect("a length") + 2;
-                let copied = std::io::copy(&mut (&mut self.stream).take(length), &mut std::io::sink());
+                let copied =
+                    std::io::copy(&mut (&mut self.stream).take(length), &mut std::io::sink());
                 assert_eq!(copied.expect("a reply"), length);
             }
             Some(b'*') => (0..number()).for_each(|_| self.reply()),
@@ -86,13 +89,20 @@ impl Pipe {
 /// Nanoseconds of CPU that a process has had, all threads together, once it rests.
 pub fn cpu_ns(pid: u32) -> u64 {
     let read = || -> u64 {
-        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("linux, and a process that runs");
+        let tasks =
+            std::fs::read_dir(format!("/proc/{pid}/task")).expect("linux, and a process that runs");
         let first = |task: std::fs::DirEntry| -> Option<u64> {
-            std::fs::read_to_string(task.path().join("schedstat")).ok()?.split(' ').next()?.parse().ok()
+            std::fs::read_to_string(task.path().join("schedstat"))
+                .ok()?
+                .split(' ')
+                .next()?
+                .parse()
+                .ok()
         };
         tasks.filter_map(|task| first(task.ok()?)).sum()
     };
-    // A process that is running has its time counted at the next tick only; one that waits has all of it.
+    // A process that is running has its time counted at the next tick only; one that waits has all
+    // of it.
     let mut before = read();
     for _ in 0..50 {
         std::thread::sleep(Duration::from_millis(1));

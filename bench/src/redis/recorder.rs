@@ -25,7 +25,8 @@ impl Recorder {
             // The library is told to keep one connection, and nobody else knows the port.
             let (from, _) = listener.accept().expect("a connection");
             let to = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("the server");
-            let (replies, back) = (to.try_clone().expect("a socket"), from.try_clone().expect("a socket"));
+            let (replies, back) =
+                (to.try_clone().expect("a socket"), from.try_clone().expect("a socket"));
             std::thread::spawn(move || relay(replies, back, |_| ()));
             relay(from, to, |bytes| kept.lock().expect("no panic").extend_from_slice(bytes));
         });

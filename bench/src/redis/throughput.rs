@@ -1,4 +1,5 @@
-//! How many decisions one process makes: the library beside a bare EVALSHA of the same script with the same arguments, and beside what others offer.
+//! How many decisions one process makes: the library beside a bare EVALSHA of the same script with
+//! the same arguments, and beside what others offer.
 
 use std::path::PathBuf;
 use std::process;
@@ -46,7 +47,9 @@ pub fn run(flavor: Flavor) {
         recorded(&server, 'r', LIMIT, Ask::Check, 8 * KEYS, 2),
         {
             let sha = load(&server, include_str!("gcra.lua"));
-            let call = |key| words(["EVALSHA", &sha, "1", &name("gcra", key), "1000000", "3600", "1000000", "1"]);
+            let call = |key| {
+                words(["EVALSHA", &sha, "1", &name("gcra", key), "1000000", "3600", "1000000", "1"])
+            };
             (0..KEYS).map(call).collect()
         },
         {
@@ -65,11 +68,13 @@ pub fn run(flavor: Flavor) {
             let mut found = [const { Vec::new() }; LABELS.len()];
             for turn in 0..=ROUNDS {
                 for (index, found) in found.iter_mut().enumerate() {
-                    let (server_before, client_before) = (cpu_ns(server.pid()), cpu_ns(std::process::id()));
+                    let (server_before, client_before) =
+                        (cpu_ns(server.pid()), cpu_ns(std::process::id()));
                     let start = Instant::now();
                     contenders.round(index, concurrency).await;
                     let wall = start.elapsed().as_secs_f64();
-                    let per_call = |after: u64, before: u64| (after - before) as f64 / 1e3 / DECISIONS as f64;
+                    let per_call =
+                        |after: u64, before: u64| (after - before) as f64 / 1e3 / DECISIONS as f64;
                     let client_us = per_call(cpu_ns(std::process::id()), client_before);
                     let server_us = per_call(cpu_ns(server.pid()), server_before);
                     // The first round connects, loads and warms up.
@@ -78,10 +83,15 @@ pub fn run(flavor: Flavor) {
                     }
                 }
             }
-            println!("  {concurrency} at once{:>38} {:>12} {:>12}", "per second", "client us", "server us");
+            println!(
+                "  {concurrency} at once{:>38} {:>12} {:>12}",
+                "per second", "client us", "server us"
+            );
             for (label, rounds) in LABELS.iter().zip(&found) {
-                let column = |column: usize| median(rounds.iter().map(|round| round[column]).collect());
-                let ratios = found[0].iter().zip(rounds).map(|(ours, theirs)| ours[0] / theirs[0]).collect();
+                let column =
+                    |column: usize| median(rounds.iter().map(|round| round[column]).collect());
+                let ratios =
+                    found[0].iter().zip(rounds).map(|(ours, theirs)| ours[0] / theirs[0]).collect();
                 println!(
                     "    {label:<42} {:>7.0} {:>12.2} {:>12.2}   tidegate / it = {:.2}",
                     column(0),
@@ -116,7 +126,8 @@ impl Contenders {
         let tasks: Vec<_> = (0..concurrency)
             .map(|task| {
                 let all = Arc::clone(self);
-                let mine = (0..DECISIONS / concurrency).map(move |n| (n * concurrency + task) % KEYS);
+                let mine =
+                    (0..DECISIONS / concurrency).map(move |n| (n * concurrency + task) % KEYS);
                 tokio::spawn(async move {
                     match index.checked_sub(1) {
                         None => all.decide(mine).await,
@@ -145,7 +156,8 @@ impl Contenders {
                 unreachable!("an EVALSHA of one key")
             };
             let args: Vec<String> = args.iter().map(text).collect();
-            let _: fred::types::Value = self.fred.evalsha(text(sha), text(name), args).await.expect("a reply");
+            let _: fred::types::Value =
+                self.fred.evalsha(text(sha), text(name), args).await.expect("a reply");
         }
     }
 
@@ -161,7 +173,8 @@ impl Contenders {
     }
 }
 
-/// The library beside limiters for other languages. Those run as programs of their own, and tell what they reached.
+/// The library beside limiters for other languages. Those run as programs of their own, and tell
+/// what they reached.
 pub fn rivals(flavor: Flavor) {
     const TURNS: usize = 5;
     let server = server(flavor, &[]);
@@ -173,7 +186,9 @@ pub fn rivals(flavor: Flavor) {
     for concurrency in [64, 512] {
         let contenders = runtime.block_on(Contenders::connect(&server, Default::default()));
         let mut found: Vec<(&str, Vec<f64>)> =
-            ["tidegate", "rate-limiter-flexible", "rate-limit-redis", "limits"].map(|label| (label, Vec::new())).into();
+            ["tidegate", "rate-limiter-flexible", "rate-limit-redis", "limits"]
+                .map(|label| (label, Vec::new()))
+                .into();
         for _ in 0..TURNS {
             for (label, found) in &mut found {
                 found.push(match *label {
@@ -207,7 +222,8 @@ pub fn rivals(flavor: Flavor) {
 struct Rivals(PathBuf);
 
 impl Rivals {
-    const NODE: [&str; 4] = ["ioredis@5", "rate-limiter-flexible@11", "rate-limit-redis@6", "express-rate-limit@8"];
+    const NODE: [&str; 4] =
+        ["ioredis@5", "rate-limiter-flexible@11", "rate-limit-redis@6", "express-rate-limit@8"];
 
     fn installed() -> Rivals {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/rivals");
@@ -215,13 +231,26 @@ impl Rivals {
         if !folder.join("node_modules/ioredis").exists() {
             let mut npm = process::Command::new("npm");
             tell(
-                npm.args(["install", "--silent", "--no-fund", "--no-audit", "--prefix", "."]).args(Self::NODE),
+                npm.args(["install", "--silent", "--no-fund", "--no-audit", "--prefix", "."])
+                    .args(Self::NODE),
                 &folder,
             );
         }
         if !folder.join("python/limits").exists() {
             let mut pip = process::Command::new("python3");
-            tell(pip.args(["-m", "pip", "install", "-q", "--target", "python", "limits==5.8.0", "redis"]), &folder);
+            tell(
+                pip.args([
+                    "-m",
+                    "pip",
+                    "install",
+                    "-q",
+                    "--target",
+                    "python",
+                    "limits==5.8.0",
+                    "redis",
+                ]),
+                &folder,
+            );
         }
         Rivals(folder)
     }
@@ -249,7 +278,9 @@ fn script(name: &str) -> PathBuf {
 
 fn tell(command: &mut process::Command, folder: &std::path::Path) -> String {
     let said = command.current_dir(folder).output();
-    let said = said.unwrap_or_else(|error| panic!("{command:?}: {error}: apt-get install -y nodejs npm python3-pip"));
+    let said = said.unwrap_or_else(|error| {
+        panic!("{command:?}: {error}: apt-get install -y nodejs npm python3-pip")
+    });
     assert!(said.status.success(), "{command:?}: {}", String::from_utf8_lossy(&said.stderr));
     String::from_utf8_lossy(&said.stdout).into_owned()
 }
@@ -261,7 +292,8 @@ fn number(text: &str) -> f64 {
 /// The library alone, for a profiler.
 pub fn calls(flavor: Flavor) {
     let server = server(flavor, &[]);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let contenders = Contenders::connect(&server, Default::default()).await;
         for _ in 0..4 {

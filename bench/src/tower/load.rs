@@ -1,4 +1,5 @@
-//! Connections that stay open and ask all at once, again and again: the same requests in the same order for every contender.
+//! Connections that stay open and ask all at once, again and again: the same requests in the same
+//! order for every contender.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -21,8 +22,9 @@ impl Exchange {
         if what.starts_with("json") {
             let body = r#"{"customer":"ada@example.org","items":[{"id":17,"amount":2},{"id":4711,"amount":1}],"note":"before noon"}"#;
             let length = body.len();
-            let head =
-                format!("POST / HTTP/1.1\r\n{head}content-type: application/json\r\ncontent-length: {length}\r\n");
+            let head = format!(
+                "POST / HTTP/1.1\r\n{head}content-type: application/json\r\ncontent-length: {length}\r\n"
+            );
             return Exchange {
                 request: format!("{head}\r\n{body}").into(),
                 end: br#""accepted":3,"note":"before noon"}"#,
@@ -46,7 +48,11 @@ impl Crowd {
             stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket");
             stream
         };
-        Crowd { exchange: exchange.clone(), streams: (0..CONNECTIONS).map(connect).collect(), buffer: vec![0; 4096] }
+        Crowd {
+            exchange: exchange.clone(),
+            streams: (0..CONNECTIONS).map(connect).collect(),
+            buffer: vec![0; 4096],
+        }
     }
 
     /// All ask so many times, each time when all have been answered.
@@ -62,13 +68,18 @@ impl Crowd {
     }
 }
 
-/// Reads an answer. One that is not what was expected ends the measurement: it would be of something else.
+/// Reads an answer. One that is not what was expected ends the measurement: it would be of
+/// something else.
 fn answered(stream: &mut TcpStream, buffer: &mut [u8], end: &[u8]) {
     let mut length = 0;
     while !buffer[..length].ends_with(end) {
         let read = stream.read(&mut buffer[length..]).expect("an answer");
         length += read;
         let so_far = || String::from_utf8_lossy(&buffer[..length]);
-        assert!(read > 0 && buffer.starts_with(b"HTTP/1.1 200 OK\r\n"), "expected another answer than {}", so_far());
+        assert!(
+            read > 0 && buffer.starts_with(b"HTTP/1.1 200 OK\r\n"),
+            "expected another answer than {}",
+            so_far()
+        );
     }
 }

@@ -1,12 +1,18 @@
-//! `cargo xtask bench tower`: an axum service with and without the layer, in one run; `cargo xtask bench tower instructions` counts what each executes.
+//! `cargo xtask bench tower`: an axum service with and without the layer, in one run; `cargo xtask
+//! bench tower instructions` counts what each executes.
 //!
-//! The service does next to nothing, so that what the layer adds shows; another one reads and writes a little JSON, as most do. Each contender is a process of its own, asked in turns by the same connections in lockstep; what counts
-//! is the processor time that the server spends on a request. It has one thread: how two of them wake each other up costs more, and varies more, than what is measured. Server and
-//! connections share one processor for the same reason: so the server always finds all requests waiting, not now one and now ten. Processes are started anew a few times,
-//! because where one lies in memory makes a difference, too. How far the service is from itself, started twice, shows how far any of it can be believed.
+//! The service does next to nothing, so that what the layer adds shows; another one reads and
+//! writes a little JSON, as most do. Each contender is a process of its own, asked in turns by the
+//! same connections in lockstep; what counts is the processor time that the server spends on a
+//! request. It has one thread: how two of them wake each other up costs more, and varies more, than
+//! what is measured. Server and connections share one processor for the same reason: so the server
+//! always finds all requests waiting, not now one and now ten. Processes are started anew a few
+//! times, because where one lies in memory makes a difference, too. How far the service is from
+//! itself, started twice, shows how far any of it can be believed.
 //!
-//! `Router::layer` puts a layer into every route, behind a box for the service, one for its future and one for the body; a layer that does nothing shows what axum takes for that.
-//! Put around the router, as `layer.layer(app)`, it needs none of them.
+//! `Router::layer` puts a layer into every route, behind a box for the service, one for its future
+//! and one for the body; a layer that does nothing shows what axum takes for that. Put around the
+//! router, as `layer.layer(app)`, it needs none of them.
 
 mod load;
 mod serve;
@@ -68,14 +74,20 @@ pub fn run(args: &[&str]) {
 /// Stays on one processor, and so do the processes that it starts.
 fn stay() {
     let own = std::process::id().to_string();
-    let stays = Command::new("taskset").args(["-p", "-c", "0", &own]).stdout(Stdio::null()).status();
+    let stays =
+        Command::new("taskset").args(["-p", "-c", "0", &own]).stdout(Stdio::null()).status();
     assert!(stays.is_ok_and(|status| status.success()), "taskset: apt-get install -y util-linux");
 }
 
 /// These, and the services that they are measured by; all, if nobody is named.
 fn chosen(whom: &[&str]) -> Vec<(&'static str, &'static str)> {
-    if let Some(unknown) = whom.iter().find(|whom| !CONTENDERS.iter().any(|(_, what)| what == *whom)) {
-        eprintln!("tower: {unknown}: expected one of {}", CONTENDERS.map(|(_, what)| what).join(", "));
+    if let Some(unknown) =
+        whom.iter().find(|whom| !CONTENDERS.iter().any(|(_, what)| what == *whom))
+    {
+        eprintln!(
+            "tower: {unknown}: expected one of {}",
+            CONTENDERS.map(|(_, what)| what).join(", ")
+        );
         exit(2);
     }
     let is_chosen = |(_, what): &(&str, &str)| {
@@ -88,9 +100,13 @@ fn measure(rounds: usize, whom: &[(&str, &str)]) {
     stay();
     let mut costs = vec![Vec::new(); whom.len()];
     for _ in 0..STARTS {
-        let own: Vec<Own> = whom.iter().map(|(_, what)| Own::start_as(&["tower", "serve", what])).collect();
-        let mut crowds: Vec<Crowd> =
-            own.iter().zip(whom).map(|(own, (_, what))| Crowd::at(own.http, &Exchange::with(what))).collect();
+        let own: Vec<Own> =
+            whom.iter().map(|(_, what)| Own::start_as(&["tower", "serve", what])).collect();
+        let mut crowds: Vec<Crowd> = own
+            .iter()
+            .zip(whom)
+            .map(|(own, (_, what))| Crowd::at(own.http, &Exchange::with(what)))
+            .collect();
         crowds.iter_mut().for_each(|crowd| crowd.ask(TIMES));
         for round in 0..rounds {
             let mut order: Vec<usize> = (0..whom.len()).collect();
@@ -103,7 +119,8 @@ fn measure(rounds: usize, whom: &[(&str, &str)]) {
                 let pid = own[index].child.id();
                 let before = cpu_ns(pid);
                 crowds[index].ask(TIMES);
-                costs[index].push((cpu_ns(pid) - before) as f64 / 1e3 / (TIMES * CONNECTIONS) as f64);
+                costs[index]
+                    .push((cpu_ns(pid) - before) as f64 / 1e3 / (TIMES * CONNECTIONS) as f64);
             }
         }
     }
@@ -127,7 +144,8 @@ fn instructions() {
         let written = format!("--callgrind-out-file={}", file.display());
         let valgrind = ["valgrind", "--tool=callgrind", "--log-file=/dev/null", &written];
         let own = Own::start_under(&valgrind, &["tower", "serve", what]);
-        let (mut crowd, mut counter) = (Crowd::at(own.http, &Exchange::with(what)), Counter::of(own.child.id(), &file));
+        let (mut crowd, mut counter) =
+            (Crowd::at(own.http, &Exchange::with(what)), Counter::of(own.child.id(), &file));
         crowd.ask(TIMES);
         counter.since();
         let counted = |_| {
@@ -139,11 +157,16 @@ fn instructions() {
     table(&CONTENDERS, &costs, 0);
 }
 
-/// Each beside its service without the layer, in the same round: two that ran one after the other had the same neighbours on the machine.
+/// Each beside its service without the layer, in the same round: two that ran one after the other
+/// had the same neighbours on the machine.
 fn table(whom: &[(&str, &str)], costs: &[Vec<f64>], digits: usize) {
     for ((label, what), own) in whom.iter().zip(costs) {
-        let without = whom.iter().position(|(_, other)| *other == without(what)).expect("it is measured as well");
-        let mut ratios: Vec<f64> = own.iter().zip(&costs[without]).map(|(own, without)| own / without).collect();
+        let without = whom
+            .iter()
+            .position(|(_, other)| *other == without(what))
+            .expect("it is measured as well");
+        let mut ratios: Vec<f64> =
+            own.iter().zip(&costs[without]).map(|(own, without)| own / without).collect();
         ratios.sort_by(f64::total_cmp);
         let (low, high) = (ratios[ratios.len() / 4], ratios[ratios.len() * 3 / 4]);
         println!(

@@ -18,11 +18,15 @@ use tower::{Layer, Service};
 use crate::server::until_left_alone;
 
 pub(super) fn serve(what: &str) {
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime");
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a port");
     let at = listener.local_addr().expect("an address");
-    // Routes are made once and not for every request; `axum::serve` does that by itself for a router that nothing is around.
+    // Routes are made once and not for every request; `axum::serve` does that by itself for a
+    // router that nothing is around.
     let app: Router = Router::new().route("/", get(|| async { "hello" })).with_state(());
     let json: Router = Router::new().route("/", post(take)).with_state(());
     let what = what.to_owned();
@@ -35,8 +39,12 @@ pub(super) fn serve(what: &str) {
             "header" => inside(listener, app.layer(limits(key::header("x-api-key")).axum())).await,
             "header-plain" => inside(listener, app.layer(limits(key::header("x-api-key")))).await,
             "peer-around" => around(listener, limits(key::peer_ip()), app).await,
-            "peer-silent" => around(listener, limits(key::peer_ip()).headers(Families::NONE), app).await,
-            "two-headers" => served(listener, MapResponseLayer::new(with_two_headers).layer(app)).await,
+            "peer-silent" => {
+                around(listener, limits(key::peer_ip()).headers(Families::NONE), app).await
+            }
+            "two-headers" => {
+                served(listener, MapResponseLayer::new(with_two_headers).layer(app)).await
+            }
             "json" => served(listener, json).await,
             "json-peer" => around(listener, limits(key::peer_ip()), json).await,
             "header-around" => around(listener, limits(key::header("x-api-key")), app).await,
@@ -61,17 +69,27 @@ async fn around(listener: TcpListener, layer: RateLimitLayer, app: Router) {
 
 async fn served<S>(listener: TcpListener, app: S)
 where
-    S: Service<Request, Response = Response, Error = Infallible, Future: Send> + Clone + Send + 'static,
+    S: Service<Request, Response = Response, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + 'static,
 {
     let app = ServiceExt::<Request>::into_make_service_with_connect_info::<SocketAddr>(app);
     axum::serve(listener, app).await.expect("a service");
 }
 
-/// What nobody can do without who tells of a limit: the two headers of the IETF's draft, here without anything to decide, and without writing them.
+/// What nobody can do without who tells of a limit: the two headers of the IETF's draft, here
+/// without anything to decide, and without writing them.
 fn with_two_headers(mut response: Response) -> Response {
     let headers = response.headers_mut();
-    headers.append(HeaderName::from_static("ratelimit-policy"), HeaderValue::from_static(r#""default";q=1000000;w=1"#));
-    headers.append(HeaderName::from_static("ratelimit"), HeaderValue::from_static(r#""default";r=999999;t=1"#));
+    headers.append(
+        HeaderName::from_static("ratelimit-policy"),
+        HeaderValue::from_static(r#""default";q=1000000;w=1"#),
+    );
+    headers.append(
+        HeaderName::from_static("ratelimit"),
+        HeaderValue::from_static(r#""default";r=999999;t=1"#),
+    );
     response
 }
 

@@ -1,9 +1,14 @@
 //! The system's allocator, told to ask for memory seldom and in large pieces.
 //!
-//! Each time it asks, the kernel locks the memory of the whole process, and whoever else looks at that memory at the same time makes all threads wait:
-//! seen for up to four seconds (`docs/decisions/0030-memory-in-large-pieces.md`). Memory that was asked for and is not touched costs nothing.
+//! Each time it asks, the kernel locks the memory of the whole process, and whoever else looks at
+//! that memory at the same time makes all threads wait: seen for up to four seconds
+//! (`docs/decisions/0030-memory-in-large-pieces.md`). Memory that was asked for and is not touched
+//! costs nothing.
 
-#![allow(unsafe_code, reason = "there is no other way to tell it; it is three numbers, before any thread is started")]
+#![allow(
+    unsafe_code,
+    reason = "there is no other way to tell it; it is three numbers, before any thread is started"
+)]
 
 /// Tells it, unless somebody else has told it otherwise by the environment.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -16,12 +21,16 @@ pub(crate) fn take_large_pieces() {
     unsafe extern "C" {
         fn mallopt(parameter: i32, value: i32) -> i32;
     }
-    let told = ["MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"];
+    let told =
+        ["MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"];
     if told.iter().any(|name| std::env::var_os(name).is_some()) {
         return;
     }
-    for (parameter, value) in [(TOP_PAD, 16 * MIB), (TRIM_THRESHOLD, 64 * MIB), (MMAP_THRESHOLD, 32 * MIB)] {
-        // SAFETY: it takes any two numbers; what it does not know it refuses, and then nothing changes.
+    for (parameter, value) in
+        [(TOP_PAD, 16 * MIB), (TRIM_THRESHOLD, 64 * MIB), (MMAP_THRESHOLD, 32 * MIB)]
+    {
+        // SAFETY: it takes any two numbers; what it does not know it refuses, and then nothing
+        // changes.
         unsafe { mallopt(parameter, value) };
     }
 }

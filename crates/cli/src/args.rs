@@ -9,7 +9,8 @@ use tidegate_core::{Algorithm, Limit, Limits, Op, ParseError, trace};
 use tidegate_server::auth::Secret;
 use tidegate_server::observe;
 
-/// An exact rate limiter: check keys, simulate limits before you enforce them, and understand what a limit means.
+/// An exact rate limiter: check keys, simulate limits before you enforce them, and understand what
+/// a limit means.
 #[derive(Parser, Debug)]
 #[command(name = "tidegate", version, max_term_width = 110, after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -61,9 +62,10 @@ pub(crate) enum Command {
 
 /// Decide one request and say why.
 ///
-/// Without `--store` the state lives in this process, so a key starts fresh on every run: this shows what a limit answers, and is
-/// denied only what the limit could never hold. With `--store` it is kept in Redis or Valkey, and with `--server` a Tidegate server
-/// decides: the next run finds less left.
+/// Without `--store` the state lives in this process, so a key starts fresh on every run: this
+/// shows what a limit answers, and is denied only what the limit could never hold. With `--store`
+/// it is kept in Redis or Valkey, and with `--server` a Tidegate server decides: the next run finds
+/// less left.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -103,16 +105,19 @@ pub(crate) struct Check {
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Another Tidegate decides")]
 pub(crate) struct AtServer {
-    /// Ask the server at http://HOST:PORT or https://HOST:PORT, which `tidegate serve` started; `--store` is then its own affair
+    /// Ask the server at http://HOST:PORT or https://HOST:PORT, which `tidegate serve` started;
+    /// `--store` is then its own affair
     #[arg(long, value_name = "URL", env = "TIDEGATE_SERVER")]
     pub(crate) server: Option<String>,
     /// The token that it wants to hear
     #[arg(long, value_name = "TOKEN", env = "TIDEGATE_TOKEN", hide_env_values = true, value_parser = secret)]
     pub(crate) token: Option<Secret>,
-    /// A file with that token, so that no list of processes shows it; it counts more than TIDEGATE_TOKEN
+    /// A file with that token, so that no list of processes shows it; it counts more than
+    /// TIDEGATE_TOKEN
     #[arg(long, value_name = "FILE", env = "TIDEGATE_TOKEN_FILE")]
     pub(crate) token_file: Option<PathBuf>,
-    /// Trust the certificate authorities in this file, in PEM, instead of those that the system trusts
+    /// Trust the certificate authorities in this file, in PEM, instead of those that the system
+    /// trusts
     #[arg(long, value_name = "FILE", requires = "server")]
     pub(crate) ca: Option<PathBuf>,
 }
@@ -121,7 +126,9 @@ impl AtServer {
     /// The token, read from its file if one is named.
     pub(crate) fn token(&self) -> anyhow::Result<Option<Secret>> {
         match &self.token_file {
-            Some(file) => Secret::read(file).map(Some).map_err(|problem| anyhow::anyhow!("--token-file {problem}")),
+            Some(file) => Secret::read(file)
+                .map(Some)
+                .map_err(|problem| anyhow::anyhow!("--token-file {problem}")),
             None => Ok(self.token.clone()),
         }
     }
@@ -129,11 +136,13 @@ impl AtServer {
 
 /// Feed a trace through one or several limits and show what each would have done.
 ///
-/// The trace is a file (`--trace`), or made up (`--rate`, `--pattern`, `--for`). Its clock starts at the Unix epoch, so runs
-/// are reproducible and windows begin at 0. Every `--limit` gets the same requests and a fresh state of its own.
+/// The trace is a file (`--trace`), or made up (`--rate`, `--pattern`, `--for`). Its clock starts
+/// at the Unix epoch, so runs are reproducible and windows begin at 0. Every `--limit` gets the
+/// same requests and a fresh state of its own.
 ///
-/// With `--store` every request is decided by the script in Redis or Valkey, which is told the trace's time: the answers are the
-/// same. Keys are in a namespace of their own, which is removed at the end.
+/// With `--store` every request is decided by the script in Redis or Valkey, which is told the
+/// trace's time: the answers are the same. Keys are in a namespace of their own, which is removed
+/// at the end.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 A trace has one request per line: TIME [KEY [COST [OP]]]
@@ -158,8 +167,8 @@ Examples:
 
 Exit codes: 0 done, 1 an expectation does not hold (with --verify), 2 usage or error.")]
 pub(crate) struct Simulate {
-    /// A limit, or several joined by `;` that are decided together; repeat it to compare side by side.
-    /// Without it, the `# limit:` lines at the top of the trace say it
+    /// A limit, or several joined by `;` that are decided together; repeat it to compare side by
+    /// side. Without it, the `# limit:` lines at the top of the trace say it
     #[arg(short, long = "limit", value_name = "LIMIT", value_parser = limit)]
     pub(crate) limits: Vec<LimitText>,
     /// Read the requests from a file, or from standard input if it is `-`
@@ -207,8 +216,8 @@ pub(crate) struct Generated {
 
 /// Explain a limit in plain words.
 ///
-/// Prints the canonical form, a sentence that says what it means, how much it holds, the most it lets through in one
-/// period, how soon it recovers, and the clock it is judged by.
+/// Prints the canonical form, a sentence that says what it means, how much it holds, the most it
+/// lets through in one period, how soon it recovers, and the clock it is judged by.
 #[derive(clap::Args, Debug)]
 #[command(
     name = "limits",
@@ -228,8 +237,9 @@ pub(crate) struct Explain {
 
 /// Look at a Redis or Valkey server: can limits be kept there?
 ///
-/// Looks at version, role, eviction, persistence, replicas, the state of a cluster, the rights of the user and the clock, says
-/// what would go wrong and what to do about it, and measures how long a decision takes. Nothing is changed.
+/// Looks at version, role, eviction, persistence, replicas, the state of a cluster, the rights of
+/// the user and the clock, says what would go wrong and what to do about it, and measures how long
+/// a decision takes. Nothing is changed.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -246,7 +256,8 @@ pub(crate) struct Doctor {
     /// The namespace of the store, if it has one: rights may depend on it
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
-    /// The deadline that decisions are compared with, in milliseconds: resilience.deadline_ms of the server [default: 15]
+    /// The deadline that decisions are compared with, in milliseconds: resilience.deadline_ms of
+    /// the server [default: 15]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub(crate) deadline_ms: Option<u64>,
     /// How many round trips and decisions to measure; 0 for none
@@ -264,15 +275,15 @@ const KEPT: &str = "Where the state is kept";
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = KEPT)]
 pub(crate) struct OptionalStore {
-    /// `memory`: in this process, and nowhere afterwards. Or a server: redis://, rediss://, redis+unix://, redis+sentinel:// or
-    /// redis+cluster://
+    /// `memory`: in this process, and nowhere afterwards. Or a server: redis://, rediss://,
+    /// redis+unix://, redis+sentinel:// or redis+cluster://
     #[arg(long, value_name = "URL", value_parser = StoreUrl::read, env = STORE, hide_env_values = true)]
     #[arg(default_value = "memory", hide_default_value = true)]
     pub(crate) store: StoreUrl,
 }
 
-/// A URL that may have a password in it. It is read by whoever opens the store, because mistakes found on the command line are shown
-/// together with what was written.
+/// A URL that may have a password in it. It is read by whoever opens the store, because mistakes
+/// found on the command line are shown together with what was written.
 #[derive(Clone)]
 pub(crate) struct StoreUrl(pub(crate) String);
 
@@ -339,7 +350,8 @@ pub(crate) enum Format {
 pub(crate) enum Pattern {
     /// Evenly, like a metronome
     Constant,
-    /// Nothing for long, then two periods' worth at once, around every second end of the rate's period
+    /// Nothing for long, then two periods' worth at once, around every second end of the rate's
+    /// period
     Burst,
     /// At random, each on its own, like many independent visitors
     Poisson,
@@ -365,7 +377,8 @@ pub(crate) struct Rate {
     pub(crate) period_us: u64,
 }
 
-/// The most requests a made-up trace may have in one period of its rate: then its arithmetic is exact.
+/// The most requests a made-up trace may have in one period of its rate: then its arithmetic is
+/// exact.
 pub(crate) const MAX_RATE: u64 = 1_000_000_000;
 
 /// Reads limits; an error shows the text with a caret under the column.
@@ -382,13 +395,19 @@ pub(crate) fn point_at(text: &str, error: &ParseError) -> String {
     // A long text is shown from a little before the problem.
     let skipped = error.column().saturating_sub(61);
     let shown: String = shown.chars().skip(skipped).take(100).collect();
-    format!("{error}\n\n  {shown}\n  {caret:>width$}", caret = '^', width = error.column() - skipped)
+    format!(
+        "{error}\n\n  {shown}\n  {caret:>width$}",
+        caret = '^',
+        width = error.column() - skipped
+    )
 }
 
 fn rate(text: &str) -> Result<Rate, String> {
     let limit: Limit = text.parse().map_err(|error| point_at(text, &error))?;
     match limit.algorithm() {
-        Algorithm::Bucket(bucket) if bucket.capacity == bucket.amount && !limit.counts_rejected() => {
+        Algorithm::Bucket(bucket)
+            if bucket.capacity == bucket.amount && !limit.counts_rejected() =>
+        {
             if bucket.amount > MAX_RATE {
                 return Err(format!("expected at most {MAX_RATE} requests in a period"));
             }
@@ -435,10 +454,12 @@ mod tests {
 
 /// Answer programs in any language: HTTP, Envoy, and any Redis client.
 ///
-/// Without a file it starts with a few rules to try. The rules are read again when their file changes, or on SIGHUP; a file with a mistake
-/// in it is refused, and the rules stay as they were. What is said here or by an environment variable counts more than the file.
+/// Without a file it starts with a few rules to try. The rules are read again when their file
+/// changes, or on SIGHUP; a file with a mistake in it is refused, and the rules stay as they were.
+/// What is said here or by an environment variable counts more than the file.
 ///
-/// Listeners listen on this machine alone unless told otherwise, and beyond it only if they ask who is there: by a token, or by certificates of clients.
+/// Listeners listen on this machine alone unless told otherwise, and beyond it only if they ask who
+/// is there: by a token, or by certificates of clients.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -463,10 +484,12 @@ pub(crate) struct Serve {
     /// Where state is kept: `memory`, or the URL of a Redis or Valkey
     #[arg(short, long, value_name = "URL", env = "TIDEGATE_STORE", hide_env_values = true)]
     pub(crate) store: Option<String>,
-    /// A file with 16 to 512 bytes at random that all servers of one store share, so that nobody else can choose the slots of keys
+    /// A file with 16 to 512 bytes at random that all servers of one store share, so that nobody
+    /// else can choose the slots of keys
     #[arg(long, value_name = "FILE", env = "TIDEGATE_STORE_SECRET_FILE")]
     pub(crate) store_secret_file: Option<PathBuf>,
-    /// How much memory state may take if it is kept here: a number of bytes such as 512MiB, or `auto`, half of what this process may have
+    /// How much memory state may take if it is kept here: a number of bytes such as 512MiB, or
+    /// `auto`, half of what this process may have
     #[arg(long, value_name = "SIZE", env = "TIDEGATE_MAX_BYTES")]
     pub(crate) max_bytes: Option<tidegate_server::Bytes>,
     /// A file in which state is kept over a restart if it is kept here; written every second
@@ -478,7 +501,8 @@ pub(crate) struct Serve {
     /// Print what counts, from file, environment and options, and stop
     #[arg(long)]
     pub(crate) print_config: bool,
-    /// What is logged, and how: off, error, warn, info or debug; human or json; or one of each: `warn,json`
+    /// What is logged, and how: off, error, warn, info or debug; human or json; or one of each:
+    /// `warn,json`
     #[arg(long, value_name = "LEVEL,FORMAT", env = "TIDEGATE_LOG", value_parser = log_words)]
     pub(crate) log: Option<LogWords>,
     /// Show keys as they are, in the log and among the most limited
@@ -490,7 +514,8 @@ pub(crate) struct Serve {
     /// Where Envoy's rate limit service is answered over gRPC, or `off`
     #[arg(long, value_name = "ADDR", env = "TIDEGATE_GRPC", value_parser = protocol, help_heading = LISTENERS)]
     pub(crate) grpc: Option<ListenAddress>,
-    /// The configuration of envoyproxy/ratelimit: a folder of YAML files, one domain each; see docs/grpc.md
+    /// The configuration of envoyproxy/ratelimit: a folder of YAML files, one domain each; see
+    /// docs/grpc.md
     #[arg(long, value_name = "DIR", env = "TIDEGATE_ENVOY_CONFIG", help_heading = LISTENERS)]
     pub(crate) envoy_config: Option<PathBuf>,
     /// Where Redis clients are answered, or `off`
@@ -527,11 +552,14 @@ pub(crate) struct Serve {
 
 /// Put limits in front of a web service: a reverse proxy.
 ///
-/// Requests that the limits let pass go to the upstream as they came, whatever their size; the others are answered with 429 and when to try again.
-/// HTTP/1.1, HTTP/2 and WebSocket come in, with TLS if there is a certificate; HTTP/1.1 goes out, or HTTP/2 if the upstream is written as h2c://.
+/// Requests that the limits let pass go to the upstream as they came, whatever their size; the
+/// others are answered with 429 and when to try again. HTTP/1.1, HTTP/2 and WebSocket come in, with
+/// TLS if there is a certificate; HTTP/1.1 goes out, or HTTP/2 if the upstream is written as
+/// h2c://.
 ///
-/// A limit is `LIMIT by WHAT`: ip, path, method, host, bearer (a token), header.NAME, cookie.NAME, query.NAME, or several of them, each combination with a
-/// budget of its own. More can be said in a file: see docs/proxy.md.
+/// A limit is `LIMIT by WHAT`: ip, path, method, host, bearer (a token), header.NAME, cookie.NAME,
+/// query.NAME, or several of them, each combination with a budget of its own. More can be said in a
+/// file: see docs/proxy.md.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -564,13 +592,15 @@ pub(crate) struct Proxy {
     /// Where state is kept: `memory`, or the URL of a Redis or Valkey
     #[arg(short, long, value_name = "URL", env = "TIDEGATE_STORE", hide_env_values = true)]
     pub(crate) store: Option<String>,
-    /// Proxies that are believed who the client is: networks, addresses, `loopback` or `private`, separated by commas
+    /// Proxies that are believed who the client is: networks, addresses, `loopback` or `private`,
+    /// separated by commas
     #[arg(long, value_name = "NETWORKS", env = "TIDEGATE_TRUST")]
     pub(crate) trust: Option<tidegate::http::TrustedProxies>,
     /// Where HTTP listens for metrics and admin calls; nowhere unless said
     #[arg(long, value_name = "ADDR", env = "TIDEGATE_ADMIN", value_parser = protocol)]
     pub(crate) admin: Option<ListenAddress>,
-    /// How much memory state may take if it is kept here: a number of bytes such as 512MiB, or `auto`, half of what this process may have
+    /// How much memory state may take if it is kept here: a number of bytes such as 512MiB, or
+    /// `auto`, half of what this process may have
     #[arg(long, value_name = "SIZE", env = "TIDEGATE_MAX_BYTES")]
     pub(crate) max_bytes: Option<tidegate_server::Bytes>,
     /// A file in which state is kept over a restart if it is kept here; written every second
@@ -582,7 +612,8 @@ pub(crate) struct Proxy {
     /// Print what counts, from file, environment and options, and stop
     #[arg(long)]
     pub(crate) print_config: bool,
-    /// What is logged, and how: off, error, warn, info or debug; human or json; or one of each: `warn,json`
+    /// What is logged, and how: off, error, warn, info or debug; human or json; or one of each:
+    /// `warn,json`
     #[arg(long, value_name = "LEVEL,FORMAT", env = "TIDEGATE_LOG", value_parser = log_words)]
     pub(crate) log: Option<LogWords>,
     /// The certificate, in PEM; read again when it changes
@@ -633,10 +664,13 @@ fn protocol(text: &str) -> Result<ListenAddress, String> {
     }
 }
 
-/// Check a configuration file, or a folder with the configuration of envoyproxy/ratelimit, before it is used.
+/// Check a configuration file, or a folder with the configuration of envoyproxy/ratelimit, before
+/// it is used.
 ///
-/// Everything that is found is printed at once, by line and column, with what to write. The files that a configuration names are read, and its store is called, without charging
-/// anything to a key. Errors are what `tidegate serve` refuses. Warnings are what works, but is hardly meant; `serve` logs them when it starts and when it reads the file again.
+/// Everything that is found is printed at once, by line and column, with what to write. The files
+/// that a configuration names are read, and its store is called, without charging anything to a
+/// key. Errors are what `tidegate serve` refuses. Warnings are what works, but is hardly meant;
+/// `serve` logs them when it starts and when it reads the file again.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -650,17 +684,21 @@ pub(crate) struct Validate {
     /// Warnings are errors
     #[arg(long)]
     pub(crate) strict: bool,
-    /// Look at the text alone: neither at the files that it names (tokens, certificates, secrets, folders) nor at the store
+    /// Look at the text alone: neither at the files that it names (tokens, certificates, secrets,
+    /// folders) nor at the store
     #[arg(long)]
     pub(crate) offline: bool,
 }
 
-/// Show which rules apply to a request and why, whose budgets it draws on, and what they would answer.
+/// Show which rules apply to a request and why, whose budgets it draws on, and what they would
+/// answer.
 ///
-/// Attributes are given as NAME=VALUE: `ip=192.0.2.7 method=POST path=/v1/search`. Nothing is charged.
+/// Attributes are given as NAME=VALUE: `ip=192.0.2.7 method=POST path=/v1/search`. Nothing is
+/// charged.
 ///
-/// With `--server` a running server answers, by its own rules and state. With `--config` the rules of the file are explained by the state in the Redis or
-/// Valkey that the file names. A store in memory is inside the server: without `--server`, only which rules apply is shown then.
+/// With `--server` a running server answers, by its own rules and state. With `--config` the rules
+/// of the file are explained by the state in the Redis or Valkey that the file names. A store in
+/// memory is inside the server: without `--server`, only which rules apply is shown then.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:

@@ -68,7 +68,9 @@ pub(crate) fn human(micros: u64) -> String {
         _ => {}
     }
     let mut words = Vec::new();
-    for (count, unit) in [(seconds / 86_400, "d"), (seconds / 3_600 % 24, "h"), (seconds / 60 % 60, "min")] {
+    for (count, unit) in
+        [(seconds / 86_400, "d"), (seconds / 3_600 % 24, "h"), (seconds / 60 % 60, "min")]
+    {
         if count > 0 {
             words.push(format!("{count} {unit}"));
         }
@@ -140,7 +142,10 @@ mod tests {
 
     #[test]
     fn counts_are_grouped_by_thousands() {
-        assert_eq!((grouped(0), grouped(999), grouped(1_000)), ("0".into(), "999".into(), "1 000".into()));
+        assert_eq!(
+            (grouped(0), grouped(999), grouped(1_000)),
+            ("0".into(), "999".into(), "1 000".into())
+        );
         assert_eq!(grouped(12_345_678), "12 345 678");
     }
 }

@@ -1,4 +1,5 @@
-//! The operations: what to do with what the algorithms measure. Written once, the same for every algorithm and store.
+//! The operations: what to do with what the algorithms measure. Written once, the same for every
+//! algorithm and store.
 //!
 //! ```
 //! use tidegate_core::{Charge, Limit, Op, Record, Timestamp, decide};
@@ -30,28 +31,32 @@ pub enum Op {
     Check,
     /// Say what `Check` would, and change nothing.
     Peek,
-    /// Take as much of the cost as fits, the same from every charge; allowed if that is anything at all.
+    /// Take as much of the cost as fits, the same from every charge; allowed if that is anything at
+    /// all.
     Take,
     /// Take the cost even if it does not fit, down to the limit's debt below empty.
     Debit,
-    /// Give back. With an id, what that charge still weighs and only once; without, the newest first, down to nothing used.
+    /// Give back. With an id, what that charge still weighs and only once; without, the newest
+    /// first, down to nothing used.
     Refund,
     /// Forget everything that was used.
     Reset,
-    /// Replace a charge of `reserved` units, known by its id, with one of `cost`. What is missing is taken like a debit, as far as
-    /// the debt reaches; what is too much is given back. Ends a lease.
+    /// Replace a charge of `reserved` units, known by its id, with one of `cost`. What is missing
+    /// is taken like a debit, as far as the debt reaches; what is too much is given back. Ends a
+    /// lease.
     Settle,
     /// End the lease of this id; other limits are left alone.
     Release,
-    /// Take the cost now for a moment in the future, at most so many microseconds away: allowed with the wait in `retry`.
-    /// Only a single bucket can keep a place; anything else is a `Check`.
+    /// Take the cost now for a moment in the future, at most so many microseconds away: allowed
+    /// with the wait in `retry`. Only a single bucket can keep a place; anything else is a `Check`.
     Book {
         /// The longest acceptable wait.
         max_wait_us: u64,
     },
     /// Give a booked place back, if nobody has been placed behind it.
     Unbook {
-        /// When the bucket would have been idle after the booking: its decision's time plus its `reset_after`.
+        /// When the bucket would have been idle after the booking: its decision's time plus its
+        /// `reset_after`.
         idle_at: Timestamp,
     },
 }
@@ -76,7 +81,8 @@ impl Op {
 
 /// One limit on one key, with the record a store holds for them.
 ///
-/// No two charges of one call may share a record: whoever builds the call adds up equal pairs first.
+/// No two charges of one call may share a record: whoever builds the call adds up equal pairs
+/// first.
 #[derive(Debug)]
 pub struct Charge<'a> {
     /// The limit.
@@ -87,7 +93,8 @@ pub struct Charge<'a> {
     pub cost: u64,
     /// For `Settle`: how much had been charged before.
     pub reserved: u64,
-    /// Under which id, if it shall be possible to settle, refund or release it. A charge whose id is known is not taken twice.
+    /// Under which id, if it shall be possible to settle, refund or release it. A charge whose id
+    /// is known is not taken twice.
     pub id: Option<Id>,
 }
 
@@ -100,8 +107,8 @@ impl<'a> Charge<'a> {
 
 /// Decides one call: all charges together, all or nothing.
 ///
-/// On a denial, and always on a peek, the records are left as they were, except that limits which `count rejected` are
-/// charged.
+/// On a denial, and always on a peek, the records are left as they were, except that limits which
+/// `count rejected` are charged.
 pub fn decide(op: Op, charges: &mut [Charge<'_>], now: Timestamp) -> Decision {
     match charges {
         [charge] => {
@@ -116,8 +123,10 @@ pub fn decide(op: Op, charges: &mut [Charge<'_>], now: Timestamp) -> Decision {
         }
         charges => {
             let id = charges.first().and_then(|charge| charge.id);
-            let mut benches: Vec<Bench<'_, '_>> = charges.iter_mut().map(|charge| Bench::lay(charge, now)).collect();
-            let mut meters: Vec<Meter<'_>> = benches.iter_mut().map(|bench| Meter::new(bench, now)).collect();
+            let mut benches: Vec<Bench<'_, '_>> =
+                charges.iter_mut().map(|charge| Bench::lay(charge, now)).collect();
+            let mut meters: Vec<Meter<'_>> =
+                benches.iter_mut().map(|bench| Meter::new(bench, now)).collect();
             let allowed = apply(op, &mut meters);
             let verdicts = meters.iter().map(|meter| meter.verdict(op, allowed)).collect();
             let changed: Vec<bool> = meters.iter().map(|meter| meter.changed).collect();
@@ -134,7 +143,9 @@ fn apply(op: Op, meters: &mut [Meter<'_>]) -> bool {
     match op {
         Op::Check | Op::Debit => {
             for meter in &mut *meters {
-                meter.fits = meter.is_charged() || meter.cost <= meter.room(meter.ceiling(op)) || meter.cost == 0;
+                meter.fits = meter.is_charged()
+                    || meter.cost <= meter.room(meter.ceiling(op))
+                    || meter.cost == 0;
             }
             let allowed = meters.iter().all(|meter| meter.fits);
             for meter in meters {
@@ -148,7 +159,9 @@ fn apply(op: Op, meters: &mut [Meter<'_>]) -> bool {
         }
         Op::Peek => {
             for meter in &mut *meters {
-                meter.fits = meter.is_charged() || meter.cost <= meter.room(meter.ceiling(op)) || meter.cost == 0;
+                meter.fits = meter.is_charged()
+                    || meter.cost <= meter.room(meter.ceiling(op))
+                    || meter.cost == 0;
             }
             meters.iter().all(|meter| meter.fits)
         }
@@ -157,7 +170,11 @@ fn apply(op: Op, meters: &mut [Meter<'_>]) -> bool {
                 // Asked again under the same id: the answer is what it got.
                 return each(meters, |meter| meter.granted = meter.charged_units());
             }
-            let grant = meters.iter().map(|meter| meter.cost.min(meter.room(meter.ceiling(op)))).min().unwrap_or(0);
+            let grant = meters
+                .iter()
+                .map(|meter| meter.cost.min(meter.room(meter.ceiling(op))))
+                .min()
+                .unwrap_or(0);
             for meter in &mut *meters {
                 meter.fits = meter.cost == 0 || meter.room(meter.ceiling(op)) > 0;
                 meter.charge(grant);

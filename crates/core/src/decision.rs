@@ -13,7 +13,8 @@ pub enum Retry {
     /// Now: it was allowed.
     #[default]
     Now,
-    /// After so many microseconds, if nobody takes anything more. Tight: one microsecond earlier is too early.
+    /// After so many microseconds, if nobody takes anything more. Tight: one microsecond earlier is
+    /// too early.
     After(u64),
     /// Never: it costs more than the limit can ever hold.
     Never,
@@ -48,7 +49,8 @@ impl Retry {
 pub struct Verdict {
     /// Whether this limit alone would allow it.
     pub allowed: bool,
-    /// Units moved: taken by `check`, `take` and `debit`, given back by `refund`, `settle` and `release`.
+    /// Units moved: taken by `check`, `take` and `debit`, given back by `refund`, `settle` and
+    /// `release`.
     pub granted: u64,
     /// The most that can be left: a bucket's capacity, otherwise the amount.
     pub amount: u64,
@@ -102,8 +104,9 @@ impl Source {
 
 /// The answer to a check: allowed or denied, with the numbers a client needs.
 ///
-/// Its own numbers are those of the *binding* charge: of a denial, the one with the longest wait; otherwise the one with
-/// the least left, relative to its amount. [`charges`](Decision::charges) has them all.
+/// Its own numbers are those of the *binding* charge: of a denial, the one with the longest wait;
+/// otherwise the one with the least left, relative to its amount. [`charges`](Decision::charges)
+/// has them all.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "a decision does nothing by itself: let the request pass only if it is allowed"]
 pub struct Decision {
@@ -125,10 +128,18 @@ impl Decision {
     /// The decision over one charge.
     #[inline]
     pub fn of_one(verdict: Verdict, allowed: bool, at: Timestamp) -> Self {
-        Decision { allowed, binding: 0, verdicts: Verdicts::One(verdict), at, source: Source::Store, id: None }
+        Decision {
+            allowed,
+            binding: 0,
+            verdicts: Verdicts::One(verdict),
+            at,
+            source: Source::Store,
+            id: None,
+        }
     }
 
-    /// The decision over several charges, in the order in which they were listed; there must be at least one.
+    /// The decision over several charges, in the order in which they were listed; there must be at
+    /// least one.
     ///
     /// The binding one is found here, so that every store and every listener names the same.
     pub fn of_many(verdicts: Vec<Verdict>, allowed: bool, at: Timestamp) -> Self {
@@ -146,7 +157,11 @@ impl Decision {
                 binding = index;
             }
         }
-        let verdicts = if verdicts.is_empty() { Verdicts::One(Verdict::default()) } else { Verdicts::Many(verdicts) };
+        let verdicts = if verdicts.is_empty() {
+            Verdicts::One(Verdict::default())
+        } else {
+            Verdicts::Many(verdicts)
+        };
         Decision { allowed, binding, verdicts, at, source: Source::Store, id: None }
     }
 

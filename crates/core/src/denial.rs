@@ -1,7 +1,8 @@
 //! What a denied client is told: status, headers and body, and which form of body it asked for.
 //!
-//! A [`Reply`] is for clients that others serve: those of a proxy, a gateway or a layer. It names the policies that denied and nothing else: no other
-//! budget, no rule in shadow mode, no internals.
+//! A [`Reply`] is for clients that others serve: those of a proxy, a gateway or a layer. It names
+//! the policies that denied and nothing else: no other budget, no rule in shadow mode, no
+//! internals.
 //!
 //! ```
 //! use tidegate_core::denial::{Body, Reason, Reply};
@@ -41,8 +42,8 @@ pub enum Body {
 impl Body {
     const ALL: [Body; 3] = [Body::Problem, Body::Json, Body::Text];
 
-    /// What an `Accept` header asks for, or this one if it asks for nothing, for anything, or for what is not there. Of what is
-    /// wanted equally this one goes first.
+    /// What an `Accept` header asks for, or this one if it asks for nothing, for anything, or for
+    /// what is not there. Of what is wanted equally this one goes first.
     #[must_use]
     pub fn asked_for(self, accept: Option<&str>) -> Body {
         let Some(accept) = accept else { return self };
@@ -75,7 +76,8 @@ impl Body {
         } else {
             return None;
         };
-        let quality = parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
+        let quality =
+            parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
         Some((exactness, quality.map_or(1000, thousandths)))
     }
 
@@ -160,7 +162,8 @@ impl Reason {
         }
     }
 
-    /// The type of the problem: the one that IANA registered for used up quotas, or none but its status.
+    /// The type of the problem: the one that IANA registered for used up quotas, or none but its
+    /// status.
     pub fn problem_type(self) -> &'static str {
         match self {
             Reason::Rule(DenyStatus::Forbidden) => "about:blank",
@@ -179,7 +182,9 @@ impl Reason {
     /// A sentence for people.
     pub fn detail(self) -> Cow<'static, str> {
         match self {
-            Reason::Quota { retry_after_secs: Some(1) } => "Too many requests. Try again in 1 second.".into(),
+            Reason::Quota { retry_after_secs: Some(1) } => {
+                "Too many requests. Try again in 1 second.".into()
+            }
             Reason::Quota { retry_after_secs: Some(secs) } => {
                 format!("Too many requests. Try again in {secs} seconds.").into()
             }
@@ -203,11 +208,16 @@ pub struct Reply {
 impl Reply {
     /// To a request that these policies deny, without headers about budgets.
     pub fn new<N: Into<String>>(reason: Reason, violated: impl IntoIterator<Item = N>) -> Reply {
-        Reply { reason, violated: violated.into_iter().map(Into::into).collect(), headers: Vec::new() }
+        Reply {
+            reason,
+            violated: violated.into_iter().map(Into::into).collect(),
+            headers: Vec::new(),
+        }
     }
 
-    /// To a request that was denied by limits. `limits` are the rule and limit of each charge, in the order of the check; only those that denied are told
-    /// about, under the [names](headers::names) that they have when a request is allowed.
+    /// To a request that was denied by limits. `limits` are the rule and limit of each charge, in
+    /// the order of the check; only those that denied are told about, under the
+    /// [names](headers::names) that they have when a request is allowed.
     pub fn to(decision: &Decision, limits: &[(&str, &Limit)], families: Families) -> Reply {
         let names = headers::names(limits);
         let all = names.iter().zip(limits).zip(decision.charges());
@@ -268,7 +278,9 @@ impl Reply {
         )?;
         json_texts(out, &self.violated)?;
         match reason {
-            Reason::Quota { retry_after_secs: Some(secs) } => write!(out, r#","retry_after_secs":{secs}}}"#),
+            Reason::Quota { retry_after_secs: Some(secs) } => {
+                write!(out, r#","retry_after_secs":{secs}}}"#)
+            }
             _ => write!(out, r#","retry_after_secs":null}}"#),
         }
     }
@@ -380,11 +392,17 @@ mod tests {
     #[test]
     fn bodies_say_why_and_when_and_nothing_else() {
         let quota = |retry_after_secs| Reason::Quota { retry_after_secs };
-        let (forbidden, hidden) = (Reason::Rule(DenyStatus::Forbidden), Reason::Rule(DenyStatus::TooManyRequests));
+        let (forbidden, hidden) =
+            (Reason::Rule(DenyStatus::Forbidden), Reason::Rule(DenyStatus::TooManyRequests));
         for (reason, status, detail, retry) in [
             (quota(Some(12)), 429, "Too many requests. Try again in 12 seconds.", "12"),
             (quota(Some(1)), 429, "Too many requests. Try again in 1 second.", "1"),
-            (quota(None), 429, "Too many requests. This one costs more than its limit ever allows.", "null"),
+            (
+                quota(None),
+                429,
+                "Too many requests. This one costs more than its limit ever allows.",
+                "null",
+            ),
             (hidden, 429, "Too many requests.", "null"),
             (forbidden, 403, "This request is not allowed.", "null"),
         ] {
@@ -393,10 +411,14 @@ mod tests {
                 403 => r#"{"type":"about:blank","title":"Forbidden","status":403"#,
                 _ => QUOTA,
             };
-            let expected =
-                format!(r#"{start},"detail":"{detail}","violated-policies":["x"],"retry_after_secs":{retry}}}"#);
+            let expected = format!(
+                r#"{start},"detail":"{detail}","violated-policies":["x"],"retry_after_secs":{retry}}}"#
+            );
             assert_eq!(reply.status(), status);
-            assert_eq!((reply.body(Body::Problem), reply.body(Body::Json)), (expected.clone(), expected));
+            assert_eq!(
+                (reply.body(Body::Problem), reply.body(Body::Json)),
+                (expected.clone(), expected)
+            );
             assert_eq!(reply.body(Body::Text), format!("{detail} Violated policies: x.\n"));
         }
     }
@@ -411,12 +433,17 @@ mod tests {
 
     #[test]
     fn a_reply_is_about_the_policies_that_denied() {
-        let limits: Vec<Limit> = ["2/s", "100/m window", "2/h window"].map(|limit| limit.parse().unwrap()).into();
+        let limits: Vec<Limit> =
+            ["2/s", "100/m window", "2/h window"].map(|limit| limit.parse().unwrap()).into();
         let mut records: [Record; 3] = Default::default();
-        let named: Vec<(&str, &Limit)> = ["per-ip", "per-ip", "hourly"].into_iter().zip(&limits).collect();
+        let named: Vec<(&str, &Limit)> =
+            ["per-ip", "per-ip", "hourly"].into_iter().zip(&limits).collect();
         let now = Timestamp::from_secs(3600);
         let mut ask = || {
-            let charges = limits.iter().zip(&mut records).map(|(limit, record)| Charge::new(limit, record, 2));
+            let charges = limits
+                .iter()
+                .zip(&mut records)
+                .map(|(limit, record)| Charge::new(limit, record, 2));
             decide(Op::Check, &mut charges.collect::<Vec<_>>(), now)
         };
         assert!(ask().allowed());
@@ -433,7 +460,10 @@ mod tests {
             ("X-RateLimit-Resource", "hourly"),
             ("Retry-After", "3600"),
         ];
-        assert!(reply.headers().iter().map(|(name, value)| (*name, value.as_str())).eq(expected), "{reply:?}");
+        assert!(
+            reply.headers().iter().map(|(name, value)| (*name, value.as_str())).eq(expected),
+            "{reply:?}"
+        );
         let reply = Reply::to(&ask(), &named, Families::DRAFT_7);
         assert_eq!(reply.headers()[0], ("RateLimit-Policy", "2;w=1, 2;w=3600".into()));
     }
@@ -443,7 +473,10 @@ mod tests {
         for body in Body::ALL {
             assert_eq!(body.to_string().parse(), Ok(body));
         }
-        assert_eq!("html".parse::<Body>().unwrap_err().to_string(), "\"html\": expected problem, json or text");
+        assert_eq!(
+            "html".parse::<Body>().unwrap_err().to_string(),
+            "\"html\": expected problem, json or text"
+        );
         for status in [DenyStatus::Forbidden, DenyStatus::TooManyRequests] {
             assert_eq!(status.to_string().parse(), Ok(status));
         }

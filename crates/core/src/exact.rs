@@ -15,7 +15,11 @@ pub(crate) fn gcd(a: u128, b: u128) -> u128 {
 /// `a * b / c`, rounded up, exactly; `u64::MAX` if it is larger than that or `c` is zero.
 pub(crate) fn mul_div_ceil(a: u64, b: u64, c: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
-    if c == 0 { u64::MAX } else { u64::try_from(product.div_ceil(u128::from(c))).unwrap_or(u64::MAX) }
+    if c == 0 {
+        u64::MAX
+    } else {
+        u64::try_from(product.div_ceil(u128::from(c))).unwrap_or(u64::MAX)
+    }
 }
 
 /// `a * b / c`, rounded down, exactly; `u64::MAX` if it is larger than that or `c` is zero.

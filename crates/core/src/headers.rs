@@ -1,7 +1,8 @@
-//! A decision as the text of HTTP headers: IETF draft-ietf-httpapi-ratelimit-headers-10 or, for clients that know no later
-//! one, -07; and the GitHub style.
+//! A decision as the text of HTTP headers: IETF draft-ietf-httpapi-ratelimit-headers-10 or, for
+//! clients that know no later one, -07; and the GitHub style.
 //!
-//! Everything is rounded so that a client that believes it is never too early: waits up, what is left down.
+//! Everything is rounded so that a client that believes it is never too early: waits up, what is
+//! left down.
 //!
 //! ```
 //! use tidegate_core::{Charge, Limit, Op, Record, Timestamp, decide, headers};
@@ -29,17 +30,20 @@ use crate::limit::Limit;
 const MAX_FIELD_INTEGER: u64 = 999_999_999_999_999;
 const SECOND_US: u64 = 1_000_000;
 
-/// Which of the IETF's drafts `RateLimit-Policy` and `RateLimit` follow; they have the same names in both.
+/// Which of the IETF's drafts `RateLimit-Policy` and `RateLimit` follow; they have the same names
+/// in both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Draft {
     /// Draft 10: every limit by its name, what remains and when there is more.
     Ten,
-    /// Draft 7: the binding limit, what remains of it and when it is whole again; as many clients still read it.
+    /// Draft 7: the binding limit, what remains of it and when it is whole again; as many clients
+    /// still read it.
     Seven,
 }
 
-/// Which families of headers to send. Written `draft-10 github`; read with commas or spaces between the words.
+/// Which families of headers to send. Written `draft-10 github`; read with commas or spaces between
+/// the words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Families {
     /// `RateLimit-Policy` and `RateLimit`.
@@ -60,8 +64,8 @@ impl Families {
     /// The GitHub style only.
     pub const GITHUB: Families = Families { ietf: None, github: true };
 
-    /// These, and the one that `word` names: `draft-10` (or `ietf`), `draft-7`, `github`; `none` adds nothing. The two drafts share their
-    /// names, so only one of them can be sent.
+    /// These, and the one that `word` names: `draft-10` (or `ietf`), `draft-7`, `github`; `none`
+    /// adds nothing. The two drafts share their names, so only one of them can be sent.
     ///
     /// # Errors
     /// What was expected, if it names none, or another draft than the one that is there already.
@@ -134,11 +138,16 @@ impl fmt::Display for FamilyError {
 
 impl core::error::Error for FamilyError {}
 
-/// Every header of a decision, as names and values. `Retry-After` is added on a denial whatever the families.
+/// Every header of a decision, as names and values. `Retry-After` is added on a denial whatever the
+/// families.
 ///
-/// `limits` are the rule and limit of each charge, in the order of the check; [`names`] makes policies of them. GitHub's headers speak of the
-/// binding charge.
-pub fn of(decision: &Decision, limits: &[(&str, &Limit)], families: Families) -> Vec<(&'static str, String)> {
+/// `limits` are the rule and limit of each charge, in the order of the check; [`names`] makes
+/// policies of them. GitHub's headers speak of the binding charge.
+pub fn of(
+    decision: &Decision,
+    limits: &[(&str, &Limit)],
+    families: Families,
+) -> Vec<(&'static str, String)> {
     let names = names(limits);
     let policies: Vec<Policy<'_>> = names
         .iter()
@@ -146,7 +155,12 @@ pub fn of(decision: &Decision, limits: &[(&str, &Limit)], families: Families) ->
         .zip(decision.charges())
         .map(|((name, (_, limit)), verdict)| Policy { name, limit, verdict })
         .collect();
-    of_policies(decision, &policies, names.get(decision.binding_index()).map(|name| &**name), families)
+    of_policies(
+        decision,
+        &policies,
+        names.get(decision.binding_index()).map(|name| &**name),
+        families,
+    )
 }
 
 /// A limit with the name that clients know it by, and what it says.
@@ -165,9 +179,13 @@ pub(crate) fn of_policies(
 ) -> Vec<(&'static str, String)> {
     let mut headers = Vec::new();
     if let Some(draft) = families.ietf {
-        let limits: Vec<(&str, &Limit)> = policies.iter().map(|policy| (policy.name, policy.limit)).collect();
+        let limits: Vec<(&str, &Limit)> =
+            policies.iter().map(|policy| (policy.name, policy.limit)).collect();
         let (policy, rate_limit) = match draft {
-            Draft::Ten => (policy(&limits), rate_limit(policies.iter().map(|policy| (policy.name, policy.verdict)))),
+            Draft::Ten => (
+                policy(&limits),
+                rate_limit(policies.iter().map(|policy| (policy.name, policy.verdict))),
+            ),
             Draft::Seven => (policy_7(&limits), rate_limit_7(decision.binding())),
         };
         headers.extend([("RateLimit-Policy", policy), ("RateLimit", rate_limit)]);
@@ -176,7 +194,10 @@ pub(crate) fn of_policies(
         let verdict = decision.binding();
         headers.push(("X-RateLimit-Limit", verdict.amount.to_string()));
         headers.push(("X-RateLimit-Remaining", verdict.remaining.to_string()));
-        headers.push(("X-RateLimit-Used", (verdict.amount - verdict.remaining.min(verdict.amount)).to_string()));
+        headers.push((
+            "X-RateLimit-Used",
+            (verdict.amount - verdict.remaining.min(verdict.amount)).to_string(),
+        ));
         headers.push(("X-RateLimit-Reset", reset_epoch_secs(decision).to_string()));
         if let Some(name) = binding {
             headers.push(("X-RateLimit-Resource", visible(name).into_owned()));
@@ -188,10 +209,11 @@ pub(crate) fn of_policies(
     headers
 }
 
-/// The names of the policies that `limits`, each a rule and one limit of it, are for clients. No two are the same.
+/// The names of the policies that `limits`, each a rule and one limit of it, are for clients. No
+/// two are the same.
 ///
-/// A rule with one limit gives its policy its name. A rule with several limits gives each its name and its notation. What is still the same is
-/// numbered.
+/// A rule with one limit gives its policy its name. A rule with several limits gives each its name
+/// and its notation. What is still the same is numbered.
 ///
 /// ```
 /// use tidegate_core::{Limit, headers};
@@ -210,7 +232,8 @@ pub fn names<'a>(limits: &[(&'a str, &Limit)]) -> Vec<Cow<'a, str>> {
         }
         let written = if name.is_empty() { limit.to_string() } else { format!("{name} {limit}") };
         let is_taken = |new: &str| {
-            names.iter().any(|other| other == new) || limits.iter().any(|(other, _)| *other == new && is_alone(other))
+            names.iter().any(|other| other == new)
+                || limits.iter().any(|(other, _)| *other == new && is_alone(other))
         };
         let numbered = (2_usize..).map(|number| format!("{written} #{number}"));
         let free = core::iter::once(written.clone()).chain(numbered).find(|new| !is_taken(new));
@@ -219,7 +242,8 @@ pub fn names<'a>(limits: &[(&'a str, &Limit)]) -> Vec<Cow<'a, str>> {
     names
 }
 
-/// The lines of one of the IETF's headers that several layers wrote, with a number after each name that a line before it has.
+/// The lines of one of the IETF's headers that several layers wrote, with a number after each name
+/// that a line before it has.
 ///
 /// ```
 /// use tidegate_core::headers::told_apart;
@@ -232,10 +256,12 @@ pub fn told_apart(lines: &[&str]) -> Vec<String> {
     for items in &all {
         let mut out = String::new();
         for (name, parameters) in items {
-            let numbered = (2_usize..).map(|number| Cow::Owned(format!("{} #{number}\"", &name[..name.len() - 1])));
+            let numbered = (2_usize..)
+                .map(|number| Cow::Owned(format!("{} #{number}\"", &name[..name.len() - 1])));
             let is_taken = |new: &str| {
                 let is_others = |other: &str| other == new && other != *name;
-                taken.iter().any(|other| other == new) || all.iter().flatten().any(|(other, _)| is_others(other))
+                taken.iter().any(|other| other == new)
+                    || all.iter().flatten().any(|(other, _)| is_others(other))
             };
             // What is not quoted has no name.
             let mut candidates = core::iter::once(Cow::Borrowed(*name)).chain(numbered);
@@ -250,7 +276,8 @@ pub fn told_apart(lines: &[&str]) -> Vec<String> {
     apart
 }
 
-/// The members of a structured-field list: the quoted name of each, if it begins with one, and the rest of it.
+/// The members of a structured-field list: the quoted name of each, if it begins with one, and the
+/// rest of it.
 fn named_items(line: &str) -> Vec<(&str, &str)> {
     let (mut items, mut start, mut name_end) = (Vec::new(), 0, 0);
     let (mut is_quoted, mut is_escaped) = (false, false);
@@ -276,8 +303,9 @@ fn named_items(line: &str) -> Vec<(&str, &str)> {
     items
 }
 
-/// The value of `RateLimit-Policy`: for each limit its name, quota `q` and, where it is whole seconds, window `w`. The names should be those of
-/// [`names`], as a list of policies must not have one twice.
+/// The value of `RateLimit-Policy`: for each limit its name, quota `q` and, where it is whole
+/// seconds, window `w`. The names should be those of [`names`], as a list of policies must not have
+/// one twice.
 pub fn policy(limits: &[(&str, &Limit)]) -> String {
     let mut out = String::with_capacity(64); // most are shorter
     push_list(&mut out, limits.iter().copied(), |out, limit: &Limit| {
@@ -288,7 +316,8 @@ pub fn policy(limits: &[(&str, &Limit)]) -> String {
     out
 }
 
-/// The value of `RateLimit-Policy` in draft 7: for each limit its quota and, where it is whole seconds, window `w`.
+/// The value of `RateLimit-Policy` in draft 7: for each limit its quota and, where it is whole
+/// seconds, window `w`.
 pub fn policy_7(limits: &[(&str, &Limit)]) -> String {
     let mut out = String::new();
     for (at, (_, limit)) in limits.iter().enumerate() {
@@ -315,20 +344,25 @@ fn push_window(out: &mut String, limit: &Limit) {
     }
 }
 
-/// The value of `RateLimit`: for each charge the name, what remains `r` and, unless that is everything, the seconds `t`
-/// until more is available.
+/// The value of `RateLimit`: for each charge the name, what remains `r` and, unless that is
+/// everything, the seconds `t` until more is available.
 pub fn rate_limit<'a>(verdicts: impl IntoIterator<Item = (&'a str, &'a Verdict)>) -> String {
     let mut out = String::with_capacity(64); // most are shorter
     push_rate_limit(&mut out, verdicts);
     out
 }
 
-/// Writes the value of `RateLimit` into `out`, which should be empty: as [`rate_limit`], for who has a text to use again.
-pub fn push_rate_limit<'a>(out: &mut String, verdicts: impl IntoIterator<Item = (&'a str, &'a Verdict)>) {
+/// Writes the value of `RateLimit` into `out`, which should be empty: as [`rate_limit`], for who
+/// has a text to use again.
+pub fn push_rate_limit<'a>(
+    out: &mut String,
+    verdicts: impl IntoIterator<Item = (&'a str, &'a Verdict)>,
+) {
     push_list(out, verdicts, push_verdict);
 }
 
-/// What is said of one charge in `RateLimit`, its [`item`] before it or not: for who says it with every answer. It lies where it is used, and nothing is allocated for it.
+/// What is said of one charge in `RateLimit`, its [`item`] before it or not: for who says it with
+/// every answer. It lies where it is used, and nothing is allocated for it.
 ///
 /// ```
 /// use tidegate_core::{Verdict, headers::{Item, Told}};
@@ -356,7 +390,8 @@ impl Told {
         told
     }
 
-    /// Writes another text in its place: of what has this name so much remains of its amount, and there is more after so many microseconds.
+    /// Writes another text in its place: of what has this name so much remains of its amount, and
+    /// there is more after so many microseconds.
     #[inline]
     pub fn tell(&mut self, item: &Item, remaining: u64, amount: u64, next_after_us: u64) {
         self.from = self.text.len();
@@ -448,13 +483,19 @@ pub fn item(name: &str) -> String {
     out
 }
 
-/// The value of `RateLimit` in draft 7, about one limit: the quota, what remains of it, and the seconds until it is whole again.
+/// The value of `RateLimit` in draft 7, about one limit: the quota, what remains of it, and the
+/// seconds until it is whole again.
 pub fn rate_limit_7(verdict: &Verdict) -> String {
-    let (limit, remaining) = (verdict.amount.min(MAX_FIELD_INTEGER), verdict.remaining.min(MAX_FIELD_INTEGER));
-    format!("limit={limit}, remaining={remaining}, reset={}", verdict.reset_after_us.div_ceil(SECOND_US))
+    let (limit, remaining) =
+        (verdict.amount.min(MAX_FIELD_INTEGER), verdict.remaining.min(MAX_FIELD_INTEGER));
+    format!(
+        "limit={limit}, remaining={remaining}, reset={}",
+        verdict.reset_after_us.div_ceil(SECOND_US)
+    )
 }
 
-/// The value of `Retry-After`: whole seconds, rounded up, at least 1; `None` unless it was denied and can pass some time.
+/// The value of `Retry-After`: whole seconds, rounded up, at least 1; `None` unless it was denied
+/// and can pass some time.
 pub fn retry_after_secs(decision: &Decision) -> Option<u64> {
     match decision.retry() {
         Retry::After(micros) if !decision.allowed() => {
@@ -465,7 +506,8 @@ pub fn retry_after_secs(decision: &Decision) -> Option<u64> {
     }
 }
 
-/// The value of `X-RateLimit-Reset`: the Unix second, rounded up, at which everything is available again.
+/// The value of `X-RateLimit-Reset`: the Unix second, rounded up, at which everything is available
+/// again.
 pub fn reset_epoch_secs(decision: &Decision) -> u64 {
     decision.at().as_micros().saturating_add(decision.binding().reset_after_us).div_ceil(SECOND_US)
 }
@@ -494,7 +536,8 @@ fn push_item(out: &mut String, name: &str) {
 /// A name as it may stand between quotes.
 fn push_quoted(out: &mut String, name: &str) {
     // Most names have nothing that needs another spelling.
-    if name.bytes().all(|byte| matches!(byte, b' '..=b'~') && !matches!(byte, b'%' | b'"' | b'\\')) {
+    if name.bytes().all(|byte| matches!(byte, b' '..=b'~') && !matches!(byte, b'%' | b'"' | b'\\'))
+    {
         out.push_str(name);
         return;
     }
@@ -513,7 +556,8 @@ fn push_number(out: &mut String, number: u64) {
     out.push_str(str::from_utf8(told.as_bytes()).unwrap_or_default());
 }
 
-/// A name as it may stand in a header: bytes that may not are written `%XX`, so that no name can add a header of its own.
+/// A name as it may stand in a header: bytes that may not are written `%XX`, so that no name can
+/// add a header of its own.
 pub fn visible(name: &str) -> Cow<'_, str> {
     if name.bytes().all(|byte| byte != b'%' && matches!(byte, b' '..=b'~')) {
         return Cow::Borrowed(name);
@@ -544,7 +588,8 @@ mod tests {
     #[test]
     fn digits_are_those_of_the_number() {
         let mut told = Told::empty();
-        let ends = (0..20).flat_map(|power| [10_u64.pow(power) - 1, 10_u64.pow(power), 10_u64.pow(power) + 1]);
+        let ends = (0..20)
+            .flat_map(|power| [10_u64.pow(power) - 1, 10_u64.pow(power), 10_u64.pow(power) + 1]);
         for number in (0..100_000).chain(ends).chain([u64::MAX]) {
             told.from = told.text.len();
             told.number(number);
@@ -555,7 +600,8 @@ mod tests {
     #[test]
     fn a_name_of_any_kind_is_told_in_visible_letters() {
         let long = "x".repeat(62);
-        let many = ["per-ip", "", "a \"b\" \\c", "größe", "a\r\nb: c", "50%", "\0\u{7f}", long.as_str()];
+        let many =
+            ["per-ip", "", "a \"b\" \\c", "größe", "a\r\nb: c", "50%", "\0\u{7f}", long.as_str()];
         let mut told = Told::empty();
         for name in many {
             let own = Item::of(name).unwrap_or_else(|| panic!("{name:?} is short"));
@@ -601,8 +647,10 @@ mod tests {
             (&[("a", "1/s"), ("a", "2/s"), ("a 1/s", "3/s")], &["a 1/s #2", "a 2/s", "a 1/s"]),
             (&[("", "1/s"), ("", "2/s")], &["1/s", "2/s"]),
         ] {
-            let parsed: Vec<Limit> = limits.iter().map(|(_, limit)| limit.parse().unwrap()).collect();
-            let limits: Vec<(&str, &Limit)> = limits.iter().map(|(name, _)| *name).zip(&parsed).collect();
+            let parsed: Vec<Limit> =
+                limits.iter().map(|(_, limit)| limit.parse().unwrap()).collect();
+            let limits: Vec<(&str, &Limit)> =
+                limits.iter().map(|(name, _)| *name).zip(&parsed).collect();
             assert_eq!(names(&limits), expected, "{limits:?}");
         }
     }
@@ -611,12 +659,21 @@ mod tests {
     fn policies_of_several_layers_are_told_apart() {
         for (lines, expected) in [
             (&[r#""a";q=1;w=2"#, r#""b";q=1"#][..], &[r#""a";q=1;w=2"#, r#""b";q=1"#][..]),
-            (&[r#""a";r=1"#, r#""a";r=2"#, r#""a";r=3"#], &[r#""a";r=1"#, r#""a #2";r=2"#, r#""a #3";r=3"#]),
-            (&[r#""a";r=1, "a #2";r=4"#, r#""a";r=2"#], &[r#""a";r=1, "a #2";r=4"#, r#""a #3";r=2"#]),
+            (
+                &[r#""a";r=1"#, r#""a";r=2"#, r#""a";r=3"#],
+                &[r#""a";r=1"#, r#""a #2";r=2"#, r#""a #3";r=3"#],
+            ),
+            (
+                &[r#""a";r=1, "a #2";r=4"#, r#""a";r=2"#],
+                &[r#""a";r=1, "a #2";r=4"#, r#""a #3";r=2"#],
+            ),
             // A comma and a quote within a name, and what an older draft says.
             (&[r#""x, \"y";r=1"#, r#""x, \"y";r=2"#], &[r#""x, \"y";r=1"#, r#""x, \"y #2";r=2"#]),
             (&["10;w=1, 20", "10;w=1"], &["10;w=1, 20", "10;w=1"]),
-            (&["limit=10, remaining=7, reset=1", r#""open"#], &["limit=10, remaining=7, reset=1", r#""open"#]),
+            (
+                &["limit=10, remaining=7, reset=1", r#""open"#],
+                &["limit=10, remaining=7, reset=1", r#""open"#],
+            ),
         ] {
             assert_eq!(told_apart(lines), expected, "{lines:?}");
         }
@@ -626,8 +683,11 @@ mod tests {
     fn draft_7_speaks_of_the_limit_that_binds() {
         let limits: Limits = "10/s; 100/min window; 20 concurrent ttl 30s".parse().unwrap();
         let mut records: [Record; 3] = Default::default();
-        let mut charges: Vec<Charge<'_>> =
-            limits.into_iter().zip(&mut records).map(|(limit, record)| Charge::new(limit, record, 3)).collect();
+        let mut charges: Vec<Charge<'_>> = limits
+            .into_iter()
+            .zip(&mut records)
+            .map(|(limit, record)| Charge::new(limit, record, 3))
+            .collect();
         let decision = decide(Op::Check, &mut charges, Timestamp::from_secs(100));
         let names = ["a", "b", "c"];
         let named: Vec<(&str, &Limit)> = names.into_iter().zip(&limits).collect();
@@ -657,7 +717,10 @@ mod tests {
         for wrong in ["", " ,", "draft-6", "GitHub"] {
             let error = wrong.parse::<Families>().unwrap_err();
             assert!(matches!(error, FamilyError::Unknown(_)), "{wrong}");
-            assert!(error.to_string().contains("expected draft-10 (or ietf), draft-7, github or none"), "{error}");
+            assert!(
+                error.to_string().contains("expected draft-10 (or ietf), draft-7, github or none"),
+                "{error}"
+            );
         }
     }
 
@@ -670,22 +733,34 @@ mod tests {
             ("10/s", 11, None),             // never
             ("60/h window", 1, Some(3500)), // the hour ends at 3600, it is second 100
         ] {
-            assert_eq!(retry_after_secs(&denied(&text.parse().unwrap(), cost)), expected, "{text} cost {cost}");
+            assert_eq!(
+                retry_after_secs(&denied(&text.parse().unwrap(), cost)),
+                expected,
+                "{text} cost {cost}"
+            );
         }
     }
 
     #[test]
     fn nothing_is_said_of_more_when_everything_is_left() {
         let limit: Limit = "10/s".parse().unwrap();
-        let idle = decide(Op::Peek, &mut [Charge::new(&limit, &mut Record::default(), 1)], Timestamp::EPOCH);
+        let idle = decide(
+            Op::Peek,
+            &mut [Charge::new(&limit, &mut Record::default(), 1)],
+            Timestamp::EPOCH,
+        );
         assert_eq!(rate_limit([("x", idle.binding())]), r#""x";r=10"#);
         assert_eq!(retry_after_secs(&idle), None);
     }
 
     #[test]
     fn numbers_of_a_store_that_went_mad_are_still_numbers() {
-        let mad =
-            Verdict { reset_after_us: u64::MAX, next_after_us: u64::MAX, remaining: u64::MAX, ..Verdict::default() };
+        let mad = Verdict {
+            reset_after_us: u64::MAX,
+            next_after_us: u64::MAX,
+            remaining: u64::MAX,
+            ..Verdict::default()
+        };
         let decision = Decision::of_one(mad, false, Timestamp::MAX);
         let limit: Limit = "10/s".parse().unwrap();
         assert_eq!(reset_epoch_secs(&decision), u64::MAX.div_ceil(SECOND_US));
@@ -694,7 +769,8 @@ mod tests {
 
     #[test]
     fn numbers_are_written_in_full() {
-        let around = (0..20).map(|power| 10_u64.pow(power)).flat_map(|power| [power - 1, power, power + 1]);
+        let around =
+            (0..20).map(|power| 10_u64.pow(power)).flat_map(|power| [power - 1, power, power + 1]);
         for number in (0..=1000).chain(around).chain([1_234_567_890, MAX_FIELD_INTEGER, u64::MAX]) {
             let mut out = String::from("=");
             push_number(&mut out, number);
@@ -706,9 +782,15 @@ mod tests {
     fn hostile_names_cannot_leave_their_quotes() {
         let limit: Limit = "10/s".parse().unwrap();
         let name = "a\"b\\c\r\nSet-Cookie: x=1\u{e9}%";
-        assert_eq!(policy(&[(name, &limit)]), r#""a\"b\\c%0D%0ASet-Cookie: x=1%C3%A9%25";q=10;w=1"#);
+        assert_eq!(
+            policy(&[(name, &limit)]),
+            r#""a\"b\\c%0D%0ASet-Cookie: x=1%C3%A9%25";q=10;w=1"#
+        );
         let headers = of(&denied(&limit, 1), &[(name, &limit)], Families::ALL);
-        assert!(headers.iter().all(|(_, value)| value.bytes().all(|b| (b' '..=b'~').contains(&b))), "{headers:?}");
+        assert!(
+            headers.iter().all(|(_, value)| value.bytes().all(|b| (b' '..=b'~').contains(&b))),
+            "{headers:?}"
+        );
     }
 
     #[test]
@@ -716,11 +798,21 @@ mod tests {
         let (a, b): (Limit, Limit) = ("10/s".parse().unwrap(), "3/min window".parse().unwrap());
         let (mut ra, mut rb) = (Record::default(), Record::default());
         let now = Timestamp::from_secs(90);
-        let decision = decide(Op::Check, &mut [Charge::new(&a, &mut ra, 1), Charge::new(&b, &mut rb, 1)], now);
+        let decision =
+            decide(Op::Check, &mut [Charge::new(&a, &mut ra, 1), Charge::new(&b, &mut rb, 1)], now);
         let headers = of(&decision, &[("burst", &a), ("minute", &b)], Families::GITHUB);
-        let expected = [("Limit", "3"), ("Remaining", "2"), ("Used", "1"), ("Reset", "120"), ("Resource", "minute")];
+        let expected = [
+            ("Limit", "3"),
+            ("Remaining", "2"),
+            ("Used", "1"),
+            ("Reset", "120"),
+            ("Resource", "minute"),
+        ];
         for ((name, value), (suffix, expected)) in headers.iter().zip(expected) {
-            assert_eq!((name.trim_start_matches("X-RateLimit-"), value.as_str()), (suffix, expected));
+            assert_eq!(
+                (name.trim_start_matches("X-RateLimit-"), value.as_str()),
+                (suffix, expected)
+            );
         }
     }
 }

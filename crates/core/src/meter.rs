@@ -1,4 +1,5 @@
-//! One charge at work: a limit, the state of its key brought up to the moment, and what can be done to it.
+//! One charge at work: a limit, the state of its key brought up to the moment, and what can be done
+//! to it.
 
 use crate::Id;
 use crate::algorithm::bucket::Level;
@@ -15,9 +16,10 @@ use crate::reading::{self, Done};
 use crate::state::{Ended, Receipt, Receipts, Record, State};
 use crate::time::Timestamp;
 
-/// Where the work on one charge is done: on the record itself if its state is large and in the limit's own scale,
-/// otherwise on a copy that is put back only if something changed. So a denial leaves no trace, not even a rounded one,
-/// and a clock that was ahead for a moment forgets nothing that still counts.
+/// Where the work on one charge is done: on the record itself if its state is large and in the
+/// limit's own scale, otherwise on a copy that is put back only if something changed. So a denial
+/// leaves no trace, not even a rounded one, and a clock that was ahead for a moment forgets nothing
+/// that still counts.
 pub(crate) struct Bench<'c, 'a> {
     charge: &'c mut Charge<'a>,
     copy: Option<State>,
@@ -105,12 +107,22 @@ impl<'a> Meter<'a> {
         let limit = charge.limit;
         let Record { state, receipts } = &mut *charge.record;
         let mut gauge = match (limit.algorithm(), copy.as_mut().unwrap_or(state)) {
-            (Algorithm::Bucket(kernel), State::Bucket { level, .. }) => Gauge::Bucket(kernel, level),
-            (Algorithm::Window(kernel), State::Window { count, .. }) => Gauge::Window(kernel, count),
-            (Algorithm::Sliding(kernel), State::Sliding { steps, .. }) => Gauge::Sliding(kernel, steps),
-            (Algorithm::Estimate(kernel), State::Estimate { pair, .. }) => Gauge::Estimate(kernel, pair),
+            (Algorithm::Bucket(kernel), State::Bucket { level, .. }) => {
+                Gauge::Bucket(kernel, level)
+            }
+            (Algorithm::Window(kernel), State::Window { count, .. }) => {
+                Gauge::Window(kernel, count)
+            }
+            (Algorithm::Sliding(kernel), State::Sliding { steps, .. }) => {
+                Gauge::Sliding(kernel, steps)
+            }
+            (Algorithm::Estimate(kernel), State::Estimate { pair, .. }) => {
+                Gauge::Estimate(kernel, pair)
+            }
             (Algorithm::Log(kernel), State::Log { entries, .. }) => Gauge::Log(kernel, entries),
-            (Algorithm::Concurrent(kernel), State::Concurrent { leases }) => Gauge::Concurrent(kernel, leases),
+            (Algorithm::Concurrent(kernel), State::Concurrent { leases }) => {
+                Gauge::Concurrent(kernel, leases)
+            }
             _ => unreachable!("`carry` made the state fit the algorithm"),
         };
         let now = gauge!(&mut gauge, kernel, state => kernel.age(state, now));
@@ -183,16 +195,19 @@ impl<'a> Meter<'a> {
         }
         let id = self.id.unwrap_or(Id::NONE);
         self.change();
-        let charged_at = gauge!(&mut self.gauge, kernel, state => kernel.charge(state, self.now, units, id));
+        let charged_at =
+            gauge!(&mut self.gauge, kernel, state => kernel.charge(state, self.now, units, id));
         if let (Some(id), false) = (self.id, matches!(self.gauge, Gauge::Concurrent(..))) {
             self.receipts.keep(Receipt { id, refundable: units, charged_at, settled: false });
         }
     }
 
-    /// Charges what was denied: nothing that could never pass, and at most one amount beyond the capacity.
+    /// Charges what was denied: nothing that could never pass, and at most one amount beyond the
+    /// capacity.
     pub(crate) fn charge_rejected(&mut self) {
         if self.cost <= self.limit.capacity() {
-            let units = self.cost.min(self.room(self.limit.capacity() + self.limit.algorithm().amount()));
+            let units =
+                self.cost.min(self.room(self.limit.capacity() + self.limit.algorithm().amount()));
             if units > 0 {
                 self.change();
                 gauge!(&mut self.gauge, kernel, state => kernel.charge(state, self.now, units, Id::NONE));
@@ -245,7 +260,8 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Makes up the difference between what was reserved and what it came to; says whether it could in full.
+    /// Makes up the difference between what was reserved and what it came to; says whether it could
+    /// in full.
     pub(crate) fn settle(&mut self) -> bool {
         if let Gauge::Concurrent(..) = self.gauge {
             self.release();
@@ -260,7 +276,8 @@ impl<'a> Meter<'a> {
                 receipt.settled = true;
                 (core::mem::take(&mut receipt.refundable), receipt.charged_at)
             }
-            // Forgotten: too long ago, or too many since. Nothing is given back, but what is missing is still taken.
+            // Forgotten: too long ago, or too many since. Nothing is given back, but what is
+            // missing is still taken.
             None => (0, self.now),
         };
         if self.cost <= self.reserved {
@@ -283,7 +300,11 @@ impl<'a> Meter<'a> {
         if self.cost > bucket.capacity {
             return false;
         }
-        let booked = if self.cost == 0 { Some(0) } else { bucket.book(level, self.now, self.cost, max_wait_us) };
+        let booked = if self.cost == 0 {
+            Some(0)
+        } else {
+            bucket.book(level, self.now, self.cost, max_wait_us)
+        };
         let Some(wait) = booked else { return false };
         if self.cost > 0 {
             self.change();

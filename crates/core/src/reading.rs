@@ -1,7 +1,8 @@
 //! The numbers of an answer, read from what is in use after the decision.
 //!
-//! A store that decides somewhere else, in a script or another process, keeps the state and does there what the operation
-//! says; it brings back a [`Reading`], and the numbers come from here, as they do for every other store.
+//! A store that decides somewhere else, in a script or another process, keeps the state and does
+//! there what the operation says; it brings back a [`Reading`], and the numbers come from here, as
+//! they do for every other store.
 
 use crate::algorithm::{Algorithm, Kernel};
 use crate::decide::Op;
@@ -46,8 +47,8 @@ pub enum Reading {
 }
 
 impl Reading {
-    /// What `limit` says: the same as [`decide`](crate::decide()) after doing the same. `allowed` is the answer to the whole
-    /// call, `now` the moment of the decision.
+    /// What `limit` says: the same as [`decide`](crate::decide()) after doing the same. `allowed`
+    /// is the answer to the whole call, `now` the moment of the decision.
     pub fn verdict(&self, limit: &Limit, done: &Done, allowed: bool, now: Timestamp) -> Verdict {
         match (limit.algorithm(), self) {
             (Algorithm::Bucket(k), Reading::State(State::Bucket { level, .. })) => {
@@ -72,7 +73,8 @@ impl Reading {
             (_, &Reading::Counted { used, retry_us, next_us, reset_us }) => {
                 let capacity = limit.capacity();
                 let remaining = capacity.saturating_sub(used);
-                // A wait depends on nothing but these two, so whoever asks for the same gets the same.
+                // A wait depends on nothing but these two, so whoever asks for the same gets the
+                // same.
                 let wait = |cost, ceiling| match (cost, ceiling) {
                     same if same == (capacity, capacity) => reset_us,
                     same if same == (remaining + 1, capacity) => next_us,
@@ -85,14 +87,22 @@ impl Reading {
 }
 
 /// Brings a state that was kept up to the moment and reads it.
-fn of<K: Kernel>(limit: &Limit, done: &Done, allowed: bool, kernel: &K, state: &K::State, now: Timestamp) -> Verdict {
+fn of<K: Kernel>(
+    limit: &Limit,
+    done: &Done,
+    allowed: bool,
+    kernel: &K,
+    state: &K::State,
+    now: Timestamp,
+) -> Verdict {
     let mut state = state.clone();
     let now = kernel.age(&mut state, now);
     let room = |ceiling| kernel.room(&state, now, ceiling);
     verdict(limit, done, allowed, room, |cost, ceiling| kernel.wait(&state, now, cost, ceiling))
 }
 
-/// The numbers, from how much room there is below a ceiling and how long until a cost fits below one.
+/// The numbers, from how much room there is below a ceiling and how long until a cost fits below
+/// one.
 pub(crate) fn verdict(
     limit: &Limit,
     done: &Done,

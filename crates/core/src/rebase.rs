@@ -1,10 +1,12 @@
-//! A state that is ahead of the clock of its store: the clock has gone back, or another host with an earlier clock has taken over.
+//! A state that is ahead of the clock of its store: the clock has gone back, or another host with
+//! an earlier clock has taken over.
 //!
-//! Times that callers bring never go back: an earlier one counts as the newest time in the state. The same holds for a
-//! store's own clock that goes back by at most [`CLOCK_TOLERANCE_US`]. After a larger step a state would stand still until the clock has
-//! caught up, so it is *rebased*: its usage in units stays, and its times that are later than now become now. Then usage drains from
-//! now on; nothing is admitted that real time does not allow, and nothing is denied for longer than the step was, or
-//! than the limit takes to drain.
+//! Times that callers bring never go back: an earlier one counts as the newest time in the state.
+//! The same holds for a store's own clock that goes back by at most [`CLOCK_TOLERANCE_US`]. After a
+//! larger step a state would stand still until the clock has caught up, so it is *rebased*: its
+//! usage in units stays, and its times that are later than now become now. Then usage drains from
+//! now on; nothing is admitted that real time does not allow, and nothing is denied for longer than
+//! the step was, or than the limit takes to drain.
 //!
 //! ```
 //! use tidegate_core::{Charge, Limit, Op, Record, Timestamp, decide_on_store_clock};
@@ -30,12 +32,17 @@ use crate::decision::Decision;
 use crate::state::{Receipts, Record, State};
 use crate::time::{CLOCK_TOLERANCE_US, Timestamp};
 
-/// Decides one call as [`decide`] does, at a time that the store's own clock says. Returns with the decision how many records
-/// were rebased.
+/// Decides one call as [`decide`] does, at a time that the store's own clock says. Returns with the
+/// decision how many records were rebased.
 ///
-/// Every call sees rebased states. A peek, and a check, take, debit or booking of nothing, leaves the records as they were;
-/// every other call keeps what it rebased, also if it is denied: otherwise usage would not drain from one denial to the next.
-pub fn decide_on_store_clock(op: Op, charges: &mut [Charge<'_>], now: Timestamp) -> (Decision, usize) {
+/// Every call sees rebased states. A peek, and a check, take, debit or booking of nothing, leaves
+/// the records as they were; every other call keeps what it rebased, also if it is denied:
+/// otherwise usage would not drain from one denial to the next.
+pub fn decide_on_store_clock(
+    op: Op,
+    charges: &mut [Charge<'_>],
+    now: Timestamp,
+) -> (Decision, usize) {
     let rebase = |charge: &mut Charge<'_>| {
         let is_ahead = charge.record.is_ahead_of(Some(charge.limit.algorithm()), now);
         let before = is_ahead.then(|| charge.record.clone());
@@ -70,8 +77,8 @@ impl Op {
 }
 
 impl Record {
-    /// Whether `now` is so far behind this record that a store rebases it before a limit of this algorithm judges it, or before
-    /// any does.
+    /// Whether `now` is so far behind this record that a store rebases it before a limit of this
+    /// algorithm judges it, or before any does.
     pub fn is_ahead_of(&self, algorithm: Option<&Algorithm>, now: Timestamp) -> bool {
         let newest = match algorithm {
             Some(own) if self.state.fits(own) => self.state.newest(),
@@ -82,8 +89,8 @@ impl Record {
         newest > now.plus(CLOCK_TOLERANCE_US) && self.state.idle_at() > now
     }
 
-    /// Moves every time that is later than `now` to `now`. Usage in units stays, and so does what can be given back by an id, except
-    /// of charges that had ended at the newest time.
+    /// Moves every time that is later than `now` to `now`. Usage in units stays, and so does what
+    /// can be given back by an id, except of charges that had ended at the newest time.
     pub fn rebase(&mut self, now: Timestamp) {
         let moved = self.state.rebase(now);
         self.receipts.rebase(&moved);
@@ -97,9 +104,13 @@ impl State {
             State::Bucket { level, .. } if level.is_countable() => level.at,
             State::Idle | State::Bucket { .. } => Timestamp::EPOCH,
             State::Window { count, .. } => count.start,
-            State::Sliding { period, step, lenient, steps } => sliding(*period, *step, *lenient).newest(steps),
+            State::Sliding { period, step, lenient, steps } => {
+                sliding(*period, *step, *lenient).newest(steps)
+            }
             State::Estimate { pair, .. } => pair.start,
-            State::Log { entries, .. } => entries.iter().next_back().map_or(Timestamp::EPOCH, |entry| entry.at),
+            State::Log { entries, .. } => {
+                entries.iter().next_back().map_or(Timestamp::EPOCH, |entry| entry.at)
+            }
             State::Concurrent { leases } => leases.newest(),
         }
     }
@@ -119,11 +130,16 @@ impl State {
             State::Idle => Moved::NOTHING,
             State::Bucket { level, .. } => level.rebase(now),
             State::Window { period, from_first_hit, count } => {
-                Window { amount: 1, period: *period, from_first_hit: *from_first_hit }.rebase(count, now)
+                Window { amount: 1, period: *period, from_first_hit: *from_first_hit }
+                    .rebase(count, now)
             }
-            State::Sliding { period, step, lenient, steps } => sliding(*period, *step, *lenient).rebase(steps, now),
+            State::Sliding { period, step, lenient, steps } => {
+                sliding(*period, *step, *lenient).rebase(steps, now)
+            }
             State::Estimate { period, pair } => Estimate::rebase(pair, *period, now),
-            State::Log { period, entries } => Log { amount: 1, period: *period }.rebase(entries, now),
+            State::Log { period, entries } => {
+                Log { amount: 1, period: *period }.rebase(entries, now)
+            }
             State::Concurrent { leases } => {
                 leases.rebase(now);
                 Moved::NOTHING

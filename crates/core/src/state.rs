@@ -1,7 +1,7 @@
 //! What is kept for one key and one limit, and how it outlives a change of the limit.
 //!
-//! A state carries the scale it was written in: the rate of a bucket, the period of a window. So it can be read by a
-//! limit that has changed since, and nobody has to remember the old one.
+//! A state carries the scale it was written in: the rate of a bucket, the period of a window. So it
+//! can be read by a limit that has changed since, and nobody has to remember the old one.
 
 use alloc::vec::Vec;
 
@@ -15,7 +15,8 @@ use crate::algorithm::window::Count;
 use crate::algorithm::{Algorithm, Bucket, Estimate, Kernel, Log, Sliding, Window};
 use crate::time::Timestamp;
 
-/// Everything a store keeps for one key and one limit. The default is what it keeps for a key it never saw: nothing.
+/// Everything a store keeps for one key and one limit. The default is what it keeps for a key it
+/// never saw: nothing.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Record {
     /// What the algorithm keeps.
@@ -25,12 +26,14 @@ pub struct Record {
 }
 
 impl Record {
-    /// The first moment from which this record is the same as none at all. A store may forget it from then on, not before.
+    /// The first moment from which this record is the same as none at all. A store may forget it
+    /// from then on, not before.
     pub fn idle_at(&self) -> Timestamp {
         self.state.idle_at()
     }
 
-    /// How many bytes are allocated for it beside itself, with what an allocator needs for its blocks.
+    /// How many bytes are allocated for it beside itself, with what an allocator needs for its
+    /// blocks.
     pub fn heap_bytes(&self) -> usize {
         let state = match &self.state {
             State::Sliding { steps, .. } => steps.heap_bytes(),
@@ -42,8 +45,8 @@ impl Record {
     }
 }
 
-/// What an allocator takes for a block of so many values: a word of its own, in steps of two words, and four at least. So does that of GNU/Linux; others have
-/// steps that come to about the same.
+/// What an allocator takes for a block of so many values: a word of its own, in steps of two words,
+/// and four at least. So does that of GNU/Linux; others have steps that come to about the same.
 pub(crate) fn block<T>(count: usize) -> usize {
     const WORD: usize = size_of::<usize>();
     match count * size_of::<T>() {
@@ -110,15 +113,21 @@ impl State {
     /// An empty state in the scale of `algorithm`.
     pub(crate) fn empty(algorithm: &Algorithm) -> State {
         match *algorithm {
-            Algorithm::Bucket(Bucket { rate, .. }) => State::Bucket { rate, level: Level::default() },
+            Algorithm::Bucket(Bucket { rate, .. }) => {
+                State::Bucket { rate, level: Level::default() }
+            }
             Algorithm::Window(Window { period, from_first_hit, .. }) => {
                 State::Window { period, from_first_hit, count: Count::default() }
             }
             Algorithm::Sliding(Sliding { period, step, lenient, .. }) => {
                 State::Sliding { period, step, lenient, steps: Steps::default() }
             }
-            Algorithm::Estimate(Estimate { period, .. }) => State::Estimate { period, pair: Pair::default() },
-            Algorithm::Log(Log { period, .. }) => State::Log { period, entries: Entries::default() },
+            Algorithm::Estimate(Estimate { period, .. }) => {
+                State::Estimate { period, pair: Pair::default() }
+            }
+            Algorithm::Log(Log { period, .. }) => {
+                State::Log { period, entries: Entries::default() }
+            }
             Algorithm::Concurrent(_) => State::Concurrent { leases: Leases::default() },
         }
     }
@@ -133,7 +142,9 @@ impl State {
             (State::Sliding { period, step, lenient, .. }, Algorithm::Sliding(sliding)) => {
                 (*period, *step, *lenient) == (sliding.period, sliding.step, sliding.lenient)
             }
-            (State::Estimate { period, .. }, Algorithm::Estimate(estimate)) => *period == estimate.period,
+            (State::Estimate { period, .. }, Algorithm::Estimate(estimate)) => {
+                *period == estimate.period
+            }
             (State::Log { period, .. }, Algorithm::Log(log)) => *period == log.period,
             (State::Concurrent { .. }, Algorithm::Concurrent(_)) => true,
             _ => false,
@@ -142,14 +153,17 @@ impl State {
 
     /// The same usage in the scale of `algorithm`. Nothing is minted: what was used stays used.
     ///
-    /// A bucket's level is converted and drains at the new rate. Anything else becomes one charge at the moment something
-    /// was last taken: not now, or two limits that take turns on one key would push it ahead of them and it would never end.
+    /// A bucket's level is converted and drains at the new rate. Anything else becomes one charge
+    /// at the moment something was last taken: not now, or two limits that take turns on one key
+    /// would push it ahead of them and it would never end.
     pub(crate) fn carry(&self, algorithm: &Algorithm, now: Timestamp) -> State {
         let mut carried = State::empty(algorithm);
         if now >= self.idle_at() {
             return carried;
         }
-        if let (State::Bucket { rate: from, level }, State::Bucket { rate: to, level: new }) = (self, &mut carried) {
+        if let (State::Bucket { rate: from, level }, State::Bucket { rate: to, level: new }) =
+            (self, &mut carried)
+        {
             *new = from.carry(level, *to, now);
             return carried;
         }
@@ -174,8 +188,9 @@ impl State {
         carried
     }
 
-    /// How many of the units that are in use at `now` were so when something was last taken, rounded up. What has drained
-    /// since then is left in: whoever takes the state over drains it from that moment on, and nothing drains twice.
+    /// How many of the units that are in use at `now` were so when something was last taken,
+    /// rounded up. What has drained since then is left in: whoever takes the state over drains it
+    /// from that moment on, and nothing drains twice.
     fn usage(self, now: Timestamp) -> u64 {
         match self {
             State::Idle => 0,
@@ -213,7 +228,9 @@ impl State {
             State::Window { count, .. } => count.last,
             State::Sliding { steps, .. } => steps.last(),
             State::Estimate { pair, .. } => pair.last,
-            State::Log { entries, .. } => entries.iter().next_back().map_or(Timestamp::EPOCH, |entry| entry.at),
+            State::Log { entries, .. } => {
+                entries.iter().next_back().map_or(Timestamp::EPOCH, |entry| entry.at)
+            }
             State::Concurrent { leases } => leases.newest(),
         }
     }
@@ -221,9 +238,15 @@ impl State {
     /// What ageing a large state to `now` will forget.
     pub(crate) fn ended(&self, algorithm: &Algorithm, now: Timestamp) -> Ended {
         match (self, algorithm) {
-            (State::Sliding { steps, .. }, Algorithm::Sliding(k)) => Ended::Steps(k.ended(steps, now)),
-            (State::Log { entries, .. }, Algorithm::Log(k)) => Ended::Entries(k.ended(entries, now)),
-            (State::Concurrent { leases }, Algorithm::Concurrent(_)) => Ended::Leases(leases.ended(now)),
+            (State::Sliding { steps, .. }, Algorithm::Sliding(k)) => {
+                Ended::Steps(k.ended(steps, now))
+            }
+            (State::Log { entries, .. }, Algorithm::Log(k)) => {
+                Ended::Entries(k.ended(entries, now))
+            }
+            (State::Concurrent { leases }, Algorithm::Concurrent(_)) => {
+                Ended::Leases(leases.ended(now))
+            }
             _ => Ended::Nothing,
         }
     }
@@ -240,7 +263,10 @@ impl State {
 
     /// Whether it is small enough to copy rather than to change in place.
     pub(crate) fn is_small(&self) -> bool {
-        matches!(self, State::Idle | State::Bucket { .. } | State::Window { .. } | State::Estimate { .. })
+        matches!(
+            self,
+            State::Idle | State::Bucket { .. } | State::Window { .. } | State::Estimate { .. }
+        )
     }
 
     /// The first moment from which this state is the same as none at all.
@@ -249,12 +275,16 @@ impl State {
             State::Idle => Timestamp::EPOCH,
             State::Bucket { rate, level } => rate.idle_at(level),
             State::Window { period, from_first_hit, count } => {
-                Window { amount: 1, period: *period, from_first_hit: *from_first_hit }.idle_at(count)
+                Window { amount: 1, period: *period, from_first_hit: *from_first_hit }
+                    .idle_at(count)
             }
             State::Sliding { period, step, lenient, steps } => {
-                Sliding { amount: 1, period: *period, step: *step, lenient: *lenient }.idle_at(steps)
+                Sliding { amount: 1, period: *period, step: *step, lenient: *lenient }
+                    .idle_at(steps)
             }
-            State::Estimate { period, pair } => Estimate { amount: 1, period: *period, grid: 1 }.idle_at(pair),
+            State::Estimate { period, pair } => {
+                Estimate { amount: 1, period: *period, grid: 1 }.idle_at(pair)
+            }
             State::Log { period, entries } => Log { amount: 1, period: *period }.idle_at(entries),
             State::Concurrent { leases } => leases.idle_at(),
         }
@@ -269,7 +299,8 @@ pub(crate) enum Ended {
     Leases(Vec<(Place, Lease)>),
 }
 
-/// The charges of the last few calls that came with an id, so that each can be settled or refunded once.
+/// The charges of the last few calls that came with an id, so that each can be settled or refunded
+/// once.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Receipts(Vec<Receipt>);
 
@@ -287,7 +318,8 @@ pub struct Receipt {
 }
 
 impl Receipts {
-    /// How many are kept. The oldest goes first; it can then no longer be refunded, which errs on the strict side.
+    /// How many are kept. The oldest goes first; it can then no longer be refunded, which errs on
+    /// the strict side.
     pub const MAX: usize = 64;
 
     /// The receipts, oldest first.

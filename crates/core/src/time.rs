@@ -14,7 +14,8 @@ pub const EXACT: u64 = 1 << 53;
 /// The longest wait that is ever reported, in microseconds (about 142 years).
 pub const MAX_WAIT_US: u64 = (1 << 52) - 1;
 
-/// How far a store's own clock may be behind a state before the state is rebased, in microseconds: one second.
+/// How far a store's own clock may be behind a state before the state is rebased, in microseconds:
+/// one second.
 pub const CLOCK_TOLERANCE_US: u64 = 1_000_000;
 
 /// A moment: whole microseconds since the Unix epoch.
@@ -39,7 +40,8 @@ impl Timestamp {
         if micros > Self::MAX.0 { Self::MAX } else { Timestamp(micros) }
     }
 
-    /// The moment of which [`as_micros`](Timestamp::as_micros) said this: what a store has kept is not judged again.
+    /// The moment of which [`as_micros`](Timestamp::as_micros) said this: what a store has kept is
+    /// not judged again.
     #[inline(always)]
     pub const fn from_kept_micros(micros: u64) -> Self {
         debug_assert!(micros < EXACT, "it was a moment when it was kept");
@@ -67,13 +69,15 @@ impl Timestamp {
         Self::from_micros(self.0.saturating_add(micros))
     }
 
-    /// The moment `duration` later, at most [`Timestamp::MAX`]; what is left of a microsecond is dropped.
+    /// The moment `duration` later, at most [`Timestamp::MAX`]; what is left of a microsecond is
+    /// dropped.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         self.after_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
     }
 
-    /// The moment `micros` later, which may lie beyond [`Timestamp::MAX`]: for moments that are only compared.
+    /// The moment `micros` later, which may lie beyond [`Timestamp::MAX`]: for moments that are
+    /// only compared.
     pub(crate) const fn plus(self, micros: u64) -> Self {
         Timestamp(self.0.saturating_add(micros))
     }

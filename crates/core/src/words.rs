@@ -1,7 +1,7 @@
 //! A record as words, for whoever keeps it elsewhere for a while: in a file, say.
 //!
-//! What is read is checked: words that no record can have been written as give none, so that nobody who changes a file can make a store
-//! decide with numbers outside of the exact domain.
+//! What is read is checked: words that no record can have been written as give none, so that nobody
+//! who changes a file can make a store decide with numbers outside of the exact domain.
 
 use alloc::vec::Vec;
 
@@ -50,11 +50,25 @@ impl Record {
             }
             State::Sliding { period, step, lenient, steps } => {
                 let last = steps.last().as_micros();
-                words.extend([SLIDING, *period, *step, u64::from(*lenient), last, steps.iter().count() as u64]);
+                words.extend([
+                    SLIDING,
+                    *period,
+                    *step,
+                    u64::from(*lenient),
+                    last,
+                    steps.iter().count() as u64,
+                ]);
                 words.extend(steps.iter().flat_map(|Step { index, used }| [index, used]));
             }
             State::Estimate { period, pair: Pair { start, last, previous, current } } => {
-                words.extend([ESTIMATE, *period, start.as_micros(), last.as_micros(), *previous, *current]);
+                words.extend([
+                    ESTIMATE,
+                    *period,
+                    start.as_micros(),
+                    last.as_micros(),
+                    *previous,
+                    *current,
+                ]);
             }
             State::Log { period, entries } => {
                 words.extend([LOG, *period, entries.iter().count() as u64]);
@@ -62,8 +76,15 @@ impl Record {
             }
             State::Concurrent { leases } => {
                 let (granted, parts) = leases.parts();
-                words.extend([CONCURRENT, leases.newest().as_micros(), granted, leases.iter().count() as u64]);
-                let of = |(number, lease): (u64, Lease)| [lease.id.0, lease.cost, lease.deadline.as_micros(), number];
+                words.extend([
+                    CONCURRENT,
+                    leases.newest().as_micros(),
+                    granted,
+                    leases.iter().count() as u64,
+                ]);
+                let of = |(number, lease): (u64, Lease)| {
+                    [lease.id.0, lease.cost, lease.deadline.as_micros(), number]
+                };
                 words.extend(parts.flat_map(of));
             }
         }
@@ -74,7 +95,8 @@ impl Record {
         words.extend(self.receipts.iter().flat_map(of));
     }
 
-    /// Reads one from the beginning of `words`, which are then those behind it. `None` if there is none: then `words` may begin anywhere.
+    /// Reads one from the beginning of `words`, which are then those behind it. `None` if there is
+    /// none: then `words` may begin anywhere.
     pub fn read(words: &mut &[u64]) -> Option<Record> {
         let state = read_state(words)?;
         let [count] = take(words)?;
@@ -88,7 +110,12 @@ impl Record {
             if id == Id::NONE || receipts.iter().any(|other| other.id == id) {
                 return None;
             }
-            receipts.keep(Receipt { id, refundable, charged_at: moment(charged_at)?, settled: flag(settled)? });
+            receipts.keep(Receipt {
+                id,
+                refundable,
+                charged_at: moment(charged_at)?,
+                settled: flag(settled)?,
+            });
         }
         Some(Record { state, receipts })
     }
@@ -109,14 +136,18 @@ fn read_state(words: &mut &[u64]) -> Option<State> {
             let count = Count { start, last, used: exact(used)? };
             let (period, from_first_hit) = (period(length)?, flag(from_first_hit)?);
             let is_possible = start <= last && last.micros_since(start) < period;
-            let is_possible = is_possible && (from_first_hit || start.as_micros().is_multiple_of(period));
+            let is_possible =
+                is_possible && (from_first_hit || start.as_micros().is_multiple_of(period));
             is_possible.then_some(State::Window { period, from_first_hit, count })
         }
         SLIDING => {
             let [length, step, lenient, last, count] = take(words)?;
             let (length, step, last) = (period(length)?, period(step)?, told(last)?);
             // As many as a window has, and two that are not yet forgotten.
-            if step > length || length.div_ceil(step) > MAX_STEPS || count > length.div_ceil(step) + 2 {
+            if step > length
+                || length.div_ceil(step) > MAX_STEPS
+                || count > length.div_ceil(step) + 2
+            {
                 return None;
             }
             let mut steps = Vec::new();
@@ -135,7 +166,8 @@ fn read_state(words: &mut &[u64]) -> Option<State> {
             let [length, start, last, previous, current] = take(words)?;
             let (length, start, last) = (period(length)?, told(start)?, told(last)?);
             let pair = Pair { start, last, previous: exact(previous)?, current: exact(current)? };
-            let is_possible = start.as_micros().is_multiple_of(length) && last.micros_since(start) < length;
+            let is_possible =
+                start.as_micros().is_multiple_of(length) && last.micros_since(start) < length;
             is_possible.then_some(State::Estimate { period: length, pair })
         }
         LOG => {
@@ -159,9 +191,14 @@ fn read_state(words: &mut &[u64]) -> Option<State> {
             let mut leases = Vec::new();
             for _ in 0..count {
                 let [id, cost, deadline, number] = take(words)?;
-                leases.push((number, Lease { id: Id(id), cost: at_least_one(cost)?, deadline: moment(deadline)? }));
+                leases.push((
+                    number,
+                    Lease { id: Id(id), cost: at_least_one(cost)?, deadline: moment(deadline)? },
+                ));
             }
-            Some(State::Concurrent { leases: Leases::from_parts(&leases, told(newest)?, exact(granted)?)? })
+            Some(State::Concurrent {
+                leases: Leases::from_parts(&leases, told(newest)?, exact(granted)?)?,
+            })
         }
         _ => None,
     }

@@ -1,7 +1,8 @@
 //! Who may do what: one token for checks, another for what changes or shows budgets.
 //!
-//! Tokens come from a flag, the environment or a file, are compared in a time that says nothing about them, and are shown nowhere: their
-//! `Debug` is three stars. Every listener asks the same [`Guard`], which also limits [guesses](crate::guesses) and knows the names under which the
+//! Tokens come from a flag, the environment or a file, are compared in a time that says nothing
+//! about them, and are shown nowhere: their `Debug` is three stars. Every listener asks the same
+//! [`Guard`], which also limits [guesses](crate::guesses) and knows the names under which the
 //! server may be [called by browsers](crate::browser).
 
 use std::fmt;
@@ -38,13 +39,21 @@ impl Secret {
     /// # Errors
     /// If it cannot be read or is not a token.
     pub fn read(file: &Path) -> Result<Secret, String> {
-        let text = tidegate::read_text_file(file, MAX_TOKEN_FILE_BYTES).map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => {
-                format!("{}: no such file: correct the path, or write the token into it", file.display())
-            }
-            _ => format!("{}: {error}", file.display()),
-        })?;
-        text.trim_end_matches(['\r', '\n']).parse().map_err(|error| format!("{}: {error}", file.display()))
+        let text =
+            tidegate::read_text_file(file, MAX_TOKEN_FILE_BYTES).map_err(|error| {
+                match error.kind() {
+                    std::io::ErrorKind::NotFound => {
+                        format!(
+                            "{}: no such file: correct the path, or write the token into it",
+                            file.display()
+                        )
+                    }
+                    _ => format!("{}: {error}", file.display()),
+                }
+            })?;
+        text.trim_end_matches(['\r', '\n'])
+            .parse()
+            .map_err(|error| format!("{}: {error}", file.display()))
     }
 }
 
@@ -104,7 +113,9 @@ pub enum May {
 impl Auth {
     /// Refuses tokens with fewer bytes than this.
     fn check_length(&self, least: usize) -> Result<(), String> {
-        for (name, token) in [("the token for checks", &self.checks), ("the admin token", &self.admin)] {
+        for (name, token) in
+            [("the token for checks", &self.checks), ("the admin token", &self.admin)]
+        {
             if let Some(token) = token
                 && token.0.len() < least
             {
@@ -125,7 +136,9 @@ impl Auth {
 
     /// What somebody may do who says `word`.
     fn knows(&self, word: &[u8]) -> Option<May> {
-        let is = |token: &Option<Secret>| token.as_ref().is_some_and(|token| same(token.0.as_bytes(), word));
+        let is = |token: &Option<Secret>| {
+            token.as_ref().is_some_and(|token| same(token.0.as_bytes(), word))
+        };
         // Both are compared, whichever it is, so that the time it takes says nothing.
         match (is(&self.admin), is(&self.checks)) {
             (true, _) => Some(May::Everything),
@@ -143,7 +156,8 @@ pub(crate) fn too_short(bytes: usize, least: usize) -> String {
     )
 }
 
-/// Whether two words are the same, in a time that depends on nothing but the length of what was said.
+/// Whether two words are the same, in a time that depends on nothing but the length of what was
+/// said.
 fn same(token: &[u8], word: &[u8]) -> bool {
     let mut different = u8::from(token.len() != word.len());
     for (at, byte) in word.iter().enumerate() {
@@ -160,7 +174,8 @@ pub enum Admission {
     May(May),
     /// It is not known.
     Wrong,
-    /// Too many wrong ones came before it: it was not looked at, and can be sent again after this time.
+    /// Too many wrong ones came before it: it was not looked at, and can be sent again after this
+    /// time.
     Limited(Duration),
 }
 
@@ -215,7 +230,8 @@ impl Guard {
         }
     }
 
-    /// Guards listeners that other machines can reach: tokens have at least [`MIN_REMOTE_TOKEN_BYTES`].
+    /// Guards listeners that other machines can reach: tokens have at least
+    /// [`MIN_REMOTE_TOKEN_BYTES`].
     ///
     /// # Errors
     /// If a token is shorter.
@@ -224,8 +240,9 @@ impl Guard {
         Ok(Guard { min_token_bytes: MIN_REMOTE_TOKEN_BYTES, ..Guard::new(auth) })
     }
 
-    /// Puts other tokens in place of these; what is not there stays as it is, for without a token everything would be allowed. A connection
-    /// over RESP that was admitted stays so until it ends.
+    /// Puts other tokens in place of these; what is not there stays as it is, for without a token
+    /// everything would be allowed. A connection over RESP that was admitted stays so until it
+    /// ends.
     ///
     /// # Errors
     /// If a token is too short for where it is asked for. Nothing changes then.
@@ -233,7 +250,8 @@ impl Guard {
         auth.check_length(self.min_token_bytes)?;
         let known = self.auth.load();
         let or = |new: Option<Secret>, old: &Option<Secret>| new.or_else(|| old.clone());
-        let (checks, admin) = (or(auth.checks, &known.auth.checks), or(auth.admin, &known.auth.admin));
+        let (checks, admin) =
+            (or(auth.checks, &known.auth.checks), or(auth.admin, &known.auth.admin));
         let auth = Auth { checks, admin };
         if auth.checks == known.auth.checks && auth.admin == known.auth.admin {
             return Ok(());
@@ -319,7 +337,8 @@ mod tests {
 
     #[test]
     fn tokens_are_not_shown() {
-        let shown = format!("{:?} {:?}", auth(Some("hush"), None), Guard::new(auth(None, Some("hush"))));
+        let shown =
+            format!("{:?} {:?}", auth(Some("hush"), None), Guard::new(auth(None, Some("hush"))));
         assert!(!shown.contains("hush") && shown.contains("***"), "{shown}");
     }
 
@@ -327,12 +346,17 @@ mod tests {
     fn what_is_no_token_is_refused() {
         for text in ["", " ", "a b", "ä", "a\n", &"x".repeat(600)] {
             let error = text.parse::<Secret>().unwrap_err();
-            assert!(error.contains("expected 1 to 512 printable characters") && !error.contains("a b"), "{error}");
+            assert!(
+                error.contains("expected 1 to 512 printable characters") && !error.contains("a b"),
+                "{error}"
+            );
         }
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(&file, "hush\n").unwrap();
         assert_eq!(Secret::read(file.path()).unwrap(), Secret::from("hush"));
-        assert!(Secret::read(Path::new("/nowhere/token")).unwrap_err().starts_with("/nowhere/token: "));
+        assert!(
+            Secret::read(Path::new("/nowhere/token")).unwrap_err().starts_with("/nowhere/token: ")
+        );
     }
 
     #[test]
@@ -345,40 +369,64 @@ mod tests {
             assert_eq!(guard.admit(&new, format!("wrong-{number}").as_bytes()), Admission::Wrong);
         }
         for token in ["wrong", "right", "admin"] {
-            assert!(matches!(guard.admit(&new, token.as_bytes()), Admission::Limited(_)), "{token}");
+            assert!(
+                matches!(guard.admit(&new, token.as_bytes()), Admission::Limited(_)),
+                "{token}"
+            );
         }
         assert_eq!(guard.admit(&new, b"wrong-3"), Admission::Wrong, "which it knew already");
         assert_eq!(guard.admit(&known, b"right"), Admission::May(May::Check));
         // A right token gives no guesses at the other one.
         assert!(matches!(guard.admit(&known, b"admin"), Admission::Limited(_)));
-        assert_eq!(guard.admit(&Caller::at([192, 0, 2, 8].into()), b"admin"), Admission::May(May::Everything));
+        assert_eq!(
+            guard.admit(&Caller::at([192, 0, 2, 8].into()), b"admin"),
+            Admission::May(May::Everything)
+        );
         // A token that was wrong can become right.
         guard.change(auth(Some("wrong-3"), None)).unwrap();
         assert!(matches!(guard.admit(&known, b"right"), Admission::Limited(_)));
-        assert_eq!(guard.admit(&Caller::at([192, 0, 2, 8].into()), b"wrong-3"), Admission::May(May::Check));
+        assert_eq!(
+            guard.admit(&Caller::at([192, 0, 2, 8].into()), b"wrong-3"),
+            Admission::May(May::Check)
+        );
     }
 
     #[test]
     fn nothing_is_a_guess_without_tokens() {
         let (guard, caller) = (Guard::new(Auth::default()), Caller::at([192, 0, 2, 7].into()));
         for number in 0..1000 {
-            assert_eq!(guard.admit(&caller, format!("wrong-{number}").as_bytes()), Admission::Wrong);
+            assert_eq!(
+                guard.admit(&caller, format!("wrong-{number}").as_bytes()),
+                Admission::Wrong
+            );
         }
     }
 
     #[test]
     fn tokens_for_other_machines_are_not_short() {
         let (short, long) = ("0123456789abcde", "0123456789abcdef");
-        for (checks, admin, name) in
-            [(Some(short), Some(long), "the token for checks"), (None, Some(short), "the admin token")]
-        {
+        for (checks, admin, name) in [
+            (Some(short), Some(long), "the token for checks"),
+            (None, Some(short), "the admin token"),
+        ] {
             let error = Guard::beyond_loopback(auth(checks, admin)).unwrap_err();
             let expected = "15 characters: expected at least 16 where other machines can connect; make one with";
-            assert!(error.starts_with(&format!("{name}: {expected}")) && !error.contains(short), "{error}");
+            assert!(
+                error.starts_with(&format!("{name}: {expected}")) && !error.contains(short),
+                "{error}"
+            );
         }
         let guard = Guard::beyond_loopback(auth(Some(long), None)).unwrap();
-        assert!(guard.change(auth(Some(short), None)).unwrap_err().starts_with("the token for checks: 15 characters"));
-        assert_eq!(guard.admit(&Caller::at([192, 0, 2, 7].into()), long.as_bytes()), Admission::May(May::Everything));
+        assert!(
+            guard
+                .change(auth(Some(short), None))
+                .unwrap_err()
+                .starts_with("the token for checks: 15 characters")
+        );
+        assert_eq!(
+            guard.admit(&Caller::at([192, 0, 2, 7].into()), long.as_bytes()),
+            Admission::May(May::Everything)
+        );
         Guard::new(auth(Some(short), None)).change(auth(Some("a"), None)).unwrap();
     }
 

@@ -1,8 +1,9 @@
 //! Requests that a web page made a browser send.
 //!
-//! A page of any origin can make a browser send requests to a server on this machine, and read the answers if it points a name of its own
-//! at the address of the server (DNS rebinding). Such requests carry what a page cannot forge: `Origin`, `Sec-Fetch-Site` and `Host`.
-//! → `docs/decisions/0047-browsers-and-guesses.md`
+//! A page of any origin can make a browser send requests to a server on this machine, and read the
+//! answers if it points a name of its own at the address of the server (DNS rebinding). Such
+//! requests carry what a page cannot forge: `Origin`, `Sec-Fetch-Site` and `Host`. →
+//! `docs/decisions/0047-browsers-and-guesses.md`
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -71,14 +72,19 @@ impl std::str::FromStr for HostName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (name, is_wildcard) = text.strip_prefix("*.").map_or((text, false), |name| (name, true));
+        let (name, is_wildcard) =
+            text.strip_prefix("*.").map_or((text, false), |name| (name, true));
         let name = name.strip_suffix('.').unwrap_or(name);
         let is_label = |label: &str| {
-            let fits = (1..=63).contains(&label.len()) && !label.starts_with('-') && !label.ends_with('-');
-            fits && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+            let fits =
+                (1..=63).contains(&label.len()) && !label.starts_with('-') && !label.ends_with('-');
+            fits && label
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
         };
         if name.len() > MAX_NAME_BYTES || !name.split('.').all(is_label) {
-            let expected = "expected a name without a port, such as tidegate.internal or *.example.com";
+            let expected =
+                "expected a name without a port, such as tidegate.internal or *.example.com";
             return Err(format!("host {text:?}: {expected}"));
         }
         Ok(HostName { name: name.to_ascii_lowercase(), is_wildcard })
@@ -127,7 +133,9 @@ pub(crate) fn foreign(hosts: Option<&Hosts>, uri: &Uri, headers: &HeaderMap) -> 
     let authority = uri.authority().map(|authority| authority.as_str().as_bytes());
     if let Some(hosts) = hosts {
         let own = headers.get_all(header::HOST).iter().map(|host| host.as_bytes());
-        if let Some(refused) = authority.into_iter().chain(own).find_map(|host| foreign_host(hosts, Some(host))) {
+        if let Some(refused) =
+            authority.into_iter().chain(own).find_map(|host| foreign_host(hosts, Some(host)))
+        {
             return Some(refused);
         }
     }
@@ -148,9 +156,12 @@ pub(crate) fn foreign(hosts: Option<&Hosts>, uri: &Uri, headers: &HeaderMap) -> 
     Some(Foreign::Site(shown(site.as_bytes())))
 }
 
-/// Whether an origin, such as `http://localhost:8080`, is that of the server that was called as `host`.
+/// Whether an origin, such as `http://localhost:8080`, is that of the server that was called as
+/// `host`.
 fn is_same(origin: &[u8], host: &[u8]) -> bool {
-    let (Ok(origin), Ok(host)) = (std::str::from_utf8(origin), std::str::from_utf8(host)) else { return false };
+    let (Ok(origin), Ok(host)) = (std::str::from_utf8(origin), std::str::from_utf8(host)) else {
+        return false;
+    };
     let Some((scheme, authority)) = origin.trim_ascii().split_once("://") else { return false };
     let default_port = match scheme {
         "http" => ":80",
@@ -164,7 +175,11 @@ fn is_same(origin: &[u8], host: &[u8]) -> bool {
 /// `example.com` of `example.com:8080`, `[::1]` of `[::1]:8080`.
 fn without_port(host: &str) -> &str {
     match host.rsplit_once(':') {
-        Some((name, port)) if !port.ends_with(']') && port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        Some((name, port))
+            if !port.ends_with(']') && port.bytes().all(|byte| byte.is_ascii_digit()) =>
+        {
+            name
+        }
         _ => host,
     }
 }
@@ -251,8 +266,10 @@ mod tests {
     #[test]
     fn what_is_no_name_of_a_host_is_refused() {
         let long = "a.".repeat(130);
-        for text in ["", "*", "a:8080", "http://a", "a b", "a..b", "-a", "a-", "*.", "a.*.b", "\u{fc}", "[::1]", &long]
-        {
+        for text in [
+            "", "*", "a:8080", "http://a", "a b", "a..b", "-a", "a-", "*.", "a.*.b", "\u{fc}",
+            "[::1]", &long,
+        ] {
             let error = text.parse::<HostName>().unwrap_err();
             assert!(error.contains("expected a name without a port, such as"), "{text}: {error}");
         }
@@ -274,12 +291,18 @@ mod tests {
             ("127.0.0.1:8080", &[][..]),
             ("127.0.0.1:8080", &[("sec-fetch-site", "none")]),
             ("127.0.0.1:8080", &[("sec-fetch-site", "same-origin")]),
-            ("127.0.0.1:8080", &[("origin", "http://127.0.0.1:8080"), ("sec-fetch-site", "same-origin")]),
+            (
+                "127.0.0.1:8080",
+                &[("origin", "http://127.0.0.1:8080"), ("sec-fetch-site", "same-origin")],
+            ),
             ("localhost:8080", &[("origin", "http://LOCALHOST:8080")]),
             ("localhost", &[("origin", "http://localhost:80")]),
             ("localhost:443", &[("origin", "https://localhost")]),
             ("[::1]:8080", &[("origin", "http://[::1]:8080")]),
-            ("localhost:8080", &[("origin", "http://localhost:8080"), ("sec-fetch-site", "same-site")]),
+            (
+                "localhost:8080",
+                &[("origin", "http://localhost:8080"), ("sec-fetch-site", "same-site")],
+            ),
         ] {
             assert_eq!(problem(host, lines), None, "{host} {lines:?}");
         }
@@ -299,7 +322,10 @@ mod tests {
             assert_eq!(problem("localhost:8080", &[("origin", origin)]), expected, "{origin}");
         }
         let two = [("origin", "http://localhost:8080"), ("origin", "http://evil.example")];
-        assert_eq!(problem("localhost:8080", &two), Some(Foreign::Origin("http://evil.example".into())));
+        assert_eq!(
+            problem("localhost:8080", &two),
+            Some(Foreign::Origin("http://evil.example".into()))
+        );
         for site in ["cross-site", "same-site", "", "none, cross-site", "something-new"] {
             let expected = Some(Foreign::Site(site.into()));
             assert_eq!(problem("localhost:8080", &[("sec-fetch-site", site)]), expected, "{site}");
@@ -307,14 +333,18 @@ mod tests {
         let both = [("origin", "http://localhost:8080"), ("sec-fetch-site", "cross-site")];
         assert_eq!(problem("localhost:8080", &both), Some(Foreign::Site("cross-site".into())));
         let rebound = [("origin", "http://evil.example:8080"), ("sec-fetch-site", "same-origin")];
-        assert_eq!(problem("evil.example:8080", &rebound), Some(Foreign::Host("evil.example:8080".into())));
+        assert_eq!(
+            problem("evil.example:8080", &rebound),
+            Some(Foreign::Host("evil.example:8080".into()))
+        );
     }
 
     #[test]
     fn the_target_names_the_host_of_http_2() {
         let uri = Uri::from_static("http://evil.example:8080/v1/rules");
         let mut headers = HeaderMap::new();
-        let known = |hosts: Option<&Hosts>, headers: &HeaderMap| foreign(hosts, &uri, headers).is_none();
+        let known =
+            |hosts: Option<&Hosts>, headers: &HeaderMap| foreign(hosts, &uri, headers).is_none();
         assert!(!known(Some(&Hosts::default()), &headers));
         assert!(known(None, &headers) && known(Some(&hosts(&["evil.example"])), &headers));
         headers.insert(header::ORIGIN, HeaderValue::from_static("http://evil.example:8080"));

@@ -1,7 +1,9 @@
-//! The engine: what every listener asks. It holds the rules and the store, and is the only place where the two meet.
+//! The engine: what every listener asks. It holds the rules and the store, and is the only place
+//! where the two meet.
 //!
-//! All rules that match a request are charged in one call, all or nothing. A rule in shadow mode is asked by itself, after the others have let
-//! the request pass: it counts what it would have counted if it were enforced, and denies nothing.
+//! All rules that match a request are charged in one call, all or nothing. A rule in shadow mode is
+//! asked by itself, after the others have let the request pass: it counts what it would have
+//! counted if it were enforced, and denies nothing.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,15 +12,17 @@ use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use tidegate::http::ClientIp;
 use tidegate::{
-    Check, Decision, Id, Limit, Limiter, Memory, OnFailure, Op, Redis, ReservedLimits, Resilient, Scope, Series,
-    Source, Store, StoreError, Timestamp, Verdict,
+    Check, Decision, Id, Limit, Limiter, Memory, OnFailure, Op, Redis, ReservedLimits, Resilient,
+    Scope, Series, Source, Store, StoreError, Timestamp, Verdict,
 };
 
 use crate::http::ResponseOptions;
 use crate::observe::{Observer, Outcome};
 use crate::reset::InvalidTarget;
 use crate::rules::envoy::{Domains, EnvoyOptions};
-use crate::rules::{Attributes, Budget, HttpRequest, InvalidCost, Match, Mode, Repeated, RequestPolicy, Rule, Rules};
+use crate::rules::{
+    Attributes, Budget, HttpRequest, InvalidCost, Match, Mode, Repeated, RequestPolicy, Rule, Rules,
+};
 
 /// Where state is kept.
 #[derive(Clone, Debug)]
@@ -70,10 +74,17 @@ pub enum Protocol {
 
 impl Protocol {
     /// All of them.
-    pub const ALL: [Protocol; 6] =
-        [Protocol::Internal, Protocol::Http, Protocol::Grpc, Protocol::Resp, Protocol::Admin, Protocol::Proxy];
+    pub const ALL: [Protocol; 6] = [
+        Protocol::Internal,
+        Protocol::Http,
+        Protocol::Grpc,
+        Protocol::Resp,
+        Protocol::Admin,
+        Protocol::Proxy,
+    ];
     /// Those that others can come through.
-    pub const OUTER: [Protocol; 5] = [Protocol::Http, Protocol::Grpc, Protocol::Resp, Protocol::Admin, Protocol::Proxy];
+    pub const OUTER: [Protocol; 5] =
+        [Protocol::Http, Protocol::Grpc, Protocol::Resp, Protocol::Admin, Protocol::Proxy];
 
     /// The word used in configuration, metrics and logs.
     pub const fn name(self) -> &'static str {
@@ -107,7 +118,8 @@ struct Inner {
     observer: Observer,
     /// Ends leases, and goes on trying while the store does not answer.
     leases: Limiter,
-    /// The limits of all rules, if the store is in memory: callers bring others, and must not take their room.
+    /// The limits of all rules, if the store is in memory: callers bring others, and must not take
+    /// their room.
     reserved: Mutex<Option<ReservedLimits>>,
 }
 
@@ -193,8 +205,10 @@ impl Engine {
 
     /// The same, with somebody to tell what happens.
     pub fn observed(store: Backend, rules: Rules, observer: Observer) -> Self {
-        let (rules, domains, envoy_options) = (ArcSwap::from_pointee(rules), ArcSwap::default(), ArcSwap::default());
-        let (response_options, clients) = (ArcSwap::default(), ArcSwap::from_pointee(ClientIp::of_peer()));
+        let (rules, domains, envoy_options) =
+            (ArcSwap::from_pointee(rules), ArcSwap::default(), ArcSwap::default());
+        let (response_options, clients) =
+            (ArcSwap::default(), ArcSwap::from_pointee(ClientIp::of_peer()));
         let requests = ArcSwap::default();
         let leases = Limiter::builder("1/s".parse().expect("it is a limit"));
         let leases = match &store {
@@ -231,7 +245,9 @@ impl Engine {
         let (rules, domains) = (self.inner.rules.load(), self.inner.domains.load());
         if let Backend::Memory(memory) = &self.inner.store {
             let all = rules.iter().chain(domains.rules());
-            let budgets = all.flat_map(|rule| rule.overrides.iter().map(|other| &other.budget).chain([&rule.budget]));
+            let budgets = all.flat_map(|rule| {
+                rule.overrides.iter().map(|other| &other.budget).chain([&rule.budget])
+            });
             let limits = budgets.flat_map(|budget| match budget {
                 Budget::Limits(limits) => limits.as_slice(),
                 Budget::Unlimited | Budget::Deny | Budget::Exempt => &[],
@@ -239,7 +255,8 @@ impl Engine {
             let reserved = memory.reserve_limits(limits);
             *self.inner.reserved.lock() = Some(reserved);
         }
-        let named = rules.iter().chain(domains.rules()).map(|rule| (&rule.name, rule.mode == Mode::Shadow));
+        let named =
+            rules.iter().chain(domains.rules()).map(|rule| (&rule.name, rule.mode == Mode::Shadow));
         self.inner.observer.metrics().set_rules(named);
     }
 
@@ -292,21 +309,25 @@ impl Engine {
         self.inner.rules.load_full()
     }
 
-    /// Reads the rules as they are then, for a caller that must not keep the store open; nothing, if the engine is gone.
+    /// Reads the rules as they are then, for a caller that must not keep the store open; nothing,
+    /// if the engine is gone.
     pub(crate) fn rules_reader(&self) -> impl Fn() -> Option<Arc<Rules>> + Send + Sync + use<> {
         let inner = Arc::downgrade(&self.inner);
         move || Some(inner.upgrade()?.rules.load_full())
     }
 
-    /// Puts other rules in their place, at once for everybody. What was used under a name stays used.
+    /// Puts other rules in their place, at once for everybody. What was used under a name stays
+    /// used.
     pub fn set_rules(&self, rules: Rules) {
         self.inner.rules.store(Arc::new(rules));
         self.name_rules();
     }
 
-    /// Why no rule can know a request by these attributes, which is logged, too; nothing, if one can.
+    /// Why no rule can know a request by these attributes, which is logged, too; nothing, if one
+    /// can.
     pub(crate) fn unknown_attributes(&self, attributes: &[(String, String)]) -> Option<String> {
-        let why = self.inner.rules.load().unknown(attributes.iter().map(|(name, _)| name.as_str()))?;
+        let why =
+            self.inner.rules.load().unknown(attributes.iter().map(|(name, _)| name.as_str()))?;
         self.inner.observer.misnamed(self.protocol, &why);
         Some(why)
     }
@@ -316,7 +337,8 @@ impl Engine {
         self.inner.domains.load_full()
     }
 
-    /// Puts other domains in their place, at once for everybody. What was used under a name stays used.
+    /// Puts other domains in their place, at once for everybody. What was used under a name stays
+    /// used.
     pub fn set_domains(&self, domains: Domains) {
         self.inner.domains.store(Arc::new(domains));
         self.name_rules();
@@ -375,17 +397,23 @@ impl Engine {
         request.check_repeated(self.inner.rules.load().named(), &self.inner.requests.load().headers)
     }
 
-    /// Whether a request was denied only because the store has no answer, by a rule that then lets nothing pass.
+    /// Whether a request was denied only because the store has no answer, by a rule that then lets
+    /// nothing pass.
     pub(crate) fn is_closed(&self, ruling: &Ruling) -> bool {
-        let Some(decision) = ruling.decision.as_ref().filter(|decision| decision.source() == Source::Fallback) else {
+        let Some(decision) =
+            ruling.decision.as_ref().filter(|decision| decision.source() == Source::Fallback)
+        else {
             return false;
         };
         let unless_said = match &self.inner.store {
             Backend::Resilient(resilient, _) => resilient.status().on_failure,
             _ => return false,
         };
-        let mut denied = ruling.charges.iter().zip(decision.charges()).filter(|(_, verdict)| !verdict.allowed);
-        denied.any(|(charged, _)| charged.rule.policy().on_failure.unwrap_or(unless_said) == OnFailure::Closed)
+        let mut denied =
+            ruling.charges.iter().zip(decision.charges()).filter(|(_, verdict)| !verdict.allowed);
+        denied.any(|(charged, _)| {
+            charged.rule.policy().on_failure.unwrap_or(unless_said) == OnFailure::Closed
+        })
     }
 
     /// Whether whoever asks has to wait for an answer from elsewhere.
@@ -399,8 +427,9 @@ impl Engine {
         Some(memory.series(scope, limit))
     }
 
-    /// Decides one charge on each key, one after the other, as [`decide`](Engine::decide) does; at one moment, and counted once. `rule` is the
-    /// name of the rule whose keys they are, or nothing.
+    /// Decides one charge on each key, one after the other, as [`decide`](Engine::decide) does; at
+    /// one moment, and counted once. `rule` is the name of the rule whose keys they are, or
+    /// nothing.
     #[inline]
     pub(crate) fn check_each(
         &self,
@@ -444,7 +473,12 @@ impl Engine {
     ///
     /// # Errors
     /// If a rule does not take part in `op`, or the store has no answer.
-    pub async fn rule_on(&self, op: Op, found: Vec<Match>, id: Option<Id>) -> Result<Ruling, EngineError> {
+    pub async fn rule_on(
+        &self,
+        op: Op,
+        found: Vec<Match>,
+        id: Option<Id>,
+    ) -> Result<Ruling, EngineError> {
         let (began, observer) = (self.began(), &self.inner.observer);
         let result = self.ruling(op, found, id, began.is_some()).await;
         match &result {
@@ -456,7 +490,13 @@ impl Engine {
         result
     }
 
-    async fn ruling(&self, op: Op, found: Vec<Match>, id: Option<Id>, timed: bool) -> Result<Ruling, EngineError> {
+    async fn ruling(
+        &self,
+        op: Op,
+        found: Vec<Match>,
+        id: Option<Id>,
+        timed: bool,
+    ) -> Result<Ruling, EngineError> {
         let (shadow, enforced): (Vec<Match>, Vec<Match>) =
             found.into_iter().partition(|found| found.rule.mode == Mode::Shadow);
         if let (Op::Refund, None) = (op, id)
@@ -471,34 +511,54 @@ impl Engine {
         let own_op = if refused_by.is_some() { Op::Peek } else { op };
         let (decision, charges) = self.charge(own_op, &enforced, id, timed).await?;
         let allowed = refused_by.is_none() && decision.as_ref().is_none_or(Decision::allowed);
-        let exempting = enforced.iter().find(|found| found.budget == Budget::Exempt && refused_by.is_none());
+        let exempting =
+            enforced.iter().find(|found| found.budget == Budget::Exempt && refused_by.is_none());
         let exempted_by = exempting.map(|found| Arc::clone(&found.rule));
-        let mut ruling =
-            Ruling { allowed, decision, charges, refused_by, refused_for, exempted_by, shadow: Vec::new() };
+        let mut ruling = Ruling {
+            allowed,
+            decision,
+            charges,
+            refused_by,
+            refused_for,
+            exempted_by,
+            shadow: Vec::new(),
+        };
         for found in shadow {
             let op = if allowed { op } else { Op::Peek };
             let decision = match self.charge(op, std::slice::from_ref(&found), id, false).await {
                 Ok((decision, _)) => decision,
                 Err(error) => {
-                    // What is only tried out must not fail what counts, which may have been charged already.
+                    // What is only tried out must not fail what counts, which may have been charged
+                    // already.
                     self.inner.observer.failed(self.protocol, &error);
                     continue;
                 }
             };
-            let allowed = found.budget != Budget::Deny && decision.as_ref().is_none_or(Decision::allowed);
+            let allowed =
+                found.budget != Budget::Deny && decision.as_ref().is_none_or(Decision::allowed);
             let decision = decision.map(|decision| decision.with_source(Source::Shadow));
             ruling.shadow.push(Shadowed { rule: found.rule, allowed, decision });
         }
         Ok(ruling)
     }
 
-    /// Settles what was taken for a request under this id: its cost was `cost`. Nothing if the rule has no limits but `concurrent` ones, whose leases end by themselves.
+    /// Settles what was taken for a request under this id: its cost was `cost`. Nothing if the rule
+    /// has no limits but `concurrent` ones, whose leases end by themselves.
     ///
     /// # Errors
     /// If the store has no answer.
-    pub async fn settle(&self, found: &Match, id: Id, cost: u64) -> Result<Option<Decision>, StoreError> {
+    pub async fn settle(
+        &self,
+        found: &Match,
+        id: Id,
+        cost: u64,
+    ) -> Result<Option<Decision>, StoreError> {
         let Budget::Limits(limits) = &found.budget else { return Ok(None) };
-        let check = Check::of(Op::Settle).policy(found.rule.policy()).charge_subject(found.subject(), limits, cost);
+        let check = Check::of(Op::Settle).policy(found.rule.policy()).charge_subject(
+            found.subject(),
+            limits,
+            cost,
+        );
         let check = check.without_leases();
         if check.charges().is_empty() {
             return Ok(None);
@@ -510,11 +570,15 @@ impl Engine {
         settled.map(Some)
     }
 
-    /// Ends the leases that a request holds under this id, without waiting for the store. If the store granted them and does not answer, it is called again, at most until their ttl is over.
+    /// Ends the leases that a request holds under this id, without waiting for the store. If the
+    /// store granted them and does not answer, it is called again, at most until their ttl is over.
     pub(crate) fn release(&self, found: &Match, id: Id, source: Source) {
         if let Budget::Limits(limits) = &found.budget {
             let leases = Check::of(Op::Release).policy(found.rule.policy());
-            self.inner.leases.release(leases.charge_subject(found.subject(), limits, found.cost).with_id(id), source);
+            self.inner.leases.release(
+                leases.charge_subject(found.subject(), limits, found.cost).with_id(id),
+                source,
+            );
         }
     }
 
@@ -522,12 +586,20 @@ impl Engine {
     ///
     /// # Errors
     /// If a cost that is read from an attribute is not a number.
-    pub fn matching(&self, attributes: &(impl Attributes + ?Sized), cost: u64) -> Result<Vec<Match>, InvalidCost> {
+    pub fn matching(
+        &self,
+        attributes: &(impl Attributes + ?Sized),
+        cost: u64,
+    ) -> Result<Vec<Match>, InvalidCost> {
         self.inner.rules.load().matching(attributes, cost)
     }
 
     /// What limits say about what has been matched, counted nowhere.
-    pub(crate) async fn rule_quietly(&self, op: Op, found: Vec<Match>) -> Result<Option<Decision>, EngineError> {
+    pub(crate) async fn rule_quietly(
+        &self,
+        op: Op,
+        found: Vec<Match>,
+    ) -> Result<Option<Decision>, EngineError> {
         Ok(self.charge(op, &found, None, false).await?.0)
     }
 
@@ -541,7 +613,8 @@ impl Engine {
         let mut check = Check::of(op);
         for one in found {
             if let Budget::Limits(limits) = &one.budget {
-                check = check.policy(one.rule.policy()).charge_subject(one.subject(), limits, one.cost);
+                check =
+                    check.policy(one.rule.policy()).charge_subject(one.subject(), limits, one.cost);
             }
         }
         if check.charges().is_empty() {

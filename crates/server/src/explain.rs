@@ -1,6 +1,8 @@
-//! Why a request would pass or not: for every rule whether it applies and why, on whose budget it draws, and what its limits would say now.
+//! Why a request would pass or not: for every rule whether it applies and why, on whose budget it
+//! draws, and what its limits would say now.
 //!
-//! The same answer as text, for people at a terminal, and as JSON, for `POST /v1/explain`. Nothing is charged.
+//! The same answer as text, for people at a terminal, and as JSON, for `POST /v1/explain`. Nothing
+//! is charged.
 
 use std::fmt;
 use std::sync::Arc;
@@ -91,7 +93,9 @@ impl Engine {
         for explained in &mut explanation.rules {
             let Ok(applied) = &mut explained.found else { continue };
             let (matched, _) = explained.rule.applied(attributes, cost)?;
-            let Some(decision) = self.rule_quietly(Op::Peek, vec![matched]).await? else { continue };
+            let Some(decision) = self.rule_quietly(Op::Peek, vec![matched]).await? else {
+                continue;
+            };
             applied.limits = limits_of(&applied.budget, &decision);
             applied.allowed = Some(decision.allowed());
         }
@@ -116,7 +120,11 @@ impl Explanation {
                 (Some((condition, value)), _) => Err(NotApplied::Unmet(Unmet {
                     attribute: Arc::clone(&condition.attribute),
                     value: value.map(Into::into),
-                    expected: condition.any_of.iter().map(|pattern| pattern.text().into()).collect(),
+                    expected: condition
+                        .any_of
+                        .iter()
+                        .map(|pattern| pattern.text().into())
+                        .collect(),
                 })),
                 (None, Some(name)) => Err(NotApplied::Skipped(Arc::clone(name))),
                 (None, None) => {
@@ -124,7 +132,9 @@ impl Explanation {
                     let value = |name: &Arc<str>| Attributes::get(attributes, name).map(Into::into);
                     let by = rule.by.iter().map(|name| (Arc::clone(name), value(name))).collect();
                     let (limits, allowed) = match &matched.budget {
-                        Budget::Limits(limits) => (limits.into_iter().map(|limit| (*limit, None)).collect(), None),
+                        Budget::Limits(limits) => {
+                            (limits.into_iter().map(|limit| (*limit, None)).collect(), None)
+                        }
                         Budget::Unlimited | Budget::Exempt => (Vec::new(), Some(true)),
                         Budget::Deny => (Vec::new(), Some(false)),
                     };
@@ -145,14 +155,19 @@ impl Explanation {
         Ok(explanation)
     }
 
-    /// Yes if a rule exempts it; not if an enforced rule denies; yes if all enforced rules that apply allow.
+    /// Yes if a rule exempts it; not if an enforced rule denies; yes if all enforced rules that
+    /// apply allow.
     fn would_pass(&self) -> Option<bool> {
         if self.exempted_by.is_some() {
             return Some(true);
         }
         let enforced = self.rules.iter().filter(|explained| explained.rule.mode == Mode::Enforce);
-        let verdicts =
-            || enforced.clone().filter_map(|explained| explained.found.as_ref().ok()).map(|applied| applied.allowed);
+        let verdicts = || {
+            enforced
+                .clone()
+                .filter_map(|explained| explained.found.as_ref().ok())
+                .map(|applied| applied.allowed)
+        };
         if verdicts().any(|allowed| allowed == Some(false)) {
             return Some(false);
         }
@@ -178,11 +193,16 @@ impl fmt::Display for Explanation {
             explained.fmt(f)?;
         }
         match (&self.exempted_by, self.allowed) {
-            (Some(rule), _) => writeln!(f, "{WOULD_PASS}: {} exempts it, and no rule charges it", rule.name),
+            (Some(rule), _) => {
+                writeln!(f, "{WOULD_PASS}: {} exempts it, and no rule charges it", rule.name)
+            }
             (None, Some(true)) => writeln!(f, "{WOULD_PASS}"),
             (None, Some(false)) => writeln!(f, "{WOULD_BE_DENIED}"),
             (None, None) => {
-                writeln!(f, "whether the request would pass depends on what is used, which is not known here")
+                writeln!(
+                    f,
+                    "whether the request would pass depends on what is used, which is not known here"
+                )
             }
         }
     }
@@ -201,16 +221,26 @@ impl fmt::Display for Explained {
                 );
             }
             Err(NotApplied::Unmet(Unmet { attribute, value, expected })) => {
-                let expected: Vec<String> = expected.iter().map(|text| format!("{text:?}")).collect();
+                let expected: Vec<String> =
+                    expected.iter().map(|text| format!("{text:?}")).collect();
                 let expected = expected.join(" or ");
                 return match value {
-                    Some(value) => writeln!(f, "{name}: does not apply: {attribute} is {value:?}, not {expected}"),
-                    None => writeln!(f, "{name}: does not apply: there is no {attribute}, only {expected} matches"),
+                    Some(value) => writeln!(
+                        f,
+                        "{name}: does not apply: {attribute} is {value:?}, not {expected}"
+                    ),
+                    None => writeln!(
+                        f,
+                        "{name}: does not apply: there is no {attribute}, only {expected} matches"
+                    ),
                 };
             }
         };
         if let Some(attribute) = &applied.missing {
-            return writeln!(f, "{name}: denies: {attribute} is missing, and the rule says `missing: deny`{shadow}");
+            return writeln!(
+                f,
+                "{name}: denies: {attribute} is missing, and the rule says `missing: deny`{shadow}"
+            );
         }
         let by: Vec<String> = applied
             .by
@@ -240,7 +270,9 @@ impl fmt::Display for Explained {
                     write!(f, "    {limit}: {remaining} of {amount} left, ")?;
                     match verdict.retry.micros() {
                         _ if verdict.allowed => writeln!(f, "would pass")?,
-                        Some(micros) => writeln!(f, "would be denied for {} ms", micros.div_ceil(1000))?,
+                        Some(micros) => {
+                            writeln!(f, "would be denied for {} ms", micros.div_ceil(1000))?
+                        }
                         None => writeln!(f, "can never pass")?,
                     }
                 }
@@ -278,8 +310,11 @@ impl Explained {
                 "because": { "attribute": **attribute, "value": value, "expected": expected },
             }),
             Ok(applied) => {
-                let by: Map<String, Value> =
-                    applied.by.iter().map(|(name, value)| (name.to_string(), json!(value))).collect();
+                let by: Map<String, Value> = applied
+                    .by
+                    .iter()
+                    .map(|(name, value)| (name.to_string(), json!(value)))
+                    .collect();
                 let limits: Vec<Value> = applied
                     .limits
                     .iter()
@@ -297,8 +332,7 @@ impl Explained {
                     "budget": budget(&applied.budget), "cost": applied.cost, "allowed": applied.allowed, "limits": limits,
                 });
                 if let Some(attribute) = &applied.missing {
-                    explained["because"] =
-                        json!({ "attribute": **attribute, "value": null, "missing": Missing::Deny.name() });
+                    explained["because"] = json!({ "attribute": **attribute, "value": null, "missing": Missing::Deny.name() });
                 }
                 explained
             }
@@ -318,7 +352,9 @@ pub(crate) fn rule_to_json(rule: &Rule) -> Value {
     };
     let cost = match &rule.cost {
         Cost::Fixed(units) => json!(units),
-        Cost::From { attribute, min, max } => json!({ "from": **attribute, "min": min, "max": max }),
+        Cost::From { attribute, min, max } => {
+            json!({ "from": **attribute, "min": min, "max": max })
+        }
     };
     let overrides: Vec<Value> = rule
         .overrides

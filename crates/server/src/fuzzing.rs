@@ -1,5 +1,6 @@
-//! What must hold of any bytes that anybody sends, as functions that panic where it does not. The targets in `fuzz/` call them, and so does a test
-//! with inputs made from the same seeds. Only there with the feature `fuzzing`.
+//! What must hold of any bytes that anybody sends, as functions that panic where it does not. The
+//! targets in `fuzz/` call them, and so does a test with inputs made from the same seeds. Only
+//! there with the feature `fuzzing`.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -7,7 +8,9 @@ use std::time::{Duration, Instant};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use prost::Message;
 use tidegate::http::{ClientIp, Found};
-use tidegate::{Check, Connect, Connecting, Limits, Link, ManualClock, Memory, Redis, Store, Timestamp};
+use tidegate::{
+    Check, Connect, Connecting, Limits, Link, ManualClock, Memory, Redis, Store, Timestamp,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio::sync::watch;
 
@@ -39,8 +42,8 @@ pub const TARGETS: [(&str, Target); 11] = [
     ("redis_peer", redis_peer),
 ];
 
-/// A conversation with the RESP listener, cut into pieces: as many whole values come back as commands were whole, whatever the cuts,
-/// and they are what each command is answered by itself.
+/// A conversation with the RESP listener, cut into pieces: as many whole values come back as
+/// commands were whole, whatever the cuts, and they are what each command is answered by itself.
 ///
 /// The first byte says how large the pieces are.
 pub fn resp(data: &[u8]) {
@@ -83,7 +86,11 @@ pub fn resp(data: &[u8]) {
         assert!(talked.is_ok(), "the connection's task panicked");
         answers
     });
-    assert!(answers.len() <= stream.len() + 1024 * (expected + 1), "{} bytes of answers", answers.len());
+    assert!(
+        answers.len() <= stream.len() + 1024 * (expected + 1),
+        "{} bytes of answers",
+        answers.len()
+    );
     let mut rest = &answers[..];
     let mut values = 0;
     while !rest.is_empty() {
@@ -93,9 +100,17 @@ pub fn resp(data: &[u8]) {
     assert_eq!(values, expected, "{} answered {}", stream.escape_ascii(), answers.escape_ascii());
     // Numbers of reservations and leases are drawn anew each time.
     let text = stream.to_ascii_uppercase();
-    if ![&b"RESERVE"[..], b"LEASE"].iter().any(|word| text.windows(word.len()).any(|part| part == *word)) {
+    if ![&b"RESERVE"[..], b"LEASE"]
+        .iter()
+        .any(|word| text.windows(word.len()).any(|part| part == *word))
+    {
         let alone = block_on(resp::answers_one_by_one(stream, engine()));
-        assert_eq!(answers.escape_ascii().to_string(), alone.escape_ascii().to_string(), "{}", stream.escape_ascii());
+        assert_eq!(
+            answers.escape_ascii().to_string(),
+            alone.escape_ascii().to_string(),
+            "{}",
+            stream.escape_ascii()
+        );
     }
 }
 
@@ -130,7 +145,11 @@ pub fn json(data: &[u8]) {
         let engine = engine();
         for (status, body) in http::answer_every_verb(&engine, data).await {
             assert!([200, 400, 403, 429].contains(&status), "{status}");
-            assert!(serde_json::from_slice::<serde_json::Value>(&body).is_ok(), "{}", body.escape_ascii());
+            assert!(
+                serde_json::from_slice::<serde_json::Value>(&body).is_ok(),
+                "{}",
+                body.escape_ascii()
+            );
         }
     });
     assert!(began.elapsed() < LONGEST, "{:?}", began.elapsed());
@@ -142,7 +161,8 @@ pub fn rules(data: &[u8]) {
     let began = Instant::now();
     match Config::parse(text, "file") {
         Ok(config) => {
-            let request = [("ip", "192.0.2.7"), ("path", "/v1/search"), ("user", "ann"), ("cost", "7")];
+            let request =
+                [("ip", "192.0.2.7"), ("path", "/v1/search"), ("user", "ann"), ("cost", "7")];
             let _ = config.rules.matching(&request[..], 1);
         }
         Err(error) => assert!(error.to_string().starts_with("file:"), "{error}"),
@@ -166,8 +186,8 @@ pub fn envoy(data: &[u8]) {
     assert!(began.elapsed() < LONGEST, "{:?}", began.elapsed());
 }
 
-/// A message of Envoy's protocol, for a domain of rules and for one of its own configuration: no message, an error, or an answer with a status for each
-/// descriptor that reads as it was written.
+/// A message of Envoy's protocol, for a domain of rules and for one of its own configuration: no
+/// message, an error, or an answer with a status for each descriptor that reads as it was written.
 pub fn rls(data: &[u8]) {
     const DOMAIN: &str = "domain: edge\ndescriptors:\n  - key: user\n    rate_limit: { unit: minute, requests_per_unit: 3 }\n  - key: path\n    value: /x\n    descriptors: [{ key: user, rate_limit: { unlimited: true } }]\n";
     let began = Instant::now();
@@ -185,7 +205,11 @@ pub fn rls(data: &[u8]) {
             let Ok(answer) = grpc::decide::decide(&engine, &request).await else { continue };
             assert_eq!(answer.statuses.len(), request.descriptors.len());
             let written = answer.encode_to_vec();
-            assert!(written.len() <= 4096 * (request.descriptors.len() + 1), "{} bytes of an answer", written.len());
+            assert!(
+                written.len() <= 4096 * (request.descriptors.len() + 1),
+                "{} bytes of an answer",
+                written.len()
+            );
             assert_eq!(RateLimitResponse::decode(&written[..]).as_ref(), Ok(&answer));
         }
     });
@@ -205,7 +229,8 @@ pub fn limits(data: &[u8]) {
     assert!(memory.decide(&check).is_ok() || limits.as_slice().len() > 64, "{written}");
 }
 
-/// A snapshot, whose checksums are made right first, or nothing else of it would ever be looked at: what is loaded is saved and loaded again as the same, and decides.
+/// A snapshot, whose checksums are made right first, or nothing else of it would ever be looked at:
+/// what is loaded is saved and loaded again as the same, and decides.
 pub fn snapshot_load(data: &[u8]) {
     const HEADER: usize = 16;
     let mut file = data.to_vec();
@@ -234,7 +259,11 @@ pub fn snapshot_load(data: &[u8]) {
         let limit = limit.parse().expect("a limit");
         for step in 0..3 {
             let key = format!("key:{step}");
-            assert_eq!(memory.check(&key, &limit, step), again.check(&key, &limit, step), "{limit}");
+            assert_eq!(
+                memory.check(&key, &limit, step),
+                again.check(&key, &limit, step),
+                "{limit}"
+            );
             clock.advance(std::time::Duration::from_secs(1 + 7_000 * step));
         }
     }
@@ -254,19 +283,25 @@ pub const SAVED_LIMITS: [&str; 7] = [
 /// Who is trusted in [`xff_ip`] and [`forward`].
 const TRUSTED: &str = "10.0.0.0/8, 127.0.0.1, 2001:db8::/32";
 
-/// Lines of the header that says who the client is: whoever is not trusted is believed nothing, and nothing that stands on the left changes what is found on the right.
+/// Lines of the header that says who the client is: whoever is not trusted is believed nothing, and
+/// nothing that stands on the left changes what is found on the right.
 ///
 /// The first byte says which header it is, and who the peer is.
 pub fn xff_ip(data: &[u8]) {
     let Some((first, rest)) = data.split_first() else { return };
     let plain = first & 1 == 0;
     let clients = ClientIp::behind(TRUSTED.parse().expect("networks"));
-    let clients = clients.header(if plain { "x-forwarded-for" } else { "forwarded" }).expect("a header");
+    let clients =
+        clients.header(if plain { "x-forwarded-for" } else { "forwarded" }).expect("a header");
     let lines: Vec<&[u8]> = rest.split(|byte| *byte == b'\n').collect();
     let stranger: IpAddr = [198, 51, 100, 1].into();
     let found = clients.find(stranger, lines.iter().copied());
     assert_eq!((found.ip(), found.found()), (stranger, Found::Peer));
-    let peer: IpAddr = if first & 2 == 0 { [10, 0, 0, 1].into() } else { [0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into() };
+    let peer: IpAddr = if first & 2 == 0 {
+        [10, 0, 0, 1].into()
+    } else {
+        [0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into()
+    };
     let found = clients.find(peer, lines.iter().copied());
     assert_eq!(clients.trusts(found.ip()), found.found() != Found::Hop, "{found:?}");
     assert_eq!(found.ip(), found.ip().to_canonical(), "{found:?}");
@@ -283,19 +318,26 @@ pub fn xff_ip(data: &[u8]) {
             let longer = [lie.as_bytes(), b", ", lines[0]].concat();
             let with = [&[&longer[..]], &lines[1..]].concat();
             let other = clients.find(peer, with);
-            // What was the end of the line may be a hop of its own now, if it could not be read for want of an end.
-            assert!(other == found || found.found() == Found::Unreadable, "{lie:?}: {other:?}, not {found:?}");
+            // What was the end of the line may be a hop of its own now, if it could not be read for
+            // want of an end.
+            assert!(
+                other == found || found.found() == Found::Unreadable,
+                "{lie:?}: {other:?}, not {found:?}"
+            );
         }
     }
 }
 
-/// Headers of a gateway's question, a line each: an answer, and none that lets pass unless everything was said.
+/// Headers of a gateway's question, a line each: an answer, and none that lets pass unless
+/// everything was said.
 pub fn forward(data: &[u8]) {
     let mut headers = HeaderMap::new();
     for line in data.split(|byte| *byte == b'\n').take(100) {
         let Some(colon) = line.iter().position(|byte| *byte == b':') else { continue };
-        let (name, value) =
-            (HeaderName::from_bytes(&line[..colon]), HeaderValue::from_bytes(line[colon + 1..].trim_ascii()));
+        let (name, value) = (
+            HeaderName::from_bytes(&line[..colon]),
+            HeaderValue::from_bytes(line[colon + 1..].trim_ascii()),
+        );
         if let (Ok(name), Ok(value)) = (name, value) {
             headers.append(name, value);
         }
@@ -309,22 +351,30 @@ pub fn forward(data: &[u8]) {
     let began = Instant::now();
     block_on(async {
         let engine = engine();
-        let stranger = http::answer_to(&engine, clients.clone(), [198, 51, 100, 1].into(), headers.clone()).await;
+        let stranger =
+            http::answer_to(&engine, clients.clone(), [198, 51, 100, 1].into(), headers.clone())
+                .await;
         assert_eq!(stranger, 403);
-        let status = http::answer_to(&engine, clients, [127, 0, 0, 1].into(), headers.clone()).await;
-        assert!(if whole { [204, 400, 403, 429].contains(&status) } else { status == 400 }, "{status}: {headers:?}");
+        let status =
+            http::answer_to(&engine, clients, [127, 0, 0, 1].into(), headers.clone()).await;
+        assert!(
+            if whole { [204, 400, 403, 429].contains(&status) } else { status == 400 },
+            "{status}: {headers:?}"
+        );
     });
     assert!(began.elapsed() < LONGEST, "{:?}", began.elapsed());
 }
 
-/// Replies of a Redis server: the same values or the same refusal however they are cut, bounded, and written and read again the same.
+/// Replies of a Redis server: the same values or the same refusal however they are cut, bounded,
+/// and written and read again the same.
 ///
 /// The first byte says how large the pieces are.
 pub fn redis_reply(data: &[u8]) {
     tidegate::fuzzing::replies(data);
 }
 
-/// A Redis server that answers each piece that it reads with the next part of `data`, and then closes: every call ends with an answer or an error, in time.
+/// A Redis server that answers each piece that it reads with the next part of `data`, and then
+/// closes: every call ends with an answer or an error, in time.
 ///
 /// The first byte says what the server is to be, and a byte 0xff ends a part.
 pub fn redis_peer(data: &[u8]) {
@@ -336,21 +386,31 @@ pub fn redis_peer(data: &[u8]) {
     };
     let began = Instant::now();
     // Waits take no time: the clock goes on by itself when there is nothing to do.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime").block_on(async {
         let url = url.parse().expect("an address of a store");
-        let redis = Redis::builder(url).connector(Scripted(script.into())).seed(7).build().expect("a store");
+        let redis = Redis::builder(url)
+            .connector(Scripted(script.into()))
+            .seed(7)
+            .build()
+            .expect("a store");
         if first % 4 == 1 {
             if let Ok(found) = redis.inspect().await {
                 assert!(!found.to_string().is_empty());
             }
             return;
         }
-        for (key, limits) in [("one", "3/min"), ("two", "2/h; 5 concurrent ttl 1m"), ("one", "3/min")] {
+        for (key, limits) in
+            [("one", "3/min"), ("two", "2/h; 5 concurrent ttl 1m"), ("one", "3/min")]
+        {
             let limits: Limits = limits.parse().expect("limits");
             if let Err(error) = redis.decide(&Check::new().charge(key, &limits, 1)).await {
                 let text = error.to_string();
-                assert!(!text.is_empty() && text.len() < 1 << 12 && !text.contains('\n'), "{text:?}");
+                assert!(
+                    !text.is_empty() && text.len() < 1 << 12 && !text.contains('\n'),
+                    "{text:?}"
+                );
             }
         }
     });
@@ -385,7 +445,10 @@ fn engine() -> Engine {
     let clock = ManualClock::new();
     clock.set(Timestamp::from_secs(1_700_000_000));
     let memory = Memory::builder().clock(clock).max_keys(1000).build();
-    Engine::new(Backend::Memory(memory), Config::parse(RULES, "rules").expect("rules that are right").rules)
+    Engine::new(
+        Backend::Memory(memory),
+        Config::parse(RULES, "rules").expect("rules that are right").rules,
+    )
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {

@@ -1,10 +1,12 @@
 //! Limits how many tokens can be guessed: per address, and by all addresses together.
 //!
-//! A guess is a wrong token that no client sent before. A wrong token that is sent again tells its sender nothing, so a client with an
-//! old token costs one guess and not one for each of its requests. Once the guesses of an address are used up, tokens from there are not
-//! answered, right ones neither; otherwise an address could go on guessing. Two exceptions keep the others in service: a connection that has
-//! shown the right token goes on, and an address that has shown one does not depend on the guesses of other addresses.
-//! → `docs/decisions/0047-browsers-and-guesses.md`
+//! A guess is a wrong token that no client sent before. A wrong token that is sent again tells its
+//! sender nothing, so a client with an old token costs one guess and not one for each of its
+//! requests. Once the guesses of an address are used up, tokens from there are not answered, right
+//! ones neither; otherwise an address could go on guessing. Two exceptions keep the others in
+//! service: a connection that has shown the right token goes on, and an address that has shown one
+//! does not depend on the guesses of other addresses. →
+//! `docs/decisions/0047-browsers-and-guesses.md`
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
@@ -47,7 +49,9 @@ impl Default for Guesses {
 
 impl Guesses {
     fn over(memory: impl Fn() -> tidegate::MemoryBuilder) -> Self {
-        let limit = |amount| Limit::bucket(amount, Period::MINUTE).build().expect("a constant that is a valid limit");
+        let limit = |amount| {
+            Limit::bucket(amount, Period::MINUTE).build().expect("a constant that is a valid limit")
+        };
         Guesses {
             per_address: memory().max_keys(ADDRESSES).build().gate(&limit(PER_ADDRESS)),
             all_together: memory().max_keys(1).build().gate(&limit(ALL_TOGETHER)),
@@ -64,7 +68,8 @@ impl Guesses {
         }
         let cost = u64::from(!is_right);
         let is_known = self.right.has(network.as_ref());
-        // No address is counted before there is a guess for it, so the table of addresses is never full.
+        // No address is counted before there is a guess for it, so the table of addresses is never
+        // full.
         let mut answer = if is_known { Answer::Verdict } else { left(&self.all_together, &[], 0) };
         if answer == Answer::Verdict {
             answer = left(&self.per_address, network.as_ref(), cost);
@@ -94,10 +99,14 @@ pub(crate) fn seconds(wait: Duration) -> u64 {
 
 /// What is answered to a token that was not looked at.
 pub(crate) fn advice(wait: Duration) -> String {
-    format!("too many wrong tokens: no token is looked at now; send it again in {} s", seconds(wait))
+    format!(
+        "too many wrong tokens: no token is looked at now; send it again in {} s",
+        seconds(wait)
+    )
 }
 
-/// Takes `cost` of a budget of guesses, and says whether there was one; for no cost, whether there is one left.
+/// Takes `cost` of a budget of guesses, and says whether there was one; for no cost, whether there
+/// is one left.
 fn left(engine: &Gate, key: &[u8], cost: u64) -> Answer {
     let verdict = engine.check(key, cost);
     if verdict.allowed && (cost > 0 || verdict.remaining > 0) {
@@ -134,7 +143,8 @@ impl AsRef<[u8]> for Network {
     }
 }
 
-/// A set of byte strings that forgets some of them: each has one place, by a hash with a key of its own, and the newest there stays.
+/// A set of byte strings that forgets some of them: each has one place, by a hash with a key of its
+/// own, and the newest there stays.
 struct Marks {
     places: Box<[AtomicU64]>,
     hasher: RandomState,
@@ -142,7 +152,10 @@ struct Marks {
 
 impl Default for Marks {
     fn default() -> Self {
-        Marks { places: (0..REMEMBERED).map(|_| AtomicU64::new(0)).collect(), hasher: RandomState::new() }
+        Marks {
+            places: (0..REMEMBERED).map(|_| AtomicU64::new(0)).collect(),
+            hasher: RandomState::new(),
+        }
     }
 }
 
@@ -213,7 +226,10 @@ mod tests {
         for number in 0..1000_u32 {
             assert!(guess(&guesses, HERE, 7), "{number}");
             // All clients of a fleet have the same old token.
-            assert!(guess(&guesses, IpAddr::from((0x0a00_0000 + number).to_be_bytes()), 7), "{number}");
+            assert!(
+                guess(&guesses, IpAddr::from((0x0a00_0000 + number).to_be_bytes()), 7),
+                "{number}"
+            );
         }
         assert!((0..7).all(|number| guess(&guesses, HERE, number)), "nine are left");
         guesses.forget_tokens();
@@ -228,7 +244,11 @@ mod tests {
         assert!(!guess(&guesses, address(99), 99));
         assert!(guess(&guesses, "2001:db8:0:8::1".parse().unwrap(), 99));
         // An address of IPv4 is the same over a listener of IPv6.
-        assert!((0..PER_ADDRESS).all(|number| guess(&guesses, "::ffff:192.0.2.7".parse().unwrap(), 100 + number)));
+        assert!((0..PER_ADDRESS).all(|number| guess(
+            &guesses,
+            "::ffff:192.0.2.7".parse().unwrap(),
+            100 + number
+        )));
         assert!(!guess(&guesses, HERE, 200));
     }
 
@@ -237,7 +257,13 @@ mod tests {
         let (guesses, clock) = guesses();
         assert!(knows(&guesses, HERE));
         let admitted = (0..10_000_u32)
-            .filter(|number| guess(&guesses, IpAddr::from((0x0a00_0000_u32 + number).to_be_bytes()), (*number).into()))
+            .filter(|number| {
+                guess(
+                    &guesses,
+                    IpAddr::from((0x0a00_0000_u32 + number).to_be_bytes()),
+                    (*number).into(),
+                )
+            })
             .count();
         assert_eq!(admitted, 600);
         let new = IpAddr::from([203, 0, 113, 1]);

@@ -73,11 +73,21 @@ impl FromStr for Bytes {
             return Ok(Bytes(None));
         }
         let read = || {
-            let (number, unit) =
-                UNITS.iter().find_map(|(name, unit)| text.strip_suffix(name).map(|number| (number, unit)))?;
-            number.trim_end().parse::<u64>().ok()?.checked_mul(*unit).filter(|bytes| *bytes >= LEAST)
+            let (number, unit) = UNITS
+                .iter()
+                .find_map(|(name, unit)| text.strip_suffix(name).map(|number| (number, unit)))?;
+            number
+                .trim_end()
+                .parse::<u64>()
+                .ok()?
+                .checked_mul(*unit)
+                .filter(|bytes| *bytes >= LEAST)
         };
-        let wrong = || format!("{text:?}: expected auto, or a number of bytes such as 512MiB or 2GiB, at least 1MiB");
+        let wrong = || {
+            format!(
+                "{text:?}: expected auto, or a number of bytes such as 512MiB or 2GiB, at least 1MiB"
+            )
+        };
         read().map(|bytes| Bytes(Some(bytes))).ok_or_else(wrong)
     }
 }
@@ -85,12 +95,14 @@ impl FromStr for Bytes {
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(bytes) = self.0 else { return f.write_str("auto") };
-        let (name, unit) = UNITS.iter().find(|(_, unit)| bytes.is_multiple_of(*unit)).unwrap_or(&UNITS[3]);
+        let (name, unit) =
+            UNITS.iter().find(|(_, unit)| bytes.is_multiple_of(*unit)).unwrap_or(&UNITS[3]);
         write!(f, "{}{name}", bytes / unit)
     }
 }
 
-/// How many bytes of memory this process may have: what the machine has, or less if a control group says so. `root` is where the system's files are.
+/// How many bytes of memory this process may have: what the machine has, or less if a control group
+/// says so. `root` is where the system's files are.
 fn available(root: &Path) -> u64 {
     let read = |file: &str| fs::read_to_string(root.join(file)).unwrap_or_default();
     let machine = read("proc/meminfo").lines().find_map(|line| {
@@ -103,14 +115,19 @@ fn available(root: &Path) -> u64 {
         let (kinds, own) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let (folder, file) = match kinds {
             "" => ("sys/fs/cgroup", "memory.max"),
-            _ if kinds.split(',').any(|kind| kind == "memory") => ("sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            _ if kinds.split(',').any(|kind| kind == "memory") => {
+                ("sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            }
             _ => return Vec::new(),
         };
-        // A group is bounded by those it is part of, too; in a container the outer ones cannot be seen.
-        let folders =
-            Path::new(own).ancestors().map(|group| Path::new(folder).join(group.strip_prefix("/").unwrap_or(group)));
-        let numbers = folders
-            .filter_map(|folder| fs::read_to_string(root.join(folder).join(file)).ok()?.trim().parse::<u64>().ok());
+        // A group is bounded by those it is part of, too; in a container the outer ones cannot be
+        // seen.
+        let folders = Path::new(own)
+            .ancestors()
+            .map(|group| Path::new(folder).join(group.strip_prefix("/").unwrap_or(group)));
+        let numbers = folders.filter_map(|folder| {
+            fs::read_to_string(root.join(folder).join(file)).ok()?.trim().parse::<u64>().ok()
+        });
         numbers.collect()
     });
     // Where nobody says anything, what a small machine has.
@@ -136,9 +153,12 @@ mod tests {
         }
         assert_eq!(Bytes::default(), "auto".parse().unwrap());
         assert!(Bytes::default().number() >= LEAST);
-        for text in ["", "0", "1", "1023KiB", "-1MiB", "1.5GiB", "1TB", "MiB", "99999999999GiB", "1MB"] {
-            let expected =
-                format!("{text:?}: expected auto, or a number of bytes such as 512MiB or 2GiB, at least 1MiB");
+        for text in
+            ["", "0", "1", "1023KiB", "-1MiB", "1.5GiB", "1TB", "MiB", "99999999999GiB", "1MB"]
+        {
+            let expected = format!(
+                "{text:?}: expected auto, or a number of bytes such as 512MiB or 2GiB, at least 1MiB"
+            );
             assert_eq!(text.parse::<Bytes>(), Err(expected));
         }
     }
@@ -154,7 +174,8 @@ mod tests {
             ("sys/fs/cgroup/d/e/memory.max", "max\n"),
             ("sys/fs/cgroup/c/memory.max", "1\n"),
         ];
-        let expected = [1 << 30, 1_024_000, 1_024_000, 1_024_000, 900_000, 800_000, 800_000, 800_000];
+        let expected =
+            [1 << 30, 1_024_000, 1_024_000, 1_024_000, 900_000, 800_000, 800_000, 800_000];
         for (count, expected) in expected.into_iter().enumerate() {
             let root = tempfile::tempdir().unwrap();
             for (file, text) in &FILES[..count] {

@@ -1,11 +1,20 @@
 //! The nearest right name, for messages about a wrong one.
 
-/// Of `choices` the one that `word` most likely means: at most a third of its letters differ, whatever their case. The first of several equal ones.
-pub(crate) fn nearest<'a>(word: &str, choices: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+/// Of `choices` the one that `word` most likely means: at most a third of its letters differ,
+/// whatever their case. The first of several equal ones.
+pub(crate) fn nearest<'a>(
+    word: &str,
+    choices: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
     let word = word.to_lowercase();
     let most = (word.chars().count() / 3).max(1);
-    let distances = choices.into_iter().map(|choice| (strsim::osa_distance(&word, &choice.to_lowercase()), choice));
-    distances.filter(|(distance, _)| *distance <= most).min_by_key(|(distance, _)| *distance).map(|(_, choice)| choice)
+    let distances = choices
+        .into_iter()
+        .map(|choice| (strsim::osa_distance(&word, &choice.to_lowercase()), choice));
+    distances
+        .filter(|(distance, _)| *distance <= most)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, choice)| choice)
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! What a configuration names and is not in its text: files, folders and the store, before a server needs them.
+//! What a configuration names and is not in its text: files, folders and the store, before a server
+//! needs them.
 
 use std::path::Path;
 
@@ -11,12 +12,17 @@ use crate::rules::envoy::Domains;
 use crate::run::StartError;
 use crate::store::{check_store, unknown};
 
-/// What is wrong with the files and the store that a configuration names. Nothing is written, and nothing is charged to a key of the rules.
+/// What is wrong with the files and the store that a configuration names. Nothing is written, and
+/// nothing is charged to a key of the rules.
 pub async fn preflight(config: &Config) -> Vec<Finding> {
     let mut found = files(config);
-    let has_store_error = |found: &[Finding]| found.iter().any(|one| one.message.starts_with("store_secret_file"));
+    let has_store_error =
+        |found: &[Finding]| found.iter().any(|one| one.message.starts_with("store_secret_file"));
     // A URL that cannot be read is an error of the text.
-    if config.store != "memory" && config.store.parse::<tidegate::RedisUrl>().is_ok() && !has_store_error(&found) {
+    if config.store != "memory"
+        && config.store.parse::<tidegate::RedisUrl>().is_ok()
+        && !has_store_error(&found)
+    {
         store(config, &mut found).await;
     }
     found
@@ -25,7 +31,8 @@ pub async fn preflight(config: &Config) -> Vec<Finding> {
 fn files(config: &Config) -> Vec<Finding> {
     let mut found = Vec::new();
     let place = |steps: &[Step<'_>]| config.outline.value(steps);
-    for (key, file) in [("check_file", &config.tokens.checks), ("admin_file", &config.tokens.admin)] {
+    for (key, file) in [("check_file", &config.tokens.checks), ("admin_file", &config.tokens.admin)]
+    {
         let read = file.as_deref().map(|file| {
             let token = Secret::read(file)?;
             let (bytes, least) = (token.reveal().len(), MIN_REMOTE_TOKEN_BYTES);
@@ -35,15 +42,25 @@ fn files(config: &Config) -> Vec<Finding> {
             Ok(())
         });
         if let Some(Err(problem)) = read {
-            found.push(Finding::error(place(&[Key("tokens"), Key(key)]), format!("tokens.{key}: {problem}")));
+            found.push(Finding::error(
+                place(&[Key("tokens"), Key(key)]),
+                format!("tokens.{key}: {problem}"),
+            ));
         }
     }
     if let Some(tls) = &config.tls {
-        let named = [("cert", Some(&tls.cert)), ("key", Some(&tls.key)), ("client_ca", tls.client_ca.as_ref())];
+        let named = [
+            ("cert", Some(&tls.cert)),
+            ("key", Some(&tls.key)),
+            ("client_ca", tls.client_ca.as_ref()),
+        ];
         let before = found.len();
         for (key, file) in named {
             if let Some(problem) = file.and_then(|file| unusable(file)) {
-                found.push(Finding::error(place(&[Key("tls"), Key(key)]), format!("tls.{key}: {problem}")));
+                found.push(Finding::error(
+                    place(&[Key("tls"), Key(key)]),
+                    format!("tls.{key}: {problem}"),
+                ));
             }
         }
         if found.len() == before
@@ -51,19 +68,28 @@ fn files(config: &Config) -> Vec<Finding> {
         {
             let key = named.iter().find(|(_, file)| file.is_some_and(|file| error.is_about(file)));
             let key = key.map_or("cert", |(key, _)| key);
-            found.push(Finding::error(place(&[Key("tls"), Key(key)]), format!("tls.{key}: {error}")));
+            found.push(Finding::error(
+                place(&[Key("tls"), Key(key)]),
+                format!("tls.{key}: {error}"),
+            ));
         }
     }
     if let Some(file) = &config.store_secret_file
         && let Some(problem) = unusable(file)
     {
-        found.push(Finding::error(place(&[Key("store_secret_file")]), format!("store_secret_file: {problem}")));
+        found.push(Finding::error(
+            place(&[Key("store_secret_file")]),
+            format!("store_secret_file: {problem}"),
+        ));
     }
     if let Some(folder) = config.memory.snapshot_file.as_deref().and_then(Path::parent)
         && !folder.as_os_str().is_empty()
         && !folder.is_dir()
     {
-        let message = format!("memory.snapshot_file: {}: there is no such folder: create it", folder.display());
+        let message = format!(
+            "memory.snapshot_file: {}: there is no such folder: create it",
+            folder.display()
+        );
         found.push(Finding::error(place(&[Key("memory"), Key("snapshot_file")]), message));
     }
     if let Some(file) = &config.memory.snapshot_file
@@ -77,7 +103,10 @@ fn files(config: &Config) -> Vec<Finding> {
             Ok(domains) => found.extend(domains.warnings().iter().cloned()),
             Err(error) if folder.is_dir() => found.extend(error.findings()),
             Err(error) => {
-                found.push(Finding::error(place(&[Key("envoy"), Key("config")]), format!("envoy.config: {error}")));
+                found.push(Finding::error(
+                    place(&[Key("envoy"), Key("config")]),
+                    format!("envoy.config: {error}"),
+                ));
             }
         }
     }
@@ -105,8 +134,9 @@ async fn store(config: &Config, found: &mut Vec<Finding>) {
         Err(error) => found.push(Finding::error(place, error.to_string())),
         Ok(check) => {
             if let Some(why) = check.unreachable {
-                let message =
-                    format!("store: {why}: whether it can be used is not known; serve starts and tries again");
+                let message = format!(
+                    "store: {why}: whether it can be used is not known; serve starts and tries again"
+                );
                 found.push(Finding::note(&*place, message));
             }
             if let Some(waited) = check.unknown_after {

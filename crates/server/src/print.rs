@@ -1,7 +1,8 @@
 //! A configuration as text that can be read again: what `--print-config` shows.
 //!
-//! Everything is written, defaults too, so that nobody has to know them. Tokens are not part of a configuration, only the files they are in; a password in the
-//! URL of the store is three stars, and a secret in it is left out, which a comment says.
+//! Everything is written, defaults too, so that nobody has to know them. Tokens are not part of a
+//! configuration, only the files they are in; a password in the URL of the store is three stars,
+//! and a secret in it is left out, which a comment says.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -10,10 +11,13 @@ use std::path::Path;
 use tidegate::{Overflow, RedisUrl};
 
 use crate::config::{Config, Envoy};
-use crate::rules::{Budget, Condition, Cost, Failure, Measure, Missing, Mode, RequestPolicy, Rule, Settle};
+use crate::rules::{
+    Budget, Condition, Cost, Failure, Measure, Missing, Mode, RequestPolicy, Rule, Settle,
+};
 
 impl Config {
-    /// As YAML, which [`Config::parse`] reads as the same configuration, but for password and secret of the store.
+    /// As YAML, which [`Config::parse`] reads as the same configuration, but for password and
+    /// secret of the store.
     pub fn to_yaml(&self) -> String {
         let mut out = String::new();
         if self.hides_secret() {
@@ -48,13 +52,16 @@ impl Config {
             let _ = writeln!(out, "  {name}: {}", protocol(at));
         }
         let clients = &self.clients;
-        let proxies: Vec<String> = clients.trusted().networks().iter().map(|net| quoted(&net.to_string())).collect();
+        let proxies: Vec<String> =
+            clients.trusted().networks().iter().map(|net| quoted(&net.to_string())).collect();
         let _ = writeln!(out, "trusted_proxies: [{}]", proxies.join(", "));
         let (header, prefix) = (quoted(clients.header_name()), clients.prefix());
         let _ = writeln!(out, "client_ip:\n  header: {header}\n  ipv6_prefix: {prefix}");
         let _ = writeln!(out, "on_store_failure: {}", failure(self.on_store_failure));
         let resilient = &self.resilience;
-        let auto = |number: Option<u32>| number.map_or_else(|| "auto".to_string(), |number| number.to_string());
+        let auto = |number: Option<u32>| {
+            number.map_or_else(|| "auto".to_string(), |number| number.to_string())
+        };
         let _ = writeln!(
             out,
             "resilience:\n  deadline_ms: {}\n  nodes: {}\n  lease_error_percent: {}\n  async_period_ms: {}\n  async_cap: {}\n  max_in_flight: {}",
@@ -74,7 +81,9 @@ impl Config {
         }
         if self.tokens != Default::default() {
             let _ = writeln!(out, "tokens:");
-            for (name, file) in [("check_file", &self.tokens.checks), ("admin_file", &self.tokens.admin)] {
+            for (name, file) in
+                [("check_file", &self.tokens.checks), ("admin_file", &self.tokens.admin)]
+            {
                 if let Some(file) = file {
                     let _ = writeln!(out, "  {name}: {}", path(file));
                 }
@@ -113,7 +122,11 @@ impl Config {
         );
         let underscores = if headers.keeps_underscores { "keep" } else { "drop" };
         let lists: Vec<String> = headers.lists.iter().map(|name| quoted(name)).collect();
-        let _ = writeln!(out, "headers:\n  underscores: {underscores}\n  lists: [{}]", lists.join(", "));
+        let _ = writeln!(
+            out,
+            "headers:\n  underscores: {underscores}\n  lists: [{}]",
+            lists.join(", ")
+        );
         self.print_envoy(&mut out);
         if let Some(proxy) = &self.proxy {
             out.push_str(&proxy.to_yaml());
@@ -143,14 +156,17 @@ impl Config {
             Some(u32::MAX) => quoted("on"),
             Some(most) => most.to_string(),
         };
-        let families = options.headers.map_or(String::new(), |families| families.to_string().replace(' ', ", "));
+        let families = options
+            .headers
+            .map_or(String::new(), |families| families.to_string().replace(' ', ", "));
         let _ = writeln!(out, "  overrides: {overrides}\n  headers: [{families}]");
         if options.body {
             let _ = writeln!(out, "  body: problem");
         }
     }
 
-    /// Whether the URL of the store brings a secret. Without it the same configuration keeps its state elsewhere.
+    /// Whether the URL of the store brings a secret. Without it the same configuration keeps its
+    /// state elsewhere.
     fn hides_secret(&self) -> bool {
         self.store.parse::<RedisUrl>().is_ok_and(|url| url.has_secret())
     }
@@ -184,20 +200,33 @@ fn rule(out: &mut String, rule: &Rule) {
     match &rule.cost {
         Cost::Fixed(units) => _ = writeln!(out, "    cost: {units}"),
         Cost::From { attribute, min, max } => {
-            let _ = writeln!(out, "    cost: {{ from: {}, min: {min}, max: {max} }}", quoted(attribute));
+            let _ = writeln!(
+                out,
+                "    cost: {{ from: {}, min: {min}, max: {max} }}",
+                quoted(attribute)
+            );
         }
     }
     if !rule.overrides.is_empty() {
         let _ = writeln!(out, "    overrides:");
     }
     for other in &rule.overrides {
-        let _ = writeln!(out, "      - when: {}\n        limit: {}", conditions(&other.when), budget(&other.budget));
+        let _ = writeln!(
+            out,
+            "      - when: {}\n        limit: {}",
+            conditions(&other.when),
+            budget(&other.budget)
+        );
     }
     let mode = match rule.mode {
         Mode::Enforce => "enforce",
         Mode::Shadow => "shadow",
     };
-    let _ = writeln!(out, "    mode: {mode}\n    refunds: {}", quoted(if rule.refunds { "on" } else { "off" }));
+    let _ = writeln!(
+        out,
+        "    mode: {mode}\n    refunds: {}",
+        quoted(if rule.refunds { "on" } else { "off" })
+    );
     let _ = writeln!(out, "    sync: {}", rule.sync.name());
     if !rule.charge_when.is_empty() {
         let _ = writeln!(out, "    charge_when: {}", conditions(&rule.charge_when));
@@ -223,7 +252,8 @@ fn rule(out: &mut String, rule: &Rule) {
 
 fn conditions(when: &[Condition]) -> String {
     let pairs = when.iter().map(|condition| {
-        let any_of: Vec<String> = condition.any_of.iter().map(|pattern| quoted(pattern.text())).collect();
+        let any_of: Vec<String> =
+            condition.any_of.iter().map(|pattern| quoted(pattern.text())).collect();
         format!("{}: [{}]", quoted(&condition.attribute), any_of.join(", "))
     });
     format!("{{ {} }}", pairs.collect::<Vec<_>>().join(", "))
@@ -318,7 +348,8 @@ proxy: { upstream: "h2c://app:81/base", connect_ms: 7, answer_secs: 8, idle_secs
         for text in [FULL, "", crate::BUILT_IN] {
             let config = Config::parse(text, "test").unwrap();
             let printed = config.to_yaml();
-            let again = Config::parse(&printed, "printed").unwrap_or_else(|error| panic!("{error}\n{printed}"));
+            let again = Config::parse(&printed, "printed")
+                .unwrap_or_else(|error| panic!("{error}\n{printed}"));
             assert_eq!(again.to_yaml(), printed);
             let without_store = |mut config: Config| {
                 config.store = "memory".into();
@@ -335,8 +366,7 @@ proxy: { upstream: "h2c://app:81/base", connect_ms: 7, answer_secs: 8, idle_secs
         assert!(!printed.contains("sesame"));
         let secret = "store: redis+cluster://127.0.0.1?secret=open-sesame-0123456789\n";
         let printed = Config::parse(secret, "test").unwrap().to_yaml();
-        let expected =
-            "# the URL of the store has a secret, which is not shown\nstore: \"redis+cluster://127.0.0.1:6379\"\n";
+        let expected = "# the URL of the store has a secret, which is not shown\nstore: \"redis+cluster://127.0.0.1:6379\"\n";
         assert!(printed.starts_with(expected) && !printed.contains("sesame"), "{printed}");
         // A flag may say what no file can.
         let mut config = Config::without_file();

@@ -1,7 +1,9 @@
-//! Whether this server should get requests, and what is not as configured: the answer of `/readyz` and of health over gRPC.
+//! Whether this server should get requests, and what is not as configured: the answer of `/readyz`
+//! and of health over gRPC.
 //!
-//! The answer is text: `ready`, `degraded` or `not ready`, then a line for each reason, `store: …`. Only `not ready` is a 503: a load balancer
-//! should send requests elsewhere. `degraded` means that requests are answered, but not as the configuration says.
+//! The answer is text: `ready`, `degraded` or `not ready`, then a line for each reason, `store: …`.
+//! Only `not ready` is a 503: a load balancer should send requests elsewhere. `degraded` means that
+//! requests are answered, but not as the configuration says.
 
 use std::fmt;
 
@@ -36,7 +38,11 @@ impl Readiness {
         }
         reasons.extend(store(engine, health.store_probe()).await);
         let differences = engine.observer().metrics().in_force().differences();
-        reasons.extend(differences.into_iter().map(|text| Reason { about: "config", text, is_fatal: false }));
+        reasons.extend(differences.into_iter().map(|text| Reason {
+            about: "config",
+            text,
+            is_fatal: false,
+        }));
         Readiness(reasons)
     }
 
@@ -78,7 +84,8 @@ async fn store(engine: &Engine, probe: &StoreProbe) -> Option<Reason> {
         return Some(Reason { about: "store", text: error.to_string(), is_fatal: true });
     }
     let problem = store_problem(engine)?;
-    let text = format!("{}: {}; enforced meanwhile: {}", problem.state, problem.why, problem.enforced);
+    let text =
+        format!("{}: {}; enforced meanwhile: {}", problem.state, problem.why, problem.enforced);
     Some(Reason { about: "store", text, is_fatal: problem.denies })
 }
 

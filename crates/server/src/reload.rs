@@ -1,8 +1,10 @@
-//! Reloads the configuration, Envoy's domains and tokens when their files change or on SIGHUP: all of a file or nothing of it.
+//! Reloads the configuration, Envoy's domains and tokens when their files change or on SIGHUP: all
+//! of a file or nothing of it.
 //!
-//! The content is compared, not the time of change: a file that is replaced by a rename, or by the swap of a symbolic link above it, is noticed like any
-//! other. What a file says and what runs can differ: because the file is refused, or because a setting needs a restart. Every such difference is
-//! logged by name and kept in [`InForce`](crate::observe::InForce) until it ends.
+//! The content is compared, not the time of change: a file that is replaced by a rename, or by the
+//! swap of a symbolic link above it, is noticed like any other. What a file says and what runs can
+//! differ: because the file is refused, or because a setting needs a restart. Every such difference
+//! is logged by name and kept in [`InForce`](crate::observe::InForce) until it ends.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -64,10 +66,13 @@ impl ConfigFile {
     /// Reads the file and puts into force whatever can change while the server runs.
     fn load(&self, engine: &Engine) -> Result<Loaded, String> {
         let mut config = Config::load(&self.file).map_err(|error| error.to_string())?;
-        // An editor that saves in two steps, or a full disk, leaves an empty file for a while: that must not lift every limit.
+        // An editor that saves in two steps, or a full disk, leaves an empty file for a while: that
+        // must not lift every limit.
         if config.outline.is_empty() && !self.started_with.outline.is_empty() {
             let file = self.file.display();
-            return Err(format!("{file}: the file is empty: write `rules: []` if no limits are meant"));
+            return Err(format!(
+                "{file}: the file is empty: write `rules: []` if no limits are meant"
+            ));
         }
         self.overlay.apply(&mut config)?;
         let needs_restart = needing_restart(&self.started_with, &config);
@@ -91,7 +96,9 @@ impl Source {
         match self {
             Source::Configuration(config) => &config.file,
             Source::Domains(path) => path,
-            Source::Tokens(files, _) => files.checks.as_deref().or(files.admin.as_deref()).unwrap_or(Path::new("")),
+            Source::Tokens(files, _) => {
+                files.checks.as_deref().or(files.admin.as_deref()).unwrap_or(Path::new(""))
+            }
         }
     }
 
@@ -120,10 +127,13 @@ impl Source {
         }
     }
 
-    /// By which a change is noticed: what a file says; or which files a folder has, each with its identity and times.
+    /// By which a change is noticed: what a file says; or which files a folder has, each with its
+    /// identity and times.
     fn fingerprint(&self) -> Option<Vec<u8>> {
         match self {
-            Source::Configuration(config) => tidegate::read_file(&config.file, crate::config::MAX_FILE_BYTES).ok(),
+            Source::Configuration(config) => {
+                tidegate::read_file(&config.file, crate::config::MAX_FILE_BYTES).ok()
+            }
             Source::Tokens(files, _) => {
                 let mut print = Vec::new();
                 for file in [&files.checks, &files.admin].into_iter().flatten() {
@@ -136,9 +146,14 @@ impl Source {
                 let mut print = Vec::new();
                 for path in envoy::files(folder).ok()? {
                     let about = std::fs::metadata(&path).ok()?;
-                    let times = [about.mtime(), about.mtime_nsec(), about.ctime(), about.ctime_nsec()];
+                    let times =
+                        [about.mtime(), about.mtime_nsec(), about.ctime(), about.ctime_nsec()];
                     print.extend_from_slice(path.as_os_str().as_encoded_bytes());
-                    print.extend([about.dev(), about.ino(), about.len()].into_iter().flat_map(u64::to_le_bytes));
+                    print.extend(
+                        [about.dev(), about.ino(), about.len()]
+                            .into_iter()
+                            .flat_map(u64::to_le_bytes),
+                    );
                     print.extend(times.into_iter().flat_map(i64::to_le_bytes));
                 }
                 Some(print)
@@ -149,7 +164,9 @@ impl Source {
     /// The fingerprint of what the server started with, if that is known.
     fn at_start(&self) -> Option<Vec<u8>> {
         match self {
-            Source::Configuration(config) => Some(config.started_with.outline.text().as_bytes().into()),
+            Source::Configuration(config) => {
+                Some(config.started_with.outline.text().as_bytes().into())
+            }
             Source::Domains(_) | Source::Tokens(..) => None,
         }
     }
@@ -179,7 +196,8 @@ impl Source {
 pub(crate) async fn watch(source: Source, engine: Engine) {
     let mut hangup = signal(SignalKind::hangup()).ok();
     let mut known = source.at_start();
-    // What the server started with is not known: it is read once more, without a word, since it may have changed meanwhile.
+    // What the server started with is not known: it is read once more, without a word, since it may
+    // have changed meanwhile.
     let mut is_first = known.is_none();
     let mut every = tokio::time::interval(EVERY);
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -189,13 +207,17 @@ pub(crate) async fn watch(source: Source, engine: Engine) {
             () = hung_up(&mut hangup) => true,
         };
         let own = source.clone();
-        let Ok(now) = tokio::task::spawn_blocking(move || own.fingerprint()).await else { continue };
+        let Ok(now) = tokio::task::spawn_blocking(move || own.fingerprint()).await else {
+            continue;
+        };
         if now == known && !asked && !is_first {
             continue;
         }
         known = now;
         let (own, into) = (source.clone(), engine.clone());
-        let Ok(loaded) = tokio::task::spawn_blocking(move || own.load(&into)).await else { continue };
+        let Ok(loaded) = tokio::task::spawn_blocking(move || own.load(&into)).await else {
+            continue;
+        };
         report(&source, &engine, &loaded, is_first);
         is_first = false;
     }
@@ -220,11 +242,16 @@ fn report(source: &Source, engine: &Engine, loaded: &Result<Loaded, String>, is_
                     &[("setting", setting), ("in_force", running), ("file", read)],
                 );
             }
-            let settings: Vec<&str> = needs_restart.iter().map(|change| change.setting.as_str()).collect();
-            (!settings.is_empty()).then(|| format!("{file}: changes that need a restart: {}", settings.join(", ")))
+            let settings: Vec<&str> =
+                needs_restart.iter().map(|change| change.setting.as_str()).collect();
+            (!settings.is_empty())
+                .then(|| format!("{file}: changes that need a restart: {}", settings.join(", ")))
         }
         Err(error) => {
-            log.error(&format!("{name} refused; the last good one stays in force"), &[("why", error)]);
+            log.error(
+                &format!("{name} refused; the last good one stays in force"),
+                &[("why", error)],
+            );
             let first = error.lines().next().unwrap_or_default();
             Some(format!("{file}: refused, the last good one stays in force: {first}"))
         }

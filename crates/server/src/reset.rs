@@ -1,7 +1,8 @@
 //! Reset: empties the budgets that a call names, and lists them.
 //!
-//! The state of a budget is known by the name of the rule, the values of its `by`, and the position of each limit. Overrides use the same positions, so
-//! a reset covers as many positions as the longest list of limits of the rule has, whichever override applies.
+//! The state of a budget is known by the name of the rule, the values of its `by`, and the position
+//! of each limit. Overrides use the same positions, so a reset covers as many positions as the
+//! longest list of limits of the rule has, whichever override applies.
 
 use std::sync::Arc;
 
@@ -26,7 +27,8 @@ pub enum Target {
     },
     /// One budget of each rule that has a `by`, all of whose attributes are given.
     Given(Vec<(String, String)>),
-    /// One budget of each rule that applies to a request with these attributes, rules without `by` included.
+    /// One budget of each rule that applies to a request with these attributes, rules without `by`
+    /// included.
     Applying(Vec<(String, String)>),
 }
 
@@ -87,7 +89,9 @@ pub enum InvalidTarget {
     #[error("rule {0} has no limits: there is nothing to reset")]
     NoLimits(Arc<str>),
     /// No rule has a `by` whose attributes are all given.
-    #[error("nothing to reset: no rule with limits has a by whose attributes are all given ({given}); {hint}")]
+    #[error(
+        "nothing to reset: no rule with limits has a by whose attributes are all given ({given}); {hint}"
+    )]
     NoneGiven {
         /// The attributes that are given.
         given: String,
@@ -95,14 +99,17 @@ pub enum InvalidTarget {
         hint: String,
     },
     /// No rule applies to the attributes.
-    #[error("nothing to reset: no rule with limits applies to these attributes; /v1/explain says why")]
+    #[error(
+        "nothing to reset: no rule with limits applies to these attributes; /v1/explain says why"
+    )]
     NoneApplies,
 }
 
 impl Engine {
     /// Empties the budgets that `target` names, and returns them.
     ///
-    /// The budgets are reset one after the other. After an error some of them may have been reset; the same call again resets all.
+    /// The budgets are reset one after the other. After an error some of them may have been reset;
+    /// the same call again resets all.
     ///
     /// # Errors
     /// If there are no such budgets, or the store has no answer.
@@ -114,10 +121,13 @@ impl Engine {
             let Some(limits) = longest(&rule) else { continue };
             let key = rule.key_of(given);
             let subject = Subject { scope: Scope::Rule((&*rule.name).into()), key: (&key).into() };
-            let check = Check::of(Op::Reset).policy(rule.policy()).charge_subject(subject, limits, 0);
+            let check =
+                Check::of(Op::Reset).policy(rule.policy()).charge_subject(subject, limits, 0);
             // A reset is never denied.
             let _decision = self.decide(&check).await?;
-            let value = |name: &Arc<str>| given.iter().find(|(own, _)| **own == **name).map(|(_, value)| value.clone());
+            let value = |name: &Arc<str>| {
+                given.iter().find(|(own, _)| **own == **name).map(|(_, value)| value.clone())
+            };
             let by = rule.by.iter().map(|name| (Arc::clone(name), value(name))).collect();
             emptied.push(Emptied { rule, by });
         }
@@ -128,7 +138,10 @@ impl Engine {
 type Given<'a> = &'a [(String, String)];
 
 /// The rules whose budgets are named, each with the attributes that say which budget.
-fn find<'a>(rules: &Rules, target: &'a Target) -> Result<Vec<(Arc<Rule>, Given<'a>)>, InvalidTarget> {
+fn find<'a>(
+    rules: &Rules,
+    target: &'a Target,
+) -> Result<Vec<(Arc<Rule>, Given<'a>)>, InvalidTarget> {
     let limited = || rules.iter().filter(|rule| longest(rule).is_some());
     match target {
         Target::Rule { name, by } => {
@@ -139,7 +152,8 @@ fn find<'a>(rules: &Rules, target: &'a Target) -> Result<Vec<(Arc<Rule>, Given<'
                 return Err(InvalidTarget::NoLimits(Arc::clone(&rule.name)));
             }
             if let Some(attribute) = without_budget(rule, &by[..]) {
-                let (rule, attribute, missing) = (Arc::clone(&rule.name), Arc::clone(attribute), rule.missing);
+                let (rule, attribute, missing) =
+                    (Arc::clone(&rule.name), Arc::clone(attribute), rule.missing);
                 return Err(InvalidTarget::Empty { rule, attribute, missing });
             }
             Ok(vec![(Arc::clone(rule), by)])
@@ -147,14 +161,17 @@ fn find<'a>(rules: &Rules, target: &'a Target) -> Result<Vec<(Arc<Rule>, Given<'
         Target::Given(given) => {
             let has = |name: &Arc<str>| given.iter().any(|(own, _)| **own == **name);
             let found = limited().filter(|rule| {
-                !rule.by.is_empty() && rule.by.iter().all(has) && without_budget(rule, &given[..]).is_none()
+                !rule.by.is_empty()
+                    && rule.by.iter().all(has)
+                    && without_budget(rule, &given[..]).is_none()
             });
             let found: Vec<_> = found.map(|rule| (Arc::clone(rule), &given[..])).collect();
             if found.is_empty() { Err(none_given(limited(), given)) } else { Ok(found) }
         }
         Target::Applying(attributes) => {
             let applying = limited().filter(|rule| {
-                rule.unmet(&attributes[..]).is_none() && without_budget(rule, &attributes[..]).is_none()
+                rule.unmet(&attributes[..]).is_none()
+                    && without_budget(rule, &attributes[..]).is_none()
             });
             let found: Vec<_> = applying.map(|rule| (Arc::clone(rule), &attributes[..])).collect();
             if found.is_empty() { Err(InvalidTarget::NoneApplies) } else { Ok(found) }
@@ -164,7 +181,8 @@ fn find<'a>(rules: &Rules, target: &'a Target) -> Result<Vec<(Arc<Rule>, Given<'
 
 /// Of the rule's own limits and those of its overrides the list with the most positions.
 fn longest(rule: &Rule) -> Option<&Limits> {
-    let budgets = std::iter::once(&rule.budget).chain(rule.overrides.iter().map(|other| &other.budget));
+    let budgets =
+        std::iter::once(&rule.budget).chain(rule.overrides.iter().map(|other| &other.budget));
     let limits = budgets.filter_map(|budget| match budget {
         Budget::Limits(limits) => Some(limits),
         _ => None,
@@ -172,8 +190,12 @@ fn longest(rule: &Rule) -> Option<&Limits> {
     limits.max_by_key(|limits| positions(limits))
 }
 
-/// The attribute for whose lack there is no budget, if the rule skips or denies requests without it.
-fn without_budget<'r>(rule: &'r Rule, attributes: &(impl Attributes + ?Sized)) -> Option<&'r Arc<str>> {
+/// The attribute for whose lack there is no budget, if the rule skips or denies requests without
+/// it.
+fn without_budget<'r>(
+    rule: &'r Rule,
+    attributes: &(impl Attributes + ?Sized),
+) -> Option<&'r Arc<str>> {
     rule.skipped_for(attributes).or_else(|| rule.denied_for(attributes))
 }
 
@@ -192,7 +214,11 @@ fn check_by(rule: &Rule, given: Given<'_>) -> Result<(), InvalidTarget> {
             None if rule.by.is_empty() => "it has one budget for all requests, leave by out".into(),
             None => format!("expected {}", joined(by())),
         };
-        return Err(InvalidTarget::NotInBy { rule: Arc::clone(&rule.name), attribute: attribute.clone(), hint });
+        return Err(InvalidTarget::NotInBy {
+            rule: Arc::clone(&rule.name),
+            attribute: attribute.clone(),
+            hint,
+        });
     }
     let lacking = rule.by.iter().find(|name| !given.iter().any(|(own, _)| **own == ***name));
     match lacking {
@@ -212,23 +238,32 @@ fn unknown_rule(rules: &Rules, name: &str) -> InvalidTarget {
         None if rules.is_empty() => "there are no rules".into(),
         None => format!("expected one of {}", listed(names())),
     };
-    InvalidTarget::UnknownRule { name: name.chars().take(crate::rules::MAX_NAME_BYTES).collect(), hint }
+    InvalidTarget::UnknownRule {
+        name: name.chars().take(crate::rules::MAX_NAME_BYTES).collect(),
+        hint,
+    }
 }
 
 fn none_given<'a>(limited: impl Iterator<Item = &'a Arc<Rule>>, given: Given<'_>) -> InvalidTarget {
     let limited: Vec<&Arc<Rule>> = limited.filter(|rule| !rule.by.is_empty()).collect();
     let names = || limited.iter().flat_map(|rule| &rule.by).map(|name| &**name);
-    let unknown = given.iter().map(|(name, _)| name).find(|name| !names().any(|own| own == name.as_str()));
-    let hint = match unknown.and_then(|name| nearest(name, names()).map(|resilient| (name, resilient))) {
-        Some((name, nearest)) => format!("instead of {name:?}, did you mean {nearest:?}?"),
-        None if limited.is_empty() => "no rule has a by; \"rule\":\"*\" resets all rules that apply".into(),
-        None => {
-            let rules =
-                limited.iter().map(|rule| format!("{} has {}", rule.name, joined(rule.by.iter().map(|name| &**name))));
-            listed(rules)
-        }
-    };
-    let given = if given.is_empty() { "none".into() } else { listed(given.iter().map(|(name, _)| name)) };
+    let unknown =
+        given.iter().map(|(name, _)| name).find(|name| !names().any(|own| own == name.as_str()));
+    let hint =
+        match unknown.and_then(|name| nearest(name, names()).map(|resilient| (name, resilient))) {
+            Some((name, nearest)) => format!("instead of {name:?}, did you mean {nearest:?}?"),
+            None if limited.is_empty() => {
+                "no rule has a by; \"rule\":\"*\" resets all rules that apply".into()
+            }
+            None => {
+                let rules = limited.iter().map(|rule| {
+                    format!("{} has {}", rule.name, joined(rule.by.iter().map(|name| &**name)))
+                });
+                listed(rules)
+            }
+        };
+    let given =
+        if given.is_empty() { "none".into() } else { listed(given.iter().map(|(name, _)| name)) };
     InvalidTarget::NoneGiven { given, hint }
 }
 
@@ -240,7 +275,8 @@ fn joined<'a>(names: impl Iterator<Item = &'a str>) -> String {
 /// `a, b, c, ...`: as many as a message can list.
 fn listed(names: impl Iterator<Item = impl AsRef<str>>) -> String {
     let mut names = names;
-    let mut listed: Vec<String> = names.by_ref().take(MAX_LISTED).map(|name| name.as_ref().to_string()).collect();
+    let mut listed: Vec<String> =
+        names.by_ref().take(MAX_LISTED).map(|name| name.as_ref().to_string()).collect();
     if names.next().is_some() {
         listed.push("...".into());
     }

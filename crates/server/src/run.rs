@@ -1,4 +1,5 @@
-//! Starting and stopping: a configuration becomes open listeners, and an order to stop becomes closed ones with every accepted request answered.
+//! Starting and stopping: a configuration becomes open listeners, and an order to stop becomes
+//! closed ones with every accepted request answered.
 
 use std::io;
 use std::net::SocketAddr;
@@ -27,7 +28,8 @@ use crate::supervise::Health;
 use crate::watchdog::Watchdog;
 use crate::{grpc, http, proxy, reload, resp, store, supervise};
 
-/// How long requests that were accepted may take to finish after the order to stop. With the last lines of the log, ten seconds at most.
+/// How long requests that were accepted may take to finish after the order to stop. With the last
+/// lines of the log, ten seconds at most.
 pub const DRAIN: Duration = Duration::from_secs(9);
 
 /// How long giving back to the store may take at the end.
@@ -133,7 +135,9 @@ fn listen_advice(error: &io::Error) -> &'static str {
         io::ErrorKind::AddrNotAvailable => {
             "\nThis machine does not have that address: 0.0.0.0 stands for all that it has."
         }
-        io::ErrorKind::PermissionDenied => "\nPorts below 1024 need a privilege: choose a higher one.",
+        io::ErrorKind::PermissionDenied => {
+            "\nPorts below 1024 need a privilege: choose a higher one."
+        }
         _ => "",
     }
 }
@@ -143,13 +147,15 @@ fn listen_advice(error: &io::Error) -> &'static str {
 pub struct Options {
     /// The file the configuration came from, to be reloaded when it changes.
     pub rules_file: Option<PathBuf>,
-    /// What overrides that file, also when it has changed. The configuration that `start` gets has it already.
+    /// What overrides that file, also when it has changed. The configuration that `start` gets has
+    /// it already.
     pub overlay: Overlay,
     /// Rules that apply beside those of the file, also when it has changed.
     pub more_rules: Vec<Rule>,
     /// Addresses beyond this machine are meant.
     pub insecure: bool,
-    /// The token for checks and the one for everything; those that are missing are read from the files that the configuration names.
+    /// The token for checks and the one for everything; those that are missing are read from the
+    /// files that the configuration names.
     pub auth: Auth,
     /// The arguments of the process that have a token as their value, which other users can see.
     pub tokens_in_arguments: Vec<&'static str>,
@@ -165,7 +171,11 @@ pub async fn start(config: Config, options: Options) -> Result<Running, StartErr
         _ => {
             let (redis, check) = store::connect(&config).await?;
             let resilient = store::resilient(&redis, &config);
-            Opened { store: Backend::Resilient(resilient, redis), found: None, checked: Some(check) }
+            Opened {
+                store: Backend::Resilient(resilient, redis),
+                found: None,
+                checked: Some(check),
+            }
         }
     };
     open(store, config, options).await
@@ -189,11 +199,14 @@ impl Opened {
 /// A store in memory, with what was saved of it, if that is wanted.
 async fn memory(config: &Config) -> Result<Opened, StartError> {
     let builder = config.memory.builder();
-    let Some(settings) = config.memory.snapshot() else { return Ok(Opened::of(Backend::Memory(builder.build()))) };
+    let Some(settings) = config.memory.snapshot() else {
+        return Ok(Opened::of(Backend::Memory(builder.build())));
+    };
     let file = settings.file.display().to_string();
     let wrong = |source: io::Error| StartError::Snapshot { file, source };
     let opened = tokio::task::spawn_blocking(move || snapshot::open(&settings, builder)).await;
-    let (memory, found, held) = opened.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(wrong)?;
+    let (memory, found, held) =
+        opened.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(wrong)?;
     Ok(Opened { found: Some((found, held)), ..Opened::of(Backend::Memory(memory)) })
 }
 
@@ -201,7 +214,11 @@ async fn memory(config: &Config) -> Result<Opened, StartError> {
 ///
 /// # Errors
 /// If an address, a certificate or a token cannot be used.
-pub async fn start_over(store: Backend, config: Config, options: Options) -> Result<Running, StartError> {
+pub async fn start_over(
+    store: Backend,
+    config: Config,
+    options: Options,
+) -> Result<Running, StartError> {
     open(Opened::of(store), config, options).await
 }
 
@@ -209,7 +226,8 @@ pub async fn start_over(store: Backend, config: Config, options: Options) -> Res
 async fn open(opened: Opened, config: Config, options: Options) -> Result<Running, StartError> {
     let Opened { store, found, checked } = opened;
     let (started_with, bounds) = (config.clone(), SharedBounds::from(config.bounds.clone()));
-    let observer = Observer::new(Log::to(io::stderr(), config.log.level, config.log.format), &config.log);
+    let observer =
+        Observer::new(Log::to(io::stderr(), config.log.level, config.log.format), &config.log);
     let tls = config.tls.map(Tls::load).transpose()?;
     let token = |own: Option<Secret>, file: &Option<PathBuf>| match (own, file) {
         (None, Some(file)) => Secret::read(file).map(Some).map_err(StartError::Token),
@@ -247,11 +265,17 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     for option in &options.tokens_in_arguments {
         let advice = format!("use {option}-file FILE or {}", variable(option));
         let fields: [crate::observe::log::Field<'_>; 2] = [("option", option), ("advice", &advice)];
-        observer.log().warn("every user of this machine can see a token among the arguments of a process", &fields);
+        observer.log().warn(
+            "every user of this machine can see a token among the arguments of a process",
+            &fields,
+        );
     }
-    // The proxy is for everybody: who may come is for the upstream to say, and how often for the rules.
+    // The proxy is for everybody: who may come is for the upstream to say, and how often for the
+    // rules.
     let front = House { open: true, ..house };
-    let proxy = front.entrance(Protocol::Proxy, config.listen.proxy.filter(|_| config.proxy.is_some())).await?;
+    let proxy = front
+        .entrance(Protocol::Proxy, config.listen.proxy.filter(|_| config.proxy.is_some()))
+        .await?;
     let engine = Engine::observed(
         store,
         config.rules.and(&options.more_rules).with_ipv6_prefix(config.clients.prefix()),
@@ -261,8 +285,15 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
         store::report(resilient, redis, &engine);
         let state = resilient.probe().await.state;
         if checked.is_some() && state.is_permanent() {
-            let shown = config.store.parse().map_or_else(|_| config.store.clone(), |url: RedisUrl| url.to_string());
-            return Err(StartError::StoreRefuses { store: shown, why: state.why().into(), advice: state.advice() });
+            let shown = config
+                .store
+                .parse()
+                .map_or_else(|_| config.store.clone(), |url: RedisUrl| url.to_string());
+            return Err(StartError::StoreRefuses {
+                store: shown,
+                why: state.why().into(),
+                advice: state.advice(),
+            });
         }
     }
     if let Some(check) = checked {
@@ -288,7 +319,8 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
             found.tell(&settings, &observer);
             // A file that may not be longer is an error then, and not the end of the process.
             let too_long = rustix::process::Signal::XFSZ.as_raw();
-            let _ = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::from_raw(too_long));
+            let _ =
+                tokio::signal::unix::signal(tokio::signal::unix::SignalKind::from_raw(too_long));
             let file = settings.file.display().to_string();
             let saver = Saver::start(memory.clone(), settings, held, observer.clone());
             Some(saver.map_err(|source| StartError::Snapshot { file, source })?)
@@ -298,16 +330,19 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     let enter = memory.map(|memory| move || _ = memory.len());
     let watchdog = Watchdog::start(enter, observer.clone(), health.clone());
     let mut protocols = JoinSet::new();
-    let (http_at, grpc_at, resp_at, admin_at, proxy_at) = (at(&http), at(&grpc), at(&resp), at(&admin), at(&proxy));
+    let (http_at, grpc_at, resp_at, admin_at, proxy_at) =
+        (at(&http), at(&grpc), at(&resp), at(&admin), at(&proxy));
     let part = if admin.is_some() { Part::Checks } else { Part::Whole };
     for (entrance, part) in [(http, part), (admin, Part::Admin)] {
         if let Some(entrance) = entrance {
-            let (engine, guard, health) = (engine.at(entrance.protocol()), Arc::clone(&guard), health.clone());
+            let (engine, guard, health) =
+                (engine.at(entrance.protocol()), Arc::clone(&guard), health.clone());
             protocols.spawn(http::serve_at(entrance, engine, guard, health, part, stopped.clone()));
         }
     }
     if let Some(entrance) = grpc {
-        let (engine, guard, health) = (engine.at(Protocol::Grpc), Arc::clone(&guard), health.clone());
+        let (engine, guard, health) =
+            (engine.at(Protocol::Grpc), Arc::clone(&guard), health.clone());
         protocols.spawn(grpc::serve_at(entrance, engine, guard, health, stopped.clone()));
     }
     if let Some(entrance) = resp {
@@ -325,12 +360,23 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
         ));
     }
     if let (Some(entrance), Some(settings)) = (proxy, config.proxy) {
-        protocols.spawn(proxy::serve_at(entrance, engine.at(Protocol::Proxy), settings, stopped.clone()));
+        protocols.spawn(proxy::serve_at(
+            entrance,
+            engine.at(Protocol::Proxy),
+            settings,
+            stopped.clone(),
+        ));
     }
     if let Some(tls) = tls {
         let (own, watching) = (observer.clone(), observer.clone());
         let task = move || tls.clone().watch(watching.clone());
-        protocols.spawn(supervise::keep("certificates", task, own, health.clone(), stopped.clone()));
+        protocols.spawn(supervise::keep(
+            "certificates",
+            task,
+            own,
+            health.clone(),
+            stopped.clone(),
+        ));
     }
     let has_files = token_files != TokenFiles::default();
     let (overlay, more_rules) = (options.overlay, options.more_rules);
@@ -351,11 +397,18 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     ];
     for (name, source) in sources {
         if let Some(source) = source {
-            // Heard from now on, before anybody can know that we are here: a hangup that nobody hears would end the process.
+            // Heard from now on, before anybody can know that we are here: a hangup that nobody
+            // hears would end the process.
             let _ = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup());
             let watching = engine.clone();
             let task = move || reload::watch(source.clone(), watching.clone());
-            protocols.spawn(supervise::keep(name, task, observer.clone(), health.clone(), stopped.clone()));
+            protocols.spawn(supervise::keep(
+                name,
+                task,
+                observer.clone(),
+                health.clone(),
+                stopped.clone(),
+            ));
         }
     }
     Ok(Running {
@@ -379,7 +432,8 @@ fn variable(option: &str) -> String {
 
 /// What all listeners have in common.
 struct House {
-    /// Listeners may listen beyond this machine: because somebody asks who is there, or because it was said.
+    /// Listeners may listen beyond this machine: because somebody asks who is there, or because it
+    /// was said.
     open: bool,
     tls: Option<Tls>,
     bounds: SharedBounds,
@@ -387,15 +441,21 @@ struct House {
 }
 
 impl House {
-    async fn entrance(&self, protocol: Protocol, address: Option<SocketAddr>) -> Result<Option<Entrance>, StartError> {
+    async fn entrance(
+        &self,
+        protocol: Protocol,
+        address: Option<SocketAddr>,
+    ) -> Result<Option<Entrance>, StartError> {
         let Some(address) = address else { return Ok(None) };
         let name = protocol.name();
         if !address.ip().is_loopback() && !self.open {
             return Err(StartError::Open { protocol: name, address });
         }
         let listener = TcpListener::bind(address).await;
-        let listener = listener.map_err(|source| StartError::Listen { protocol: name, address, source })?;
-        let (tls, bounds, observer) = (self.tls.clone(), self.bounds.clone(), self.observer.clone());
+        let listener =
+            listener.map_err(|source| StartError::Listen { protocol: name, address, source })?;
+        let (tls, bounds, observer) =
+            (self.tls.clone(), self.bounds.clone(), self.observer.clone());
         Ok(Some(Entrance::new(protocol, listener, tls, bounds, observer)))
     }
 }
@@ -410,7 +470,8 @@ impl Running {
         &self.engine
     }
 
-    /// Closes the listeners, waits for what was accepted, at most [`DRAIN`]; says whether everything was answered.
+    /// Closes the listeners, waits for what was accepted, at most [`DRAIN`]; says whether
+    /// everything was answered.
     pub async fn stop(mut self) -> bool {
         let _ = self.stop.send(true);
         let begun = Instant::now();
@@ -421,7 +482,9 @@ impl Running {
             let _ = tokio::time::timeout(GIVING_BACK, resilient.close()).await;
         }
         if let Some(saver) = self.saver {
-            saver.finish(DRAIN.saturating_sub(begun.elapsed()) + GIVING_BACK, self.engine.observer()).await;
+            saver
+                .finish(DRAIN.saturating_sub(begun.elapsed()) + GIVING_BACK, self.engine.observer())
+                .await;
         }
         let log = self.engine.observer().log();
         log.info("stopped", &[("everything_answered", &drained)]);

@@ -1,7 +1,8 @@
 //! State in memory, kept in a file, so that a restart forgets little.
 //!
-//! A thread of its own writes it every so often, and once more at the end: beside the file, to the disk, and then in its place, so that there is always a whole one. If that does not
-//! work, decisions go on as before and the old file stays; it is logged and counted.
+//! A thread of its own writes it every so often, and once more at the end: beside the file, to the
+//! disk, and then in its place, so that there is always a whole one. If that does not work,
+//! decisions go on as before and the old file stays; it is logged and counted.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -82,17 +83,22 @@ impl Found {
 fn warn_of_rebased(loaded: &Loaded, observer: &Observer) {
     if loaded.rebased > 0 {
         let meaning = "what was used stays used and drains from now on";
-        let fields: [(&str, &dyn std::fmt::Display); 2] = [("keys", &loaded.rebased), ("meaning", &meaning)];
+        let fields: [(&str, &dyn std::fmt::Display); 2] =
+            [("keys", &loaded.rebased), ("meaning", &meaning)];
         observer.log().warn("the machine's clock went back since the snapshot was saved", &fields);
     }
 }
 
-/// The store of a file, as much of it as can be read; an empty one if there is no file, or nothing in it that can be. Nobody else may use the file until the
-/// [`Held`] is dropped.
+/// The store of a file, as much of it as can be read; an empty one if there is no file, or nothing
+/// in it that can be. Nobody else may use the file until the [`Held`] is dropped.
 ///
 /// # Errors
-/// If there is something that is not a file of ours to read and to replace, or somebody else uses it: that is a mistake in the configuration, and nothing is overwritten.
-pub(crate) fn open(settings: &Snapshot, builder: MemoryBuilder) -> io::Result<(Memory, Found, Held)> {
+/// If there is something that is not a file of ours to read and to replace, or somebody else uses
+/// it: that is a mistake in the configuration, and nothing is overwritten.
+pub(crate) fn open(
+    settings: &Snapshot,
+    builder: MemoryBuilder,
+) -> io::Result<(Memory, Found, Held)> {
     // Before the lock is made: nothing is written beside what is no file.
     look_at(&settings.file)?;
     let held = Held::take(&settings.file, PATIENCE)?;
@@ -100,7 +106,9 @@ pub(crate) fn open(settings: &Snapshot, builder: MemoryBuilder) -> io::Result<(M
     let flags = no_follow() | OFlags::NONBLOCK.bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(&settings.file);
     let mut file = match file {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((builder.build(), Found::Nothing, held)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok((builder.build(), Found::Nothing, held));
+        }
         file => file?,
     };
     // Once more, of what is really read.
@@ -112,16 +120,18 @@ pub(crate) fn open(settings: &Snapshot, builder: MemoryBuilder) -> io::Result<(M
     match builder.clone().load(&mut file.by_ref().take(about.len())) {
         Ok((memory, loaded)) if loaded.is_whole() => Ok((memory, Found::Loaded(loaded), held)),
         Ok((memory, loaded)) => {
-            // With other settings, or by other means, more of it might be read: it is not written over.
+            // With other settings, or by other means, more of it might be read: it is not written
+            // over.
             let kept = free_name(&settings.file, ".partly");
             // Where one file cannot have two names, it gets another one.
             fs::hard_link(&settings.file, &kept).or_else(|_| fs::rename(&settings.file, &kept))?;
             Ok((memory, Found::Partly(loaded, kept), held))
         }
         Err(LoadError::Io(error)) => Err(error),
-        Err(LoadError::NotASnapshot) if is_text(&settings.file)? => {
-            Err(io::Error::new(io::ErrorKind::InvalidInput, "is a text: expected a snapshot, or no file yet"))
-        }
+        Err(LoadError::NotASnapshot) if is_text(&settings.file)? => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "is a text: expected a snapshot, or no file yet",
+        )),
         Err(error) => {
             // Whatever it is, somebody may want it: it is not written over.
             let kept = free_name(&settings.file, ".unreadable");
@@ -142,7 +152,8 @@ pub(crate) fn look_at(file: &Path) -> io::Result<()> {
     }
 }
 
-/// What is read decides what clients may do, and brings the secret by which keys are hashed: so it has to be a file that only `user` can have written.
+/// What is read decides what clients may do, and brings the secret by which keys are hashed: so it
+/// has to be a file that only `user` can have written.
 fn usable(about: &Metadata, user: u32) -> io::Result<()> {
     let wrong = |problem: String| Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
     let (kind, mode) = (about.file_type(), about.mode() & 0o777);
@@ -180,12 +191,14 @@ fn is_text(file: &Path) -> io::Result<bool> {
 
 /// A name that nobody has yet.
 fn free_name(file: &Path, ending: &str) -> PathBuf {
-    let names = std::iter::once(ending.to_string()).chain((1..1000).map(|number| format!("{ending}.{number}")));
+    let names = std::iter::once(ending.to_string())
+        .chain((1..1000).map(|number| format!("{ending}.{number}")));
     let mut names = names.map(|ending| beside(file, &ending));
     names.find(|name| name.symlink_metadata().is_err()).unwrap_or_else(|| beside(file, ending))
 }
 
-/// As long as it is there, nobody else uses the file. The system ends it with the process, however that ends.
+/// As long as it is there, nobody else uses the file. The system ends it with the process, however
+/// that ends.
 #[derive(Debug)]
 pub(crate) struct Held {
     _lock: File,
@@ -196,14 +209,21 @@ impl Held {
     fn take(file: &Path, patience: Duration) -> io::Result<Held> {
         let mut options = OpenOptions::new();
         let name = beside(file, ".lock");
-        let lock =
-            match options.write(true).create(true).truncate(false).mode(MODE).custom_flags(no_follow()).open(name) {
-                // Where nothing can be written nobody else can, either; that it cannot be is said when it is tried.
-                Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
-                    return Ok(Held { _lock: File::open("/dev/null")? });
-                }
-                lock => lock?,
-            };
+        let lock = match options
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(MODE)
+            .custom_flags(no_follow())
+            .open(name)
+        {
+            // Where nothing can be written nobody else can, either; that it cannot be is said
+            // when it is tried.
+            Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+                return Ok(Held { _lock: File::open("/dev/null")? });
+            }
+            lock => lock?,
+        };
         let begun = Instant::now();
         while let Err(error) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             if error != rustix::io::Errno::WOULDBLOCK {
@@ -237,7 +257,8 @@ fn save(memory: &Memory, file: &Path) -> io::Result<Saved> {
     let new = beside(file, ".new");
     let written = write(memory, &new).and_then(|saved| {
         fs::rename(&new, file)?;
-        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder =
+            file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         File::open(folder)?.sync_all()?;
         Ok(saved)
     });
@@ -268,12 +289,18 @@ pub(crate) struct Saver {
 
 impl Saver {
     /// The file stays ours until the last time.
-    pub(crate) fn start(memory: Memory, settings: Snapshot, held: Held, observer: Observer) -> io::Result<Self> {
+    pub(crate) fn start(
+        memory: Memory,
+        settings: Snapshot,
+        held: Held,
+        observer: Observer,
+    ) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel::<()>();
         let work = move || {
             let _held = held;
             let mut failing = false;
-            // At once for the first time: whoever looks at the log after a start knows whether it works.
+            // At once for the first time: whoever looks at the log after a start knows whether it
+            // works.
             let mut pause = Duration::ZERO;
             loop {
                 let is_last = stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout);
@@ -284,8 +311,11 @@ impl Saver {
                 let file = settings.file.display();
                 match &saved {
                     Err(error) if !failing || is_last => {
-                        let fields: [(&str, &dyn std::fmt::Display); 2] = [("file", &file), ("problem", error)];
-                        observer.log().error("the snapshot cannot be written: the old one stays", &fields);
+                        let fields: [(&str, &dyn std::fmt::Display); 2] =
+                            [("file", &file), ("problem", error)];
+                        observer
+                            .log()
+                            .error("the snapshot cannot be written: the old one stays", &fields);
                     }
                     Ok(saved) if failing || is_last => {
                         let fields: [(&str, &dyn std::fmt::Display); 3] =
@@ -312,9 +342,10 @@ impl Saver {
         let last = tokio::task::spawn_blocking(move || thread.join());
         if tokio::time::timeout(patience, last).await.is_err() {
             let waited = patience.as_millis();
-            observer
-                .log()
-                .error("the last snapshot was not written in time: that of before stays", &[("waited_ms", &waited)]);
+            observer.log().error(
+                "the last snapshot was not written in time: that of before stays",
+                &[("waited_ms", &waited)],
+            );
         }
     }
 }
@@ -363,7 +394,11 @@ mod tests {
         }
         let about = fs::metadata(&settings.file).unwrap();
         let error = usable(&about, about.uid() + 1).unwrap_err().to_string();
-        let expected = format!("belongs to user {}, and this process runs as user {}", about.uid(), about.uid() + 1);
+        let expected = format!(
+            "belongs to user {}, and this process runs as user {}",
+            about.uid(),
+            about.uid() + 1
+        );
         assert!(error.starts_with(&expected) && error.contains("`chown "), "{error}");
     }
 
@@ -403,7 +438,10 @@ mod tests {
         // With the one that says whose it is.
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
         let (memory, found, _) = open(&settings, Memory::builder()).unwrap();
-        assert!(matches!(found, Found::Loaded(loaded) if loaded.is_whole() && loaded.keys == 1), "{found:?}");
+        assert!(
+            matches!(found, Found::Loaded(loaded) if loaded.is_whole() && loaded.keys == 1),
+            "{found:?}"
+        );
         assert_eq!(memory.check("k", &limit, 0).remaining, 3);
     }
 
@@ -431,7 +469,9 @@ mod tests {
         let settings = settings(folder.path());
         put(&settings.file, &file[..file.len() - 1]);
         let (memory, found, _) = open(&settings, Memory::builder()).unwrap();
-        let Found::Partly(Loaded { truncated: true, .. }, kept) = found else { panic!("{found:?}") };
+        let Found::Partly(Loaded { truncated: true, .. }, kept) = found else {
+            panic!("{found:?}")
+        };
         assert_eq!(memory.len(), 1);
         // What comes in its place leaves it as it was.
         save(&memory, &settings.file).unwrap();
@@ -452,7 +492,10 @@ mod tests {
         assert!(memory.check("k", &limit, 3).allowed);
         save(&memory, &settings.file).unwrap();
         let (memory, found, _) = open(&settings, Memory::builder()).unwrap();
-        assert!(matches!(found, Found::Loaded(loaded) if (loaded.keys, loaded.rebased) == (1, 1)), "{found:?}");
+        assert!(
+            matches!(found, Found::Loaded(loaded) if (loaded.keys, loaded.rebased) == (1, 1)),
+            "{found:?}"
+        );
         assert_eq!(memory.check("k", &limit, 0).remaining, 2);
     }
 

@@ -1,11 +1,14 @@
-//! A store in Redis or Valkey: connects at the start, finds out whether it can be used, and reports how it fares.
+//! A store in Redis or Valkey: connects at the start, finds out whether it can be used, and reports
+//! how it fares.
 
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate::{Failure, OnFailure, Redis, RedisError, RedisUrl, Resilient, SlowStore, StoreState, StoreStatus};
+use tidegate::{
+    Failure, OnFailure, Redis, RedisError, RedisUrl, Resilient, SlowStore, StoreState, StoreStatus,
+};
 
 use crate::config::Config;
 use crate::engine::{Backend, Engine};
@@ -14,8 +17,8 @@ use crate::observe::log::Field;
 use crate::rules::{Mode, Rule, Rules};
 use crate::run::StartError;
 
-/// How long a server may take at the start to connect and decide, before the start goes on without it; or so many deadlines, if that is
-/// longer.
+/// How long a server may take at the start to connect and decide, before the start goes on without
+/// it; or so many deadlines, if that is longer.
 const CONNECTING: Duration = Duration::from_secs(1);
 const DEADLINES: u32 = 5;
 /// How long it may take when it is only checked.
@@ -36,10 +39,12 @@ pub struct StoreCheck {
     pub unknown_after: Option<Duration>,
 }
 
-/// Connects to the store that a configuration names and finds out whether `serve` could use it. Nothing is found out about `memory`.
+/// Connects to the store that a configuration names and finds out whether `serve` could use it.
+/// Nothing is found out about `memory`.
 ///
 /// # Errors
-/// If the store's URL cannot be used, or the store refuses in a way that waiting cannot mend. A store that is only unreachable is no error.
+/// If the store's URL cannot be used, or the store refuses in a way that waiting cannot mend. A
+/// store that is only unreachable is no error.
 pub async fn check_store(config: &Config) -> Result<StoreCheck, StartError> {
     match config.store.as_str() {
         "memory" => Ok(StoreCheck::default()),
@@ -52,14 +57,19 @@ pub(crate) async fn connect(config: &Config) -> Result<(Redis, StoreCheck), Star
     connect_within(config, CONNECTING).await
 }
 
-async fn connect_within(config: &Config, patience: Duration) -> Result<(Redis, StoreCheck), StartError> {
+async fn connect_within(
+    config: &Config,
+    patience: Duration,
+) -> Result<(Redis, StoreCheck), StartError> {
     let deadline = config.resilience.deadline;
     let url: RedisUrl = config.store.parse().map_err(RedisError::from)?;
     let shown = url.to_string();
     let redis = build(url, config.store_secret_file.as_deref(), deadline)?;
     let patience = patience.max(deadline * DEADLINES);
     let check = match tokio::time::timeout(patience, redis.prepare()).await {
-        Ok(Ok(())) => StoreCheck { slow: too_slow(&redis, deadline).await, ..StoreCheck::default() },
+        Ok(Ok(())) => {
+            StoreCheck { slow: too_slow(&redis, deadline).await, ..StoreCheck::default() }
+        }
         Ok(Err(failure)) if failure.is_permanent() => {
             let (why, advice) = (failure.to_string(), failure.advice());
             return Err(StartError::StoreRefuses { store: shown, why, advice });
@@ -75,8 +85,8 @@ async fn too_slow(redis: &Redis, deadline: Duration) -> Option<SlowStore> {
     redis.measure(SAMPLES, MEASURING).await.ok()?.too_slow_for(deadline)
 }
 
-/// The remote store that a configuration names, without the resilience layer: a call that has no answer within `timeout` is an error. Nothing, if state is
-/// kept in the server's own memory.
+/// The remote store that a configuration names, without the resilience layer: a call that has no
+/// answer within `timeout` is an error. Nothing, if state is kept in the server's own memory.
 ///
 /// # Errors
 /// If the URL or the file with its secret cannot be used.
@@ -91,15 +101,22 @@ pub fn remote_store(config: &Config, timeout: Duration) -> Result<Option<Redis>,
 }
 
 /// A store at this URL, with the secret in this file.
-fn build(url: RedisUrl, secret_file: Option<&Path>, deadline: Duration) -> Result<Redis, StartError> {
+fn build(
+    url: RedisUrl,
+    secret_file: Option<&Path>,
+    deadline: Duration,
+) -> Result<Redis, StartError> {
     let has_secret = url.has_secret();
     let builder = Redis::builder(url).timeout(deadline);
     let Some(file) = secret_file else { return Ok(builder.build()?) };
-    let wrong = |problem: &dyn fmt::Display| StartError::StoreSecret(format!("{}: {problem}", file.display()));
+    let wrong = |problem: &dyn fmt::Display| {
+        StartError::StoreSecret(format!("{}: {problem}", file.display()))
+    };
     if has_secret {
         return Err(wrong(&"the URL of the store brings a secret, too: expected one of them"));
     }
-    let secret = tidegate::read_text_file(file, tidegate::MAX_SECRET_FILE_BYTES).map_err(|error| wrong(&error))?;
+    let secret = tidegate::read_text_file(file, tidegate::MAX_SECRET_FILE_BYTES)
+        .map_err(|error| wrong(&error))?;
     match builder.secret(secret.trim_end_matches(['\r', '\n'])).build() {
         Err(RedisError::Secret(invalid)) => Err(wrong(&invalid)),
         built => Ok(built?),
@@ -124,7 +141,8 @@ pub(crate) fn resilient(redis: &Redis, config: &Config) -> Resilient {
     resilient.build()
 }
 
-/// Logs every change of the store's state once, every step back of its clock once, and why single calls came to nothing, a few times a second.
+/// Logs every change of the store's state once, every step back of its clock once, and why single
+/// calls came to nothing, a few times a second.
 pub(crate) fn report(resilient: &Resilient, redis: &Redis, engine: &Engine) {
     let (observer, rules) = (engine.observer(), engine.rules_reader());
     let (observer, why, clock) = (observer.clone(), observer.clone(), observer.clone());
@@ -154,7 +172,9 @@ pub(crate) fn report(resilient: &Resilient, redis: &Redis, engine: &Engine) {
             StoreState::Unreachable { .. } => {
                 observer.log().warn("the store is unreachable: this node decides locally", fields);
             }
-            _ => observer.log().warn("the store refuses charges: this node decides locally", fields),
+            _ => {
+                observer.log().warn("the store refuses charges: this node decides locally", fields)
+            }
         }
     });
 }
@@ -173,7 +193,9 @@ pub(crate) fn report_check(check: &StoreCheck, observer: &Observer) {
 
 /// Why nothing was found out.
 pub(crate) fn unknown(waited: Duration) -> String {
-    format!("it did not answer the start check within {waited:?}: whether it decides in time is not known")
+    format!(
+        "it did not answer the start check within {waited:?}: whether it decides in time is not known"
+    )
 }
 
 /// A store that does not decide, and what that means for requests.
@@ -201,11 +223,13 @@ pub fn store_problem(engine: &Engine) -> Option<StoreProblem> {
         state: status.state.name(),
         why: status.state.why().into(),
         enforced: enforced(&status, &rules),
-        denies: status.on_failure == OnFailure::Closed || !rules_with(OnFailure::Closed, &rules).is_empty(),
+        denies: status.on_failure == OnFailure::Closed
+            || !rules_with(OnFailure::Closed, &rules).is_empty(),
     })
 }
 
-/// How limits are enforced while the store does not decide: what the file says, and which rules have a policy of their own.
+/// How limits are enforced while the store does not decide: what the file says, and which rules
+/// have a policy of their own.
 fn enforced(status: &StoreStatus, rules: &Rules) -> String {
     let mut text = status.enforced();
     let mut joint = ", except ";
@@ -244,7 +268,8 @@ mod tests {
     async fn a_check_that_takes_too_long_finds_nothing_out() {
         let server = tidegate_testkit::Server::start(tidegate_testkit::Flavor::Redis7);
         server.stop_signal();
-        let text = format!("store: {}\nresilience: {{ deadline_ms: 1 }}\nrules: []\n", server.url());
+        let text =
+            format!("store: {}\nresilience: {{ deadline_ms: 1 }}\nrules: []\n", server.url());
         let config = Config::parse(&text, "test").unwrap();
         let (_, check) = connect_within(&config, Duration::from_millis(20)).await.unwrap();
         assert_eq!(check.unknown_after, Some(Duration::from_millis(20)), "{check:?}");
@@ -257,18 +282,31 @@ mod tests {
     #[test]
     fn what_is_enforced_names_the_rules_that_differ_from_the_file() {
         let memory = tidegate::Memory::builder().build();
-        let status = |policy| Resilient::builder(memory.clone()).nodes(3).on_failure(policy).build().status();
+        let status = |policy| {
+            Resilient::builder(memory.clone()).nodes(3).on_failure(policy).build().status()
+        };
         let rule = |name: &str, more: &str| format!("{{ name: {name}, limit: 10/s{more} }}");
-        let [local, open, closed] = ["local", "open", "closed"].map(|word| format!(", on_store_failure: {word}"));
+        let [local, open, closed] =
+            ["local", "open", "closed"].map(|word| format!(", on_store_failure: {word}"));
         let third = "1/3 of each limit on this node (3 nodes, configured)";
         let shadow = open.clone() + ", mode: shadow";
         for (policy, rules, expected) in [
-            (OnFailure::Local, vec![rule("a", ""), rule("b", &local), rule("c", &shadow)], third.to_owned()),
-            (OnFailure::Local, vec![rule("a", &open)], format!("{third}, except rule a (open: not enforced)")),
+            (
+                OnFailure::Local,
+                vec![rule("a", ""), rule("b", &local), rule("c", &shadow)],
+                third.to_owned(),
+            ),
+            (
+                OnFailure::Local,
+                vec![rule("a", &open)],
+                format!("{third}, except rule a (open: not enforced)"),
+            ),
             (
                 OnFailure::Local,
                 vec![rule("a", &open), rule("b", &open), rule("c", &closed)],
-                format!("{third}, except rules a, b (open: not enforced) and rule c (closed: denied)"),
+                format!(
+                    "{third}, except rules a, b (open: not enforced) and rule c (closed: denied)"
+                ),
             ),
             (
                 OnFailure::Closed,

@@ -1,4 +1,5 @@
-//! Background tasks that stay: one that panics or ends is started again, counted and logged, and the process goes on.
+//! Background tasks that stay: one that panics or ends is started again, counted and logged, and
+//! the process goes on.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -30,7 +31,8 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    /// Why somebody should look, and nothing is ready: tasks that end too often, or a store that lets nobody in.
+    /// Why somebody should look, and nothing is ready: tasks that end too often, or a store that
+    /// lets nobody in.
     pub(crate) fn problem(&self) -> Option<&'static str> {
         if self.is_stuck.load(Ordering::Relaxed) {
             return Some("the store in memory lets nobody in: the log has since when");
@@ -108,7 +110,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_task_that_panics_is_started_again_and_too_many_are_told() {
-        let (runs, health, observer) = (Arc::new(AtomicU64::new(0)), Health::default(), Observer::default());
+        let (runs, health, observer) =
+            (Arc::new(AtomicU64::new(0)), Health::default(), Observer::default());
         let (stop, stopped) = watch::channel(false);
         let kept = tokio::spawn({
             let (runs, health, observer) = (Arc::clone(&runs), health.clone(), observer.clone());
@@ -131,9 +134,11 @@ mod tests {
         assert!(health.is_failing());
         tokio::time::sleep(WITHIN + PAUSE).await;
         assert!(!health.is_failing(), "a minute later it is forgotten");
-        let text = observer.metrics().text(&crate::engine::Backend::Memory(tidegate::Memory::new()), 0);
+        let text =
+            observer.metrics().text(&crate::engine::Backend::Memory(tidegate::Memory::new()), 0);
         assert!(
-            text.contains("tidegate_panics_total 1\n") && text.contains("tidegate_task_restarts_total 3\n"),
+            text.contains("tidegate_panics_total 1\n")
+                && text.contains("tidegate_task_restarts_total 3\n"),
             "{text}"
         );
         stop.send(true).unwrap();

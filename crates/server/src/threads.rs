@@ -8,7 +8,8 @@ use tokio::runtime::{Builder, Runtime};
 /// The most threads that can be asked for.
 pub const MAX_THREADS: usize = 1024;
 
-/// How many threads serve; `auto`, which is one for each core that this process may use, unless told otherwise.
+/// How many threads serve; `auto`, which is one for each core that this process may use, unless
+/// told otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Threads(Option<usize>);
 
@@ -33,7 +34,9 @@ impl FromStr for Threads {
         match text.parse() {
             _ if text == "auto" => Ok(Threads(None)),
             Ok(number @ 1..=MAX_THREADS) => Ok(Threads(Some(number))),
-            _ => Err(format!("threads {text:?}: expected auto, or a number from 1 to {MAX_THREADS}")),
+            _ => {
+                Err(format!("threads {text:?}: expected auto, or a number from 1 to {MAX_THREADS}"))
+            }
         }
     }
 }
@@ -64,7 +67,10 @@ mod tests {
     fn what_cannot_be_is_refused() {
         for text in ["", "0", "-1", "1025", "many", "2.5"] {
             let error = text.parse::<Threads>().unwrap_err();
-            assert_eq!(error, format!("threads {text:?}: expected auto, or a number from 1 to 1024"));
+            assert_eq!(
+                error,
+                format!("threads {text:?}: expected auto, or a number from 1 to 1024")
+            );
         }
     }
 }

@@ -1,8 +1,10 @@
 //! A thread that looks whether the others are stuck.
 //!
-//! A lock that nobody lets go, or a task that never lets others run, ends all answers and says nothing. So a thread of its own asks the runtime to run a task, over and over, and
-//! another to go through every shard of a store in memory. What takes longer than a tenth of a second is counted and logged, when it is noticed and when it is over. A
-//! store that is stuck for a second is not ready; whether a runtime is that is stuck, it could not say.
+//! A lock that nobody lets go, or a task that never lets others run, ends all answers and says
+//! nothing. So a thread of its own asks the runtime to run a task, over and over, and another to go
+//! through every shard of a store in memory. What takes longer than a tenth of a second is counted
+//! and logged, when it is noticed and when it is over. A store that is stuck for a second is not
+//! ready; whether a runtime is that is stuck, it could not say.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,10 +55,16 @@ pub(crate) struct Watchdog {
 
 impl Watchdog {
     /// Watches the runtime of the caller, and whatever `enter` goes through, if there is anything.
-    pub(crate) fn start(enter: Option<impl Fn() + Send + 'static>, observer: Observer, health: Health) -> Self {
+    pub(crate) fn start(
+        enter: Option<impl Fn() + Send + 'static>,
+        observer: Observer,
+        health: Health,
+    ) -> Self {
         let runtime = Handle::current();
         let (stop, stopped) = mpsc::channel::<()>();
-        let task = Watched::new(Subject::Runtime, move |answer| _ = runtime.spawn(async move { answer.give() }));
+        let task = Watched::new(Subject::Runtime, move |answer| {
+            _ = runtime.spawn(async move { answer.give() })
+        });
         let store = enter.and_then(|enter| {
             // If it is stuck, it stays so, and nobody waits for it at the end.
             let (ask, asked) = mpsc::channel::<Answer>();
@@ -168,7 +176,8 @@ mod tests {
     use super::*;
 
     fn count(observer: &Observer, subject: Subject) -> u64 {
-        let text = observer.metrics().text(&crate::engine::Backend::Memory(tidegate::Memory::new()), 0);
+        let text =
+            observer.metrics().text(&crate::engine::Backend::Memory(tidegate::Memory::new()), 0);
         let name = format!("tidegate_stalls_total{{what=\"{}\"}} ", subject.name());
         let line = text.lines().find_map(|line| line.strip_prefix(&name));
         line.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("no {name} in {text}"))
@@ -200,7 +209,8 @@ mod tests {
 
     #[test]
     fn a_runtime_that_runs_nothing_is_noticed() {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
         let _inside = runtime.enter();
         let (observer, health) = (Observer::default(), Health::default());
         let watchdog = Watchdog::start(None::<fn()>, observer.clone(), health.clone());

@@ -1,4 +1,5 @@
-//! Plans by API key: what a customer may do is looked up while the request waits, and everybody else is limited by address.
+//! Plans by API key: what a customer may do is looked up while the request waits, and everybody
+//! else is limited by address.
 //!
 //! `cargo run -p tidegate --features axum --example api_tiers`
 
@@ -31,22 +32,33 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .limit(of_async(|head| plan_of(head.header("x-api-key").map(str::to_owned))))
         .cost(of(|head| if head.path() == "/report" { 10 } else { 1 }))
         .skip(of(|head| head.path() == "/healthz"));
-    let limits = RateLimitLayer::rules([plans]).memory(Memory::builder().clock(ManualClock::new()).build());
+    let limits =
+        RateLimitLayer::rules([plans]).memory(Memory::builder().clock(ManualClock::new()).build());
     let app = Router::new()
         .route("/", get(|| async { "hello" }))
         .route("/report", get(|| async { "a long report" }))
         .route("/healthz", get(|| async { "ok" }))
         .layer(limits);
 
-    for (key, path) in
-        [("acme", "/report"), ("initech", "/report"), ("initech", "/"), ("", "/"), ("", "/report"), ("", "/healthz")]
-    {
-        let mut request = Request::get(path).extension(ConnectInfo(SocketAddr::from(([192, 0, 2, 7], 40_000))));
+    for (key, path) in [
+        ("acme", "/report"),
+        ("initech", "/report"),
+        ("initech", "/"),
+        ("", "/"),
+        ("", "/report"),
+        ("", "/healthz"),
+    ] {
+        let mut request =
+            Request::get(path).extension(ConnectInfo(SocketAddr::from(([192, 0, 2, 7], 40_000))));
         if !key.is_empty() {
             request = request.header("x-api-key", key);
         }
         let response = app.clone().oneshot(request.body(Body::empty())?).await?;
-        let told = response.headers().get("ratelimit").and_then(|value| value.to_str().ok()).unwrap_or("no limit");
+        let told = response
+            .headers()
+            .get("ratelimit")
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or("no limit");
         println!("{key:<8} {path:<9} -> {}  {told}", response.status().as_u16());
     }
     Ok(())

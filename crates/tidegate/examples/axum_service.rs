@@ -20,16 +20,21 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let at = listener.local_addr()?;
-    tokio::spawn(async move { axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await });
+    tokio::spawn(async move {
+        axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await
+    });
 
     // Here the example is its own client, and asks three times.
     for _ in 0..3 {
         let mut connection = TcpStream::connect(at).await?;
-        connection.write_all(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await?;
+        connection
+            .write_all(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            .await?;
         let mut answer = String::new();
         connection.read_to_string(&mut answer).await?;
-        let told =
-            |line: &&str| line.starts_with("HTTP/") || line.contains("ratelimit") || line.contains("retry-after");
+        let told = |line: &&str| {
+            line.starts_with("HTTP/") || line.contains("ratelimit") || line.contains("retry-after")
+        };
         answer.lines().filter(told).for_each(|line| println!("{line}"));
         println!();
     }

@@ -12,7 +12,8 @@ use tidegate::{Limiter, ManualClock, Memory};
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let clock = ManualClock::new();
     let memory = Memory::builder().clock(clock.clone()).build();
-    // Two at once. A lease that nobody releases ends after 30 s: nobody has to clean up after a crash.
+    // Two at once. A lease that nobody releases ends after 30 s: nobody has to clean up after a
+    // crash.
     let limiter = Limiter::builder("2 concurrent ttl 30s".parse()?).memory(memory).build();
 
     let first = limiter.lease("report").await?;
@@ -20,7 +21,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("first: {}, second: {}", first.allowed(), second.allowed());
 
     let third = limiter.lease("report").await?;
-    println!("third: {}, at the latest there is room in {:?}", third.allowed(), third.decision().next_after());
+    println!(
+        "third: {}, at the latest there is room in {:?}",
+        third.allowed(),
+        third.decision().next_after()
+    );
 
     // Either end it and hear what the store says …
     let released = first.release().await?;

@@ -1,5 +1,5 @@
-//! A budget of tokens for a model that answers as a stream: an estimate is taken first, and what was used is settled when the stream ends, or
-//! when the reader has had enough.
+//! A budget of tokens for a model that answers as a stream: an estimate is taken first, and what
+//! was used is settled when the stream ends, or when the reader has had enough.
 //!
 //! `cargo run -p tidegate --features axum --example llm_budget`
 
@@ -29,7 +29,10 @@ impl http_body::Body for Words {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         if self.left == 0 {
             return Poll::Ready(None);
         }
@@ -49,7 +52,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Rule::new("requests", "10/min".parse()?, key::bearer()),
         // The estimate is what the client allows for at most, or a thousand.
         Rule::new("tokens", "3000/min".parse()?, key::bearer())
-            .cost(of(|head| head.header("x-max-tokens").and_then(|text| text.parse().ok()).unwrap_or(1000).max(1)))
+            .cost(of(|head| {
+                head.header("x-max-tokens")
+                    .and_then(|text| text.parse().ok())
+                    .unwrap_or(1000)
+                    .max(1)
+            }))
             .settle_metered(),
     ])
     .memory(Memory::builder().clock(ManualClock::new()).build());

@@ -42,7 +42,10 @@ impl Model {
         };
         // `allowed` says whether all of it could be taken. What is beyond the debt is lost.
         let note = if settled.allowed() { "" } else { ", the rest is beyond the debt" };
-        println!("{user} estimate {estimate:>4}, used {used:>4}: {what}{note}; {} left", tokens.remaining);
+        println!(
+            "{user} estimate {estimate:>4}, used {used:>4}: {what}{note}; {} left",
+            tokens.remaining
+        );
         if tokens.remaining == 0 {
             println!("    in debt or empty: the next token comes in {:?}", tokens.next_after());
         }

@@ -23,18 +23,21 @@ async fn login(headers: HeaderMap) -> StatusCode {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let clock = ManualClock::new();
-    let failed = |response: &tidegate::tower::ResponseHead<'_>| response.status == StatusCode::UNAUTHORIZED;
+    let failed =
+        |response: &tidegate::tower::ResponseHead<'_>| response.status == StatusCode::UNAUTHORIZED;
     let limits = RateLimitLayer::rules([
         // One address tries many accounts …
         Rule::new("failures-per-ip", "3/min".parse()?, key::peer_ip()).charge_when(failed),
         // … or many addresses try one account.
-        Rule::new("failures-per-account", "10/h".parse()?, key::header("x-account")).charge_when(failed),
+        Rule::new("failures-per-account", "10/h".parse()?, key::header("x-account"))
+            .charge_when(failed),
     ])
     .memory(Memory::builder().clock(clock.clone()).build());
     let app = Router::new().route("/login", post(login).layer(limits));
 
     let ask = async |from: [u8; 4], password: &str| -> Result<(), Box<dyn std::error::Error>> {
-        let mut request = Request::post("/login").header("x-account", "ann").header("x-password", password);
+        let mut request =
+            Request::post("/login").header("x-account", "ann").header("x-password", password);
         request = request.extension(ConnectInfo(SocketAddr::from((from, 40_000))));
         let response = app.clone().oneshot(request.body(Body::empty())?).await?;
         let retry = response.headers().get("retry-after").and_then(|value| value.to_str().ok());

@@ -18,12 +18,19 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         } else {
             // A denial is an answer, not an error. It says when the same request would pass.
             let wait = decision.retry_after().expect("a cost of 1 fits some time");
-            println!("request {request}: denied, come back in {} minutes", wait.as_secs().div_ceil(60));
+            println!(
+                "request {request}: denied, come back in {} minutes",
+                wait.as_secs().div_ceil(60)
+            );
         }
     }
 
     // Another key has a budget of its own.
     let other = limiter.check("user:8").await?;
-    println!("user:8: {}, {} left", if other.allowed() { "served" } else { "denied" }, other.remaining());
+    println!(
+        "user:8: {}, {} left",
+        if other.allowed() { "served" } else { "denied" },
+        other.remaining()
+    );
     Ok(())
 }

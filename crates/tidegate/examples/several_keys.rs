@@ -18,7 +18,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let binding = &check.charges()[decision.binding_index()];
         let whose = String::from_utf8_lossy(&binding.subject.key);
         let answer = if decision.allowed() { "allowed" } else { "denied " };
-        println!("{user:<6} {answer} bound by {} of {whose}, {} left", binding.limit, decision.remaining());
+        println!(
+            "{user:<6} {answer} bound by {} of {whose}, {} left",
+            binding.limit,
+            decision.remaining()
+        );
     }
 
     // Carol was denied by what everybody had used, so she was not charged herself.

@@ -20,7 +20,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         for _ in 0..3 {
             let decision = limiter.check("user:7").await?;
             let answer = if decision.allowed() { "allowed" } else { "denied" };
-            // Of several limits, the numbers are those of the one that binds: on a denial the one with the longest wait.
+            // Of several limits, the numbers are those of the one that binds: on a denial the one
+            // with the longest wait.
             let binding = &limiter.limits().as_slice()[decision.binding_index()];
             let wait = decision.retry_after().unwrap_or_default();
             let at = Duration::from_micros(decision.at().as_micros());

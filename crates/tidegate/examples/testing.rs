@@ -12,7 +12,9 @@ use tidegate::{Limiter, ManualClock, Memory};
 async fn greet(limiter: &Limiter, user: &str) -> String {
     match limiter.check(user).await {
         Ok(decision) if decision.allowed() => format!("hello {user}"),
-        Ok(decision) => format!("not again before {:?}", decision.retry_after().unwrap_or_default()),
+        Ok(decision) => {
+            format!("not again before {:?}", decision.retry_after().unwrap_or_default())
+        }
         // No answer is not a denial. Whether to serve without one is for you to say.
         Err(error) => format!("cannot tell: {error}"),
     }
@@ -36,7 +38,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // `acquire` sleeps on the same clock, so a waiting task is tested by moving it.
     let waiting = tokio::spawn({
         let limiter = limiter.clone();
-        async move { limiter.acquire("ann", Duration::from_secs(60)).await.map(|pass| pass.decision().at()) }
+        async move {
+            limiter.acquire("ann", Duration::from_secs(60)).await.map(|pass| pass.decision().at())
+        }
     });
     while clock.now().as_micros() < 20_000_000 {
         tokio::task::yield_now().await; // lets the task run until it waits

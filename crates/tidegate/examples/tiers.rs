@@ -9,7 +9,8 @@ use tidegate::{Limiter, ManualClock, Memory};
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let memory = Memory::builder().clock(ManualClock::new()).build();
-    // With a name, the state belongs to "api" and not to the numbers of a limit, so even the algorithm may change.
+    // With a name, the state belongs to "api" and not to the numbers of a limit, so even the
+    // algorithm may change.
     let free = Limiter::builder("10/min".parse()?).name("api").memory(memory).build();
     let pro = free.with_limits("100/min burst 50".parse()?);
     let enterprise = free.with_limits("1000/min sliding step 1s".parse()?);

@@ -1,4 +1,5 @@
-//! A gRPC service with limits: clients are told in the words of gRPC, and those that retry by themselves know when.
+//! A gRPC service with limits: clients are told in the words of gRPC, and those that retry by
+//! themselves know when.
 //!
 //! `cargo run -p tidegate --features tonic --example tonic_service`
 
@@ -20,13 +21,17 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = Server::builder().layer(limits).add_service(service);
     tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
 
-    let mut client = HealthClient::new(Channel::from_shared(format!("http://{at}"))?.connect().await?);
+    let mut client =
+        HealthClient::new(Channel::from_shared(format!("http://{at}"))?.connect().await?);
     for _ in 0..3 {
         match client.check(HealthCheckRequest::default()).await {
             Ok(answer) => println!("ok, {:?}", answer.metadata().get("ratelimit")),
             Err(status) => {
                 println!("{:?}: {}", status.code(), status.message());
-                println!("grpc-retry-pushback-ms: {:?}", status.metadata().get("grpc-retry-pushback-ms"));
+                println!(
+                    "grpc-retry-pushback-ms: {:?}",
+                    status.metadata().get("grpc-retry-pushback-ms")
+                );
             }
         }
     }

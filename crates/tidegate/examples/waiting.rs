@@ -33,7 +33,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let _ = slow.acquire("newsletter", Duration::from_secs(1)).await?;
     match slow.acquire("newsletter", Duration::from_secs(1)).await {
         Err(AcquireError::TooLong(denied)) => {
-            println!("refused at once: it would have been {:.0?}", denied.retry_after().unwrap_or_default());
+            println!(
+                "refused at once: it would have been {:.0?}",
+                denied.retry_after().unwrap_or_default()
+            );
         }
         other => println!("{other:?}"),
     }

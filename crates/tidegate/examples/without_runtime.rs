@@ -7,7 +7,8 @@
 use tidegate::{Limit, ManualClock, Memory};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // `Memory::new()` would use the machine's clock; here time stands still, so that the output is always the same.
+    // `Memory::new()` would use the machine's clock; here time stands still, so that the output is
+    // always the same.
     let memory = Memory::builder().clock(ManualClock::new()).build();
     let limit: Limit = "2/s".parse()?;
 
@@ -20,11 +21,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let verdict = memory.check("user:7", &limit, 1);
     println!("and again? {}, everything is back in {:?}", verdict.allowed, verdict.reset_after());
 
-    // Many at once, for example all that came in one network read: the clock is read once, and the next keys are
-    // fetched while one is decided. Each stands for itself, in this order.
+    // Many at once, for example all that came in one network read: the clock is read once, and the
+    // next keys are fetched while one is decided. Each stands for itself, in this order.
     let asks = [("user:8", 1), ("user:9", 3), ("user:8", 1), ("user:8", 1)];
     for ((key, cost), verdict) in asks.iter().zip(memory.check_many(&asks, &limit)) {
-        println!("{key} for {cost}: {} ({} left)", if verdict.allowed { "yes" } else { "no" }, verdict.remaining);
+        println!(
+            "{key} for {cost}: {} ({} left)",
+            if verdict.allowed { "yes" } else { "no" },
+            verdict.remaining
+        );
     }
 
     // Threads share a store by cloning it; a gate is the store under one limit.

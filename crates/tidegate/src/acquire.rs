@@ -1,9 +1,10 @@
 //! Waiting until it is allowed: in order, bounded, and not in vain.
 //!
-//! Under a single bucket a call books its place: the bucket is charged at once, for the moment when there will be room, and
-//! the call sleeps until then. Places are kept in the store, so the order holds over every process that shares it. Under
-//! any other limits the calls of this process form a queue per key: the first in line asks, sleeps as long as the answer
-//! says or until something is given back in this process, and asks again; whoever comes later stands behind it.
+//! Under a single bucket a call books its place: the bucket is charged at once, for the moment when
+//! there will be room, and the call sleeps until then. Places are kept in the store, so the order
+//! holds over every process that shares it. Under any other limits the calls of this process form a
+//! queue per key: the first in line asks, sleeps as long as the answer says or until something is
+//! given back in this process, and asks again; whoever comes later stands behind it.
 
 use std::collections::HashMap;
 use std::future::{Future, IntoFuture, poll_fn};
@@ -84,7 +85,9 @@ impl<'a> Acquire<'a> {
         let deadline = clock.now().after(self.max_wait);
         let line = self.limiter.shared().waiting.join(self.key)?;
         match self.limiter.limits().as_slice() {
-            [limit] if matches!(limit.algorithm(), Algorithm::Bucket(_)) => self.book().await.map(Pass),
+            [limit] if matches!(limit.algorithm(), Algorithm::Bucket(_)) => {
+                self.book().await.map(Pass)
+            }
             _ => self.stand_in(&line, deadline).await.map(Pass),
         }
     }
@@ -109,7 +112,11 @@ impl<'a> Acquire<'a> {
     }
 
     /// Under anything else: first in line asks, the others wait behind it.
-    async fn stand_in(&self, line: &InLine<'_>, deadline: Timestamp) -> Result<Decision, AcquireError> {
+    async fn stand_in(
+        &self,
+        line: &InLine<'_>,
+        deadline: Timestamp,
+    ) -> Result<Decision, AcquireError> {
         let shared = self.limiter.shared();
         let _lock = if let Ok(lock) = line.front.turn.try_lock() {
             lock
@@ -129,16 +136,21 @@ impl<'a> Acquire<'a> {
             // From here on nothing that is given back is missed.
             let freed = turn.0.freed.notified();
             let check = self.limiter.check_of(Op::Check, self.key, self.cost);
-            let leases: Vec<bool> = check.charges().iter().map(|charge| is_lease(charge.limit.algorithm())).collect();
+            let leases: Vec<bool> =
+                check.charges().iter().map(|charge| is_lease(charge.limit.algorithm())).collect();
             let asked_at = shared.clock.now();
             let decision = shared.decide(check).await?;
             if decision.allowed() {
                 return Ok(decision);
             }
-            let Retry::After(micros) = decision.retry() else { return Err(AcquireError::TooLong(decision)) };
-            // When a lease ends nobody knows: at its ttl at the latest. What is known is how long all others make it wait.
+            let Retry::After(micros) = decision.retry() else {
+                return Err(AcquireError::TooLong(decision));
+            };
+            // When a lease ends nobody knows: at its ttl at the latest. What is known is how long
+            // all others make it wait.
             let others = decision.charges().iter().zip(&leases).filter(|(_, lease)| !**lease);
-            let known_us = others.filter_map(|(verdict, _)| verdict.retry.micros()).max().unwrap_or(0);
+            let known_us =
+                others.filter_map(|(verdict, _)| verdict.retry.micros()).max().unwrap_or(0);
             let not_before = asked_at.after_micros(known_us);
             if not_before > deadline || asked_at >= deadline {
                 return Err(AcquireError::TooLong(decision));
@@ -146,7 +158,8 @@ impl<'a> Acquire<'a> {
             turn.0.wakes_us.store(not_before.as_micros(), Ordering::Release);
             let mut wakes = asked_at.after_micros(micros).min(deadline);
             if leases.contains(&true) {
-                // A lease that is released elsewhere, by another limiter or process, wakes nobody here: only asking shows it.
+                // A lease that is released elsewhere, by another limiter or process, wakes nobody
+                // here: only asking shows it.
                 wakes = wakes.min(not_before.max(asked_at.after(POLL)));
             }
             before(freed, shared.clock.sleep_until(wakes)).await;
@@ -246,9 +259,13 @@ impl Waiting {
         Ok(InLine { waiting: self, key, front })
     }
 
-    /// After `unbook` was decided: if the place could not be given back it is remembered; if it could, returns what gives back
-    /// the place before it, should that have been left too.
-    pub(crate) fn left(&self, unbook: Check<'static>, decision: &Decision) -> Option<Check<'static>> {
+    /// After `unbook` was decided: if the place could not be given back it is remembered; if it
+    /// could, returns what gives back the place before it, should that have been left too.
+    pub(crate) fn left(
+        &self,
+        unbook: Check<'static>,
+        decision: &Decision,
+    ) -> Option<Check<'static>> {
         let mut lines = self.lines.lock();
         let line = lines.by_key.get_mut(&*unbook.charges().first()?.subject.key)?;
         let idle_at = decision.at().after_micros(decision.binding().reset_after_us);

@@ -1,4 +1,5 @@
-//! Events for `tracing`: whenever limits are not enforced as configured. Without the feature `tracing` there are none.
+//! Events for `tracing`: whenever limits are not enforced as configured. Without the feature
+//! `tracing` there are none.
 
 #[cfg(not(feature = "tracing"))]
 pub(crate) use self::off::*;
@@ -26,17 +27,22 @@ mod on {
         }
     }
 
-    /// A call to the store had no decision, and this node decides locally; `total` times so far. Reported when that has doubled.
+    /// A call to the store had no decision, and this node decides locally; `total` times so far.
+    /// Reported when that has doubled.
     pub(crate) fn missed(total: u64, why: &StoreError) {
         if total.is_power_of_two() {
             tracing::warn!(total, %why, "a call to the store had no decision: this node decided locally");
         }
     }
 
-    /// A call was not sent to the store because too many are under way; `total` times so far. Reported when that has doubled.
+    /// A call was not sent to the store because too many are under way; `total` times so far.
+    /// Reported when that has doubled.
     pub(crate) fn overloaded(total: u64) {
         if total.is_power_of_two() {
-            tracing::warn!(total, "too many calls to the store are under way: this node decided locally");
+            tracing::warn!(
+                total,
+                "too many calls to the store are under way: this node decided locally"
+            );
         }
     }
 
@@ -52,11 +58,15 @@ mod on {
         tracing::info!("the store decides again");
     }
 
-    /// A key held less than had been seen before, and was restored; `total` times so far. Reported when that has doubled.
+    /// A key held less than had been seen before, and was restored; `total` times so far. Reported
+    /// when that has doubled.
     #[cfg(feature = "redis")]
     pub(crate) fn restored(total: u64) {
         if total.is_power_of_two() {
-            tracing::warn!(total, "the store has lost state that this process remembers, and was given it back");
+            tracing::warn!(
+                total,
+                "the store has lost state that this process remembers, and was given it back"
+            );
         }
     }
 
@@ -69,11 +79,15 @@ mod on {
         );
     }
 
-    /// A key held something that Tidegate did not write; `total` times so far. Reported when that has doubled.
+    /// A key held something that Tidegate did not write; `total` times so far. Reported when that
+    /// has doubled.
     #[cfg(feature = "redis")]
     pub(crate) fn repaired(total: u64) {
         if total.is_power_of_two() {
-            tracing::warn!(total, "a key held something that Tidegate did not write, and counts as used up");
+            tracing::warn!(
+                total,
+                "a key held something that Tidegate did not write, and counts as used up"
+            );
         }
     }
 }

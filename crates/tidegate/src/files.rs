@@ -1,4 +1,5 @@
-//! Files that a configuration names, read no further than they may be long: a path may lead to a device that never ends.
+//! Files that a configuration names, read no further than they may be long: a path may lead to a
+//! device that never ends.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -26,15 +27,18 @@ pub fn read_file(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
 /// # Errors
 /// If it is not UTF-8, too.
 pub fn read_text_file(path: &Path, max_bytes: u64) -> io::Result<String> {
-    String::from_utf8(read_file(path, max_bytes)?)
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "stream did not contain valid UTF-8"))
+    String::from_utf8(read_file(path, max_bytes)?).map_err(|_| {
+        io::Error::new(io::ErrorKind::InvalidData, "stream did not contain valid UTF-8")
+    })
 }
 
 /// Why a file that a setting names cannot be read, and what to do about it.
 pub fn why_unreadable(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => "no such file: correct the path, or create it".into(),
-        io::ErrorKind::PermissionDenied => "this user may not read it: change its owner or mode".into(),
+        io::ErrorKind::PermissionDenied => {
+            "this user may not read it: change its owner or mode".into()
+        }
         io::ErrorKind::IsADirectory => "it is a folder: name a file".into(),
         io::ErrorKind::InvalidData => "it is not UTF-8 text: is it the right file?".into(),
         _ => error.to_string(),
@@ -54,7 +58,10 @@ mod tests {
         let too_long = read_file(&file, 3).unwrap_err();
         assert_eq!(too_long.to_string(), "more than 3 bytes: expected a file of at most so many");
         #[cfg(unix)]
-        assert_eq!(read_file(Path::new("/dev/zero"), 1000).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        assert_eq!(
+            read_file(Path::new("/dev/zero"), 1000).unwrap_err().kind(),
+            io::ErrorKind::FileTooLarge
+        );
         std::fs::write(&file, [0xff]).unwrap();
         assert_eq!(read_text_file(&file, 4).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }

@@ -1,4 +1,5 @@
-//! What a caller holds after a decision: a reservation to settle, a lease to release, a place to use.
+//! What a caller holds after a decision: a reservation to settle, a lease to release, a place to
+//! use.
 
 use std::sync::Arc;
 
@@ -37,9 +38,10 @@ impl Reservation {
         self.check.id().unwrap_or(Id::NONE)
     }
 
-    /// Replaces the estimate with what it came to. What is missing is taken like a debit, down to the limit's debt (the
-    /// decision is denied if that is not enough); what was too much is given back, as far as it cannot have regrown meanwhile.
-    /// Settling a reservation that was denied does nothing.
+    /// Replaces the estimate with what it came to. What is missing is taken like a debit, down to
+    /// the limit's debt (the decision is denied if that is not enough); what was too much is given
+    /// back, as far as it cannot have regrown meanwhile. Settling a reservation that was denied
+    /// does nothing.
     ///
     /// # Errors
     /// If the store has no answer.
@@ -48,7 +50,8 @@ impl Reservation {
         self.settle_each(&actual).await
     }
 
-    /// The same with what each charge came to, in the order of the check; a charge that is not listed stays as it was reserved.
+    /// The same with what each charge came to, in the order of the check; a charge that is not
+    /// listed stays as it was reserved.
     ///
     /// # Errors
     /// If the store has no answer.
@@ -75,11 +78,15 @@ impl Reservation {
 
 impl std::fmt::Debug for Reservation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reservation").field("id", &self.id()).field("decision", &self.decision).finish_non_exhaustive()
+        f.debug_struct("Reservation")
+            .field("id", &self.id())
+            .field("decision", &self.decision)
+            .finish_non_exhaustive()
     }
 }
 
-/// A lease under a `concurrent` limit, or the answer that there is none: see [`decision`](Lease::decision).
+/// A lease under a `concurrent` limit, or the answer that there is none: see
+/// [`decision`](Lease::decision).
 #[derive(Debug)]
 #[must_use = "a lease ends when it is dropped"]
 pub struct Lease {
@@ -111,7 +118,8 @@ impl Lease {
         self.id
     }
 
-    /// Ends the lease. The same as dropping it, but it waits for the store and says what it answered.
+    /// Ends the lease. The same as dropping it, but it waits for the store and says what it
+    /// answered.
     ///
     /// # Errors
     /// If the store has no answer; the lease then ends when its ttl is over.
@@ -121,7 +129,8 @@ impl Lease {
         }
         let check = self.limiter.check_of(Op::Release, &self.key, 1).with_id(self.id);
         let released = self.limiter.shared().decide(check).await;
-        // Not before: whoever goes away meanwhile has dropped the lease, which ends it as well. To end it twice is to end it once.
+        // Not before: whoever goes away meanwhile has dropped the lease, which ends it as well. To
+        // end it twice is to end it once.
         self.held = false;
         released
     }
@@ -130,7 +139,8 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if self.held {
-            let check = self.limiter.check_of(Op::Release, &self.key, 1).with_id(self.id).into_owned();
+            let check =
+                self.limiter.check_of(Op::Release, &self.key, 1).with_id(self.id).into_owned();
             self.limiter.shared().release(check, self.decision.source());
         }
     }
@@ -184,7 +194,8 @@ impl Drop for Place<'_> {
     fn drop(&mut self) {
         if let Some(booked) = self.booked.take() {
             let idle_at = booked.at().after_micros(booked.binding().reset_after_us);
-            let check = self.limiter.check_of(Op::Unbook { idle_at }, self.key, self.cost).into_owned();
+            let check =
+                self.limiter.check_of(Op::Unbook { idle_at }, self.key, self.cost).into_owned();
             self.limiter.shared().leave_place(check);
         }
     }

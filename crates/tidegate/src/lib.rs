@@ -1,4 +1,5 @@
-//! An exact rate limiter for Rust programs: every algorithm, one key or many, with weights, all or nothing.
+//! An exact rate limiter for Rust programs: every algorithm, one key or many, with weights, all or
+//! nothing.
 //!
 //! ```
 //! use tidegate::Limiter;
@@ -35,9 +36,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! In reading order: [`Limiter`] is what a program holds. It asks a [`Store`], by default [`Memory`], which keeps the state
-//! and the [`Clock`]. A [`Check`] goes in, a [`Decision`] comes out; a denial is a decision, a [`StoreError`] is the lack of
-//! one. The rule itself is in [`tidegate_core`], whose types are re-exported here.
+//! In reading order: [`Limiter`] is what a program holds. It asks a [`Store`], by default
+//! [`Memory`], which keeps the state and the [`Clock`]. A [`Check`] goes in, a [`Decision`] comes
+//! out; a denial is a decision, a [`StoreError`] is the lack of one. The rule itself is in
+//! [`tidegate_core`], whose types are re-exported here.
 
 mod acquire;
 mod clock;
@@ -65,7 +67,8 @@ pub use files::{MAX_SECRET_FILE_BYTES, read_file, read_text_file, why_unreadable
 pub use held::{Lease, Reservation};
 pub use limiter::{Ask, Limiter, LimiterBuilder};
 pub use memory::{
-    DEFAULT_MAX_KEYS, Gate, LoadError, Loaded, Memory, MemoryBuilder, Overflow, ReservedLimits, Saved, Series,
+    DEFAULT_MAX_KEYS, Gate, LoadError, Loaded, Memory, MemoryBuilder, Overflow, ReservedLimits,
+    Saved, Series,
 };
 pub use missing::Missing;
 #[cfg(feature = "fuzzing")]
@@ -73,21 +76,25 @@ pub use missing::Missing;
 pub use redis::wire::fuzzing;
 #[cfg(feature = "redis")]
 pub use redis::{
-    ClearError, Connect, Connecting, DEFAULT_WITNESS_KEYS, Failure, FailureKind, Finding, Inspection, InvalidNamespace,
-    InvalidSecret, Link, MAX_NAMESPACE_BYTES, NoAnswer, Redis, RedisBuilder, RedisError, RedisStats, RedisUrl,
-    RedisUrlError, RoundTrips, Severity, SlowStore, Times, Topic,
+    ClearError, Connect, Connecting, DEFAULT_WITNESS_KEYS, Failure, FailureKind, Finding,
+    Inspection, InvalidNamespace, InvalidSecret, Link, MAX_NAMESPACE_BYTES, NoAnswer, Redis,
+    RedisBuilder, RedisError, RedisStats, RedisUrl, RedisUrlError, RoundTrips, Severity, SlowStore,
+    Times, Topic,
 };
 #[cfg(feature = "redis-tls")]
 #[doc(hidden)]
 pub use redis::{no_pem, pem_problem, rustls_problem, tls_problem};
 pub use resilience::{
-    BreakerState, DEFAULT_DEADLINE, NodesFrom, OnFailure, Policy, ResilienceStats, Resilient, ResilientBuilder,
-    StoreState, StoreStatus, SyncMode,
+    BreakerState, DEFAULT_DEADLINE, NodesFrom, OnFailure, Policy, ResilienceStats, Resilient,
+    ResilientBuilder, StoreState, StoreStatus, SyncMode,
 };
-pub use store::{Charge, Check, Deciding, InvalidCheck, MAX_CHARGES, MAX_KEY_BYTES, Scope, Store, StoreError, Subject};
+pub use store::{
+    Charge, Check, Deciding, InvalidCheck, MAX_CHARGES, MAX_KEY_BYTES, Scope, Store, StoreError,
+    Subject,
+};
 pub use tidegate_core::{
-    self, Algorithm, Decision, EXACT, Id, Limit, LimitError, Limits, MAX_LIMITS, Op, Parameter, ParseError, Period,
-    Retry, Source, Timestamp, Verdict, denial, headers,
+    self, Algorithm, Decision, EXACT, Id, Limit, LimitError, Limits, MAX_LIMITS, Op, Parameter,
+    ParseError, Period, Retry, Source, Timestamp, Verdict, denial, headers,
 };
 
 /// The code on the pages is compiled and run with the tests.

@@ -93,8 +93,9 @@ pub struct LimiterBuilder {
 }
 
 impl LimiterBuilder {
-    /// Gives the limits a name. Their state is then known by it: limits that change keep what was used, and keys of limits with
-    /// different names never meet. Without a name, all limiters over one store share their keys.
+    /// Gives the limits a name. Their state is then known by it: limits that change keep what was
+    /// used, and keys of limits with different names never meet. Without a name, all limiters over
+    /// one store share their keys.
     pub fn name(mut self, name: impl Into<Arc<str>>) -> Self {
         self.name = Some(name.into());
         self
@@ -107,7 +108,8 @@ impl LimiterBuilder {
         self
     }
 
-    /// Keeps state in any store; `clock` says how long to wait in [`acquire`](Limiter::acquire), the store judges by its own.
+    /// Keeps state in any store; `clock` says how long to wait in [`acquire`](Limiter::acquire),
+    /// the store judges by its own.
     pub fn store(mut self, store: impl Store, clock: impl Into<Clock>) -> Self {
         self.backend = Some((Backend::Other(Box::new(store)), clock.into()));
         self
@@ -119,7 +121,8 @@ impl LimiterBuilder {
         self.store(redis, crate::SystemClock::new())
     }
 
-    /// Keeps state in a remote store, with [`Resilient`] before it: an answer in time, whatever the store does.
+    /// Keeps state in a remote store, with [`Resilient`] before it: an answer in time, whatever the
+    /// store does.
     pub fn resilient(self, resilient: Resilient) -> Self {
         let clock = resilient.clock().clone();
         self.store(resilient, clock)
@@ -131,7 +134,8 @@ impl LimiterBuilder {
         self
     }
 
-    /// What happens when a remote store does not answer. Only [`Resilient`] minds it; without it there is an error.
+    /// What happens when a remote store does not answer. Only [`Resilient`] minds it; without it
+    /// there is an error.
     pub fn on_failure(mut self, policy: OnFailure) -> Self {
         self.policy.on_failure = Some(policy);
         self
@@ -160,7 +164,12 @@ impl LimiterBuilder {
         });
         let runtime = Handle::try_current().map_or_else(|_| OnceLock::new(), OnceLock::from);
         let shared = Shared { backend, clock, waiting, ids, retries: Retries::default(), runtime };
-        Limiter { limits: self.limits, name: self.name, policy: self.policy, shared: Arc::new(shared) }
+        Limiter {
+            limits: self.limits,
+            name: self.name,
+            policy: self.policy,
+            shared: Arc::new(shared),
+        }
     }
 }
 
@@ -182,8 +191,9 @@ impl Limiter {
         }
     }
 
-    /// The same store under other limits: for tiers, or for one customer. A key that moves from one to the other keeps what
-    /// it used, limit by limit, as far as the algorithms are the same or the limiter has a name.
+    /// The same store under other limits: for tiers, or for one customer. A key that moves from one
+    /// to the other keeps what it used, limit by limit, as far as the algorithms are the same or
+    /// the limiter has a name.
     pub fn with_limits(&self, limits: Limits) -> Limiter {
         Limiter { limits, ..self.clone() }
     }
@@ -208,7 +218,8 @@ impl Limiter {
         self.ask(Op::Take, key.as_ref(), units)
     }
 
-    /// Takes `units` even if there are not so many left, down to the limit's debt below empty: for what has happened already.
+    /// Takes `units` even if there are not so many left, down to the limit's debt below empty: for
+    /// what has happened already.
     pub fn debit<'a, K: AsRef<[u8]> + ?Sized>(&'a self, key: &'a K, units: u64) -> Ask<'a> {
         self.ask(Op::Debit, key.as_ref(), units)
     }
@@ -223,18 +234,24 @@ impl Limiter {
         self.ask(Op::Reset, key.as_ref(), 0)
     }
 
-    /// Takes an estimate now, to be [settled](Reservation::settle) when the true cost is known: tokens, bytes, time.
+    /// Takes an estimate now, to be [settled](Reservation::settle) when the true cost is known:
+    /// tokens, bytes, time.
     ///
-    /// The last 64 reservations of a key are remembered. Settling an older one gives nothing back; what is missing is taken.
+    /// The last 64 reservations of a key are remembered. Settling an older one gives nothing back;
+    /// what is missing is taken.
     ///
     /// # Errors
     /// If the store has no answer.
-    pub async fn reserve<K: AsRef<[u8]> + ?Sized>(&self, key: &K, estimate: u64) -> Result<Reservation, StoreError> {
+    pub async fn reserve<K: AsRef<[u8]> + ?Sized>(
+        &self,
+        key: &K,
+        estimate: u64,
+    ) -> Result<Reservation, StoreError> {
         self.reserve_all(self.check_of(Op::Check, key.as_ref(), estimate)).await
     }
 
-    /// The same over several keys and limits, each with an estimate of its own: one request and four thousand tokens, say.
-    /// To be settled with [`settle_each`](Reservation::settle_each).
+    /// The same over several keys and limits, each with an estimate of its own: one request and
+    /// four thousand tokens, say. To be settled with [`settle_each`](Reservation::settle_each).
     ///
     /// # Errors
     /// If the check is not valid or the store has no answer.
@@ -244,18 +261,21 @@ impl Limiter {
         Ok(Reservation::new(Arc::clone(&self.shared), check, decision))
     }
 
-    /// Takes a lease under a `concurrent` limit; it ends when it is [released](Lease::release), dropped or its ttl is over.
-    /// Other limits beside it are charged as by [`check`](Limiter::check), and stay so.
+    /// Takes a lease under a `concurrent` limit; it ends when it is [released](Lease::release),
+    /// dropped or its ttl is over. Other limits beside it are charged as by
+    /// [`check`](Limiter::check), and stay so.
     ///
     /// # Errors
     /// If the store has no answer.
     pub async fn lease<K: AsRef<[u8]> + ?Sized>(&self, key: &K) -> Result<Lease, StoreError> {
         let (id, key) = (self.shared.ids.next(), key.as_ref().to_vec());
-        let decision = self.shared.decide_or_undo(&self.check_of(Op::Check, &key, 1).with_id(id)).await?;
+        let decision =
+            self.shared.decide_or_undo(&self.check_of(Op::Check, &key, 1).with_id(id)).await?;
         Ok(Lease::new(self.clone(), key, id, decision))
     }
 
-    /// Waits for a lease under a `concurrent` limit, at most `max_wait`: until one is released, or its ttl is over.
+    /// Waits for a lease under a `concurrent` limit, at most `max_wait`: until one is released, or
+    /// its ttl is over.
     ///
     /// # Errors
     /// If there is none in time, too many wait already, or the store has no answer.
@@ -270,8 +290,8 @@ impl Limiter {
         Ok(Lease::new(self.clone(), key.to_vec(), id, decision))
     }
 
-    /// The headers that tell a client about a decision of this limiter; see [`headers`]. Each limit goes
-    /// by its notation.
+    /// The headers that tell a client about a decision of this limiter; see [`headers`]. Each limit
+    /// goes by its notation.
     pub fn headers(&self, decision: &Decision, families: Families) -> Vec<(&'static str, String)> {
         let limits = distinct(&self.limits);
         let names: Vec<String> = limits.iter().map(ToString::to_string).collect();
@@ -279,7 +299,8 @@ impl Limiter {
         headers::of(decision, &limits, families)
     }
 
-    /// Waits until the key may pass, at most `max_wait`: in the order of arrival, and not at all if it would be in vain.
+    /// Waits until the key may pass, at most `max_wait`: in the order of arrival, and not at all if
+    /// it would be in vain.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -291,12 +312,16 @@ impl Limiter {
     /// }
     /// # Ok(()) }
     /// ```
-    pub fn acquire<'a, K: AsRef<[u8]> + ?Sized>(&'a self, key: &'a K, max_wait: Duration) -> Acquire<'a> {
+    pub fn acquire<'a, K: AsRef<[u8]> + ?Sized>(
+        &'a self,
+        key: &'a K,
+        max_wait: Duration,
+    ) -> Acquire<'a> {
         Acquire::new(self, key.as_ref(), max_wait)
     }
 
-    /// Decides a check over several keys and limits, all or nothing. Checks without an id that need one, because a limit is
-    /// `concurrent`, are given one.
+    /// Decides a check over several keys and limits, all or nothing. Checks without an id that need
+    /// one, because a limit is `concurrent`, are given one.
     ///
     /// # Errors
     /// If the check is not valid or the store has no answer.
@@ -304,8 +329,9 @@ impl Limiter {
         self.shared.decide(check).await
     }
 
-    /// Ends leases that were granted by `source` under an id which no other caller uses, without waiting for the store: at once in memory, in the background elsewhere. If the store
-    /// granted them and does not answer, it is called again, at most until their ttl is over.
+    /// Ends leases that were granted by `source` under an id which no other caller uses, without
+    /// waiting for the store: at once in memory, in the background elsewhere. If the store granted
+    /// them and does not answer, it is called again, at most until their ttl is over.
     #[doc(hidden)]
     pub fn release(&self, leases: Check<'_>, source: Source) {
         self.shared.release(leases.into_owned(), source);
@@ -333,7 +359,8 @@ impl Limiter {
 impl Shared {
     pub(crate) async fn decide(self: &Arc<Self>, check: Check<'_>) -> Result<Decision, StoreError> {
         let takes = matches!(check.op(), Op::Check | Op::Take | Op::Debit | Op::Book { .. });
-        let is_lease = |charge: &Charge<'_>| matches!(charge.limit.algorithm(), Algorithm::Concurrent(_));
+        let is_lease =
+            |charge: &Charge<'_>| matches!(charge.limit.algorithm(), Algorithm::Concurrent(_));
         let needs_id = takes && check.id().is_none() && check.charges().iter().any(is_lease);
         if needs_id {
             return self.decide_or_undo(&check.with_id(self.ids.next())).await;
@@ -343,9 +370,13 @@ impl Shared {
         Ok(decision)
     }
 
-    /// Decides a check under an id of its own. If nobody learns the answer, because the caller has gone or the store was not
-    /// heard of again, what it may have taken is given back: nobody else knows the id.
-    pub(crate) async fn decide_or_undo(self: &Arc<Self>, check: &Check<'_>) -> Result<Decision, StoreError> {
+    /// Decides a check under an id of its own. If nobody learns the answer, because the caller has
+    /// gone or the store was not heard of again, what it may have taken is given back: nobody else
+    /// knows the id.
+    pub(crate) async fn decide_or_undo(
+        self: &Arc<Self>,
+        check: &Check<'_>,
+    ) -> Result<Decision, StoreError> {
         if let Backend::Memory(memory) = &self.backend {
             return Ok(memory.decide(check)?); // answers at once
         }
@@ -358,7 +389,9 @@ impl Shared {
         match self.backend.decide(check).await {
             Err(StoreError::Unavailable(error)) => Err(StoreError::Unavailable(error)), // and `undo` is dropped
             // This node denied it after the store did not answer, which may have taken it.
-            Ok(decision) if !decision.allowed() && decision.source() == Source::Fallback => Ok(decision),
+            Ok(decision) if !decision.allowed() && decision.source() == Source::Fallback => {
+                Ok(decision)
+            }
             answered => {
                 undo.disarm();
                 answered
@@ -395,8 +428,9 @@ impl Shared {
                 shared.retry_later(check);
             }
         });
-        // Polled here first, the call is on its way before what this thread does next, such as to send the end of a response that held a lease. A store that panics must
-        // not do so while this thread panics already.
+        // Polled here first, the call is on its way before what this thread does next, such as to
+        // send the end of a response that held a lease. A store that panics must not do so while
+        // this thread panics already.
         let is_done = !std::thread::panicking() && {
             let _entered = runtime.enter();
             making.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
@@ -406,7 +440,8 @@ impl Shared {
         }
     }
 
-    /// Gives a booked place back, and with it those before it that were left earlier and now have nobody behind them.
+    /// Gives a booked place back, and with it those before it that were left earlier and now have
+    /// nobody behind them.
     pub(crate) fn leave_place(self: &Arc<Self>, unbook: Check<'static>) {
         match &self.backend {
             Backend::Memory(memory) => {
@@ -441,7 +476,10 @@ impl Shared {
 
 impl std::fmt::Debug for Limiter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Limiter").field("limits", &self.limits).field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Limiter")
+            .field("limits", &self.limits)
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -457,13 +495,15 @@ pub struct Ask<'a> {
 }
 
 impl Ask<'_> {
-    /// How much it costs, instead of what the operation was given: 1 for a check. A cost of 0 only looks.
+    /// How much it costs, instead of what the operation was given: 1 for a check. A cost of 0 only
+    /// looks.
     pub fn cost(mut self, units: u64) -> Self {
         self.cost = units;
         self
     }
 
-    /// Under which id. A check is not taken twice under one id; a refund gives back only what the charge of that id still weighs.
+    /// Under which id. A check is not taken twice under one id; a refund gives back only what the
+    /// charge of that id still weighs.
     pub fn id(mut self, id: Id) -> Self {
         self.id = Some(id);
         self

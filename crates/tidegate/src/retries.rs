@@ -1,7 +1,8 @@
 //! Retries the release of leases, when the store did not answer the first time.
 //!
-//! Only leases under an id of this process are retried: ending a lease twice ends it once, and no other caller takes a lease under that id. One task makes all retries of a
-//! limiter, one call at a time, and ends when none is left.
+//! Only leases under an id of this process are retried: ending a lease twice ends it once, and no
+//! other caller takes a lease under that id. One task makes all retries of a limiter, one call at a
+//! time, and ends when none is left.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};

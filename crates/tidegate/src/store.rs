@@ -1,6 +1,8 @@
-//! The port between the limiter and whatever keeps its state: a check goes in, a decision comes out.
+//! The port between the limiter and whatever keeps its state: a check goes in, a decision comes
+//! out.
 //!
-//! No get, no set, no compare-and-swap: a store is atomic by itself, and brings the clock that judges.
+//! No get, no set, no compare-and-swap: a store is atomic by itself, and brings the clock that
+//! judges.
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -21,8 +23,9 @@ pub trait Store: Send + Sync + 'static {
     /// Decides `check` and does what it says, as one atomic step.
     fn decide<'a>(&'a self, check: &'a Check<'a>) -> Deciding<'a>;
 
-    /// Which parts of the store would decide `check`, a bit for each, if parts can fail by themselves: the servers of a cluster. What stands
-    /// before the store, [`Resilient`](crate::Resilient), keeps apart how they fare.
+    /// Which parts of the store would decide `check`, a bit for each, if parts can fail by
+    /// themselves: the servers of a cluster. What stands before the store,
+    /// [`Resilient`](crate::Resilient), keeps apart how they fare.
     fn parts(&self, _check: &Check<'_>) -> u64 {
         1
     }
@@ -82,7 +85,9 @@ pub enum InvalidCheck {
         bytes: usize,
     },
     /// `take` grants the same from every charge, so all must ask for the same.
-    #[error("take asks for {first} of one limit and {other} of another: expected the same cost everywhere")]
+    #[error(
+        "take asks for {first} of one limit and {other} of another: expected the same cost everywhere"
+    )]
     UnevenTake {
         /// The cost of the first charge.
         first: u64,
@@ -158,7 +163,8 @@ pub struct Charge<'a> {
     pub cost: u64,
     /// For `settle`: how much had been charged before.
     pub reserved: u64,
-    /// How near to a remote store it may be decided, and what happens without an answer, or without room.
+    /// How near to a remote store it may be decided, and what happens without an answer, or without
+    /// room.
     pub policy: Policy,
 }
 
@@ -175,10 +181,12 @@ pub struct Subject<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Scope<'a> {
-    /// Given by the caller together with its limits. Its state is known by key, algorithm and position, so that two
-    /// callers who use one key with different algorithms do not disturb each other.
+    /// Given by the caller together with its limits. Its state is known by key, algorithm and
+    /// position, so that two callers who use one key with different algorithms do not disturb each
+    /// other.
     AdHoc,
-    /// Of a named rule. Its state is known by name, key and position: a rule that changes keeps what was used.
+    /// Of a named rule. Its state is known by name, key and position: a rule that changes keeps
+    /// what was used.
     Rule(Cow<'a, str>),
 }
 
@@ -189,13 +197,19 @@ impl Charge<'_> {
             Scope::AdHoc => Scope::AdHoc,
             Scope::Rule(name) => Scope::Rule(Cow::Owned(name.into_owned())),
         };
-        Charge { subject: Subject { scope, key: Cow::Owned(self.subject.key.into_owned()) }, ..self }
+        Charge {
+            subject: Subject { scope, key: Cow::Owned(self.subject.key.into_owned()) },
+            ..self
+        }
     }
 }
 
 impl<'a> Check<'a> {
     /// A check of nothing yet.
-    #[allow(clippy::new_without_default, reason = "a check without charges is not one that can be decided")]
+    #[allow(
+        clippy::new_without_default,
+        reason = "a check without charges is not one that can be decided"
+    )]
     pub fn new() -> Self {
         Self::of(Op::Check)
     }
@@ -205,14 +219,20 @@ impl<'a> Check<'a> {
         Check { op, charges: Charges::Many(Vec::new()), id: None, policy: Policy::default() }
     }
 
-    /// Charges that are added from here on are decided on these terms, by what stands before a remote store ([`Resilient`](crate::Resilient)) and by a store in memory that has no room.
+    /// Charges that are added from here on are decided on these terms, by what stands before a
+    /// remote store ([`Resilient`](crate::Resilient)) and by a store in memory that has no room.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self
     }
 
     /// Adds a charge of `cost` for each of `limits` on `key`.
-    pub fn charge<K>(self, key: &'a K, limits: impl IntoIterator<Item = &'a Limit>, cost: u64) -> Self
+    pub fn charge<K>(
+        self,
+        key: &'a K,
+        limits: impl IntoIterator<Item = &'a Limit>,
+        cost: u64,
+    ) -> Self
     where
         K: AsRef<[u8]> + ?Sized,
     {
@@ -220,10 +240,12 @@ impl<'a> Check<'a> {
         self.charge_subject(subject, limits, cost)
     }
 
-    /// The same under the name of a rule or budget: its state is known by that name and the key, whatever else is in the check.
+    /// The same under the name of a rule or budget: its state is known by that name and the key,
+    /// whatever else is in the check.
     ///
-    /// Without a name the state of a limit is known by its position among those of its key, so a check over two budgets of one
-    /// key must always list them in the same order. With names each can also be asked about alone.
+    /// Without a name the state of a limit is known by its position among those of its key, so a
+    /// check over two budgets of one key must always list them in the same order. With names each
+    /// can also be asked about alone.
     pub fn charge_named<K>(
         self,
         name: &'a str,
@@ -234,11 +256,13 @@ impl<'a> Check<'a> {
     where
         K: AsRef<[u8]> + ?Sized,
     {
-        let subject = Subject { scope: Scope::Rule(Cow::Borrowed(name)), key: Cow::Borrowed(key.as_ref()) };
+        let subject =
+            Subject { scope: Scope::Rule(Cow::Borrowed(name)), key: Cow::Borrowed(key.as_ref()) };
         self.charge_subject(subject, limits, cost)
     }
 
-    /// Adds a charge of `cost` for each of `limits` on a subject. Equal limits are charged together.
+    /// Adds a charge of `cost` for each of `limits` on a subject. Equal limits are charged
+    /// together.
     pub fn charge_subject(
         mut self,
         subject: Subject<'a>,
@@ -246,21 +270,31 @@ impl<'a> Check<'a> {
         cost: u64,
     ) -> Self {
         for limit in limits {
-            let mut own = self.charges.as_mut_slice().iter_mut().filter(|charge| charge.subject == subject);
+            let mut own =
+                self.charges.as_mut_slice().iter_mut().filter(|charge| charge.subject == subject);
             if let Some(equal) = own.find(|charge| charge.limit == *limit) {
                 // A key charged twice by one limit pays the sum, in one go.
                 equal.cost = equal.cost.saturating_add(cost);
                 continue;
             }
-            let position = self.charges.as_slice().iter().filter(|charge| charge.subject == subject).count();
+            let position =
+                self.charges.as_slice().iter().filter(|charge| charge.subject == subject).count();
             let position = u16::try_from(position).unwrap_or(u16::MAX);
             let (subject, policy) = (subject.clone(), self.policy);
-            self.charges.push(Charge { subject, limit: *limit, position, cost, reserved: 0, policy });
+            self.charges.push(Charge {
+                subject,
+                limit: *limit,
+                position,
+                cost,
+                reserved: 0,
+                policy,
+            });
         }
         self
     }
 
-    /// Gives the call an id, by which it can be settled, refunded or released, and under which it is not taken twice.
+    /// Gives the call an id, by which it can be settled, refunded or released, and under which it
+    /// is not taken twice.
     pub fn with_id(mut self, id: Id) -> Self {
         self.id = Some(id);
         self
@@ -285,7 +319,13 @@ impl<'a> Check<'a> {
     /// The charge of a plain check: one charge, no id, and the store's own overflow policy.
     pub(crate) fn plain_charge(&self) -> Option<&Charge<'a>> {
         match self.charges.as_slice() {
-            [charge] if self.op == Op::Check && self.id.is_none() && charge.policy.overflow.is_none() => Some(charge),
+            [charge]
+                if self.op == Op::Check
+                    && self.id.is_none()
+                    && charge.policy.overflow.is_none() =>
+            {
+                Some(charge)
+            }
             _ => None,
         }
     }
@@ -299,7 +339,9 @@ impl<'a> Check<'a> {
     pub(crate) fn into_owned(self) -> Check<'static> {
         let charges = match self.charges {
             Charges::One(charge) => Charges::One(charge.into_owned()),
-            Charges::Many(charges) => Charges::Many(charges.into_iter().map(Charge::into_owned).collect()),
+            Charges::Many(charges) => {
+                Charges::Many(charges.into_iter().map(Charge::into_owned).collect())
+            }
         };
         Check { op: self.op, charges, id: self.id, policy: self.policy }
     }
@@ -307,7 +349,8 @@ impl<'a> Check<'a> {
     /// The same operation without charges on `concurrent` limits: leases are not settled, they end.
     #[doc(hidden)]
     pub fn without_leases(mut self) -> Self {
-        let is_lease = |charge: &Charge<'_>| matches!(charge.limit.algorithm(), Algorithm::Concurrent(_));
+        let is_lease =
+            |charge: &Charge<'_>| matches!(charge.limit.algorithm(), Algorithm::Concurrent(_));
         match &mut self.charges {
             Charges::One(charge) if is_lease(charge) => self.charges = Charges::Many(Vec::new()),
             Charges::One(_) => {}

@@ -1,8 +1,9 @@
 //! Waiting until a deadline, and not a moment less.
 //!
-//! A process that had no turn for a while, because the machine gave it none, finds everything at once when it goes on: answers that lie in
-//! its sockets, and deadlines that have passed meanwhile. A runtime may show whoever waits the deadline first. So before somebody gives up, those
-//! who read have a few turns: what has come by then has come in time.
+//! A process that had no turn for a while, because the machine gave it none, finds everything at
+//! once when it goes on: answers that lie in its sockets, and deadlines that have passed meanwhile.
+//! A runtime may show whoever waits the deadline first. So before somebody gives up, those who read
+//! have a few turns: what has come by then has come in time.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -10,8 +11,8 @@ use std::task::Poll;
 
 use tokio::time::{Instant, timeout_at};
 
-/// In the first the runtime looks at its sockets and wakes who reads from them, perhaps behind the one who waits; in the second they read. One more
-/// for an answer that is passed on.
+/// In the first the runtime looks at its sockets and wakes who reads from them, perhaps behind the
+/// one who waits; in the second they read. One more for an answer that is passed on.
 const TURNS: usize = 3;
 
 /// Waits for `answer` until `deadline`. None, if it has not come.
@@ -22,7 +23,9 @@ pub(crate) async fn in_time<F: Future>(deadline: Instant, answer: F) -> Option<F
     }
     for _ in 0..TURNS {
         tokio::task::yield_now().await;
-        if let Poll::Ready(answer) = poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await {
+        if let Poll::Ready(answer) =
+            poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await
+        {
             return Some(answer);
         }
     }
@@ -47,7 +50,8 @@ mod tests {
         assert_eq!(in_time(deadline, tokio::time::sleep(Duration::from_millis(1))).await, None);
     }
 
-    /// An answer that goes through two other hands, both of which have something to do already when the deadline is seen.
+    /// An answer that goes through two other hands, both of which have something to do already when
+    /// the deadline is seen.
     #[tokio::test(start_paused = true)]
     async fn what_is_on_its_way_here_when_the_deadline_is_seen_has_come_in_time() {
         let (tell, told) = oneshot::channel();

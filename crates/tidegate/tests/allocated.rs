@@ -1,6 +1,8 @@
-//! A flood of keys, under every algorithm, takes no more memory than `max_bytes` and a constant: by the numbers of the allocator and of the kernel.
+//! A flood of keys, under every algorithm, takes no more memory than `max_bytes` and a constant: by
+//! the numbers of the allocator and of the kernel.
 //!
-//! Each flood is a process of its own: what a process has freed does not always go back to the system.
+//! Each flood is a process of its own: what a process has freed does not always go back to the
+//! system.
 //!
 //! ```sh
 //! cargo test -p tidegate --test allocated
@@ -8,7 +10,10 @@
 
 #![allow(clippy::print_stdout, reason = "figures for whoever runs it")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
-#![allow(unsafe_code, reason = "there is no other way to ask the allocator; it takes nothing and returns ten numbers")]
+#![allow(
+    unsafe_code,
+    reason = "there is no other way to ask the allocator; it takes nothing and returns ten numbers"
+)]
 
 /// What a store may take beside `max_bytes`; `docs/operations.md` says it.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -23,12 +28,18 @@ fn main() {
     {
         return flood::run(number.parse().unwrap(), max_bytes.parse().unwrap());
     }
-    println!("{:>36} {:>10} {:>9} {:>9} {:>9} {:>9}", "MiB of", "max_bytes", "counted", "malloc", "resident", "keys");
+    println!(
+        "{:>36} {:>10} {:>9} {:>9} {:>9} {:>9}",
+        "MiB of", "max_bytes", "counted", "malloc", "resident", "keys"
+    );
     for max_bytes in [4 << 20, 64 << 20] {
         for number in 0..flood::FLOODS.len() {
             let own = std::env::current_exe().unwrap();
             let mut child = std::process::Command::new(own);
-            let output = child.args(["flood", &number.to_string(), &max_bytes.to_string()]).output().unwrap();
+            let output = child
+                .args(["flood", &number.to_string(), &max_bytes.to_string()])
+                .output()
+                .unwrap();
             let text = String::from_utf8(output.stdout).unwrap();
             assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
             print!("{text}");
@@ -108,8 +119,14 @@ mod flood {
             mib(malloc),
             mib(resident)
         );
-        assert!(counted <= max_bytes + CONSTANT / 4, "{text} {kind:?}: more is counted than may be");
-        assert!(malloc <= counted + CONSTANT / 4, "{text} {kind:?}: more is allocated than is counted");
+        assert!(
+            counted <= max_bytes + CONSTANT / 4,
+            "{text} {kind:?}: more is counted than may be"
+        );
+        assert!(
+            malloc <= counted + CONSTANT / 4,
+            "{text} {kind:?}: more is allocated than is counted"
+        );
         assert!(resident <= max_bytes + CONSTANT, "{text} {kind:?}: more is resident than may be");
         assert!(counted >= max_bytes / 2, "{text} {kind:?}: much of it cannot be used");
     }

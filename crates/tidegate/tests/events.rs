@@ -1,4 +1,5 @@
-//! Events for `tracing`, as a program with a subscriber sees them: a real Redis that dies and comes back.
+//! Events for `tracing`, as a program with a subscriber sees them: a real Redis that dies and comes
+//! back.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -86,8 +87,12 @@ fn a_store_that_dies(captured: &Captured) {
     let (resilient, limiter) = runtime.block_on(async {
         let redis = Redis::new(&server.url()).unwrap();
         redis.prepare().await.unwrap();
-        let resilient = Resilient::builder(redis).deadline(Duration::from_millis(50)).nodes(3).build();
-        (resilient.clone(), Limiter::builder("1000000/s".parse().unwrap()).resilient(resilient).build())
+        let resilient =
+            Resilient::builder(redis).deadline(Duration::from_millis(50)).nodes(3).build();
+        (
+            resilient.clone(),
+            Limiter::builder("1000000/s".parse().unwrap()).resilient(resilient).build(),
+        )
     });
     let ask = || runtime.block_on(async { limiter.check("k").await.unwrap().source() });
     wait_until("the store decides", BOUND, || ask() == Source::Store);
@@ -101,13 +106,20 @@ fn a_store_that_dies(captured: &Captured) {
     let outages = || captured.lines().iter().filter(is_outage).cloned().collect::<Vec<_>>();
     let (level, line) = outages().remove(0);
     assert_eq!(level, Level::WARN);
-    for part in ["why=", "nodes=3", "nodes_from=\"configured\"", "enforced=1/3 of each limit on this node"] {
+    for part in
+        ["why=", "nodes=3", "nodes_from=\"configured\"", "enforced=1/3 of each limit on this node"]
+    {
         assert!(line.contains(part), "{part} is missing: {line}");
     }
     server.restart();
     wait_until("the store decides again", BOUND, || ask() == Source::Store);
     wait_until("an event says so", BOUND, || captured.count("the store decides again") == 1);
-    assert_eq!(outages().len(), 2, "one when it begins and one when it ends: {:?}", captured.lines());
+    assert_eq!(
+        outages().len(),
+        2,
+        "one when it begins and one when it ends: {:?}",
+        captured.lines()
+    );
     runtime.block_on(resilient.close());
 }
 
@@ -121,8 +133,9 @@ fn a_call_that_has_no_answer(captured: &Captured) {
         redis.prepare().await.unwrap();
         Resilient::builder(redis).deadline(deadline).nodes(1).build()
     });
-    let limiter =
-        runtime.block_on(async { Limiter::builder("1000000/s".parse().unwrap()).resilient(resilient.clone()).build() });
+    let limiter = runtime.block_on(async {
+        Limiter::builder("1000000/s".parse().unwrap()).resilient(resilient.clone()).build()
+    });
     let ask = || runtime.block_on(async { limiter.check("k").await.unwrap().source() });
     wait_until("the store decides", BOUND, || ask() == Source::Store);
     let (before, misses) = (captured.lines().len(), resilient.stats().misses);
@@ -138,7 +151,8 @@ fn a_call_that_has_no_answer(captured: &Captured) {
     runtime.block_on(resilient.close());
 }
 
-/// A layer straight over Redis passes every request while Redis is down, and says so once; the same for a rule in shadow mode.
+/// A layer straight over Redis passes every request while Redis is down, and says so once; the same
+/// for a rule in shadow mode.
 fn a_store_behind_a_layer_that_dies(captured: &Captured) {
     let server = Server::start(Flavor::Valkey9);
     let runtime = runtime();
@@ -146,7 +160,8 @@ fn a_store_behind_a_layer_that_dies(captured: &Captured) {
         let rule = Rule::new("all", "1000000/s".parse().unwrap(), key::everybody());
         let rule = if is_shadow { rule.shadow() } else { rule };
         let redis = runtime.block_on(async { Redis::new(&server.url()) }).unwrap();
-        let answer = |_: Request<String>| async { Ok::<_, Infallible>(Response::new(String::new())) };
+        let answer =
+            |_: Request<String>| async { Ok::<_, Infallible>(Response::new(String::new())) };
         let service = RateLimitLayer::rules([rule]).redis(redis).layer(service_fn(answer));
         let ask = || {
             let request = Request::new(String::new());
@@ -159,7 +174,9 @@ fn a_store_behind_a_layer_that_dies(captured: &Captured) {
         (0..3).for_each(|_| assert_eq!(ask(), 200));
         let [(level, line)] = &lines()[..] else { panic!("expected one event: {:?}", lines()) };
         assert_eq!(*level, Level::WARN);
-        for part in ["the store has no answer", "why=", "no limit is enforced, every request passes"] {
+        for part in
+            ["the store has no answer", "why=", "no limit is enforced, every request passes"]
+        {
             assert!(line.contains(part), "{part} is missing: {line}");
         }
         server.restart();
@@ -168,12 +185,15 @@ fn a_store_behind_a_layer_that_dies(captured: &Captured) {
     }
 }
 
-/// What the server has forgotten and this process remembers is restored, and an event says so; the next when there are twice as many.
+/// What the server has forgotten and this process remembers is restored, and an event says so; the
+/// next when there are twice as many.
 fn a_store_that_forgets(captured: &Captured) {
     let server = Server::start(Flavor::Valkey9);
     let runtime = runtime();
     let limiter = runtime.block_on(async {
-        Limiter::builder("10/h window".parse().unwrap()).redis(Redis::new(&server.url()).unwrap()).build()
+        Limiter::builder("10/h window".parse().unwrap())
+            .redis(Redis::new(&server.url()).unwrap())
+            .build()
     });
     let before = captured.lines().len();
     for _ in 0..4 {
@@ -181,9 +201,16 @@ fn a_store_that_forgets(captured: &Captured) {
         server.command(&["FLUSHALL"]);
     }
     let lines = captured.lines().split_off(before);
-    let totals: Vec<bool> = ["total=1", "total=2"].map(|part| lines.iter().any(|(_, line)| line.contains(part))).into();
-    assert!(lines.len() == 2 && totals == [true, true], "three were restored, and two events are enough: {lines:?}");
-    assert!(lines[0].1.contains("the store has lost state that this process remembers"), "{lines:?}");
+    let totals: Vec<bool> =
+        ["total=1", "total=2"].map(|part| lines.iter().any(|(_, line)| line.contains(part))).into();
+    assert!(
+        lines.len() == 2 && totals == [true, true],
+        "three were restored, and two events are enough: {lines:?}"
+    );
+    assert!(
+        lines[0].1.contains("the store has lost state that this process remembers"),
+        "{lines:?}"
+    );
 }
 
 /// One event for a step, however many keys were ahead of the clock.
@@ -191,16 +218,27 @@ fn a_store_whose_clock_goes_back(captured: &Captured) {
     let shim = ClockShim::build();
     shim.set(3600);
     let builder = Server::builder(Flavor::Redis7);
-    let server = shim.environment().iter().fold(builder, |builder, (name, value)| builder.env(name, value)).start();
+    let server = shim
+        .environment()
+        .iter()
+        .fold(builder, |builder, (name, value)| builder.env(name, value))
+        .start();
     let runtime = runtime();
-    let redis =
-        runtime.block_on(async { Redis::builder(server.url().parse().unwrap()).timeout(BOUND).build() }).unwrap();
-    let limiter = runtime.block_on(async { Limiter::builder("10/h".parse().unwrap()).redis(redis.clone()).build() });
+    let redis = runtime
+        .block_on(async { Redis::builder(server.url().parse().unwrap()).timeout(BOUND).build() })
+        .unwrap();
+    let limiter = runtime
+        .block_on(async { Limiter::builder("10/h".parse().unwrap()).redis(redis.clone()).build() });
     let before = captured.lines().len();
     for ahead in [3600, 0] {
         shim.set(ahead);
         for key in 0..4 {
-            assert!(runtime.block_on(async { limiter.check(&format!("k{key}")).await }).unwrap().allowed());
+            assert!(
+                runtime
+                    .block_on(async { limiter.check(&format!("k{key}")).await })
+                    .unwrap()
+                    .allowed()
+            );
         }
     }
     let lines = captured.lines().split_off(before);
@@ -208,13 +246,17 @@ fn a_store_whose_clock_goes_back(captured: &Captured) {
     assert_eq!(lines.len(), 1, "{lines:?}");
     let (level, line) = &lines[0];
     assert!(
-        *level == Level::WARN && line.contains("the clock of the store went back") && line.contains("by="),
+        *level == Level::WARN
+            && line.contains("the clock of the store went back")
+            && line.contains("by="),
         "{line}"
     );
     // A second step, long before the first is forgotten.
     shim.set(-86_400);
     for key in 0..4 {
-        assert!(runtime.block_on(async { limiter.check(&format!("k{key}")).await }).unwrap().allowed());
+        assert!(
+            runtime.block_on(async { limiter.check(&format!("k{key}")).await }).unwrap().allowed()
+        );
     }
     assert_eq!(redis.stats().clock_regressions, 8);
     let lines = captured.lines().split_off(before);

@@ -20,7 +20,9 @@ const PATIENCE: Duration = Duration::from_secs(4);
 /// A request as bytes.
 pub(super) fn post(path: &str, body: &str) -> Rc<[u8]> {
     let length = body.len();
-    format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{body}").into_bytes().into()
+    format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{body}")
+        .into_bytes()
+        .into()
 }
 
 /// Connections to a node that nobody uses at the moment.
@@ -37,7 +39,11 @@ struct Connection {
 
 impl Pool {
     pub(super) fn new(address: &str) -> Pool {
-        Pool { address: address.to_owned(), idle: RefCell::default(), places: Semaphore::new(CONNECTIONS) }
+        Pool {
+            address: address.to_owned(),
+            idle: RefCell::default(),
+            places: Semaphore::new(CONNECTIONS),
+        }
     }
 
     /// Opens so many connections, and asks on each.
@@ -91,7 +97,10 @@ impl Connection {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             if let Some(whole) = whole(&self.read) {
-                let status = self.read.get(9..12).and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
+                let status = self
+                    .read
+                    .get(9..12)
+                    .and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
                 return Ok((Outcome::of(status.unwrap_or(0)), source(&self.read[..whole])));
             }
         }
@@ -102,7 +111,8 @@ impl Connection {
 fn whole(bytes: &[u8]) -> Option<usize> {
     let head = bytes.windows(4).position(|end| end == b"\r\n\r\n")? + 4;
     let text = std::str::from_utf8(&bytes[..head]).ok()?;
-    let length: usize = text.lines().find_map(|line| line.strip_prefix("content-length: "))?.parse().ok()?;
+    let length: usize =
+        text.lines().find_map(|line| line.strip_prefix("content-length: "))?.parse().ok()?;
     (bytes.len() >= head + length).then_some(head + length)
 }
 
@@ -147,10 +157,14 @@ impl Http {
             }
         }
         let wrong = || io::Error::new(io::ErrorKind::InvalidData, head.clone());
-        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).ok_or_else(wrong)?;
+        let length = head
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length: "))
+            .ok_or_else(wrong)?;
         let mut body = vec![0; length.parse().map_err(|_| wrong())?];
         self.0.read_exact(&mut body)?;
-        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(wrong)?;
+        let status =
+            head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(wrong)?;
         Ok((status, String::from_utf8_lossy(&body).into_owned()))
     }
 }

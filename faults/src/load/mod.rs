@@ -1,8 +1,10 @@
-//! Those who ask: at their own pace, whatever the answers do, over HTTP, and everything that was answered is written down.
+//! Those who ask: at their own pace, whatever the answers do, over HTTP, and everything that was
+//! answered is written down.
 //!
-//! Beside the nodes that are judged there is one that keeps its state in memory and is asked a tenth as often, by the same thread over the same kind of
-//! connection. No fault befalls it, so how long it takes is what the machine adds; the rest is the product's. As often the node that was asked is
-//! asked about nothing, because the machine may let one process wait and not another.
+//! Beside the nodes that are judged there is one that keeps its state in memory and is asked a
+//! tenth as often, by the same thread over the same kind of connection. No fault befalls it, so how
+//! long it takes is what the machine adds; the rest is the product's. As often the node that was
+//! asked is asked about nothing, because the machine may let one process wait and not another.
 
 mod http;
 mod record;
@@ -25,7 +27,8 @@ use crate::random::Random;
 
 /// How long is waited at the end for whoever has no answer yet.
 const LAST: Duration = Duration::from_secs(5);
-/// How long a busy machine may take until nobody decides alone any more, and how long that must last.
+/// How long a busy machine may take until nobody decides alone any more, and how long that must
+/// last.
 const SETTLING: Duration = Duration::from_secs(10);
 const CALM: Duration = Duration::from_millis(300);
 
@@ -97,9 +100,13 @@ impl Load {
         let own = Arc::clone(&orders);
         let (tell, told) = mpsc::channel();
         let run = move || {
-            // Those who answer go first: usually they do not share their processors with those who ask.
+            // Those who answer go first: usually they do not share their processors with those who
+            // ask.
             let _ = rustix::process::nice(5);
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime");
             tokio::task::LocalSet::new().block_on(&runtime, async {
                 let asking = Asking::prepare(&plan).await;
                 let began = Instant::now();
@@ -107,7 +114,8 @@ impl Load {
                 asking.generate(plan, began, own).await
             })
         };
-        let thread = thread::Builder::new().name("load".into()).spawn(run).expect("a thread can be started");
+        let thread =
+            thread::Builder::new().name("load".into()).spawn(run).expect("a thread can be started");
         let began = told.recv().expect("the load begins");
         let own = Arc::clone(&orders);
         let watch = thread::spawn(move || Stolen::watch(began, &own));
@@ -126,7 +134,8 @@ impl Load {
         thread::sleep(lasts);
     }
 
-    /// Goes on until the store has decided everything for a moment; not for ever: that is judged afterwards.
+    /// Goes on until the store has decided everything for a moment; not for ever: that is judged
+    /// afterwards.
     pub(crate) fn settles(&self) {
         let end = Instant::now() + SETTLING;
         let calm = || {
@@ -173,14 +182,18 @@ struct Asking {
 }
 
 impl Asking {
-    /// Opens as many connections as are in use while a node waits for its store: whoever asks has them, and to open them all at once is not the fault that is judged.
+    /// Opens as many connections as are in use while a node waits for its store: whoever asks has
+    /// them, and to open them all at once is not the fault that is judged.
     async fn prepare(plan: &Plan) -> Asking {
-        let of = |class: &Class| (0..class.keys).map(|key| http::post("/v1/check", &class.body(key))).collect();
+        let of = |class: &Class| {
+            (0..class.keys).map(|key| http::post("/v1/check", &class.body(key))).collect()
+        };
         let requests = plan.mix.iter().map(of).collect();
         let nodes = plan.nodes.iter().chain([&plan.control]);
         let pools: Vec<Rc<Pool>> = nodes.map(|address| Rc::new(Pool::new(address))).collect();
         let nothing: Rc<[u8]> = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"[..].into();
-        let asked_at_once = usize::try_from(plan.rate / 50).unwrap_or(usize::MAX) / plan.nodes.len();
+        let asked_at_once =
+            usize::try_from(plan.rate / 50).unwrap_or(usize::MAX) / plan.nodes.len();
         for pool in &pools {
             pool.open(asked_at_once.clamp(8, 100), &nothing).await;
         }
@@ -201,7 +214,8 @@ impl Asking {
             tick.tick().await;
             let now = Instant::now();
             record.borrow_mut().runs(now - began, now - last);
-            // What could not be asked during a pause of the machine is asked afterwards, but not more than a moment's worth at once.
+            // What could not be asked during a pause of the machine is asked afterwards, but not
+            // more than a moment's worth at once.
             let rate = orders.rate.load(Ordering::Relaxed);
             due += (now - last).min(Duration::from_millis(100)).as_secs_f64()
                 * f64::from(u32::try_from(rate).unwrap_or(u32::MAX));
@@ -219,15 +233,36 @@ impl Asking {
                 });
                 let class = class.expect("the weights add up");
                 let key = random.below(plan.mix[class].keys.into());
-                let node = usize::try_from(random.below(plan.nodes.len() as u64)).expect("it is an index");
+                let node =
+                    usize::try_from(random.below(plan.nodes.len() as u64)).expect("it is an index");
                 let key = u16::try_from(key).expect("it is below a u16");
                 let request = &requests[class][usize::from(key)];
-                let (class, number) =
-                    (u8::try_from(class).expect("few classes"), u8::try_from(node).expect("few nodes"));
-                ask(&pools[node], request, &record, &orders, Answer::new(now - began, class, key, number));
+                let (class, number) = (
+                    u8::try_from(class).expect("few classes"),
+                    u8::try_from(node).expect("few nodes"),
+                );
+                ask(
+                    &pools[node],
+                    request,
+                    &record,
+                    &orders,
+                    Answer::new(now - began, class, key, number),
+                );
                 if asked.is_multiple_of(10) {
-                    ask(&pools[usize::from(memory)], &control, &record, &orders, Answer::control(now - began, memory));
-                    ask(&pools[node], &nothing, &record, &orders, Answer::control(now - began, number));
+                    ask(
+                        &pools[usize::from(memory)],
+                        &control,
+                        &record,
+                        &orders,
+                        Answer::control(now - began, memory),
+                    );
+                    ask(
+                        &pools[node],
+                        &nothing,
+                        &record,
+                        &orders,
+                        Answer::control(now - began, number),
+                    );
                 }
             }
         }
@@ -241,7 +276,13 @@ impl Asking {
     }
 }
 
-fn ask(pool: &Rc<Pool>, request: &Rc<[u8]>, record: &Rc<RefCell<Record>>, orders: &Arc<Orders>, mut answer: Answer) {
+fn ask(
+    pool: &Rc<Pool>,
+    request: &Rc<[u8]>,
+    record: &Rc<RefCell<Record>>,
+    orders: &Arc<Orders>,
+    mut answer: Answer,
+) {
     let (pool, request, record) = (Rc::clone(pool), Rc::clone(request), Rc::clone(record));
     let orders = Arc::clone(orders);
     record.borrow_mut().open += 1;

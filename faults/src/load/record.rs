@@ -66,7 +66,15 @@ const CONTROL: u8 = u8::MAX;
 
 impl Answer {
     pub(super) fn new(asked: Duration, class: u8, key: u16, node: u8) -> Answer {
-        Answer { asked, took: Duration::ZERO, class, key, node, outcome: Outcome::Silent, source: None }
+        Answer {
+            asked,
+            took: Duration::ZERO,
+            class,
+            key,
+            node,
+            outcome: Outcome::Silent,
+            source: None,
+        }
     }
 
     /// A request about nothing; of the node in memory, `node` is none of the others.
@@ -118,13 +126,17 @@ impl Record {
     /// How long those who ask did not run between these moments, and so read no answer.
     pub(crate) fn paused(&self, from: Duration, to: Duration) -> Duration {
         // An answer is noted when they run again.
-        let then = self.pauses.iter().filter(|(at, pause)| *at >= from && at.saturating_sub(*pause) < to);
+        let then =
+            self.pauses.iter().filter(|(at, pause)| *at >= from && at.saturating_sub(*pause) < to);
         then.map(|(at, pause)| (*at).min(to + TICK) - at.saturating_sub(*pause).max(from)).sum()
     }
 
     /// How long the host did not let processors run between these moments.
     pub(crate) fn absent(&self, from: Duration, to: Duration) -> Duration {
-        let seen = self.absences.as_ref().map(|(began, absences)| absences.within(*began + from, *began + to));
+        let seen = self
+            .absences
+            .as_ref()
+            .map(|(began, absences)| absences.within(*began + from, *began + to));
         seen.unwrap_or_default().max(self.stolen.within(from, to))
     }
 
@@ -149,7 +161,11 @@ impl Record {
             };
             let (asked, took) = (answer.asked.as_micros(), answer.took.as_micros());
             let source = answer.source.map_or(String::new(), |source| format!("{source:?}"));
-            writeln!(out, "{about},{},{asked},{took},{},{:?},{source}", answer.node, answer.key, answer.outcome)?;
+            writeln!(
+                out,
+                "{about},{},{asked},{took},{},{:?},{source}",
+                answer.node, answer.key, answer.outcome
+            )?;
         }
         out.flush()
     }
@@ -178,8 +194,13 @@ impl Record {
 }
 
 /// So many of a thousand took at most this long.
-pub(crate) fn percentile<'a>(answers: impl Iterator<Item = &'a Answer>, per_mille: usize) -> Duration {
+pub(crate) fn percentile<'a>(
+    answers: impl Iterator<Item = &'a Answer>,
+    per_mille: usize,
+) -> Duration {
     let mut took: Vec<Duration> = answers.map(|answer| answer.took).collect();
     took.sort();
-    took.get((took.len() * per_mille / 1000).min(took.len().saturating_sub(1))).copied().unwrap_or_default()
+    took.get((took.len() * per_mille / 1000).min(took.len().saturating_sub(1)))
+        .copied()
+        .unwrap_or_default()
 }

@@ -1,4 +1,5 @@
-//! What the host takes. A machine that is a guest of another does not run while its host lets somebody else run; its kernel counts how long.
+//! What the host takes. A machine that is a guest of another does not run while its host lets
+//! somebody else run; its kernel counts how long.
 
 use std::fs;
 use std::sync::atomic::Ordering;
@@ -26,18 +27,23 @@ impl Stolen {
         Stolen(seen)
     }
 
-    /// How long processors did not run within this time. What is counted is rounded, and a little late.
+    /// How long processors did not run within this time. What is counted is rounded, and a little
+    /// late.
     pub(crate) fn within(&self, from: Duration, to: Duration) -> Duration {
         let before = self.0.iter().rev().find(|(at, _)| *at + TICK <= from).or(self.0.first());
         let after = self.0.iter().find(|(at, _)| *at >= to + TICK).or(self.0.last());
-        before.zip(after).map(|(before, after)| after.1.saturating_sub(before.1)).unwrap_or_default()
+        before
+            .zip(after)
+            .map(|(before, after)| after.1.saturating_sub(before.1))
+            .unwrap_or_default()
     }
 
     /// How much of the processors that was, of the whole time.
     pub(crate) fn share(&self) -> f64 {
         let (Some(first), Some(last)) = (self.0.first(), self.0.last()) else { return 0.0 };
         let processors = thread::available_parallelism().map_or(1.0, |number| number.get() as f64);
-        (last.1.saturating_sub(first.1)).as_secs_f64() / ((last.0 - first.0).as_secs_f64() * processors).max(0.001)
+        (last.1.saturating_sub(first.1)).as_secs_f64()
+            / ((last.0 - first.0).as_secs_f64() * processors).max(0.001)
     }
 }
 
@@ -55,7 +61,9 @@ mod tests {
     #[test]
     fn what_was_taken_within_a_time_is_told_with_what_is_counted_late() {
         let ms = Duration::from_millis;
-        let stolen = Stolen((0..100).map(|at| (ms(at * 10), if at < 50 { ms(0) } else { ms(30) })).collect());
+        let stolen = Stolen(
+            (0..100).map(|at| (ms(at * 10), if at < 50 { ms(0) } else { ms(30) })).collect(),
+        );
         assert_eq!(stolen.within(ms(0), ms(300)), ms(0));
         assert_eq!(stolen.within(ms(480), ms(495)), ms(30));
         assert_eq!(stolen.within(ms(600), ms(5000)), ms(0));

@@ -9,8 +9,9 @@ use crate::inject::every;
 use crate::judge::{Judge, Judged};
 use crate::stage::{PATIENCE, Relay, Scene, Setup, Stage, left};
 
-/// What holds of every fault that takes the store away and gives it back whole: nobody notices but by the source of the answers, nothing passes beyond
-/// the shares, nothing is charged twice, and the store is back soon.
+/// What holds of every fault that takes the store away and gives it back whole: nobody notices but
+/// by the source of the answers, nothing passes beyond the shares, nothing is charged twice, and
+/// the store is back soon.
 fn whole<'a>(context: &'a Context, scene: &'a Scene, redis: &Server) -> Judge<'a> {
     let mut judge = Judge::new(context, &scene.run);
     judge.no_errors();
@@ -21,7 +22,8 @@ fn whole<'a>(context: &'a Context, scene: &'a Scene, redis: &Server) -> Judge<'a
     judge
 }
 
-/// What the server refuses is asked for all the same and decided alone each time; nobody gives up asking.
+/// What the server refuses is asked for all the same and decided alone each time; nobody gives up
+/// asking.
 fn refused<'a>(context: &'a Context, scene: &'a Scene, redis: &Server) -> Judge<'a> {
     let mut judge = whole(context, scene, redis);
     let alone = judge.alone("meanwhile", scene.from + millis(100), scene.go);
@@ -56,7 +58,11 @@ pub(crate) fn f4(context: &Context) -> Judged {
     let mut parts = Vec::new();
     for ms in [1, 5, 20, 100] {
         let from = load.now();
-        proxy.set(Fault::Delay { request: millis(ms) / 2, reply: millis(ms) / 2, jitter: millis(ms) / 4 });
+        proxy.set(Fault::Delay {
+            request: millis(ms) / 2,
+            reply: millis(ms) / 2,
+            jitter: millis(ms) / 4,
+        });
         load.goes_on(millis(1500));
         parts.push((ms, from, load.now()));
     }
@@ -70,7 +76,9 @@ pub(crate) fn f4(context: &Context) -> Judged {
     judge.latency();
     for (ms, from, to) in parts {
         let alone = judge.alone(&format!("+{ms} ms"), from + millis(300), to);
-        judge.holds(ms > 1 || !context.strict || alone < 0.05, || format!("+{ms} ms: {alone} alone"));
+        judge.holds(ms > 1 || !context.strict || alone < 0.05, || {
+            format!("+{ms} ms: {alone} alone")
+        });
         judge.holds(ms < 20 || alone > 0.9, || format!("+{ms} ms: only {alone} alone"));
     }
     judge.back(go, millis(500));
@@ -87,7 +95,11 @@ pub(crate) fn f5(context: &Context) -> Judged {
     load.goes_on(millis(500));
     let from = load.now();
     let mut client = redis.client().expect("the server listens");
-    let spikes = every(millis(450), || _ = client.command(&["DEBUG", "SLEEP", "0.05"]), || load.goes_on(millis(5000)));
+    let spikes = every(
+        millis(450),
+        || _ = client.command(&["DEBUG", "SLEEP", "0.05"]),
+        || load.goes_on(millis(5000)),
+    );
     let go = load.now();
     load.goes_on(millis(1000));
     load.settles();
@@ -100,7 +112,9 @@ pub(crate) fn f5(context: &Context) -> Judged {
     let changes = run.metrics.get("tidegate_mode_changes_total{to=\"open\"}");
     let most = ((go - from).as_secs_f64() + 1.0) * run.nodes as f64;
     judge.say(format!("{spikes} stalls, {changes} times open on {} nodes", run.nodes));
-    judge.holds(!context.strict || changes <= most, || format!("the breaker opened {changes} times, at most {most}"));
+    judge.holds(!context.strict || changes <= most, || {
+        format!("the breaker opened {changes} times, at most {most}")
+    });
     judge.back(go, millis(500));
     judge.budgets("tight", context.tight());
     judge.charged_once("tight", context.tight(), |key| left(&redis.url(), key, context.tight()));
@@ -115,15 +129,21 @@ pub(crate) fn f6(context: &Context) -> Judged {
     let mut endless = None;
     let scene = stage.play(
         [1000, 1500, 2000],
-        || endless = Some(thread::spawn(move || client.command(&["EVAL", "while true do end", "0"]))),
+        || {
+            endless =
+                Some(thread::spawn(move || client.command(&["EVAL", "while true do end", "0"])))
+        },
         || ok(&redis.command(&["SCRIPT", "KILL"])),
     );
-    let killed = endless.map(|thread| thread.join().is_ok_and(|reply| reply.is_ok_and(|reply| reply.is_error())));
+    let killed = endless
+        .map(|thread| thread.join().is_ok_and(|reply| reply.is_ok_and(|reply| reply.is_error())));
     let mut judge = whole(context, &scene, &redis);
     judge.open_after(scene.from, scene.go, millis(100));
     judge.holds(killed == Some(true), || "the script of the other ended by itself".into());
     let stats = redis.command(&["INFO", "commandstats"]);
-    judge.holds(stats.text().contains("cmdstat_script|kill:calls=1,"), || "a node killed a script of another".into());
+    judge.holds(stats.text().contains("cmdstat_script|kill:calls=1,"), || {
+        "a node killed a script of another".into()
+    });
     judge.end(&format!("busy 1.5 s at {}/s", scene.run.rate))
 }
 
@@ -131,9 +151,11 @@ pub(crate) fn f6(context: &Context) -> Judged {
 pub(crate) fn f7(context: &Context) -> Judged {
     let redis = Server::start(Flavor::Redis7);
     ok(&redis.command(&["DEBUG", "POPULATE", "20000", "key", "200"]));
-    for (name, value) in
-        [("key-load-delay", "50"), ("rdbcompression", "no"), ("loading-process-events-interval-bytes", "2048")]
-    {
+    for (name, value) in [
+        ("key-load-delay", "50"),
+        ("rdbcompression", "no"),
+        ("loading-process-events-interval-bytes", "2048"),
+    ] {
         ok(&redis.command(&["CONFIG", "SET", name, value]));
     }
     let stage = Stage::start(context, &Setup::new(&redis.url(), 2));
@@ -153,7 +175,10 @@ fn by_setting(context: &Context, name: &str, [bad, good]: [&str; 2], said: &str)
     let set = |value: &str| ok(&redis.command(&["CONFIG", "SET", name, value]));
     let scene = stage.play([1000, 1500, 1500], || set(bad), || set(good));
     let mut judge = refused(context, &scene, &redis);
-    judge.at_most("tidegate_mode_changes_total{to=\"open\"}", if context.strict { 0.0 } else { f64::MAX });
+    judge.at_most(
+        "tidegate_mode_changes_total{to=\"open\"}",
+        if context.strict { 0.0 } else { f64::MAX },
+    );
     judge.holds(stage.nodes[0].log().contains(said), || {
         format!("the log does not say {said:?}: {}", stage.nodes[0].log())
     });
@@ -173,7 +198,8 @@ pub(crate) fn f12(context: &Context) -> Judged {
 /// It cannot save, and will not write.
 pub(crate) fn f10(context: &Context) -> Judged {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
-    let redis = Server::builder(Flavor::Valkey9).arg("--dir", &folder.path().display().to_string()).start();
+    let redis =
+        Server::builder(Flavor::Valkey9).arg("--dir", &folder.path().display().to_string()).start();
     let stage = Stage::start(context, &Setup::new(&redis.url(), 2));
     let scene = stage.play(
         [1000, 1500, 1500],
@@ -182,7 +208,10 @@ pub(crate) fn f10(context: &Context) -> Judged {
             ok(&redis.command(&["CONFIG", "SET", "save", "3600 1"]));
             redis.command(&["BGSAVE"]);
             wait_until("saving has failed", PATIENCE, || {
-                redis.command(&["INFO", "persistence"]).text().contains("rdb_last_bgsave_status:err")
+                redis
+                    .command(&["INFO", "persistence"])
+                    .text()
+                    .contains("rdb_last_bgsave_status:err")
             });
         },
         || ok(&redis.command(&["CONFIG", "SET", "stop-writes-on-bgsave-error", "no"])),
@@ -191,14 +220,17 @@ pub(crate) fn f10(context: &Context) -> Judged {
     judge.end(&format!("saving fails for 1.5 s at {}/s", scene.run.rate))
 }
 
-/// A primary that became a replica behind our back, and an address that leads elsewhere only afterwards.
+/// A primary that became a replica behind our back, and an address that leads elsewhere only
+/// afterwards.
 pub(crate) fn f11(context: &Context) -> Judged {
     let redis = Server::start(Flavor::Redis7);
     let next = Server::builder(Flavor::Redis7)
         .arg("--repl-diskless-sync-delay", "0")
         .args("--replicaof", &["127.0.0.1", &redis.port().to_string()])
         .start();
-    let follows = |server: &Server| server.command(&["INFO", "replication"]).text().contains("master_link_status:up");
+    let follows = |server: &Server| {
+        server.command(&["INFO", "replication"]).text().contains("master_link_status:up")
+    };
     wait_until("the replica follows", PATIENCE, || follows(&next));
     let relay = Relay::start(redis.port());
     let stage = Stage::start(context, &Setup::new(&relay.url(), 2));
@@ -243,8 +275,9 @@ pub(crate) fn f14(context: &Context) -> Judged {
     judge.no_errors();
     judge.latency();
     judge.alone("meanwhile", from, to);
-    // A call that finds no script takes a round trip more, and the server two milliseconds to read the script again. Three in a hundred come within that time, and
-    // some of them are too late for their deadline if the machine has other things to do as well.
+    // A call that finds no script takes a round trip more, and the server two milliseconds to read
+    // the script again. Three in a hundred come within that time, and some of them are too late for
+    // their deadline if the machine has other things to do as well.
     let alone = judge.alone_while_quiet(from, to);
     judge.holds(!context.strict || alone <= 0.01, || format!("{alone} were decided alone"));
     judge.budgets("tight", context.tight());
@@ -253,7 +286,9 @@ pub(crate) fn f14(context: &Context) -> Judged {
     // One for each node and flush, and one more if the flush hits between loading and calling.
     let most = (2 * run.nodes * (flushes + 1)) as f64;
     judge.say(format!("{flushes} flushes, {loads} loads"));
-    judge.holds(loads >= 1.0 && loads <= most, || format!("{loads} loads, and between 1 and {most} were expected"));
+    judge.holds(loads >= 1.0 && loads <= most, || {
+        format!("{loads} loads, and between 1 and {most} were expected")
+    });
     judge.end(&format!("scripts flushed every 100 ms at {}/s", run.rate))
 }
 
@@ -270,7 +305,8 @@ pub(crate) fn f19(context: &Context) -> Judged {
     ok(&said(&["CONFIG", "SET", "requirepass", "pw"]));
     said(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     let connections = |info: &Reply| -> u64 {
-        let line = info.text().lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+        let line =
+            info.text().lines().find_map(|line| line.strip_prefix("total_connections_received:"));
         line.and_then(|number| number.parse().ok()).expect("it is told")
     };
     let before = connections(&said(&["INFO", "stats"]));
@@ -285,13 +321,16 @@ pub(crate) fn f19(context: &Context) -> Judged {
     judge.no_errors();
     judge.latency();
     judge.alone("meanwhile", from, go);
-    // A login that is refused is tried again after a pause that grows; the bound of the catalogue is one attempt in a tenth of a second.
+    // A login that is refused is tried again after a pause that grows; the bound of the catalogue
+    // is one attempt in a tenth of a second.
     judge.say(format!("{attempts} logins tried"));
     let most = scene.run.nodes * 2 * (1500 / 100 + 2);
     judge.holds(attempts <= most, || format!("{attempts} logins were tried, at most {most}"));
     judge.back(go, millis(2000));
     judge.budgets("tight", context.tight());
-    judge.holds(stage.nodes[0].log().contains("NOAUTH"), || format!("the log: {}", stage.nodes[0].log()));
+    judge.holds(stage.nodes[0].log().contains("NOAUTH"), || {
+        format!("the log: {}", stage.nodes[0].log())
+    });
     judge.end(&format!("a password wanted for 1.5 s at {}/s", scene.run.rate))
 }
 
@@ -315,7 +354,14 @@ pub(crate) fn f20(context: &Context) -> Judged {
     let from = load.now();
     ok(&first.command(&["CONFIG", "SET", "maxclients", "8"]).expect("there is a reply"));
     first
-        .command(&["CLIENT", "KILL", "LADDR", &format!("127.0.0.1:{}", redis.port()), "SKIPME", "yes"])
+        .command(&[
+            "CLIENT",
+            "KILL",
+            "LADDR",
+            &format!("127.0.0.1:{}", redis.port()),
+            "SKIPME",
+            "yes",
+        ])
         .expect("a reply");
     // The places of those who were killed are taken before they come back.
     others = (0..8).filter_map(|_| redis.client().ok()).collect();

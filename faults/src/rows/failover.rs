@@ -49,8 +49,14 @@ pub(crate) fn f13(context: &Context) -> Judged {
     judge.latency();
     let stats = replica.command(&["INFO", "commandstats"]).text().to_owned();
     let was_master = replica.command(&["ROLE"]).array()[0] == Reply::Text("master".into());
-    judge.holds(was_master || !stats.contains("evalsha"), || format!("a replica was asked: {stats}"));
-    judge.say(if was_master { "the replica was promoted meanwhile" } else { "the replica was never asked" });
+    judge.holds(was_master || !stats.contains("evalsha"), || {
+        format!("a replica was asked: {stats}")
+    });
+    judge.say(if was_master {
+        "the replica was promoted meanwhile"
+    } else {
+        "the replica was never asked"
+    });
     judge.budgets("tight", context.tight());
     judge.end(&format!("a master silent for 0.5 s beside its replica at {}/s", scene.run.rate))
 }
@@ -65,7 +71,9 @@ fn owners(cluster: &Cluster, store: &str, context: &Context) -> BTreeMap<u16, (u
     let mut owners = BTreeMap::new();
     for node in cluster.nodes() {
         let Reply::Array(keys) = node.command(&["KEYS", "tg1:*"]) else { continue };
-        for key in keys.iter().filter_map(|key| if let Reply::Text(key) = key { Some(key) } else { None }) {
+        for key in
+            keys.iter().filter_map(|key| if let Reply::Text(key) = key { Some(key) } else { None })
+        {
             if let Some(number) = names.iter().position(|name| key.ends_with(&format!(":{name}"))) {
                 let slot = cluster.slot_of(key);
                 let number = u16::try_from(number).expect("few keys");
@@ -79,7 +87,12 @@ fn owners(cluster: &Cluster, store: &str, context: &Context) -> BTreeMap<u16, (u
 
 /// Nodes before a cluster, with only budgets to ask about, enough for the whole row.
 fn few(context: &Context) -> Vec<Class> {
-    vec![Class { name: "tight", ask: Ask::Limit(budget(context.tight())), keys: TIGHT_KEYS, weight: 1 }]
+    vec![Class {
+        name: "tight",
+        ask: Ask::Limit(budget(context.tight())),
+        keys: TIGHT_KEYS,
+        weight: 1,
+    }]
 }
 
 /// Budgets that outlast the row, so that losses can be counted in the store.
@@ -111,7 +124,8 @@ pub(crate) fn f27(context: &Context) -> Judged {
     judge.no_errors();
     judge.latency();
     judge.say(format!("elected after {:.1} s", (go - dead).as_secs_f64()));
-    let elsewhere: Vec<_> = run.record.between(dead, go).filter(|a| owners[&a.key].1 != dying).collect();
+    let elsewhere: Vec<_> =
+        run.record.between(dead, go).filter(|a| owners[&a.key].1 != dying).collect();
     let alone = elsewhere.iter().filter(|answer| answer.source == Some(Source::Fallback)).count();
     judge.say(format!("other slots {alone} of {} alone", elsewhere.len()));
     judge.holds(!context.strict || alone * 50 <= elsewhere.len(), || {
@@ -159,7 +173,9 @@ pub(crate) fn f15(context: &Context) -> Judged {
         [500, 5000, 4000],
         || {
             // The replica first, so that nobody takes over.
-            [cluster.replica_of(slot), cluster.master_of(slot)].into_iter().for_each(Server::stop_signal);
+            [cluster.replica_of(slot), cluster.master_of(slot)]
+                .into_iter()
+                .for_each(Server::stop_signal);
         },
         || cluster.nodes().iter().filter(|node| !node.is_awake()).for_each(Server::continue_signal),
     );
@@ -175,7 +191,9 @@ pub(crate) fn f15(context: &Context) -> Judged {
     let ((lost_alone, lost_all), (alone, all)) = (part(true), part(false));
     judge.say(format!("lost slots {lost_alone} of {lost_all} alone, others {alone} of {all}"));
     judge.holds(lost_alone > 0, || "the lost slots were decided by somebody".into());
-    judge.holds(!context.strict || alone * 50 <= all, || format!("other slots: {alone} of {all} alone"));
+    judge.holds(!context.strict || alone * 50 <= all, || {
+        format!("other slots: {alone} of {all} alone")
+    });
     judge.budgets("tight", context.tight());
     judge.end(&format!("a master and its replica stopped at {}/s", scene.run.rate))
 }
@@ -190,10 +208,9 @@ pub(crate) fn f16(context: &Context) -> Judged {
     let mut slots: Vec<u16> = Vec::new();
     for node in cluster.nodes() {
         if let Reply::Array(keys) = node.command(&["KEYS", "tg1:*tight:*"]) {
-            slots.extend(
-                keys.iter()
-                    .filter_map(|key| if let Reply::Text(key) = key { Some(cluster.slot_of(key)) } else { None }),
-            );
+            slots.extend(keys.iter().filter_map(|key| {
+                if let Reply::Text(key) = key { Some(cluster.slot_of(key)) } else { None }
+            }));
         }
     }
     slots.sort_unstable();
@@ -201,7 +218,8 @@ pub(crate) fn f16(context: &Context) -> Judged {
     for slot in &slots {
         let owner = cluster.master_of(*slot);
         let next = cluster.nodes().iter().find(|node| {
-            node.port() != owner.port() && node.command(&["ROLE"]).array()[0] == Reply::Text("master".into())
+            node.port() != owner.port()
+                && node.command(&["ROLE"]).array()[0] == Reply::Text("master".into())
         });
         move_slot(&cluster, *slot, owner, next.expect("there are three masters"), || ());
     }
@@ -228,13 +246,17 @@ pub(crate) fn f17(context: &Context) -> Judged {
     let load = stage.load();
     load.goes_on(millis(700));
     let from = load.now();
-    let found = cluster.nodes().iter().find_map(|node| match node.command(&["KEYS", "tg1:*tight:*"]) {
-        Reply::Array(keys) => keys.first().map(|key| cluster.slot_of(key.text())),
-        _ => None,
-    });
+    let found =
+        cluster.nodes().iter().find_map(|node| match node.command(&["KEYS", "tg1:*tight:*"]) {
+            Reply::Array(keys) => keys.first().map(|key| cluster.slot_of(key.text())),
+            _ => None,
+        });
     let slot = found.expect("a budget is somewhere");
     let owner = cluster.master_of(slot);
-    let next = cluster.nodes()[..3].iter().find(|node| node.port() != owner.port()).expect("three masters");
+    let next = cluster.nodes()[..3]
+        .iter()
+        .find(|node| node.port() != owner.port())
+        .expect("three masters");
     move_slot(&cluster, slot, owner, next, || load.goes_on(millis(1500)));
     let go = load.now();
     load.goes_on(millis(1000));
@@ -260,7 +282,8 @@ pub(crate) fn f44(context: &Context) -> Judged {
         limit = budget(PLENTY)
     );
     let mix = vec![Class { name: "both", ask: Ask::Kind("any"), keys: 40, weight: 1 }];
-    let stage = Stage::start(context, &Setup::new(&cluster.url(), 2).rules(&rules)).asks(mix).rate(400);
+    let stage =
+        Stage::start(context, &Setup::new(&cluster.url(), 2).rules(&rules)).asks(mix).rate(400);
     let used = |rule: &str, user: &str| -> u64 {
         let body = format!(r#"{{"attributes":{{"user":"{user}"}}}}"#);
         let mut found = 0;
@@ -269,7 +292,10 @@ pub(crate) fn f44(context: &Context) -> Judged {
             let Ok((_, text)) = answer else { return false };
             let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
             let charges = value["charges"].as_array().cloned().unwrap_or_default();
-            let own = charges.iter().find(|charge| charge["rule"] == rule).and_then(|own| own["remaining"].as_u64());
+            let own = charges
+                .iter()
+                .find(|charge| charge["rule"] == rule)
+                .and_then(|own| own["remaining"].as_u64());
             found = PLENTY - own.unwrap_or(PLENTY);
             value["source"] == "store"
         });
@@ -281,10 +307,9 @@ pub(crate) fn f44(context: &Context) -> Judged {
     // Somebody's slot that is not that of the rule for all.
     let all = key_of(&cluster, "r0:3:all:").expect("the rule for all is somewhere");
     let owner = cluster.master_of(cluster.slot_of(&all)).port();
-    let other = cluster
-        .nodes()
-        .iter()
-        .find(|node| node.port() != owner && node.command(&["ROLE"]).array()[0] == Reply::Text("master".into()));
+    let other = cluster.nodes().iter().find(|node| {
+        node.port() != owner && node.command(&["ROLE"]).array()[0] == Reply::Text("master".into())
+    });
     let other = other.expect("there are three masters");
     other.stop_signal();
     load.goes_on(millis(1200));
@@ -297,16 +322,29 @@ pub(crate) fn f44(context: &Context) -> Judged {
     judge.latency();
     judge.alone("meanwhile", from, go);
     cluster.wait_until_ok();
-    // Of what was decided alone the budget for all may have been charged and given back; what never was given back is at most what was on its way
-    // when a call had no answer.
+    // Of what was decided alone the budget for all may have been charged and given back; what never
+    // was given back is at most what was on its way when a call had no answer.
     let charged = used("all", "both:0");
-    let by_store = run.record.answers.iter().filter(|a| a.allowed() && a.source == Some(Source::Store)).count() as u64;
-    let alone = run.record.answers.iter().filter(|answer| answer.source == Some(Source::Fallback)).count() as u64;
+    let by_store = run
+        .record
+        .answers
+        .iter()
+        .filter(|a| a.allowed() && a.source == Some(Source::Store))
+        .count() as u64;
+    let alone =
+        run.record.answers.iter().filter(|answer| answer.source == Some(Source::Fallback)).count()
+            as u64;
     let leaked = charged.saturating_sub(by_store);
-    judge.say(format!("{charged} charged to all, {by_store} passed by the store, {leaked} of {alone} leaked"));
-    judge.holds((by_store..=by_store + alone).contains(&charged), || format!("{charged} are charged to all"));
+    judge.say(format!(
+        "{charged} charged to all, {by_store} passed by the store, {leaked} of {alone} leaked"
+    ));
+    judge.holds((by_store..=by_store + alone).contains(&charged), || {
+        format!("{charged} are charged to all")
+    });
     let most = (alone / 5).max(20);
-    judge.holds(!context.strict || leaked <= most, || format!("{leaked} were never given back, at most {most}"));
+    judge.holds(!context.strict || leaked <= most, || {
+        format!("{leaked} were never given back, at most {most}")
+    });
     judge.end(&format!("one of two slots down for 1.2 s at {}/s", run.rate))
 }
 
@@ -315,7 +353,10 @@ fn key_of(cluster: &Cluster, part: &str) -> Option<String> {
     cluster.nodes().iter().find_map(|node| match node.command(&["KEYS", "tg1:*"]) {
         Reply::Array(keys) => keys
             .iter()
-            .find_map(|key| if let Reply::Text(key) = key { Some(key) } else { None }.filter(|k| k.contains(part)))
+            .find_map(|key| {
+                if let Reply::Text(key) = key { Some(key) } else { None }
+                    .filter(|k| k.contains(part))
+            })
             .cloned(),
         _ => None,
     })

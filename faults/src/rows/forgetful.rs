@@ -22,7 +22,9 @@ fn lost<'a>(context: &'a Context, run: &'a Run, [from, to]: [Duration; 2]) -> Ju
 
 fn assert_all_end(judge: &mut Judge<'_>, redis: &Server) {
     let keys = redis.keys_without_ttl("tg1:");
-    judge.holds(keys.is_empty(), || format!("{} keys would stay for ever: {:?}", keys.len(), keys.first()));
+    judge.holds(keys.is_empty(), || {
+        format!("{} keys would stay for ever: {:?}", keys.len(), keys.first())
+    });
 }
 
 /// Killed, and back with nothing.
@@ -77,12 +79,15 @@ pub(crate) fn f9(context: &Context) -> Judged {
         let info = redis.command(&["INFO", "stats"]).text().to_owned();
         info.lines().find_map(|line| line.strip_prefix("evicted_keys:")?.parse().ok()).unwrap_or(0)
     };
-    // Small enough that whatever is written throws something else away, for as long as it takes to lose each key several times.
+    // Small enough that whatever is written throws something else away, for as long as it takes to
+    // lose each key several times.
     redis.command(&["CONFIG", "SET", "maxmemory", "3mb"]);
     wait_until("enough is thrown away", PATIENCE, || {
         for _ in 0..20 {
             number += 1;
-            client.command(&["SET", &format!("junk:{number}"), &junk, "EX", "1000"]).expect("there is a reply");
+            client
+                .command(&["SET", &format!("junk:{number}"), &junk, "EX", "1000"])
+                .expect("there is a reply");
         }
         evicted(&redis) > 3000 || load.now() > from + millis(1500)
     });
@@ -144,7 +149,10 @@ pub(crate) fn f22(context: &Context) -> Judged {
 
 /// Nodes and server are killed over and over; what is left behind ends by itself.
 pub(crate) fn f24(context: &Context) -> Judged {
-    let redis = Server::builder(Flavor::Valkey9).arg("--appendonly", "yes").arg("--appendfsync", "everysec").start();
+    let redis = Server::builder(Flavor::Valkey9)
+        .arg("--appendonly", "yes")
+        .arg("--appendfsync", "everysec")
+        .start();
     let many = vec![Class { name: "many", ask: Ask::Limit(budget(1000)), keys: 1000, weight: 1 }];
     let mut stage = Stage::start(context, &Setup::new(&redis.url(), 2)).asks(many);
     for round in 0..3 {
@@ -177,13 +185,15 @@ pub(crate) fn f29(context: &Context) -> Judged {
         .arg("--repl-diskless-sync-delay", "0")
         .args("--replicaof", &["127.0.0.1", &port])
         .start();
-    let is_up = || replica.command(&["INFO", "replication"]).text().contains("master_link_status:up");
+    let is_up =
+        || replica.command(&["INFO", "replication"]).text().contains("master_link_status:up");
     wait_until("the replica follows", PATIENCE, is_up);
     let relay = Relay::start(primary.port());
     let stage = Stage::start(context, &Setup::new(&relay.url(), 2));
     let load = stage.load();
     load.goes_on(millis(500));
-    // It loses its primary, and is asked to follow somebody who is not there: from here on it hears nothing.
+    // It loses its primary, and is asked to follow somebody who is not there: from here on it hears
+    // nothing.
     replica.command(&["REPLICAOF", "127.0.0.1", "1"]);
     load.goes_on(millis(600));
     let loss = load.now();

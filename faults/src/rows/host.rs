@@ -23,7 +23,8 @@ use crate::stage::{Node, PATIENCE, Setup, Stage, budget};
 pub(crate) fn f30(context: &Context) -> Judged {
     let sentinels = Sentinels::start(Flavor::Redis7);
     let (old, port) = (sentinels.master(), sentinels.master().port());
-    // One node is on the side of the old primary, which it knows by another address; the other on that of the sentinels.
+    // One node is on the side of the old primary, which it knows by another address; the other on
+    // that of the sentinels.
     old.command(&["CONFIG", "SET", "bind", "127.0.0.1 127.0.0.9"]);
     let stores = vec![format!("redis://127.0.0.9:{port}"), sentinels.url()];
     let stage = Stage::start(context, &Setup::each(stores)).rate(2000);
@@ -51,9 +52,13 @@ pub(crate) fn f30(context: &Context) -> Judged {
     let mut most = 0;
     for key in 0..5 {
         for node in 0..2 {
-            let of = |answer: &crate::load::Answer| answer.node == node && answer.source != Some(Source::Fallback);
+            let of = |answer: &crate::load::Answer| {
+                answer.node == node && answer.source != Some(Source::Fallback)
+            };
             let passed = judge.passed("tight", key, of);
-            judge.holds(passed <= amount, || format!("tight:{key}: {passed} passed on one side, at most {amount}"));
+            judge.holds(passed <= amount, || {
+                format!("tight:{key}: {passed} passed on one side, at most {amount}")
+            });
         }
         let both = judge.passed("tight", key, |answer| answer.source != Some(Source::Fallback));
         most = most.max(both);
@@ -68,8 +73,10 @@ pub(crate) fn f49(context: &Context) -> Judged {
     let amount = context.tight();
     let limit = format!("{amount}/h window from first hit");
     let shim = ClockShim::build();
-    let environment: Vec<String> = shim.environment().iter().map(|(name, value)| format!("{name}={value}")).collect();
-    let wrapper: Vec<&str> = ["env"].into_iter().chain(environment.iter().map(String::as_str)).collect();
+    let environment: Vec<String> =
+        shim.environment().iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let wrapper: Vec<&str> =
+        ["env"].into_iter().chain(environment.iter().map(String::as_str)).collect();
     let redis = Server::start(Flavor::Redis7);
     let mix = vec![Class { name: "hour", ask: Ask::Limit(limit), keys: 5, weight: 1 }];
     let mut stage = Stage::start(context, &Setup::new(&redis.url(), 1)).asks(mix).rate(1000);
@@ -93,10 +100,16 @@ pub(crate) fn f49(context: &Context) -> Judged {
     let mut most = 0;
     for key in 0..5 {
         let here = judge.passed("hour", key, |answer| answer.node == 0);
-        let alone = judge.passed("hour", key, |answer| answer.node == 1 && answer.source == Some(Source::Fallback));
-        let there = judge.passed("hour", key, |answer| answer.node == 1 && answer.source != Some(Source::Fallback));
+        let alone = judge.passed("hour", key, |answer| {
+            answer.node == 1 && answer.source == Some(Source::Fallback)
+        });
+        let there = judge.passed("hour", key, |answer| {
+            answer.node == 1 && answer.source != Some(Source::Fallback)
+        });
         for (what, passed) in [("in memory", here), ("alone", alone), ("by the store", there)] {
-            judge.holds(passed <= amount, || format!("hour:{key}: {passed} passed {what}, at most {amount}"));
+            judge.holds(passed <= amount, || {
+                format!("hour:{key}: {passed} passed {what}, at most {amount}")
+            });
             most = most.max(passed);
         }
     }
@@ -108,7 +121,8 @@ pub(crate) fn f49(context: &Context) -> Judged {
 pub(crate) fn f52(context: &Context) -> Judged {
     const MOST: u64 = 256 << 20;
     // What a request claims to bring.
-    const CLAIM: &str = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999\r\n\r\n";
+    const CLAIM: &str =
+        "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999\r\n\r\n";
     let group = MemoryGroup::new(MOST);
     let setup = Setup::new("memory", 1);
     let mut stage = Stage::start(context, &setup);
@@ -128,7 +142,9 @@ pub(crate) fn f52(context: &Context) -> Judged {
                     if over.load(Ordering::Relaxed) {
                         break;
                     }
-                    let check = |at| format!(r#"{{"key":"{thread}:{number}:{at}","limit":"100000/d log"}}"#);
+                    let check = |at| {
+                        format!(r#"{{"key":"{thread}:{number}:{at}","limit":"100000/d log"}}"#)
+                    };
                     let checks: Vec<String> = (0..CHECKS).map(check).collect();
                     let body = format!(r#"{{"checks":[{}]}}"#, checks.join(","));
                     // Whether it was allowed does not matter here.
@@ -175,7 +191,8 @@ struct MemoryGroup {
 impl MemoryGroup {
     fn new(most: u64) -> Self {
         let is_first_version = Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists();
-        let root = Path::new(if is_first_version { "/sys/fs/cgroup/memory" } else { "/sys/fs/cgroup" });
+        let root =
+            Path::new(if is_first_version { "/sys/fs/cgroup/memory" } else { "/sys/fs/cgroup" });
         let folder = root.join(format!("tidegate-faults-{}", std::process::id()));
         let group = MemoryGroup { folder, is_first_version };
         let made = || {
@@ -187,7 +204,10 @@ impl MemoryGroup {
             fs::write(group.folder.join(file), most.to_string())
         };
         made().unwrap_or_else(|error| {
-            panic!("{}: {error}: this row needs root and a memory control group (cgroup)", group.folder.display())
+            panic!(
+                "{}: {error}: this row needs root and a memory control group (cgroup)",
+                group.folder.display()
+            )
         });
         group
     }
@@ -204,13 +224,18 @@ impl MemoryGroup {
 
     /// The most bytes that it had at any time.
     fn most(&self) -> u64 {
-        let text = self.read(if self.is_first_version { "memory.max_usage_in_bytes" } else { "memory.peak" });
+        let text = self.read(if self.is_first_version {
+            "memory.max_usage_in_bytes"
+        } else {
+            "memory.peak"
+        });
         text.trim().parse().expect("a number of bytes")
     }
 
     /// How many processes were ended because there was no more.
     fn killed(&self) -> u64 {
-        let text = self.read(if self.is_first_version { "memory.oom_control" } else { "memory.events" });
+        let text =
+            self.read(if self.is_first_version { "memory.oom_control" } else { "memory.events" });
         let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
         count.and_then(|count| count.parse().ok()).expect("a count")
     }
@@ -233,7 +258,8 @@ pub(crate) fn f53(context: &Context) -> Judged {
     let redis = Server::start(Flavor::Redis7);
     let setup = Setup::new(&redis.url(), 2);
     let mut stage = Stage::start(context, &setup);
-    stage.nodes = (0..2).map(|node| Node::start_by(&["taskset", "-c", "0"], &setup.config(node))).collect();
+    stage.nodes =
+        (0..2).map(|node| Node::start_by(&["taskset", "-c", "0"], &setup.config(node))).collect();
     let mut others: Vec<Child> = Vec::new();
     let load = stage.load();
     load.goes_on(millis(1000));
@@ -241,7 +267,8 @@ pub(crate) fn f53(context: &Context) -> Judged {
         let busy = spawn("taskset".as_ref(), |command| {
             command.args(["-c", "0", "sh", "-c", "while :; do :; done"]).stdout(Stdio::null());
         });
-        others.push(busy.expect("`taskset` is part of util-linux: run `apt-get install util-linux`"));
+        others
+            .push(busy.expect("`taskset` is part of util-linux: run `apt-get install util-linux`"));
     }
     load.set_rate(context.scaled(20_000));
     let mut slowest = Duration::ZERO;
@@ -251,8 +278,9 @@ pub(crate) fn f53(context: &Context) -> Judged {
         millis(100),
         || {
             let began = Instant::now();
-            well &=
-                Http::connect(&address).and_then(|mut http| http.get("/readyz")).is_ok_and(|(status, _)| status == 200);
+            well &= Http::connect(&address)
+                .and_then(|mut http| http.get("/readyz"))
+                .is_ok_and(|(status, _)| status == 200);
             slowest = slowest.max(began.elapsed());
         },
         || load.goes_on(millis(2500)),
@@ -269,7 +297,8 @@ pub(crate) fn f53(context: &Context) -> Judged {
     judge.no_errors();
     judge.say(format!("health within {}", ms(slowest)));
     judge.holds(well, || "health was not answered".into());
-    // Whoever asked kept asking, and all of that waits at the nodes: until it is answered, whatever they ask the store is late by as much.
+    // Whoever asked kept asking, and all of that waits at the nodes: until it is answered, whatever
+    // they ask the store is late by as much.
     let caught_up = judge.caught_up(go);
     judge.back(caught_up, millis(500));
     judge.budgets("tight", context.tight());
@@ -287,8 +316,10 @@ fn put(node: &Node, text: &str) {
 /// Files with mistakes in them, over and over.
 pub(crate) fn f56(context: &Context) -> Judged {
     let redis = Server::start(Flavor::Redis7);
-    let rules =
-        format!("rules:\n  - {{ name: own, when: {{ kind: own }}, by: [user], limit: {} }}\n", budget(context.tight()));
+    let rules = format!(
+        "rules:\n  - {{ name: own, when: {{ kind: own }}, by: [user], limit: {} }}\n",
+        budget(context.tight())
+    );
     let mix = vec![
         Class { name: "plenty", ask: Ask::Limit("1000000/s".into()), keys: 200, weight: 4 },
         Class { name: "own", ask: Ask::Kind("own"), keys: 5, weight: 1 },
@@ -304,7 +335,9 @@ pub(crate) fn f56(context: &Context) -> Judged {
         || {
             let mut bytes = good.clone().into_bytes();
             // A byte of the rules is another one, or is missing; sometimes everything is.
-            let at = start + usize::try_from(random.below((good.len() - start) as u64)).expect("it is an index");
+            let at = start
+                + usize::try_from(random.below((good.len() - start) as u64))
+                    .expect("it is an index");
             match random.below(10) {
                 0 => bytes.clear(),
                 1..4 => _ = bytes.remove(at),
@@ -328,9 +361,14 @@ pub(crate) fn f56(context: &Context) -> Judged {
     judge.counted("tidegate_reloads_total{what=\"rules\",result=\"failed\"}", 1.0);
     judge.at_most("tidegate_panics_total", 0.0);
     for key in 0..5 {
-        // While a file that is good by chance is another rule, a request may be nobody's, and passes.
-        let passed = judge.passed("own", key, |answer| answer.node == 1 && answer.source != Some(Source::Fallback));
-        judge.holds(passed <= context.tight(), || format!("own:{key}: {passed} passed of {}", context.tight()));
+        // While a file that is good by chance is another rule, a request may be nobody's, and
+        // passes.
+        let passed = judge.passed("own", key, |answer| {
+            answer.node == 1 && answer.source != Some(Source::Fallback)
+        });
+        judge.holds(passed <= context.tight(), || {
+            format!("own:{key}: {passed} passed of {}", context.tight())
+        });
     }
     judge.end(&format!("a file with mistakes every few ms at {}/s", run.rate))
 }
@@ -340,7 +378,10 @@ pub(crate) fn f57(context: &Context) -> Judged {
     let redis = Server::start(Flavor::Redis7);
     let (small, large) = (context.tight() / 2, context.tight());
     let rules = |amount: u64| {
-        format!("rules:\n  - {{ name: own, when: {{ kind: own }}, by: [user], limit: {} }}\n", budget(amount))
+        format!(
+            "rules:\n  - {{ name: own, when: {{ kind: own }}, by: [user], limit: {} }}\n",
+            budget(amount)
+        )
     };
     let setup = |amount: u64| Setup::new(&redis.url(), 1).rules(&rules(amount));
     let mix = vec![Class { name: "own", ask: Ask::Kind("own"), keys: 5, weight: 1 }];
@@ -379,10 +420,13 @@ pub(crate) fn f66(context: &Context) -> Judged {
         [700, 3000, 1000],
         || {
             for _ in 0..100 {
-                let mut stream = std::net::TcpStream::connect(&stage.nodes[0].http).expect("the node listens");
+                let mut stream =
+                    std::net::TcpStream::connect(&stage.nodes[0].http).expect("the node listens");
                 stream.set_write_timeout(Some(millis(50))).expect("it can be set");
                 // Far more answers than anybody keeps for one who does not read.
-                let _ = stream.write_all("GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(500).as_bytes());
+                let _ = stream.write_all(
+                    "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(500).as_bytes(),
+                );
                 deaf.push(stream);
             }
         },

@@ -53,7 +53,8 @@ pub(crate) struct Context {
 impl Context {
     fn new(row: &Row, args: &Args) -> Context {
         let record = args.record.as_ref().map(|folder| folder.join(row.name).with_extension("csv"));
-        let mut context = Context { seed: args.seed, strict: args.strict, quick: args.quick, rate: 0, record };
+        let mut context =
+            Context { seed: args.seed, strict: args.strict, quick: args.quick, rate: 0, record };
         context.rate = context.scaled(4000);
         context
     }
@@ -83,7 +84,14 @@ pub(crate) fn play(row: &'static Row, args: &Args) -> Outcome {
         Kind::Tests(tests) => by_tests(tests),
     };
     let Judged { line, figures, problems } = judged;
-    Outcome { row: row.name, verdict, line, figures, problems, seconds: began.elapsed().as_secs_f64() }
+    Outcome {
+        row: row.name,
+        verdict,
+        line,
+        figures,
+        problems,
+        seconds: began.elapsed().as_secs_f64(),
+    }
 }
 
 fn real(row: &Row, play: fn(&Context) -> Judged, args: &Args) -> (Verdict, Judged) {
@@ -99,7 +107,8 @@ fn real(row: &Row, play: fn(&Context) -> Judged, args: &Args) -> (Verdict, Judge
     }
 }
 
-/// Plays it by another process of this program whose network is its own: whatever is done to it befalls nobody else and ends with it.
+/// Plays it by another process of this program whose network is its own: whatever is done to it
+/// befalls nobody else and ends with it.
 fn in_a_network(row: &Row, args: &Args) -> (Verdict, Judged) {
     let mut command = Command::new("unshare");
     if !rustix::process::getuid().is_root() {
@@ -117,9 +126,15 @@ fn in_a_network(row: &Row, args: &Args) -> (Verdict, Judged) {
         Ok(output) => match report::from_json(&String::from_utf8_lossy(&output.stdout)) {
             Some((judged, true)) => (Verdict::Ok, judged),
             Some((judged, false)) => (Verdict::Failed, judged),
-            None => failed("no network of its own".into(), String::from_utf8_lossy(&output.stderr).into_owned()),
+            None => failed(
+                "no network of its own".into(),
+                String::from_utf8_lossy(&output.stderr).into_owned(),
+            ),
         },
-        Err(error) => failed("no network of its own".into(), format!("unshare: {error}; `apt-get install util-linux`")),
+        Err(error) => failed(
+            "no network of its own".into(),
+            format!("unshare: {error}; `apt-get install util-linux`"),
+        ),
     }
 }
 
@@ -133,7 +148,10 @@ fn by_tests(tests: &[(&[&str], &str)]) -> (Verdict, Judged) {
             Ok(output) if output.status.success() && ran_one(&output.stdout) => {}
             Ok(output) => {
                 let text = [output.stdout, output.stderr].concat();
-                return failed(format!("tests: {name}"), String::from_utf8_lossy(&text).into_owned());
+                return failed(
+                    format!("tests: {name}"),
+                    String::from_utf8_lossy(&text).into_owned(),
+                );
             }
             Err(error) => return failed(format!("tests: {name}"), error.to_string()),
         }

@@ -13,7 +13,10 @@ use crate::stage::{Metrics, Node, PATIENCE, Setup, Stage, budget};
 
 /// Rules for keys of which units are taken ahead, and one for all of them together.
 fn leased(amount: u64) -> String {
-    format!("rules:\n  - {{ name: hot, when: {{ kind: hot }}, by: [user], limit: {}, sync: lease }}\n", budget(amount))
+    format!(
+        "rules:\n  - {{ name: hot, when: {{ kind: hot }}, by: [user], limit: {}, sync: lease }}\n",
+        budget(amount)
+    )
 }
 
 fn hot(keys: u16) -> Vec<Class> {
@@ -76,7 +79,9 @@ pub(crate) fn f40(context: &Context) -> Judged {
         100.0 * after / steady.max(0.001)
     ));
     judge.holds(connections <= most, || format!("{connections} connections, at most {most}"));
-    judge.holds(!context.strict || after <= steady * 1.2 + 0.05, || format!("busy {after} s after {steady} s before"));
+    judge.holds(!context.strict || after <= steady * 1.2 + 0.05, || {
+        format!("busy {after} s after {steady} s before")
+    });
     judge.end(&format!("restarted under {NODES} nodes at {}/s", run.rate))
 }
 
@@ -84,12 +89,18 @@ pub(crate) fn f40(context: &Context) -> Judged {
 pub(crate) fn f41(context: &Context) -> Judged {
     const AMOUNT: u64 = 200;
     let redis = Server::start(Flavor::Redis7);
-    let mix = vec![Class { name: "herd", ask: Ask::Limit(format!("{AMOUNT}/2s window")), keys: 1, weight: 1 }];
+    let mix = vec![Class {
+        name: "herd",
+        ask: Ask::Limit(format!("{AMOUNT}/2s window")),
+        keys: 1,
+        weight: 1,
+    }];
     let stage = Stage::start(context, &Setup::new(&redis.url(), 2)).asks(mix).rate(200);
     let load = stage.load();
     // Calm, and at every full two seconds a crowd.
     for _ in 0..3 {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+        let now =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
         let to_next = 2_000_000 - u64::try_from(now.as_micros() % 2_000_000).expect("it is small");
         load.goes_on(std::time::Duration::from_micros(to_next));
         load.set_rate(context.scaled(12_000));
@@ -106,7 +117,9 @@ pub(crate) fn f41(context: &Context) -> Judged {
     let passed = judge.passed("herd", 0, |answer| answer.source != Some(Source::Fallback));
     let alone = judge.passed("herd", 0, |answer| answer.source == Some(Source::Fallback));
     judge.say(format!("{passed} passed in {span} windows of {AMOUNT}, {alone} alone"));
-    judge.holds(passed <= span * AMOUNT && alone <= span * AMOUNT, || format!("{passed} and {alone} alone passed"));
+    judge.holds(passed <= span * AMOUNT && alone <= span * AMOUNT, || {
+        format!("{passed} and {alone} alone passed")
+    });
     judge.end(&format!("a herd of {}/s at the turn of the window", context.scaled(12_000)))
 }
 
@@ -129,21 +142,26 @@ pub(crate) fn f42(context: &Context) -> Judged {
     judge.no_errors();
     let good = |from: std::time::Duration, to: std::time::Duration| {
         let within = |answer: &&crate::load::Answer| answer.end() >= from && answer.end() < to;
-        let allowed = run.record.answers.iter().filter(within).filter(|answer| answer.allowed()).count();
+        let allowed =
+            run.record.answers.iter().filter(within).filter(|answer| answer.allowed()).count();
         allowed as f64 / (to - from).as_secs_f64()
     };
     let (calm, storm) = (good(millis(500), from), good(from + millis(200), to));
     judge.say(format!("let pass {calm:.0}/s before and {storm:.0}/s in the storm"));
     judge.figure("goodput_before", calm);
     judge.figure("goodput_storm", storm);
-    judge.holds(!context.strict || storm >= 0.9 * calm, || format!("{storm:.0}/s passed, and {calm:.0}/s before"));
-    // What was there at first, and what came back, for each key: once with the store, once for all nodes alone.
+    judge.holds(!context.strict || storm >= 0.9 * calm, || {
+        format!("{storm:.0}/s passed, and {calm:.0}/s before")
+    });
+    // What was there at first, and what came back, for each key: once with the store, once for all
+    // nodes alone.
     let most = 100 + 100 * (run.record.lasted.as_secs() + 1);
     for key in 0..20 {
         let there = judge.passed("storm", key, |answer| answer.source != Some(Source::Fallback));
         let alone = judge.passed("storm", key, |answer| answer.source == Some(Source::Fallback));
-        judge
-            .holds(there <= most && alone <= most, || format!("{there} and {alone} alone passed, at most {most} each"));
+        judge.holds(there <= most && alone <= most, || {
+            format!("{there} and {alone} alone passed, at most {most} each")
+        });
     }
     judge.end(&format!("a storm of retries at {}/s", context.scaled(25_000)))
 }
@@ -152,7 +170,9 @@ pub(crate) fn f42(context: &Context) -> Judged {
 pub(crate) fn f43(context: &Context) -> Judged {
     let amount = context.scaled(40_000);
     let redis = Server::start(Flavor::Redis7);
-    let stage = Stage::start(context, &Setup::new(&redis.url(), 2).rules(&leased(amount))).asks(hot(1)).rate(10_000);
+    let stage = Stage::start(context, &Setup::new(&redis.url(), 2).rules(&leased(amount)))
+        .asks(hot(1))
+        .rate(10_000);
     let load = stage.load();
     load.goes_on(millis(1000));
     let calls = |redis: &Server| {
@@ -172,7 +192,9 @@ pub(crate) fn f43(context: &Context) -> Judged {
     let asked = run.record.between(from, to).count();
     judge.say(format!("{each:.0} calls a second and node for {} requests", asked / 4));
     judge.figure("calls_per_second_and_node", each);
-    judge.holds(!context.strict || each <= 50.0, || format!("{each} calls a second and node, at most 50"));
+    judge.holds(!context.strict || each <= 50.0, || {
+        format!("{each} calls a second and node, at most 50")
+    });
     judge.budgets("hot", amount);
     judge.end(&format!("one key at {}/s", run.rate))
 }
@@ -181,7 +203,8 @@ pub(crate) fn f43(context: &Context) -> Judged {
 pub(crate) fn f46(context: &Context) -> Judged {
     let amount = context.scaled(8000);
     let redis = Server::start(Flavor::Redis7);
-    let mut stage = Stage::start(context, &Setup::new(&redis.url(), 2).rules(&leased(amount))).asks(hot(1));
+    let mut stage =
+        Stage::start(context, &Setup::new(&redis.url(), 2).rules(&leased(amount))).asks(hot(1));
     let load = stage.load();
     load.goes_on(millis(1000));
     stage.nodes[0].kill();
@@ -190,13 +213,17 @@ pub(crate) fn f46(context: &Context) -> Judged {
     let mut judge = Judge::new(context, &run);
     let here = run.record.answers.iter().filter(|a| a.node == 1 && !a.outcome.is_answer()).count();
     judge.holds(here == 0, || format!("{here} requests to the other node had no answer"));
-    // On a busy machine a call may miss its deadline, and then a node has its share of the limit besides.
+    // On a busy machine a call may miss its deadline, and then a node has its share of the limit
+    // besides.
     let passed = judge.passed("hot", 0, |answer| answer.source != Some(Source::Fallback));
     let fallback = judge.passed("hot", 0, |answer| answer.source == Some(Source::Fallback));
     let lost = amount.saturating_sub(passed);
-    // A hundredth of the amount over all nodes is taken ahead, and what was answered by nobody may have been charged.
+    // A hundredth of the amount over all nodes is taken ahead, and what was answered by nobody may
+    // have been charged.
     let broken = judge.failures(|outcome| outcome == Outcome::Broken) as u64;
-    judge.say(format!("{passed} of {amount} passed, {fallback} alone, {broken} had no answer from the dead"));
+    judge.say(format!(
+        "{passed} of {amount} passed, {fallback} alone, {broken} had no answer from the dead"
+    ));
     judge.holds(passed <= amount && fallback <= amount, || {
         format!("{passed} and {fallback} alone passed, at most {amount} each")
     });
@@ -208,7 +235,8 @@ pub(crate) fn f46(context: &Context) -> Judged {
 pub(crate) fn f47(context: &Context) -> Judged {
     const AMOUNT: u64 = 10_000_000;
     let redis = Server::start(Flavor::Redis7);
-    let mut stage = Stage::start(context, &Setup::new(&redis.url(), 2).rules(&leased(AMOUNT))).asks(hot(3));
+    let mut stage =
+        Stage::start(context, &Setup::new(&redis.url(), 2).rules(&leased(AMOUNT))).asks(hot(3));
     let load = stage.load();
     load.goes_on(millis(1500));
     let began = Instant::now();
@@ -221,7 +249,8 @@ pub(crate) fn f47(context: &Context) -> Judged {
     judge.holds(status.success(), || format!("the node says that something was cut off: {status}"));
     judge.say(format!("ended after {}", ms(took)));
     judge.time("the node ended after", took, millis(1000));
-    // Whoever wrote into a connection that was being closed was not accepted; whoever was accepted has an answer.
+    // Whoever wrote into a connection that was being closed was not accepted; whoever was accepted
+    // has an answer.
     let bad = judge.failures(|outcome| matches!(outcome, Outcome::Error(_) | Outcome::Silent));
     judge.holds(bad == 0, || format!("{bad} requests were answered by an error"));
     let broken = judge.failures(|outcome| outcome == Outcome::Broken) as u64;
@@ -244,7 +273,9 @@ pub(crate) fn f47(context: &Context) -> Judged {
 pub(crate) fn f48(context: &Context) -> Judged {
     let amount = context.scaled(8000);
     let redis = Server::start(Flavor::Redis7);
-    let stage = Stage::start(context, &Setup::new(&redis.url(), 2).rules(&leased(amount))).asks(hot(1)).rate(2000);
+    let stage = Stage::start(context, &Setup::new(&redis.url(), 2).rules(&leased(amount)))
+        .asks(hot(1))
+        .rate(2000);
     let load = stage.load();
     load.goes_on(millis(1000));
     stage.nodes[0].signal(Signal::STOP);
@@ -255,7 +286,8 @@ pub(crate) fn f48(context: &Context) -> Judged {
     let run = stage.end(load);
     let mut judge = Judge::new(context, &run);
     // Whoever asked the node that was paused waited for it; nobody else did.
-    let others = run.record.answers.iter().filter(|a| a.node == 1 && !a.outcome.is_answer()).count();
+    let others =
+        run.record.answers.iter().filter(|a| a.node == 1 && !a.outcome.is_answer()).count();
     judge.holds(others == 0, || format!("{others} requests to the other node had no answer"));
     let passed = judge.passed("hot", 0, |answer| answer.source != Some(Source::Fallback));
     judge.say(format!("{passed} of {amount} passed with the store"));
@@ -283,10 +315,9 @@ pub(crate) fn f59(context: &Context) -> Judged {
         node.is_warm();
     }
     wait_until("the nodes have counted each other", PATIENCE, || {
-        stage
-            .nodes
-            .iter()
-            .all(|node| node.metrics().is_some_and(|metrics| (metrics.get("tidegate_nodes") - 2.0).abs() < 0.1))
+        stage.nodes.iter().all(|node| {
+            node.metrics().is_some_and(|metrics| (metrics.get("tidegate_nodes") - 2.0).abs() < 0.1)
+        })
     });
     redis.stop_signal();
     wait_until("it is known to be away", PATIENCE, || {
@@ -306,7 +337,8 @@ pub(crate) fn f59(context: &Context) -> Judged {
     let mut judge = Judge::new(context, &run);
     judge.no_errors();
     judge.latency();
-    // Half of it each for the two that have counted each other, all of it for each that never heard of others.
+    // Half of it each for the two that have counted each other, all of it for each that never heard
+    // of others.
     for (node, most) in [(0, amount / 2), (1, amount / 2), (2, amount), (3, amount)] {
         let passed = judge.passed("tight", 0, |answer| answer.node == node);
         judge.say(format!("{passed} ≤ {most}"));
@@ -318,7 +350,8 @@ pub(crate) fn f59(context: &Context) -> Judged {
 /// Nodes of the release before beside nodes of this one: every state is read and written by both.
 pub(crate) fn f63(context: &Context) -> Judged {
     const NODES: usize = 4;
-    // Budgets that do not come back, of every algorithm that can have one; each is used up while the row runs.
+    // Budgets that do not come back, of every algorithm that can have one; each is used up while
+    // the row runs.
     const KINDS: [(&str, &str); 5] = [
         ("bucket", "{}/1000d"),
         ("window", "{}/1000d window"),
@@ -328,9 +361,15 @@ pub(crate) fn f63(context: &Context) -> Judged {
     ];
     let (amount, leased_amount) = (context.scaled(400), context.scaled(2000));
     let redis = Server::start(Flavor::Redis7);
-    let setup = Setup::new(&redis.url(), NODES).rules(&leased(leased_amount)).previous(NODES / 2).counted();
+    let setup =
+        Setup::new(&redis.url(), NODES).rules(&leased(leased_amount)).previous(NODES / 2).counted();
     let limit = |text: &str| text.replace("{}", &amount.to_string());
-    let kind = |(name, text): (&'static str, &str)| Class { name, ask: Ask::Limit(limit(text)), keys: 2, weight: 3 };
+    let kind = |(name, text): (&'static str, &str)| Class {
+        name,
+        ask: Ask::Limit(limit(text)),
+        keys: 2,
+        weight: 3,
+    };
     let mix = KINDS.into_iter().map(kind).chain(hot(1)).collect();
     let stage = Stage::start(context, &setup).asks(mix).rate(2000);
     wait_until("the nodes have counted each other", PATIENCE, || {
@@ -349,13 +388,26 @@ pub(crate) fn f63(context: &Context) -> Judged {
         judge.charged_once(name, amount, |key| {
             let body = format!(r#"{{"key":"{key}","limit":"{}"}}"#, limit(text));
             let said: Vec<u64> = stage.nodes.iter().map(|node| left_of(node, &body)).collect();
-            assert!(said.iter().all(|left| *left == said[0]), "{key}: the nodes say that {said:?} are left");
+            assert!(
+                said.iter().all(|left| *left == said[0]),
+                "{key}: the nodes say that {said:?} are left"
+            );
             said[0]
         });
     }
     judge.budgets("hot", leased_amount);
-    let old = run.record.answers.iter().filter(|a| usize::from(a.node) < NODES / 2 && a.allowed()).count();
-    let new = run.record.answers.iter().filter(|a| usize::from(a.node) >= NODES / 2 && a.allowed()).count();
+    let old = run
+        .record
+        .answers
+        .iter()
+        .filter(|a| usize::from(a.node) < NODES / 2 && a.allowed())
+        .count();
+    let new = run
+        .record
+        .answers
+        .iter()
+        .filter(|a| usize::from(a.node) >= NODES / 2 && a.allowed())
+        .count();
     judge.say(format!("{old} let pass by the release before, {new} by this one"));
     judge.holds(old > 0 && new > 0, || "one of the releases let nothing pass".into());
     judge.end(&format!("two nodes of each of two releases at {}/s", run.rate))
@@ -372,10 +424,15 @@ pub(crate) fn f65(context: &Context) -> Judged {
         // Not the kit's own questions, and not those of the nodes that are asked.
         let stats = redis.command(&["INFO", "commandstats"]).text().to_owned();
         let count = |name: &str| {
-            let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{name}:calls=")));
+            let line =
+                stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{name}:calls=")));
             line.and_then(|rest| rest.split(',').next()?.parse::<f64>().ok()).unwrap_or(0.0)
         };
-        count("hello") + count("auth") + count("select") + count("client|setname") + count("script|load")
+        count("hello")
+            + count("auth")
+            + count("select")
+            + count("client|setname")
+            + count("script|load")
     };
     let before = commands(&redis);
     let mut restarts = 0;
@@ -388,7 +445,9 @@ pub(crate) fn f65(context: &Context) -> Judged {
         for _ in 0..20 {
             let body = format!(r#"{{"key":"tight:0","limit":"{}"}}"#, budget(context.tight()));
             let answer = http.post("/v1/check", &body);
-            passed_there += u64::from(answer.is_ok_and(|(status, body)| status == 200 && !body.contains("fallback")));
+            passed_there += u64::from(
+                answer.is_ok_and(|(status, body)| status == 200 && !body.contains("fallback")),
+            );
         }
         node.kill();
     }
@@ -397,8 +456,12 @@ pub(crate) fn f65(context: &Context) -> Judged {
     let mut judge = Judge::new(context, &run);
     judge.no_errors();
     judge.latency();
-    let passed = judge.passed("tight", 0, |answer| answer.source != Some(Source::Fallback)) + passed_there;
-    judge.say(format!("{restarts} restarts, {each:.1} commands each, {passed} ≤ {} passed", context.tight()));
+    let passed =
+        judge.passed("tight", 0, |answer| answer.source != Some(Source::Fallback)) + passed_there;
+    judge.say(format!(
+        "{restarts} restarts, {each:.1} commands each, {passed} ≤ {} passed",
+        context.tight()
+    ));
     judge.holds(passed <= context.tight(), || format!("{passed} passed of {}", context.tight()));
     judge.holds(each <= 3.0, || format!("{each} commands to start, at most 3"));
     judge.end(&format!("a third node crashes over and over at {}/s", run.rate))
@@ -408,11 +471,16 @@ pub(crate) fn f65(context: &Context) -> Judged {
 pub(crate) fn f58(context: &Context) -> Judged {
     let (small, large) = (context.tight(), 2 * context.tight());
     let rules = |amount: u64| {
-        format!("rules:\n  - {{ name: each, when: {{ kind: roll }}, by: [user], limit: {} }}\n", budget(amount))
+        format!(
+            "rules:\n  - {{ name: each, when: {{ kind: roll }}, by: [user], limit: {} }}\n",
+            budget(amount)
+        )
     };
     let redis = Server::start(Flavor::Redis7);
     let mix = vec![Class { name: "roll", ask: Ask::Kind("roll"), keys: 5, weight: 1 }];
-    let mut stage = Stage::start(context, &Setup::new(&redis.url(), 1).rules(&rules(small))).asks(mix).rate(800);
+    let mut stage = Stage::start(context, &Setup::new(&redis.url(), 1).rules(&rules(small)))
+        .asks(mix)
+        .rate(800);
     stage.nodes.push(Node::start(&Setup::new(&redis.url(), 1).rules(&rules(large)).config(0)));
     let load = stage.load();
     load.goes_on(millis(6000));
@@ -429,7 +497,8 @@ pub(crate) fn f58(context: &Context) -> Judged {
     judge.end(&format!("limits of {small} and {large} side by side at {}/s", run.rate))
 }
 
-/// A master of a cluster is not needed to see that nothing is left behind: nodes die between taking from one slot and another.
+/// A master of a cluster is not needed to see that nothing is left behind: nodes die between taking
+/// from one slot and another.
 pub(crate) fn f45(context: &Context) -> Judged {
     const AMOUNT: u64 = 10_000_000;
     let cluster = tidegate_testkit::Cluster::patient(Flavor::Valkey9, millis(5000));
@@ -438,7 +507,8 @@ pub(crate) fn f45(context: &Context) -> Judged {
         limit = budget(AMOUNT)
     );
     let mix = vec![Class { name: "both", ask: Ask::Kind("any"), keys: 40, weight: 1 }];
-    let mut stage = Stage::start(context, &Setup::new(&cluster.url(), 2).rules(&rules)).asks(mix).rate(600);
+    let mut stage =
+        Stage::start(context, &Setup::new(&cluster.url(), 2).rules(&rules)).asks(mix).rate(600);
     let (mut by_store, mut unknown) = (0_u64, 0_u64);
     for round in 0..4 {
         let load = stage.load();
@@ -446,15 +516,26 @@ pub(crate) fn f45(context: &Context) -> Judged {
         stage.nodes[round % 2].kill();
         load.goes_on(millis(100));
         let record = load.end();
-        by_store += record.answers.iter().filter(|a| a.allowed() && a.source == Some(Source::Store)).count() as u64;
-        let no_answer = |a: &&crate::load::Answer| a.source != Some(Source::Store) && a.outcome != Outcome::Refused;
+        by_store += record
+            .answers
+            .iter()
+            .filter(|a| a.allowed() && a.source == Some(Source::Store))
+            .count() as u64;
+        let no_answer = |a: &&crate::load::Answer| {
+            a.source != Some(Source::Store) && a.outcome != Outcome::Refused
+        };
         unknown += record.answers.iter().filter(no_answer).count() as u64;
         stage.nodes[round % 2].start_again();
     }
     let load = stage.load();
     load.goes_on(millis(300));
     let run = stage.end(load);
-    by_store += run.record.answers.iter().filter(|a| a.allowed() && a.source == Some(Source::Store)).count() as u64;
+    by_store += run
+        .record
+        .answers
+        .iter()
+        .filter(|a| a.allowed() && a.source == Some(Source::Store))
+        .count() as u64;
     unknown += run.record.answers.iter().filter(|a| a.source != Some(Source::Store)).count() as u64;
     let mut judge = Judge::new(context, &run);
     judge.no_errors();
@@ -463,7 +544,9 @@ pub(crate) fn f45(context: &Context) -> Judged {
         let answer = stage.nodes[0].http().post("/v1/peek", r#"{"attributes":{"user":"nobody"}}"#);
         let Ok((_, text)) = answer else { return false };
         let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-        let own = value["charges"].as_array().and_then(|all| all.iter().find(|own| own["rule"] == "all").cloned());
+        let own = value["charges"]
+            .as_array()
+            .and_then(|all| all.iter().find(|own| own["rule"] == "all").cloned());
         charged = AMOUNT - own.and_then(|own| own["remaining"].as_u64()).unwrap_or(AMOUNT);
         value["source"] == "store"
     });

@@ -25,11 +25,17 @@ pub(crate) fn budget(amount: u64) -> String {
     format!("{amount}/1000d window")
 }
 
-/// The usual load: many keys that are never used up, and a few budgets that do not come back and soon are.
+/// The usual load: many keys that are never used up, and a few budgets that do not come back and
+/// soon are.
 pub(crate) fn usual(context: &Context) -> Vec<Class> {
     vec![
         Class { name: "plenty", ask: Ask::Limit("1000000/s".into()), keys: 500, weight: 4 },
-        Class { name: "tight", ask: Ask::Limit(budget(context.tight())), keys: TIGHT_KEYS, weight: 1 },
+        Class {
+            name: "tight",
+            ask: Ask::Limit(budget(context.tight())),
+            keys: TIGHT_KEYS,
+            weight: 1,
+        },
     ]
 }
 
@@ -90,7 +96,10 @@ impl Setup {
 
     pub(crate) fn config(&self, node: usize) -> String {
         let nodes = self.told.map_or("auto".to_owned(), |told| told.to_string());
-        format!("store: {}\nresilience: {{ {}, nodes: {nodes} }}\n{}", self.stores[node], self.resilience, self.rules)
+        format!(
+            "store: {}\nresilience: {{ {}, nodes: {nodes} }}\n{}",
+            self.stores[node], self.resilience, self.rules
+        )
     }
 }
 
@@ -155,7 +164,13 @@ impl<'a> Stage<'a> {
             record.write(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         }
         let changes = self.nodes.iter().map(|node| node.changes(began)).collect();
-        Run { record, metrics: self.metrics(), rate: self.rate, nodes: self.nodes.len() as u64, changes }
+        Run {
+            record,
+            metrics: self.metrics(),
+            rate: self.rate,
+            nodes: self.nodes.len() as u64,
+            changes,
+        }
     }
 }
 
@@ -168,7 +183,12 @@ pub(crate) struct Scene {
 
 impl Stage<'_> {
     /// Asks all the time: so many milliseconds before the fault, during it and after it.
-    pub(crate) fn play(&self, [before, during, after]: [u64; 3], inject: impl FnOnce(), lift: impl FnOnce()) -> Scene {
+    pub(crate) fn play(
+        &self,
+        [before, during, after]: [u64; 3],
+        inject: impl FnOnce(),
+        lift: impl FnOnce(),
+    ) -> Scene {
         let load = self.load();
         load.goes_on(Duration::from_millis(before));
         let from = load.now();
@@ -193,12 +213,19 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Whether the breaker of a node was open at some moment of this time. What they say is rounded.
+    /// Whether the breaker of a node was open at some moment of this time. What they say is
+    /// rounded.
     pub(crate) fn is_open(&self, from: Duration, to: Duration) -> bool {
         let from = from.saturating_sub(Duration::from_millis(1));
         self.changes.iter().any(|own| {
-            let opened = own.iter().filter(|change| matches!(change, Change::Opened(at) if *at < to)).count();
-            let closed = own.iter().filter(|change| matches!(change, Change::Closed(at) if *at < from)).count();
+            let opened = own
+                .iter()
+                .filter(|change| matches!(change, Change::Opened(at) if *at < to))
+                .count();
+            let closed = own
+                .iter()
+                .filter(|change| matches!(change, Change::Closed(at) if *at < from))
+                .count();
             opened > closed
         })
     }
@@ -215,11 +242,14 @@ pub(crate) fn take(store: &str, key: &str, amount: u64) {
 }
 
 fn ask(store: &str, op: Op, key: &str, amount: u64) -> u64 {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let limits: Limits = budget(amount).parse().expect("it is a limit");
-        let redis =
-            Redis::builder(store.parse().expect("it is an address")).timeout(PATIENCE).build().expect("a store");
+        let redis = Redis::builder(store.parse().expect("it is an address"))
+            .timeout(PATIENCE)
+            .build()
+            .expect("a store");
         let decided = redis.decide(&Check::of(op).charge(key, &limits, 1)).await;
         decided.unwrap_or_else(|error| panic!("{key}: {error}")).remaining()
     })

@@ -37,7 +37,8 @@ impl Node {
         Node::start_by(&[], config)
     }
 
-    /// The same, started by a program that sets something up first: `taskset`, `prlimit`, `setpriv`.
+    /// The same, started by a program that sets something up first: `taskset`, `prlimit`,
+    /// `setpriv`.
     pub(crate) fn start_by(wrapper: &[&str], config: &str) -> Node {
         Node::start_of(beside("tidegate"), wrapper, config)
     }
@@ -48,7 +49,10 @@ impl Node {
     }
 
     fn start_of(program: PathBuf, wrapper: &[&str], config: &str) -> Node {
-        let folder = tempfile::Builder::new().prefix("tidegate-").tempdir().expect("a temporary folder can be made");
+        let folder = tempfile::Builder::new()
+            .prefix("tidegate-")
+            .tempdir()
+            .expect("a temporary folder can be made");
         let config = format!("listen: {{ http: 127.0.0.1:0, resp: off, grpc: off }}\n{config}");
         fs::write(folder.path().join(CONFIG), config).expect("a temporary file can be written");
         let (child, http) = open(&program, wrapper, folder.path());
@@ -67,13 +71,15 @@ impl Node {
 
     /// What it has logged.
     pub(crate) fn log(&self) -> String {
-        String::from_utf8_lossy(&fs::read(self.folder.path().join(LOG)).unwrap_or_default()).into_owned()
+        String::from_utf8_lossy(&fs::read(self.folder.path().join(LOG)).unwrap_or_default())
+            .into_owned()
     }
 
     /// When its breaker opened and closed, since `began`: it logs that.
     pub(crate) fn changes(&self, began: SystemTime) -> Vec<Change> {
         const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-        let began = began.duration_since(UNIX_EPOCH).expect("it is later than 1970").as_millis() % DAY.as_millis();
+        let began = began.duration_since(UNIX_EPOCH).expect("it is later than 1970").as_millis()
+            % DAY.as_millis();
         let log = self.log();
         // `breaker=` is what the release before says.
         let changes = log.lines().filter(|line| {
@@ -83,12 +89,14 @@ impl Node {
         });
         let changes = changes.filter_map(|line| {
             // 2026-11-16T02:44:33.123Z
-            let numbers: Vec<u128> = line.get(11..23)?.split([':', '.']).filter_map(|part| part.parse().ok()).collect();
+            let numbers: Vec<u128> =
+                line.get(11..23)?.split([':', '.']).filter_map(|part| part.parse().ok()).collect();
             let [hours, minutes, seconds, ms] = numbers[..] else { return None };
             let at = ((hours * 60 + minutes) * 60 + seconds) * 1000 + ms;
             let at = u64::try_from((at + DAY.as_millis() - began) % DAY.as_millis()).ok()?;
             let at = Duration::from_millis(at);
-            let is_open = line.contains("breaker=open") || line.contains(": this node decides locally");
+            let is_open =
+                line.contains("breaker=open") || line.contains(": this node decides locally");
             Some(if is_open { Change::Opened(at) } else { Change::Closed(at) })
         });
         changes.collect()
@@ -104,7 +112,9 @@ impl Node {
 
     /// Comes back when it has ended by itself.
     pub(crate) fn ends(&mut self, bound: Duration) -> ExitStatus {
-        wait_until("the node has ended", bound, || self.child.try_wait().is_ok_and(|status| status.is_some()));
+        wait_until("the node has ended", bound, || {
+            self.child.try_wait().is_ok_and(|status| status.is_some())
+        });
         self.child.wait().expect("a child can be waited for")
     }
 
@@ -136,7 +146,11 @@ impl Drop for Node {
 
 /// Starts the program in this folder; with where its listener is.
 fn open(program: &Path, wrapper: &[&str], folder: &Path) -> (Child, String) {
-    let log = File::options().create(true).append(true).open(folder.join(LOG)).expect("a file can be made");
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(folder.join(LOG))
+        .expect("a file can be made");
     let (first, rest) = match wrapper {
         [] => (program, &[][..]),
         [first, rest @ ..] => (Path::new(first), rest),
@@ -150,7 +164,8 @@ fn open(program: &Path, wrapper: &[&str], folder: &Path) -> (Child, String) {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
     });
     let mut child = child.unwrap_or_else(|error| panic!("{}: {error}", program.display()));
-    let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines().map_while(Result::ok);
+    let mut lines =
+        BufReader::new(child.stdout.take().expect("it is piped")).lines().map_while(Result::ok);
     let mut http = None;
     for line in lines.by_ref() {
         let mut words = line.split_whitespace();
@@ -171,15 +186,22 @@ pub(crate) fn beside(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("a program knows where it is");
     let mut folders = own.ancestors().skip(1).take(2).map(|folder| folder.join(name));
     folders.find(|path| path.is_file()).unwrap_or_else(|| {
-        panic!("{name} is missing beside {}: run `cargo xtask faults`, which builds it", own.display())
+        panic!(
+            "{name} is missing beside {}: run `cargo xtask faults`, which builds it",
+            own.display()
+        )
     })
 }
 
 /// The program of the release before, which `cargo xtask faults` builds.
 fn previous() -> PathBuf {
     let own = std::env::current_exe().expect("a program knows where it is");
-    let mut folders = own.ancestors().skip(2).take(2).map(|folder| folder.join("previous/tidegate"));
+    let mut folders =
+        own.ancestors().skip(2).take(2).map(|folder| folder.join("previous/tidegate"));
     folders.find(|path| path.is_file()).unwrap_or_else(|| {
-        panic!("previous/tidegate is missing above {}: run `cargo xtask faults F63`, which builds it", own.display())
+        panic!(
+            "previous/tidegate is missing above {}: run `cargo xtask faults F63`, which builds it",
+            own.display()
+        )
     })
 }

@@ -1,4 +1,5 @@
-//! An address that leads to one server and then to another, as a floating address or a name does. Who was connected is cut off when it moves.
+//! An address that leads to one server and then to another, as a floating address or a name does.
+//! Who was connected is cut off when it moves.
 
 use std::io;
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -28,7 +29,9 @@ impl Relay {
         let shared = Arc::new(Shared { target: AtomicU16::new(target), open: Mutex::default() });
         let own = Arc::clone(&shared);
         // It ends with the program.
-        thread::spawn(move || listener.incoming().flatten().for_each(|client| _ = own.connect(client)));
+        thread::spawn(move || {
+            listener.incoming().flatten().for_each(|client| _ = own.connect(client))
+        });
         Relay { port, shared }
     }
 

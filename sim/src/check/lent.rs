@@ -1,4 +1,5 @@
-//! What a node was lent of one rule: when it was granted, how much of it was spent or given back, and until when it may be spent.
+//! What a node was lent of one rule: when it was granted, how much of it was spent or given back,
+//! and until when it may be spent.
 
 /// How long a lease lives.
 const LIFE_US: u64 = 1_000_000;
@@ -26,24 +27,38 @@ impl Lent {
     /// The server has granted units at this moment, of a window that lasts so long.
     pub(crate) fn granted(&mut self, id: u64, units: u64, now: u64, window_ends_in: Option<u64>) {
         let ends = now + LIFE_US.min(window_ends_in.unwrap_or(u64::MAX));
-        self.grants.push(Grant { id, units, left: units, returned: 0, forgotten: 0, ends, delivered: false });
+        self.grants.push(Grant {
+            id,
+            units,
+            left: units,
+            returned: 0,
+            forgotten: 0,
+            ends,
+            delivered: false,
+        });
     }
 
     pub(crate) fn delivered(&mut self, id: u64) {
-        self.grants.iter_mut().filter(|grant| grant.id == id).for_each(|grant| grant.delivered = true);
+        self.grants
+            .iter_mut()
+            .filter(|grant| grant.id == id)
+            .for_each(|grant| grant.delivered = true);
     }
 
     pub(crate) fn knows(&self, id: u64) -> bool {
         self.grants.iter().any(|grant| grant.id == id)
     }
 
-    /// Something was given back, so it cannot be spent any more. Says whether there was so much that had not been spent.
+    /// Something was given back, so it cannot be spent any more. Says whether there was so much
+    /// that had not been spent.
     pub(crate) fn returned(&mut self, id: u64, units: u64) -> bool {
         // More may be asked for than there was, by somebody who did not hear how much it was.
         let most = self.grants.iter().filter(|grant| grant.id == id).map(|grant| grant.units).sum();
         let mut due = units.min(most);
-        // What was put back after a request was denied may be under another id than it was taken from.
-        let (mut own, others): (Vec<_>, Vec<_>) = self.grants.iter_mut().partition(|grant| grant.id == id);
+        // What was put back after a request was denied may be under another id than it was taken
+        // from.
+        let (mut own, others): (Vec<_>, Vec<_>) =
+            self.grants.iter_mut().partition(|grant| grant.id == id);
         for grant in &mut own {
             // Of what the server has forgotten it may be told again.
             let again = due.min(grant.forgotten);

@@ -1,4 +1,5 @@
-//! How much of a limit is in use, counted by somebody who knows nothing of the product: a bucket that drains, or a count for each window.
+//! How much of a limit is in use, counted by somebody who knows nothing of the product: a bucket
+//! that drains, or a count for each window.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +37,8 @@ impl Level {
         self.at = self.at.max(at);
     }
 
-    /// The clock goes back: windows that it comes to again are new ones, but the last if that was not over.
+    /// The clock goes back: windows that it comes to again are new ones, but the last if that was
+    /// not over.
     pub(crate) fn clock_goes_back(&mut self, from: u64) {
         if let Some(window_us) = self.window_us {
             let last = self.last;

@@ -1,12 +1,13 @@
-//! What must hold, looked at while it happens. The world tells what it sees: requests and answers, calls that a server executed, answers that
-//! reached a node, and what went wrong. Nothing in here asks the product but for its counters.
+//! What must hold, looked at while it happens. The world tells what it sees: requests and answers,
+//! calls that a server executed, answers that reached a node, and what went wrong. Nothing in here
+//! asks the product but for its counters.
 
 mod lent;
 mod level;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tidegate::{Algorithm, Decision, ResilienceStats, OnFailure, Op, Source, SyncMode};
+use tidegate::{Algorithm, Decision, OnFailure, Op, ResilienceStats, Source, SyncMode};
 
 use self::lent::Lent;
 use self::level::Level;
@@ -68,12 +69,14 @@ struct Budget {
     window: bool,
     /// What the server has charged.
     charged: Level,
-    /// What the server lost, or was given back, or may have counted twice because its clock stepped: this may pass beyond the limit.
+    /// What the server lost, or was given back, or may have counted twice because its clock
+    /// stepped: this may pass beyond the limit.
     excused: f64,
     /// When somebody may have been given something that others had not heard of.
     eased_at: Option<u64>,
-    /// What passed by the store or by leave of it: units and when, of a window by the server's clock, of a bucket by one that follows it but
-    /// never goes back. So steps back may not let anything pass that real time does not.
+    /// What passed by the store or by leave of it: units and when, of a window by the server's
+    /// clock, of a bucket by one that follows it but never goes back. So steps back may not let
+    /// anything pass that real time does not.
     passed: Vec<(u64, u64)>,
     clock_stepped: bool,
     /// How often the server's clock went back: so many windows may have been there once more.
@@ -132,19 +135,23 @@ pub(crate) struct Checks {
 impl Checks {
     pub(crate) fn new(plan: &Plan) -> Self {
         let budget = |(at, rule): (usize, &Rule)| {
-            let changed =
-                plan.faults.iter().any(|Fault { kind, .. }| matches!(kind, Kind::Change { rule, .. } if *rule == at));
+            let changed = plan
+                .faults
+                .iter()
+                .any(|Fault { kind, .. }| matches!(kind, Kind::Change { rule, .. } if *rule == at));
             let mut limits = vec![rule.limits.as_slice()[0]];
             if changed {
                 limits.push(rule.other.as_slice()[0]);
             }
-            let most = |of: &dyn Fn(&tidegate::Limit) -> u64| limits.iter().map(of).max().unwrap_or(0);
+            let most =
+                |of: &dyn Fn(&tidegate::Limit) -> u64| limits.iter().map(of).max().unwrap_or(0);
             let (period_us, window) = match limits[0].algorithm() {
                 Algorithm::Window(window) => (window.period, true),
                 Algorithm::Bucket(bucket) => (bucket.period, false),
                 other => unreachable!("no bound is written for {other:?}"),
             };
-            let (capacity, amount) = (most(&|limit| limit.capacity()), most(&|limit| limit.algorithm().amount()));
+            let (capacity, amount) =
+                (most(&|limit| limit.capacity()), most(&|limit| limit.algorithm().amount()));
             Budget {
                 sync: rule.policy.sync,
                 policy: rule.policy.on_failure.unwrap_or_default(),
@@ -206,9 +213,18 @@ impl Checks {
     }
 
     /// A request was handed to a node.
-    pub(crate) fn asked(&mut self, number: usize, node: usize, ask: &Ask, rules: &[Rule], now: u64, ran: u64) {
+    pub(crate) fn asked(
+        &mut self,
+        number: usize,
+        node: usize,
+        ask: &Ask,
+        rules: &[Rule],
+        now: u64,
+        ran: u64,
+    ) {
         let alike = |open: &Open| {
-            open.node == node && open.ask.parts.iter().any(|part| ask.parts.iter().any(|own| own.0 == part.0))
+            open.node == node
+                && open.ask.parts.iter().any(|part| ask.parts.iter().any(|own| own.0 == part.0))
         };
         let mut crowded = false;
         for open in self.open.values_mut().filter(|open| alike(open)) {
@@ -236,7 +252,8 @@ impl Checks {
             }
         }
         let capacity = ask.parts.first().map_or(0, |&(rule, _)| rules[rule].capacity());
-        self.open.insert(number, Open { node, ask: ask.clone(), capacity, asked_at: now, ran, crowded });
+        self.open
+            .insert(number, Open { node, ask: ask.clone(), capacity, asked_at: now, ran, crowded });
     }
 
     /// The client has gone away.
@@ -254,8 +271,15 @@ impl Checks {
         self.budgets.iter_mut().for_each(|budget| budget.ended += 1);
     }
 
-    /// A server has executed a call of a node. Says by which numbers to tell that the answer was delivered.
-    pub(crate) fn executed(&mut self, node: usize, lives: bool, done: Done, now: u64) -> Result<usize, Failure> {
+    /// A server has executed a call of a node. Says by which numbers to tell that the answer was
+    /// delivered.
+    pub(crate) fn executed(
+        &mut self,
+        node: usize,
+        lives: bool,
+        done: Done,
+        now: u64,
+    ) -> Result<usize, Failure> {
         let forward_us = now + self.stepped_us;
         for charge in &done.charges {
             let Some(rule) = rule_of(&charge.key) else { continue };
@@ -264,7 +288,8 @@ impl Checks {
             }
             // What a node sent that has ended meanwhile is charged, and nobody's.
             let mut gone = (!lives).then(|| self.life());
-            let (budget, life) = (&mut self.budgets[rule], gone.as_mut().unwrap_or(&mut self.lives[node]));
+            let (budget, life) =
+                (&mut self.budgets[rule], gone.as_mut().unwrap_or(&mut self.lives[node]));
             let own = &mut life.own[rule];
             if done.op == b'c' && lives {
                 own.checks_executed += 1;
@@ -286,7 +311,11 @@ impl Checks {
                         );
                         return Err(Failure { law: "all or nothing", at: now, text });
                     }
-                    let at = if budget.window { charge.start.unwrap_or(done.wall_us) } else { forward_us };
+                    let at = if budget.window {
+                        charge.start.unwrap_or(done.wall_us)
+                    } else {
+                        forward_us
+                    };
                     budget.charged.add(units, at);
                     let debt = if budget.sync == SyncMode::Async { budget.capacity } else { 0 };
                     let most = (budget.capacity + debt) as f64;
@@ -298,7 +327,9 @@ impl Checks {
                         return Err(Failure { law: "the store keeps the limit", at: now, text });
                     }
                     if done.op == b't' {
-                        let lasts = charge.start.map(|start| (start + budget.period_us).saturating_sub(done.wall_us));
+                        let lasts = charge
+                            .start
+                            .map(|start| (start + budget.period_us).saturating_sub(done.wall_us));
                         own.lent.granted(done.id.unwrap_or(0), charge.granted, now, lasts);
                     }
                     if done.op == b'd' && done.id.is_some_and(|id| life.debits.insert(id)) {
@@ -312,7 +343,10 @@ impl Checks {
                     // Ids of clients are not those of leases.
                     let lent = done.id.is_some_and(|id| own.lent.knows(id));
                     if lent && !own.lent.returned(done.id.unwrap_or(0), charge.cost) {
-                        let text = format!("node {node} gave back {} of r{rule} that it had spent", charge.cost);
+                        let text = format!(
+                            "node {node} gave back {} of r{rule} that it had spent",
+                            charge.cost
+                        );
                         return Err(Failure { law: "leases are conserved", at: now, text });
                     }
                 }
@@ -336,15 +370,17 @@ impl Checks {
         let life = &mut self.lives[node];
         let Some(executed) = life.executed.get_mut(number) else { return };
         executed.delivered = Some(now);
-        // Of a denial that was heard, and only then, it may ask again once it has given a lease back; whatever else that was about has taken nothing
-        // either.
-        let rules: Vec<usize> = executed.done.charges.iter().filter_map(|charge| rule_of(&charge.key)).collect();
+        // Of a denial that was heard, and only then, it may ask again once it has given a lease
+        // back; whatever else that was about has taken nothing either.
+        let rules: Vec<usize> =
+            executed.done.charges.iter().filter_map(|charge| rule_of(&charge.key)).collect();
         let leased = |rule: &usize| self.budgets[*rule].sync == SyncMode::Lease;
         if executed.done.op == b'c' && !executed.done.allowed && rules.iter().any(leased) {
             rules.iter().for_each(|&rule| life.own[rule].denials_heard += 1);
         }
         if executed.done.op == b't'
-            && let (Some(rule), Some(id)) = (rule_of(&executed.done.charges[0].key), executed.done.id)
+            && let (Some(rule), Some(id)) =
+                (rule_of(&executed.done.charges[0].key), executed.done.id)
         {
             life.own[rule].lent.delivered(id);
         }
@@ -362,8 +398,9 @@ impl Checks {
         self.lives.iter_mut().for_each(|life| life.own[rule].lent.server_forgets());
     }
 
-    /// The server's clock, which said this, has stepped by so much. What is used stays used: a bucket may let nothing more pass because its
-    /// clock goes back. The edges of windows move, so one more may end in any time.
+    /// The server's clock, which said this, has stepped by so much. What is used stays used: a
+    /// bucket may let nothing more pass because its clock goes back. The edges of windows move, so
+    /// one more may end in any time.
     pub(crate) fn clock_stepped(&mut self, by_us: i64, wall_us: u64, now: u64) {
         self.stepped_us += u64::try_from(by_us).unwrap_or(0);
         for budget in &mut self.budgets {
@@ -393,7 +430,9 @@ impl Checks {
         used: impl Fn(usize) -> Option<f64>,
         stats: impl Fn() -> ResilienceStats,
     ) -> Holds {
-        let fail = |law, text: String| Err(Failure { law, at: now, text: format!("request {number}: {text}") });
+        let fail = |law, text: String| {
+            Err(Failure { law, at: now, text: format!("request {number}: {text}") })
+        };
         let Some(open) = self.open.remove(&number) else {
             return fail("answered once", "a second answer, or one to nobody".into());
         };
@@ -408,7 +447,10 @@ impl Checks {
         self.sources[source as usize % 3] += 1;
         let steady = now >= self.calm_at + 2000 * MS;
         if steady && source == Source::Fallback {
-            return fail("in sync two seconds after the last fault", format!("node {} decided alone", open.node));
+            return fail(
+                "in sync two seconds after the last fault",
+                format!("node {} decided alone", open.node),
+            );
         }
         if gives_back {
             return Ok(());
@@ -427,23 +469,35 @@ impl Checks {
             open.ask.parts.iter().for_each(|&(rule, cost)| self.steady[rule] += cost);
         }
         match source {
-            Source::Store => self.by_the_store(&open, decision).or_else(|(law, text)| fail(law, text)),
+            Source::Store => {
+                self.by_the_store(&open, decision).or_else(|(law, text)| fail(law, text))
+            }
             Source::Local if decision.allowed() => {
                 self.here(&open, now, wall_us, &stats).or_else(|(law, text)| fail(law, text))
             }
-            Source::Local => self.denied_here(&open, now, used).or_else(|text| fail("nothing is denied in vain", text)),
-            _ => self.alone(&open, decision, now, clock_us, &stats).or_else(|(law, text)| fail(law, text)),
+            Source::Local => self
+                .denied_here(&open, now, used)
+                .or_else(|text| fail("nothing is denied in vain", text)),
+            _ => self
+                .alone(&open, decision, now, clock_us, &stats)
+                .or_else(|(law, text)| fail(law, text)),
         }
     }
 
-    /// The store has decided: there must be a call of this node that it executed meanwhile, that decided just so, and by which nobody else was
-    /// answered. What it did not decide was spent here.
-    fn by_the_store(&mut self, open: &Open, decision: &Decision) -> Result<(), (&'static str, String)> {
+    /// The store has decided: there must be a call of this node that it executed meanwhile, that
+    /// decided just so, and by which nobody else was answered. What it did not decide was spent
+    /// here.
+    fn by_the_store(
+        &mut self,
+        open: &Open,
+        decision: &Decision,
+    ) -> Result<(), (&'static str, String)> {
         let life = &mut self.lives[open.node];
         let matches = |executed: &Executed| {
             let Executed { at, done, delivered, taken, .. } = executed;
             let own = |charge: &crate::script::Charged| {
-                rule_of(&charge.key).is_some_and(|rule| open.ask.parts.contains(&(rule, charge.cost)))
+                rule_of(&charge.key)
+                    .is_some_and(|rule| open.ask.parts.contains(&(rule, charge.cost)))
             };
             !taken
                 && delivered.is_some()
@@ -453,10 +507,13 @@ impl Checks {
                 && done.allowed == decision.allowed()
                 && done.charges.iter().all(own)
         };
-        // What it says nothing about may have been spent here. One that would not do may be the answer to somebody who did not wait for it.
+        // What it says nothing about may have been spent here. One that would not do may be the
+        // answer to somebody who did not wait for it.
         let Life { own, executed: all, .. } = &mut *life;
         let would_do = |executed: &Executed| {
-            let says = |rule| executed.done.charges.iter().any(|charge| rule_of(&charge.key) == Some(rule));
+            let says = |rule| {
+                executed.done.charges.iter().any(|charge| rule_of(&charge.key) == Some(rule))
+            };
             open.ask.parts.iter().all(|&(rule, cost)| match self.budgets[rule].sync {
                 SyncMode::Async => true,
                 SyncMode::Lease => says(rule) || own[rule].lent.live(open.asked_at) >= cost,
@@ -467,15 +524,18 @@ impl Checks {
         let oldest = all.iter_mut().filter(|executed| matches(executed));
         let most = |executed: &&mut Executed| (would_do(executed), executed.done.charges.len());
         let Some(executed) = oldest.rev().max_by_key(most) else {
-            let text =
-                format!("the store decided {:?} on node {}, but no such answer reached it", open.ask.parts, open.node);
+            let text = format!(
+                "the store decided {:?} on node {}, but no such answer reached it",
+                open.ask.parts, open.node
+            );
             return Err(("no pass without a charge", text));
         };
         executed.taken = true;
         if !decision.allowed() {
             return Ok(());
         }
-        let by_store: Vec<usize> = executed.done.charges.iter().filter_map(|charge| rule_of(&charge.key)).collect();
+        let by_store: Vec<usize> =
+            executed.done.charges.iter().filter_map(|charge| rule_of(&charge.key)).collect();
         let (wall_us, forward_us) = (executed.done.wall_us, executed.forward_us);
         for &(rule, cost) in &open.ask.parts {
             let budget = &mut self.budgets[rule];
@@ -486,23 +546,28 @@ impl Checks {
             let own = &mut life.own[rule];
             match budget.sync {
                 SyncMode::Lease => {
-                    // It was spent somewhere between question and answer, when the lease may have lived a little longer.
-                    own.lent
-                        .spend(cost, open.asked_at)
-                        .map_err(|live| (ALIVE, format!("{cost} of r{rule} were spent, {live} were lent and live")))?;
+                    // It was spent somewhere between question and answer, when the lease may have
+                    // lived a little longer.
+                    own.lent.spend(cost, open.asked_at).map_err(|live| {
+                        (ALIVE, format!("{cost} of r{rule} were spent, {live} were lent and live"))
+                    })?;
                     life.spent_least += cost;
                     life.spent_most += cost;
                 }
                 SyncMode::Async => own.let_pass(cost, open.asked_at),
                 SyncMode::Direct => {
-                    return Err(("no pass without a charge", format!("nobody has decided about r{rule}")));
+                    return Err((
+                        "no pass without a charge",
+                        format!("nobody has decided about r{rule}"),
+                    ));
                 }
             }
         }
         Ok(())
     }
 
-    /// It passed by leave of the store: units that were taken ahead and live, or that will be charged and are few.
+    /// It passed by leave of the store: units that were taken ahead and live, or that will be
+    /// charged and are few.
     fn here(
         &mut self,
         open: &Open,
@@ -538,40 +603,64 @@ impl Checks {
                     }
                 }
                 SyncMode::Direct => {
-                    return Err(("no pass without a charge", format!("node {} let r{rule} pass by itself", open.node)));
+                    return Err((
+                        "no pass without a charge",
+                        format!("node {} let r{rule} pass by itself", open.node),
+                    ));
                 }
             }
         }
         Ok(())
     }
 
-    /// Denied from what the store had said: it would have said the same, unless something was given back.
-    fn denied_here(&self, open: &Open, now: u64, used: impl Fn(usize) -> Option<f64>) -> Result<(), String> {
+    /// Denied from what the store had said: it would have said the same, unless something was given
+    /// back.
+    fn denied_here(
+        &self,
+        open: &Open,
+        now: u64,
+        used: impl Fn(usize) -> Option<f64>,
+    ) -> Result<(), String> {
         let [(rule, cost)] = open.ask.parts[..] else { return Ok(()) };
         let budget = &self.budgets[rule];
         let used = used(rule);
-        // A state ends as the limit that wrote it says. If the limit became slower by half since then, the store has told those who were denied to
-        // come back only when the same would have drained at the new pace.
+        // A state ends as the limit that wrote it says. If the limit became slower by half since
+        // then, the store has told those who were denied to come back only when the same would have
+        // drained at the new pace.
         let certain = if used.is_none() { 2 * CERTAIN_US } else { CERTAIN_US };
-        if budget.sync == SyncMode::Async || budget.eased_at.is_some_and(|eased| now <= eased + certain) {
+        if budget.sync == SyncMode::Async
+            || budget.eased_at.is_some_and(|eased| now <= eased + certain)
+        {
             return Ok(());
         }
         let (capacity, used) = (open.capacity, used.unwrap_or(0.0));
-        let ahead = if budget.sync == SyncMode::Direct { self.ahead_of(open, rule, cost, now) } else { 0.0 };
+        let ahead = if budget.sync == SyncMode::Direct {
+            self.ahead_of(open, rule, cost, now)
+        } else {
+            0.0
+        };
         if used + ahead + cost as f64 > capacity as f64 - 1e-6 {
             return Ok(());
         }
-        Err(format!("{cost} of r{rule} was denied on node {} with {used:.3} of {capacity} in use", open.node))
+        Err(format!(
+            "{cost} of r{rule} was denied on node {} with {used:.3} of {capacity} in use",
+            open.node
+        ))
     }
 
-    /// What this node had sent about a rule before that costs no more and is not answered: it counts as taken, unless the server has counted it
-    /// already. If that was denied, whoever comes behind it is denied as it was, so what has drained since does not count.
+    /// What this node had sent about a rule before that costs no more and is not answered: it
+    /// counts as taken, unless the server has counted it already. If that was denied, whoever comes
+    /// behind it is denied as it was, so what has drained since does not count.
     fn ahead_of(&self, open: &Open, rule: usize, cost: u64, now: u64) -> f64 {
-        // Of a request about several rules, those that are decided here are not sent: what is left may be one charge.
+        // Of a request about several rules, those that are decided here are not sent: what is left
+        // may be one charge.
         let sent = |other: &Open| {
-            let mut parts = other.ask.parts.iter().filter(|part| self.budgets[part.0].sync == SyncMode::Direct);
+            let mut parts =
+                other.ask.parts.iter().filter(|part| self.budgets[part.0].sync == SyncMode::Direct);
             match (parts.next(), parts.next()) {
-                (Some(&(own, less)), None) if own == rule && less <= cost => Some((less, other.asked_at)),
+                (Some(&(own, less)), None) if own == rule && less <= cost => {
+                    Some((less, other.asked_at))
+                }
                 _ => None,
             }
         };
@@ -593,9 +682,15 @@ impl Checks {
         };
         let executed = || life.executed.iter().filter(of_it);
         let strays = life.own[rule].stray_at.is_some_and(|left| left + STRAY_US > since);
-        let counted: u64 = executed().filter(|executed| executed.done.allowed).map(|it| it.done.charges[0].cost).sum();
-        let drained =
-            if budget.window { 0.0 } else { (now - since) as f64 * budget.per_second as f64 / budget.period_us as f64 };
+        let counted: u64 = executed()
+            .filter(|executed| executed.done.allowed)
+            .map(|it| it.done.charges[0].cost)
+            .sum();
+        let drained = if budget.window {
+            0.0
+        } else {
+            (now - since) as f64 * budget.per_second as f64 / budget.period_us as f64
+        };
         units.saturating_sub(if strays { 0 } else { counted }) as f64 + drained
     }
 
@@ -610,7 +705,9 @@ impl Checks {
     ) -> Result<(), (&'static str, String)> {
         let life = &mut self.lives[open.node];
         // There was an answer, in time, to the only question that can have been this one.
-        let stray = |rule: usize| life.own[rule].stray_at.is_some_and(|left| left + STRAY_US > open.asked_at);
+        let stray = |rule: usize| {
+            life.own[rule].stray_at.is_some_and(|left| left + STRAY_US > open.asked_at)
+        };
         let strays = open.ask.parts.iter().any(|&(rule, _)| stray(rule));
         if let ([(rule, cost)], false, false) = (&open.ask.parts[..], open.crowded, strays) {
             let unused = life.executed.iter().rev().take(50).find(|executed| {
@@ -644,7 +741,10 @@ impl Checks {
             let (budget, own) = (&self.budgets[rule], &mut life.own[rule]);
             match budget.policy {
                 OnFailure::Closed if single || budget.sync == SyncMode::Direct => {
-                    return Err(("policies", format!("r{rule} is closed without an answer, and something passed")));
+                    return Err((
+                        "policies",
+                        format!("r{rule} is closed without an answer, and something passed"),
+                    ));
                 }
                 // What could be spent here was perhaps not decided alone.
                 OnFailure::Open => {
@@ -694,8 +794,12 @@ impl Checks {
                 u64::MAX
             };
             if waited > needs {
-                let text =
-                    format!("request {number} on node {} has waited for {} ms: {:?}", open.node, waited / MS, open.ask);
+                let text = format!(
+                    "request {number} on node {} has waited for {} ms: {:?}",
+                    open.node,
+                    waited / MS,
+                    open.ask
+                );
                 return Err(Failure { law: "answered in time", at: now, text });
             }
         }
@@ -703,10 +807,22 @@ impl Checks {
     }
 
     /// What a node counts of its leases adds up.
-    pub(crate) fn counted(&self, node: usize, stats: &ResilienceStats, last: bool, now: u64) -> Holds {
-        let gone =
-            stats.lease_units_spent + stats.lease_units_returned + stats.lease_units_expired + stats.lease_units_held;
-        let fits = if last { gone == stats.lease_units_granted } else { gone <= stats.lease_units_granted };
+    pub(crate) fn counted(
+        &self,
+        node: usize,
+        stats: &ResilienceStats,
+        last: bool,
+        now: u64,
+    ) -> Holds {
+        let gone = stats.lease_units_spent
+            + stats.lease_units_returned
+            + stats.lease_units_expired
+            + stats.lease_units_held;
+        let fits = if last {
+            gone == stats.lease_units_granted
+        } else {
+            gone <= stats.lease_units_granted
+        };
         if !fits {
             let text = format!("node {node}: {stats:?}");
             return Err(Failure { law: "leases are conserved", at: now, text });
@@ -714,7 +830,8 @@ impl Checks {
         if !last {
             return Ok(());
         }
-        let fail = |law, text: String| Err(Failure { law, at: now, text: format!("node {node}: {text}") });
+        let fail =
+            |law, text: String| Err(Failure { law, at: now, text: format!("node {node}: {text}") });
         if (stats.lease_units_held, stats.unsynced_units, stats.in_flight) != (0, 0, 0) {
             return fail("nothing is left behind", format!("{stats:?}"));
         }
@@ -732,7 +849,10 @@ impl Checks {
             return fail("what passes uncharged is counted", text);
         }
         for (rule, own) in life.own.iter().enumerate() {
-            if self.budgets[rule].sync == SyncMode::Async && !own.took_back && own.debited < own.let_pass {
+            if self.budgets[rule].sync == SyncMode::Async
+                && !own.took_back
+                && own.debited < own.let_pass
+            {
                 return fail(
                     "no pass without a charge",
                     format!("of r{rule} {} passed, {} were charged", own.let_pass, own.debited),
@@ -741,12 +861,16 @@ impl Checks {
         }
         let most = 6 + now / (850 * MS);
         if stats.opened > most {
-            return fail("the breaker does not flap", format!("it opened {} times in {} ms", stats.opened, now / MS));
+            return fail(
+                "the breaker does not flap",
+                format!("it opened {} times in {} ms", stats.opened, now / MS),
+            );
         }
         Ok(())
     }
 
-    /// When all is over: what passed by leave of the store is within the bounds of each mode, and at the end as much passed as should.
+    /// When all is over: what passed by leave of the store is within the bounds of each mode, and
+    /// at the end as much passed as should.
     pub(crate) fn finish(&mut self, now: u64, steady_us: u64, least: &[u64]) -> Holds {
         if let Some((number, open)) = self.open.iter().next() {
             let text = format!("request {number} of node {} was never answered", open.node);
@@ -756,8 +880,10 @@ impl Checks {
             let passed = self.steady[rule];
             let expected = least[rule] * steady_us / 1_000_000 * 3 / 4;
             if passed < expected.saturating_sub(2) {
-                let text =
-                    format!("r{rule}: {passed} passed in the last {} ms, expected at least {expected}", steady_us / MS);
+                let text = format!(
+                    "r{rule}: {passed} passed in the last {} ms, expected at least {expected}",
+                    steady_us / MS
+                );
                 return Err(Failure { law: "as much passes as should", at: now, text });
             }
             if !self.told {
@@ -800,19 +926,22 @@ impl Checks {
 impl Own {
     fn let_pass(&mut self, cost: u64, asked_at: u64) {
         self.let_pass += cost;
-        // What was asked before everything was forgotten may have passed before it, too, though it is answered only now.
+        // What was asked before everything was forgotten may have passed before it, too, though it
+        // is answered only now.
         if self.reset_at.is_none_or(|reset| reset < asked_at) {
             self.owed += i64::try_from(cost).unwrap_or(0);
         }
     }
 }
 
-/// The most a node may have let pass and not charged: five per cent over the other nodes, everything for a single one.
+/// The most a node may have let pass and not charged: five per cent over the other nodes,
+/// everything for a single one.
 fn cap(capacity: u64, nodes: u64) -> u64 {
     if nodes <= 1 { capacity } else { (capacity * 50 / 1000 / (nodes - 1)).max(1).min(capacity) }
 }
 
-/// What one of `nodes` may let pass alone: how much at once or in a window, how long that is, and units per microsecond.
+/// What one of `nodes` may let pass alone: how much at once or in a window, how long that is, and
+/// units per microsecond.
 fn share(budget: &Budget, nodes: u64) -> (f64, u64, f64) {
     let nodes = nodes.max(1);
     let rate = budget.per_second as f64 / budget.period_us as f64 / nodes as f64;

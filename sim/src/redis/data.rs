@@ -1,4 +1,5 @@
-//! What a server keeps: strings that end at a moment of its clock, and what was changed lately, so that a replica can be behind.
+//! What a server keeps: strings that end at a moment of its clock, and what was changed lately, so
+//! that a replica can be behind.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -59,10 +60,16 @@ impl Data {
                 let (seconds, micros) = (self.wall_us / 1_000_000, self.wall_us % 1_000_000);
                 Reply::Array(vec![Reply::Bulk(text(seconds)), Reply::Bulk(text(micros))])
             }
-            (b"GET", [key]) => self.live(key).map_or(Reply::Nil, |entry| Reply::Bulk(entry.value.clone())),
-            (b"STRLEN", [key]) => Reply::Int(self.live(key).map_or(0, |entry| entry.value.len() as i64)),
+            (b"GET", [key]) => {
+                self.live(key).map_or(Reply::Nil, |entry| Reply::Bulk(entry.value.clone()))
+            }
+            (b"STRLEN", [key]) => {
+                Reply::Int(self.live(key).map_or(0, |entry| entry.value.len() as i64))
+            }
             (b"GETRANGE", [key, from, to]) => {
-                let (Some(from), Some(to)) = (number(from), number(to)) else { return not_a_number() };
+                let (Some(from), Some(to)) = (number(from), number(to)) else {
+                    return not_a_number();
+                };
                 let value = self.live(key).map(|entry| entry.value.clone()).unwrap_or_default();
                 Reply::Bulk(range(&value, from, to).to_vec())
             }
@@ -75,7 +82,10 @@ impl Data {
                 let Ok(ms @ 1..) = u64::try_from(ms) else {
                     return Reply::Error("ERR invalid expire time in 'set' command".into());
                 };
-                self.put(key, Some(Entry { value: value.clone(), ends_ms: Some(self.wall_us / 1000 + ms) }));
+                self.put(
+                    key,
+                    Some(Entry { value: value.clone(), ends_ms: Some(self.wall_us / 1000 + ms) }),
+                );
                 Reply::Status("OK")
             }
             (b"SETRANGE", [key, offset, part]) => {
@@ -83,7 +93,8 @@ impl Data {
                 let Ok(offset) = usize::try_from(offset) else {
                     return Reply::Error("ERR offset is out of range".into());
                 };
-                let mut entry = self.live(key).cloned().unwrap_or(Entry { value: Vec::new(), ends_ms: None });
+                let mut entry =
+                    self.live(key).cloned().unwrap_or(Entry { value: Vec::new(), ends_ms: None });
                 if !part.is_empty() {
                     let end = offset + part.len();
                     if entry.value.len() < end {
@@ -97,7 +108,8 @@ impl Data {
                 Reply::Int(entry.value.len() as i64)
             }
             (b"APPEND", [key, part]) => {
-                let mut entry = self.live(key).cloned().unwrap_or(Entry { value: Vec::new(), ends_ms: None });
+                let mut entry =
+                    self.live(key).cloned().unwrap_or(Entry { value: Vec::new(), ends_ms: None });
                 entry.value.extend_from_slice(part);
                 let length = entry.value.len() as i64;
                 self.put(key, Some(entry));
@@ -139,20 +151,25 @@ impl Data {
                 Reply::Status("OK")
             }
             (
-                known @ (b"GET" | b"STRLEN" | b"GETRANGE" | b"SETRANGE" | b"APPEND" | b"PEXPIRE" | b"DEL" | b"PTTL"
-                | b"TIME"),
+                known @ (b"GET" | b"STRLEN" | b"GETRANGE" | b"SETRANGE" | b"APPEND" | b"PEXPIRE"
+                | b"DEL" | b"PTTL" | b"TIME"),
                 _,
             ) => {
                 let name = String::from_utf8_lossy(known).to_lowercase();
                 if in_script {
-                    Reply::Error("ERR Wrong number of args calling Redis command from script".into())
+                    Reply::Error(
+                        "ERR Wrong number of args calling Redis command from script".into(),
+                    )
                 } else {
                     Reply::Error(format!("ERR wrong number of arguments for '{name}' command"))
                 }
             }
             (b"SET", _) => Reply::Error("ERR syntax error".into()),
             _ if in_script => Reply::Error("ERR Unknown Redis command called from script".into()),
-            _ => Reply::Error(format!("ERR unknown command '{}'", String::from_utf8_lossy(&words[0]))),
+            _ => Reply::Error(format!(
+                "ERR unknown command '{}'",
+                String::from_utf8_lossy(&words[0])
+            )),
         }
     }
 

@@ -1,4 +1,5 @@
-//! Scripts, run by Lua 5.1 as Redis does: `redis.call`, `redis.pcall` and the part of `struct` that is used.
+//! Scripts, run by Lua 5.1 as Redis does: `redis.call`, `redis.pcall` and the part of `struct` that
+//! is used.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -11,7 +12,8 @@ use super::data::{Data, Reply};
 /// So many bytes are worth collecting.
 const MUCH: usize = 64 << 20;
 
-/// An interpreter with the data that its scripts work on. It keeps nothing between calls but compiled scripts.
+/// An interpreter with the data that its scripts work on. It keeps nothing between calls but
+/// compiled scripts.
 pub(crate) struct Vm {
     lua: Lua,
     pub(crate) data: Rc<RefCell<Data>>,
@@ -33,7 +35,9 @@ impl Vm {
             }
         })?;
         let shared = Rc::clone(&data);
-        let pcall = lua.create_function(move |lua, words: Variadic<Value>| to_lua(lua, run(&shared, &words)))?;
+        let pcall = lua.create_function(move |lua, words: Variadic<Value>| {
+            to_lua(lua, run(&shared, &words))
+        })?;
         redis.set("call", call)?;
         redis.set("pcall", pcall)?;
         lua.globals().set("redis", redis)?;
@@ -56,7 +60,8 @@ impl Vm {
     pub(crate) fn compile(&mut self, sha: &str, text: &[u8]) -> Result<(), String> {
         if !self.compiled.contains_key(sha) {
             let function = self.lua.load(text).set_name("@user_script").into_function();
-            let function = function.map_err(|error| format!("ERR Error compiling script (new function): {error}"))?;
+            let function = function
+                .map_err(|error| format!("ERR Error compiling script (new function): {error}"))?;
             self.compiled.insert(sha.into(), function);
         }
         Ok(())
@@ -73,11 +78,11 @@ impl Vm {
         };
         result().unwrap_or_else(|error| {
             let text = innermost(&error);
-            // What a command said is told as it is, with where it was said; everything else is a mistake of the script.
-            let known = text
-                .split(' ')
-                .next()
-                .is_some_and(|word| word.len() > 2 && !word.contains(|c: char| !c.is_ascii_uppercase()));
+            // What a command said is told as it is, with where it was said; everything else is a
+            // mistake of the script.
+            let known = text.split(' ').next().is_some_and(|word| {
+                word.len() > 2 && !word.contains(|c: char| !c.is_ascii_uppercase())
+            });
             if known {
                 Reply::Error(format!("{text} script: {sha}, on @user_script:1."))
             } else {
@@ -113,7 +118,9 @@ fn bytes_of(value: &Value) -> Vec<u8> {
     match value {
         Value::String(text) => text.as_bytes().to_vec(),
         Value::Integer(number) => number.to_string().into_bytes(),
-        Value::Number(number) if number.fract() == 0.0 && number.abs() < 1e17 => format!("{number:.0}").into_bytes(),
+        Value::Number(number) if number.fract() == 0.0 && number.abs() < 1e17 => {
+            format!("{number:.0}").into_bytes()
+        }
         Value::Number(number) => number.to_string().into_bytes(),
         _ => Vec::new(),
     }
@@ -148,7 +155,10 @@ fn from_lua(value: &Value) -> mlua::Result<Reply> {
     Ok(match value {
         Value::String(text) => Reply::Bulk(text.as_bytes().to_vec()),
         Value::Integer(number) => Reply::Int(*number),
-        #[allow(clippy::cast_possible_truncation, reason = "Redis cuts off what is behind the point")]
+        #[allow(
+            clippy::cast_possible_truncation,
+            reason = "Redis cuts off what is behind the point"
+        )]
         Value::Number(number) => Reply::Int(*number as i64),
         Value::Boolean(true) => Reply::Int(1),
         Value::Table(table) => {
@@ -174,10 +184,12 @@ enum Field {
 
 fn fields(format: &[u8]) -> mlua::Result<Vec<Field>> {
     let mut fields = Vec::new();
-    let mut rest = format.strip_prefix(b">").ok_or_else(|| wrong("only big-endian formats are known"))?;
+    let mut rest =
+        format.strip_prefix(b">").ok_or_else(|| wrong("only big-endian formats are known"))?;
     while let Some((&letter, after)) = rest.split_first() {
         let digits = after.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        let size = std::str::from_utf8(&after[..digits]).ok().and_then(|digits| digits.parse().ok());
+        let size =
+            std::str::from_utf8(&after[..digits]).ok().and_then(|digits| digits.parse().ok());
         fields.push(match letter {
             b'B' => Field::Number(1),
             b'I' => Field::Number(size.unwrap_or(4)),
@@ -203,12 +215,16 @@ fn number_of(value: Option<&Value>) -> mlua::Result<u64> {
 }
 
 fn pack(lua: &Lua, values: Variadic<Value>) -> mlua::Result<mlua::String> {
-    let Some(Value::String(format)) = values.first() else { return Err(wrong("a format was expected")) };
+    let Some(Value::String(format)) = values.first() else {
+        return Err(wrong("a format was expected"));
+    };
     let mut bytes = Vec::with_capacity(64);
     for (at, field) in fields(&format.as_bytes())?.iter().enumerate() {
         let value = values.get(at + 1);
         match field {
-            Field::Number(size) => bytes.extend_from_slice(&number_of(value)?.to_be_bytes()[8 - size..]),
+            Field::Number(size) => {
+                bytes.extend_from_slice(&number_of(value)?.to_be_bytes()[8 - size..])
+            }
             Field::Text(size) => match value {
                 Some(Value::String(text)) if text.as_bytes().len() >= *size => {
                     bytes.extend_from_slice(&text.as_bytes()[..*size])
@@ -229,12 +245,14 @@ fn unpack(
     let mut values = Variadic::new();
     for field in fields(&format.as_bytes())? {
         let (Field::Number(size) | Field::Text(size)) = field;
-        let Some(bytes) = text.get(at..at + size) else { return Err(wrong("data string too short")) };
+        let Some(bytes) = text.get(at..at + size) else {
+            return Err(wrong("data string too short"));
+        };
         at += size;
         values.push(match field {
-            Field::Number(_) => {
-                Value::Number(bytes.iter().fold(0_u64, |number, byte| number << 8 | u64::from(*byte)) as f64)
-            }
+            Field::Number(_) => Value::Number(
+                bytes.iter().fold(0_u64, |number, byte| number << 8 | u64::from(*byte)) as f64,
+            ),
             Field::Text(_) => Value::String(lua.create_string(bytes)?),
         });
     }

@@ -1,5 +1,5 @@
-//! A model of a Redis server: bytes of commands in, bytes of replies out. It runs the product's own scripts; `tests/model.rs` compares it
-//! with real servers.
+//! A model of a Redis server: bytes of commands in, bytes of replies out. It runs the product's own
+//! scripts; `tests/model.rs` compares it with real servers.
 
 mod data;
 mod lua;
@@ -88,9 +88,11 @@ impl Redis {
             }
             b"CLIENT" | b"SELECT" => Reply::Status("OK"),
             b"PING" => Reply::Status("PONG"),
-            b"ROLE" => {
-                Reply::Array(vec![Reply::Bulk(if client.replica { b"slave".to_vec() } else { b"master".to_vec() })])
-            }
+            b"ROLE" => Reply::Array(vec![Reply::Bulk(if client.replica {
+                b"slave".to_vec()
+            } else {
+                b"master".to_vec()
+            })]),
             b"SCRIPT" => match (&*second, words.get(2)) {
                 (b"LOAD", Some(text)) => match self.load(text) {
                     Ok(sha) => Reply::Bulk(sha.into_bytes()),
@@ -101,8 +103,12 @@ impl Redis {
                     Reply::Status("OK")
                 }
                 (b"EXISTS", Some(_)) => {
-                    let known = |sha: &Vec<u8>| self.scripts.contains(&String::from_utf8_lossy(sha).to_lowercase());
-                    Reply::Array(words[2..].iter().map(|sha| Reply::Int(i64::from(known(sha)))).collect())
+                    let known = |sha: &Vec<u8>| {
+                        self.scripts.contains(&String::from_utf8_lossy(sha).to_lowercase())
+                    };
+                    Reply::Array(
+                        words[2..].iter().map(|sha| Reply::Int(i64::from(known(sha)))).collect(),
+                    )
                 }
                 _ => Reply::Error("ERR unknown subcommand".into()),
             },

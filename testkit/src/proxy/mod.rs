@@ -1,7 +1,8 @@
 //! A proxy between a client and a server that does to their bytes whatever a bad network would.
 //!
-//! It knows nothing of what the bytes mean: what one side wrote at once, the other reads at once, and a fault befalls
-//! such a piece. A call of a client with one small command is one piece there and one back, so faults befall calls.
+//! It knows nothing of what the bytes mean: what one side wrote at once, the other reads at once,
+//! and a fault befalls such a piece. A call of a client with one small command is one piece there
+//! and one back, so faults befall calls.
 
 mod pump;
 mod random;
@@ -22,7 +23,8 @@ use random::Random;
 
 /// More connections than this at once are closed as soon as they come.
 const CONNECTIONS: usize = 1024;
-/// How long the server behind may take to accept a connection, and the proxy's own port to open or close.
+/// How long the server behind may take to accept a connection, and the proxy's own port to open or
+/// close.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What happens to what passes through.
@@ -31,7 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub enum Fault {
     /// Nothing.
     Pass,
-    /// It arrives later, each way by its own delay. Calls that overlap are all late by as much, as on a long line.
+    /// It arrives later, each way by its own delay. Calls that overlap are all late by as much, as
+    /// on a long line.
     Delay {
         /// On the way to the server.
         request: Duration,
@@ -62,10 +65,11 @@ pub enum Fault {
         /// How long between two crumbs.
         pause: Duration,
     },
-    /// Instead of each reply come as many bytes of nonsense, as the seed decides. The first is never one that a reply
-    /// of Redis begins with.
+    /// Instead of each reply come as many bytes of nonsense, as the seed decides. The first is
+    /// never one that a reply of Redis begins with.
     Garbage,
-    /// Nobody listens: who connects is refused. Connections that are open stay; [`FaultProxy::cut`] ends them.
+    /// Nobody listens: who connects is refused. Connections that are open stay; [`FaultProxy::cut`]
+    /// ends them.
     Refuse,
 }
 
@@ -85,8 +89,8 @@ pub struct Counts {
     pub faults: u64,
 }
 
-/// A proxy on a port of its own, in front of a server. It passes everything until it is told otherwise. When it is
-/// dropped, its connections are closed and nobody listens any more.
+/// A proxy on a port of its own, in front of a server. It passes everything until it is told
+/// otherwise. When it is dropped, its connections are closed and nobody listens any more.
 ///
 /// ```
 /// use std::io::ErrorKind;
@@ -120,7 +124,8 @@ impl FaultProxy {
         FaultProxy::with_seed(server, 0)
     }
 
-    /// The same; what is left to chance is decided by this seed, the number of the connection, and nothing else.
+    /// The same; what is left to chance is decided by this seed, the number of the connection, and
+    /// nothing else.
     ///
     /// # Panics
     /// If the server has no port.
@@ -128,13 +133,22 @@ impl FaultProxy {
     pub fn with_seed(server: &Server, seed: u64) -> FaultProxy {
         let port = Port::free(false);
         let behind = format!("127.0.0.1:{}", server.port());
-        assert!(server.url().contains(&behind), "the server at {}: expected one with a port", server.url());
+        assert!(
+            server.url().contains(&behind),
+            "the server at {}: expected one with a port",
+            server.url()
+        );
         let url = server.url().replace(&behind, &format!("127.0.0.1:{}", port.number()));
         let (bell, rung) = UnixStream::pair().expect("a pair of sockets can be made");
         let shared = Arc::new(Shared {
             target: SocketAddr::from((Ipv4Addr::LOCALHOST, server.port())),
             seed,
-            state: Mutex::new(State { fault: Fault::Pass, befalls: Befalls::Every, closed: false, listening: false }),
+            state: Mutex::new(State {
+                fault: Fault::Pass,
+                befalls: Befalls::Every,
+                closed: false,
+                listening: false,
+            }),
             changed: Condvar::new(),
             connections: Mutex::new(Vec::new()),
             counters: Counters::default(),
@@ -143,7 +157,10 @@ impl FaultProxy {
             let (shared, number) = (Arc::clone(&shared), port.number());
             move || listen(&shared, number, rung)
         };
-        let listener = thread::Builder::new().name("proxy".into()).spawn(run).expect("a thread can be started");
+        let listener = thread::Builder::new()
+            .name("proxy".into())
+            .spawn(run)
+            .expect("a thread can be started");
         let proxy = FaultProxy { shared, port, url, bell, listener: Some(listener) };
         proxy.set(Fault::Pass);
         proxy
@@ -197,7 +214,8 @@ impl FaultProxy {
     pub fn counts(&self) -> Counts {
         let Counters { connections, request_bytes, reply_bytes, faults } = &self.shared.counters;
         let read = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
-        let open = self.shared.connections().iter().filter(|connection| !connection.has_ended()).count();
+        let open =
+            self.shared.connections().iter().filter(|connection| !connection.has_ended()).count();
         Counts {
             connections: read(connections),
             open: open as u64,
@@ -301,8 +319,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// What is to be done to a piece that goes this way. It waits as long as pieces this way are stalled; nothing is
-    /// to be done any more if the connection or the proxy ends meanwhile.
+    /// What is to be done to a piece that goes this way. It waits as long as pieces this way are
+    /// stalled; nothing is to be done any more if the connection or the proxy ends meanwhile.
     fn fault(&self, way: Way, random: &mut Random, connection: &Connection) -> Option<Fault> {
         let mut state = self.state();
         loop {
@@ -334,7 +352,8 @@ impl Shared {
             return Some(Fault::Pass);
         }
         // A delay is over when the reply was delayed too.
-        if state.befalls == Befalls::Once && (way == Way::Reply || fault == Fault::CutBeforeRequest) {
+        if state.befalls == Befalls::Once && (way == Way::Reply || fault == Fault::CutBeforeRequest)
+        {
             state.fault = Fault::Pass;
         }
         self.counters.faults.fetch_add(1, Ordering::SeqCst);
@@ -352,7 +371,8 @@ impl Shared {
             if left.is_zero() {
                 return true;
             }
-            (state, _) = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+            (state, _) =
+                self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -382,7 +402,9 @@ impl Connection {
 
 /// The thread that listens, until the proxy is dropped. It waits for a client or for the bell.
 fn listen(shared: &Arc<Shared>, port: u16, rung: UnixStream) {
-    let open = || TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("the port is reserved for the proxy");
+    let open = || {
+        TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("the port is reserved for the proxy")
+    };
     let mut listener = Some(open());
     let mut threads: Vec<JoinHandle<()>> = Vec::new();
     let mut number = 0;
@@ -410,7 +432,8 @@ fn listen(shared: &Arc<Shared>, port: u16, rung: UnixStream) {
             continue;
         }
         shared.counters.connections.fetch_add(1, Ordering::SeqCst);
-        let connection = Connection { client, server: std::sync::OnceLock::new(), ended: false.into() };
+        let connection =
+            Connection { client, server: std::sync::OnceLock::new(), ended: false.into() };
         let connection = Arc::new(connection);
         shared.connections().push(Arc::clone(&connection));
         let run = {
@@ -418,7 +441,12 @@ fn listen(shared: &Arc<Shared>, port: u16, rung: UnixStream) {
             move || pump::run(&shared, &connection, Random::new(seed, number))
         };
         number += 1;
-        threads.push(thread::Builder::new().name("proxied".into()).spawn(run).expect("a thread can be started"));
+        threads.push(
+            thread::Builder::new()
+                .name("proxied".into())
+                .spawn(run)
+                .expect("a thread can be started"),
+        );
     }
     listener.take().inspect(close);
     for connection in shared.connections().drain(..) {

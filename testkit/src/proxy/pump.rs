@@ -1,7 +1,7 @@
 //! Carrying the bytes of one connection, each way.
 //!
-//! A way has two threads: one reads and notes when, the other waits, spoils and writes. With one for both, a piece that
-//! comes while another is being delayed would be late twice.
+//! A way has two threads: one reads and notes when, the other waits, spoils and writes. With one
+//! for both, a piece that comes while another is being delayed would be late twice.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -28,10 +28,12 @@ pub(super) fn run(shared: &Shared, connection: &Connection, mut random: Random) 
     let _ = connection.client.set_nodelay(true);
     if let Ok(server) = connect(shared.target) {
         let server = connection.server.get_or_init(|| server);
-        let (for_requests, for_replies) = (Random::new(random.next(), 0), Random::new(random.next(), 1));
+        let (for_requests, for_replies) =
+            (Random::new(random.next(), 0), Random::new(random.next(), 1));
         let client = &connection.client;
         thread::scope(|scope| {
-            // It may have been cut before there was a server to cut; then all four find the end at once.
+            // It may have been cut before there was a server to cut; then all four find the end at
+            // once.
             if connection.has_ended() {
                 connection.cut();
             }
@@ -40,7 +42,8 @@ pub(super) fn run(shared: &Shared, connection: &Connection, mut random: Random) 
             let (sender, replies) = sync_channel(WAITING);
             scope.spawn(move || read(server, &sender));
             scope.spawn(move || {
-                Pump { shared, connection, way: Way::Request, to: server }.write(&requests, for_requests)
+                Pump { shared, connection, way: Way::Request, to: server }
+                    .write(&requests, for_requests)
             });
             Pump { shared, connection, way: Way::Reply, to: client }.write(&replies, for_replies);
         });
@@ -90,7 +93,9 @@ impl Pump<'_> {
     /// Whether the connection is to go on.
     fn deliver(&self, mut piece: Piece, fault: Fault, random: &mut Random) -> bool {
         match fault {
-            Fault::Pass | Fault::StallRequests | Fault::StallReplies | Fault::Refuse => self.put(&piece.bytes),
+            Fault::Pass | Fault::StallRequests | Fault::StallReplies | Fault::Refuse => {
+                self.put(&piece.bytes)
+            }
             Fault::Delay { request, reply, jitter } => {
                 let delay = if self.way == Way::Request { request } else { reply };
                 self.wait(piece.came + delay + up_to(jitter, random)) && self.put(&piece.bytes)
@@ -101,9 +106,10 @@ impl Pump<'_> {
                 self.put(&piece.bytes[..bytes.min(piece.bytes.len())]);
                 false
             }
-            Fault::Drip { bytes, pause } => {
-                piece.bytes.chunks(bytes.max(1)).all(|crumb| self.put(crumb) && self.wait(Instant::now() + pause))
-            }
+            Fault::Drip { bytes, pause } => piece
+                .bytes
+                .chunks(bytes.max(1))
+                .all(|crumb| self.put(crumb) && self.wait(Instant::now() + pause)),
             Fault::Garbage => {
                 piece.bytes.fill_with(|| random.next().to_le_bytes()[0]);
                 // No reply begins with a byte that is not ASCII.

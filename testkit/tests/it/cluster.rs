@@ -8,11 +8,22 @@ fn every_flavor_forms_a_cluster() {
         let cluster = Cluster::start(flavor);
         assert_eq!(cluster.nodes().len(), 6);
         for (slot, node) in [(0, 0), (5461, 0), (5462, 1), (10923, 1), (10924, 2), (16383, 2)] {
-            assert_eq!(cluster.master_of(slot).port(), cluster.nodes()[node].port(), "{flavor}: slot {slot}");
-            assert_eq!(cluster.replica_of(slot).port(), cluster.nodes()[node + 3].port(), "{flavor}: slot {slot}");
+            assert_eq!(
+                cluster.master_of(slot).port(),
+                cluster.nodes()[node].port(),
+                "{flavor}: slot {slot}"
+            );
+            assert_eq!(
+                cluster.replica_of(slot).port(),
+                cluster.nodes()[node + 3].port(),
+                "{flavor}: slot {slot}"
+            );
         }
         let slot = cluster.slot_of("user:7");
-        assert_eq!(cluster.master_of(slot).command(&["SET", "user:7", "1"]), Reply::Text("OK".into()));
+        assert_eq!(
+            cluster.master_of(slot).command(&["SET", "user:7", "1"]),
+            Reply::Text("OK".into())
+        );
         let moved = cluster.replica_of(slot).command(&["GET", "user:7"]);
         let expected = format!("MOVED {slot} 127.0.0.1:{}", cluster.master_of(slot).port());
         assert_eq!(moved, Reply::Error(expected), "{flavor}");

@@ -1,4 +1,5 @@
-//! The kit tested by itself: what starts must run, what is broken must be broken as promised, what ends must be gone.
+//! The kit tested by itself: what starts must run, what is broken must be broken as promised, what
+//! ends must be gone.
 
 mod cluster;
 mod proxy;

@@ -22,7 +22,8 @@ fn pong() -> Reply {
 
 /// A connection whose bytes are seen as they are.
 fn raw(proxy: &FaultProxy) -> TcpStream {
-    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, proxy.port())).expect("the proxy listens");
+    let stream =
+        TcpStream::connect((Ipv4Addr::LOCALHOST, proxy.port())).expect("the proxy listens");
     stream.set_nodelay(true).expect("an option can be set");
     stream.set_read_timeout(Some(SOON)).expect("an option can be set");
     stream
@@ -44,7 +45,10 @@ fn what_passes_is_counted() {
     assert_eq!(client.command(&["PING"]).unwrap(), pong());
     let counts = proxy.counts();
     assert_eq!((counts.connections, counts.open, counts.faults), (1, 1, 0));
-    assert_eq!(counts.request_bytes, (b"*2\r\n$4\r\nECHO\r\n$1048576\r\n\r\n".len() + (1 << 20) + PING.len()) as u64);
+    assert_eq!(
+        counts.request_bytes,
+        (b"*2\r\n$4\r\nECHO\r\n$1048576\r\n\r\n".len() + (1 << 20) + PING.len()) as u64
+    );
     assert_eq!(counts.reply_bytes, (b"$1048576\r\n\r\n".len() + (1 << 20) + PONG.len()) as u64);
     drop(client);
     wait_until("the connection has ended", SOON, || proxy.counts().open == 0);
@@ -111,11 +115,16 @@ fn a_swallowed_reply_is_lost_and_the_connection_goes_on() {
 #[test]
 fn a_cut_is_before_or_after_the_server_has_done_it() {
     let (server, proxy) = setup();
-    for (fault, counted) in [(Fault::CutBeforeRequest, Reply::Nil), (Fault::CutAfterRequest, Reply::Text("1".into()))] {
+    for (fault, counted) in
+        [(Fault::CutBeforeRequest, Reply::Nil), (Fault::CutAfterRequest, Reply::Text("1".into()))]
+    {
         let mut client = Client::connect(proxy.port()).unwrap();
         proxy.once(fault);
         let error = client.command(&["INCR", "n"]).unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset), "{fault:?}: {error}");
+        assert!(
+            matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset),
+            "{fault:?}: {error}"
+        );
         assert_eq!(count(&server), counted, "{fault:?}");
         let mut next = Client::connect(proxy.port()).unwrap();
         assert_eq!(next.command(&["PING"]).unwrap(), pong(), "{fault:?} was once");
@@ -164,7 +173,10 @@ fn garbage_is_as_long_as_the_reply_and_the_seed_decides_it() {
     assert_ne!(garbage(&FaultProxy::with_seed(&server, 8)), seen);
     assert_ne!(garbage(&first), seen, "it is another connection");
     first.set(Fault::Garbage);
-    assert_eq!(Client::connect(first.port()).unwrap().command(&["PING"]).unwrap_err().kind(), ErrorKind::InvalidData);
+    assert_eq!(
+        Client::connect(first.port()).unwrap().command(&["PING"]).unwrap_err().kind(),
+        ErrorKind::InvalidData
+    );
 }
 
 #[test]

@@ -13,7 +13,10 @@ fn every_flavor_is_watched_and_replaced() {
 
         let replica = sentinels.replica();
         let refused = replica.command(&["SET", "k", "v"]);
-        assert!(matches!(&refused, Reply::Error(error) if error.starts_with("READONLY")), "{flavor}: {refused:?}");
+        assert!(
+            matches!(&refused, Reply::Error(error) if error.starts_with("READONLY")),
+            "{flavor}: {refused:?}"
+        );
         sentinels.kill_master();
         assert_eq!(sentinels.wait_for_failover().port(), replica.port(), "{flavor}");
         assert_eq!(replica.command(&["SET", "k", "v"]), Reply::Text("OK".into()), "{flavor}");

@@ -27,7 +27,10 @@ fn every_flavor_starts_and_says_which_version_it_is() {
         let info = server.command(&["INFO", "server"]);
         assert!(info.text().contains(field), "{flavor}: {}", info.text());
         assert_eq!(server.url(), format!("redis://127.0.0.1:{}", server.port()));
-        assert_eq!(server.command(&["CONFIG", "GET", "save"]), Reply::Array(vec![text("save"), text("")]));
+        assert_eq!(
+            server.command(&["CONFIG", "GET", "save"]),
+            Reply::Array(vec![text("save"), text("")])
+        );
     }
 }
 
@@ -49,7 +52,10 @@ fn replies_keep_their_types() {
 
 #[test]
 fn an_option_of_the_test_takes_the_place_of_the_kits_own() {
-    let server = Server::builder(Flavor::Redis62).arg("--maxclients", "5").arg("--appendonly", "yes").start();
+    let server = Server::builder(Flavor::Redis62)
+        .arg("--maxclients", "5")
+        .arg("--appendonly", "yes")
+        .start();
     assert_eq!(server.command(&["CONFIG", "GET", "maxclients"]).array()[1], text("5"));
     assert_eq!(server.command(&["CONFIG", "GET", "appendonly"]).array()[1], text("yes"));
 }
@@ -61,7 +67,10 @@ fn a_unix_socket_and_a_password_are_in_the_url() {
     assert_eq!(server.url(), format!("redis+unix://{}?pass=tide", socket.display()));
     assert_eq!(server.command(&["PING"]), text("PONG"));
     let stranger = Client::connect_unix(&socket).unwrap().command(&["PING"]).unwrap();
-    assert!(matches!(&stranger, Reply::Error(error) if error.starts_with("NOAUTH")), "{stranger:?}");
+    assert!(
+        matches!(&stranger, Reply::Error(error) if error.starts_with("NOAUTH")),
+        "{stranger:?}"
+    );
     assert!(Client::connect(server.port()).is_err(), "it listens on no port");
 
     let server = Server::builder(Flavor::Redis7).password("tide").start();
@@ -96,7 +105,10 @@ fn a_killed_server_comes_back_empty_on_the_same_port() {
 
 #[test]
 fn a_server_that_saves_has_its_keys_after_a_restart() {
-    let saving = Server::builder(Flavor::Valkey9).arg("--appendonly", "yes").arg("--appendfsync", "always").start();
+    let saving = Server::builder(Flavor::Valkey9)
+        .arg("--appendonly", "yes")
+        .arg("--appendfsync", "always")
+        .start();
     saving.command(&["SET", "k", "v"]);
     saving.restart();
     assert_eq!(saving.command(&["GET", "k"]), text("v"));
@@ -132,10 +144,14 @@ fn a_server_that_cannot_start_shows_its_log() {
     let start = || Server::builder(Flavor::Redis7).arg("--maxmemory", "plenty").start();
     let panic = std::panic::catch_unwind(start).unwrap_err();
     let message = panic.downcast_ref::<String>().unwrap();
-    assert!(message.contains("redis 7.0 did not start") && message.contains("maxmemory"), "{message}");
+    assert!(
+        message.contains("redis 7.0 did not start") && message.contains("maxmemory"),
+        "{message}"
+    );
 }
 
-/// The threads of tests end before their program does; a server that somebody else still holds must not end with them.
+/// The threads of tests end before their program does; a server that somebody else still holds must
+/// not end with them.
 #[test]
 fn a_server_outlives_the_thread_that_started_it() {
     let server = std::thread::spawn(|| Server::start(Flavor::Redis62)).join().unwrap();
@@ -161,7 +177,11 @@ fn no_server_outlives_an_aborted_test_program() {
     child.kill().unwrap();
     child.wait().unwrap();
     // Whoever adopted the dead server may not have buried it yet.
-    let is_gone = || fs::read_to_string(&server).ok().is_none_or(|stat| stat.contains(") Z ") || stat.contains(") X "));
+    let is_gone = || {
+        fs::read_to_string(&server)
+            .ok()
+            .is_none_or(|stat| stat.contains(") Z ") || stat.contains(") X "))
+    };
     wait_until("the server is gone", SOON, is_gone);
     // Nobody was left to do that.
     fs::remove_dir_all(folder).unwrap();

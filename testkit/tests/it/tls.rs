@@ -24,7 +24,11 @@ fn a_client_that_trusts_the_authority_is_answered() {
     for flavor in [Flavor::Redis7, Flavor::Redis8, Flavor::Valkey8] {
         let server = Server::builder(flavor).tls(&Certs::new()).start();
         assert_eq!(server.url(), format!("rediss://127.0.0.1:{}", server.port()));
-        assert_eq!(server.command(&["PING"]), Reply::Text("PONG".into()), "the kit has a way in of its own");
+        assert_eq!(
+            server.command(&["PING"]),
+            Reply::Text("PONG".into()),
+            "the kit has a way in of its own"
+        );
     }
     let (certs, others) = (Certs::new(), Certs::new());
     let server = Server::builder(Flavor::Redis7).tls(&certs).start();
@@ -42,7 +46,11 @@ fn mutual_tls_wants_a_certificate_of_the_client() {
     let server = Server::builder(Flavor::Redis7).mutual_tls(&certs).start();
     let with = |client: &Certs| {
         let (ca, cert, key) = (certs.ca(), client.client_cert(), client.client_key());
-        is_pong(&ping(&server, "127.0.0.1", &[("--cacert", &ca), ("--cert", &cert), ("--key", &key)]))
+        is_pong(&ping(
+            &server,
+            "127.0.0.1",
+            &[("--cacert", &ca), ("--cert", &cert), ("--key", &key)],
+        ))
     };
     assert!(with(&certs));
     assert!(!with(&others), "it has a certificate of another authority");
@@ -51,7 +59,9 @@ fn mutual_tls_wants_a_certificate_of_the_client() {
 
 #[test]
 fn a_build_without_tls_says_so() {
-    let panic = std::panic::catch_unwind(|| Server::builder(Flavor::Valkey9).tls(&Certs::new()).start()).unwrap_err();
+    let panic =
+        std::panic::catch_unwind(|| Server::builder(Flavor::Valkey9).tls(&Certs::new()).start())
+            .unwrap_err();
     let message = panic.downcast_ref::<String>().unwrap();
     assert!(message.starts_with("valkey 9.1 has no TLS"), "{message}");
 }

@@ -1,7 +1,8 @@
-//! redis-cell, the module that Tidegate is measured beside (`CL.THROTTLE`), built from the crate registry.
+//! redis-cell, the module that Tidegate is measured beside (`CL.THROTTLE`), built from the crate
+//! registry.
 //!
-//! The registry has it as source only, and as a library that Cargo would not leave in a file of a known name; so the
-//! source is copied and built by itself. 0.2.2 is the newest there.
+//! The registry has it as source only, and as a library that Cargo would not leave in a file of a
+//! known name; so the source is copied and built by itself. 0.2.2 is the newest there.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader};
@@ -53,12 +54,18 @@ fn fetch(temporary: &Path, source: &Path) -> Result<(), String> {
         .and_then(|()| fs::write(wants.join("Cargo.toml"), manifest))
         .map_err(|error| format!("{}: {error}", wants.display()))?;
     let mut cargo = bounded(&cargo_path());
-    cargo.args(["metadata", "--format-version", "1", "--manifest-path"]).arg(wants.join("Cargo.toml"));
-    let metadata: Value =
-        serde_json::from_slice(&quiet(&mut cargo)?.stdout).map_err(|error| format!("`cargo metadata`: {error}"))?;
+    cargo
+        .args(["metadata", "--format-version", "1", "--manifest-path"])
+        .arg(wants.join("Cargo.toml"));
+    let metadata: Value = serde_json::from_slice(&quiet(&mut cargo)?.stdout)
+        .map_err(|error| format!("`cargo metadata`: {error}"))?;
     let packages = metadata["packages"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let package = packages.iter().find(|package| package["name"].as_str().unwrap_or_default() == "redis-cell");
-    let manifest = package.map(|package| package["manifest_path"].as_str().unwrap_or_default()).unwrap_or_default();
+    let package = packages
+        .iter()
+        .find(|package| package["name"].as_str().unwrap_or_default() == "redis-cell");
+    let manifest = package
+        .map(|package| package["manifest_path"].as_str().unwrap_or_default())
+        .unwrap_or_default();
     let fetched = Path::new(manifest).parent().ok_or("`cargo metadata` names no redis-cell")?;
     copy(fetched, source).map_err(|error| format!("{}: {error}", fetched.display()))?;
     // Otherwise Cargo would look for a workspace further up, and find ours.
@@ -86,7 +93,11 @@ fn build(temporary: &Path, source: &Path) -> Result<PathBuf, String> {
     let target = temporary.join("target");
     let mut cargo = bounded(&cargo_path());
     cargo.args(["rustc", "--release", "--lib", "--crate-type", "cdylib", "--manifest-path"]);
-    cargo.arg(source.join("Cargo.toml")).arg("--target-dir").arg(&target).args(["--", "--cap-lints", "allow"]);
+    cargo.arg(source.join("Cargo.toml")).arg("--target-dir").arg(&target).args([
+        "--",
+        "--cap-lints",
+        "allow",
+    ]);
     quiet(&mut cargo)?;
     Ok(target.join("release").join(FILE))
 }
@@ -96,17 +107,25 @@ fn loads(folder: &Path, module: &Path) -> Result<(), String> {
     let mut server = Command::new(folder.join("redis7-server"));
     server.args(["--port", "0", "--save", "", "--unixsocket"]).arg(module.with_extension("socket"));
     server.arg("--loadmodule").arg(module).stdout(Stdio::piped());
-    let mut server = server.spawn().map_err(|error| format!("redis7-server could not be started: {error}"))?;
+    let mut server =
+        server.spawn().map_err(|error| format!("redis7-server could not be started: {error}"))?;
     let log = server.stdout.take().map(BufReader::new).into_iter().flat_map(BufRead::lines);
     let mut seen = Vec::new();
     for line in log.map_while(Result::ok) {
         seen.push(line);
-        if seen.last().is_some_and(|line| line.contains("loaded from") || line.contains("Ready to accept")) {
+        if seen
+            .last()
+            .is_some_and(|line| line.contains("loaded from") || line.contains("Ready to accept"))
+        {
             break;
         }
     }
     let loaded = seen.last().is_some_and(|line| line.contains("Module 'redis-cell' loaded"));
     let _ = server.kill();
     let _ = server.wait();
-    if loaded { Ok(()) } else { Err(format!("redis7-server did not load it:\n{}", seen.join("\n"))) }
+    if loaded {
+        Ok(())
+    } else {
+        Err(format!("redis7-server did not load it:\n{}", seen.join("\n")))
+    }
 }

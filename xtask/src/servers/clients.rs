@@ -1,6 +1,8 @@
-//! What others wrote, for the tests of the listeners: redis-py, ioredis, node-redis, curl, and a validator of OpenAPI.
+//! What others wrote, for the tests of the listeners: redis-py, ioredis, node-redis, curl, and a
+//! validator of OpenAPI.
 //!
-//! They go into folders of their own beside the servers, each known by its version; a second run only looks.
+//! They go into folders of their own beside the servers, each known by its version; a second run
+//! only looks.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +15,8 @@ use crate::say;
 
 /// A package of the Python index, and the folder it goes into.
 const PYTHON: (&str, &str) = ("redis==8.1.0", "python-clients");
-/// What checks the description of the HTTP listener, and the folder it goes into. The rest is what it depends on.
+/// What checks the description of the HTTP listener, and the folder it goes into. The rest is what
+/// it depends on.
 const OPENAPI: (&str, &str) = ("openapi-spec-validator==0.7.1", "openapi-validator");
 /// Packages for Node, and the folder they go into.
 const NODE: (&[&str], &str) = (&["ioredis@6.0.0", "redis@6.3.1"], "node-clients");
@@ -23,32 +26,52 @@ pub(super) fn install(folder: &Path) -> Result<(), String> {
     once(folder, name, requirement, |place| {
         need_pip()?;
         let mut pip = bounded("python3");
-        // Pure Python, and what it depends on is only for versions of Python that are older than any we run on.
-        pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--target"])
-            .arg(place)
-            .arg(requirement);
+        // Pure Python, and what it depends on is only for versions of Python that are older than
+        // any we run on.
+        pip.args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--target",
+        ])
+        .arg(place)
+        .arg(requirement);
         quiet(&mut pip).map(drop)
     })?;
     let (requirement, name) = OPENAPI;
     once(folder, name, requirement, |place| {
         need_pip()?;
         let mut pip = bounded("python3");
-        pip.args(["-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--target"]).arg(place).arg(requirement);
+        pip.args(["-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--target"])
+            .arg(place)
+            .arg(requirement);
         quiet(&mut pip).map(drop)
     })?;
     let (packages, name) = NODE;
     once(folder, name, &packages.join(" "), |place| {
         need("npm", "npm")?;
         let mut npm = bounded("npm");
-        npm.args(["install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix"])
-            .arg(place)
-            .args(packages);
+        npm.args([
+            "install",
+            "--silent",
+            "--no-audit",
+            "--no-fund",
+            "--ignore-scripts",
+            "--prefix",
+        ])
+        .arg(place)
+        .args(packages);
         quiet(&mut npm).map(drop)
     })?;
     need("curl", "curl")
 }
 
-/// Installs into a folder that is renamed when it is complete, unless its stamp says that it is there.
+/// Installs into a folder that is renamed when it is complete, unless its stamp says that it is
+/// there.
 pub(super) fn once(
     folder: &Path,
     name: &str,
@@ -75,7 +98,9 @@ pub(super) fn once(
 
 /// A program of the system: installed if it can be, otherwise named with the command that would.
 pub(super) fn need(program: &str, package: &str) -> Result<(), String> {
-    let works = || Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
+    let works = || {
+        Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
+    };
     if works() {
         return Ok(());
     }

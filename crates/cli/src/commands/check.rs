@@ -62,8 +62,12 @@ fn json(
     for (index, (charge, verdict)) in check.charges().iter().zip(decision.charges()).enumerate() {
         let comma = if index > 0 { "," } else { "" };
         let binding = index == decision.binding_index();
-        let (limit, amount, cost) = (json_string(&charge.limit.to_string()), verdict.amount, charge.cost);
-        write!(out, r#"{comma}{{"limit":{limit},"amount":{amount},"cost":{cost},"binding":{binding},"#)?;
+        let (limit, amount, cost) =
+            (json_string(&charge.limit.to_string()), verdict.amount, charge.cost);
+        write!(
+            out,
+            r#"{comma}{{"limit":{limit},"amount":{amount},"cost":{cost},"binding":{binding},"#
+        )?;
         write_numbers(out, verdict.allowed, verdict)?;
         out.write_all(b"}")?;
     }
@@ -74,15 +78,25 @@ fn json(
     writeln!(out, "}}")
 }
 
-fn sentences(out: &mut dyn Write, args: &args::Check, check: &Check<'_>, decision: &Decision) -> io::Result<()> {
+fn sentences(
+    out: &mut dyn Write,
+    args: &args::Check,
+    check: &Check<'_>,
+    decision: &Decision,
+) -> io::Result<()> {
     let paint = Paint::stdout();
     let word = if decision.allowed() { paint.good("allowed") } else { paint.bad("denied") };
     writeln!(out, "{word}: {}", what(args, check.op(), decision))?;
-    let limits: Vec<String> = check.charges().iter().map(|charge| charge.limit.to_string()).collect();
+    let limits: Vec<String> =
+        check.charges().iter().map(|charge| charge.limit.to_string()).collect();
     let width = limits.iter().map(|limit| limit.chars().count()).max().unwrap_or(0);
     for (index, (limit, verdict)) in limits.iter().zip(decision.charges()).enumerate() {
         let padded = format!("{limit:width$}");
-        let note = if limits.len() > 1 && index == decision.binding_index() { "  <- this one binds" } else { "" };
+        let note = if limits.len() > 1 && index == decision.binding_index() {
+            "  <- this one binds"
+        } else {
+            ""
+        };
         writeln!(out, "  {}  {}{}", paint.strong(padded), numbers(verdict), paint.faint(note))?;
     }
     Ok(())
@@ -90,7 +104,8 @@ fn sentences(out: &mut dyn Write, args: &args::Check, check: &Check<'_>, decisio
 
 /// What was done, in a sentence.
 fn what(args: &args::Check, op: Op, decision: &Decision) -> String {
-    let (key, cost, granted) = (args.key.escape_debug(), units(args.cost), units(decision.granted()));
+    let (key, cost, granted) =
+        (args.key.escape_debug(), units(args.cost), units(decision.granted()));
     match (op, decision.allowed()) {
         (_, _) if args.cost == 0 && !matches!(op, Op::Reset) => {
             format!("{key} asked for nothing and was only looked at")

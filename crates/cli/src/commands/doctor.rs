@@ -38,7 +38,11 @@ pub(crate) fn run(args: &Doctor) -> Result<Outcome> {
     }
     out.flush()?;
     let unmeasured = matches!(measured, Some(Err(_)));
-    Ok(if inspection.worst() == Severity::Problem || unmeasured { Outcome::No } else { Outcome::Yes })
+    Ok(if inspection.worst() == Severity::Problem || unmeasured {
+        Outcome::No
+    } else {
+        Outcome::Yes
+    })
 }
 
 type Measured<'a> = Option<&'a Result<RoundTrips, Failure>>;
@@ -58,7 +62,12 @@ fn lines(
     };
     writeln!(out, "{}{servers}\n", paint.strong(shown))?;
     for finding in &inspection.findings {
-        writeln!(out, "{}  {finding}{}", word(paint, finding.severity), paint.faint(where_(inspection, finding)))?;
+        writeln!(
+            out,
+            "{}  {finding}{}",
+            word(paint, finding.severity),
+            paint.faint(where_(inspection, finding))
+        )?;
         for more in [&finding.why, &finding.advice].into_iter().filter(|text| !text.is_empty()) {
             writeln!(out, "{}", wrapped(more, "         "))?;
         }
@@ -137,7 +146,12 @@ fn millis(duration: Duration) -> String {
     format!("{}.{:02} ms", hundredths / 100, hundredths % 100)
 }
 
-fn as_json(shown: &str, inspection: &Inspection, measured: Measured<'_>, deadline: Duration) -> Value {
+fn as_json(
+    shown: &str,
+    inspection: &Inspection,
+    measured: Measured<'_>,
+    deadline: Duration,
+) -> Value {
     let finding = |finding: &Finding| {
         json!({
             "severity": finding.severity.name(),

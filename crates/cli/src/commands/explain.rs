@@ -1,4 +1,5 @@
-//! `tidegate explain`: which rules apply to a request and why, and what they would answer, by the state of a running server or of the store that the file names.
+//! `tidegate explain`: which rules apply to a request and why, and what they would answer, by the
+//! state of a running server or of the store that the file names.
 
 use std::io::Write;
 use std::time::Duration;
@@ -37,7 +38,8 @@ pub(super) fn run(args: &args::ExplainRules) -> Result<Outcome> {
         }
         return by_server(url, args);
     }
-    let file = args.config.as_deref().context("no rules: expected --config FILE, or --server URL")?;
+    let file =
+        args.config.as_deref().context("no rules: expected --config FILE, or --server URL")?;
     let mut config = Config::load(file)?;
     if let Some(url) = &args.store {
         config.store.clone_from(url);
@@ -74,12 +76,15 @@ fn by_server(url: &str, args: &args::ExplainRules) -> Result<Outcome> {
     let body = json!({ "attributes": attributes, "cost": args.cost }).to_string();
     let (status, text) = ask::post(url, &args.server, "explain", "text/plain", &body)?;
     if status != 200 {
-        return Err(ask::refusal(status, &text)).with_context(|| format!("{url} answered {status}"));
+        return Err(ask::refusal(status, &text))
+            .with_context(|| format!("{url} answered {status}"));
     }
     let outcome = match text.trim_end().lines().last() {
         Some(line) if line.starts_with(WOULD_PASS) => Outcome::Yes,
         Some(line) if line.starts_with(WOULD_BE_DENIED) => Outcome::No,
-        _ => bail!("{url} answered something that is not an explanation: is it a Tidegate of this version?"),
+        _ => bail!(
+            "{url} answered something that is not an explanation: is it a Tidegate of this version?"
+        ),
     };
     print(&text)?;
     Ok(outcome)
@@ -88,7 +93,11 @@ fn by_server(url: &str, args: &args::ExplainRules) -> Result<Outcome> {
 fn print(text: &str) -> Result<()> {
     let (mut out, paint) = (output::stdout(), Paint::stdout());
     for line in text.lines() {
-        let line = if line.contains(": does not apply") { paint.faint(line.to_string()) } else { line.to_string() };
+        let line = if line.contains(": does not apply") {
+            paint.faint(line.to_string())
+        } else {
+            line.to_string()
+        };
         writeln!(out, "{line}")?;
     }
     out.flush()?;

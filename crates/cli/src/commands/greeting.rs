@@ -1,4 +1,5 @@
-//! What `serve` and `proxy` print once they are ready: what is enforced, over which store, and for each listener a command that tries it as it is printed.
+//! What `serve` and `proxy` print once they are ready: what is enforced, over which store, and for
+//! each listener a command that tries it as it is printed.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -46,7 +47,8 @@ enum Tls {
 }
 
 impl Greeting {
-    /// A greeting of a server with this configuration, read from `file`; `has_token` if an option or a variable brings the token.
+    /// A greeting of a server with this configuration, read from `file`; `has_token` if an option
+    /// or a variable brings the token.
     pub(super) fn new(config: &Config, file: Option<&Path>, has_token: bool) -> Self {
         let names = |rule: &std::sync::Arc<Rule>| -> Vec<String> {
             let conditions = rule.when.iter().map(|condition| condition.attribute.to_string());
@@ -90,7 +92,13 @@ impl Greeting {
         if let Some(folder) = &self.domains {
             let domains = running.engine().domains();
             let (count, limits) = (domains.names().len(), domains.limits());
-            writeln!(out, "envoy  {}: {}, {}", folder.display(), counted(count, "domain"), counted(limits, "limit"))?;
+            writeln!(
+                out,
+                "envoy  {}: {}, {}",
+                folder.display(),
+                counted(count, "domain"),
+                counted(limits, "limit")
+            )?;
         }
         let problem = store_problem(running.engine());
         match &problem {
@@ -100,15 +108,25 @@ impl Greeting {
             }
         }
         if let Tls::WithClients(file) = &self.tls {
-            writeln!(out, "tls    clients need a certificate of {}: put its files for CERT and KEY", file.display())?;
+            writeln!(
+                out,
+                "tls    clients need a certificate of {}: put its files for CERT and KEY",
+                file.display()
+            )?;
         }
         if matches!(self.token, Token::Variable) {
-            writeln!(out, "token  put it into TIDEGATE_TOKEN in the shell in which you try the commands below")?;
+            writeln!(
+                out,
+                "token  put it into TIDEGATE_TOKEN in the shell in which you try the commands below"
+            )?;
         }
         self.listeners(out, running)?;
         match problem {
             Some(problem) if problem.denies => {
-                writeln!(out, "not ready: requests are denied until the store decides; /readyz says when")
+                writeln!(
+                    out,
+                    "not ready: requests are denied until the store decides; /readyz says when"
+                )
             }
             _ => writeln!(out, "ready"),
         }
@@ -127,9 +145,10 @@ impl Greeting {
             let (token, url) = (self.header(), format!("{scheme}://{}", reached(at)));
             let (body, path) = match &descriptor {
                 Some(request) if !has_rules => (request.clone(), "/json"),
-                _ if has_rules => {
-                    (json!({ "attributes": { &*self.attribute: self.value() } }).to_string(), "/v1/check")
-                }
+                _ if has_rules => (
+                    json!({ "attributes": { &*self.attribute: self.value() } }).to_string(),
+                    "/v1/check",
+                ),
                 _ => (json!({ "key": "user:7", "limit": "10/s" }).to_string(), "/v1/check"),
             };
             writeln!(out, "http   {at}    {curl}{token} -d '{body}' {url}{path}")?;
@@ -140,9 +159,13 @@ impl Greeting {
                 Tls::On => "-insecure",
                 Tls::WithClients(_) => "-insecure -cert CERT -key KEY",
             };
-            let request = descriptor.unwrap_or_else(|| asking("edge", &[(&*self.attribute, self.value())]));
+            let request =
+                descriptor.unwrap_or_else(|| asking("edge", &[(&*self.attribute, self.value())]));
             let (token, to) = (self.header(), reached(at));
-            writeln!(out, "grpc   {at}    grpcurl {tls}{token} -d '{request}' {to} {SERVICE}/ShouldRateLimit")?;
+            writeln!(
+                out,
+                "grpc   {at}    grpcurl {tls}{token} -d '{request}' {to} {SERVICE}/ShouldRateLimit"
+            )?;
         }
         if let Some(at) = running.resp {
             let (to, port) = (reached(at).ip(), at.port());
@@ -152,14 +175,24 @@ impl Greeting {
                 Tls::WithClients(_) => " --tls --insecure --cert CERT --key KEY",
             };
             // Not as an option, which every list of processes would show.
-            let token = self.token_in_shell().map_or(String::new(), |token| format!("REDISCLI_AUTH=\"{token}\" "));
-            writeln!(out, "resp   {at}    {token}redis-cli -h {to} -p {port}{tls} CL.THROTTLE user:7 15 30 60")?;
+            let token = self
+                .token_in_shell()
+                .map_or(String::new(), |token| format!("REDISCLI_AUTH=\"{token}\" "));
+            writeln!(
+                out,
+                "resp   {at}    {token}redis-cli -h {to} -p {port}{tls} CL.THROTTLE user:7 15 30 60"
+            )?;
         }
         if let Some(at) = running.proxy {
             writeln!(out, "proxy  {at}    {curl} -i {scheme}://{}/", reached(at))?;
         }
         if let Some(at) = running.admin {
-            writeln!(out, "admin  {at}    {curl}{} {scheme}://{}/metrics", self.header(), reached(at))?;
+            writeln!(
+                out,
+                "admin  {at}    {curl}{} {scheme}://{}/metrics",
+                self.header(),
+                reached(at)
+            )?;
         }
         Ok(())
     }
@@ -167,12 +200,20 @@ impl Greeting {
     fn rules(&self) -> String {
         let count = self.rules.len();
         let mut text = match &self.file {
-            Some(file) if file == Path::new("-") => format!("standard input: {}", counted(count, "rule")),
+            Some(file) if file == Path::new("-") => {
+                format!("standard input: {}", counted(count, "rule"))
+            }
             Some(file) => format!("{}: {}", file.display(), counted(count, "rule")),
             None if count > 0 => {
-                format!("{} built in ({}); --config FILE brings yours", counted(count, "rule"), self.rules.join(", "))
+                format!(
+                    "{} built in ({}); --config FILE brings yours",
+                    counted(count, "rule"),
+                    self.rules.join(", ")
+                )
             }
-            None if self.rules_of_options > 0 => counted(self.rules_of_options, "rule") + " of --limit",
+            None if self.rules_of_options > 0 => {
+                counted(self.rules_of_options, "rule") + " of --limit"
+            }
             None => "none".into(),
         };
         if self.file.is_some() && self.rules_of_options > 0 {
@@ -204,7 +245,8 @@ impl Greeting {
     }
 
     fn header(&self) -> String {
-        self.token_in_shell().map_or(String::new(), |token| format!(" -H \"Authorization: Bearer {token}\""))
+        self.token_in_shell()
+            .map_or(String::new(), |token| format!(" -H \"Authorization: Bearer {token}\""))
     }
 
     fn curl_tls(&self) -> &'static str {
@@ -218,7 +260,8 @@ impl Greeting {
 
 /// A request in Envoy's words about one descriptor.
 fn asking(domain: &str, entries: &[(&str, &str)]) -> String {
-    let entries: Vec<_> = entries.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect();
+    let entries: Vec<_> =
+        entries.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect();
     format!("{{\"domain\":{},\"descriptors\":{}}}", json!(domain), json!([{ "entries": entries }]))
 }
 
@@ -247,9 +290,11 @@ mod tests {
 
     #[test]
     fn a_listener_on_all_addresses_is_reached_on_this_machine() {
-        for (at, expected) in
-            [("0.0.0.0:8080", "127.0.0.1:8080"), ("[::]:8080", "[::1]:8080"), ("192.0.2.1:80", "192.0.2.1:80")]
-        {
+        for (at, expected) in [
+            ("0.0.0.0:8080", "127.0.0.1:8080"),
+            ("[::]:8080", "[::1]:8080"),
+            ("192.0.2.1:80", "192.0.2.1:80"),
+        ] {
             assert_eq!(reached(at.parse().unwrap()), expected.parse().unwrap());
         }
     }

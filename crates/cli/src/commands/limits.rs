@@ -25,7 +25,8 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome> {
 struct Facts {
     limit: Limit,
     explanation: String,
-    /// After everything was taken at once: how long until anything is back, and until everything is.
+    /// After everything was taken at once: how long until anything is back, and until everything
+    /// is.
     next_after_us: u64,
     full_after_us: u64,
 }
@@ -37,7 +38,12 @@ impl Facts {
         let emptied = decide(Op::Check, &mut everything, Timestamp::EPOCH);
         let verdict = emptied.binding();
         let (next_after_us, full_after_us) = (verdict.next_after_us, verdict.reset_after_us);
-        Facts { limit: *limit, explanation: explain(limit, full_after_us), next_after_us, full_after_us }
+        Facts {
+            limit: *limit,
+            explanation: explain(limit, full_after_us),
+            next_after_us,
+            full_after_us,
+        }
     }
 }
 
@@ -62,7 +68,8 @@ fn explain(limit: &Limit, full_after_us: u64) -> String {
              everything is available again at once.",
         ),
         Algorithm::Sliding(sliding) => {
-            let (step, when) = (human(sliding.step), if sliding.lenient { "early" } else { "late" });
+            let (step, when) =
+                (human(sliding.step), if sliding.lenient { "early" } else { "late" });
             let span = if sliding.lenient { "in about" } else { "in any span of" };
             format!(
                 "At most {amount} {span} {period}, counted in steps of {step}. What was taken in a step is available again all \
@@ -81,14 +88,16 @@ fn explain(limit: &Limit, full_after_us: u64) -> String {
         ),
     };
     if limit.counts_rejected() {
-        text += " Denied requests count as well, so a client that keeps hammering stays locked out.";
+        text +=
+            " Denied requests count as well, so a client that keeps hammering stays locked out.";
     }
     text
 }
 
 /// `minute` and not `1 min`.
 fn every(period: &str) -> &str {
-    const WORDS: [(&str, &str); 4] = [("1 s", "second"), ("1 min", "minute"), ("1 h", "hour"), ("1 d", "day")];
+    const WORDS: [(&str, &str); 4] =
+        [("1 s", "second"), ("1 min", "minute"), ("1 h", "hour"), ("1 d", "day")];
     WORDS.iter().find(|(short, _)| *short == period).map_or(period, |(_, word)| word)
 }
 
@@ -97,7 +106,9 @@ fn why(limit: &Limit) -> &'static str {
     let worst = limit.worst_case();
     match limit.algorithm() {
         Algorithm::Bucket(_) => "a full burst, and what regrows before the period is over",
-        Algorithm::Window(_) if worst > limit.capacity() => "the end of one window and the beginning of the next",
+        Algorithm::Window(_) if worst > limit.capacity() => {
+            "the end of one window and the beginning of the next"
+        }
         Algorithm::Sliding(_) if worst > limit.capacity() => {
             "a step is forgotten while others of its period are still to come"
         }
@@ -126,7 +137,9 @@ fn sentences(out: &mut dyn Write, facts: &[Facts]) -> io::Result<()> {
         let limit = &facts.limit;
         writeln!(out, "{}", paint.strong(limit))?;
         writeln!(out, "{}\n", wrapped(&facts.explanation, "  "))?;
-        let mut row = |name: &str, value: String| writeln!(out, "  {} {value}", paint.faint(format!("{name:12}")));
+        let mut row = |name: &str, value: String| {
+            writeln!(out, "  {} {value}", paint.faint(format!("{name:12}")))
+        };
         row("capacity", format!("{} at once", units(limit.capacity())))?;
         let within = match limit.algorithm() {
             Algorithm::Concurrent(_) => "at once".to_owned(),
@@ -140,7 +153,10 @@ fn sentences(out: &mut dyn Write, facts: &[Facts]) -> io::Result<()> {
         }
         let grid = match limit.grid_us() {
             1 => "judged to the microsecond".to_owned(),
-            grid => format!("judged in ticks of {}: its numbers are exact on no finer clock", human(grid)),
+            grid => format!(
+                "judged in ticks of {}: its numbers are exact on no finer clock",
+                human(grid)
+            ),
         };
         row("clock", grid)?;
     }
@@ -154,11 +170,24 @@ fn json(out: &mut dyn Write, facts: &[Facts]) -> io::Result<()> {
         let algorithm = limit.algorithm();
         let comma = if index > 0 { "," } else { "" };
         let (text, name) = (json_string(&limit.to_string()), algorithm.name());
-        write!(out, r#"{comma}{{"limit":{text},"algorithm":"{name}","amount":{}"#, algorithm.amount())?;
+        write!(
+            out,
+            r#"{comma}{{"limit":{text},"algorithm":"{name}","amount":{}"#,
+            algorithm.amount()
+        )?;
         write!(out, r#","period_us":{},"capacity":{}"#, algorithm.period_us(), limit.capacity())?;
         write!(out, r#","worst_case":{},"debt":{}"#, limit.worst_case(), limit.debt())?;
-        write!(out, r#","counts_rejected":{},"grid_us":{}"#, limit.counts_rejected(), limit.grid_us())?;
-        write!(out, r#","next_after_us":{},"full_after_us":{}"#, facts.next_after_us, facts.full_after_us)?;
+        write!(
+            out,
+            r#","counts_rejected":{},"grid_us":{}"#,
+            limit.counts_rejected(),
+            limit.grid_us()
+        )?;
+        write!(
+            out,
+            r#","next_after_us":{},"full_after_us":{}"#,
+            facts.next_after_us, facts.full_after_us
+        )?;
         write!(out, r#","explanation":{}}}"#, json_string(&facts.explanation))?;
     }
     writeln!(out, "]")
@@ -173,7 +202,8 @@ mod tests {
         let all = "10/s; 30/min burst 15; 240/h window; 5/20s window from first hit; 240/h sliding step 1m; 1/s sliding lenient; \
                    1000/day estimate; 5/20s log count rejected; 20 concurrent ttl 30s; 999983/day burst 10000000000";
         let limits: tidegate_core::Limits = all.parse().unwrap();
-        let explanations: Vec<String> = limits.iter().map(|limit| Facts::of(limit).explanation).collect();
+        let explanations: Vec<String> =
+            limits.iter().map(|limit| Facts::of(limit).explanation).collect();
         assert!(explanations.iter().all(|explanation| explanation.ends_with('.')));
         for (index, explanation) in explanations.iter().enumerate() {
             assert!(!explanations[..index].contains(explanation), "said twice: {explanation}");

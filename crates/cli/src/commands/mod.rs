@@ -72,13 +72,21 @@ fn json_string(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// Writes the numbers of a verdict as JSON members, in the order every JSON answer has them. Written by hand, because it is
-/// written millions of times.
+/// Writes the numbers of a verdict as JSON members, in the order every JSON answer has them.
+/// Written by hand, because it is written millions of times.
 fn write_numbers(out: &mut dyn Write, allowed: bool, verdict: &Verdict) -> std::io::Result<()> {
-    write!(out, r#""allowed":{allowed},"granted":{},"remaining":{}"#, verdict.granted, verdict.remaining)?;
+    write!(
+        out,
+        r#""allowed":{allowed},"granted":{},"remaining":{}"#,
+        verdict.granted, verdict.remaining
+    )?;
     match verdict.retry.micros() {
         Some(micros) => write!(out, r#","retry_after_us":{micros}"#)?,
         None => out.write_all(br#","retry_after_us":null"#)?,
     }
-    write!(out, r#","reset_after_us":{},"next_after_us":{}"#, verdict.reset_after_us, verdict.next_after_us)
+    write!(
+        out,
+        r#","reset_after_us":{},"next_after_us":{}"#,
+        verdict.reset_after_us, verdict.next_after_us
+    )
 }

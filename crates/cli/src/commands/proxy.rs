@@ -20,7 +20,9 @@ use crate::output;
 
 pub(super) fn run(mut args: args::Proxy) -> Result<Outcome> {
     let mut config = match args.config.as_deref() {
-        Some(file) if file == Path::new("-") => Config::parse(&standard_input()?, "standard input")?,
+        Some(file) if file == Path::new("-") => {
+            Config::parse(&standard_input()?, "standard input")?
+        }
         Some(file) => Config::load(file)?,
         None => Config::without_file(),
     };
@@ -37,8 +39,10 @@ pub(super) fn run(mut args: args::Proxy) -> Result<Outcome> {
         return Ok(Outcome::Yes);
     }
     let rules_file = args.config.clone().filter(|file| file != Path::new("-"));
-    let greeting = Greeting::new(&config, args.config.as_deref(), false).with_rules_of_options(&config, &more_rules);
-    let overlay = Overlay::new(move |config| overlay(config, &args).map_err(|error| error.to_string()));
+    let greeting = Greeting::new(&config, args.config.as_deref(), false)
+        .with_rules_of_options(&config, &more_rules);
+    let overlay =
+        Overlay::new(move |config| overlay(config, &args).map_err(|error| error.to_string()));
     until_told(config, Options { rules_file, overlay, more_rules, ..Options::default() }, greeting)
 }
 
@@ -64,7 +68,9 @@ fn overlay(config: &mut Config, args: &args::Proxy) -> Result<()> {
         (Some(upstream), none) => *none = Some(ProxySettings::to(upstream.clone())),
         (None, Some(_)) => {}
         (None, None) => {
-            bail!("no upstream: expected --upstream http://HOST:PORT, or proxy: {{ upstream: … }} in the file")
+            bail!(
+                "no upstream: expected --upstream http://HOST:PORT, or proxy: {{ upstream: … }} in the file"
+            )
         }
     }
     let listen = &mut config.listen;
@@ -84,7 +90,8 @@ fn overlay(config: &mut Config, args: &args::Proxy) -> Result<()> {
     config.threads = args.threads.unwrap_or(config.threads);
     if let Some(trusted) = &args.trust {
         let clients = ClientIp::behind(trusted.clone());
-        config.clients = clients.header(config.clients.header_name())?.ipv6_prefix(config.clients.prefix())?;
+        config.clients =
+            clients.header(config.clients.header_name())?.ipv6_prefix(config.clients.prefix())?;
     }
     if let Some(words) = args.log {
         config.log.level = words.level.unwrap_or(config.log.level);

@@ -20,7 +20,11 @@ pub(super) fn validate(args: &args::Validate) -> Result<Outcome> {
     };
     for finding in &findings {
         let is_raised = args.strict && finding.severity == Severity::Warning;
-        let shown = if is_raised { Finding::error(&*finding.place, &*finding.message) } else { finding.clone() };
+        let shown = if is_raised {
+            Finding::error(&*finding.place, &*finding.message)
+        } else {
+            finding.clone()
+        };
         eprintln!("{shown}");
     }
     let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
@@ -41,7 +45,8 @@ pub(super) fn validate(args: &args::Validate) -> Result<Outcome> {
 fn found(args: &args::Validate) -> Result<Result<(String, Vec<Finding>), ConfigError>> {
     if args.file.is_dir() {
         return Ok(Domains::load(&args.file).map(|domains| {
-            let what = format!("{} domains with {} limits", domains.names().len(), domains.limits());
+            let what =
+                format!("{} domains with {} limits", domains.names().len(), domains.limits());
             (what, domains.warnings().to_vec())
         }));
     }

@@ -22,7 +22,9 @@ const LOG_FLUSH: Duration = Duration::from_secs(1);
 
 pub(super) fn run(args: args::Serve) -> Result<Outcome> {
     let mut config = match args.config.as_deref() {
-        Some(file) if file == Path::new("-") => Config::parse(&standard_input()?, "standard input")?,
+        Some(file) if file == Path::new("-") => {
+            Config::parse(&standard_input()?, "standard input")?
+        }
         Some(file) => Config::load(file)?,
         // Whoever brings domains wants those, and no rules to try.
         None if args.envoy_config.is_some() => Config::without_file(),
@@ -35,12 +37,18 @@ pub(super) fn run(args: args::Serve) -> Result<Outcome> {
     let auth = Auth { checks: args.token.clone(), admin: args.admin_token.clone() };
     let rules_file = args.config.clone().filter(|file| file != Path::new("-"));
     let greeting = Greeting::new(&config, args.config.as_deref(), args.token.is_some());
-    let overlay = Overlay::new(move |config| overlay(config, &args).map_err(|error| error.to_string()));
+    let overlay =
+        Overlay::new(move |config| overlay(config, &args).map_err(|error| error.to_string()));
     let tokens_in_arguments = tokens_in(std::env::args_os());
-    until_told(config, Options { rules_file, overlay, auth, tokens_in_arguments, ..Options::default() }, greeting)
+    until_told(
+        config,
+        Options { rules_file, overlay, auth, tokens_in_arguments, ..Options::default() },
+        greeting,
+    )
 }
 
-/// The options among these arguments that have a token as their value. A token from the environment is not one of them.
+/// The options among these arguments that have a token as their value. A token from the environment
+/// is not one of them.
 fn tokens_in(arguments: impl Iterator<Item = OsString>) -> Vec<&'static str> {
     let given: Vec<OsString> = arguments.collect();
     let has = |option: &str| {
@@ -59,7 +67,8 @@ pub(super) fn until_told(config: Config, options: Options, greeting: Greeting) -
     let runtime = config.threads.runtime().context("could not start a runtime")?;
     let outcome = runtime.block_on(async {
         // Before anything is said, so that whoever reads it can already stop us.
-        let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let (mut term, mut int) =
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let running = start(config, options).await?;
         // The log of the start is complete before `ready` is printed.
         running.engine().observer().log().flush(LOG_FLUSH);
@@ -128,7 +137,9 @@ fn overlay(config: &mut Config, args: &args::Serve) -> Result<()> {
     match (&args.tls_client_ca, &mut config.tls) {
         (None, _) => {}
         (Some(file), Some(tls)) => tls.client_ca = Some(file.clone()),
-        (Some(_), None) => bail!("--tls-client-ca without TLS: expected --tls-cert and --tls-key, too"),
+        (Some(_), None) => {
+            bail!("--tls-client-ca without TLS: expected --tls-cert and --tls-key, too")
+        }
     }
     Ok(())
 }
@@ -147,14 +158,18 @@ fn print(config: &Config, args: &args::Serve) -> Result<Outcome> {
 
 pub(super) fn standard_input() -> Result<String> {
     let mut text = String::new();
-    std::io::stdin().take(MAX_FILE_BYTES + 1).read_to_string(&mut text).context("standard input")?;
+    std::io::stdin()
+        .take(MAX_FILE_BYTES + 1)
+        .read_to_string(&mut text)
+        .context("standard input")?;
     if text.len() as u64 > MAX_FILE_BYTES {
         bail!("standard input: more than {MAX_FILE_BYTES} bytes: expected a configuration");
     }
     Ok(text)
 }
 
-/// Every connection is a file. As many as the system lets us have; if it does not, fewer connections are taken.
+/// Every connection is a file. As many as the system lets us have; if it does not, fewer
+/// connections are taken.
 fn raise_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
@@ -173,7 +188,11 @@ mod tests {
             ("tidegate serve --token secret", &["--token"]),
             ("tidegate serve --token=secret --admin-token secret", &["--token", "--admin-token"]),
         ] {
-            assert_eq!(tokens_in(arguments.split(' ').map(OsString::from)), expected, "{arguments}");
+            assert_eq!(
+                tokens_in(arguments.split(' ').map(OsString::from)),
+                expected,
+                "{arguments}"
+            );
         }
     }
 }

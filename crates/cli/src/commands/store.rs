@@ -1,4 +1,5 @@
-//! The store that `--store` names, if it is not in this process; and what to do when it has no answer.
+//! The store that `--store` names, if it is not in this process; and what to do when it has no
+//! answer.
 
 use std::time::Duration;
 
@@ -24,17 +25,23 @@ pub(super) struct Remote {
 
 impl Remote {
     /// `None` for `memory`. Connects when it is used first.
-    pub(super) fn open(url: &StoreUrl, set: impl FnOnce(RedisBuilder) -> RedisBuilder) -> Result<Option<Self>> {
+    pub(super) fn open(
+        url: &StoreUrl,
+        set: impl FnOnce(RedisBuilder) -> RedisBuilder,
+    ) -> Result<Option<Self>> {
         if url.0.eq_ignore_ascii_case("memory") {
             return Ok(None);
         }
         if url.0.starts_with("http://") || url.0.starts_with("https://") {
-            bail!("--store: a Redis or Valkey is redis://HOST:PORT; a Tidegate server is asked with --server URL");
+            bail!(
+                "--store: a Redis or Valkey is redis://HOST:PORT; a Tidegate server is asked with --server URL"
+            );
         }
         let url: RedisUrl = url.0.parse().context("--store")?;
         let shown = url.to_string();
         // A thread of its own, so that something happens while this one reads and writes files.
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.context("could not start a runtime")?;
         let builder = set(Redis::builder(url).timeout(PATIENCE).connect_timeout(CONNECTING));
         let redis = {

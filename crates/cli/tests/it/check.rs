@@ -29,7 +29,12 @@ fn a_denied_request_exits_with_1_and_says_why() {
 #[test]
 fn every_operation_is_told_in_a_sentence() {
     let told: String = ["check", "PEEK", "take", "debit", "refund", "reset"]
-        .map(|op| shown(&["check", "user:7", "--limit", "30/min burst 15", "--cost", "20", "--op", op], ""))
+        .map(|op| {
+            shown(
+                &["check", "user:7", "--limit", "30/min burst 15", "--cost", "20", "--op", op],
+                "",
+            )
+        })
         .concat();
     assert_snapshot!(told, @"
     exit 1
@@ -84,7 +89,8 @@ fn a_key_that_no_store_would_take_is_an_error() {
 
 #[test]
 fn json_has_the_keys_of_jsonl_and_every_charge() {
-    let text = stdout(&["check", "a \"key\"", "--limit", " 10/s; 120/m ", "--cost", "3", "--json"], "");
+    let text =
+        stdout(&["check", "a \"key\"", "--limit", " 10/s; 120/m ", "--cost", "3", "--json"], "");
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert!(json["t_us"].as_u64().unwrap() > 1_700_000_000_000_000, "the clock is the machine's");
     let text = text.replacen(&json["t_us"].to_string(), "T", 1);
@@ -93,10 +99,14 @@ fn json_has_the_keys_of_jsonl_and_every_charge() {
 
 #[test]
 fn json_of_what_can_never_pass_has_null_and_exits_with_1() {
-    let output = tidegate(&["check", "k", "--limit", "1/s", "--cost", "2", "--json"]).output().unwrap();
+    let output =
+        tidegate(&["check", "k", "--limit", "1/s", "--cost", "2", "--json"]).output().unwrap();
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert_eq!((&json["allowed"], &json["retry_after_us"]), (&false.into(), &serde_json::Value::Null));
+    assert_eq!(
+        (&json["allowed"], &json["retry_after_us"]),
+        (&false.into(), &serde_json::Value::Null)
+    );
 }
 
 #[test]

@@ -40,32 +40,44 @@ fn run(line: &str) -> String {
 fn console_blocks_are_real() {
     for page in ["README.md", "docs/simulate.md"] {
         let text = fs::read_to_string(root().join(page)).unwrap();
-        let blocks: Vec<&str> =
-            text.split("```console\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+        let blocks: Vec<&str> = text
+            .split("```console\n")
+            .skip(1)
+            .map(|rest| rest.split("```").next().unwrap())
+            .collect();
         assert!(!blocks.is_empty(), "{page} has no console blocks");
         for block in blocks.into_iter().filter(|block| !needs_a_server(block)) {
             let (command, expected) = block.split_once('\n').unwrap();
             let command = command.strip_prefix("$ ").expect("a block begins with `$ `");
-            let printed: String = run(command).lines().map(|line| format!("{}\n", line.trim_end())).collect();
-            assert!(printed == expected, "{page}: {command}\nprints\n{printed}\nbut the page has\n{expected}");
+            let printed: String =
+                run(command).lines().map(|line| format!("{}\n", line.trim_end())).collect();
+            assert!(
+                printed == expected,
+                "{page}: {command}\nprints\n{printed}\nbut the page has\n{expected}"
+            );
         }
     }
 }
 
 /// Blocks that start a server or ask one are shown by [`the_transcript_of_a_server_is_real`].
 fn needs_a_server(block: &str) -> bool {
-    ["$ cargo run --release -- serve", "$ curl", "$ redis-cli"].iter().any(|start| block.starts_with(start))
+    ["$ cargo run --release -- serve", "$ curl", "$ redis-cli"]
+        .iter()
+        .any(|start| block.starts_with(start))
 }
 
-/// The README's server is started and asked as it says. Ports are free ones, and moments are those of the page.
+/// The README's server is started and asked as it says. Ports are free ones, and moments are those
+/// of the page.
 #[test]
 fn the_transcript_of_a_server_is_real() {
     let text = fs::read_to_string(root().join("README.md")).unwrap();
-    let blocks: Vec<&str> = text.split("```console\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    let blocks: Vec<&str> =
+        text.split("```console\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
     let mut blocks = blocks.into_iter().filter(|block| needs_a_server(block));
     let (start, asked) = (blocks.next().unwrap(), blocks.next().unwrap());
     let serving = Serving::with_grpc("127.0.0.1:0", &[]);
-    let [http, grpc, resp] = ["http", "grpc", "resp"].map(|protocol| serving.listeners[protocol].to_string());
+    let [http, grpc, resp] =
+        ["http", "grpc", "resp"].map(|protocol| serving.listeners[protocol].to_string());
     let port = resp.rsplit(':').next().unwrap();
     let real = serving.greeting.replace(&http, "127.0.0.1:8080").replace(&grpc, "127.0.0.1:8081");
     let real = real.replace(&resp, "127.0.0.1:6380");
@@ -73,7 +85,9 @@ fn the_transcript_of_a_server_is_real() {
     assert_eq!(format!("$ cargo run --release -- serve\n{real}"), start);
     let mut shown = String::new();
     for command in asked.lines().filter_map(|line| line.strip_prefix("$ ")) {
-        let words = words(&command.replace("127.0.0.1:8080", &http).replace("-p 6380", &format!("-p {port}")));
+        let words = words(
+            &command.replace("127.0.0.1:8080", &http).replace("-p 6380", &format!("-p {port}")),
+        );
         let mut program = match words[0].as_str() {
             "redis-cli" => tidegate_testkit::redis_cli(),
             _ => std::process::Command::new("curl"),
@@ -83,7 +97,10 @@ fn the_transcript_of_a_server_is_real() {
         } else {
             program.arg("--no-raw");
         }
-        let output = program.args(&words[1..]).output().expect("`cargo xtask servers` installs what is missing");
+        let output = program
+            .args(&words[1..])
+            .output()
+            .expect("`cargo xtask servers` installs what is missing");
         let printed = String::from_utf8(output.stdout).unwrap();
         let printed = match printed.split_once("\"t_us\":") {
             Some((before, rest)) => format!("{before}\"t_us\":1700000000000000{}", &rest[16..]),
@@ -97,7 +114,8 @@ fn the_transcript_of_a_server_is_real() {
 #[test]
 fn the_picture_is_what_its_command_draws() {
     let text = fs::read_to_string(root().join("docs/simulate.md")).unwrap();
-    let command = text.split("```sh\n").skip(1).find(|block| block.contains("--format svg")).unwrap();
+    let command =
+        text.split("```sh\n").skip(1).find(|block| block.contains("--format svg")).unwrap();
     let command = command.split("```").next().unwrap();
     let (command, path) = command.trim_end().split_once(" --out ").unwrap();
     let drawn = run(command);
@@ -105,12 +123,14 @@ fn the_picture_is_what_its_command_draws() {
     assert!(drawn == kept, "run again: {command} --out {path}");
 }
 
-/// The complete file of docs/configuration.md is one, and the table has every option and variable of `serve`.
+/// The complete file of docs/configuration.md is one, and the table has every option and variable
+/// of `serve`.
 #[test]
 fn the_page_on_configuration_is_true() {
     let page = fs::read_to_string(root().join("docs/configuration.md")).unwrap();
     let file = page.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
-    let printed = tidegate(&["serve", "--config", "-", "--print-config"]).write_stdin(file).output().unwrap();
+    let printed =
+        tidegate(&["serve", "--config", "-", "--print-config"]).write_stdin(file).output().unwrap();
     assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));
     let help = tidegate(&["serve", "--help"]).output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();

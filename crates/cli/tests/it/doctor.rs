@@ -11,10 +11,9 @@ fn examined(url: &str, more: &[&str]) -> String {
     let text = shown(&[&["doctor", "--samples", "0", "--store", url], more].concat(), "");
     let mut lines = Vec::new();
     for line in text.lines() {
-        let line = match line
-            .split_once("version: ")
-            .and_then(|(before, version)| Some(format!("{before}version: {} N", version.split_once(' ')?.0)))
-        {
+        let line = match line.split_once("version: ").and_then(|(before, version)| {
+            Some(format!("{before}version: {} N", version.split_once(' ')?.0))
+        }) {
             Some(line) => line,
             None if line.contains("round-trip: ") => "ok       round-trip: N ms at best".into(),
             None => line.to_owned(),
@@ -107,7 +106,9 @@ fn a_cluster_is_told_once_for_all_its_servers() {
 
 #[test]
 fn an_evicting_policy_is_a_warning_and_no_reason_to_fail() {
-    let server = Server::builder(Flavor::Redis7).arg("--maxmemory", "100mb").arg("--maxmemory-policy", "volatile-lru");
+    let server = Server::builder(Flavor::Redis7)
+        .arg("--maxmemory", "100mb")
+        .arg("--maxmemory-policy", "volatile-lru");
     let server = server.start();
     let text = examined(&server.url(), &[]);
     let (_, text) = text.split_once("role: it takes writes\n").unwrap();
@@ -217,22 +218,29 @@ fn passwords_are_not_shown() {
         "redis://user:s3cret",
         "http://user:s3cret@host",
     ] {
-        for command in [&["doctor"][..], &["check", "k", "--limit", "1/s"], &["simulate", "--limit", "1/s"]] {
+        for command in
+            [&["doctor"][..], &["check", "k", "--limit", "1/s"], &["simulate", "--limit", "1/s"]]
+        {
             let text = shown(&[command, &["--store", url]].concat(), "");
             assert!(text.starts_with("exit 2\n") && !text.contains("s3cret"), "{text}");
         }
         let output = tidegate(&["doctor"]).env("TIDEGATE_STORE", url).output().unwrap();
         assert!(!String::from_utf8_lossy(&output.stderr).contains("s3cret"));
     }
-    let help = tidegate(&["check", "--help"]).env("TIDEGATE_STORE", "redis://:s3cret@host").output().unwrap();
+    let help = tidegate(&["check", "--help"])
+        .env("TIDEGATE_STORE", "redis://:s3cret@host")
+        .output()
+        .unwrap();
     assert!(!String::from_utf8_lossy(&help.stdout).contains("s3cret"));
 }
 
 #[test]
 fn json_has_the_findings_and_the_measurements() {
     let server = Server::start(Flavor::Redis8);
-    let output =
-        tidegate(&["doctor", "--json", "--samples", "20"]).env("TIDEGATE_STORE", server.url()).output().unwrap();
+    let output = tidegate(&["doctor", "--json", "--samples", "20"])
+        .env("TIDEGATE_STORE", server.url())
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(0));
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&json["worst"], &json["store"]), (&"note".into(), &server.url().into()));

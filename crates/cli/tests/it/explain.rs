@@ -1,4 +1,5 @@
-//! `tidegate explain`: by the state of the store that the file names, or of a running server; without either, no word about what would pass.
+//! `tidegate explain`: by the state of the store that the file names, or of a running server;
+//! without either, no word about what would pass.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -29,7 +30,9 @@ impl Serving {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let http = lines.find_map(|line| line.strip_prefix("http ").map(str::to_owned)).expect("a line about HTTP");
+        let http = lines
+            .find_map(|line| line.strip_prefix("http ").map(str::to_owned))
+            .expect("a line about HTTP");
         let http = http.split_whitespace().next().unwrap().to_owned();
         assert!(lines.any(|line| line == "ready"));
         Serving { child, http }
@@ -43,7 +46,8 @@ impl Serving {
     fn check(&self, token: Option<&str>) {
         let mut stream = TcpStream::connect(&self.http).unwrap();
         let body = r#"{"attributes":{"ip":"192.0.2.7"}}"#;
-        let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+        let token =
+            token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
         let length = body.len();
         write!(
             stream,
@@ -65,7 +69,8 @@ impl Drop for Serving {
 
 /// Exit code, standard output, standard error.
 fn run(args: &[&str], env: &[(&str, &str)]) -> (i32, String, String) {
-    let Output { status, stdout, stderr } = tidegate(args).envs(env.iter().copied()).output().unwrap();
+    let Output { status, stdout, stderr } =
+        tidegate(args).envs(env.iter().copied()).output().unwrap();
     (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
@@ -87,7 +92,10 @@ fn the_store_that_the_file_names_is_asked() {
     server.check(None);
     let (code, text, notes) = run(&["explain", "--config", path, "ip=192.0.2.7"], &[]);
     assert_eq!(code, 1, "{text}");
-    assert!(text.contains("2/h: 0 of 2 left, would be denied for ") && text.ends_with("the request would be denied\n"));
+    assert!(
+        text.contains("2/h: 0 of 2 left, would be denied for ")
+            && text.ends_with("the request would be denied\n")
+    );
     assert_eq!(notes, "");
 }
 
@@ -101,7 +109,14 @@ fn a_running_server_is_asked_with_a_token() {
     };
     let (rules, checks, admin) =
         (write("rules.yaml", RULES), write("checks", "check-me\n"), write("admin", "admin-me\n"));
-    let server = Serving::start(&["--config", &rules, "--token-file", &checks, "--admin-token-file", &admin]);
+    let server = Serving::start(&[
+        "--config",
+        &rules,
+        "--token-file",
+        &checks,
+        "--admin-token-file",
+        &admin,
+    ]);
     let url = server.url();
     let ask = ["explain", "--server", &url, "ip=192.0.2.7"];
     let with = |file: &str| run(&[&ask[..], &["--token-file", file]].concat(), &[]);
@@ -111,17 +126,23 @@ fn a_running_server_is_asked_with_a_token() {
     server.check(Some("check-me"));
     let (code, text, _) = with(&admin);
     assert_eq!((code, text.ends_with("the request would be denied\n")), (1, true), "{text}");
-    let by_environment =
-        run(&["explain", "ip=192.0.2.7"], &[("TIDEGATE_SERVER", &url), ("TIDEGATE_TOKEN", "admin-me")]);
+    let by_environment = run(
+        &["explain", "ip=192.0.2.7"],
+        &[("TIDEGATE_SERVER", &url), ("TIDEGATE_TOKEN", "admin-me")],
+    );
     assert_eq!((by_environment.0, by_environment.2.as_str()), (1, ""), "{by_environment:?}");
     // A file beside it is not read, and that is said.
-    let both = run(&[&ask[..], &["--token-file", &admin, "--config", "nowhere.yaml"]].concat(), &[]);
+    let both =
+        run(&[&ask[..], &["--token-file", &admin, "--config", "nowhere.yaml"]].concat(), &[]);
     assert_eq!(both.0, 1);
     assert!(both.2.contains("--config and --store have no effect"), "{both:?}");
     for (refused, status) in [(run(&ask, &[]), "401"), (with(&checks), "403")] {
         assert_eq!((refused.0, refused.1.as_str()), (2, ""));
         let expected = format!("{url} answered {status}");
-        assert!(refused.2.contains(&expected) && refused.2.contains("--token-file FILE"), "{refused:?}");
+        assert!(
+            refused.2.contains(&expected) && refused.2.contains("--token-file FILE"),
+            "{refused:?}"
+        );
     }
     drop(server);
     let (code, text, problem) = with(&admin);
@@ -141,10 +162,17 @@ fn a_store_in_memory_is_inside_the_server_and_nothing_is_said_about_it() {
         "a: applies to ip \"192.0.2.7\", costs 1\n    2/h\nb: does not apply: there is no method, only \"POST\" matches\nwhether the request would pass depends on what is used, which is not known here\n"
     );
     assert_eq!(code, 3);
-    assert!(notes.contains("state in memory, which is inside the server: --server http://HOST:PORT"), "{notes}");
+    assert!(
+        notes.contains("state in memory, which is inside the server: --server http://HOST:PORT"),
+        "{notes}"
+    );
     // A rule that denies, denies whatever is used.
     let (code, text, notes) = run(&["explain", "--config", path, "method=POST"], &[]);
-    assert_eq!((code, text.ends_with("the request would be denied\n"), notes.as_str()), (1, true, ""), "{text}");
+    assert_eq!(
+        (code, text.ends_with("the request would be denied\n"), notes.as_str()),
+        (1, true, ""),
+        "{text}"
+    );
     let (code, _, problem) = run(&["explain", "ip=192.0.2.7"], &[]);
     assert_eq!(code, 2);
     assert!(problem.contains("expected --config FILE, or --server URL"), "{problem}");
@@ -156,9 +184,12 @@ fn a_store_without_an_answer_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("rules.yaml");
     std::fs::write(&file, format!("store: redis://127.0.0.1:{free}\n{RULES}")).unwrap();
-    let (code, text, problem) = run(&["explain", "--config", file.to_str().unwrap(), "ip=192.0.2.7"], &[]);
+    let (code, text, problem) =
+        run(&["explain", "--config", file.to_str().unwrap(), "ip=192.0.2.7"], &[]);
     assert_eq!((code, text.as_str()), (2, ""));
-    let expected = format!("what is used is not known: store redis://127.0.0.1:{free}: the store did not answer");
+    let expected = format!(
+        "what is used is not known: store redis://127.0.0.1:{free}: the store did not answer"
+    );
     assert!(problem.contains(&expected) && problem.contains("Is it running there?"), "{problem}");
 }
 
@@ -167,7 +198,13 @@ fn an_attribute_is_given_once() {
     let folder = tempfile::tempdir().unwrap();
     let rules = folder.path().join("tidegate.yaml");
     std::fs::write(&rules, "rules: [{ name: a, limit: 1/s }]\n").unwrap();
-    let refused = run(&["explain", "--config", rules.to_str().unwrap(), "ip=192.0.2.7", "x=1", "ip=192.0.2.8"], &[]);
+    let refused = run(
+        &["explain", "--config", rules.to_str().unwrap(), "ip=192.0.2.7", "x=1", "ip=192.0.2.8"],
+        &[],
+    );
     assert_eq!(refused.0, 2, "{refused:?}");
-    assert!(refused.2.contains("error: ip is there twice: expected each attribute once"), "{refused:?}");
+    assert!(
+        refused.2.contains("error: ip is there twice: expected each attribute once"),
+        "{refused:?}"
+    );
 }

@@ -1,5 +1,5 @@
-//! The real server, while somebody does to it what HTTP/2 makes cheap, or takes as many connections as there are: what it keeps is bounded, others are
-//! answered, and who does it is let go.
+//! The real server, while somebody does to it what HTTP/2 makes cheap, or takes as many connections
+//! as there are: what it keeps is bounded, others are answered, and who does it is let go.
 
 #![allow(clippy::print_stdout, reason = "figures for whoever runs it with --nocapture")]
 
@@ -41,7 +41,16 @@ impl Server {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(&file, config).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-            .args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--resp", resp, "--config"])
+            .args([
+                "serve",
+                "--http",
+                "127.0.0.1:0",
+                "--grpc",
+                "127.0.0.1:0",
+                "--resp",
+                resp,
+                "--config",
+            ])
             .arg(file.path())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -109,7 +118,9 @@ fn connect(at: SocketAddr) -> TcpStream {
 fn ask(at: SocketAddr) -> Duration {
     let began = Instant::now();
     let mut stream = connect(at);
-    let question = [PREFACE, &frame(SETTINGS, 0, 0, &[]), &frame(HEADERS, END_STREAM | END_HEADERS, 1, GET)].concat();
+    let question =
+        [PREFACE, &frame(SETTINGS, 0, 0, &[]), &frame(HEADERS, END_STREAM | END_HEADERS, 1, GET)]
+            .concat();
     stream.write_all(&question).unwrap();
     loop {
         let mut head = [0; 9];
@@ -123,8 +134,8 @@ fn ask(at: SocketAddr) -> Duration {
     }
 }
 
-/// Sends `begin`, then what `next` says, until the server has had enough or the time is over. Whether it was let go: its connection has ended, or it was told
-/// that it will.
+/// Sends `begin`, then what `next` says, until the server has had enough or the time is over.
+/// Whether it was let go: its connection has ended, or it was told that it will.
 fn attack(at: SocketAddr, begin: &[u8], reads: bool, mut next: impl FnMut(u32) -> Vec<u8>) -> bool {
     let mut stream = connect(at);
     stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
@@ -152,7 +163,9 @@ fn attack(at: SocketAddr, begin: &[u8], reads: bool, mut next: impl FnMut(u32) -
         match stream.write_all(&bytes) {
             Ok(()) => {}
             // It does not read on: that is as good as an end.
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => break,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                break;
+            }
             Err(_) => {
                 gone.store(true, Ordering::Relaxed);
             }
@@ -166,7 +179,8 @@ fn attack(at: SocketAddr, begin: &[u8], reads: bool, mut next: impl FnMut(u32) -
     was_let_go
 }
 
-/// One kind of attack: what it begins with, what it goes on with, and whether it must have ended the connection.
+/// One kind of attack: what it begins with, what it goes on with, and whether it must have ended
+/// the connection.
 type Attack = (&'static str, Vec<u8>, fn(u32) -> Vec<u8>, bool);
 
 fn odd(round: u32) -> u32 {
@@ -175,9 +189,11 @@ fn odd(round: u32) -> u32 {
 
 #[test]
 fn what_http_2_makes_cheap_costs_others_nothing() {
-    let (upstream, file) = (crate::proxy::ok(), "log: { level: off }\nconnections: { max: 64, max_per_ip: 64 }\n");
-    let server =
-        Server::start(&format!("{file}listen: {{ proxy: 127.0.0.1:0 }}\nproxy: {{ upstream: \"{upstream}\" }}\n"));
+    let (upstream, file) =
+        (crate::proxy::ok(), "log: { level: off }\nconnections: { max: 64, max_per_ip: 64 }\n");
+    let server = Server::start(&format!(
+        "{file}listen: {{ proxy: 127.0.0.1:0 }}\nproxy: {{ upstream: \"{upstream}\" }}\n"
+    ));
     let settings = frame(SETTINGS, 0, 0, &[]);
     let unfinished = [settings.clone(), frame(HEADERS, 0, 1, GET)].concat();
     let attacks: [Attack; 7] = [
@@ -185,22 +201,31 @@ fn what_http_2_makes_cheap_costs_others_nothing() {
             "rapid reset",
             settings.clone(),
             |round| {
-                [frame(HEADERS, END_HEADERS, odd(round), POST), frame(RST_STREAM, 0, odd(round), &[0, 0, 0, 8])]
-                    .concat()
+                [
+                    frame(HEADERS, END_HEADERS, odd(round), POST),
+                    frame(RST_STREAM, 0, odd(round), &[0, 0, 0, 8]),
+                ]
+                .concat()
             },
             true,
         ),
         (
             "mistakes that the server has to reset",
             settings.clone(),
-            // A connection of its own is the only thing that `connection: close` could speak of: forbidden in HTTP/2.
+            // A connection of its own is the only thing that `connection: close` could speak of:
+            // forbidden in HTTP/2.
             |round| {
                 let wrong = [GET, &[0x00, 10], b"connection", &[5], b"close"].concat();
                 frame(HEADERS, END_HEADERS | END_STREAM, odd(round), &wrong)
             },
             true,
         ),
-        ("continuations without an end", unfinished.clone(), |_| frame(CONTINUATION, 0, 1, &[]), true),
+        (
+            "continuations without an end",
+            unfinished.clone(),
+            |_| frame(CONTINUATION, 0, 1, &[]),
+            true,
+        ),
         (
             "a list of headers without an end",
             unfinished,
@@ -209,8 +234,18 @@ fn what_http_2_makes_cheap_costs_others_nothing() {
             true,
         ),
         ("settings", settings.clone(), |_| frame(SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0]), false),
-        ("pings", settings.clone(), |round| frame(PING, 0, 0, &u64::from(round).to_be_bytes()), false),
-        ("empty data", [settings, frame(HEADERS, END_HEADERS, 1, POST)].concat(), |_| frame(DATA, 0, 1, &[]), false),
+        (
+            "pings",
+            settings.clone(),
+            |round| frame(PING, 0, 0, &u64::from(round).to_be_bytes()),
+            false,
+        ),
+        (
+            "empty data",
+            [settings, frame(HEADERS, END_HEADERS, 1, POST)].concat(),
+            |_| frame(DATA, 0, 1, &[]),
+            false,
+        ),
     ];
     for at in [server.http, server.grpc, server.third.expect("it is configured")] {
         (0..20).for_each(|_| _ = ask(at));
@@ -239,8 +274,12 @@ fn what_http_2_makes_cheap_costs_others_nothing() {
                 );
                 assert!(grown <= MAX_GROWTH_KIB, "{name}: {grown} KiB more");
                 assert!(let_go || !ends || !reads, "{name}: whoever does that is let go");
-                // The median of others, which nobody beside us can move far: an answer within a second, whatever the machine does.
-                assert!(under_attack[under_attack.len() / 2] < Duration::from_secs(1), "{name}: {under_attack:?}");
+                // The median of others, which nobody beside us can move far: an answer within a
+                // second, whatever the machine does.
+                assert!(
+                    under_attack[under_attack.len() / 2] < Duration::from_secs(1),
+                    "{name}: {under_attack:?}"
+                );
             }
         }
     }
@@ -260,7 +299,8 @@ fn whoever_opens_no_window_is_let_go() {
     }
     stream.write_all(&bytes).unwrap();
     let _ = ask(server.http);
-    // Everything that needs no window is read, until the server ends it; a read that takes too long is an error.
+    // Everything that needs no window is read, until the server ends it; a read that takes too long
+    // is an error.
     let mut read = Vec::new();
     let end = (&mut stream).take(1 << 20).read_to_end(&mut read);
     assert!(read.len() < 1 << 20);
@@ -271,17 +311,22 @@ fn whoever_opens_no_window_is_let_go() {
     attacks_held("floods", 1);
 }
 
-/// `TIDEGATE_CONNECTIONS=20000` is the whole number, and needs files: `prlimit --nofile=65536 cargo test -p tidegate-cli --test it floods`.
+/// `TIDEGATE_CONNECTIONS=20000` is the whole number, and needs files: `prlimit --nofile=65536 cargo
+/// test -p tidegate-cli --test it floods`.
 #[test]
 fn many_connections_are_bounded_and_cheap() {
-    let many: usize = std::env::var("TIDEGATE_CONNECTIONS").ok().and_then(|many| many.parse().ok()).unwrap_or(1200);
+    let many: usize = std::env::var("TIDEGATE_CONNECTIONS")
+        .ok()
+        .and_then(|many| many.parse().ok())
+        .unwrap_or(1200);
     let (most, most_per_address) = (many / 2, many / 12);
     let server = Server::start(&format!(
         "log: {{ level: off }}\nconnections: {{ max: {most}, max_per_ip: {most_per_address}, idle_secs: 600 }}\n"
     ));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let http = server.http;
-    // One address has many, then eleven others: the first has its share, and all together have what there is.
+    // One address has many, then eleven others: the first has its share, and all together have what
+    // there is.
     let connect = |host: u8| {
         runtime.block_on(async {
             let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -293,8 +338,10 @@ fn many_connections_are_bounded_and_cheap() {
         })
     };
     let body = r#"{"key":"k","limit":"1000/s"}"#;
-    let question =
-        format!("POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    let question = format!(
+        "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
     let served = |stream: &mut TcpStream| {
         let mut some = [0; 2048];
         stream.write_all(question.as_bytes()).is_ok() && matches!(stream.read(&mut some), Ok(1..))
@@ -311,21 +358,31 @@ fn many_connections_are_bounded_and_cheap() {
                 here.push(stream);
             }
         }
-        assert!(own <= most_per_address, "{own} from one address: expected at most {most_per_address}");
-        assert!(host > 1 || own == most_per_address, "{own} from the first: expected {most_per_address}");
+        assert!(
+            own <= most_per_address,
+            "{own} from one address: expected at most {most_per_address}"
+        );
+        assert!(
+            host > 1 || own == most_per_address,
+            "{own} from the first: expected {most_per_address}"
+        );
         assert!(here.len() <= most, "{} in all: expected at most {most}", here.len());
     }
     assert_eq!(here.len(), most);
     let each = server.resident_kib().saturating_sub(before) as f64 / most as f64;
     println!("{most} idle connections: {each:.1} KiB each");
-    assert!(each <= MAX_IDLE_KIB, "{each:.1} KiB of each idle connection: expected at most {MAX_IDLE_KIB}");
+    assert!(
+        each <= MAX_IDLE_KIB,
+        "{each:.1} KiB of each idle connection: expected at most {MAX_IDLE_KIB}"
+    );
     assert!(here.iter_mut().rev().take(50).all(served), "who is here is served");
     here.truncate(most / 2);
     wait_until("others find a place", LONG, || served(&mut connect(13)));
     attacks_held("floods", 1);
 }
 
-/// Commands that have begun and do not end, on many connections: what all of them hold is bounded, and other clients are answered.
+/// Commands that have begun and do not end, on many connections: what all of them hold is bounded,
+/// and other clients are answered.
 #[test]
 fn unfinished_commands_of_many_connections_are_bounded() {
     const CONNECTIONS: usize = 900;
@@ -358,31 +415,42 @@ fn unfinished_commands_of_many_connections_are_bounded() {
         (!answer.is_empty()).then(|| String::from_utf8(answer).unwrap())
     });
     let refused: Vec<String> = refused.collect();
-    assert!(refused.iter().all(|answer| answer.starts_with("-ERR all connections together hold 67108864 bytes")));
+    assert!(
+        refused
+            .iter()
+            .all(|answer| answer.starts_with("-ERR all connections together hold 67108864 bytes"))
+    );
     let grown = most.saturating_sub(before) >> 10;
-    println!("{CONNECTIONS} unfinished commands of 120000 bytes: {} refused, {grown} MiB more", refused.len());
+    println!(
+        "{CONNECTIONS} unfinished commands of 120000 bytes: {} refused, {grown} MiB more",
+        refused.len()
+    );
     assert!(!refused.is_empty());
-    // 64 MiB for all, and 64 KiB for each: its buffer of 16 KiB, its task, and what the allocator keeps.
+    // 64 MiB for all, and 64 KiB for each: its buffer of 16 KiB, its task, and what the allocator
+    // keeps.
     assert!(grown <= 64 + ((CONNECTIONS as u64 * 64) >> 10), "{grown} MiB");
     ping();
     attacks_held("floods", 1);
 }
 
-/// Leases on keys that come once each, beyond what the store may have: what is resident grows by that, and by what requests take.
+/// Leases on keys that come once each, beyond what the store may have: what is resident grows by
+/// that, and by what requests take.
 #[test]
 fn a_flood_of_keys_under_concurrent_stays_within_max_bytes() {
     const MIB: u64 = 1 << 10;
     const MAX_MIB: u64 = 16;
     // The store's own constant, and what a process takes for requests of 64 KiB.
     const BESIDE_MIB: u64 = 4 + 8;
-    let server = Server::start("log: { level: off }\nmemory: { max_bytes: 16MiB, overflow: deny_new }\n");
+    let server =
+        Server::start("log: { level: off }\nmemory: { max_bytes: 16MiB, overflow: deny_new }\n");
     let mut stream = TcpStream::connect(server.http).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
     let mut before = None;
     let mut denied = 0;
     for number in 0..200 {
-        let checks: Vec<String> =
-            (0..1000).map(|key| format!(r#"{{"key":"{number}:{key}","limit":"5 concurrent ttl 1h"}}"#)).collect();
+        let checks: Vec<String> = (0..1000)
+            .map(|key| format!(r#"{{"key":"{number}:{key}","limit":"5 concurrent ttl 1h"}}"#))
+            .collect();
         let body = format!(r#"{{"checks":[{}]}}"#, checks.join(","));
         let head = "POST /v1/check HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: ";
         stream.write_all(format!("{head}{}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();

@@ -1,4 +1,5 @@
-//! What `serve` and `proxy` print at the start: what is enforced and where, and commands that work as they are printed.
+//! What `serve` and `proxy` print at the start: what is enforced and where, and commands that work
+//! as they are printed.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +18,10 @@ impl Started {
     /// Runs `tidegate` with these words until it is ready.
     fn with(words: &[&str], token: Option<&str>) -> Started {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-        command.args(words).env_remove("TIDEGATE_STORE").envs(token.map(|token| ("TIDEGATE_TOKEN", token)));
+        command
+            .args(words)
+            .env_remove("TIDEGATE_STORE")
+            .envs(token.map(|token| ("TIDEGATE_TOKEN", token)));
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
         let lines: Vec<String> = lines.take_while(|line| line != "ready").collect();
@@ -48,19 +52,36 @@ fn shell(command: &str, tools: &Path, token: Option<&str>) -> String {
     shell.args(["-c", &command.replacen("curl", "curl -sS", 1)]).env("PATH", path);
     let output = shell.envs(token.map(|token| ("TIDEGATE_TOKEN", token))).output().unwrap();
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{command}\n{printed}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{command}\n{printed}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     printed
 }
 
-const LISTENERS: [&str; 8] =
-    ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
+const LISTENERS: [&str; 8] = [
+    "--http",
+    "127.0.0.1:0",
+    "--grpc",
+    "127.0.0.1:0",
+    "--resp",
+    "127.0.0.1:0",
+    "--admin",
+    "127.0.0.1:0",
+];
 
-/// Every command at the start is run as it is printed: plain, with tokens from a file or a variable, with TLS, with both.
+/// Every command at the start is run as it is printed: plain, with tokens from a file or a
+/// variable, with TLS, with both.
 #[test]
 fn the_commands_at_the_start_work_as_printed() {
     let folder = tempfile::tempdir().unwrap();
     let (tool, redis_cli) = (folder.path().join("redis-cli"), tidegate_testkit::redis_cli());
-    std::fs::write(&tool, format!("#!/bin/sh\nexec '{}' \"$@\"\n", redis_cli.get_program().display())).unwrap();
+    std::fs::write(
+        &tool,
+        format!("#!/bin/sh\nexec '{}' \"$@\"\n", redis_cli.get_program().display()),
+    )
+    .unwrap();
     std::fs::set_permissions(&tool, PermissionsExt::from_mode(0o755)).unwrap();
     let (certs, token) = (Certs::new(), folder.path().join("it's a token"));
     std::fs::write(&token, "open-sesame\n").unwrap();
@@ -71,21 +92,33 @@ fn the_commands_at_the_start_work_as_printed() {
     let cases: [(&[&str], Option<&str>, &str); 5] = [
         (&[], None, "grpcurl -plaintext -d "),
         (&file, None, "grpcurl -plaintext -H \"Authorization: Bearer $(cat '"),
-        (&[], Some("close-sesame"), "grpcurl -plaintext -H \"Authorization: Bearer $TIDEGATE_TOKEN\" -d "),
+        (
+            &[],
+            Some("close-sesame"),
+            "grpcurl -plaintext -H \"Authorization: Bearer $TIDEGATE_TOKEN\" -d ",
+        ),
         (&tls, None, "grpcurl -insecure -d "),
-        (&[&tls[..], &file[..]].concat(), None, "grpcurl -insecure -H \"Authorization: Bearer $(cat '"),
+        (
+            &[&tls[..], &file[..]].concat(),
+            None,
+            "grpcurl -insecure -H \"Authorization: Bearer $(cat '",
+        ),
     ];
     for (more, variable, grpc) in cases {
         // A second shell has neither the option nor the variable.
         let has_variable = variable.is_some();
-        let started = Started::with(&[&["serve", "--log", "off"], &LISTENERS[..], more].concat(), variable);
+        let started =
+            Started::with(&[&["serve", "--log", "off"], &LISTENERS[..], more].concat(), variable);
         assert_eq!(
             started.lines.iter().any(|line| line.starts_with("token  put it into TIDEGATE_TOKEN")),
             has_variable
         );
         let run = |name: &str| shell(started.command(name), folder.path(), variable);
         let answer = run("http");
-        assert!(answer.contains(r#""rule":"per-ip""#) && answer.contains(r#""allowed":true"#), "{more:?}: {answer}");
+        assert!(
+            answer.contains(r#""rule":"per-ip""#) && answer.contains(r#""allowed":true"#),
+            "{more:?}: {answer}"
+        );
         assert_eq!(run("resp"), "0\n16\n15\n-1\n2\n", "{more:?}");
         assert!(run("admin").contains("tidegate_info{version="), "{more:?}");
         // There is no grpcurl to be had from a package registry, so its words are looked at.
@@ -109,7 +142,10 @@ fn the_start_says_which_file_how_many_rules_and_which_store() {
     assert_eq!(started.line("rules"), format!("rules  {shown}: 2 rules"));
     assert_eq!(started.line("store"), "store  memory");
     let try_it = started.command("http");
-    assert!(try_it.contains(r#"{"attributes":{"api_key":"a"}}"#), "an attribute that the rules know: {try_it}");
+    assert!(
+        try_it.contains(r#"{"attributes":{"api_key":"a"}}"#),
+        "an attribute that the rules know: {try_it}"
+    );
 
     // A warning is counted here, and told in the log.
     let settle = "rules: [{ name: a, limit: 5/s, settle: response_bytes }]\n";
@@ -129,14 +165,16 @@ fn the_start_says_which_file_how_many_rules_and_which_store() {
     let expected = ": unreachable; enforced meanwhile: each limit in full on this node (1 node, assumed: the store was never reached)";
     assert!(line.ends_with(expected) && !line.contains("sesame"), "{line}");
 
-    let proxy = ["--listen", "127.0.0.1:0", "--upstream", "http://127.0.0.1:1", "--limit", "7/s by ip"];
+    let proxy =
+        ["--listen", "127.0.0.1:0", "--upstream", "http://127.0.0.1:1", "--limit", "7/s by ip"];
     let rules = "rules:\n  - { name: a, by: [ip], limit: 5/s }\n  - { name: b, limit: 9/s }\n";
     let started = start(rules, "proxy", &proxy);
     assert_eq!(started.line("rules"), format!("rules  {shown}: 2 rules, and 1 of --limit"));
     assert!(started.command("proxy").starts_with("curl -i http://127.0.0.1:"));
 }
 
-/// Without rules of its own the start shows a request that the first domain limits, or a limit that the caller brings.
+/// Without rules of its own the start shows a request that the first domain limits, or a limit that
+/// the caller brings.
 #[test]
 fn without_rules_the_start_shows_a_request_that_is_limited() {
     let folder = tempfile::tempdir().unwrap();
@@ -145,7 +183,17 @@ fn without_rules_the_start_shows_a_request_that_is_limited() {
     std::fs::write(&file, "rules: []\n").unwrap();
     let nested = "domain: edge\ndescriptors:\n  - key: path\n    value: /login\n    descriptors:\n      - { key: user, rate_limit: { unit: minute, requests_per_unit: 3 } }\n";
     std::fs::write(domains.join("edge.yaml"), nested).unwrap();
-    let serve = ["serve", "--log", "off", "--config", file.to_str().unwrap(), "--http", "127.0.0.1:0", "--resp", "off"];
+    let serve = [
+        "serve",
+        "--log",
+        "off",
+        "--config",
+        file.to_str().unwrap(),
+        "--http",
+        "127.0.0.1:0",
+        "--resp",
+        "off",
+    ];
     let with = ["--envoy-config", domains.to_str().unwrap(), "--grpc", "127.0.0.1:0"];
     let started = Started::with(&[&serve[..], &with].concat(), None);
     let descriptor = r#""descriptors":[{"entries":[{"key":"path","value":"/login"},{"key":"user","value":"a"}]}]"#;

@@ -11,7 +11,8 @@ use crate::{shown, tidegate};
 /// What a server answers to `HELLO 3`.
 const GREETING: &[u8] = b"%3\r\n+server\r\n+redis\r\n+proto\r\n:3\r\n+role\r\n+master\r\n";
 
-/// Attributes without end, and as many as fit into one reply: to the greeting, and to what follows it.
+/// Attributes without end, and as many as fit into one reply: to the greeting, and to what follows
+/// it.
 fn floods() -> [(&'static str, ScriptedPeer); 4] {
     let flood = |attributes: usize| format!("{}+OK\r\n", "|0\r\n".repeat(attributes)).into_bytes();
     let peer = |parts: Vec<Vec<u8>>| ScriptedPeer::start(parts);
@@ -35,7 +36,8 @@ fn doctor_survives_a_flood_of_attributes_and_names_it() {
 #[test]
 fn a_check_survives_a_flood_of_attributes_and_names_it() {
     for (name, peer) in floods() {
-        let output = tidegate(&["check", "k", "--limit", "1/s", "--store", &peer.url()]).output().unwrap();
+        let output =
+            tidegate(&["check", "k", "--limit", "1/s", "--store", &peer.url()]).output().unwrap();
         let text = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{name}: {text}");
         assert!(text.contains("was refused: it has more than 64 attributes"), "{name}: {text}");
@@ -52,7 +54,10 @@ fn a_server_survives_a_flood_of_attributes_and_goes_on_answering() {
             let mut text = String::new();
             client.read_to_string(&mut text).unwrap();
             // Decided without the store: it is one that gives no answers.
-            assert!(text.starts_with("*5\r\n:0\r\n:16\r\n") && text.ends_with("+OK\r\n"), "{name}: {text}");
+            assert!(
+                text.starts_with("*5\r\n:0\r\n:16\r\n") && text.ends_with("+OK\r\n"),
+                "{name}: {text}"
+            );
         }
     }
 }

@@ -65,7 +65,8 @@ fn stdout(args: &[&str], stdin: &str) -> String {
 #[test]
 fn help_teaches_with_examples() {
     let help = stdout(&["--help"], "");
-    for word in ["check", "simulate", "limits", "doctor", "completions", "Examples:", "Exit codes:"] {
+    for word in ["check", "simulate", "limits", "doctor", "completions", "Examples:", "Exit codes:"]
+    {
         assert!(help.contains(word), "{word} is missing in {help}");
     }
     for command in ["check", "simulate", "limits", "doctor", "proxy"] {

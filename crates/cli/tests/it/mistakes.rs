@@ -1,7 +1,10 @@
-//! Mistakes that people make, and the whole message that each of them gets: `testdata/mistakes.txt`.
+//! Mistakes that people make, and the whole message that each of them gets:
+//! `testdata/mistakes.txt`.
 //!
-//! The file is a list of commands as a shell runs them, each with the files it reads and everything that it prints. `{NAMES}` stand for real servers.
-//! After a change that is meant, `TIDEGATE_UPDATE=1 cargo test -p tidegate-cli --test it mistakes` writes what is printed now; read it before it is committed.
+//! The file is a list of commands as a shell runs them, each with the files it reads and everything
+//! that it prints. `{NAMES}` stand for real servers. After a change that is meant,
+//! `TIDEGATE_UPDATE=1 cargo test -p tidegate-cli --test it mistakes` writes what is printed now;
+//! read it before it is committed.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -79,18 +82,21 @@ impl Scene {
         let folder = tempfile::tempdir().unwrap();
         let tool = |name: &str, program: &Path| {
             let file = folder.path().join(name);
-            std::fs::write(&file, format!("#!/bin/sh\nexec '{}' \"$@\"\n", program.display())).unwrap();
+            std::fs::write(&file, format!("#!/bin/sh\nexec '{}' \"$@\"\n", program.display()))
+                .unwrap();
             std::fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
         };
         tool("tidegate", Path::new(env!("CARGO_BIN_EXE_tidegate")));
         tool("redis-cli", Path::new(tidegate_testkit::redis_cli().get_program()));
         let certs = Certs::new();
-        let copy = |from: PathBuf, name: &str| _ = std::fs::copy(from, folder.path().join(name)).unwrap();
+        let copy =
+            |from: PathBuf, name: &str| _ = std::fs::copy(from, folder.path().join(name)).unwrap();
         copy(certs.server_cert(), "cert.pem");
         copy(certs.server_key(), "key.pem");
         copy(certs.client_key(), "other-key.pem");
         copy(certs.ca(), "ca.pem");
-        let (authority, renamed) = (Certs::with_authority_as_server(), Certs::for_server_called(&["redis.example"]));
+        let (authority, renamed) =
+            (Certs::with_authority_as_server(), Certs::for_server_called(&["redis.example"]));
         for (certs, name) in [(&authority, "authority"), (&renamed, "renamed")] {
             copy(certs.ca(), &format!("{name}-ca.pem"));
             copy(certs.server_cert(), &format!("{name}.pem"));
@@ -145,8 +151,14 @@ impl Scene {
         let path = format!("{}:{}", self.folder.path().display(), std::env::var("PATH").unwrap());
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("timeout 20 {} 2>&1", self.filled(&mistake.command))]);
-        shell.current_dir(self.folder.path()).stdin(Stdio::null()).env("PATH", path).env("COLUMNS", "100");
-        for name in ["TIDEGATE_STORE", "TIDEGATE_TOKEN", "TIDEGATE_CONFIG", "TIDEGATE_SERVER", "NO_COLOR"] {
+        shell
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null())
+            .env("PATH", path)
+            .env("COLUMNS", "100");
+        for name in
+            ["TIDEGATE_STORE", "TIDEGATE_TOKEN", "TIDEGATE_CONFIG", "TIDEGATE_SERVER", "NO_COLOR"]
+        {
             shell.env_remove(name);
         }
         let output = shell.output().unwrap();
@@ -166,8 +178,11 @@ impl Scene {
         }
         // Clap ends every message with this.
         let text = text.replace("\nFor more information, try '--help'.\n", "");
-        let lines: Vec<String> =
-            text.lines().map(str::trim_end).map(|line| format!("> {line}").trim_end().to_owned()).collect();
+        let lines: Vec<String> = text
+            .lines()
+            .map(str::trim_end)
+            .map(|line| format!("> {line}").trim_end().to_owned())
+            .collect();
         format!("{}\nexit {}\n", lines.join("\n"), output.status.code().unwrap())
     }
 
@@ -185,7 +200,11 @@ fn every_mistake_gets_its_whole_message() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/mistakes.txt");
     let text = std::fs::read_to_string(&file).unwrap();
     let mistakes = Mistake::read(&text);
-    assert!(mistakes.len() >= AT_LEAST, "{} mistakes: expected at least {AT_LEAST}", mistakes.len());
+    assert!(
+        mistakes.len() >= AT_LEAST,
+        "{} mistakes: expected at least {AT_LEAST}",
+        mistakes.len()
+    );
     let titles: HashSet<&str> = mistakes.iter().map(|mistake| mistake.title.as_str()).collect();
     assert_eq!(titles.len(), mistakes.len(), "two mistakes have one title");
     let scene = Scene::new();
@@ -244,7 +263,12 @@ fn no_message_speaks_of_what_is_inside() {
         for line in mistake.printed.lines() {
             let causes: Vec<&str> = line.split(": ").filter(|cause| cause.len() > 12).collect();
             let distinct: HashSet<&&str> = causes.iter().collect();
-            assert_eq!(distinct.len(), causes.len(), "{}: a cause is told twice: {line}", mistake.title);
+            assert_eq!(
+                distinct.len(),
+                causes.len(),
+                "{}: a cause is told twice: {line}",
+                mistake.title
+            );
         }
     }
 }

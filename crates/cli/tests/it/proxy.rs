@@ -34,11 +34,15 @@ impl Proxy {
             .unwrap();
         // Ends with this, whatever comes.
         let mut proxy = Proxy { process, at: SocketAddr::from(([127, 0, 0, 1], 0)) };
-        let mut lines = BufReader::new(proxy.process.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let told = ["rules  ", "store  "].map(|name| lines.next().is_some_and(|line| line.starts_with(name)));
+        let mut lines =
+            BufReader::new(proxy.process.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let told = ["rules  ", "store  "]
+            .map(|name| lines.next().is_some_and(|line| line.starts_with(name)));
         assert_eq!(told, [true; 2], "what is enforced, and where state is");
         let line = lines.next().unwrap();
-        let at = line.strip_prefix("proxy  ").and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+        let at = line
+            .strip_prefix("proxy  ")
+            .and_then(|rest| rest.split_whitespace().next()?.parse().ok());
         proxy.at = at.unwrap_or_else(|| panic!("{line}"));
         assert_eq!(lines.next().as_deref(), Some("ready"), "the proxy's listener alone is open");
         proxy
@@ -52,13 +56,18 @@ impl Proxy {
 
     /// The most memory it has ever had, in bytes.
     fn peak(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap() << 10
     }
 
     fn stop(mut self) -> bool {
-        let told = Command::new("kill").args(["-TERM", &self.process.id().to_string()]).status().unwrap().success();
+        let told = Command::new("kill")
+            .args(["-TERM", &self.process.id().to_string()])
+            .status()
+            .unwrap()
+            .success();
         told && self.process.wait().unwrap().success()
     }
 }
@@ -113,7 +122,16 @@ fn limits_of_the_command_line_and_of_a_file_stand_before_an_upstream() {
     )
     .unwrap();
     let config = file.to_str().unwrap();
-    let proxy = Proxy::start(&["--upstream", &ok, "--config", config, "--limit", "2/h by ip", "--limit", "1000/s"]);
+    let proxy = Proxy::start(&[
+        "--upstream",
+        &ok,
+        "--config",
+        config,
+        "--limit",
+        "2/h by ip",
+        "--limit",
+        "1000/s",
+    ]);
     let ask = |path: &str| {
         let mut stream = proxy.connect();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
@@ -125,7 +143,10 @@ fn limits_of_the_command_line_and_of_a_file_stand_before_an_upstream() {
     for _ in 0..2 {
         let answer = ask("/");
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        assert!(answer.contains(r#"ratelimit-policy: "per-ip-2";q=2;w=3600, "everyone";q=1000;w=1"#), "{answer}");
+        assert!(
+            answer.contains(r#"ratelimit-policy: "per-ip-2";q=2;w=3600, "everyone";q=1000;w=1"#),
+            "{answer}"
+        );
     }
     let denied = ask("/");
     assert!(denied.starts_with("HTTP/1.1 429") && denied.contains("\r\nretry-after: "), "{denied}");
@@ -136,23 +157,37 @@ fn limits_of_the_command_line_and_of_a_file_stand_before_an_upstream() {
 fn mistakes_are_named() {
     for (args, expected) in [
         (&["proxy"][..], "no upstream: expected --upstream"),
-        (&["proxy", "--upstream", "http://127.0.0.1:1"], "nothing is limited: expected --limit '10/s by ip'"),
-        (&["proxy", "--upstream", "https://a", "--limit", "1/s"], "TLS towards the upstream is not spoken"),
+        (
+            &["proxy", "--upstream", "http://127.0.0.1:1"],
+            "nothing is limited: expected --limit '10/s by ip'",
+        ),
+        (
+            &["proxy", "--upstream", "https://a", "--limit", "1/s"],
+            "TLS towards the upstream is not spoken",
+        ),
         (&["proxy", "--upstream", "a:1", "--limit", "1/s"], "expected http://HOST:PORT"),
         (
             &["proxy", "--upstream", "http://a", "--limit", "1/s by user"],
             "by \"user\": no such attribute: expected ip, path",
         ),
-        (&["proxy", "--upstream", "http://a", "--limit", "1/s", "--trust", "10.0.0.0/99"], "prefix"),
+        (
+            &["proxy", "--upstream", "http://a", "--limit", "1/s", "--trust", "10.0.0.0/99"],
+            "prefix",
+        ),
     ] {
         let text = shown(args, "");
         assert!(text.starts_with("exit 2\n") && text.contains(expected), "{args:?}\n{text}");
     }
-    let printed = shown(&["proxy", "--upstream", "http://a", "--limit", "1/s by ip", "--print-config"], "");
-    assert!(printed.contains("upstream: \"http://a:80\"") && printed.contains("by: [\"ip\"]"), "{printed}");
+    let printed =
+        shown(&["proxy", "--upstream", "http://a", "--limit", "1/s by ip", "--print-config"], "");
+    assert!(
+        printed.contains("upstream: \"http://a:80\"") && printed.contains("by: [\"ip\"]"),
+        "{printed}"
+    );
 }
 
-/// What a body may cost in memory, whatever its size: buffers of two connections, and what the runtime takes by the way.
+/// What a body may cost in memory, whatever its size: buffers of two connections, and what the
+/// runtime takes by the way.
 const MEMORY: u64 = 16 << 20;
 const SIZE: u64 = 1 << 30;
 
@@ -161,11 +196,18 @@ fn a_gigabyte_goes_through_in_little_memory() {
     let upstream = upstream(|mut stream| {
         while let Some(head) = head(&mut stream) {
             if head.starts_with("POST") {
-                let sent = std::io::copy(&mut (&mut stream).take(SIZE), &mut std::io::sink()).unwrap();
+                let sent =
+                    std::io::copy(&mut (&mut stream).take(SIZE), &mut std::io::sink()).unwrap();
                 let body = sent.to_string();
-                write!(stream.get_mut(), "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+                write!(
+                    stream.get_mut(),
+                    "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}",
+                    body.len()
+                )
+                .unwrap();
             } else {
-                write!(stream.get_mut(), "HTTP/1.1 200 OK\r\ncontent-length: {SIZE}\r\n\r\n").unwrap();
+                write!(stream.get_mut(), "HTTP/1.1 200 OK\r\ncontent-length: {SIZE}\r\n\r\n")
+                    .unwrap();
                 std::io::copy(&mut std::io::repeat(7).take(SIZE), stream.get_mut()).unwrap();
             }
         }
@@ -178,14 +220,19 @@ fn a_gigabyte_goes_through_in_little_memory() {
     let before = proxy.peak();
     let got = std::io::copy(&mut (&mut client).take(SIZE), &mut std::io::sink()).unwrap();
     assert_eq!(got, SIZE);
-    write!(client.get_mut(), "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {SIZE}\r\n\r\n").unwrap();
+    write!(client.get_mut(), "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {SIZE}\r\n\r\n")
+        .unwrap();
     std::io::copy(&mut std::io::repeat(7).take(SIZE), client.get_mut()).unwrap();
     head(&mut client).unwrap();
     let mut body = vec![0; SIZE.to_string().len()];
     client.read_exact(&mut body).unwrap();
     assert_eq!(body, SIZE.to_string().into_bytes());
     let grown = proxy.peak() - before;
-    println!("a gigabyte down and one up: {} KiB at first, {} KiB more at most", before >> 10, grown >> 10);
+    println!(
+        "a gigabyte down and one up: {} KiB at first, {} KiB more at most",
+        before >> 10,
+        grown >> 10
+    );
     assert!(grown <= MEMORY, "{grown} bytes more");
     assert!(proxy.stop());
 }
@@ -195,8 +242,11 @@ fn clients_that_do_not_read_cost_others_nothing() {
     let upstream = upstream(|mut stream| {
         while let Some(head) = head(&mut stream) {
             let size = if head.starts_with("GET /large") { SIZE } else { 2 };
-            let sent = write!(stream.get_mut(), "HTTP/1.1 200 OK\r\ncontent-length: {size}\r\n\r\n")
-                .and_then(|()| std::io::copy(&mut std::io::repeat(7).take(size), stream.get_mut()));
+            let sent =
+                write!(stream.get_mut(), "HTTP/1.1 200 OK\r\ncontent-length: {size}\r\n\r\n")
+                    .and_then(|()| {
+                        std::io::copy(&mut std::io::repeat(7).take(size), stream.get_mut())
+                    });
             if sent.is_err() {
                 return;
             }
@@ -240,7 +290,8 @@ fn clients_that_do_not_read_cost_others_nothing() {
     assert!(proxy.stop());
 }
 
-/// The proxy may open 264 files. 64 are for others, and of the rest half are for the upstream: clients cannot take them.
+/// The proxy may open 264 files. 64 are for others, and of the rest half are for the upstream:
+/// clients cannot take them.
 #[test]
 fn connections_to_the_upstream_count_among_the_files() {
     const MANY: Duration = Duration::from_secs(60);
@@ -252,7 +303,9 @@ fn connections_to_the_upstream_count_among_the_files() {
         }
         count.fetch_add(1, Ordering::SeqCst);
         tidegate_testkit::wait_until("all are there", MANY, || gone.load(Ordering::SeqCst));
-        let _ = stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok");
+        let _ = stream
+            .get_mut()
+            .write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok");
     });
     let mut shell = Command::new("sh");
     shell.args(["-c", r#"ulimit -n 264 && exec "$0" "$@""#, env!("CARGO_BIN_EXE_tidegate")]);
@@ -261,7 +314,9 @@ fn connections_to_the_upstream_count_among_the_files() {
     for client in &mut clients {
         let _ = client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
     }
-    tidegate_testkit::wait_until("a hundred are at the upstream", MANY, || seen.load(Ordering::SeqCst) == 100);
+    tidegate_testkit::wait_until("a hundred are at the upstream", MANY, || {
+        seen.load(Ordering::SeqCst) == 100
+    });
     go.store(true, Ordering::SeqCst);
     let mut served = 0;
     for mut client in clients {

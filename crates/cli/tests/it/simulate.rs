@@ -34,7 +34,17 @@ fn jsonl(args: &[&str], trace: &str) -> Vec<Value> {
 #[test]
 fn jsonl_has_one_object_for_each_event_and_limit_in_that_order() {
     let trace = "0 a 2\n499ms a\n0.5s a 3 take  # as much as fits\n600ms b 3\n";
-    let args = ["simulate", "--limit", "2/s", "--limit", " 2/s window;100/h ", "--trace", "-", "--format", "jsonl"];
+    let args = [
+        "simulate",
+        "--limit",
+        "2/s",
+        "--limit",
+        " 2/s window;100/h ",
+        "--trace",
+        "-",
+        "--format",
+        "jsonl",
+    ];
     assert_snapshot!(shown(&args, trace), @r#"
     exit 0
     --- stdout
@@ -51,10 +61,14 @@ fn jsonl_has_one_object_for_each_event_and_limit_in_that_order() {
 
 #[test]
 fn jsonl_keys_are_always_the_same_and_in_order() {
-    for line in stdout(&["simulate", "--format", "jsonl", "--limit", "5/s", "--for", "2s"], "").lines() {
+    for line in
+        stdout(&["simulate", "--format", "jsonl", "--limit", "5/s", "--for", "2s"], "").lines()
+    {
         let mut rest = line;
         for key in KEYS {
-            let (_, after) = rest.split_once(&format!("\"{key}\":")).unwrap_or_else(|| panic!("{key} in {line}"));
+            let (_, after) = rest
+                .split_once(&format!("\"{key}\":"))
+                .unwrap_or_else(|| panic!("{key} in {line}"));
             rest = after;
         }
         let object: BTreeMap<String, Value> = serde_json::from_str(line).unwrap();
@@ -68,7 +82,10 @@ fn every_operation_can_be_in_a_trace() {
     let rows: Vec<String> = jsonl(&["--limit", "5/s", "--trace", "-"], trace)
         .iter()
         .map(|row| {
-            format!("{} {} granted {} remaining {}", row["op"], row["allowed"], row["granted"], row["remaining"])
+            format!(
+                "{} {} granted {} remaining {}",
+                row["op"], row["allowed"], row["granted"], row["remaining"]
+            )
         })
         .collect();
     assert_snapshot!(rows.join("\n"), @r#"
@@ -111,26 +128,35 @@ fn bad_syntax_is_an_error_with_the_line_after_valid_output() {
 #[test]
 fn bytes_that_are_not_text_and_endless_lines_are_errors_with_the_line() {
     let run = |bytes: Vec<u8>| {
-        let output = tidegate(&["simulate", "--limit", "2/s", "--trace", "-"]).write_stdin(bytes).output().unwrap();
+        let output = tidegate(&["simulate", "--limit", "2/s", "--trace", "-"])
+            .write_stdin(bytes)
+            .output()
+            .unwrap();
         assert_eq!(output.status.code(), Some(2));
         String::from_utf8(output.stderr).unwrap()
     };
     assert!(run(b"0 a\n0 \xff\n".to_vec()).contains("line 2: expected UTF-8"));
     assert!(run(vec![b'0'; 1 << 20]).contains("line 1: longer than 65536 bytes"));
-    assert!(run(format!("0 {}\n", "k".repeat(1025)).into()).contains("line 1: a key of 1025 bytes"));
+    assert!(
+        run(format!("0 {}\n", "k".repeat(1025)).into()).contains("line 1: a key of 1025 bytes")
+    );
 }
 
 #[test]
 fn carriage_returns_byte_order_marks_and_a_missing_last_newline_do_not_matter() {
     let rows = jsonl(&["--limit", "2/s", "--trace", "-"], "\u{feff}0 a\r\n\r\n1s a 2\r\n2s b");
-    let seen: Vec<_> = rows.iter().map(|row| (row["t_us"].as_u64().unwrap(), row["key"].as_str().unwrap())).collect();
+    let seen: Vec<_> = rows
+        .iter()
+        .map(|row| (row["t_us"].as_u64().unwrap(), row["key"].as_str().unwrap()))
+        .collect();
     assert_eq!(seen, [(0, "a"), (1_000_000, "a"), (2_000_000, "b")]);
 }
 
 #[test]
 fn time_that_goes_back_is_fed_as_it_is() {
     let rows = jsonl(&["--limit", "2/s", "--trace", "-"], "10s a 2\n5s a\n5s b\n10.5s a\n");
-    let seen: Vec<_> = rows.iter().map(|row| (row["t_us"].as_u64(), row["allowed"].as_bool())).collect();
+    let seen: Vec<_> =
+        rows.iter().map(|row| (row["t_us"].as_u64(), row["allowed"].as_bool())).collect();
     let expected = [(10_000_000, true), (5_000_000, false), (5_000_000, true), (10_500_000, true)];
     assert_eq!(seen, expected.map(|(at, allowed)| (Some(at), Some(allowed))));
     assert_eq!(rows[1]["retry_after_us"], 500_000);
@@ -145,8 +171,10 @@ fn a_look_does_not_move_the_time_of_a_key() {
 
 #[test]
 fn leases_in_a_trace_live_for_their_ttl() {
-    let rows =
-        jsonl(&["--limit", "2 concurrent ttl 10s", "--trace", "-"], "0 a\n3s a\n5s a\n10s a\n10s a 1 refund\n10s a\n");
+    let rows = jsonl(
+        &["--limit", "2 concurrent ttl 10s", "--trace", "-"],
+        "0 a\n3s a\n5s a\n10s a\n10s a 1 refund\n10s a\n",
+    );
     let allowed: Vec<_> = rows.iter().map(|row| row["allowed"].as_bool().unwrap()).collect();
     assert_eq!(allowed, [true, true, false, true, true, true]);
 }
@@ -226,14 +254,19 @@ fn an_empty_trace_has_an_empty_table_and_picture() {
     --- stderr
     note: the trace has no requests
     ");
-    assert!(stdout(&["simulate", "--limit", "10/s", "--trace", "-", "--format", "svg"], "").ends_with("</svg>\n"));
+    assert!(
+        stdout(&["simulate", "--limit", "10/s", "--trace", "-", "--format", "svg"], "")
+            .ends_with("</svg>\n")
+    );
 }
 
 #[test]
 fn without_a_limit_the_trace_says_it() {
     let trace = "# limit: 2/s\n# limit: 2/s window\n0 a 2 -> allow\n0 a -> deny\n";
-    let limits: Vec<String> =
-        jsonl(&["--trace", "-"], trace).iter().map(|row| row["limit"].as_str().unwrap().to_owned()).collect();
+    let limits: Vec<String> = jsonl(&["--trace", "-"], trace)
+        .iter()
+        .map(|row| row["limit"].as_str().unwrap().to_owned())
+        .collect();
     assert_eq!(limits, ["2/s", "2/s window", "2/s", "2/s window"]);
     let given: Vec<Value> = jsonl(&["--trace", "-", "--limit", "9/s"], trace);
     assert!(given.iter().all(|row| row["limit"] == "9/s"));
@@ -322,7 +355,8 @@ fn every_transcript_holds() {
 #[test]
 fn generated_traces_have_the_rate_and_are_the_same_for_a_seed() {
     let trace = |args: &[&str]| jsonl(&[&["--limit", "1/s"], args].concat(), "");
-    let times = |rows: &[Value]| rows.iter().map(|row| row["t_us"].as_u64().unwrap()).collect::<Vec<_>>();
+    let times =
+        |rows: &[Value]| rows.iter().map(|row| row["t_us"].as_u64().unwrap()).collect::<Vec<_>>();
 
     let constant = times(&trace(&["--rate", "3/s", "--for", "1s"]));
     assert_eq!(constant, [0, 333_333, 666_666]);
@@ -331,7 +365,9 @@ fn generated_traces_have_the_rate_and_are_the_same_for_a_seed() {
     assert_eq!((burst.len(), burst[0], burst[39]), (80, 950_000, 1_047_500));
     assert_eq!(burst[40], 2_950_000);
 
-    let poisson = |seed| times(&trace(&["--rate", "1000/s", "--pattern", "poisson", "--for", "10s", "--seed", seed]));
+    let poisson = |seed| {
+        times(&trace(&["--rate", "1000/s", "--pattern", "poisson", "--for", "10s", "--seed", seed]))
+    };
     let one = poisson("1");
     assert_eq!(one, poisson("1"));
     assert_ne!(one, poisson("2"));
@@ -342,11 +378,27 @@ fn generated_traces_have_the_rate_and_are_the_same_for_a_seed() {
 
 #[test]
 fn an_attack_comes_from_one_key_in_the_middle_third() {
-    let args = ["--limit", "1/s", "--rate", "10/s", "--pattern", "attack", "--for", "9s", "--keys", "2", "--cost", "3"];
+    let args = [
+        "--limit",
+        "1/s",
+        "--rate",
+        "10/s",
+        "--pattern",
+        "attack",
+        "--for",
+        "9s",
+        "--keys",
+        "2",
+        "--cost",
+        "3",
+    ];
     let rows = jsonl(&args, "");
-    let (attack, honest): (Vec<&Value>, Vec<&Value>) = rows.iter().partition(|row| row["key"] == "attacker");
+    let (attack, honest): (Vec<&Value>, Vec<&Value>) =
+        rows.iter().partition(|row| row["key"] == "attacker");
     assert_eq!((attack.len(), honest.len()), (300, 90));
-    assert!(attack.iter().all(|row| (3_000_000..6_000_000).contains(&row["t_us"].as_u64().unwrap())));
+    assert!(
+        attack.iter().all(|row| (3_000_000..6_000_000).contains(&row["t_us"].as_u64().unwrap()))
+    );
     assert!(honest.iter().all(|row| row["key"] == "user-1" || row["key"] == "user-2"));
     assert!(rows.iter().all(|row| row["cost"] == 3));
     assert!(rows.is_sorted_by_key(|row| row["t_us"].as_u64()));
@@ -356,8 +408,18 @@ fn an_attack_comes_from_one_key_in_the_middle_third() {
 fn the_picture_is_well_formed_and_has_a_panel_for_each_limit() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.svg");
-    let args =
-        ["simulate", "--limit", "10/s", "--limit", "10/s window", "--pattern", "burst", "--format", "svg", "--out"];
+    let args = [
+        "simulate",
+        "--limit",
+        "10/s",
+        "--limit",
+        "10/s window",
+        "--pattern",
+        "burst",
+        "--format",
+        "svg",
+        "--out",
+    ];
     let printed = stdout(&[&args[..], &[path.to_str().unwrap()]].concat(), "");
     assert_eq!(printed, "", "the result is in the file");
     let svg = fs::read_to_string(path).unwrap();
@@ -391,7 +453,17 @@ fn a_bad_trace_leaves_the_old_picture_alone() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("old.svg");
     fs::write(&path, "old").unwrap();
-    let args = ["simulate", "--limit", "1/s", "--trace", "-", "--format", "svg", "--out", path.to_str().unwrap()];
+    let args = [
+        "simulate",
+        "--limit",
+        "1/s",
+        "--trace",
+        "-",
+        "--format",
+        "svg",
+        "--out",
+        path.to_str().unwrap(),
+    ];
     assert_eq!(tidegate(&args).write_stdin("x\n").output().unwrap().status.code(), Some(2));
     assert_eq!(fs::read_to_string(&path).unwrap(), "old");
 }
@@ -402,7 +474,8 @@ fn the_result_never_overwrites_the_trace() {
     let path = folder.path().join("trace.txt");
     fs::write(&path, "0 a\n").unwrap();
     let path = path.to_str().unwrap();
-    let output = tidegate(&["simulate", "--limit", "1/s", "--trace", path, "--out", path]).output().unwrap();
+    let output =
+        tidegate(&["simulate", "--limit", "1/s", "--trace", path, "--out", path]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(fs::read_to_string(path).unwrap(), "0 a\n");
 }
@@ -410,7 +483,17 @@ fn the_result_never_overwrites_the_trace() {
 #[test]
 fn a_reader_that_has_seen_enough_is_no_error() {
     let mut child = Command::cargo_bin("tidegate").unwrap();
-    child.args(["simulate", "--limit", "1/s", "--rate", "1000000/s", "--for", "1d", "--format", "jsonl"]);
+    child.args([
+        "simulate",
+        "--limit",
+        "1/s",
+        "--rate",
+        "1000000/s",
+        "--for",
+        "1d",
+        "--format",
+        "jsonl",
+    ]);
     let mut child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut first = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();

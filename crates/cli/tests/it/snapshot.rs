@@ -1,4 +1,5 @@
-//! State in memory over a restart: told to stop, killed, without room for its file, with a damaged one.
+//! State in memory over a restart: told to stop, killed, without room for its file, with a damaged
+//! one.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -29,7 +30,18 @@ impl Server {
                 shell
             }
         };
-        command.args(["serve", "--http", "127.0.0.1:0", "--grpc", "off", "--resp", "off", "--snapshot-file"]).arg(file);
+        command
+            .args([
+                "serve",
+                "--http",
+                "127.0.0.1:0",
+                "--grpc",
+                "off",
+                "--resp",
+                "off",
+                "--snapshot-file",
+            ])
+            .arg(file);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         let protocol = lines.find(|line| line.starts_with("http")).unwrap();
@@ -60,8 +72,12 @@ impl Server {
     }
 
     fn metric(&self, line: &str) -> u64 {
-        let page = self.ask("GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
-        let number = page.lines().find_map(|own| own.strip_prefix(line)).unwrap_or_else(|| panic!("{line} in {page}"));
+        let page =
+            self.ask("GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        let number = page
+            .lines()
+            .find_map(|own| own.strip_prefix(line))
+            .unwrap_or_else(|| panic!("{line} in {page}"));
         number.trim().parse().unwrap()
     }
 
@@ -92,7 +108,14 @@ fn whoever_is_told_to_stop_goes_on_where_it_was() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("state");
     let server = Server::start(&file, None);
-    let limits = ["100/d", "90/d window", "80/d sliding", "70/d estimate", "60/d log", "50 concurrent ttl 1d"];
+    let limits = [
+        "100/d",
+        "90/d window",
+        "80/d sliding",
+        "70/d estimate",
+        "60/d log",
+        "50 concurrent ttl 1d",
+    ];
     let left: Vec<u64> = limits.iter().map(|limit| server.take("k", limit, 7)).collect();
     assert_eq!(left, [93, 83, 73, 63, 53, 43]);
     let log = server.end(Signal::TERM);
@@ -160,7 +183,11 @@ fn with_a_damaged_file_it_starts_with_what_is_left_of_it() {
     let server = Server::start(&file, None);
     assert_eq!(server.take("k", "100/d", 1), 99);
     let log = server.end(Signal::KILL);
-    assert!(log.contains("only a part of the snapshot could be read") && log.contains("damaged_blocks=1"), "{log}");
+    assert!(
+        log.contains("only a part of the snapshot could be read")
+            && log.contains("damaged_blocks=1"),
+        "{log}"
+    );
     assert_eq!(fs::read(folder.path().join("state.partly")).unwrap(), damaged);
     let mut later = whole;
     later[8] = 9;
@@ -186,12 +213,18 @@ fn files_that_cannot_be_trusted_or_do_not_end_stop_the_start() {
     fs::write(&file, "").unwrap();
     fs::set_permissions(&file, PermissionsExt::from_mode(0o666)).unwrap();
     let text = start(&["--snapshot-file", file.to_str().unwrap()]);
-    assert!(text.starts_with("exit 2") && text.contains("other users may write to it (mode 666)"), "{text}");
+    assert!(
+        text.starts_with("exit 2") && text.contains("other users may write to it (mode 666)"),
+        "{text}"
+    );
     assert!(text.contains("memory.snapshot_file: ") && text.contains("`chmod 600` it"), "{text}");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     for device in ["/dev/null", "/dev/zero"] {
         let text = start(&["--snapshot-file", device]);
-        assert!(text.starts_with("exit 2") && text.contains("is a device: expected a file"), "{text}");
+        assert!(
+            text.starts_with("exit 2") && text.contains("is a device: expected a file"),
+            "{text}"
+        );
         assert!(!Path::new(&format!("{device}.lock")).exists());
     }
     for (more, expected) in [

@@ -17,16 +17,28 @@ fn a_second_check_finds_less_left() {
     let server = Server::start(Flavor::Redis7);
     let url = server.url();
     let check = |more: &[&str]| {
-        let args =
-            [&["check", "user:7", "--limit", "3/day window from first hit", "--op", "take", "--store", &url], more]
-                .concat();
+        let args = [
+            &[
+                "check",
+                "user:7",
+                "--limit",
+                "3/day window from first hit",
+                "--op",
+                "take",
+                "--store",
+                &url,
+            ],
+            more,
+        ]
+        .concat();
         let text = shown(&args, "");
         // How long it has still to go depends on how quick we are.
         let lines = text.lines().map(|line| line.split(", full again").next().unwrap());
         let lines = lines.map(|line| line.split(", try again").next().unwrap());
         lines.collect::<Vec<_>>().join("\n").replace(&server.port().to_string(), "PORT") + "\n"
     };
-    let told = check(&[]) + &check(&["--cost", "9"]) + &check(&[]) + &check(&["--namespace", "other"]);
+    let told =
+        check(&[]) + &check(&["--cost", "9"]) + &check(&[]) + &check(&["--namespace", "other"]);
     assert_snapshot!(told, @"
     exit 0
     --- stdout
@@ -100,19 +112,28 @@ fn a_server_simulates_as_memory_does() {
     Flavor::on_all(|flavor| {
         let server = Server::start(flavor);
         // What is shown is made of the answers, so one server will do for the other formats.
-        let formats = if flavor == Flavor::Redis7 { &["jsonl", "table", "svg"][..] } else { &["jsonl"] };
+        let formats =
+            if flavor == Flavor::Redis7 { &["jsonl", "table", "svg"][..] } else { &["jsonl"] };
         for pattern in ["poisson", "attack"] {
             for format in formats {
-                let mut args = vec!["simulate", "--rate", "90/s", "--for", "3s", "--keys", "3", "--cost", "2"];
+                let mut args =
+                    vec!["simulate", "--rate", "90/s", "--for", "3s", "--keys", "3", "--cost", "2"];
                 args.extend(["--pattern", pattern, "--format", format]);
                 args.extend(LIMITS.iter().flat_map(|limit| ["--limit", limit]));
                 let here = stdout(&args, "");
                 let url = server.url();
                 let there = tidegate(&[&args[..], &["--store", &url]].concat()).output().unwrap();
-                assert!(there.status.success(), "{flavor}: {}", String::from_utf8_lossy(&there.stderr));
+                assert!(
+                    there.status.success(),
+                    "{flavor}: {}",
+                    String::from_utf8_lossy(&there.stderr)
+                );
                 assert!(here.as_bytes() == there.stdout, "{flavor}: {pattern}, {format}");
                 let note = String::from_utf8(there.stderr).unwrap();
-                assert!(note.starts_with(&format!("note: decided by {url}, in the namespace sim-")), "{note}");
+                assert!(
+                    note.starts_with(&format!("note: decided by {url}, in the namespace sim-")),
+                    "{note}"
+                );
             }
         }
         assert_eq!(server.command(&["DBSIZE"]).int(), 0, "{flavor}");
@@ -122,7 +143,8 @@ fn a_server_simulates_as_memory_does() {
 fn transcripts() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/transcripts");
     let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let files: Vec<_> = files.filter(|path| path.extension().is_some_and(|extension| extension == "txt")).collect();
+    let files: Vec<_> =
+        files.filter(|path| path.extension().is_some_and(|extension| extension == "txt")).collect();
     assert!(!files.is_empty());
     files
 }
@@ -132,8 +154,17 @@ fn every_transcript_holds_on_every_server() {
     Flavor::on_all(|flavor| {
         let server = Server::start(flavor);
         for path in transcripts() {
-            let text =
-                stdout(&["simulate", "--verify", "--store", &server.url(), "--trace", path.to_str().unwrap()], "");
+            let text = stdout(
+                &[
+                    "simulate",
+                    "--verify",
+                    "--store",
+                    &server.url(),
+                    "--trace",
+                    path.to_str().unwrap(),
+                ],
+                "",
+            );
             assert!(text.ends_with("all as expected\n"), "{flavor}: {}: {text}", path.display());
         }
         assert_eq!(server.command(&["DBSIZE"]).int(), 0, "{flavor}");
@@ -168,12 +199,18 @@ fn what_differs_is_told_as_in_memory() {
     let server = Server::start(Flavor::Redis7);
     let bad = "# limit: 2/s\n0 a 2 -> allow remaining 1\n0 a -> deny retry 500ms\nx\n";
     let run = |more: &[&str]| {
-        tidegate(&[&["simulate", "--trace", "-", "--verify"], more].concat()).write_stdin(bad).output().unwrap()
+        tidegate(&[&["simulate", "--trace", "-", "--verify"], more].concat())
+            .write_stdin(bad)
+            .output()
+            .unwrap()
     };
     let (here, there) = (run(&[]), run(&["--store", &server.url()]));
     let after_note = |output: &Output| {
         let text = String::from_utf8(output.stderr.clone()).unwrap();
-        text.lines().filter(|line| !line.starts_with("note: decided by")).collect::<Vec<_>>().join("\n")
+        text.lines()
+            .filter(|line| !line.starts_with("note: decided by"))
+            .collect::<Vec<_>>()
+            .join("\n")
     };
     assert_eq!((here.status.code(), &here.stdout), (there.status.code(), &there.stdout));
     assert_eq!(after_note(&here), after_note(&there));
@@ -184,17 +221,39 @@ fn what_differs_is_told_as_in_memory() {
 fn time_that_goes_back_far_is_told() {
     let server = Server::start(Flavor::Redis7);
     let text = shown(
-        &["simulate", "--limit", "2/s", "--trace", "-", "--store", &server.url(), "--format", "jsonl"],
+        &[
+            "simulate",
+            "--limit",
+            "2/s",
+            "--trace",
+            "-",
+            "--store",
+            &server.url(),
+            "--format",
+            "jsonl",
+        ],
         "2h a\n0 a\n",
     );
     assert!(text.contains("note: request 2: time goes back by more than an hour"), "{text}");
 }
 
-/// Starts a simulation that has written keys and waits for more requests, sends a signal, and says how it ended.
+/// Starts a simulation that has written keys and waits for more requests, sends a signal, and says
+/// how it ended.
 fn interrupt(server: &Server, signal: &str) -> Option<i32> {
     let mut command = Command::cargo_bin("tidegate").unwrap();
-    command.args(["simulate", "--limit", "10/day", "--trace", "-", "--format", "jsonl", "--store", &server.url()]);
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    command.args([
+        "simulate",
+        "--limit",
+        "10/day",
+        "--trace",
+        "-",
+        "--format",
+        "jsonl",
+        "--store",
+        &server.url(),
+    ]);
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut note = String::new();
     BufReader::new(child.stderr.take().unwrap()).read_line(&mut note).unwrap();
     assert!(note.contains("in the namespace sim-"), "{note}");
@@ -203,7 +262,9 @@ fn interrupt(server: &Server, signal: &str) -> Option<i32> {
         writeln!(stdin, "{n}ms key-{n}").unwrap();
     }
     stdin.flush().unwrap();
-    wait_until("keys are written", Duration::from_secs(20), || server.command(&["DBSIZE"]).int() > 0);
+    wait_until("keys are written", Duration::from_secs(20), || {
+        server.command(&["DBSIZE"]).int() > 0
+    });
     let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
     let ended = child.wait().unwrap().code();

@@ -35,25 +35,39 @@ impl Running {
             let mut words = line.split_whitespace();
             match words.next() {
                 Some("http") => http = words.next().map(str::to_owned),
-                Some("resp") => resp = words.next().and_then(|at| at.rsplit(':').next()?.parse().ok()),
+                Some("resp") => {
+                    resp = words.next().and_then(|at| at.rsplit(':').next()?.parse().ok())
+                }
                 Some("ready") => break,
                 _ => {}
             }
         }
         // What it says later is read, too, so that it never waits for us.
         thread::spawn(move || lines.for_each(drop));
-        Running { child, http: http.expect("a listener for HTTP"), resp: resp.expect("a listener for RESP") }
+        Running {
+            child,
+            http: http.expect("a listener for HTTP"),
+            resp: resp.expect("a listener for RESP"),
+        }
     }
 
     fn signal(&self, name: &str) {
-        assert!(Command::new("kill").args([name, &self.child.id().to_string()]).status().unwrap().success());
+        assert!(
+            Command::new("kill")
+                .args([name, &self.child.id().to_string()])
+                .status()
+                .unwrap()
+                .success()
+        );
     }
 
     /// Tells it to stop; how long it took.
     fn stop(&mut self) -> Duration {
         let began = Instant::now();
         self.signal("-TERM");
-        wait_until("the server has ended", Duration::from_secs(15), || self.child.try_wait().unwrap().is_some());
+        wait_until("the server has ended", Duration::from_secs(15), || {
+            self.child.try_wait().unwrap().is_some()
+        });
         assert!(self.child.wait().unwrap().success(), "it says that everything was answered");
         began.elapsed()
     }
@@ -76,10 +90,13 @@ impl Http {
         Http(BufReader::new(stream))
     }
 
-    /// Status and body; nothing if the connection ended before the answer began. An answer that ends early is a mistake.
+    /// Status and body; nothing if the connection ended before the answer began. An answer that
+    /// ends early is a mistake.
     fn post(&mut self, path: &str, body: &str) -> Option<(u16, String)> {
-        let request =
-            format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
         self.0.get_mut().write_all(request.as_bytes()).ok()?;
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
@@ -89,7 +106,12 @@ impl Http {
                 other => panic!("an answer ends early ({other:?}): {head:?}"),
             }
         }
-        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap().parse().unwrap();
+        let length = head
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length: "))
+            .unwrap()
+            .parse()
+            .unwrap();
         let mut body = vec![0; length];
         self.0.read_exact(&mut body).unwrap();
         Some((head.split(' ').nth(1).unwrap().parse().unwrap(), String::from_utf8(body).unwrap()))
@@ -121,7 +143,8 @@ fn a_storm_of_reloads_drops_nothing_and_mixes_nothing() {
     let file = folder.path().join("rules.yaml");
     put(&file, &rules(0));
     let server = Running::start(&["--config", file.to_str().unwrap()]);
-    let (working, asked, old, new) = (AtomicU64::new(4), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let (working, asked, old, new) =
+        (AtomicU64::new(4), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     // Clients go on until there was a storm, however slowly files are written and signals are sent.
     let reloads = AtomicU64::new(0);
     let goes_on = |number: &u64| *number < EACH || reloads.load(Ordering::Acquire) <= 10;
@@ -131,16 +154,21 @@ fn a_storm_of_reloads_drops_nothing_and_mixes_nothing() {
                 let mut http = Http::connect(&server.http);
                 for number in (0..).take_while(goes_on) {
                     let body = format!(r#"{{"attributes":{{"user":"u{}"}}}}"#, number % 100);
-                    let (status, answer) = http.post("/v1/check", &body).expect("every request is answered");
+                    let (status, answer) =
+                        http.post("/v1/check", &body).expect("every request is answered");
                     assert_eq!(status, 200, "{answer}");
                     let answer: Value = serde_json::from_str(&answer).unwrap();
                     let charges = answer["charges"].as_array().unwrap();
                     let seen: Vec<(&str, u64)> = charges
                         .iter()
-                        .map(|charge| (charge["rule"].as_str().unwrap(), charge["amount"].as_u64().unwrap()))
+                        .map(|charge| {
+                            (charge["rule"].as_str().unwrap(), charge["amount"].as_u64().unwrap())
+                        })
                         .collect();
                     match seen[..] {
-                        [("common", 100_000_000), ("north", 10_000_000), ("south", 10_000_000)] => &old,
+                        [("common", 100_000_000), ("north", 10_000_000), ("south", 10_000_000)] => {
+                            &old
+                        }
                         [("common", 100_000_000), ("east", 20_000_000)] => &new,
                         _ => panic!("neither the old rules nor the new ones: {seen:?}"),
                     }
@@ -164,7 +192,8 @@ fn a_storm_of_reloads_drops_nothing_and_mixes_nothing() {
                 working.fetch_sub(1, Ordering::Release);
             });
         }
-        // The storm: as fast as files can be written and signals be sent, and every third time something that cannot be.
+        // The storm: as fast as files can be written and signals be sent, and every third time
+        // something that cannot be.
         for version in (0..3).cycle().take_while(|_| working.load(Ordering::Acquire) > 0) {
             put(&file, &rules(version));
             server.signal("-HUP");
@@ -186,7 +215,8 @@ fn a_storm_of_reloads_drops_nothing_and_mixes_nothing() {
     assert_eq!(answer["charges"][0]["remaining"], 100_000_000 - asked.into_inner());
 }
 
-/// Asks until the server is told to stop and the connections end; how many were allowed. Nothing may end in the middle of an answer.
+/// Asks until the server is told to stop and the connections end; how many were allowed. Nothing
+/// may end in the middle of an answer.
 fn load_until_stopped(server: &mut Running, at_least: u64) -> (u64, Duration) {
     const DEPTH: usize = 32;
     let (answered, stopping) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -225,10 +255,15 @@ fn load_until_stopped(server: &mut Running, at_least: u64) -> (u64, Duration) {
                     assert_eq!(status, 200, "{answer}");
                     answered.fetch_add(1, Ordering::AcqRel);
                 }
-                assert!(stopping.load(Ordering::Acquire), "the connection ended before the server was told to stop");
+                assert!(
+                    stopping.load(Ordering::Acquire),
+                    "the connection ended before the server was told to stop"
+                );
             });
         }
-        wait_until("there is load", Duration::from_secs(30), || answered.load(Ordering::Acquire) >= at_least);
+        wait_until("there is load", Duration::from_secs(30), || {
+            answered.load(Ordering::Acquire) >= at_least
+        });
         stopping.store(true, Ordering::Release);
         server.stop()
     });
@@ -245,11 +280,19 @@ fn told_to_stop_under_load_it_answers_what_it_has_charged() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let limits: Limits = "100000000/d window".parse().unwrap();
     let left = runtime.block_on(async {
-        let store = Redis::builder(redis.url().parse().unwrap()).timeout(Duration::from_secs(10)).build().unwrap();
+        let store = Redis::builder(redis.url().parse().unwrap())
+            .timeout(Duration::from_secs(10))
+            .build()
+            .unwrap();
         store.decide(&Check::of(Op::Peek).charge("all", &limits, 1)).await.unwrap().remaining()
     });
-    // On a busy machine Redis may be too late for an answer, which is then the server's own: it is answered, and perhaps not charged.
-    assert!(100_000_000 - left <= answered, "{} were charged, and {answered} answered", 100_000_000 - left);
+    // On a busy machine Redis may be too late for an answer, which is then the server's own: it is
+    // answered, and perhaps not charged.
+    assert!(
+        100_000_000 - left <= answered,
+        "{} were charged, and {answered} answered",
+        100_000_000 - left
+    );
 }
 
 #[test]

@@ -23,12 +23,17 @@ fn serve(at: &str, words: &[&str], log: &Path, variable: Option<&str>) -> Child 
 
 /// Whether it became ready.
 fn is_ready(server: &mut Child) -> bool {
-    BufReader::new(server.stdout.take().unwrap()).lines().map_while(Result::ok).any(|line| line == "ready")
+    BufReader::new(server.stdout.take().unwrap())
+        .lines()
+        .map_while(Result::ok)
+        .any(|line| line == "ready")
 }
 
 /// Stops it, so that every line of its log is written.
 fn end(mut server: Child) {
-    assert!(Command::new("kill").args(["-TERM", &server.id().to_string()]).status().unwrap().success());
+    assert!(
+        Command::new("kill").args(["-TERM", &server.id().to_string()]).status().unwrap().success()
+    );
     assert!(server.wait().unwrap().success());
 }
 
@@ -55,14 +60,17 @@ fn a_short_token_is_refused_beyond_this_machine_at_the_start_and_when_it_changes
     assert!(is_ready(&mut server), "{}", said());
     std::fs::write(&token, SHORT).unwrap();
     wait_until("the shorter one is refused", LONG, || said().contains("tokens refused"));
-    let line = format!("tokens refused; the last good one stays in force why=\"the token for checks: {ADVICE}\"");
+    let line = format!(
+        "tokens refused; the last good one stays in force why=\"the token for checks: {ADVICE}\""
+    );
     assert!(said().contains(&line), "{}", said());
     assert!(!said().contains(SHORT), "{}", said());
     end(server);
 
     let config = folder.path().join("tidegate.yaml");
     let listen = "rules: []\nlisten: { http: \"0.0.0.0:8080\", grpc: off, resp: off }";
-    std::fs::write(&config, format!("{listen}\ntokens: {{ check_file: {} }}\n", token.display())).unwrap();
+    std::fs::write(&config, format!("{listen}\ntokens: {{ check_file: {} }}\n", token.display()))
+        .unwrap();
     let validated = tidegate(&["validate", config.to_str().unwrap()]).output().unwrap();
     let text = String::from_utf8([validated.stdout, validated.stderr].concat()).unwrap();
     assert!(text.contains("tokens.check_file: ") && text.contains(ADVICE), "{text}");
@@ -95,7 +103,10 @@ fn a_token_among_the_arguments_is_warned_about() {
         let text = std::fs::read_to_string(&log).unwrap();
         let lines: Vec<&str> = text.lines().filter(|line| line.contains(warning)).collect();
         assert_eq!(lines.len(), expected.len(), "{words:?}: {text}");
-        assert!(lines.iter().zip(expected).all(|(line, expected)| line.ends_with(expected)), "{text}");
+        assert!(
+            lines.iter().zip(expected).all(|(line, expected)| line.ends_with(expected)),
+            "{text}"
+        );
         assert!(!text.contains("open-sesame"), "{text}");
     }
 }

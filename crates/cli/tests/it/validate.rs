@@ -30,20 +30,29 @@ fn errors_and_warnings_are_told_apart_and_counted() {
     let message = "f: no rules: only limits that callers bring are enforced; write `rules: []` if that is meant\n";
     assert_eq!(
         shown(NO_RULES, &[]),
-        format!("exit 0\n--- stdout\nf: 0 rules, 0 errors, 1 warning\n--- stderr\nwarning: {message}")
+        format!(
+            "exit 0\n--- stdout\nf: 0 rules, 0 errors, 1 warning\n--- stderr\nwarning: {message}"
+        )
     );
     assert_eq!(
         shown(NO_RULES, &["--strict"]),
-        format!("exit 2\n--- stdout\nf: 0 rules, 1 error, 0 warnings\n--- stderr\nerror: {message}")
+        format!(
+            "exit 2\n--- stdout\nf: 0 rules, 1 error, 0 warnings\n--- stderr\nerror: {message}"
+        )
     );
-    assert_eq!(shown(&format!("{NO_RULES}rules: []\n"), &[]), "exit 0\n--- stdout\nf: 0 rules, nothing wrong\n");
+    assert_eq!(
+        shown(&format!("{NO_RULES}rules: []\n"), &[]),
+        "exit 0\n--- stdout\nf: 0 rules, nothing wrong\n"
+    );
     assert_eq!(
         shown("rules:\n  - name: a\n    limit: 3/s\n    settle: response_ms\n", &[]),
         "exit 0\n--- stdout\nf: 1 rule, 0 errors, 1 warning\n--- stderr\nwarning: f:4:5: rule a: settle has no effect: only the proxy sees responses; set proxy.upstream, or remove it\n"
     );
     let wrong = shown("rules:\n  - { name: a b, limit: 3/s }\n", &[]);
     assert!(
-        wrong.starts_with("exit 2\n--- stdout\nf: not read, 1 error, 0 warnings\n--- stderr\nerror: f:2:"),
+        wrong.starts_with(
+            "exit 2\n--- stdout\nf: not read, 1 error, 0 warnings\n--- stderr\nerror: f:2:"
+        ),
         "{wrong}"
     );
 }
@@ -74,7 +83,11 @@ impl Logging {
     /// The next line that has these words in it, without its time.
     pub(crate) fn line(&mut self, words: &str) -> String {
         let line = self.log.by_ref().map(Result::unwrap).find(|line| line.contains(words));
-        line.unwrap_or_else(|| panic!("the log ends without {words:?}")).split_once(' ').unwrap().1.into()
+        line.unwrap_or_else(|| panic!("the log ends without {words:?}"))
+            .split_once(' ')
+            .unwrap()
+            .1
+            .into()
     }
 }
 
@@ -129,7 +142,8 @@ fn found(folder: &Path, text: &str) -> String {
 const NOTATION: &str = "looks like a regular expression: expected a pattern, in which * is any number of characters, ? is one, and ! in front means not";
 const LITERALLY: &str = "or put \\ before characters that stand for themselves";
 
-/// One rule with this after its name, and everything that is said about it. Places are those of the rule's own line.
+/// One rule with this after its name, and everything that is said about it. Places are those of the
+/// rule's own line.
 #[test]
 fn every_finding_about_a_rule_says_what_to_write() {
     let (folder, mut wrong) = (tempfile::tempdir().unwrap(), Vec::new());
@@ -168,7 +182,10 @@ fn every_finding_about_a_rule_says_what_to_write() {
             "limit: 1/s, when: { ip: '2001:DB8:*' }",
             "warning: 2:40: rule r: when: ip \"2001:DB8:*\" never matches: addresses are written in lower case: write \"2001:db8:*\"",
         ),
-        ("limit: 1/s, when: { ip: ['2001:db8::1/128', '10.0.*', '!192.0.2.0/24', '::ffff:10.0.0.0/104'] }", ""),
+        (
+            "limit: 1/s, when: { ip: ['2001:db8::1/128', '10.0.*', '!192.0.2.0/24', '::ffff:10.0.0.0/104'] }",
+            "",
+        ),
         // Regular expressions.
         (
             "limit: 1/s, when: { path: '^/api/.*$' }",
@@ -176,16 +193,25 @@ fn every_finding_about_a_rule_says_what_to_write() {
         ),
         (
             "limit: 1/s, when: { path: '/v1/(a|b)' }",
-            &regex("warning: 2:42: rule r: when: path \"/v1/(a|b)\"", "write [\"/v1/a\", \"/v1/b\"]"),
+            &regex(
+                "warning: 2:42: rule r: when: path \"/v1/(a|b)\"",
+                "write [\"/v1/a\", \"/v1/b\"]",
+            ),
         ),
-        ("limit: 1/s, when: { user: '\\d+' }", &regex("warning: 2:42: rule r: when: user \"\\\\d+\"", "write \"?*\"")),
+        (
+            "limit: 1/s, when: { user: '\\d+' }",
+            &regex("warning: 2:42: rule r: when: user \"\\\\d+\"", "write \"?*\""),
+        ),
         (
             "limit: 1/s, when: { user: '[0-9]+' }",
             &regex("warning: 2:42: rule r: when: user \"[0-9]+\"", "write \"?*\""),
         ),
         (
             "limit: 1/s, when: { user: '(a|b)+' }",
-            &regex("warning: 2:42: rule r: when: user \"(a|b)+\"", "write each value that is meant, as a list"),
+            &regex(
+                "warning: 2:42: rule r: when: user \"(a|b)+\"",
+                "write each value that is meant, as a list",
+            ),
         ),
         // Attributes.
         (
@@ -216,7 +242,10 @@ fn every_finding_about_a_rule_says_what_to_write() {
             "limit: 1/s, when: { 'cookie.a=b': a }",
             "error: 2:36: rule r: when cookie.a=b: no cookie can have this name: expected letters, digits, - and _, such as cookie.session",
         ),
-        ("limit: 1/s, when: { header.: a }", "error: 2:36: rule r: when header.: expected a name after the dot"),
+        (
+            "limit: 1/s, when: { header.: a }",
+            "error: 2:36: rule r: when header.: expected a name after the dot",
+        ),
         (
             "limit: 1/s, when: { header.X-Plan: a }",
             "warning: 2:36: rule r: when header.X-Plan: names of headers are lower case, and callers of the check API give them exactly so: write header.x-plan",
@@ -225,7 +254,10 @@ fn every_finding_about_a_rule_says_what_to_write() {
             "limit: 1/s, when: { Path: /a }",
             "warning: 2:36: rule r: when Path: names are lower case: did you mean path?",
         ),
-        ("limit: 1/s, by: [ip, ip]", "warning: 2:37: rule r: by ip: it is there twice; remove one of them"),
+        (
+            "limit: 1/s, by: [ip, ip]",
+            "warning: 2:37: rule r: by ip: it is there twice; remove one of them",
+        ),
         ("limit: 1/s, by: [user, tenant.id], missing: share", ""),
         // Methods, paths and hosts.
         (
@@ -317,7 +349,10 @@ fn every_finding_about_a_rule_says_what_to_write() {
             "error: 2:28: unknown key \"colour\": expected name, when, by, missing, limit, cost, overrides, mode, refunds, on_store_failure, sync, overflow, charge_when, settle or deny_status",
         ),
         ("limit: 1/s, mode: shaddow", "error: 2:34: mode: \"shaddow\": did you mean shadow?"),
-        ("limit: 1/s, by: user, missing: forbid", "error: 2:47: missing: \"forbid\": expected share, skip or deny"),
+        (
+            "limit: 1/s, by: user, missing: forbid",
+            "error: 2:47: missing: \"forbid\": expected share, skip or deny",
+        ),
     ] {
         let text = format!("rules:\n  - {{ name: r, {rule} }}\n");
         let expected = if expected.is_empty() { String::new() } else { format!("{expected}\n") };
@@ -335,8 +370,14 @@ fn every_finding_about_a_file_says_what_to_write() {
     let (folder, mut wrong) = (tempfile::tempdir().unwrap(), Vec::new());
     const PROXY: &str = "proxy: { upstream: 'http://127.0.0.1:1' }\n";
     for (text, expected) in [
-        ("", "warning: file: the file is empty: nothing is configured; expected settings such as `rules:`\n"),
-        ("# later\n", "warning: file: the file is empty: nothing is configured; expected settings such as `rules:`\n"),
+        (
+            "",
+            "warning: file: the file is empty: nothing is configured; expected settings such as `rules:`\n",
+        ),
+        (
+            "# later\n",
+            "warning: file: the file is empty: nothing is configured; expected settings such as `rules:`\n",
+        ),
         ("ruls: []\n", "error: 1:1: unknown key \"ruls\": did you mean rules?\n"),
         (
             "rules: []\nresilience: { deadlne_ms: 3 }\n",
@@ -410,7 +451,9 @@ fn every_finding_about_a_file_says_what_to_write() {
         ),
         // Where requests over HTTP are judged.
         (
-            &format!("{PROXY}rules:\n  - {{ name: a, limit: 1/s, when: {{ url: /a, status: 4xx }} }}\n"),
+            &format!(
+                "{PROXY}rules:\n  - {{ name: a, limit: 1/s, when: {{ url: /a, status: 4xx }} }}\n"
+            ),
             "warning: 3:36: rule a: when url: requests over HTTP do not have it, only callers that bring it: did you mean path?\n\
              warning: 3:45: rule a: when status: a request has none: conditions on the status of the response belong into charge_when\n",
         ),
@@ -428,13 +471,17 @@ fn every_finding_about_a_file_says_what_to_write() {
             "",
         ),
         (
-            &format!("{PROXY}rules:\n  - {{ name: a, limit: 1/s, charge_when: {{ status: [999, 20, '!9xx'] }} }}\n"),
+            &format!(
+                "{PROXY}rules:\n  - {{ name: a, limit: 1/s, charge_when: {{ status: [999, 20, '!9xx'] }} }}\n"
+            ),
             "error: 3:52: rule a: charge_when: status \"999\" never matches: expected a status from 100 to 599, or a class such as 4xx\n\
              error: 3:57: rule a: charge_when: status \"20\" never matches: expected a status from 100 to 599, or a class such as 4xx\n\
              error: 3:61: rule a: charge_when: status \"!9xx\" always matches: expected a status from 100 to 599, or a class such as 4xx\n",
         ),
         (
-            &format!("{PROXY}rules:\n  - {{ name: a, limit: 1/s, when: {{ path: /a%2Fb, header.x_key: b }} }}\n"),
+            &format!(
+                "{PROXY}rules:\n  - {{ name: a, limit: 1/s, when: {{ path: /a%2Fb, header.x_key: b }} }}\n"
+            ),
             "warning: 3:42: rule a: when: path \"/a%2Fb\" never matches a request over HTTP: paths with an escaped slash, a backslash or NUL are refused: write another path, or see paths.escaped_slashes\n\
              warning: 3:50: rule a: when header.x_key: headers with `_` in their names are dropped: write header.x-key, or set headers.underscores: keep\n",
         ),
@@ -445,7 +492,9 @@ fn every_finding_about_a_file_says_what_to_write() {
             "",
         ),
         (
-            &format!("{PROXY}rules:\n  - {{ name: a, limit: 1/s, charge_when: {{ headers.x: a }} }}\n"),
+            &format!(
+                "{PROXY}rules:\n  - {{ name: a, limit: 1/s, charge_when: {{ headers.x: a }} }}\n"
+            ),
             "error: 3:43: rule a: charge_when headers.x: a response does not have it: did you mean header.x?\n",
         ),
     ] {
@@ -481,20 +530,30 @@ const KEYS: [&str; 20] = [
     "rules",
 ];
 
-/// Every configuration that a page or an example shows is one that `validate --strict` finds nothing wrong with.
+/// Every configuration that a page or an example shows is one that `validate --strict` finds
+/// nothing wrong with.
 #[test]
 fn pages_and_examples_show_nothing_that_is_found_wrong() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut shown_texts = Vec::new();
     let pages = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
-    for page in pages.chain([root.join("README.md")]).filter(|page| page.extension().is_some_and(|end| end == "md")) {
+    for page in pages
+        .chain([root.join("README.md")])
+        .filter(|page| page.extension().is_some_and(|end| end == "md"))
+    {
         let text = std::fs::read_to_string(&page).unwrap();
-        let blocks = text.split("```yaml\n").skip(1).map(|block| block.split_once("```").unwrap().0.to_string());
+        let blocks = text
+            .split("```yaml\n")
+            .skip(1)
+            .map(|block| block.split_once("```").unwrap().0.to_string());
         shown_texts.extend(blocks.map(|block| (page.display().to_string(), block)));
     }
-    let examples = std::fs::read_dir(root.join("examples/gateways")).unwrap().map(|entry| entry.unwrap().path());
+    let examples = std::fs::read_dir(root.join("examples/gateways"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
     for example in examples.filter(|example| example.extension().is_some_and(|end| end == "yaml")) {
-        shown_texts.push((example.display().to_string(), std::fs::read_to_string(&example).unwrap()));
+        shown_texts
+            .push((example.display().to_string(), std::fs::read_to_string(&example).unwrap()));
     }
     let (mut files, mut folders) = (0, 0);
     for (page, text) in shown_texts {
@@ -518,7 +577,10 @@ fn pages_and_examples_show_nothing_that_is_found_wrong() {
             continue;
         };
         let shown = shown(&["validate", "--strict", "--offline", &path], "");
-        assert!(shown.starts_with("exit 0\n") && shown.contains("nothing wrong"), "{page}\n{text}\n{shown}");
+        assert!(
+            shown.starts_with("exit 0\n") && shown.contains("nothing wrong"),
+            "{page}\n{text}\n{shown}"
+        );
     }
     assert!(files >= 10 && folders >= 1, "{files} files and {folders} folders were found");
 }
@@ -528,9 +590,13 @@ fn pages_and_examples_show_nothing_that_is_found_wrong() {
 fn files_that_cannot_be_used_are_errors() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
-    for (name, text) in
-        [("empty", ""), ("words", "two words\n"), ("noise", "noise\n"), ("other", "noise\n"), ("good", "sesame\n")]
-    {
+    for (name, text) in [
+        ("empty", ""),
+        ("words", "two words\n"),
+        ("noise", "noise\n"),
+        ("other", "noise\n"),
+        ("good", "sesame\n"),
+    ] {
         std::fs::write(at(name), text).unwrap();
     }
     let text = format!(
@@ -546,7 +612,8 @@ fn files_that_cannot_be_used_are_errors() {
     let file = written(folder.path(), &text);
     let shown_all = shown(&["validate", &file], "");
     let lines = shown_all.split_once("--- stderr\n").unwrap().1;
-    let lines = lines.replace(&format!("{file}:"), "").replace(folder.path().to_str().unwrap(), "DIR");
+    let lines =
+        lines.replace(&format!("{file}:"), "").replace(folder.path().to_str().unwrap(), "DIR");
     assert_eq!(
         lines,
         "error: 3:15: tokens.check_file: DIR/none: no such file: correct the path, or write the token into it\n\
@@ -563,7 +630,8 @@ fn files_that_cannot_be_used_are_errors() {
     let text = format!("rules: []\ntls: {{ cert: {}, key: {} }}\n", at("noise"), at("other"));
     let shown = shown(&["validate", &written(folder.path(), &text)], "");
     assert!(
-        shown.contains("tls.key: ") && shown.contains("no private key in it: expected PEM with BEGIN PRIVATE KEY"),
+        shown.contains("tls.key: ")
+            && shown.contains("no private key in it: expected PEM with BEGIN PRIVATE KEY"),
         "{shown}"
     );
 }
@@ -617,22 +685,31 @@ fn the_store_is_asked() {
     let folder = tempfile::tempdir().unwrap();
     let server = tidegate_testkit::Server::start(tidegate_testkit::Flavor::Redis7);
     let validate = |url: &str| {
-        let file = written(folder.path(), &format!("rules: []\nresilience: {{ deadline_ms: 5000 }}\nstore: {url}\n"));
+        let file = written(
+            folder.path(),
+            &format!("rules: []\nresilience: {{ deadline_ms: 5000 }}\nstore: {url}\n"),
+        );
         shown(&["validate", "--strict", &file], "").replace(&file, "f")
     };
     assert_eq!(validate(&server.url()), "exit 0\n--- stdout\nf: 0 rules, nothing wrong\n");
     let away = validate("redis://127.0.0.1:1");
     assert!(
-        away.starts_with("exit 0\n--- stdout\nf: 0 rules, nothing wrong\n--- stderr\nnote: f:3:8: store: "),
+        away.starts_with(
+            "exit 0\n--- stdout\nf: 0 rules, nothing wrong\n--- stderr\nnote: f:3:8: store: "
+        ),
         "{away}"
     );
     server.command(&["CONFIG", "SET", "requirepass", "sesame"]);
     let refused = validate(&server.url());
     assert!(
-        refused.starts_with("exit 2\n--- stdout\nf: 0 rules, 1 error, 0 warnings\n--- stderr\nerror: f:3:8: store "),
+        refused.starts_with(
+            "exit 2\n--- stdout\nf: 0 rules, 1 error, 0 warnings\n--- stderr\nerror: f:3:8: store "
+        ),
         "{refused}"
     );
-    assert!(!validate(&server.url().replace("redis://", "redis://:wrong-word@")).contains("wrong-word"));
+    assert!(
+        !validate(&server.url().replace("redis://", "redis://:wrong-word@")).contains("wrong-word")
+    );
 }
 
 /// The folder of envoyproxy/ratelimit.
@@ -665,5 +742,9 @@ fn a_folder_for_envoy_has_warnings() {
         "domain: a\ndescriptors:\n  - { key: k, rate_limit: { unit: minutes, requests_per_unit: 1 } }\n",
     )
     .unwrap();
-    assert!(validate().contains("invalid rate limit unit 'minutes' at a.k: did you mean minute?"), "{}", validate());
+    assert!(
+        validate().contains("invalid rate limit unit 'minutes' at a.k: did you mean minute?"),
+        "{}",
+        validate()
+    );
 }

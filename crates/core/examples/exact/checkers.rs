@@ -1,9 +1,10 @@
-//! The rules once more, each O(1) amortised and with a state of its own. Nothing here knows the core.
+//! The rules once more, each O(1) amortised and with a state of its own. Nothing here knows the
+//! core.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// What a checker says of a decision: whether it must be allowed, how much must be left afterwards, and whether the bound
-/// that the algorithm promises still holds.
+/// What a checker says of a decision: whether it must be allowed, how much must be left afterwards,
+/// and whether the bound that the algorithm promises still holds.
 pub(crate) struct Answer {
     pub(crate) allowed: bool,
     pub(crate) left: u64,
@@ -15,8 +16,8 @@ pub(crate) trait Checker {
     fn ask(&mut self, now: u64, cost: u64) -> Answer;
 }
 
-/// The theoretical arrival time, in parts of which a microsecond has `amount` and a unit `period`. On a coarse grid time
-/// is floored to the tick it is in.
+/// The theoretical arrival time, in parts of which a microsecond has `amount` and a unit `period`.
+/// On a coarse grid time is floored to the tick it is in.
 pub(crate) struct Arrival {
     pub(crate) amount: u128,
     pub(crate) period: u128,
@@ -104,7 +105,8 @@ impl Ring {
     fn admits(&self, now: u64, cost: u64) -> bool {
         let amount = self.moments.len();
         let Some(before) = cost.checked_sub(1) else { return true };
-        cost <= amount as u64 && now - self.moments[(self.next + before as usize) % amount] >= self.period
+        cost <= amount as u64
+            && now - self.moments[(self.next + before as usize) % amount] >= self.period
     }
 
     fn push(&mut self, now: u64, cost: u64) {
@@ -174,7 +176,8 @@ impl Checker for TwoWindows {
         let whole = u128::from(self.period / self.grid);
         let gone = u128::from(now % self.period / self.grid);
         let most = u128::from(self.amount) * whole;
-        let taken = |current: u64| u128::from(self.previous) * (whole - gone) + u128::from(current) * whole;
+        let taken =
+            |current: u64| u128::from(self.previous) * (whole - gone) + u128::from(current) * whole;
         let allowed = cost == 0 || taken(self.current.saturating_add(cost)) <= most;
         let current = if allowed { self.current + cost } else { self.current };
         let left = (most.saturating_sub(taken(current)) / whole) as u64;
@@ -192,7 +195,8 @@ pub(crate) struct Every {
 
 impl Checker for Every {
     fn ask(&mut self, now: u64, cost: u64) -> Answer {
-        while let Some((_, units)) = self.live.pop_front_if(|(at, _)| now - *at >= self.ring.period) {
+        while let Some((_, units)) = self.live.pop_front_if(|(at, _)| now - *at >= self.ring.period)
+        {
             self.used -= units;
         }
         let allowed = self.ring.admits(now, cost);

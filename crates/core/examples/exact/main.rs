@@ -1,14 +1,20 @@
-//! Verifies as many random decisions as you have time for, each against a checker that knows nothing of the core.
+//! Verifies as many random decisions as you have time for, each against a checker that knows
+//! nothing of the core.
 //!
 //! ```text
 //! cargo run --release -p tidegate-core --example exact -- --ops 1e9 [--algorithm bucket] [--seed 1]
 //! ```
-//! A checker is O(1) amortised and keeps its own state: scaled arrival times, counters per window, rings of what was
-//! admitted. It says what must be allowed and what must be left, and asserts the bound that the algorithm promises.
-//! The first difference is printed with its seed and step, and ends the run with status 1.
+//! A checker is O(1) amortised and keeps its own state: scaled arrival times, counters per window,
+//! rings of what was admitted. It says what must be allowed and what must be left, and asserts the
+//! bound that the algorithm promises. The first difference is printed with its seed and step, and
+//! ends the run with status 1.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a program")]
-#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "it times itself; the core does not")]
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "it times itself; the core does not"
+)]
 #![allow(clippy::cast_possible_truncation, reason = "random words are cut to size on purpose")]
 
 mod checkers;
@@ -18,9 +24,13 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use tidegate_core::algorithm::{Kernel, bucket::Level, estimate::Pair, window::Count};
-use tidegate_core::{Algorithm, Charge, Limit, Op, Record, Retry, Timestamp, Verdict, admit, decide, report};
+use tidegate_core::{
+    Algorithm, Charge, Limit, Op, Record, Retry, Timestamp, Verdict, admit, decide, report,
+};
 
-use checkers::{Answer, Arrival, Checker, Deadlines, Epoch, Every, FirstHit, Ring, Steps, TwoWindows};
+use checkers::{
+    Answer, Arrival, Checker, Deadlines, Epoch, Every, FirstHit, Ring, Steps, TwoWindows,
+};
 
 /// Keys that are asked about in turn.
 const KEYS: usize = 64;
@@ -34,7 +44,9 @@ fn main() -> ExitCode {
             "--ops" => count(&value).map(|n| ops = n).is_some(),
             "--seed" => value.parse().map(|n| seed = n).is_ok(),
             "--algorithm" if value == "all" => true,
-            "--algorithm" => LIMITS.iter().any(|(name, _)| *name == value) && only.replace(value).is_none(),
+            "--algorithm" => {
+                LIMITS.iter().any(|(name, _)| *name == value) && only.replace(value).is_none()
+            }
             _ => false,
         };
         if !understood {
@@ -42,7 +54,9 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     }
-    for (name, limits) in LIMITS.iter().filter(|(name, _)| only.as_ref().is_none_or(|only| only == name)) {
+    for (name, limits) in
+        LIMITS.iter().filter(|(name, _)| only.as_ref().is_none_or(|only| only == name))
+    {
         match run(name, limits, ops, seed) {
             Ok(line) => println!("{line}"),
             Err(difference) => {
@@ -58,19 +72,36 @@ fn main() -> ExitCode {
 fn count(text: &str) -> Option<u64> {
     let text = text.replace('_', "");
     match text.split_once(['e', 'E']) {
-        Some((digits, zeros)) => digits.parse::<u64>().ok()?.checked_mul(10_u64.checked_pow(zeros.parse().ok()?)?),
+        Some((digits, zeros)) => {
+            digits.parse::<u64>().ok()?.checked_mul(10_u64.checked_pow(zeros.parse().ok()?)?)
+        }
         None => text.parse().ok(),
     }
 }
 
-/// What is run under each name. Periods are short, so that edges are met often; one of each is coarse or large.
+/// What is run under each name. Periods are short, so that edges are met often; one of each is
+/// coarse or large.
 const LIMITS: [(&str, &[&str]); 7] = [
-    ("bucket", &["10/s", "7/min burst 3", "999983/day burst 10000000000", "1000000/s burst 100", "3/7us burst 2"]),
+    (
+        "bucket",
+        &[
+            "10/s",
+            "7/min burst 3",
+            "999983/day burst 10000000000",
+            "1000000/s burst 100",
+            "3/7us burst 2",
+        ],
+    ),
     ("window", &["10/s window", "3/7us window", "1000000000/day window"]),
     ("first-hit", &["10/s window from first hit", "3/7us window from first hit"]),
     (
         "sliding",
-        &["10/s sliding", "5/100us sliding step 7us", "240/h sliding step 1m lenient", "9/1ms sliding step 300us"],
+        &[
+            "10/s sliding",
+            "5/100us sliding step 7us",
+            "240/h sliding step 1m lenient",
+            "9/1ms sliding step 300us",
+        ],
     ),
     ("estimate", &["10/s estimate", "3/7us estimate", "100000/day estimate"]),
     ("log", &["10/s log", "3/7us log", "100/min log"]),
@@ -80,7 +111,8 @@ const LIMITS: [(&str, &[&str]); 7] = [
 fn run(name: &str, limits: &[&str], ops: u64, seed: u64) -> Result<String, String> {
     let limits: Vec<Limit> = limits.iter().map(|text| text.parse().expect("a limit")).collect();
     // Half of the keys of each limit take the fast path, if it has one.
-    let mut keys: Vec<Key> = (0..KEYS).map(|key| Key::new(limits[key / 2 % limits.len()], key % 2 == 0)).collect();
+    let mut keys: Vec<Key> =
+        (0..KEYS).map(|key| Key::new(limits[key / 2 % limits.len()], key % 2 == 0)).collect();
     let mut random = Random(seed);
     let mut allowed = 0;
     let began = Instant::now();
@@ -104,7 +136,9 @@ fn run(name: &str, limits: &[&str], ops: u64, seed: u64) -> Result<String, Strin
     }
     let ns = began.elapsed().as_nanos() / u128::from(ops.max(1));
     let denied = ops - allowed;
-    Ok(format!("{name:<10} {ops:>13} ops  {allowed:>13} allowed  {denied:>13} denied  {ns:>4} ns/op  0 differences"))
+    Ok(format!(
+        "{name:<10} {ops:>13} ops  {allowed:>13} allowed  {denied:>13} denied  {ns:>4} ns/op  0 differences"
+    ))
 }
 
 /// SplitMix64.
@@ -129,12 +163,19 @@ enum Kept {
 }
 
 /// The fast path.
-fn check<K: Kernel<State: Copy>>(limit: &Limit, kernel: &K, kept: &mut K::State, at: Timestamp, cost: u64) -> Verdict {
+fn check<K: Kernel<State: Copy>>(
+    limit: &Limit,
+    kernel: &K,
+    kept: &mut K::State,
+    at: Timestamp,
+    cost: u64,
+) -> Verdict {
     let admitted = admit(limit, kernel, kept, at, cost);
     report(limit, kernel, admitted, cost)
 }
 
-/// What the last denial promised: this cost passes at this moment and not before, if nothing is taken until then.
+/// What the last denial promised: this cost passes at this moment and not before, if nothing is
+/// taken until then.
 #[derive(Clone, Copy, Debug)]
 struct Promise {
     cost: u64,
@@ -171,13 +212,29 @@ impl Key {
             Algorithm::Window(_) => Box::new(Epoch { amount, period, window: 0, used: 0 }),
             Algorithm::Sliding(sliding) => {
                 let ring = (!sliding.lenient).then(|| Ring::new(amount, period));
-                Box::new(Steps { amount, period, step: sliding.step, live: VecDeque::new(), used: 0, ring })
+                Box::new(Steps {
+                    amount,
+                    period,
+                    step: sliding.step,
+                    live: VecDeque::new(),
+                    used: 0,
+                    ring,
+                })
             }
-            Algorithm::Estimate(estimate) => {
-                Box::new(TwoWindows { amount, period, grid: estimate.grid, window: 0, previous: 0, current: 0 })
+            Algorithm::Estimate(estimate) => Box::new(TwoWindows {
+                amount,
+                period,
+                grid: estimate.grid,
+                window: 0,
+                previous: 0,
+                current: 0,
+            }),
+            Algorithm::Log(_) => {
+                Box::new(Every { ring: Ring::new(amount, period), live: VecDeque::new(), used: 0 })
             }
-            Algorithm::Log(_) => Box::new(Every { ring: Ring::new(amount, period), live: VecDeque::new(), used: 0 }),
-            Algorithm::Concurrent(_) => Box::new(Deadlines { amount, ttl: period, live: BTreeMap::new(), used: 0 }),
+            Algorithm::Concurrent(_) => {
+                Box::new(Deadlines { amount, ttl: period, live: BTreeMap::new(), used: 0 })
+            }
         };
         let kept = match algorithm {
             Algorithm::Bucket(_) if fast => Kept::Bucket(Level::default()),
@@ -185,7 +242,15 @@ impl Key {
             Algorithm::Estimate(_) if fast => Kept::Estimate(Pair::default()),
             _ => Kept::Record(Record::default()),
         };
-        Key { limit, fast, kept, checker, now: 1_700_000_000_000_000, last: Verdict::default(), promise: None }
+        Key {
+            limit,
+            fast,
+            kept,
+            checker,
+            now: 1_700_000_000_000_000,
+            last: Verdict::default(),
+            promise: None,
+        }
     }
 
     /// The next moment and cost, near the edges. At the end of time the key begins anew.
@@ -228,21 +293,32 @@ impl Key {
     fn decide(&mut self, now: u64, cost: u64) -> Verdict {
         let (limit, at) = (&self.limit, Timestamp::from_micros(now));
         match (&mut self.kept, limit.algorithm()) {
-            (Kept::Bucket(level), Algorithm::Bucket(kernel)) => check(limit, kernel, level, at, cost),
-            (Kept::Window(count), Algorithm::Window(kernel)) => check(limit, kernel, count, at, cost),
-            (Kept::Estimate(pair), Algorithm::Estimate(kernel)) => check(limit, kernel, pair, at, cost),
-            (Kept::Record(record), _) => *decide(Op::Check, &mut [Charge::new(limit, record, cost)], at).binding(),
+            (Kept::Bucket(level), Algorithm::Bucket(kernel)) => {
+                check(limit, kernel, level, at, cost)
+            }
+            (Kept::Window(count), Algorithm::Window(kernel)) => {
+                check(limit, kernel, count, at, cost)
+            }
+            (Kept::Estimate(pair), Algorithm::Estimate(kernel)) => {
+                check(limit, kernel, pair, at, cost)
+            }
+            (Kept::Record(record), _) => {
+                *decide(Op::Check, &mut [Charge::new(limit, record, cost)], at).binding()
+            }
             _ => unreachable!("a state is made for its algorithm"),
         }
     }
 
-    /// What costs as much as the last denial passes from the promised moment on, and until then is told the same moment.
+    /// What costs as much as the last denial passes from the promised moment on, and until then is
+    /// told the same moment.
     fn keeps_its_word(&self, got: &Verdict, now: u64, cost: u64) -> bool {
         let promised = self.promise.filter(|promise| promise.cost == cost);
         match got.retry {
             Retry::Never => cost > self.limit.capacity(),
             Retry::Now => got.allowed && promised.is_none_or(|promise| now >= promise.at),
-            Retry::After(wait) => wait > 0 && promised.is_none_or(|promise| now + wait == promise.at),
+            Retry::After(wait) => {
+                wait > 0 && promised.is_none_or(|promise| now + wait == promise.at)
+            }
         }
     }
 

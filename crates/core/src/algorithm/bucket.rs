@@ -1,11 +1,13 @@
-//! The bucket: token bucket, leaky bucket (funnel) and GCRA, which are one rule in three vocabularies.
+//! The bucket: token bucket, leaky bucket (funnel) and GCRA, which are one rule in three
+//! vocabularies.
 //!
-//! A charge pours its cost in; the bucket drains evenly at `amount` per `period`; what would overflow the capacity
-//! is denied. A token bucket calls the space above the level its tokens; GCRA calls the moment at which the level
-//! will be zero its theoretical arrival time.
+//! A charge pours its cost in; the bucket drains evenly at `amount` per `period`; what would
+//! overflow the capacity is denied. A token bucket calls the space above the level its tokens; GCRA
+//! calls the moment at which the level will be zero its theoretical arrival time.
 //!
-//! **Exactness.** The level is counted in units so small that every tick of the clock drains a whole number of them:
-//! one token is `q` units, one tick drains `p`. Nothing is ever rounded, so 7 per minute is 7 per minute for ever.
+//! **Exactness.** The level is counted in units so small that every tick of the clock drains a
+//! whole number of them: one token is `q` units, one tick drains `p`. Nothing is ever rounded, so 7
+//! per minute is 7 per minute for ever.
 
 use core::cmp::max;
 
@@ -15,8 +17,9 @@ use crate::exact::{gcd, mul_div_ceil, mul_div_floor};
 use crate::limit::{LimitError, Parameter, Problem};
 use crate::time::{EXACT, MAX_WAIT_US, Period, Timestamp};
 
-/// A token is cut into at least this many units where there is room for it, so that carrying a level over to
-/// another rate, which rounds up to a whole unit, costs less than a millionth of a token.
+/// A token is cut into at least this many units where there is room for it, so that carrying a
+/// level over to another rate, which rounds up to a whole unit, costs less than a millionth of a
+/// token.
 const FINE: u64 = 1 << 20;
 
 /// The parameters of a bucket.
@@ -56,8 +59,14 @@ pub struct Level {
 }
 
 impl Bucket {
-    /// Finds the finest grid on which every value stays below 2^53, `below` tokens of debt included.
-    pub(crate) fn new(amount: u64, period: Period, capacity: u64, below: u64) -> Result<Self, LimitError> {
+    /// Finds the finest grid on which every value stays below 2^53, `below` tokens of debt
+    /// included.
+    pub(crate) fn new(
+        amount: u64,
+        period: Period,
+        capacity: u64,
+        below: u64,
+    ) -> Result<Self, LimitError> {
         let period = period.as_micros();
         let most = 2 * (u128::from(capacity) + u128::from(below));
         let exact = |p: u128, q: u128| most * q < u128::from(EXACT) && p < u128::from(EXACT);
@@ -88,8 +97,8 @@ impl Bucket {
         let Rate { p, grid, .. } = self.rate;
         let ticks = now.micros_since(level.at) / grid;
         let units = level.units.saturating_sub(ticks.saturating_mul(p));
-        // An idle key does not save up: its clock starts with the tick it is in. Otherwise only whole ticks are spent; the rest
-        // of the last one is kept for later.
+        // An idle key does not save up: its clock starts with the tick it is in. Otherwise only
+        // whole ticks are spent; the rest of the last one is kept for later.
         let at = if units == 0 { now.floor_to(grid) } else { level.at.plus(ticks * grid) };
         Level { units, at }
     }
@@ -103,19 +112,29 @@ impl Bucket {
     pub(crate) fn worst_case(&self) -> u64 {
         let ticks = (self.period - 1).div_ceil(self.rate.grid);
         let drained = u128::from(ticks) * u128::from(self.rate.p) / u128::from(self.rate.q);
-        self.capacity + u64::try_from(drained).expect("no more than the amount and what one tick drains")
+        self.capacity
+            + u64::try_from(drained).expect("no more than the amount and what one tick drains")
     }
 
-    /// Takes `cost` as soon as it fits, and counts it from now: returns how long to wait, or `None` if that is more
-    /// than `max_wait_us`. Whoever comes later is judged as if it had been taken already, so places are kept in order.
-    pub(crate) fn book(&self, level: &mut Level, now: Timestamp, cost: u64, max_wait_us: u64) -> Option<u64> {
+    /// Takes `cost` as soon as it fits, and counts it from now: returns how long to wait, or `None`
+    /// if that is more than `max_wait_us`. Whoever comes later is judged as if it had been taken
+    /// already, so places are kept in order.
+    pub(crate) fn book(
+        &self,
+        level: &mut Level,
+        now: Timestamp,
+        cost: u64,
+        max_wait_us: u64,
+    ) -> Option<u64> {
         let wait = self.wait(level, now, cost, self.capacity);
-        // The longest wait that is reported may stand for a longer one, which would be no place to keep.
+        // The longest wait that is reported may stand for a longer one, which would be no place to
+        // keep.
         if wait > max_wait_us || wait >= MAX_WAIT_US {
             return None;
         }
         let Rate { p, q, grid } = self.rate;
-        // At the moment of its turn the bucket may have run dry within the last tick; that fraction is not saved up.
+        // At the moment of its turn the bucket may have run dry within the last tick; that fraction
+        // is not saved up.
         let ticks = now.plus(wait).micros_since(level.at) / grid;
         let units = max(level.units, ticks.saturating_mul(p)).checked_add(cost * q)?;
         if units >= EXACT {
@@ -127,13 +146,15 @@ impl Bucket {
 }
 
 impl Level {
-    /// Whether a store's clock that is behind moves it. What a change of limits made more than can be counted is kept from a later
-    /// moment on ([`Rate::carry`]), which is not a step of the clock; no limit with its debt reaches half as much.
+    /// Whether a store's clock that is behind moves it. What a change of limits made more than can
+    /// be counted is kept from a later moment on ([`Rate::carry`]), which is not a step of the
+    /// clock; no limit with its debt reaches half as much.
     pub(crate) fn is_countable(&self) -> bool {
         self.units < EXACT / 2
     }
 
-    /// The same level at `now`. What drained between a charge and the level's moment has drained all the same.
+    /// The same level at `now`. What drained between a charge and the level's moment has drained
+    /// all the same.
     pub(crate) fn rebase(&mut self, now: Timestamp) -> Moved {
         let by_us = self.at.micros_since(now);
         self.at = self.at.minus(by_us);
@@ -142,7 +163,8 @@ impl Level {
 }
 
 impl Rate {
-    /// The first moment at which the bucket is empty. One that is empty is so whatever the clock says, also if it went back.
+    /// The first moment at which the bucket is empty. One that is empty is so whatever the clock
+    /// says, also if it went back.
     pub(crate) fn idle_at(&self, level: &Level) -> Timestamp {
         if level.units == 0 {
             return Timestamp::EPOCH;
@@ -151,8 +173,9 @@ impl Rate {
         level.at.plus(ticks.saturating_mul(self.grid))
     }
 
-    /// The last moment at which the level can have been charged. On a coarse grid a bucket's clock starts with the tick it is
-    /// in, which may be before the charge: nobody else may drain it for that time.
+    /// The last moment at which the level can have been charged. On a coarse grid a bucket's clock
+    /// starts with the tick it is in, which may be before the charge: nobody else may drain it for
+    /// that time.
     pub(crate) fn charged_by(&self, level: &Level, now: Timestamp) -> Timestamp {
         let on_grid = level.at.floor_to(self.grid) == level.at;
         if on_grid { level.at.plus(self.grid - 1).min(now.max(level.at)) } else { level.at }
@@ -166,7 +189,8 @@ impl Rate {
         if units < EXACT {
             return Level { units, at: level.at };
         }
-        // More than the new scale can count: it counts from the moment at which, at its own rate, it is no more than that.
+        // More than the new scale can count: it counts from the moment at which, at its own rate,
+        // it is no more than that.
         let countable = mul_div_floor(EXACT - 1, self.q, to.q);
         let ticks = level.units.saturating_sub(countable).div_ceil(self.p);
         Level { units: EXACT - 1, at: level.at.after_micros(ticks.saturating_mul(self.grid)) }
@@ -188,8 +212,9 @@ impl Kernel for Bucket {
             *level = self.aged_by_ticks(*level, now);
             return now;
         }
-        // A tick is as fine as the clock: all the time that passed is spent, none is kept or saved up. If it went back, which an
-        // empty bucket does not mind, any number does: nothing drains from it.
+        // A tick is as fine as the clock: all the time that passed is spent, none is kept or saved
+        // up. If it went back, which an empty bucket does not mind, any number does: nothing drains
+        // from it.
         let elapsed = now.as_micros().wrapping_sub(level.at.as_micros());
         level.units = level.units.saturating_sub(elapsed.saturating_mul(self.rate.p));
         level.at = now;
@@ -227,16 +252,24 @@ impl Kernel for Bucket {
         if over == 0 {
             return 0;
         }
-        // Most rates of one token per so many ticks have p = 1, and a division is the dearest thing here.
+        // Most rates of one token per so many ticks have p = 1, and a division is the dearest thing
+        // here.
         let ticks = if p == 1 { over } else { over.div_ceil(p) };
         level.at.plus(ticks.saturating_mul(grid)).micros_since(now).min(MAX_WAIT_US)
     }
 
-    fn give_back(&self, level: &mut Level, _now: Timestamp, units: u64, charged_at: Option<Timestamp>) -> u64 {
+    fn give_back(
+        &self,
+        level: &mut Level,
+        _now: Timestamp,
+        units: u64,
+        charged_at: Option<Timestamp>,
+    ) -> u64 {
         let Rate { p, q, grid } = self.rate;
-        // Had the request never come, the bucket could have been idle since then and saved nothing up: of what it
-        // took, only what cannot have drained yet may be given back (I-REF).
-        let drained = charged_at.map_or(0, |then| level.at.micros_since(then).div_ceil(grid).saturating_mul(p));
+        // Had the request never come, the bucket could have been idle since then and saved nothing
+        // up: of what it took, only what cannot have drained yet may be given back (I-REF).
+        let drained = charged_at
+            .map_or(0, |then| level.at.micros_since(then).div_ceil(grid).saturating_mul(p));
         let back = units.saturating_mul(q).saturating_sub(drained).min(level.units);
         level.units -= back;
         back.div_ceil(q)

@@ -1,6 +1,7 @@
 //! Concurrency: leases in flight, each of which ends when it is released or when its time is up.
 //!
-//! Nobody has to clean up after a crash: a lease that is never released stops counting after its ttl.
+//! Nobody has to clean up after a crash: a lease that is never released stops counting after its
+//! ttl.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -58,7 +59,11 @@ impl Leases {
     }
 
     /// Those of somebody who kept them elsewhere; `None` if they come to too much, or two are one.
-    pub(crate) fn from_parts(leases: &[(u64, Lease)], newest: Timestamp, granted: u64) -> Option<Self> {
+    pub(crate) fn from_parts(
+        leases: &[(u64, Lease)],
+        newest: Timestamp,
+        granted: u64,
+    ) -> Option<Self> {
         exact_sum(leases.iter().map(|(_, lease)| lease.cost))?;
         let mut own = Leases { newest, granted, ..Leases::default() };
         for (number, lease) in leases {
@@ -94,7 +99,10 @@ impl Leases {
 
     /// What the lease of `id` holds.
     pub(crate) fn held(&self, id: Id) -> u64 {
-        self.leases.place_of(id).and_then(|place| self.leases.get(place)).map_or(0, |lease| lease.cost)
+        self.leases
+            .place_of(id)
+            .and_then(|place| self.leases.get(place))
+            .map_or(0, |lease| lease.cost)
     }
 
     /// Ends the lease of `id` and returns what it held: nothing, if it has ended already.
@@ -115,14 +123,16 @@ impl Leases {
         self.leases.iter().take_while(|(_, lease)| lease.deadline <= now).collect()
     }
 
-    /// Forgets the leases whose time is up; needs no parameters, because each lease knows its own deadline.
+    /// Forgets the leases whose time is up; needs no parameters, because each lease knows its own
+    /// deadline.
     pub(crate) fn age(&mut self, now: Timestamp) -> Timestamp {
         let now = if self.leases.is_empty() { now } else { max(now, self.newest) };
         self.total -= self.leases.remove_ended(now);
         now
     }
 
-    /// The newest lease was granted at `now`, and every lease lives on for as long as it would have from then.
+    /// The newest lease was granted at `now`, and every lease lives on for as long as it would have
+    /// from then.
     pub(crate) fn rebase(&mut self, now: Timestamp) {
         let by_us = self.newest.micros_since(now);
         let Leases { leases, granted, newest, .. } = core::mem::take(self);
@@ -146,7 +156,8 @@ impl Leases {
     }
 }
 
-/// So many leases are kept in a list. A key has one or two as a rule, and a tree of one takes as much as a tree of eleven.
+/// So many leases are kept in a list. A key has one or two as a rule, and a tree of one takes as
+/// much as a tree of eleven.
 const FEW: usize = 32;
 
 /// Leases in the order of their places: a list of few, two trees of many.
@@ -182,7 +193,9 @@ impl Kept {
         match self {
             Kept::Few(few) => block::<(u64, Lease)>(few.capacity()),
             Kept::Many(many) => {
-                block::<Many>(1) + tree_bytes::<Place, Lease>(&many.leases) + tree_bytes::<Id, Place>(&many.places)
+                block::<Many>(1)
+                    + tree_bytes::<Place, Lease>(&many.leases)
+                    + tree_bytes::<Id, Place>(&many.places)
             }
         }
     }
@@ -203,8 +216,10 @@ impl Kept {
             Kept::Few(few) => (Some(few), None),
             Kept::Many(many) => (None, Some(many)),
         };
-        let few = few.into_iter().flatten().map(|(number, lease)| ((lease.deadline, *number), *lease));
-        let many = many.into_iter().flat_map(|many| &many.leases).map(|(place, lease)| (*place, *lease));
+        let few =
+            few.into_iter().flatten().map(|(number, lease)| ((lease.deadline, *number), *lease));
+        let many =
+            many.into_iter().flat_map(|many| &many.leases).map(|(place, lease)| (*place, *lease));
         few.chain(many)
     }
 
@@ -221,7 +236,9 @@ impl Kept {
 
     fn get(&self, place: Place) -> Option<Lease> {
         match self {
-            Kept::Few(few) => few.binary_search_by_key(&place, place_in_list).ok().map(|index| few[index].1),
+            Kept::Few(few) => {
+                few.binary_search_by_key(&place, place_in_list).ok().map(|index| few[index].1)
+            }
             Kept::Many(many) => many.leases.get(&place).copied(),
         }
     }
@@ -279,7 +296,9 @@ impl Kept {
                 held = few.drain(..ended).map(|(_, lease)| lease.cost).sum();
             }
             Kept::Many(many) => {
-                while let Some(first) = many.leases.first_entry().filter(|first| first.get().deadline <= now) {
+                while let Some(first) =
+                    many.leases.first_entry().filter(|first| first.get().deadline <= now)
+                {
                     let lease = first.remove();
                     many.places.remove(&lease.id);
                     held += lease.cost;
@@ -290,7 +309,8 @@ impl Kept {
         held
     }
 
-    /// Takes up to so many units from the leases that end last, and removes those that have nothing left.
+    /// Takes up to so many units from the leases that end last, and removes those that have nothing
+    /// left.
     fn take_back(&mut self, units: u64) -> u64 {
         match self {
             Kept::Few(few) => {
@@ -334,7 +354,8 @@ fn place_in_list((number, lease): &(u64, Lease)) -> Place {
     (lease.deadline, *number)
 }
 
-/// What a tree takes at the most: nodes have room for eleven pairs and hold five at least, but for the root; those with children have six at least.
+/// What a tree takes at the most: nodes have room for eleven pairs and hold five at least, but for
+/// the root; those with children have six at least.
 fn tree_bytes<K, V>(tree: &BTreeMap<K, V>) -> usize {
     const ROOM: usize = 11;
     const LEAST: usize = 5;
@@ -381,7 +402,13 @@ impl Kernel for Concurrent {
         until_ended(over, state.iter().map(|lease| (lease.cost, lease.deadline)), now)
     }
 
-    fn give_back(&self, state: &mut Leases, _now: Timestamp, units: u64, _charged_at: Option<Timestamp>) -> u64 {
+    fn give_back(
+        &self,
+        state: &mut Leases,
+        _now: Timestamp,
+        units: u64,
+        _charged_at: Option<Timestamp>,
+    ) -> u64 {
         let back = state.leases.take_back(units);
         state.total -= back;
         back

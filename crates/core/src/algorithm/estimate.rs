@@ -1,8 +1,10 @@
-//! The two-window estimate: as if what was used in the previous window had been spread over it evenly.
+//! The two-window estimate: as if what was used in the previous window had been spread over it
+//! evenly.
 //!
-//! A sliding window that ends now covers all of the current fixed window and a part of the previous one; the previous
-//! count is weighted by that part. Two counters per key; nearly a sliding window for steady traffic, but a burst late
-//! in one window and another late in the next can together reach almost twice the amount within a period.
+//! A sliding window that ends now covers all of the current fixed window and a part of the previous
+//! one; the previous count is weighted by that part. Two counters per key; nearly a sliding window
+//! for steady traffic, but a burst late in one window and another late in the next can together
+//! reach almost twice the amount within a period.
 
 use core::cmp::{max, min};
 
@@ -62,15 +64,16 @@ impl Estimate {
         2 * self.amount - mul_div_ceil(self.amount, left, self.ticks())
     }
 
-    /// How many units were in use when something was last taken. In an earlier window, everything of that window was.
+    /// How many units were in use when something was last taken. In an earlier window, everything
+    /// of that window was.
     pub(crate) fn used_last(pair: &Pair, period: u64) -> u64 {
         let estimate = Estimate { amount: 1, period, grid: 1 };
         EXACT - 1 - estimate.room(pair, max(pair.last, pair.start), EXACT - 1)
     }
 
-    /// What was in use when something was last taken becomes the use of the window of `now`, if that was in a later one.
-    /// The weight of the previous window is part of it: it is not counted twice, and nothing drains faster than one amount in
-    /// a period.
+    /// What was in use when something was last taken becomes the use of the window of `now`, if
+    /// that was in a later one. The weight of the previous window is part of it: it is not counted
+    /// twice, and nothing drains faster than one amount in a period.
     pub(crate) fn rebase(pair: &mut Pair, period: u64, now: Timestamp) -> Moved {
         let start = now.floor_to(period);
         let last = min(pair.last, now);
@@ -78,7 +81,11 @@ impl Estimate {
             pair.last = last;
             return Moved::NOTHING;
         }
-        let moved = Moved { oldest: pair.start, by_us: pair.start.micros_since(start), latest: Timestamp::MAX };
+        let moved = Moved {
+            oldest: pair.start,
+            by_us: pair.start.micros_since(start),
+            latest: Timestamp::MAX,
+        };
         *pair = Pair { start, last, previous: 0, current: Self::used_last(pair, period) };
         moved
     }
@@ -134,8 +141,8 @@ impl Kernel for Estimate {
         }
         let ticks = self.ticks();
         let free = ceiling - cost;
-        // Inside this window, as soon as the weight of the previous one has shrunk enough; or in the next one, where
-        // what is current now is the previous one.
+        // Inside this window, as soon as the weight of the previous one has shrunk enough; or in
+        // the next one, where what is current now is the previous one.
         let ticks_from_start = if pair.current <= free {
             ticks - mul_div_floor(free - pair.current, ticks, pair.previous).min(ticks)
         } else {
@@ -144,7 +151,13 @@ impl Kernel for Estimate {
         pair.start.plus(ticks_from_start * self.grid).micros_since(now)
     }
 
-    fn give_back(&self, pair: &mut Pair, _now: Timestamp, units: u64, charged_at: Option<Timestamp>) -> u64 {
+    fn give_back(
+        &self,
+        pair: &mut Pair,
+        _now: Timestamp,
+        units: u64,
+        charged_at: Option<Timestamp>,
+    ) -> u64 {
         let current = charged_at.is_none_or(|start| start == pair.start);
         let previous = charged_at.is_none_or(|start| start.plus(self.period) == pair.start);
         let from_current = if current { units.min(pair.current) } else { 0 };

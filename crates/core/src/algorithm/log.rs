@@ -132,8 +132,15 @@ impl Kernel for Log {
         until_ended(over, log.iter().map(|entry| (entry.cost, entry.at.plus(self.period))), now)
     }
 
-    fn give_back(&self, log: &mut Entries, _now: Timestamp, units: u64, charged_at: Option<Timestamp>) -> u64 {
-        let charged = log.entries.iter_mut().rev().filter(|entry| charged_at.is_none_or(|at| at == entry.at));
+    fn give_back(
+        &self,
+        log: &mut Entries,
+        _now: Timestamp,
+        units: u64,
+        charged_at: Option<Timestamp>,
+    ) -> u64 {
+        let charged =
+            log.entries.iter_mut().rev().filter(|entry| charged_at.is_none_or(|at| at == entry.at));
         let back = take_back(units, charged.map(|entry| &mut entry.cost));
         log.entries.retain(|entry| entry.cost > 0);
         log.total -= back;

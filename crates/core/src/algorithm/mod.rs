@@ -1,9 +1,9 @@
 //! The algorithms: one file each, one small state each, and the same six questions to all of them.
 //!
-//! An algorithm only measures. It can [age](Kernel::age) a state to a moment, say how much [room](Kernel::room)
-//! is left below a ceiling, [charge](Kernel::charge), say how long to [wait](Kernel::wait) until a cost fits, and
-//! [give back](Kernel::give_back). What an operation makes of these answers is written once, in
-//! [`decide`](crate::decide()), and is the same for all.
+//! An algorithm only measures. It can [age](Kernel::age) a state to a moment, say how much
+//! [room](Kernel::room) is left below a ceiling, [charge](Kernel::charge), say how long to
+//! [wait](Kernel::wait) until a cost fits, and [give back](Kernel::give_back). What an operation
+//! makes of these answers is written once, in [`decide`](crate::decide()), and is the same for all.
 
 pub mod bucket;
 pub mod concurrent;
@@ -28,8 +28,9 @@ pub(crate) const GRIDS_US: [u64; 7] = [1, 10, 100, 1_000, 10_000, 100_000, 1_000
 
 /// What every algorithm can say about one key.
 ///
-/// Except for `age`, every function expects a state that has been aged, and the moment `age` returned.
-/// A ceiling is at least 1, a cost is at least 1, and `wait` is only asked for a cost up to the ceiling.
+/// Except for `age`, every function expects a state that has been aged, and the moment `age`
+/// returned. A ceiling is at least 1, a cost is at least 1, and `wait` is only asked for a cost up
+/// to the ceiling.
 pub trait Kernel {
     /// What is kept for a key. The default is a key that was never seen.
     type State: Default + Clone;
@@ -37,8 +38,8 @@ pub trait Kernel {
     /// How much at once.
     fn capacity(&self) -> u64;
 
-    /// Forgets what no longer counts at `now`, and returns the moment to judge at: `now`, or the newest
-    /// time in the state if that is later, because time does not go back.
+    /// Forgets what no longer counts at `now`, and returns the moment to judge at: `now`, or the
+    /// newest time in the state if that is later, because time does not go back.
     fn age(&self, state: &mut Self::State, now: Timestamp) -> Timestamp;
 
     /// How many whole units fit below `ceiling`.
@@ -57,19 +58,28 @@ pub trait Kernel {
         fits
     }
 
-    /// Microseconds until `cost` fits below `ceiling` if nobody takes anything more. Tight: one less is too early.
+    /// Microseconds until `cost` fits below `ceiling` if nobody takes anything more. Tight: one
+    /// less is too early.
     fn wait(&self, state: &Self::State, now: Timestamp, cost: u64, ceiling: u64) -> u64;
 
     /// Takes back up to `units`, the newest first, and returns how many it took back.
     ///
-    /// With `charged_at`, what [`charge`](Kernel::charge) returned, only what that charge still weighs is given back.
-    fn give_back(&self, state: &mut Self::State, now: Timestamp, units: u64, charged_at: Option<Timestamp>) -> u64;
+    /// With `charged_at`, what [`charge`](Kernel::charge) returned, only what that charge still
+    /// weighs is given back.
+    fn give_back(
+        &self,
+        state: &mut Self::State,
+        now: Timestamp,
+        units: u64,
+        charged_at: Option<Timestamp>,
+    ) -> u64;
 
     /// The first moment from which this state is the same as none at all.
     fn idle_at(&self, state: &Self::State) -> Timestamp;
 }
 
-/// How the moments that [`Kernel::charge`] has returned move when a state is rebased to an earlier one.
+/// How the moments that [`Kernel::charge`] has returned move when a state is rebased to an earlier
+/// one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Moved {
     /// What was charged before this moment has ended, and can no longer be given back.
@@ -82,9 +92,11 @@ pub(crate) struct Moved {
 
 impl Moved {
     /// Everything is where it was.
-    pub(crate) const NOTHING: Moved = Moved { oldest: Timestamp::EPOCH, by_us: 0, latest: Timestamp::MAX };
+    pub(crate) const NOTHING: Moved =
+        Moved { oldest: Timestamp::EPOCH, by_us: 0, latest: Timestamp::MAX };
 
-    /// Whatever is later than `latest` is there now. What had ended at `newest`, `life` microseconds after its moment, is over.
+    /// Whatever is later than `latest` is there now. What had ended at `newest`, `life`
+    /// microseconds after its moment, is over.
     fn to(latest: Timestamp, newest: Timestamp, life: u64) -> Moved {
         Moved { oldest: newest.plus(1).minus(life), by_us: 0, latest }
     }

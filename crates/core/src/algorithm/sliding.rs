@@ -1,10 +1,12 @@
-//! The sliding window in steps: one counter for each step of the clock, and the sum of those still in the window.
+//! The sliding window in steps: one counter for each step of the clock, and the sum of those still
+//! in the window.
 //!
-//! A step is a fixed slice of time, counted from the epoch; it need not divide the period. What was taken within a step
-//! leaves the window all at once:
-//! - **strict** (the default): when the last hit the step could hold has left. Never more than the amount in any span
-//!   of one period;
-//! - **lenient**: when the window begins to leave the step, as the published recipes do: up to one step early.
+//! A step is a fixed slice of time, counted from the epoch; it need not divide the period. What was
+//! taken within a step leaves the window all at once:
+//! - **strict** (the default): when the last hit the step could hold has left. Never more than the
+//!   amount in any span of one period;
+//! - **lenient**: when the window begins to leave the step, as the published recipes do: up to one
+//!   step early.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -102,10 +104,15 @@ impl Sliding {
 
     /// How long a step counts, from its start.
     fn life(&self) -> u64 {
-        if self.lenient { self.period.div_ceil(self.step) * self.step } else { self.step - 1 + self.period }
+        if self.lenient {
+            self.period.div_ceil(self.step) * self.step
+        } else {
+            self.step - 1 + self.period
+        }
     }
 
-    /// What was taken in steps later than that of `now`, and counted at the newest, counts as taken in that of `now`.
+    /// What was taken in steps later than that of `now`, and counted at the newest, counts as taken
+    /// in that of `now`.
     pub(crate) fn rebase(&self, state: &mut Steps, now: Timestamp) -> Moved {
         let newest = self.age(state, now);
         let index = now.as_micros() / self.step;
@@ -120,7 +127,8 @@ impl Sliding {
         Moved::to(Timestamp::from_micros(index * self.step), newest, self.life())
     }
 
-    /// Strict is exact. Lenient forgets the first step of a span while its last one is still to come.
+    /// Strict is exact. Lenient forgets the first step of a span while its last one is still to
+    /// come.
     pub(crate) fn worst_case(&self) -> u64 {
         let forgiven = (self.period.div_ceil(self.step) - 1) * self.step + 2 <= self.period;
         if self.lenient && forgiven { 2 * self.amount } else { self.amount }
@@ -171,9 +179,19 @@ impl Kernel for Sliding {
         until_ended(over, state.iter().map(|step| (step.used, self.expiry(step.index))), now)
     }
 
-    fn give_back(&self, state: &mut Steps, _now: Timestamp, units: u64, charged_at: Option<Timestamp>) -> u64 {
+    fn give_back(
+        &self,
+        state: &mut Steps,
+        _now: Timestamp,
+        units: u64,
+        charged_at: Option<Timestamp>,
+    ) -> u64 {
         let charged_in = charged_at.map(|start| start.as_micros() / self.step);
-        let charged = state.steps.iter_mut().rev().filter(|step| charged_in.is_none_or(|index| index == step.index));
+        let charged = state
+            .steps
+            .iter_mut()
+            .rev()
+            .filter(|step| charged_in.is_none_or(|index| index == step.index));
         let back = take_back(units, charged.map(|step| &mut step.used));
         state.steps.retain(|step| step.used > 0);
         state.total -= back;

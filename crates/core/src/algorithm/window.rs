@@ -1,7 +1,8 @@
 //! The fixed window: a counter and when it started.
 //!
-//! Windows start at multiples of the period, or with the first hit after the last one ended. Either way a burst on
-//! both sides of an edge passes: up to twice the amount within one period. `sliding`, `log` and `bucket` do not allow that.
+//! Windows start at multiples of the period, or with the first hit after the last one ended. Either
+//! way a burst on both sides of an edge passes: up to twice the amount within one period.
+//! `sliding`, `log` and `bucket` do not allow that.
 
 use core::cmp::{max, min};
 
@@ -44,9 +45,14 @@ impl Window {
 
     /// The same use in the window of `now`, if it was in a later one.
     pub(crate) fn rebase(&self, count: &mut Count, now: Timestamp) -> Moved {
-        let start = min(count.start, if self.from_first_hit { now } else { now.floor_to(self.period) });
+        let start =
+            min(count.start, if self.from_first_hit { now } else { now.floor_to(self.period) });
         // A charge of an earlier window has ended with it, and may not be found in this one.
-        let moved = Moved { oldest: count.start, by_us: count.start.micros_since(start), latest: Timestamp::MAX };
+        let moved = Moved {
+            oldest: count.start,
+            by_us: count.start.micros_since(start),
+            latest: Timestamp::MAX,
+        };
         (count.start, count.last) = (start, min(count.last, now));
         moved
     }
@@ -84,10 +90,20 @@ impl Kernel for Window {
 
     #[inline(always)]
     fn wait(&self, count: &Count, now: Timestamp, cost: u64, ceiling: u64) -> u64 {
-        if count.used <= ceiling - cost { 0 } else { count.start.plus(self.period).micros_since(now) }
+        if count.used <= ceiling - cost {
+            0
+        } else {
+            count.start.plus(self.period).micros_since(now)
+        }
     }
 
-    fn give_back(&self, count: &mut Count, _now: Timestamp, units: u64, charged_at: Option<Timestamp>) -> u64 {
+    fn give_back(
+        &self,
+        count: &mut Count,
+        _now: Timestamp,
+        units: u64,
+        charged_at: Option<Timestamp>,
+    ) -> u64 {
         if charged_at.is_some_and(|start| start != count.start) {
             return 0;
         }

@@ -42,20 +42,22 @@ impl Limit {
         Builder::new(BucketSpec { amount, period, capacity: None })
     }
 
-    /// A bucket, in the words of the token bucket: `amount` tokens are added every `period`, a request
-    /// takes its cost in tokens, and at most [`burst`](Builder::burst) tokens are kept.
+    /// A bucket, in the words of the token bucket: `amount` tokens are added every `period`, a
+    /// request takes its cost in tokens, and at most [`burst`](Builder::burst) tokens are kept.
     pub fn token_bucket(amount: u64, period: Period) -> Builder<BucketSpec> {
         Self::bucket(amount, period)
     }
 
-    /// A bucket, in the words of the leaky bucket or funnel: `amount` leaks out every `period`, a request
-    /// pours its cost in, and what would make it overflow its [`capacity`](Builder::capacity) is denied.
+    /// A bucket, in the words of the leaky bucket or funnel: `amount` leaks out every `period`, a
+    /// request pours its cost in, and what would make it overflow its
+    /// [`capacity`](Builder::capacity) is denied.
     pub fn leaky_bucket(amount: u64, period: Period) -> Builder<BucketSpec> {
         Self::bucket(amount, period)
     }
 
-    /// A bucket, in the words of the generic cell rate algorithm: cells are due `period / amount` apart, and
-    /// one may come early as long as no more than [`burst`](Builder::burst) come at once.
+    /// A bucket, in the words of the generic cell rate algorithm: cells are due `period / amount`
+    /// apart, and one may come early as long as no more than [`burst`](Builder::burst) come at
+    /// once.
     pub fn gcra(amount: u64, period: Period) -> Builder<BucketSpec> {
         Self::bucket(amount, period)
     }
@@ -66,13 +68,14 @@ impl Limit {
         Builder::new(WindowSpec { amount, period, from_first_hit: false })
     }
 
-    /// A window that slides in steps: `amount` in any span of `period`. A step is a tenth of the period
-    /// (rounded up) unless [`step`](Builder::step) says otherwise.
+    /// A window that slides in steps: `amount` in any span of `period`. A step is a tenth of the
+    /// period (rounded up) unless [`step`](Builder::step) says otherwise.
     pub fn sliding(amount: u64, period: Period) -> Builder<SlidingSpec> {
         Builder::new(SlidingSpec { amount, period, step: None, lenient: false })
     }
 
-    /// Two windows: what was used in the previous one counts by how much of it a sliding window would still cover.
+    /// Two windows: what was used in the previous one counts by how much of it a sliding window
+    /// would still cover.
     pub fn estimate(amount: u64, period: Period) -> Builder<EstimateSpec> {
         Builder::new(EstimateSpec { amount, period })
     }
@@ -92,7 +95,8 @@ impl Limit {
         &self.algorithm
     }
 
-    /// The most that one request can ever be allowed to take: a bucket's burst, otherwise the amount.
+    /// The most that one request can ever be allowed to take: a bucket's burst, otherwise the
+    /// amount.
     pub fn capacity(&self) -> u64 {
         self.algorithm.capacity()
     }
@@ -102,7 +106,8 @@ impl Limit {
         self.debt
     }
 
-    /// How much may be in use after an operation: the capacity, and for what is taken after the fact the debt below it.
+    /// How much may be in use after an operation: the capacity, and for what is taken after the
+    /// fact the debt below it.
     pub(crate) fn ceiling(&self, op: Op) -> u64 {
         match op {
             Op::Debit | Op::Settle => self.capacity() + self.debt,
@@ -115,7 +120,8 @@ impl Limit {
         self.count_rejected
     }
 
-    /// The clock grid this limit is judged on, in microseconds. One, unless its numbers need a coarser one to stay exact.
+    /// The clock grid this limit is judged on, in microseconds. One, unless its numbers need a
+    /// coarser one to stay exact.
     pub fn grid_us(&self) -> u64 {
         match self.algorithm {
             Algorithm::Bucket(bucket) => bucket.rate.grid,
@@ -124,7 +130,8 @@ impl Limit {
         }
     }
 
-    /// The most that this limit can admit within (t, t + period] for the worst t; for `concurrent`, at once.
+    /// The most that this limit can admit within (t, t + period] for the worst t; for `concurrent`,
+    /// at once.
     ///
     /// Counts what `check` admits. Debits can take [`debt`](Limit::debt) more.
     /// ```
@@ -167,7 +174,8 @@ impl<S: Spec> Builder<S> {
     /// The limit, or the parameter that is wrong and what was expected.
     ///
     /// # Errors
-    /// Any parameter that is zero, or so large that the arithmetic could not stay exact on any clock grid.
+    /// Any parameter that is zero, or so large that the arithmetic could not stay exact on any
+    /// clock grid.
     pub fn build(self) -> Result<Limit, LimitError> {
         self.spec.build(self.debt, self.count_rejected)
     }
@@ -187,7 +195,8 @@ impl Builder<BucketSpec> {
 }
 
 impl Builder<WindowSpec> {
-    /// A window begins with the first hit after the last one ended, instead of at a multiple of the period.
+    /// A window begins with the first hit after the last one ended, instead of at a multiple of the
+    /// period.
     pub fn from_first_hit(mut self) -> Self {
         self.spec.from_first_hit = true;
         self
@@ -262,7 +271,8 @@ impl BucketSpec {
         // Rejected requests are charged up to capacity + amount, which must stay exact too.
         let below = if count_rejected { debt.max(amount) } else { debt };
         let bucket = Bucket::new(amount, period, capacity, below).map_err(|error| {
-            // If it is the debt that is too much, or the amount that rejected requests are charged, say so.
+            // If it is the debt that is too much, or the amount that rejected requests are charged,
+            // say so.
             let blame = |parameter, value| LimitError { parameter, value, ..error };
             match Bucket::new(amount, period, capacity, 0) {
                 Ok(_) if debt > capacity && debt == below => blame(Parameter::Debt, debt),
@@ -278,7 +288,8 @@ impl Spec for WindowSpec {
     fn build(self, debt: Option<u64>, count_rejected: bool) -> Result<Limit, LimitError> {
         let (amount, debt) = countable(self.amount, debt)?;
         let period = period_in_range(Parameter::Period, self.period)?;
-        let window = Window { amount, period: period.as_micros(), from_first_hit: self.from_first_hit };
+        let window =
+            Window { amount, period: period.as_micros(), from_first_hit: self.from_first_hit };
         Ok(Limit { algorithm: Algorithm::Window(window), debt, count_rejected })
     }
 }
@@ -289,10 +300,18 @@ impl Spec for SlidingSpec {
         let period = period_in_range(Parameter::Period, self.period)?.as_micros();
         let step = self.step.map_or(period.div_ceil(10), Period::as_micros);
         if step == 0 || step > period {
-            return Err(LimitError::new(Parameter::Step, step, Problem::NotWithin { least: 1, most: period }));
+            return Err(LimitError::new(
+                Parameter::Step,
+                step,
+                Problem::NotWithin { least: 1, most: period },
+            ));
         }
         if period.div_ceil(step) > MAX_STEPS {
-            return Err(LimitError::new(Parameter::Step, step, Problem::TooFine { least: period.div_ceil(MAX_STEPS) }));
+            return Err(LimitError::new(
+                Parameter::Step,
+                step,
+                Problem::TooFine { least: period.div_ceil(MAX_STEPS) },
+            ));
         }
         let sliding = Sliding { amount, period, step, lenient: self.lenient };
         Ok(Limit { algorithm: Algorithm::Sliding(sliding), debt, count_rejected })
@@ -303,10 +322,13 @@ impl Spec for EstimateSpec {
     fn build(self, debt: Option<u64>, count_rejected: bool) -> Result<Limit, LimitError> {
         let (amount, debt) = countable(self.amount, debt)?;
         let period = period_in_range(Parameter::Period, self.period)?;
-        let estimate = Estimate::new(amount, period, debt).map_err(|error| match Estimate::new(amount, period, 0) {
-            Ok(_) => LimitError { parameter: Parameter::Debt, value: debt, ..error },
-            Err(_) => error,
-        })?;
+        let estimate =
+            Estimate::new(amount, period, debt).map_err(|error| {
+                match Estimate::new(amount, period, 0) {
+                    Ok(_) => LimitError { parameter: Parameter::Debt, value: debt, ..error },
+                    Err(_) => error,
+                }
+            })?;
         Ok(Limit { algorithm: Algorithm::Estimate(estimate), debt, count_rejected })
     }
 }

@@ -60,8 +60,12 @@ impl fmt::Display for ParseError {
         match &self.kind {
             Kind::Invalid(error) => write!(f, "{error}"),
             Kind::Misplaced(message) => f.write_str(message),
-            Kind::Unexpected { expected, found: None } => write!(f, "expected {expected}, found the end"),
-            Kind::Unexpected { expected, found: Some(found) } => write!(f, "expected {expected}, found {found:?}"),
+            Kind::Unexpected { expected, found: None } => {
+                write!(f, "expected {expected}, found the end")
+            }
+            Kind::Unexpected { expected, found: Some(found) } => {
+                write!(f, "expected {expected}, found {found:?}")
+            }
         }?;
         match &self.hint {
             Some(hint) => write!(f, ": {hint}"),

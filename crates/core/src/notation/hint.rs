@@ -36,17 +36,22 @@ pub(super) fn hint(text: &str, column: usize) -> Option<String> {
     let at = text.char_indices().nth(column.checked_sub(1)?).map_or(text.len(), |(index, _)| index);
     let (before, rest) = text.split_at(at);
     let own = before.rsplit(';').next().unwrap_or_default();
-    let has_period = own.contains('/') || own.split_whitespace().any(|word| word.eq_ignore_ascii_case("per"));
+    let has_period =
+        own.contains('/') || own.split_whitespace().any(|word| word.eq_ignore_ascii_case("per"));
     let first = rest.chars().next()?;
     let (word, after_word) = split_while(rest, char::is_alphabetic);
     match first {
         '.' => fraction(own, &rest[1..]),
         '=' | ':' if has_period => assigned(before, &rest[1..]),
-        ',' if has_period && option(&rest[1..]).is_some() => {
-            Some(format!("options follow without a comma: write {} {}", before.trim_end(), rest[1..].trim_start()))
-        }
+        ',' if has_period && option(&rest[1..]).is_some() => Some(format!(
+            "options follow without a comma: write {} {}",
+            before.trim_end(),
+            rest[1..].trim_start()
+        )),
         ',' if !has_period => thousands(own, &rest[1..]),
-        ',' | '&' | '|' | '+' if has_period => joined(before, rest.trim_start_matches([',', '&', '|', '+'])),
+        ',' | '&' | '|' | '+' if has_period => {
+            joined(before, rest.trim_start_matches([',', '&', '|', '+']))
+        }
         '0'..='9' if has_period => compound(own, rest).or_else(|| joined(before, rest)),
         '/' if has_period => Some("a limit has one /; whom it is for is `by` in a rule".to_owned()),
         _ if has_period && word.eq_ignore_ascii_case("and") => joined(before, after_word),
@@ -107,17 +112,24 @@ fn thousands(own: &str, after: &str) -> Option<String> {
 fn fraction(own: &str, after: &str) -> Option<String> {
     let (head, whole) = rsplit_digits(own);
     let (part, after) = split_while(after, |char| char.is_ascii_digit());
-    if whole.is_empty() || part.is_empty() || part.len() > MAX_DECIMALS || whole.len() + part.len() > MAX_DIGITS {
+    if whole.is_empty()
+        || part.is_empty()
+        || part.len() > MAX_DECIMALS
+        || whole.len() + part.len() > MAX_DIGITS
+    {
         return None;
     }
-    let (mut over, mut under) =
-        (format!("{whole}{part}").parse::<u64>().ok()?, 10_u64.pow(u32::try_from(part.len()).ok()?));
+    let (mut over, mut under) = (
+        format!("{whole}{part}").parse::<u64>().ok()?,
+        10_u64.pow(u32::try_from(part.len()).ok()?),
+    );
     let divisor = u64::try_from(gcd(over.into(), under.into())).ok()?.max(1);
     (over, under) = (over / divisor, under / divisor);
     if ends_with_slash(head) {
         let (word, _) = split_while(after.trim_start(), char::is_alphabetic);
         let micros = unit(word)?.as_micros().checked_mul(over)?;
-        return (micros.is_multiple_of(under)).then(|| format!("write {}", Period::micros(micros / under)));
+        return (micros.is_multiple_of(under))
+            .then(|| format!("write {}", Period::micros(micros / under)));
     }
     let after = after.trim_start();
     let after = after.strip_prefix('/').or_else(|| after.strip_prefix("per "))?.trim_start();
@@ -125,13 +137,17 @@ fn fraction(own: &str, after: &str) -> Option<String> {
     let (word, _) = split_while(after.trim_start(), char::is_alphabetic);
     let number: u64 = if number.is_empty() { 1 } else { number.parse().ok()? };
     let micros = unit(word)?.as_micros().checked_mul(number)?.checked_mul(under)?;
-    (over > 0).then(|| format!("write {over}/{}", period_as_written(Period::micros(micros), under * number, word)))
+    (over > 0).then(|| {
+        format!("write {over}/{}", period_as_written(Period::micros(micros), under * number, word))
+    })
 }
 
 /// In the unit of the author: `2s`, and not what is longer to read.
 fn period_as_written(period: Period, number: u64, word: &str) -> String {
     match unit(word) {
-        Some(unit) if unit.in_largest_unit().0 == 1 => format!("{number}{}", unit.in_largest_unit().1),
+        Some(unit) if unit.in_largest_unit().0 == 1 => {
+            format!("{number}{}", unit.in_largest_unit().1)
+        }
         _ => format!("{period}"),
     }
 }
@@ -165,9 +181,11 @@ fn amount(own: &str, word: &str, after: &str) -> Option<String> {
                 "rps" | "qps" => "s",
                 "rpm" | "qpm" => "m",
                 "rph" => "h",
-                "r" | "req" | "reqs" | "request" | "requests" | "hit" | "hits" | "call" | "calls" => {
+                "r" | "req" | "reqs" | "request" | "requests" | "hit" | "hits" | "call"
+                | "calls" => {
                     let after = after.trim_start();
-                    let period = after.strip_prefix('/').or_else(|| after.strip_prefix("per "))?.trim();
+                    let period =
+                        after.strip_prefix('/').or_else(|| after.strip_prefix("per "))?.trim();
                     return Some(format!("write {number}/{period}"));
                 }
                 _ => return None,
@@ -185,8 +203,10 @@ fn nearest(word: &str) -> Option<&'static str> {
         return None;
     }
     let most = if word.len() < 6 { 1 } else { 2 };
-    let (right, distance) =
-        WORDS.iter().map(|right| (*right, distance(&word, right))).min_by_key(|(_, distance)| *distance)?;
+    let (right, distance) = WORDS
+        .iter()
+        .map(|right| (*right, distance(&word, right)))
+        .min_by_key(|(_, distance)| *distance)?;
     (distance > 0 && distance <= most).then_some(right)
 }
 
@@ -207,7 +227,8 @@ fn distance(word: &[char], right: &str) -> usize {
 
 fn ends_with_slash(text: &str) -> bool {
     let text = text.trim_end().trim_end_matches(|char: char| char.is_ascii_digit()).trim_end();
-    text.ends_with('/') || text.rsplit(' ').next().is_some_and(|word| word.eq_ignore_ascii_case("per"))
+    text.ends_with('/')
+        || text.rsplit(' ').next().is_some_and(|word| word.eq_ignore_ascii_case("per"))
 }
 
 fn ends_with_digit(text: &str) -> bool {
@@ -268,7 +289,8 @@ mod tests {
             let error = text.parse::<Limits>().unwrap_err().to_string();
             assert!(error.ends_with(&alloc::format!(": {offered}")), "{text}: {error}");
             // A whole limit that is offered is one.
-            if let Some(whole) = offered.strip_prefix("write ").filter(|whole| whole.contains('/')) {
+            if let Some(whole) = offered.strip_prefix("write ").filter(|whole| whole.contains('/'))
+            {
                 assert!(whole.parse::<Limits>().is_ok(), "{text}: {whole}");
             }
         }
@@ -288,7 +310,10 @@ mod tests {
             "10/s burst 5 5",
         ] {
             let error = text.parse::<Limits>().unwrap_err().to_string();
-            assert!(!error.contains("write ") && !error.contains("did you mean"), "{text}: {error}");
+            assert!(
+                !error.contains("write ") && !error.contains("did you mean"),
+                "{text}: {error}"
+            );
         }
     }
 }

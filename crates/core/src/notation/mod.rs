@@ -7,7 +7,8 @@
 //! option  = "burst" n | "step" [ number ] unit | "lenient" | "strict" | "from first hit" | "count rejected" | "debt" n
 //! unit    = us | ms | s | m | min | h | d | day | w | week, also written out and in the plural
 //! ```
-//! Upper and lower case are the same, and spaces are free. What is printed is the shortest canonical form, and parses back.
+//! Upper and lower case are the same, and spaces are free. What is printed is the shortest
+//! canonical form, and parses back.
 
 mod error;
 mod hint;
@@ -39,7 +40,8 @@ pub const MAX_LIMITS: usize = 16;
 pub struct Limits(Arc<[Limit]>);
 
 impl Limits {
-    /// Several limits that are decided together; `None` if there are none or more than [`MAX_LIMITS`].
+    /// Several limits that are decided together; `None` if there are none or more than
+    /// [`MAX_LIMITS`].
     pub fn new(limits: impl IntoIterator<Item = Limit>) -> Option<Self> {
         let limits: Vec<Limit> = limits.into_iter().take(MAX_LIMITS + 1).collect();
         (!limits.is_empty() && limits.len() <= MAX_LIMITS).then(|| Limits(limits.into()))
@@ -94,7 +96,9 @@ impl fmt::Display for Limit {
             (n, unit) => write!(f, "/{n}{unit}")?,
         }
         match algorithm {
-            Algorithm::Bucket(bucket) if bucket.capacity != bucket.amount => write!(f, " burst {}", bucket.capacity)?,
+            Algorithm::Bucket(bucket) if bucket.capacity != bucket.amount => {
+                write!(f, " burst {}", bucket.capacity)?
+            }
             Algorithm::Bucket(_) => {}
             other => write!(f, " {}", other.name())?,
         }

@@ -38,7 +38,9 @@ fn read_one(text: &str) -> Result<Limit, ParseError> {
     let limit = parser.limit()?;
     match parser.peek() {
         None => Ok(limit),
-        Some(Token { kind: TokenKind::Semicolon, .. }) => Err(parser.unexpected("one limit and no more")),
+        Some(Token { kind: TokenKind::Semicolon, .. }) => {
+            Err(parser.unexpected("one limit and no more"))
+        }
         Some(_) => Err(parser.unexpected_option(&limit)),
     }
 }
@@ -89,7 +91,10 @@ impl<'t> Parser<'t> {
         if text.len() > MAX_LENGTH {
             let expected = alloc::format!("at most {MAX_LENGTH} bytes");
             let found = alloc::format!("{} bytes", text.len());
-            return Err(ParseError::new(1, Kind::Unexpected { expected: expected.into(), found: Some(found) }));
+            return Err(ParseError::new(
+                1,
+                Kind::Unexpected { expected: expected.into(), found: Some(found) },
+            ));
         }
         let mut tokens = Vec::new();
         let (mut rest, mut column) = (text, 1);
@@ -113,7 +118,9 @@ impl<'t> Parser<'t> {
                         '.' => "a whole number".into(),
                         ',' => "a whole number, or `;` between two limits".into(),
                         '-' | '+' => "a whole number without a sign".into(),
-                        _ => "a limit such as 10/s, 30/min burst 15 or 240/h sliding step 1m".into(),
+                        _ => {
+                            "a limit such as 10/s, 30/min burst 15 or 240/h sliding step 1m".into()
+                        }
                     };
                     let found = Some(token.to_string());
                     return Err(ParseError::new(column, Kind::Unexpected { expected, found }));
@@ -139,7 +146,8 @@ impl<'t> Parser<'t> {
     /// The next token if it is one of these words; it is then behind us.
     fn word(&mut self, words: &[&str]) -> bool {
         let found = self.peek().is_some_and(|token| {
-            token.kind == TokenKind::Word && words.iter().any(|word| token.text.eq_ignore_ascii_case(word))
+            token.kind == TokenKind::Word
+                && words.iter().any(|word| token.text.eq_ignore_ascii_case(word))
         });
         if found {
             self.advance();
@@ -193,7 +201,10 @@ impl<'t> Parser<'t> {
             }
             _ => 1,
         };
-        let unit = self.peek().filter(|token| token.kind == TokenKind::Word).and_then(|token| unit(token.text));
+        let unit = self
+            .peek()
+            .filter(|token| token.kind == TokenKind::Word)
+            .and_then(|token| unit(token.text));
         let Some(unit) = unit else {
             return Err(self.unexpected(alloc::format!("{expected} in {UNITS}")));
         };
@@ -231,7 +242,9 @@ impl<'t> Parser<'t> {
             found.name = "log";
         } else if self.peek().is_some_and(|token| token.text.eq_ignore_ascii_case("concurrent")) {
             if found.period.is_some() {
-                return Err(self.unexpected("no period before `concurrent` (write 20 concurrent ttl 30s)"));
+                return Err(
+                    self.unexpected("no period before `concurrent` (write 20 concurrent ttl 30s)")
+                );
             }
             self.advance();
             found.name = "concurrent";
@@ -242,11 +255,12 @@ impl<'t> Parser<'t> {
             }
             found.ttl = Some(self.period("a time such as 30s,")?);
         } else if let Some(Token { kind: TokenKind::Word, text, .. }) = self.peek() {
-            let known = ["burst", "step", "lenient", "strict", "from", "count", "debt", "by", "ttl"];
+            let known =
+                ["burst", "step", "lenient", "strict", "from", "count", "debt", "by", "ttl"];
             if !known.iter().any(|word| text.eq_ignore_ascii_case(word)) {
-                return Err(
-                    self.unexpected(alloc::format!("an algorithm ({ALGORITHMS}) or an option such as burst 20"))
-                );
+                return Err(self.unexpected(alloc::format!(
+                    "an algorithm ({ALGORITHMS}) or an option such as burst 20"
+                )));
             }
         }
         found.algorithm_column = column;
@@ -266,7 +280,11 @@ impl<'t> Parser<'t> {
         let only_for = |parser: &mut Self, name: &str, allowed: &[&str], word: &str| {
             if !allowed.contains(&name) {
                 parser.position = start;
-                let instead = if let [one] = allowed { alloc::format!(", or write {one}") } else { String::new() };
+                let instead = if let [one] = allowed {
+                    alloc::format!(", or write {one}")
+                } else {
+                    String::new()
+                };
                 let message = alloc::format!("{name} has no {word}: remove it{instead}");
                 return Err(ParseError::new(parser.column(), Kind::Misplaced(message)));
             }
@@ -296,14 +314,24 @@ impl<'t> Parser<'t> {
             }
             found.from_first_hit = true;
         } else if self.word(&["count"]) {
-            only_for(self, found.name, &["bucket", "window", "sliding", "estimate", "log"], "count rejected")?;
+            only_for(
+                self,
+                found.name,
+                &["bucket", "window", "sliding", "estimate", "log"],
+                "count rejected",
+            )?;
             twice(self, found.count_rejected, "count rejected")?;
             if !self.word(&["rejected"]) {
                 return Err(self.unexpected("count rejected"));
             }
             found.count_rejected = true;
         } else if self.word(&["debt"]) {
-            only_for(self, found.name, &["bucket", "window", "sliding", "estimate", "log"], "debt")?;
+            only_for(
+                self,
+                found.name,
+                &["bucket", "window", "sliding", "estimate", "log"],
+                "debt",
+            )?;
             twice(self, found.debt.is_some(), "debt")?;
             found.debt = Some(self.number("a number of units, as in debt 5")?);
         }
@@ -361,7 +389,9 @@ impl Found {
             }};
         }
         let built = match self.name {
-            "window" if self.from_first_hit => finish!(Limit::window(amount, period).from_first_hit()),
+            "window" if self.from_first_hit => {
+                finish!(Limit::window(amount, period).from_first_hit())
+            }
             "window" => finish!(Limit::window(amount, period)),
             "sliding" => {
                 let mut builder = Limit::sliding(amount, period);
@@ -384,7 +414,9 @@ impl Found {
                 None => finish!(Limit::bucket(amount, period)),
             },
         };
-        built.map_err(|error| ParseError::new(self.column_of(error.parameter()), Kind::Invalid(error)))
+        built.map_err(|error| {
+            ParseError::new(self.column_of(error.parameter()), Kind::Invalid(error))
+        })
     }
 
     fn column_of(&self, parameter: Parameter) -> usize {
@@ -405,7 +437,8 @@ impl Found {
 fn number(token: &str, column: usize) -> Result<u64, ParseError> {
     let mut value: u64 = 0;
     for digit in token.bytes().filter(u8::is_ascii_digit) {
-        let next = value.checked_mul(10).and_then(|value| value.checked_add(u64::from(digit - b'0')));
+        let next =
+            value.checked_mul(10).and_then(|value| value.checked_add(u64::from(digit - b'0')));
         let Some(next) = next else {
             let expected = "a number below 9007199254740992".into();
             let found = Some(token.chars().take(40).collect());
@@ -418,7 +451,10 @@ fn number(token: &str, column: usize) -> Result<u64, ParseError> {
 
 pub(super) fn unit(word: &str) -> Option<Period> {
     const UNITS: [(Period, &[&str]); 7] = [
-        (Period::MICROSECOND, &["us", "µs", "μs", "usec", "usecs", "micros", "microsecond", "microseconds"]),
+        (
+            Period::MICROSECOND,
+            &["us", "µs", "μs", "usec", "usecs", "micros", "microsecond", "microseconds"],
+        ),
         (Period::MILLISECOND, &["ms", "msec", "msecs", "millis", "millisecond", "milliseconds"]),
         (Period::SECOND, &["s", "sec", "secs", "second", "seconds"]),
         (Period::MINUTE, &["m", "min", "mins", "minute", "minutes"]),

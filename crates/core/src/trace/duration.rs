@@ -24,7 +24,9 @@ pub fn duration(text: &str) -> Result<u64, Cow<'static, str>> {
     }
     let unit_us: u128 = match unit {
         "" if number.bytes().all(|byte| matches!(byte, b'0' | b'.')) => 1,
-        "" => return Err(format!("a unit after {} (us, ms, s, m, h or d)", shortened(number)).into()),
+        "" => {
+            return Err(format!("a unit after {} (us, ms, s, m, h or d)", shortened(number)).into());
+        }
         "us" | "µs" | "μs" => 1,
         "ms" => 1_000,
         "s" => 1_000_000,
@@ -59,7 +61,8 @@ pub struct Micros(pub u64);
 
 impl fmt::Display for Micros {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(u64, &str); 3] = [(86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "m")];
+        const UNITS: [(u64, &str); 3] =
+            [(86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "m")];
         let micros = self.0;
         if micros == 0 {
             return f.write_str("0");

@@ -38,11 +38,14 @@ impl Expectation {
         while let Some(name) = fields.next() {
             let twice = match name.text {
                 word if word.eq_ignore_ascii_case("remaining") => {
-                    let value = fields.need(line, "remaining", "a whole number")?.number(line, "remaining")?;
+                    let value = fields
+                        .need(line, "remaining", "a whole number")?
+                        .number(line, "remaining")?;
                     expect.remaining.replace(value).is_some()
                 }
                 word if word.eq_ignore_ascii_case("granted") => {
-                    let value = fields.need(line, "granted", "a whole number")?.number(line, "granted")?;
+                    let value =
+                        fields.need(line, "granted", "a whole number")?.number(line, "granted")?;
                     expect.granted.replace(value).is_some()
                 }
                 word if word.eq_ignore_ascii_case("retry") => {
@@ -50,7 +53,9 @@ impl Expectation {
                     let retry = if field.text.eq_ignore_ascii_case("never") {
                         Retry::Never
                     } else {
-                        match duration(field.text).map_err(|expected| field.error(line, "retry", expected))? {
+                        match duration(field.text)
+                            .map_err(|expected| field.error(line, "retry", expected))?
+                        {
                             0 => Retry::Now,
                             micros => Retry::After(micros),
                         }
@@ -59,12 +64,14 @@ impl Expectation {
                 }
                 word if word.eq_ignore_ascii_case("reset") => {
                     let field = fields.need(line, "reset", "a duration such as 499ms")?;
-                    let micros = duration(field.text).map_err(|expected| field.error(line, "reset", expected))?;
+                    let micros = duration(field.text)
+                        .map_err(|expected| field.error(line, "reset", expected))?;
                     expect.reset_after_us.replace(micros).is_some()
                 }
                 word if word.eq_ignore_ascii_case("next") => {
                     let field = fields.need(line, "next", "a duration such as 499ms")?;
-                    let micros = duration(field.text).map_err(|expected| field.error(line, "next", expected))?;
+                    let micros = duration(field.text)
+                        .map_err(|expected| field.error(line, "next", expected))?;
                     expect.next_after_us.replace(micros).is_some()
                 }
                 _ => {
@@ -93,7 +100,9 @@ impl Expectation {
             }
         };
         let verdict = decision.binding();
-        let retry = |retry: Retry| retry.micros().map_or("never".to_string(), |micros| Micros(micros).to_string());
+        let retry = |retry: Retry| {
+            retry.micros().map_or("never".to_string(), |micros| Micros(micros).to_string())
+        };
         differ("", word(self.allowed).into(), word(decision.allowed()).into());
         if let Some(remaining) = self.remaining {
             differ("remaining ", remaining.to_string(), verdict.remaining.to_string());
@@ -102,7 +111,11 @@ impl Expectation {
             differ("retry ", retry(expected), retry(verdict.retry));
         }
         if let Some(micros) = self.reset_after_us {
-            differ("reset ", Micros(micros).to_string(), Micros(verdict.reset_after_us).to_string());
+            differ(
+                "reset ",
+                Micros(micros).to_string(),
+                Micros(verdict.reset_after_us).to_string(),
+            );
         }
         if let Some(micros) = self.next_after_us {
             differ("next ", Micros(micros).to_string(), Micros(verdict.next_after_us).to_string());

@@ -7,9 +7,10 @@
 //! 499ms   user:7  2            -> deny retry 1ms    # the first one has all but grown back
 //! 1.5s
 //! ```
-//! A line is `TIME [KEY [COST [OP]]]`, and in a transcript `-> allow|deny` with any of `remaining N`, `retry DURATION|never`,
-//! `reset DURATION`, `next DURATION` and `granted N` after it. Fields are separated by white space; a `#` at the beginning of
-//! a field starts a comment. Times count from the Unix epoch and are exact: whole microseconds, no floats.
+//! A line is `TIME [KEY [COST [OP]]]`, and in a transcript `-> allow|deny` with any of `remaining
+//! N`, `retry DURATION|never`, `reset DURATION`, `next DURATION` and `granted N` after it. Fields
+//! are separated by white space; a `#` at the beginning of a field starts a comment. Times count
+//! from the Unix epoch and are exact: whole microseconds, no floats.
 //!
 //! Lines are read one by one, so a trace may be longer than memory:
 //! ```
@@ -42,7 +43,8 @@ pub const DEFAULT_KEY: &str = "-";
 pub enum Line<'t> {
     /// Nothing: it is empty or a comment.
     Comment,
-    /// `# limit: …`: a comment that names the limits the file is for, in the notation; not read any further here.
+    /// `# limit: …`: a comment that names the limits the file is for, in the notation; not read any
+    /// further here.
     Limit {
         /// The limits as written, trimmed.
         text: &'t str,
@@ -76,7 +78,9 @@ impl<'t> Line<'t> {
     pub fn parse(text: &'t str, number: u64) -> Result<Self, TraceError> {
         let mut fields = Fields { rest: text, column: 1 };
         let Some(time) = fields.next() else { return Ok(header(text)) };
-        let at = Timestamp::from_micros(duration(time.text).map_err(|expected| time.error(number, "time", expected))?);
+        let at = Timestamp::from_micros(
+            duration(time.text).map_err(|expected| time.error(number, "time", expected))?,
+        );
         let mut event = Event { at, key: DEFAULT_KEY, cost: 1, op: Op::Check, expect: None };
         for position in 1.. {
             let Some(field) = fields.next() else { return Ok(Line::Event(event)) };
@@ -87,8 +91,17 @@ impl<'t> Line<'t> {
             match position {
                 1 => event.key = field.text,
                 2 => event.cost = field.number(number, "cost")?,
-                3 => event.op = op(field.text).ok_or_else(|| field.error(number, "operation", OPS.into()))?,
-                _ => return Err(field.error(number, "field", "-> and an expectation, or the end of the line".into())),
+                3 => {
+                    event.op = op(field.text)
+                        .ok_or_else(|| field.error(number, "operation", OPS.into()))?
+                }
+                _ => {
+                    return Err(field.error(
+                        number,
+                        "field",
+                        "-> and an expectation, or the end of the line".into(),
+                    ));
+                }
             }
         }
         Ok(Line::Event(event))
@@ -145,15 +158,28 @@ impl<'t> Fields<'t> {
     }
 
     /// The next field, which must be there.
-    fn need(&mut self, number: u64, name: &'static str, expected: &'static str) -> Result<Field<'t>, TraceError> {
+    fn need(
+        &mut self,
+        number: u64,
+        name: &'static str,
+        expected: &'static str,
+    ) -> Result<Field<'t>, TraceError> {
         let here = self.next();
-        here.ok_or_else(|| Field { text: "", column: self.column }.error(number, name, expected.into()))
+        here.ok_or_else(|| {
+            Field { text: "", column: self.column }.error(number, name, expected.into())
+        })
     }
 }
 
 impl Field<'_> {
     fn error(self, line: u64, field: &'static str, expected: Cow<'static, str>) -> TraceError {
-        TraceError { line, column: self.column, field, value: self.text.chars().take(40).collect(), expected }
+        TraceError {
+            line,
+            column: self.column,
+            field,
+            value: self.text.chars().take(40).collect(),
+            expected,
+        }
     }
 
     fn number(self, line: u64, name: &'static str) -> Result<u64, TraceError> {
@@ -262,7 +288,21 @@ mod tests {
         for (text, micros) in cases {
             assert_eq!(duration(text), Ok(micros), "{text}");
         }
-        for text in ["", "s", "1", "1.5", ".5s", "5.s", "1.2.3s", "-1s", "+1s", "1 s", "1e3s", "0.5us", "1.0000001s"] {
+        for text in [
+            "",
+            "s",
+            "1",
+            "1.5",
+            ".5s",
+            "5.s",
+            "1.2.3s",
+            "-1s",
+            "+1s",
+            "1 s",
+            "1e3s",
+            "0.5us",
+            "1.0000001s",
+        ] {
             assert!(duration(text).is_err(), "{text}");
         }
         assert!(duration("4503599627370496us").is_err());
@@ -287,7 +327,10 @@ mod tests {
     fn comments_may_name_the_limits() {
         assert_eq!(Line::parse("", 1), Ok(Line::Comment));
         assert_eq!(Line::parse("# hello: world", 1), Ok(Line::Comment));
-        assert_eq!(Line::parse("# limit: 10/s; 2/m ", 1), Ok(Line::Limit { text: "10/s; 2/m", column: 10 }));
+        assert_eq!(
+            Line::parse("# limit: 10/s; 2/m ", 1),
+            Ok(Line::Limit { text: "10/s; 2/m", column: 10 })
+        );
         assert_eq!(Line::parse(" ## Limit :10/s", 1), Ok(Line::Limit { text: "10/s", column: 12 }));
         assert_eq!(Line::parse("# limit:", 1), Ok(Line::Limit { text: "", column: 9 }));
     }
@@ -295,17 +338,32 @@ mod tests {
     #[test]
     fn errors_say_where_and_what_was_expected() {
         let rows: Vec<(&str, &str)> = Vec::from([
-            ("5 k", r#"line 7, column 1: time: expected a unit after 5 (us, ms, s, m, h or d), found "5""#),
+            (
+                "5 k",
+                r#"line 7, column 1: time: expected a unit after 5 (us, ms, s, m, h or d), found "5""#,
+            ),
             ("0 k x", r#"line 7, column 5: cost: expected a whole number, found "x""#),
             ("0 k -1", r#"line 7, column 5: cost: expected a whole number, found "-1""#),
             ("0 k 99999999999999999999", "at most 18446744073709551615"),
-            ("0 k 1 get", r#"column 7: operation: expected check, peek, take, debit, refund or reset, found "get""#),
-            ("0 k 1 peek 5", "column 12: field: expected -> and an expectation, or the end of the line"),
+            (
+                "0 k 1 get",
+                r#"column 7: operation: expected check, peek, take, debit, refund or reset, found "get""#,
+            ),
+            (
+                "0 k 1 peek 5",
+                "column 12: field: expected -> and an expectation, or the end of the line",
+            ),
             ("0 ->", "column 5: answer: expected allow or deny, found the end of the line"),
             ("0 -> yes", r#"column 6: answer: expected allow or deny, found "yes""#),
-            ("0 -> deny retry", "column 16: retry: expected a duration such as 499ms, or never, found the end"),
+            (
+                "0 -> deny retry",
+                "column 16: retry: expected a duration such as 499ms, or never, found the end",
+            ),
             ("0 -> deny retry 1", "column 17: retry: expected a unit after 1"),
-            ("0 -> deny left 1", "expected remaining, retry, reset, next, granted or the end of the line"),
+            (
+                "0 -> deny left 1",
+                "expected remaining, retry, reset, next, granted or the end of the line",
+            ),
             ("0 -> deny retry 1s retry 2s", "column 20: expectation: expected each word only once"),
             ("é0s k", "column 1: time"),
         ]);
@@ -317,9 +375,16 @@ mod tests {
 
     #[test]
     fn a_mismatch_says_in_words_what_differs() {
-        let verdict = Verdict { remaining: 2, retry: Retry::After(1_500), reset_after_us: 7, ..Verdict::default() };
+        let verdict = Verdict {
+            remaining: 2,
+            retry: Retry::After(1_500),
+            reset_after_us: 7,
+            ..Verdict::default()
+        };
         let decision = Decision::of_one(verdict, false, Timestamp::EPOCH);
-        let compare = |text| event(text).expect.unwrap().compare(&decision).map_err(|mismatch| mismatch.to_string());
+        let compare = |text| {
+            event(text).expect.unwrap().compare(&decision).map_err(|mismatch| mismatch.to_string())
+        };
         assert_eq!(compare("0 -> deny"), Ok(()));
         assert_eq!(compare("0 -> deny remaining 2 retry 1.5ms reset 7us next 0 granted 0"), Ok(()));
         assert_eq!(
@@ -331,7 +396,11 @@ mod tests {
     fn expectations() -> impl Strategy<Value = Expectation> {
         let number = || proptest::option::of(any::<u64>());
         let micros = || 0..=MAX_WAIT_US;
-        let retry = prop_oneof![Just(Retry::Now), Just(Retry::Never), (1..=MAX_WAIT_US).prop_map(Retry::After)];
+        let retry = prop_oneof![
+            Just(Retry::Now),
+            Just(Retry::Never),
+            (1..=MAX_WAIT_US).prop_map(Retry::After)
+        ];
         let times = (proptest::option::of(micros()), proptest::option::of(micros()));
         (any::<bool>(), number(), proptest::option::of(retry), times, number()).prop_map(
             |(allowed, remaining, retry, (reset_after_us, next_after_us), granted)| Expectation {

@@ -1,11 +1,20 @@
-//! The fast path is the same rule: `admit` and `report` equal `decide` with `Op::Check`, field by field and state by state.
+//! The fast path is the same rule: `admit` and `report` equal `decide` with `Op::Check`, field by
+//! field and state by state.
 
 use tidegate_core::algorithm::Kernel;
-use tidegate_core::{Algorithm, Charge, Limit, Op, Record, State, Timestamp, Verdict, admit, decide, report};
+use tidegate_core::{
+    Algorithm, Charge, Limit, Op, Record, State, Timestamp, Verdict, admit, decide, report,
+};
 
 use crate::draw::{self, Kind, Seeded, Source};
 
-fn check<K: Kernel<State: Copy>>(limit: &Limit, kernel: &K, kept: &mut K::State, at: Timestamp, cost: u64) -> Verdict {
+fn check<K: Kernel<State: Copy>>(
+    limit: &Limit,
+    kernel: &K,
+    kept: &mut K::State,
+    at: Timestamp,
+    cost: u64,
+) -> Verdict {
     let admitted = admit(limit, kernel, kept, at, cost);
     report(limit, kernel, admitted, cost)
 }
@@ -40,7 +49,11 @@ fn the_fast_check_is_the_same_rule() {
                 other => unreachable!("{other:?} is not small"),
             };
             let decision = decide(Op::Check, &mut [Charge::new(&limit, &mut record, cost)], at);
-            assert_eq!(&fast, decision.binding(), "{limit} seed {seed} step {step}: {cost} at {now}");
+            assert_eq!(
+                &fast,
+                decision.binding(),
+                "{limit} seed {seed} step {step}: {cost} at {now}"
+            );
             assert_eq!(decision.allowed(), fast.allowed);
             if record.state == State::Idle {
                 assert!(!fast.allowed || cost == 0, "{limit}: nothing was ever taken");

@@ -18,7 +18,9 @@ fn rows(text: &str, headings: &[&str]) -> Vec<(usize, Vec<String>)> {
         let inner = line.trim().strip_prefix('|')?.strip_suffix('|')?;
         let bare = |cell: &str| match cell.trim() {
             // Two backticks stand around what has backticks itself.
-            cell if cell.starts_with("``") => cell.trim_matches('`').trim().to_owned() + closing(cell),
+            cell if cell.starts_with("``") => {
+                cell.trim_matches('`').trim().to_owned() + closing(cell)
+            }
             cell => cell.trim_matches('`').to_owned(),
         };
         Some(inner.split('|').map(bare).collect())
@@ -46,11 +48,14 @@ fn the_moments_of_every_algorithm_are_real() {
     let text = page("algorithms.md");
     let (mut blocks, mut wrong) = (0, Vec::new());
     for (index, block) in text.split("```").enumerate().filter(|(index, _)| index % 2 == 1) {
-        let Some((_, block)) = block.split_once('\n').filter(|(_, block)| block.starts_with("# limit:")) else {
+        let Some((_, block)) =
+            block.split_once('\n').filter(|(_, block)| block.starts_with("# limit:"))
+        else {
             continue;
         };
         blocks += 1;
-        let before: usize = text.split("```").take(index).map(|part| part.matches('\n').count()).sum();
+        let before: usize =
+            text.split("```").take(index).map(|part| part.matches('\n').count()).sum();
         wrong.extend(replay(block).iter().map(|what| format!("block after line {before}: {what}")));
     }
     assert!(blocks >= 10, "only {blocks} blocks: is the page still there?");
@@ -64,8 +69,11 @@ fn capacity_worst_case_and_grid_are_real() {
     assert!(rows.len() >= 10, "only {} rows", rows.len());
     for (line, cells) in rows {
         let limit: Limit = cells[0].parse().unwrap_or_else(|error| panic!("line {line}: {error}"));
-        let facts =
-            [limit.capacity().to_string(), limit.worst_case().to_string(), Period::micros(limit.grid_us()).to_string()];
+        let facts = [
+            limit.capacity().to_string(),
+            limit.worst_case().to_string(),
+            Period::micros(limit.grid_us()).to_string(),
+        ];
         assert_eq!(facts[..], cells[1..], "line {line}: {limit}");
     }
 }
@@ -76,7 +84,8 @@ fn every_spelling_on_the_page_has_its_canonical_form() {
     let rows = rows(&text, &["Written", "Canonical form"]);
     assert!(rows.len() >= 10, "only {} rows", rows.len());
     for (line, cells) in rows {
-        let limits: Limits = cells[0].parse().unwrap_or_else(|error| panic!("line {line}: {error}"));
+        let limits: Limits =
+            cells[0].parse().unwrap_or_else(|error| panic!("line {line}: {error}"));
         assert_eq!(limits.to_string(), cells[1], "line {line}");
         assert_eq!(cells[1].parse(), Ok(limits), "line {line}");
     }

@@ -1,5 +1,6 @@
-//! Random limits, operations and moments, biased to where things break: edges of windows and steps, one microsecond on
-//! either side of them, costs that just fit and just do not, long idle gaps and clocks that go back.
+//! Random limits, operations and moments, biased to where things break: edges of windows and steps,
+//! one microsecond on either side of them, costs that just fit and just do not, long idle gaps and
+//! clocks that go back.
 
 use tidegate_core::{Algorithm, Limit, LimitError, Op, Period, Retry, Timestamp, Verdict};
 
@@ -112,7 +113,9 @@ fn attempt(source: &mut impl Source, kind: Kind) -> Result<Limit, LimitError> {
             1 => finish!(Limit::bucket(amount, period).burst(source.pick(&[1, 2, 3, 10, 1_000]))),
             _ => finish!(Limit::bucket(amount, period).burst(self::amount(source))),
         },
-        Kind::Window if source.once_in(2) => finish!(Limit::window(amount, period).from_first_hit()),
+        Kind::Window if source.once_in(2) => {
+            finish!(Limit::window(amount, period).from_first_hit())
+        }
         Kind::Window => finish!(Limit::window(amount, period)),
         Kind::Sliding => {
             let mut builder = Limit::sliding(amount, period);

@@ -1,4 +1,5 @@
-//! Every algorithm against its naive model: every field of every verdict, at every step of random stories.
+//! Every algorithm against its naive model: every field of every verdict, at every step of random
+//! stories.
 
 use proptest::prelude::*;
 use tidegate_core::{Algorithm, Charge, Id, Limit, Op, Record, State, Timestamp, Verdict, decide};
@@ -75,10 +76,12 @@ fn concurrency_equals_its_model() {
     stories(Kind::Concurrent, 4_000);
 }
 
-/// One call of a story with ids: the operation, the id, when, and the cost and the reservation per charge.
+/// One call of a story with ids: the operation, the id, when, and the cost and the reservation per
+/// charge.
 type Call = (Op, Option<Id>, u64, Vec<(u64, u64)>);
 
-/// Tells a story of one to three limits on one key, with ids that come again, to both, and says where they differ.
+/// Tells a story of one to three limits on one key, with ids that come again, to both, and says
+/// where they differ.
 fn tell_with_ids(source: &mut impl Source, kind: Kind, length: usize) -> Result<(), String> {
     let mut limits = vec![draw::limit_of(source, kind)];
     while limits.len() < 3 && source.once_in(3) {
@@ -102,16 +105,37 @@ fn tell_with_ids(source: &mut impl Source, kind: Kind, length: usize) -> Result<
             .zip(&last)
             .map(|(limit, last)| {
                 let cost = draw::cost(source, limit, last);
-                (cost, source.pick(&[cost, cost / 2, cost.saturating_add(1), 1, last.granted, 1_000_000]))
+                (
+                    cost,
+                    source.pick(&[
+                        cost,
+                        cost / 2,
+                        cost.saturating_add(1),
+                        1,
+                        last.granted,
+                        1_000_000,
+                    ]),
+                )
             })
             .collect();
         story.push((op, id, now, amounts.clone()));
         let before = format!("{records:?}");
         let charges = limits.iter().zip(&mut records).zip(&amounts);
-        let mut charges: Vec<Charge<'_>> =
-            charges.map(|((limit, record), &(cost, reserved))| Charge { limit, record, cost, reserved, id }).collect();
+        let mut charges: Vec<Charge<'_>> = charges
+            .map(|((limit, record), &(cost, reserved))| Charge {
+                limit,
+                record,
+                cost,
+                reserved,
+                id,
+            })
+            .collect();
         let decision = decide(op, &mut charges, Timestamp::from_micros(now));
-        let asked = naives.iter_mut().zip(&amounts).map(|(key, &(cost, reserved))| Asked { key, cost, reserved });
+        let asked = naives.iter_mut().zip(&amounts).map(|(key, &(cost, reserved))| Asked {
+            key,
+            cost,
+            reserved,
+        });
         // A lease without a name cannot be named.
         let named = id.filter(|id| *id != Id::NONE);
         let (expected, allowed) = naive::decide(op, named, now, asked.collect());
@@ -138,8 +162,11 @@ fn op_with_id(source: &mut impl Source, limit: &Limit, places: &[Timestamp]) -> 
         9..12 => Op::Refund,
         12 | 13 => Op::Settle,
         14 | 15 => Op::Release,
-        // So fast that 2^53 units drain in a few ticks: the model keeps places where the core has no number for them.
-        16 | 17 if matches!(limit.algorithm(), Algorithm::Bucket(bucket) if bucket.rate.p > 1 << 51) => Op::Take,
+        // So fast that 2^53 units drain in a few ticks: the model keeps places where the core has
+        // no number for them.
+        16 | 17 if matches!(limit.algorithm(), Algorithm::Bucket(bucket) if bucket.rate.p > 1 << 51) => {
+            Op::Take
+        }
         16 | 17 => Op::Book { max_wait_us: source.pick(&[0, 1, period / 2, period]) },
         18 => Op::Unbook { idle_at: source.pick(&places[places.len().saturating_sub(3)..]) },
         _ if source.once_in(4) => Op::Reset,
@@ -158,14 +185,16 @@ fn charges_with_ids_equal_their_model() {
     }
 }
 
-/// More leases at once than a list is kept for, named and unnamed, that end by themselves, by release and by refund.
+/// More leases at once than a list is kept for, named and unnamed, that end by themselves, by
+/// release and by refund.
 #[test]
 fn many_leases_equal_their_model() {
     let mut most = 0;
     for seed in 0..40 {
         let source = &mut Seeded(seed);
         let limit: Limit = "90 concurrent ttl 1000us".parse().unwrap();
-        let (mut record, mut naive, mut now) = (Record::default(), Naive::new(&limit), draw::dawn(source));
+        let (mut record, mut naive, mut now) =
+            (Record::default(), Naive::new(&limit), draw::dawn(source));
         for step in 0..600 {
             // Most of the time they are taken faster than they end, sometimes all of them end.
             now += if source.once_in(300) { 999 } else { source.pick(&[0, 1, 9, 9, 9, 20, 60]) };
@@ -180,7 +209,8 @@ fn many_leases_equal_their_model() {
             let before = record.clone();
             let charge = Charge { id, ..Charge::new(&limit, &mut record, cost) };
             let got = *decide(op, &mut [charge], Timestamp::from_micros(now)).binding();
-            let (expected, _) = naive::decide(op, id, now, vec![Asked { key: &mut naive, cost, reserved: 0 }]);
+            let (expected, _) =
+                naive::decide(op, id, now, vec![Asked { key: &mut naive, cost, reserved: 0 }]);
             assert_eq!(
                 got, expected[0],
                 "seed {seed}, step {step}: {op:?} of {cost} as {id:?} at {now} from {before:?}"

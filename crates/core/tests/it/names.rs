@@ -1,4 +1,5 @@
-//! Token bucket, leaky bucket and GCRA are one rule: three textbooks against three constructors, equal at every step.
+//! Token bucket, leaky bucket and GCRA are one rule: three textbooks against three constructors,
+//! equal at every step.
 
 use tidegate_core::{Charge, Limit, Op, Period, Record, Retry, Timestamp, Verdict, decide};
 
@@ -7,7 +8,8 @@ use crate::draw::{self, Seeded, Source};
 /// What a textbook says: allowed, whole units left, wait for this cost, time until as new.
 type Answer = (bool, u128, u128, u128);
 
-/// A fraction of a token is counted in parts of which a token has `period`, and a microsecond adds `amount`.
+/// A fraction of a token is counted in parts of which a token has `period`, and a microsecond adds
+/// `amount`.
 #[derive(Clone, Copy)]
 struct Numbers {
     amount: u128,
@@ -34,7 +36,12 @@ impl TokenBucket {
         if allowed {
             self.tokens -= price;
         }
-        (allowed, self.tokens / period, missing.div_ceil(amount), (full - self.tokens).div_ceil(amount))
+        (
+            allowed,
+            self.tokens / period,
+            missing.div_ceil(amount),
+            (full - self.tokens).div_ceil(amount),
+        )
     }
 }
 
@@ -61,7 +68,8 @@ impl LeakyBucket {
     }
 }
 
-/// The theoretical arrival time, in parts of which a microsecond has `amount`: a cell may be early by the tolerance.
+/// The theoretical arrival time, in parts of which a microsecond has `amount`: a cell may be early
+/// by the tolerance.
 struct Gcra {
     numbers: Numbers,
     arrival: u128,
@@ -124,7 +132,11 @@ fn three_names_are_one_rule() {
                 let decision = decide(Op::Check, &mut [charge], Timestamp::from_micros(now));
                 last = *decision.binding();
                 for book in books {
-                    assert_eq!(answer(&last), book, "{limit} by name {name}, seed {seed} step {step}: {cost} at {now}");
+                    assert_eq!(
+                        answer(&last),
+                        book,
+                        "{limit} by name {name}, seed {seed} step {step}: {cost} at {now}"
+                    );
                 }
             }
             assert_eq!(records[0], records[1]);

@@ -1,4 +1,5 @@
-//! The notation: every spelling has one canonical form that parses back, and every mistake is shown where it stands.
+//! The notation: every spelling has one canonical form that parses back, and every mistake is shown
+//! where it stands.
 
 use proptest::prelude::*;
 use tidegate_core::{Limit, Limits, MAX_LIMITS, Parameter, Period};
@@ -8,32 +9,78 @@ use crate::draw::{self, Seeded};
 #[test]
 fn every_spelling_has_one_canonical_form() {
     for (canonical, spellings) in [
-        ("10/s", &["10/s", " 10 / S ", "10 per second", "10per sec", "10/1s", "10/1000ms", "10/s burst 10"][..]),
         (
             "10/s",
-            &["10/s bucket", "10/s token-bucket", "10/s Leaky-Bucket", "10/s FUNNEL", "10/s gcra", "10/s debt 10"],
+            &[
+                "10/s",
+                " 10 / S ",
+                "10 per second",
+                "10per sec",
+                "10/1s",
+                "10/1000ms",
+                "10/s burst 10",
+            ][..],
         ),
-        ("30/m burst 15", &["30/min burst 15", "30/60s burst 15", "30 per minute bucket burst 15", "30/m\tburst\n15"]),
+        (
+            "10/s",
+            &[
+                "10/s bucket",
+                "10/s token-bucket",
+                "10/s Leaky-Bucket",
+                "10/s FUNNEL",
+                "10/s gcra",
+                "10/s debt 10",
+            ],
+        ),
+        (
+            "30/m burst 15",
+            &[
+                "30/min burst 15",
+                "30/60s burst 15",
+                "30 per minute bucket burst 15",
+                "30/m\tburst\n15",
+            ],
+        ),
         ("1000/2d", &["1_000/2 days", "1000/48h", "1000 per 2 day", "1000/2880 mins"]),
         ("10/w", &["10/week", "10/7d", "10/weeks", "10/wk"]),
         ("10/us", &["10/µs", "10/μs", "10/microsecond", "10/1us", "10/micros"]),
         ("10/1500ms", &["10/1500ms", "10/1500000us", "10 per 1500 milliseconds", "10/1_500 msec"]),
         ("240/h window", &["240/h window", "240/hr WINDOW", "240/3600s window debt 240"]),
-        ("240/h window from first hit", &["240/h window from first hit", "240/hours window From First Hit"]),
-        ("240/h sliding step 6m", &["240/h sliding", "240/h sliding strict", "240/h sliding step 360s"]),
+        (
+            "240/h window from first hit",
+            &["240/h window from first hit", "240/hours window From First Hit"],
+        ),
+        (
+            "240/h sliding step 6m",
+            &["240/h sliding", "240/h sliding strict", "240/h sliding step 360s"],
+        ),
         (
             "240/h sliding step 1m",
-            &["240/h sliding step 1m", "240/h sliding strict step m", "240/h sliding step 1m strict"],
+            &[
+                "240/h sliding step 1m",
+                "240/h sliding strict step m",
+                "240/h sliding step 1m strict",
+            ],
         ),
-        ("240/h sliding step 1m lenient", &["240/h sliding lenient step 1m", "240/h sliding step 60s lenient"]),
+        (
+            "240/h sliding step 1m lenient",
+            &["240/h sliding lenient step 1m", "240/h sliding step 60s lenient"],
+        ),
         ("1000/d estimate", &["1000/day estimate", "1000/24h estimate"]),
-        ("5/20s log count rejected", &["5/20s log count rejected", "5 per 20 seconds log count rejected debt 5"]),
+        (
+            "5/20s log count rejected",
+            &["5/20s log count rejected", "5 per 20 seconds log count rejected debt 5"],
+        ),
         ("5/20s log count rejected debt 0", &["5/20s log debt 0 count rejected"]),
         ("20 concurrent ttl 30s", &["20 concurrent ttl 30s", "20 CONCURRENT TTL 30 seconds"]),
-        ("10/s; 120/m; 240/h sliding step 1m", &["10/s;120/m;240/h sliding step 1m;", "10/s ; 2_0_0/m debt 1"][..1]),
+        (
+            "10/s; 120/m; 240/h sliding step 1m",
+            &["10/s;120/m;240/h sliding step 1m;", "10/s ; 2_0_0/m debt 1"][..1],
+        ),
     ] {
         for spelling in spellings {
-            let limits: Limits = spelling.parse().unwrap_or_else(|error| panic!("{spelling}: {error}"));
+            let limits: Limits =
+                spelling.parse().unwrap_or_else(|error| panic!("{spelling}: {error}"));
             assert_eq!(limits.to_string(), canonical, "{spelling}");
             assert_eq!(canonical.parse::<Limits>().as_ref(), Ok(&limits), "{spelling}");
         }
@@ -64,8 +111,18 @@ fn every_mistake_is_shown_where_it_stands() {
         ("10/s turbo", 6, word, "turbo"),
         ("10/s 5", 6, options, "5"),
         ("10/s burst 5 5", 14, options, "5"),
-        ("10/s window sliding", 13, "from first hit, count rejected, debt, ; or the end", "sliding"),
-        ("10/s sliding log", 14, "step, lenient, strict, count rejected, debt, ; or the end", "log"),
+        (
+            "10/s window sliding",
+            13,
+            "from first hit, count rejected, debt, ; or the end",
+            "sliding",
+        ),
+        (
+            "10/s sliding log",
+            14,
+            "step, lenient, strict, count rejected, debt, ; or the end",
+            "log",
+        ),
         ("10/s log window", 10, "count rejected, debt, ; or the end", "window"),
         ("20 concurrent ttl 30s 5", 23, "; or the end", "5"),
         ("10/s burst", 11, "a number of units, as in burst 20", ""),
@@ -83,7 +140,12 @@ fn every_mistake_is_shown_where_it_stands() {
         ("20 concurrent", 14, ttl, ""),
         ("20 concurrent 30s", 15, ttl, "30"),
         ("20 concurrent ttl", 18, "a time such as 30s, in us, ms, s, m, h, d or w", ""),
-        ("20/s concurrent ttl 30s", 6, "no period before `concurrent` (write 20 concurrent ttl 30s)", "concurrent"),
+        (
+            "20/s concurrent ttl 30s",
+            6,
+            "no period before `concurrent` (write 20 concurrent ttl 30s)",
+            "concurrent",
+        ),
         ("10/s burst 5 burst 6", 14, "burst only once", "burst"),
         ("10/s debt 1 debt 2", 13, "debt only once", "debt"),
         ("10/s log count rejected count rejected", 25, "count rejected only once", "count"),
@@ -104,7 +166,11 @@ fn every_mistake_is_shown_where_it_stands() {
             "10/s,120/m" => ": limits are joined by `;`: write 10/s; 120/m",
             _ => "",
         };
-        assert_eq!(error.to_string(), format!("column {column}: expected {expected}, found {found}{hint}"), "{text}");
+        assert_eq!(
+            error.to_string(),
+            format!("column {column}: expected {expected}, found {found}{hint}"),
+            "{text}"
+        );
         assert_eq!(error.column(), column, "{text}");
     }
 }
@@ -113,8 +179,7 @@ fn every_mistake_is_shown_where_it_stands() {
 fn every_number_out_of_range_is_named() {
     let grid = "is too large for exact arithmetic on any clock grid (1us to 1s): expected a smaller amount, burst or debt, \
                 or an amount and period with a common divisor";
-    let slow =
-        "would take more than 142 years to drain with its debt: expected a smaller burst or debt, or a faster rate";
+    let slow = "would take more than 142 years to drain with its debt: expected a smaller burst or debt, or a faster rate";
     for (text, column, parameter, message) in [
         ("0/s", 1, Parameter::Amount, "amount 0 is too small: expected at least 1"),
         (
@@ -124,9 +189,19 @@ fn every_number_out_of_range_is_named() {
             "amount 9007199254740992 is too large: expected at most 9007199254740991",
         ),
         ("10/0s", 4, Parameter::Period, "period 0us is too small: expected at least 1us"),
-        ("10/9999999w", 4, Parameter::Period, "period 9999999w is too large: expected at most 3723w (71 years)"),
+        (
+            "10/9999999w",
+            4,
+            Parameter::Period,
+            "period 9999999w is too large: expected at most 3723w (71 years)",
+        ),
         // More microseconds than 64 bits hold.
-        ("10/99999999w", 4, Parameter::Period, "period is too large: expected at most 3723w (71 years)"),
+        (
+            "10/99999999w",
+            4,
+            Parameter::Period,
+            "period is too large: expected at most 3723w (71 years)",
+        ),
         ("10/s burst 0", 12, Parameter::Burst, "burst 0 is too small: expected at least 1"),
         (
             "1/s burst 9007199254740992",
@@ -140,8 +215,18 @@ fn every_number_out_of_range_is_named() {
             Parameter::Amount,
             "amount 9007199254740991 is too large: expected at most 2251799813685247",
         ),
-        ("10/h sliding step 0s", 19, Parameter::Step, "step 0us is too small: expected at least 1us"),
-        ("10/h sliding step 2h", 19, Parameter::Step, "step 2h is too large: expected at most 1h, the period"),
+        (
+            "10/h sliding step 0s",
+            19,
+            Parameter::Step,
+            "step 0us is too small: expected at least 1us",
+        ),
+        (
+            "10/h sliding step 2h",
+            19,
+            Parameter::Step,
+            "step 2h is too large: expected at most 1h, the period",
+        ),
         (
             "10/h sliding step 1s",
             19,
@@ -168,13 +253,38 @@ fn every_number_out_of_range_is_named() {
             Parameter::Debt,
             "debt 9007199254740992 is too large: expected at most 4503599627370495",
         ),
-        ("10/s log debt 100001", 15, Parameter::Debt, "debt 100001 is too large: expected at most 100000"),
-        ("1000000007/day burst 2000000000000", 22, Parameter::Burst, &format!("burst 2000000000000 {grid}")),
+        (
+            "10/s log debt 100001",
+            15,
+            Parameter::Debt,
+            "debt 100001 is too large: expected at most 100000",
+        ),
+        (
+            "1000000007/day burst 2000000000000",
+            22,
+            Parameter::Burst,
+            &format!("burst 2000000000000 {grid}"),
+        ),
         ("1/day burst 100000", 13, Parameter::Burst, &format!("burst 100000 {slow}")),
-        ("4503599627370495/day estimate", 1, Parameter::Amount, &format!("amount 4503599627370495 {grid}")),
+        (
+            "4503599627370495/day estimate",
+            1,
+            Parameter::Amount,
+            &format!("amount 4503599627370495 {grid}"),
+        ),
         ("1/day debt 100000", 12, Parameter::Debt, &format!("debt 100000 {slow}")),
-        ("7/day burst 3 debt 4503599627370495", 20, Parameter::Debt, &format!("debt 4503599627370495 {grid}")),
-        ("10/day estimate debt 4503599627370495", 22, Parameter::Debt, &format!("debt 4503599627370495 {grid}")),
+        (
+            "7/day burst 3 debt 4503599627370495",
+            20,
+            Parameter::Debt,
+            &format!("debt 4503599627370495 {grid}"),
+        ),
+        (
+            "10/day estimate debt 4503599627370495",
+            22,
+            Parameter::Debt,
+            &format!("debt 4503599627370495 {grid}"),
+        ),
     ] {
         let error = text.parse::<Limit>().expect_err(text);
         assert_eq!(error.to_string(), format!("column {column}: {message}"), "{text}");
@@ -186,7 +296,8 @@ fn every_number_out_of_range_is_named() {
     }
 }
 
-/// The finest grid on which twice capacity and debt, in parts of a token, stay below 2^53 (three amounts, in ticks).
+/// The finest grid on which twice capacity and debt, in parts of a token, stay below 2^53 (three
+/// amounts, in ticks).
 #[test]
 fn a_limit_is_judged_on_the_finest_grid_that_is_exact() {
     for (text, grid_us) in [
@@ -310,7 +421,11 @@ fn words_of_another_algorithm_say_where_they_belong() {
     for (text, column, message) in [
         ("10/s by ip", 6, by),
         ("10/s burst 5 by ip", 14, by),
-        ("20 concurrent ttl 30s burst 5", 23, "concurrent has no burst: remove it, or write bucket"),
+        (
+            "20 concurrent ttl 30s burst 5",
+            23,
+            "concurrent has no burst: remove it, or write bucket",
+        ),
         ("20 concurrent ttl 30s debt 5", 23, "concurrent has no debt: remove it"),
         ("20 concurrent ttl 30s count rejected", 23, "concurrent has no count rejected: remove it"),
         ("10/s window burst 5", 13, "window has no burst: remove it, or write bucket"),
@@ -319,6 +434,10 @@ fn words_of_another_algorithm_say_where_they_belong() {
         ("10/s from first hit", 6, "bucket has no from first hit: remove it, or write window"),
     ] {
         let error = text.parse::<Limits>().unwrap_err();
-        assert_eq!((error.column(), error.to_string()), (column, format!("column {column}: {message}")), "{text}");
+        assert_eq!(
+            (error.column(), error.to_string()),
+            (column, format!("column {column}: {message}")),
+            "{text}"
+        );
     }
 }

@@ -17,7 +17,11 @@ fn every_transcript_holds() {
         if path.extension().is_some_and(|extension| extension == "txt") {
             files += 1;
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
-            wrong.extend(replay(&fs::read_to_string(&path).unwrap()).iter().map(|what| format!("{name}: {what}")));
+            wrong.extend(
+                replay(&fs::read_to_string(&path).unwrap())
+                    .iter()
+                    .map(|what| format!("{name}: {what}")),
+            );
         }
     }
     assert!(files > 0, "there are no transcripts in {}", folder.display());
@@ -41,7 +45,12 @@ pub(crate) fn replay(text: &str) -> Vec<String> {
             let decision = answer(&limits, &mut records, event, *number);
             if let Some(expect) = &event.expect {
                 compared += 1;
-                wrong.extend(expect.compare(&decision).err().map(|what| format!("line {number}: {limit}: {what}")));
+                wrong.extend(
+                    expect
+                        .compare(&decision)
+                        .err()
+                        .map(|what| format!("line {number}: {limit}: {what}")),
+                );
             }
         }
     }
@@ -63,21 +72,26 @@ fn answer<'t>(
         .iter()
         .zip(records)
         .map(|(limit, record)| {
-            let lease = matches!(limit.algorithm(), Algorithm::Concurrent(_)) && event.op != Op::Refund;
+            let lease =
+                matches!(limit.algorithm(), Algorithm::Concurrent(_)) && event.op != Op::Refund;
             Charge { id: lease.then_some(Id(number)), ..Charge::new(limit, record, event.cost) }
         })
         .collect();
     decide(event.op, &mut charges, event.at)
 }
 
-/// The recipe with sub-buckets takes several identifiers of one request at once: all of them or none.
+/// The recipe with sub-buckets takes several identifiers of one request at once: all of them or
+/// none.
 #[test]
 fn two_identifiers_of_one_request_are_charged_together_or_not_at_all() {
-    let limits: Limits = "10/m sliding step 10s lenient; 100/h sliding step 5m lenient".parse().unwrap();
-    let (mut user, mut ip) = ([Record::default(), Record::default()], [Record::default(), Record::default()]);
+    let limits: Limits =
+        "10/m sliding step 10s lenient; 100/h sliding step 5m lenient".parse().unwrap();
+    let (mut user, mut ip) =
+        ([Record::default(), Record::default()], [Record::default(), Record::default()]);
     let mut ask = |at_s, weight, who: &str| {
         let (with_user, with_ip) = (who.contains("user"), who.contains("ip"));
-        let of = |on: bool, records| limits.iter().zip::<&mut [Record]>(records).filter(move |_| on);
+        let of =
+            |on: bool, records| limits.iter().zip::<&mut [Record]>(records).filter(move |_| on);
         let mut charges: Vec<Charge<'_>> = of(with_user, &mut user[..])
             .chain(of(with_ip, &mut ip[..]))
             .map(|(limit, record)| Charge::new(limit, record, weight))

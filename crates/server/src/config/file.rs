@@ -101,15 +101,18 @@ struct ClientIpFile {
 
 impl ClientIpFile {
     fn checked(self, trusted: Vec<Proxies>) -> Result<ClientIp, String> {
-        let networks: Vec<Network> = trusted.iter().flat_map(|proxies| proxies.0.networks()).copied().collect();
-        let trusted = TrustedProxies::try_from(networks).map_err(|problem| format!("trusted_proxies: {problem}"))?;
+        let networks: Vec<Network> =
+            trusted.iter().flat_map(|proxies| proxies.0.networks()).copied().collect();
+        let trusted = TrustedProxies::try_from(networks)
+            .map_err(|problem| format!("trusted_proxies: {problem}"))?;
         let mut clients = ClientIp::behind(trusted);
         if let Some(HeaderName(name)) = self.header {
             clients = clients.header(&name).map_err(|problem| format!("client_ip: {problem}"))?;
         }
         if let Some(Within(bits)) = self.ipv6_prefix {
             let bits = u8::try_from(bits).unwrap_or(u8::MAX);
-            clients = clients.ipv6_prefix(bits).map_err(|problem| format!("client_ip: {problem}"))?;
+            clients =
+                clients.ipv6_prefix(bits).map_err(|problem| format!("client_ip: {problem}"))?;
         }
         Ok(clients)
     }
@@ -237,7 +240,8 @@ impl<'de> Deserialize<'de> for FamilyList {
         if words.is_empty() {
             return Ok(FamilyList(None));
         }
-        let families = words.iter().try_fold(Families::NONE, |families, word| families.and(&word.0));
+        let families =
+            words.iter().try_fold(Families::NONE, |families, word| families.and(&word.0));
         families.map(|families| FamilyList(Some(families))).map_err(D::Error::custom)
     }
 }
@@ -264,7 +268,9 @@ impl<'de> Deserialize<'de> for Overrides {
             "on" | "true" => Ok(Overrides::default()),
             "off" | "false" => Ok(Overrides(None)),
             number => number.parse().map(|most| Overrides(Some(most))).map_err(|_| {
-                D::Error::custom(format!("{number:?}: expected on, off, or the most requests per unit such as 1000"))
+                D::Error::custom(format!(
+                    "{number:?}: expected on, off, or the most requests per unit such as 1000"
+                ))
             }),
         }
     }
@@ -302,8 +308,12 @@ impl ResilienceFile {
         ResilienceSettings {
             deadline: self.deadline_ms.map_or(default.deadline, |number| millis(number.0)),
             nodes: self.nodes.0,
-            lease_error_percent: self.lease_error_percent.map_or(default.lease_error_percent, |number| number.0),
-            async_period: self.async_period_ms.map_or(default.async_period, |number| millis(number.0)),
+            lease_error_percent: self
+                .lease_error_percent
+                .map_or(default.lease_error_percent, |number| number.0),
+            async_period: self
+                .async_period_ms
+                .map_or(default.async_period, |number| millis(number.0)),
             async_cap: self.async_cap.0,
             max_in_flight: self.max_in_flight.map_or(default.max_in_flight, |number| number.0),
         }
@@ -333,7 +343,9 @@ impl<'de, const LEAST: u32, const MOST: u32> Deserialize<'de> for AutoOr<LEAST, 
         match text.parse::<u32>() {
             _ if text == "auto" => Ok(AutoOr(None)),
             Ok(number) if (LEAST..=MOST).contains(&number) => Ok(AutoOr(Some(number))),
-            _ => Err(D::Error::custom(format!("{text:?}: expected auto, or a number from {LEAST} to {MOST}"))),
+            _ => Err(D::Error::custom(format!(
+                "{text:?}: expected auto, or a number from {LEAST} to {MOST}"
+            ))),
         }
     }
 }
@@ -417,8 +429,9 @@ impl File {
         }
         let clients = self.client_ip.checked(self.trusted_proxies)?;
         let (response_options, hosts) = self.http.checked();
-        let protocol =
-            |said: Option<Protocol>, default: Option<SocketAddr>| said.map_or(default, |protocol| protocol.0);
+        let protocol = |said: Option<Protocol>, default: Option<SocketAddr>| {
+            said.map_or(default, |protocol| protocol.0)
+        };
         let default = Listen::default();
         Ok(Config {
             store: self.store.map_or_else(|| "memory".into(), |store| store.0),
@@ -450,7 +463,10 @@ impl File {
             envoy: self.envoy.checked(),
             response_options,
             hosts,
-            requests: RequestPolicy { paths: self.paths.checked(), headers: self.headers.checked() },
+            requests: RequestPolicy {
+                paths: self.paths.checked(),
+                headers: self.headers.checked(),
+            },
             proxy: self.proxy.map(ProxyFile::checked),
             rules: Rules::new(rules).with_ipv6_prefix(clients.prefix()),
             clients,
@@ -505,7 +521,9 @@ impl MemoryFile {
 impl ConnectionsFile {
     fn checked(self) -> Bounds {
         let default = Bounds::default();
-        let number = |said: Option<Positive>, default: usize| said.map_or(default, |number| number.0 as usize);
+        let number = |said: Option<Positive>, default: usize| {
+            said.map_or(default, |number| number.0 as usize)
+        };
         Bounds {
             max_connections: number(self.max, default.max_connections),
             max_connections_per_ip: number(self.max_per_ip, default.max_connections_per_ip),
@@ -552,7 +570,11 @@ pub(crate) struct Text(pub(crate) String);
 impl<'de> Deserialize<'de> for Text {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let text = String::deserialize(from)?;
-        if text.trim().is_empty() { Err(D::Error::custom("a blank value: expected text")) } else { Ok(Text(text)) }
+        if text.trim().is_empty() {
+            Err(D::Error::custom("a blank value: expected text"))
+        } else {
+            Ok(Text(text))
+        }
     }
 }
 
@@ -560,9 +582,13 @@ impl<'de> Deserialize<'de> for Text {
 pub fn expected_address(text: &str) -> String {
     let (host, port) = text.rsplit_once(':').unwrap_or(("", text));
     match (host, port.parse::<u16>()) {
-        ("", Ok(port)) => format!("a port without an address: write 127.0.0.1:{port} for this machine alone, or off"),
+        ("", Ok(port)) => format!(
+            "a port without an address: write 127.0.0.1:{port} for this machine alone, or off"
+        ),
         (_, Ok(port)) => {
-            format!("a name, expected an IP address: write 127.0.0.1:{port} for this machine alone, or off")
+            format!(
+                "a name, expected an IP address: write 127.0.0.1:{port} for this machine alone, or off"
+            )
         }
         _ => "expected an IP address and port such as 127.0.0.1:8080, or off".into(),
     }
@@ -577,10 +603,9 @@ impl<'de> Deserialize<'de> for Protocol {
         let text = Text::deserialize(from)?.0;
         match text.as_str() {
             "off" | "false" => Ok(Protocol(None)),
-            address => address
-                .parse()
-                .map(|address| Protocol(Some(address)))
-                .map_err(|_| D::Error::custom(format!("{address:?}: {}", expected_address(address)))),
+            address => address.parse().map(|address| Protocol(Some(address))).map_err(|_| {
+                D::Error::custom(format!("{address:?}: {}", expected_address(address)))
+            }),
         }
     }
 }

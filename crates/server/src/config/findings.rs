@@ -1,7 +1,8 @@
-//! Findings about a configuration: errors, with which no server starts, and warnings, with which it does.
+//! Findings about a configuration: errors, with which no server starts, and warnings, with which it
+//! does.
 //!
-//! `validate` prints them, `serve` logs the warnings when it starts and when it reads the file again. All of them go through this type, so that both say the
-//! same.
+//! `validate` prints them, `serve` logs the warnings when it starts and when it reads the file
+//! again. All of them go through this type, so that both say the same.
 
 use std::fmt;
 
@@ -83,8 +84,11 @@ pub fn sort(findings: &mut [Finding]) {
 
 /// `tidegate.yaml:3:12: what is wrong`, a line for each error.
 pub(super) fn lines(findings: &[Finding]) -> String {
-    let lines: Vec<String> =
-        findings.iter().filter(|one| one.is_error()).map(|one| format!("{}: {}", one.place, one.message)).collect();
+    let lines: Vec<String> = findings
+        .iter()
+        .filter(|one| one.is_error())
+        .map(|one| format!("{}: {}", one.place, one.message))
+        .collect();
     lines.join("\n")
 }
 
@@ -94,7 +98,9 @@ pub(crate) fn log(log: &Log, findings: &[Finding]) {
         match severity {
             Severity::Error => log.error("configuration", &[("place", place), ("error", message)]),
             Severity::Note => log.info("configuration", &[("place", place), ("note", message)]),
-            Severity::Warning => log.warn("configuration", &[("place", place), ("warning", message)]),
+            Severity::Warning => {
+                log.warn("configuration", &[("place", place), ("warning", message)])
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The rules file: YAML into a [`Config`] that is valid once read.
 //!
-//! Whatever is wrong is said with file, line and column, and what was expected. Unknown keys are errors, so that a misspelt one is not
-//! silently a rule without a limit.
+//! Whatever is wrong is said with file, line and column, and what was expected. Unknown keys are
+//! errors, so that a misspelt one is not silently a rule without a limit.
 
 pub(crate) mod changes;
 pub(crate) mod check;
@@ -47,7 +47,8 @@ pub const MAX_DEADLINE_MS: u32 = 10_000;
 pub struct Config {
     /// Where state is kept: `memory`, or the URL of a Redis or Valkey.
     pub store: String,
-    /// A file with the secret that keeps others from choosing slots of a cluster; instead of one in the URL.
+    /// A file with the secret that keeps others from choosing slots of a cluster; instead of one in
+    /// the URL.
     pub store_secret_file: Option<PathBuf>,
     /// What a store in memory may keep.
     pub memory: MemorySettings,
@@ -100,7 +101,8 @@ pub struct ResilienceSettings {
     pub lease_error_percent: u32,
     /// How often what was let pass is charged.
     pub async_period: Duration,
-    /// How many units of a key may be let pass and not yet charged; what [`tidegate::Resilient`] makes of it, if nothing.
+    /// How many units of a key may be let pass and not yet charged; what [`tidegate::Resilient`]
+    /// makes of it, if nothing.
     pub async_cap: Option<u32>,
     /// How many calls to the store may be under way.
     pub max_in_flight: u32,
@@ -240,12 +242,17 @@ impl Config {
     }
 
     fn unless_refused(self, findings: Vec<Finding>) -> Result<Config, ConfigError> {
-        if findings.iter().any(Finding::is_error) { Err(ConfigError::Refused(findings)) } else { Ok(self) }
+        if findings.iter().any(Finding::is_error) {
+            Err(ConfigError::Refused(findings))
+        } else {
+            Ok(self)
+        }
     }
 
     fn examine_text(text: &str, file: &str) -> Result<(Config, Vec<Finding>), ConfigError> {
         let invalid = |problem: String| ConfigError::Invalid { file: file.into(), problem };
-        let read: File = serde_saphyr::from_str(text).map_err(|error| invalid(yaml::located(&error, text)))?;
+        let read: File =
+            serde_saphyr::from_str(text).map_err(|error| invalid(yaml::located(&error, text)))?;
         let mut config = read.checked().map_err(|problem| invalid(format!(" {problem}")))?;
         config.outline = Outline::of(text, file);
         let findings = config.findings();
@@ -337,22 +344,43 @@ rules:
         assert_eq!(config.listen.grpc, None);
         let names: Vec<&str> = config.rules.iter().map(|rule| &*rule.name).collect();
         assert_eq!(names, ["per-ip", "search", "trial"]);
-        let request = [("ip", "192.0.2.7"), ("method", "POST"), ("path", "/v1/search?q=x"), ("api_key", "acme")];
+        let request = [
+            ("ip", "192.0.2.7"),
+            ("method", "POST"),
+            ("path", "/v1/search?q=x"),
+            ("api_key", "acme"),
+        ];
         let found = config.rules.matching(&request[..], 1).unwrap();
-        let found: Vec<_> = found.iter().map(|one| (&*one.rule.name, one.key.as_slice(), one.cost)).collect();
-        assert_eq!(found, [("per-ip", &b"192.0.2.7"[..], 1), ("search", b"acme", 5), ("trial", b"", 1)]);
+        let found: Vec<_> =
+            found.iter().map(|one| (&*one.rule.name, one.key.as_slice(), one.cost)).collect();
+        assert_eq!(
+            found,
+            [("per-ip", &b"192.0.2.7"[..], 1), ("search", b"acme", 5), ("trial", b"", 1)]
+        );
     }
 
     #[test]
     fn terms_for_envoy_are_read() {
         let text = "envoy:\n  config: /etc/ratelimit\n  compat: count_rejected\n  overrides: 500\n  headers: [ietf]\n  body: problem\n";
-        let options =
-            EnvoyOptions { count_rejected: true, overrides: Some(500), headers: Some(Families::IETF), body: true };
+        let options = EnvoyOptions {
+            count_rejected: true,
+            overrides: Some(500),
+            headers: Some(Families::IETF),
+            body: true,
+        };
         let envoy = Config::parse(text, "f").unwrap().envoy;
         assert_eq!(envoy, Envoy { config: Some("/etc/ratelimit".into()), options });
-        assert_eq!(Config::parse("envoy: { overrides: off }\n", "f").unwrap().envoy.options.overrides, None);
+        assert_eq!(
+            Config::parse("envoy: { overrides: off }\n", "f").unwrap().envoy.options.overrides,
+            None
+        );
         assert_eq!(Config::parse("", "f").unwrap().envoy, Envoy::default());
-        assert!(Config::parse("envoy: { overrides: many }\n", "f").unwrap_err().to_string().starts_with("f:1:21: "));
+        assert!(
+            Config::parse("envoy: { overrides: many }\n", "f")
+                .unwrap_err()
+                .to_string()
+                .starts_with("f:1:21: ")
+        );
     }
 
     #[test]
@@ -373,26 +401,44 @@ rules:
                 "memory: { overflow: drop }\n",
                 "f:1:21: overflow: \"drop\": expected shared_bucket, deny_new or allow_new",
             ),
-            ("threads: many\n", "f:1:10: threads \"many\": expected auto, or a number from 1 to 1024"),
+            (
+                "threads: many\n",
+                "f:1:10: threads \"many\": expected auto, or a number from 1 to 1024",
+            ),
             ("rules:\n  - name: a\n    limit: 1/s\n    when: { path: '' }\n", "f:4:"),
             ("rules:\n  - name: a\n    limit: 1/s\n    mode: maybe\n", "f:4:11: "),
             (
                 "rules:\n  - { name: a, limit: 1/s }\n  - { name: a, limit: 2/s }\n",
                 "f:3:13: two rules are called \"a\"",
             ),
-            ("trusted_proxies: [10.0.0.0/99]\n", "f:1:19: network \"10.0.0.0/99\": expected a prefix of 0 to 32 bits"),
+            (
+                "trusted_proxies: [10.0.0.0/99]\n",
+                "f:1:19: network \"10.0.0.0/99\": expected a prefix of 0 to 32 bits",
+            ),
             ("client_ip: { header: 'a b' }\n", "f:1:22: header \"a b\": expected a name"),
             ("client_ip: { ipv6_prefix: 8 }\n", "f:1:27: ipv6_prefix: 8: expected 32 to 128"),
-            ("resilience: { deadline_ms: 10001 }\n", "f:1:28: deadline_ms: 10001: expected 1 to 10000"),
-            ("resilience: { nodes: many }\n", "f:1:22: nodes: \"many\": expected auto, or a number from 1 to 10000"),
-            ("resilience: { lease_error_percent: 101 }\n", "f:1:36: lease_error_percent: 101: expected 0 to 100"),
+            (
+                "resilience: { deadline_ms: 10001 }\n",
+                "f:1:28: deadline_ms: 10001: expected 1 to 10000",
+            ),
+            (
+                "resilience: { nodes: many }\n",
+                "f:1:22: nodes: \"many\": expected auto, or a number from 1 to 10000",
+            ),
+            (
+                "resilience: { lease_error_percent: 101 }\n",
+                "f:1:36: lease_error_percent: 101: expected 0 to 100",
+            ),
             ("rules:\n  - name: a\n    limit: 1/s\n    sync: never\n", "f:4:11: "),
             ("rules:\n  - name: a\n    limit: 1/s\n    cost: -3\n", "f:4:5: "),
             (
                 "rules:\n  - name: a\n    limit: 1/s\n    settle: bytes\n",
                 "f:4:13: settle: \"bytes\": expected response_bytes",
             ),
-            ("rules:\n  - name: a\n    limit: 1/s\n    settle: { by: response_ms, per: 0 }\n", "f:4:"),
+            (
+                "rules:\n  - name: a\n    limit: 1/s\n    settle: { by: response_ms, per: 0 }\n",
+                "f:4:",
+            ),
             (
                 "rules:\n  - name: a\n    limit: 1/s\n    charge_when: { path: /x }\n",
                 "f:4:20: rule a: charge_when path: a response does not have it: expected status or header.NAME",

@@ -1,4 +1,5 @@
-//! Where in its file each value of a configuration is, for findings about values that were read already.
+//! Where in its file each value of a configuration is, for findings about values that were read
+//! already.
 
 use std::fmt;
 use std::sync::Arc;
@@ -71,7 +72,8 @@ impl Outline {
         self.walk(steps).is_some_and(|(_, left)| left == 0)
     }
 
-    /// `FILE:LINE:COLUMN` of the value; of the nearest value around it, if the file does not have it.
+    /// `FILE:LINE:COLUMN` of the value; of the nearest value around it, if the file does not have
+    /// it.
     pub(crate) fn value(&self, steps: &[Step<'_>]) -> String {
         self.place(self.walk(steps).map(|(node, _)| node.at))
     }
@@ -111,7 +113,9 @@ impl Outline {
                 Inside::Map(pairs) => {
                     for (key, node) in pairs {
                         match node.inside {
-                            Inside::Blank => found.push((outline.place(Some(key.referenced)), &*key.value)),
+                            Inside::Blank => {
+                                found.push((outline.place(Some(key.referenced)), &*key.value))
+                            }
                             _ => collect(outline, node, found),
                         }
                     }
@@ -119,7 +123,9 @@ impl Outline {
                 Inside::List(items) => {
                     for node in items {
                         match node.inside {
-                            Inside::Blank => found.push((outline.place(Some(node.at)), "an item of the list")),
+                            Inside::Blank => {
+                                found.push((outline.place(Some(node.at)), "an item of the list"))
+                            }
                             _ => collect(outline, node, found),
                         }
                     }
@@ -262,7 +268,11 @@ rules:
             (&[Key("rules"), Item(0), Key("limit")], "f:3:5", "f:3:5"),
             (&[Key("listen"), Key("http")], "f:1:1", "f:1:1"),
         ] {
-            assert_eq!((outline.value(steps), outline.key(steps)), (value.into(), key.into()), "{steps:?}");
+            assert_eq!(
+                (outline.value(steps), outline.key(steps)),
+                (value.into(), key.into()),
+                "{steps:?}"
+            );
         }
         assert_eq!(outline.scalar(&[Key("rules"), Item(1), Key("limit")]), Some("3"));
         assert_eq!(outline.scalar(&[Key("rules"), Item(0), Key("limit")]), None);

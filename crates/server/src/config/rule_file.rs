@@ -10,7 +10,10 @@ use tidegate::{Limits, SyncMode};
 
 use super::file::{DenyStatusWord, FailureWord, OverflowWord, Text};
 use crate::nearest::nearest;
-use crate::rules::{Budget, Condition, Cost, MAX_NAME_BYTES, Measure, Missing, Mode, Override, Pattern, Rule, Settle};
+use crate::rules::{
+    Budget, Condition, Cost, MAX_NAME_BYTES, Measure, Missing, Mode, Override, Pattern, Rule,
+    Settle,
+};
 
 #[derive(Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
@@ -56,12 +59,19 @@ impl RuleFile {
     pub(super) fn checked(self) -> Result<Rule, String> {
         let name: Arc<str> = self.name.0.into();
         let mut charge_when = self.charge_when.0;
-        for condition in charge_when.iter_mut().filter(|condition| &*condition.attribute == "status") {
-            let patterns = condition.any_of.iter().map(|pattern| Pattern::of_status(pattern.text()));
-            condition.any_of =
-                patterns.collect::<Result<_, _>>().map_err(|error| format!("rule {name}: charge_when: {error}"))?;
+        for condition in
+            charge_when.iter_mut().filter(|condition| &*condition.attribute == "status")
+        {
+            let patterns =
+                condition.any_of.iter().map(|pattern| Pattern::of_status(pattern.text()));
+            condition.any_of = patterns
+                .collect::<Result<_, _>>()
+                .map_err(|error| format!("rule {name}: charge_when: {error}"))?;
         }
-        let overrides = self.overrides.into_iter().map(|other| Override { when: other.when.0, budget: other.limit.0 });
+        let overrides = self
+            .overrides
+            .into_iter()
+            .map(|other| Override { when: other.when.0, budget: other.limit.0 });
         Ok(Rule {
             name,
             when: self.when.0,
@@ -159,8 +169,9 @@ impl<'de> Deserialize<'de> for Name {
         let name = Text::deserialize(from)?.0;
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         if name.len() > MAX_NAME_BYTES || !name.bytes().all(plain) {
-            let problem =
-                format!("rule name {name:?}: expected 1 to {MAX_NAME_BYTES} letters, digits, `-`, `_` or `.`");
+            let problem = format!(
+                "rule name {name:?}: expected 1 to {MAX_NAME_BYTES} letters, digits, `-`, `_` or `.`"
+            );
             return Err(D::Error::custom(problem));
         }
         Ok(Name(name))
@@ -186,10 +197,12 @@ impl<'de> Deserialize<'de> for BudgetText {
             "exempt" => Ok(BudgetText(Budget::Exempt)),
             _ => match text.parse::<Limits>() {
                 Ok(limits) => Ok(BudgetText(Budget::Limits(limits))),
-                Err(error) => Err(D::Error::custom(match nearest(text.trim(), ["exempt", "deny", "unlimited"]) {
-                    Some(word) => format!("limit {text:?}: did you mean {word}?"),
-                    None => format!("limit {text:?}: {error}"),
-                })),
+                Err(error) => Err(D::Error::custom(
+                    match nearest(text.trim(), ["exempt", "deny", "unlimited"]) {
+                        Some(word) => format!("limit {text:?}: did you mean {word}?"),
+                        None => format!("limit {text:?}: {error}"),
+                    },
+                )),
             },
         }
     }
@@ -201,12 +214,14 @@ struct Names(Vec<Arc<str>>);
 
 impl<'de> Deserialize<'de> for Names {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let names = from.deserialize_any(OneOrMany("an attribute such as ip, or a list of them"))?;
+        let names =
+            from.deserialize_any(OneOrMany("an attribute such as ip, or a list of them"))?;
         Ok(Names(names.into_iter().map(Into::into).collect()))
     }
 }
 
-/// Attribute by attribute, what its value may look like: one pattern, or a list of which one must match.
+/// Attribute by attribute, what its value may look like: one pattern, or a list of which one must
+/// match.
 #[derive(Debug, Default)]
 struct Conditions(Vec<Condition>);
 
@@ -237,7 +252,8 @@ struct Patterns(Vec<Pattern>);
 
 impl<'de> Deserialize<'de> for Patterns {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let texts = from.deserialize_any(OneOrMany("a pattern such as /v1/*, or a list of them"))?;
+        let texts =
+            from.deserialize_any(OneOrMany("a pattern such as /v1/*, or a list of them"))?;
         texts
             .iter()
             .map(|text| text.parse::<Pattern>().map_err(D::Error::custom))
@@ -280,7 +296,11 @@ impl<'de> Visitor<'de> for OneOrMany {
         while let Some(text) = list.next_element::<Text>()? {
             texts.push(text.0);
         }
-        if texts.is_empty() { Err(A::Error::custom(format!("an empty list: expected {}", self.0))) } else { Ok(texts) }
+        if texts.is_empty() {
+            Err(A::Error::custom(format!("an empty list: expected {}", self.0)))
+        } else {
+            Ok(texts)
+        }
     }
 }
 
@@ -321,7 +341,8 @@ impl<'de> Deserialize<'de> for CostFile {
                 fn one() -> u64 {
                     1
                 }
-                let From { from, min, max } = From::deserialize(de::value::MapAccessDeserializer::new(map))?;
+                let From { from, min, max } =
+                    From::deserialize(de::value::MapAccessDeserializer::new(map))?;
                 Ok(CostFile(Cost::From { attribute: from.0.into(), min, max }))
             }
         }
@@ -329,7 +350,8 @@ impl<'de> Deserialize<'de> for CostFile {
     }
 }
 
-/// `response_bytes`, `response_ms`, `header.NAME`; or one of these with how many of them are one unit.
+/// `response_bytes`, `response_ms`, `header.NAME`; or one of these with how many of them are one
+/// unit.
 #[derive(Debug)]
 struct SettleFile(Settle);
 
@@ -342,12 +364,18 @@ impl<'de> Deserialize<'de> for SettleFile {
                 _ => match text.strip_prefix("header.").filter(|name| !name.is_empty()) {
                     Some(name) => Measure::Header(name.to_ascii_lowercase().into()),
                     None => {
-                        let problem = format!("{text:?}: expected response_bytes, response_ms or header.NAME");
+                        let problem = format!(
+                            "{text:?}: expected response_bytes, response_ms or header.NAME"
+                        );
                         return Err(E::custom(problem));
                     }
                 },
             };
-            if per == 0 { Err(E::custom("per: 0: expected at least 1")) } else { Ok(SettleFile(Settle { by, per })) }
+            if per == 0 {
+                Err(E::custom("per: 0: expected at least 1"))
+            } else {
+                Ok(SettleFile(Settle { by, per }))
+            }
         }
         struct Either;
         impl<'de> Visitor<'de> for Either {
@@ -368,7 +396,8 @@ impl<'de> Deserialize<'de> for SettleFile {
                     by: Text,
                     per: u64,
                 }
-                let Pair { by, per } = Pair::deserialize(de::value::MapAccessDeserializer::new(map))?;
+                let Pair { by, per } =
+                    Pair::deserialize(de::value::MapAccessDeserializer::new(map))?;
                 read(&by.0, per)
             }
         }

@@ -5,7 +5,8 @@ use crate::nearest::nearest;
 /// Where a list is expected.
 pub(super) const LIST: &str = "expected a list: `- ITEM` on lines of their own, or [ITEM, ITEM]";
 /// Where keys and values are expected.
-pub(super) const KEYS: &str = "expected keys and values: `KEY: VALUE` on lines of their own, or { KEY: VALUE }";
+pub(super) const KEYS: &str =
+    "expected keys and values: `KEY: VALUE` on lines of their own, or { KEY: VALUE }";
 
 /// Where a number is expected.
 pub(super) const WHOLE: &str = "expected a whole number, without a unit";
@@ -15,14 +16,16 @@ pub(super) fn missing(message: &str) -> Option<&str> {
     without_place(message).strip_prefix("missing field `")?.strip_suffix('`')
 }
 
-/// The same message in plain words. One about an unknown key or word names the nearest right one, or all.
+/// The same message in plain words. One about an unknown key or word names the nearest right one,
+/// or all.
 pub(crate) fn plain(message: &str) -> String {
     let message = without_place(message);
     let known = |what| {
         let (word, rest) = message.strip_prefix(what)?.strip_prefix(" `")?.split_once('`')?;
         let choices = rest.strip_prefix(", expected ")?;
         let choices = choices.strip_prefix("one of ").unwrap_or(choices);
-        let choices: Vec<&str> = choices.split(", ").map(|choice| choice.trim_matches('`')).collect();
+        let choices: Vec<&str> =
+            choices.split(", ").map(|choice| choice.trim_matches('`')).collect();
         Some((word, choices))
     };
     if let Some((key, choices)) = known("unknown field") {
@@ -32,7 +35,9 @@ pub(crate) fn plain(message: &str) -> String {
         let word_shown = if word == "~" { "nothing".into() } else { format!("{word:?}") };
         return format!("{word_shown}: {}", hint(word, &choices));
     }
-    if let Some(rest) = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: ")) {
+    if let Some(rest) =
+        message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "))
+    {
         let (found, expected) = rest.split_once(", expected ").unwrap_or((rest, "another value"));
         let expected = match expected {
             "a string" => "text",
@@ -42,17 +47,24 @@ pub(crate) fn plain(message: &str) -> String {
         };
         return format!("{}: expected {expected}", value(found));
     }
-    if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
+    if let Some(field) =
+        message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`'))
+    {
         return format!("{field} is missing: add `{field}: VALUE`");
     }
-    if let Some(field) = message.strip_prefix("duplicate field `").and_then(|rest| rest.strip_suffix('`')) {
+    if let Some(field) =
+        message.strip_prefix("duplicate field `").and_then(|rest| rest.strip_suffix('`'))
+    {
         return format!("{field} is there twice: remove one of them");
     }
     if let Some(rest) = message.strip_prefix("duplicate mapping key: ") {
         let key = rest.split(", ").next().unwrap_or(rest);
         return format!("{key} is there twice: remove one of them");
     }
-    if message.strip_prefix("invalid ").is_some_and(|kind| ["u8", "u16", "u32", "u64", "i64"].contains(&kind)) {
+    if message
+        .strip_prefix("invalid ")
+        .is_some_and(|kind| ["u8", "u16", "u32", "u64", "i64"].contains(&kind))
+    {
         return WHOLE.into();
     }
     match message {
@@ -82,7 +94,8 @@ fn value(found: &str) -> String {
 /// Without the place at its end, which stands before it already.
 fn without_place(message: &str) -> &str {
     let numbers = |place: &str| {
-        let (line, column) = place.split_once(", column ").or_else(|| place.split_once(" column "))?;
+        let (line, column) =
+            place.split_once(", column ").or_else(|| place.split_once(" column "))?;
         Some([line, column].iter().all(|number| number.bytes().all(|byte| byte.is_ascii_digit())))
     };
     match message.rsplit_once(" at line ") {
@@ -119,7 +132,10 @@ mod tests {
                 "unknown field `lmit`, expected one of name, when, limit at line 2, column 15",
                 "unknown key \"lmit\": did you mean limit?",
             ),
-            ("unknown field `color`, expected one of `name`, `limit`", "unknown key \"color\": expected name or limit"),
+            (
+                "unknown field `color`, expected one of `name`, `limit`",
+                "unknown key \"color\": expected name or limit",
+            ),
             (
                 "unknown variant `shaddow`, expected one of enforce, shadow at line 2, column 3",
                 "\"shaddow\": did you mean shadow?",
@@ -131,14 +147,23 @@ mod tests {
                 "limit is there twice: remove one of them",
             ),
             ("duplicate field `key` at line 1 column 20", "key is there twice: remove one of them"),
-            ("invalid type: string \"one\", expected a number at line 4, column 5", "\"one\": expected a number"),
-            ("invalid type: integer `-1`, expected a number at line 1 column 34", "-1: expected a number"),
+            (
+                "invalid type: string \"one\", expected a number at line 4, column 5",
+                "\"one\": expected a number",
+            ),
+            (
+                "invalid type: integer `-1`, expected a number at line 1 column 34",
+                "-1: expected a number",
+            ),
             ("invalid type: floating point `1.5`, expected a number", "1.5: expected a number"),
             ("invalid type: unit value, expected a name", "nothing: expected a name"),
             ("invalid type: null, expected a string", "nothing: expected text"),
             ("invalid u32 at line 1, column 22", "expected a whole number, without a unit"),
             ("invalid boolean at line 1, column 2", "expected true or false"),
-            ("unknown variant `~`, expected one of enforce, shadow", "nothing: expected enforce or shadow"),
+            (
+                "unknown variant `~`, expected one of enforce, shadow",
+                "nothing: expected enforce or shadow",
+            ),
         ] {
             assert_eq!(plain(message), expected);
         }

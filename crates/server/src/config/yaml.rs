@@ -6,10 +6,10 @@ use serde_saphyr::budget::BudgetBreach;
 use super::words;
 
 /// About YAML that cannot be read for a reason that has no sentence of its own.
-const UNREADABLE: &str =
-    "this is not YAML: check brackets, colons and indentation, and quote text that begins with one of * ! & @ % ` [ {";
+const UNREADABLE: &str = "this is not YAML: check brackets, colons and indentation, and quote text that begins with one of * ! & @ % ` [ {";
 
-const SECOND_DOCUMENT: &str = "--- begins a second YAML document: expected one document: remove this line";
+const SECOND_DOCUMENT: &str =
+    "--- begins a second YAML document: expected one document: remove this line";
 const UNCLOSED: &str = "a bracket that is not closed: expected ] or } after the last item";
 const ENDED: &str = "the text ends within a list or a map: close it with ] or }";
 
@@ -27,7 +27,9 @@ pub(crate) fn located(error: &serde_saphyr::Error, text: &str) -> String {
         && let Some((line, column, open)) = unclosed_bracket(text, line)
     {
         let close = if open == '[' { ']' } else { '}' };
-        return format!("{line}:{column}: this {open} is not closed: add {close} after its last item");
+        return format!(
+            "{line}:{column}: this {open} is not closed: add {close} after its last item"
+        );
     }
     if message == SECOND_DOCUMENT {
         let before = text.lines().take(line).enumerate().filter(|(_, own)| own.starts_with("---"));
@@ -35,7 +37,8 @@ pub(crate) fn located(error: &serde_saphyr::Error, text: &str) -> String {
         return format!("{line}:1: {message}");
     }
     let is_container = message == words::LIST || message == words::KEYS;
-    let message = about(key_at(text, line, column, is_container), value_at(text, line, column), &message);
+    let message =
+        about(key_at(text, line, column, is_container), value_at(text, line, column), &message);
     format!("{line}:{column}: {message}")
 }
 
@@ -62,8 +65,11 @@ fn broken(error: &Error) -> Option<String> {
         Error::RecursiveReferencesRequireWeakTypes { .. } => {
             "this alias stands for the value that it is part of: write the value in full instead of *NAME"
         }
-        Error::TaggedScalarCannotDeserializeIntoString { .. } | Error::TaggedEnumMismatch { .. } => TAG,
-        Error::QuotingRequired { value, .. } => return Some(format!("text that must be quoted: write {value:?}")),
+        Error::TaggedScalarCannotDeserializeIntoString { .. }
+        | Error::TaggedEnumMismatch { .. } => TAG,
+        Error::QuotingRequired { value, .. } => {
+            return Some(format!("text that must be quoted: write {value:?}"));
+        }
         Error::ExternalMessage { msg, .. } => scanned(msg),
         Error::Budget { breach: BudgetBreach::Depth { .. }, .. } => {
             "more than 64 lists and maps within one another: expected fewer"
@@ -103,7 +109,8 @@ fn scanned(message: &str) -> &'static str {
     }
 }
 
-/// The innermost bracket that no other one closes before the end of this line, outside of quotation marks and comments: its line, its column and itself.
+/// The innermost bracket that no other one closes before the end of this line, outside of quotation
+/// marks and comments: its line, its column and itself.
 fn unclosed_bracket(text: &str, last_line: usize) -> Option<(usize, usize, char)> {
     let mut open = Vec::new();
     for (index, line) in text.lines().take(last_line).enumerate() {
@@ -131,8 +138,9 @@ fn unclosed_bracket(text: &str, last_line: usize) -> Option<(usize, usize, char)
 fn indented_otherwise(key: Option<&str>, text: &str, line: usize, column: usize) -> Option<String> {
     let (key, own) = (key?, column - 1);
     let mut below = text.lines().enumerate().skip(line).take(8);
-    let (index, other) =
-        below.find(|(_, other)| other.trim_start().strip_prefix(key).is_some_and(|rest| rest.starts_with(':')))?;
+    let (index, other) = below.find(|(_, other)| {
+        other.trim_start().strip_prefix(key).is_some_and(|rest| rest.starts_with(':'))
+    })?;
     let indent = other.len() - other.trim_start().len();
     if indent == own {
         return None;
@@ -143,13 +151,14 @@ fn indented_otherwise(key: Option<&str>, text: &str, line: usize, column: usize)
     ))
 }
 
-/// The key that a mistake at this place is about. A place can be that of a value or of a key; `is_container` if a list or a map was expected, which then
-/// begins at its first key.
+/// The key that a mistake at this place is about. A place can be that of a value or of a key;
+/// `is_container` if a list or a map was expected, which then begins at its first key.
 fn key_at(text: &str, line: usize, column: usize, is_container: bool) -> Option<&str> {
     let own = text.lines().nth(line.checked_sub(1)?)?;
     let (before, rest) = own.split_at_checked(column - 1)?;
     // A value that is not there is placed at the colon.
-    let before_colon = if rest.starts_with(':') { Some(before) } else { before.trim_end().strip_suffix(':') };
+    let before_colon =
+        if rest.starts_with(':') { Some(before) } else { before.trim_end().strip_suffix(':') };
     if let Some(before) = before_colon {
         return before.rsplit([' ', '{', ',', '[', '-']).next();
     }
@@ -159,7 +168,10 @@ fn key_at(text: &str, line: usize, column: usize, is_container: bool) -> Option<
     }
     let above: Vec<&str> = text.lines().take(line - 1).collect();
     let indent = |other: &str| other.len() - other.trim_start().len();
-    let parent = above.into_iter().rev().find(|other| indent(other) < column - 1 && other.trim_end().ends_with(':'))?;
+    let parent = above
+        .into_iter()
+        .rev()
+        .find(|other| indent(other) < column - 1 && other.trim_end().ends_with(':'))?;
     parent.trim().trim_start_matches("- ").strip_suffix(':')
 }
 
@@ -184,14 +196,20 @@ fn about(key: Option<&str>, value: &str, message: &str) -> String {
         }
         return message.into();
     };
-    let is_scalar =
-        !value.is_empty() && !value.starts_with(['[', '{', '-']) && !value.contains(": ") && !value.ends_with(':');
+    let is_scalar = !value.is_empty()
+        && !value.starts_with(['[', '{', '-'])
+        && !value.contains(": ")
+        && !value.ends_with(':');
     match message {
         words::LIST if is_scalar && key == "rules" => {
-            format!("rules: {value}: expected a list of rules: write [{{ name: per-ip, by: [ip], limit: 10/s }}]")
+            format!(
+                "rules: {value}: expected a list of rules: write [{{ name: per-ip, by: [ip], limit: 10/s }}]"
+            )
         }
         words::LIST if is_scalar => format!("{key}: expected a list: write {key}: [{value}]"),
-        words::LIST => format!("{key}: expected a list: begin each item with a dash, as in `- name: per-ip`"),
+        words::LIST => {
+            format!("{key}: expected a list: begin each item with a dash, as in `- name: per-ip`")
+        }
         words::KEYS if key == "when" || key == "charge_when" => {
             format!("{key}: expected attributes and their patterns, as in {{ path: \"/v1/*\" }}")
         }
@@ -203,10 +221,14 @@ fn about(key: Option<&str>, value: &str, message: &str) -> String {
             Some(_) if is_tag(key, value) => format!("{key}: {TAG}"),
             Some(expected) => format!("{key} has no value: {expected}"),
             // Many a message names its key already.
-            None if message.starts_with(key) || message.contains("key") || message.contains("two rules") => {
+            None if message.starts_with(key)
+                || message.contains("key")
+                || message.contains("two rules") =>
+            {
                 message.into()
             }
-            None if message.starts_with(['"', '-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9'])
+            None if message
+                .starts_with(['"', '-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9'])
                 || message.starts_with("expected")
                 || message.starts_with("a list") =>
             {
@@ -262,7 +284,10 @@ mod tests {
                 "resilience: { deadline_ms: 20ms }\n",
                 "f:1:28: deadline_ms: 20ms: expected a whole number, without a unit: write 20",
             ),
-            ("listen: 127.0.0.1:80\n", "f:1:9: listen: expected addresses by protocol, as in { http: 127.0.0.1:8080 }"),
+            (
+                "listen: 127.0.0.1:80\n",
+                "f:1:9: listen: expected addresses by protocol, as in { http: 127.0.0.1:8080 }",
+            ),
             ("rules:\n  - name:\n    limit: 1/s\n", "f:2:9: name has no value: expected text"),
             ("log: { show_keys: maybe }\n", "f:1:19: show_keys: expected true or false"),
             (

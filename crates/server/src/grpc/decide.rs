@@ -1,7 +1,9 @@
-//! One request of Envoy's protocol: descriptors into budgets, budgets to the engine, verdicts into an answer.
+//! One request of Envoy's protocol: descriptors into budgets, budgets to the engine, verdicts into
+//! an answer.
 //!
-//! A domain of the Envoy configuration is matched by its tree, one limit for each descriptor. Any other domain is matched by the rules file, where each descriptor is a
-//! set of attributes. Everything a request takes is taken in one call, all or nothing.
+//! A domain of the Envoy configuration is matched by its tree, one limit for each descriptor. Any
+//! other domain is matched by the rules file, where each descriptor is a set of attributes.
+//! Everything a request takes is taken in one call, all or nothing.
 
 use std::sync::Arc;
 
@@ -25,14 +27,21 @@ pub const MAX_TEXT_BYTES: usize = 1024;
 const OVERRIDE: &str = "envoy:override";
 
 /// Answers a request.
-pub(crate) async fn decide(engine: &Engine, request: &RateLimitRequest) -> Result<RateLimitResponse, Problem> {
+pub(crate) async fn decide(
+    engine: &Engine,
+    request: &RateLimitRequest,
+) -> Result<RateLimitResponse, Problem> {
     bounded(request)?;
     let options = engine.envoy_options();
     let mut asked = engine.read(|domains, rules| Asked::of(domains, rules, &options, request))?;
     if let Some(why) = &asked.warning {
         engine.observer().misnamed(engine.protocol(), why);
     }
-    let over = if options.count_rejected { asked.each(engine).await? } else { asked.together(engine).await? };
+    let over = if options.count_rejected {
+        asked.each(engine).await?
+    } else {
+        asked.together(engine).await?
+    };
     Ok(reply::of(&asked, over, &options, || engine.response_options().deny_status))
 }
 
@@ -129,11 +138,18 @@ impl Asked {
                     let stated = (limit.requests_per_unit.min(most), unit);
                     Some(asked.draw(overridden(&request.domain, descriptor, stated, hits, wants)))
                 }
-                _ if in_domain => domains.find(&request.domain, &descriptor.entries, hits).map(|found| {
-                    let name = found.limited.name.clone().unwrap_or_default();
-                    let (stated, limited) = (found.limited.stated, Some(found.limited));
-                    asked.draw(Drawn { limited, stated, name, ..Drawn::new(found.charge, wants) })
-                }),
+                _ if in_domain => {
+                    domains.find(&request.domain, &descriptor.entries, hits).map(|found| {
+                        let name = found.limited.name.clone().unwrap_or_default();
+                        let (stated, limited) = (found.limited.stated, Some(found.limited));
+                        asked.draw(Drawn {
+                            limited,
+                            stated,
+                            name,
+                            ..Drawn::new(found.charge, wants)
+                        })
+                    })
+                }
                 _ => {
                     by_rules.push((at, wants, hits));
                     None
@@ -158,8 +174,9 @@ impl Asked {
         self.budgets.len() - 1
     }
 
-    /// A rule charges a request once for each budget, however many descriptors lead to it. It applies to the descriptors that name
-    /// everything its budgets are kept apart by; if none does, to the first it matches at all, so that nobody escapes by leaving something out.
+    /// A rule charges a request once for each budget, however many descriptors lead to it. It
+    /// applies to the descriptors that name everything its budgets are kept apart by; if none does,
+    /// to the first it matches at all, so that nobody escapes by leaving something out.
     fn match_rules(
         &mut self,
         rules: &Rules,
@@ -168,14 +185,17 @@ impl Asked {
     ) -> Result<(), Problem> {
         let mut found = Vec::new();
         for &(at, wants, hits) in lines {
-            let attributes = Described { domain: &request.domain, descriptor: &request.descriptors[at] };
+            let attributes =
+                Described { domain: &request.domain, descriptor: &request.descriptors[at] };
             for one in rules.applying(&attributes, hits).map_err(EngineError::from)? {
                 let whole = one.rule.lacking(&attributes).is_none();
                 found.push((at, wants, whole, one));
             }
         }
-        let whole_somewhere: Vec<bool> =
-            found.iter().map(|(.., one)| found.iter().any(|(_, _, whole, other)| *whole && same(one, other))).collect();
+        let whole_somewhere: Vec<bool> = found
+            .iter()
+            .map(|(.., one)| found.iter().any(|(_, _, whole, other)| *whole && same(one, other)))
+            .collect();
         let mut first: Vec<Arc<Rule>> = Vec::new();
         let mut kept = Vec::with_capacity(found.len());
         for ((at, wants, whole, one), elsewhere) in found.into_iter().zip(whole_somewhere) {
@@ -190,10 +210,9 @@ impl Asked {
         // One descriptor that is exempt exempts the request.
         rules::exempt(&mut kept, |(.., one)| one);
         for (at, wants, one) in kept {
-            let known = self
-                .budgets
-                .iter()
-                .position(|drawn| drawn.wants == wants && same(&drawn.found, &one) && drawn.found.key == one.key);
+            let known = self.budgets.iter().position(|drawn| {
+                drawn.wants == wants && same(&drawn.found, &one) && drawn.found.key == one.key
+            });
             let index = match known {
                 Some(index) => {
                     let cost = &mut self.budgets[index].found.cost;
@@ -223,20 +242,24 @@ impl Asked {
 
     fn those(&self, choose: impl Fn(&Drawn) -> bool) -> Vec<usize> {
         let counted = |index: &usize| self.lines.iter().any(|line| line.contains(index));
-        (0..self.budgets.len()).filter(|index| choose(&self.budgets[*index]) && counted(index)).collect()
+        (0..self.budgets.len())
+            .filter(|index| choose(&self.budgets[*index]) && counted(index))
+            .collect()
     }
 
     /// All or nothing: if anything denies, nothing is taken. Says whether it was denied.
     async fn together(&mut self, engine: &Engine) -> Result<bool, EngineError> {
         let returned = self.those(|drawn| drawn.wants == Wants::GiveBack);
         self.ask(engine, Op::Refund, &returned).await?;
-        // One alone is denied as any other; several deny only together, so each has to be asked by itself.
+        // One alone is denied as any other; several deny only together, so each has to be asked by
+        // itself.
         let mut quota = self.those(|drawn| drawn.quota() && drawn.wants != Wants::GiveBack);
         if quota.len() == 1 {
             quota.clear();
         }
         let looked = self.those(|drawn| drawn.wants == Wants::Look);
-        let looked: Vec<usize> = looked.into_iter().filter(|index| !quota.contains(index)).collect();
+        let looked: Vec<usize> =
+            looked.into_iter().filter(|index| !quota.contains(index)).collect();
         let mut allowed = self.ask(engine, Op::Peek, &looked).await?;
         if !quota.is_empty() {
             let mut any = false;
@@ -250,7 +273,10 @@ impl Asked {
         let op = if allowed { Op::Check } else { Op::Peek };
         allowed &= self.ask(engine, op, &taken).await?;
         if allowed {
-            for index in quota.into_iter().filter(|index| self.budgets[*index].wants == Wants::Take).collect::<Vec<_>>()
+            for index in quota
+                .into_iter()
+                .filter(|index| self.budgets[*index].wants == Wants::Take)
+                .collect::<Vec<_>>()
             {
                 self.ask(engine, Op::Check, &[index]).await?;
             }
@@ -274,10 +300,12 @@ impl Asked {
         }
         let singly = self.those(|drawn| drawn.denies() && !drawn.quota());
         let quota = self.those(|drawn| drawn.quota() && drawn.wants != Wants::GiveBack);
-        Ok(!singly.is_empty() || (!quota.is_empty() && quota.iter().all(|index| self.budgets[*index].told.over)))
+        Ok(!singly.is_empty()
+            || (!quota.is_empty() && quota.iter().all(|index| self.budgets[*index].told.over)))
     }
 
-    /// Asks the engine about some of the budgets, notes what it says about each, and says whether all were allowed.
+    /// Asks the engine about some of the budgets, notes what it says about each, and says whether
+    /// all were allowed.
     async fn ask(&mut self, engine: &Engine, op: Op, which: &[usize]) -> Result<bool, EngineError> {
         if which.is_empty() {
             return Ok(true);
@@ -287,10 +315,14 @@ impl Asked {
         let mut shadows = ruling.shadow.iter();
         for index in which {
             let drawn = &mut self.budgets[*index];
-            drawn.told =
-                if drawn.shadow() { shadowed(&drawn.found, shadows.next()) } else { told(&drawn.found, &ruling) };
+            drawn.told = if drawn.shadow() {
+                shadowed(&drawn.found, shadows.next())
+            } else {
+                told(&drawn.found, &ruling)
+            };
         }
-        self.degraded |= ruling.decision.as_ref().is_some_and(|decision| decision.source() == Source::Fallback);
+        self.degraded |=
+            ruling.decision.as_ref().is_some_and(|decision| decision.source() == Source::Fallback);
         let allowed = ruling.allowed;
         if op != Op::Refund {
             self.ruling = Some(ruling);
@@ -311,10 +343,13 @@ fn told(found: &Match, ruling: &Ruling) -> Told {
     }
     let Some(decision) = &ruling.decision else { return Told::default() };
     let own = ruling.charges.iter().zip(decision.charges());
-    let own = own.filter(|(charged, _)| Arc::ptr_eq(&charged.rule, &found.rule) && charged.key == found.key);
+    let own = own
+        .filter(|(charged, _)| Arc::ptr_eq(&charged.rule, &found.rule) && charged.key == found.key);
     let binding = own.reduce(|best, next| if binds_more(next.1, best.1) { next } else { best });
     match binding {
-        Some((charged, verdict)) => Told { over: !verdict.allowed, limit: Some((charged.limit, *verdict)) },
+        Some((charged, verdict)) => {
+            Told { over: !verdict.allowed, limit: Some((charged.limit, *verdict)) }
+        }
         None => Told::default(),
     }
 }
@@ -336,7 +371,8 @@ pub(super) fn binds_more(one: &Verdict, other: &Verdict) -> bool {
     match (one.allowed, other.allowed) {
         (false, false) => wait(one) > wait(other),
         (true, true) => {
-            u128::from(one.remaining) * u128::from(other.amount) < u128::from(other.remaining) * u128::from(one.amount)
+            u128::from(one.remaining) * u128::from(other.amount)
+                < u128::from(other.remaining) * u128::from(one.amount)
         }
         (one, _) => !one,
     }
@@ -354,7 +390,13 @@ fn wanted(request: &RateLimitRequest, descriptor: &Descriptor) -> (Wants, u64) {
 }
 
 /// A limit that the request brought.
-fn overridden(domain: &str, descriptor: &Descriptor, stated: (u32, Unit), cost: u64, wants: Wants) -> Drawn {
+fn overridden(
+    domain: &str,
+    descriptor: &Descriptor,
+    stated: (u32, Unit),
+    cost: u64,
+    wants: Wants,
+) -> Drawn {
     let entries = descriptor.entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_str()));
     let budget = stated.1.budget(stated.0);
     let rule = Rule {
@@ -375,11 +417,18 @@ fn overridden(domain: &str, descriptor: &Descriptor, stated: (u32, Unit), cost: 
         deny_status: None,
         ipv6_prefix: DEFAULT_IPV6_PREFIX,
     };
-    let found = Match { rule: Arc::new(rule), key: override_key(domain, entries), budget, cost, missing: None };
+    let found = Match {
+        rule: Arc::new(rule),
+        key: override_key(domain, entries),
+        budget,
+        cost,
+        missing: None,
+    };
     Drawn { stated: Some(stated), name: "".into(), ..Drawn::new(found, wants) }
 }
 
-/// A descriptor as attributes: its entries, and the domain. `ip` is also what Envoy calls `remote_address`.
+/// A descriptor as attributes: its entries, and the domain. `ip` is also what Envoy calls
+/// `remote_address`.
 struct Described<'a> {
     domain: &'a str,
     descriptor: &'a Descriptor,
@@ -390,7 +439,9 @@ impl Attributes for Described<'_> {
         let entry = |name: &str| self.descriptor.entries.iter().find(|entry| entry.key == name);
         let value = match name {
             "domain" => Some(self.domain),
-            "ip" => entry("ip").or_else(|| entry("remote_address")).map(|entry| entry.value.as_str()),
+            "ip" => {
+                entry("ip").or_else(|| entry("remote_address")).map(|entry| entry.value.as_str())
+            }
             name => entry(name).map(|entry| entry.value.as_str()),
         };
         value.map(Into::into)
@@ -413,12 +464,17 @@ fn bounded(request: &RateLimitRequest) -> Result<(), Problem> {
         return invalid("rate limit descriptor list must not be empty".into());
     }
     if request.descriptors.len() > MAX_DESCRIPTORS {
-        return invalid(format!("{} descriptors: expected at most {MAX_DESCRIPTORS}", request.descriptors.len()));
+        return invalid(format!(
+            "{} descriptors: expected at most {MAX_DESCRIPTORS}",
+            request.descriptors.len()
+        ));
     }
     for (at, descriptor) in request.descriptors.iter().enumerate() {
         if descriptor.entries.len() > MAX_ENTRIES {
             let found = descriptor.entries.len();
-            return invalid(format!("descriptors[{at}] has {found} entries: expected at most {MAX_ENTRIES}"));
+            return invalid(format!(
+                "descriptors[{at}] has {found} entries: expected at most {MAX_ENTRIES}"
+            ));
         }
         for (number, entry) in descriptor.entries.iter().enumerate() {
             for (part, text) in [("key", &entry.key), ("value", &entry.value)] {

@@ -29,12 +29,17 @@ pub(super) struct Health {
 }
 
 impl Health {
-    pub(super) fn new(engine: Engine, tasks: supervise::Health, shutdown: watch::Receiver<bool>) -> Health {
+    pub(super) fn new(
+        engine: Engine,
+        tasks: supervise::Health,
+        shutdown: watch::Receiver<bool>,
+    ) -> Health {
         Health { engine: engine.at(Protocol::Internal), tasks, shutdown }
     }
 
     async fn status(&self) -> ServingStatus {
-        let ready = !*self.shutdown.borrow() && Readiness::of(&self.engine, &self.tasks).await.is_ready();
+        let ready =
+            !*self.shutdown.borrow() && Readiness::of(&self.engine, &self.tasks).await.is_ready();
         if ready { ServingStatus::Serving } else { ServingStatus::NotServing }
     }
 }
@@ -49,16 +54,24 @@ fn answer(status: ServingStatus) -> HealthCheckResponse {
 
 #[async_trait]
 impl health_server::Health for Health {
-    async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+    async fn check(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<HealthCheckResponse>, Status> {
         if !known(&request.get_ref().service) {
-            return Err(Status::not_found(format!("no such service: expected nothing or {SERVICE}")));
+            return Err(Status::not_found(format!(
+                "no such service: expected nothing or {SERVICE}"
+            )));
         }
         Ok(Response::new(answer(self.status().await)))
     }
 
     type WatchStream = ReceiverStream<Result<HealthCheckResponse, Status>>;
 
-    async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
+    async fn watch(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
         let (news, stream) = mpsc::channel(1);
         let (health, mut shutdown) = (self.clone(), self.shutdown.clone());
         let known = known(&request.get_ref().service);

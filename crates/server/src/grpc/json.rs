@@ -1,4 +1,5 @@
-//! The same service as JSON over HTTP, as envoyproxy/ratelimit has it at `/json`: protobuf's own mapping to JSON, both ways.
+//! The same service as JSON over HTTP, as envoyproxy/ratelimit has it at `/json`: protobuf's own
+//! mapping to JSON, both ways.
 
 use std::fmt;
 
@@ -11,7 +12,8 @@ use serde::{Deserialize, de};
 use serde_json::{Map, Value, json};
 
 use super::message::{
-    Code, Descriptor, DescriptorStatus, Entry, HeaderValue, Override, RateLimitRequest, RateLimitResponse, UnitNumber,
+    Code, Descriptor, DescriptorStatus, Entry, HeaderValue, Override, RateLimitRequest,
+    RateLimitResponse, UnitNumber,
 };
 use super::{Problem, decide};
 use crate::engine::Engine;
@@ -28,9 +30,16 @@ pub(crate) async fn answer(engine: &Engine, body: &[u8]) -> (StatusCode, String)
         }
         Ok(response) => (StatusCode::OK, write(&response).to_string()),
         Err(problem) => {
-            let status = if problem.is_mistake() { StatusCode::BAD_REQUEST } else { StatusCode::INTERNAL_SERVER_ERROR };
+            let status = if problem.is_mistake() {
+                StatusCode::BAD_REQUEST
+            } else {
+                StatusCode::INTERNAL_SERVER_ERROR
+            };
             let error = tonic::Status::from(problem);
-            (status, json!({"code": i32::from(error.code()), "message": error.message()}).to_string())
+            (
+                status,
+                json!({"code": i32::from(error.code()), "message": error.message()}).to_string(),
+            )
         }
     }
 }
@@ -38,20 +47,24 @@ pub(crate) async fn answer(engine: &Engine, body: &[u8]) -> (StatusCode, String)
 fn read(body: &[u8]) -> Result<RateLimitRequest, Problem> {
     let read: RequestJson = serde_json::from_slice(body)
         .map_err(|error| Problem::Invalid(format!("the body is not as expected: {error}")))?;
-    let descriptors = read.descriptors.unwrap_or_default().into_iter().map(|descriptor| Descriptor {
-        entries: descriptor
-            .entries
-            .unwrap_or_default()
-            .into_iter()
-            .map(|entry| Entry { key: entry.key.unwrap_or_default(), value: entry.value.unwrap_or_default() })
-            .collect(),
-        limit: descriptor.limit.map(|limit| Override {
-            requests_per_unit: limit.requests_per_unit.map_or(0, |number| number.0),
-            unit: limit.unit.map_or(0, |unit| unit.0),
-        }),
-        hits_addend: descriptor.hits_addend.map(|number| number.0),
-        is_negative_hits: descriptor.is_negative_hits.unwrap_or_default(),
-    });
+    let descriptors =
+        read.descriptors.unwrap_or_default().into_iter().map(|descriptor| Descriptor {
+            entries: descriptor
+                .entries
+                .unwrap_or_default()
+                .into_iter()
+                .map(|entry| Entry {
+                    key: entry.key.unwrap_or_default(),
+                    value: entry.value.unwrap_or_default(),
+                })
+                .collect(),
+            limit: descriptor.limit.map(|limit| Override {
+                requests_per_unit: limit.requests_per_unit.map_or(0, |number| number.0),
+                unit: limit.unit.map_or(0, |unit| unit.0),
+            }),
+            hits_addend: descriptor.hits_addend.map(|number| number.0),
+            is_negative_hits: descriptor.is_negative_hits.unwrap_or_default(),
+        });
     Ok(RateLimitRequest {
         domain: read.domain.unwrap_or_default(),
         descriptors: descriptors.collect(),
@@ -100,7 +113,9 @@ struct Number<T>(T);
 impl<'de, T: TryFrom<u64>> Deserialize<'de> for Number<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let number = from.deserialize_any(NumberText)?;
-        T::try_from(number).map(Number).map_err(|_| D::Error::custom(format!("{number} is too large")))
+        T::try_from(number)
+            .map(Number)
+            .map_err(|_| D::Error::custom(format!("{number} is too large")))
     }
 }
 
@@ -137,7 +152,8 @@ impl<'de> Deserialize<'de> for UnitJson {
 
             fn visit_str<E: de::Error>(self, name: &str) -> Result<UnitJson, E> {
                 let unit = UnitNumber::from_name(name);
-                unit.map(|unit| UnitJson(unit.into())).ok_or_else(|| E::invalid_value(de::Unexpected::Str(name), &self))
+                unit.map(|unit| UnitJson(unit.into()))
+                    .ok_or_else(|| E::invalid_value(de::Unexpected::Str(name), &self))
             }
 
             fn visit_u64<E: de::Error>(self, number: u64) -> Result<UnitJson, E> {
@@ -204,7 +220,9 @@ fn write_header(header: &HeaderValue) -> Value {
 }
 
 fn write_struct(fields: &prost_types::Struct) -> Value {
-    Value::Object(fields.fields.iter().map(|(name, value)| (name.clone(), write_value(value))).collect())
+    Value::Object(
+        fields.fields.iter().map(|(name, value)| (name.clone(), write_value(value))).collect(),
+    )
 }
 
 fn write_value(value: &prost_types::Value) -> Value {
@@ -213,7 +231,9 @@ fn write_value(value: &prost_types::Value) -> Value {
         Some(Kind::BoolValue(truth)) => (*truth).into(),
         // Whole numbers without a point, as protobuf writes them.
         #[allow(clippy::cast_possible_truncation, reason = "it is whole and small")]
-        Some(Kind::NumberValue(number)) if number.fract() == 0.0 && number.abs() < 1e15 => (*number as i64).into(),
+        Some(Kind::NumberValue(number)) if number.fract() == 0.0 && number.abs() < 1e15 => {
+            (*number as i64).into()
+        }
         Some(Kind::NumberValue(number)) => (*number).into(),
         Some(Kind::StringValue(text)) => text.clone().into(),
         Some(Kind::ListValue(list)) => list.values.iter().map(write_value).collect(),

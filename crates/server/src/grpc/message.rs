@@ -1,7 +1,7 @@
 //! The messages of Envoy's rate limit service, as `proto/` has them.
 //!
-//! Written by hand: they are few, they do not change, and so nobody needs a compiler for them. A test fills messages by the `.proto` files
-//! and compares what these types read and write.
+//! Written by hand: they are few, they do not change, and so nobody needs a compiler for them. A
+//! test fills messages by the `.proto` files and compares what these types read and write.
 
 #![allow(missing_docs, reason = "they are documented in the .proto files")]
 

@@ -1,6 +1,7 @@
 //! The gRPC listener: Envoy's rate limit service, health and reflection.
 //!
-//! Connections, their bounds, TLS and tokens are the affair of the [entrance](crate::listen) and its hall; here a path becomes a service, and a message an answer.
+//! Connections, their bounds, TLS and tokens are the affair of the [entrance](crate::listen) and
+//! its hall; here a path becomes a service, and a message an answer.
 
 pub(crate) mod decide;
 mod health;
@@ -86,7 +87,8 @@ impl From<Problem> for Status {
     }
 }
 
-/// Serves until `shutdown` says so, then answers what has arrived and returns. Without TLS, and with the bounds every listener has.
+/// Serves until `shutdown` says so, then answers what has arrived and returns. Without TLS, and
+/// with the bounds every listener has.
 ///
 /// # Errors
 /// Never while it can accept at all: running out of files is waited out.
@@ -96,8 +98,10 @@ pub async fn serve(
     auth: Auth,
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let entrance = Entrance::new(Protocol::Grpc, listener, None, Bounds::default(), engine.observer().clone());
-    serve_at(entrance, engine, Arc::new(Guard::new(auth)), supervise::Health::default(), shutdown).await
+    let entrance =
+        Entrance::new(Protocol::Grpc, listener, None, Bounds::default(), engine.observer().clone());
+    serve_at(entrance, engine, Arc::new(Guard::new(auth)), supervise::Health::default(), shutdown)
+        .await
 }
 
 /// The same at an entrance that is there already.
@@ -118,7 +122,8 @@ pub(crate) async fn serve_at(
     entrance.receive(shutdown, move |visitor| hall.clone().talk(visitor, down.clone())).await
 }
 
-/// What somebody must be allowed who calls this method. Health is for whoever watches over us; it says yes or no and nothing else.
+/// What somebody must be allowed who calls this method. Health is for whoever watches over us; it
+/// says yes or no and nothing else.
 fn needs(path: &str) -> May {
     if path.starts_with(HEALTH) { May::Nothing } else { May::Check }
 }
@@ -161,7 +166,12 @@ impl Services {
     ) -> io::Result<Services> {
         let health = HealthServer::new(health::Health::new(engine.clone(), tasks, shutdown));
         let health = health.max_decoding_message_size(MAX_MESSAGE_BYTES);
-        Ok(Services { engine, patience, health, reflection: reflection().map_err(io::Error::other)? })
+        Ok(Services {
+            engine,
+            patience,
+            health,
+            reflection: reflection().map_err(io::Error::other)?,
+        })
     }
 }
 
@@ -201,7 +211,9 @@ impl Service<http::Request<Body>> for Services {
             return Box::pin(async move {
                 let mut grpc = Grpc::new(Messages).max_decoding_message_size(MAX_MESSAGE_BYTES);
                 let answer = grpc.unary(ShouldRateLimit(engine), request);
-                Ok(timeout(patience, answer).await.map_or_else(|_| late(), |answer| answer.map(Body::new)))
+                Ok(timeout(patience, answer)
+                    .await
+                    .map_or_else(|_| late(), |answer| answer.map(Body::new)))
             });
         }
         if path.starts_with(HEALTH) {
@@ -212,7 +224,8 @@ impl Service<http::Request<Body>> for Services {
             return (self.reflection)(request);
         }
         let known = path.strip_prefix('/').is_some_and(|path| path.starts_with(SERVICE));
-        let text = if known { "no such method: expected ShouldRateLimit" } else { "no such service" };
+        let text =
+            if known { "no such method: expected ShouldRateLimit" } else { "no such service" };
         Box::pin(async move { Ok(Status::unimplemented(text).into_http::<Body>()) })
     }
 }

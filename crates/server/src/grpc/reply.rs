@@ -16,7 +16,8 @@ use crate::rules::envoy::{EnvoyOptions, Unit};
 const MODE: &str = "x-tidegate-mode";
 const SECOND_US: u64 = 1_000_000;
 
-/// The answer to a request. `deny_status` is what rules that let nothing pass answer with over HTTP, unless they say otherwise.
+/// The answer to a request. `deny_status` is what rules that let nothing pass answer with over
+/// HTTP, unless they say otherwise.
 pub(super) fn of(
     asked: &Asked,
     over: bool,
@@ -25,9 +26,10 @@ pub(super) fn of(
 ) -> RateLimitResponse {
     let statuses = asked.lines.iter().map(|line| {
         let drawn = line.iter().map(|index| &asked.budgets[*index]);
-        drawn
-            .reduce(|best, next| if speaks_before(next, best) { next } else { best })
-            .map_or_else(|| DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() }, status)
+        drawn.reduce(|best, next| if speaks_before(next, best) { next } else { best }).map_or_else(
+            || DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() },
+            status,
+        )
     });
     let mut response = RateLimitResponse {
         overall_code: code(over),
@@ -42,7 +44,9 @@ pub(super) fn of(
     let reply = over.then(|| denial(asked, options.headers.unwrap_or(Families::NONE)));
     if let (Some(reply), Some(_)) = (&reply, options.headers) {
         let headers = reply.headers().iter();
-        response.response_headers_to_add.extend(headers.map(|(name, value)| header(name, value.clone())));
+        response
+            .response_headers_to_add
+            .extend(headers.map(|(name, value)| header(name, value.clone())));
     } else if let Some(families) = options.headers
         && let Some(ruling) = &asked.ruling
         && let Some(decision) = &ruling.decision
@@ -58,8 +62,9 @@ pub(super) fn of(
     response
 }
 
-/// What a client of Envoy is told whose request is denied: which policies denied, and when to try again. Envoy answers 429 whatever it was; the metadata has
-/// the status of a rule that lets nothing pass.
+/// What a client of Envoy is told whose request is denied: which policies denied, and when to try
+/// again. Envoy answers 429 whatever it was; the metadata has the status of a rule that lets
+/// nothing pass.
 fn denial(asked: &Asked, families: Families) -> Reply {
     if let Some(ruling) = asked.ruling.as_ref().filter(|ruling| ruling.refused_by.is_none())
         && let Some(decision) = ruling.decision.as_ref().filter(|decision| !decision.allowed())
@@ -70,7 +75,10 @@ fn denial(asked: &Asked, families: Families) -> Reply {
     let reason = if denying.iter().any(|drawn| drawn.found.budget == Budget::Deny) {
         Reason::Rule(DenyStatus::TooManyRequests)
     } else {
-        let verdicts = denying.iter().filter_map(|drawn| drawn.told.limit.map(|(_, verdict)| verdict)).collect();
+        let verdicts = denying
+            .iter()
+            .filter_map(|drawn| drawn.told.limit.map(|(_, verdict)| verdict))
+            .collect();
         let decision = Decision::of_many(verdicts, false, Timestamp::EPOCH);
         Reason::Quota { retry_after_secs: headers::retry_after_secs(&decision) }
     };
@@ -85,12 +93,15 @@ fn code(over: bool) -> i32 {
     if over { Code::OverLimit.into() } else { Code::Ok.into() }
 }
 
-/// Which of two budgets of one descriptor the answer is about: what denies, then what is enforced, then what has the least left.
+/// Which of two budgets of one descriptor the answer is about: what denies, then what is enforced,
+/// then what has the least left.
 fn speaks_before(one: &Drawn, other: &Drawn) -> bool {
     let rank = |drawn: &Drawn| (drawn.denies(), !drawn.shadow(), !is_unlimited(drawn));
     match (&one.told.limit, &other.told.limit) {
         (Some((_, own)), Some((_, others))) if rank(one) == rank(other) => binds_more(own, others),
-        (own, others) if rank(one) == rank(other) => own.is_some() && others.is_none() && !other.told.over,
+        (own, others) if rank(one) == rank(other) => {
+            own.is_some() && others.is_none() && !other.told.over
+        }
         _ => rank(one) > rank(other),
     }
 }
@@ -105,8 +116,8 @@ fn status(drawn: &Drawn) -> DescriptorStatus {
         status.limit_remaining = u32::MAX;
         return status;
     }
-    // Envoy copies the limit into headers for clients, which must not see rules in shadow mode. Descriptors of Envoy's own configuration
-    // are filled as envoyproxy/ratelimit fills them.
+    // Envoy copies the limit into headers for clients, which must not see rules in shadow mode.
+    // Descriptors of Envoy's own configuration are filled as envoyproxy/ratelimit fills them.
     if drawn.shadow() && drawn.limited.is_none() {
         return status;
     }
@@ -117,11 +128,13 @@ fn status(drawn: &Drawn) -> DescriptorStatus {
         (None, Some((limit, verdict))) => (short(verdict.amount), Unit::of(limit)),
         (None, None) => (0, None),
     };
-    status.current_limit = Some(CurrentLimit { requests_per_unit, unit: unit.map_or(0, |unit| unit as i32), name });
+    status.current_limit =
+        Some(CurrentLimit { requests_per_unit, unit: unit.map_or(0, |unit| unit as i32), name });
     match &drawn.told.limit {
         Some((_, verdict)) => {
             status.limit_remaining = if drawn.told.over { 0 } else { short(verdict.remaining) };
-            // Envoy shows whole seconds and cuts off the rest; rounded up, whoever believes it is not too early.
+            // Envoy shows whole seconds and cuts off the rest; rounded up, whoever believes it is
+            // not too early.
             let wait_us = match verdict.retry {
                 Retry::After(micros) if drawn.told.over => micros,
                 _ => verdict.reset_after_us,
@@ -129,7 +142,10 @@ fn status(drawn: &Drawn) -> DescriptorStatus {
             status.duration_until_reset = Some(seconds(wait_us.div_ceil(SECOND_US)));
         }
         // Nothing ever passes, in this unit of time or another.
-        None => status.duration_until_reset = unit.map(|unit| seconds(unit.period().as_micros() / SECOND_US)),
+        None => {
+            status.duration_until_reset =
+                unit.map(|unit| seconds(unit.period().as_micros() / SECOND_US))
+        }
     }
     status
 }
@@ -146,8 +162,9 @@ fn header(name: &str, value: String) -> HeaderValue {
     HeaderValue { key: name.to_ascii_lowercase(), value, raw_value: Vec::new() }
 }
 
-/// What filters after this one may want to know: what limits in shadow mode would have denied, which quotas are used up, what descriptors with something left have to say,
-/// whether the answer is not the store's, and the status of a rule that lets nothing pass. Nothing, most of the time.
+/// What filters after this one may want to know: what limits in shadow mode would have denied,
+/// which quotas are used up, what descriptors with something left have to say, whether the answer
+/// is not the store's, and the status of a rule that lets nothing pass. Nothing, most of the time.
 fn metadata(asked: &Asked, deny_status: impl FnOnce() -> DenyStatus) -> Option<Struct> {
     let mut fields = Struct::default();
     let mut put = |name: &str, value: Value| {
@@ -165,23 +182,34 @@ fn metadata(asked: &Asked, deny_status: impl FnOnce() -> DenyStatus) -> Option<S
     if let Some(warning) = &asked.warning {
         put("warning", text(warning));
     }
-    // What Envoy's own configuration never lets pass (`requests_per_unit: 0`) is over its limit, as there.
-    let is_deny = |drawn: &&Drawn| drawn.found.budget == Budget::Deny && drawn.stated.is_none() && drawn.denies();
+    // What Envoy's own configuration never lets pass (`requests_per_unit: 0`) is over its limit, as
+    // there.
+    let is_deny = |drawn: &&Drawn| {
+        drawn.found.budget == Budget::Deny && drawn.stated.is_none() && drawn.denies()
+    };
     if let Some(drawn) = asked.budgets.iter().find(is_deny) {
         let status = drawn.found.rule.deny_status.unwrap_or_else(deny_status);
         put("deny_status", number(status.code().into()));
     }
     if asked.budgets.iter().any(Drawn::quota) {
         let used_up = |line: &&Vec<usize>| {
-            line.iter().any(|index| asked.budgets[*index].quota() && asked.budgets[*index].told.over)
+            line.iter()
+                .any(|index| asked.budgets[*index].quota() && asked.budgets[*index].told.over)
         };
         let lines = asked.lines.iter().enumerate().filter(|(_, line)| used_up(line));
         put("quotaModeEnabled", Value { kind: Some(Kind::BoolValue(true)) });
         put("quotaModeViolations", list(lines.map(|(at, _)| number(at)).collect()));
     }
-    // Under a key of its own, as in envoyproxy/ratelimit: a descriptor cannot pass for what the server says.
+    // Under a key of its own, as in envoyproxy/ratelimit: a descriptor cannot pass for what the
+    // server says.
     let mut passed = Struct::default();
-    for drawn in asked.lines.iter().flatten().map(|index| &asked.budgets[*index]).filter(|drawn| !drawn.told.over) {
+    for drawn in asked
+        .lines
+        .iter()
+        .flatten()
+        .map(|index| &asked.budgets[*index])
+        .filter(|drawn| !drawn.told.over)
+    {
         for own in drawn.limited.iter().filter_map(|limited| limited.metadata.as_ref()) {
             merge(&mut passed, own);
         }
@@ -192,12 +220,16 @@ fn metadata(asked: &Asked, deny_status: impl FnOnce() -> DenyStatus) -> Option<S
     (!fields.fields.is_empty()).then_some(fields)
 }
 
-/// Adds the metadata of a descriptor to that of the descriptors before it. Objects of the same name are merged; otherwise the first value stays.
+/// Adds the metadata of a descriptor to that of the descriptors before it. Objects of the same name
+/// are merged; otherwise the first value stays.
 fn merge(into: &mut Struct, own: &serde_json::Map<String, serde_json::Value>) {
     for (name, value) in own {
         match (into.fields.get_mut(name), value) {
             (None, value) => drop(into.fields.insert(name.clone(), value_of(value))),
-            (Some(Value { kind: Some(Kind::StructValue(before)) }), serde_json::Value::Object(own)) => {
+            (
+                Some(Value { kind: Some(Kind::StructValue(before)) }),
+                serde_json::Value::Object(own),
+            ) => {
                 merge(before, own);
             }
             (Some(_), _) => {}
@@ -225,9 +257,12 @@ fn value_of(json: &serde_json::Value) -> Value {
         Json::Bool(truth) => Kind::BoolValue(*truth),
         Json::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or(f64::NAN)),
         Json::String(text) => Kind::StringValue(text.clone()),
-        Json::Array(items) => Kind::ListValue(ListValue { values: items.iter().map(value_of).collect() }),
+        Json::Array(items) => {
+            Kind::ListValue(ListValue { values: items.iter().map(value_of).collect() })
+        }
         Json::Object(members) => {
-            let fields = members.iter().map(|(name, value)| (name.clone(), value_of(value))).collect();
+            let fields =
+                members.iter().map(|(name, value)| (name.clone(), value_of(value))).collect();
             Kind::StructValue(Struct { fields })
         }
     };

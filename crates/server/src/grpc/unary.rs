@@ -1,7 +1,8 @@
 //! The usual call, by a short way: one message, all of it here, not compressed.
 //!
-//! It is cut out of its frame, decided and answered in front of the router, without the boxes and buffers of streams that could be of any length. Everything else
-//! goes on to the router as if nothing of it had been read, and so do mistakes: what is answered to them is said in one place.
+//! It is cut out of its frame, decided and answered in front of the router, without the boxes and
+//! buffers of streams that could be of any length. Everything else goes on to the router as if
+//! nothing of it had been read, and so do mistakes: what is answered to them is said in one place.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -38,17 +39,24 @@ impl Unary {
     }
 
     /// The answer; if the request is not the usual one, the request, for the router.
-    pub(crate) async fn answer<B>(&self, request: Request<B>) -> Result<Response<Body>, Request<Body>>
+    pub(crate) async fn answer<B>(
+        &self,
+        request: Request<B>,
+    ) -> Result<Response<Body>, Request<Body>>
     where
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<axum::BoxError> + Send + Unpin,
     {
-        if request.uri().path() != SHOULD_RATE_LIMIT || request.headers().contains_key(GRPC_ENCODING) {
+        if request.uri().path() != SHOULD_RATE_LIMIT
+            || request.headers().contains_key(GRPC_ENCODING)
+        {
             return Err(request.map(Body::new));
         }
         let (head, body) = request.into_parts();
         let arrived = Arrived::now(body).await;
-        let Some(message) = arrived.message() else { return Err(Request::from_parts(head, Body::new(arrived))) };
+        let Some(message) = arrived.message() else {
+            return Err(Request::from_parts(head, Body::new(arrived)));
+        };
         Ok(match timeout(self.patience, decide::decide(&self.engine, &message)).await {
             Ok(Ok(answer)) => answered(&answer),
             Ok(Err(problem)) => Status::from(problem).into_http(),
@@ -80,7 +88,10 @@ impl HttpBody for Answer {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let (frame, next) = match std::mem::replace(&mut *self, Answer::End) {
             Answer::Message(bytes) => (Frame::data(bytes), Answer::Status),
             Answer::Status => {
@@ -109,7 +120,8 @@ struct Arrived<B: HttpBody> {
 }
 
 impl<B: HttpBody<Data = Bytes> + Unpin> Arrived<B> {
-    /// Reads one piece of data and what must follow it to know that there is no other; waits for nothing.
+    /// Reads one piece of data and what must follow it to know that there is no other; waits for
+    /// nothing.
     async fn now(rest: B) -> Self {
         let mut arrived = Arrived { data: Bytes::new(), next: None, rest, whole: false };
         poll_fn(|context| {
@@ -137,7 +149,9 @@ impl<B: HttpBody<Data = Bytes> + Unpin> Arrived<B> {
 
     /// The message, if it is all there is.
     fn message(&self) -> Option<RateLimitRequest> {
-        let (&[0, a, b, c, d], message) = self.data.split_first_chunk::<FRAME_BYTES>()? else { return None };
+        let (&[0, a, b, c, d], message) = self.data.split_first_chunk::<FRAME_BYTES>()? else {
+            return None;
+        };
         let length = u32::from_be_bytes([a, b, c, d]);
         let fits = message.len() <= MAX_MESSAGE_BYTES && u32::try_from(message.len()) == Ok(length);
         (self.whole && fits).then(|| RateLimitRequest::decode(message).ok())?
@@ -151,7 +165,10 @@ where
     type Data = Bytes;
     type Error = B::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         if !self.data.is_empty() {
             return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.data)))));
         }
@@ -198,7 +215,8 @@ descriptors:
         let clock = ManualClock::new();
         clock.set(Timestamp::from_secs(1_700_000_000));
         let engine =
-            Engine::new(Backend::Memory(Memory::builder().clock(clock).build()), Rules::default()).at(Protocol::Grpc);
+            Engine::new(Backend::Memory(Memory::builder().clock(clock).build()), Rules::default())
+                .at(Protocol::Grpc);
         let mut domains = Domains::default();
         domains.add(EDGE, "test").unwrap();
         engine.set_domains(domains);
@@ -223,11 +241,16 @@ descriptors:
         type Data = Bytes;
         type Error = io::Error;
 
-        fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+        ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
             Poll::Ready(match self.0.pop_front() {
                 None => None,
                 Some(Data(bytes)) => Some(Ok(Frame::data(bytes.into()))),
-                Some(Trailers) => Some(Ok(Frame::trailers(HeaderMap::from_iter([(header::ETAG, FINE)])))),
+                Some(Trailers) => {
+                    Some(Ok(Frame::trailers(HeaderMap::from_iter([(header::ETAG, FINE)]))))
+                }
                 Some(Broken) => Some(Err(io::Error::other("broken"))),
                 Some(Later) => {
                     context.waker().wake_by_ref();
@@ -243,17 +266,20 @@ descriptors:
     }
 
     fn one(entries: &[(&str, &str)]) -> Descriptor {
-        let entries = entries.iter().map(|(key, value)| Entry { key: (*key).into(), value: (*value).into() });
+        let entries =
+            entries.iter().map(|(key, value)| Entry { key: (*key).into(), value: (*value).into() });
         Descriptor { entries: entries.collect(), ..Descriptor::default() }
     }
 
     fn message(domain: &str, descriptors: Vec<Descriptor>) -> Vec<u8> {
-        let message = RateLimitRequest { domain: domain.into(), descriptors, hits_addend: 0 }.encode_to_vec();
+        let message =
+            RateLimitRequest { domain: domain.into(), descriptors, hits_addend: 0 }.encode_to_vec();
         framed(0, message.len(), &message)
     }
 
     fn request(path: &str, encoding: &'static str, pieces: &[Piece]) -> Request<Pieces> {
-        let mut request = Request::post(path).body(Pieces(pieces.iter().cloned().collect())).unwrap();
+        let mut request =
+            Request::post(path).body(Pieces(pieces.iter().cloned().collect())).unwrap();
         if !encoding.is_empty() {
             request.headers_mut().insert(GRPC_ENCODING, HeaderValue::from_static(encoding));
         }
@@ -274,7 +300,10 @@ descriptors:
     fn counted(engine: &Engine) -> String {
         let text = engine.observer().metrics().text(engine.store(), 0);
         let counts = ["tidegate_decisions_total", "tidegate_rule_", "tidegate_shadow_"];
-        text.lines().filter(|line| counts.iter().any(|name| line.starts_with(name))).collect::<Vec<_>>().join("\n")
+        text.lines()
+            .filter(|line| counts.iter().any(|name| line.starts_with(name)))
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 
     #[tokio::test]
@@ -283,9 +312,12 @@ descriptors:
         let user = || message("edge", vec![one(&[("user", "x")])]);
         let (start, end) = (user()[..9].to_vec(), user()[9..].to_vec());
         let bare = &user()[FRAME_BYTES..];
-        let back = Descriptor { is_negative_hits: true, hits_addend: Some(1), ..one(&[("user", "a")]) };
-        let limited =
-            |unit| Descriptor { limit: Some(Override { requests_per_unit: 7, unit }), ..one(&[("user", "a")]) };
+        let back =
+            Descriptor { is_negative_hits: true, hits_addend: Some(1), ..one(&[("user", "a")]) };
+        let limited = |unit| Descriptor {
+            limit: Some(Override { requests_per_unit: 7, unit }),
+            ..one(&[("user", "a")])
+        };
         let table = [
             usual(vec![one(&[("user", "a")])]),
             usual(vec![one(&[("user", "a")])]),
@@ -331,32 +363,45 @@ descriptors:
             (false, vec![Data(framed(0, 3, b"\xff\xff\xff"))]),
             (false, vec![Data(framed(0, MAX_MESSAGE_BYTES + 1, &vec![0; MAX_MESSAGE_BYTES + 1]))]),
         ];
-        let all =
-            EnvoyOptions { headers: Some(tidegate::headers::Families::ALL), body: true, ..EnvoyOptions::default() };
-        for options in [EnvoyOptions::default(), all, EnvoyOptions { count_rejected: true, ..EnvoyOptions::default() }]
-        {
+        let all = EnvoyOptions {
+            headers: Some(tidegate::headers::Families::ALL),
+            body: true,
+            ..EnvoyOptions::default()
+        };
+        for options in [
+            EnvoyOptions::default(),
+            all,
+            EnvoyOptions { count_rejected: true, ..EnvoyOptions::default() },
+        ] {
             let (one_engine, other_engine) = (engine(options), engine(options));
             let unary = Unary::new(one_engine.clone(), PATIENCE);
             let services = |engine: &Engine| {
-                Services::new(engine.clone(), Health::default(), PATIENCE, watch::channel(false).1).unwrap()
+                Services::new(engine.clone(), Health::default(), PATIENCE, watch::channel(false).1)
+                    .unwrap()
             };
             let (mut behind, mut alone) = (services(&one_engine), services(&other_engine));
-            let mut both = async |short: bool, path: &str, encoding: &'static str, pieces: &[Piece]| {
-                let (way, answer) = match unary.answer(request(path, encoding, pieces)).await {
-                    Ok(answer) => ("short", answer),
-                    Err(request) => ("long", behind.call(request).await.unwrap()),
+            let mut both =
+                async |short: bool, path: &str, encoding: &'static str, pieces: &[Piece]| {
+                    let (way, answer) = match unary.answer(request(path, encoding, pieces)).await {
+                        Ok(answer) => ("short", answer),
+                        Err(request) => ("long", behind.call(request).await.unwrap()),
+                    };
+                    assert_eq!(way, if short { "short" } else { "long" });
+                    let expected =
+                        alone.call(request(path, encoding, pieces).map(Body::new)).await.unwrap();
+                    assert_eq!(shown(answer).await, shown(expected).await);
                 };
-                assert_eq!(way, if short { "short" } else { "long" });
-                let expected = alone.call(request(path, encoding, pieces).map(Body::new)).await.unwrap();
-                assert_eq!(shown(answer).await, shown(expected).await);
-            };
             for (short, pieces) in &table {
                 both(*short, SHOULD_RATE_LIMIT, "", pieces).await;
             }
             for encoding in ["identity", "gzip", "new"] {
                 both(false, SHOULD_RATE_LIMIT, encoding, &[Data(user())]).await;
             }
-            for path in [format!("/{SERVICE}/Other"), "/other".into(), "/grpc.health.v1.Health/Check".into()] {
+            for path in [
+                format!("/{SERVICE}/Other"),
+                "/other".into(),
+                "/grpc.health.v1.Health/Check".into(),
+            ] {
                 both(false, &path, "", &[Data(user())]).await;
             }
             assert_eq!(counted(&one_engine), counted(&other_engine));

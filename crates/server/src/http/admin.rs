@@ -1,4 +1,5 @@
-//! What is for those who look after it: rules, explanations, the most limited keys, numbers, and the description of all paths.
+//! What is for those who look after it: rules, explanations, the most limited keys, numbers, and
+//! the description of all paths.
 
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
@@ -26,10 +27,16 @@ pub(super) async fn rules(State(engine): State<Engine>) -> Response<Body> {
 }
 
 /// `POST /v1/explain`: JSON, or text for whoever prefers it.
-pub(super) async fn explain(State(engine): State<Engine>, headers: HeaderMap, Sent(body): Sent) -> Response<Body> {
+pub(super) async fn explain(
+    State(engine): State<Engine>,
+    headers: HeaderMap,
+    Sent(body): Sent,
+) -> Response<Body> {
     let question = match request::read(&body, Verb::Peek) {
         Ok(Asked::One(question)) => question,
-        Ok(Asked::Batch(_)) => return mistake(StatusCode::BAD_REQUEST, "checks: expected one question"),
+        Ok(Asked::Batch(_)) => {
+            return mistake(StatusCode::BAD_REQUEST, "checks: expected one question");
+        }
         Err(problem) => return mistake(StatusCode::BAD_REQUEST, &problem),
     };
     let About::Attributes(attributes) = &question.about else {
@@ -38,7 +45,8 @@ pub(super) async fn explain(State(engine): State<Engine>, headers: HeaderMap, Se
     match engine.explain(&attributes[..], question.cost).await {
         Err(error) => failure(&error),
         Ok(explanation) => {
-            let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
+            let accept =
+                headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
             if accept.starts_with("text/plain") {
                 text(explanation.to_string(), "text/plain; charset=utf-8")
             } else {
@@ -54,7 +62,12 @@ pub(super) async fn top(State(engine): State<Engine>, RawQuery(query): RawQuery)
         None | Some("") => LISTED,
         Some(query) => match query.strip_prefix("n=").and_then(|n| n.parse().ok()) {
             Some(most @ 1..=MAX_LISTED) => most,
-            _ => return mistake(StatusCode::BAD_REQUEST, &format!("the query: expected n=1 to n={MAX_LISTED}")),
+            _ => {
+                return mistake(
+                    StatusCode::BAD_REQUEST,
+                    &format!("the query: expected n=1 to n={MAX_LISTED}"),
+                );
+            }
         },
     };
     let top = engine.observer().top();
@@ -63,7 +76,8 @@ pub(super) async fn top(State(engine): State<Engine>, RawQuery(query): RawQuery)
         json!({ "rule": rule, "key": one.key, "denied": one.denied, "error": one.error })
     });
     let keys: Vec<_> = listed.collect();
-    let answer = json!({ "covers_secs": top.covers().as_secs(), "left_out": top.left_out(), "keys": keys });
+    let answer =
+        json!({ "covers_secs": top.covers().as_secs(), "left_out": top.left_out(), "keys": keys });
     reply::json(answer.to_string().into_bytes())
 }
 
@@ -84,7 +98,10 @@ pub(super) async fn openapi(State(engine): State<Engine>) -> Response<Body> {
 }
 
 fn too_many() -> Response<Body> {
-    mistake(StatusCode::SERVICE_UNAVAILABLE, "too many ask for long pages: decisions go first, ask again later")
+    mistake(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "too many ask for long pages: decisions go first, ask again later",
+    )
 }
 
 fn text(text: impl Into<Body>, kind: &'static str) -> Response<Body> {

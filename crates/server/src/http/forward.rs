@@ -1,8 +1,11 @@
-//! `/v1/auth`: a gateway asks whether a request may pass that somebody has sent to it (forward-auth).
+//! `/v1/auth`: a gateway asks whether a request may pass that somebody has sent to it
+//! (forward-auth).
 //!
-//! What was asked for stands in headers that the gateway sets. A gateway also passes on what the client sent, so nothing here may be left to the client to fill in:
-//! method, target, host and address must all be there, each once or always the same, and are believed from trusted peers alone. A gateway that forgets one of them is
-//! answered 400 to every request, when it is set up, and not only when somebody uses the hole.
+//! What was asked for stands in headers that the gateway sets. A gateway also passes on what the
+//! client sent, so nothing here may be left to the client to fill in: method, target, host and
+//! address must all be there, each once or always the same, and are believed from trusted peers
+//! alone. A gateway that forgets one of them is answered 400 to every request, when it is set up,
+//! and not only when somebody uses the hole.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -46,7 +49,10 @@ pub(super) async fn auth(
         let detail = "may not say what others ask for: expected a peer in trusted_proxies";
         observer.metrics().refused(desk.engine.protocol(), Refusal::Untrusted);
         observer.misasked(&format!("{peer} {detail}"));
-        return mistake(StatusCode::FORBIDDEN, &format!("this peer {detail}; the log of Tidegate has its address"));
+        return mistake(
+            StatusCode::FORBIDDEN,
+            &format!("this peer {detail}; the log of Tidegate has its address"),
+        );
     }
     match ruling(&desk, peer, &headers).await {
         Ok(response) => response,
@@ -66,16 +72,21 @@ async fn ruling(desk: &Desk, peer: IpAddr, headers: &HeaderMap) -> Result<Respon
     let target = match HttpRequest::target(&told.target, &policy) {
         Ok(target) => target,
         // That is the client's mistake, and not one of the gateway.
-        Err(error @ HttpRequestError::Path(_)) => return Ok(mistake(StatusCode::BAD_REQUEST, &error.to_string())),
+        Err(error @ HttpRequestError::Path(_)) => {
+            return Ok(mistake(StatusCode::BAD_REQUEST, &error.to_string()));
+        }
         Err(problem) => return Err(problem.to_string()),
     };
     let request = HttpRequest::new(client, &told.method, &target, &told.host, headers);
     let request = request.map_err(|problem| problem.to_string())?;
-    if let Err(problem) = desk.engine.check_repeated(&request).map_err(|repeated| repeated.to_string()) {
+    if let Err(problem) =
+        desk.engine.check_repeated(&request).map_err(|repeated| repeated.to_string())
+    {
         return Ok(mistake(StatusCode::BAD_REQUEST, &problem));
     }
-    if let Some(problem) =
-        desk.engine.read(|_, rules| ambiguous(headers, rules.named(), &desk.engine.requests().headers))
+    if let Some(problem) = desk
+        .engine
+        .read(|_, rules| ambiguous(headers, rules.named(), &desk.engine.requests().headers))
     {
         return Ok(mistake(StatusCode::BAD_REQUEST, &problem));
     }
@@ -83,30 +94,40 @@ async fn ruling(desk: &Desk, peer: IpAddr, headers: &HeaderMap) -> Result<Respon
         Err(error) => unanswered(&error),
         Ok(ruling) if ruling.allowed => pass(&ruling, desk.engine.response_options().headers),
         // The gateway passes on what its client accepts, and the answer is for that client.
-        Ok(ruling) => denial(&desk.engine, &ruling, headers.get(header::ACCEPT).map(HeaderValue::as_bytes)),
+        Ok(ruling) => {
+            denial(&desk.engine, &ruling, headers.get(header::ACCEPT).map(HeaderValue::as_bytes))
+        }
     })
 }
 
-/// A header that a rule looks at and that the service may read in another way than Tidegate, which cannot change what the gateway sends on: one that
-/// `Connection` names, which some gateways take out, and one that has another name with `_`, which CGI-like services read as the same.
+/// A header that a rule looks at and that the service may read in another way than Tidegate, which
+/// cannot change what the gateway sends on: one that `Connection` names, which some gateways take
+/// out, and one that has another name with `_`, which CGI-like services read as the same.
 fn ambiguous(headers: &HeaderMap, named: &Named, policy: &HeaderPolicy) -> Option<String> {
     let looked_at = |name: &[u8]| {
         let same = |own: &str| {
-            let same = |(own, other): (u8, &u8)| own == other.to_ascii_lowercase() || own == b'-' && *other == b'_';
+            let same = |(own, other): (u8, &u8)| {
+                own == other.to_ascii_lowercase() || own == b'-' && *other == b'_'
+            };
             own.len() == name.len() && own.bytes().zip(name).all(same)
         };
         named.headers.iter().find(|own| same(own))
     };
     if !policy.keeps_underscores
         && let Some((other, name)) =
-            headers.keys().map(HeaderName::as_str).filter(|name| name.contains('_')).find_map(|other| {
-                looked_at(other.as_bytes()).filter(|name| !name.contains('_')).map(|name| (other, name))
-            })
+            headers.keys().map(HeaderName::as_str).filter(|name| name.contains('_')).find_map(
+                |other| {
+                    looked_at(other.as_bytes())
+                        .filter(|name| !name.contains('_'))
+                        .map(|name| (other, name))
+                },
+            )
     {
         return Some(format!("header {other} is {name} to some services: expected {name} alone"));
     }
     let lines = headers.get_all(header::CONNECTION).iter();
-    let mut words = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b',')).map(<[u8]>::trim_ascii);
+    let mut words =
+        lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b',')).map(<[u8]>::trim_ascii);
     let name = words.find_map(looked_at)?;
     Some(format!("header Connection names {name}: expected that it stays in the request"))
 }
@@ -122,9 +143,14 @@ struct Told<'a> {
 impl<'a> Told<'a> {
     fn by(headers: &'a HeaderMap, clients: &ClientIp) -> Result<Self, String> {
         if !headers.contains_key(clients.header_name()) {
-            return Err(format!("{} is missing: expected the address of the client", clients.header_name()));
+            return Err(format!(
+                "{} is missing: expected the address of the client",
+                clients.header_name()
+            ));
         }
-        let method = the_one(said(headers, &METHODS))?.ok_or_else(|| missing(METHODS[0], "the method", "POST"))?.1;
+        let method = the_one(said(headers, &METHODS))?
+            .ok_or_else(|| missing(METHODS[0], "the method", "POST"))?
+            .1;
         let mut hosts = said(headers, &HOSTS);
         let mut targets = said(headers, &TARGETS);
         for (name, target) in &mut targets {
@@ -133,11 +159,14 @@ impl<'a> Told<'a> {
                 *target = Cow::Owned(path);
             }
         }
-        let target = the_one(targets)?.ok_or_else(|| missing(TARGETS[0], "the path", "/v1/search?q=1"))?.1;
+        let target =
+            the_one(targets)?.ok_or_else(|| missing(TARGETS[0], "the path", "/v1/search?q=1"))?.1;
         for (_, host) in &mut hosts {
-            *host = Cow::Owned(normal_host(host).map_err(|problem| problem.to_string())?.into_owned());
+            *host =
+                Cow::Owned(normal_host(host).map_err(|problem| problem.to_string())?.into_owned());
         }
-        let host = the_one(hosts)?.ok_or_else(|| missing(HOSTS[0], "the host", "api.example.com"))?.1;
+        let host =
+            the_one(hosts)?.ok_or_else(|| missing(HOSTS[0], "the host", "api.example.com"))?.1;
         Ok(Told { method, target, host })
     }
 }
@@ -149,12 +178,16 @@ type Said<'a> = Vec<(&'static str, Cow<'a, str>)>;
 fn said<'a>(headers: &'a HeaderMap, names: &[&'static str]) -> Said<'a> {
     let lines = |name: &&'static str| {
         let name = *name;
-        headers.get_all(name).iter().map(move |value| (name, String::from_utf8_lossy(value.as_bytes())))
+        headers
+            .get_all(name)
+            .iter()
+            .map(move |value| (name, String::from_utf8_lossy(value.as_bytes())))
     };
     names.iter().flat_map(lines).collect()
 }
 
-/// What all of them say. Who sets one of these headers and lets the client write another must not be told apart from who sets both.
+/// What all of them say. Who sets one of these headers and lets the client write another must not
+/// be told apart from who sets both.
 fn the_one(said: Said<'_>) -> Result<Option<(&'static str, Cow<'_, str>)>, String> {
     let mut said = said.into_iter();
     let Some(first) = said.next() else { return Ok(None) };
@@ -183,7 +216,9 @@ fn absolute(target: &str) -> Option<(&str, String)> {
 }
 
 fn missing(name: &str, what: &str, example: &str) -> String {
-    format!("{name} is missing: expected {what} of the request that the gateway was sent, such as {example}")
+    format!(
+        "{name} is missing: expected {what} of the request that the gateway was sent, such as {example}"
+    )
 }
 
 fn shown(text: &str) -> String {
@@ -198,7 +233,8 @@ pub(crate) async fn answer_to(
     peer: IpAddr,
     headers: HeaderMap,
 ) -> u16 {
-    let (health, patience) = (crate::supervise::Health::default(), std::time::Duration::from_secs(1));
+    let (health, patience) =
+        (crate::supervise::Health::default(), std::time::Duration::from_secs(1));
     engine.set_clients(clients);
     let desk = Desk { engine: engine.clone(), health, patience };
     auth(State(desk), Extension(Peer(peer)), headers).await.status().as_u16()
@@ -221,9 +257,18 @@ mod tests {
     #[test]
     fn every_gateway_in_its_own_words() {
         for (lines, expected) in [
-            ("X-Forwarded-For: a\nX-Forwarded-Method: POST\nX-Forwarded-Uri: /a?b\nX-Forwarded-Host: h", "POST h /a?b"),
-            ("X-Forwarded-For: a\nX-Original-Method: GET\nX-Original-URI: /a\nX-Forwarded-Host: H:80", "GET h /a"),
-            ("X-Forwarded-For: a\nX-Original-Method: GET\nX-Original-URL: https://u@H:443/a?b", "GET h /a?b"),
+            (
+                "X-Forwarded-For: a\nX-Forwarded-Method: POST\nX-Forwarded-Uri: /a?b\nX-Forwarded-Host: h",
+                "POST h /a?b",
+            ),
+            (
+                "X-Forwarded-For: a\nX-Original-Method: GET\nX-Original-URI: /a\nX-Forwarded-Host: H:80",
+                "GET h /a",
+            ),
+            (
+                "X-Forwarded-For: a\nX-Original-Method: GET\nX-Original-URL: https://u@H:443/a?b",
+                "GET h /a?b",
+            ),
             ("X-Forwarded-For: a\nX-Original-Method: GET\nX-Original-URL: http://h", "GET h /"),
             ("X-Forwarded-For: a\nX-Original-Method: GET\nX-Original-URL: http://h?q", "GET h /?q"),
             // Both, and both say the same.
@@ -239,9 +284,14 @@ mod tests {
     #[test]
     fn what_is_missing_or_said_twice_is_named() {
         let whole = "X-Forwarded-For: a\nX-Forwarded-Method: POST\nX-Forwarded-Uri: /a\nX-Forwarded-Host: h";
-        for (line, name) in whole.lines().zip(["x-forwarded-for", "the method", "the path", "the host"]) {
+        for (line, name) in
+            whole.lines().zip(["x-forwarded-for", "the method", "the path", "the host"])
+        {
             let problem = told(&whole.replace(line, "")).unwrap_err();
-            assert!(problem.contains(name) && problem.contains("is missing: expected"), "{problem}");
+            assert!(
+                problem.contains(name) && problem.contains("is missing: expected"),
+                "{problem}"
+            );
         }
         for line in [
             "X-Forwarded-Method: GET",
@@ -253,7 +303,10 @@ mod tests {
             "X-Forwarded-Host: other",
         ] {
             let problem = told(&format!("{whole}\n{line}")).unwrap_err();
-            assert!(problem.contains("expected that the gateway sets one and removes the other"), "{problem}");
+            assert!(
+                problem.contains("expected that the gateway sets one and removes the other"),
+                "{problem}"
+            );
         }
     }
 }

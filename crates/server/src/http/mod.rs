@@ -51,7 +51,11 @@ pub struct ResponseOptions {
 
 impl Default for ResponseOptions {
     fn default() -> Self {
-        ResponseOptions { headers: Families::ALL, denial: denial::Body::Problem, deny_status: DenyStatus::default() }
+        ResponseOptions {
+            headers: Families::ALL,
+            denial: denial::Body::Problem,
+            deny_status: DenyStatus::default(),
+        }
     }
 }
 
@@ -87,8 +91,9 @@ pub(crate) enum Part {
     Admin,
 }
 
-/// What somebody must be allowed who asks for this path, where there are tokens. Health is for load balancers, which have none. Numbers are
-/// for those who may check, so that whoever collects them need not be able to reset budgets.
+/// What somebody must be allowed who asks for this path, where there are tokens. Health is for load
+/// balancers, which have none. Numbers are for those who may check, so that whoever collects them
+/// need not be able to reset budgets.
 pub(crate) fn needs(path: &str) -> May {
     match path {
         "/healthz" | READY_PATH | "/openapi.json" => May::Nothing,
@@ -140,7 +145,11 @@ fn routes(desk: Desk, part: Part) -> Router {
         };
         if own {
             // Every method of forward-auth is right: the one that counts is in a header.
-            let answer = if path == forward::PATH { answer } else { answer.fallback(move || wrong_method(method)) };
+            let answer = if path == forward::PATH {
+                answer
+            } else {
+                answer.fallback(move || wrong_method(method))
+            };
             router = router.route(&path, answer);
         }
     }
@@ -149,16 +158,22 @@ fn routes(desk: Desk, part: Part) -> Router {
 
 async fn wrong_method(method: &'static str) -> Response<Body> {
     let method = method.to_ascii_uppercase();
-    let mut response =
-        mistake(StatusCode::METHOD_NOT_ALLOWED, &format!("wrong method: use {method}; see /openapi.json"));
-    response.headers_mut().insert(header::ALLOW, HeaderValue::try_from(method).expect("a method is plain text"));
+    let mut response = mistake(
+        StatusCode::METHOD_NOT_ALLOWED,
+        &format!("wrong method: use {method}; see /openapi.json"),
+    );
+    response
+        .headers_mut()
+        .insert(header::ALLOW, HeaderValue::try_from(method).expect("a method is plain text"));
     response
 }
 
 fn no_such_path(path: &str, part: Part) -> Response<Body> {
     let known = paths();
     let hint = match nearest(path, known.iter().map(|(_, path)| path.as_str())) {
-        Some(moved) if moved == path && part == Part::Checks => "it is at the admin address (listen.admin)".into(),
+        Some(moved) if moved == path && part == Part::Checks => {
+            "it is at the admin address (listen.admin)".into()
+        }
         Some(moved) if moved == path => "it is not at the admin address (listen.admin)".into(),
         Some(right) => format!("did you mean {right}?"),
         None => "expected /v1/check or another of those that /openapi.json lists".into(),
@@ -166,12 +181,18 @@ fn no_such_path(path: &str, part: Part) -> Response<Body> {
     mistake(StatusCode::NOT_FOUND, &format!("no such path: {hint}"))
 }
 
-/// Serves until `shutdown` says so, then finishes what has begun. Without TLS and tokens, and with the bounds every listener has.
+/// Serves until `shutdown` says so, then finishes what has begun. Without TLS and tokens, and with
+/// the bounds every listener has.
 ///
 /// # Errors
 /// Never while it can accept at all: running out of files is waited out.
-pub async fn serve(listener: TcpListener, engine: Engine, shutdown: watch::Receiver<bool>) -> io::Result<()> {
-    let entrance = Entrance::new(Protocol::Http, listener, None, Bounds::default(), engine.observer().clone());
+pub async fn serve(
+    listener: TcpListener,
+    engine: Engine,
+    shutdown: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let entrance =
+        Entrance::new(Protocol::Http, listener, None, Bounds::default(), engine.observer().clone());
     let guard = Arc::new(Guard::new(Auth::default()));
     serve_at(entrance, engine, guard, Health::default(), Part::Whole, shutdown).await
 }
@@ -185,7 +206,8 @@ pub(crate) async fn serve_at(
     part: Part,
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let (bounds, observer, protocol) = (entrance.bounds().clone(), entrance.observer().clone(), entrance.protocol());
+    let (bounds, observer, protocol) =
+        (entrance.bounds().clone(), entrance.observer().clone(), entrance.protocol());
     let desk = Desk { engine, health, patience: bounds.get().patience };
     let engine = desk.engine.clone();
     let hall = Hall::new(routes(desk, part), protocol, guard, bounds, observer, needs);
@@ -216,15 +238,19 @@ impl FromRequest<Desk> for Sent {
         match tokio::time::timeout(desk.patience, body).await {
             Ok(Ok(body)) => Ok(Sent(body.to_bytes())),
             Ok(Err(error)) if error.is::<LengthLimitError>() => {
-                let detail = format!("the body is too long: expected at most {MAX_BODY_BYTES} bytes");
+                let detail =
+                    format!("the body is too long: expected at most {MAX_BODY_BYTES} bytes");
                 Err(mistake(StatusCode::PAYLOAD_TOO_LARGE, &detail))
             }
             Ok(Err(_)) => Err(mistake(StatusCode::BAD_REQUEST, "the body did not arrive whole")),
             Err(_) => {
                 desk.engine.observer().metrics().refused(desk.engine.protocol(), Refusal::Slow);
-                let mut response = mistake(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time");
+                let mut response =
+                    mistake(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time");
                 // What is still to come of it must not be taken for a request.
-                response.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
+                response
+                    .headers_mut()
+                    .insert(header::CONNECTION, header::HeaderValue::from_static("close"));
                 Err(response)
             }
         }
@@ -232,7 +258,12 @@ impl FromRequest<Desk> for Sent {
 }
 
 /// Answers a question. What its sender accepts decides how a denial is written.
-pub(crate) async fn decide(engine: &Engine, verb: Verb, body: &[u8], accept: Option<&[u8]>) -> Response<Body> {
+pub(crate) async fn decide(
+    engine: &Engine,
+    verb: Verb,
+    body: &[u8],
+    accept: Option<&[u8]>,
+) -> Response<Body> {
     match request::read(body, verb) {
         Err(problem) => mistake(StatusCode::BAD_REQUEST, &problem),
         Ok(Asked::One(question)) => match answer(engine, verb, &question).await {
@@ -250,7 +281,8 @@ pub(crate) async fn decide(engine: &Engine, verb: Verb, body: &[u8], accept: Opt
                     Ok(answer) => results.extend_from_slice(answer.json()),
                     Err(error) => {
                         results.extend_from_slice(
-                            format!("{{\"error\":{}}}", reply::string(&error.to_string())).as_bytes(),
+                            format!("{{\"error\":{}}}", reply::string(&error.to_string()))
+                                .as_bytes(),
                         );
                     }
                 }
@@ -274,11 +306,18 @@ async fn answer(engine: &Engine, verb: Verb, question: &Question) -> Result<Answ
                 check = check.with_id(id);
             }
             let decision = engine.decide(&check).await?;
-            Ok(Answer::of_key(question, verb.name(), brought, &decision, engine.response_options().headers))
+            Ok(Answer::of_key(
+                question,
+                verb.name(),
+                brought,
+                &decision,
+                engine.response_options().headers,
+            ))
         }
         About::Attributes(attributes) => {
             let ruling = engine.rule(op, &attributes[..], question.cost, question.id).await?;
-            let answer = Answer::of_rules(question, verb.name(), &ruling, engine.response_options());
+            let answer =
+                Answer::of_rules(question, verb.name(), &ruling, engine.response_options());
             Ok(match engine.unknown_attributes(attributes) {
                 Some(why) => answer.with_warning(&why),
                 None => answer,
@@ -293,15 +332,17 @@ async fn envoy(State(engine): State<Engine>, Sent(body): Sent) -> Response<Body>
     let (status, body) = crate::grpc::json::answer(&engine, &body).await;
     let mut response = reply::json(body.into_bytes());
     *response.status_mut() = status;
-    response.headers_mut().insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
+    response
+        .headers_mut()
+        .insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
     response
 }
 
 fn failure(error: &EngineError) -> Response<Body> {
     let status = match error {
-        EngineError::Cost(_) | EngineError::Target(_) | EngineError::Store(StoreError::Invalid(_)) => {
-            StatusCode::BAD_REQUEST
-        }
+        EngineError::Cost(_)
+        | EngineError::Target(_)
+        | EngineError::Store(StoreError::Invalid(_)) => StatusCode::BAD_REQUEST,
         EngineError::NoRefunds(_) => StatusCode::FORBIDDEN,
         _ => StatusCode::SERVICE_UNAVAILABLE,
     };
@@ -322,7 +363,8 @@ pub(crate) async fn answer_every_verb(engine: &Engine, bytes: &[u8]) -> Vec<(u16
     for (_, verb) in Verb::ALL {
         let response = decide(engine, verb, bytes, None).await;
         let status = response.status().as_u16();
-        let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.expect("a body in memory");
+        let body =
+            axum::body::to_bytes(response.into_body(), usize::MAX).await.expect("a body in memory");
         answers.push((status, body.to_vec()));
     }
     answers

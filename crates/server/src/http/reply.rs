@@ -83,9 +83,20 @@ impl Answer {
         }
         end(&mut json, question, Some(decision));
         let names = || brought.charges.iter().map(|(name, _)| name.as_str());
-        let headers = headers_of(decision, families, |draft| brought.policy(draft), names().zip(decision.charges()));
+        let headers = headers_of(
+            decision,
+            families,
+            |draft| brought.policy(draft),
+            names().zip(decision.charges()),
+        );
         let violated = violated(decision, names());
-        Answer { allowed: decision.allowed(), json, headers, reason: quota(Some(decision)), violated }
+        Answer {
+            allowed: decision.allowed(),
+            json,
+            headers,
+            reason: quota(Some(decision)),
+            violated,
+        }
     }
 
     /// The answer to a question about attributes: the whole decision, for callers of the check API.
@@ -104,7 +115,8 @@ impl Answer {
             json.push(b',');
         }
         begin(&mut json, b' ', question, op);
-        let limits: Vec<String> = ruling.charges.iter().map(|charge| charge.limit.to_string()).collect();
+        let limits: Vec<String> =
+            ruling.charges.iter().map(|charge| charge.limit.to_string()).collect();
         // Who lets nothing pass binds before any limit.
         let binding = ruling.refused_by.as_ref().or(ruling.exempted_by.as_ref());
         let binding = binding.or(ruling.binding().map(|(charge, _)| &charge.rule));
@@ -125,21 +137,28 @@ impl Answer {
             Some(decision) => {
                 numbers(&mut json, ruling.allowed, ruling.refused_by.is_none(), decision.binding());
                 let own = ruling.charges.iter().zip(&limits);
-                let own = own.map(|(charge, limit)| (Some(&*charge.rule.name), limit.as_str(), charge.cost));
+                let own = own
+                    .map(|(charge, limit)| (Some(&*charge.rule.name), limit.as_str(), charge.cost));
                 charges(&mut json, own, decision);
             }
             None if ruling.exempted_by.is_some() => {
                 json.extend_from_slice(b"\"allowed\":true,\"exempt\":true,\"charges\":[]");
             }
             None if ruling.allowed => json.extend_from_slice(b"\"allowed\":true,\"charges\":[]"),
-            None => json.extend_from_slice(b"\"allowed\":false,\"granted\":0,\"retry_after_us\":null,\"charges\":[]"),
+            None => json.extend_from_slice(
+                b"\"allowed\":false,\"granted\":0,\"retry_after_us\":null,\"charges\":[]",
+            ),
         }
         if !ruling.shadow.is_empty() {
             json.extend_from_slice(b",\"shadow\":[");
             for (at, shadowed) in ruling.shadow.iter().enumerate() {
                 json.extend_from_slice(if at > 0 { b",{\"rule\":" } else { b"{\"rule\":" });
                 text(&mut json, &shadowed.rule.name);
-                json.extend_from_slice(if shadowed.allowed { b",\"allowed\":true}" } else { b",\"allowed\":false}" });
+                json.extend_from_slice(if shadowed.allowed {
+                    b",\"allowed\":true}"
+                } else {
+                    b",\"allowed\":false}"
+                });
             }
             json.push(b']');
         }
@@ -150,17 +169,25 @@ impl Answer {
             json,
             headers: HeaderMap::new(),
             reason: quota(decision),
-            violated: decision.map(|decision| violated(decision, names.iter().map(|name| &**name))).unwrap_or_default(),
+            violated: decision
+                .map(|decision| violated(decision, names.iter().map(|name| &**name)))
+                .unwrap_or_default(),
         };
         match (&ruling.refused_by, decision) {
             // What is left of other budgets is not why.
             (Some(rule), _) => {
-                answer.reason = denial::Reason::Rule(rule.deny_status.unwrap_or(response_options.deny_status));
+                answer.reason =
+                    denial::Reason::Rule(rule.deny_status.unwrap_or(response_options.deny_status));
                 answer.violated.push(rule.name.to_string());
             }
             (None, Some(decision)) => {
                 let (policy, named) = (policies(ruling, &names), names.iter().map(|name| &**name));
-                answer.headers = headers_of(decision, response_options.headers, policy, named.zip(decision.charges()));
+                answer.headers = headers_of(
+                    decision,
+                    response_options.headers,
+                    policy,
+                    named.zip(decision.charges()),
+                );
             }
             (None, None) => {}
         }
@@ -170,12 +197,19 @@ impl Answer {
     /// The answer to a reset of budgets of rules: a list of them.
     pub(crate) fn of_reset(emptied: &[Emptied]) -> Answer {
         let reset = emptied.iter().map(|Emptied { rule, by }| {
-            let by: BTreeMap<&str, &Option<String>> = by.iter().map(|(name, value)| (&**name, value)).collect();
+            let by: BTreeMap<&str, &Option<String>> =
+                by.iter().map(|(name, value)| (&**name, value)).collect();
             format!(r#"{{"rule":{},"by":{}}}"#, string(&rule.name), json!(by))
         });
         let reset: Vec<String> = reset.collect();
         let json = format!(r#"{{"op":"reset","reset":[{}]}}"#, reset.join(",")).into_bytes();
-        Answer { allowed: true, json, headers: HeaderMap::new(), reason: quota(None), violated: Vec::new() }
+        Answer {
+            allowed: true,
+            json,
+            headers: HeaderMap::new(),
+            reason: quota(None),
+            violated: Vec::new(),
+        }
     }
 
     /// The same answer with a warning as its last member.
@@ -192,17 +226,26 @@ impl Answer {
         &self.json
     }
 
-    /// 200 with the decision; or, if it was denied, 429 (403 by a rule that lets nothing pass) with the problem and the decision in it, the decision alone, or a line
-    /// of text, whichever is accepted. Who accepts anything gets what the setting says.
-    pub(crate) fn into_response(self, setting: denial::Body, accept: Option<&[u8]>) -> Response<Body> {
+    /// 200 with the decision; or, if it was denied, 429 (403 by a rule that lets nothing pass) with
+    /// the problem and the decision in it, the decision alone, or a line of text, whichever is
+    /// accepted. Who accepts anything gets what the setting says.
+    pub(crate) fn into_response(
+        self,
+        setting: denial::Body,
+        accept: Option<&[u8]>,
+    ) -> Response<Body> {
         let (status, kind, body) = if self.allowed {
             (StatusCode::OK, JSON, self.json)
         } else {
             let accept = accept.and_then(|accept| std::str::from_utf8(accept).ok());
             let (kind, body) = match setting.asked_for(accept) {
-                denial::Body::Problem => (PROBLEM, problem(&self.json, self.reason, &self.violated)),
+                denial::Body::Problem => {
+                    (PROBLEM, problem(&self.json, self.reason, &self.violated))
+                }
                 denial::Body::Json => (JSON, self.json),
-                form @ denial::Body::Text => (TEXT, Reply::new(self.reason, self.violated).body(form).into_bytes()),
+                form @ denial::Body::Text => {
+                    (TEXT, Reply::new(self.reason, self.violated).body(form).into_bytes())
+                }
             };
             (status(self.reason.status()), kind, body)
         };
@@ -231,9 +274,13 @@ fn limits_of(ruling: &Ruling) -> Vec<(&str, &Limit)> {
 }
 
 /// What `RateLimit-Policy` says about charges of these names.
-fn policies<'a>(ruling: &'a Ruling, names: &'a [Cow<'a, str>]) -> impl FnOnce(Draft) -> Option<HeaderValue> + 'a {
+fn policies<'a>(
+    ruling: &'a Ruling,
+    names: &'a [Cow<'a, str>],
+) -> impl FnOnce(Draft) -> Option<HeaderValue> + 'a {
     |draft| {
-        let named = names.iter().zip(&ruling.charges).map(|(name, charge)| (&**name, &charge.limit));
+        let named =
+            names.iter().zip(&ruling.charges).map(|(name, charge)| (&**name, &charge.limit));
         policy(draft, &named.collect::<Vec<_>>())
     }
 }
@@ -254,7 +301,8 @@ pub(crate) fn tell(ruling: &Ruling, families: Families, put: impl FnMut(HeaderNa
     }
 }
 
-/// The same as [`policy`], for one limit. It does not change from request to request, so the last one is kept.
+/// The same as [`policy`], for one limit. It does not change from request to request, so the last
+/// one is kept.
 fn policy_of(draft: Draft, charged: &Charged) -> Option<HeaderValue> {
     type Last = Option<(Draft, Arc<Rule>, Limit, HeaderValue)>;
     thread_local! {
@@ -284,16 +332,18 @@ pub(crate) fn pass(ruling: &Ruling, families: Families) -> Response<Body> {
     response
 }
 
-/// The answer to a client of the proxy or of a gateway whose request the rules deny: which policies denied, and when to try again. The whole decision is
-/// for callers of the check API. Without a store, under a rule that then lets nothing pass, it is the answer to a [failure](unanswered).
+/// The answer to a client of the proxy or of a gateway whose request the rules deny: which policies
+/// denied, and when to try again. The whole decision is for callers of the check API. Without a
+/// store, under a rule that then lets nothing pass, it is the answer to a [failure](unanswered).
 pub(crate) fn denial(engine: &Engine, ruling: &Ruling, accept: Option<&[u8]>) -> Response<Body> {
     let response_options = engine.response_options();
     let reply = match (&ruling.refused_by, &ruling.decision) {
         (None, Some(_)) if engine.is_closed(ruling) => return unavailable(),
         (None, Some(decision)) => Reply::to(decision, &limits_of(ruling), response_options.headers),
-        (Some(rule), _) => {
-            Reply::new(denial::Reason::Rule(rule.deny_status.unwrap_or(response_options.deny_status)), [&*rule.name])
-        }
+        (Some(rule), _) => Reply::new(
+            denial::Reason::Rule(rule.deny_status.unwrap_or(response_options.deny_status)),
+            [&*rule.name],
+        ),
         (None, None) => Reply::new(quota(None), [""; 0]),
     };
     let accept = accept.and_then(|accept| std::str::from_utf8(accept).ok());
@@ -302,7 +352,9 @@ pub(crate) fn denial(engine: &Engine, ruling: &Ruling, accept: Option<&[u8]>) ->
     *response.status_mut() = status(reply.status());
     let headers = response.headers_mut();
     for (name, value) in reply.headers() {
-        if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::try_from(value)) {
+        if let (Ok(name), Ok(value)) =
+            (HeaderName::from_bytes(name.as_bytes()), HeaderValue::try_from(value))
+        {
             headers.insert(name, value);
         }
     }
@@ -311,11 +363,14 @@ pub(crate) fn denial(engine: &Engine, ruling: &Ruling, accept: Option<&[u8]>) ->
     response
 }
 
-/// The answer to a client of the proxy or of a gateway about whose request there is no decision. What it says of the store and the rules is in the log.
+/// The answer to a client of the proxy or of a gateway about whose request there is no decision.
+/// What it says of the store and the rules is in the log.
 pub(crate) fn unanswered(error: &EngineError) -> Response<Body> {
     match error {
         EngineError::Cost(invalid) => mistake(StatusCode::BAD_REQUEST, &invalid.for_client()),
-        EngineError::Store(StoreError::Invalid(invalid)) => mistake(StatusCode::BAD_REQUEST, &invalid.to_string()),
+        EngineError::Store(StoreError::Invalid(invalid)) => {
+            mistake(StatusCode::BAD_REQUEST, &invalid.to_string())
+        }
         _ => unavailable(),
     }
 }
@@ -338,7 +393,9 @@ pub(crate) fn json(body: impl Into<Body>) -> Response<Body> {
 /// The decision with what makes it a problem before it.
 fn problem(decision: &[u8], reason: denial::Reason, violated: &[String]) -> Vec<u8> {
     let mut body = Vec::with_capacity(decision.len() + 256);
-    for part in [r#"{"type":""#, reason.problem_type(), r#"","title":""#, reason.title(), r#"","status":"#] {
+    for part in
+        [r#"{"type":""#, reason.problem_type(), r#"","title":""#, reason.title(), r#"","status":"#]
+    {
         body.extend_from_slice(part.as_bytes());
     }
     digits::push(&mut body, reason.status().into());
@@ -381,9 +438,14 @@ fn begin(out: &mut Vec<u8>, before: u8, question: &Question, op: &str) {
     out.push(b'"');
 }
 
-/// The members every answer has, in the order every JSON answer has them. What can `ever` pass has a time at which it would.
+/// The members every answer has, in the order every JSON answer has them. What can `ever` pass has
+/// a time at which it would.
 fn numbers(out: &mut Vec<u8>, allowed: bool, ever: bool, verdict: &Verdict) {
-    out.extend_from_slice(if allowed { b"\"allowed\":true,\"granted\":" } else { b"\"allowed\":false,\"granted\":" });
+    out.extend_from_slice(if allowed {
+        b"\"allowed\":true,\"granted\":"
+    } else {
+        b"\"allowed\":false,\"granted\":"
+    });
     digits::push(out, verdict.granted);
     out.extend_from_slice(b",\"remaining\":");
     digits::push(out, verdict.remaining);
@@ -399,7 +461,11 @@ fn numbers(out: &mut Vec<u8>, allowed: bool, ever: bool, verdict: &Verdict) {
 }
 
 /// Every charge: its rule if it has one, its limit, what it cost.
-fn charges<'a>(out: &mut Vec<u8>, charges: impl Iterator<Item = (Option<&'a str>, &'a str, u64)>, decision: &Decision) {
+fn charges<'a>(
+    out: &mut Vec<u8>,
+    charges: impl Iterator<Item = (Option<&'a str>, &'a str, u64)>,
+    decision: &Decision,
+) {
     out.extend_from_slice(b",\"charges\":[");
     for (at, ((rule, limit, cost), verdict)) in charges.zip(decision.charges()).enumerate() {
         out.extend_from_slice(if at > 0 { b",{" } else { b"{" });
@@ -440,12 +506,14 @@ fn end(out: &mut Vec<u8>, question: &Question, decision: Option<&Decision>) {
 
 /// The value of `RateLimit-Policy` in this draft.
 pub(crate) fn policy(draft: Draft, named: &[(&str, &Limit)]) -> Option<HeaderValue> {
-    let text = if draft == Draft::Seven { headers::policy_7(named) } else { headers::policy(named) };
+    let text =
+        if draft == Draft::Seven { headers::policy_7(named) } else { headers::policy(named) };
     HeaderValue::try_from(text).ok()
 }
 
-/// The headers of a decision whose charges have these names, in these families, `Retry-After` on a denial, and whether the store had no part in it: for callers
-/// of the check API, who alone are told that.
+/// The headers of a decision whose charges have these names, in these families, `Retry-After` on a
+/// denial, and whether the store had no part in it: for callers of the check API, who alone are
+/// told that.
 fn headers_of<'a>(
     decision: &Decision,
     families: Families,
@@ -475,8 +543,11 @@ fn each<'a>(
     let verdict = decision.binding();
     if let Some(draft) = families.ietf {
         put(POLICY, policy(draft));
-        let state =
-            if draft == Draft::Seven { headers::rate_limit_7(verdict) } else { headers::rate_limit(named.clone()) };
+        let state = if draft == Draft::Seven {
+            headers::rate_limit_7(verdict)
+        } else {
+            headers::rate_limit(named.clone())
+        };
         put(RATE_LIMIT, HeaderValue::try_from(state).ok());
     }
     if families.github {
@@ -485,7 +556,10 @@ fn each<'a>(
         put(USED, Some((verdict.amount - verdict.remaining.min(verdict.amount)).into()));
         put(RESET, Some(headers::reset_epoch_secs(decision).into()));
         let binding = named.map(|(name, _)| name).nth(decision.binding_index());
-        put(RESOURCE, binding.and_then(|name| HeaderValue::try_from(headers::visible(name).as_ref()).ok()));
+        put(
+            RESOURCE,
+            binding.and_then(|name| HeaderValue::try_from(headers::visible(name).as_ref()).ok()),
+        );
     }
     put(header::RETRY_AFTER, headers::retry_after_secs(decision).map(Into::into));
 }

@@ -47,7 +47,8 @@ pub(crate) struct Body {
     checks: Option<Vec<Object>>,
 }
 
-/// Names and values, each name once: of two values, the one that a rule takes and the one that its caller means could differ.
+/// Names and values, each name once: of two values, the one that a rule takes and the one that its
+/// caller means could differ.
 #[derive(Debug, Default)]
 struct Attributes(BTreeMap<String, String>);
 
@@ -68,7 +69,9 @@ impl<'de> Deserialize<'de> for Attributes {
                         Entry::Vacant(place) => _ = place.insert(map.next_value()?),
                         Entry::Occupied(place) => {
                             let shown: String = place.key().chars().take(MAX_SHOWN).collect();
-                            let problem = format_args!("{shown:?} is there twice: expected each attribute once");
+                            let problem = format_args!(
+                                "{shown:?} is there twice: expected each attribute once"
+                            );
                             return Err(serde::de::Error::custom(problem));
                         }
                     }
@@ -80,7 +83,8 @@ impl<'de> Deserialize<'de> for Attributes {
     }
 }
 
-/// A body that is written as an object, and not as a list of its values, which would be taken otherwise.
+/// A body that is written as an object, and not as a list of its values, which would be taken
+/// otherwise.
 #[derive(Debug)]
 struct Object(Body);
 
@@ -176,13 +180,14 @@ impl Brought {
         self.policies[usize::from(draft == Draft::Seven)].clone()
     }
 
-    /// Reads limits. Those that were read last on this thread are remembered: most callers bring the same ones again and again, and reading
-    /// and naming them costs more than deciding.
+    /// Reads limits. Those that were read last on this thread are remembered: most callers bring
+    /// the same ones again and again, and reading and naming them costs more than deciding.
     fn read(text: String) -> Result<Arc<Brought>, String> {
         thread_local! {
             static LAST: RefCell<VecDeque<Arc<Brought>>> = RefCell::default();
         }
-        let known = LAST.with_borrow(|last| last.iter().find(|known| known.text == text).map(Arc::clone));
+        let known =
+            LAST.with_borrow(|last| last.iter().find(|known| known.text == text).map(Arc::clone));
         if let Some(known) = known {
             return Ok(known);
         }
@@ -197,9 +202,13 @@ impl Brought {
                 None => own.push((limit, 1)),
             }
         }
-        let charges: Vec<(String, u64)> = own.iter().map(|(limit, times)| (limit.to_string(), *times)).collect();
-        let named: Vec<(&str, &Limit)> =
-            charges.iter().zip(&own).map(|((name, _), (limit, _))| (name.as_str(), *limit)).collect();
+        let charges: Vec<(String, u64)> =
+            own.iter().map(|(limit, times)| (limit.to_string(), *times)).collect();
+        let named: Vec<(&str, &Limit)> = charges
+            .iter()
+            .zip(&own)
+            .map(|((name, _), (limit, _))| (name.as_str(), *limit))
+            .collect();
         let policies = [Draft::Ten, Draft::Seven].map(|draft| policy(draft, &named));
         let brought = Arc::new(Brought { text, limits, charges, policies });
         LAST.with_borrow_mut(|last| {
@@ -222,11 +231,16 @@ fn mistake_in(bytes: &[u8], error: &serde_json::Error) -> String {
     let (line, column) = (error.line(), error.column());
     if error.is_data() {
         // Read once more with a record of where it is: bodies with mistakes are rare.
-        let again = serde_path_to_error::deserialize::<_, Object>(&mut serde_json::Deserializer::from_slice(bytes));
+        let again = serde_path_to_error::deserialize::<_, Object>(
+            &mut serde_json::Deserializer::from_slice(bytes),
+        );
         let problem = words::plain(&error.to_string()).replace("unknown key", "unknown member");
         // A message about the name of a member has that name.
-        let is_about_name = problem.starts_with("unknown member") || problem.contains(" is there twice: remove");
-        let place = again.err().map_or_else(|| "body".into(), |error| place_of(error.path(), is_about_name));
+        let is_about_name =
+            problem.starts_with("unknown member") || problem.contains(" is there twice: remove");
+        let place = again
+            .err()
+            .map_or_else(|| "body".into(), |error| place_of(error.path(), is_about_name));
         return match problem.strip_suffix(": expected text") {
             Some(found) if place.ends_with("limit") => {
                 format!("{place}: {found}: expected a limit in quotation marks, such as \"10/s\"")
@@ -244,10 +258,13 @@ fn mistake_in(bytes: &[u8], error: &serde_json::Error) -> String {
         _ => "is not JSON",
     };
     let example = "{\"key\":\"user:7\",\"limit\":\"10/s\"}";
-    format!("the body {problem} (line {line}, column {column}): expected an object such as {example}")
+    format!(
+        "the body {problem} (line {line}, column {column}): expected an object such as {example}"
+    )
 }
 
-/// `body`, or the member of it that a path names: `checks[3].limit`; without the last name, the object that has it.
+/// `body`, or the member of it that a path names: `checks[3].limit`; without the last name, the
+/// object that has it.
 fn place_of(path: &serde_path_to_error::Path, without_name: bool) -> String {
     let path = path.to_string();
     let path = match path.rsplit_once('.') {
@@ -255,7 +272,11 @@ fn place_of(path: &serde_path_to_error::Path, without_name: bool) -> String {
         None if without_name => "",
         _ => path.as_str(),
     };
-    if path.is_empty() || path == "." { "body".into() } else { path.chars().take(MAX_SHOWN).collect() }
+    if path.is_empty() || path == "." {
+        "body".into()
+    } else {
+        path.chars().take(MAX_SHOWN).collect()
+    }
 }
 
 /// Reads a body.
@@ -263,7 +284,9 @@ pub(crate) fn read(bytes: &[u8], verb: Verb) -> Result<Asked, String> {
     let Object(body) = serde_json::from_slice(bytes).map_err(|error| mistake_in(bytes, &error))?;
     match body.checks {
         None => body.question(verb, "").map(Asked::One),
-        Some(_) if body.is_question() => Err("checks stands beside other members: expected checks alone".into()),
+        Some(_) if body.is_question() => {
+            Err("checks stands beside other members: expected checks alone".into())
+        }
         Some(checks) if checks.is_empty() || checks.len() > MAX_BATCH => {
             Err(format!("checks has {} items: expected 1 to {MAX_BATCH}", checks.len()))
         }
@@ -278,25 +301,35 @@ pub(crate) fn read(bytes: &[u8], verb: Verb) -> Result<Asked, String> {
 }
 
 /// Which budgets of rules a reset names.
-fn target(rule: Option<String>, by: Option<Attributes>, attributes: Option<Attributes>) -> Result<Target, String> {
+fn target(
+    rule: Option<String>,
+    by: Option<Attributes>,
+    attributes: Option<Attributes>,
+) -> Result<Target, String> {
     match (rule.as_deref(), by, attributes) {
-        (Some("*"), None, Some(attributes)) => Ok(Target::Applying(attributes.0.into_iter().collect())),
+        (Some("*"), None, Some(attributes)) => {
+            Ok(Target::Applying(attributes.0.into_iter().collect()))
+        }
         (Some("*"), ..) => Err("rule is \"*\": expected attributes beside it, and no by".into()),
-        (Some(name), by, None) => {
-            Ok(Target::Rule { name: name.into(), by: by.unwrap_or_default().0.into_iter().collect() })
-        }
-        (Some(name), _, Some(_)) => {
-            Err(format!("attributes stands beside rule {name:?}: expected by, or \"*\" as the rule"))
-        }
+        (Some(name), by, None) => Ok(Target::Rule {
+            name: name.into(),
+            by: by.unwrap_or_default().0.into_iter().collect(),
+        }),
+        (Some(name), _, Some(_)) => Err(format!(
+            "attributes stands beside rule {name:?}: expected by, or \"*\" as the rule"
+        )),
         (None, None, Some(attributes)) => Ok(Target::Given(attributes.0.into_iter().collect())),
-        (None, ..) => Err("by stands without a rule: expected rule, too, or attributes instead of by".into()),
+        (None, ..) => {
+            Err("by stands without a rule: expected rule, too, or attributes instead of by".into())
+        }
     }
 }
 
 impl Body {
     /// Whether it has members of a question by itself.
     fn is_question(&self) -> bool {
-        let Body { key, limit, attributes, rule, by, cost: _, reserved: _, id: _, checks: _ } = self;
+        let Body { key, limit, attributes, rule, by, cost: _, reserved: _, id: _, checks: _ } =
+            self;
         key.is_some() || limit.is_some() || attributes.is_some() || rule.is_some() || by.is_some()
     }
 
@@ -305,46 +338,76 @@ impl Body {
             return Err(format!("{place}checks: expected no batch within a batch"));
         }
         for (name, attributes) in [("attributes", &self.attributes), ("by", &self.by)] {
-            if let Some(attributes) = attributes.as_ref().filter(|attributes| attributes.0.len() > MAX_ATTRIBUTES) {
+            if let Some(attributes) =
+                attributes.as_ref().filter(|attributes| attributes.0.len() > MAX_ATTRIBUTES)
+            {
                 let found = attributes.0.len();
-                return Err(format!("{place}{name} has {found} items: expected at most {MAX_ATTRIBUTES}"));
+                return Err(format!(
+                    "{place}{name} has {found} items: expected at most {MAX_ATTRIBUTES}"
+                ));
             }
         }
         let names_rule = self.rule.is_some() || self.by.is_some();
         if names_rule && verb != Verb::Reset {
-            return Err(format!("{place}rule and by are for /v1/reset: expected key and limit, or attributes"));
+            return Err(format!(
+                "{place}rule and by are for /v1/reset: expected key and limit, or attributes"
+            ));
         }
         let about = match (self.key, self.limit, self.attributes) {
-            (None, None, attributes) if names_rule || (verb == Verb::Reset && attributes.is_some()) => {
+            (None, None, attributes)
+                if names_rule || (verb == Verb::Reset && attributes.is_some()) =>
+            {
                 if self.cost.or(self.reserved).or(self.id).is_some() {
                     return Err(format!(
                         "{place}cost, reserved or id stands beside rule or attributes: a reset takes none"
                     ));
                 }
-                About::Reset(target(self.rule, self.by, attributes).map_err(|problem| format!("{place}{problem}"))?)
+                About::Reset(
+                    target(self.rule, self.by, attributes)
+                        .map_err(|problem| format!("{place}{problem}"))?,
+                )
             }
             _ if names_rule => {
-                return Err(format!("{place}rule or by stands beside key or limit: expected one or the other"));
+                return Err(format!(
+                    "{place}rule or by stands beside key or limit: expected one or the other"
+                ));
             }
-            (Some(key), Some(text), None) => {
-                About::Key { key, brought: Brought::read(text).map_err(|problem| format!("{place}{problem}"))? }
-            }
+            (Some(key), Some(text), None) => About::Key {
+                key,
+                brought: Brought::read(text).map_err(|problem| format!("{place}{problem}"))?,
+            },
             (None, None, Some(attributes)) => About::Attributes(attributes.0.into_iter().collect()),
             (Some(_), None, None) => {
-                return Err(format!("{place}limit is missing: expected one such as \"10/s; 120/m\""));
+                return Err(format!(
+                    "{place}limit is missing: expected one such as \"10/s; 120/m\""
+                ));
             }
-            (None, Some(_), None) => return Err(format!("{place}key is missing: expected whose budget it is")),
+            (None, Some(_), None) => {
+                return Err(format!("{place}key is missing: expected whose budget it is"));
+            }
             (None, None, None) if verb == Verb::Reset => {
-                return Err(format!("{place}rule is missing: expected rule and by, attributes, or key and limit"));
+                return Err(format!(
+                    "{place}rule is missing: expected rule and by, attributes, or key and limit"
+                ));
             }
-            (None, None, None) => return Err(format!("{place}key is missing: expected key and limit, or attributes")),
-            _ => return Err(format!("{place}attributes stands beside key or limit: expected one or the other")),
+            (None, None, None) => {
+                return Err(format!(
+                    "{place}key is missing: expected key and limit, or attributes"
+                ));
+            }
+            _ => {
+                return Err(format!(
+                    "{place}attributes stands beside key or limit: expected one or the other"
+                ));
+            }
         };
         let id = match (self.id, verb) {
             (Some(0), _) => return Err(format!("{place}id is 0: expected a positive number")),
             (Some(id), _) => Some(Id(id)),
             (None, Verb::Settle | Verb::Release) => {
-                return Err(format!("{place}id is missing: expected the id that reserve or lease answered"));
+                return Err(format!(
+                    "{place}id is missing: expected the id that reserve or lease answered"
+                ));
             }
             (None, Verb::Reserve | Verb::Lease) => Some(fresh_id()),
             (None, _) => None,

@@ -1,9 +1,11 @@
 //! How much work a connection of HTTP/2 may ask for without asking for anything.
 //!
-//! A PING of seventeen bytes is answered, an empty SETTINGS of nine is acknowledged, and a million of either a second can be sent by somebody whom that costs nothing.
-//! The rest of HTTP is bounded by its streams; these frames belong to none. So each connection has an allowance for them. It grows with time, with requests, and
-//! with what the other side takes of its answers, since each of these has frames of its own that come along. When the allowance is used up, the connection is not read from
-//! until it has grown again: whoever sends too much waits, and only he.
+//! A PING of seventeen bytes is answered, an empty SETTINGS of nine is acknowledged, and a million
+//! of either a second can be sent by somebody whom that costs nothing. The rest of HTTP is bounded
+//! by its streams; these frames belong to none. So each connection has an allowance for them. It
+//! grows with time, with requests, and with what the other side takes of its answers, since each of
+//! these has frames of its own that come along. When the allowance is used up, the connection is
+//! not read from until it has grown again: whoever sends too much waits, and only he.
 //!
 //! And whatever a connection asks for, others have their turn after so many frames of it.
 
@@ -16,7 +18,8 @@ use tokio::time::{Instant, Sleep, sleep};
 
 /// Frames about nothing at once, and in a second.
 pub(crate) const MAX_FRAMES: i64 = 1000;
-/// Bytes of answers that come with a frame about nothing: windows are opened again every few of these.
+/// Bytes of answers that come with a frame about nothing: windows are opened again every few of
+/// these.
 const BYTES_PER_FRAME: u64 = 1 << 10;
 /// Frames of one connection that are read before others have their turn, about;
 const FRAMES_PER_TURN: usize = 64;
@@ -62,7 +65,8 @@ struct Found {
 }
 
 impl Frames {
-    /// If the head of a request, or the nine bytes before any frame, have begun to come and are not all here: which one it is since the connection was opened.
+    /// If the head of a request, or the nine bytes before any frame, have begun to come and are not
+    /// all here: which one it is since the connection was opened.
     fn open(&self) -> Option<u64> {
         let is_open = self.have > 0 || self.goes_on || self.is_of_head && self.skip > 0;
         is_open.then_some(self.closed)
@@ -124,7 +128,16 @@ impl Allowance {
         let grown = Instant::now();
         let turn = *TURN_BYTES.end();
         let frames = Frames::default();
-        Allowance { frames, turn, read: 0, left: MAX_FRAMES, grown, taken: 0, pause: None, was_used_up: false }
+        Allowance {
+            frames,
+            turn,
+            read: 0,
+            left: MAX_FRAMES,
+            grown,
+            taken: 0,
+            pause: None,
+            was_used_up: false,
+        }
     }
 
     /// Which head has begun to come and is not all here, if there is one.
@@ -154,7 +167,8 @@ impl Allowance {
         if self.left < 0 {
             self.was_used_up = true;
             // Until nothing is owed, and there is something for a while.
-            let owed = Duration::from_secs(self.left.unsigned_abs()) / u32::try_from(MAX_FRAMES).unwrap_or(u32::MAX);
+            let owed = Duration::from_secs(self.left.unsigned_abs())
+                / u32::try_from(MAX_FRAMES).unwrap_or(u32::MAX);
             self.pause = Some(Box::pin(sleep(owed + PAUSE)));
         }
     }
@@ -219,7 +233,8 @@ impl Tail {
         }
     }
 
-    /// Whether the last frame was a GOAWAY because of too much of something. Mere mistakes are another matter: they cost no more than a connection does.
+    /// Whether the last frame was a GOAWAY because of too much of something. Mere mistakes are
+    /// another matter: they cost no more than a connection does.
     pub(crate) fn is_a_reproach(&self) -> bool {
         (0..=TAIL_BYTES - GOAWAY_BYTES).any(|start| {
             let frame = &self.bytes[start..];
@@ -254,7 +269,9 @@ mod tests {
     #[test]
     fn a_head_is_open_until_its_last_byte_is_here() {
         let (settings, data) = (frame(4, 0, 12), frame(DATA, 0, 100));
-        let head = [frame(HEADERS, 0, 10), frame(CONTINUATION, 0, 0), frame(CONTINUATION, END_HEADERS, 5)].concat();
+        let head =
+            [frame(HEADERS, 0, 10), frame(CONTINUATION, 0, 0), frame(CONTINUATION, END_HEADERS, 5)]
+                .concat();
         let mut frames = Frames::default();
         assert_eq!(frames.open(), None, "nothing has come");
         frames.find(&settings);
@@ -340,7 +357,10 @@ mod tests {
                 let (before, behind) = said.split_at(cut);
                 let mut tail = Tail::default();
                 tail.add([before], before.len());
-                tail.add([&behind[..behind.len() / 2], &behind[behind.len() / 2..], b"not said"], behind.len());
+                tail.add(
+                    [&behind[..behind.len() / 2], &behind[behind.len() / 2..], b"not said"],
+                    behind.len(),
+                );
                 assert_eq!(tail.is_a_reproach(), expected, "{last:?} cut at {cut}");
             }
         }
@@ -369,7 +389,10 @@ mod tests {
         // Ten thousand more, a thousand a second.
         let took = began.elapsed();
         assert!(allowance.was_used_up);
-        assert!((Duration::from_millis(9900)..Duration::from_millis(10_500)).contains(&took), "{took:?}");
+        assert!(
+            (Duration::from_millis(9900)..Duration::from_millis(10_500)).contains(&took),
+            "{took:?}"
+        );
         // Time brings it back, but not more than there was.
         tokio::time::sleep(Duration::from_secs(3600)).await;
         assert_eq!(wait(&mut allowance, &pings(1000), 0).await, Duration::ZERO);
@@ -379,12 +402,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_turn_is_some_sixty_frames_whatever_their_size() {
         let may_read = |allowance: &mut Allowance| {
-            allowance.poll(&mut Context::from_waker(std::task::Waker::noop())).map(|bytes| bytes / 100)
+            allowance
+                .poll(&mut Context::from_waker(std::task::Waker::noop()))
+                .map(|bytes| bytes / 100)
         };
         let mut allowance = Allowance::new();
         // Requests of fifty bytes, then one that brings a lot of data.
         allowance.arrived(&opened(&[frame(HEADERS, 5, 41).repeat(40)]), 0);
-        assert_eq!(may_read(&mut allowance), Poll::Ready((64 * 50 - 2000) / 100), "the rest of sixty-four");
+        assert_eq!(
+            may_read(&mut allowance),
+            Poll::Ready((64 * 50 - 2000) / 100),
+            "the rest of sixty-four"
+        );
         allowance.arrived(&frame(HEADERS, 5, 41).repeat(24), 0);
         assert_eq!(may_read(&mut allowance), Poll::Pending, "others have their turn");
         allowance.begin_turn();
@@ -393,7 +422,11 @@ mod tests {
         assert_eq!(may_read(&mut allowance), Poll::Ready(((32 << 10) - 16_009) / 100));
         allowance.begin_turn();
         allowance.arrived(&frame(4, 0, 0).repeat(20), 0);
-        assert_eq!(may_read(&mut allowance), Poll::Ready((1024 - 180) / 100), "but not byte by byte");
+        assert_eq!(
+            may_read(&mut allowance),
+            Poll::Ready((1024 - 180) / 100),
+            "but not byte by byte"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -407,7 +440,10 @@ mod tests {
         }
         // A gigabyte is taken, and a window opened for each thousand bytes.
         for part in 1..=10_000 {
-            assert_eq!(wait(&mut allowance, &frame(8, 0, 4).repeat(100), part * 100 * 1024).await, Duration::ZERO);
+            assert_eq!(
+                wait(&mut allowance, &frame(8, 0, 4).repeat(100), part * 100 * 1024).await,
+                Duration::ZERO
+            );
         }
         assert!(!allowance.was_used_up);
     }

@@ -1,6 +1,7 @@
 //! The hall behind a listener that speaks HTTP: its bounds, tokens, panics, and the end.
 //!
-//! [`Hall::talk`] serves one visitor with a router, HTTP/1.1 or HTTP/2 as the visitor speaks. gRPC is HTTP/2 and uses it, too:
+//! [`Hall::talk`] serves one visitor with a router, HTTP/1.1 or HTTP/2 as the visitor speaks. gRPC
+//! is HTTP/2 and uses it, too:
 //!
 //! ```text
 //! let hall = Hall::new(routes.into_axum_router(), Protocol::Grpc, guard, bounds, observer, |_| May::Check);
@@ -49,14 +50,16 @@ pub const MAX_HEAD_BYTES: usize = 32 << 10;
 pub const MAX_TARGET_BYTES: usize = 8 << 10;
 /// Requests at once on one connection of HTTP/2.
 pub const MAX_STREAMS: u32 = 256;
-/// Requests that the other side took back and that still wait to be noticed; more of them end the connection.
+/// Requests that the other side took back and that still wait to be noticed; more of them end the
+/// connection.
 const MAX_TAKEN_BACK: usize = 20;
-/// Requests that we took back because of mistakes; more of them end the connection. Whoever asks for twice as much at once as he may is forgiven, as he may not have
-/// read yet how much that is.
+/// Requests that we took back because of mistakes; more of them end the connection. Whoever asks
+/// for twice as much at once as he may is forgiven, as he may not have read yet how much that is.
 const MAX_MISTAKEN: usize = MAX_STREAMS as usize;
 /// Bytes of answers that wait on one stream.
 const MAX_ANSWERS_BYTES: usize = 64 << 10;
-/// How long after the order to stop a connection without a request is kept, in case one is on its way. It gets an answer, and the connection ends with it.
+/// How long after the order to stop a connection without a request is kept, in case one is on its
+/// way. It gets an answer, and the connection ends with it.
 const LAST_CALL: Duration = Duration::from_millis(300);
 
 /// Browsers must not guess what kind of thing a body is.
@@ -99,7 +102,18 @@ impl Hall {
         needs: fn(&str) -> May,
     ) -> Self {
         let bounds = bounds.into();
-        Hall { inner: Arc::new(Inner { router, protocol, guard, bounds, observer, needs, desk: None, unary: None }) }
+        Hall {
+            inner: Arc::new(Inner {
+                router,
+                protocol,
+                guard,
+                bounds,
+                observer,
+                needs,
+                desk: None,
+                unary: None,
+            }),
+        }
     }
 
     /// The same hall, in which the usual call of gRPC goes a shorter way.
@@ -119,7 +133,12 @@ impl Hall {
     }
 
     /// What the engine says to a question.
-    pub(super) async fn ask(&self, verb: Verb, body: &[u8], accept: Option<&[u8]>) -> Response<Body> {
+    pub(super) async fn ask(
+        &self,
+        verb: Verb,
+        body: &[u8],
+        accept: Option<&[u8]>,
+    ) -> Response<Body> {
         match &self.inner.desk {
             Some(engine) => decide(engine, verb, body, accept).await,
             None => mistake(StatusCode::NOT_FOUND, "no such path"),
@@ -140,10 +159,13 @@ impl Hall {
         let caller = Arc::new(Caller::at(peer.ip()));
         let bytes = match self.inner.desk {
             None => Vec::new(),
-            Some(_) => match self.talk_briefly(&mut stream, &caller, (patience, idle), &mut shutdown).await {
-                Some(bytes) => bytes,
-                None => return,
-            },
+            Some(_) => {
+                match self.talk_briefly(&mut stream, &caller, (patience, idle), &mut shutdown).await
+                {
+                    Some(bytes) => bytes,
+                    None => return,
+                }
+            }
         };
         let stream = Begun { bytes, at: 0, stream };
         let pace = Arc::new(Pace::default());
@@ -157,7 +179,8 @@ impl Hall {
         let io = TokioIo::new(Paced::new(stream, Arc::clone(&pace)));
         let waits = Waits { patience, unread: patience, idle };
         let turns = Turns::default();
-        let (builder, mut rounds) = (builder(self.inner.protocol, turns.clone()), Rounds::of(turns));
+        let (builder, mut rounds) =
+            (builder(self.inner.protocol, turns.clone()), Rounds::of(turns));
         let left = {
             let connection = pin!(builder.serve_connection(io, service));
             attend(connection, &mut rounds, &pace, waits, &mut shutdown).await
@@ -175,7 +198,12 @@ impl Hall {
         }
     }
 
-    async fn answer(&self, mut request: Request<Incoming>, caller: &Caller, pace: &Arc<Pace>) -> Response<Body> {
+    async fn answer(
+        &self,
+        mut request: Request<Incoming>,
+        caller: &Caller,
+        pace: &Arc<Pace>,
+    ) -> Response<Body> {
         let _answering = pace.request();
         let is_grpc = self.inner.protocol == Protocol::Grpc;
         let speaks_for_others = !is_grpc && request.uri().path() == AUTH_PATH;
@@ -184,20 +212,31 @@ impl Hall {
         }
         let target = request.uri().path_and_query().map_or("", |target| target.as_str());
         let said = if speaks_for_others {
-            // What the gateway was sent as authorization is no secret of ours, and must not be taken for a guess at one.
-            request.headers().get(TOKEN).map_or(Said::Nothing, |token| Said::Token(token.as_bytes()))
+            // What the gateway was sent as authorization is no secret of ours, and must not be
+            // taken for a guess at one.
+            request
+                .headers()
+                .get(TOKEN)
+                .map_or(Said::Nothing, |token| Said::Token(token.as_bytes()))
         } else {
             Said::by(request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes))
         };
-        // Without TLS no browser speaks what gRPC needs, and with it none calls a server by a name that is not in its certificate.
-        let foreign =
-            |hosts: &Hosts| browser::foreign(Some(hosts).filter(|_| !is_grpc), request.uri(), request.headers());
+        // Without TLS no browser speaks what gRPC needs, and with it none calls a server by a name
+        // that is not in its certificate.
+        let foreign = |hosts: &Hosts| {
+            browser::foreign(Some(hosts).filter(|_| !is_grpc), request.uri(), request.headers())
+        };
         let mut response = match self.refused(target, said, caller, foreign) {
             Some(refused) => self.refusal(refused),
             None => {
                 let is_brief = !is_grpc
                     && request.uri().path() == READY_PATH
-                    && browser::foreign(Some(&self.inner.guard.hosts()), request.uri(), request.headers()).is_some();
+                    && browser::foreign(
+                        Some(&self.inner.guard.hosts()),
+                        request.uri(),
+                        request.headers(),
+                    )
+                    .is_some();
                 if is_brief {
                     request.extensions_mut().insert(Brief);
                 }
@@ -218,13 +257,22 @@ impl Hall {
     }
 
     /// The answer; if there is none because of a mistake of ours, that.
-    pub(super) async fn unless_it_panics(&self, answer: impl Future<Output = Response<Body>>) -> Response<Body> {
+    pub(super) async fn unless_it_panics(
+        &self,
+        answer: impl Future<Output = Response<Body>>,
+    ) -> Response<Body> {
         match caught(answer).await {
             Some(response) => response,
             None => {
                 self.inner.observer.metrics().panicked();
-                self.inner.observer.log().error("a request panicked", &[("listener", &self.inner.protocol.name())]);
-                let refused = Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "this is our mistake, not yours");
+                self.inner
+                    .observer
+                    .log()
+                    .error("a request panicked", &[("listener", &self.inner.protocol.name())]);
+                let refused = Refused::new(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    "this is our mistake, not yours",
+                );
                 self.written(&refused)
             }
         }
@@ -255,7 +303,9 @@ impl Hall {
         }
         let mut response = mistake(refused.status, &refused.detail);
         if refused.status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if let Some(wait) = refused.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds(wait)));
@@ -263,7 +313,8 @@ impl Hall {
         response
     }
 
-    /// Why a request for this target is not served, if so. `foreign` says whether a web page sent it; without a token, that decides.
+    /// Why a request for this target is not served, if so. `foreign` says whether a web page sent
+    /// it; without a token, that decides.
     pub(super) fn refused(
         &self,
         target: &str,
@@ -272,7 +323,8 @@ impl Hall {
         foreign: impl FnOnce(&Hosts) -> Option<Foreign>,
     ) -> Option<Refused> {
         if target.len() > MAX_TARGET_BYTES {
-            let detail = format!("a target of {} bytes: expected at most {MAX_TARGET_BYTES}", target.len());
+            let detail =
+                format!("a target of {} bytes: expected at most {MAX_TARGET_BYTES}", target.len());
             return Some(Refused::new(StatusCode::URI_TOO_LONG, detail));
         }
         let guard = &self.inner.guard;
@@ -286,18 +338,28 @@ impl Hall {
             Said::Nothing => guard.stranger(),
             Said::Token(token) => match guard.admit(caller, token) {
                 Admission::May(may) if may >= needs => return None,
-                Admission::May(_) => return Some(Refused::new(StatusCode::FORBIDDEN, "this needs the admin token")),
+                Admission::May(_) => {
+                    return Some(Refused::new(StatusCode::FORBIDDEN, "this needs the admin token"));
+                }
                 Admission::Wrong => return Some(Refused::unknown("this token is not known")),
                 Admission::Limited(wait) => {
                     self.inner.observer.guessed(self.inner.protocol, caller.ip());
                     return Some(Refused::guessing(wait));
                 }
             },
-            Said::Something => return Some(Refused::unknown("expected the header Authorization: Bearer TOKEN")),
+            Said::Something => {
+                return Some(Refused::unknown("expected the header Authorization: Bearer TOKEN"));
+            }
         };
         if may < needs {
-            let header = if path == AUTH_PATH { "X-Tidegate-Token: TOKEN" } else { "Authorization: Bearer TOKEN" };
-            return Some(Refused::unknown(format!("this needs a token: expected the header {header}")));
+            let header = if path == AUTH_PATH {
+                "X-Tidegate-Token: TOKEN"
+            } else {
+                "Authorization: Bearer TOKEN"
+            };
+            return Some(Refused::unknown(format!(
+                "this needs a token: expected the header {header}"
+            )));
         }
         if path == AUTH_PATH {
             // A gateway passes on what its client sent, and is known by its address.
@@ -355,7 +417,8 @@ pub(crate) enum Left {
     TooSlow,
 }
 
-/// Lets a connection be served to its end: in order, or because it stands still, or because the house closes.
+/// Lets a connection be served to its end: in order, or because it stands still, or because the
+/// house closes.
 pub(crate) async fn attend<C: GracefulConnection>(
     mut connection: Pin<&mut C>,
     rounds: &mut Rounds,

@@ -6,12 +6,15 @@
 //! entrance.receive(shutdown, move |visitor| talk(visitor)).await
 //! ```
 //!
-//! `talk` gets a [`Visitor`]: a [`Stream`] (plain or TLS, the handshake is done), the address of the other side, and a number. Bounds on connections, the
-//! TLS handshake with its time limit and certificates that change, running out of files, counting, and panics are dealt with here. A listener that
-//! speaks HTTP, and gRPC is one, hands its visitors to a [`http::Hall`], which adds the bounds of HTTP, tokens and the orderly end.
+//! `talk` gets a [`Visitor`]: a [`Stream`] (plain or TLS, the handshake is done), the address of
+//! the other side, and a number. Bounds on connections, the TLS handshake with its time limit and
+//! certificates that change, running out of files, counting, and panics are dealt with here. A
+//! listener that speaks HTTP, and gRPC is one, hands its visitors to a [`http::Hall`], which adds
+//! the bounds of HTTP, tokens and the orderly end.
 //!
-//! When `shutdown` says so, what has already connected is still let in, then nobody; `receive` returns when the last conversation is over. Whoever talks
-//! watches `shutdown` itself, so as to come to an end.
+//! When `shutdown` says so, what has already connected is still let in, then nobody; `receive`
+//! returns when the last conversation is over. Whoever talks watches `shutdown` itself, so as to
+//! come to an end.
 
 pub(crate) mod frames;
 pub mod http;
@@ -48,7 +51,8 @@ use crate::observe::metrics::Refusal;
 /// How long to wait before accepting again when there are no files left, or the like.
 const BREATH: Duration = Duration::from_millis(50);
 
-/// So many who find no place are turned away before the listener rests: whoever comes again and again leaves time for those who are here.
+/// So many who find no place are turned away before the listener rests: whoever comes again and
+/// again leaves time for those who are here.
 const TURNED_AWAY: u32 = 8;
 /// How long it rests.
 const REST: Duration = Duration::from_millis(1);
@@ -56,22 +60,29 @@ const REST: Duration = Duration::from_millis(1);
 /// How many are still let in after the order to stop: more than the operating system lets wait.
 const MAX_WAITING: usize = 4096;
 
-/// Files that connections leave for others: the store, certificates, rules, and whatever the libraries open.
+/// Files that connections leave for others: the store, certificates, rules, and whatever the
+/// libraries open.
 const RESERVED_FILES: u64 = 64;
 
-/// As many places as there are files to open in this process, less [`RESERVED_FILES`]; all listeners share them.
+/// As many places as there are files to open in this process, less [`RESERVED_FILES`]; all
+/// listeners share them.
 fn files() -> Arc<Semaphore> {
     static FILES: OnceLock<Arc<Semaphore>> = OnceLock::new();
     let places = || {
-        let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+        let most = rustix::process::getrlimit(rustix::process::Resource::Nofile)
+            .current
+            .unwrap_or(u64::MAX);
         let places = most.saturating_sub(RESERVED_FILES).max(most / 2);
-        Arc::new(Semaphore::new(usize::try_from(places).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS)))
+        Arc::new(Semaphore::new(
+            usize::try_from(places).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS),
+        ))
     };
     Arc::clone(FILES.get_or_init(places))
 }
 
-/// Files for connections to an upstream. They are taken out of those that client connections may use, at most half of them, so that clients cannot keep the proxy from
-/// reaching its upstream. What is needed beyond that is shared with clients.
+/// Files for connections to an upstream. They are taken out of those that client connections may
+/// use, at most half of them, so that clients cannot keep the proxy from reaching its upstream.
+/// What is needed beyond that is shared with clients.
 #[derive(Debug)]
 pub(crate) struct UpstreamFiles {
     own: Arc<Semaphore>,
@@ -134,8 +145,8 @@ impl Default for Bounds {
     }
 }
 
-/// Bounds that can change while connections are open; clones share them. A connection keeps the times with which it began, the numbers hold for
-/// each new connection.
+/// Bounds that can change while connections are open; clones share them. A connection keeps the
+/// times with which it began, the numbers hold for each new connection.
 #[derive(Clone, Debug)]
 pub struct SharedBounds(Arc<ArcSwap<Bounds>>);
 
@@ -212,7 +223,8 @@ impl Entrance {
         &self.observer
     }
 
-    /// Lets visitors in until `shutdown` says so, has `talk` talk to each, and returns when all conversations are over.
+    /// Lets visitors in until `shutdown` says so, has `talk` talk to each, and returns when all
+    /// conversations are over.
     ///
     /// # Errors
     /// Never while it can accept at all: running out of files is waited out.
@@ -247,9 +259,13 @@ impl Entrance {
                     }
                 }
                 Err(error) => {
-                    // Out of files, most likely: those who are here are served on, and soon somebody leaves.
+                    // Out of files, most likely: those who are here are served on, and soon
+                    // somebody leaves.
                     reception.observer.metrics().accept_failed();
-                    reception.observer.log().warn("cannot accept", &[("listener", &protocol.name()), ("why", &error)]);
+                    reception
+                        .observer
+                        .log()
+                        .warn("cannot accept", &[("listener", &protocol.name()), ("why", &error)]);
                     tokio::time::sleep(BREATH).await;
                 }
             }
@@ -266,8 +282,8 @@ impl Entrance {
     }
 }
 
-/// The connections that are already there; afterwards nobody listens any more. The operating system is asked directly: the runtime may not have
-/// heard of them yet.
+/// The connections that are already there; afterwards nobody listens any more. The operating system
+/// is asked directly: the runtime may not have heard of them yet.
 fn waiting(listener: TcpListener) -> Vec<(TcpStream, SocketAddr)> {
     let Ok(listener) = listener.into_std() else { return Vec::new() };
     let accepted = std::iter::from_fn(|| listener.accept().ok()).take(MAX_WAITING);
@@ -287,7 +303,8 @@ struct Reception {
 }
 
 impl Reception {
-    /// Starts a conversation, or closes the connection at once if there is no place. Says whether there was one.
+    /// Starts a conversation, or closes the connection at once if there is no place. Says whether
+    /// there was one.
     fn let_in<T, F>(
         &self,
         stream: TcpStream,
@@ -313,15 +330,23 @@ impl Reception {
             let stream = match tls {
                 None => Stream::Plain(stream),
                 Some(tls) => {
-                    let shaken = tokio::time::timeout(handshake, tls.acceptor(place.protocol).accept(stream)).await;
+                    let shaken = tokio::time::timeout(
+                        handshake,
+                        tls.acceptor(place.protocol).accept(stream),
+                    )
+                    .await;
                     match shaken {
                         Ok(Ok(stream)) => Stream::Tls(Box::new(stream)),
                         failed => {
-                            let why = failed
-                                .map_or("too slow".into(), |end| end.err().map_or(String::new(), |e| e.to_string()));
+                            let why = failed.map_or("too slow".into(), |end| {
+                                end.err().map_or(String::new(), |e| e.to_string())
+                            });
                             place.observer.metrics().refused(place.protocol, Refusal::Tls);
-                            let fields: [crate::observe::log::Field<'_>; 3] =
-                                [("listener", &place.protocol.name()), ("peer", &peer), ("why", &why)];
+                            let fields: [crate::observe::log::Field<'_>; 3] = [
+                                ("listener", &place.protocol.name()),
+                                ("peer", &peer),
+                                ("why", &why),
+                            ];
                             return place.observer.log().debug("no TLS", &fields);
                         }
                     }
@@ -335,7 +360,9 @@ impl Reception {
     fn note(&self, ended: Result<(), tokio::task::JoinError>) {
         if ended.is_err_and(|error| error.is_panic()) {
             self.observer.metrics().panicked();
-            self.observer.log().error("a conversation panicked", &[("listener", &self.protocol.name())]);
+            self.observer
+                .log()
+                .error("a conversation panicked", &[("listener", &self.protocol.name())]);
         }
     }
 }
@@ -374,13 +401,21 @@ impl AsFd for Stream {
 }
 
 impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         either!(self, stream => stream.poll_read(cx, buf))
     }
 }
 
 impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         either!(self, stream => stream.poll_write(cx, buf))
     }
 

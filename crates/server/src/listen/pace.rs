@@ -1,4 +1,5 @@
-//! Whether a connection moves. The clock is not read on the way of a request: whoever watches looks every few seconds at what has changed.
+//! Whether a connection moves. The clock is not read on the way of a request: whoever watches looks
+//! every few seconds at what has changed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,11 +30,13 @@ pub(crate) struct Pace {
     stuck: AtomicBool,
     /// How often somebody has looked.
     looks: AtomicU64,
-    /// Answers of HTTP/2 that wait for a window since the last look, and since the one before: who opens none can take all bytes and not these.
+    /// Answers of HTTP/2 that wait for a window since the last look, and since the one before: who
+    /// opens none can take all bytes and not these.
     waiting: [AtomicUsize; 2],
     /// It speaks HTTP/2, where bytes need not be about a request.
     second: AtomicBool,
-    /// Over HTTP/2, one more than the number of the head that has begun to come and is not all here; 0: there is none.
+    /// Over HTTP/2, one more than the number of the head that has begun to come and is not all
+    /// here; 0: there is none.
     open_head: AtomicU64,
     /// Turns it has had.
     turns: AtomicUsize,
@@ -85,7 +88,8 @@ impl Pace {
         }
     }
 
-    /// Those that wait since this look, or one that was two looks before: nobody waits as long as that.
+    /// Those that wait since this look, or one that was two looks before: nobody waits as long as
+    /// that.
     fn waiting_since(&self, look: u64) -> &AtomicUsize {
         &self.waiting[usize::from(look % 2 == 1)]
     }
@@ -104,7 +108,8 @@ impl Pace {
         self.flooded.load(Relaxed)
     }
 
-    /// The socket, if it ended because HTTP/2 was misused. Then whoever did was told so, and it is still open.
+    /// The socket, if it ended because HTTP/2 was misused. Then whoever did was told so, and it is
+    /// still open.
     pub(crate) fn misused(&self) -> Option<OwnedFd> {
         self.misused.lock().take()
     }
@@ -127,7 +132,8 @@ impl Seen {
     pub(crate) fn since(self, before: Seen) -> Moved {
         let same_request = self.asked == before.asked;
         let slow_reader = self.stuck && before.stuck && self.taken == before.taken;
-        // Whatever else is under way on a connection of HTTP/2: nothing can come before the rest of a head.
+        // Whatever else is under way on a connection of HTTP/2: nothing can come before the rest of
+        // a head.
         let slow_head = self.open_head > 0 && self.open_head == before.open_head;
         if slow_reader || self.waits {
             Moved::Unread
@@ -150,7 +156,8 @@ impl Drop for Answering {
     }
 }
 
-/// The body of an answer over HTTP/2. A part that it gave waits for a window until it is asked for the next one, or is done with.
+/// The body of an answer over HTTP/2. A part that it gave waits for a window until it is asked for
+/// the next one, or is done with.
 #[derive(Debug)]
 pub(crate) struct Awaited {
     body: Body,
@@ -184,7 +191,10 @@ impl HttpBody for Awaited {
     type Data = Bytes;
     type Error = axum::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         self.wait(matches!(polled, Poll::Ready(Some(Ok(_)))));
         polled
@@ -205,7 +215,8 @@ impl Drop for Awaited {
     }
 }
 
-/// What is read before it is known what is spoken: there is room in it for the frames of about one turn.
+/// What is read before it is known what is spoken: there is room in it for the frames of about one
+/// turn.
 const FIRST_BYTES: u64 = 2 << 10;
 
 /// A stream whose pace is seen.
@@ -223,7 +234,13 @@ pub(crate) struct Paced<S> {
 
 impl<S: AsyncRead> Paced<S> {
     pub(crate) fn new(stream: S, pace: Arc<Pace>) -> Self {
-        Paced { stream: stream.take(u64::MAX), pace, preface: Some(0), allowance: None, tail: Tail::default() }
+        Paced {
+            stream: stream.take(u64::MAX),
+            pace,
+            preface: Some(0),
+            allowance: None,
+            tail: Tail::default(),
+        }
     }
 
     /// Something has arrived.
@@ -231,7 +248,8 @@ impl<S: AsyncRead> Paced<S> {
         let (pace, mut bytes) = (&self.pace, bytes);
         if let Some(have) = self.preface {
             let new = bytes.len().min(PREFACE.len() - have);
-            // Until all of it is here, it has as long as the head of any request: it may be one whose method is `PRI`.
+            // Until all of it is here, it has as long as the head of any request: it may be one
+            // whose method is `PRI`.
             self.preface = (bytes[..new] == PREFACE[have..have + new]).then_some(have + new);
             if self.preface == Some(PREFACE.len()) {
                 self.preface = None;
@@ -254,7 +272,11 @@ impl<S: AsyncRead> Paced<S> {
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Paced<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let Paced { stream, pace, allowance, preface, .. } = &mut *self;
         let most = match allowance {
             None if preface.is_some() => FIRST_BYTES,
@@ -300,7 +322,11 @@ impl<S> Paced<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + AsFd + Unpin> AsyncWrite for Paced<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(self.stream.get_mut()).poll_write(cx, buf);
         self.seen([buf], polled)
     }
@@ -329,7 +355,8 @@ impl<S: AsyncRead + AsyncWrite + AsFd + Unpin> AsyncWrite for Paced<S> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.pace.is_second() && self.tail.is_a_reproach() {
-            // Whoever is to stay a while is not told that he may go. If there are no files left, he goes.
+            // Whoever is to stay a while is not told that he may go. If there are no files left, he
+            // goes.
             if let Ok(socket) = self.stream.get_ref().as_fd().try_clone_to_owned() {
                 *self.pace.misused.lock() = Some(socket);
                 return Poll::Ready(Ok(()));
@@ -400,7 +427,8 @@ mod tests {
         assert_eq!(pace.look().since(begun), Moved::Yes, "it is another one");
     }
 
-    /// What each of these first bytes makes of a connection, however they are cut: whether it speaks HTTP/2, and whether a head is open.
+    /// What each of these first bytes makes of a connection, however they are cut: whether it
+    /// speaks HTTP/2, and whether a head is open.
     #[tokio::test]
     async fn the_preface_is_known_in_pieces_and_nothing_else_is_taken_for_it() {
         for (bytes, is_second, is_open) in [
@@ -416,18 +444,25 @@ mod tests {
                 let mut paced = Paced::new(tokio::io::empty(), Arc::clone(&pace));
                 bytes.chunks(cut).for_each(|piece| paced.heard(piece));
                 let found = (pace.is_second(), pace.open_head.load(Relaxed) > 0, pace.look().begun);
-                assert_eq!(found, (is_second, is_open, !is_second), "{} in pieces of {cut}", bytes.escape_ascii());
+                assert_eq!(
+                    found,
+                    (is_second, is_open, !is_second),
+                    "{} in pieces of {cut}",
+                    bytes.escape_ascii()
+                );
             }
         }
     }
 
-    /// Also of what has arrived before anybody knew what is spoken, others do not have to wait for very much.
+    /// Also of what has arrived before anybody knew what is spoken, others do not have to wait for
+    /// very much.
     #[tokio::test]
     async fn the_first_turn_is_no_longer_than_the_others() {
         let request = [0, 0, 1, 1, 5, 0, 0, 0, 1, 0x82];
         let bytes = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &request.repeat(10_000)].concat();
         let mut paced = Paced::new(&bytes[..], Arc::new(Pace::default()));
-        let (mut context, mut room) = (Context::from_waker(std::task::Waker::noop()), vec![0; 64 << 10]);
+        let (mut context, mut room) =
+            (Context::from_waker(std::task::Waker::noop()), vec![0; 64 << 10]);
         let mut turn = || {
             paced.pace.turns.fetch_add(1, Relaxed);
             let mut read = 0;

@@ -1,9 +1,11 @@
 //! How many are here, from where, and who has to stay a while because of how he ended.
 //!
-//! A connection of HTTP/2 that misuses it ends with a GOAWAY that says why. If that were all, whoever is thrown out would come again at once, and a new connection costs the server
-//! more than a request. So its place stays taken for a while: of the connection nothing is kept but the socket, which is neither read nor closed, and whoever waits for its end
-//! waits. Who does not wait has soon no place left: each that his address has in this state makes the next one stay longer, and when they are too many nobody comes in from
-//! there. Nobody else has to wait for anything.
+//! A connection of HTTP/2 that misuses it ends with a GOAWAY that says why. If that were all,
+//! whoever is thrown out would come again at once, and a new connection costs the server more than
+//! a request. So its place stays taken for a while: of the connection nothing is kept but the
+//! socket, which is neither read nor closed, and whoever waits for its end waits. Who does not wait
+//! has soon no place left: each that his address has in this state makes the next one stay longer,
+//! and when they are too many nobody comes in from there. Nobody else has to wait for anything.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -25,7 +27,8 @@ use crate::observe::metrics::Refusal;
 const HOLD: Duration = Duration::from_secs(1);
 /// But no longer than this.
 const MAX_HOLD: Duration = Duration::from_secs(60);
-/// So many of one address in this state, and nobody else from there comes in; more if an address may have very many connections, as that of a load balancer may.
+/// So many of one address in this state, and nobody else from there comes in; more if an address
+/// may have very many connections, as that of a load balancer may.
 const MAX_HELD: usize = 16;
 /// One in so many of its connections.
 const HELD_OF: usize = 64;
@@ -42,7 +45,8 @@ pub(super) struct Places {
 /// The connections of this listener. Clones are the same.
 type Addresses = Arc<Mutex<Here>>;
 
-/// How many connections there are, in all and by address. An IPv6 address counts as its /64: a client that has one has them all.
+/// How many connections there are, in all and by address. An IPv6 address counts as its /64: a
+/// client that has one has them all.
 #[derive(Debug, Default)]
 struct Here {
     all: usize,
@@ -58,7 +62,12 @@ struct Own {
 }
 
 impl Places {
-    pub(super) fn new(protocol: Protocol, bounds: SharedBounds, files: Arc<Semaphore>, observer: Observer) -> Self {
+    pub(super) fn new(
+        protocol: Protocol,
+        bounds: SharedBounds,
+        files: Arc<Semaphore>,
+        observer: Observer,
+    ) -> Self {
         Places { protocol, bounds, files, addresses: Arc::default(), observer }
     }
 
@@ -84,7 +93,8 @@ impl Places {
             here.all += 1;
         }
         self.observer.metrics().came(self.protocol);
-        let (protocol, addresses, observer) = (self.protocol, Arc::clone(&self.addresses), self.observer.clone());
+        let (protocol, addresses, observer) =
+            (self.protocol, Arc::clone(&self.addresses), self.observer.clone());
         Ok(Place { protocol, ip, addresses, observer, is_held: false, _file: file })
     }
 }
@@ -101,7 +111,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// Keeps the place, and the socket of whoever misused it, for a while or until the house closes.
+    /// Keeps the place, and the socket of whoever misused it, for a while or until the house
+    /// closes.
     pub(crate) async fn hold(mut self, socket: OwnedFd, shutdown: &mut watch::Receiver<bool>) {
         self.observer.metrics().refused(self.protocol, Refusal::Misuse);
         let long = self.begin_hold();
@@ -145,8 +156,17 @@ mod tests {
     use super::*;
 
     fn places(most_per_ip: usize) -> Places {
-        let bounds = Bounds { max_connections: 100, max_connections_per_ip: most_per_ip, ..Bounds::default() };
-        Places::new(Protocol::Http, bounds.into(), Arc::new(Semaphore::new(100)), Observer::default())
+        let bounds = Bounds {
+            max_connections: 100,
+            max_connections_per_ip: most_per_ip,
+            ..Bounds::default()
+        };
+        Places::new(
+            Protocol::Http,
+            bounds.into(),
+            Arc::new(Semaphore::new(100)),
+            Observer::default(),
+        )
     }
 
     fn address(last: u8) -> IpAddr {
@@ -174,14 +194,20 @@ mod tests {
     fn who_comes_again_and_again_stays_longer_each_time_and_others_do_not() {
         let places = places(80);
         let mut here: Vec<Place> = (0..70).map(|_| places.take(address(1)).unwrap()).collect();
-        let holds: Vec<u64> = here[..15].iter_mut().map(|place| place.begin_hold().as_secs()).collect();
+        let holds: Vec<u64> =
+            here[..15].iter_mut().map(|place| place.begin_hold().as_secs()).collect();
         assert_eq!(holds, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
         assert_eq!(here[0].begin_hold(), 15 * HOLD, "once more is not counted again");
         let well_behaved = places.take(address(1)).unwrap();
         // Those who came before can all be held.
-        let holds: Vec<u64> = here[15..].iter_mut().map(|place| place.begin_hold().as_secs()).collect();
+        let holds: Vec<u64> =
+            here[15..].iter_mut().map(|place| place.begin_hold().as_secs()).collect();
         assert_eq!((holds[0], holds[44], holds[45], holds[54]), (16, 60, 60, 60));
-        assert_eq!(places.take(address(1)).unwrap_err(), Refusal::FullForAddress, "there are places, but not for them");
+        assert_eq!(
+            places.take(address(1)).unwrap_err(),
+            Refusal::FullForAddress,
+            "there are places, but not for them"
+        );
         drop(well_behaved);
         let mut other = places.take(address(2)).unwrap();
         assert_eq!(other.begin_hold(), HOLD);
@@ -193,7 +219,11 @@ mod tests {
         // As they leave, the address is believed again.
         here.truncate(3);
         assert_eq!(places.take(address(1)).unwrap().begin_hold(), 4 * HOLD);
-        assert_eq!(places.take(address(1)).unwrap().begin_hold(), 4 * HOLD, "the one before has left");
+        assert_eq!(
+            places.take(address(1)).unwrap().begin_hold(),
+            4 * HOLD,
+            "the one before has left"
+        );
         drop((here, other));
         let left = places.addresses.lock();
         assert!(left.all == 0 && left.by_ip.is_empty(), "nothing is kept of those who have left");

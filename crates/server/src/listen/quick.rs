@@ -1,8 +1,11 @@
-//! A short way for what is asked most over HTTP: questions to the engine by HTTP/1.1 that arrive whole, one after the other on a connection that stays.
+//! A short way for what is asked most over HTTP: questions to the engine by HTTP/1.1 that arrive
+//! whole, one after the other on a connection that stays.
 //!
-//! It reads with the parser that hyper has (`httparse`), strictly: a POST to the path of a question, one length in digits, and nothing among the headers that
-//! says how the connection or the body is to be treated. Whatever else comes, or comes in pieces, or is HTTP/2, goes to hyper together with what was read, and the
-//! connection stays there. Answers are the same to the byte. What it saves: `docs/decisions/0021-short-way-over-http.md`.
+//! It reads with the parser that hyper has (`httparse`), strictly: a POST to the path of a
+//! question, one length in digits, and nothing among the headers that says how the connection or
+//! the body is to be treated. Whatever else comes, or comes in pieces, or is HTTP/2, goes to hyper
+//! together with what was read, and the connection stays there. Answers are the same to the byte.
+//! What it saves: `docs/decisions/0021-short-way-over-http.md`.
 
 use std::cell::RefCell;
 use std::io;
@@ -50,16 +53,25 @@ fn whole(bytes: &[u8]) -> Option<Whole<'_>> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
     let Ok(httparse::Status::Complete(head)) = request.parse(bytes) else { return None };
-    let (Some("POST"), Some(path), Some(1)) = (request.method, request.path, request.version) else { return None };
+    let (Some("POST"), Some(path), Some(1)) = (request.method, request.path, request.version)
+    else {
+        return None;
+    };
     let verb = Verb::at(path).filter(|verb| *verb != Verb::Reset)?;
     let (mut length, mut authorization, mut accept, mut host) = (None, None, None, None);
     for header in request.headers.iter() {
         let fine = match header.name {
-            name if name.eq_ignore_ascii_case("content-length") => length.replace(digits_only(header.value)?).is_none(),
-            name if name.eq_ignore_ascii_case("authorization") => authorization.replace(header.value).is_none(),
+            name if name.eq_ignore_ascii_case("content-length") => {
+                length.replace(digits_only(header.value)?).is_none()
+            }
+            name if name.eq_ignore_ascii_case("authorization") => {
+                authorization.replace(header.value).is_none()
+            }
             name if name.eq_ignore_ascii_case("accept") => accept.replace(header.value).is_none(),
             name if name.eq_ignore_ascii_case("host") => host.replace(header.value).is_none(),
-            name if name.eq_ignore_ascii_case("connection") => header.value.eq_ignore_ascii_case(b"keep-alive"),
+            name if name.eq_ignore_ascii_case("connection") => {
+                header.value.eq_ignore_ascii_case(b"keep-alive")
+            }
             name => !decides_how(name) && !is_of_a_browser(name),
         };
         if !fine {
@@ -72,9 +84,18 @@ fn whole(bytes: &[u8]) -> Option<Whole<'_>> {
 
 /// Whether a header says how the connection or the body is to be treated.
 pub(crate) fn decides_how(name: &str) -> bool {
-    ["transfer-encoding", "expect", "upgrade", "te", "trailer", "keep-alive", "proxy-connection", "http2-settings"]
-        .iter()
-        .any(|own| name.eq_ignore_ascii_case(own))
+    [
+        "transfer-encoding",
+        "expect",
+        "upgrade",
+        "te",
+        "trailer",
+        "keep-alive",
+        "proxy-connection",
+        "http2-settings",
+    ]
+    .iter()
+    .any(|own| name.eq_ignore_ascii_case(own))
 }
 
 /// Whether a header says which web page sends a request.
@@ -92,7 +113,8 @@ fn digits_only(value: &[u8]) -> Option<usize> {
 }
 
 impl Hall {
-    /// Answers what goes the short way. Returns what was read of something else, for which the connection has to go the other way; nothing if it ended.
+    /// Answers what goes the short way. Returns what was read of something else, for which the
+    /// connection has to go the other way; nothing if it ended.
     pub(super) async fn talk_briefly(
         &self,
         stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
@@ -102,7 +124,8 @@ impl Hall {
     ) -> Option<Vec<u8>> {
         let (mut bytes, mut out) = (Vec::with_capacity(READ_BYTES), Vec::new());
         let mut stop = pin!(shutdown.wait_for(|down| *down));
-        // One timer for the whole conversation. When it rings, it is looked at whether anything was heard since it was set.
+        // One timer for the whole conversation. When it rings, it is looked at whether anything was
+        // heard since it was set.
         let (mut bell, mut heard) = (pin!(sleep(idle)), false);
         loop {
             let mut at = 0;
@@ -117,7 +140,10 @@ impl Hall {
             }
             bytes.drain(..at);
             if !out.is_empty() {
-                if within(patience, stream, &out).await.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
+                if within(patience, stream, &out)
+                    .await
+                    .is_err_and(|error| error.kind() == io::ErrorKind::TimedOut)
+                {
                     self.refuse(Refusal::Slow);
                     return None;
                 }
@@ -152,10 +178,14 @@ impl Hall {
 
     async fn answer_whole(&self, question: &Whole<'_>, caller: &Caller) -> Response<Body> {
         let said = Said::by(question.authorization);
-        let refused = self.refused(question.path, said, caller, |hosts| browser::foreign_host(hosts, question.host));
+        let refused = self.refused(question.path, said, caller, |hosts| {
+            browser::foreign_host(hosts, question.host)
+        });
         let mut response = match refused {
             Some(refused) => self.refusal(refused),
-            None => self.unless_it_panics(self.ask(question.verb, question.body, question.accept)).await,
+            None => {
+                self.unless_it_panics(self.ask(question.verb, question.body, question.accept)).await
+            }
         };
         let (name, value) = NO_SNIFF;
         response.headers_mut().insert(name, value);
@@ -164,10 +194,16 @@ impl Hall {
 }
 
 /// Writes everything; an error, if that takes too long.
-async fn within(patience: Duration, stream: &mut (impl AsyncWrite + Unpin), out: &[u8]) -> io::Result<()> {
+async fn within(
+    patience: Duration,
+    stream: &mut (impl AsyncWrite + Unpin),
+    out: &[u8],
+) -> io::Result<()> {
     let mut written = pin!(stream.write_all(out));
     // Nearly always it can be done at once, and then no timer is needed.
-    if let Poll::Ready(done) = std::future::poll_fn(|context| Poll::Ready(written.as_mut().poll(context))).await {
+    if let Poll::Ready(done) =
+        std::future::poll_fn(|context| Poll::Ready(written.as_mut().poll(context))).await
+    {
         return done;
     }
     timeout(patience, written).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
@@ -227,7 +263,11 @@ impl<S: AsFd> AsFd for Begun<S> {
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         if self.at < self.bytes.len() {
             let count = buf.remaining().min(self.bytes.len() - self.at);
             buf.put_slice(&self.bytes[self.at..self.at + count]);
@@ -243,7 +283,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Begun<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 
@@ -280,7 +324,10 @@ mod tests {
     fn questions_that_arrive_whole_go_the_short_way() {
         for (head, body) in [
             ("POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-length: 2", "{}"),
-            ("POST /v1/peek HTTP/1.1\r\nContent-Length: 2\r\nConnection: Keep-Alive\r\nAccept: */*", "{}"),
+            (
+                "POST /v1/peek HTTP/1.1\r\nContent-Length: 2\r\nConnection: Keep-Alive\r\nAccept: */*",
+                "{}",
+            ),
             ("POST /v1/settle HTTP/1.1\r\ncontent-length: 0", ""),
         ] {
             let text = request(head, body);

@@ -1,10 +1,13 @@
 //! Conversations that share a task, as long as one thread can keep up with them.
 //!
-//! With a task for every connection the runtime wakes a second thread as soon as two connections have something to say, and that one takes half of them.
-//! That is right when there is work for two. When there is not, the threads spend their time on waking each other: a tenth of the server's time at fifty connections
-//! that send one command after the other. So conversations begin in one room: a single task, which asks whoever was called, one after the other, and which one
-//! thread serves. When that thread is busy nearly all the time, everybody goes on in a task of their own, and the runtime spreads them over all threads; when
-//! together they would not fill one thread, they meet again.
+//! With a task for every connection the runtime wakes a second thread as soon as two connections
+//! have something to say, and that one takes half of them. That is right when there is work for
+//! two. When there is not, the threads spend their time on waking each other: a tenth of the
+//! server's time at fifty connections that send one command after the other. So conversations begin
+//! in one room: a single task, which asks whoever was called, one after the other, and which one
+//! thread serves. When that thread is busy nearly all the time, everybody goes on in a task of
+//! their own, and the runtime spreads them over all threads; when together they would not fill one
+//! thread, they meet again.
 //!
 //! Where a conversation goes on is decided whenever it is called, so that nobody has to be moved.
 
@@ -26,13 +29,15 @@ use super::turns::after_the_others;
 
 /// For how long it is counted whether a room is [full](FULL).
 const TRIAL: Duration = Duration::from_millis(50);
-/// Parts of a hundred of the time in which the thread of the room is at work: from there on it is full.
+/// Parts of a hundred of the time in which the thread of the room is at work: from there on it is
+/// full.
 const FULL: u128 = 95;
 /// For how long it is counted whether a room [would do](CALM) again.
 const LOOK: Duration = Duration::from_millis(250);
 /// Parts of a hundred of the time that all together were at work: below that a room will do.
 const CALM: u128 = 85;
-/// A conversation adds up its own work until it is as much as this: what all add to is in everybody's way.
+/// A conversation adds up its own work until it is as much as this: what all add to is in
+/// everybody's way.
 const SHARE: Duration = Duration::from_micros(100);
 
 type Talk = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -58,7 +63,12 @@ impl Room {
     pub(crate) async fn hold(&self, talk: impl Future<Output = ()> + Send + 'static) {
         let state = State { talk: Some(Box::pin(talk)), panic: None, worked: Duration::ZERO };
         let (state, own) = (Mutex::new(state), Mutex::new(Waker::noop().clone()));
-        let guest = Guest { state, own, is_called: AtomicBool::new(false), called: Arc::clone(&self.called) };
+        let guest = Guest {
+            state,
+            own,
+            is_called: AtomicBool::new(false),
+            called: Arc::clone(&self.called),
+        };
         let guest = Stay(Arc::new(guest));
         let waker = Waker::from(Arc::clone(&guest.0));
         let mut is_new = true;
@@ -121,7 +131,8 @@ impl Work {
         Work { since, worked: Duration::ZERO }
     }
 
-    /// Adds what was done up to `now`. Once the time is over, says whether a room would have done, and begins anew.
+    /// Adds what was done up to `now`. Once the time is over, says whether a room would have done,
+    /// and begins anew.
     fn is_calm(&mut self, worked: Duration, now: Instant) -> bool {
         self.worked += worked;
         let all = now.saturating_duration_since(self.since);
@@ -157,7 +168,8 @@ impl Trial {
 
     fn was_full(&self, next: &Trial) -> bool {
         let (all, worked) = (next.since - self.since, next.before.saturating_sub(self.before));
-        // What another thread has done is not known. The room hardly ever changes threads while one of them has much to do.
+        // What another thread has done is not known. The room hardly ever changes threads while one
+        // of them has much to do.
         self.thread == next.thread && worked.as_nanos() * 100 >= all.as_nanos() * FULL
     }
 }
@@ -215,7 +227,8 @@ impl State {
     /// Asks it once, unless it is over.
     fn ask(&mut self, waker: &Waker) {
         let Some(talk) = &mut self.talk else { return };
-        let polled = catch_unwind(AssertUnwindSafe(|| talk.as_mut().poll(&mut Context::from_waker(waker))));
+        let polled =
+            catch_unwind(AssertUnwindSafe(|| talk.as_mut().poll(&mut Context::from_waker(waker))));
         match polled {
             Ok(Poll::Pending) => return,
             Ok(Poll::Ready(())) => {}
@@ -412,7 +425,9 @@ mod tests {
                     ended.unwrap()
                 }
             };
-            tokio::time::timeout(Duration::from_secs(60), everybody).await.expect("somebody was forgotten");
+            tokio::time::timeout(Duration::from_secs(60), everybody)
+                .await
+                .expect("somebody was forgotten");
             changing.await.unwrap();
         });
     }
@@ -424,7 +439,9 @@ mod tests {
             for is_spread in [false, true] {
                 spread(&room, is_spread);
                 let clumsy = room.clone();
-                let ended = tokio::spawn(async move { clumsy.hold(async { panic!("as a test") }).await }).await;
+                let ended =
+                    tokio::spawn(async move { clumsy.hold(async { panic!("as a test") }).await })
+                        .await;
                 assert!(ended.unwrap_err().is_panic());
                 room.hold(async { yield_now().await }).await;
             }
@@ -459,11 +476,14 @@ mod tests {
                     yield_now().await;
                 }
             };
-            tokio::time::timeout(Duration::from_secs(10), gone).await.expect("the room is still there");
+            tokio::time::timeout(Duration::from_secs(10), gone)
+                .await
+                .expect("the room is still there");
         });
     }
 
-    /// In tokio a task that always finds something to do is interrupted. Here it is the room that is, and it must ask the others, too.
+    /// In tokio a task that always finds something to do is interrupted. Here it is the room that
+    /// is, and it must ask the others, too.
     #[test]
     fn who_always_has_something_to_do_does_not_keep_the_others_waiting() {
         runtime().block_on(async {
@@ -503,8 +523,10 @@ mod tests {
         };
         assert!(trial(0, 7).was_full(&trial(100, 102)));
         assert!(!trial(0, 7).was_full(&trial(100, 101)));
-        let elsewhere =
-            Trial { thread: std::thread::spawn(|| std::thread::current().id()).join().unwrap(), ..trial(0, 7) };
+        let elsewhere = Trial {
+            thread: std::thread::spawn(|| std::thread::current().id()).join().unwrap(),
+            ..trial(0, 7)
+        };
         assert!(!elsewhere.was_full(&trial(100, 107)), "nobody knows what that thread did");
         let mut trial = trial(0, 0);
         assert!(!trial.is_full(begin + TRIAL / 2), "too early");

@@ -1,7 +1,9 @@
-//! TLS for every listener, by rustls and ring: TLS 1.2 and 1.3, and certificates of clients if they are asked for.
+//! TLS for every listener, by rustls and ring: TLS 1.2 and 1.3, and certificates of clients if they
+//! are asked for.
 //!
-//! The files are looked at every second. If they have changed and are good, the next connection gets the new certificate, and those that are open go
-//! on with the old one. If they are not good, perhaps half written, the last good ones stay.
+//! The files are looked at every second. If they have changed and are good, the next connection
+//! gets the new certificate, and those that are open go on with the old one. If they are not good,
+//! perhaps half written, the last good ones stay.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -131,23 +133,31 @@ impl Tls {
         loop {
             every.tick().await;
             let tls = self.clone();
-            let Ok(result) = tokio::task::spawn_blocking(move || tls.refresh()).await else { continue };
+            let Ok(result) = tokio::task::spawn_blocking(move || tls.refresh()).await else {
+                continue;
+            };
             match result {
                 Ok(changed) => {
                     last_problem = None;
                     observer.metrics().in_force().set("certificates", None);
                     if changed {
                         observer.metrics().reloaded(Reloaded::Certificates, true);
-                        observer.log().info("certificates read", &[("file", &self.inner.files.cert.display())]);
+                        observer.log().info(
+                            "certificates read",
+                            &[("file", &self.inner.files.cert.display())],
+                        );
                     }
                 }
                 // Said once, not every second.
                 Err(problem) if last_problem.as_ref() != Some(&problem) => {
                     observer.metrics().reloaded(Reloaded::Certificates, false);
-                    observer
-                        .log()
-                        .error("certificates refused; the last good ones stay in force", &[("why", &problem)]);
-                    let difference = format!("certificates: refused, the last good ones stay in force: {problem}");
+                    observer.log().error(
+                        "certificates refused; the last good ones stay in force",
+                        &[("why", &problem)],
+                    );
+                    let difference = format!(
+                        "certificates: refused, the last good ones stay in force: {problem}"
+                    );
                     observer.metrics().in_force().set("certificates", Some(difference));
                     last_problem = Some(problem);
                 }
@@ -178,7 +188,8 @@ fn bytes(file: &Path) -> Result<Vec<u8>, TlsError> {
 
 impl Current {
     fn new(files: &TlsFiles, read: Read) -> Result<Current, TlsError> {
-        let failed = |file: &Path, problem: String| TlsError { file: file.display().to_string(), problem };
+        let failed =
+            |file: &Path, problem: String| TlsError { file: file.display().to_string(), problem };
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -187,10 +198,15 @@ impl Current {
             (Some(file), Some(text)) => {
                 let mut roots = RootCertStore::empty();
                 for certificate in certificates(file, text)? {
-                    roots.add(certificate).map_err(|error| failed(file, tidegate::rustls_problem(&error)))?;
+                    roots
+                        .add(certificate)
+                        .map_err(|error| failed(file, tidegate::rustls_problem(&error)))?;
                 }
-                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
-                builder.with_client_cert_verifier(verifier.map_err(|error| failed(file, error.to_string()))?)
+                let verifier =
+                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+                builder.with_client_cert_verifier(
+                    verifier.map_err(|error| failed(file, error.to_string()))?,
+                )
             }
             _ => builder.with_no_client_auth(),
         };
@@ -214,7 +230,8 @@ impl Current {
             config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
             Arc::new(config)
         };
-        let (http, grpc, resp) = (speaking(&[b"h2", b"http/1.1"]), speaking(&[b"h2"]), speaking(&[]));
+        let (http, grpc, resp) =
+            (speaking(&[b"h2", b"http/1.1"]), speaking(&[b"h2"]), speaking(&[]));
         Ok(Current { read, http, grpc, resp })
     }
 }

@@ -1,11 +1,15 @@
 //! Requests of one connection of HTTP/2, answered by the task that reads them.
 //!
-//! hyper hands over every request of HTTP/2 as a future of its own. As a task each would be queued, perhaps moved to another core, and from there
-//! take the lock of its connection and wake it. Here they wait until the connection has read all that has arrived, then have one turn each, and the connection writes
-//! all their answers at once. What has to wait for something stays here, too, and has a turn when it is woken.
+//! hyper hands over every request of HTTP/2 as a future of its own. As a task each would be queued,
+//! perhaps moved to another core, and from there take the lock of its connection and wake it. Here
+//! they wait until the connection has read all that has arrived, then have one turn each, and the
+//! connection writes all their answers at once. What has to wait for something stays here, too, and
+//! has a turn when it is woken.
 //!
-//! So a connection is one task, whatever it asks for, and after a moment it is the other connections' time. Whoever asks for hundreds of things at once does not
-//! stand before everybody else in the queue a hundred times, nor does he keep the others from hearing what has arrived for them.
+//! So a connection is one task, whatever it asks for, and after a moment it is the other
+//! connections' time. Whoever asks for hundreds of things at once does not stand before everybody
+//! else in the queue a hundred times, nor does he keep the others from hearing what has arrived for
+//! them.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -19,12 +23,14 @@ use std::time::{Duration, Instant};
 use hyper::rt::Executor;
 use parking_lot::Mutex;
 
-/// How long requests of one connection have turns before it is the others' time. A decision takes a few microseconds, a connection to an upstream a hundred.
+/// How long requests of one connection have turns before it is the others' time. A decision takes a
+/// few microseconds, a connection to an upstream a hundred.
 const ROUND: Duration = Duration::from_micros(100);
 
 type Request = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Who is to have a turn, in this order: at most as many as a connection may have requests at once. Clones are the same queue.
+/// Who is to have a turn, in this order: at most as many as a connection may have requests at once.
+/// Clones are the same queue.
 #[derive(Clone, Default)]
 pub(crate) struct Turns {
     queue: Arc<Mutex<VecDeque<Turn>>>,
@@ -57,12 +63,14 @@ pub(crate) struct Rounds {
 
 impl Rounds {
     pub(crate) fn of(turns: Turns) -> Self {
-        let bell = Arc::new(Bell { state: AtomicU8::new(IDLE), task: Mutex::new(Waker::noop().clone()) });
+        let bell =
+            Arc::new(Bell { state: AtomicU8::new(IDLE), task: Mutex::new(Waker::noop().clone()) });
         let waker = Waker::from(Arc::clone(&bell));
         Rounds { turns, places: Vec::new(), free: Vec::new(), round: Round::default(), bell, waker }
     }
 
-    /// Lets the connection do what it can, and the requests that it hands over, until there is nothing left but to wait, or others have waited long enough.
+    /// Lets the connection do what it can, and the requests that it hands over, until there is
+    /// nothing left but to wait, or others have waited long enough.
     pub(crate) fn poll<C: Future>(
         &mut self,
         mut connection: Pin<&mut C>,
@@ -89,7 +97,8 @@ impl Rounds {
         }
     }
 
-    /// A turn for everybody who can use one, first come, first served, until the round is over. Says whether anybody had one.
+    /// A turn for everybody who can use one, first come, first served, until the round is over.
+    /// Says whether anybody had one.
     fn take(&mut self) -> bool {
         let before = self.round.turns;
         while !self.round.is_over {
@@ -146,7 +155,8 @@ impl Rounds {
     }
 }
 
-/// What waits for a first turn may hold an alarm that holds the queue: nobody else would let go of them.
+/// What waits for a first turn may hold an alarm that holds the queue: nobody else would let go of
+/// them.
 impl Drop for Rounds {
     fn drop(&mut self) {
         let queue = take(&mut *self.turns.queue.lock());
@@ -184,7 +194,8 @@ impl Wake for Alarm {
     }
 }
 
-/// Has the task woken when all others that can go on have done so, and what has arrived for them meanwhile was heard.
+/// Has the task woken when all others that can go on have done so, and what has arrived for them
+/// meanwhile was heard.
 pub(crate) fn after_the_others(context: &mut Context<'_>) {
     if tokio::runtime::Handle::try_current().is_ok() {
         // Asked once, it sees to that.
@@ -203,7 +214,8 @@ struct Round {
 }
 
 impl Round {
-    /// Somebody had a turn. The clock is looked at after the second one first: most rounds have one.
+    /// Somebody had a turn. The clock is looked at after the second one first: most rounds have
+    /// one.
     fn count(&mut self) {
         self.turns += 1;
         match self.until {
@@ -217,8 +229,8 @@ const IDLE: u8 = 0;
 const BUSY: u8 = 1;
 const RUNG: u8 = 2;
 
-/// Wakes the task of a connection, unless it is at work anyway: then it only has to know that there is more to do. Otherwise every answer would
-/// queue a task that is about to look at it.
+/// Wakes the task of a connection, unless it is at work anyway: then it only has to know that there
+/// is more to do. Otherwise every answer would queue a task that is about to look at it.
 struct Bell {
     state: AtomicU8,
     task: Mutex<Waker>,
@@ -236,7 +248,8 @@ impl Wake for Bell {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if self.state.compare_exchange(BUSY, RUNG, Ordering::SeqCst, Ordering::SeqCst) == Err(IDLE) {
+        if self.state.compare_exchange(BUSY, RUNG, Ordering::SeqCst, Ordering::SeqCst) == Err(IDLE)
+        {
             self.task.lock().wake_by_ref();
         }
     }
@@ -293,7 +306,11 @@ mod tests {
         assert_eq!(woken.0.load(Ordering::SeqCst), 0, "whoever is at work is not woken");
         let before = woken.0.load(Ordering::SeqCst);
         said.send(()).unwrap();
-        assert_eq!(woken.0.load(Ordering::SeqCst), before + 1, "whoever waits is woken with its connection");
+        assert_eq!(
+            woken.0.load(Ordering::SeqCst),
+            before + 1,
+            "whoever waits is woken with its connection"
+        );
         assert!(rounds.poll(connection.as_mut(), &mut Context::from_waker(&waker)).is_pending());
         assert_eq!(answered.load(Ordering::SeqCst), 4, "when it is here");
         let before = woken.0.load(Ordering::SeqCst);
@@ -302,8 +319,8 @@ mod tests {
         assert_eq!(polls, 4, "each time once to read and once to write");
     }
 
-    /// Requests that never have enough take no longer than their round, and everybody has as many turns as the others: also where so few ask that
-    /// a round is over when all had one.
+    /// Requests that never have enough take no longer than their round, and everybody has as many
+    /// turns as the others: also where so few ask that a round is over when all had one.
     #[test]
     fn after_a_round_it_is_the_others_time() {
         for requests in [4, 100] {
@@ -323,10 +340,17 @@ mod tests {
             let waker = Waker::from(Arc::clone(&woken));
             for round in 1..=500 {
                 let before = woken.0.load(Ordering::SeqCst);
-                assert!(rounds.poll(std::pin::pin!(pending::<()>()), &mut Context::from_waker(&waker)).is_pending());
+                assert!(
+                    rounds
+                        .poll(std::pin::pin!(pending::<()>()), &mut Context::from_waker(&waker))
+                        .is_pending()
+                );
                 // Fewer if the machine has other things to do.
                 assert!(asked.lock().iter().sum::<usize>() <= 6 * round);
-                assert!(woken.0.load(Ordering::SeqCst) > before, "it goes on when the others had their time");
+                assert!(
+                    woken.0.load(Ordering::SeqCst) > before,
+                    "it goes on when the others had their time"
+                );
             }
             let asked = asked.lock();
             let (least, most) = (asked.iter().min().unwrap(), asked.iter().max().unwrap());
@@ -346,7 +370,11 @@ mod tests {
             drop(held);
         });
         let waker = Waker::from(Arc::new(Woken::default()));
-        assert!(rounds.poll(std::pin::pin!(pending::<()>()), &mut Context::from_waker(&waker)).is_pending());
+        assert!(
+            rounds
+                .poll(std::pin::pin!(pending::<()>()), &mut Context::from_waker(&waker))
+                .is_pending()
+        );
         // One that waits for its first turn, and calls for the other when it is let go.
         let held = Arc::clone(&alive);
         turns.execute(async move {
@@ -382,7 +410,11 @@ mod tests {
         };
         ask(20);
         let woken = Waker::from(Arc::new(Woken::default()));
-        assert!(rounds.poll(std::pin::pin!(pending::<()>()), &mut Context::from_waker(&woken)).is_pending());
+        assert!(
+            rounds
+                .poll(std::pin::pin!(pending::<()>()), &mut Context::from_waker(&woken))
+                .is_pending()
+        );
         ask(20);
         let mut ending = std::pin::pin!(rounds.end());
         let mut others = 0;
@@ -406,8 +438,14 @@ mod tests {
         }));
         assert!(rounds.poll(calls.as_mut(), &mut Context::from_waker(&waker)).is_pending());
         assert_eq!(woken.0.load(Ordering::SeqCst), 1);
-        assert!(rounds.poll(std::pin::pin!(pending::<()>()), &mut Context::from_waker(&waker)).is_pending());
-        assert!(rounds.poll(std::pin::pin!(ready(())), &mut Context::from_waker(&waker)).is_ready());
+        assert!(
+            rounds
+                .poll(std::pin::pin!(pending::<()>()), &mut Context::from_waker(&waker))
+                .is_pending()
+        );
+        assert!(
+            rounds.poll(std::pin::pin!(ready(())), &mut Context::from_waker(&waker)).is_ready()
+        );
         assert_eq!(woken.0.load(Ordering::SeqCst), 1);
     }
 }

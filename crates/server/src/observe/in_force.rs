@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
-/// Files that say something else than what is in force, and why. `/readyz` and `tidegate_config_in_force` follow from it.
+/// Files that say something else than what is in force, and why. `/readyz` and
+/// `tidegate_config_in_force` follow from it.
 #[derive(Debug, Default)]
 pub struct InForce {
     differences: Mutex<BTreeMap<&'static str, String>>,
 }
 
 impl InForce {
-    /// Remembers how a source (`configuration`, `rules`, `tokens`, `certificates`) differs; nothing, if it does not. Returns whether it is another
-    /// difference than before.
+    /// Remembers how a source (`configuration`, `rules`, `tokens`, `certificates`) differs;
+    /// nothing, if it does not. Returns whether it is another difference than before.
     pub(crate) fn set(&self, source: &'static str, difference: Option<String>) -> bool {
         let mut differences = self.differences.lock();
         let before = differences.remove(source);

@@ -1,8 +1,9 @@
 //! The log: one line for each thing that happened, for people or as JSON.
 //!
-//! Whoever logs never waits. A line is put into a bounded queue, and a thread of its own writes it; if the reader of the log is too slow, lines
-//! are left out, and how many is said as soon as there is room. Values are escaped, so that no key, name or error can end a line or
-//! speak to a terminal.
+//! Whoever logs never waits. A line is put into a bounded queue, and a thread of its own writes it;
+//! if the reader of the log is too slow, lines are left out, and how many is said as soon as there
+//! is room. Values are escaped, so that no key, name or error can end a line or speak to a
+//! terminal.
 
 use std::fmt::{Display, Write as _};
 use std::io::Write;
@@ -39,7 +40,8 @@ pub enum Format {
     /// `2026-11-16T02:44:33.123Z info  configuration reloaded file=tidegate.yaml rules=3`
     #[default]
     Human,
-    /// `{"time":"2026-11-16T02:44:33.123Z","level":"info","message":"configuration reloaded","file":"tidegate.yaml","rules":"3"}`
+    /// `{"time":"2026-11-16T02:44:33.123Z","level":"info","message":"configuration
+    /// reloaded","file":"tidegate.yaml","rules":"3"}`
     Json,
 }
 
@@ -113,7 +115,8 @@ impl Log {
     /// A log to `out`.
     pub fn to(out: impl Write + Send + 'static, level: Level, format: Format) -> Self {
         let (queue, lines) = sync_channel(QUEUE);
-        let started = std::thread::Builder::new().name("log".into()).spawn(move || write(&lines, out));
+        let started =
+            std::thread::Builder::new().name("log".into()).spawn(move || write(&lines, out));
         // Without a thread there is no log; the service is worth more than its log.
         drop(started);
         Self::through(queue, level, format)
@@ -199,7 +202,13 @@ fn write(lines: &Receiver<Job>, mut out: impl Write) {
     }
 }
 
-fn rendered(format: Format, at: SystemTime, level: Level, message: &str, fields: &[Field<'_>]) -> String {
+fn rendered(
+    format: Format,
+    at: SystemTime,
+    level: Level,
+    message: &str,
+    fields: &[Field<'_>],
+) -> String {
     let mut line = String::with_capacity(128);
     let time = rfc3339(at);
     match format {
@@ -207,13 +216,24 @@ fn rendered(format: Format, at: SystemTime, level: Level, message: &str, fields:
             let _ = write!(line, "{time} {:<5} {}", level.name(), message.escape_debug());
             for (name, value) in fields {
                 let value = cut(value);
-                let plain = !value.is_empty() && !value.contains([' ', '"', '=', '\\']) && !value.contains(odd);
-                _ = if plain { write!(line, " {name}={value}") } else { write!(line, " {name}={value:?}") };
+                let plain = !value.is_empty()
+                    && !value.contains([' ', '"', '=', '\\'])
+                    && !value.contains(odd);
+                _ = if plain {
+                    write!(line, " {name}={value}")
+                } else {
+                    write!(line, " {name}={value:?}")
+                };
             }
         }
         Format::Json => {
             let string = |text: &str| serde_json::Value::from(text).to_string();
-            let _ = write!(line, r#"{{"time":"{time}","level":"{}","message":{}"#, level.name(), string(message));
+            let _ = write!(
+                line,
+                r#"{{"time":"{time}","level":"{}","message":{}"#,
+                level.name(),
+                string(message)
+            );
             for (name, value) in fields {
                 let _ = write!(line, r#","{name}":{}"#, string(&cut(value)));
             }
@@ -224,7 +244,8 @@ fn rendered(format: Format, at: SystemTime, level: Level, message: &str, fields:
     line
 }
 
-/// Anything that is not to be seen as itself: control characters, and those that change the direction of what follows.
+/// Anything that is not to be seen as itself: control characters, and those that change the
+/// direction of what follows.
 fn odd(char: char) -> bool {
     char.escape_debug().next() == Some('\\')
 }
@@ -245,13 +266,15 @@ fn rfc3339(at: SystemTime) -> String {
     // Days since 0000-03-01, in eras of 400 years: leap days are then last in each year.
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let shifted_month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
     let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
     let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let (hour, minute, second, milli) = (second / 3600, second / 60 % 60, second % 60, since.subsec_millis());
+    let (hour, minute, second, milli) =
+        (second / 3600, second / 60 % 60, second % 60, since.subsec_millis());
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z")
 }
 
@@ -276,8 +299,12 @@ mod tests {
     fn no_value_can_end_a_line_or_speak_to_a_terminal() {
         let at = UNIX_EPOCH;
         let nasty = "a\r\n\x1b[31m\u{202e}\"=";
-        let human = rendered(Format::Human, at, Level::Warn, "said\n", &[("key", &nasty), ("n", &3)]);
-        assert_eq!(human, "1970-01-01T00:00:00.000Z warn  said\\n key=\"a\\r\\n\\u{1b}[31m\\u{202e}\\\"=\" n=3\n");
+        let human =
+            rendered(Format::Human, at, Level::Warn, "said\n", &[("key", &nasty), ("n", &3)]);
+        assert_eq!(
+            human,
+            "1970-01-01T00:00:00.000Z warn  said\\n key=\"a\\r\\n\\u{1b}[31m\\u{202e}\\\"=\" n=3\n"
+        );
         let json = rendered(Format::Json, at, Level::Warn, "said", &[("key", &nasty)]);
         let read: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!((read["key"].as_str(), read["level"].as_str()), (Some(nasty), Some("warn")));

@@ -1,9 +1,10 @@
 //! Numbers, in the text format of Prometheus.
 //!
-//! Labels are listeners, outcomes and the names of rules, never anything a client chooses, so the number of series is bounded by the rules file.
-//! What is counted for every decision is spread over shards, one for each thread as far as they go, so that threads do not
-//! wait for each other's cache lines. Decisions in this process take less time than reading a clock twice would add, so one in
-//! [`TIMED`] is timed; decisions that cross a network are all timed.
+//! Labels are listeners, outcomes and the names of rules, never anything a client chooses, so the
+//! number of series is bounded by the rules file. What is counted for every decision is spread over
+//! shards, one for each thread as far as they go, so that threads do not wait for each other's
+//! cache lines. Decisions in this process take less time than reading a clock twice would add, so
+//! one in [`TIMED`] is timed; decisions that cross a network are all timed.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -25,7 +26,8 @@ pub const TIMED: u64 = 64;
 pub const MAX_NAMES: usize = 2000;
 /// The most shards.
 const MAX_SHARDS: usize = 16;
-/// Upper bounds of the latency buckets are 1 us, 2 us, 4 us … to about half a second; then infinity.
+/// Upper bounds of the latency buckets are 1 us, 2 us, 4 us … to about half a second; then
+/// infinity.
 const BUCKETS: usize = 20;
 
 /// How a question ended.
@@ -42,7 +44,8 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    const ALL: [Outcome; 4] = [Outcome::Allowed, Outcome::Denied, Outcome::Invalid, Outcome::Failed];
+    const ALL: [Outcome; 4] =
+        [Outcome::Allowed, Outcome::Denied, Outcome::Invalid, Outcome::Failed];
 
     const fn name(self) -> &'static str {
         match self {
@@ -163,7 +166,8 @@ pub struct Metrics {
     restarts: AtomicU64,
     stalls: [AtomicU64; Subject::ALL.len()],
     snapshots: Snapshots,
-    /// When the store last failed, as microseconds since the start plus one; and when it last answered.
+    /// When the store last failed, as microseconds since the start plus one; and when it last
+    /// answered.
     failed_at: AtomicU64,
     answered_at: AtomicU64,
 }
@@ -269,13 +273,16 @@ impl RuleCounts {
     }
 
     fn read(&self) -> (u64, u64) {
-        let sum = |of: fn(&Line) -> &AtomicU64| self.lines.iter().map(|line| of(line).load(Ordering::Relaxed)).sum();
+        let sum = |of: fn(&Line) -> &AtomicU64| {
+            self.lines.iter().map(|line| of(line).load(Ordering::Relaxed)).sum()
+        };
         (sum(|line| &line.allowed), sum(|line| &line.denied))
     }
 }
 
 impl Metrics {
-    /// These are the rules now: name, and whether it is in shadow mode. What was counted under a name that stays is kept.
+    /// These are the rules now: name, and whether it is in shadow mode. What was counted under a
+    /// name that stays is kept.
     pub(crate) fn set_rules<'a>(&self, names: impl Iterator<Item = (&'a Arc<str>, bool)>) {
         let known = self.rules.load();
         let fresh = names.map(|(name, shadow)| {
@@ -345,7 +352,8 @@ impl Metrics {
 
     pub(crate) fn decided_some(&self, protocol: Protocol, outcome: Outcome, count: u64) {
         if count > 0 {
-            self.shard().decisions[protocol as usize][outcome as usize].fetch_add(count, Ordering::Relaxed);
+            self.shard().decisions[protocol as usize][outcome as usize]
+                .fetch_add(count, Ordering::Relaxed);
         }
     }
 
@@ -364,7 +372,9 @@ impl Metrics {
             let mut charges = ruling.charges.iter().zip(decision.charges()).peekable();
             while let Some((charge, verdict)) = charges.next() {
                 let mut allowed = verdict.allowed;
-                while let Some((_, verdict)) = charges.next_if(|(next, _)| Arc::ptr_eq(&next.rule, &charge.rule)) {
+                while let Some((_, verdict)) =
+                    charges.next_if(|(next, _)| Arc::ptr_eq(&next.rule, &charge.rule))
+                {
                     allowed &= verdict.allowed;
                 }
                 of(&charge.rule.name).count(allowed);
@@ -445,12 +455,19 @@ impl Metrics {
     }
 
     fn decisions(&self, page: &mut Page) {
-        page.head("tidegate_decisions_total", "counter", "Questions asked through a listener, by how they ended.");
+        page.head(
+            "tidegate_decisions_total",
+            "counter",
+            "Questions asked through a listener, by how they ended.",
+        );
         for protocol in Protocol::OUTER {
             for outcome in Outcome::ALL {
-                let of = |shard: &Shard| shard.decisions[protocol as usize][outcome as usize].load(Ordering::Relaxed);
+                let of = |shard: &Shard| {
+                    shard.decisions[protocol as usize][outcome as usize].load(Ordering::Relaxed)
+                };
                 let count = self.shards.iter().map(of).sum::<u64>();
-                let labels = format!(r#"protocol="{}",outcome="{}""#, protocol.name(), outcome.name());
+                let labels =
+                    format!(r#"protocol="{}",outcome="{}""#, protocol.name(), outcome.name());
                 page.line("tidegate_decisions_total", &labels, count);
             }
         }
@@ -475,13 +492,21 @@ impl Metrics {
         names.sort_by(|a, b| a.0.cmp(b.0));
         let parts = [
             (false, "tidegate_rule_decisions_total", "What each enforced rule said itself."),
-            (true, "tidegate_shadow_decisions_total", "What each rule in shadow mode would have said."),
+            (
+                true,
+                "tidegate_shadow_decisions_total",
+                "What each rule in shadow mode would have said.",
+            ),
         ];
         for (shadow, metric, help) in parts {
             page.head(metric, "counter", help);
             let mut line = |name: &str, counts: &RuleCounts| {
                 let (allowed, denied) = counts.read();
-                page.line(metric, &format!(r#"rule="{}",outcome="allowed""#, escaped(name)), allowed);
+                page.line(
+                    metric,
+                    &format!(r#"rule="{}",outcome="allowed""#, escaped(name)),
+                    allowed,
+                );
                 page.line(metric, &format!(r#"rule="{}",outcome="denied""#, escaped(name)), denied);
             };
             for (name, counts) in names.iter().filter(|(_, counts)| counts.shadow == shadow) {
@@ -502,10 +527,18 @@ impl Metrics {
                 self.connections(protocol),
             );
         }
-        page.head("tidegate_connections_total", "counter", "Connections that were let in at a listener.");
+        page.head(
+            "tidegate_connections_total",
+            "counter",
+            "Connections that were let in at a listener.",
+        );
         for protocol in Protocol::OUTER {
             let accepted = self.protocols[protocol as usize].accepted.load(Ordering::Relaxed);
-            page.line("tidegate_connections_total", &format!(r#"protocol="{}""#, protocol.name()), accepted);
+            page.line(
+                "tidegate_connections_total",
+                &format!(r#"protocol="{}""#, protocol.name()),
+                accepted,
+            );
         }
         page.head(
             "tidegate_refused_total",
@@ -514,7 +547,8 @@ impl Metrics {
         );
         for protocol in Protocol::OUTER {
             for why in Refusal::ALL {
-                let count = self.protocols[protocol as usize].refused[why as usize].load(Ordering::Relaxed);
+                let count =
+                    self.protocols[protocol as usize].refused[why as usize].load(Ordering::Relaxed);
                 let labels = format!(r#"protocol="{}",reason="{}""#, protocol.name(), why.name());
                 page.line("tidegate_refused_total", &labels, count);
             }
@@ -539,8 +573,13 @@ impl Metrics {
             &format!(r#"store="{name}""#),
             self.shards.iter().map(|shard| &shard.store),
         );
-        let (failed, answered) = (self.failed_at.load(Ordering::Relaxed), self.answered_at.load(Ordering::Relaxed));
-        page.head("tidegate_store_up", "gauge", "1 if the store decides; 0 if it is unreachable or refuses.");
+        let (failed, answered) =
+            (self.failed_at.load(Ordering::Relaxed), self.answered_at.load(Ordering::Relaxed));
+        page.head(
+            "tidegate_store_up",
+            "gauge",
+            "1 if the store decides; 0 if it is unreachable or refuses.",
+        );
         page.line(
             "tidegate_store_up",
             &format!(r#"store="{name}""#),
@@ -553,7 +592,11 @@ impl Metrics {
             page.line("tidegate_store_bytes", "", memory.allocated_bytes());
             page.head("tidegate_store_max_bytes", "gauge", "Bytes the store may allocate.");
             page.line("tidegate_store_max_bytes", "", memory.max_bytes());
-            page.head("tidegate_store_overflows_total", "counter", "Charges that found no room in the store.");
+            page.head(
+                "tidegate_store_overflows_total",
+                "counter",
+                "Charges that found no room in the store.",
+            );
             page.line("tidegate_store_overflows_total", "", memory.without_room());
             let number = |number: &AtomicU64| number.load(Ordering::Relaxed);
             let Snapshots { saved, failed, bytes, at, micros } = &self.snapshots;
@@ -563,9 +606,17 @@ impl Metrics {
                 "Times that state was written to its file, or could not be.",
             );
             for (result, count) in [("ok", saved), ("failed", failed)] {
-                page.line("tidegate_snapshots_total", &format!(r#"result="{result}""#), number(count));
+                page.line(
+                    "tidegate_snapshots_total",
+                    &format!(r#"result="{result}""#),
+                    number(count),
+                );
             }
-            page.head("tidegate_snapshot_timestamp_seconds", "gauge", "When state was last written; 0: not yet.");
+            page.head(
+                "tidegate_snapshot_timestamp_seconds",
+                "gauge",
+                "When state was last written; 0: not yet.",
+            );
             page.line("tidegate_snapshot_timestamp_seconds", "", number(at));
             page.head("tidegate_snapshot_bytes", "gauge", "Bytes that were written then.");
             page.line("tidegate_snapshot_bytes", "", number(bytes));
@@ -610,7 +661,11 @@ impl Metrics {
         for what in Reloaded::ALL {
             for (at, result) in ["ok", "failed"].into_iter().enumerate() {
                 let count = self.reloads[what as usize][at].load(Ordering::Relaxed);
-                page.line("tidegate_reloads_total", &format!(r#"what="{}",result="{result}""#, what.name()), count);
+                page.line(
+                    "tidegate_reloads_total",
+                    &format!(r#"what="{}",result="{result}""#, what.name()),
+                    count,
+                );
             }
         }
         page.head(
@@ -619,7 +674,12 @@ impl Metrics {
             "1 if everything that the files say is in force; 0 if a file is refused or a setting needs a restart.",
         );
         page.line("tidegate_config_in_force", "", u8::from(self.in_force.is_whole()));
-        page.single("tidegate_panics_total", "counter", "Requests and tasks that panicked. Expected: 0.", &self.panics);
+        page.single(
+            "tidegate_panics_total",
+            "counter",
+            "Requests and tasks that panicked. Expected: 0.",
+            &self.panics,
+        );
         page.single(
             "tidegate_task_restarts_total",
             "counter",
@@ -653,10 +713,22 @@ fn near_the_store(page: &mut Page, stats: &ResilienceStats) {
             "1 if the store is not called now: it does not answer, or refuses for good.",
             u64::from(open),
         ),
-        ("tidegate_store_calls_in_flight", "Calls to the store that are under way.", stats.in_flight),
+        (
+            "tidegate_store_calls_in_flight",
+            "Calls to the store that are under way.",
+            stats.in_flight,
+        ),
         ("tidegate_leases", "Keys of which this node has taken units ahead.", stats.leases),
-        ("tidegate_lease_units_held", "Units that were taken ahead and can still be spent.", stats.lease_units_held),
-        ("tidegate_unsynced_units", "Units that were let pass and are not yet charged.", stats.unsynced_units),
+        (
+            "tidegate_lease_units_held",
+            "Units that were taken ahead and can still be spent.",
+            stats.lease_units_held,
+        ),
+        (
+            "tidegate_unsynced_units",
+            "Units that were let pass and are not yet charged.",
+            stats.unsynced_units,
+        ),
         ("tidegate_nodes", "By how many nodes limits are divided.", stats.nodes),
     ] {
         page.head(name, "gauge", help);
@@ -671,11 +743,18 @@ fn near_the_store(page: &mut Page, stats: &ResilienceStats) {
         "counter",
         "Decisions made here from what the store had told, by kind.",
     );
-    for (kind, count) in [("denial", stats.denied_here), ("lease", stats.spent_here), ("async", stats.async_here)] {
+    for (kind, count) in
+        [("denial", stats.denied_here), ("lease", stats.spent_here), ("async", stats.async_here)]
+    {
         page.line("tidegate_local_decisions_total", &format!(r#"kind="{kind}""#), count);
     }
-    page.head("tidegate_fallback_decisions_total", "counter", "Decisions made here because the store did not answer.");
-    for (outcome, count) in [("allowed", stats.fallback_allowed), ("denied", stats.fallback_denied)] {
+    page.head(
+        "tidegate_fallback_decisions_total",
+        "counter",
+        "Decisions made here because the store did not answer.",
+    );
+    for (outcome, count) in [("allowed", stats.fallback_allowed), ("denied", stats.fallback_denied)]
+    {
         page.line("tidegate_fallback_decisions_total", &format!(r#"outcome="{outcome}""#), count);
     }
     page.head(
@@ -683,10 +762,16 @@ fn near_the_store(page: &mut Page, stats: &ResilienceStats) {
         "counter",
         "Questions the store did not answer or was not asked, by reason.",
     );
-    for (reason, count) in [("no_answer", stats.misses), ("breaker", stats.not_asked), ("overload", stats.overloads)] {
+    for (reason, count) in
+        [("no_answer", stats.misses), ("breaker", stats.not_asked), ("overload", stats.overloads)]
+    {
         page.line("tidegate_store_missed_total", &format!(r#"reason="{reason}""#), count);
     }
-    page.head("tidegate_lease_units_total", "counter", "Units taken ahead, and what became of them.");
+    page.head(
+        "tidegate_lease_units_total",
+        "counter",
+        "Units taken ahead, and what became of them.",
+    );
     for (fate, count) in [
         ("granted", stats.lease_units_granted),
         ("spent", stats.lease_units_spent),
@@ -697,7 +782,11 @@ fn near_the_store(page: &mut Page, stats: &ResilienceStats) {
     }
     page.head("tidegate_synced_units_total", "counter", "Units that were charged afterwards.");
     page.line("tidegate_synced_units_total", "", stats.synced_units);
-    page.head("tidegate_fail_open_total", "counter", "Requests that passed uncharged, because a rule fails open.");
+    page.head(
+        "tidegate_fail_open_total",
+        "counter",
+        "Requests that passed uncharged, because a rule fails open.",
+    );
     page.line("tidegate_fail_open_total", "", stats.fail_open);
 }
 
@@ -722,7 +811,12 @@ impl Page {
         self.line(name, "", value.load(Ordering::Relaxed));
     }
 
-    fn histogram<'a>(&mut self, name: &str, labels: &str, parts: impl Iterator<Item = &'a Histogram>) {
+    fn histogram<'a>(
+        &mut self,
+        name: &str,
+        labels: &str,
+        parts: impl Iterator<Item = &'a Histogram>,
+    ) {
         let (mut buckets, mut sum_ns) = ([0u64; BUCKETS + 1], 0u64);
         for part in parts {
             for (sum, own) in buckets.iter_mut().zip(&part.buckets) {
@@ -762,7 +856,8 @@ mod tests {
         for ns in [0, 1, 1000, 1001, 2000, 2001, 4000, 1_000_000, u64::MAX] {
             histogram.record(Duration::from_nanos(ns));
         }
-        let counts: Vec<u64> = histogram.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).collect();
+        let counts: Vec<u64> =
+            histogram.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).collect();
         assert_eq!(counts[..3], [3, 2, 2]);
         assert_eq!((counts[10], counts[BUCKETS]), (1, 1), "1 ms is up to 1.024 ms");
         assert_eq!(counts.iter().sum::<u64>(), 9);
@@ -770,7 +865,9 @@ mod tests {
 
     #[test]
     fn seconds_are_written_exactly() {
-        for (ns, expected) in [(0, "0"), (1000, "0.000001"), (1_500_000_000, "1.5"), (1_000 << 19, "0.524288")] {
+        for (ns, expected) in
+            [(0, "0"), (1000, "0.000001"), (1_500_000_000, "1.5"), (1_000 << 19, "0.524288")]
+        {
             assert_eq!(seconds(ns), expected);
         }
     }

@@ -1,7 +1,8 @@
 //! What can be seen of the server: numbers, lines, and who is limited most.
 //!
-//! All of it happens between listeners and store, once: no listener records anything by itself. The engine tells the [`Observer`] what was decided, the
-//! entrance of the listeners tells it who came. On the way of a decision there is no lock and no allocation as long as it is allowed.
+//! All of it happens between listeners and store, once: no listener records anything by itself. The
+//! engine tells the [`Observer`] what was decided, the entrance of the listeners tells it who came.
+//! On the way of a decision there is no lock and no allocation as long as it is allowed.
 
 mod in_force;
 pub mod log;
@@ -42,13 +43,19 @@ pub struct Settings {
     pub format: Format,
     /// Denials that are logged in a second; the rest is counted.
     pub denials_per_second: u32,
-    /// Keys are shown as they are, in the log and among the most limited; otherwise only a keyed hash is.
+    /// Keys are shown as they are, in the log and among the most limited; otherwise only a keyed
+    /// hash is.
     pub show_keys: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { level: Level::Info, format: Format::Human, denials_per_second: 10, show_keys: false }
+        Settings {
+            level: Level::Info,
+            format: Format::Human,
+            denials_per_second: 10,
+            show_keys: false,
+        }
     }
 }
 
@@ -125,12 +132,21 @@ impl Observer {
     }
 
     /// A check whose limits the caller brought was decided, or not.
-    pub(crate) fn decided(&self, protocol: Protocol, check: &Check<'_>, result: &Result<Decision, StoreError>) {
+    pub(crate) fn decided(
+        &self,
+        protocol: Protocol,
+        check: &Check<'_>,
+        result: &Result<Decision, StoreError>,
+    ) {
         match result {
-            Ok(decision) if decision.allowed() => self.inner.metrics.decided(protocol, Outcome::Allowed),
+            Ok(decision) if decision.allowed() => {
+                self.inner.metrics.decided(protocol, Outcome::Allowed)
+            }
             Ok(decision) => {
                 self.inner.metrics.decided(protocol, Outcome::Denied);
-                if let (true, Some(charge)) = (asks(check.op()), check.charges().get(decision.binding_index())) {
+                if let (true, Some(charge)) =
+                    (asks(check.op()), check.charges().get(decision.binding_index()))
+                {
                     self.denied(protocol, name_of(&charge.subject.scope), &charge.subject.key);
                 }
             }
@@ -139,7 +155,13 @@ impl Observer {
     }
 
     /// Several requests were decided that arrived together.
-    pub(crate) fn decided_together(&self, protocol: Protocol, began: Option<Instant>, allowed: u64, denied: u64) {
+    pub(crate) fn decided_together(
+        &self,
+        protocol: Protocol,
+        began: Option<Instant>,
+        allowed: u64,
+        denied: u64,
+    ) {
         let metrics = &self.inner.metrics;
         metrics.decided_some(protocol, Outcome::Allowed, allowed);
         metrics.decided_some(protocol, Outcome::Denied, denied);
@@ -169,7 +191,10 @@ impl Observer {
             self.inner.metrics.store_failed();
             if self.inner.failures.one_more(1, self.inner.top.secs()).is_some() {
                 let why = self.why(error);
-                self.inner.log.warn("the store has no answer", &[("listener", &protocol.name()), ("why", &why)]);
+                self.inner.log.warn(
+                    "the store has no answer",
+                    &[("listener", &protocol.name()), ("why", &why)],
+                );
             }
             return;
         };
@@ -185,21 +210,25 @@ impl Observer {
     ) {
         self.inner.metrics.refused(protocol, metrics::Refusal::Upstream);
         if let Some(left_out) = self.inner.upstream.one_more(1, self.inner.top.secs()) {
-            let fields: [log::Field<'_>; 3] = [("upstream", upstream), ("why", why), ("left_out", &left_out)];
+            let fields: [log::Field<'_>; 3] =
+                [("upstream", upstream), ("why", why), ("left_out", &left_out)];
             self.inner.log.warn("the upstream has no response", &fields);
         }
     }
 
-    /// Waits until a long page may be sent: so that asking for pages takes nothing from decisions. False if too many want one.
+    /// Waits until a long page may be sent: so that asking for pages takes nothing from decisions.
+    /// False if too many want one.
     pub(crate) async fn may_send_a_page(&self) -> bool {
         self.inner.pages.turn().await
     }
 
-    /// The numbers as text. They are written anew some fifty times a second at most, one page at a time; whoever asks more often is told the last ones
-    /// again.
+    /// The numbers as text. They are written anew some fifty times a second at most, one page at a
+    /// time; whoever asks more often is told the last ones again.
     pub fn page(&self, store: &Backend) -> Bytes {
         let mut page = self.inner.page.lock();
-        if page.is_empty() || self.inner.written.one_more(PAGES_PER_SECOND, self.inner.top.secs()).is_some() {
+        if page.is_empty()
+            || self.inner.written.one_more(PAGES_PER_SECOND, self.inner.top.secs()).is_some()
+        {
             *page = self.inner.metrics.text(store, self.inner.log.lost()).into();
         }
         page.clone()
@@ -212,12 +241,18 @@ impl Observer {
         self.inner.denials_per_second.store(settings.denials_per_second.into(), Ordering::Relaxed);
     }
 
-    /// A call to the store came to nothing, and this node decided alone. The reason is said a few times a second at most.
+    /// A call to the store came to nothing, and this node decided alone. The reason is said a few
+    /// times a second at most.
     pub fn missed(&self, error: &StoreError) {
-        let Some(left_out) = self.inner.misses.one_more(MISSES_PER_SECOND, self.inner.top.secs()) else { return };
+        let Some(left_out) = self.inner.misses.one_more(MISSES_PER_SECOND, self.inner.top.secs())
+        else {
+            return;
+        };
         let why = self.why(error);
         let fields: [log::Field<'_>; 2] = [("why", &why), ("left_out", &left_out)];
-        self.inner.log.warn("the store did not decide", if left_out == 0 { &fields[..1] } else { &fields });
+        self.inner
+            .log
+            .warn("the store did not decide", if left_out == 0 { &fields[..1] } else { &fields });
     }
 
     /// Why there was no decision; a key in it only as a hash, unless keys may be shown.
@@ -225,7 +260,9 @@ impl Observer {
         match error {
             StoreError::Corrupt { key, reason } if !self.inner.top.shows_keys() => {
                 let key = self.inner.top.hashed("", key.as_bytes());
-                format!("key {key} (log.show_keys shows it) holds something that Tidegate did not write: {reason}")
+                format!(
+                    "key {key} (log.show_keys shows it) holds something that Tidegate did not write: {reason}"
+                )
             }
             error => error.to_string(),
         }
@@ -233,35 +270,65 @@ impl Observer {
 
     /// A gateway asked in a way that cannot be answered: nobody else would see why.
     pub(crate) fn misasked(&self, why: &str) {
-        let Some(left_out) = self.inner.misasked.one_more(MISASKED_PER_SECOND, self.inner.top.secs()) else { return };
+        let Some(left_out) =
+            self.inner.misasked.one_more(MISASKED_PER_SECOND, self.inner.top.secs())
+        else {
+            return;
+        };
         let fields: [log::Field<'_>; 2] = [("why", &why), ("left_out", &left_out)];
-        self.inner.log.warn("a gateway cannot be answered", if left_out == 0 { &fields[..1] } else { &fields });
+        self.inner.log.warn(
+            "a gateway cannot be answered",
+            if left_out == 0 { &fields[..1] } else { &fields },
+        );
     }
 
     /// A call brought only attributes that no rule looks at.
     pub(crate) fn misnamed(&self, protocol: Protocol, why: &str) {
-        let Some(left_out) = self.inner.misnamed.one_more(MISASKED_PER_SECOND, self.inner.top.secs()) else { return };
-        let fields: [log::Field<'_>; 3] = [("listener", &protocol.name()), ("why", &why), ("left_out", &left_out)];
-        self.inner.log.warn("a check brings unknown attributes", if left_out == 0 { &fields[..2] } else { &fields });
+        let Some(left_out) =
+            self.inner.misnamed.one_more(MISASKED_PER_SECOND, self.inner.top.secs())
+        else {
+            return;
+        };
+        let fields: [log::Field<'_>; 3] =
+            [("listener", &protocol.name()), ("why", &why), ("left_out", &left_out)];
+        self.inner.log.warn(
+            "a check brings unknown attributes",
+            if left_out == 0 { &fields[..2] } else { &fields },
+        );
     }
 
-    /// A request was refused because a web page sent it, or because of the name that it was sent to.
+    /// A request was refused because a web page sent it, or because of the name that it was sent
+    /// to.
     pub(crate) fn foreign(&self, protocol: Protocol, why: &dyn std::fmt::Display) {
-        let Some(left_out) = self.inner.foreign.one_more(MISASKED_PER_SECOND, self.inner.top.secs()) else { return };
-        let fields: [log::Field<'_>; 3] = [("listener", &protocol.name()), ("why", why), ("left_out", &left_out)];
-        self.inner.log.warn("a request of a browser is refused", if left_out == 0 { &fields[..2] } else { &fields });
+        let Some(left_out) =
+            self.inner.foreign.one_more(MISASKED_PER_SECOND, self.inner.top.secs())
+        else {
+            return;
+        };
+        let fields: [log::Field<'_>; 3] =
+            [("listener", &protocol.name()), ("why", why), ("left_out", &left_out)];
+        self.inner.log.warn(
+            "a request of a browser is refused",
+            if left_out == 0 { &fields[..2] } else { &fields },
+        );
     }
 
-    /// A token was not looked at, because too many wrong ones came before it. One line a minute says so.
+    /// A token was not looked at, because too many wrong ones came before it. One line a minute
+    /// says so.
     pub(crate) fn guessed(&self, protocol: Protocol, address: std::net::IpAddr) {
-        let Some(left_out) = self.inner.guessed.one_more(1, self.inner.top.secs() / 60 + 1) else { return };
+        let Some(left_out) = self.inner.guessed.one_more(1, self.inner.top.secs() / 60 + 1) else {
+            return;
+        };
         let fields: [log::Field<'_>; 3] =
             [("listener", &protocol.name()), ("address", &address), ("left_out", &left_out)];
         let fields = if left_out == 0 { &fields[..2] } else { &fields };
-        self.inner.log.warn("too many wrong tokens: no token from there is looked at for a while", fields);
+        self.inner
+            .log
+            .warn("too many wrong tokens: no token from there is looked at for a while", fields);
     }
 
-    /// Somebody was denied something, by a rule or, if it has no name, by a limit that the caller brought.
+    /// Somebody was denied something, by a rule or, if it has no name, by a limit that the caller
+    /// brought.
     pub(crate) fn denied(&self, protocol: Protocol, rule: &str, key: &[u8]) {
         let secs = self.inner.top.secs();
         self.inner.top.denied(rule, key, secs);
@@ -273,7 +340,10 @@ impl Observer {
         if !self.inner.log.wants(Level::Info) {
             return;
         }
-        let Some(left_out) = self.inner.sampled.one_more(self.inner.denials_per_second.load(Ordering::Relaxed), secs)
+        let Some(left_out) = self
+            .inner
+            .sampled
+            .one_more(self.inner.denials_per_second.load(Ordering::Relaxed), secs)
         else {
             return;
         };
@@ -282,8 +352,12 @@ impl Observer {
             Some(key) if self.inner.top.shows_keys() => String::from_utf8_lossy(key).into_owned(),
             Some(key) => self.inner.top.hashed(rule, key),
         };
-        let fields: [log::Field<'_>; 4] =
-            [("listener", &protocol.name()), ("rule", &rule), ("key", &key), ("left_out", &left_out)];
+        let fields: [log::Field<'_>; 4] = [
+            ("listener", &protocol.name()),
+            ("rule", &rule),
+            ("key", &key),
+            ("left_out", &left_out),
+        ];
         self.inner.log.info("denied", if left_out == 0 { &fields[..3] } else { &fields });
     }
 }
@@ -310,13 +384,16 @@ struct Sampled {
 }
 
 impl Sampled {
-    /// Whether there is room for one more in this second; and then how many had none since the last that had.
+    /// Whether there is room for one more in this second; and then how many had none since the last
+    /// that had.
     fn one_more(&self, most: u64, second: u64) -> Option<u64> {
         if self.second.load(Ordering::Relaxed) != second {
             self.second.store(second, Ordering::Relaxed);
             self.taken.store(0, Ordering::Relaxed);
         }
-        if self.taken.load(Ordering::Relaxed) < most && self.taken.fetch_add(1, Ordering::Relaxed) < most {
+        if self.taken.load(Ordering::Relaxed) < most
+            && self.taken.fetch_add(1, Ordering::Relaxed) < most
+        {
             return Some(self.left_out.swap(0, Ordering::Relaxed));
         }
         self.left_out.fetch_add(1, Ordering::Relaxed);

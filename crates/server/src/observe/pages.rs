@@ -1,8 +1,10 @@
 //! How often long pages are sent.
 //!
-//! A decision is a few hundred bytes; a page of numbers is some ten thousand, and the description of all paths ninety thousand. Whoever asks for them in a
-//! loop, or over many connections for hundreds at once, would have the processors copy bytes while decisions wait. So all who want a page stand in one line,
-//! which moves at a pace that takes little of a processor. Whoever comes now and then does not wait.
+//! A decision is a few hundred bytes; a page of numbers is some ten thousand, and the description
+//! of all paths ninety thousand. Whoever asks for them in a loop, or over many connections for
+//! hundreds at once, would have the processors copy bytes while decisions wait. So all who want a
+//! page stand in one line, which moves at a pace that takes little of a processor. Whoever comes
+//! now and then does not wait.
 
 use std::time::Duration;
 
@@ -74,7 +76,11 @@ mod tests {
         tokio::time::sleep(Duration::from_secs(60)).await;
         let turns = crowd(&pages, 1000).await;
         let served: Vec<Duration> = turns.iter().filter(|turn| turn.1).map(|turn| turn.0).collect();
-        assert_eq!(served.iter().filter(|at| **at < EVERY).count(), 20, "after a pause so many at once, not more");
+        assert_eq!(
+            served.iter().filter(|at| **at < EVERY).count(),
+            20,
+            "after a pause so many at once, not more"
+        );
         for (place, at) in served.iter().enumerate().skip(20) {
             assert!(*at >= EVERY * u32::try_from(place - 20).unwrap(), "{place}: {at:?}");
         }

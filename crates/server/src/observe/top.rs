@@ -1,10 +1,13 @@
 //! Who is limited most, in bounded memory.
 //!
-//! Space-Saving: each shard keeps [`PLACES`] keys. A key that has no place takes that of the one with the fewest denials and inherits its count as
-//! a possible error, so a count is never too small, and too large by at most the `error` told with it. Every key that was denied more
-//! often than one in `PLACES` denials of its shard is there for certain. Two generations of [`GENERATION`] each are kept, so that the answer is about now.
+//! Space-Saving: each shard keeps [`PLACES`] keys. A key that has no place takes that of the one
+//! with the fewest denials and inherits its count as a possible error, so a count is never too
+//! small, and too large by at most the `error` told with it. Every key that was denied more often
+//! than one in `PLACES` denials of its shard is there for certain. Two generations of
+//! [`GENERATION`] each are kept, so that the answer is about now.
 //!
-//! Only denials come here. A key is kept as a keyed hash, unless keys may be shown. → docs/decisions/0017-top.md
+//! Only denials come here. A key is kept as a keyed hash, unless keys may be shown. →
+//! docs/decisions/0017-top.md
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -57,7 +60,8 @@ struct Shard {
 #[derive(Debug, Default)]
 struct Summary {
     places: Vec<Place>,
-    /// Denials of each place, next to each other: whoever looks for the fewest looks at all of them.
+    /// Denials of each place, next to each other: whoever looks for the fewest looks at all of
+    /// them.
     denied: Vec<u64>,
     at: HashMap<u64, usize, Same>,
 }
@@ -132,7 +136,8 @@ impl Top {
         self.show_keys.load(Ordering::Relaxed)
     }
 
-    /// Shows the keys that come from now on as they are, or only their hashes. Those that are here stay as they came.
+    /// Shows the keys that come from now on as they are, or only their hashes. Those that are here
+    /// stay as they came.
     pub(crate) fn set_show_keys(&self, show_keys: bool) {
         self.show_keys.store(show_keys, Ordering::Relaxed);
     }
@@ -185,14 +190,18 @@ fn shard_of(hash: u64) -> usize {
 impl Shard {
     fn turn(&mut self, generation: u64) {
         if generation > self.generation {
-            self.before =
-                if generation == self.generation + 1 { std::mem::take(&mut self.now) } else { Summary::default() };
+            self.before = if generation == self.generation + 1 {
+                std::mem::take(&mut self.now)
+            } else {
+                Summary::default()
+            };
             self.now = Summary::default();
             self.generation = generation;
         }
     }
 
-    /// Both generations as one: what one does not know, it may have forgotten at its smallest count.
+    /// Both generations as one: what one does not know, it may have forgotten at its smallest
+    /// count.
     fn limited(&self) -> Vec<Limited> {
         let shown = |place: &Place| match &place.shown {
             Some(text) => text.to_string(),
@@ -258,7 +267,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Counts are never too small, and too large by no more than they say; whoever is denied often enough is there.
+        /// Counts are never too small, and too large by no more than they say; whoever is denied
+        /// often enough is there.
         #[test]
         fn counts_are_within_their_errors(keys in prop::collection::vec((0u32..2000).prop_map(|n| n * n / 2000), 1..6000)) {
             let top = Top::new(true);
@@ -284,7 +294,9 @@ mod tests {
     #[test]
     fn generations_are_added_and_end() {
         let mut shard = Shard::default();
-        let count = |shard: &mut Shard, hash| shard.now.count(hash, || ("r".into(), Some(format!("{hash}").into())));
+        let count = |shard: &mut Shard, hash| {
+            shard.now.count(hash, || ("r".into(), Some(format!("{hash}").into())))
+        };
         count(&mut shard, 1);
         shard.turn(1);
         count(&mut shard, 1);

@@ -69,7 +69,8 @@ pub(super) struct Sent {
     min_rate: MinRate,
     /// Bytes that have come.
     bytes: u64,
-    /// How long the client was waited for until the last piece came. Time that the upstream took to read does not count.
+    /// How long the client was waited for until the last piece came. Time that the upstream took to
+    /// read does not count.
     waited: Duration,
     /// Since when the client is waited for. The clock is read only while it is.
     since: Option<Instant>,
@@ -114,15 +115,30 @@ impl Progress {
 
 impl Sent {
     pub(super) fn new(body: Incoming, idle: Duration, min_rate: MinRate) -> (Self, Arc<Progress>) {
-        let progress = Arc::new(Progress { min_rate: min_rate.bytes_per_second, ..Progress::default() });
+        let progress =
+            Arc::new(Progress { min_rate: min_rate.bytes_per_second, ..Progress::default() });
         let (bytes, waited, own) = (0, Duration::ZERO, Arc::clone(&progress));
-        (Sent { body, first: None, idle, min_rate, bytes, waited, since: None, bell: None, progress: own }, progress)
+        (
+            Sent {
+                body,
+                first: None,
+                idle,
+                min_rate,
+                bytes,
+                waited,
+                since: None,
+                bell: None,
+                progress: own,
+            },
+            progress,
+        )
     }
 
     /// Waits for the first piece, or the end.
     pub(super) async fn begin(&mut self) -> Result<(), Failed> {
         let first = poll_fn(|context| Pin::new(&mut *self).poll_frame(context)).await;
-        self.first = Some(first.transpose().map_err(|_| self.progress.late().unwrap_or(Failed::BodyLost))?);
+        self.first =
+            Some(first.transpose().map_err(|_| self.progress.late().unwrap_or(Failed::BodyLost))?);
         Ok(())
     }
 
@@ -132,7 +148,9 @@ impl Sent {
         let stalled = since + self.idle;
         let is_dialogue = self.progress.is_answered.load(Ordering::Relaxed);
         let longest = self.min_rate.longest(self.bytes).filter(|_| !is_dialogue);
-        let slow = longest.map(|longest| since + longest.saturating_sub(self.waited)).filter(|slow| *slow < stalled);
+        let slow = longest
+            .map(|longest| since + longest.saturating_sub(self.waited))
+            .filter(|slow| *slow < stalled);
         let until = slow.unwrap_or(stalled);
         let bell = self.bell.get_or_insert_with(|| Box::pin(sleep_until(until)));
         if bell.deadline() != until {
@@ -152,7 +170,10 @@ impl HttpBody for Sent {
     type Data = Bytes;
     type Error = Broken;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         if let Some(first) = self.first.take() {
             return Poll::Ready(first.map(Ok));
         }
@@ -176,7 +197,8 @@ impl HttpBody for Sent {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let (mut hint, first) = (self.body.size_hint(), self.first.iter().flatten().map(data_bytes).sum::<u64>());
+        let (mut hint, first) =
+            (self.body.size_hint(), self.first.iter().flatten().map(data_bytes).sum::<u64>());
         if first > 0 {
             if let Some(upper) = hint.upper() {
                 hint.set_upper(upper + first);
@@ -246,7 +268,15 @@ impl Reading {
 impl Returned {
     fn new(kind: Kind, most: Duration) -> Self {
         let patience = Patience::new(most);
-        Returned { kind, patience, broken: None, answering: None, later: None, waiting: None, start: None }
+        Returned {
+            kind,
+            patience,
+            broken: None,
+            answering: None,
+            later: None,
+            waiting: None,
+            start: None,
+        }
     }
 
     pub(super) fn own(text: impl Into<Bytes>) -> Self {
@@ -298,7 +328,10 @@ impl HttpBody for Returned {
     type Data = Bytes;
     type Error = Broken;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         let this = &mut *self;
         if let Some(broken) = this.broken.take() {
             return Poll::Ready(Some(Err(broken)));
@@ -321,7 +354,8 @@ impl HttpBody for Returned {
         match polled {
             Poll::Ready(Some(Err(error))) => {
                 this.later = None;
-                // An error ends the connection at once, with what is still to be written: a moment later it is not so much.
+                // An error ends the connection at once, with what is still to be written: a moment
+                // later it is not so much.
                 this.broken = Some(error.into());
                 context.waker().wake_by_ref();
                 Poll::Pending
@@ -332,7 +366,8 @@ impl HttpBody for Returned {
                 if let (Some(later), Some(Ok(frame))) = (&mut this.later, &frame) {
                     later.bytes += data_bytes(frame);
                 }
-                // Over before the last piece is sent: a client that has read it finds its lease ended.
+                // Over before the last piece is sent: a client that has read it finds its lease
+                // ended.
                 if frame.is_none() || (this.later.is_some() && this.kind.is_end_stream()) {
                     this.later = None;
                 }
@@ -352,7 +387,9 @@ impl HttpBody for Returned {
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Own(text) => SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64)),
+            Kind::Own(text) => {
+                SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64))
+            }
             Kind::First(body, _) | Kind::Second(body, _) => body.size_hint(),
         }
     }

@@ -52,7 +52,11 @@ pub(super) struct Admitted {
 pub(super) type No = Box<Response<axum::body::Body>>;
 
 impl Desk {
-    pub(super) async fn answer(&self, request: Request<Incoming>, guest: &Arc<Guest>) -> Response<Returned> {
+    pub(super) async fn answer(
+        &self,
+        request: Request<Incoming>,
+        guest: &Arc<Guest>,
+    ) -> Response<Returned> {
         let answering = guest.pace.request();
         let mut response = match caught(self.pass_on(request, guest)).await {
             Some(Ok(response)) => response,
@@ -72,12 +76,18 @@ impl Desk {
         response
     }
 
-    async fn pass_on(&self, mut request: Request<Incoming>, guest: &Arc<Guest>) -> Result<Response<Returned>, No> {
+    async fn pass_on(
+        &self,
+        mut request: Request<Incoming>,
+        guest: &Arc<Guest>,
+    ) -> Result<Response<Returned>, No> {
         let client_side = hyper::upgrade::on(&mut request);
         let (mut head, body) = request.into_parts();
-        let (before, begun) = guest.asked.lock().take().map_or((None, None), |(passed, begun)| (Some(passed), begun));
+        let (before, begun) =
+            guest.asked.lock().take().map_or((None, None), |(passed, begun)| (Some(passed), begun));
         let upgrade = head::upgrade(&head);
-        let Admitted { mut passed, host, target } = self.admit(Head::of(&mut head), &guest.peer, before).await?;
+        let Admitted { mut passed, host, target } =
+            self.admit(Head::of(&mut head), &guest.peer, before).await?;
         if let Some(target) = target {
             head.uri = with_target(head.uri, &target).ok_or_else(|| refuse(NO_TARGET))?;
         }
@@ -90,7 +100,8 @@ impl Desk {
                     Some(start) if response.body().is_end_stream() => start.taken(),
                     start => response.body_mut().start = start,
                 }
-                // The version is that of one connection, too: what comes from an old server goes on as our own.
+                // The version is that of one connection, too: what comes from an old server goes on
+                // as our own.
                 *response.version_mut() = Version::HTTP_11;
                 head::one_length(response.headers_mut());
                 let status = response.status();
@@ -116,7 +127,8 @@ impl Desk {
         }
     }
 
-    /// Whether a request may go on; its head is then as it goes on. What the rules say is not asked if it was said before.
+    /// Whether a request may go on; its head is then as it goes on. What the rules say is not asked
+    /// if it was said before.
     pub(super) async fn admit(
         &self,
         mut head: Head<'_, impl Headers>,
@@ -138,17 +150,24 @@ impl Desk {
         Ok(Admitted { passed, host, target })
     }
 
-    /// Makes a head what rules judge and the upstream gets. The target, and whether the client takes trailers.
-    fn cleaned<'a>(&self, head: &mut Head<'a, impl Headers>, peer: &Peer) -> Result<(Target<'a>, bool), No> {
+    /// Makes a head what rules judge and the upstream gets. The target, and whether the client
+    /// takes trailers.
+    fn cleaned<'a>(
+        &self,
+        head: &mut Head<'a, impl Headers>,
+        peer: &Peer,
+    ) -> Result<(Target<'a>, bool), No> {
         let policy = self.engine.requests();
         let target = if head.target.is_empty() { "/" } else { head.target };
         let target = HttpRequest::target(target, &policy.paths).map_err(|error| unfit(&error))?;
         stays_within(&self.upstreams.settings.upstream.base, &target.sent).map_err(refuse)?;
-        let trailers = head::clean(&mut *head.headers, peer, &self.engine.clients(), &policy.headers);
+        let trailers =
+            head::clean(&mut *head.headers, peer, &self.engine.clients(), &policy.headers);
         Ok((target, trailers))
     }
 
-    /// Makes the headers of a response those that the client gets, and settles what is known by them; what is not is returned.
+    /// Makes the headers of a response those that the client gets, and settles what is known by
+    /// them; what is not is returned.
     pub(super) async fn returned(
         &self,
         passed: &mut Passed,
@@ -172,12 +191,20 @@ impl Desk {
     /// What is said when we have failed.
     pub(super) fn panicked(&self) -> Response<axum::body::Body> {
         self.engine.observer().metrics().panicked();
-        self.engine.observer().log().error("a request panicked", &[("listener", &self.engine.protocol().name())]);
+        self.engine
+            .observer()
+            .log()
+            .error("a request panicked", &[("listener", &self.engine.protocol().name())]);
         mistake(StatusCode::INTERNAL_SERVER_ERROR, "this is our mistake, not yours")
     }
 
     /// Settles what is known by the head of a response; what is not is returned.
-    async fn settled(&self, passed: &mut Passed, status: StatusCode, headers: &impl Headers) -> Option<Box<Later>> {
+    async fn settled(
+        &self,
+        passed: &mut Passed,
+        status: StatusCode,
+        headers: &impl Headers,
+    ) -> Option<Box<Later>> {
         let mut later = passed.later.take()?;
         later.begin(status, headers, &mut passed.ruling).await;
         later.is_open().then_some(later)
@@ -185,7 +212,9 @@ impl Desk {
 
     /// Our headers stand in place of those that the upstream may have sent.
     fn tell(&self, headers: &mut impl Headers, ruling: &Ruling) {
-        tell(ruling, self.engine.response_options().headers, |name, value| headers.put(name, value));
+        tell(ruling, self.engine.response_options().headers, |name, value| {
+            headers.put(name, value)
+        });
     }
 
     /// What the rules say, or the answer to a request that they deny.
@@ -205,8 +234,12 @@ impl Desk {
         let asked = asked.map_err(|error| unfit(&error))?;
         self.engine.check_repeated(&asked).map_err(|repeated| unfit(&repeated.into()))?;
         let ruled = match self.engine.matching(&asked, 1) {
-            Ok(found) if found.iter().any(Match::has_outcome) => Later::rule(&self.engine, found).await,
-            Ok(found) => self.engine.rule_on(Op::Check, found, None).await.map(|ruling| (ruling, None)),
+            Ok(found) if found.iter().any(Match::has_outcome) => {
+                Later::rule(&self.engine, found).await
+            }
+            Ok(found) => {
+                self.engine.rule_on(Op::Check, found, None).await.map(|ruling| (ruling, None))
+            }
             Err(invalid) => Err(invalid.into()),
         };
         match ruled {
@@ -231,7 +264,11 @@ impl Desk {
 
     fn failed(&self, failed: &Failed) -> No {
         if failed.is_upstreams() {
-            self.engine.observer().upstream_failed(self.engine.protocol(), &self.upstreams.settings.upstream, failed);
+            self.engine.observer().upstream_failed(
+                self.engine.protocol(),
+                &self.upstreams.settings.upstream,
+                failed,
+            );
         }
         if let Some(why) = failed.refusal() {
             self.engine.observer().metrics().refused(self.engine.protocol(), why);
@@ -255,10 +292,16 @@ impl Desk {
 /// What cannot go on, whatever the rules say.
 fn possible(head: &Head<'_, impl Headers>) -> Result<(), Refused> {
     if head.method == "CONNECT" {
-        return Err((StatusCode::METHOD_NOT_ALLOWED, "CONNECT is for other proxies: this one leads to one upstream"));
+        return Err((
+            StatusCode::METHOD_NOT_ALLOWED,
+            "CONNECT is for other proxies: this one leads to one upstream",
+        ));
     }
     if head.target.len() > MAX_TARGET_BYTES {
-        return Err((StatusCode::URI_TOO_LONG, "the target is too long: expected at most 8192 bytes"));
+        return Err((
+            StatusCode::URI_TOO_LONG,
+            "the target is too long: expected at most 8192 bytes",
+        ));
     }
     Ok(())
 }
@@ -266,7 +309,8 @@ fn possible(head: &Head<'_, impl Headers>) -> Result<(), Refused> {
 /// Dots in a path, where they are kept, must not lead out of the base of the upstream.
 fn stays_within(base: &str, target: &str) -> Result<(), Refused> {
     let leaves = |path: &str| {
-        normal_path(path).is_ok_and(|path| path.strip_prefix(base).is_none_or(|rest| !rest.starts_with('/')))
+        normal_path(path)
+            .is_ok_and(|path| path.strip_prefix(base).is_none_or(|rest| !rest.starts_with('/')))
     };
     let path = target.split('?').next().unwrap_or_default();
     if !base.is_empty() && path != "*" && leaves(&format!("{base}{path}")) {
@@ -275,7 +319,8 @@ fn stays_within(base: &str, target: &str) -> Result<(), Refused> {
     Ok(())
 }
 
-const NO_TARGET: Refused = (StatusCode::BAD_REQUEST, "the target is none: expected a path such as /v1/search?q=1");
+const NO_TARGET: Refused =
+    (StatusCode::BAD_REQUEST, "the target is none: expected a path such as /v1/search?q=1");
 
 /// The same with another path and query.
 fn with_target(uri: Uri, target: &str) -> Option<Uri> {
@@ -286,7 +331,8 @@ fn with_target(uri: Uri, target: &str) -> Option<Uri> {
 
 /// The answer to a request that rules cannot judge.
 fn unfit(error: &HttpRequestError) -> No {
-    let status = if error.is_too_long() { StatusCode::URI_TOO_LONG } else { StatusCode::BAD_REQUEST };
+    let status =
+        if error.is_too_long() { StatusCode::URI_TOO_LONG } else { StatusCode::BAD_REQUEST };
     Box::new(mistake(status, &error.to_string()))
 }
 

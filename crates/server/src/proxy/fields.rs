@@ -1,7 +1,10 @@
-//! Headers of a message, wherever they are kept: what is done to them is written once, for both ways.
+//! Headers of a message, wherever they are kept: what is done to them is written once, for both
+//! ways.
 //!
-//! On the other way they are hyper's, a table with a piece of memory for each value. On the [short way](super::quick) they are a list over the text that arrived, and what is added
-//! stands behind it: a message has so few of them that looking at one after the other costs less than a table does, and nothing is allocated for a request but once in a conversation.
+//! On the other way they are hyper's, a table with a piece of memory for each value. On the [short
+//! way](super::quick) they are a list over the text that arrived, and what is added stands behind
+//! it: a message has so few of them that looking at one after the other costs less than a table
+//! does, and nothing is allocated for a request but once in a conversation.
 
 use axum::http::header::AsHeaderName;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
@@ -11,7 +14,10 @@ use crate::rules::HeaderLines;
 /// Headers that can be looked up and changed. Names are in lower case.
 pub(super) trait Headers: HeaderLines {
     /// The values of all lines of this name.
-    fn lines<'a, N: AsHeaderName + AsRef<str> + 'a>(&'a self, name: N) -> impl Iterator<Item = &'a [u8]>;
+    fn lines<'a, N: AsHeaderName + AsRef<str> + 'a>(
+        &'a self,
+        name: N,
+    ) -> impl Iterator<Item = &'a [u8]>;
 
     /// Whether there is a name of which this is true.
     fn any_name(&self, is: impl Fn(&[u8]) -> bool) -> bool;
@@ -22,7 +28,8 @@ pub(super) trait Headers: HeaderLines {
     /// Takes out all lines of names of which this is true.
     fn take_out_if(&mut self, is: impl Fn(&[u8]) -> bool);
 
-    /// Takes white space off the ends of values. Over HTTP/1.1 that is done by the parser; over HTTP/2 they arrive with it.
+    /// Takes white space off the ends of values. Over HTTP/1.1 that is done by the parser; over
+    /// HTTP/2 they arrive with it.
     fn trim(&mut self);
 
     /// One line of this name, in place of those that there are.
@@ -35,7 +42,10 @@ pub(super) trait Headers: HeaderLines {
 }
 
 impl Headers for HeaderMap {
-    fn lines<'a, N: AsHeaderName + AsRef<str> + 'a>(&'a self, name: N) -> impl Iterator<Item = &'a [u8]> {
+    fn lines<'a, N: AsHeaderName + AsRef<str> + 'a>(
+        &'a self,
+        name: N,
+    ) -> impl Iterator<Item = &'a [u8]> {
         self.get_all(name).into_iter().map(HeaderValue::as_bytes)
     }
 
@@ -49,7 +59,8 @@ impl Headers for HeaderMap {
 
     fn take_out_if(&mut self, is: impl Fn(&[u8]) -> bool) {
         if self.any_name(&is) {
-            let names: Vec<HeaderName> = self.keys().filter(|name| is(name.as_str().as_bytes())).cloned().collect();
+            let names: Vec<HeaderName> =
+                self.keys().filter(|name| is(name.as_str().as_bytes())).cloned().collect();
             names.iter().for_each(|name| _ = self.remove(name));
         }
     }
@@ -70,8 +81,9 @@ impl Headers for HeaderMap {
     }
 }
 
-/// The headers of one message after the other, in one piece of memory. They stand as hyper's table would have them: lines of one name together, and in place of a name that was taken out
-/// the one that was last.
+/// The headers of one message after the other, in one piece of memory. They stand as hyper's table
+/// would have them: lines of one name together, and in place of a name that was taken out the one
+/// that was last.
 #[derive(Debug, Default)]
 pub(super) struct Fields {
     text: Vec<u8>,
@@ -131,7 +143,9 @@ impl Fields {
 
     /// Names and values, in the order in which they are written.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
-        self.list.iter().map(|field| (field.name.within(&self.text), field.value.within(&self.text)))
+        self.list
+            .iter()
+            .map(|field| (field.name.within(&self.text), field.value.within(&self.text)))
     }
 
     /// Writes them as they go over the wire.
@@ -147,7 +161,8 @@ impl Fields {
     /// Where the lines of this name stand.
     fn found(&self, is: impl Fn(&[u8]) -> bool) -> Option<std::ops::Range<usize>> {
         let start = self.list.iter().position(|field| is(field.name.within(&self.text)))?;
-        let same = self.list[start..].iter().take_while(|field| is(field.name.within(&self.text))).count();
+        let same =
+            self.list[start..].iter().take_while(|field| is(field.name.within(&self.text))).count();
         Some(start..start + same)
     }
 
@@ -157,7 +172,9 @@ impl Fields {
             self.list.truncate(lines.start);
             return;
         }
-        let Some(last) = self.list.last().map(|field| field.name.within(&self.text)) else { return };
+        let Some(last) = self.list.last().map(|field| field.name.within(&self.text)) else {
+            return;
+        };
         let Some(moved) = self.found(|own| own == last) else { return };
         if lines.len() == 1 && moved.len() == 1 {
             self.list.swap_remove(lines.start);
@@ -182,7 +199,10 @@ impl HeaderLines for Fields {
 }
 
 impl Headers for Fields {
-    fn lines<'a, N: AsHeaderName + AsRef<str> + 'a>(&'a self, name: N) -> impl Iterator<Item = &'a [u8]> {
+    fn lines<'a, N: AsHeaderName + AsRef<str> + 'a>(
+        &'a self,
+        name: N,
+    ) -> impl Iterator<Item = &'a [u8]> {
         self.iter().filter(move |(own, _)| *own == name.as_ref().as_bytes()).map(|(_, value)| value)
     }
 
@@ -268,7 +288,9 @@ mod tests {
         match step {
             Step::TakeOut(name) => headers.take_out(&HeaderName::from_static(NAMES[*name])),
             Step::TakeOutX => headers.take_out_if(|name| name.starts_with(b"x-")),
-            Step::Put(name, value) => headers.put(HeaderName::from_static(NAMES[*name]), (*value).into()),
+            Step::Put(name, value) => {
+                headers.put(HeaderName::from_static(NAMES[*name]), (*value).into())
+            }
         }
     }
 

@@ -1,13 +1,16 @@
-//! Heads of requests and responses as they go on: without what was meant for one connection alone, and with who stands before us.
+//! Heads of requests and responses as they go on: without what was meant for one connection alone,
+//! and with who stands before us.
 
 use std::fmt::Write;
 use std::net::IpAddr;
 
 use axum::http::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
-    TRANSFER_ENCODING, UPGRADE, VIA,
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
 };
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version, request, uri};
+use axum::http::{
+    HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version, request, uri,
+};
 use parking_lot::Mutex;
 use tidegate::http::ClientIp;
 
@@ -46,7 +49,8 @@ pub(super) struct Peer {
     /// As text, for every request.
     shown: HeaderValue,
     pub(super) scheme: &'static str,
-    /// The last host it asked for, and what `Forwarded` says of that. Who asks one host asks it again.
+    /// The last host it asked for, and what `Forwarded` says of that. Who asks one host asks it
+    /// again.
     hop: Mutex<Option<(Option<HeaderValue>, HeaderValue)>>,
 }
 
@@ -81,16 +85,21 @@ impl Peer {
 /// A request that does not go on: which status, and why.
 pub(super) type Refused = (StatusCode, &'static str);
 
-const NO_HOST: Refused = (StatusCode::BAD_REQUEST, "Host is not one: expected a name or address, perhaps with a port");
+const NO_HOST: Refused =
+    (StatusCode::BAD_REQUEST, "Host is not one: expected a name or address, perhaps with a port");
 
 /// The host that a request is for. What it says in several places must be the same.
-pub(super) fn host(head: &Head<'_, impl Headers>, peer: &Peer) -> Result<Option<HeaderValue>, Refused> {
+pub(super) fn host(
+    head: &Head<'_, impl Headers>,
+    peer: &Peer,
+) -> Result<Option<HeaderValue>, Refused> {
     let mut hosts = head.headers.lines(HOST);
     let (own, more) = (hosts.next(), hosts.next());
     if more.is_some() {
         return Err((StatusCode::BAD_REQUEST, "more than one Host: expected one"));
     }
-    if let (None, Some(own), Some((Some(last), _))) = (head.authority, own, peer.hop.lock().as_ref())
+    if let (None, Some(own), Some((Some(last), _))) =
+        (head.authority, own, peer.hop.lock().as_ref())
         && last.as_bytes() == own
     {
         return Ok(Some(last.clone())); // which was looked at
@@ -98,14 +107,19 @@ pub(super) fn host(head: &Head<'_, impl Headers>, peer: &Peer) -> Result<Option<
     let own = own.map(HeaderValue::from_bytes).transpose().map_err(|_| NO_HOST)?;
     if let Some(host) = &own
         && !host.is_empty()
-        && host.to_str().ok().and_then(|host| host.parse::<uri::Authority>().ok()).is_none_or(|it| has_user(&it))
+        && host
+            .to_str()
+            .ok()
+            .and_then(|host| host.parse::<uri::Authority>().ok())
+            .is_none_or(|it| has_user(&it))
     {
         return Err(NO_HOST);
     }
     match (head.authority, own) {
-        (Some(authority), _) if has_user(authority) => {
-            Err((StatusCode::BAD_REQUEST, "a user stands before the host of the target: expected none"))
-        }
+        (Some(authority), _) if has_user(authority) => Err((
+            StatusCode::BAD_REQUEST,
+            "a user stands before the host of the target: expected none",
+        )),
         (Some(authority), Some(host))
             if head.version == Version::HTTP_2
                 && !host.as_bytes().eq_ignore_ascii_case(authority.as_str().as_bytes()) =>
@@ -125,17 +139,25 @@ fn has_user(authority: &uri::Authority) -> bool {
     authority.as_str().contains('@')
 }
 
-/// What a client wants to speak instead of HTTP, if it may: HTTP/1.1 alone has that, and HTTP/2 is not begun this way.
+/// What a client wants to speak instead of HTTP, if it may: HTTP/1.1 alone has that, and HTTP/2 is
+/// not begun this way.
 pub(super) fn upgrade(head: &request::Parts) -> Option<HeaderValue> {
     let wanted = head.headers.get(UPGRADE)?;
     let named = names(&head.headers).any(|name| name.eq_ignore_ascii_case(b"upgrade"));
-    let second = wanted.as_bytes().split(|byte| *byte == b',').any(|one| one.trim_ascii().eq_ignore_ascii_case(b"h2c"));
-    (head.version == Version::HTTP_11 && head.method != Method::CONNECT && named && !second).then(|| wanted.clone())
+    let second = wanted
+        .as_bytes()
+        .split(|byte| *byte == b',')
+        .any(|one| one.trim_ascii().eq_ignore_ascii_case(b"h2c"));
+    (head.version == Version::HTTP_11 && head.method != Method::CONNECT && named && !second)
+        .then(|| wanted.clone())
 }
 
 /// The headers that `Connection` names.
 fn names(headers: &impl Headers) -> impl Iterator<Item = &[u8]> {
-    headers.lines(CONNECTION).flat_map(|line| line.split(|byte| *byte == b',')).map(|name| name.trim_ascii())
+    headers
+        .lines(CONNECTION)
+        .flat_map(|line| line.split(|byte| *byte == b','))
+        .map(|name| name.trim_ascii())
 }
 
 /// What `Connection` names most is not made anew every time.
@@ -147,13 +169,16 @@ fn name_of(name: &[u8]) -> Option<HeaderName> {
     }
 }
 
-/// Takes out what was meant for one connection. `stays` is true of names that the other side cannot have taken out.
+/// Takes out what was meant for one connection. `stays` is true of names that the other side cannot
+/// have taken out.
 pub(super) fn strip(headers: &mut impl Headers, stays: impl Fn(&[u8]) -> bool) {
     if headers.has(&CONNECTION) {
         let named: Vec<HeaderName> = names(headers).filter_map(name_of).collect();
         for name in named {
             // What frames a message or says whom it is for cannot be taken out by the other side.
-            if ![CONTENT_LENGTH, TRANSFER_ENCODING, HOST].contains(&name) && !stays(name.as_str().as_bytes()) {
+            if ![CONTENT_LENGTH, TRANSFER_ENCODING, HOST].contains(&name)
+                && !stays(name.as_str().as_bytes())
+            {
                 headers.take_out(&name);
             }
         }
@@ -161,7 +186,8 @@ pub(super) fn strip(headers: &mut impl Headers, stays: impl Fn(&[u8]) -> bool) {
     }
     // Most messages have none of them, which is found out in one look.
     if headers.any_name(|name| HOP_BY_HOP.iter().any(|own| own.as_str().as_bytes() == name)) {
-        // The transfer coding framed the body; a length beside it says something else (RFC 9112, 6.3).
+        // The transfer coding framed the body; a length beside it says something else (RFC 9112,
+        // 6.3).
         if headers.has(&TRANSFER_ENCODING) {
             headers.take_out(&CONTENT_LENGTH);
         }
@@ -172,12 +198,20 @@ pub(super) fn strip(headers: &mut impl Headers, stays: impl Fn(&[u8]) -> bool) {
 /// Whether a client takes trailers.
 fn takes_trailers(headers: &impl Headers) -> bool {
     let mut words = headers.lines(TE).flat_map(|line| line.split(|byte| *byte == b','));
-    words.any(|word| word.split(|byte| *byte == b';').next().is_some_and(|word| word.trim_ascii() == b"trailers"))
+    words.any(|word| {
+        word.split(|byte| *byte == b';').next().is_some_and(|word| word.trim_ascii() == b"trailers")
+    })
 }
 
-/// Makes the headers of a request those that rules judge and the upstream gets: without what was meant for one connection, what nobody but a trusted
-/// proxy may say, and white space around values. Whether the client takes trailers.
-pub(super) fn clean(headers: &mut impl Headers, peer: &Peer, clients: &ClientIp, policy: &HeaderPolicy) -> bool {
+/// Makes the headers of a request those that rules judge and the upstream gets: without what was
+/// meant for one connection, what nobody but a trusted proxy may say, and white space around
+/// values. Whether the client takes trailers.
+pub(super) fn clean(
+    headers: &mut impl Headers,
+    peer: &Peer,
+    clients: &ClientIp,
+    policy: &HeaderPolicy,
+) -> bool {
     let trailers = takes_trailers(headers);
     // A client of a trusted proxy could otherwise have taken out what that proxy says about it.
     strip(headers, |name| names_client(name, clients));
@@ -197,21 +231,25 @@ pub(super) fn clean(headers: &mut impl Headers, peer: &Peer, clients: &ClientIp,
     trailers
 }
 
-/// Whether a header says something about the client that only a trusted proxy can know. CGI-like services read `_` as `-`.
+/// Whether a header says something about the client that only a trusted proxy can know. CGI-like
+/// services read `_` as `-`.
 fn names_client(name: &[u8], clients: &ClientIp) -> bool {
     let is = |other: &str| {
         let same = |(own, other): (&u8, u8)| *own == other || *own == b'_' && other == b'-';
         name.iter().zip(other.bytes()).all(same)
     };
     name.len() > 12 && is("x-forwarded-")
-        || ["forwarded", "x-real-ip", clients.header_name()].iter().any(|own| own.len() == name.len() && is(own))
+        || ["forwarded", "x-real-ip", clients.header_name()]
+            .iter()
+            .any(|own| own.len() == name.len() && is(own))
 }
 
 /// Makes one line of the lines of a list.
 fn join(headers: &mut impl Headers, name: &str) {
     let Ok(name) = HeaderName::from_bytes(name.as_bytes()) else { return };
     if headers.lines(&name).nth(1).is_some()
-        && let Ok(joined) = HeaderValue::from_bytes(&headers.lines(&name).collect::<Vec<_>>().join(&b", "[..]))
+        && let Ok(joined) =
+            HeaderValue::from_bytes(&headers.lines(&name).collect::<Vec<_>>().join(&b", "[..]))
     {
         headers.put(name, joined);
     }
@@ -244,23 +282,27 @@ pub(super) fn prepare(
     Ok(())
 }
 
-/// Joins several `Cookie` lines into one. HTTP/2 lets clients split the header (RFC 9113, 8.2.3); many HTTP/1.1 servers read only one line of it.
+/// Joins several `Cookie` lines into one. HTTP/2 lets clients split the header (RFC 9113, 8.2.3);
+/// many HTTP/1.1 servers read only one line of it.
 fn join_cookies(headers: &mut impl Headers) {
     if headers.lines(COOKIE).nth(1).is_none() {
         return;
     }
-    let crumbs: Vec<&[u8]> = headers.lines(COOKIE).map(<[u8]>::trim_ascii).filter(|crumb| !crumb.is_empty()).collect();
+    let crumbs: Vec<&[u8]> =
+        headers.lines(COOKIE).map(<[u8]>::trim_ascii).filter(|crumb| !crumb.is_empty()).collect();
     if let Ok(joined) = HeaderValue::from_bytes(&crumbs.join(&b"; "[..])) {
         headers.put(COOKIE, joined);
     }
 }
 
-/// Reduces a `Content-Length` that was repeated, as lines or as a list, to one number. hyper has read them and refused those that differ.
+/// Reduces a `Content-Length` that was repeated, as lines or as a list, to one number. hyper has
+/// read them and refused those that differ.
 pub(super) fn one_length(headers: &mut HeaderMap) {
     let mut lines = headers.get_all(CONTENT_LENGTH).iter();
     let (Some(first), more) = (lines.next(), lines.next().is_some()) else { return };
     if more || first.as_bytes().contains(&b',') {
-        let number = first.as_bytes().split(|byte| *byte == b',').next().unwrap_or_default().trim_ascii();
+        let number =
+            first.as_bytes().split(|byte| *byte == b',').next().unwrap_or_default().trim_ascii();
         if let Ok(number) = HeaderValue::from_bytes(number) {
             headers.insert(CONTENT_LENGTH, number);
         }
@@ -318,7 +360,10 @@ fn via(headers: &mut impl Headers, version: Version) -> Result<(), Refused> {
         _ => HeaderValue::from_static("1.1 tidegate"),
     };
     let lines = headers.lines(VIA).filter_map(|line| std::str::from_utf8(line).ok());
-    let rounds = lines.flat_map(|line| line.split(',')).filter(|hop| hop.trim_end().ends_with(OWN_NAME)).count();
+    let rounds = lines
+        .flat_map(|line| line.split(','))
+        .filter(|hop| hop.trim_end().ends_with(OWN_NAME))
+        .count();
     if rounds >= MAX_ROUNDS {
         return Err((
             StatusCode::LOOP_DETECTED,
@@ -339,7 +384,11 @@ pub(super) fn target(uri: &Uri, base: &str) -> Option<uri::PathAndQuery> {
 }
 
 /// Turns a prepared head to an upstream that speaks HTTP/1.1.
-pub(super) fn direct(head: &mut request::Parts, target: uri::PathAndQuery, host: Option<&HeaderValue>) {
+pub(super) fn direct(
+    head: &mut request::Parts,
+    target: uri::PathAndQuery,
+    host: Option<&HeaderValue>,
+) {
     head.uri = Uri::from(target);
     head.version = Version::HTTP_11;
     head.headers.insert(HOST, host.cloned().unwrap_or_else(|| HeaderValue::from_static("")));
@@ -366,7 +415,12 @@ mod tests {
     }
 
     fn joined(headers: &HeaderMap, name: &str) -> String {
-        headers.get_all(name).iter().map(|line| line.to_str().unwrap()).collect::<Vec<_>>().join(" | ")
+        headers
+            .get_all(name)
+            .iter()
+            .map(|line| line.to_str().unwrap())
+            .collect::<Vec<_>>()
+            .join(" | ")
     }
 
     #[test]
@@ -411,9 +465,15 @@ mod tests {
 
     #[test]
     fn cookie_crumbs_become_one_line() {
-        let headers = prepared(&[("host", "a"), ("cookie", "a=1"), ("cookie", " "), ("cookie", "b=2; c=3 ")], "");
+        let headers = prepared(
+            &[("host", "a"), ("cookie", "a=1"), ("cookie", " "), ("cookie", "b=2; c=3 ")],
+            "",
+        );
         assert_eq!(joined(&headers, "cookie"), "a=1; b=2; c=3");
-        assert_eq!(joined(&prepared(&[("host", "a"), ("cookie", "a=1;b=2")], ""), "cookie"), "a=1;b=2");
+        assert_eq!(
+            joined(&prepared(&[("host", "a"), ("cookie", "a=1;b=2")], ""), "cookie"),
+            "a=1;b=2"
+        );
     }
 
     #[test]
@@ -451,13 +511,19 @@ mod tests {
         assert_eq!(joined(&headers, "x-forwarded-for"), "10.0.0.9");
         assert_eq!(joined(&headers, "x-forwarded-proto"), "https");
         assert_eq!(joined(&headers, "x-forwarded-host"), "a.example:8443");
-        assert_eq!(joined(&headers, "forwarded"), "for=10.0.0.9;host=\"a.example:8443\";proto=https");
+        assert_eq!(
+            joined(&headers, "forwarded"),
+            "for=10.0.0.9;host=\"a.example:8443\";proto=https"
+        );
         assert_eq!(joined(&headers, "x-real-ip") + &joined(&headers, "x-forwarded-port"), "");
         let headers = prepared(&said, "10.0.0.0/8");
         assert_eq!(joined(&headers, "x-forwarded-for"), "192.0.2.1, 192.0.2.2, 10.0.0.9");
         assert_eq!(joined(&headers, "x-forwarded-proto"), "http");
         assert_eq!(joined(&headers, "x-forwarded-host"), "b.example");
-        assert_eq!(joined(&headers, "forwarded"), "for=192.0.2.1, for=10.0.0.9;host=\"a.example:8443\";proto=https");
+        assert_eq!(
+            joined(&headers, "forwarded"),
+            "for=192.0.2.1, for=10.0.0.9;host=\"a.example:8443\";proto=https"
+        );
         assert_eq!(joined(&headers, "x-real-ip"), "192.0.2.1");
     }
 
@@ -465,8 +531,18 @@ mod tests {
     fn names_with_underscores_are_other_names_of_headers() {
         let cleaned = |trusted: &str, keeps_underscores| {
             let mut headers = HeaderMap::new();
-            for name in ["x_api_key", "x_forwarded_for", "x_real_ip", "x-forwarded_proto", "x_forwarde", "x-api-key"] {
-                headers.insert(HeaderName::from_bytes(name.as_bytes()).unwrap(), HeaderValue::from_static("1"));
+            for name in [
+                "x_api_key",
+                "x_forwarded_for",
+                "x_real_ip",
+                "x-forwarded_proto",
+                "x_forwarde",
+                "x-api-key",
+            ] {
+                headers.insert(
+                    HeaderName::from_bytes(name.as_bytes()).unwrap(),
+                    HeaderValue::from_static("1"),
+                );
             }
             let clients = ClientIp::behind(trusted.parse().unwrap());
             let policy = HeaderPolicy { keeps_underscores, ..HeaderPolicy::default() };
@@ -477,13 +553,21 @@ mod tests {
         };
         assert_eq!(cleaned("", false), "x-api-key");
         assert_eq!(cleaned("10.0.0.0/8", false), "x-api-key");
-        assert_eq!(cleaned("", true), "x-api-key x_api_key x_forwarde", "no stranger says who others are");
+        assert_eq!(
+            cleaned("", true),
+            "x-api-key x_api_key x_forwarde",
+            "no stranger says who others are"
+        );
         assert_eq!(cleaned("10.0.0.0/8", true).split(' ').count(), 6);
     }
 
     #[test]
     fn what_a_trusted_proxy_says_about_a_client_stays() {
-        let said = [("connection", "X-Forwarded-For, X-Api-Key"), ("x-forwarded-for", "192.0.2.1"), ("x-api-key", "1")];
+        let said = [
+            ("connection", "X-Forwarded-For, X-Api-Key"),
+            ("x-forwarded-for", "192.0.2.1"),
+            ("x-api-key", "1"),
+        ];
         let headers = prepared(&[&[("host", "a.example")], &said[..]].concat(), "10.0.0.0/8");
         assert_eq!(joined(&headers, "x-forwarded-for"), "192.0.2.1, 10.0.0.9");
         assert_eq!(joined(&headers, "x-api-key"), "");
@@ -497,7 +581,12 @@ mod tests {
             headers.append("x-other", HeaderValue::from_static(value));
         }
         let policy = HeaderPolicy { lists: vec!["x-tags".into()], ..HeaderPolicy::default() };
-        clean(&mut headers, &Peer::new("10.0.0.9".parse().unwrap(), true), &ClientIp::of_peer(), &policy);
+        clean(
+            &mut headers,
+            &Peer::new("10.0.0.9".parse().unwrap(), true),
+            &ClientIp::of_peer(),
+            &policy,
+        );
         assert_eq!(joined(&headers, "x-tags"), "a, b, c, d");
         assert_eq!(joined(&headers, "x-other"), "a, b | c | d");
     }
@@ -541,14 +630,19 @@ mod tests {
         for _ in 0..MAX_ROUNDS {
             via(&mut head.headers, Version::HTTP_11).unwrap();
         }
-        assert_eq!(via(&mut head.headers, Version::HTTP_11).unwrap_err().0, StatusCode::LOOP_DETECTED);
+        assert_eq!(
+            via(&mut head.headers, Version::HTTP_11).unwrap_err().0,
+            StatusCode::LOOP_DETECTED
+        );
     }
 
     #[test]
     fn another_protocol_is_asked_for_in_one_way() {
         let of = |version, connection: &str, upgrade: &str| {
-            let request =
-                Request::builder().version(version).header("connection", connection).header("upgrade", upgrade);
+            let request = Request::builder()
+                .version(version)
+                .header("connection", connection)
+                .header("upgrade", upgrade);
             let (head, ()) = request.body(()).unwrap().into_parts();
             super::upgrade(&head).is_some()
         };

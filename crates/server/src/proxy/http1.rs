@@ -1,8 +1,10 @@
 //! Connections to an upstream that speaks HTTP/1.1.
 //!
-//! A connection is driven by whoever has a request on it, in the same task: first for the head of the response, then with every piece of its body.
-//! Nothing is handed from task to task on the way. Between requests a connection lies in the pool, and is looked at before it is used again: one that
-//! the upstream has closed is dropped. Whoever goes the [short way](super::quick) uses the same connections, without hyper.
+//! A connection is driven by whoever has a request on it, in the same task: first for the head of
+//! the response, then with every piece of its body. Nothing is handed from task to task on the way.
+//! Between requests a connection lies in the pool, and is looked at before it is used again: one
+//! that the upstream has closed is dropped. Whoever goes the [short way](super::quick) uses the
+//! same connections, without hyper.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -145,7 +147,8 @@ impl Kept {
     fn is_good(&mut self) -> bool {
         match self {
             Kept::Line(line) => line.is_good(),
-            // What comes before anything was asked, the end included, makes it useless. The operating system is asked only if it said that there is something.
+            // What comes before anything was asked, the end included, makes it useless. The
+            // operating system is asked only if it said that there is something.
             Kept::Bare(stream) => {
                 matches!(stream.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
             }
@@ -164,14 +167,16 @@ impl Kept {
             Kept::Line(line) => {
                 let parts = line.connection.into_parts();
                 let wire = parts.io.into_inner();
-                (parts.read_buf.is_empty() && wire.read.at == wire.read.bytes.len()).then_some(wire.read.stream)
+                (parts.read_buf.is_empty() && wire.read.at == wire.read.bytes.len())
+                    .then_some(wire.read.stream)
             }
             Kept::Bare(stream) => Some(stream),
         }
     }
 }
 
-/// The stream of a connection. If its request was sent before hyper came to it, what hyper writes of it goes nowhere, and what was read of the response comes first.
+/// The stream of a connection. If its request was sent before hyper came to it, what hyper writes
+/// of it goes nowhere, and what was read of the response comes first.
 #[derive(Debug)]
 struct Wire {
     read: Begun<Socket>,
@@ -198,7 +203,11 @@ impl Wire {
 }
 
 impl AsyncRead for Wire {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         if let Some(Again::Not(reader)) = &mut self.sent {
             *reader = Some(context.waker().clone());
             return Poll::Pending;
@@ -208,8 +217,16 @@ impl AsyncRead for Wire {
 }
 
 impl AsyncWrite for Wire {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        if self.was_sent() { Poll::Ready(Ok(buf.len())) } else { Pin::new(&mut self.read).poll_write(context, buf) }
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.was_sent() {
+            Poll::Ready(Ok(buf.len()))
+        } else {
+            Pin::new(&mut self.read).poll_write(context, buf)
+        }
     }
 
     fn poll_write_vectored(
@@ -242,14 +259,16 @@ impl Line {
         Self::of(Wire { read: Begun { bytes: Vec::new(), at: 0, stream }, sent: None }).await
     }
 
-    /// A connection on which a request was sent already, and so much of the response has come. It is to be asked the same.
+    /// A connection on which a request was sent already, and so much of the response has come. It
+    /// is to be asked the same.
     pub(super) async fn resumed(stream: Socket, bytes: Vec<u8>) -> Result<Line, hyper::Error> {
         Self::of(Wire { read: Begun { bytes, at: 0, stream }, sent: Some(Again::Not(None)) }).await
     }
 
     async fn of(wire: Wire) -> Result<Line, hyper::Error> {
         let resumed = wire.sent.is_some();
-        let (sender, connection) = Builder::new().max_buf_size(BUFFER_BYTES).handshake(TokioIo::new(wire)).await?;
+        let (sender, connection) =
+            Builder::new().max_buf_size(BUFFER_BYTES).handshake(TokioIo::new(wire)).await?;
         Ok(Line { sender, connection: Box::new(connection), over: false, resumed })
     }
 
@@ -268,7 +287,10 @@ impl Line {
     }
 
     /// Sends a request, and waits for the head of the response.
-    pub(super) async fn ask(&mut self, request: Request<Sent>) -> Result<Response<Incoming>, Unanswered> {
+    pub(super) async fn ask(
+        &mut self,
+        request: Request<Sent>,
+    ) -> Result<Response<Incoming>, Unanswered> {
         let mut answer = pin!(self.sender.try_send_request(request));
         let polled = poll_fn(|context| {
             if !self.over && Pin::new(&mut *self.connection).poll(context).is_ready() {
@@ -282,7 +304,8 @@ impl Line {
         })
     }
 
-    /// The stream, once HTTP is over on it because something else is spoken from now on; and what of that was read already.
+    /// The stream, once HTTP is over on it because something else is spoken from now on; and what
+    /// of that was read already.
     pub(super) async fn into_stream(mut self) -> (Socket, Bytes) {
         poll_fn(|context| {
             self.drive(context);

@@ -22,7 +22,8 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Somebody to send by; `connect` is asked for a stream if there is nobody. While one waits for it, so do the others.
+    /// Somebody to send by; `connect` is asked for a stream if there is nobody. While one waits for
+    /// it, so do the others.
     pub(super) async fn sender<E>(
         &self,
         connect: impl Future<Output = Result<Socket, E>>,

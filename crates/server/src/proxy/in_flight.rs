@@ -1,7 +1,8 @@
 //! Requests at the upstream at once: in all, and of one client.
 //!
-//! A client (an IPv4 address, or the /64 of an IPv6 address) has at most a part of all slots, so no client can keep the others out. A request takes its slot when there is
-//! something to send: the head alone, or the first piece of a body.
+//! A client (an IPv4 address, or the /64 of an IPv6 address) has at most a part of all slots, so no
+//! client can keep the others out. A request takes its slot when there is something to send: the
+//! head alone, or the first piece of a body.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -36,7 +37,8 @@ pub(super) struct ClientShare {
     home: Arc<Shares>,
 }
 
-/// The share that a connection used last: most connections carry requests of one client, and need not look it up for each of them.
+/// The share that a connection used last: most connections carry requests of one client, and need
+/// not look it up for each of them.
 #[derive(Debug, Default)]
 pub(super) struct LastShare(Mutex<Option<Arc<ClientShare>>>);
 
@@ -79,7 +81,11 @@ impl InFlight {
     }
 
     /// A slot, as soon as one is free, but within this time.
-    pub(super) async fn slot(&self, share: &Arc<ClientShare>, within: Duration) -> Result<Slot, Failed> {
+    pub(super) async fn slot(
+        &self,
+        share: &Arc<ClientShare>,
+        within: Duration,
+    ) -> Result<Slot, Failed> {
         if let Some(slot) = self.slot_at_once(share) {
             return Ok(slot);
         }
@@ -87,7 +93,11 @@ impl InFlight {
         let Ok(Ok(own)) = timeout_at(end, share.free.acquire()).await else {
             // The client is to blame only if there is room for others.
             let is_full = self.all.available_permits() == 0;
-            return Err(if is_full { Failed::Busy } else { Failed::BusyForClient(self.shares.most) });
+            return Err(if is_full {
+                Failed::Busy
+            } else {
+                Failed::BusyForClient(self.shares.most)
+            });
         };
         let Ok(Ok(one)) = timeout_at(end, Arc::clone(&self.all).acquire_owned()).await else {
             return Err(Failed::Busy);
@@ -103,7 +113,11 @@ impl Shares {
         if let Some(share) = by_client.get(&client).and_then(Weak::upgrade) {
             return share;
         }
-        let share = Arc::new(ClientShare { client, free: Semaphore::new(self.most), home: Arc::clone(self) });
+        let share = Arc::new(ClientShare {
+            client,
+            free: Semaphore::new(self.most),
+            home: Arc::clone(self),
+        });
         by_client.insert(client, Arc::downgrade(&share));
         share
     }
@@ -137,13 +151,15 @@ mod tests {
         let last = LastShare::default();
         let greedy = in_flight.share(client("192.0.2.1"), &last);
         assert!(Arc::ptr_eq(&greedy, &in_flight.share(client("192.0.2.1"), &LastShare::default())));
-        let held = [in_flight.slot_at_once(&greedy).unwrap(), in_flight.slot_at_once(&greedy).unwrap()];
+        let held =
+            [in_flight.slot_at_once(&greedy).unwrap(), in_flight.slot_at_once(&greedy).unwrap()];
         assert!(in_flight.slot_at_once(&greedy).is_none());
         assert!(matches!(in_flight.slot(&greedy, WITHIN).await, Err(Failed::BusyForClient(2))));
         // Addresses of one /64 are one client.
         let (one, other) = (client("2001:db8::1"), client("2001:db8::ffff:2"));
         let one = in_flight.share(one, &last);
-        let others = [in_flight.slot_at_once(&one).unwrap(), in_flight.slot(&one, WITHIN).await.unwrap()];
+        let others =
+            [in_flight.slot_at_once(&one).unwrap(), in_flight.slot(&one, WITHIN).await.unwrap()];
         assert!(in_flight.slot_at_once(&in_flight.share(other, &last)).is_none());
         drop(held);
         assert!(in_flight.slot_at_once(&greedy).is_some());
@@ -154,9 +170,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn when_all_are_taken_it_is_no_clients_fault_and_the_next_one_gets_what_is_given_back() {
         let in_flight = Arc::new(InFlight::new(2, 1));
-        let shares =
-            ["192.0.2.1", "192.0.2.2", "192.0.2.3"].map(|ip| in_flight.share(client(ip), &LastShare::default()));
-        let slots: Vec<Slot> = shares[..2].iter().map(|share| in_flight.slot_at_once(share).unwrap()).collect();
+        let shares = ["192.0.2.1", "192.0.2.2", "192.0.2.3"]
+            .map(|ip| in_flight.share(client(ip), &LastShare::default()));
+        let slots: Vec<Slot> =
+            shares[..2].iter().map(|share| in_flight.slot_at_once(share).unwrap()).collect();
         for share in &shares {
             assert!(matches!(in_flight.slot(share, WITHIN).await, Err(Failed::Busy)));
         }

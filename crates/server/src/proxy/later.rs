@@ -1,6 +1,8 @@
-//! What a request came to, once there is a response: rules that count some responses only, or by their size or time, are settled, and leases of `concurrent` limits end.
+//! What a request came to, once there is a response: rules that count some responses only, or by
+//! their size or time, are settled, and leases of `concurrent` limits end.
 //!
-//! It happens whatever becomes of the response: the owner of a [`Later`] drops it when the last byte is on its way, when the client has gone, or when there is no response.
+//! It happens whatever becomes of the response: the owner of a [`Later`] drops it when the last
+//! byte is on its way, when the client has gone, or when there is no response.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -44,7 +46,9 @@ impl<H: Headers> Attributes for Head<'_, H> {
     fn get(&self, name: &str) -> Option<Cow<'_, str>> {
         match name {
             "status" => Some(Cow::Borrowed(self.status.as_str())),
-            _ => Some(String::from_utf8_lossy(self.headers.line(name.strip_prefix("header.")?, 0)?)),
+            _ => {
+                Some(String::from_utf8_lossy(self.headers.line(name.strip_prefix("header.")?, 0)?))
+            }
         }
     }
 }
@@ -54,19 +58,25 @@ impl Later {
     ///
     /// # Errors
     /// As [`Engine::rule_on`].
-    pub(super) async fn rule(engine: &Engine, found: Vec<Match>) -> Result<(Ruling, Option<Box<Self>>), EngineError> {
+    pub(super) async fn rule(
+        engine: &Engine,
+        found: Vec<Match>,
+    ) -> Result<(Ruling, Option<Box<Self>>), EngineError> {
         let id = fresh_id();
         let settled = found.iter().filter(|one| one.rule.is_settled_later()).cloned().collect();
         let leases = found.iter().filter(|one| one.is_lease()).cloned().collect();
         let (open, source, began) = (Vec::new(), Source::Store, Instant::now());
-        // From here on leases may be held. They end also if the client goes, or the store does not answer, before there is a ruling.
-        let mut later = Box::new(Later { engine: engine.clone(), id, open, leases, source, began, bytes: 0 });
+        // From here on leases may be held. They end also if the client goes, or the store does not
+        // answer, before there is a ruling.
+        let mut later =
+            Box::new(Later { engine: engine.clone(), id, open, leases, source, began, bytes: 0 });
         let ruling = engine.rule_on(Op::Check, found, Some(id)).await?;
         later.ruled(settled, &ruling);
         Ok((ruling, Some(later).filter(|later| later.is_open())))
     }
 
-    /// Forgets what took nothing: everything if the request was denied, otherwise what rules in shadow mode denied.
+    /// Forgets what took nothing: everything if the request was denied, otherwise what rules in
+    /// shadow mode denied.
     fn ruled(&mut self, settled: Vec<Match>, ruling: &Ruling) {
         self.source = ruling.decision.as_ref().map_or(Source::Store, Decision::source);
         if !ruling.allowed {
@@ -76,8 +86,12 @@ impl Later {
             }
             return;
         }
-        let took =
-            |one: &Match| ruling.shadow.iter().all(|shadow| shadow.allowed || !Arc::ptr_eq(&shadow.rule, &one.rule));
+        let took = |one: &Match| {
+            ruling
+                .shadow
+                .iter()
+                .all(|shadow| shadow.allowed || !Arc::ptr_eq(&shadow.rule, &one.rule))
+        };
         self.open = settled;
         self.open.retain(took);
         self.leases.retain(took);
@@ -90,13 +104,19 @@ impl Later {
     }
 
     /// The response has begun: settles what is known by now, and has the ruling say what is left.
-    pub(super) async fn begin(&mut self, status: StatusCode, headers: &impl Headers, ruling: &mut Ruling) {
+    pub(super) async fn begin(
+        &mut self,
+        status: StatusCode,
+        headers: &impl Headers,
+        ruling: &mut Ruling,
+    ) {
         let head = Head { status, headers };
         for one in std::mem::take(&mut self.open) {
             let cost = match &one.rule.settle {
                 _ if !one.rule.counts(&head) => Some(0),
                 Some(settle @ Settle { by: Measure::Header(name), .. }) => {
-                    let said = headers.line(name, 0).and_then(|value| std::str::from_utf8(value).ok());
+                    let said =
+                        headers.line(name, 0).and_then(|value| std::str::from_utf8(value).ok());
                     let measured = said.and_then(|value| value.trim().parse().ok());
                     // Without a number, what was taken stays taken.
                     measured.map_or(Some(one.cost), |measured| Some(settle.cost(measured)))
@@ -123,7 +143,9 @@ fn amend(ruling: &mut Ruling, settled: &Match, decision: &Decision) {
     let mut verdicts = before.charges().to_vec();
     let own = ruling.charges.iter().zip(&mut verdicts);
     let own = own.filter(|(charge, _)| {
-        Arc::ptr_eq(&charge.rule, &settled.rule) && charge.key == settled.key && !is_concurrent(&charge.limit)
+        Arc::ptr_eq(&charge.rule, &settled.rule)
+            && charge.key == settled.key
+            && !is_concurrent(&charge.limit)
     });
     for ((_, verdict), after) in own.zip(decision.charges()) {
         *verdict = *after;
@@ -176,11 +198,17 @@ mod tests {
     async fn leases_end_when_a_request_panics_or_is_dropped() {
         let text = "rules:\n  - { name: a, limit: 1 concurrent ttl 10m; 9/h }\n  - { name: b, mode: shadow, limit: 1 concurrent ttl 10m }\n";
         let rules = Config::parse(text, "test").unwrap().rules;
-        let engine = Engine::new(Backend::Memory(Memory::builder().clock(ManualClock::new()).build()), rules);
+        let engine = Engine::new(
+            Backend::Memory(Memory::builder().clock(ManualClock::new()).build()),
+            rules,
+        );
         let found = || engine.matching(&[("ip", "192.0.2.7")][..], 1).unwrap();
         let free = async || {
             let shadow = |ruling: &Ruling| ruling.shadow.iter().all(|shadow| shadow.allowed);
-            engine.rule_on(Op::Peek, found(), None).await.is_ok_and(|ruling| ruling.allowed && shadow(&ruling))
+            engine
+                .rule_on(Op::Peek, found(), None)
+                .await
+                .is_ok_and(|ruling| ruling.allowed && shadow(&ruling))
         };
         let panicked = caught(async {
             let (ruling, later) = Later::rule(&engine, found()).await.unwrap();

@@ -1,4 +1,5 @@
-//! The proxy listener: requests that the rules let pass go on to an upstream, and its responses come back.
+//! The proxy listener: requests that the rules let pass go on to an upstream, and its responses
+//! come back.
 //!
 //! ```text
 //! client --> talk: a connection, HTTP/1.1 or HTTP/2; quick: what arrives whole over HTTP/1.1, without the detour by hyper
@@ -87,13 +88,16 @@ pub(crate) async fn serve_at(
     let upstreams = Arc::new(Upstreams::new(settings));
     let (files, wanted) = (upstreams.files.reserved, upstreams.settings.most_connections());
     if files < wanted {
-        let advice = "raise the limit of open files (ulimit -n, LimitNOFILE=), or lower proxy.max_in_flight";
-        let fields: [Field<'_>; 3] = [("reserved", &files), ("wanted", &wanted), ("advice", &advice)];
+        let advice =
+            "raise the limit of open files (ulimit -n, LimitNOFILE=), or lower proxy.max_in_flight";
+        let fields: [Field<'_>; 3] =
+            [("reserved", &files), ("wanted", &wanted), ("advice", &advice)];
         engine.observer().log().warn("few files for connections to the upstream", &fields);
     }
     let desk = Arc::new(Desk { engine, upstreams: Arc::clone(&upstreams) });
     let down = shutdown.clone();
-    let received = entrance.receive(shutdown, move |visitor| talk(Arc::clone(&desk), visitor, waits(), down.clone()));
+    let received = entrance
+        .receive(shutdown, move |visitor| talk(Arc::clone(&desk), visitor, waits(), down.clone()));
     let sweeping = async {
         loop {
             tokio::time::sleep(SWEEP).await;
@@ -107,7 +111,12 @@ pub(crate) async fn serve_at(
 }
 
 /// Serves one visitor to the end.
-async fn talk(desk: Arc<Desk>, visitor: Visitor, waits: Waits, mut shutdown: watch::Receiver<bool>) {
+async fn talk(
+    desk: Arc<Desk>,
+    visitor: Visitor,
+    waits: Waits,
+    mut shutdown: watch::Receiver<bool>,
+) {
     let Visitor { mut stream, peer, place, .. } = visitor;
     let pace = Arc::new(Pace::default());
     let secure = matches!(stream, Stream::Tls(_));

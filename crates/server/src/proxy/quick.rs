@@ -1,8 +1,12 @@
-//! A short way for most requests: HTTP/1.1 on both sides, a request that arrives whole, and a response of a length that it says.
+//! A short way for most requests: HTTP/1.1 on both sides, a request that arrives whole, and a
+//! response of a length that it says.
 //!
-//! What is asked, changed and settled is asked, changed and settled by the same functions as on the other way; only hyper is not in between. Whatever else comes goes
-//! to hyper, and the connection stays there: a request that is something else with all its bytes; a response that is something else, or none, together with the request,
-//! which hyper reads again, and the connection to the upstream, on which hyper finds the response. What it saves: `docs/decisions/0027-short-way-of-the-proxy.md`.
+//! What is asked, changed and settled is asked, changed and settled by the same functions as on the
+//! other way; only hyper is not in between. Whatever else comes goes to hyper, and the connection
+//! stays there: a request that is something else with all its bytes; a response that is something
+//! else, or none, together with the request, which hyper reads again, and the connection to the
+//! upstream, on which hyper finds the response. What it saves:
+//! `docs/decisions/0027-short-way-of-the-proxy.md`.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -43,7 +47,8 @@ const FIRST_BYTES: usize = 16 << 10;
 const READ_BYTES: usize = 64 << 10;
 
 thread_local! {
-    /// Where bytes are read to; they stay there for no longer than one turn of a task, so that a connection without a request needs no memory for them.
+    /// Where bytes are read to; they stay there for no longer than one turn of a task, so that a
+    /// connection without a request needs no memory for them.
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into());
 }
 
@@ -97,14 +102,18 @@ impl Desk {
                 talk.bell.set(waits.idle);
                 let asked = poll_fn(|context| match talk.poll_client(context) {
                     Poll::Ready(more) => Poll::Ready(more.then_some(())),
-                    Poll::Pending if stop.as_mut().poll(context).is_ready() => Poll::Ready(Some(())),
+                    Poll::Pending if stop.as_mut().poll(context).is_ready() => {
+                        Poll::Ready(Some(()))
+                    }
                     Poll::Pending => talk.bell.poll(context).map(|()| None),
                 });
                 if asked.await.is_none() {
                     return Next::Over(Left::Done);
                 }
             }
-            let Some(asked) = whole::request(&talk.bytes, &mut talk.fields) else { return Next::Other(talk.bytes) };
+            let Some(asked) = whole::request(&talk.bytes, &mut talk.fields) else {
+                return Next::Other(talk.bytes);
+            };
             let used = asked.used;
             let gone_on = match caught(talk.exchange(asked, &down)).await {
                 Some(gone_on) => gone_on,
@@ -173,9 +182,17 @@ impl Talk<'_> {
     /// One request, from the rules to the last byte of the response.
     async fn exchange(&mut self, asked: Asked, down: &watch::Receiver<bool>) -> Go {
         let Asked { method, target, body_at, used } = asked;
-        let text = |range: &Range<usize>| std::str::from_utf8(&self.bytes[range.clone()]).unwrap_or_default();
+        let text = |range: &Range<usize>| {
+            std::str::from_utf8(&self.bytes[range.clone()]).unwrap_or_default()
+        };
         let (version, headers) = (Version::HTTP_11, &mut self.fields);
-        let head = Head { method: text(&method), target: text(&target), authority: None, version, headers };
+        let head = Head {
+            method: text(&method),
+            target: text(&target),
+            authority: None,
+            version,
+            headers,
+        };
         let admitted = self.desk.admit(head, &self.guest.peer, None).await;
         let (mut passed, rewritten) = match admitted {
             Ok(Admitted { passed, target, .. }) => (passed, target),
@@ -250,7 +267,8 @@ impl Talk<'_> {
         }
     }
 
-    /// Sends the request, on a connection that is good for it. What failed, or how the conversation ends.
+    /// Sends the request, on a connection that is good for it. What failed, or how the conversation
+    /// ends.
     async fn send(&mut self) -> Result<Socket, Result<Failed, Left>> {
         let upstreams = &self.desk.upstreams;
         for _ in 0..TRIES {
@@ -262,7 +280,9 @@ impl Talk<'_> {
                     match self.meanwhile(upstreams.connect()).await {
                         Ok(connected) => connected.map_err(Ok)?,
                         Err(End::Gone) => return Err(Err(Left::Done)),
-                        Err(End::Late) => return Err(Ok(Failed::ConnectTimeout(upstreams.settings.connect))),
+                        Err(End::Late) => {
+                            return Err(Ok(Failed::ConnectTimeout(upstreams.settings.connect)));
+                        }
                     }
                 }
             };
@@ -286,7 +306,12 @@ impl Talk<'_> {
     }
 
     /// Gives a response to the client, as it comes.
-    async fn give(&mut self, passed: &mut Passed, coming: Coming, down: &watch::Receiver<bool>) -> Go {
+    async fn give(
+        &mut self,
+        passed: &mut Passed,
+        coming: Coming,
+        down: &watch::Receiver<bool>,
+    ) -> Go {
         let Coming { answered, source } = coming;
         let later = self.desk.returned(passed, answered.status, &mut self.fields).await;
         let last = *down.borrow();
@@ -295,7 +320,8 @@ impl Talk<'_> {
         }
         self.out.clear();
         whole::write_response(&mut self.out, &answered, &self.read, &self.fields);
-        let mut rest = Rest { left: answered.length, later, source: Some(source), stays: answered.stays };
+        let mut rest =
+            Rest { left: answered.length, later, source: Some(source), stays: answered.stays };
         let body = rest.take(self.desk, &self.read[answered.body_at..]);
         self.out.extend_from_slice(body);
         self.read.shrink_to(REQUEST_BYTES);
@@ -336,7 +362,11 @@ impl Talk<'_> {
     }
 
     /// Says something of our own.
-    async fn say(&mut self, mut response: Response<axum::body::Body>, down: &watch::Receiver<bool>) -> Go {
+    async fn say(
+        &mut self,
+        mut response: Response<axum::body::Body>,
+        down: &watch::Receiver<bool>,
+    ) -> Go {
         let (name, value) = NO_SNIFF;
         response.headers_mut().insert(name, value);
         if *down.borrow() {
@@ -412,7 +442,8 @@ struct Rest {
 }
 
 impl Rest {
-    /// The part of `piece` that belongs to the response. With the last of it, what it came to is settled, and its connection is free for the next.
+    /// The part of `piece` that belongs to the response. With the last of it, what it came to is
+    /// settled, and its connection is free for the next.
     fn take<'a>(&mut self, desk: &Desk, piece: &'a [u8]) -> &'a [u8] {
         let own = usize::try_from(self.left).map_or(piece, |left| &piece[..left.min(piece.len())]);
         self.left -= own.len() as u64;
@@ -432,7 +463,8 @@ impl Rest {
     }
 }
 
-/// One timer for a whole conversation. It rings more often than it has to, so that it need not be set anew for everything that may take long.
+/// One timer for a whole conversation. It rings more often than it has to, so that it need not be
+/// set anew for everything that may take long.
 struct Bell {
     sleep: Pin<Box<Sleep>>,
     tick: Duration,

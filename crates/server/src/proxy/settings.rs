@@ -32,7 +32,8 @@ pub struct ProxySettings {
     pub keep: usize,
     /// How long they are kept.
     pub keep_idle: Duration,
-    /// Whether exchanges over HTTP/1.1 that arrive whole go a shorter way, which makes no difference but in what they cost. No file says this.
+    /// Whether exchanges over HTTP/1.1 that arrive whole go a shorter way, which makes no
+    /// difference but in what they cost. No file says this.
     pub short_way: bool,
 }
 
@@ -106,7 +107,9 @@ pub struct Upstream {
 
 /// A URL that cannot be an upstream.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("upstream {url:?}: {problem}: expected http://HOST:PORT, or h2c://HOST:PORT for HTTP/2 without TLS")]
+#[error(
+    "upstream {url:?}: {problem}: expected http://HOST:PORT, or h2c://HOST:PORT for HTTP/2 without TLS"
+)]
 pub struct InvalidUpstream {
     url: String,
     problem: &'static str,
@@ -141,7 +144,12 @@ impl FromStr for Upstream {
             None if authority.as_str() == authority.host() => 80,
             _ => return Err(wrong("not a port")),
         };
-        Ok(Upstream { speech, host: host.into(), port, base: parsed.path().trim_end_matches('/').into() })
+        Ok(Upstream {
+            speech,
+            host: host.into(),
+            port,
+            base: parsed.path().trim_end_matches('/').into(),
+        })
     }
 }
 
@@ -190,15 +198,22 @@ impl ProxyFile {
     pub(crate) fn checked(self) -> ProxySettings {
         let default = ProxySettings::to(self.upstream.0);
         let secs = |number: u32| Duration::from_secs(number.into());
-        let max_in_flight = self.max_in_flight.map_or(default.max_in_flight, |number| number.0 as usize);
+        let max_in_flight =
+            self.max_in_flight.map_or(default.max_in_flight, |number| number.0 as usize);
         let min_rate = default.min_body_rate;
         ProxySettings {
-            connect: self.connect_ms.map_or(default.connect, |number| Duration::from_millis(number.0.into())),
+            connect: self
+                .connect_ms
+                .map_or(default.connect, |number| Duration::from_millis(number.0.into())),
             answer: self.answer_secs.map_or(default.answer, |number| secs(number.0)),
             idle: self.idle_secs.map_or(default.idle, |number| secs(number.0)),
-            upgraded_idle: self.upgraded_idle_secs.map_or(default.upgraded_idle, |number| secs(number.0)),
+            upgraded_idle: self
+                .upgraded_idle_secs
+                .map_or(default.upgraded_idle, |number| secs(number.0)),
             min_body_rate: MinRate {
-                bytes_per_second: self.min_body_bytes_per_second.map_or(min_rate.bytes_per_second, |number| number.0),
+                bytes_per_second: self
+                    .min_body_bytes_per_second
+                    .map_or(min_rate.bytes_per_second, |number| number.0),
                 grace: self.body_grace_secs.map_or(min_rate.grace, |number| secs(number.0)),
             },
             max_in_flight,
@@ -256,8 +271,16 @@ mod tests {
         ] {
             assert_eq!(url.parse::<Upstream>().unwrap().to_string(), shown);
         }
-        for url in ["", "app:80", "https://app", "http://", "http://a:99999", "http://u@a", "http://a/?x=1", "ftp://a"]
-        {
+        for url in [
+            "",
+            "app:80",
+            "https://app",
+            "http://",
+            "http://a:99999",
+            "http://u@a",
+            "http://a/?x=1",
+            "ftp://a",
+        ] {
             let error = url.parse::<Upstream>().unwrap_err().to_string();
             assert!(error.contains("expected http://HOST:PORT"), "{error}");
         }

@@ -17,7 +17,10 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    pub(super) async fn connect(to: impl ToSocketAddrs, file: OwnedSemaphorePermit) -> io::Result<Self> {
+    pub(super) async fn connect(
+        to: impl ToSocketAddrs,
+        file: OwnedSemaphorePermit,
+    ) -> io::Result<Self> {
         let stream = TcpStream::connect(to).await?;
         let _ = stream.set_nodelay(true);
         Ok(Socket { stream, _file: file })
@@ -33,13 +36,21 @@ impl Deref for Socket {
 }
 
 impl AsyncRead for Socket {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(context, buf)
     }
 }
 
 impl AsyncWrite for Socket {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(context, buf)
     }
 

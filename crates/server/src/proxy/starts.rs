@@ -1,8 +1,11 @@
-//! When requests of one connection of HTTP/2 go to the upstream: a few at once, and more as answers are taken.
+//! When requests of one connection of HTTP/2 go to the upstream: a few at once, and more as answers
+//! are taken.
 //!
-//! Somebody who asks for hundreds of things at once and takes none of the answers would have a connection to the upstream made for each of them, in a moment and for
-//! nothing. So a connection begins with a few requests, and each answer whose body the client begins to take lets one more than before be under way.
-//! Nobody waits for long: whoever has many requests that are answered late, as those of a long poll are, has them all under way a moment later.
+//! Somebody who asks for hundreds of things at once and takes none of the answers would have a
+//! connection to the upstream made for each of them, in a moment and for nothing. So a connection
+//! begins with a few requests, and each answer whose body the client begins to take lets one more
+//! than before be under way. Nobody waits for long: whoever has many requests that are answered
+//! late, as those of a long poll are, has them all under way a moment later.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -45,7 +48,10 @@ impl Starts {
     pub(super) async fn next(self: &Arc<Self>) -> Start {
         let place = match Arc::clone(&self.places).try_acquire_owned() {
             Ok(place) => Some(place),
-            Err(_) => timeout(LONGEST, Arc::clone(&self.places).acquire_owned()).await.ok().and_then(Result::ok),
+            Err(_) => timeout(LONGEST, Arc::clone(&self.places).acquire_owned())
+                .await
+                .ok()
+                .and_then(Result::ok),
         };
         Start { starts: Arc::clone(self), place }
     }
@@ -89,7 +95,11 @@ mod tests {
         assert_eq!(under_way.len(), 16);
         assert_eq!(at_once(&starts).len(), 0, "nobody took an answer");
         drop(under_way.split_off(10));
-        assert_eq!(at_once(&starts).len(), 6, "those that ended in another way leave things as they were");
+        assert_eq!(
+            at_once(&starts).len(),
+            6,
+            "those that ended in another way leave things as they were"
+        );
         under_way.into_iter().for_each(Start::taken);
         let under_way = at_once(&starts);
         assert_eq!(under_way.len(), 26, "one more for each");

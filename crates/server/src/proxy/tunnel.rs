@@ -1,4 +1,5 @@
-//! What is no longer HTTP: bytes in both directions, until both sides are done or nothing has come for long.
+//! What is no longer HTTP: bytes in both directions, until both sides are done or nothing has come
+//! for long.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,7 +47,8 @@ impl Tunnel {
         // An end is carried on and the other direction goes on; a side that has failed ends both.
         let carried = async { tokio::try_join!(down, pump(from_client, to_upstream, &moved)) };
         let silent = async {
-            let look = || moved.load(Ordering::Relaxed).wrapping_add(returned.load(Ordering::Relaxed));
+            let look =
+                || moved.load(Ordering::Relaxed).wrapping_add(returned.load(Ordering::Relaxed));
             let mut seen = None;
             while seen != Some(look()) {
                 seen = Some(look());
@@ -69,7 +71,11 @@ impl Tunnel {
 }
 
 /// Carries bytes in one direction; the end is carried, too.
-async fn pump(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, moved: &AtomicU64) -> io::Result<()> {
+async fn pump(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    moved: &AtomicU64,
+) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         let bytes = from.read(&mut buffer).await?;

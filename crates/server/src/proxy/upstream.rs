@@ -44,7 +44,9 @@ pub(super) struct Upstreams {
 pub(super) enum Failed {
     #[error("too many requests are at the upstream already: try again in a moment")]
     Busy,
-    #[error("this client has {0} requests at the upstream already, which is its part: try again in a moment")]
+    #[error(
+        "this client has {0} requests at the upstream already, which is its part: try again in a moment"
+    )]
     BusyForClient(usize),
     #[error("cannot connect to the upstream: {0}")]
     Connect(io::Error),
@@ -76,7 +78,9 @@ impl Failed {
             Failed::ConnectTimeout(_) | Failed::AnswerTimeout(_) => StatusCode::GATEWAY_TIMEOUT,
             Failed::BodyTimeout | Failed::BodySlow(_) => StatusCode::REQUEST_TIMEOUT,
             Failed::BodyLost | Failed::Target => StatusCode::BAD_REQUEST,
-            Failed::Connect(_) | Failed::Closed | Failed::NotHttp | Failed::Lost(_) => StatusCode::BAD_GATEWAY,
+            Failed::Connect(_) | Failed::Closed | Failed::NotHttp | Failed::Lost(_) => {
+                StatusCode::BAD_GATEWAY
+            }
         }
     }
 
@@ -117,7 +121,8 @@ impl Upstreams {
         self.settings.short_way && self.settings.upstream.speech == Speech::First
     }
 
-    /// Sends a request whose head is ready but for what depends on the upstream; if it was sent already, waits for the response alone.
+    /// Sends a request whose head is ready but for what depends on the upstream; if it was sent
+    /// already, waits for the response alone.
     pub(super) async fn ask(
         self: &Arc<Self>,
         mut head: request::Parts,
@@ -164,10 +169,12 @@ impl Upstreams {
                     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
                     headers.insert(UPGRADE, protocol);
                 }
-                self.ask_first(Request::from_parts(head, sent), &progress, slot, upgrades, line).await
+                self.ask_first(Request::from_parts(head, sent), &progress, slot, upgrades, line)
+                    .await
             }
             Speech::Second => {
-                let authority = host.and_then(|host| host.to_str().ok()?.parse::<uri::Authority>().ok());
+                let authority =
+                    host.and_then(|host| host.to_str().ok()?.parse::<uri::Authority>().ok());
                 let uri = Uri::builder().scheme("http").path_and_query(target);
                 let own = || self.settings.upstream.authority();
                 head.uri = uri
@@ -210,7 +217,9 @@ impl Upstreams {
                 }
                 Ok(response) => {
                     let home = Arc::clone(self);
-                    let body = |body| Returned::first(body, Reading { line, home, slot }, self.settings.idle);
+                    let body = |body| {
+                        Returned::first(body, Reading { line, home, slot }, self.settings.idle)
+                    };
                     return Ok(Answer::Http(response.map(body)));
                 }
                 // It was closed while nobody looked; nothing of the request was sent.
@@ -230,14 +239,17 @@ impl Upstreams {
         for _ in 0..TRIES {
             // All wait for one connection, nobody longer than for one of its own.
             let sender = timeout(self.settings.connect, self.shared.sender(self.connect())).await;
-            let mut sender = sender.map_err(|_| Failed::ConnectTimeout(self.settings.connect))??;
+            let mut sender =
+                sender.map_err(|_| Failed::ConnectTimeout(self.settings.connect))??;
             let answered = self.in_time(http2::ask(&mut sender, request), progress).await?;
             if answered.is_ok() {
                 progress.set_answered();
             }
             match answered {
                 Ok(response) => {
-                    return Ok(Answer::Http(response.map(|body| Returned::second(body, slot, self.settings.idle))));
+                    return Ok(Answer::Http(
+                        response.map(|body| Returned::second(body, slot, self.settings.idle)),
+                    ));
                 }
                 Err(Unanswered { request: Some(unsent), .. }) => request = unsent,
                 Err(Unanswered { error, request: None }) => return Err(why(error, progress)),
@@ -249,12 +261,17 @@ impl Upstreams {
     pub(super) async fn connect(&self) -> Result<Socket, Failed> {
         let (upstream, within) = (&self.settings.upstream, self.settings.connect);
         let file = timeout(within, self.files.take()).await.map_err(|_| Failed::Busy)?;
-        let socket = timeout(within, Socket::connect((upstream.host.as_str(), upstream.port), file)).await;
+        let socket =
+            timeout(within, Socket::connect((upstream.host.as_str(), upstream.port), file)).await;
         socket.map_err(|_| Failed::ConnectTimeout(within))?.map_err(Failed::Connect)
     }
 
     /// An answer must begin in time, counted from when the last piece of the request was sent.
-    async fn in_time<T>(&self, answer: impl Future<Output = T>, progress: &Progress) -> Result<T, Failed> {
+    async fn in_time<T>(
+        &self,
+        answer: impl Future<Output = T>,
+        progress: &Progress,
+    ) -> Result<T, Failed> {
         let mut answer = std::pin::pin!(answer);
         loop {
             let before = progress.pieces();

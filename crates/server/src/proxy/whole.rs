@@ -1,6 +1,8 @@
-//! Messages of HTTP/1.1 for the [short way](super::quick): heads as hyper reads them, and written as it writes them.
+//! Messages of HTTP/1.1 for the [short way](super::quick): heads as hyper reads them, and written
+//! as it writes them.
 //!
-//! Only what has one meaning is read here. Whatever says something about how the connection or the body is to be treated, beyond one length in digits, is none of these.
+//! Only what has one meaning is read here. Whatever says something about how the connection or the
+//! body is to be treated, beyond one length in digits, is none of these.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -26,14 +28,19 @@ pub(super) struct Asked {
     pub(super) used: usize,
 }
 
-/// The request at the front of `bytes`, if it is one for the short way; its headers are then in `fields`.
+/// The request at the front of `bytes`, if it is one for the short way; its headers are then in
+/// `fields`.
 pub(super) fn request(bytes: &[u8], fields: &mut Fields) -> Option<Asked> {
     let mut lines = [const { MaybeUninit::uninit() }; MAX_HEADERS];
     let mut parsed = httparse::Request::new(&mut []);
-    let Ok(httparse::Status::Complete(body_at)) = parsed.parse_with_uninit_headers(bytes, &mut lines) else {
+    let Ok(httparse::Status::Complete(body_at)) =
+        parsed.parse_with_uninit_headers(bytes, &mut lines)
+    else {
         return None;
     };
-    let (Some(method), Some(target), Some(1)) = (parsed.method, parsed.path, parsed.version) else { return None };
+    let (Some(method), Some(target), Some(1)) = (parsed.method, parsed.path, parsed.version) else {
+        return None;
+    };
     // What is answered to these has no body, whatever it says.
     if matches!(method, "CONNECT" | "HEAD") {
         return None;
@@ -75,13 +82,20 @@ pub(super) struct Answered {
     pub(super) stays: bool,
 }
 
-/// The response at the front of `bytes`, if it is one for the short way; its headers are then in `fields`.
+/// The response at the front of `bytes`, if it is one for the short way; its headers are then in
+/// `fields`.
 pub(super) fn response(bytes: &[u8], fields: &mut Fields) -> Option<Answered> {
     let mut lines = [const { MaybeUninit::uninit() }; MAX_HEADERS];
     let mut parsed = httparse::Response::new(&mut []);
-    let read = httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut parsed, bytes, &mut lines);
+    let read = httparse::ParserConfig::default().parse_response_with_uninit_headers(
+        &mut parsed,
+        bytes,
+        &mut lines,
+    );
     let Ok(httparse::Status::Complete(body_at)) = read else { return None };
-    let (Some(code), Some(reason), Some(1)) = (parsed.code, parsed.reason, parsed.version) else { return None };
+    let (Some(code), Some(reason), Some(1)) = (parsed.code, parsed.reason, parsed.version) else {
+        return None;
+    };
     let status = StatusCode::from_u16(code).ok().filter(|status| !status.is_informational())?;
     let own = match reason {
         _ if status.canonical_reason() == Some(reason) => None,
@@ -104,8 +118,13 @@ struct Framing {
     closes: bool,
 }
 
-/// Reads the headers of a message; nothing if there is one among them that the short way does not know how to treat.
-fn read_fields(lines: &[httparse::Header<'_>], head: &[u8], fields: &mut Fields) -> Option<Framing> {
+/// Reads the headers of a message; nothing if there is one among them that the short way does not
+/// know how to treat.
+fn read_fields(
+    lines: &[httparse::Header<'_>],
+    head: &[u8],
+    fields: &mut Fields,
+) -> Option<Framing> {
     let mut framing = Framing { length: None, closes: false };
     fields.begin(head);
     for line in lines {
@@ -139,7 +158,12 @@ fn length(value: &[u8]) -> Option<u64> {
 }
 
 /// Writes the head of a request for a target behind this base.
-pub(super) fn write_request(out: &mut Vec<u8>, method: &[u8], (base, target): (&str, &[u8]), fields: &Fields) {
+pub(super) fn write_request(
+    out: &mut Vec<u8>,
+    method: &[u8],
+    (base, target): (&str, &[u8]),
+    fields: &Fields,
+) {
     out.extend_from_slice(method);
     out.push(b' ');
     out.extend_from_slice(base.as_bytes());
@@ -150,12 +174,19 @@ pub(super) fn write_request(out: &mut Vec<u8>, method: &[u8], (base, target): (&
 }
 
 /// Writes the head of a response that was read from `bytes`.
-pub(super) fn write_response(out: &mut Vec<u8>, answered: &Answered, bytes: &[u8], fields: &Fields) {
+pub(super) fn write_response(
+    out: &mut Vec<u8>,
+    answered: &Answered,
+    bytes: &[u8],
+    fields: &Fields,
+) {
     out.extend_from_slice(b"HTTP/1.1 ");
     out.extend_from_slice(answered.status.as_str().as_bytes());
     out.push(b' ');
     match &answered.reason {
-        None => out.extend_from_slice(answered.status.canonical_reason().unwrap_or_default().as_bytes()),
+        None => {
+            out.extend_from_slice(answered.status.canonical_reason().unwrap_or_default().as_bytes())
+        }
         Some(own) => out.extend_from_slice(&bytes[own.clone()]),
     }
     out.extend_from_slice(b"\r\n");
@@ -200,9 +231,17 @@ mod tests {
             ("PURGE / HTTP/1.1\r\ncontent-length: 0\r\n\r\n", ""),
         ] {
             let asked = request(text.as_bytes()).unwrap_or_else(|| panic!("{text}"));
-            assert_eq!((&text[asked.body_at..asked.used], asked.used), (body, text.len()), "{text}");
+            assert_eq!(
+                (&text[asked.body_at..asked.used], asked.used),
+                (body, text.len()),
+                "{text}"
+            );
             // What comes behind it is not touched, and none of its beginnings is a request.
-            assert_eq!(request(format!("{text}GET").as_bytes()).map(|asked| asked.used), Some(text.len()), "{text}");
+            assert_eq!(
+                request(format!("{text}GET").as_bytes()).map(|asked| asked.used),
+                Some(text.len()),
+                "{text}"
+            );
             for end in 0..text.len() {
                 assert!(request(&text.as_bytes()[..end]).is_none(), "{end} of {text}");
             }
@@ -244,7 +283,11 @@ mod tests {
         for (head, length, stays) in [
             ("HTTP/1.1 200 OK\r\nContent-Length: 5", Some(5), true),
             ("HTTP/1.1 200\r\nContent-Length: 0\r\nConnection: keep-alive", Some(0), true),
-            ("HTTP/1.1 404 What\r\nConnection: Close\r\nContent-Length: 100000000000", Some(100_000_000_000), false),
+            (
+                "HTTP/1.1 404 What\r\nConnection: Close\r\nContent-Length: 100000000000",
+                Some(100_000_000_000),
+                false,
+            ),
             ("HTTP/1.1 204 No Content", Some(0), true),
             ("HTTP/1.1 304 Not Modified\r\nETag: x", Some(0), true),
             ("HTTP/1.1 304 Not Modified\r\nContent-Length: 5", None, true),

@@ -1,5 +1,6 @@
-//! Responses over HTTP/2 whose client opens no window. hyper does not ask for more of them, so somebody else has to notice: the connection takes every byte
-//! that is sent on it, and still nothing moves.
+//! Responses over HTTP/2 whose client opens no window. hyper does not ask for more of them, so
+//! somebody else has to notice: the connection takes every byte that is sent on it, and still
+//! nothing moves.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
@@ -49,7 +50,13 @@ impl Windows {
             sleep(most / 2).await;
             let round = self.round.fetch_add(1, Relaxed) + 1;
             let starved = |since: u64| since > 0 && round - (since - 1) > 2;
-            if self.waiting.lock().iter().filter_map(Weak::upgrade).any(|since| starved(since.load(Relaxed))) {
+            if self
+                .waiting
+                .lock()
+                .iter()
+                .filter_map(Weak::upgrade)
+                .any(|since| starved(since.load(Relaxed)))
+            {
                 return;
             }
         }

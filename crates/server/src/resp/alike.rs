@@ -1,5 +1,6 @@
-//! Commands that differ from the one before them in nothing but their key, which is what most connections send: the shortest way. What they ask is read
-//! once, and of each only its key is looked at. The answers are the same as by the way that all others go.
+//! Commands that differ from the one before them in nothing but their key, which is what most
+//! connections send: the shortest way. What they ask is read once, and of each only its key is
+//! looked at. The answers are the same as by the way that all others go.
 
 use tidegate::{Limit, Scope, Series, Source};
 
@@ -10,7 +11,8 @@ use super::throttle::Throttle;
 use super::turn::MAX_ANSWERS_BYTES;
 use crate::auth::May;
 
-/// Keys that are read before the first of them is decided, so that their memory is fetched meanwhile.
+/// Keys that are read before the first of them is decided, so that their memory is fetched
+/// meanwhile.
 const AHEAD: usize = 16;
 
 /// What commands of one shape ask, if they can be answered here.
@@ -42,8 +44,14 @@ pub(crate) struct Answered {
 }
 
 impl Session {
-    /// Answers commands at the front of `bytes`, at most so many, for as long as they are like the last that was read.
-    pub(crate) fn answer_alike(&mut self, bytes: &[u8], most: usize, out: &mut Replies) -> Answered {
+    /// Answers commands at the front of `bytes`, at most so many, for as long as they are like the
+    /// last that was read.
+    pub(crate) fn answer_alike(
+        &mut self,
+        bytes: &[u8],
+        most: usize,
+        out: &mut Replies,
+    ) -> Answered {
         let mut answered = Answered::default();
         let is_for_others = self.alike.asked.is_none() && self.alike.shape == self.known.shape();
         if is_for_others || self.may == May::Nothing {
@@ -95,10 +103,14 @@ impl Session {
                 },
             };
             let series = match before {
-                Some(Asked { series, is_throttle: same, .. }) if same == is_throttle && *series.limit() == limit => {
+                Some(Asked { series, is_throttle: same, .. })
+                    if same == is_throttle && *series.limit() == limit =>
+                {
                     series
                 }
-                _ => self.engine.series(if is_throttle { &CELL_SCOPE } else { &Scope::AdHoc }, &limit)?,
+                _ => self
+                    .engine
+                    .series(if is_throttle { &CELL_SCOPE } else { &Scope::AdHoc }, &limit)?,
             };
             Some(Asked { series, cost: question.cost, is_throttle })
         });
@@ -136,10 +148,15 @@ mod tests {
             let clock = ManualClock::new();
             clock.set(Timestamp::from_micros(1_700_000_000_000_000));
             let store = Backend::Memory(Memory::builder().clock(clock.clone()).build());
-            let observer = Observer::new(Log::silent(), &Settings { show_keys: true, ..Settings::default() });
+            let observer =
+                Observer::new(Log::silent(), &Settings { show_keys: true, ..Settings::default() });
             let engine = Engine::observed(store, Rules::default(), observer).at(Protocol::Resp);
-            let session =
-                Session::new(engine, Arc::new(Guard::new(Auth::default())), Caller::at([127, 0, 0, 1].into()), 1);
+            let session = Session::new(
+                engine,
+                Arc::new(Guard::new(Auth::default())),
+                Caller::at([127, 0, 0, 1].into()),
+                1,
+            );
             Talk { clock, session, out: Replies::default(), bytes: Vec::new(), answers: Vec::new() }
         }
 
@@ -156,10 +173,12 @@ mod tests {
             }
         }
 
-        /// One command at a time, with nothing known of the one before: each goes the way that all can go.
+        /// One command at a time, with nothing known of the one before: each goes the way that all
+        /// can go.
         async fn hear_one_by_one(&mut self, piece: &[u8]) {
             self.bytes.extend_from_slice(piece);
-            self.bytes = answer_one_by_one(&self.bytes, &mut self.session, &mut self.out).await.to_vec();
+            self.bytes =
+                answer_one_by_one(&self.bytes, &mut self.session, &mut self.out).await.to_vec();
             self.answers.append(&mut self.out.bytes);
         }
 
@@ -167,8 +186,13 @@ mod tests {
         fn told(&self) -> (Vec<String>, Vec<(String, String, u64)>) {
             let (engine, observer) = (&self.session.engine, self.session.engine.observer());
             let page = observer.metrics().text(engine.store(), 0);
-            let decisions = page.lines().filter(|line| line.starts_with("tidegate_decisions_total"));
-            let denied = observer.top().list(usize::MAX).into_iter().map(|one| (one.rule, one.key, one.denied));
+            let decisions =
+                page.lines().filter(|line| line.starts_with("tidegate_decisions_total"));
+            let denied = observer
+                .top()
+                .list(usize::MAX)
+                .into_iter()
+                .map(|one| (one.rule, one.key, one.denied));
             let mut denied: Vec<_> = denied.collect();
             denied.sort_unstable();
             (decisions.map(String::from).collect(), denied)
@@ -180,7 +204,8 @@ mod tests {
     }
 
     fn written(words: &[String]) -> Vec<u8> {
-        let each: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+        let each: String =
+            words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
         format!("*{}\r\n{each}", words.len()).into_bytes()
     }
 
@@ -219,39 +244,56 @@ mod tests {
         ];
         let keys = prop_oneof![4 => "[ab]", 2 => "k[0-9]{1,12}", 1 => "[a$\r\n]{0,30}", 1 => "a{1000,1040}"];
         let row = (prop::sample::select(shapes.to_vec()), prop::collection::vec(keys, 1..2 * TURN));
-        let transaction =
-            |(commands, end): (Vec<u8>, &str)| [written(&["MULTI".into()]), commands, written(&[end.into()])].concat();
+        let transaction = |(commands, end): (Vec<u8>, &str)| {
+            [written(&["MULTI".into()]), commands, written(&[end.into()])].concat()
+        };
         let row = row.prop_map(|(shape, keys)| {
             let words = |key: &str| -> Vec<String> {
-                shape.split(' ').map(|word| if word == "KEY" { key.into() } else { word.replace('_', " ") }).collect()
+                shape
+                    .split(' ')
+                    .map(|word| if word == "KEY" { key.into() } else { word.replace('_', " ") })
+                    .collect()
             };
             keys.iter().flat_map(|key| written(&words(key))).collect::<Vec<u8>>()
         });
         let ends = prop::sample::select(vec!["EXEC", "EXEC", "EXEC", "DISCARD", "RESET", "PING"]);
-        (row, ends, any::<bool>())
-            .prop_map(move |(row, end, is_queued)| if is_queued { transaction((row, end)) } else { row })
+        (row, ends, any::<bool>()).prop_map(
+            move |(row, end, is_queued)| if is_queued { transaction((row, end)) } else { row },
+        )
     }
 
     #[test]
     fn commands_that_differ_in_their_keys_go_the_short_way() {
         for shape in ["CL.THROTTLE KEY 15 30 60 1", "TG.CHECK KEY 10/s"] {
             let mut talk = Talk::begin();
-            let write = |key: &str| written(&shape.split(' ').map(|word| word.replace("KEY", key)).collect::<Vec<_>>());
+            let write = |key: &str| {
+                written(&shape.split(' ').map(|word| word.replace("KEY", key)).collect::<Vec<_>>())
+            };
             block_on(talk.hear(&write("first")));
-            let rest: Vec<u8> = ["other", "a", "of another length"].into_iter().flat_map(write).collect();
+            let rest: Vec<u8> =
+                ["other", "a", "of another length"].into_iter().flat_map(write).collect();
             let cut = [&rest[..], &rest[..20]].concat();
             let answered = talk.session.answer_alike(&cut, TURN, &mut talk.out);
             assert_eq!((answered.commands, answered.bytes), (3, rest.len()), "{shape}");
-            assert_eq!(talk.session.answer_alike(&cut, 2, &mut talk.out).commands, 2, "no more than that");
+            assert_eq!(
+                talk.session.answer_alike(&cut, 2, &mut talk.out).commands,
+                2,
+                "no more than that"
+            );
             talk.session.may = May::Nothing;
-            assert_eq!(talk.session.answer_alike(&cut, TURN, &mut talk.out).commands, 0, "who is it?");
+            assert_eq!(
+                talk.session.answer_alike(&cut, TURN, &mut talk.out).commands,
+                0,
+                "who is it?"
+            );
         }
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(128))]
 
-        /// Whatever is sent, in whatever pieces, is answered as if each command had come alone, and counted so.
+        /// Whatever is sent, in whatever pieces, is answered as if each command had come alone, and
+        /// counted so.
         #[test]
         fn the_short_way_answers_as_the_long_one(
             rows in prop::collection::vec(row(), 1..6),

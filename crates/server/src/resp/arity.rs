@@ -1,4 +1,5 @@
-//! Which commands there are, and how many words each takes. Checked before a command runs: `MULTI` reports these mistakes when a command is queued.
+//! Which commands there are, and how many words each takes. Checked before a command runs: `MULTI`
+//! reports these mistakes when a command is queued.
 
 use super::frame::MAX_WORDS;
 use crate::nearest::nearest;
@@ -25,8 +26,10 @@ pub(crate) fn problem(name: &[u8], words: usize) -> Option<String> {
 
 /// `TG.CHECK` and the other commands that take a key and a limit.
 fn is_operation(name: &[u8]) -> bool {
-    const OPERATIONS: [&[u8]; 10] =
-        [b"CHECK", b"PEEK", b"TAKE", b"DEBIT", b"REFUND", b"RESET", b"RESERVE", b"SETTLE", b"LEASE", b"RELEASE"];
+    const OPERATIONS: [&[u8]; 10] = [
+        b"CHECK", b"PEEK", b"TAKE", b"DEBIT", b"REFUND", b"RESET", b"RESERVE", b"SETTLE", b"LEASE",
+        b"RELEASE",
+    ];
     name.strip_prefix(b"TG.").is_some_and(|verb| OPERATIONS.contains(&verb))
 }
 
@@ -35,9 +38,13 @@ pub(crate) fn usage(name: &[u8]) -> String {
     let shown = String::from_utf8_lossy(name);
     match name {
         b"TG.MARK" => "ERR expected TG.MARK ON or TG.MARK OFF".into(),
-        b"TG.RULES" => "ERR expected TG.RULES attribute value [attribute value ...] [COST n] [AS MAP]".into(),
+        b"TG.RULES" => {
+            "ERR expected TG.RULES attribute value [attribute value ...] [COST n] [AS MAP]".into()
+        }
         b"TG.RESETRULE" => "ERR expected TG.RESETRULE rule [attribute value ...]".into(),
-        b"TG.RESETRULES" => "ERR expected TG.RESETRULES attribute value [attribute value ...]".into(),
+        b"TG.RESETRULES" => {
+            "ERR expected TG.RESETRULES attribute value [attribute value ...]".into()
+        }
         name if is_operation(name) => {
             format!("ERR expected {shown} key limit [COST n] [RESERVED n] [ID n] [AS MAP]")
         }
@@ -46,14 +53,14 @@ pub(crate) fn usage(name: &[u8]) -> String {
 }
 
 /// Everything that begins with `TG.`, as errors list it.
-const VERBS: &str =
-    "CHECK, PEEK, TAKE, DEBIT, REFUND, RESET, RESERVE, SETTLE, LEASE, RELEASE, RULES, RESETRULE, RESETRULES or MARK";
+const VERBS: &str = "CHECK, PEEK, TAKE, DEBIT, REFUND, RESET, RESERVE, SETTLE, LEASE, RELEASE, RULES, RESETRULE, RESETRULES or MARK";
 
 /// The error for a command that does not exist.
 pub(crate) fn unknown(name: &[u8]) -> String {
     let shown: String = name.escape_ascii().to_string().chars().take(64).collect();
     if name.starts_with(b"TG.") {
-        let verbs: Vec<&str> = VERBS.split([',', ' ']).filter(|verb| !verb.is_empty() && *verb != "or").collect();
+        let verbs: Vec<&str> =
+            VERBS.split([',', ' ']).filter(|verb| !verb.is_empty() && *verb != "or").collect();
         if let Some(right) = nearest(&shown[3..], verbs) {
             return format!("ERR unknown command '{shown}': did you mean TG.{right}?");
         }
@@ -72,7 +79,11 @@ mod tests {
     fn a_mistake_is_named_with_what_was_expected() {
         for (name, words, expected) in [
             ("TG.CHECK", 2, None),
-            ("TG.CHECK", 1, Some("ERR expected TG.CHECK key limit [COST n] [RESERVED n] [ID n] [AS MAP]")),
+            (
+                "TG.CHECK",
+                1,
+                Some("ERR expected TG.CHECK key limit [COST n] [RESERVED n] [ID n] [AS MAP]"),
+            ),
             ("TG.MARK", 0, Some("ERR expected TG.MARK ON or TG.MARK OFF")),
             ("PING", 1, None),
             ("PING", 2, Some("ERR wrong number of arguments for 'ping' command")),
@@ -82,7 +93,14 @@ mod tests {
             assert_eq!(problem(name.as_bytes(), words).as_deref(), expected, "{name} with {words}");
         }
         assert!(problem(b"GET", 1).unwrap().starts_with("ERR unknown command 'GET': "));
-        assert_eq!(problem(b"TG.CHEK", 2).unwrap(), "ERR unknown command 'TG.CHEK': did you mean TG.CHECK?");
-        assert!(problem(b"TG.FLY", 2).unwrap().starts_with("ERR unknown command 'TG.FLY': expected TG.CHECK, PEEK, "));
+        assert_eq!(
+            problem(b"TG.CHEK", 2).unwrap(),
+            "ERR unknown command 'TG.CHEK': did you mean TG.CHECK?"
+        );
+        assert!(
+            problem(b"TG.FLY", 2)
+                .unwrap()
+                .starts_with("ERR unknown command 'TG.FLY': expected TG.CHECK, PEEK, ")
+        );
     }
 }

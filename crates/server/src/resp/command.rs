@@ -1,4 +1,5 @@
-//! Commands into answers. What clients send when they connect is answered as Redis does; everything that decides goes to the engine.
+//! Commands into answers. What clients send when they connect is answered as Redis does; everything
+//! that decides goes to the engine.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -43,7 +44,8 @@ pub(crate) struct Session {
     pub(crate) closing: bool,
     /// By when the command must be here whose first bytes have come.
     pub(crate) begun: Option<Instant>,
-    /// The limits of the last `TG.` call and how they were written: most connections ask about the same ones.
+    /// The limits of the last `TG.` call and how they were written: most connections ask about the
+    /// same ones.
     last: Option<(Vec<u8>, Limits)>,
     /// The same for `CL.THROTTLE`.
     throttle: Parameters,
@@ -95,29 +97,47 @@ impl Session {
         match words {
             _ if self.may == May::Nothing => None,
             [name, rest @ ..] if name.eq_ignore_ascii_case(b"CL.THROTTLE") => {
-                let asked = Throttle::read(rest, &mut self.throttle).ok().filter(|asked| asked.op == Op::Check)?;
-                Some(Question { key: rest[0], cost: asked.cost, under: Under::Throttle(*asked.limit) })
+                let asked = Throttle::read(rest, &mut self.throttle)
+                    .ok()
+                    .filter(|asked| asked.op == Op::Check)?;
+                Some(Question {
+                    key: rest[0],
+                    cost: asked.cost,
+                    under: Under::Throttle(*asked.limit),
+                })
             }
             [name, key, limit, options @ ..] if name.eq_ignore_ascii_case(b"TG.CHECK") => {
-                let Ok(Options { cost, reserved: None, id: None, as_map: false }) = Options::read(options) else {
+                let Ok(Options { cost, reserved: None, id: None, as_map: false }) =
+                    Options::read(options)
+                else {
                     return None;
                 };
-                Some(Question { key, cost: cost.unwrap_or(1), under: Under::Limits(self.limits(limit).ok()?) })
+                Some(Question {
+                    key,
+                    cost: cost.unwrap_or(1),
+                    under: Under::Limits(self.limits(limit).ok()?),
+                })
             }
             _ => None,
         }
     }
 
-    /// Decides several questions at once: who waits for a remote store waits once for all of them. They are asked in the order in which they came.
+    /// Decides several questions at once: who waits for a remote store waits once for all of them.
+    /// They are asked in the order in which they came.
     pub(crate) async fn answer_all(&self, questions: &[Question<'_>], out: &mut Replies) {
         let checks: Vec<Check<'_>> = questions.iter().map(Question::check).collect();
         let decided = join_all(checks.iter().map(|check| self.engine.decide(check))).await;
         for (question, decided) in questions.iter().zip(decided) {
             match decided {
                 Ok(decision) if matches!(question.under, Under::Throttle(_)) => {
-                    out.throttle(Throttle::numbers(decision.allowed(), decision.binding()), decision.source());
+                    out.throttle(
+                        Throttle::numbers(decision.allowed(), decision.binding()),
+                        decision.source(),
+                    );
                 }
-                Ok(decision) => out.verdict(decision.allowed(), decision.binding(), &[], decision.source()),
+                Ok(decision) => {
+                    out.verdict(decision.allowed(), decision.binding(), &[], decision.source())
+                }
                 Err(error) => out.error(&format!("ERR {error}")),
             }
         }
@@ -190,10 +210,13 @@ impl Session {
         out.error("WRONGPASS invalid username-password pair or user is disabled.");
     }
 
-    /// The error for a call of administrators that is answered elsewhere or needs another token, if so.
+    /// The error for a call of administrators that is answered elsewhere or needs another token, if
+    /// so.
     fn not_admin(&self, name: &str) -> Option<String> {
         if !self.has_admin_calls {
-            return Some(format!("NOPERM {name} is at the admin address (listen.admin): use POST /v1/reset there"));
+            return Some(format!(
+                "NOPERM {name} is at the admin address (listen.admin): use POST /v1/reset there"
+            ));
         }
         (self.may < May::Everything).then(|| format!("NOPERM {name} needs the admin token"))
     }
@@ -207,7 +230,10 @@ impl Session {
         let check = Check::of(asked.op).charge_subject(subject, [asked.limit], asked.cost);
         match self.engine.decide(&check).await {
             Ok(decision) => {
-                out.throttle(Throttle::numbers(decision.allowed(), decision.binding()), decision.source());
+                out.throttle(
+                    Throttle::numbers(decision.allowed(), decision.binding()),
+                    decision.source(),
+                );
             }
             Err(error) => out.error(&format!("ERR {error}")),
         }
@@ -245,7 +271,8 @@ impl Session {
             Err(problem) => return out.error(&problem),
         };
         let id = asked.id.or_else(|| matches!(verb, b"RESERVE" | b"LEASE").then(fresh_id));
-        let mut check = Check::of(op).charge(*key, &limits, asked.cost.unwrap_or(u64::from(op != Op::Reset)));
+        let mut check =
+            Check::of(op).charge(*key, &limits, asked.cost.unwrap_or(u64::from(op != Op::Reset)));
         if op == Op::Settle {
             check = check.reserving(asked.reserved.unwrap_or(0));
         }
@@ -268,7 +295,8 @@ impl Session {
         }
     }
 
-    /// `TG.RULES attribute value … [COST n] [AS MAP]`. Options come last, each at most once; what stands before them are attributes, whatever their names.
+    /// `TG.RULES attribute value … [COST n] [AS MAP]`. Options come last, each at most once; what
+    /// stands before them are attributes, whatever their names.
     async fn rules(&mut self, rest: &[&[u8]], out: &mut Replies) {
         let (mut attributes, mut has_cost, mut has_map) = (rest, false, false);
         while let [before @ .., name, value] = attributes {
@@ -302,7 +330,13 @@ impl Session {
                 let more = [("shadow_denied", super::reply::whole(shadowed as u64))];
                 let warning = self.engine.unknown_attributes(&attributes);
                 if options.as_map {
-                    out.verdict_map_with_warning(ruling.allowed, verdict, &more, source, warning.as_deref());
+                    out.verdict_map_with_warning(
+                        ruling.allowed,
+                        verdict,
+                        &more,
+                        source,
+                        warning.as_deref(),
+                    );
                 } else {
                     out.verdict(ruling.allowed, verdict, &more, source);
                 }
@@ -311,18 +345,27 @@ impl Session {
         }
     }
 
-    /// `TG.RESETRULE rule [attribute value …]`, `TG.RESETRULE * attribute value …` and `TG.RESETRULES attribute value …`: the answer is a list of the
-    /// budgets that were reset, each with the words by which `TG.RESETRULE` names it.
+    /// `TG.RESETRULE rule [attribute value …]`, `TG.RESETRULE * attribute value …` and
+    /// `TG.RESETRULES attribute value …`: the answer is a list of the budgets that were reset, each
+    /// with the words by which `TG.RESETRULE` names it.
     async fn reset_rules(&mut self, verb: &[u8], rest: &[&[u8]], out: &mut Replies) {
         if let Some(problem) = self.not_admin(&format!("TG.{}", verb.escape_ascii())) {
             return out.error(&problem);
         }
         let target = match (verb, rest) {
-            (b"RESETRULES", given) if !given.is_empty() && given.len() % 2 == 0 => pairs(given).map(Target::Given),
+            (b"RESETRULES", given) if !given.is_empty() && given.len() % 2 == 0 => {
+                pairs(given).map(Target::Given)
+            }
             (b"RESETRULES", _) => Err(arity::usage(b"TG.RESETRULES")),
-            (_, [b"*", given @ ..]) if !given.is_empty() && given.len() % 2 == 0 => pairs(given).map(Target::Applying),
-            (_, [b"*", ..]) => Err("ERR expected TG.RESETRULE * attribute value [attribute value ...]".into()),
-            (_, [name, by @ ..]) if by.len() % 2 == 0 => pairs(by).map(|by| Target::Rule { name: text(name), by }),
+            (_, [b"*", given @ ..]) if !given.is_empty() && given.len() % 2 == 0 => {
+                pairs(given).map(Target::Applying)
+            }
+            (_, [b"*", ..]) => {
+                Err("ERR expected TG.RESETRULE * attribute value [attribute value ...]".into())
+            }
+            (_, [name, by @ ..]) if by.len() % 2 == 0 => {
+                pairs(by).map(|by| Target::Rule { name: text(name), by })
+            }
             _ => Err(arity::usage(b"TG.RESETRULE")),
         };
         let target = match target {
@@ -351,8 +394,10 @@ impl Session {
         {
             return Ok(limits.clone());
         }
-        let said = std::str::from_utf8(text).map_err(|_| "ERR the limit is not text".to_string())?;
-        let limits: Limits = said.parse().map_err(|error| format!("ERR limit '{said}': {error}"))?;
+        let said =
+            std::str::from_utf8(text).map_err(|_| "ERR the limit is not text".to_string())?;
+        let limits: Limits =
+            said.parse().map_err(|error| format!("ERR limit '{said}': {error}"))?;
         self.last = Some((text.to_vec(), limits.clone()));
         Ok(limits)
     }
@@ -364,7 +409,8 @@ fn text(word: &[u8]) -> String {
 
 /// Attributes and their values, one after the other, each attribute once.
 fn pairs(words: &[&[u8]]) -> Result<Vec<(String, String)>, String> {
-    let pairs: Vec<(String, String)> = words.chunks_exact(2).map(|pair| (text(pair[0]), text(pair[1]))).collect();
+    let pairs: Vec<(String, String)> =
+        words.chunks_exact(2).map(|pair| (text(pair[0]), text(pair[1]))).collect();
     let mut names: Vec<&str> = pairs.iter().map(|(name, _)| name.as_str()).collect();
     names.sort_unstable();
     match names.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -417,13 +463,21 @@ impl Options {
         for pair in words.chunks(2) {
             let name = pair[0].to_ascii_uppercase();
             let [_, value] = pair else {
-                return Err(format!("ERR '{}' has no value: expected {OPTIONS}", pair[0].escape_ascii()));
+                return Err(format!(
+                    "ERR '{}' has no value: expected {OPTIONS}",
+                    pair[0].escape_ascii()
+                ));
             };
             let number = || {
-                let digits = !value.is_empty() && value.len() <= 20 && value.iter().all(u8::is_ascii_digit);
+                let digits =
+                    !value.is_empty() && value.len() <= 20 && value.iter().all(u8::is_ascii_digit);
                 let text = std::str::from_utf8(value).ok().filter(|_| digits);
                 text.and_then(|text| text.parse::<u64>().ok()).ok_or_else(|| {
-                    format!("ERR {} is '{}': expected a whole number", name.escape_ascii(), value.escape_ascii())
+                    format!(
+                        "ERR {} is '{}': expected a whole number",
+                        name.escape_ascii(),
+                        value.escape_ascii()
+                    )
                 })
             };
             let is_repeated = match name.as_slice() {
@@ -433,7 +487,10 @@ impl Options {
                 _ => false,
             };
             if is_repeated {
-                return Err(format!("ERR {} is there twice: expected each option once", name.escape_ascii()));
+                return Err(format!(
+                    "ERR {} is there twice: expected each option once",
+                    name.escape_ascii()
+                ));
             }
             match name.as_slice() {
                 b"COST" => options.cost = Some(number()?),

@@ -1,5 +1,5 @@
-//! Bytes into commands: RESP arrays of strings, and lines as people type them. Memory is used only for bytes that came, and nothing is copied
-//! but the words of a typed line.
+//! Bytes into commands: RESP arrays of strings, and lines as people type them. Memory is used only
+//! for bytes that came, and nothing is copied but the words of a typed line.
 
 use tidegate::MAX_KEY_BYTES;
 
@@ -51,7 +51,11 @@ pub(crate) enum Broken {
 }
 
 /// Reads one command from the front of `bytes`; its words are put behind those that are in `words`.
-pub(crate) fn next<'a>(bytes: &'a [u8], words: &mut Words<'a>, max_bytes: usize) -> Result<Next<'a>, Broken> {
+pub(crate) fn next<'a>(
+    bytes: &'a [u8],
+    words: &mut Words<'a>,
+    max_bytes: usize,
+) -> Result<Next<'a>, Broken> {
     match bytes.first() {
         None => Ok(Next::Unfinished),
         Some(b'*') => array(bytes, words, max_bytes),
@@ -59,8 +63,8 @@ pub(crate) fn next<'a>(bytes: &'a [u8], words: &mut Words<'a>, max_bytes: usize)
     }
 }
 
-/// The last command of a connection and where its words are: most commands differ from the one before them in nothing but their key, and then there is
-/// nothing to parse.
+/// The last command of a connection and where its words are: most commands differ from the one
+/// before them in nothing but their key, and then there is nothing to parse.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     bytes: Vec<u8>,
@@ -70,7 +74,8 @@ pub(crate) struct Known {
     shape: Shape,
 }
 
-/// A number that commands have in common which differ in nothing but their keys. [`NO_SHAPE`] says nothing.
+/// A number that commands have in common which differ in nothing but their keys. [`NO_SHAPE`] says
+/// nothing.
 pub(crate) type Shape = u64;
 pub(crate) const NO_SHAPE: Shape = 0;
 
@@ -80,7 +85,8 @@ const MAX_KNOWN: (usize, usize) = (256, 8);
 const MAX_KNOWN_KEY: usize = MAX_KEY_BYTES;
 
 impl Known {
-    /// Remembers the command at the front of `bytes`, which takes so many of them; or none, if it has no key or is large.
+    /// Remembers the command at the front of `bytes`, which takes so many of them; or none, if it
+    /// has no key or is large.
     pub(crate) fn remember<'a>(&mut self, bytes: &'a [u8], taken: usize, words: &[&'a [u8]]) {
         self.bytes.clear();
         self.words.clear();
@@ -112,7 +118,8 @@ impl Known {
         self.words.iter().map(|(from, to)| &self.bytes[*from..*to]).collect()
     }
 
-    /// If the front of `bytes` is that command but for its key: the key, as [`next`] would find it, and how many bytes the command takes.
+    /// If the front of `bytes` is that command but for its key: the key, as [`next`] would find it,
+    /// and how many bytes the command takes.
     #[inline]
     pub(crate) fn key<'a>(&self, bytes: &'a [u8]) -> Option<Key<'a>> {
         let (from, to) = *self.words.get(1)?;
@@ -150,18 +157,23 @@ pub(crate) struct Key<'a> {
 }
 
 fn array<'a>(bytes: &'a [u8], words: &mut Words<'a>, max_bytes: usize) -> Result<Next<'a>, Broken> {
-    let Some((count, mut at)) = number(bytes, 1, Broken::Words)? else { return Ok(Next::Unfinished) };
+    let Some((count, mut at)) = number(bytes, 1, Broken::Words)? else {
+        return Ok(Next::Unfinished);
+    };
     if count <= 0 {
         return if count == 0 || count == -1 { Ok(Next::Command(at)) } else { Err(Broken::Words) };
     }
-    let count = usize::try_from(count).ok().filter(|count| *count <= MAX_WORDS).ok_or(Broken::Words)?;
+    let count =
+        usize::try_from(count).ok().filter(|count| *count <= MAX_WORDS).ok_or(Broken::Words)?;
     for _ in 0..count {
         match bytes.get(at) {
             None => return Ok(Next::Unfinished),
             Some(b'$') => {}
             Some(other) => return Err(Broken::NotAString(printable(*other))),
         }
-        let Some((length, from)) = number(bytes, at + 1, Broken::Length)? else { return Ok(Next::Unfinished) };
+        let Some((length, from)) = number(bytes, at + 1, Broken::Length)? else {
+            return Ok(Next::Unfinished);
+        };
         let length = usize::try_from(length).map_err(|_| Broken::Length)?;
         if length > max_bytes || from + length + 2 > max_bytes {
             return Err(Broken::TooLarge(max_bytes));
@@ -178,7 +190,8 @@ fn array<'a>(bytes: &'a [u8], words: &mut Words<'a>, max_bytes: usize) -> Result
     Ok(Next::Command(at))
 }
 
-/// A number up to the end of its line, and where the next line begins. One that is too large for any use is read as the largest.
+/// A number up to the end of its line, and where the next line begins. One that is too large for
+/// any use is read as the largest.
 fn number(bytes: &[u8], from: usize, broken: Broken) -> Result<Option<(i64, usize)>, Broken> {
     let negative = bytes.get(from) == Some(&b'-');
     let first = from + usize::from(negative);
@@ -188,7 +201,9 @@ fn number(bytes: &[u8], from: usize, broken: Broken) -> Result<Option<(i64, usiz
             None => return Ok(None),
             Some(_) if at - from >= MAX_NUMBER_BYTES => return Err(Broken::LongNumber),
             Some(b'\r') => break,
-            Some(digit @ b'0'..=b'9') => value = value.saturating_mul(10).saturating_add(i64::from(digit - b'0')),
+            Some(digit @ b'0'..=b'9') => {
+                value = value.saturating_mul(10).saturating_add(i64::from(digit - b'0'))
+            }
             Some(_) => return Err(broken),
         }
         at += 1;
@@ -202,11 +217,16 @@ fn number(bytes: &[u8], from: usize, broken: Broken) -> Result<Option<(i64, usiz
 
 fn line(bytes: &[u8]) -> Result<Next<'_>, Broken> {
     let Some(end) = bytes.iter().take(MAX_LINE_BYTES).position(|byte| *byte == b'\n') else {
-        return if bytes.len() >= MAX_LINE_BYTES { Err(Broken::LongLine) } else { Ok(Next::Unfinished) };
+        return if bytes.len() >= MAX_LINE_BYTES {
+            Err(Broken::LongLine)
+        } else {
+            Ok(Next::Unfinished)
+        };
     };
     let line = &bytes[..end];
     let line = line.strip_suffix(b"\r").unwrap_or(line);
-    // A browser that was sent here by somebody, most likely. What follows would be taken for commands.
+    // A browser that was sent here by somebody, most likely. What follows would be taken for
+    // commands.
     let http = line.windows(6).any(|part| part == b" HTTP/") || line.starts_with(b"POST ");
     if http || line.get(..5).is_some_and(|start| start.eq_ignore_ascii_case(b"Host:")) {
         return Err(Broken::Http);
@@ -214,7 +234,8 @@ fn line(bytes: &[u8]) -> Result<Next<'_>, Broken> {
     Ok(Next::Line(line, end + 1))
 }
 
-/// The words of a line. Quotes hold a word together, and in double quotes a backslash means what it means to Redis.
+/// The words of a line. Quotes hold a word together, and in double quotes a backslash means what it
+/// means to Redis.
 pub(crate) fn split(line: &[u8]) -> Result<Vec<Vec<u8>>, Broken> {
     let mut rest = line.iter().copied().peekable();
     let mut words = Vec::new();
@@ -227,13 +248,17 @@ pub(crate) fn split(line: &[u8]) -> Result<Vec<Vec<u8>>, Broken> {
         let quote = Some(*first).filter(|byte| matches!(byte, b'"' | b'\''));
         let mut word = Vec::new();
         match quote {
-            None => word.extend(std::iter::from_fn(|| rest.next_if(|byte| !byte.is_ascii_whitespace()))),
+            None => {
+                word.extend(std::iter::from_fn(|| rest.next_if(|byte| !byte.is_ascii_whitespace())))
+            }
             Some(quote) => {
                 rest.next();
                 loop {
                     match rest.next().ok_or(Broken::Quotes)? {
                         byte if byte == quote => break,
-                        b'\\' if quote == b'"' => word.push(escaped(&mut rest).ok_or(Broken::Quotes)?),
+                        b'\\' if quote == b'"' => {
+                            word.push(escaped(&mut rest).ok_or(Broken::Quotes)?)
+                        }
                         b'\\' if rest.peek() == Some(&b'\'') => word.extend(rest.next()),
                         byte => word.push(byte),
                     }
@@ -258,7 +283,10 @@ fn escaped(rest: &mut std::iter::Peekable<impl Iterator<Item = u8> + Clone>) -> 
         b'x' => {
             let mut ahead = rest.clone();
             let mut digit = || {
-                ahead.next().and_then(|byte| char::from(byte).to_digit(16)).and_then(|digit| u8::try_from(digit).ok())
+                ahead
+                    .next()
+                    .and_then(|byte| char::from(byte).to_digit(16))
+                    .and_then(|digit| u8::try_from(digit).ok())
             };
             match (digit(), digit()) {
                 (Some(high), Some(low)) => {
@@ -299,7 +327,10 @@ mod tests {
     #[test]
     fn commands_are_read() {
         let text = |commands: Vec<Vec<Vec<u8>>>| -> Vec<Vec<String>> {
-            commands.into_iter().map(|c| c.into_iter().map(|w| String::from_utf8(w).unwrap()).collect()).collect()
+            commands
+                .into_iter()
+                .map(|c| c.into_iter().map(|w| String::from_utf8(w).unwrap()).collect())
+                .collect()
         };
         assert_eq!(
             text(read(b"*2\r\n$4\r\nPING\r\n$2\r\na\n\r\n*1\r\n$0\r\n\r\n").unwrap()),
@@ -362,7 +393,8 @@ mod tests {
             prop_assert_eq!(read(&bytes).unwrap(), vec![words]);
         }
 
-        /// What is known to be the same but for its key is read as it would be read by itself, and nothing else is.
+        /// What is known to be the same but for its key is read as it would be read by itself, and
+        /// nothing else is.
         #[test]
         fn what_is_known_is_read_as_the_rest(
             words in prop::collection::vec("[ab$\r\n]{0,3}", 2..5),

@@ -1,4 +1,5 @@
-//! What clients send when they connect: `HELLO`, `CLIENT`, `COMMAND`, `INFO` and the like, answered so that they go on.
+//! What clients send when they connect: `HELLO`, `CLIENT`, `COMMAND`, `INFO` and the like, answered
+//! so that they go on.
 
 use super::arity;
 use super::command::Session;
@@ -27,7 +28,9 @@ impl Session {
             (b"CLIENT", b"ID", [_]) => out.integer(self.number),
             (b"CLIENT", b"SETINFO", [_, _, _]) => out.simple("OK"),
             (b"CLIENT", b"TRACKING", [_, word, ..]) if !word.eq_ignore_ascii_case(b"OFF") => {
-                out.error("ERR nothing is kept that could be tracked: expected CLIENT TRACKING off");
+                out.error(
+                    "ERR nothing is kept that could be tracked: expected CLIENT TRACKING off",
+                );
             }
             (b"CLIENT", b"TRACKING" | b"NO-EVICT" | b"NO-TOUCH", [_, _, ..]) => out.simple("OK"),
             (b"COMMAND", b"COUNT", [_]) => out.integer(0),
@@ -61,7 +64,8 @@ impl Session {
         if let Backend::Resilient(resilient, _) = store {
             let stats = resilient.stats();
             let alone = stats.fallback_allowed + stats.fallback_denied;
-            lines += &format!("answers_without_store:{alone}\r\nbreaker_opened:{}\r\n", stats.opened);
+            lines +=
+                &format!("answers_without_store:{alone}\r\nbreaker_opened:{}\r\n", stats.opened);
         }
         lines
     }
@@ -101,7 +105,12 @@ impl Session {
                     None => return out.error("ERR Syntax error in HELLO option 'auth'"),
                 },
                 (b"SETNAME", Some(word)) => name = Some(word),
-                _ => return out.error(&format!("ERR Syntax error in HELLO option '{}'", option.escape_ascii())),
+                _ => {
+                    return out.error(&format!(
+                        "ERR Syntax error in HELLO option '{}'",
+                        option.escape_ascii()
+                    ));
+                }
             }
         }
         if may == May::Nothing {
@@ -115,9 +124,12 @@ impl Session {
         (self.may, out.three) = (may, three);
         out.map(7);
         let version = env!("CARGO_PKG_VERSION").as_bytes();
-        for (name, value) in
-            [("server", &b"tidegate"[..]), ("version", version), ("mode", b"standalone"), ("role", b"master")]
-        {
+        for (name, value) in [
+            ("server", &b"tidegate"[..]),
+            ("version", version),
+            ("mode", b"standalone"),
+            ("role", b"master"),
+        ] {
             out.bulk(name.as_bytes());
             out.bulk(value);
         }

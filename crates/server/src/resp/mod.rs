@@ -1,7 +1,8 @@
 //! The RESP listener: any Redis client is a client.
 //!
-//! One task per connection. It reads what there is, answers every complete command in it, and writes all answers at once. A client that does not read its
-//! answers is not read from either; one that begins a command must end it soon.
+//! One task per connection. It reads what there is, answers every complete command in it, and
+//! writes all answers at once. A client that does not read its answers is not read from either; one
+//! that begins a command must end it soon.
 
 mod alike;
 mod arity;
@@ -64,7 +65,8 @@ pub struct Settings {
     pub idle: Duration,
     /// How long a command may take to arrive once it has begun, and answers to be taken.
     pub patience: Duration,
-    /// What all connections together may hold for unfinished commands and transactions, beyond [`FREE_BYTES`] each, in bytes.
+    /// What all connections together may hold for unfinished commands and transactions, beyond
+    /// [`FREE_BYTES`] each, in bytes.
     pub max_pending_bytes: usize,
     /// Calls of administrators (`TG.RESET` and its like) are answered here.
     pub has_admin_calls: bool,
@@ -81,7 +83,8 @@ impl Default for Settings {
     }
 }
 
-/// Serves until `shutdown` says so, then answers what has arrived and returns. Without TLS, and with the bounds every listener has.
+/// Serves until `shutdown` says so, then answers what has arrived and returns. Without TLS, and
+/// with the bounds every listener has.
 ///
 /// # Errors
 /// Never while it can accept at all: running out of files is waited out.
@@ -92,7 +95,8 @@ pub async fn serve(
     settings: Settings,
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let entrance = Entrance::new(Protocol::Resp, listener, None, Bounds::default(), engine.observer().clone());
+    let entrance =
+        Entrance::new(Protocol::Resp, listener, None, Bounds::default(), engine.observer().clone());
     serve_at(entrance, engine, Arc::new(Guard::new(auth)), settings, shutdown).await
 }
 
@@ -113,9 +117,11 @@ pub async fn serve_at(
     let talk = move |visitor: Visitor| {
         let Visitor { stream, peer, number, place } = visitor;
         let number = i64::try_from(number).unwrap_or(i64::MAX);
-        let mut session = Session::new(engine.clone(), Arc::clone(&guard), Caller::at(peer.ip()), number);
+        let mut session =
+            Session::new(engine.clone(), Arc::clone(&guard), Caller::at(peer.ip()), number);
         session.has_admin_calls = settings.has_admin_calls;
-        let (settings, down, observer) = (settings.clone(), down.clone(), engine.observer().clone());
+        let (settings, down, observer) =
+            (settings.clone(), down.clone(), engine.observer().clone());
         let pending = Pending::new(budget.clone());
         let talk = async move {
             let _place = place;
@@ -143,8 +149,8 @@ async fn converse(
     let mut down = false;
     let order = shutdown.clone();
     let mut stop = pin!(shutdown.wait_for(|down| *down));
-    // One timer for the whole conversation: setting one for every wait would cost more than a decision. When it rings, it is looked
-    // at whether anything was heard since it was set.
+    // One timer for the whole conversation: setting one for every wait would cost more than a
+    // decision. When it rings, it is looked at whether anything was heard since it was set.
     let mut bell = pin!(sleep(settings.idle));
     let mut heard = false;
     // Whether the order to stop and the timer know whom to wake.
@@ -182,7 +188,8 @@ async fn converse(
             continue;
         }
         if down && bytes.is_empty() {
-            // What had been sent before the order to stop is answered, too. Who goes on sending must not keep the listener open.
+            // What had been sent before the order to stop is answered, too. Who goes on sending
+            // must not keep the listener open.
             let last = *last_call.get_or_insert_with(|| Instant::now() + LAST_CALL);
             let more = if Instant::now() < last { now(&mut stream, &mut bytes).await? } else { 0 };
             if more == 0 {
@@ -211,8 +218,9 @@ async fn converse(
             if let Poll::Ready(read) = read.as_mut().poll(context) {
                 return Poll::Ready(Event::Read(read));
             }
-            // The others have been told whom to wake. To ask them again after every command would cost as much as a decision, so it is only looked at
-            // whether one of them has called already; if one does so from now on, this is asked again.
+            // The others have been told whom to wake. To ask them again after every command would
+            // cost as much as a decision, so it is only looked at whether one of them has called
+            // already; if one does so from now on, this is asked again.
             let has_called = bell.is_elapsed() || (!down && order.has_changed().unwrap_or(true));
             if std::mem::take(&mut is_first) && told && !has_called {
                 return Poll::Pending;
@@ -247,8 +255,9 @@ enum Event {
     Bell,
 }
 
-/// Says goodbye. Closing while something unread has arrived would take back answers that are still under way; so what comes is read and
-/// forgotten until the other side has closed, for a moment at most.
+/// Says goodbye. Closing while something unread has arrived would take back answers that are still
+/// under way; so what comes is read and forgotten until the other side has closed, for a moment at
+/// most.
 async fn leave(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
     stream.shutdown().await?;
     let mut rest = [0; 4096];
@@ -257,7 +266,8 @@ async fn leave(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result
     Ok(())
 }
 
-/// Reads what has already arrived. The runtime may not have heard of it yet, so it is given a moment.
+/// Reads what has already arrived. The runtime may not have heard of it yet, so it is given a
+/// moment.
 async fn now(stream: &mut (impl AsyncRead + Unpin), bytes: &mut Vec<u8>) -> io::Result<usize> {
     timeout(MOMENT, stream.read_buf(bytes)).await.unwrap_or(Ok(0))
 }
@@ -292,7 +302,8 @@ pub(crate) async fn answers_one_by_one(stream: &[u8], engine: Engine) -> Vec<u8>
     out.bytes
 }
 
-/// For fuzzing: how many commands of this stream have an answer. What is no command has one, too, and is the last, as is `QUIT`.
+/// For fuzzing: how many commands of this stream have an answer. What is no command has one, too,
+/// and is the last, as is `QUIT`.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn count_commands(stream: &[u8]) -> usize {
     let (mut at, mut count, mut words) = (0, 0, Words::new());

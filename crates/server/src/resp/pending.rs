@@ -1,7 +1,10 @@
-//! The memory that all connections together hold for what they have begun: unfinished commands and the queues of transactions.
+//! The memory that all connections together hold for what they have begun: unfinished commands and
+//! the queues of transactions.
 //!
-//! Each connection has [`FREE_BYTES`] of its own, which is enough for every command that decides and for a small transaction. What it holds beyond that is taken from one
-//! budget. A connection that finds it used up gets an error and is closed; connections that stay within their own bytes never notice.
+//! Each connection has [`FREE_BYTES`] of its own, which is enough for every command that decides
+//! and for a small transaction. What it holds beyond that is taken from one budget. A connection
+//! that finds it used up gets an error and is closed; connections that stay within their own bytes
+//! never notice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -37,7 +40,8 @@ impl Pending {
         Pending { budget, held: 0 }
     }
 
-    /// The connection holds so many bytes now. Returns false, and changes nothing, if that is more than the budget has left.
+    /// The connection holds so many bytes now. Returns false, and changes nothing, if that is more
+    /// than the budget has left.
     pub(crate) fn hold(&mut self, bytes: usize) -> bool {
         let (before, now) = (self.held, bytes.saturating_sub(FREE_BYTES));
         if now == before {

@@ -22,9 +22,14 @@ impl Replies {
         self.line(b'+', text.as_bytes());
     }
 
-    /// An error. Whatever it repeats of what was asked is made harmless: one line of printable characters.
+    /// An error. Whatever it repeats of what was asked is made harmless: one line of printable
+    /// characters.
     pub(crate) fn error(&mut self, text: &str) {
-        let harmless: String = text.chars().map(|c| if (' '..='~').contains(&c) { c } else { '?' }).take(256).collect();
+        let harmless: String = text
+            .chars()
+            .map(|c| if (' '..='~').contains(&c) { c } else { '?' })
+            .take(256)
+            .collect();
         self.line(b'-', harmless.as_bytes());
     }
 
@@ -81,8 +86,15 @@ impl Replies {
         self.bytes.extend_from_slice(&line[..at]);
     }
 
-    /// `[allowed, amount, remaining, retry_after_ms, reset_after_ms]` and what the command adds, the same in both versions of the protocol.
-    pub(crate) fn verdict(&mut self, allowed: bool, verdict: &Verdict, more: &[(&str, i64)], source: Source) {
+    /// `[allowed, amount, remaining, retry_after_ms, reset_after_ms]` and what the command adds,
+    /// the same in both versions of the protocol.
+    pub(crate) fn verdict(
+        &mut self,
+        allowed: bool,
+        verdict: &Verdict,
+        more: &[(&str, i64)],
+        source: Source,
+    ) {
         self.array(5 + more.len() + usize::from(self.marked));
         for (_, number) in named(allowed, verdict).iter().chain(more) {
             self.integer(*number);
@@ -93,7 +105,13 @@ impl Replies {
     }
 
     /// The same with names, and with the source.
-    pub(crate) fn verdict_map(&mut self, allowed: bool, verdict: &Verdict, more: &[(&str, i64)], source: Source) {
+    pub(crate) fn verdict_map(
+        &mut self,
+        allowed: bool,
+        verdict: &Verdict,
+        more: &[(&str, i64)],
+        source: Source,
+    ) {
         self.verdict_map_with_warning(allowed, verdict, more, source, None);
     }
 
@@ -190,7 +208,25 @@ mod tests {
 
     #[test]
     fn five_numbers_are_written_in_full() {
-        let odd = [-100, -99, -10, -9, -2, -1, 0, 1, 9, 10, 11, 99, 100, 101, 1_234_567_890, i64::MAX, i64::MIN];
+        let odd = [
+            -100,
+            -99,
+            -10,
+            -9,
+            -2,
+            -1,
+            0,
+            1,
+            9,
+            10,
+            11,
+            99,
+            100,
+            101,
+            1_234_567_890,
+            i64::MAX,
+            i64::MIN,
+        ];
         for numbers in odd.windows(5) {
             let numbers: [i64; 5] = numbers.try_into().unwrap();
             let mut out = Replies::default();

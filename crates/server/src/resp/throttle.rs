@@ -1,14 +1,15 @@
 //! `CL.THROTTLE`, as redis-cell answers it.
 //!
-//! `CL.THROTTLE key max_burst count period [quantity]` answers `[limited, limit, remaining, retry_after_s, reset_after_s]`. Where it differs on purpose:
-//! parameters whose arithmetic would overflow are errors; `remaining` is right at any rate; a denial never says that it may be tried again in 0 seconds.
+//! `CL.THROTTLE key max_burst count period [quantity]` answers `[limited, limit, remaining,
+//! retry_after_s, reset_after_s]`. Where it differs on purpose: parameters whose arithmetic would
+//! overflow are errors; `remaining` is right at any rate; a denial never says that it may be tried
+//! again in 0 seconds.
 
 use tidegate::{Limit, Op, Period, Retry, Verdict};
 
 use super::reply::whole;
 
-const USAGE: &str =
-    "Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]";
+const USAGE: &str = "Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]";
 
 /// What was asked.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,7 +19,8 @@ pub(crate) struct Throttle<'a> {
     pub(crate) cost: u64,
 }
 
-/// The limit that was asked about last, and the numbers that made it: making one costs more than deciding by it.
+/// The limit that was asked about last, and the numbers that made it: making one costs more than
+/// deciding by it.
 #[derive(Debug, Default)]
 pub(crate) struct Parameters {
     last: Option<([i64; 3], Limit)>,
@@ -57,18 +59,26 @@ impl<'a> Throttle<'a> {
             _ => -1,
         };
         let limited = i64::from(!allowed);
-        [limited, whole(verdict.amount), whole(verdict.remaining), retry, seconds(verdict.reset_after_us)]
+        [
+            limited,
+            whole(verdict.amount),
+            whole(verdict.remaining),
+            retry,
+            seconds(verdict.reset_after_us),
+        ]
     }
 }
 
 fn limit([max_burst, count, period]: [i64; 3]) -> Result<Limit, String> {
     let positive = |name: &str, number: i64| {
-        u64::try_from(number)
-            .map_err(|_| format!("Cell error: Store error: {name} is {number}: expected a positive number"))
+        u64::try_from(number).map_err(|_| {
+            format!("Cell error: Store error: {name} is {number}: expected a positive number")
+        })
     };
     let (burst, count, period) =
         (positive("max_burst", max_burst)?, positive("count", count)?, positive("period", period)?);
-    let limit = Limit::bucket(count, Period::seconds(period)).burst(burst.saturating_add(1)).build();
+    let limit =
+        Limit::bucket(count, Period::seconds(period)).burst(burst.saturating_add(1)).build();
     limit.map_err(|error| format!("Cell error: Store error: {error}"))
 }
 

@@ -1,7 +1,8 @@
 //! `MULTI` and `EXEC`, which clients wrap around a pipeline by default.
 //!
-//! Commands are queued as the bytes they came in. `EXEC` answers them as if they had arrived then, in order, by the same code as any pipeline. They are not
-//! isolated: commands of other connections can be decided between them.
+//! Commands are queued as the bytes they came in. `EXEC` answers them as if they had arrived then,
+//! in order, by the same code as any pipeline. They are not isolated: commands of other connections
+//! can be decided between them.
 
 use super::arity;
 use super::command::Session;
@@ -86,7 +87,8 @@ impl Session {
         }
     }
 
-    /// Queues commands at the front of `bytes`, one turn of them, up to the one that ends the transaction.
+    /// Queues commands at the front of `bytes`, one turn of them, up to the one that ends the
+    /// transaction.
     pub(crate) async fn queue_turn(&mut self, bytes: &[u8], out: &mut Replies) -> Turn {
         let (mut used, mut words) = (0, Words::new());
         for _ in 0..TURN {
@@ -119,7 +121,10 @@ impl Session {
                 }
             }
         }
-        Turn { used, more: used < bytes.len() || matches!(self.transaction, Transaction::Running(..)) }
+        Turn {
+            used,
+            more: used < bytes.len() || matches!(self.transaction, Transaction::Running(..)),
+        }
     }
 
     /// Queues one command, or answers it if it is one that cannot wait for `EXEC`.
@@ -131,18 +136,24 @@ impl Session {
             if name == b"EXEC" {
                 self.transaction = Transaction::None;
                 let problem = problem.trim_start_matches("ERR ");
-                return out.error(&format!("EXECABORT Transaction discarded because of: {problem}"));
+                return out
+                    .error(&format!("EXECABORT Transaction discarded because of: {problem}"));
             }
             queue.abort();
             return out.error(&problem);
         }
-        if matches!(name.as_slice(), b"MULTI" | b"EXEC" | b"DISCARD" | b"WATCH" | b"RESET" | b"QUIT") {
+        if matches!(
+            name.as_slice(),
+            b"MULTI" | b"EXEC" | b"DISCARD" | b"WATCH" | b"RESET" | b"QUIT"
+        ) {
             return self.answer(words, out).await;
         }
         if queue.is_aborted {
             return out.simple("QUEUED");
         }
-        if queue.commands == MAX_QUEUED_COMMANDS || queue.bytes.len() + command.len() > MAX_QUEUED_BYTES {
+        if queue.commands == MAX_QUEUED_COMMANDS
+            || queue.bytes.len() + command.len() > MAX_QUEUED_BYTES
+        {
             queue.abort();
             return out.error(&format!(
                 "ERR a transaction has at most {MAX_QUEUED_COMMANDS} commands and {MAX_QUEUED_BYTES} bytes: send several, or a pipeline without MULTI (redis-py: pipeline(transaction=False))"

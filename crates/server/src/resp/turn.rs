@@ -1,4 +1,5 @@
-//! Bytes into answers, a bounded number of commands at a time: what has arrived is read in groups, and each group is answered the fastest way it can be.
+//! Bytes into answers, a bounded number of commands at a time: what has arrived is read in groups,
+//! and each group is answered the fastest way it can be.
 
 use super::alike::Answered;
 use super::command::{Command, Session};
@@ -25,7 +26,8 @@ pub(crate) struct Turn {
 /// The most room for words that a connection keeps between two turns: a turn of commands of six.
 const MAX_KEPT_WORDS: usize = TURN * 6;
 
-/// Answers complete commands at the front of `bytes`, or of a transaction that runs, one turn of them.
+/// Answers complete commands at the front of `bytes`, or of a transaction that runs, one turn of
+/// them.
 pub(crate) async fn answer_turn(bytes: &[u8], session: &mut Session, out: &mut Replies) -> Turn {
     match session.transaction {
         Transaction::None => answer_commands(bytes, session, out).await,
@@ -35,7 +37,11 @@ pub(crate) async fn answer_turn(bytes: &[u8], session: &mut Session, out: &mut R
 }
 
 /// Answers commands outside a transaction, up to a `MULTI`.
-pub(crate) async fn answer_commands(bytes: &[u8], session: &mut Session, out: &mut Replies) -> Turn {
+pub(crate) async fn answer_commands(
+    bytes: &[u8],
+    session: &mut Session,
+    out: &mut Replies,
+) -> Turn {
     let alike = session.answer_alike(bytes, TURN, out);
     if alike.bytes == bytes.len() || alike.commands == TURN {
         return Turn { used: alike.bytes, more: alike.bytes < bytes.len() };
@@ -66,9 +72,11 @@ async fn answer_some<'a>(
 ) -> Turn {
     let Answered { bytes: mut used, commands: mut answered } = done;
     while answered < TURN {
-        // How long a command may be depends on the one before, as long as nobody has said who he is.
+        // How long a command may be depends on the one before, as long as nobody has said who he
+        // is.
         let unknown = session.may == May::Nothing;
-        let (most, count) = if unknown { (MAX_UNKNOWN_BYTES, 1) } else { (MAX_COMMAND_BYTES, TURN) };
+        let (most, count) =
+            if unknown { (MAX_UNKNOWN_BYTES, 1) } else { (MAX_COMMAND_BYTES, TURN) };
         words.clear();
         group.read(&bytes[used..], words, &mut session.known, most, count);
         // Commands that were answered together with one before them.
@@ -83,7 +91,8 @@ async fn answer_some<'a>(
             }
             session.begun = None;
             let rest = group.each(words).skip(at).take_while(|_| at + 1 < group.commands);
-            let questions: Vec<_> = rest.map_while(|command| session.question(command.words)).collect();
+            let questions: Vec<_> =
+                rest.map_while(|command| session.question(command.words)).collect();
             if questions.len() > 1 {
                 session.answer_all(&questions, out).await;
                 ahead = questions.len() - 1;
@@ -98,7 +107,8 @@ async fn answer_some<'a>(
         }
         let taken = match group.behind.take() {
             None => {
-                let alike = session.answer_alike(&bytes[used..], TURN.saturating_sub(answered), out);
+                let alike =
+                    session.answer_alike(&bytes[used..], TURN.saturating_sub(answered), out);
                 (used, answered) = (used + alike.bytes, answered + alike.commands);
                 continue;
             }
@@ -137,7 +147,10 @@ impl Session {
             // A browser can be made to send this by any web page.
             let observer = self.engine.observer();
             observer.metrics().refused(Protocol::Resp, Refusal::Browser);
-            observer.foreign(Protocol::Resp, &"HTTP where a command was expected: this is the RESP listener");
+            observer.foreign(
+                Protocol::Resp,
+                &"HTTP where a command was expected: this is the RESP listener",
+            );
         }
         out.error(&format!("ERR {broken}"));
         self.closing = true;
@@ -162,7 +175,14 @@ pub(crate) struct End {
 
 impl<'a> Group<'a> {
     /// Reads up to `count` commands from the front of `bytes`. `known` is the one before them.
-    fn read(&mut self, bytes: &'a [u8], words: &mut Words<'a>, known: &mut Known, most: usize, count: usize) {
+    fn read(
+        &mut self,
+        bytes: &'a [u8],
+        words: &mut Words<'a>,
+        known: &mut Known,
+        most: usize,
+        count: usize,
+    ) {
         let mut at = 0;
         (self.commands, self.behind) = (0, None);
         self.ends.clear();
@@ -192,10 +212,14 @@ impl<'a> Group<'a> {
     }
 }
 
-/// For tests: what is answered to all of this, one command at a time, with nothing known of the one before, so that each goes the way that all can go.
-/// What is left is the beginning of a command.
+/// For tests: what is answered to all of this, one command at a time, with nothing known of the one
+/// before, so that each goes the way that all can go. What is left is the beginning of a command.
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) async fn answer_one_by_one<'a>(mut bytes: &'a [u8], session: &mut Session, out: &mut Replies) -> &'a [u8] {
+pub(crate) async fn answer_one_by_one<'a>(
+    mut bytes: &'a [u8],
+    session: &mut Session,
+    out: &mut Replies,
+) -> &'a [u8] {
     while !session.closing && !bytes.is_empty() {
         let taken = match frame::next(bytes, &mut Words::new(), MAX_COMMAND_BYTES) {
             Ok(Next::Command(taken) | Next::Line(_, taken)) => taken,
@@ -208,7 +232,10 @@ pub(crate) async fn answer_one_by_one<'a>(mut bytes: &'a [u8], session: &mut Ses
         if let Transaction::Running(queued, _) = &mut session.transaction {
             let queued = std::mem::take(queued);
             session.transaction = Transaction::None;
-            assert!(Box::pin(answer_one_by_one(&queued, session, out)).await.is_empty(), "all of them are whole");
+            assert!(
+                Box::pin(answer_one_by_one(&queued, session, out)).await.is_empty(),
+                "all of them are whole"
+            );
         }
         bytes = &bytes[taken..];
     }

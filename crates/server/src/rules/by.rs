@@ -9,11 +9,12 @@ use super::{Budget, Cost, MAX_NAME_BYTES, Mode, Rule};
 use crate::nearest::nearest;
 
 /// What a rule in one line can be by.
-const EXPECTED: &str = "ip, path, method, host, bearer, bearer.CLAIM, header.NAME, query.NAME or cookie.NAME";
+const EXPECTED: &str =
+    "ip, path, method, host, bearer, bearer.CLAIM, header.NAME, query.NAME or cookie.NAME";
 
 impl Rule {
-    /// Reads `LIMIT [by ATTRIBUTE[, ATTRIBUTE]…]`: one budget for each combination of their values, or one for all requests. Its name says what it is by:
-    /// `per-ip`, `per-ip-path`, `everyone`.
+    /// Reads `LIMIT [by ATTRIBUTE[, ATTRIBUTE]…]`: one budget for each combination of their values,
+    /// or one for all requests. Its name says what it is by: `per-ip`, `per-ip-path`, `everyone`.
     ///
     /// # Errors
     /// What is wrong with it, and what was expected.
@@ -22,7 +23,8 @@ impl Rule {
             Some((limit, by)) => (limit, attributes(by)?),
             None => (text, Vec::new()),
         };
-        let limits: Limits = limit.trim().parse().map_err(|error| format!("limit {limit:?}: {error}"))?;
+        let limits: Limits =
+            limit.trim().parse().map_err(|error| format!("limit {limit:?}: {error}"))?;
         let name = if by.is_empty() { "everyone".into() } else { format!("per-{}", by.join("-")) };
         Ok(Rule {
             name: plain(&name),
@@ -52,14 +54,20 @@ fn attributes(text: &str) -> Result<Vec<String>, String> {
         .map(|word| {
             let known = match word.split_once('.') {
                 None => ["ip", "path", "method", "host", "bearer"].contains(&word),
-                Some((kind, name)) => ["header", "query", "cookie", "bearer"].contains(&kind) && !name.is_empty(),
+                Some((kind, name)) => {
+                    ["header", "query", "cookie", "bearer"].contains(&kind) && !name.is_empty()
+                }
             };
             // Headers are known in lower case alone.
-            let spelt = if word.starts_with("header.") { word.to_ascii_lowercase() } else { word.into() };
+            let spelt =
+                if word.starts_with("header.") { word.to_ascii_lowercase() } else { word.into() };
             if known {
                 Ok(spelt)
             } else {
-                Err(format!("by {word:?}: no such attribute: expected {EXPECTED}{}", did_you_mean(word)))
+                Err(format!(
+                    "by {word:?}: no such attribute: expected {EXPECTED}{}",
+                    did_you_mean(word)
+                ))
             }
         })
         .collect()
@@ -69,13 +77,16 @@ fn attributes(text: &str) -> Result<Vec<String>, String> {
 fn did_you_mean(word: &str) -> String {
     let plain = ["ip", "path", "method", "host", "bearer"];
     let meant = match word.split_once('.') {
-        Some((kind, name)) => {
-            nearest(kind, ["header", "query", "cookie", "bearer"]).map(|kind| format!("{kind}.{name}"))
+        Some((kind, name)) => nearest(kind, ["header", "query", "cookie", "bearer"])
+            .map(|kind| format!("{kind}.{name}")),
+        None if nearest(word, ["address", "client", "client-ip", "remote-addr"]).is_some() => {
+            Some("ip".into())
         }
-        None if nearest(word, ["address", "client", "client-ip", "remote-addr"]).is_some() => Some("ip".into()),
         None => nearest(word, plain).map(Into::into),
     };
-    meant.filter(|meant| meant != word).map_or(String::new(), |meant| format!(": did you mean {meant}?"))
+    meant
+        .filter(|meant| meant != word)
+        .map_or(String::new(), |meant| format!(": did you mean {meant}?"))
 }
 
 /// A name that can stand in headers and metrics.
@@ -93,11 +104,18 @@ mod tests {
         for (text, name, by) in [
             ("10/s by ip", "per-ip", &["ip"][..]),
             ("10/s; 120/m by ip, path", "per-ip-path", &["ip", "path"]),
-            ("30/min burst 5 by header.X-API-Key and path", "per-header.x-api-key-path", &["header.x-api-key", "path"]),
+            (
+                "30/min burst 5 by header.X-API-Key and path",
+                "per-header.x-api-key-path",
+                &["header.x-api-key", "path"],
+            ),
             ("1000/s", "everyone", &[]),
         ] {
             let rule = Rule::in_one_line(text).unwrap();
-            assert_eq!((&*rule.name, rule.by.iter().map(|by| &**by).collect::<Vec<_>>().as_slice()), (name, by));
+            assert_eq!(
+                (&*rule.name, rule.by.iter().map(|by| &**by).collect::<Vec<_>>().as_slice()),
+                (name, by)
+            );
         }
         for (text, expected) in [
             ("10/s by", "limit \"10/s by\": "),
@@ -124,7 +142,10 @@ mod tests {
             ("colour.x", ""),
         ] {
             let error = Rule::in_one_line(&format!("10/s by {word}")).unwrap_err();
-            assert_eq!(error, format!("by {word:?}: no such attribute: expected {EXPECTED}{expected}"));
+            assert_eq!(
+                error,
+                format!("by {word:?}: no such attribute: expected {EXPECTED}{expected}")
+            );
         }
     }
 }

@@ -2,11 +2,14 @@
 
 use super::Condition;
 
-/// Whether everything that `narrow` lets through, `wide` lets through, too. False where that is not certain.
+/// Whether everything that `narrow` lets through, `wide` lets through, too. False where that is not
+/// certain.
 pub(crate) fn covers(wide: &[Condition], narrow: &[Condition]) -> bool {
     wide.iter().all(|own| {
         let mut others = narrow.iter().filter(|other| other.attribute == own.attribute);
-        others.any(|other| other.any_of.iter().all(|pattern| own.any_of.iter().any(|wide| wide.covers(pattern))))
+        others.any(|other| {
+            other.any_of.iter().all(|pattern| own.any_of.iter().any(|wide| wide.covers(pattern)))
+        })
     })
 }
 
@@ -59,7 +62,11 @@ mod tests {
             ("user=a ip=10.0.0.0/8", "user=a", false),
             ("user=a", "user=a ip=10.0.0.0/8", true),
         ] {
-            assert_eq!(covers(&conditions(wide), &conditions(narrow)), expected, "{wide} covers {narrow}");
+            assert_eq!(
+                covers(&conditions(wide), &conditions(narrow)),
+                expected,
+                "{wide} covers {narrow}"
+            );
         }
         for (one, other, expected) in [
             ("path=/a", "path=/b", true),
@@ -78,12 +85,17 @@ mod tests {
             ("ip=10.0.0.0/8", "ip=192.0.2.0/24", true),
             ("ip=10.0.0.0/8", "ip=10.2.0.0/16", false),
         ] {
-            assert_eq!(excludes(&conditions(one)[0], &conditions(other)[0]), expected, "{one} excludes {other}");
+            assert_eq!(
+                excludes(&conditions(one)[0], &conditions(other)[0]),
+                expected,
+                "{one} excludes {other}"
+            );
         }
     }
 
     proptest::proptest! {
-        /// What is said to be wider lets everything through that the narrower does, and what is said to exclude has nothing in common.
+        /// What is said to be wider lets everything through that the narrower does, and what is
+        /// said to exclude has nothing in common.
         #[test]
         fn what_is_said_holds_of_values(one in "!?[ab*?]{1,4}", other in "!?[ab*?]{1,4}", value in "[ab]{0,5}") {
             let (one, other): (Pattern, Pattern) = (one.parse().unwrap(), other.parse().unwrap());

@@ -1,10 +1,13 @@
-//! The configuration of envoyproxy/ratelimit, read into the same model: domains, nested descriptors, wildcards, units.
+//! The configuration of envoyproxy/ratelimit, read into the same model: domains, nested
+//! descriptors, wildcards, units.
 //!
-//! A request names a domain and brings descriptors, each a list of keys and values. A descriptor walks down its domain's tree entry by entry: the node
-//! with exactly this key and value, else the first wildcard that matches, else the node with the key alone; it never goes back. The limit of the
-//! node it ends at counts, if it has one.
+//! A request names a domain and brings descriptors, each a list of keys and values. A descriptor
+//! walks down its domain's tree entry by entry: the node with exactly this key and value, else the
+//! first wildcard that matches, else the node with the key alone; it never goes back. The limit of
+//! the node it ends at counts, if it has one.
 //!
-//! Beyond the original, `rate_limit` may say `limit: 100/min burst 20`: any notation, several windows, any algorithm.
+//! Beyond the original, `rate_limit` may say `limit: 100/min burst 20`: any notation, several
+//! windows, any algorithm.
 
 use std::collections::HashMap;
 use std::io;
@@ -25,7 +28,8 @@ use crate::config::{ConfigError, MAX_FILE_BYTES};
 use crate::digits;
 use crate::nearest::nearest;
 
-/// How deep descriptors may be nested. The parser of YAML takes 64 lists and maps within one another, of which each level needs two.
+/// How deep descriptors may be nested. The parser of YAML takes 64 lists and maps within one
+/// another, of which each level needs two.
 pub const MAX_DEPTH: usize = 30;
 /// How many files a folder may have.
 pub const MAX_FILES: usize = 1000;
@@ -93,9 +97,11 @@ pub struct Limited {
 /// How requests in Envoy's protocol are answered, beyond what the domains say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EnvoyOptions {
-    /// What is rejected takes what is left, and one descriptor's rejection does not spare the others: as envoyproxy/ratelimit counts.
+    /// What is rejected takes what is left, and one descriptor's rejection does not spare the
+    /// others: as envoyproxy/ratelimit counts.
     pub count_rejected: bool,
-    /// The most requests per unit that a limit in the request may ask for; none: such limits are ignored.
+    /// The most requests per unit that a limit in the request may ask for; none: such limits are
+    /// ignored.
     pub overrides: Option<u32>,
     /// Headers to add to the answer to the client, beside those that Envoy makes.
     pub headers: Option<Families>,
@@ -105,7 +111,12 @@ pub struct EnvoyOptions {
 
 impl Default for EnvoyOptions {
     fn default() -> Self {
-        EnvoyOptions { count_rejected: false, overrides: Some(u32::MAX), headers: None, body: false }
+        EnvoyOptions {
+            count_rejected: false,
+            overrides: Some(u32::MAX),
+            headers: None,
+            body: false,
+        }
     }
 }
 
@@ -123,7 +134,8 @@ pub enum Unit {
 }
 
 impl Unit {
-    const ALL: [Unit; 7] = [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day, Unit::Month, Unit::Year, Unit::Week];
+    const ALL: [Unit; 7] =
+        [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day, Unit::Month, Unit::Year, Unit::Week];
 
     /// How long it is; a month is 30 days, a year 365.
     pub fn period(self) -> Period {
@@ -156,7 +168,8 @@ impl Unit {
         })
     }
 
-    /// The unit in which a client can plan with a limit: its period, or the time to fill a bucket, if that is one.
+    /// The unit in which a client can plan with a limit: its period, or the time to fill a bucket,
+    /// if that is one.
     pub fn of(limit: &Limit) -> Option<Unit> {
         let period_us = match limit.algorithm() {
             Algorithm::Bucket(bucket) => bucket.fill_us(),
@@ -191,7 +204,8 @@ impl Domains {
     /// # Errors
     /// If one cannot be read or says something that cannot be.
     pub fn load(folder: &Path) -> Result<Domains, ConfigError> {
-        let unreadable = |path: &Path, why| ConfigError::Unreadable { file: path.display().to_string(), why };
+        let unreadable =
+            |path: &Path, why| ConfigError::Unreadable { file: path.display().to_string(), why };
         let files = files(folder).map_err(|source| unreadable(folder, source))?;
         if files.len() > MAX_FILES {
             let problem = format!(" {} files: expected at most {MAX_FILES}", files.len());
@@ -204,7 +218,8 @@ impl Domains {
             if bytes > MAX_FILE_BYTES {
                 return Err(ConfigError::TooLarge { file, bytes });
             }
-            let text = tidegate::read_text_file(&path, MAX_FILE_BYTES).map_err(|source| unreadable(&path, source))?;
+            let text = tidegate::read_text_file(&path, MAX_FILE_BYTES)
+                .map_err(|source| unreadable(&path, source))?;
             domains.add(&text, &file)?;
         }
         if domains.domains.is_empty() {
@@ -231,7 +246,8 @@ impl Domains {
     /// If it says something that cannot be, or its domain is known already.
     pub fn add(&mut self, text: &str, file: &str) -> Result<(), ConfigError> {
         let invalid = |problem: String| ConfigError::Invalid { file: file.into(), problem };
-        let read: File = serde_saphyr::from_str(text).map_err(|error| invalid(known(&located(&error, text))))?;
+        let read: File =
+            serde_saphyr::from_str(text).map_err(|error| invalid(known(&located(&error, text))))?;
         if read.domain.trim().is_empty() {
             return Err(invalid(" config file cannot have empty domain".into()));
         }
@@ -239,7 +255,8 @@ impl Domains {
             return Err(invalid(format!(" duplicate domain '{}' in config file", read.domain)));
         }
         let warnings = envoy_check::findings(&read, &Outline::of(text, file));
-        let root = Node::read(read.descriptors, &read.domain, 0).map_err(|problem| invalid(format!(" {problem}")))?;
+        let root = Node::read(read.descriptors, &read.domain, 0)
+            .map_err(|problem| invalid(format!(" {problem}")))?;
         self.domains.insert(read.domain.into(), root);
         self.warnings.extend(warnings);
         Ok(())
@@ -257,7 +274,8 @@ impl Domains {
         names
     }
 
-    /// The entries of a descriptor that has a limit in this domain, always the same one: an example for people.
+    /// The entries of a descriptor that has a limit in this domain, always the same one: an example
+    /// for people.
     pub fn example(&self, domain: &str) -> Option<Vec<(&str, &str)>> {
         self.domains.get(domain)?.example()
     }
@@ -284,7 +302,9 @@ impl Domains {
             let mut counted = value;
             node = if let Some(next) = values.exact.get(value) {
                 next
-            } else if let Some((pattern, next)) = values.wild.iter().find(|(pattern, _)| pattern.matches(value)) {
+            } else if let Some((pattern, next)) =
+                values.wild.iter().find(|(pattern, _)| pattern.matches(value))
+            {
                 if next.shared {
                     counted = pattern.text();
                 }
@@ -332,7 +352,10 @@ impl<K: AsRef<str>, V: AsRef<str>> Pair for (K, V) {
 }
 
 /// The key of a descriptor under a limit that the request brought.
-pub(crate) fn override_key<'a>(domain: &str, entries: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<u8> {
+pub(crate) fn override_key<'a>(
+    domain: &str,
+    entries: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Vec<u8> {
     let mut key = Vec::with_capacity(64);
     put(&mut key, domain);
     for (name, value) in entries {
@@ -349,7 +372,8 @@ fn put(key: &mut Vec<u8>, part: &str) {
     key.extend_from_slice(part.as_bytes());
 }
 
-/// What a caller chooses must not make a key that no store takes, and so escape its limit: a long key is kept by its digest.
+/// What a caller chooses must not make a key that no store takes, and so escape its limit: a long
+/// key is kept by its digest.
 fn bounded(key: Vec<u8>) -> Vec<u8> {
     if key.len() <= MAX_KEY_BYTES {
         return key;
@@ -357,9 +381,12 @@ fn bounded(key: Vec<u8>) -> Vec<u8> {
     format!("sha1:{}", sha1_smol::Sha1::from(&key).digest()).into_bytes()
 }
 
-/// The original's words for a key it does not know, which people search for, and the right key after them.
+/// The original's words for a key it does not know, which people search for, and the right key
+/// after them.
 fn known(problem: &str) -> String {
-    let known = problem.split_once(": unknown key \"").and_then(|(place, rest)| Some((place, rest.split_once('"')?)));
+    let known = problem
+        .split_once(": unknown key \"")
+        .and_then(|(place, rest)| Some((place, rest.split_once('"')?)));
     match known {
         Some((place, (key, hint))) => format!("{place}: config error, unknown key '{key}'{hint}"),
         None => problem.into(),
@@ -369,7 +396,11 @@ fn known(problem: &str) -> String {
 impl Node {
     fn below(&self) -> impl Iterator<Item = &Node> {
         self.below.values().flat_map(|values| {
-            values.exact.values().chain(values.wild.iter().map(|(_, node)| node)).chain(values.bare.as_deref())
+            values
+                .exact
+                .values()
+                .chain(values.wild.iter().map(|(_, node)| node))
+                .chain(values.bare.as_deref())
         })
     }
 
@@ -388,7 +419,8 @@ impl Node {
             };
             let is_wild = descriptor.value.as_deref().is_some_and(|value| value.contains('*'));
             if descriptor.share_threshold && !is_wild {
-                // The original's words, which people search for. Its key is the last part of the path.
+                // The original's words, which people search for. Its key is the last part of the
+                // path.
                 let key = own.get(path.len() + 1..).unwrap_or(&own);
                 return Err(format!(
                     "share_threshold can only be used with wildcard values (ending with '*'), but found key '{key}' at {own}: add * to the value or remove share_threshold"
@@ -405,7 +437,8 @@ impl Node {
             let values = node.below.entry(descriptor.key.into()).or_default();
             let known = match descriptor.value.filter(|value| !value.is_empty()) {
                 Some(value) if value.contains('*') => {
-                    let pattern = Pattern::stars(&value).map_err(|error| format!("{own}: {error}"))?;
+                    let pattern =
+                        Pattern::stars(&value).map_err(|error| format!("{own}: {error}"))?;
                     let known = values.wild.iter().any(|(known, _)| *known == pattern);
                     values.wild.push((pattern, child));
                     known
@@ -493,12 +526,19 @@ impl LimitFile {
         };
         let (budget, stated) = match (self.unlimited, self.limit, unit) {
             (true, None, None) => (Budget::Unlimited, None),
-            (true, _, _) => return Err(format!("should not specify rate limit unit when unlimited, at {path}")),
+            (true, _, _) => {
+                return Err(format!(
+                    "should not specify rate limit unit when unlimited, at {path}"
+                ));
+            }
             (false, Some(text), None) => {
-                let limits = text.parse().map_err(|error| format!("limit {text:?} at {path}: {error}"))?;
+                let limits =
+                    text.parse().map_err(|error| format!("limit {text:?} at {path}: {error}"))?;
                 (Budget::Limits(limits), None)
             }
-            (false, Some(_), Some(_)) => return Err(format!("{path} has a limit and a unit: expected one of them")),
+            (false, Some(_), Some(_)) => {
+                return Err(format!("{path} has a limit and a unit: expected one of them"));
+            }
             (false, None, Some(unit)) => {
                 let requests = self.requests_per_unit.unwrap_or(0);
                 (unit.budget(requests), Some((requests, unit)))
@@ -587,7 +627,11 @@ descriptors:
         assert_eq!(name(&[("database", "orders")]).as_deref(), Some("edge.database"));
         assert_eq!(name(&[("path", "/api/x")]).as_deref(), Some("edge.path_/api/*"));
         assert_eq!(name(&[("path", "/x/health")]).as_deref(), Some("edge.path_*/health"));
-        assert_eq!(name(&[("message_type", "marketing")]), None, "a limit counts only at its own depth");
+        assert_eq!(
+            name(&[("message_type", "marketing")]),
+            None,
+            "a limit counts only at its own depth"
+        );
         let deep = [("message_type", "marketing"), ("to_number", "2061111111")];
         assert_eq!(name(&deep).as_deref(), Some("edge.message_type_marketing.to_number"));
         assert_eq!(name(&[("ip", "192.0.2.1")]), None, "a value without a limit is let through");
@@ -600,8 +644,14 @@ descriptors:
         let key = |entries: &[(&str, &str)]| find(entries).unwrap().2;
         assert_ne!(key(&[("database", "a")]), key(&[("database", "b")]));
         assert_eq!(key(&[("path", "/api/a")]), key(&[("path", "/api/b")]));
-        assert_ne!(key(&[("database", &"a".repeat(2000))]), key(&[("database", &"a".repeat(2001))]));
-        assert!(key(&[("database", &"a".repeat(2000))]).len() < 100, "a long key is kept by its digest");
+        assert_ne!(
+            key(&[("database", &"a".repeat(2000))]),
+            key(&[("database", &"a".repeat(2001))])
+        );
+        assert!(
+            key(&[("database", &"a".repeat(2000))]).len() < 100,
+            "a long key is kept by its digest"
+        );
     }
 
     #[test]
@@ -661,6 +711,8 @@ descriptors:
         }
         let mut twice = Domains::default();
         twice.add("domain: a\n", "f").unwrap();
-        assert!(twice.add("domain: a\n", "g").unwrap_err().to_string().contains("duplicate domain 'a'"));
+        assert!(
+            twice.add("domain: a\n", "g").unwrap_err().to_string().contains("duplicate domain 'a'")
+        );
     }
 }

@@ -14,8 +14,10 @@ use crate::nearest::nearest;
 pub(super) fn findings(read: &File, outline: &Outline) -> Vec<Finding> {
     let mut found = Vec::new();
     if read.descriptors.is_empty() {
-        let message =
-            format!("domain {:?} has no descriptors, so it limits nothing: add some, or remove the file", read.domain);
+        let message = format!(
+            "domain {:?} has no descriptors, so it limits nothing: add some, or remove the file",
+            read.domain
+        );
         found.push(Finding::warning(outline.value(&[Key("domain")]), message));
     }
     let mut names = HashSet::new();
@@ -52,7 +54,11 @@ fn level<'a>(
             if let Some(rewritten) = regex::rewritten(value, about) {
                 // Here only a star means something, and there are no lists.
                 let advice = match &rewritten {
-                    Rewritten::To(patterns) if patterns.len() == 1 && !patterns[0].contains('?') => rewritten.advice(),
+                    Rewritten::To(patterns)
+                        if patterns.len() == 1 && !patterns[0].contains('?') =>
+                    {
+                        rewritten.advice()
+                    }
                     _ => "write a descriptor for each value".into(),
                 };
                 let message = format!(
@@ -63,7 +69,9 @@ fn level<'a>(
             if value.contains('*')
                 && let Ok(pattern) = Pattern::stars(value)
             {
-                if let Some((_, before)) = wild.iter().find(|(of, before)| of == key && before.covers(&pattern)) {
+                if let Some((_, before)) =
+                    wild.iter().find(|(of, before)| of == key && before.covers(&pattern))
+                {
                     let message = format!(
                         "{own}: value {value:?} is never reached: {:?} above it matches first; put the narrower one first",
                         before.text()
@@ -75,13 +83,18 @@ fn level<'a>(
         }
         if let Some(limit) = &descriptor.rate_limit {
             for (number, other) in limit.replaces.iter().enumerate() {
-                let Some(name) = other.name.as_deref().filter(|name| !names.contains(name)) else { continue };
+                let Some(name) = other.name.as_deref().filter(|name| !names.contains(name)) else {
+                    continue;
+                };
                 let hint = match nearest(name, names.iter().copied()) {
                     Some(right) => format!("did you mean {right}?"),
                     None => "expected the name of another rate_limit of this file".into(),
                 };
-                let steps = [&steps[..], &[Key("rate_limit"), Key("replaces"), Item(number), Key("name")]].concat();
-                let message = format!("{own}: replaces {name:?}, which is the name of no rate_limit: {hint}");
+                let steps =
+                    [&steps[..], &[Key("rate_limit"), Key("replaces"), Item(number), Key("name")]]
+                        .concat();
+                let message =
+                    format!("{own}: replaces {name:?}, which is the name of no rate_limit: {hint}");
                 found.push(Finding::warning(outline.value(&steps), message));
             }
         }

@@ -1,5 +1,6 @@
-//! Which attributes the rules look at, to report a call that brings only others: a misspelt name is not silently a request without a limit. And
-//! which headers, cookies and query parameters they are, which a request must not have twice.
+//! Which attributes the rules look at, to report a call that brings only others: a misspelt name is
+//! not silently a request without a limit. And which headers, cookies and query parameters they
+//! are, which a request must not have twice.
 
 use std::sync::Arc;
 
@@ -20,7 +21,8 @@ pub(super) fn attributes(rule: &Rule) -> impl Iterator<Item = Arc<str>> {
 /// Headers, cookies and query parameters that rules look at.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Named {
-    /// Headers, in lower case. Not `host`, of which there is one anyway, and not `cookie`, which HTTP/2 sends in several lines.
+    /// Headers, in lower case. Not `host`, of which there is one anyway, and not `cookie`, which
+    /// HTTP/2 sends in several lines.
     pub headers: Vec<Arc<str>>,
     /// Cookies.
     pub cookies: Vec<Arc<str>>,
@@ -33,16 +35,17 @@ impl Named {
     pub(super) fn among<'a>(attributes: impl Iterator<Item = &'a Arc<str>>) -> Self {
         let mut named = Named::default();
         for attribute in attributes {
-            let (list, name): (_, Arc<str>) = match attribute.split_once('.').unwrap_or((attribute, "")) {
-                ("bearer", _) => (&mut named.headers, "authorization".into()),
-                ("header", name) => match name.to_ascii_lowercase() {
-                    name if name == "host" || name == "cookie" => continue,
-                    name => (&mut named.headers, name.into()),
-                },
-                ("cookie", name) => (&mut named.cookies, name.into()),
-                ("query", name) => (&mut named.parameters, name.into()),
-                _ => continue,
-            };
+            let (list, name): (_, Arc<str>) =
+                match attribute.split_once('.').unwrap_or((attribute, "")) {
+                    ("bearer", _) => (&mut named.headers, "authorization".into()),
+                    ("header", name) => match name.to_ascii_lowercase() {
+                        name if name == "host" || name == "cookie" => continue,
+                        name => (&mut named.headers, name.into()),
+                    },
+                    ("cookie", name) => (&mut named.cookies, name.into()),
+                    ("query", name) => (&mut named.parameters, name.into()),
+                    _ => continue,
+                };
             if !list.contains(&name) {
                 list.push(name);
             }
@@ -62,8 +65,12 @@ impl Rules {
         &self.named
     }
 
-    /// Why no rule can know a request by these names: none of them is looked at. Nothing, if one is, or if there are none.
-    pub(crate) fn unknown<'a>(&self, names: impl Iterator<Item = &'a str> + Clone) -> Option<String> {
+    /// Why no rule can know a request by these names: none of them is looked at. Nothing, if one
+    /// is, or if there are none.
+    pub(crate) fn unknown<'a>(
+        &self,
+        names: impl Iterator<Item = &'a str> + Clone,
+    ) -> Option<String> {
         if names.clone().any(|name| self.known.contains(name)) {
             return None;
         }
@@ -80,7 +87,10 @@ impl Rules {
         let shown = |name: &str| format!("{:?}", name.chars().take(64).collect::<String>());
         match names.count() {
             1 => Some(format!("no rule looks at the attribute {}: {hint}", shown(first))),
-            more => Some(format!("no rule looks at any of the {more} attributes, {} among them: {hint}", shown(first))),
+            more => Some(format!(
+                "no rule looks at any of the {more} attributes, {} among them: {hint}",
+                shown(first)
+            )),
         }
     }
 }
@@ -101,7 +111,9 @@ rules:
   - { name: b, by: [bearer], limit: 1/s, overrides: [{ when: { query.plan: gold, cookie.Session: s }, limit: 9/s }] }
 ";
         let rules = Config::parse(text, "f").unwrap().rules;
-        let list = |names: &[std::sync::Arc<str>]| names.iter().map(|name| &**name).collect::<Vec<_>>().join(" ");
+        let list = |names: &[std::sync::Arc<str>]| {
+            names.iter().map(|name| &**name).collect::<Vec<_>>().join(" ")
+        };
         assert_eq!(list(&rules.named().headers), "authorization x-plan x-cost x-key");
         assert_eq!(list(&rules.named().cookies), "Session session");
         assert_eq!(list(&rules.named().parameters), "k plan");
@@ -122,7 +134,10 @@ rules:
         assert_eq!(unknown(&[]), None);
         for (names, expected) in [
             (&["usr"][..], "no rule looks at the attribute \"usr\": did you mean \"user\"?"),
-            (&["colour"], "no rule looks at the attribute \"colour\": the rules look at path, plan, size, user"),
+            (
+                &["colour"],
+                "no rule looks at the attribute \"colour\": the rules look at path, plan, size, user",
+            ),
             (
                 &["colour", "usr"],
                 "no rule looks at any of the 2 attributes, \"colour\" among them: did you mean \"user\"?",

@@ -1,7 +1,8 @@
 //! Rules: which limits apply to a request, and whose budget it draws on.
 //!
-//! A request is a set of named values, its [`Attributes`]. A [`Rule`] says on which of them it applies (`when`), by which of them budgets are kept
-//! apart (`by`), and how much there is. All rules that match are charged together, all or nothing; rules in shadow mode only look on.
+//! A request is a set of named values, its [`Attributes`]. A [`Rule`] says on which of them it
+//! applies (`when`), by which of them budgets are kept apart (`by`), and how much there is. All
+//! rules that match are charged together, all or nothing; rules in shadow mode only look on.
 
 mod by;
 mod compare;
@@ -30,7 +31,8 @@ pub use outcome::{Measure, Settle};
 pub use pattern::{MAX_PATTERN_BYTES, Pattern, PatternError};
 pub use policy::{HeaderPolicy, RequestPolicy};
 pub use request::{
-    HeaderLines, HttpRequest, HttpRequestError, MAX_CLAIMS_BYTES, MAX_METHOD_BYTES, MAX_URI_BYTES, Repeated,
+    HeaderLines, HttpRequest, HttpRequestError, MAX_CLAIMS_BYTES, MAX_METHOD_BYTES, MAX_URI_BYTES,
+    Repeated,
 };
 pub use tidegate::Missing;
 
@@ -48,7 +50,9 @@ pub trait Attributes {
 /// The simplest attributes: pairs of name and value.
 impl<N: AsRef<str>, V: AsRef<str>> Attributes for [(N, V)] {
     fn get(&self, name: &str) -> Option<Cow<'_, str>> {
-        self.iter().find(|(own, _)| own.as_ref() == name).map(|(_, value)| Cow::Borrowed(value.as_ref()))
+        self.iter()
+            .find(|(own, _)| own.as_ref() == name)
+            .map(|(_, value)| Cow::Borrowed(value.as_ref()))
     }
 }
 
@@ -89,7 +93,8 @@ pub struct Rule {
     pub on_store_failure: Option<Failure>,
     /// How near to a remote store it is decided.
     pub sync: SyncMode,
-    /// What becomes of new keys when a store in memory has no room; what the whole file says, if nothing.
+    /// What becomes of new keys when a store in memory has no room; what the whole file says, if
+    /// nothing.
     pub overflow: Option<Overflow>,
     /// Which responses count, where responses are seen; all, if nothing is said.
     pub charge_when: Vec<Condition>,
@@ -101,7 +106,8 @@ pub struct Rule {
     pub ipv6_prefix: u8,
 }
 
-/// A condition on one attribute: any one of the patterns must match. A missing attribute matches nothing, not even `*` or a negation.
+/// A condition on one attribute: any one of the patterns must match. A missing attribute matches
+/// nothing, not even `*` or a negation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Condition {
     /// The attribute.
@@ -137,7 +143,8 @@ pub enum Budget {
 pub enum Cost {
     /// So many times what the caller says, which is one unless said otherwise.
     Fixed(u64),
-    /// What an attribute says, at least `min` and at most `max`; what the caller says if it is missing.
+    /// What an attribute says, at least `min` and at most `max`; what the caller says if it is
+    /// missing.
     From {
         /// The attribute.
         attribute: Arc<str>,
@@ -188,7 +195,10 @@ pub struct Match {
 impl Match {
     /// The subject its state is kept under.
     pub fn subject(&self) -> Subject<'_> {
-        Subject { scope: Scope::Rule(Cow::Borrowed(&self.rule.name)), key: Cow::Borrowed(&self.key) }
+        Subject {
+            scope: Scope::Rule(Cow::Borrowed(&self.rule.name)),
+            key: Cow::Borrowed(&self.key),
+        }
     }
 }
 
@@ -224,11 +234,16 @@ impl Rules {
         self.rules.is_empty()
     }
 
-    /// The rules that decide a request which costs `cost` by itself: those that apply, or the one that exempts it from all others.
+    /// The rules that decide a request which costs `cost` by itself: those that apply, or the one
+    /// that exempts it from all others.
     ///
     /// # Errors
     /// If a cost that is read from an attribute is not a number.
-    pub fn matching(&self, attributes: &(impl Attributes + ?Sized), cost: u64) -> Result<Vec<Match>, InvalidCost> {
+    pub fn matching(
+        &self,
+        attributes: &(impl Attributes + ?Sized),
+        cost: u64,
+    ) -> Result<Vec<Match>, InvalidCost> {
         let mut found = self.applying(attributes, cost)?;
         if self.has_exemptions {
             exempt(&mut found, |one| one);
@@ -240,7 +255,11 @@ impl Rules {
     ///
     /// # Errors
     /// If a cost that is read from an attribute is not a number.
-    pub fn applying(&self, attributes: &(impl Attributes + ?Sized), cost: u64) -> Result<Vec<Match>, InvalidCost> {
+    pub fn applying(
+        &self,
+        attributes: &(impl Attributes + ?Sized),
+        cost: u64,
+    ) -> Result<Vec<Match>, InvalidCost> {
         let applies = self.rules.iter().filter(|rule| rule.applies_to(attributes));
         applies.map(|rule| rule.applied_to(attributes, cost)).collect()
     }
@@ -248,7 +267,10 @@ impl Rules {
 
 /// If a rule exempts the request and none denies it outright, leaves only the first that exempts.
 pub(crate) fn exempt<T>(found: &mut Vec<T>, matched: impl Fn(&T) -> &Match) {
-    let denied = found.iter().map(&matched).any(|one| one.budget == Budget::Deny && one.rule.mode == Mode::Enforce);
+    let denied = found
+        .iter()
+        .map(&matched)
+        .any(|one| one.budget == Budget::Deny && one.rule.mode == Mode::Enforce);
     let exempting = found.iter().position(|one| matched(one).budget == Budget::Exempt);
     if let (false, Some(index)) = (denied, exempting) {
         found.swap(0, index);
@@ -292,37 +314,62 @@ impl Rule {
 
     /// On which terms a store decides it.
     pub fn policy(&self) -> Policy {
-        Policy { sync: self.sync, on_failure: self.on_store_failure.map(Into::into), overflow: self.overflow }
+        Policy {
+            sync: self.sync,
+            on_failure: self.on_store_failure.map(Into::into),
+            overflow: self.overflow,
+        }
     }
 
-    /// Whether its conditions hold, and the request does not lack an attribute without which the rule is skipped.
+    /// Whether its conditions hold, and the request does not lack an attribute without which the
+    /// rule is skipped.
     fn applies_to(&self, attributes: &(impl Attributes + ?Sized)) -> bool {
         holds(&self.when, attributes) && self.skipped_for(attributes).is_none()
     }
 
-    fn applied_to(self: &Arc<Self>, attributes: &(impl Attributes + ?Sized), cost: u64) -> Result<Match, InvalidCost> {
+    fn applied_to(
+        self: &Arc<Self>,
+        attributes: &(impl Attributes + ?Sized),
+        cost: u64,
+    ) -> Result<Match, InvalidCost> {
         if let Some(name) = self.denied_for(attributes) {
-            let (rule, key, missing) = (Arc::clone(self), self.key_of(attributes), Some(Arc::clone(name)));
+            let (rule, key, missing) =
+                (Arc::clone(self), self.key_of(attributes), Some(Arc::clone(name)));
             return Ok(Match { rule, key, budget: Budget::Deny, cost, missing });
         }
-        let budget = self.overrides.iter().find(|other| holds(&other.when, attributes)).map(|other| &other.budget);
+        let budget = self
+            .overrides
+            .iter()
+            .find(|other| holds(&other.when, attributes))
+            .map(|other| &other.budget);
         let cost = match &self.cost {
             Cost::Fixed(units) => units.saturating_mul(cost),
             Cost::From { attribute, min, max } => match attributes.get(attribute) {
-                // Only a caller of the check API can ask what a request would find, without taking anything.
+                // Only a caller of the check API can ask what a request would find, without taking
+                // anything.
                 None if cost == 0 => 0,
                 None => cost.max(*min).min(*max),
                 Some(value) => match value.parse::<u64>() {
                     Ok(units) => units.max(*min).min(*max),
                     Err(_) => {
                         let value = value.chars().take(64).collect();
-                        return Err(InvalidCost { rule: self.name.clone(), attribute: attribute.clone(), value });
+                        return Err(InvalidCost {
+                            rule: self.name.clone(),
+                            attribute: attribute.clone(),
+                            value,
+                        });
                     }
                 },
             },
         };
         let budget = budget.unwrap_or(&self.budget).clone();
-        Ok(Match { rule: Arc::clone(self), key: self.key_of(attributes), budget, cost, missing: None })
+        Ok(Match {
+            rule: Arc::clone(self),
+            key: self.key_of(attributes),
+            budget,
+            cost,
+            missing: None,
+        })
     }
 }
 
@@ -352,12 +399,17 @@ impl Rule {
         &self,
         attributes: &'a (impl Attributes + ?Sized),
     ) -> Option<(&Condition, Option<Cow<'a, str>>)> {
-        let unmet = self.when.iter().find(|condition| !holds(std::slice::from_ref(condition), attributes))?;
+        let unmet = self
+            .when
+            .iter()
+            .find(|condition| !holds(std::slice::from_ref(condition), attributes))?;
         Some((unmet, attributes.get(&unmet.attribute)))
     }
 
-    /// The key of the budget that a request with these attributes draws on: the values of `by`, no two combinations the same. A single value stands as it
-    /// is, several each with its length before it. A missing attribute is the empty value: unless the rule says otherwise, requests without it share that budget.
+    /// The key of the budget that a request with these attributes draws on: the values of `by`, no
+    /// two combinations the same. A single value stands as it is, several each with its length
+    /// before it. A missing attribute is the empty value: unless the rule says otherwise, requests
+    /// without it share that budget.
     pub(crate) fn key_of(&self, attributes: &(impl Attributes + ?Sized)) -> Vec<u8> {
         match &self.by[..] {
             [] => Vec::new(),
@@ -374,7 +426,8 @@ impl Rule {
         }
     }
 
-    /// The value by which budgets are kept apart. A client has all addresses of its IPv6 network, whatever protocol brings the address.
+    /// The value by which budgets are kept apart. A client has all addresses of its IPv6 network,
+    /// whatever protocol brings the address.
     fn value_of<'a>(&self, name: &str, attributes: &'a (impl Attributes + ?Sized)) -> Cow<'a, str> {
         let value = attributes.get(name).unwrap_or_default();
         if name != "ip" || !value.contains(':') {

@@ -1,7 +1,9 @@
-//! Costs that are known only when there is a response: whether it counts at all, and how much it was.
+//! Costs that are known only when there is a response: whether it counts at all, and how much it
+//! was.
 //!
-//! A rule takes its cost before a request goes on, as every rule does. Who sees the response, which is the proxy, then settles what it came to: nothing if
-//! it is not among those that count, or what was measured.
+//! A rule takes its cost before a request goes on, as every rule does. Who sees the response, which
+//! is the proxy, then settles what it came to: nothing if it is not among those that count, or what
+//! was measured.
 
 use std::sync::Arc;
 
@@ -49,7 +51,8 @@ impl Rule {
 }
 
 impl Match {
-    /// Whether something is done about it when there is a response: its cost is settled, or its lease ends.
+    /// Whether something is done about it when there is a response: its cost is settled, or its
+    /// lease ends.
     pub(crate) fn has_outcome(&self) -> bool {
         self.rule.is_settled_later() || self.is_lease()
     }

@@ -8,8 +8,9 @@ use tidegate::http::Network;
 
 /// A condition on one value.
 ///
-/// `*` stands for any run of characters, `?` for exactly one, `\` takes the next character as it is. `10.0.0.0/8` is a network and matches
-/// addresses, whatever way they are written. A leading `!` turns it around.
+/// `*` stands for any run of characters, `?` for exactly one, `\` takes the next character as it
+/// is. `10.0.0.0/8` is a network and matches addresses, whatever way they are written. A leading
+/// `!` turns it around.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pattern {
     text: Box<str>,
@@ -78,7 +79,8 @@ impl Pattern {
         &self.text
     }
 
-    /// The status of a response: `4xx` stands for 400 to 499, anything else for what it stands for elsewhere.
+    /// The status of a response: `4xx` stands for 400 to 499, anything else for what it stands for
+    /// elsewhere.
     ///
     /// # Errors
     /// As for any pattern.
@@ -86,7 +88,8 @@ impl Pattern {
         let (not, body) = text.strip_prefix('!').map_or((false, text), |body| (true, body));
         match body.as_bytes() {
             [class @ b'0'..=b'9', b'x' | b'X', b'x' | b'X'] => {
-                let kind = Kind::Glob(vec![Piece::Char(char::from(*class)), Piece::One, Piece::One]);
+                let kind =
+                    Kind::Glob(vec![Piece::Char(char::from(*class)), Piece::One, Piece::One]);
                 Ok(Pattern { text: text.into(), not, kind })
             }
             _ => text.parse(),
@@ -121,7 +124,8 @@ impl Pattern {
 
     /// Whether it matches every value that `other` matches. False where that is not certain.
     pub(crate) fn covers(&self, other: &Pattern) -> bool {
-        if self == other || matches!((self.not, &self.kind), (false, Kind::Glob(pieces)) if pieces[..] == [Piece::Any])
+        if self == other
+            || matches!((self.not, &self.kind), (false, Kind::Glob(pieces)) if pieces[..] == [Piece::Any])
         {
             return true;
         }
@@ -130,7 +134,10 @@ impl Pattern {
             (true, false) => Pattern { not: false, ..self.clone() }.excludes(other),
             // What is not in the larger is not in the smaller.
             (true, true) => {
-                let (own, other) = (Pattern { not: false, ..self.clone() }, Pattern { not: false, ..other.clone() });
+                let (own, other) = (
+                    Pattern { not: false, ..self.clone() },
+                    Pattern { not: false, ..other.clone() },
+                );
                 other.covers(&own)
             }
             (false, true) => false,
@@ -144,7 +151,8 @@ impl Pattern {
             (Kind::Network(wide), Kind::Network(narrow)) => {
                 wide.prefix() <= narrow.prefix() && wide.contains(narrow.address())
             }
-            // Of globs those are known that end with a star, and of which the other is a continuation.
+            // Of globs those are known that end with a star, and of which the other is a
+            // continuation.
             (Kind::Glob(pieces), Kind::Glob(others)) => match pieces.split_last() {
                 Some((Piece::Any, before)) => others.starts_with(before),
                 _ => false,
@@ -162,17 +170,21 @@ impl Pattern {
             return !other.matches(text);
         }
         match (self.not, other.not) {
-            (false, false) => match (&self.kind, &other.kind) {
-                (Kind::Network(one), Kind::Network(two)) => {
-                    !one.contains(two.address()) && !two.contains(one.address())
+            (false, false) => {
+                match (&self.kind, &other.kind) {
+                    (Kind::Network(one), Kind::Network(two)) => {
+                        !one.contains(two.address()) && !two.contains(one.address())
+                    }
+                    (Kind::Glob(one), Kind::Glob(two)) => {
+                        let letters = one
+                            .iter()
+                            .zip(two)
+                            .take_while(|(one, two)| **one != Piece::Any && **two != Piece::Any);
+                        letters.into_iter().any(|pair| matches!(pair, (Piece::Char(one), Piece::Char(two)) if one != two))
+                    }
+                    _ => false,
                 }
-                (Kind::Glob(one), Kind::Glob(two)) => {
-                    let letters =
-                        one.iter().zip(two).take_while(|(one, two)| **one != Piece::Any && **two != Piece::Any);
-                    letters.into_iter().any(|pair| matches!(pair, (Piece::Char(one), Piece::Char(two)) if one != two))
-                }
-                _ => false,
-            },
+            }
             (true, false) => Pattern { not: false, ..self.clone() }.covers(other),
             (false, true) => Pattern { not: false, ..other.clone() }.covers(self),
             (true, true) => false,
@@ -305,7 +317,11 @@ mod tests {
             ("!10.0.0.0/8", "11.0.0.1", true),
             ("ä*", "äöü", true),
         ] {
-            assert_eq!(pattern.parse::<Pattern>().unwrap().matches(value), expected, "{pattern} on {value}");
+            assert_eq!(
+                pattern.parse::<Pattern>().unwrap().matches(value),
+                expected,
+                "{pattern} on {value}"
+            );
         }
     }
 
@@ -325,9 +341,16 @@ mod tests {
             ("!a*", "!ab", true),
             ("a**b", "a-b", true),
         ] {
-            assert_eq!(Pattern::stars(pattern).unwrap().matches(value), expected, "{pattern} on {value}");
+            assert_eq!(
+                Pattern::stars(pattern).unwrap().matches(value),
+                expected,
+                "{pattern} on {value}"
+            );
         }
-        assert!(Pattern::stars("**").unwrap().covers(&Pattern::stars("a*").unwrap()), "two stars are one");
+        assert!(
+            Pattern::stars("**").unwrap().covers(&Pattern::stars("a*").unwrap()),
+            "two stars are one"
+        );
         assert!(Pattern::stars(&"x".repeat(MAX_PATTERN_BYTES)).is_ok());
         assert_eq!(Pattern::stars(&"x".repeat(1025)).unwrap_err(), PatternError::TooLong(1025));
         assert_eq!(Pattern::stars("").unwrap_err(), PatternError::Blank);
@@ -346,7 +369,11 @@ mod tests {
             ("200", "201", false),
             ("20?", "201", true),
         ] {
-            assert_eq!(Pattern::of_status(pattern).unwrap().matches(value), expected, "{pattern} on {value}");
+            assert_eq!(
+                Pattern::of_status(pattern).unwrap().matches(value),
+                expected,
+                "{pattern} on {value}"
+            );
         }
     }
 
@@ -362,7 +389,11 @@ mod tests {
             assert_eq!((pattern.text(), pattern.body()), (text, body));
             assert_eq!((pattern.to_string(), pattern.is_negated()), (text.into(), is_negated));
             assert_eq!(pattern.exact(), exact, "{text}");
-            assert_eq!(pattern.network().map(|network| network.to_string()).as_deref(), network, "{text}");
+            assert_eq!(
+                pattern.network().map(|network| network.to_string()).as_deref(),
+                network,
+                "{text}"
+            );
         }
     }
 
@@ -372,6 +403,8 @@ mod tests {
         assert!("!".parse::<Pattern>().unwrap_err().to_string().contains("blank"));
         assert!("a\\".parse::<Pattern>().unwrap_err().to_string().contains("backslash"));
         assert!("x".repeat(MAX_PATTERN_BYTES).parse::<Pattern>().is_ok());
-        assert!("x".repeat(2000).parse::<Pattern>().unwrap_err().to_string().contains("2000 bytes"));
+        assert!(
+            "x".repeat(2000).parse::<Pattern>().unwrap_err().to_string().contains("2000 bytes")
+        );
     }
 }

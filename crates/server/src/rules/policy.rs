@@ -1,8 +1,10 @@
-//! Which requests over HTTP can be judged, and what of them goes on: settings of the proxy and of forward-auth.
+//! Which requests over HTTP can be judged, and what of them goes on: settings of the proxy and of
+//! forward-auth.
 
 use tidegate::http::PathPolicy;
 
-/// What is refused or changed before rules see a request, so that the service gets what they have judged.
+/// What is refused or changed before rules see a request, so that the service gets what they have
+/// judged.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RequestPolicy {
     /// The section `paths`.
@@ -16,7 +18,8 @@ pub struct RequestPolicy {
 pub struct HeaderPolicy {
     /// Whether names with `_` stay. CGI-like services read `X_Api_Key` as `X-Api-Key`.
     pub keeps_underscores: bool,
-    /// Headers that may have several lines though a rule looks at them: the lines are one list, joined by `, `. In lower case.
+    /// Headers that may have several lines though a rule looks at them: the lines are one list,
+    /// joined by `, `. In lower case.
     pub lists: Vec<String>,
 }
 

@@ -1,7 +1,10 @@
-//! A request over HTTP as attributes: `ip method path host header.* query.* cookie.* bearer bearer.*`.
+//! A request over HTTP as attributes: `ip method path host header.* query.* cookie.* bearer
+//! bearer.*`.
 //!
-//! Whoever stands in the way of HTTP (forward-auth, the proxy) describes a request with this, so that a rule means the same wherever it is applied. Path and host
-//! are in their one spelling, and the client has been found by whoever makes one of these. The rest is looked up when a rule asks for it.
+//! Whoever stands in the way of HTTP (forward-auth, the proxy) describes a request with this, so
+//! that a rule means the same wherever it is applied. Path and host are in their one spelling, and
+//! the client has been found by whoever makes one of these. The rest is looked up when a rule asks
+//! for it.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,7 +15,9 @@ use axum::http::{HeaderMap, HeaderValue, header};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::Value;
-use tidegate::http::{Client, PathPolicy, RefusedPath, Target, TargetTooLong, bearer_token, normal_host};
+use tidegate::http::{
+    Client, PathPolicy, RefusedPath, Target, TargetTooLong, bearer_token, normal_host,
+};
 
 use super::{Attributes, HeaderPolicy, Named};
 
@@ -20,7 +25,8 @@ use super::{Attributes, HeaderPolicy, Named};
 pub const MAX_URI_BYTES: usize = 16 << 10;
 /// The longest method, in bytes.
 pub const MAX_METHOD_BYTES: usize = 32;
-/// The longest middle of a token that is looked into for claims, in bytes; of a longer one nothing is known.
+/// The longest middle of a token that is looked into for claims, in bytes; of a longer one nothing
+/// is known.
 pub const MAX_CLAIMS_BYTES: usize = 8 << 10;
 
 /// The headers of a request, wherever they are kept.
@@ -71,7 +77,8 @@ pub enum HttpRequestError {
     Repeated(#[from] Repeated),
 }
 
-/// A header, cookie or query parameter that a rule looks at and that a request has several times. Services differ in which of them they read.
+/// A header, cookie or query parameter that a rule looks at and that a request has several times.
+/// Services differ in which of them they read.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{kind} {name} is there more than once: expected it once")]
 pub struct Repeated {
@@ -100,9 +107,17 @@ impl<'a> HttpRequest<'a> {
     ///
     /// # Errors
     /// If it is too long, or not what it should be, or can be read as several paths.
-    pub fn target<'t>(target: &'t str, policy: &PathPolicy) -> Result<Target<'t>, HttpRequestError> {
+    pub fn target<'t>(
+        target: &'t str,
+        policy: &PathPolicy,
+    ) -> Result<Target<'t>, HttpRequestError> {
         if target.len() > MAX_URI_BYTES {
-            return Err(TargetTooLong { what: "target", bytes: target.len(), longest: MAX_URI_BYTES }.into());
+            return Err(TargetTooLong {
+                what: "target",
+                bytes: target.len(),
+                longest: MAX_URI_BYTES,
+            }
+            .into());
         }
         if !(target.starts_with('/') || target == "*") {
             return Err(HttpRequestError::Target(shown(target)));
@@ -131,14 +146,20 @@ impl<'a> HttpRequest<'a> {
         }
         // Who asks for `post` is answered by some services as if it were `POST`.
         let upper = method.bytes().any(|byte| byte.is_ascii_lowercase());
-        let method = if upper { Cow::Owned(method.to_ascii_uppercase()) } else { Cow::Borrowed(method) };
+        let method =
+            if upper { Cow::Owned(method.to_ascii_uppercase()) } else { Cow::Borrowed(method) };
         let (path, host) = (Cow::Borrowed(&*target.path), normal_host(host)?);
         let sent: &'a str = &target.sent;
-        let query = sent.split('#').next().and_then(|target| target.split_once('?')).map_or("", |(_, query)| query);
+        let query = sent
+            .split('#')
+            .next()
+            .and_then(|target| target.split_once('?'))
+            .map_or("", |(_, query)| query);
         Ok(HttpRequest { client, method, path, query, host, headers, claims: OnceLock::new() })
     }
 
-    /// Whether there is once, at most, what rules look at by name. A list header may have several lines.
+    /// Whether there is once, at most, what rules look at by name. A list header may have several
+    /// lines.
     ///
     /// # Errors
     /// What is there more than once.
@@ -155,7 +176,12 @@ impl<'a> HttpRequest<'a> {
             }
         }
         for name in &named.parameters {
-            if self.parameters().filter(|(own, _)| decoded(own.as_bytes(), Plus::IsSpace) == **name).nth(1).is_some() {
+            if self
+                .parameters()
+                .filter(|(own, _)| decoded(own.as_bytes(), Plus::IsSpace) == **name)
+                .nth(1)
+                .is_some()
+            {
                 return repeated("query parameter", name);
             }
         }
@@ -190,19 +216,24 @@ impl<'a> HttpRequest<'a> {
         self.parameters().find(own).map(|(_, value)| decoded(value.as_bytes(), Plus::IsSpace))
     }
 
-    /// Names and values of cookies, one by one: what is strange in one of them does not hide the others.
+    /// Names and values of cookies, one by one: what is strange in one of them does not hide the
+    /// others.
     fn cookies(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
-        let cookies = self.lines(header::COOKIE.as_str()).flat_map(|line| line.split(|byte| *byte == b';'));
+        let cookies =
+            self.lines(header::COOKIE.as_str()).flat_map(|line| line.split(|byte| *byte == b';'));
         cookies.map(<[u8]>::trim_ascii).filter(|cookie| !cookie.is_empty()).map(|cookie| {
             let mut parts = cookie.splitn(2, |byte| *byte == b'=');
-            let (name, value) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+            let (name, value) =
+                (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
             (name.trim_ascii(), value.trim_ascii())
         })
     }
 
     /// The cookie of this name.
     fn cookie(&self, name: &str) -> Option<Cow<'_, str>> {
-        self.cookies().find(|(own, _)| *own == name.as_bytes()).map(|(_, value)| cookie_value(value))
+        self.cookies()
+            .find(|(own, _)| *own == name.as_bytes())
+            .map(|(_, value)| cookie_value(value))
     }
 
     /// The token of `Authorization: Bearer`.
@@ -210,7 +241,8 @@ impl<'a> HttpRequest<'a> {
         bearer_token(self.lines(header::AUTHORIZATION.as_str()).next()?)
     }
 
-    /// A claim of a JSON Web Token: text, a number or a truth value. Nobody has looked at its signature.
+    /// A claim of a JSON Web Token: text, a number or a truth value. Nobody has looked at its
+    /// signature.
     fn claim(&self, name: &str) -> Option<Cow<'_, str>> {
         let claims = self.claims.get_or_init(|| self.bearer().and_then(claims).unwrap_or_default());
         match claims.get(name)? {
@@ -228,7 +260,9 @@ impl Attributes for HttpRequest<'_> {
             "method" => Some(Cow::Borrowed(&*self.method)),
             "path" => Some(Cow::Borrowed(&*self.path)),
             "host" => Some(Cow::Borrowed(&*self.host)),
-            "bearer" => self.bearer().map(|token| Cow::Owned(sha1_smol::Sha1::from(token).digest().to_string())),
+            "bearer" => self
+                .bearer()
+                .map(|token| Cow::Owned(sha1_smol::Sha1::from(token).digest().to_string())),
             name => match name.split_once('.')? {
                 ("header", name) => self.header(name),
                 ("query", name) => self.query(name),
@@ -243,7 +277,9 @@ impl Attributes for HttpRequest<'_> {
 /// What a token claims, if it is one that claims anything.
 fn claims(token: &[u8]) -> Option<BTreeMap<String, Value>> {
     let mut parts = token.split(|byte| *byte == b'.');
-    let (Some(_), Some(middle), Some(_), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
+    let (Some(_), Some(middle), Some(_), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
         return None;
     };
     if middle.len() > MAX_CLAIMS_BYTES {
@@ -252,8 +288,9 @@ fn claims(token: &[u8]) -> Option<BTreeMap<String, Value>> {
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(middle).ok()?).ok()
 }
 
-/// The value of a cookie as services read it: some take quotes off, with what is escaped within them, and some decode `%41`. All spellings that one of
-/// them reads as the same value are one here.
+/// The value of a cookie as services read it: some take quotes off, with what is escaped within
+/// them, and some decode `%41`. All spellings that one of them reads as the same value are one
+/// here.
 fn cookie_value(value: &[u8]) -> Cow<'_, str> {
     let inner = value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\""));
     match inner {
@@ -359,7 +396,9 @@ mod tests {
             ("authorization", &format!("bearer {token}")),
         ]);
         let target = target("/v1//x/%2e%2e/%73earch;v=1?q=a%20b+c&%75ser=ann&user=bob&flag&e=#f?g");
-        let request = HttpRequest::new(client("192.0.2.7"), "post", &target, "API.Example.com:443", &headers).unwrap();
+        let request =
+            HttpRequest::new(client("192.0.2.7"), "post", &target, "API.Example.com:443", &headers)
+                .unwrap();
         for (name, value) in [
             ("ip", "192.0.2.7"),
             ("method", "POST"),
@@ -380,7 +419,16 @@ mod tests {
         ] {
             assert_eq!(request.get(name).as_deref(), Some(value), "{name}");
         }
-        for name in ["user", "header.none", "query.Q", "query.g", "cookie.q", "bearer.roles", "bearer.none", "x.y"] {
+        for name in [
+            "user",
+            "header.none",
+            "query.Q",
+            "query.g",
+            "cookie.q",
+            "bearer.roles",
+            "bearer.none",
+            "x.y",
+        ] {
             assert_eq!(request.get(name), None, "{name}");
         }
         let digest = request.get("bearer").unwrap();
@@ -408,18 +456,22 @@ mod tests {
             ("GET", "/", "a/b"),
             ("GET", "/", &"a".repeat(600)),
         ] {
-            let request = HttpRequest::target(target, &PathPolicy::KEEP)
-                .and_then(|target| HttpRequest::new(client("192.0.2.7"), method, &target, host, &headers).map(drop));
+            let request = HttpRequest::target(target, &PathPolicy::KEEP).and_then(|target| {
+                HttpRequest::new(client("192.0.2.7"), method, &target, host, &headers).map(drop)
+            });
             assert!(request.is_err(), "{method} {host}");
         }
     }
 
     #[test]
     fn strange_tokens_claim_nothing() {
-        for token in ["", "a", "a.b", "a.b.c.d", "a.!!.c", "a.bnVsbA.c", "..", "a.eyJzdWIiOiJhbm4i.c"] {
+        for token in
+            ["", "a", "a.b", "a.b.c.d", "a.!!.c", "a.bnVsbA.c", "..", "a.eyJzdWIiOiJhbm4i.c"]
+        {
             let headers = headers(&[("authorization", &format!("Bearer {token}"))]);
             let target = target("/");
-            let request = HttpRequest::new(client("192.0.2.7"), "GET", &target, "a", &headers).unwrap();
+            let request =
+                HttpRequest::new(client("192.0.2.7"), "GET", &target, "a", &headers).unwrap();
             assert_eq!(request.get("bearer.sub"), None, "{token}");
         }
     }
@@ -442,7 +494,8 @@ mod tests {
             ("Session=S; xsession=S", None),
         ] {
             let (headers, target) = (headers(&[("cookie", line)]), target("/"));
-            let request = HttpRequest::new(client("192.0.2.7"), "GET", &target, "a", &headers).unwrap();
+            let request =
+                HttpRequest::new(client("192.0.2.7"), "GET", &target, "a", &headers).unwrap();
             assert_eq!(request.get("cookie.session").as_deref(), expected, "{line}");
         }
     }
@@ -469,19 +522,23 @@ mod tests {
             ("t", false),
         ] {
             let (headers, target) = (headers(&[("authorization", line)]), target("/"));
-            let request = HttpRequest::new(client("192.0.2.7"), "GET", &target, "a", &headers).unwrap();
+            let request =
+                HttpRequest::new(client("192.0.2.7"), "GET", &target, "a", &headers).unwrap();
             assert_eq!(request.get("bearer").is_some(), expected, "{line}");
         }
     }
 
     #[test]
     fn claims_are_read_up_to_a_length() {
-        for (bytes, expected) in [(MAX_CLAIMS_BYTES / 4 * 3, Some("ann")), (MAX_CLAIMS_BYTES / 4 * 3 + 3, None)] {
+        for (bytes, expected) in
+            [(MAX_CLAIMS_BYTES / 4 * 3, Some("ann")), (MAX_CLAIMS_BYTES / 4 * 3 + 3, None)]
+        {
             let (start, end) = ("{\"sub\":\"ann\",\"x\":\"", "\"}");
             let json = format!("{start}{}{end}", "x".repeat(bytes - start.len() - end.len()));
             let line = format!("Bearer a.{}.c", URL_SAFE_NO_PAD.encode(&json));
             let (headers, target) = (headers(&[("authorization", &line)]), target("/"));
-            let request = HttpRequest::new(client("192.0.2.7"), "GET", &target, "a", &headers).unwrap();
+            let request =
+                HttpRequest::new(client("192.0.2.7"), "GET", &target, "a", &headers).unwrap();
             assert_eq!(request.get("bearer.sub").as_deref(), expected, "{bytes} bytes");
         }
     }
@@ -491,19 +548,44 @@ mod tests {
         let problem = |method: &str, text: &str, host: &str| {
             let headers = HeaderMap::new();
             let read = HttpRequest::target(text, &PathPolicy::default());
-            let read = read
-                .and_then(|target| HttpRequest::new(client("192.0.2.7"), method, &target, host, &headers).map(drop));
+            let read = read.and_then(|target| {
+                HttpRequest::new(client("192.0.2.7"), method, &target, host, &headers).map(drop)
+            });
             read.map_err(|error| (error.is_too_long(), error.to_string()))
         };
         let longest = format!("/?{}", "q".repeat(MAX_URI_BYTES - 2));
         assert_eq!(problem("GET", &longest, "a"), Ok(()));
         for (method, target, host, is_long, expected) in [
-            ("GET", &*format!("{longest}q"), "a", true, "a target of 16385 bytes: expected at most 16384"),
-            ("GET", &format!("/{}", "a".repeat(8192)), "a", true, "a path of 8193 bytes: expected at most 8192"),
+            (
+                "GET",
+                &*format!("{longest}q"),
+                "a",
+                true,
+                "a target of 16385 bytes: expected at most 16384",
+            ),
+            (
+                "GET",
+                &format!("/{}", "a".repeat(8192)),
+                "a",
+                true,
+                "a path of 8193 bytes: expected at most 8192",
+            ),
             ("GET", "/", &"a".repeat(513), true, "a host of 513 bytes: expected at most 512"),
             ("G(T", "/", "a", false, "method \"G(T\": expected 1 to 32 letters such as GET"),
-            ("GET", "v1/search", "a", false, "target \"v1/search\": expected a path such as /v1/search?q=1"),
-            ("GET", "/", "a b", false, "host \"a b\": expected one host such as api.example.com:443"),
+            (
+                "GET",
+                "v1/search",
+                "a",
+                false,
+                "target \"v1/search\": expected a path such as /v1/search?q=1",
+            ),
+            (
+                "GET",
+                "/",
+                "a b",
+                false,
+                "host \"a b\": expected one host such as api.example.com:443",
+            ),
             ("GET", "/a%2fb", "a", false, "path \"/a%2fb\" has an escaped slash"),
         ] {
             let (long, message) = problem(method, target, host).unwrap_err();
@@ -530,19 +612,38 @@ mod tests {
         let policy = HeaderPolicy { lists: vec!["accept".into()], ..HeaderPolicy::default() };
         let problem = |text: &str, lines: &[(&'static str, &str)]| {
             let (headers, target) = (headers(lines), target(text));
-            let request = HttpRequest::new(client("192.0.2.7"), "GET", &target, "a", &headers).unwrap();
+            let request =
+                HttpRequest::new(client("192.0.2.7"), "GET", &target, "a", &headers).unwrap();
             request.check_repeated(&named, &policy).map_err(|repeated| repeated.to_string())
         };
-        assert_eq!(problem("/?k=1&q=1&q=2", &[("x-key", "a"), ("x-other", "a"), ("x-other", "b")]), Ok(()));
         assert_eq!(
-            problem("/", &[("accept", "a"), ("accept", "b"), ("cookie", "a=1"), ("cookie", "session=1")]),
+            problem("/?k=1&q=1&q=2", &[("x-key", "a"), ("x-other", "a"), ("x-other", "b")]),
+            Ok(())
+        );
+        assert_eq!(
+            problem(
+                "/",
+                &[("accept", "a"), ("accept", "b"), ("cookie", "a=1"), ("cookie", "session=1")]
+            ),
             Ok(())
         );
         for (text, lines, expected) in [
-            ("/", &[("x-key", "a"), ("x-key", "a")][..], "header x-key is there more than once: expected it once"),
-            ("/", &[("authorization", "Bearer a"), ("authorization", "Bearer b")], "header authorization is"),
+            (
+                "/",
+                &[("x-key", "a"), ("x-key", "a")][..],
+                "header x-key is there more than once: expected it once",
+            ),
+            (
+                "/",
+                &[("authorization", "Bearer a"), ("authorization", "Bearer b")],
+                "header authorization is",
+            ),
             ("/", &[("cookie", "session=r1; session=S")], "cookie session is"),
-            ("/", &[("cookie", "session=r1"), ("cookie", "a=\u{e9};session=\"S\"")], "cookie session is"),
+            (
+                "/",
+                &[("cookie", "session=r1"), ("cookie", "a=\u{e9};session=\"S\"")],
+                "cookie session is",
+            ),
             ("/", &[("cookie", "session; session=S")], "cookie session is"),
             ("/?k=r1&k=K", &[], "query parameter k is"),
             ("/?%6b=r1&a&k", &[], "query parameter k is"),

@@ -22,10 +22,13 @@ struct Served {
 }
 
 fn serve(text: &str, auth: Auth) -> Served {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let listen = "{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: off }";
-    let listen = if text.contains("listen:") { String::new() } else { format!("listen: {listen}\n") };
-    let config = Config::parse(&format!("{listen}log: {{ level: error }}\n{text}"), "test").unwrap();
+    let listen =
+        if text.contains("listen:") { String::new() } else { format!("listen: {listen}\n") };
+    let config =
+        Config::parse(&format!("{listen}log: {{ level: error }}\n{text}"), "test").unwrap();
     let running = runtime.block_on(start(config, Options { auth, ..Options::default() })).unwrap();
     Served { runtime, running: Some(running) }
 }
@@ -44,7 +47,12 @@ impl Served {
     }
 
     /// Sends a request over HTTP/2; the status and the headers of the answer.
-    fn second(&self, at: SocketAddr, request: axum::http::request::Builder, body: &'static str) -> (u16, String) {
+    fn second(
+        &self,
+        at: SocketAddr,
+        request: axum::http::request::Builder,
+        body: &'static str,
+    ) -> (u16, String) {
         let request = request.body(http_body_util::Full::<&[u8]>::from(body.as_bytes())).unwrap();
         self.runtime.block_on(async move {
             let stream = TokioIo::new(tokio::net::TcpStream::connect(at).await.unwrap());
@@ -59,8 +67,13 @@ impl Served {
     fn refused(&self, listener: &str, reason: &str) -> u64 {
         let engine = self.running().engine();
         let text = engine.observer().metrics().text(engine.store(), 0);
-        let line = format!("tidegate_refused_total{{protocol=\"{listener}\",reason=\"{reason}\"}} ");
-        text.lines().find_map(|own| own.strip_prefix(&line)).expect("it is counted").parse().unwrap()
+        let line =
+            format!("tidegate_refused_total{{protocol=\"{listener}\",reason=\"{reason}\"}} ");
+        text.lines()
+            .find_map(|own| own.strip_prefix(&line))
+            .expect("it is counted")
+            .parse()
+            .unwrap()
     }
 }
 
@@ -83,19 +96,24 @@ fn all(stream: &mut impl Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Sends a request with exactly these headers, in one piece; the status of the answer, and all of it.
+/// Sends a request with exactly these headers, in one piece; the status of the answer, and all of
+/// it.
 fn send(at: SocketAddr, request: &str, headers: &str, body: &str) -> (u16, String) {
     let mut stream = connect(at);
-    let length = if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
+    let length =
+        if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
     let lines: String = headers.lines().map(|line| format!("{line}\r\n")).collect();
-    stream.write_all(format!("{request} HTTP/1.1\r\n{lines}{length}\r\n{body}").as_bytes()).unwrap();
+    stream
+        .write_all(format!("{request} HTTP/1.1\r\n{lines}{length}\r\n{body}").as_bytes())
+        .unwrap();
     stream.shutdown(std::net::Shutdown::Write).unwrap();
     let text = all(&mut stream);
     let status = text.split(' ').nth(1).and_then(|status| status.parse().ok());
     (status.unwrap_or_else(|| panic!("{request} was answered with {text:?}")), text)
 }
 
-/// What Chromium 148 sends with `fetch(url, { method, body, mode: "no-cors" })` from a page of another origin.
+/// What Chromium 148 sends with `fetch(url, { method, body, mode: "no-cors" })` from a page of
+/// another origin.
 const FOREIGN: &str = r#"Connection: keep-alive
 sec-ch-ua-platform: "Linux"
 User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) HeadlessChrome/148.0.0.0 Safari/537.36
@@ -110,7 +128,8 @@ Referer: http://evil.example/
 Accept-Encoding: gzip, deflate, br, zstd
 Accept-Language: en-US,en;q=0.9"#;
 
-/// What it sends to a name that its page has pointed at this machine: over plain HTTP it trusts only loopback, by address or as localhost.
+/// What it sends to a name that its page has pointed at this machine: over plain HTTP it trusts
+/// only loopback, by address or as localhost.
 const REBOUND: &str = "Connection: keep-alive
 User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) HeadlessChrome/148.0.0.0 Safari/537.36
 Accept: */*
@@ -147,29 +166,45 @@ fn pages_of_another_origin_are_refused_at_every_call_and_programs_are_served() {
         let from_page = format!("Host: {at}\n{kind}{FOREIGN}");
         let (status, text) = send(at, call, &from_page, body);
         assert_eq!(status, 403, "{call}: {text}");
-        assert!(text.contains("Origin is \\\"http://evil.example\\\"") && text.contains("--token-file"), "{text}");
+        assert!(
+            text.contains("Origin is \\\"http://evil.example\\\"") && text.contains("--token-file"),
+            "{text}"
+        );
         assert!(text.contains("\r\nx-content-type-options: nosniff\r\n"), "{text}");
         assert!(!text.to_ascii_lowercase().contains("access-control-"), "{text}");
 
         // Without Origin, as with images, scripts and links.
-        let linked: String =
-            from_page.lines().filter(|line| !line.starts_with("Origin")).map(|l| l.to_owned() + "\n").collect();
+        let linked: String = from_page
+            .lines()
+            .filter(|line| !line.starts_with("Origin"))
+            .map(|l| l.to_owned() + "\n")
+            .collect();
         let (status, text) = send(at, call, &linked, body);
-        assert!(status == 403 && text.contains("Sec-Fetch-Site is \\\"cross-site\\\""), "{call}: {text}");
+        assert!(
+            status == 403 && text.contains("Sec-Fetch-Site is \\\"cross-site\\\""),
+            "{call}: {text}"
+        );
 
         let rebound = format!("Host: evil.example:{}\n{kind}{REBOUND}", at.port());
         let (status, text) = send(at, call, &rebound, body);
         assert_eq!(status, 403, "{call}: {text}");
-        assert!(text.contains("Host is \\\"evil.example:") && text.contains("http.hosts"), "{text}");
+        assert!(
+            text.contains("Host is \\\"evil.example:") && text.contains("http.hosts"),
+            "{text}"
+        );
 
         // curl, a program without Host, and a page that this server has sent.
-        let curl =
-            format!("Host: {at}\nUser-Agent: curl/8.5.0\nAccept: */*\nContent-Type: application/x-www-form-urlencoded");
+        let curl = format!(
+            "Host: {at}\nUser-Agent: curl/8.5.0\nAccept: */*\nContent-Type: application/x-www-form-urlencoded"
+        );
         let own = format!("Host: {at}\nOrigin: http://{at}\nSec-Fetch-Site: same-origin");
         for headers in [curl, String::new(), own, format!("Host: localhost:{}", at.port())] {
             let (status, text) = send(at, call, &headers, body);
             // There are no leases and reservations 7, and no domain.
-            assert!(matches!(status, 200 | 404) || (call.ends_with("e") && status == 400), "{call}: {status} {text}");
+            assert!(
+                matches!(status, 200 | 404) || (call.ends_with("e") && status == 400),
+                "{call}: {status} {text}"
+            );
             assert!(text.contains("\r\nx-content-type-options: nosniff\r\n"), "{text}");
         }
     }
@@ -216,15 +251,21 @@ fn names_in_the_configuration_are_known_and_change_without_a_restart() {
         std::fs::write(&file, text).unwrap();
     };
     write("tidegate, '*.example.com'");
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let config = Config::load(&file).unwrap();
     let options = Options { rules_file: Some(file.clone()), ..Options::default() };
     let running = runtime.block_on(start(config, options)).unwrap();
     let (http, admin) = (running.http.unwrap(), running.admin.unwrap());
-    let status = |at: SocketAddr, call: &str, host: &str| send(at, call, &format!("Host: {host}"), "{}").0;
-    for (host, is_known) in
-        [("tidegate:8080", true), ("a.example.com", true), ("example.com", false), ("other", false), ("[::1]:1", true)]
-    {
+    let status =
+        |at: SocketAddr, call: &str, host: &str| send(at, call, &format!("Host: {host}"), "{}").0;
+    for (host, is_known) in [
+        ("tidegate:8080", true),
+        ("a.example.com", true),
+        ("example.com", false),
+        ("other", false),
+        ("[::1]:1", true),
+    ] {
         assert_eq!(status(http, "POST /v1/check", host) != 403, is_known, "{host}");
         assert_eq!(status(admin, "GET /v1/rules", host) != 403, is_known, "{host}");
     }
@@ -257,10 +298,13 @@ fn a_right_token_passes_under_any_name_and_from_any_page() {
 /// A gateway passes on what its client sent: the page of another origin is the client's own affair.
 #[test]
 fn gateways_ask_for_clients_of_any_origin() {
-    let served = serve("trusted_proxies: [loopback]\nrules: [{ name: all, limit: 1000/s }]\n", Auth::default());
-    let about =
-        "X-Forwarded-Method: POST\nX-Forwarded-Uri: /\nX-Forwarded-Host: shop.example\nX-Forwarded-For: 192.0.2.7";
-    let (status, text) = send(served.http(), "GET /v1/auth", &format!("Host: shop.example\n{about}\n{FOREIGN}"), "");
+    let served = serve(
+        "trusted_proxies: [loopback]\nrules: [{ name: all, limit: 1000/s }]\n",
+        Auth::default(),
+    );
+    let about = "X-Forwarded-Method: POST\nX-Forwarded-Uri: /\nX-Forwarded-Host: shop.example\nX-Forwarded-For: 192.0.2.7";
+    let (status, text) =
+        send(served.http(), "GET /v1/auth", &format!("Host: shop.example\n{about}\n{FOREIGN}"), "");
     assert_eq!(status, 204, "{text}");
 }
 
@@ -306,7 +350,11 @@ fn requests_over_http_end_a_connection_of_redis_clients() {
     }
     let mut stream = connect(served.resp());
     stream.write_all(b"TG.PEEK k 10/s\r\nQUIT\r\n").unwrap();
-    assert_eq!(all(&mut stream), "*5\r\n:1\r\n:10\r\n:10\r\n:0\r\n:0\r\n+OK\r\n", "nothing was taken");
+    assert_eq!(
+        all(&mut stream),
+        "*5\r\n:1\r\n:10\r\n:10\r\n:0\r\n:0\r\n+OK\r\n",
+        "nothing was taken"
+    );
     assert_eq!(served.refused("resp", "browser"), 8);
     tidegate_testkit::attacks_held("access", 1);
 }
@@ -321,14 +369,18 @@ fn calls_of_administrators_leave_the_other_listeners() {
         .unwrap();
     let text = all(&mut stream);
     let errors: Vec<&str> = text.lines().filter(|line| line.starts_with('-')).collect();
-    let expected =
-        |name: &str| format!("-NOPERM {name} is at the admin address (listen.admin): use POST /v1/reset there");
+    let expected = |name: &str| {
+        format!("-NOPERM {name} is at the admin address (listen.admin): use POST /v1/reset there")
+    };
     let names = ["TG.RESET", "TG.RESETRULE", "TG.RESETRULES", "TG.RESET"];
     assert_eq!(errors, names.map(expected), "{text}");
     let peeked = text.split("\r\n").filter(|line| *line == ":9").count();
     assert_eq!(peeked, 2, "what was charged is not reset: {text}");
     let admin = served.running().admin.unwrap();
-    assert_eq!(send(admin, "POST /v1/reset", "Host: localhost", r#"{"key":"k","limit":"10/m"}"#).0, 200);
+    assert_eq!(
+        send(admin, "POST /v1/reset", "Host: localhost", r#"{"key":"k","limit":"10/m"}"#).0,
+        200
+    );
 }
 
 /// One connection after the other, several at a time, as fast as they go.
@@ -344,7 +396,9 @@ fn guess_for(time: Duration, guess: impl Fn(u32) -> bool + Sync) -> (u32, u32) {
             });
         }
         let begin = Instant::now();
-        wait_until("enough was tried", LONG, || begin.elapsed() > time && sent.load(Ordering::Relaxed) > 500);
+        wait_until("enough was tried", LONG, || {
+            begin.elapsed() > time && sent.load(Ordering::Relaxed) > 500
+        });
         over.store(true, Ordering::Relaxed);
     });
     (sent.load(Ordering::Relaxed), looked_at.load(Ordering::Relaxed))
@@ -393,11 +447,20 @@ fn guessing_is_limited_over_http_resp_and_grpc_together() {
     });
     // Ten, and one for every six seconds.
     let most = 10 + u32::try_from(begin.elapsed().as_secs() / 6 + 1).unwrap();
-    assert!((10..=most).contains(&looked_at), "{looked_at} of {sent} were looked at, {most} expected at most");
-    // The right one on a new connection is not looked at either, over gRPC neither; it was guessed a moment before.
+    assert!(
+        (10..=most).contains(&looked_at),
+        "{looked_at} of {sent} were looked at, {most} expected at most"
+    );
+    // The right one on a new connection is not looked at either, over gRPC neither; it was guessed
+    // a moment before.
     let right = "Host: localhost\nAuthorization: Bearer check-me-0123456789";
     guess_for(Duration::ZERO, |number| {
-        send(served.http(), "POST /v1/check", &format!("Host: localhost\nAuthorization: Bearer again-{number}"), CHECK);
+        send(
+            served.http(),
+            "POST /v1/check",
+            &format!("Host: localhost\nAuthorization: Bearer again-{number}"),
+            CHECK,
+        );
         false
     });
     let (status, text) = send(served.http(), "POST /v1/check", right, CHECK);
@@ -405,9 +468,11 @@ fn guessing_is_limited_over_http_resp_and_grpc_together() {
     let grpc = served.running().grpc.unwrap();
     let method = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
     let request = axum::http::Request::post(format!("http://{grpc}/{method}"));
-    let (_, refused) = served.second(grpc, request.header("authorization", "Bearer grpc-guess"), "");
+    let (_, refused) =
+        served.second(grpc, request.header("authorization", "Bearer grpc-guess"), "");
     assert!(
-        refused.contains("\"grpc-status\": \"16\"") && refused.contains("too%20many%20wrong%20tokens"),
+        refused.contains("\"grpc-status\": \"16\"")
+            && refused.contains("too%20many%20wrong%20tokens"),
         "{refused}"
     );
     // Connections that showed it before go on.
@@ -417,12 +482,19 @@ fn guessing_is_limited_over_http_resp_and_grpc_together() {
     redis.read_exact(&mut answer).unwrap();
     assert_eq!(&answer, b"+OK\r\n*5\r\n");
     // The one that waits as it is told is admitted.
-    wait_until("the token is looked at again", LONG, || send(served.http(), "POST /v1/check", right, CHECK).0 == 200);
+    wait_until("the token is looked at again", LONG, || {
+        send(served.http(), "POST /v1/check", right, CHECK).0 == 200
+    });
     assert!(served.refused("http", "guessing") > 0 && served.refused("resp", "guessing") > 0);
     assert_eq!(served.refused("grpc", "guessing"), 1);
     // A client with an old token sends it with every request, and costs the others nothing.
     for _ in 0..100 {
-        send(served.http(), "POST /v1/check", "Host: localhost\nAuthorization: Bearer guess-0", CHECK);
+        send(
+            served.http(),
+            "POST /v1/check",
+            "Host: localhost\nAuthorization: Bearer guess-0",
+            CHECK,
+        );
     }
     assert_eq!(send(served.http(), "POST /v1/check", right, CHECK).0, 200);
     tidegate_testkit::attacks_held("access", 3);

@@ -1,4 +1,5 @@
-//! A check whose attributes no rule looks at says so, whatever the protocol: a misspelt name is not silently a request without a limit.
+//! A check whose attributes no rule looks at says so, whatever the protocol: a misspelt name is not
+//! silently a request without a limit.
 
 use crate::listeners::Listeners;
 
@@ -14,8 +15,14 @@ fn a_check_in_which_no_attribute_is_known_says_so_in_its_answer() {
     let (mut http, mut resp) = (listeners.http(), listeners.resp());
     let warning = r#""warning":"no rule looks at the attribute \"usr\": did you mean \"user\"?""#;
     let misspelt = http.post("/v1/check", r#"{"attributes":{"usr":"a"}}"#);
-    assert!(misspelt.status == 200 && misspelt.body.ends_with(&format!("{warning}}}")), "{misspelt:?}");
-    let batch = http.post("/v1/check", r#"{"checks":[{"attributes":{"usr":"a"}},{"attributes":{"user":"a"}}]}"#);
+    assert!(
+        misspelt.status == 200 && misspelt.body.ends_with(&format!("{warning}}}")),
+        "{misspelt:?}"
+    );
+    let batch = http.post(
+        "/v1/check",
+        r#"{"checks":[{"attributes":{"usr":"a"}},{"attributes":{"user":"a"}}]}"#,
+    );
     assert_eq!(batch.body.matches("\"warning\":").count(), 1, "{batch:?}");
     // One that is known is enough: others may be for rules to come.
     let right = http.post("/v1/check", r#"{"attributes":{"user":"b","colour":"red"}}"#);
@@ -35,8 +42,7 @@ fn a_check_in_which_no_attribute_is_known_says_so_in_its_answer() {
 fn without_rules_a_check_by_attributes_says_that_nothing_is_limited() {
     let listeners = Listeners::in_memory("rules: []\n");
     let answer = listeners.http().post("/v1/check", r#"{"attributes":{"user":"a"}}"#);
-    let expected =
-        r#"{"cost":1,"op":"check","allowed":true,"charges":[],"warning":"there are no rules, so nothing is limited"}"#;
+    let expected = r#"{"cost":1,"op":"check","allowed":true,"charges":[],"warning":"there are no rules, so nothing is limited"}"#;
     assert_eq!((answer.status, answer.body.as_str()), (200, expected));
 }
 
@@ -44,11 +50,17 @@ fn without_rules_a_check_by_attributes_says_that_nothing_is_limited() {
 fn envoy_and_explanations_say_so_too() {
     let listeners = Listeners::in_memory(RULES);
     let mut http = listeners.http();
-    let asked =
-        |key: &str| format!(r#"{{"domain":"edge","descriptors":[{{"entries":[{{"key":"{key}","value":"a"}}]}}]}}"#);
+    let asked = |key: &str| {
+        format!(
+            r#"{{"domain":"edge","descriptors":[{{"entries":[{{"key":"{key}","value":"a"}}]}}]}}"#
+        )
+    };
     let misspelt = http.post("/json", &asked("usr"));
     let warning = r#"no rule looks at the attribute \"usr\": did you mean \"user\"?"#;
-    assert!(misspelt.body.contains(&format!(r#""dynamicMetadata":{{"warning":"{warning}"}}"#)), "{misspelt:?}");
+    assert!(
+        misspelt.body.contains(&format!(r#""dynamicMetadata":{{"warning":"{warning}"}}"#)),
+        "{misspelt:?}"
+    );
     assert!(!http.post("/json", &asked("user")).body.contains("warning"));
     let explained = http.post("/v1/explain", r#"{"attributes":{"usr":"a"}}"#);
     assert!(explained.status == 200 && explained.body.contains(warning), "{explained:?}");
@@ -63,7 +75,11 @@ fn an_attribute_is_there_once() {
     for (path, body, place) in [
         ("check", r#"{"attributes":{"user":"a","user":"b"}}"#, "attributes: \\\"user\\\""),
         ("check", r#"{"attributes":{"user":"a","x":"1","user":"a"}}"#, "\\\"user\\\""),
-        ("check", r#"{"checks":[{"attributes":{"user":"a"}},{"attributes":{"u":"a","u":"b"}}]}"#, "\\\"u\\\""),
+        (
+            "check",
+            r#"{"checks":[{"attributes":{"user":"a"}},{"attributes":{"u":"a","u":"b"}}]}"#,
+            "\\\"u\\\"",
+        ),
         ("reset", r#"{"rule":"per-user","by":{"user":"a","user":"b"}}"#, "\\\"user\\\""),
         ("reset", r#"{"attributes":{"user":"a","\u0075ser":"b"}}"#, "\\\"user\\\""),
         ("explain", r#"{"attributes":{"user":"a","user":"b"}}"#, "\\\"user\\\""),
@@ -72,9 +88,14 @@ fn an_attribute_is_there_once() {
         let expected = format!("{place} is there twice: expected each attribute once");
         assert!(answer.status == 400 && answer.body.contains(&expected), "{body}: {answer:?}");
     }
-    for body in [r#"{"key":"a","key":"b","limit":"1/s"}"#, r#"{"attributes":{},"attributes":{"user":"a"}}"#] {
+    for body in
+        [r#"{"key":"a","key":"b","limit":"1/s"}"#, r#"{"attributes":{},"attributes":{"user":"a"}}"#]
+    {
         let answer = http.post("/v1/check", body);
-        assert!(answer.status == 400 && answer.body.contains("is there twice"), "{body}: {answer:?}");
+        assert!(
+            answer.status == 400 && answer.body.contains("is there twice"),
+            "{body}: {answer:?}"
+        );
     }
     let entry = r#"{"entries":[{"key":"a","key":"b","value":"c"}]}"#;
     let answer = http.post("/json", &format!(r#"{{"domain":"d","descriptors":[{entry}]}}"#));
@@ -87,7 +108,10 @@ fn an_attribute_is_there_once() {
         &["TG.RESETRULES", "user", "a", "user", "b"],
     ] {
         let answer = format!("{:?}", resp.command(command));
-        assert!(answer.contains("ERR attribute 'user' is there twice: expected each attribute once"), "{answer}");
+        assert!(
+            answer.contains("ERR attribute 'user' is there twice: expected each attribute once"),
+            "{answer}"
+        );
     }
     let answer = format!("{:?}", resp.command(&["TG.CHECK", "k", "9/s", "COST", "1", "COST", "9"]));
     assert!(answer.contains("ERR COST is there twice: expected each option once"), "{answer}");

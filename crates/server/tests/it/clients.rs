@@ -9,8 +9,11 @@ use crate::listeners::Listeners;
 /// Runs a client to its end; what it printed.
 #[track_caller]
 fn printed(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}: run `cargo xtask servers`"));
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}: run `cargo xtask servers`"));
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{command:?} ended with {}\n{out}\n{err}", output.status);
     out.into_owned()
 }
@@ -18,7 +21,8 @@ fn printed(command: &mut Command) -> String {
 #[test]
 fn redis_cli_in_both_versions_of_the_protocol() {
     let listeners = Listeners::in_memory("");
-    let cli = |words: &[&str]| printed(redis_cli().args(["-p", &listeners.resp.to_string()]).args(words));
+    let cli =
+        |words: &[&str]| printed(redis_cli().args(["-p", &listeners.resp.to_string()]).args(words));
     assert_eq!(cli(&["CL.THROTTLE", "user:7", "15", "30", "60"]), "0\n16\n15\n-1\n2\n");
     assert_eq!(cli(&["-3", "TG.CHECK", "k", "2/min"]), "1\n2\n1\n0\n30000\n");
     assert_eq!(cli(&["-2", "TG.PEEK", "k", "2/min"]), "1\n2\n1\n0\n30000\n");
@@ -27,7 +31,10 @@ fn redis_cli_in_both_versions_of_the_protocol() {
         "{\"allowed\":1,\"amount\":2,\"remaining\":1,\"retry_after_ms\":0,\"reset_after_ms\":30000,\"source\":\"store\"}\n"
     );
     assert_eq!(cli(&["PING"]), "PONG\n");
-    assert_eq!(cli(&["TG.CHECK", "k"]), "ERR expected TG.CHECK key limit [COST n] [RESERVED n] [ID n] [AS MAP]\n\n");
+    assert_eq!(
+        cli(&["TG.CHECK", "k"]),
+        "ERR expected TG.CHECK key limit [COST n] [RESERVED n] [ID n] [AS MAP]\n\n"
+    );
     assert!(cli(&["INFO"]).contains("tidegate_version:"));
 }
 
@@ -35,7 +42,19 @@ fn redis_cli_in_both_versions_of_the_protocol() {
 fn redis_benchmark_runs() {
     let listeners = Listeners::in_memory("");
     let mut benchmark = redis_benchmark();
-    benchmark.args(["-p", &listeners.resp.to_string(), "-n", "20000", "-c", "20", "-P", "16", "-r", "1000", "-q"]);
+    benchmark.args([
+        "-p",
+        &listeners.resp.to_string(),
+        "-n",
+        "20000",
+        "-c",
+        "20",
+        "-P",
+        "16",
+        "-r",
+        "1000",
+        "-q",
+    ]);
     benchmark.args(["CL.THROTTLE", "key:__rand_int__", "15", "30", "60", "1"]);
     let out = printed(&mut benchmark);
     assert!(out.contains("requests per second"), "{out}");
@@ -76,7 +95,10 @@ for protocol in (2, 3):
     r.close()
 print("done")
 "#;
-    assert_eq!(printed(python_client().args(["-c", script, &listeners.resp.to_string()])), "done\n");
+    assert_eq!(
+        printed(python_client().args(["-c", script, &listeners.resp.to_string()])),
+        "done\n"
+    );
 }
 
 #[test]
@@ -111,10 +133,12 @@ const port = Number(process.argv[1]);
     assert_eq!(printed(node_client().args(["-e", script, &listeners.resp.to_string()])), "done\n");
 }
 
-/// The code of docs/resp.md, as it stands there but for the port: clients with their defaults, which are version 3 of the protocol and pipelines in `MULTI`.
+/// The code of docs/resp.md, as it stands there but for the port: clients with their defaults,
+/// which are version 3 of the protocol and pipelines in `MULTI`.
 #[test]
 fn the_programs_of_the_page_print_what_it_says() {
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/resp.md")).unwrap();
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/resp.md"))
+        .unwrap();
     let section = page.split("## From your program").nth(1).unwrap();
     let blocks = |kind: &str| -> Vec<String> {
         let mark = format!("```{kind}\n");
@@ -131,7 +155,11 @@ fn the_programs_of_the_page_print_what_it_says() {
     };
     assert_eq!(run(python_client().arg("-c"), &python[0]), expected);
     for code in &node {
-        assert_eq!(run(node_client().args(["--input-type=module", "-e"]), code), expected, "{code}");
+        assert_eq!(
+            run(node_client().args(["--input-type=module", "-e"]), code),
+            expected,
+            "{code}"
+        );
     }
 }
 
@@ -160,10 +188,15 @@ await client.close();
 fn the_redis_crate_asks() {
     let listeners = Listeners::in_memory("");
     for protocol in ["resp2", "resp3"] {
-        let client = redis::Client::open(format!("redis://127.0.0.1:{}/?protocol={protocol}", listeners.resp)).unwrap();
+        let client = redis::Client::open(format!(
+            "redis://127.0.0.1:{}/?protocol={protocol}",
+            listeners.resp
+        ))
+        .unwrap();
         let mut connection = client.get_connection().unwrap();
         let key = format!("crate-{protocol}");
-        let answer: Vec<i64> = redis::cmd("CL.THROTTLE").arg(&key).arg(&[15, 30, 60]).query(&mut connection).unwrap();
+        let answer: Vec<i64> =
+            redis::cmd("CL.THROTTLE").arg(&key).arg(&[15, 30, 60]).query(&mut connection).unwrap();
         assert_eq!(answer, [0, 16, 15, -1, 2]);
         let mut pipe = redis::pipe();
         for _ in 0..200 {
@@ -171,9 +204,11 @@ fn the_redis_crate_asks() {
         }
         let answers: Vec<Vec<i64>> = pipe.query(&mut connection).unwrap();
         assert_eq!(answers.iter().filter(|answer| answer[0] == 0).count(), 100);
-        let answer: redis::Value = redis::cmd("TG.CHECK").arg(&key).arg("2/min").query(&mut connection).unwrap();
+        let answer: redis::Value =
+            redis::cmd("TG.CHECK").arg(&key).arg("2/min").query(&mut connection).unwrap();
         assert!(matches!(answer, redis::Value::Array(_)), "{answer:?}");
-        let error = redis::cmd("CL.THROTTLE").arg("x").exec(&mut connection).unwrap_err().to_string();
+        let error =
+            redis::cmd("CL.THROTTLE").arg("x").exec(&mut connection).unwrap_err().to_string();
         assert!(error.contains("Usage: cl.throttle"), "{error}");
     }
 }
@@ -186,7 +221,16 @@ fn curl_asks() {
         let body = r#"{"key":"user:7","limit":"1/min"}"#;
         printed(
             Command::new("curl")
-                .args(["-sS", "-w", "%{http_code} %header{retry-after}\n", "-o", "/dev/null", "-d", body, &url])
+                .args([
+                    "-sS",
+                    "-w",
+                    "%{http_code} %header{retry-after}\n",
+                    "-o",
+                    "/dev/null",
+                    "-d",
+                    body,
+                    &url,
+                ])
                 .args(more),
         )
     };

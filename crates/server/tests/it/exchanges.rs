@@ -1,6 +1,8 @@
-//! Whole HTTP exchanges: what is sent and what comes back, every header of it. The clock stands at one moment.
+//! Whole HTTP exchanges: what is sent and what comes back, every header of it. The clock stands at
+//! one moment.
 //!
-//! Pages of `snapshots/` hold them. After a change that is meant: `INSTA_UPDATE=always cargo test -p tidegate-server exchanges`, and read the difference.
+//! Pages of `snapshots/` hold them. After a change that is meant: `INSTA_UPDATE=always cargo test
+//! -p tidegate-server exchanges`, and read the difference.
 
 use std::fmt::Write;
 
@@ -100,7 +102,10 @@ fn rules_with_shadows() {
             ("/v1/check", r#"{"attributes":{"user":"ann"}}"#),
             ("/v1/check", r#"{"attributes":{"user":"ann"}}"#),
             ("/v1/check", r#"{"attributes":{"user":"ann"}}"#),
-            ("/v1/check", r#"{"attributes":{"user":"ben","path":"/upload","header.x-size":"70"},"cost":2}"#),
+            (
+                "/v1/check",
+                r#"{"attributes":{"user":"ben","path":"/upload","header.x-size":"70"},"cost":2}"#
+            ),
             ("/v1/refund", r#"{"attributes":{"user":"ben","path":"/upload"}}"#),
             ("/v1/peek", r#"{"attributes":{"user":"ben"}}"#),
         ]
@@ -123,7 +128,8 @@ fn rules_that_let_everything_or_nothing_pass() {
     );
 }
 
-/// Requests to the proxy and questions of a gateway about the same requests: a line, and the headers of the client.
+/// Requests to the proxy and questions of a gateway about the same requests: a line, and the
+/// headers of the client.
 fn clients(asks: &[(&str, &str)]) -> String {
     let mut page = String::new();
     for is_proxy in [true, false] {
@@ -142,11 +148,14 @@ fn clients(asks: &[(&str, &str)]) -> String {
             let answer = answer.expect("an answer");
             // What the upstream answers is not changed.
             let is_own = !is_proxy || answer.status != 200;
-            let all = || answer.head.trim_end().lines().filter(|line| !line.starts_with("date: ")).collect();
+            let all = || {
+                answer.head.trim_end().lines().filter(|line| !line.starts_with("date: ")).collect()
+            };
             let head: Vec<&str> = if is_own { answer.own_head() } else { all() };
             let to = if is_proxy { "proxy" } else { "/v1/auth" };
             let sent = headers.replace('\n', ", ");
-            writeln!(page, "> {to}: GET {path} {sent}\n{}\n\n{}\n", head.join("\n"), answer.body).unwrap();
+            writeln!(page, "> {to}: GET {path} {sent}\n{}\n\n{}\n", head.join("\n"), answer.body)
+                .unwrap();
         }
     }
     page
@@ -184,7 +193,8 @@ fn a_batch() {
 fn every_mistake() {
     let deep = format!(r#"{{"checks":{}{}}}"#, "[".repeat(200), "]".repeat(200));
     let long_key = format!(r#"{{"key":"{}","limit":"1/s"}}"#, "k".repeat(1025));
-    let many = format!(r#"{{"checks":[{}]}}"#, vec![r#"{"key":"k","limit":"1/s"}"#; 1001].join(","));
+    let many =
+        format!(r#"{{"checks":[{}]}}"#, vec![r#"{"key":"k","limit":"1/s"}"#; 1001].join(","));
     let attributes: Vec<String> = (0..65).map(|number| format!(r#""a{number}":"x""#)).collect();
     let attributes = format!(r#"{{"attributes":{{{}}}}}"#, attributes.join(","));
     let mut asks = vec![
@@ -211,8 +221,13 @@ fn every_mistake() {
         ("/v1/release", r#"{"key":"k","limit":"1 concurrent ttl 3s","id":0}"#),
     ];
     asks.extend(
-        [("/v1/check", &deep), ("/v1/check", &long_key), ("/v1/check", &many), ("/v1/check", &attributes)]
-            .map(|(path, body)| (path, body.as_str())),
+        [
+            ("/v1/check", &deep),
+            ("/v1/check", &long_key),
+            ("/v1/check", &many),
+            ("/v1/check", &attributes),
+        ]
+        .map(|(path, body)| (path, body.as_str())),
     );
     is_as_written!(page("", &asks));
 }

@@ -1,4 +1,5 @@
-//! `limit: exempt`, over every protocol: no rule charges the request, and rules that deny still deny it.
+//! `limit: exempt`, over every protocol: no rule charges the request, and rules that deny still
+//! deny it.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -21,7 +22,8 @@ rules:
 /// What is left for root and in all, as the rules see it without the exemption.
 fn untouched(engine: &Engine) {
     let text = engine.observer().metrics().text(engine.store(), 0);
-    let keys = text.lines().find_map(|line| line.strip_prefix("tidegate_store_keys ")).expect(&text);
+    let keys =
+        text.lines().find_map(|line| line.strip_prefix("tidegate_store_keys ")).expect(&text);
     assert_eq!(keys, "0", "nothing was charged");
 }
 
@@ -33,17 +35,25 @@ fn the_check_api_and_resp_charge_nothing_and_say_which_rule_exempted() {
         let answer = http.post("/v1/check", r#"{"attributes":{"header.x-user":"root"}}"#);
         assert_eq!(
             (answer.status, answer.body.as_str()),
-            (200, r#"{"cost":1,"op":"check","rule":"staff","allowed":true,"exempt":true,"charges":[]}"#)
+            (
+                200,
+                r#"{"cost":1,"op":"check","rule":"staff","allowed":true,"exempt":true,"charges":[]}"#
+            )
         );
         assert!(!answer.head.to_ascii_lowercase().contains("ratelimit"), "{answer:?}");
         let answer = resp.command(&["TG.RULES", "header.x-user", "root"]).unwrap();
         assert_eq!(answer.array()[0].int(), 1, "{answer:?}");
     }
     untouched(listeners.engine());
-    let denied = http.post("/v1/check", r#"{"attributes":{"header.x-user":"root","path":"/closed"}}"#);
-    assert!(!denied.body.contains("exempt") && denied.body.contains(r#""rule":"closed""#), "{denied:?}");
-    let limited =
-        |http: &mut crate::listeners::Http| http.post("/v1/check", r#"{"attributes":{"header.x-user":"a"}}"#).status;
+    let denied =
+        http.post("/v1/check", r#"{"attributes":{"header.x-user":"root","path":"/closed"}}"#);
+    assert!(
+        !denied.body.contains("exempt") && denied.body.contains(r#""rule":"closed""#),
+        "{denied:?}"
+    );
+    let limited = |http: &mut crate::listeners::Http| {
+        http.post("/v1/check", r#"{"attributes":{"header.x-user":"a"}}"#).status
+    };
     assert_eq!([(); 3].map(|()| limited(&mut http)), [200, 200, 429]);
 }
 
@@ -95,21 +105,29 @@ fn the_proxy_charges_nothing_and_settles_nothing() {
             let mut stream = stream.unwrap();
             let mut head = Vec::new();
             let mut byte = [0];
-            while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|read| read == 1) {
+            while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|read| read == 1)
+            {
                 head.push(byte[0]);
             }
-            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok");
+            let _ = stream
+                .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok");
         }
     });
     let text = format!(
         "listen: {{ http: off, grpc: off, resp: off, proxy: 127.0.0.1:0 }}\nlog: {{ level: off }}\nproxy: {{ upstream: \"http://{to}\" }}\n{RULES}  - {{ name: slow, limit: 1/h, settle: {{ by: response_bytes, per: 1 }} }}\n"
     );
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let running = runtime.block_on(start(Config::parse(&text, "test").unwrap(), Options::default())).unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let running =
+        runtime.block_on(start(Config::parse(&text, "test").unwrap(), Options::default())).unwrap();
     let at = running.proxy.unwrap();
     let ask = |user: &str, path: &str| {
         let mut stream = TcpStream::connect(at).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: h\r\nx-user: {user}\r\nconnection: close\r\n\r\n").unwrap();
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nhost: h\r\nx-user: {user}\r\nconnection: close\r\n\r\n"
+        )
+        .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
@@ -128,8 +146,14 @@ fn explain_names_the_rule_that_exempted() {
         listeners.runtime.block_on(listeners.engine().explain(attributes, 1)).unwrap().to_string()
     };
     let text = explain(&[("header.x-user", "root")]);
-    assert!(text.contains("staff: applies to everybody: exempts from all rules but those that deny\n"), "{text}");
-    assert!(text.ends_with("the request would pass: staff exempts it, and no rule charges it\n"), "{text}");
+    assert!(
+        text.contains("staff: applies to everybody: exempts from all rules but those that deny\n"),
+        "{text}"
+    );
+    assert!(
+        text.ends_with("the request would pass: staff exempts it, and no rule charges it\n"),
+        "{text}"
+    );
     let text = explain(&[("header.x-user", "root"), ("path", "/closed")]);
     assert!(text.ends_with("the request would be denied\n"), "{text}");
 }
@@ -158,6 +182,9 @@ fn unlimited_is_for_overrides_and_exempt_for_rules() {
         let error = Config::parse(&format!("rules:\n  - {rule}\n"), "f").unwrap_err().to_string();
         assert_eq!(error, expected, "{rule}");
     }
-    Config::parse("rules: [{ name: a, limit: 1/s, overrides: [{ when: { tier: x }, limit: unlimited }] }]", "f")
-        .unwrap();
+    Config::parse(
+        "rules: [{ name: a, limit: 1/s, overrides: [{ when: { tier: x }, limit: unlimited }] }]",
+        "f",
+    )
+    .unwrap();
 }

@@ -1,4 +1,5 @@
-//! `/v1/auth` as gateways ask it: what they say is believed, what others say is not, and what is missing is named.
+//! `/v1/auth` as gateways ask it: what they say is believed, what others say is not, and what is
+//! missing is named.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -30,7 +31,14 @@ fn ask(at: SocketAddr, method: &str, headers: &str) -> Answer {
 }
 
 /// As Caddy and Traefik ask.
-fn asked(listeners: &Listeners, method: &str, host: &str, uri: &str, client: &str, more: &str) -> Answer {
+fn asked(
+    listeners: &Listeners,
+    method: &str,
+    host: &str,
+    uri: &str,
+    client: &str,
+    more: &str,
+) -> Answer {
     let headers = format!(
         "X-Forwarded-Method: {method}\nX-Forwarded-Proto: https\nX-Forwarded-Host: {host}\nX-Forwarded-Uri: {uri}\nX-Forwarded-For: {client}\n{more}"
     );
@@ -49,7 +57,10 @@ fn who_may_pass_is_told_by_headers_and_who_may_not_by_a_short_answer() {
     assert_eq!((answer.status, answer.body.as_str()), (204, ""), "{answer:?}");
     assert_eq!(header(&answer, "ratelimit-policy"), Some("\"per-ip\";q=3;w=60"));
     assert_eq!(header(&answer, "ratelimit"), Some("\"per-ip\";r=2;t=20"));
-    assert_eq!((header(&answer, "x-ratelimit-remaining"), header(&answer, "retry-after")), (Some("2"), None));
+    assert_eq!(
+        (header(&answer, "x-ratelimit-remaining"), header(&answer, "retry-after")),
+        (Some("2"), None)
+    );
     assert_eq!(header(&answer, "cache-control"), Some("no-store"));
     assert_eq!((ask().status, ask().status), (204, 204));
     let answer = ask();
@@ -60,20 +71,38 @@ fn who_may_pass_is_told_by_headers_and_who_may_not_by_a_short_answer() {
         answer.body,
         r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,"detail":"Too many requests. Try again in 20 seconds.","violated-policies":["per-ip"],"retry_after_secs":20}"#
     );
-    assert_eq!(asked(&listeners, "GET", "example.com", "/", "192.0.2.8", "").status, 204, "everybody has a budget");
+    assert_eq!(
+        asked(&listeners, "GET", "example.com", "/", "192.0.2.8", "").status,
+        204,
+        "everybody has a budget"
+    );
 }
 
 #[test]
 fn headers_and_denials_are_as_the_settings_and_the_client_say() {
-    let listeners = Listeners::in_memory(&format!("http: {{ headers: [ietf], denial: json }}\n{RULES}"));
+    let listeners =
+        Listeners::in_memory(&format!("http: {{ headers: [ietf], denial: json }}\n{RULES}"));
     let ask = |more: &str| asked(&listeners, "GET", "internal.example.com", "/", "192.0.2.7", more);
     let answer = ask("");
-    assert_eq!((answer.status, header(&answer, "content-type")), (403, Some("application/json")), "{answer:?}");
-    assert!(!answer.head.contains("ratelimit") && !answer.head.contains("retry-after"), "{answer:?}");
+    assert_eq!(
+        (answer.status, header(&answer, "content-type")),
+        (403, Some("application/json")),
+        "{answer:?}"
+    );
+    assert!(
+        !answer.head.contains("ratelimit") && !answer.head.contains("retry-after"),
+        "{answer:?}"
+    );
     let passed = asked(&listeners, "GET", "example.com", "/", "192.0.2.7", "");
-    assert!(header(&passed, "ratelimit").is_some() && !passed.head.contains("x-ratelimit"), "{passed:?}");
+    assert!(
+        header(&passed, "ratelimit").is_some() && !passed.head.contains("x-ratelimit"),
+        "{passed:?}"
+    );
     let answer = ask("Accept: text/plain");
-    assert!(header(&answer, "content-type").is_some_and(|kind| kind.starts_with("text/plain")), "{answer:?}");
+    assert!(
+        header(&answer, "content-type").is_some_and(|kind| kind.starts_with("text/plain")),
+        "{answer:?}"
+    );
 }
 
 #[test]
@@ -124,7 +153,11 @@ fn rules_see_the_request_that_the_gateway_was_sent() {
     // {"sub":"ann"}
     let token = "Authorization: Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbm4ifQ.c2ln";
     assert_eq!((status("GET", "a", "/me", token), status("GET", "a", "/me", token)), (204, 429));
-    assert_eq!(status("GET", "a", "/me", "Authorization: Bearer something"), 204, "nobody in particular");
+    assert_eq!(
+        status("GET", "a", "/me", "Authorization: Bearer something"),
+        204,
+        "nobody in particular"
+    );
     assert_eq!(status("GET", "a", "/export", "X-Cost: 99"), 204, "at most 60");
     assert_eq!(status("GET", "a", "/export", "X-Cost: 41"), 429);
     assert_eq!(status("GET", "a", "/export", "X-Cost: 40"), 204);
@@ -145,7 +178,9 @@ fn rules_see_the_request_that_the_gateway_was_sent() {
 
 #[test]
 fn targets_that_services_read_in_different_ways_are_refused_or_judged_as_the_settings_say() {
-    let status = |listeners: &Listeners, uri: &str| asked(listeners, "GET", "a", uri, "192.0.2.7", "").status;
+    let status = |listeners: &Listeners, uri: &str| {
+        asked(listeners, "GET", "a", uri, "192.0.2.7", "").status
+    };
     let rules = "trusted_proxies: [127.0.0.1]\nrules: [{ name: login, when: { path: /login }, limit: 1/h }]\n";
     let default = Listeners::in_memory(rules);
     let paths = "paths: { escaped_slashes: decode, dot_segments: resolve }\n";
@@ -165,7 +200,9 @@ fn targets_that_services_read_in_different_ways_are_refused_or_judged_as_the_set
         assert!(answer.status == 400 && answer.body.contains("expected"), "{uri}: {answer:?}");
         assert_eq!(status(&rewriting, uri), judged, "{uri}");
     }
-    let keeping = Listeners::in_memory(&format!("paths: {{ escaped_slashes: keep, dot_segments: keep }}\n{rules}"));
+    let keeping = Listeners::in_memory(&format!(
+        "paths: {{ escaped_slashes: keep, dot_segments: keep }}\n{rules}"
+    ));
     assert_eq!(
         (status(&keeping, "/x/../login"), status(&keeping, "/./login")),
         (204, 429),
@@ -187,8 +224,12 @@ rules:
 ";
     let listeners = Listeners::in_memory(rules);
     let ask = |uri: &str, more: &str| asked(&listeners, "GET", "a", uri, "192.0.2.7", more);
-    for (uri, more) in [("/", "X-Api-Key: K"), ("/", "Cookie: session=S"), ("/?k=K", ""), ("/", "X-Tags: a\nX-Tags: b")]
-    {
+    for (uri, more) in [
+        ("/", "X-Api-Key: K"),
+        ("/", "Cookie: session=S"),
+        ("/?k=K", ""),
+        ("/", "X-Tags: a\nX-Tags: b"),
+    ] {
         assert_eq!((ask(uri, more).status, ask(uri, more).status), (204, 429), "{uri} {more}");
     }
     for more in ["Cookie: session=\"S\"", "Cookie: a=\u{e9}; session=S", "X-Tags: a, b"] {
@@ -204,7 +245,8 @@ rules:
         let answer = ask(uri, more);
         assert!(answer.status == 400 && answer.body.contains(expected), "{uri} {more}: {answer:?}");
     }
-    let listeners = Listeners::in_memory(&rules.replace("headers: {", "headers: { underscores: keep,"));
+    let listeners =
+        Listeners::in_memory(&rules.replace("headers: {", "headers: { underscores: keep,"));
     let more = "X-Api-Key: r17\nX_Api_Key: K";
     assert_eq!(asked(&listeners, "GET", "a", "/", "192.0.2.7", more).status, 204, "as it is set");
 }
@@ -243,7 +285,10 @@ fn what_a_gateway_forgets_or_lets_through_is_a_mistake_and_never_a_pass() {
     for line in whole.lines() {
         let answer = ask(listeners.http, "GET", &whole.replace(line, ""));
         let name = line.split(':').next().unwrap().to_ascii_lowercase();
-        assert!(answer.status == 400 && answer.body.contains(&format!("{name} is missing: expected")), "{answer:?}");
+        assert!(
+            answer.status == 400 && answer.body.contains(&format!("{name} is missing: expected")),
+            "{answer:?}"
+        );
     }
     let long = format!("X-Forwarded-Uri: /{}", "a".repeat(8192));
     for (line, instead) in [
@@ -270,13 +315,21 @@ fn only_trusted_peers_speak_for_others() {
     for rules in ["", "trusted_proxies: [10.0.0.0/8]\n"] {
         let listeners = Listeners::in_memory(rules);
         let answer = ask(listeners.http, "GET", whole);
-        assert!(answer.status == 403 && answer.body.contains("expected a peer in trusted_proxies"), "{answer:?}");
-        assert!(!answer.body.contains("127.0.0.1"), "where the gateway is, is in the log: {answer:?}");
+        assert!(
+            answer.status == 403 && answer.body.contains("expected a peer in trusted_proxies"),
+            "{answer:?}"
+        );
+        assert!(
+            !answer.body.contains("127.0.0.1"),
+            "where the gateway is, is in the log: {answer:?}"
+        );
         let mut client = listeners.http();
         client.send("GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n");
         let page = client.receive().unwrap().body;
         assert!(
-            page.lines().any(|line| line.contains("untrusted") && line.contains("http") && line.ends_with(" 1")),
+            page.lines().any(|line| line.contains("untrusted")
+                && line.contains("http")
+                && line.ends_with(" 1")),
             "{page}"
         );
     }
@@ -295,14 +348,20 @@ fn the_token_of_the_protocol_has_a_header_of_its_own() {
             RULES.replace("limit: 3/min", "limit: 100/min")
         ))
     };
-    let status = |listeners: &Listeners, more: &str| ask(listeners.http, "GET", &format!("{whole}\n{more}")).status;
+    let status = |listeners: &Listeners, more: &str| {
+        ask(listeners.http, "GET", &format!("{whole}\n{more}")).status
+    };
     let listeners = with("check_file");
     assert_eq!(status(&listeners, "X-Tidegate-Token: s3cret"), 204);
-    assert_eq!(status(&listeners, "X-Tidegate-Token: s3cret\nAuthorization: Bearer of-the-client"), 204);
+    assert_eq!(
+        status(&listeners, "X-Tidegate-Token: s3cret\nAuthorization: Bearer of-the-client"),
+        204
+    );
     let answer = ask(listeners.http, "GET", &format!("{whole}\nAuthorization: Bearer s3cret"));
     assert!(answer.status == 401 && answer.body.contains("X-Tidegate-Token"), "{answer:?}");
     assert_eq!(status(&listeners, "X-Tidegate-Token: guess"), 401);
-    // Where only admin calls need one, what clients have for authorization is no guess at it, however often it comes.
+    // Where only admin calls need one, what clients have for authorization is no guess at it,
+    // however often it comes.
     let listeners = with("admin_file");
     for _ in 0..30 {
         assert_eq!(status(&listeners, "Authorization: Bearer of-the-client"), 204);

@@ -1,4 +1,5 @@
-//! The targets of `fuzz/` on inputs made from its seeds: not as clever as a fuzzer, but the same in every run, and always run.
+//! The targets of `fuzz/` on inputs made from its seeds: not as clever as a fuzzer, but the same in
+//! every run, and always run.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -68,8 +69,10 @@ fn redis_peer_holds() {
 #[test]
 fn every_target_is_a_program_of_the_fuzzer() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fuzz_targets");
-    let mut files: Vec<String> =
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut files: Vec<String> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     files.sort();
     let mut names: Vec<String> = TARGETS.iter().map(|(name, _)| format!("{name}.rs")).collect();
     names.sort();
@@ -79,7 +82,8 @@ fn every_target_is_a_program_of_the_fuzzer() {
 fn runs(name: &str) {
     let (_, target) = TARGETS.iter().find(|(own, _)| *own == name).unwrap();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(name);
-    let mut files: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut files: Vec<_> =
+        fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     let seeds: Vec<Vec<u8>> = files.iter().map(|file| fs::read(file).unwrap()).collect();
     assert!(!seeds.is_empty(), "no seeds in {}", folder.display());
@@ -98,12 +102,17 @@ fn runs(name: &str) {
 /// Runs it, and if it fails leaves the input where a fuzzer would look for it.
 fn try_one(target: Target, name: &str, input: &[u8]) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| target(input))) {
-        eprintln!("{name} fails on {} bytes: {}", input.len(), input[..input.len().min(2000)].escape_ascii());
+        eprintln!(
+            "{name} fails on {} bytes: {}",
+            input.len(),
+            input[..input.len().min(2000)].escape_ascii()
+        );
         std::panic::resume_unwind(panic);
     }
 }
 
-/// A seed with a few changes: bytes set, removed, repeated, numbers made large, or a piece of another seed put in.
+/// A seed with a few changes: bytes set, removed, repeated, numbers made large, or a piece of
+/// another seed put in.
 fn mutated(seeds: &[Vec<u8>], dice: &mut Dice) -> Vec<u8> {
     const WORDS: [&[u8]; 14] = [
         b"\r\n",
@@ -127,7 +136,9 @@ fn mutated(seeds: &[Vec<u8>], dice: &mut Dice) -> Vec<u8> {
         match dice.below(7) {
             0 if at < input.len() => input[at] = u8::try_from(dice.below(256)).unwrap(),
             1 => drop(input.drain(at..(at + 1 + dice.below(8)).min(input.len()).max(at))),
-            2 => input.splice(at..at, WORDS[dice.below(WORDS.len())].iter().copied()).for_each(drop),
+            2 => {
+                input.splice(at..at, WORDS[dice.below(WORDS.len())].iter().copied()).for_each(drop)
+            }
             3 => {
                 let other = &seeds[dice.below(seeds.len())];
                 let from = dice.below(other.len() + 1);
@@ -154,7 +165,8 @@ struct Dice(u64);
 
 impl Dice {
     fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from((self.0 >> 33) % bound as u64).unwrap()
     }
 }

@@ -25,18 +25,23 @@ pub(crate) struct Listeners {
 }
 
 impl Listeners {
-    /// Over a memory whose clock stands at [`BEGIN`]. `rules` is the text of a rules file; it may be empty.
+    /// Over a memory whose clock stands at [`BEGIN`]. `rules` is the text of a rules file; it may
+    /// be empty.
     pub(crate) fn in_memory(rules: &str) -> Listeners {
         let clock = ManualClock::new();
         clock.set(BEGIN);
-        Listeners::over(rules, clock.clone(), |_| Backend::Memory(Memory::builder().clock(clock).build()))
+        Listeners::over(rules, clock.clone(), |_| {
+            Backend::Memory(Memory::builder().clock(clock).build())
+        })
     }
 
     /// The same, with room for a single key.
     pub(crate) fn in_small_memory(rules: &str) -> Listeners {
         let clock = ManualClock::new();
         clock.set(BEGIN);
-        Listeners::over(rules, clock.clone(), |_| Backend::Memory(Memory::builder().clock(clock).max_keys(1).build()))
+        Listeners::over(rules, clock.clone(), |_| {
+            Backend::Memory(Memory::builder().clock(clock).max_keys(1).build())
+        })
     }
 
     /// Over Redis or Valkey, at the time that the clock shows.
@@ -62,7 +67,9 @@ impl Listeners {
     pub(crate) fn as_told(text: &str) -> Listeners {
         let clock = ManualClock::new();
         clock.set(BEGIN);
-        Listeners::open(text, clock.clone(), |_| Backend::Memory(Memory::builder().clock(clock).build()))
+        Listeners::open(text, clock.clone(), |_| {
+            Backend::Memory(Memory::builder().clock(clock).build())
+        })
     }
 
     /// The same over a Redis that nobody runs, with what stands before a store.
@@ -75,12 +82,17 @@ impl Listeners {
     }
 
     fn over(rules: &str, clock: ManualClock, store: impl FnOnce(&Runtime) -> Backend) -> Listeners {
-        let text = format!("listen: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\n{rules}");
+        let text =
+            format!("listen: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\n{rules}");
         Listeners::open(&text, clock, store)
     }
 
     fn open(text: &str, clock: ManualClock, store: impl FnOnce(&Runtime) -> Backend) -> Listeners {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
         let config = Config::parse(text, "test").unwrap();
         let store = store(&runtime);
         let running = runtime.block_on(start_over(store, config, Options::default())).unwrap();
@@ -114,7 +126,10 @@ impl Drop for Listeners {
     fn drop(&mut self) {
         let running = self.running.take().unwrap();
         let answered = self.runtime.block_on(running.stop());
-        assert!(answered || std::thread::panicking(), "the listeners close in time, and everything was answered");
+        assert!(
+            answered || std::thread::panicking(),
+            "the listeners close in time, and everything was answered"
+        );
     }
 }
 
@@ -136,7 +151,9 @@ impl Answer {
     /// The lines of the head but for the date and what every answer of our own has.
     pub(crate) fn own_head(&self) -> Vec<&str> {
         assert!(self.head.contains("\r\nx-content-type-options: nosniff\r\n"), "{}", self.head);
-        let is_own = |line: &&str| !line.starts_with("date: ") && !line.starts_with("x-content-type-options: ");
+        let is_own = |line: &&str| {
+            !line.starts_with("date: ") && !line.starts_with("x-content-type-options: ")
+        };
         self.head.trim_end().lines().filter(is_own).collect()
     }
 }
@@ -174,8 +191,9 @@ impl Http {
             }
         }
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        let length =
-            head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length: ").map(str::to_owned));
+        let length = head.lines().find_map(|line| {
+            line.to_ascii_lowercase().strip_prefix("content-length: ").map(str::to_owned)
+        });
         let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
         self.stream.read_exact(&mut body).unwrap();
         Some(Answer { status, head, body: String::from_utf8(body).unwrap() })

@@ -1,4 +1,5 @@
-//! `missing: share | skip | deny`: requests that lack what a rule is by, the same over every protocol.
+//! `missing: share | skip | deny`: requests that lack what a rule is by, the same over every
+//! protocol.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -9,7 +10,9 @@ use tidegate::{ManualClock, Memory};
 use tidegate_server::config::Config;
 use tidegate_server::engine::Backend;
 use tidegate_server::grpc::SERVICE;
-use tidegate_server::grpc::message::{Code, Descriptor, Entry, RateLimitRequest, RateLimitResponse};
+use tidegate_server::grpc::message::{
+    Code, Descriptor, Entry, RateLimitRequest, RateLimitResponse,
+};
 use tidegate_server::{Options, start_over};
 use tidegate_testkit::Client;
 use tonic::codegen::http::uri::PathAndQuery;
@@ -56,7 +59,11 @@ struct At {
 /// Plays the history against a server of its own.
 fn play(ask: impl Fn(&At, &str, &[(&str, &str)]) -> bool) {
     for short_way in [true, false] {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
         let text = format!(
             "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, resp: 127.0.0.1:0, proxy: 127.0.0.1:0 }}\nlog: {{ level: off }}\nproxy: {{ upstream: \"http://{}\" }}\n{RULES}",
             upstream()
@@ -89,10 +96,12 @@ fn upstream() -> SocketAddr {
         for stream in upstream.incoming() {
             let mut stream = stream.unwrap();
             let (mut head, mut byte) = (Vec::new(), [0]);
-            while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|read| read == 1) {
+            while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|read| read == 1)
+            {
                 head.push(byte[0]);
             }
-            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok");
+            let _ = stream
+                .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok");
         }
     });
     at
@@ -111,9 +120,12 @@ fn lines(headers: &[(&str, &str)]) -> String {
 #[test]
 fn the_check_api() {
     play(|at, path, headers| {
-        let attributes: serde_json::Map<String, Value> =
-            attributes(path, headers).into_iter().map(|(name, value)| (name, value.into())).collect();
-        let answer = Http::connect(at.http).post("/v1/check", &json!({ "attributes": attributes }).to_string());
+        let attributes: serde_json::Map<String, Value> = attributes(path, headers)
+            .into_iter()
+            .map(|(name, value)| (name, value.into()))
+            .collect();
+        let answer = Http::connect(at.http)
+            .post("/v1/check", &json!({ "attributes": attributes }).to_string());
         answer.status == 200
     });
 }
@@ -123,7 +135,8 @@ fn resp() {
     play(|at, path, headers| {
         let mut client = Client::connect(at.resp).unwrap();
         let pairs = attributes(path, headers);
-        let words: Vec<&str> = pairs.iter().flat_map(|(name, value)| [name.as_str(), value.as_str()]).collect();
+        let words: Vec<&str> =
+            pairs.iter().flat_map(|(name, value)| [name.as_str(), value.as_str()]).collect();
         let answer = client.command(&[&["TG.RULES"], &words[..]].concat()).unwrap();
         answer.array()[0].int() == 1
     });
@@ -132,10 +145,14 @@ fn resp() {
 #[test]
 fn grpc() {
     play(|at, path, headers| {
-        let entries = attributes(path, headers).into_iter().map(|(key, value)| Entry { key, value });
+        let entries =
+            attributes(path, headers).into_iter().map(|(key, value)| Entry { key, value });
         let descriptor = Descriptor { entries: entries.collect(), ..Descriptor::default() };
-        let request = RateLimitRequest { domain: "d".into(), descriptors: vec![descriptor], hits_addend: 0 };
-        let endpoint = Endpoint::from_shared(format!("http://{}", at.grpc)).unwrap().timeout(Duration::from_secs(20));
+        let request =
+            RateLimitRequest { domain: "d".into(), descriptors: vec![descriptor], hits_addend: 0 };
+        let endpoint = Endpoint::from_shared(format!("http://{}", at.grpc))
+            .unwrap()
+            .timeout(Duration::from_secs(20));
         let response = at.runtime.block_on(async {
             let mut client = tonic::client::Grpc::new(endpoint.connect().await.unwrap());
             client.ready().await.unwrap();
@@ -163,7 +180,12 @@ fn forward_auth() {
 fn the_proxy() {
     play(|at, path, headers| {
         let mut stream = TcpStream::connect(at.proxy).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: h\r\n{}connection: close\r\n\r\n", lines(headers)).unwrap();
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nhost: h\r\n{}connection: close\r\n\r\n",
+            lines(headers)
+        )
+        .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer.starts_with("HTTP/1.1 200 ")
@@ -173,7 +195,8 @@ fn the_proxy() {
 #[test]
 fn a_denial_names_what_is_missing() {
     let listeners = Listeners::in_memory(RULES);
-    let answer = listeners.http().post("/v1/check", r#"{"attributes":{"path":"/keys","header.x-key":""}}"#);
+    let answer =
+        listeners.http().post("/v1/check", r#"{"attributes":{"path":"/keys","header.x-key":""}}"#);
     let answer: Value = serde_json::from_str(&answer.body).unwrap();
     assert_eq!(
         (&answer["rule"], &answer["missing"], &answer["retry_after_us"]),
@@ -190,8 +213,9 @@ fn exemptions_do_not_lift_a_denial() {
     let listeners = Listeners::in_memory(
         "rules:\n  - { name: keys, by: [key], missing: deny, limit: 1/h }\n  - { name: staff, when: { user: root }, limit: exempt }\n",
     );
-    let ask =
-        |attributes: &str| listeners.http().post("/v1/check", &format!(r#"{{"attributes":{attributes}}}"#)).status;
+    let ask = |attributes: &str| {
+        listeners.http().post("/v1/check", &format!(r#"{{"attributes":{attributes}}}"#)).status
+    };
     assert_eq!(ask(r#"{"user":"root"}"#), 403);
     assert_eq!([(); 3].map(|()| ask(r#"{"user":"root","key":"a"}"#)), [200; 3]);
 }
@@ -199,9 +223,13 @@ fn exemptions_do_not_lift_a_denial() {
 /// A descriptor that has the attribute counts; one that lacks it denies only if no other has it.
 #[test]
 fn one_descriptor_that_has_the_attribute_is_enough() {
-    let listeners = Listeners::in_memory("rules:\n  - { name: keys, by: [key], missing: deny, limit: 1/h }\n");
+    let listeners =
+        Listeners::in_memory("rules:\n  - { name: keys, by: [key], missing: deny, limit: 1/h }\n");
     let ask = |descriptors: Value| {
-        listeners.http().post("/json", &json!({ "domain": "d", "descriptors": descriptors }).to_string()).status
+        listeners
+            .http()
+            .post("/json", &json!({ "domain": "d", "descriptors": descriptors }).to_string())
+            .status
     };
     let entry = |key: &str, value: &str| json!({ "entries": [{ "key": key, "value": value }] });
     assert_eq!(ask(json!([entry("path", "/")])), 429);
@@ -212,23 +240,40 @@ fn one_descriptor_that_has_the_attribute_is_enough() {
 #[test]
 fn explain_says_why_a_rule_is_skipped_or_denies() {
     let listeners = Listeners::in_memory(RULES);
-    let explain =
-        |path: &str| listeners.runtime.block_on(listeners.engine().explain(&[("path", path)][..], 1)).unwrap();
+    let explain = |path: &str| {
+        listeners.runtime.block_on(listeners.engine().explain(&[("path", path)][..], 1)).unwrap()
+    };
     let text = explain("/").to_string();
     assert!(text.contains("shared: applies to no header.x-shared, costs 1\n"), "{text}");
     assert!(
-        text.contains("skipped: does not apply: header.x-skip is missing, and the rule says `missing: skip`\n"),
+        text.contains(
+            "skipped: does not apply: header.x-skip is missing, and the rule says `missing: skip`\n"
+        ),
         "{text}"
     );
     assert!(text.ends_with("the request would pass\n"), "{text}");
     let denied = explain("/keys");
     let text = denied.to_string();
-    assert!(text.contains("denied: denies: header.x-key is missing, and the rule says `missing: deny`\n"), "{text}");
+    assert!(
+        text.contains(
+            "denied: denies: header.x-key is missing, and the rule says `missing: deny`\n"
+        ),
+        "{text}"
+    );
     assert!(text.ends_with("the request would be denied\n"), "{text}");
     let json = denied.to_json();
-    assert_eq!(json["rules"][1]["because"], json!({ "attribute": "header.x-skip", "value": null, "missing": "skip" }));
-    assert_eq!(json["rules"][2]["because"], json!({ "attribute": "header.x-key", "value": null, "missing": "deny" }));
-    assert_eq!((&json["rules"][2]["applies"], &json["rules"][2]["allowed"]), (&json!(true), &json!(false)));
+    assert_eq!(
+        json["rules"][1]["because"],
+        json!({ "attribute": "header.x-skip", "value": null, "missing": "skip" })
+    );
+    assert_eq!(
+        json["rules"][2]["because"],
+        json!({ "attribute": "header.x-key", "value": null, "missing": "deny" })
+    );
+    assert_eq!(
+        (&json["rules"][2]["applies"], &json["rules"][2]["allowed"]),
+        (&json!(true), &json!(false))
+    );
 }
 
 /// There is no budget for requests that a rule skips or denies; the shared one can be reset.

@@ -47,7 +47,10 @@ fn get(listeners: &Listeners, path: &str) -> String {
 
 fn ask(listeners: &Listeners, path: &str, body: &str) -> String {
     let mut http = listeners.http();
-    http.send(&format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}", body.len()));
+    http.send(&format!(
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    ));
     http.receive().unwrap().body
 }
 
@@ -65,9 +68,14 @@ fn what_was_decided_is_counted_by_protocol_and_rule() {
     }
     let text = get(&listeners, "/metrics");
     let found = series(&text);
-    let of = |name: &str| found.get(name).copied().unwrap_or_else(|| panic!("{name} is not in\n{text}"));
+    let of =
+        |name: &str| found.get(name).copied().unwrap_or_else(|| panic!("{name} is not in\n{text}"));
     assert_eq!(of(r#"tidegate_decisions_total{protocol="http",outcome="allowed"}"#), 3.0);
-    assert_eq!(of(r#"tidegate_decisions_total{protocol="http",outcome="denied"}"#), 3.0, "with the peek");
+    assert_eq!(
+        of(r#"tidegate_decisions_total{protocol="http",outcome="denied"}"#),
+        3.0,
+        "with the peek"
+    );
     assert_eq!(of(r#"tidegate_decisions_total{protocol="resp",outcome="denied"}"#), 2.0);
     assert_eq!(of(r#"tidegate_rule_decisions_total{rule="per-user",outcome="allowed"}"#), 3.0);
     assert_eq!(of(r#"tidegate_rule_decisions_total{rule="per-user",outcome="denied"}"#), 1.0);
@@ -81,7 +89,8 @@ fn what_was_decided_is_counted_by_protocol_and_rule() {
     assert!(!text.contains("mallory"), "no label is anything a client says");
 }
 
-/// Whoever wants many long pages gets them at a pace, and whoever wants a decision meanwhile does not stand in that line.
+/// Whoever wants many long pages gets them at a pace, and whoever wants a decision meanwhile does
+/// not stand in that line.
 #[test]
 fn long_pages_are_sent_at_a_pace_and_decisions_do_not_stand_in_line_with_them() {
     const PAGES: usize = 60;
@@ -98,7 +107,11 @@ fn long_pages_are_sent_at_a_pace_and_decisions_do_not_stand_in_line_with_them() 
             assert_eq!(many.receive().unwrap().status, 200);
         }
         // Twenty at once, then two hundred a second.
-        assert!(began.elapsed() >= Duration::from_millis(190), "{path}: after {:?}", began.elapsed());
+        assert!(
+            began.elapsed() >= Duration::from_millis(190),
+            "{path}: after {:?}",
+            began.elapsed()
+        );
     }
 }
 
@@ -128,7 +141,10 @@ fn the_most_limited_are_listed_without_their_names() {
     let keys = top["keys"].as_array().unwrap();
     let denied: Vec<u64> = keys.iter().map(|one| one["denied"].as_u64().unwrap()).collect();
     assert_eq!(denied, [3, 2], "{top}");
-    assert!(keys.iter().all(|one| one["rule"] == "per-user" && one["key"].as_str().unwrap().starts_with('#')));
+    assert!(
+        keys.iter()
+            .all(|one| one["rule"] == "per-user" && one["key"].as_str().unwrap().starts_with('#'))
+    );
     for query in ["n=0", "n=1001", "m=1"] {
         let mut http = listeners.http();
         http.send(&format!("GET /v1/top?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n"));
@@ -146,7 +162,10 @@ fn rules_are_shown_whole_and_explained() {
         rules["rules"][1].to_string(),
         r#"{"by":[],"cost":1,"limit":"deny","missing":"share","mode":"shadow","name":"b","on_store_failure":null,"overflow":null,"overrides":[],"refunds":false,"sync":"direct","when":{"method":["POST","PUT"]}}"#
     );
-    assert_eq!(rules["rules"][0]["overrides"][0].to_string(), r#"{"limit":"9/m","when":{"user":["vip"]}}"#);
+    assert_eq!(
+        rules["rules"][0]["overrides"][0].to_string(),
+        r#"{"limit":"9/m","when":{"user":["vip"]}}"#
+    );
     let body = r#"{"attributes":{"ip":"192.0.2.7","method":"GET"}}"#;
     let explained: Value = serde_json::from_str(&ask(&listeners, "/v1/explain", body)).unwrap();
     assert_eq!(
@@ -191,11 +210,13 @@ impl Write for Page {
 #[test]
 fn denials_are_logged_a_few_a_second_with_the_number_of_the_rest() {
     for show_keys in [false, true] {
-        let (page, settings) = (Page::default(), Settings { denials_per_second: 3, show_keys, ..Settings::default() });
+        let (page, settings) =
+            (Page::default(), Settings { denials_per_second: 3, show_keys, ..Settings::default() });
         let log = Log::to(page.clone(), Level::Info, Format::Json);
         let rules = Config::parse(RULES, "test").unwrap().rules;
         let engine =
-            Engine::observed(Backend::Memory(Memory::new()), rules, Observer::new(log, &settings)).at(Protocol::Grpc);
+            Engine::observed(Backend::Memory(Memory::new()), rules, Observer::new(log, &settings))
+                .at(Protocol::Grpc);
         let runtime = Runtime::new().unwrap();
         let limits: Limits = "1/h".parse().unwrap();
         let check = Check::of(Op::Check).charge("alice", &limits, 1);
@@ -208,16 +229,22 @@ fn denials_are_logged_a_few_a_second_with_the_number_of_the_rest() {
         }
         engine.observer().log().flush(Duration::from_secs(10));
         let text = String::from_utf8(page.0.lock().clone()).unwrap();
-        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let lines: Vec<Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert!((6..=9).contains(&lines.len()), "three seconds at most began: {}", lines.len());
-        let left_out: u64 = lines.iter().filter_map(|line| line["left_out"].as_str()?.parse::<u64>().ok()).sum();
+        let left_out: u64 =
+            lines.iter().filter_map(|line| line["left_out"].as_str()?.parse::<u64>().ok()).sum();
         assert!(left_out > 0 && left_out < asked, "{text}");
-        assert!(lines.iter().all(|line| line["message"] == "denied" && line["listener"] == "grpc"), "{text}");
+        assert!(
+            lines.iter().all(|line| line["message"] == "denied" && line["listener"] == "grpc"),
+            "{text}"
+        );
         assert_eq!(text.contains("alice"), show_keys, "{text}");
     }
 }
 
-/// A key that another program has written is an error of the store, which names it; the log does only if keys may be shown.
+/// A key that another program has written is an error of the store, which names it; the log does
+/// only if keys may be shown.
 #[test]
 fn keys_in_lines_about_the_store_are_hashed() {
     let server = Server::start(Flavor::Redis7);
@@ -232,7 +259,8 @@ fn keys_in_lines_about_the_store_are_hashed() {
     server.command(&["LPUSH", &name, "x"]);
     let resilient = || tidegate::Resilient::builder(redis.clone()).nodes(1).build();
     for show_keys in [false, true] {
-        for store in [Backend::Redis(redis.clone()), Backend::Resilient(resilient(), redis.clone())] {
+        for store in [Backend::Redis(redis.clone()), Backend::Resilient(resilient(), redis.clone())]
+        {
             let page = Page::default();
             let log = Log::to(page.clone(), Level::Debug, Format::Human);
             let observer = Observer::new(log, &Settings { show_keys, ..Settings::default() });
@@ -241,11 +269,15 @@ fn keys_in_lines_about_the_store_are_hashed() {
                 resilient.on_miss(move |error| own.missed(error));
             }
             let engine =
-                Engine::observed(store, Config::parse(RULES, "test").unwrap().rules, observer).at(Protocol::Grpc);
+                Engine::observed(store, Config::parse(RULES, "test").unwrap().rules, observer)
+                    .at(Protocol::Grpc);
             let decided = runtime.block_on(engine.decide(&check));
             engine.observer().log().flush(Duration::from_secs(10));
             let text = String::from_utf8(page.0.lock().clone()).unwrap();
-            assert!(text.contains("holds something that Tidegate did not write"), "{decided:?}: {text}");
+            assert!(
+                text.contains("holds something that Tidegate did not write"),
+                "{decided:?}: {text}"
+            );
             assert_eq!(text.contains("alice"), show_keys, "{text}");
             assert_eq!(text.contains("key #"), !show_keys, "{text}");
         }
@@ -255,7 +287,8 @@ fn keys_in_lines_about_the_store_are_hashed() {
 #[test]
 fn the_store_is_seen_to_be_down_and_up_again() {
     let server = Server::start(Flavor::Redis7);
-    let listeners = Listeners::in_redis(RULES, tidegate::Redis::builder(server.url().parse().unwrap()));
+    let listeners =
+        Listeners::in_redis(RULES, tidegate::Redis::builder(server.url().parse().unwrap()));
     let up = || series(&get(&listeners, "/metrics"))[r#"tidegate_store_up{store="redis"}"#];
     ask(&listeners, "/v1/check", r#"{"key":"k","limit":"1/s"}"#);
     assert_eq!(up(), 1.0);
@@ -263,11 +296,15 @@ fn the_store_is_seen_to_be_down_and_up_again() {
     assert!(ask(&listeners, "/v1/check", r#"{"key":"k","limit":"1/s"}"#).contains("503"));
     assert_eq!(up(), 0.0);
     let text = get(&listeners, "/metrics");
-    assert!(series(&text)[r#"tidegate_decisions_total{protocol="http",outcome="failed"}"#] >= 1.0, "{text}");
+    assert!(
+        series(&text)[r#"tidegate_decisions_total{protocol="http",outcome="failed"}"#] >= 1.0,
+        "{text}"
+    );
     assert!(text.contains(r#"tidegate_store_events_total{event="timeout"}"#), "{text}");
 }
 
-/// Writing the numbers takes longer than deciding: whoever asks for them all the time takes nothing from those who want decisions.
+/// Writing the numbers takes longer than deciding: whoever asks for them all the time takes nothing
+/// from those who want decisions.
 #[test]
 fn numbers_are_written_anew_only_so_often() {
     let listeners = Listeners::in_memory(RULES);
@@ -284,7 +321,9 @@ fn numbers_are_written_anew_only_so_often() {
 /// The table of docs/operations.md names every metric with its kind, and no other.
 #[test]
 fn the_page_has_every_metric() {
-    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operations.md")).unwrap();
+    let page =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operations.md"))
+            .unwrap();
     let told: BTreeMap<String, String> = page
         .lines()
         .filter_map(|line| {
@@ -299,7 +338,8 @@ fn the_page_has_every_metric() {
         Listeners::in_redis(RULES, tidegate::Redis::builder(server.url().parse().unwrap())),
     );
     let mut real = BTreeMap::new();
-    let resilient = Listeners::resilient(RULES, tidegate::Redis::builder(server.url().parse().unwrap()));
+    let resilient =
+        Listeners::resilient(RULES, tidegate::Redis::builder(server.url().parse().unwrap()));
     for listeners in [&memory, &redis, &resilient] {
         let text = get(listeners, "/metrics");
         let kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));

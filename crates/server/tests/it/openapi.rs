@@ -1,4 +1,5 @@
-//! `/openapi.json` is true: a real validator accepts it, every path is in it, and every example is answered as it says.
+//! `/openapi.json` is true: a real validator accepts it, every path is in it, and every example is
+//! answered as it says.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -50,11 +51,16 @@ def look(node):
 look(page["paths"])
 print(examples)
 "##;
-    let mut python =
-        openapi_validator().args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut python = openapi_validator()
+        .args(["-c", script])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     write!(python.stdin.take().unwrap(), "{}", description()).unwrap();
     let output = python.wait_with_output().unwrap();
-    let examples: u32 = String::from_utf8(output.stdout).unwrap().trim().parse().expect("the validator accepts it");
+    let examples: u32 =
+        String::from_utf8(output.stdout).unwrap().trim().parse().expect("the validator accepts it");
     assert!(output.status.success() && examples > 30, "{examples} examples");
 }
 
@@ -64,7 +70,9 @@ fn every_path_is_described_and_no_other() {
         .as_object()
         .unwrap()
         .iter()
-        .flat_map(|(path, item)| item.as_object().unwrap().keys().map(move |method| (method.clone(), path.clone())))
+        .flat_map(|(path, item)| {
+            item.as_object().unwrap().keys().map(move |method| (method.clone(), path.clone()))
+        })
         .collect();
     let answered: BTreeSet<(String, String)> =
         http::paths().into_iter().map(|(method, path)| (method.to_owned(), path)).collect();
@@ -87,18 +95,30 @@ fn every_example_is_answered_as_it_says() {
             let requests = examples(&operation["requestBody"]);
             for (status, response) in operation["responses"].as_object().unwrap() {
                 for (name, expected) in examples(response) {
-                    let body = requests.iter().find(|(own, _)| *own == name).map(|(_, body)| body.to_string());
+                    let body = requests
+                        .iter()
+                        .find(|(own, _)| *own == name)
+                        .map(|(_, body)| body.to_string());
                     assert!(body.is_some() || method == "get", "{path}: nobody asks {name:?}");
                     let answer = ask(method, path, &body.unwrap_or_default());
-                    assert_eq!(answer.status.to_string(), *status, "{path} {name}: {}", answer.body);
-                    let found = serde_json::from_str(&answer.body).unwrap_or(Value::from(answer.body.as_str()));
+                    assert_eq!(
+                        answer.status.to_string(),
+                        *status,
+                        "{path} {name}: {}",
+                        answer.body
+                    );
+                    let found = serde_json::from_str(&answer.body)
+                        .unwrap_or(Value::from(answer.body.as_str()));
                     assert_eq!(found, expected, "{path} {name}");
                     asked += 1;
                 }
             }
             for (name, _) in requests {
                 let told = operation["responses"].as_object().unwrap().values();
-                assert!(told.flat_map(examples).any(|(own, _)| own == name), "{path}: {name:?} has no answer");
+                assert!(
+                    told.flat_map(examples).any(|(own, _)| own == name),
+                    "{path}: {name:?} has no answer"
+                );
             }
         }
     }

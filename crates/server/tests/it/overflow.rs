@@ -15,7 +15,8 @@ rules:
     );
     let mut http = listeners.http();
     let mut passed = |what: &str| {
-        let asks = (0..5).map(|user| format!(r#"{{"attributes":{{"what":"{what}","user":"{user}"}}}}"#));
+        let asks =
+            (0..5).map(|user| format!(r#"{{"attributes":{{"what":"{what}","user":"{user}"}}}}"#));
         asks.map(|ask| http.post("/v1/check", &ask).status).filter(|status| *status == 200).count()
     };
     // The first user has the only place, and the other four share one budget.

@@ -1,4 +1,5 @@
-//! What docs/http.md and docs/resp.md show is what the listeners answer. `UPDATE_PAGES=1` writes the answers into the pages instead.
+//! What docs/http.md and docs/resp.md show is what the listeners answer. `UPDATE_PAGES=1` writes
+//! the answers into the pages instead.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,8 @@ fn rules(text: &str) -> &str {
     text.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap_or_default()
 }
 
-/// Goes through all blocks of this kind, in order, and compares each with what `answered` makes of it.
+/// Goes through all blocks of this kind, in order, and compares each with what `answered` makes of
+/// it.
 fn every_block_is_real(name: &str, kind: &str, mut answered: impl FnMut(&str) -> String) {
     let file = page(name);
     let text = fs::read_to_string(&file).unwrap();
@@ -51,7 +53,9 @@ fn http_answers_as_the_page_says() {
         let (method, rest) = request.split_once(' ').unwrap();
         let (path, body) = rest.split_once(' ').unwrap_or((rest, ""));
         let length = body.len();
-        http.send(&format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{body}"));
+        http.send(&format!(
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{body}"
+        ));
         let answer = http.receive().unwrap();
         let told = |line: &&str| !line.starts_with("content-length: ");
         let head: Vec<&str> = answer.own_head().into_iter().filter(told).collect();
@@ -59,7 +63,8 @@ fn http_answers_as_the_page_says() {
     });
 }
 
-/// A block is commands after `> `, or `3> ` in version 3 of the protocol, each with what redis-cli prints.
+/// A block is commands after `> `, or `3> ` in version 3 of the protocol, each with what redis-cli
+/// prints.
 #[test]
 fn resp_answers_as_the_page_says() {
     let text = fs::read_to_string(page("resp.md")).unwrap();

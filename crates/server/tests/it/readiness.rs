@@ -24,13 +24,16 @@ const READY: &str = "GET /readyz HTTP/1.1\r\nhost: tidegate\r\n\r\n";
 #[test]
 fn the_store_is_asked_ten_times_a_second_however_often_readiness_is() {
     let server = Server::start(Flavor::Redis7);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let text = format!(
         "store: {}\nresilience: {{ nodes: 1, deadline_ms: 10000 }}\nlisten: {{ http: 127.0.0.1:0, admin: 127.0.0.1:0, grpc: 127.0.0.1:0, resp: off }}\n",
         server.url()
     );
-    let running = runtime.block_on(start(Config::parse(&text, "test").unwrap(), Options::default())).unwrap();
-    let (http, admin, grpc) = (running.http.unwrap(), running.admin.unwrap(), running.grpc.unwrap());
+    let running =
+        runtime.block_on(start(Config::parse(&text, "test").unwrap(), Options::default())).unwrap();
+    let (http, admin, grpc) =
+        (running.http.unwrap(), running.admin.unwrap(), running.grpc.unwrap());
     let ready = |client: &mut Http| {
         client.send(READY);
         client.receive().unwrap().body == "ready\n"
@@ -46,7 +49,8 @@ fn the_store_is_asked_ten_times_a_second_however_often_readiness_is() {
                 Reply::Text(line) if line.contains("\"it is over\"") => return probes,
                 // Not what its script does.
                 Reply::Text(line) => {
-                    probes += u32::from(line.contains("tidegate-readyz") && !line.contains(" lua] "));
+                    probes +=
+                        u32::from(line.contains("tidegate-readyz") && !line.contains(" lua] "));
                 }
                 other => panic!("{other:?}"),
             }
@@ -89,6 +93,9 @@ fn the_store_is_asked_ten_times_a_second_however_often_readiness_is() {
     println!("{calls} calls in {took:?}: {probes} probes");
     assert!(calls >= 3000, "{calls} calls");
     let most = took.as_millis() / 100 + 1;
-    assert!((3..=most).contains(&probes.into()), "{probes} probes in {took:?}: expected at most {most}");
+    assert!(
+        (3..=most).contains(&probes.into()),
+        "{probes} probes in {took:?}: expected at most {most}"
+    );
     assert!(runtime.block_on(running.stop()));
 }

@@ -13,17 +13,21 @@ fn a_changed_file_is_read_and_a_bad_one_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tidegate.yaml");
     let rules = |limit: &str| {
-        format!("listen: {{ http: off, resp: off, grpc: off }}\nrules:\n  - {{ name: a, limit: {limit} }}\n")
+        format!(
+            "listen: {{ http: off, resp: off, grpc: off }}\nrules:\n  - {{ name: a, limit: {limit} }}\n"
+        )
     };
     std::fs::write(&file, rules("5/min")).unwrap();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let options = Options { rules_file: Some(file.clone()), ..Options::default() };
     let running = runtime.block_on(start(Config::load(&file).unwrap(), options)).unwrap();
     let engine = running.engine().clone();
     let peek = |op: Op| {
         let none: [(&str, &str); 0] = [];
         let ruling = runtime.block_on(engine.rule(op, &none[..], 1, None)).unwrap();
-        let (charged, verdict) = ruling.binding().map(|(charged, verdict)| (charged.clone(), *verdict)).unwrap();
+        let (charged, verdict) =
+            ruling.binding().map(|(charged, verdict)| (charged.clone(), *verdict)).unwrap();
         (charged.limit.to_string(), verdict.remaining)
     };
     assert_eq!(peek(Op::Check), ("5/m".into(), 4));
@@ -31,7 +35,9 @@ fn a_changed_file_is_read_and_a_bad_one_is_refused() {
     let other = folder.path().join("other");
     std::fs::write(&other, rules("3/min")).unwrap();
     std::fs::rename(&other, &file).unwrap();
-    wait_until("the new rules count", Duration::from_secs(20), || peek(Op::Peek) == ("3/m".into(), 2));
+    wait_until("the new rules count", Duration::from_secs(20), || {
+        peek(Op::Peek) == ("3/m".into(), 2)
+    });
     let known = engine.rules();
     std::fs::write(&file, "rules: [{ name: a, limit: nonsense }]").unwrap();
     std::fs::write(&other, rules("9/min")).unwrap();
@@ -50,7 +56,8 @@ fn a_token_that_changes_in_its_file_counts_at_once_and_a_bad_one_does_not() {
         "listen: {{ http: 127.0.0.1:0, resp: off, grpc: off }}\ntokens: {{ check_file: {:?} }}\n",
         token.to_str().unwrap()
     );
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let config = Config::parse(&text, "test").unwrap();
     let running = runtime.block_on(start(config, Options::default())).unwrap();
     let at = running.http.unwrap();
@@ -76,7 +83,9 @@ fn a_token_that_changes_in_its_file_counts_at_once_and_a_bad_one_does_not() {
     // What is no token leaves the last good one, and never an open listener.
     let failures = || {
         let shown = running.engine().observer().metrics().text(running.engine().store(), 0);
-        shown.lines().any(|line| line == "tidegate_reloads_total{what=\"tokens\",result=\"failed\"} 1")
+        shown
+            .lines()
+            .any(|line| line == "tidegate_reloads_total{what=\"tokens\",result=\"failed\"} 1")
     };
     std::fs::write(&other, "not a token\n").unwrap();
     std::fs::rename(&other, &token).unwrap();
@@ -98,7 +107,11 @@ impl Reloading {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("tidegate.yaml");
         std::fs::write(&file, text).unwrap();
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
         let options = Options { rules_file: Some(file.clone()), ..Options::default() };
         let running = runtime.block_on(start(Config::load(&file).unwrap(), options)).unwrap();
         Reloading { runtime, running: Some(running), file, _folder: folder }
@@ -119,7 +132,10 @@ impl Reloading {
         let mut stream = std::net::TcpStream::connect(self.running().http.unwrap()).unwrap();
         let mut answer = String::new();
         // A connection for which there is no room is closed at any moment.
-        let _ = write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n");
+        let _ = write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n"
+        );
         let _ = stream.read_to_string(&mut answer);
         answer
     }
@@ -127,7 +143,8 @@ impl Reloading {
     fn is_in_force(&self) -> bool {
         let engine = self.running().engine();
         let text = engine.observer().metrics().text(engine.store(), 0);
-        let line = text.lines().find_map(|line| line.strip_prefix("tidegate_config_in_force ")).unwrap();
+        let line =
+            text.lines().find_map(|line| line.strip_prefix("tidegate_config_in_force ")).unwrap();
         line == "1"
     }
 }
@@ -142,11 +159,14 @@ impl Drop for Reloading {
 
 const BOUND: Duration = Duration::from_secs(20);
 
-/// What needs a restart is named and keeps `tidegate_config_in_force` at 0 until the file is put back; the rest of the file counts meanwhile.
+/// What needs a restart is named and keeps `tidegate_config_in_force` at 0 until the file is put
+/// back; the rest of the file counts meanwhile.
 #[test]
 fn changes_that_need_a_restart_are_named_until_they_are_taken_back() {
     let text = |http: &str, more: &str, limit: &str| {
-        format!("listen: {{ http: {http}, resp: off, grpc: off }}\n{more}rules: [{{ name: a, limit: {limit} }}]\n")
+        format!(
+            "listen: {{ http: {http}, resp: off, grpc: off }}\n{more}rules: [{{ name: a, limit: {limit} }}]\n"
+        )
     };
     let server = Reloading::start(&text("127.0.0.1:0", "", "5/min"));
     assert!(server.is_in_force());
@@ -163,28 +183,40 @@ fn changes_that_need_a_restart_are_named_until_they_are_taken_back() {
     };
     assert!(limit(&server).contains('6'), "what can change does: {}", limit(&server));
     let ready = server.get("/readyz", "");
-    assert!(ready.starts_with("HTTP/1.1 200") && ready.contains("\r\n\r\ndegraded\nconfig: "), "{ready}");
     assert!(
-        ready.ends_with("changes that need a restart: listen.http, resilience.deadline_ms, store, threads\n"),
+        ready.starts_with("HTTP/1.1 200") && ready.contains("\r\n\r\ndegraded\nconfig: "),
+        "{ready}"
+    );
+    assert!(
+        ready.ends_with(
+            "changes that need a restart: listen.http, resilience.deadline_ms, store, threads\n"
+        ),
         "{ready}"
     );
     assert!(!ready.contains("word"), "{ready}");
     server.write("rules: [{ name: a, limit: nonsense }]\n");
-    wait_until("the refusal is seen", BOUND, || server.get("/readyz", "").contains("refused, the last good one stays"));
+    wait_until("the refusal is seen", BOUND, || {
+        server.get("/readyz", "").contains("refused, the last good one stays")
+    });
     assert!(!server.is_in_force() && limit(&server).contains('6'));
     // As an editor leaves it for a moment: no limit is lifted.
     server.write("");
-    wait_until("an empty file is refused", BOUND, || server.get("/readyz", "").contains("the file is empty"));
+    wait_until("an empty file is refused", BOUND, || {
+        server.get("/readyz", "").contains("the file is empty")
+    });
     assert!(!server.is_in_force() && limit(&server).contains('6'));
     std::fs::remove_file(&server.file).unwrap();
-    wait_until("a missing file is seen", BOUND, || server.get("/readyz", "").contains("no such file"));
+    wait_until("a missing file is seen", BOUND, || {
+        server.get("/readyz", "").contains("no such file")
+    });
     server.write(&text("127.0.0.1:0", "", "7/min"));
     wait_until("the file is in force", BOUND, || server.is_in_force());
     assert!(limit(&server).contains('7'));
     assert!(server.get("/readyz", "").ends_with("\r\n\r\nready\n"));
 }
 
-/// `trusted_proxies`, `log` and `connections` change while the server runs, also for a connection that is open.
+/// `trusted_proxies`, `log` and `connections` change while the server runs, also for a connection
+/// that is open.
 #[test]
 fn trusted_proxies_log_and_connections_change_without_a_restart() {
     let text = |more: &str| {
@@ -210,9 +242,17 @@ fn trusted_proxies_log_and_connections_change_without_a_restart() {
     // One connection at a time: the next is closed without a word.
     let held = std::net::TcpStream::connect(server.running().http.unwrap()).unwrap();
     wait_until("it is let in", BOUND, || {
-        server.running().engine().observer().metrics().connections(tidegate_server::engine::Protocol::Http) == 1
+        server
+            .running()
+            .engine()
+            .observer()
+            .metrics()
+            .connections(tidegate_server::engine::Protocol::Http)
+            == 1
     });
-    server.write(&text("trusted_proxies: [loopback]\nlog: { level: error }\nconnections: { max: 1 }\n"));
+    server.write(&text(
+        "trusted_proxies: [loopback]\nlog: { level: error }\nconnections: { max: 1 }\n",
+    ));
     wait_until("there is room for one", BOUND, || server.get("/healthz", "").is_empty());
     drop(held);
     wait_until("there is room again", BOUND, || server.get("/healthz", "").contains("ok"));

@@ -24,7 +24,10 @@ fn left(http: &mut Http, attributes: &Value) -> Vec<String> {
     let answer = http.post("/v1/peek", &json!({ "attributes": attributes, "cost": 0 }).to_string());
     let answer: Value = serde_json::from_str(&answer.body).unwrap();
     let charges = answer["charges"].as_array().unwrap();
-    charges.iter().map(|charge| format!("{} {}", charge["rule"].as_str().unwrap(), charge["remaining"])).collect()
+    charges
+        .iter()
+        .map(|charge| format!("{} {}", charge["rule"].as_str().unwrap(), charge["remaining"]))
+        .collect()
 }
 
 fn check(http: &mut Http, attributes: &Value) {
@@ -42,7 +45,8 @@ fn reset(http: &mut Http, body: &Value) -> Value {
 fn over_every_store(test: impl Fn(Listeners)) {
     test(Listeners::in_memory(RULES));
     let server = Server::start(Flavor::Redis7);
-    let builder = |namespace: &str| Redis::builder(server.url().parse().unwrap()).namespace(namespace);
+    let builder =
+        |namespace: &str| Redis::builder(server.url().parse().unwrap()).namespace(namespace);
     test(Listeners::in_redis(RULES, builder("direct")));
     test(Listeners::resilient(RULES, builder("near")));
 }
@@ -55,7 +59,10 @@ fn one_budget_of_one_rule_is_reset_and_every_other_stays() {
         check(&mut http, &ann);
         check(&mut http, &ben);
         let answer = reset(&mut http, &json!({ "rule": "per-user", "by": { "user": "ann" } }));
-        assert_eq!(answer, json!({ "op": "reset", "reset": [{ "rule": "per-user", "by": { "user": "ann" } }] }));
+        assert_eq!(
+            answer,
+            json!({ "op": "reset", "reset": [{ "rule": "per-user", "by": { "user": "ann" } }] })
+        );
         assert_eq!(left(&mut http, &ann), ["per-user 2", "everyone 98"]);
         assert_eq!(left(&mut http, &ben), ["per-user 1", "everyone 98"]);
     });
@@ -79,9 +86,15 @@ fn every_limit_of_every_override_is_reset() {
         let mut http = listeners.http();
         let gold = json!({ "user": "ann", "tier": "gold" });
         check(&mut http, &gold);
-        assert_eq!(left(&mut http, &gold), ["per-user 2", "per-user 3", "per-user 999", "everyone 99"]);
+        assert_eq!(
+            left(&mut http, &gold),
+            ["per-user 2", "per-user 3", "per-user 999", "everyone 99"]
+        );
         reset(&mut http, &json!({ "rule": "per-user", "by": { "user": "ann" } }));
-        assert_eq!(left(&mut http, &gold), ["per-user 3", "per-user 4", "per-user 1000", "everyone 99"]);
+        assert_eq!(
+            left(&mut http, &gold),
+            ["per-user 3", "per-user 4", "per-user 1000", "everyone 99"]
+        );
     });
 }
 
@@ -110,7 +123,10 @@ fn a_star_resets_every_rule_that_applies() {
     let mut http = listeners.http();
     let page = json!({ "user": "ann", "path": "/v1/a" });
     check(&mut http, &page);
-    let answer = reset(&mut http, &json!({ "rule": "*", "attributes": { "user": "ann", "path": "/other" } }));
+    let answer = reset(
+        &mut http,
+        &json!({ "rule": "*", "attributes": { "user": "ann", "path": "/other" } }),
+    );
     let rules = answer["reset"].as_array().unwrap().iter().map(|one| one["rule"].as_str().unwrap());
     assert_eq!(rules.collect::<Vec<_>>(), ["per-user", "everyone", "trial"]);
     assert_eq!(left(&mut http, &page), ["per-user 2", "per-page 1", "everyone 100"]);
@@ -123,12 +139,18 @@ fn every_mistake_is_told_and_resets_nothing() {
     let ann = json!({ "user": "ann" });
     check(&mut http, &ann);
     for (body, expected) in [
-        (json!({ "rule": "per-usr" }), r#"rule "per-usr": there is no such rule; did you mean "per-user"?"#),
+        (
+            json!({ "rule": "per-usr" }),
+            r#"rule "per-usr": there is no such rule; did you mean "per-user"?"#,
+        ),
         (
             json!({ "rule": "quota" }),
             r#"rule "quota": there is no such rule; expected one of per-user, per-page, everyone, trial, banned"#,
         ),
-        (json!({ "rule": "per-user" }), "by lacks user: rule per-user has one budget for each user"),
+        (
+            json!({ "rule": "per-user" }),
+            "by lacks user: rule per-user has one budget for each user",
+        ),
         (
             json!({ "rule": "per-page", "by": { "user": "ann" } }),
             "by lacks path: rule per-page has one budget for each user and path",
@@ -178,7 +200,12 @@ fn every_mistake_is_told_and_resets_nothing() {
         assert_eq!((answer.status, problem["detail"].as_str()), (400, Some(expected)), "{body}");
     }
     let answer = http.post("/v1/check", r#"{"rule":"per-user","by":{"user":"ann"}}"#);
-    assert!(answer.body.contains("rule and by are for /v1/reset: expected key and limit, or attributes"), "{answer:?}");
+    assert!(
+        answer
+            .body
+            .contains("rule and by are for /v1/reset: expected key and limit, or attributes"),
+        "{answer:?}"
+    );
     assert_eq!(left(&mut http, &ann), ["per-user 1", "everyone 99"]);
 }
 
@@ -191,7 +218,10 @@ fn a_batch_of_resets_has_one_result_each() {
         &json!({ "checks": [{ "rule": "everyone" }, { "rule": "nobody" }, { "key": "k", "limit": "1/s" }] }),
     );
     assert_eq!(answer["results"][0]["reset"], json!([{ "rule": "everyone", "by": {} }]));
-    assert!(answer["results"][1]["error"].as_str().unwrap().starts_with("rule \"nobody\""), "{answer}");
+    assert!(
+        answer["results"][1]["error"].as_str().unwrap().starts_with("rule \"nobody\""),
+        "{answer}"
+    );
     assert_eq!(answer["results"][2]["reset"], json!([{ "key": "k", "limit": "1/s" }]));
 }
 
@@ -199,15 +229,21 @@ fn a_batch_of_resets_has_one_result_each() {
 fn redis_clients_reset_the_same_budgets() {
     let listeners = Listeners::in_memory(RULES);
     let (mut http, mut resp) = (listeners.http(), listeners.resp());
-    let mut listed = |words: &str| match resp.command(&words.split(' ').collect::<Vec<_>>()).unwrap() {
-        Reply::Error(text) => vec![text],
-        list => {
-            list.array().iter().map(|one| one.array().iter().map(Reply::text).collect::<Vec<_>>().join(" ")).collect()
-        }
-    };
+    let mut listed =
+        |words: &str| match resp.command(&words.split(' ').collect::<Vec<_>>()).unwrap() {
+            Reply::Error(text) => vec![text],
+            list => list
+                .array()
+                .iter()
+                .map(|one| one.array().iter().map(Reply::text).collect::<Vec<_>>().join(" "))
+                .collect(),
+        };
     let page = json!({ "user": "ann", "path": "/v1/a" });
     check(&mut http, &page);
-    assert_eq!(listed("TG.RESETRULE per-page user ann path /v1/a"), ["per-page user ann path /v1/a"]);
+    assert_eq!(
+        listed("TG.RESETRULE per-page user ann path /v1/a"),
+        ["per-page user ann path /v1/a"]
+    );
     assert_eq!(left(&mut http, &page), ["per-user 1", "per-page 2", "everyone 99"]);
     assert_eq!(listed("TG.RESETRULES user ann"), ["per-user user ann"]);
     assert_eq!(left(&mut http, &page), ["per-user 2", "per-page 2", "everyone 99"]);
@@ -218,13 +254,17 @@ fn redis_clients_reset_the_same_budgets() {
         ("TG.RESETRULE per-user user", "ERR expected TG.RESETRULE rule [attribute value ...]"),
         ("TG.RESETRULE *", "ERR expected TG.RESETRULE * attribute value [attribute value ...]"),
         ("TG.RESETRULES", "ERR expected TG.RESETRULES attribute value [attribute value ...]"),
-        ("TG.RESETRULE per-usr user ann", "ERR rule \"per-usr\": there is no such rule; did you mean \"per-user\"?"),
+        (
+            "TG.RESETRULE per-usr user ann",
+            "ERR rule \"per-usr\": there is no such rule; did you mean \"per-user\"?",
+        ),
     ] {
         assert_eq!(listed(words), [expected]);
     }
 }
 
-/// A client has all addresses of its IPv6 network: a check, an explanation and a reset by any of them mean one budget.
+/// A client has all addresses of its IPv6 network: a check, an explanation and a reset by any of
+/// them mean one budget.
 #[test]
 fn budgets_by_ip_are_those_of_the_ipv6_network_at_every_call() {
     let listeners = Listeners::in_memory("rules: [{ name: v6, by: [ip], limit: 2/h }]\n");
@@ -233,7 +273,10 @@ fn budgets_by_ip_are_those_of_the_ipv6_network_at_every_call() {
     check(&mut http, &json!({ "ip": "2001:DB8:0::6" }));
     assert_eq!(left(&mut http, &json!({ "ip": "2001:db8::7" })), ["v6 0"]);
     assert_eq!(left(&mut http, &json!({ "ip": "2001:db8:0:1::7" })), ["v6 2"], "another network");
-    let explained = listeners.runtime.block_on(listeners.engine().explain(&[("ip", "2001:db8::8")], 1)).unwrap();
+    let explained = listeners
+        .runtime
+        .block_on(listeners.engine().explain(&[("ip", "2001:db8::8")], 1))
+        .unwrap();
     assert_eq!(explained.allowed, Some(false), "{explained}");
     reset(&mut http, &json!({ "rule": "v6", "by": { "ip": "2001:db8::9" } }));
     assert_eq!(left(&mut http, &json!({ "ip": "2001:db8::5" })), ["v6 2"]);

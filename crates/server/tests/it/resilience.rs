@@ -1,4 +1,5 @@
-//! A real Redis behind the listeners that is stopped and goes on: requests are answered all the time, and everything says so.
+//! A real Redis behind the listeners that is stopped and goes on: requests are answered all the
+//! time, and everything says so.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -15,7 +16,8 @@ use crate::listeners::{Http, Listeners};
 const BOUND: Duration = Duration::from_secs(20);
 
 fn open(server: &Server, rules: &str) -> (Runtime, Running) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let url = server.url();
     let text = format!(
         "store: {url}\nresilience: {{ nodes: 1 }}\nlisten: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: off }}\n{rules}"
@@ -55,7 +57,9 @@ fn a_stopped_redis_is_done_without_told_and_found_again() {
     let readiness = get(&mut http, "/readyz");
     assert!(readiness.starts_with("degraded\nstore: unreachable: "), "{readiness}");
     assert!(
-        readiness.ends_with("enforced meanwhile: each limit in full on this node (1 node, configured)\n"),
+        readiness.ends_with(
+            "enforced meanwhile: each limit in full on this node (1 node, configured)\n"
+        ),
         "{readiness}"
     );
     let numbers = get(&mut http, "/metrics");
@@ -87,10 +91,17 @@ fn a_redis_that_refuses_fails_the_start() {
     for (url, said, advice) in [
         (format!("redis://127.0.0.1:{port}"), "NOAUTH", "Put user and password into the URL"),
         (format!("redis://:wrong@127.0.0.1:{port}"), "WRONGPASS", "Check user and password"),
-        (format!("redis://:s3cret@127.0.0.1:{port}/77"), "DB index is out of range", "redis://HOST/0"),
+        (
+            format!("redis://:s3cret@127.0.0.1:{port}/77"),
+            "DB index is out of range",
+            "redis://HOST/0",
+        ),
     ] {
         let error = started(&url).expect_err(&url).to_string();
-        assert!(error.starts_with("store redis://") && error.contains(said) && error.contains(advice), "{error}");
+        assert!(
+            error.starts_with("store redis://") && error.contains(said) && error.contains(advice),
+            "{error}"
+        );
         assert!(!error.contains("s3cret") && !error.contains("wrong@"), "{error}");
     }
     let renamed = Server::builder(Flavor::Redis7).args("--rename-command", &["TIME", ""]).start();
@@ -102,10 +113,12 @@ fn a_redis_that_refuses_fails_the_start() {
     assert!(error.contains("Name the primary"), "{error}");
 }
 
-/// A node of a cluster at a redis:// URL fails the start, also where it owns the first and the last slots: the probe finds out.
+/// A node of a cluster at a redis:// URL fails the start, also where it owns the first and the last
+/// slots: the probe finds out.
 #[test]
 fn one_node_of_a_cluster_fails_the_start() {
-    let nodes = [(); 2].map(|()| Server::builder(Flavor::Redis7).arg("--cluster-enabled", "yes").start());
+    let nodes =
+        [(); 2].map(|()| Server::builder(Flavor::Redis7).arg("--cluster-enabled", "yes").start());
     let slots = [&["0", "1023", "15360", "16383"][..], &["1024", "15359"]];
     for (node, slots) in nodes.iter().zip(slots) {
         let words: Vec<&str> = ["CLUSTER", "ADDSLOTSRANGE"].iter().chain(slots).copied().collect();
@@ -113,11 +126,14 @@ fn one_node_of_a_cluster_fails_the_start() {
     }
     nodes[0].command(&["CLUSTER", "SET-CONFIG-EPOCH", "1"]);
     nodes[0].command(&["CLUSTER", "MEET", "127.0.0.1", &nodes[1].port().to_string()]);
-    let is_ok = |node: &Server| node.command(&["CLUSTER", "INFO"]).text().contains("cluster_state:ok");
+    let is_ok =
+        |node: &Server| node.command(&["CLUSTER", "INFO"]).text().contains("cluster_state:ok");
     wait_until("the cluster is well", BOUND, || nodes.iter().all(is_ok));
     let runtime = runtime();
     for node in &nodes {
-        let error = runtime.block_on(start(config(&node.url(), ""), Options::default())).expect_err("one node");
+        let error = runtime
+            .block_on(start(config(&node.url(), ""), Options::default()))
+            .expect_err("one node");
         let error = error.to_string();
         assert!(error.starts_with("store redis://127.0.0.1:"), "{error}");
         assert!(error.contains("MOVED") && error.contains("write redis+cluster://"), "{error}");
@@ -133,7 +149,9 @@ fn a_cluster_that_lost_slots_is_reported_until_they_are_served() {
     wait_until("the cluster is well", BOUND, is_ok);
     let runtime = runtime();
     let url = format!("redis+cluster://127.0.0.1:{}", server.port());
-    let running = runtime.block_on(start(config(&url, "resilience: { nodes: 1 }"), Options::default())).unwrap();
+    let running = runtime
+        .block_on(start(config(&url, "resilience: { nodes: 1 }"), Options::default()))
+        .unwrap();
     let mut http = Http::connect(running.http.unwrap());
     let many = r#"{"key":"k","limit":"1000000/s"}"#;
     ask_until(&mut http, many, r#""source":"store""#);
@@ -141,8 +159,10 @@ fn a_cluster_that_lost_slots_is_reported_until_they_are_served() {
     server.command(&["CLUSTER", "DELSLOTSRANGE", "0", "9000"]);
     wait_until("readiness says why", BOUND, || {
         ask_until(&mut http, many, r#""source":"fallback""#);
-        get(&mut http, "/readyz").starts_with("degraded\nstore: refused: the cluster does not serve this slot")
-            || get(&mut http, "/readyz").starts_with("degraded\nstore: refused: no node of the cluster serves slot")
+        get(&mut http, "/readyz")
+            .starts_with("degraded\nstore: refused: the cluster does not serve this slot")
+            || get(&mut http, "/readyz")
+                .starts_with("degraded\nstore: refused: no node of the cluster serves slot")
     });
     assert!(get(&mut http, "/metrics").contains("tidegate_store_up{store=\"redis\"} 0\n"));
     server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "9000"]);
@@ -160,20 +180,37 @@ fn readiness_names_the_rules_that_differ_from_the_file() {
     let url = server.url();
     server.kill();
     let each = "each limit in full on this node (1 node, configured)";
-    let rule = |name: &str, policy: &str| format!("{{ name: {name}, limit: 2/h, on_store_failure: {policy} }}");
+    let rule = |name: &str, policy: &str| {
+        format!("{{ name: {name}, limit: 2/h, on_store_failure: {policy} }}")
+    };
     for (file, rules, first, enforced, passes) in [
-        ("local", rule("lax", "open"), "degraded\n", format!("{each}, except rule lax (open: not enforced)"), 5),
-        ("local", rule("strict", "closed"), "not ready\n", format!("{each}, except rule strict (closed: denied)"), 0),
+        (
+            "local",
+            rule("lax", "open"),
+            "degraded\n",
+            format!("{each}, except rule lax (open: not enforced)"),
+            5,
+        ),
+        (
+            "local",
+            rule("strict", "closed"),
+            "not ready\n",
+            format!("{each}, except rule strict (closed: denied)"),
+            0,
+        ),
         (
             "closed",
             rule("own", "local"),
             "not ready\n",
-            format!("everything is denied (on_store_failure: closed), except rule own (local: {each})"),
+            format!(
+                "everything is denied (on_store_failure: closed), except rule own (local: {each})"
+            ),
             2,
         ),
     ] {
         let runtime = runtime();
-        let more = format!("resilience: {{ nodes: 1 }}\non_store_failure: {file}\nrules: [{rules}]");
+        let more =
+            format!("resilience: {{ nodes: 1 }}\non_store_failure: {file}\nrules: [{rules}]");
         let running = runtime.block_on(start(config(&url, &more), Options::default())).unwrap();
         let mut http = Http::connect(running.http.unwrap());
         let readiness = get(&mut http, "/readyz");
@@ -182,7 +219,8 @@ fn readiness_names_the_rules_that_differ_from_the_file() {
         let problem = tidegate_server::store_problem(running.engine()).unwrap();
         assert_eq!((problem.state, problem.enforced), ("unreachable", enforced));
         assert_eq!(problem.denies, first == "not ready\n");
-        let passed = (0..5).filter(|_| http.post("/v1/check", r#"{"attributes":{"a":"b"}}"#).status == 200);
+        let passed =
+            (0..5).filter(|_| http.post("/v1/check", r#"{"attributes":{"a":"b"}}"#).status == 200);
         assert_eq!(passed.count(), passes, "{more}");
         drop(http);
         runtime.block_on(running.stop());
@@ -196,20 +234,26 @@ fn a_redis_three_hundred_milliseconds_away_is_checked_and_found_slow() {
     let proxy = FaultProxy::start(&server);
     let reply = Duration::from_millis(300);
     proxy.set(Fault::Delay { request: Duration::ZERO, reply, jitter: Duration::ZERO });
-    let found = runtime().block_on(tidegate_server::preflight(&config(proxy.url(), "resilience: { nodes: 1 }")));
+    let found = runtime()
+        .block_on(tidegate_server::preflight(&config(proxy.url(), "resilience: { nodes: 1 }")));
     let [finding] = &found[..] else { panic!("one finding: {found:?}") };
     assert!(finding.message.starts_with("store: a decision of the store takes 3"), "{finding:?}");
     assert!(finding.message.contains("more than a third of the deadline (15 ms)"), "{finding:?}");
     assert!(!finding.is_error(), "{finding:?}");
 }
 
-/// A password that is rotated under a running server: numbers and readiness say so, and that it is over.
+/// A password that is rotated under a running server: numbers and readiness say so, and that it is
+/// over.
 #[test]
 fn a_password_that_was_rotated_is_told_until_it_is_put_back() {
     let server = Server::builder(Flavor::Redis7).password("first").start();
     for (rules, status, first) in [
         ("rules: [{ name: own, limit: 1000000/s }]", 200, "degraded\n"),
-        ("rules: [{ name: strict, limit: 1000000/s, on_store_failure: closed }]", 503, "not ready\n"),
+        (
+            "rules: [{ name: strict, limit: 1000000/s, on_store_failure: closed }]",
+            503,
+            "not ready\n",
+        ),
     ] {
         let runtime = runtime();
         let config = config(&server.url(), &format!("resilience: {{ nodes: 3 }}\n{rules}"));
@@ -227,9 +271,22 @@ fn a_password_that_was_rotated_is_told_until_it_is_put_back() {
         http.send("GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n");
         let readiness = http.receive().unwrap();
         assert_eq!(readiness.status, status, "{}", readiness.body);
-        assert!(readiness.body.starts_with(&format!("{first}store: refused: ")), "{}", readiness.body);
-        assert!(readiness.body.contains("1/3 of each limit on this node (3 nodes, configured)"), "{}", readiness.body);
-        assert_eq!(readiness.body.contains("except rule strict (closed: denied)"), status == 503, "{}", readiness.body);
+        assert!(
+            readiness.body.starts_with(&format!("{first}store: refused: ")),
+            "{}",
+            readiness.body
+        );
+        assert!(
+            readiness.body.contains("1/3 of each limit on this node (3 nodes, configured)"),
+            "{}",
+            readiness.body
+        );
+        assert_eq!(
+            readiness.body.contains("except rule strict (closed: denied)"),
+            status == 503,
+            "{}",
+            readiness.body
+        );
         wait_until("the gauge is 0", BOUND, || {
             get(&mut http, "/metrics").contains("tidegate_store_up{store=\"redis\"} 0\n")
         });
@@ -252,9 +309,14 @@ fn a_redis_six_milliseconds_away_decides() {
     proxy.set(Fault::Delay { request: way, reply: way, jitter: Duration::ZERO });
     let runtime = runtime();
     let config = config(proxy.url(), "resilience: { nodes: 1 }");
-    let slow = runtime.block_on(tidegate_server::check_store(&config)).unwrap().slow.expect("six are more than five");
+    let slow = runtime
+        .block_on(tidegate_server::check_store(&config))
+        .unwrap()
+        .slow
+        .expect("six are more than five");
     assert!(
-        slow.decision >= 2 * way && slow.to_string().contains("more than a third of the deadline (15 ms)"),
+        slow.decision >= 2 * way
+            && slow.to_string().contains("more than a third of the deadline (15 ms)"),
         "{slow}"
     );
     let running = runtime.block_on(start(config, Options::default())).unwrap();
@@ -276,16 +338,22 @@ fn a_lone_node_that_never_reached_its_store_enforces_limits_in_full() {
     let url = server.url();
     server.kill();
     let runtime = runtime();
-    let running = runtime.block_on(start(config(&url, ""), Options::default())).expect("it starts without its store");
+    let running = runtime
+        .block_on(start(config(&url, ""), Options::default()))
+        .expect("it starts without its store");
     let mut http = Http::connect(running.http.unwrap());
     let readiness = get(&mut http, "/readyz");
-    assert!(readiness.starts_with("degraded\nstore: unreachable: no connection to 127.0.0.1"), "{readiness}");
-    let enforced =
-        "enforced meanwhile: each limit in full on this node (1 node, assumed: the store was never reached)\n";
+    assert!(
+        readiness.starts_with("degraded\nstore: unreachable: no connection to 127.0.0.1"),
+        "{readiness}"
+    );
+    let enforced = "enforced meanwhile: each limit in full on this node (1 node, assumed: the store was never reached)\n";
     assert!(readiness.ends_with(enforced), "{readiness}");
     let numbers = get(&mut http, "/metrics");
     assert!(numbers.contains("tidegate_store_up{store=\"redis\"} 0\n"), "{numbers}");
-    let allowed = (0..30).filter(|_| http.post("/v1/check", r#"{"key":"k","limit":"20/h"}"#).status == 200).count();
+    let allowed = (0..30)
+        .filter(|_| http.post("/v1/check", r#"{"key":"k","limit":"20/h"}"#).status == 200)
+        .count();
     assert_eq!(allowed, 20);
     drop(http);
     runtime.block_on(running.stop());
@@ -329,45 +397,73 @@ fn every_answer_without_the_store_is_marked() {
     assert_eq!(two.command(&["TG.MARK", "ON"]).unwrap(), Reply::Text("OK".into()));
     let mut sources = || {
         let answer = http.post("/v1/check", r#"{"key":"user:7","limit":"1000000/s"}"#);
-        assert_eq!(answer.head.contains("x-tidegate-mode: fallback"), answer.body.contains(r#""source":"fallback""#));
+        assert_eq!(
+            answer.head.contains("x-tidegate-mode: fallback"),
+            answer.body.contains(r#""source":"fallback""#)
+        );
         let by_http = if answer.head.contains("x-tidegate-mode") { "fallback" } else { "store" };
         let throttled = two.command(&["CL.THROTTLE", "user:7", "1000000", "1000000", "1"]).unwrap();
         let checked = two.command(&["TG.CHECK", "user:7", "1000000/s"]).unwrap();
         assert_eq!((throttled.array().len(), checked.array().len()), (6, 6));
         let told = two.command(&["INFO"]).unwrap().text().contains("store_answers:1");
-        let [throttled, checked] = [&throttled.array()[5], &checked.array()[5]].map(|source| source.text().to_owned());
+        let [throttled, checked] =
+            [&throttled.array()[5], &checked.array()[5]].map(|source| source.text().to_owned());
         let mut three = redis_cli();
-        three.args(["-p", &port.to_string(), "-3", "--json", "TG.CHECK", "user:7", "1000000/s", "AS", "MAP"]);
+        three.args([
+            "-p",
+            &port.to_string(),
+            "-3",
+            "--json",
+            "TG.CHECK",
+            "user:7",
+            "1000000/s",
+            "AS",
+            "MAP",
+        ]);
         let named = String::from_utf8(three.output().unwrap().stdout).unwrap();
-        let named = named.split(r#""source":""#).nth(1).and_then(|rest| rest.split('"').next()).unwrap().to_owned();
+        let named = named
+            .split(r#""source":""#)
+            .nth(1)
+            .and_then(|rest| rest.split('"').next())
+            .unwrap()
+            .to_owned();
         (by_http, [throttled, checked, named], told)
     };
     let of = |source: &str| [source.to_owned(), source.to_owned(), source.to_owned()];
     wait_until("the store answers", BOUND, || sources() == ("store", of("store"), true));
     server.stop_signal();
-    wait_until("nobody asks it any more", BOUND, || sources() == ("fallback", of("fallback"), false));
+    wait_until("nobody asks it any more", BOUND, || {
+        sources() == ("fallback", of("fallback"), false)
+    });
     server.continue_signal();
     wait_until("the store answers again", BOUND, || sources() == ("store", of("store"), true));
     drop((http, two));
     assert!(runtime.block_on(running.stop()));
 }
 
-/// Commands that come together are asked together: a pipeline costs a few round trips, not one for each, and its answers are as one by one.
+/// Commands that come together are asked together: a pipeline costs a few round trips, not one for
+/// each, and its answers are as one by one.
 #[test]
 fn a_pipeline_waits_for_the_store_once() {
     const COMMANDS: i64 = 64;
     let server = Server::start(Flavor::Redis7);
     let proxy = FaultProxy::start(&server);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let text = format!(
         "store: {}\nresilience: {{ deadline_ms: 8, nodes: 1 }}\nlisten: {{ http: off, resp: 127.0.0.1:0, grpc: off }}\n",
         proxy.url()
     );
-    let running = runtime.block_on(start(Config::parse(&text, "test").unwrap(), Options::default())).unwrap();
+    let running =
+        runtime.block_on(start(Config::parse(&text, "test").unwrap(), Options::default())).unwrap();
     let mut client = Client::connect(running.resp.unwrap().port()).unwrap();
     assert_eq!(client.command(&["TG.MARK", "ON"]).unwrap(), Reply::Text("OK".into()));
     // Every round trip has its length, whatever the machine does.
-    proxy.set(Fault::Delay { request: Duration::ZERO, reply: Duration::from_millis(3), jitter: Duration::ZERO });
+    proxy.set(Fault::Delay {
+        request: Duration::ZERO,
+        reply: Duration::from_millis(3),
+        jitter: Duration::ZERO,
+    });
     let mut key = 0;
     wait_until("a whole pipeline is decided by the store", BOUND, || {
         key += 1;
@@ -394,16 +490,19 @@ fn a_pipeline_waits_for_the_store_once() {
     assert!(runtime.block_on(running.stop()));
 }
 
-/// What waits for the answers to those before it has no more time left than they had: all commands of a pipeline are asked together.
+/// What waits for the answers to those before it has no more time left than they had: all commands
+/// of a pipeline are asked together.
 #[test]
 fn a_pipeline_is_one_trip_to_a_store_that_is_far_away() {
     // The connection to a store lets 32 calls be unanswered before it makes others wait.
     const COMMANDS: i64 = 30;
     let server = Server::start(Flavor::Redis7);
     let proxy = FaultProxy::start(&server);
-    let listeners = Listeners::in_redis("", Redis::builder(proxy.url().parse().unwrap()).timeout(BOUND));
+    let listeners =
+        Listeners::in_redis("", Redis::builder(proxy.url().parse().unwrap()).timeout(BOUND));
     let question = |key: &str| {
-        let words = ["CL.THROTTLE", key, "15", "30", "3600"].map(|word| format!("${}\r\n{word}\r\n", word.len()));
+        let words = ["CL.THROTTLE", key, "15", "30", "3600"]
+            .map(|word| format!("${}\r\n{word}\r\n", word.len()));
         format!("*5\r\n{}", words.concat())
     };
     let stream = TcpStream::connect(("127.0.0.1", listeners.resp)).unwrap();
@@ -415,7 +514,8 @@ fn a_pipeline_is_one_trip_to_a_store_that_is_far_away() {
     let keys = || server.command(&["DBSIZE"]).int();
     let before = keys();
     proxy.set(Fault::StallReplies);
-    let pipeline: String = (0..COMMANDS).map(|number| question(&format!("user:{number}"))).collect();
+    let pipeline: String =
+        (0..COMMANDS).map(|number| question(&format!("user:{number}"))).collect();
     writer.write_all(pipeline.as_bytes()).unwrap();
     wait_until("all of them are decided", BOUND, || keys() == before + COMMANDS);
     proxy.set(Fault::Pass);

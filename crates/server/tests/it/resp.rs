@@ -36,7 +36,8 @@ fn protocol_with(auth: Auth, rules: &str, settings: Settings) -> Protocol {
     };
     let engine = Engine::new(Backend::Memory(memory), rules);
     let (down, shutdown) = watch::channel(false);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let port = listener.local_addr().unwrap().port();
     let served = runtime.spawn(serve(listener, engine.clone(), auth, settings, shutdown));
@@ -110,27 +111,44 @@ fn every_operation_has_its_command() {
     assert_eq!(numbers(&mut client, "TG.CHECK k 10/min COST 11")[3], -1);
     let reserved = numbers(&mut client, "TG.RESERVE k 10/min COST 5");
     assert_eq!(reserved[..3], [1, 10, 5]);
-    let settled = numbers(&mut client, &format!("TG.SETTLE k 10/min COST 2 RESERVED 5 ID {}", reserved[5]));
+    let settled =
+        numbers(&mut client, &format!("TG.SETTLE k 10/min COST 2 RESERVED 5 ID {}", reserved[5]));
     assert_eq!((settled[2], settled[5]), (8, 3));
     let lease = client.command(&["TG.LEASE", "k", "1 concurrent ttl 30s"]).unwrap();
     let id = lease.array()[5].int().to_string();
-    assert_eq!(client.command(&["TG.CHECK", "k", "1 concurrent ttl 30s"]).unwrap().array()[0].int(), 0);
-    assert_eq!(client.command(&["TG.RELEASE", "k", "1 concurrent ttl 30s", "ID", &id]).unwrap().array()[5].int(), 1);
+    assert_eq!(
+        client.command(&["TG.CHECK", "k", "1 concurrent ttl 30s"]).unwrap().array()[0].int(),
+        0
+    );
+    assert_eq!(
+        client.command(&["TG.RELEASE", "k", "1 concurrent ttl 30s", "ID", &id]).unwrap().array()[5]
+            .int(),
+        1
+    );
     assert!(error(&mut client, "TG.CHECK k 10/fortnight").contains("10/fortnight"));
-    assert!(error(&mut client, "TG.CHECK k 10/s COST 1e3").contains("COST is '1e3': expected a whole number"));
+    assert!(
+        error(&mut client, "TG.CHECK k 10/s COST 1e3")
+            .contains("COST is '1e3': expected a whole number")
+    );
     assert!(error(&mut client, "TG.CHECK k").contains("expected TG."));
     assert!(error(&mut client, "TG.NONSENSE k 1/s").contains("expected TG.CHECK"));
 }
 
 #[test]
 fn rules_decide_over_attributes() {
-    let protocol =
-        protocol(Auth::default(), "rules:\n  - { name: a, by: [ip], limit: 2/min }\n  - { name: b, limit: 3/min }\n");
+    let protocol = protocol(
+        Auth::default(),
+        "rules:\n  - { name: a, by: [ip], limit: 2/min }\n  - { name: b, limit: 3/min }\n",
+    );
     let mut client = protocol.client();
     assert_eq!(numbers(&mut client, "TG.RULES ip 192.0.2.1"), [1, 2, 1, 0, 30_000, 0]);
     assert_eq!(numbers(&mut client, "TG.RULES ip 192.0.2.1")[..3], [1, 2, 0]);
     assert_eq!(numbers(&mut client, "TG.RULES ip 192.0.2.1")[0], 0);
-    assert_eq!(numbers(&mut client, "TG.RULES ip 192.0.2.2 COST 1")[0], 1, "a denial takes nothing from anybody");
+    assert_eq!(
+        numbers(&mut client, "TG.RULES ip 192.0.2.2 COST 1")[0],
+        1,
+        "a denial takes nothing from anybody"
+    );
     assert!(error(&mut client, "TG.RULES ip").contains("expected TG.RULES attribute value"));
 }
 
@@ -162,7 +180,10 @@ fn tokens_open_the_protocol() {
     assert_eq!(numbers(&mut client, "TG.CHECK k 1/s")[0], 1);
     assert!(error(&mut client, "TG.RESET k 1/s").starts_with("NOPERM"));
     assert_eq!(error(&mut client, "TG.RESETRULE a"), "NOPERM TG.RESETRULE needs the admin token");
-    assert_eq!(error(&mut client, "TG.RESETRULES a b"), "NOPERM TG.RESETRULES needs the admin token");
+    assert_eq!(
+        error(&mut client, "TG.RESETRULES a b"),
+        "NOPERM TG.RESETRULES needs the admin token"
+    );
     assert_eq!(ask(&mut client, "AUTH default sesame"), Reply::Text("OK".into()));
     assert_eq!(numbers(&mut client, "TG.RESET k 1/s")[0], 1);
 }
@@ -184,16 +205,19 @@ fn pipelines_are_answered_in_order_and_to_the_end() {
     protocol.runtime.block_on(protocol.served).unwrap().unwrap();
 }
 
-/// Commands that look like the one before are not parsed anew; what comes between them must not be taken for them.
+/// Commands that look like the one before are not parsed anew; what comes between them must not be
+/// taken for them.
 #[test]
 fn commands_that_look_alike_are_answered_by_what_they_say() {
     let protocol = protocol(Auth::default(), "");
     let command = |words: &str| {
         let words: Vec<&str> = words.split(' ').collect();
-        let each: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+        let each: String =
+            words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
         format!("*{}\r\n{each}", words.len())
     };
-    let (four, nine, none) = ("CL.THROTTLE k 4 30 60 1", "CL.THROTTLE k 9 30 60 1", "CL.THROTTLE k 4 00 60 1");
+    let (four, nine, none) =
+        ("CL.THROTTLE k 4 30 60 1", "CL.THROTTLE k 9 30 60 1", "CL.THROTTLE k 4 00 60 1");
     let line = |words: &str| format!("{words}\r\n");
     let steps = [
         (command(four), ":5"),
@@ -219,7 +243,8 @@ fn commands_that_look_alike_are_answered_by_what_they_say() {
     let all: String = steps.iter().map(|(bytes, _)| bytes.as_str()).collect();
     let whole = vec![all.clone()];
     let each = steps.iter().map(|(bytes, _)| bytes.clone()).collect();
-    let pieces = all.as_bytes().chunks(37).map(|piece| String::from_utf8(piece.to_vec()).unwrap()).collect();
+    let pieces =
+        all.as_bytes().chunks(37).map(|piece| String::from_utf8(piece.to_vec()).unwrap()).collect();
     for writes in [whole, each, pieces] {
         let mut stream = std::net::TcpStream::connect(("127.0.0.1", protocol.port)).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -237,7 +262,11 @@ fn commands_that_look_alike_are_answered_by_what_they_say() {
                 "*5" => lines.by_ref().take(5).collect::<Vec<_>>()[1], // the limit
                 other => other,
             };
-            assert!(told.starts_with(expected), "{asked:?} in {} writes is answered {told:?}", writes.len());
+            assert!(
+                told.starts_with(expected),
+                "{asked:?} in {} writes is answered {told:?}",
+                writes.len()
+            );
         }
         assert_eq!(lines.next(), Some(""), "nothing else is said");
     }
@@ -251,23 +280,36 @@ fn a_command_has_at_most_128_kib() {
     let mut client = protocol.client();
     client.send(&["ECHO", &"x".repeat(MAX_COMMAND_BYTES)]).unwrap();
     let refused = client.receive().unwrap();
-    assert_eq!(refused, Reply::Error("ERR Protocol error: a command of more than 131072 bytes".into()));
+    assert_eq!(
+        refused,
+        Reply::Error("ERR Protocol error: a command of more than 131072 bytes".into())
+    );
     assert!(client.receive().is_err(), "it is closed");
 }
 
-/// Unfinished commands and queues of transactions are held within one budget; connections that need none of it do not notice.
+/// Unfinished commands and queues of transactions are held within one budget; connections that need
+/// none of it do not notice.
 #[test]
 fn what_connections_have_begun_has_a_budget() {
     const BUDGET: usize = 1 << 20;
-    let settings = Settings { max_pending_bytes: BUDGET, patience: Duration::from_secs(60), ..Settings::default() };
+    let settings = Settings {
+        max_pending_bytes: BUDGET,
+        patience: Duration::from_secs(60),
+        ..Settings::default()
+    };
     let protocol = protocol_with(Auth::default(), "", settings);
     let mut small = protocol.client();
     let long = "x".repeat(100_000);
-    // Each begins a command of a hundred thousand bytes, and goes on when it is known whether it was let.
+    // Each begins a command of a hundred thousand bytes, and goes on when it is known whether it
+    // was let.
     let begin = || {
         let mut stream = std::net::TcpStream::connect(("127.0.0.1", protocol.port)).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        stream.write_all(format!("PING\r\n*2\r\n$4\r\nECHO\r\n$100000\r\n{}", &long[..90_000]).as_bytes()).unwrap();
+        stream
+            .write_all(
+                format!("PING\r\n*2\r\n$4\r\nECHO\r\n$100000\r\n{}", &long[..90_000]).as_bytes(),
+            )
+            .unwrap();
         stream
     };
     let mut begun: Vec<_> = (0..40).map(|_| begin()).collect();
@@ -280,9 +322,9 @@ fn what_connections_have_begun_has_a_budget() {
     // Ten fit, whose buffers have grown to 128 KiB; each has 32 KiB of its own.
     let refused = || {
         let text = protocol.engine.observer().metrics().text(protocol.engine.store(), 0);
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix(r#"tidegate_refused_total{protocol="resp",reason="full"} "#));
+        let line = text.lines().find_map(|line| {
+            line.strip_prefix(r#"tidegate_refused_total{protocol="resp",reason="full"} "#)
+        });
         line.unwrap().parse::<usize>().unwrap()
     };
     wait_until("the others are refused", Duration::from_secs(60), || refused() == 30);
@@ -293,7 +335,10 @@ fn what_connections_have_begun_has_a_budget() {
     let answers: Vec<String> = begun.iter_mut().map(end).collect();
     let count = |start: &str| answers.iter().filter(|answer| answer.starts_with(start)).count();
     let done = count("+PONG\r\n$100000\r\n");
-    assert_eq!((done, count("+PONG\r\n-ERR all connections together hold 1048576 bytes of unfinished")), (10, 30));
+    assert_eq!(
+        (done, count("+PONG\r\n-ERR all connections together hold 1048576 bytes of unfinished")),
+        (10, 30)
+    );
     // What they held is there again. Transactions take from the same budget.
     // The error follows the answer to the command that was too much.
     let (mut queued, mut open) = (0, Vec::new());

@@ -16,7 +16,9 @@ use tidegate_testkit::{Certs, Flavor, Server, attacks_held, wait_until};
 use tokio::runtime::Runtime;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto::ring};
+use tokio_rustls::rustls::{
+    ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto::ring,
+};
 
 /// Long enough for a busy machine.
 const LONG: Duration = Duration::from_secs(20);
@@ -31,7 +33,8 @@ struct Open {
 
 /// Listeners for HTTP, RESP and gRPC; `change` changes what the text says.
 fn open(text: &str, auth: Auth, change: impl FnOnce(&mut Config)) -> Open {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let text = format!(
         "listen: {{ http: 127.0.0.1:0, resp: 127.0.0.1:0, grpc: 127.0.0.1:0 }}\nlog: {{ level: error }}\n{text}"
     );
@@ -115,7 +118,10 @@ fn tokens_for_checks_and_for_everything_are_asked_for() {
     let (_, text) = ask(open.http, "POST /v1/check", "", CHECK);
     assert!(text.to_ascii_lowercase().contains("www-authenticate: bearer"), "{text}");
     assert_eq!(ask(open.http, "POST /v1/check", "Authorization: Basic eDp5\r\n", CHECK).0, 401);
-    assert_eq!(ask(open.http, "POST /v1/check", "authorization: bearer check-me\r\n", CHECK).0, 200);
+    assert_eq!(
+        ask(open.http, "POST /v1/check", "authorization: bearer check-me\r\n", CHECK).0,
+        200
+    );
 
     let resp = |commands: &str| {
         let mut stream = connect(open.resp);
@@ -126,21 +132,29 @@ fn tokens_for_checks_and_for_everything_are_asked_for() {
     assert!(resp("AUTH check-mf\r\n").starts_with("-WRONGPASS"));
     assert!(resp("AUTH check-me\r\nTG.RESET k 1/s\r\n").starts_with("+OK\r\n-NOPERM"));
     assert!(resp("AUTH admin-me\r\nTG.RESET k 1/s\r\n").starts_with("+OK\r\n*5"));
-    // Commands that are read together are still answered one after the other: who has taken his word back is nobody.
+    // Commands that are read together are still answered one after the other: who has taken his
+    // word back is nobody.
     let array = |words: &[&str]| {
-        let strings: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+        let strings: String =
+            words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
         format!("*{}\r\n{strings}", words.len())
     };
     let throttle = array(&["CL.THROTTLE", "k", "15", "30", "60"]);
-    let answers = resp(&[array(&["AUTH", "check-me"]), throttle.clone(), array(&["RESET"]), throttle].concat());
-    assert!(answers.starts_with("+OK\r\n*5\r\n:0\r\n:16\r\n:15\r\n:-1\r\n:2\r\n+RESET\r\n-NOAUTH"), "{answers}");
+    let answers = resp(
+        &[array(&["AUTH", "check-me"]), throttle.clone(), array(&["RESET"]), throttle].concat(),
+    );
+    assert!(
+        answers.starts_with("+OK\r\n*5\r\n:0\r\n:16\r\n:15\r\n:-1\r\n:2\r\n+RESET\r\n-NOAUTH"),
+        "{answers}"
+    );
     assert_eq!(open.metric(r#"tidegate_refused_total{protocol="resp",reason="token"}"#), 1);
     assert!(open.metric(r#"tidegate_refused_total{protocol="http",reason="token"}"#) >= 15);
 }
 
 #[test]
 fn admin_calls_can_have_a_protocol_of_their_own() {
-    let open = open("", Auth::default(), |config| config.listen.admin = Some(([127, 0, 0, 1], 0).into()));
+    let open =
+        open("", Auth::default(), |config| config.listen.admin = Some(([127, 0, 0, 1], 0).into()));
     let admin = open.running.as_ref().unwrap().admin.unwrap();
     for (head, body, expected) in [
         ("GET /healthz", "", [200, 200]),
@@ -158,12 +172,17 @@ fn tokens_are_read_from_files() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("token");
     std::fs::write(&file, "from-a-file\n").unwrap();
-    let open = open(&format!("tokens: {{ check_file: {} }}\n", file.display()), Auth::default(), |_| {});
+    let open =
+        open(&format!("tokens: {{ check_file: {} }}\n", file.display()), Auth::default(), |_| {});
     assert_eq!(ask(open.http, "POST /v1/check", "", CHECK).0, 401);
-    assert_eq!(ask(open.http, "POST /v1/check", "Authorization: Bearer from-a-file\r\n", CHECK).0, 200);
+    assert_eq!(
+        ask(open.http, "POST /v1/check", "Authorization: Bearer from-a-file\r\n", CHECK).0,
+        200
+    );
 }
 
-/// The secret of the store comes from a file, is the one that the library means, and mistakes do not show it.
+/// The secret of the store comes from a file, is the one that the library means, and mistakes do
+/// not show it.
 #[test]
 fn the_secret_of_the_store_is_read_from_a_file() {
     const SECRET: &str = "open-sesame-0123456789";
@@ -172,17 +191,24 @@ fn the_secret_of_the_store_is_read_from_a_file() {
     let file = folder.path().join("slots");
     let write = |text: &str| std::fs::write(&file, text).unwrap();
     let config = |url: &str| {
-        let listeners = "listen: { http: 127.0.0.1:0, resp: off, grpc: off }\nlog: { level: error }\n";
-        Config::parse(&format!("{listeners}store: {url}\nstore_secret_file: {}\n", file.display()), "test").unwrap()
+        let listeners =
+            "listen: { http: 127.0.0.1:0, resp: off, grpc: off }\nlog: { level: error }\n";
+        Config::parse(
+            &format!("{listeners}store: {url}\nstore_secret_file: {}\n", file.display()),
+            "test",
+        )
+        .unwrap()
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let with = |query: &str| format!("{}?secret={query}", server.url());
     for (text, url, expected) in [
         ("sesame", server.url(), "expected 16 to 512 bytes at random, found 6"),
         (SECRET, with(SECRET), "the URL of the store brings a secret, too: expected one of them"),
     ] {
         write(text);
-        let error = runtime.block_on(start(config(&url), Options::default())).err().unwrap().to_string();
+        let error =
+            runtime.block_on(start(config(&url), Options::default())).err().unwrap().to_string();
         assert_eq!(error, format!("store_secret_file: {}: {expected}", file.display()));
     }
 
@@ -190,7 +216,8 @@ fn the_secret_of_the_store_is_read_from_a_file() {
     let running = runtime.block_on(start(config(&server.url()), Options::default())).unwrap();
     let check = r#"{"key":"k","limit":"1/h"}"#; // it stays till the end of the test
     assert_eq!(ask(running.http.unwrap(), "POST /v1/check", "", check).0, 200);
-    // Besides there are the keys by which nodes are counted and the store is probed; their scopes have a space, which no rule has.
+    // Besides there are the keys by which nodes are counted and the store is probed; their scopes
+    // have a space, which no rule has.
     let names = || {
         let all = server.command(&["KEYS", "tg1:*"]);
         all.array().iter().filter(|name| !name.text().contains("tidegate ")).count()
@@ -213,7 +240,11 @@ fn no_protocol_is_open_to_everybody_by_accident() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let certs = Certs::new();
     let tls = |ca: &str| {
-        format!("tls: {{ cert: {}, key: {}{ca} }}\n", certs.server_cert().display(), certs.server_key().display())
+        format!(
+            "tls: {{ cert: {}, key: {}{ca} }}\n",
+            certs.server_cert().display(),
+            certs.server_key().display()
+        )
     };
     let client_ca = tls(&format!(", client_ca: {}", certs.ca().display()));
     let word = |text: &str| Some(text.into());
@@ -228,10 +259,14 @@ fn no_protocol_is_open_to_everybody_by_accident() {
         for protocol in ["http", "resp", "grpc", "admin"] {
             let mut listen = String::from("listen: { ");
             for other in ["http", "resp", "grpc", "admin"] {
-                listen += &format!("{other}: {}, ", if other == protocol { "0.0.0.0:0" } else { "off" });
+                listen +=
+                    &format!("{other}: {}, ", if other == protocol { "0.0.0.0:0" } else { "off" });
             }
-            let config = Config::parse(&format!("{listen}}}\nlog: {{ level: off }}\n{more}"), "test").unwrap();
-            let started = runtime.block_on(start(config, Options { auth: auth.clone(), ..Options::default() }));
+            let config =
+                Config::parse(&format!("{listen}}}\nlog: {{ level: off }}\n{more}"), "test")
+                    .unwrap();
+            let started = runtime
+                .block_on(start(config, Options { auth: auth.clone(), ..Options::default() }));
             match started {
                 Ok(running) => {
                     assert!(may, "{protocol} with {more:?} {auth:?}");
@@ -239,15 +274,26 @@ fn no_protocol_is_open_to_everybody_by_accident() {
                 }
                 Err(error) => {
                     let error = error.to_string();
-                    assert!(!may && error.starts_with(&format!("{protocol} on 0.0.0.0:0 would be open")), "{error}");
-                    assert!(error.contains("--token-file") && error.contains("--insecure"), "{error}");
+                    assert!(
+                        !may && error
+                            .starts_with(&format!("{protocol} on 0.0.0.0:0 would be open")),
+                        "{error}"
+                    );
+                    assert!(
+                        error.contains("--token-file") && error.contains("--insecure"),
+                        "{error}"
+                    );
                 }
             }
         }
     }
 }
 
-fn secure(at: SocketAddr, certs: &Certs, with_identity: bool) -> StreamOwned<ClientConnection, TcpStream> {
+fn secure(
+    at: SocketAddr,
+    certs: &Certs,
+    with_identity: bool,
+) -> StreamOwned<ClientConnection, TcpStream> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(certs.ca()).unwrap()).unwrap();
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -256,7 +302,9 @@ fn secure(at: SocketAddr, certs: &Certs, with_identity: bool) -> StreamOwned<Cli
         .with_root_certificates(roots);
     let config = if with_identity {
         let chain = vec![CertificateDer::from_pem_file(certs.client_cert()).unwrap()];
-        builder.with_client_auth_cert(chain, PrivateKeyDer::from_pem_file(certs.client_key()).unwrap()).unwrap()
+        builder
+            .with_client_auth_cert(chain, PrivateKeyDer::from_pem_file(certs.client_key()).unwrap())
+            .unwrap()
     } else {
         builder.with_no_client_auth()
     };
@@ -267,13 +315,17 @@ fn secure(at: SocketAddr, certs: &Certs, with_identity: bool) -> StreamOwned<Cli
 /// What a listener answers through TLS: `healthz` or a PING, by whether it is HTTP.
 fn secure_answer(at: SocketAddr, certs: &Certs, with_identity: bool, http: bool) -> String {
     let mut stream = secure(at, certs, with_identity);
-    let question =
-        if http { "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" } else { "PING\r\nQUIT\r\n" };
+    let question = if http {
+        "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    } else {
+        "PING\r\nQUIT\r\n"
+    };
     let _ = stream.write_all(question.as_bytes());
     all(&mut stream)
 }
 
-/// Whether the listener for gRPC greets through TLS: HTTP/2 begins with a frame of settings from both sides.
+/// Whether the listener for gRPC greets through TLS: HTTP/2 begins with a frame of settings from
+/// both sides.
 fn greets(at: SocketAddr, certs: &Certs, with_identity: bool) -> bool {
     let mut stream = secure(at, certs, with_identity);
     let _ = stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
@@ -285,7 +337,11 @@ fn greets(at: SocketAddr, certs: &Certs, with_identity: bool) -> bool {
 fn every_protocol_speaks_tls_and_can_ask_for_certificates() {
     let certs = Certs::new();
     let text = |ca: &str| {
-        format!("tls: {{ cert: {}, key: {}{ca} }}\n", certs.server_cert().display(), certs.server_key().display())
+        format!(
+            "tls: {{ cert: {}, key: {}{ca} }}\n",
+            certs.server_cert().display(),
+            certs.server_key().display()
+        )
     };
     {
         let open = open(&text(""), Auth::default(), |_| {});
@@ -300,7 +356,8 @@ fn every_protocol_speaks_tls_and_can_ask_for_certificates() {
             open.metric(r#"tidegate_refused_total{protocol="resp",reason="tls"}"#) == 1
         });
     }
-    let open = open(&text(&format!(", client_ca: {}", certs.ca().display())), Auth::default(), |_| {});
+    let open =
+        open(&text(&format!(", client_ca: {}", certs.ca().display())), Auth::default(), |_| {});
     assert!(secure_answer(open.http, &certs, true, true).starts_with("HTTP/1.1 200"));
     assert_eq!(secure_answer(open.resp, &certs, true, false), "+PONG\r\n+OK\r\n");
     assert_eq!(secure_answer(open.http, &certs, false, true), "");
@@ -317,7 +374,11 @@ fn certificates_change_without_dropping_anybody_and_bad_ones_change_nothing() {
         std::fs::copy(from.server_cert(), &cert).unwrap();
     };
     put(&certs);
-    let text = format!("tls: {{ cert: {}, key: {} }}\nlog: {{ level: off }}\n", cert.display(), key.display());
+    let text = format!(
+        "tls: {{ cert: {}, key: {} }}\nlog: {{ level: off }}\n",
+        cert.display(),
+        key.display()
+    );
     let open = open(&text.replace("log: { level: off }\n", ""), Auth::default(), |_| {});
     let mut old = secure(open.resp, &certs, false);
     old.write_all(b"PING\r\n").unwrap();
@@ -329,7 +390,11 @@ fn certificates_change_without_dropping_anybody_and_bad_ones_change_nothing() {
         secure_answer(open.http, &next, false, true).starts_with("HTTP/1.1 200")
     });
     assert_eq!(secure_answer(open.resp, &next, false, false), "+PONG\r\n+OK\r\n");
-    assert_eq!(secure_answer(open.http, &certs, false, true), "", "the old authority does not vouch for it");
+    assert_eq!(
+        secure_answer(open.http, &certs, false, true),
+        "",
+        "the old authority does not vouch for it"
+    );
     old.write_all(b"PING\r\n").unwrap();
     old.read_exact(&mut pong).unwrap();
     assert_eq!(&pong, b"+PONG\r\n", "who was there is served on");
@@ -337,7 +402,10 @@ fn certificates_change_without_dropping_anybody_and_bad_ones_change_nothing() {
     std::fs::write(&cert, "not a certificate").unwrap();
     let failed = r#"tidegate_reloads_total{what="certificates",result="failed"}"#;
     wait_until("the bad file is noticed", LONG, || open.metric(failed) >= 1);
-    assert!(secure_answer(open.http, &next, false, true).starts_with("HTTP/1.1 200"), "the last good one stays");
+    assert!(
+        secure_answer(open.http, &next, false, true).starts_with("HTTP/1.1 200"),
+        "the last good one stays"
+    );
     assert!(open.metric(r#"tidegate_reloads_total{what="certificates",result="ok"}"#) >= 1);
 }
 
@@ -348,7 +416,9 @@ fn heads_and_targets_have_a_size() {
     assert_eq!((target(1000), target(8191), target(8192)), (404, 404, 414));
     let header = |count: usize| ask(open.http, "GET /healthz", &"X-A: b\r\n".repeat(count), "").0;
     assert_eq!((header(90), header(101)), (200, 431));
-    let long = |length: usize| ask(open.http, "GET /healthz", &format!("X-A: {}\r\n", "b".repeat(length)), "").0;
+    let long = |length: usize| {
+        ask(open.http, "GET /healthz", &format!("X-A: {}\r\n", "b".repeat(length)), "").0
+    };
     assert_eq!((long(20_000), long(40_000)), (200, 431));
 }
 
@@ -359,16 +429,20 @@ fn whoever_is_slow_is_let_go_and_others_are_served() {
         config.bounds.idle = Duration::from_secs(2);
     });
     let begin = Instant::now();
-    // A head that does not end, bytes that drip, a body that does not come, a command that does not end.
+    // A head that does not end, bytes that drip, a body that does not come, a command that does not
+    // end.
     let mut head = connect(open.http);
     head.write_all(b"GET /healthz HTTP/1.1\r\nHost:").unwrap();
     let mut body = connect(open.http);
-    body.write_all(b"POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{").unwrap();
+    body.write_all(b"POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
+        .unwrap();
     let mut command = connect(open.resp);
     command.write_all(b"*1\r\n$4\r\nPI").unwrap();
     let mut drip = connect(open.http);
     let dripping = std::thread::spawn(move || {
-        for byte in b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-A: ".iter().chain(b"a".iter().cycle().take(10_000))
+        for byte in b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-A: "
+            .iter()
+            .chain(b"a".iter().cycle().take(10_000))
         {
             if drip.write_all(&[*byte]).is_err() {
                 return true;
@@ -379,7 +453,10 @@ fn whoever_is_slow_is_let_go_and_others_are_served() {
     });
     assert_eq!(all(&mut head), "");
     let answered = all(&mut body);
-    assert!(answered.starts_with("HTTP/1.1 408") && answered.contains("connection: close"), "{answered}");
+    assert!(
+        answered.starts_with("HTTP/1.1 408") && answered.contains("connection: close"),
+        "{answered}"
+    );
     assert!(!all(&mut command).contains("PONG"));
     assert!(dripping.join().unwrap(), "dripping bytes does not keep a connection");
     assert!(begin.elapsed() < LONG);
@@ -411,7 +488,10 @@ fn a_head_of_http_2_and_its_preface_take_no_longer_than_a_head_of_http_1() {
     patient.write_all(OPENING).unwrap();
     let begun: [(&str, Vec<u8>); 7] = [
         ("a method that is the beginning of the preface", b"PRI ".to_vec()),
-        ("a request whose method is PRI", b"PRI /x HTTP/1.1\r\nHost: x\r\nX-Long: aaaaaaaaaaaaaaaaa".to_vec()),
+        (
+            "a request whose method is PRI",
+            b"PRI /x HTTP/1.1\r\nHost: x\r\nX-Long: aaaaaaaaaaaaaaaaa".to_vec(),
+        ),
         ("most of the preface", OPENING[..23].to_vec()),
         ("a part of the first frame", OPENING[..OPENING.len() - 1].to_vec()),
         ("a part of HEADERS", [OPENING, &whole[..12]].concat()),
@@ -424,7 +504,8 @@ fn a_head_of_http_2_and_its_preface_take_no_longer_than_a_head_of_http_1() {
         stream.write_all(bytes).unwrap();
         let ended = stream.read_to_end(&mut Vec::new());
         assert!(
-            ended.is_ok() || ended.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset),
+            ended.is_ok()
+                || ended.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset),
             "{name}"
         );
         wait_until(name, LONG, || open.metric(slow) == number);
@@ -454,15 +535,19 @@ fn a_head_of_http_2_and_its_preface_take_no_longer_than_a_head_of_http_1() {
 
 #[test]
 fn whoever_does_not_read_is_let_go() {
-    let open = open("", Auth::default(), |config| config.bounds.patience = Duration::from_millis(400));
+    let open =
+        open("", Auth::default(), |config| config.bounds.patience = Duration::from_millis(400));
     let mut greedy = connect(open.http);
     greedy.set_write_timeout(Some(LONG)).unwrap();
-    // Answers pile up until nothing can be sent; then nothing is read either, and in the end the connection is closed.
+    // Answers pile up until nothing can be sent; then nothing is read either, and in the end the
+    // connection is closed.
     let many =
         "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Length: 28\r\n\r\n{\"key\":\"k\",\"limit\":\"1000/s\"}"
             .repeat(100);
     while greedy.write_all(many.as_bytes()).is_ok() {}
-    wait_until("it is counted", LONG, || open.metric(r#"tidegate_refused_total{protocol="http",reason="slow"}"#) == 1);
+    wait_until("it is counted", LONG, || {
+        open.metric(r#"tidegate_refused_total{protocol="http",reason="slow"}"#) == 1
+    });
     assert_eq!(ask(open.http, "POST /v1/check", "", CHECK).0, 200);
     attacks_held("slow", 1);
 }
@@ -472,17 +557,25 @@ fn whoever_sends_frames_about_nothing_waits_and_others_do_not() {
     let open = open("", Auth::default(), |_| {});
     let ping = [0, 0, 8, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     // GET /healthz of x.
-    let request = [&[0, 0, 15, 1, 5, 0, 0, 0, 1, 0x82, 0x86, 0x01, 1, b'x', 0x04, 8][..], b"/healthz"].concat();
+    let request =
+        [&[0, 0, 15, 1, 5, 0, 0, 0, 1, 0x82, 0x86, 0x01, 1, b'x', 0x04, 8][..], b"/healthz"]
+            .concat();
     let mut flood = connect(open.http);
     flood
         .write_all(
-            &[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0", &ping.repeat(2500)[..], &request].concat(),
+            &[
+                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",
+                &ping.repeat(2500)[..],
+                &request,
+            ]
+            .concat(),
         )
         .unwrap();
     let begin = Instant::now();
     assert_eq!(ask(open.http, "POST /v1/check", "", CHECK).0, 200);
     let others = begin.elapsed();
-    // Every ping is answered, at a thousand a second once a thousand have been answered, and then the request.
+    // Every ping is answered, at a thousand a second once a thousand have been answered, and then
+    // the request.
     let (mut pongs, mut head) = (0, [0; 9]);
     loop {
         flood.read_exact(&mut head).unwrap();
@@ -499,7 +592,9 @@ fn whoever_sends_frames_about_nothing_waits_and_others_do_not() {
     assert!(took > Duration::from_millis(1400), "it had to wait: {took:?}");
     assert!(others < took, "others had not: {others:?}");
     drop(flood);
-    wait_until("it is counted", LONG, || open.metric(r#"tidegate_refused_total{protocol="http",reason="flood"}"#) == 1);
+    wait_until("it is counted", LONG, || {
+        open.metric(r#"tidegate_refused_total{protocol="http",reason="flood"}"#) == 1
+    });
 }
 
 /// Every request is taken back at once, until the server has enough of it.
@@ -511,11 +606,15 @@ fn whoever_misuses_his_connection_is_told_and_keeps_his_place_for_a_while() {
         let head = [0, 0, 15, 1, 5, 0, 0, high, id, 0x82, 0x86, 0x01, 1, b'x', 0x04, 8];
         [&head[..], b"/healthz", &[0, 0, 4, 3, 0, 0, 0, high, id, 0, 0, 0, 8]].concat()
     };
-    let resets: Vec<u8> =
-        (0..200_u16).flat_map(|n| [2 * n + 1].map(u16::to_be_bytes)).flat_map(|[high, id]| reset(id, high)).collect();
+    let resets: Vec<u8> = (0..200_u16)
+        .flat_map(|n| [2 * n + 1].map(u16::to_be_bytes))
+        .flat_map(|[high, id]| reset(id, high))
+        .collect();
     let misuse = || {
         let mut stream = connect(open.http);
-        let _ = stream.write_all(&[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0", &resets[..]].concat());
+        let _ = stream.write_all(
+            &[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0", &resets[..]].concat(),
+        );
         let mut head = [0; 9];
         loop {
             stream.read_exact(&mut head).unwrap();
@@ -533,7 +632,9 @@ fn whoever_misuses_his_connection_is_told_and_keeps_his_place_for_a_while() {
     assert!(matches!(first.read(&mut [0; 64]), Ok(0) | Err(_)), "and then nothing");
     let took = begin.elapsed();
     assert!(took > Duration::from_millis(900), "it ended after a while: {took:?}");
-    wait_until("its place is free", LONG, || open.metric("tidegate_connections{protocol=\"http\"}") == 0);
+    wait_until("its place is free", LONG, || {
+        open.metric("tidegate_connections{protocol=\"http\"}") == 0
+    });
     // Whoever does not wait has no place left, although he is no longer there.
     let mut here = connect(open.http);
     let ask = |stream: &mut TcpStream| {
@@ -556,8 +657,11 @@ fn connections_are_bounded_and_those_who_are_here_are_served() {
     });
     for at in [open.http, open.resp] {
         let ask = |stream: &mut TcpStream| {
-            let question: &[u8] =
-                if at == open.http { b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" } else { b"PING\r\n" };
+            let question: &[u8] = if at == open.http {
+                b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            } else {
+                b"PING\r\n"
+            };
             let mut byte = [0; 512];
             stream.write_all(question).is_ok() && matches!(stream.read(&mut byte), Ok(1..))
         };
@@ -569,7 +673,9 @@ fn connections_are_bounded_and_those_who_are_here_are_served() {
         drop((here, more));
         wait_until("others find a place", LONG, || ask(&mut connect(at)));
     }
-    assert!(open.metric(r#"tidegate_refused_total{protocol="http",reason="full_for_address"}"#) >= 10);
+    assert!(
+        open.metric(r#"tidegate_refused_total{protocol="http",reason="full_for_address"}"#) >= 10
+    );
 }
 
 #[test]
@@ -580,18 +686,30 @@ fn ambiguous_requests_are_refused() {
             "two lengths",
             "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}}",
         ),
-        ("an odd length", "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Length: +2\r\n\r\n{}"),
+        (
+            "an odd length",
+            "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Length: +2\r\n\r\n{}",
+        ),
         ("a folded header", "GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-A: a\r\n b\r\n\r\n"),
         ("a space before the colon", "GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-A : a\r\n\r\n"),
-        ("an unknown coding", "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n{}"),
-        ("a bad chunk", "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n"),
+        (
+            "an unknown coding",
+            "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n{}",
+        ),
+        (
+            "a bad chunk",
+            "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n",
+        ),
         ("a NUL", "GET /healthz\0 HTTP/1.1\r\nHost: localhost\r\n\r\n"),
     ] {
         let mut stream = connect(open.http);
         stream.write_all(head.as_bytes()).unwrap();
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let text = all(&mut stream);
-        assert!(text.is_empty() || text.starts_with("HTTP/1.1 400"), "{name} was answered with {text:?}");
+        assert!(
+            text.is_empty() || text.starts_with("HTTP/1.1 400"),
+            "{name} was answered with {text:?}"
+        );
     }
     // A length beside chunks: the chunks count, and nothing after them is taken for a request.
     let mut stream = connect(open.http);
@@ -604,19 +722,25 @@ fn ambiguous_requests_are_refused() {
 
 #[test]
 fn a_request_that_panics_is_our_mistake_and_nobody_elses() {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let router = axum::Router::new()
         .route("/panic", axum::routing::get(|| async { panic!("on purpose") as &'static str }))
         .route("/", axum::routing::get(|| async { "fine" }));
     let observer = Observer::default();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let at = listener.local_addr().unwrap();
-    let entrance = Entrance::new(Protocol::Http, listener, None, Bounds::default(), observer.clone());
+    let entrance =
+        Entrance::new(Protocol::Http, listener, None, Bounds::default(), observer.clone());
     let guard = Arc::new(Guard::new(Auth::default()));
-    let hall = Hall::new(router, Protocol::Http, guard, Bounds::default(), observer.clone(), |_| May::Check);
+    let hall =
+        Hall::new(router, Protocol::Http, guard, Bounds::default(), observer.clone(), |_| {
+            May::Check
+        });
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let down = stopped.clone();
-    let served = runtime.spawn(entrance.receive(stopped, move |visitor| hall.clone().talk(visitor, down.clone())));
+    let served = runtime
+        .spawn(entrance.receive(stopped, move |visitor| hall.clone().talk(visitor, down.clone())));
     let mut stream = connect(at);
     stream
         .write_all(b"GET /panic HTTP/1.1\r\nHost: localhost\r\n\r\nGET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")

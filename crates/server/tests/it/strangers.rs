@@ -1,5 +1,6 @@
-//! What clients of the proxy and of gateways read when they are denied: which policies denied and when to try again, and nothing about other rules, rules in shadow mode
-//! or the store. Callers of the check API read the whole decision.
+//! What clients of the proxy and of gateways read when they are denied: which policies denied and
+//! when to try again, and nothing about other rules, rules in shadow mode or the store. Callers of
+//! the check API read the whole decision.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -23,7 +24,8 @@ rules:
   - { name: costly, when: { path: /costly }, mode: shadow, limit: 9/min, cost: { from: header.x-cost, max: 9 } }
 ";
 
-/// What no client may read that `per-user` denies: names and numbers of other limits, members of a decision, where the store is.
+/// What no client may read that `per-user` denies: names and numbers of other limits, members of a
+/// decision, where the store is.
 const SECRETS: [&str; 14] = [
     "everyone",
     "4242",
@@ -82,14 +84,18 @@ pub(crate) fn question(path: &str, headers: &str) -> String {
     )
 }
 
-/// The same request by every way that a client can come: the fast path of the proxy, hyper, a gateway.
+/// The same request by every way that a client can come: the fast path of the proxy, hyper, a
+/// gateway.
 fn by_every_way(listeners: &Listeners, path: &str, headers: &str) -> Vec<Answer> {
     ["", "connection: close\r\n", "gateway"]
         .into_iter()
         .map(|way| {
             let (mut client, text) = match way {
                 "gateway" => (listeners.http(), question(path, headers)),
-                way => (listeners.proxy(), format!("GET {path} HTTP/1.1\r\nhost: a\r\n{way}{headers}\r\n")),
+                way => (
+                    listeners.proxy(),
+                    format!("GET {path} HTTP/1.1\r\nhost: a\r\n{way}{headers}\r\n"),
+                ),
             };
             client.send(&text);
             client.receive().unwrap()
@@ -101,7 +107,8 @@ fn by_every_way(listeners: &Listeners, path: &str, headers: &str) -> Vec<Answer>
 fn no_answer_to_a_denied_client_names_another_rule() {
     for headers in ["[draft-10, github]", "[draft-7]", "[github]", "[none]"] {
         for denial in ["problem", "json", "text"] {
-            let listeners = listeners(&format!("http: {{ headers: {headers}, denial: {denial} }}\n"));
+            let listeners =
+                listeners(&format!("http: {{ headers: {headers}, denial: {denial} }}\n"));
             for answer in by_every_way(&listeners, "/", "x-user: ann\r\n").iter().take(2) {
                 let whole = format!("{}{}", answer.head, answer.body);
                 assert!(answer.status < 300 && !whole.contains("trial"), "{answer:?}");
@@ -135,8 +142,7 @@ fn callers_of_the_check_api_read_the_whole_decision() {
     ] {
         assert!(answer.body.contains(told), "{told}: {answer:?}");
     }
-    let policy =
-        r#"ratelimit-policy: "per-user 2/m";q=2;w=60, "per-user 7777/h";q=7777;w=3600, "everyone";q=4242;w=60"#;
+    let policy = r#"ratelimit-policy: "per-user 2/m";q=2;w=60, "per-user 7777/h";q=7777;w=3600, "everyone";q=4242;w=60"#;
     assert!(answer.head.contains(policy), "{answer:?}");
 }
 
@@ -161,7 +167,11 @@ fn a_rule_that_lets_nothing_pass_answers_403_unless_it_says_429() {
             let head = answer.head.to_ascii_lowercase();
             assert!(!head.contains("ratelimit") && !head.contains("retry-after"), "{answer:?}");
             let body: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
-            assert_eq!((&body["title"], &body["status"]), (&title.into(), &status.into()), "{answer:?}");
+            assert_eq!(
+                (&body["title"], &body["status"]),
+                (&title.into(), &status.into()),
+                "{answer:?}"
+            );
             assert_eq!(body["violated-policies"], serde_json::json!([&path[1..]]), "{answer:?}");
         }
     }
@@ -176,12 +186,19 @@ fn deny_status_without_limit_deny_is_an_error() {
                 "rule a: deny_status is for `limit: deny` or `missing: deny`, which this rule and its overrides do not have: remove it",
             ),
         ),
-        ("{ name: a, limit: deny, deny_status: 401 }", Some("deny_status is \"401\": expected 403 or 429")),
+        (
+            "{ name: a, limit: deny, deny_status: 401 }",
+            Some("deny_status is \"401\": expected 403 or 429"),
+        ),
         ("{ name: a, limit: deny, deny_status: 429 }", None),
         ("{ name: a, by: [user], missing: deny, limit: 1/s, deny_status: 429 }", None),
-        ("{ name: a, limit: 1/s, overrides: [{ when: { ip: \"::1\" }, limit: deny }], deny_status: 429 }", None),
+        (
+            "{ name: a, limit: 1/s, overrides: [{ when: { ip: \"::1\" }, limit: deny }], deny_status: 429 }",
+            None,
+        ),
     ] {
-        let read = Config::parse(&format!("rules:\n  - {rule}\n"), "test").map_err(|error| error.to_string());
+        let read = Config::parse(&format!("rules:\n  - {rule}\n"), "test")
+            .map_err(|error| error.to_string());
         match (read, expected) {
             (Ok(_), None) => {}
             (Err(error), Some(expected)) => {
@@ -208,16 +225,25 @@ rules:
             answer.body,
             r#"{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"The rate limiter has no answer. Try again in 1 second."}"#
         );
-        assert!(!answer.head.contains("ratelimit") && !answer.head.contains("tidegate-mode"), "{answer:?}");
+        assert!(
+            !answer.head.contains("ratelimit") && !answer.head.contains("tidegate-mode"),
+            "{answer:?}"
+        );
     }
     // A rule that is enforced locally denies as always; only callers of the check API read by whom.
     for answer in (0..2).flat_map(|_| by_every_way(&listeners, "/all", "")) {
         assert!(!answer.head.contains("tidegate-mode"), "{answer:?}");
     }
     let answers = by_every_way(&listeners, "/all", "");
-    assert!(answers.iter().all(|answer| answer.status == 429 && !answer.head.contains("mode")), "{answers:?}");
+    assert!(
+        answers.iter().all(|answer| answer.status == 429 && !answer.head.contains("mode")),
+        "{answers:?}"
+    );
     let answer = listeners.http().post("/v1/check", r#"{"attributes":{"path":"/all"}}"#);
-    assert!(answer.status == 429 && answer.head.contains("x-tidegate-mode: fallback"), "{answer:?}");
+    assert!(
+        answer.status == 429 && answer.head.contains("x-tidegate-mode: fallback"),
+        "{answer:?}"
+    );
     let answer = listeners.http().post("/v1/check", r#"{"attributes":{"path":"/strict"}}"#);
     assert!(answer.status == 429 && answer.body.contains(r#""source":"fallback""#), "{answer:?}");
 }
@@ -226,12 +252,17 @@ rules:
 #[test]
 fn an_error_of_the_store_is_for_the_log() {
     let builder = tidegate::Redis::builder("redis://127.0.0.1:1/".parse().unwrap());
-    let listeners =
-        Listeners::in_redis("trusted_proxies: [127.0.0.1]\nrules: [{ name: all, limit: 5/min }]\n", builder);
+    let listeners = Listeners::in_redis(
+        "trusted_proxies: [127.0.0.1]\nrules: [{ name: all, limit: 5/min }]\n",
+        builder,
+    );
     let mut gateway = listeners.http();
     gateway.send(&question("/", ""));
     let answer = gateway.receive().unwrap();
-    assert!(answer.status == 503 && answer.body.contains("The rate limiter has no answer."), "{answer:?}");
+    assert!(
+        answer.status == 503 && answer.body.contains("The rate limiter has no answer."),
+        "{answer:?}"
+    );
     assert!(!answer.body.contains("127.0.0.1") && !answer.body.contains("store"), "{answer:?}");
     let answer = listeners.http().post("/v1/check", r#"{"attributes":{}}"#);
     assert!(answer.status == 503 && answer.body.contains("the store did not answer"), "{answer:?}");
@@ -242,7 +273,9 @@ fn a_mistake_of_a_client_names_no_rule() {
     for answer in by_every_way(&listeners(""), "/costly", "x-user: ann\r\nx-cost: much\r\n") {
         assert_eq!(answer.status, 400, "{answer:?}");
         assert!(
-            answer.body.ends_with(r#""detail":"header.x-cost is \"much\": expected a whole number"}"#),
+            answer
+                .body
+                .ends_with(r#""detail":"header.x-cost is \"much\": expected a whole number"}"#),
             "{answer:?}"
         );
     }

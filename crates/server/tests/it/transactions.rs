@@ -50,8 +50,12 @@ fn a_transaction_is_answered_as_redis_does() {
     let (mut own, mut redis) = (listeners.resp(), server.client().unwrap());
     for client in [&mut own, &mut redis] {
         ask(client, "MULTI");
-        assert!(matches!(ask(client, "NOPE a"), Reply::Error(text) if text.starts_with("ERR unknown command 'NOPE'")));
-        assert!(matches!(ask(client, "EXEC"), Reply::Error(text) if text.starts_with("EXECABORT ")));
+        assert!(
+            matches!(ask(client, "NOPE a"), Reply::Error(text) if text.starts_with("ERR unknown command 'NOPE'"))
+        );
+        assert!(
+            matches!(ask(client, "EXEC"), Reply::Error(text) if text.starts_with("EXECABORT "))
+        );
     }
 }
 
@@ -64,12 +68,20 @@ fn checks_in_a_transaction_are_decided_in_order_when_it_runs() {
     for _ in 0..2 {
         assert_eq!(ask(&mut client, check), Reply::Text("QUEUED".into()));
     }
-    assert_eq!(numbers(&ask(&mut other, check)), [1, 3, 2, 0, 20_000], "nothing was charged by queuing");
-    for line in [check, throttle, throttle, throttle, "TG.RULES ip 192.0.2.7", "TG.CHECK k 3/fortnight"] {
+    assert_eq!(
+        numbers(&ask(&mut other, check)),
+        [1, 3, 2, 0, 20_000],
+        "nothing was charged by queuing"
+    );
+    for line in
+        [check, throttle, throttle, throttle, "TG.RULES ip 192.0.2.7", "TG.CHECK k 3/fortnight"]
+    {
         assert_eq!(ask(&mut client, line), Reply::Text("QUEUED".into()));
     }
     let answers = ask(&mut client, "EXEC");
-    let [first, second, third, throttled @ .., ruled, wrong] = answers.array() else { panic!("{answers:?}") };
+    let [first, second, third, throttled @ .., ruled, wrong] = answers.array() else {
+        panic!("{answers:?}")
+    };
     assert_eq!(numbers(first), [1, 3, 1, 0, 40_000]);
     assert_eq!(numbers(second), [1, 3, 0, 0, 60_000]);
     assert_eq!(numbers(third), [0, 3, 0, 20_000, 60_000]);
@@ -96,12 +108,16 @@ fn a_large_transaction_is_answered_in_turns_and_one_too_large_is_refused() {
         }
         let executed = ask(&mut client, "EXEC");
         if most == MAX_QUEUED_COMMANDS {
-            let allowed: Vec<i64> = executed.array().iter().map(|answer| answer.array()[0].int()).collect();
+            let allowed: Vec<i64> =
+                executed.array().iter().map(|answer| answer.array()[0].int()).collect();
             assert_eq!((allowed.len(), refused), (MAX_QUEUED_COMMANDS, 0));
             assert_eq!(allowed.iter().sum::<i64>(), 9000);
             assert!(allowed.is_sorted_by(|one, next| one >= next), "in order");
         } else {
-            assert!(matches!(&executed, Reply::Error(text) if text.starts_with("EXECABORT ")), "{executed:?}");
+            assert!(
+                matches!(&executed, Reply::Error(text) if text.starts_with("EXECABORT ")),
+                "{executed:?}"
+            );
             assert_eq!(refused, 1, "said once");
         }
     }
@@ -110,8 +126,12 @@ fn a_large_transaction_is_answered_in_turns_and_one_too_large_is_refused() {
     for _ in 0..MAX_QUEUED_BYTES / MAX_COMMAND_BYTES {
         assert_eq!(client.command(&["ECHO", &long]).unwrap(), Reply::Text("QUEUED".into()));
     }
-    assert!(matches!(client.command(&["ECHO", &long]).unwrap(), Reply::Error(text) if text.contains("1048576 bytes")));
-    assert!(matches!(ask(&mut client, "EXEC"), Reply::Error(text) if text.starts_with("EXECABORT ")));
+    assert!(
+        matches!(client.command(&["ECHO", &long]).unwrap(), Reply::Error(text) if text.contains("1048576 bytes"))
+    );
+    assert!(
+        matches!(ask(&mut client, "EXEC"), Reply::Error(text) if text.starts_with("EXECABORT "))
+    );
     assert_eq!(ask(&mut client, "PING"), Reply::Text("PONG".into()));
 }
 
@@ -119,5 +139,8 @@ fn a_large_transaction_is_answered_in_turns_and_one_too_large_is_refused() {
 fn watch_says_that_there_is_nothing_to_watch() {
     let listeners = Listeners::in_memory("");
     let answer = ask(&mut listeners.resp(), "WATCH key");
-    assert!(matches!(&answer, Reply::Error(text) if text.starts_with("ERR WATCH is not supported: ")), "{answer:?}");
+    assert!(
+        matches!(&answer, Reply::Error(text) if text.starts_with("ERR WATCH is not supported: ")),
+        "{answer:?}"
+    );
 }

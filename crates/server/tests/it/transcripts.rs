@@ -1,7 +1,9 @@
-//! Every transcript, through the listeners for HTTP and RESP, over a memory and over real servers: the same decisions, with the same numbers.
+//! Every transcript, through the listeners for HTTP and RESP, over a memory and over real servers:
+//! the same decisions, with the same numbers.
 //!
-//! Beside the listeners a memory of its own decides every line. What the transcript expects is compared with that decision, and every number
-//! that a listener shows, also those that the transcript does not mention, must be the one of that decision.
+//! Beside the listeners a memory of its own decides every line. What the transcript expects is
+//! compared with that decision, and every number that a listener shows, also those that the
+//! transcript does not mention, must be the one of that decision.
 
 use std::fs;
 use std::path::Path;
@@ -37,7 +39,8 @@ impl Asker {
     fn differs(&mut self, ask: &Ask<'_>, decision: &Decision) -> Option<String> {
         match self {
             Asker::Http(http) => {
-                let mut body = serde_json::json!({"key": ask.key, "limit": ask.limit, "cost": ask.cost});
+                let mut body =
+                    serde_json::json!({"key": ask.key, "limit": ask.limit, "cost": ask.cost});
                 if let Some(id) = ask.id {
                     body["id"] = id.into();
                 }
@@ -48,16 +51,28 @@ impl Asker {
                 let said: Value = serde_json::from_str(&answer.body).unwrap();
                 let expected = (if decision.allowed() { 200 } else { 429 }, in_json(decision));
                 let found = (answer.status, members(&said));
-                let charges: Vec<_> = said["charges"].as_array().into_iter().flatten().map(members).collect();
+                let charges: Vec<_> =
+                    said["charges"].as_array().into_iter().flatten().map(members).collect();
                 let own: Vec<_> = decision.charges().iter().map(verdict_in_json).collect();
                 (found != expected || charges != own || said["t_us"] != decision.at().as_micros())
-                    .then(|| format!("HTTP: {ask:?} answered {} {}: expected {decision:?}", answer.status, answer.body))
+                    .then(|| {
+                        format!(
+                            "HTTP: {ask:?} answered {} {}: expected {decision:?}",
+                            answer.status, answer.body
+                        )
+                    })
             }
             Asker::Resp(client) => {
-                let mut words = vec![format!("TG.{}", ask.verb.to_uppercase()), ask.key.into(), ask.limit.into()];
+                let mut words = vec![
+                    format!("TG.{}", ask.verb.to_uppercase()),
+                    ask.key.into(),
+                    ask.limit.into(),
+                ];
                 words.extend(["COST".into(), ask.cost.to_string()]);
                 for (name, number) in [("RESERVED", ask.reserved), ("ID", ask.id)] {
-                    words.extend(number.into_iter().flat_map(|number| [name.into(), number.to_string()]));
+                    words.extend(
+                        number.into_iter().flat_map(|number| [name.into(), number.to_string()]),
+                    );
                 }
                 let reply = client.command(&words).unwrap();
                 let expected = in_resp(decision, ask);
@@ -65,7 +80,8 @@ impl Asker {
                     return Some(format!("RESP: {words:?} answered {reply:?}"));
                 };
                 let found: Vec<i64> = found.iter().map(tidegate_testkit::Reply::int).collect();
-                (found != expected).then(|| format!("RESP: {words:?} answered {found:?}: expected {expected:?}"))
+                (found != expected)
+                    .then(|| format!("RESP: {words:?} answered {found:?}: expected {expected:?}"))
             }
         }
     }
@@ -104,8 +120,13 @@ fn in_resp(decision: &Decision, ask: &Ask<'_>) -> Vec<i64> {
         retry => whole(retry.micros().unwrap().div_ceil(1000)),
     };
     let reset = whole(decision.binding().reset_after_us.div_ceil(1000));
-    let mut numbers =
-        vec![i64::from(decision.allowed()), whole(decision.amount()), whole(decision.remaining()), retry, reset];
+    let mut numbers = vec![
+        i64::from(decision.allowed()),
+        whole(decision.amount()),
+        whole(decision.remaining()),
+        retry,
+        reset,
+    ];
     match ask.verb {
         "take" | "refund" | "settle" | "release" => numbers.push(whole(decision.granted())),
         "reserve" | "lease" => numbers.push(whole(ask.id.unwrap())),
@@ -140,41 +161,60 @@ impl Beside {
     }
 }
 
-/// Replays every transcript. Each limit of each has keys of its own, so one store serves them all; a listener is as good as the other
-/// only if each has its own store, so `listeners` makes them.
+/// Replays every transcript. Each limit of each has keys of its own, so one store serves them all;
+/// a listener is as good as the other only if each has its own store, so `listeners` makes them.
 fn every_transcript_holds(listeners: impl Fn(&str) -> Listeners) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/transcripts");
-    let mut files: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut files: Vec<_> =
+        fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "txt"));
     files.sort();
     assert!(!files.is_empty(), "there are no transcripts in {}", folder.display());
     let mut wrong = Vec::new();
     for protocol in ["http", "resp"] {
         let listeners = listeners(protocol);
-        let mut asker = if protocol == "http" { Asker::Http(listeners.http()) } else { Asker::Resp(listeners.resp()) };
+        let mut asker = if protocol == "http" {
+            Asker::Http(listeners.http())
+        } else {
+            Asker::Resp(listeners.resp())
+        };
         let beside = Beside::new();
         let mut stories = 0;
         for file in &files {
             let name = file.file_name().unwrap().to_string_lossy();
             let text = fs::read_to_string(file).unwrap();
-            let lines: Vec<Line<'_>> = text.lines().map(|line| Line::parse(line, 1).unwrap()).collect();
-            for limit in
-                lines.iter().filter_map(|line| if let Line::Limit { text, .. } = line { Some(*text) } else { None })
-            {
+            let lines: Vec<Line<'_>> =
+                text.lines().map(|line| Line::parse(line, 1).unwrap()).collect();
+            for limit in lines.iter().filter_map(|line| {
+                if let Line::Limit { text, .. } = line { Some(*text) } else { None }
+            }) {
                 stories += 1;
                 let limits: Limits = limit.parse().unwrap();
-                let leases = limits.iter().any(|limit| matches!(limit.algorithm(), Algorithm::Concurrent(_)));
+                let leases = limits
+                    .iter()
+                    .any(|limit| matches!(limit.algorithm(), Algorithm::Concurrent(_)));
                 for (number, line) in (1..).zip(&lines) {
                     let Line::Event(event) = line else { continue };
                     let key = format!("{stories}/{}", event.key);
                     let id = (leases && event.op != Op::Refund).then_some(number);
-                    let ask = Ask { key: &key, limit, verb: event.op.name(), cost: event.cost, reserved: None, id };
+                    let ask = Ask {
+                        key: &key,
+                        limit,
+                        verb: event.op.name(),
+                        cost: event.cost,
+                        reserved: None,
+                        id,
+                    };
                     let decision = beside.decide(event.op, &ask, event.at);
                     listeners.clock.set(event.at);
                     if let Some(Err(what)) = event.expect.map(|expect| expect.compare(&decision)) {
                         wrong.push(format!("{name}:{number}: {limit}: {what}"));
                     }
-                    wrong.extend(asker.differs(&ask, &decision).map(|what| format!("{name}:{number}: {what}")));
+                    wrong.extend(
+                        asker
+                            .differs(&ask, &decision)
+                            .map(|what| format!("{name}:{number}: {what}")),
+                    );
                 }
             }
         }
@@ -208,7 +248,11 @@ fn every_operation_is_the_same(listeners: impl Fn(&str) -> Listeners, steps: usi
     ];
     for protocol in ["http", "resp"] {
         let listeners = listeners(protocol);
-        let mut asker = if protocol == "http" { Asker::Http(listeners.http()) } else { Asker::Resp(listeners.resp()) };
+        let mut asker = if protocol == "http" {
+            Asker::Http(listeners.http())
+        } else {
+            Asker::Resp(listeners.resp())
+        };
         let beside = Beside::new();
         let mut dice = Dice(0x7469_6465_6761_7465);
         let mut at = 1_700_000_000_000_000;
@@ -218,7 +262,8 @@ fn every_operation_is_the_same(listeners: impl Fn(&str) -> Listeners, steps: usi
             let limit = LIMITS[usize::try_from(number).unwrap()];
             let (verb, op) = VERBS[usize::try_from(dice.below(VERBS.len())).unwrap()];
             let leases = limit.contains("concurrent");
-            // A lease ends by its id; nothing else can be taken out of such a limit, or given back to it.
+            // A lease ends by its id; nothing else can be taken out of such a limit, or given back
+            // to it.
             let fits = if leases {
                 matches!(verb, "check" | "peek" | "lease" | "release" | "reset")
             } else {

@@ -95,8 +95,8 @@ impl ManualClock {
         Self::default()
     }
 
-    /// A clock at the Unix epoch that moves with tokio's, which tests can pause. What it is [advanced](ManualClock::advance) by is added
-    /// to that, as when a machine has slept.
+    /// A clock at the Unix epoch that moves with tokio's, which tests can pause. What it is
+    /// [advanced](ManualClock::advance) by is added to that, as when a machine has slept.
     pub fn with_runtime() -> Self {
         let since = Some(tokio::time::Instant::now());
         ManualClock { inner: Arc::new(Manual { since, ..Manual::default() }) }
@@ -136,7 +136,10 @@ impl ManualClock {
             match self.inner.since {
                 None => moved.await,
                 // Whichever comes first: the runtime's clock or somebody who moves this one.
-                Some(_) => _ = tokio::time::timeout(Duration::from_micros(then.micros_since(now)), moved).await,
+                Some(_) => {
+                    _ = tokio::time::timeout(Duration::from_micros(then.micros_since(now)), moved)
+                        .await
+                }
             }
         }
     }

@@ -17,12 +17,13 @@ const LONGEST_US: u64 = 1_000_000;
 
 /// Wall time that never goes backwards. Clones are the same clock.
 ///
-/// It is the wall clock as it was when this clock was made, plus what has passed since on a clock that only goes forward and
-/// runs while the machine sleeps (`CLOCK_BOOTTIME`, where there is one). It does not follow later corrections of the wall
-/// clock: a step of the wall clock must neither refill a bucket nor lock anybody out.
+/// It is the wall clock as it was when this clock was made, plus what has passed since on a clock
+/// that only goes forward and runs while the machine sleeps (`CLOCK_BOOTTIME`, where there is one).
+/// It does not follow later corrections of the wall clock: a step of the wall clock must neither
+/// refill a bucket nor lock anybody out.
 ///
-/// Asking the operating system costs more than a decision, so it is asked every 5 ms at most; in between the
-/// processor's cycle counter fills in, at the speed it was last measured to run at.
+/// Asking the operating system costs more than a decision, so it is asked every 5 ms at most; in
+/// between the processor's cycle counter fills in, at the speed it was last measured to run at.
 #[derive(Clone, Debug)]
 pub struct SystemClock {
     inner: Arc<Inner>,
@@ -47,7 +48,8 @@ struct Inner {
     asked: Mutex<(u64, u64)>,
 }
 
-/// The processor's cycle counter; where there is none that is steady, whatever `quanta` finds instead.
+/// The processor's cycle counter; where there is none that is steady, whatever `quanta` finds
+/// instead.
 #[derive(Debug)]
 struct Counter {
     is_steady: bool,
@@ -115,10 +117,12 @@ impl Inner {
     fn ask(&self) -> Timestamp {
         let mut asked = self.asked.lock();
         let (count, forward) = both(&self.counter);
-        let (trusted, speed) = (self.trusted.load(Ordering::Relaxed), self.speed.load(Ordering::Relaxed));
+        let (trusted, speed) =
+            (self.trusted.load(Ordering::Relaxed), self.speed.load(Ordering::Relaxed));
         let (counted, passed_us) = (count.wrapping_sub(asked.0), forward.saturating_sub(asked.1));
         // What the counter has made others say, at most: never say less.
-        let said_us = self.answer_us.load(Ordering::Relaxed) + (counted.min(trusted).wrapping_mul(speed) >> 32);
+        let said_us = self.answer_us.load(Ordering::Relaxed)
+            + (counted.min(trusted).wrapping_mul(speed) >> 32);
         if counted < trusted {
             return Timestamp::from_micros(said_us); // somebody else has just asked
         }
@@ -127,10 +131,13 @@ impl Inner {
             return Timestamp::from_micros(now_us); // too soon to measure anything
         }
         let measured = match passed_us {
-            SHORTEST_US..=LONGEST_US if counted > passed_us && counted < 1 << 40 => (passed_us << 32) / counted,
+            SHORTEST_US..=LONGEST_US if counted > passed_us && counted < 1 << 40 => {
+                (passed_us << 32) / counted
+            }
             _ => 0,
         };
-        // A machine that slept, or a counter that was reset, shows as another speed: then begin anew.
+        // A machine that slept, or a counter that was reset, shows as another speed: then begin
+        // anew.
         let steady = speed == 0 || measured.abs_diff(speed) < speed / 64;
         let (trusted, speed) = match measured {
             0 => (0, 0),
@@ -194,7 +201,8 @@ mod tests {
                         let now = clock.now();
                         let after = clock.inner.offset_us + forward_us();
                         assert!(now >= last, "{now:?} after {last:?}");
-                        // A counter measured over 5 ms or more may be off by a little, never by a decision's worth.
+                        // A counter measured over 5 ms or more may be off by a little, never by a
+                        // decision's worth.
                         assert!(now.as_micros() + 200 >= before && now.as_micros() <= after + 200);
                         last = now;
                     }

@@ -1,6 +1,7 @@
 //! The `Authorization` header.
 
-/// The token of an `Authorization` header with the scheme `Bearer`, in any case, without white space around it.
+/// The token of an `Authorization` header with the scheme `Bearer`, in any case, without white
+/// space around it.
 ///
 /// ```
 /// use tidegate::http::bearer_token;

@@ -8,15 +8,18 @@ use super::network::{TrustedProxies, mask_v6};
 
 /// The most hops that are walked. A chain of so many trusted proxies is a mistake.
 pub const MAX_HOPS: usize = 64;
-/// One budget for addresses that have so many bits in common: a home or a server is given at least that many of its own.
+/// One budget for addresses that have so many bits in common: a home or a server is given at least
+/// that many of its own.
 pub const DEFAULT_IPV6_PREFIX: u8 = 64;
 
 /// Finds the address of the client.
 ///
-/// It is the peer's, unless the peer is a trusted proxy. Then it is the right-most address in the header which is not a trusted proxy's: the
-/// last one that somebody trusted has seen with own eyes. Whatever stands left of it may be made up, and is not looked at.
+/// It is the peer's, unless the peer is a trusted proxy. Then it is the right-most address in the
+/// header which is not a trusted proxy's: the last one that somebody trusted has seen with own
+/// eyes. Whatever stands left of it may be made up, and is not looked at.
 ///
-/// One header is believed, `X-Forwarded-For` unless told otherwise. If a request has others too, they count for nothing, whatever they say.
+/// One header is believed, `X-Forwarded-For` unless told otherwise. If a request has others too,
+/// they count for nothing, whatever they say.
 ///
 /// ```
 /// use tidegate::http::ClientIp;
@@ -57,7 +60,8 @@ pub enum Found {
     Hop,
     /// All that were forwarded are trusted; it is the left-most.
     LastHop,
-    /// Before it stands something that is not an address, so that nobody knows who was there: it is the last that can be read, or the peer's.
+    /// Before it stands something that is not an address, so that nobody knows who was there: it is
+    /// the last that can be read, or the peer's.
     Unreadable,
     /// There are more than [`MAX_HOPS`]; it is the last that was walked to.
     TooManyHops,
@@ -100,9 +104,11 @@ impl ClientIp {
         ClientIp { trusted, header, syntax: Syntax::Plain, ipv6_prefix: DEFAULT_IPV6_PREFIX }
     }
 
-    /// Believes another header: `forwarded` is read as RFC 7239 says, any other as a list of addresses, or a single one.
+    /// Believes another header: `forwarded` is read as RFC 7239 says, any other as a list of
+    /// addresses, or a single one.
     ///
-    /// It must be a header that every trusted proxy sets or adds to. One that a proxy lets through unchanged is written by the client.
+    /// It must be a header that every trusted proxy sets or adds to. One that a proxy lets through
+    /// unchanged is written by the client.
     ///
     /// # Errors
     /// If it cannot be the name of a header.
@@ -148,15 +154,19 @@ impl ClientIp {
         self.trusted.contains(peer)
     }
 
-    /// The client of a request from `peer` with these lines of [the header](ClientIp::header_name), in the order of the request.
+    /// The client of a request from `peer` with these lines of [the header](ClientIp::header_name),
+    /// in the order of the request.
     pub fn find<'a, L>(&self, peer: IpAddr, lines: L) -> Client
     where
         L: IntoIterator<Item = &'a [u8]>,
         L::IntoIter: DoubleEndedIterator,
     {
         let peer = peer.to_canonical();
-        let (ip, found) =
-            if self.trusts(peer) { self.walk(peer, lines.into_iter().rev()) } else { (peer, Found::Peer) };
+        let (ip, found) = if self.trusts(peer) {
+            self.walk(peer, lines.into_iter().rev())
+        } else {
+            (peer, Found::Peer)
+        };
         Client { ip, found, ipv6_prefix: self.ipv6_prefix }
     }
 
@@ -168,7 +178,10 @@ impl ClientIp {
             // The header need not even be looked for.
             return Client { ip: peer, found: Found::Peer, ipv6_prefix: self.ipv6_prefix };
         }
-        self.find(peer, headers.get_all(&*self.header).into_iter().map(::http::HeaderValue::as_bytes))
+        self.find(
+            peer,
+            headers.get_all(&*self.header).into_iter().map(::http::HeaderValue::as_bytes),
+        )
     }
 
     /// From the nearest hop outwards; `lines` are from the last to the first.
@@ -183,7 +196,9 @@ impl ClientIp {
                 let Some((hop, before)) = forwarded::last_hop(line, self.syntax) else {
                     return (last, Found::Unreadable);
                 };
-                let Some(address) = forwarded::address(hop, self.syntax) else { return (last, Found::Unreadable) };
+                let Some(address) = forwarded::address(hop, self.syntax) else {
+                    return (last, Found::Unreadable);
+                };
                 if !self.trusts(address) {
                     return (address, Found::Hop);
                 }
@@ -197,9 +212,10 @@ impl ClientIp {
 
 /// Whose budget an address belongs to: its text is the key.
 ///
-/// IPv4 addresses stand for themselves, in whatever way they came: as IPv6 (`::ffff:192.0.2.7`), or through a translator with the well-known
-/// prefix (`64:ff9b::192.0.2.7`), which would otherwise put all of them together. Of IPv6 addresses only the first `prefix` bits count, because
-/// who has one has as many as there are after them.
+/// IPv4 addresses stand for themselves, in whatever way they came: as IPv6 (`::ffff:192.0.2.7`), or
+/// through a translator with the well-known prefix (`64:ff9b::192.0.2.7`), which would otherwise
+/// put all of them together. Of IPv6 addresses only the first `prefix` bits count, because who has
+/// one has as many as there are after them.
 ///
 /// ```
 /// use tidegate::http::group;

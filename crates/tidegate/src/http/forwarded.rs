@@ -1,7 +1,8 @@
 //! The hops that proxies wrote down, read from the right: the nearest first.
 //!
-//! Each proxy adds to the right, so what stands on the right was written by those who are trusted, and what stands on the left by anybody.
-//! Reading from the right means that nothing on the left can change how the right is read: a quote that never ends, for instance.
+//! Each proxy adds to the right, so what stands on the right was written by those who are trusted,
+//! and what stands on the left by anybody. Reading from the right means that nothing on the left
+//! can change how the right is read: a quote that never ends, for instance.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -17,7 +18,8 @@ pub(super) enum Syntax {
     Forwarded,
 }
 
-/// Takes the last hop off a line: the hop, and what stands before the comma, if there is one. `None` if no end of it is found.
+/// Takes the last hop off a line: the hop, and what stands before the comma, if there is one.
+/// `None` if no end of it is found.
 pub(super) fn last_hop(line: &[u8], syntax: Syntax) -> Option<(&[u8], Option<&[u8]>)> {
     let mut quoted = false;
     for (read, index) in (0..line.len()).rev().enumerate() {
@@ -52,7 +54,8 @@ fn trim(text: &str) -> &str {
     text.trim_matches([' ', '\t'])
 }
 
-/// The value of `for` in one element of `Forwarded`: `for="[2001:db8::1]:80";proto=https`. There must be exactly one.
+/// The value of `for` in one element of `Forwarded`: `for="[2001:db8::1]:80";proto=https`. There
+/// must be exactly one.
 fn for_of(element: &str) -> Option<String> {
     let mut found = None;
     let mut rest = element;
@@ -76,12 +79,14 @@ fn for_of(element: &str) -> Option<String> {
     }
 }
 
-/// A value, quoted or not, and what follows it. Unquoted ones may have colons and brackets, which they should not: some proxies write so.
+/// A value, quoted or not, and what follows it. Unquoted ones may have colons and brackets, which
+/// they should not: some proxies write so.
 fn value(text: &str) -> Option<(String, &str)> {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find(';').unwrap_or(text.len());
         let value = trim(&text[..end]);
-        let plain = !value.is_empty() && value.bytes().all(|byte| is_token(byte) || b":[]".contains(&byte));
+        let plain =
+            !value.is_empty() && value.bytes().all(|byte| is_token(byte) || b":[]".contains(&byte));
         return plain.then(|| (value.to_owned(), &text[end..]));
     };
     let mut value = String::new();
@@ -100,7 +105,8 @@ fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// An address with or without port, brackets and zone. A port may have a name that hides it, where the header allows that.
+/// An address with or without port, brackets and zone. A port may have a name that hides it, where
+/// the header allows that.
 fn node(text: &str, hidden_port: bool) -> Option<IpAddr> {
     if let Some(inner) = text.strip_prefix('[') {
         let (inner, after) = inner.split_once(']')?;
@@ -111,7 +117,9 @@ fn node(text: &str, hidden_port: bool) -> Option<IpAddr> {
     }
     let address = match text.split_once(':') {
         // With two colons it is IPv6 without brackets, and has no port.
-        Some((_, rest)) if rest.contains(':') => return v6(text).map(|v6| IpAddr::V6(v6).to_canonical()),
+        Some((_, rest)) if rest.contains(':') => {
+            return v6(text).map(|v6| IpAddr::V6(v6).to_canonical());
+        }
         Some((address, port)) if is_port(port, hidden_port) => address,
         Some(_) => return None,
         None => text,
@@ -122,7 +130,11 @@ fn node(text: &str, hidden_port: bool) -> Option<IpAddr> {
 /// An address whose zone is dropped: it means something only on the machine that wrote it.
 fn v6(text: &str) -> Option<Ipv6Addr> {
     let address = match text.split_once('%') {
-        Some((address, zone)) if !zone.is_empty() && zone.bytes().all(|byte| byte.is_ascii_graphic()) => address,
+        Some((address, zone))
+            if !zone.is_empty() && zone.bytes().all(|byte| byte.is_ascii_graphic()) =>
+        {
+            address
+        }
         Some(_) => return None,
         None => text,
     };
@@ -132,7 +144,8 @@ fn v6(text: &str) -> Option<Ipv6Addr> {
 fn is_port(text: &str, hidden: bool) -> bool {
     match text.strip_prefix('_') {
         Some(name) if hidden => {
-            !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+            !name.is_empty()
+                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
         }
         _ => {
             (1..=5).contains(&text.len())

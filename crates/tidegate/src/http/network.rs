@@ -9,8 +9,9 @@ pub const MAX_NETWORKS: usize = 1024;
 
 /// All addresses that begin with the same bits.
 ///
-/// An address alone is a network of one. Bits after the prefix are ignored: `10.1.2.3/8` is `10.0.0.0/8`. IPv4 addresses that are written as
-/// IPv6 are IPv4: `::ffff:10.0.0.0/104` is `10.0.0.0/8`, and `::/0` has no IPv4 address in it.
+/// An address alone is a network of one. Bits after the prefix are ignored: `10.1.2.3/8` is
+/// `10.0.0.0/8`. IPv4 addresses that are written as IPv6 are IPv4: `::ffff:10.0.0.0/104` is
+/// `10.0.0.0/8`, and `::/0` has no IPv4 address in it.
 ///
 /// ```
 /// use tidegate::http::Network;
@@ -48,7 +49,8 @@ pub enum NetworkError {
 }
 
 impl Network {
-    /// The network of `address` with a prefix of so many bits; a prefix that is too long means the address alone.
+    /// The network of `address` with a prefix of so many bits; a prefix that is too long means the
+    /// address alone.
     pub fn new(address: IpAddr, prefix: u8) -> Self {
         let (address, prefix) = match (address, address.to_canonical()) {
             // The first 96 bits say that it is IPv4; a shorter prefix is one of IPv6.
@@ -111,7 +113,9 @@ impl FromStr for Network {
             None => longest,
             // Digits alone: `parse` would also take a sign.
             Some(digits) => Some(digits)
-                .filter(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
+                .filter(|digits| {
+                    !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
+                })
                 .and_then(|digits| digits.parse().ok())
                 .filter(|prefix| *prefix <= longest)
                 .ok_or_else(|| NetworkError::Prefix { text: text.into(), longest })?,
@@ -128,7 +132,8 @@ impl fmt::Display for Network {
 
 /// Whose word about the client's address is believed: nobody's, unless networks are listed.
 ///
-/// `loopback` stands for this machine, `private` for the networks that are not routed on the internet, this machine among them.
+/// `loopback` stands for this machine, `private` for the networks that are not routed on the
+/// internet, this machine among them.
 ///
 /// ```
 /// use tidegate::http::TrustedProxies;
@@ -254,7 +259,10 @@ mod tests {
             ("::/999", "0 to 128"),
         ] {
             let error = text.parse::<Network>().unwrap_err().to_string();
-            assert!(error.contains(expected) && error.contains(&format!("{text:?}")), "{text}: {error}");
+            assert!(
+                error.contains(expected) && error.contains(&format!("{text:?}")),
+                "{text}: {error}"
+            );
         }
     }
 
@@ -287,7 +295,9 @@ mod tests {
     #[test]
     fn lists_know_a_few_words_and_an_end() {
         let trusted: TrustedProxies = "192.0.2.0/24,  private".parse().unwrap();
-        for address in ["192.0.2.1", "127.0.0.1", "::1", "10.0.0.1", "192.168.1.1", "fd00::1", "fe80::1"] {
+        for address in
+            ["192.0.2.1", "127.0.0.1", "::1", "10.0.0.1", "192.168.1.1", "fd00::1", "fe80::1"]
+        {
             assert!(trusted.contains(address.parse().unwrap()), "{address}");
         }
         assert!(!trusted.contains("172.32.0.1".parse().unwrap()));
@@ -297,6 +307,9 @@ mod tests {
         assert!(error.contains("\"everybody\""), "{error}");
         assert!(TrustedProxies::read(vec!["10.0.0.1"; MAX_NETWORKS]).is_ok());
         let many = vec!["10.0.0.1"; MAX_NETWORKS + 1];
-        assert_eq!(TrustedProxies::read(many).unwrap_err(), NetworkError::TooMany(MAX_NETWORKS + 1));
+        assert_eq!(
+            TrustedProxies::read(many).unwrap_err(),
+            NetworkError::TooMany(MAX_NETWORKS + 1)
+        );
     }
 }

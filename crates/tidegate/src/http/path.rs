@@ -1,14 +1,17 @@
 //! Which targets a rule can judge: those that every server reads as the same path.
 //!
-//! A rule must judge the path that the service will see. Servers differ: nginx, Flask and Go read `/v1%2fsearch` as `/v1/search`, Node reads
-//! `/v1\search` as that, Tomcat reads `/v1/chat/..;/search` as that, and others read none of them so. A target that can be read in two ways
-//! is refused, or rewritten so that there is one way left.
+//! A rule must judge the path that the service will see. Servers differ: nginx, Flask and Go read
+//! `/v1%2fsearch` as `/v1/search`, Node reads `/v1\search` as that, Tomcat reads
+//! `/v1/chat/..;/search` as that, and others read none of them so. A target that can be read in two
+//! ways is refused, or rewritten so that there is one way left.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
-use super::target::{MAX_PATH_BYTES, TargetTooLong, escaped, is_normal, normal_path, without_parameters};
+use super::target::{
+    MAX_PATH_BYTES, TargetTooLong, escaped, is_normal, normal_path, without_parameters,
+};
 
 /// What becomes of a path with an escaped slash, `%2F`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -72,10 +75,14 @@ pub enum RefusedPath {
     #[error(transparent)]
     TooLong(#[from] TargetTooLong),
     /// It has an escaped slash.
-    #[error("path {0:?} has an escaped slash (%2F), which some servers read as a slash: expected a path without one")]
+    #[error(
+        "path {0:?} has an escaped slash (%2F), which some servers read as a slash: expected a path without one"
+    )]
     EscapedSlash(String),
     /// It has a backslash, escaped or not.
-    #[error("path {0:?} has a backslash, which some servers read as a slash: expected a path without one")]
+    #[error(
+        "path {0:?} has a backslash, which some servers read as a slash: expected a path without one"
+    )]
     Backslash(String),
     /// It has an escaped NUL.
     #[error("path {0:?} has a NUL (%00), at which some servers end: expected a path without one")]
@@ -95,11 +102,13 @@ struct Seen {
 }
 
 impl PathPolicy {
-    /// Lets every target pass as it is, and judges its normal form. The service must read paths in that way.
-    pub const KEEP: PathPolicy = PathPolicy { escaped_slashes: EscapedSlashes::Keep, dot_segments: DotSegments::Keep };
+    /// Lets every target pass as it is, and judges its normal form. The service must read paths in
+    /// that way.
+    pub const KEEP: PathPolicy =
+        PathPolicy { escaped_slashes: EscapedSlashes::Keep, dot_segments: DotSegments::Keep };
 
-    /// Reads a target as it stands in the first line of a request: `/path?query`, or `*`. Several slashes at its beginning become one, for
-    /// `//host/path` names a host to some.
+    /// Reads a target as it stands in the first line of a request: `/path?query`, or `*`. Several
+    /// slashes at its beginning become one, for `//host/path` names a host to some.
     ///
     /// # Errors
     /// If its path is refused, or longer than [`MAX_PATH_BYTES`].
@@ -107,7 +116,9 @@ impl PathPolicy {
         let end = target.find(['?', '#']).unwrap_or(target.len());
         let (path, rest) = target.split_at(end);
         if path.len() > MAX_PATH_BYTES {
-            return Err(TargetTooLong { what: "path", bytes: path.len(), longest: MAX_PATH_BYTES }.into());
+            return Err(
+                TargetTooLong { what: "path", bytes: path.len(), longest: MAX_PATH_BYTES }.into()
+            );
         }
         if is_normal(path) || path == "*" {
             return Ok(Target { sent: Cow::Borrowed(target), path: Cow::Borrowed(path) });
@@ -131,7 +142,9 @@ impl PathPolicy {
         }
         let mut sent = Cow::Borrowed(path);
         match self.escaped_slashes {
-            EscapedSlashes::Reject if seen.escaped_slash => return Err(RefusedPath::EscapedSlash(shown(path))),
+            EscapedSlashes::Reject if seen.escaped_slash => {
+                return Err(RefusedPath::EscapedSlash(shown(path)));
+            }
             EscapedSlashes::Decode if seen.escaped_slash => sent = Cow::Owned(with_slashes(path)),
             _ => {}
         }
@@ -212,7 +225,8 @@ fn with_slashes(path: &str) -> String {
     path.replace("%2F", "/").replace("%2f", "/")
 }
 
-/// The path without `.` and `..`, as its normal form is without them; every other segment as it was.
+/// The path without `.` and `..`, as its normal form is without them; every other segment as it
+/// was.
 fn resolved(path: &str) -> String {
     let mut kept: Vec<&str> = Vec::new();
     let mut ends_with_slash = false;
@@ -281,7 +295,10 @@ mod tests {
     use super::*;
 
     fn read(slashes: &str, dots: &str, target: &str) -> String {
-        let policy = PathPolicy { escaped_slashes: slashes.parse().unwrap(), dot_segments: dots.parse().unwrap() };
+        let policy = PathPolicy {
+            escaped_slashes: slashes.parse().unwrap(),
+            dot_segments: dots.parse().unwrap(),
+        };
         match policy.read(target) {
             Ok(target) => format!("{} {}", target.sent, target.path),
             Err(RefusedPath::TooLong(_)) => "too long".into(),
@@ -300,9 +317,21 @@ mod tests {
             ("*", "* *", "=", "=", "="),
             ("/%2flogin", "slash", "/login /login", "/%2flogin /%2Flogin", "/%2flogin /%2Flogin"),
             ("/x/..%2flogin", "slash", "/login /login", "dots", "/x/..%2flogin /x/..%2Flogin"),
-            ("/v1%2Fsearch?a", "slash", "/v1/search?a /v1/search", "/v1%2Fsearch?a /v1%2Fsearch", "="),
+            (
+                "/v1%2Fsearch?a",
+                "slash",
+                "/v1/search?a /v1/search",
+                "/v1%2Fsearch?a /v1%2Fsearch",
+                "=",
+            ),
             ("/v1/chat/..;/x", "dots", "/v1/x /v1/x", "/v1/x /v1/x", "/v1/chat/..;/x /v1/x"),
-            ("/v1/chat/%2e%2E%3bq/x", "dots", "/v1/x /v1/x", "/v1/x /v1/x", "/v1/chat/%2e%2E%3bq/x /v1/x"),
+            (
+                "/v1/chat/%2e%2E%3bq/x",
+                "dots",
+                "/v1/x /v1/x",
+                "/v1/x /v1/x",
+                "/v1/chat/%2e%2E%3bq/x /v1/x",
+            ),
             ("/a/./b/.", "dots", "/a/b/ /a/b/", "/a/b/ /a/b/", "/a/./b/. /a/b/"),
             ("/a//../b", "dots", "/b /b", "/b /b", "/a//../b /b"),
             ("/../../a", "dots", "/a /a", "/a /a", "/../../a /a"),
@@ -317,13 +346,24 @@ mod tests {
             ("/a;v=1/b", "/a;v=1/b /a/b", "=", "=", "="),
         ] {
             let mut expected = String::from("/v1/search?q=/../%2f /v1/search");
-            let found = [("reject", "reject"), ("decode", "resolve"), ("keep", "resolve"), ("keep", "keep")];
-            for ((slashes, dots), row) in found.into_iter().zip([reject, decode_resolve, keep_resolve, keep]) {
+            let found = [
+                ("reject", "reject"),
+                ("decode", "resolve"),
+                ("keep", "resolve"),
+                ("keep", "keep"),
+            ];
+            for ((slashes, dots), row) in
+                found.into_iter().zip([reject, decode_resolve, keep_resolve, keep])
+            {
                 // What is the same as in the column before is not written again.
                 if row != "=" {
                     expected = row.into();
                 }
-                assert_eq!(read(slashes, dots, target), expected, "{target} with {slashes}, {dots}");
+                assert_eq!(
+                    read(slashes, dots, target),
+                    expected,
+                    "{target} with {slashes}, {dots}"
+                );
             }
         }
         let longest = "/x".repeat(MAX_PATH_BYTES / 2);
@@ -335,7 +375,8 @@ mod tests {
     fn a_refusal_names_the_path_and_what_was_expected() {
         let error = PathPolicy::default().read("/v1%2fsearch?q=1").unwrap_err().to_string();
         assert!(
-            error.starts_with("path \"/v1%2fsearch\" has an escaped slash") && error.contains("expected"),
+            error.starts_with("path \"/v1%2fsearch\" has an escaped slash")
+                && error.contains("expected"),
             "{error}"
         );
         let error = "merge".parse::<EscapedSlashes>().unwrap_err();

@@ -1,7 +1,8 @@
 //! Which path and host a request is for, in one spelling.
 //!
-//! One resource can be asked for in many ways. A limit that looks at the text as it came is walked around with `/v1/%73earch`, `//v1/search` or
-//! `/v1/x/../search`. So rules are matched, and budgets are named, by one normal form.
+//! One resource can be asked for in many ways. A limit that looks at the text as it came is walked
+//! around with `/v1/%73earch`, `//v1/search` or `/v1/x/../search`. So rules are matched, and
+//! budgets are named, by one normal form.
 
 use std::borrow::Cow;
 
@@ -24,13 +25,16 @@ pub struct TargetTooLong {
 
 /// The normal form of a path.
 ///
-/// - What follows `?` or `#` is cut off. An empty path is `/`, and a path without a slash before it is given one; `*` stays.
-/// - A character has one spelling: letters, digits and ``-._~!$&'()*+,=:@`` stand for themselves, everything else is `%XX` in capitals.
-///   So `%73` is `s`, `%3a` is `:`, and `é` is `%C3%A9`. A `%` that begins nothing is `%25`.
-/// - An encoded slash stays encoded: it is no slash. Nothing is decoded twice: `%252e` stays. [`PathPolicy`](super::PathPolicy) refuses
-///   what servers read in different ways.
+/// - What follows `?` or `#` is cut off. An empty path is `/`, and a path without a slash before it
+///   is given one; `*` stays.
+/// - A character has one spelling: letters, digits and ``-._~!$&'()*+,=:@`` stand for themselves,
+///   everything else is `%XX` in capitals. So `%73` is `s`, `%3a` is `:`, and `é` is `%C3%A9`. A
+///   `%` that begins nothing is `%25`.
+/// - An encoded slash stays encoded: it is no slash. Nothing is decoded twice: `%252e` stays.
+///   [`PathPolicy`](super::PathPolicy) refuses what servers read in different ways.
 /// - What follows `;` or `%3B` in a segment is cut off: some servers ignore it.
-/// - Several slashes are one. Then `.` and `..` are resolved, which never leaves the root. A slash at the end stays.
+/// - Several slashes are one. Then `.` and `..` are resolved, which never leaves the root. A slash
+///   at the end stays.
 /// - Capitals stay as they are: most servers tell them apart.
 ///
 /// The normal form of a normal form is itself.
@@ -110,7 +114,8 @@ fn spell(segment: &str, out: &mut String) {
             out.push(char::from(byte));
         } else {
             const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-            let [high, low] = [byte >> 4, byte & 15].map(|digit| char::from(DIGITS[usize::from(digit)]));
+            let [high, low] =
+                [byte >> 4, byte & 15].map(|digit| char::from(DIGITS[usize::from(digit)]));
             out.extend(['%', high, low]);
         }
         index += if escaped.is_some() { 3 } else { 1 };
@@ -129,7 +134,8 @@ fn digit(byte: u8) -> Option<u8> {
     char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }
 
-/// The normal form of a host: in lower case, without port and without the dot at the end. An IPv6 address keeps its brackets.
+/// The normal form of a host: in lower case, without port and without the dot at the end. An IPv6
+/// address keeps its brackets.
 ///
 /// # Errors
 /// If it is longer than [`MAX_HOST_BYTES`].
@@ -147,7 +153,8 @@ pub fn normal_host(host: &str) -> Result<Cow<'_, str>, TargetTooLong> {
     // The port follows the last colon; an address in brackets has colons of its own.
     let host = match host.rsplit_once(':') {
         Some((name, port))
-            if port.bytes().all(|byte| byte.is_ascii_digit()) && (!name.contains(':') || name.ends_with(']')) =>
+            if port.bytes().all(|byte| byte.is_ascii_digit())
+                && (!name.contains(':') || name.ends_with(']')) =>
         {
             name
         }

@@ -8,7 +8,8 @@ use super::shard::Tag;
 use super::slots::Hash;
 use super::{Expected, Memory};
 
-/// A memory store under one limit: for a program that asks the same question about many keys, in nanoseconds.
+/// A memory store under one limit: for a program that asks the same question about many keys, in
+/// nanoseconds.
 ///
 /// ```
 /// use tidegate::{Limit, Memory};
@@ -63,7 +64,8 @@ impl Gate {
         verdicts
     }
 
-    /// Checks several keys, one after the other, each by itself, and says of each whether it may pass.
+    /// Checks several keys, one after the other, each by itself, and says of each whether it may
+    /// pass.
     #[must_use = "let the requests pass only if they are allowed"]
     pub fn allows_many<K: AsRef<[u8]>>(&self, asks: &[(K, u64)]) -> Vec<bool> {
         let mut allowed = Vec::with_capacity(asks.len());
@@ -71,7 +73,8 @@ impl Gate {
         allowed
     }
 
-    /// The same into a list that is used again: `allowed` is cleared first. For many small batches, whose lists would cost as much as a key.
+    /// The same into a list that is used again: `allowed` is cleared first. For many small batches,
+    /// whose lists would cost as much as a key.
     ///
     /// ```
     /// use tidegate::{Limit, Memory};
@@ -91,7 +94,12 @@ impl Gate {
     }
 
     #[inline(always)]
-    fn ask_many<K: AsRef<[u8]>, A: Answer, T>(&self, asks: &[(K, u64)], answers: &mut Vec<T>, told: impl Fn(A) -> T) {
+    fn ask_many<K: AsRef<[u8]>, A: Answer, T>(
+        &self,
+        asks: &[(K, u64)],
+        answers: &mut Vec<T>,
+        told: impl Fn(A) -> T,
+    ) {
         const AHEAD: usize = 16;
         let now = self.pinned.memory.inner.clock.now();
         let mut next = [self.pinned.memory.inner.expect_nobody(); AHEAD];
@@ -100,7 +108,9 @@ impl Gate {
                 *next = self.expect(key.as_ref());
             }
             answers.extend(
-                next.iter().zip(asks).map(|(expected, (_, cost))| told(self.ask_arrived(expected, *cost, now))),
+                next.iter()
+                    .zip(asks)
+                    .map(|(expected, (_, cost))| told(self.ask_arrived(expected, *cost, now))),
             );
         }
     }
@@ -124,12 +134,22 @@ impl Gate {
 
 /// What a caller wants to know.
 pub(super) trait Answer: From<Verdict> {
-    fn of<K: Kernel<State: Copy>>(limit: &Limit, kernel: &K, outcome: (bool, K::State, Timestamp), cost: u64) -> Self;
+    fn of<K: Kernel<State: Copy>>(
+        limit: &Limit,
+        kernel: &K,
+        outcome: (bool, K::State, Timestamp),
+        cost: u64,
+    ) -> Self;
 }
 
 impl Answer for Verdict {
     #[inline(always)]
-    fn of<K: Kernel<State: Copy>>(limit: &Limit, kernel: &K, outcome: (bool, K::State, Timestamp), cost: u64) -> Self {
+    fn of<K: Kernel<State: Copy>>(
+        limit: &Limit,
+        kernel: &K,
+        outcome: (bool, K::State, Timestamp),
+        cost: u64,
+    ) -> Self {
         tidegate_core::report(limit, kernel, outcome, cost)
     }
 }
@@ -145,7 +165,12 @@ impl From<Verdict> for Allowed {
 
 impl Answer for Allowed {
     #[inline(always)]
-    fn of<K: Kernel<State: Copy>>(_: &Limit, _: &K, outcome: (bool, K::State, Timestamp), _: u64) -> Self {
+    fn of<K: Kernel<State: Copy>>(
+        _: &Limit,
+        _: &K,
+        outcome: (bool, K::State, Timestamp),
+        _: u64,
+    ) -> Self {
         Allowed(outcome.0)
     }
 }
@@ -163,21 +188,31 @@ pub(crate) enum Brief {
 impl From<Verdict> for Brief {
     fn from(verdict: Verdict) -> Self {
         let Verdict { allowed, remaining, amount, next_after_us, .. } = verdict;
-        if allowed { Brief::Allowed { remaining, amount, next_after_us } } else { Brief::Denied(verdict) }
+        if allowed {
+            Brief::Allowed { remaining, amount, next_after_us }
+        } else {
+            Brief::Denied(verdict)
+        }
     }
 }
 
 #[cfg(feature = "tower")]
 impl Answer for Brief {
     #[inline(always)]
-    fn of<K: Kernel<State: Copy>>(limit: &Limit, kernel: &K, outcome: (bool, K::State, Timestamp), cost: u64) -> Self {
+    fn of<K: Kernel<State: Copy>>(
+        limit: &Limit,
+        kernel: &K,
+        outcome: (bool, K::State, Timestamp),
+        cost: u64,
+    ) -> Self {
         let (fits, state, now) = outcome;
         if !fits {
             return Brief::Denied(tidegate_core::report(limit, kernel, outcome, cost));
         }
         let amount = limit.capacity();
         let remaining = kernel.room(&state, now, amount);
-        let next_after_us = if remaining < amount { kernel.wait(&state, now, remaining + 1, amount) } else { 0 };
+        let next_after_us =
+            if remaining < amount { kernel.wait(&state, now, remaining + 1, amount) } else { 0 };
         Brief::Allowed { remaining, amount, next_after_us }
     }
 }
@@ -209,14 +244,21 @@ mod tests {
             let scope = Scope::Rule("rule".into());
             let [brief, long] = [&brief, &long].map(|memory| memory.series(&scope, &limit));
             for step in 0..400_u64 {
-                // Three keys, costs of none to more than there is, and time that passes by fits and starts.
+                // Three keys, costs of none to more than there is, and time that passes by fits and
+                // starts.
                 clock.advance(std::time::Duration::from_micros(step * step * 37 % 400_000));
-                let (key, cost, now) = ([b'a' + (step % 3) as u8], step * 7 % 5, long.memory().clock().now());
+                let (key, cost, now) =
+                    ([b'a' + (step % 3) as u8], step * 7 % 5, long.memory().clock().now());
                 let verdict = long.check(&key, cost, now);
                 match brief.check_briefly(&key, cost, now) {
                     Brief::Allowed { remaining, amount, next_after_us } => {
                         let told = (true, remaining, amount, next_after_us);
-                        let expected = (verdict.allowed, verdict.remaining, verdict.amount, verdict.next_after_us);
+                        let expected = (
+                            verdict.allowed,
+                            verdict.remaining,
+                            verdict.amount,
+                            verdict.next_after_us,
+                        );
                         assert_eq!(told, expected, "{limit}, step {step}");
                     }
                     Brief::Denied(brief) => assert_eq!(brief, verdict, "{limit}, step {step}"),

@@ -1,9 +1,13 @@
-//! What keys are known by: 128 bits, by a function that each store draws at random from a family of them.
+//! What keys are known by: 128 bits, by a function that each store draws at random from a family of
+//! them.
 //!
-//! A key is blocks of 16 bytes, each place has four random keys, each length a random number, and the hash is the exclusive or of that number and of all blocks,
-//! each after four rounds of AES under the keys of its place. Two different keys have the same hash under at most one in 2^113 of the functions, whoever chose the
-//! keys; two of one length up to 16 bytes under none, since rounds can be undone. That is a theorem about AES, not a hope, and costs four instructions for a block
-//! (`docs/decisions/0032-a-hash-of-aes-rounds.md`). It holds for keys that were chosen without knowing the function, and nobody is told hashes.
+//! A key is blocks of 16 bytes, each place has four random keys, each length a random number, and
+//! the hash is the exclusive or of that number and of all blocks, each after four rounds of AES
+//! under the keys of its place. Two different keys have the same hash under at most one in 2^113 of
+//! the functions, whoever chose the keys; two of one length up to 16 bytes under none, since rounds
+//! can be undone. That is a theorem about AES, not a hope, and costs four instructions for a block
+//! (`docs/decisions/0032-a-hash-of-aes-rounds.md`). It holds for keys that were chosen without
+//! knowing the function, and nobody is told hashes.
 
 use std::hash::Hasher;
 
@@ -16,7 +20,8 @@ use super::raw::Aes;
 const LONGEST: usize = 1024;
 /// Two more for the name of a rule: for the lengths, and for what fills its last block up.
 const PLACES: usize = LONGEST / 16 + 3;
-/// Keys shorter than this have a number of their own. With the longer ones, their length is one more block.
+/// Keys shorter than this have a number of their own. With the longer ones, their length is one
+/// more block.
 const SHORT: usize = 64;
 
 /// The lower and the upper 64 bits of 128.
@@ -109,7 +114,12 @@ impl Hashing {
     pub(super) fn hash_named(&self, name: &str, key: &[u8]) -> Halves {
         let lengths = lengths(name, key);
         if name.len() + key.len() > LONGEST_NAMED {
-            return self.hash_shortened(&[&lengths.0.to_le_bytes(), &lengths.1.to_le_bytes(), name.as_bytes(), key]);
+            return self.hash_shortened(&[
+                &lengths.0.to_le_bytes(),
+                &lengths.1.to_le_bytes(),
+                name.as_bytes(),
+                key,
+            ]);
         }
         let sum = self.mixed(lengths, 0, &self.named);
         self.blocks(self.blocks(sum, name.as_bytes(), 1), key, places_of(name))
@@ -118,7 +128,11 @@ impl Hashing {
     /// What keys of this rule have in common, so that it need not be computed for each.
     pub(super) fn begin_named(&self, name: &str) -> Named {
         let fits = name.len() <= LONGEST_NAMED;
-        let sum = if fits { self.blocks(halves(self.named), name.as_bytes(), 1) } else { halves(self.named) };
+        let sum = if fits {
+            self.blocks(halves(self.named), name.as_bytes(), 1)
+        } else {
+            halves(self.named)
+        };
         Named { name: name.into(), sum }
     }
 
@@ -132,7 +146,8 @@ impl Hashing {
         self.blocks(sum(begun.sum, self.mixed(lengths(name, key), 0, &0)), key, places_of(name))
     }
 
-    /// What is too long is shortened first, by a function of which nobody knows two keys that it takes for one.
+    /// What is too long is shortened first, by a function of which nobody knows two keys that it
+    /// takes for one.
     #[cold]
     fn hash_shortened(&self, pieces: &[&[u8]]) -> Halves {
         let mut hasher = self.seed;
@@ -140,7 +155,8 @@ impl Hashing {
         self.mixed(halves(hasher.finish128().as_u128()), 0, &self.shortened)
     }
 
-    /// Adds the blocks of `bytes` from `place` on, at least one. Bytes of one length are told apart by them.
+    /// Adds the blocks of `bytes` from `place` on, at least one. Bytes of one length are told apart
+    /// by them.
     #[inline(always)]
     fn blocks(&self, start: Halves, bytes: &[u8], place: usize) -> Halves {
         let Some(last) = bytes.last_chunk::<16>() else {
@@ -148,11 +164,9 @@ impl Hashing {
         };
         let (whole, rest) = bytes.as_chunks::<16>();
         let last = (!rest.is_empty()).then_some(last); // may overlap with the one before
-        whole
-            .iter()
-            .chain(last)
-            .zip(place..)
-            .fold(start, |start, (block, place)| sum(start, self.mixed(halves(u128::from_le_bytes(*block)), place, &0)))
+        whole.iter().chain(last).zip(place..).fold(start, |start, (block, place)| {
+            sum(start, self.mixed(halves(u128::from_le_bytes(*block)), place, &0))
+        })
     }
 
     /// A block after four rounds of AES under the keys of a place, and `end` added.
@@ -166,7 +180,8 @@ impl Hashing {
     }
 }
 
-/// The same for processors without an instruction for it, and to tell whether that does what it should.
+/// The same for processors without an instruction for it, and to tell whether that does what it
+/// should.
 #[cold]
 #[inline(never)]
 fn four_rounds((low, high): Halves, keys: &RoundKeys, end: &u128) -> Halves {
@@ -197,7 +212,10 @@ fn few(bytes: &[u8]) -> Halves {
         return (u64::from_le_bytes(*first), u64::from_le_bytes(*last));
     }
     if let (Some(first), Some(last)) = (bytes.first_chunk::<4>(), bytes.last_chunk::<4>()) {
-        return (u64::from(u32::from_le_bytes(*first)) | u64::from(u32::from_le_bytes(*last)) << 32, 0);
+        return (
+            u64::from(u32::from_le_bytes(*first)) | u64::from(u32::from_le_bytes(*last)) << 32,
+            0,
+        );
     }
     (bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)), 0)
 }
@@ -222,11 +240,15 @@ mod tests {
         if key.len() < 16 {
             blocks.push(few(key));
         } else {
-            let places =
-                (0..=key.len() - 16).step_by(16).chain((!key.len().is_multiple_of(16)).then(|| key.len() - 16));
-            blocks.extend(places.map(|at| halves(u128::from_le_bytes(key[at..at + 16].try_into().unwrap()))));
+            let places = (0..=key.len() - 16)
+                .step_by(16)
+                .chain((!key.len().is_multiple_of(16)).then(|| key.len() - 16));
+            blocks.extend(
+                places.map(|at| halves(u128::from_le_bytes(key[at..at + 16].try_into().unwrap()))),
+            );
         }
-        let mixed = blocks.into_iter().zip(&hashing.keys).map(|(block, keys)| four_rounds(block, keys, &0));
+        let mixed =
+            blocks.into_iter().zip(&hashing.keys).map(|(block, keys)| four_rounds(block, keys, &0));
         mixed.fold(halves(*end), sum)
     }
 
@@ -237,7 +259,11 @@ mod tests {
         let mut key = Vec::new();
         for length in 0..=LONGEST {
             assert_eq!(hashing.hash(&key), by_definition(&hashing, &key), "{length} bytes");
-            assert_eq!(without.hash(&key), by_definition(&hashing, &key), "{length} bytes, without the instruction");
+            assert_eq!(
+                without.hash(&key),
+                by_definition(&hashing, &key),
+                "{length} bytes, without the instruction"
+            );
             key.push((length.wrapping_mul(0x9e37_79b9) >> 24 & 0xff).try_into().unwrap());
         }
     }
@@ -286,7 +312,11 @@ mod tests {
             for cut in cuts.range(..=length) {
                 let (name, key) = text[..length].split_at(*cut);
                 let hash = hashing.hash_named(name, key.as_bytes());
-                assert_eq!(hashing.hash_begun(&hashing.begin_named(name), key.as_bytes()), hash, "{cut} of {length}");
+                assert_eq!(
+                    hashing.hash_begun(&hashing.begin_named(name), key.as_bytes()),
+                    hash,
+                    "{cut} of {length}"
+                );
                 see(hash, format!("a name of {cut} and a key of {}", key.len()));
             }
         }
@@ -300,7 +330,8 @@ mod tests {
         }
     }
 
-    /// Keys that count up, keys that differ in one bit, keys of one letter: all are spread as evenly as chance would.
+    /// Keys that count up, keys that differ in one bit, keys of one letter: all are spread as
+    /// evenly as chance would.
     #[test]
     fn the_half_that_chooses_the_place_is_even_whatever_the_keys_look_like() {
         const KEYS: u32 = 1 << 16;
@@ -311,7 +342,11 @@ mod tests {
             ("binary", |n| n.to_le_bytes().to_vec()),
             ("high bits", |n| (u64::from(n) << 48).to_le_bytes().to_vec()),
             ("one letter", |n| {
-                vec![b'a'; n as usize % LONGEST].into_iter().chain(n.to_be_bytes()).take(LONGEST).collect()
+                vec![b'a'; n as usize % LONGEST]
+                    .into_iter()
+                    .chain(n.to_be_bytes())
+                    .take(LONGEST)
+                    .collect()
             }),
             ("addresses", |n| format!("10.{}.{}.{}", n >> 16, n >> 8 & 255, n & 255).into_bytes()),
         ];
@@ -322,11 +357,14 @@ mod tests {
                 let mut bins = [[0_u32; BINS]; 8];
                 for n in 0..KEYS {
                     let (first, _) = hashing.hash(&key(n));
-                    bins.iter_mut().zip(first.to_le_bytes()).for_each(|(bins, byte)| bins[usize::from(byte)] += 1);
+                    bins.iter_mut()
+                        .zip(first.to_le_bytes())
+                        .for_each(|(bins, byte)| bins[usize::from(byte)] += 1);
                 }
                 let expected = f64::from(KEYS) / BINS as f64;
                 for (byte, bins) in bins.iter().enumerate() {
-                    let chi: f64 = bins.iter().map(|n| (f64::from(*n) - expected).powi(2) / expected).sum();
+                    let chi: f64 =
+                        bins.iter().map(|n| (f64::from(*n) - expected).powi(2) / expected).sum();
                     // 255 degrees of freedom: mean 255, deviation 22.6.
                     assert!(chi < 255.0 + 6.0 * 22.6, "{kind}, seed {k0}, byte {byte}: {chi}");
                 }

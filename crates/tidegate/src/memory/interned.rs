@@ -1,16 +1,21 @@
 //! Limits by number, so that a slot can say in two bytes which limit wrote it.
 //!
-//! Only limits whose states fit into a slot have a number: buckets, and windows that are aligned. A number is read without a lock, by whoever holds the lock
-//! of a shard and by whoever reads a slot without it; so what it stands for is a few atomic words that may be written over when the number is given to
-//! another limit. That happens only when no key refers to it any more, which [`Sweep`] finds out:
+//! Only limits whose states fit into a slot have a number: buckets, and windows that are aligned. A
+//! number is read without a lock, by whoever holds the lock of a shard and by whoever reads a slot
+//! without it; so what it stands for is a few atomic words that may be written over when the number
+//! is given to another limit. That happens only when no key refers to it any more, which [`Sweep`]
+//! finds out:
 //!
-//! 1. It visits all shards and notes which numbers their slots have. The others, unless they are [held](Pinned), are *retired*: no state is written with
-//!    them from then on, unless their limit is asked for again.
-//! 2. It visits all shards once more. Whoever was about to write a retired number held the lock of its shard since before, so its slot is seen now. What is
-//!    still retired and in no slot is free.
+//! 1. It visits all shards and notes which numbers their slots have. The others, unless they are
+//!    [held](Pinned), are *retired*: no state is written with them from then on, unless their limit
+//!    is asked for again.
+//! 2. It visits all shards once more. Whoever was about to write a retired number held the lock of
+//!    its shard since before, so its slot is seen now. What is still retired and in no slot is
+//!    free.
 //!
-//! A reading without a lock that finds the words of a number's next limit has begun before its slot was emptied, so the version of its shard has changed
-//! since, and the reading does not count. `fence(Release)` before the words are written makes sure that it sees that.
+//! A reading without a lock that finds the words of a number's next limit has begun before its slot
+//! was emptied, so the version of its shard has changed since, and the reading does not count.
+//! `fence(Release)` before the words are written makes sure that it sees that.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -84,7 +89,9 @@ impl Entry {
     /// Whether it is this limit's; not while it is retired.
     #[inline(always)]
     fn is(&self, limit: &Limit) -> bool {
-        head_of(limit).is_some_and(|head| self.head.load(Ordering::Relaxed) == head && self.has_numbers_of(limit))
+        head_of(limit).is_some_and(|head| {
+            self.head.load(Ordering::Relaxed) == head && self.has_numbers_of(limit)
+        })
     }
 
     #[inline(always)]
@@ -99,7 +106,9 @@ impl Entry {
                     | differs(&self.q, bucket.rate.q)
                     | differs(&self.grid, bucket.rate.grid)
             }
-            Algorithm::Window(window) => differs(&self.amount, window.amount) | differs(&self.period, window.period),
+            Algorithm::Window(window) => {
+                differs(&self.amount, window.amount) | differs(&self.period, window.period)
+            }
             _ => return false,
         };
         rest | differs(&self.debt, limit.debt()) == 0
@@ -107,11 +116,14 @@ impl Entry {
 
     fn write(&self, limit: &Limit, head: u64) {
         let (amount, period, capacity, rate) = match limit.algorithm() {
-            Algorithm::Bucket(bucket) => (bucket.amount, bucket.period, bucket.capacity, bucket.rate),
+            Algorithm::Bucket(bucket) => {
+                (bucket.amount, bucket.period, bucket.capacity, bucket.rate)
+            }
             Algorithm::Window(window) => (window.amount, window.period, 0, Rate::default()),
             _ => return,
         };
-        // Whoever sees any of these without a lock also sees that the slot it came from has changed.
+        // Whoever sees any of these without a lock also sees that the slot it came from has
+        // changed.
         fence(Ordering::Release);
         for (own, word) in [
             (&self.debt, limit.debt()),
@@ -130,12 +142,17 @@ impl Entry {
     /// The limit; for whoever knows that it does not change meanwhile.
     fn limit(&self) -> Option<Limit> {
         let read = |own: &AtomicU64| own.load(Ordering::Relaxed);
-        let (head, debt, period) = (read(&self.head), read(&self.debt), Period::micros(read(&self.period)));
+        let (head, debt, period) =
+            (read(&self.head), read(&self.debt), Period::micros(read(&self.period)));
         macro_rules! built {
             ($builder:expr) => {{
                 let builder = $builder;
                 let builder = if debt > 0 { builder.debt(debt) } else { builder };
-                if head & COUNTS_REJECTED == 0 { builder.build() } else { builder.count_rejected().build() }
+                if head & COUNTS_REJECTED == 0 {
+                    builder.build()
+                } else {
+                    builder.count_rejected().build()
+                }
             }};
         }
         let limit = match head & (TAKEN | WINDOW) {
@@ -153,7 +170,8 @@ type Chunk = [Entry; CHUNK];
 #[derive(Debug)]
 pub(crate) struct Interned {
     known: RwLock<Known>,
-    /// Who was asked for last: most programs have few limits, and comparing is cheaper than hashing.
+    /// Who was asked for last: most programs have few limits, and comparing is cheaper than
+    /// hashing.
     last: AtomicU32,
     chunks: [OnceLock<Box<Chunk>>; CHUNKS],
     hasher: RandomState,
@@ -168,7 +186,8 @@ pub(crate) struct Interned {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// By a hash that nobody outside can foresee. Of two limits with one hash, the second has no number.
+    /// By a hash that nobody outside can foresee. Of two limits with one hash, the second has no
+    /// number.
     numbers: HashMap<u64, u32>,
     free: Vec<u32>,
     /// The highest number ever given.
@@ -201,7 +220,8 @@ impl Interned {
         Some(&self.chunks.get(number / CHUNK)?.get()?[number % CHUNK])
     }
 
-    /// Whether a slot with this number was written by `limit`. For whoever has no lock, that counts only if the slot has not changed since it was read.
+    /// Whether a slot with this number was written by `limit`. For whoever has no lock, that counts
+    /// only if the slot has not changed since it was read.
     #[inline(always)]
     pub(crate) fn is(&self, number: u32, limit: &Limit) -> bool {
         self.entry(number).is_some_and(|entry| entry.is(limit))
@@ -229,8 +249,8 @@ impl Interned {
         self.entry(number)?.limit()
     }
 
-    /// The number of a limit, to be written into a slot by whoever holds the lock of its shard; `None` if its states do not fit into one, or there are
-    /// too many limits.
+    /// The number of a limit, to be written into a slot by whoever holds the lock of its shard;
+    /// `None` if its states do not fit into one, or there are too many limits.
     pub(crate) fn number(&self, limit: &Limit) -> Option<u32> {
         let last = self.last.load(Ordering::Relaxed);
         if self.is(last, limit) {
@@ -238,7 +258,8 @@ impl Interned {
         }
         head_of(limit)?;
         let hash = self.hasher.hash_one(limit);
-        let number = self.known.read().numbers.get(&hash).copied().filter(|number| self.is(*number, limit));
+        let number =
+            self.known.read().numbers.get(&hash).copied().filter(|number| self.is(*number, limit));
         let number = match number {
             Some(number) => number,
             None => self.known_or_new(&mut self.known.write(), limit, hash, false)?,
@@ -248,11 +269,18 @@ impl Interned {
     }
 
     /// The number that a limit has, or else a free one.
-    fn known_or_new(&self, known: &mut Known, limit: &Limit, hash: u64, is_reserved: bool) -> Option<u32> {
+    fn known_or_new(
+        &self,
+        known: &mut Known,
+        limit: &Limit,
+        hash: u64,
+        is_reserved: bool,
+    ) -> Option<u32> {
         let head = head_of(limit)?;
         if let Some(&number) = known.numbers.get(&hash) {
             let entry = self.entry(number)?;
-            if entry.head.load(Ordering::Relaxed) & !RETIRED != head || !entry.has_numbers_of(limit) {
+            if entry.head.load(Ordering::Relaxed) & !RETIRED != head || !entry.has_numbers_of(limit)
+            {
                 return None;
             }
             entry.head.store(head, Ordering::Relaxed);
@@ -271,7 +299,8 @@ impl Interned {
             }
         };
         let chunk = &self.chunks[number as usize / CHUNK];
-        let entry = &chunk.get_or_init(|| Box::new(std::array::from_fn(|_| Entry::default())))[number as usize % CHUNK];
+        let entry = &chunk.get_or_init(|| Box::new(std::array::from_fn(|_| Entry::default())))
+            [number as usize % CHUNK];
         entry.write(limit, head);
         // What cannot be told from its words would be saved as another.
         if entry.limit().as_ref() != Some(limit) {
@@ -294,11 +323,13 @@ impl Interned {
         known.counted = bytes;
     }
 
-    /// A number that stays the limit's; [`release`](Interned::release) gives it back. One that is reserved is not counted among those of callers.
+    /// A number that stays the limit's; [`release`](Interned::release) gives it back. One that is
+    /// reserved is not counted among those of callers.
     fn hold(&self, limit: &Limit, is_reserved: bool) -> Option<u32> {
         head_of(limit)?;
         let mut known = self.known.write();
-        let number = self.known_or_new(&mut known, limit, self.hasher.hash_one(limit), is_reserved)?;
+        let number =
+            self.known_or_new(&mut known, limit, self.hasher.hash_one(limit), is_reserved)?;
         let entry = self.entry(number)?;
         entry.holders.fetch_add(1, Ordering::Relaxed);
         if is_reserved && entry.reserved.fetch_add(1, Ordering::Relaxed) == 0 {
@@ -316,18 +347,27 @@ impl Interned {
         entry.holders.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether it is time for the next [step](Interned::sweep) of a sweep: numbers have been refused.
+    /// Whether it is time for the next [step](Interned::sweep) of a sweep: numbers have been
+    /// refused.
     #[inline]
     pub(crate) fn wants_sweep(&self) -> bool {
         self.refusals.load(Ordering::Relaxed) >= REFUSALS_PER_STEP
     }
 
-    /// Visits the next of so many shards: `visit` locks it, forgets its idle keys, and shows the numbers of the others. For whoever holds no lock.
-    pub(crate) fn sweep(&self, shards: usize, now: Timestamp, visit: impl FnOnce(usize, &mut dyn FnMut(u32))) {
+    /// Visits the next of so many shards: `visit` locks it, forgets its idle keys, and shows the
+    /// numbers of the others. For whoever holds no lock.
+    pub(crate) fn sweep(
+        &self,
+        shards: usize,
+        now: Timestamp,
+        visit: impl FnOnce(usize, &mut dyn FnMut(u32)),
+    ) {
         let Some(mut sweep) = self.sweep.try_lock() else { return };
         let sweep = &mut *sweep;
         self.refusals.store(0, Ordering::Relaxed);
-        let is_early = sweep.ended_at.is_some_and(|ended| ended <= now && now.micros_since(ended) < SWEEP_EVERY_US);
+        let is_early = sweep
+            .ended_at
+            .is_some_and(|ended| ended <= now && now.micros_since(ended) < SWEEP_EVERY_US);
         if sweep.next == 0 && !sweep.is_second && is_early {
             return;
         }
@@ -344,8 +384,9 @@ impl Interned {
             return;
         }
         let in_use = std::mem::take(&mut sweep.in_use);
-        let is_in_use =
-            |number: u32| in_use.get(number as usize / 64).is_some_and(|bits| bits >> (number % 64) & 1 == 1);
+        let is_in_use = |number: u32| {
+            in_use.get(number as usize / 64).is_some_and(|bits| bits >> (number % 64) & 1 == 1)
+        };
         let mut known = self.known.write();
         sweep.next = 0;
         if sweep.is_second {
@@ -426,7 +467,11 @@ pub(super) struct Pinned {
 impl Pinned {
     /// For as long as it lives, if there is one; whatever others have, if it `is_reserved`.
     pub(super) fn new(memory: &Memory, limit: &Limit, is_reserved: bool) -> Self {
-        Pinned { memory: memory.clone(), number: memory.inner.limits.hold(limit, is_reserved), is_reserved }
+        Pinned {
+            memory: memory.clone(),
+            number: memory.inner.limits.hold(limit, is_reserved),
+            is_reserved,
+        }
     }
 
     pub(super) fn number(&self) -> Option<u32> {
@@ -453,8 +498,8 @@ impl Drop for Pinned {
     }
 }
 
-/// Limits that a memory store keeps in the least room for as long as this lives, whatever other limits its callers bring: see
-/// [`Memory::reserve_limits`].
+/// Limits that a memory store keeps in the least room for as long as this lives, whatever other
+/// limits its callers bring: see [`Memory::reserve_limits`].
 #[derive(Clone, Debug)]
 #[must_use = "the limits are reserved for as long as it lives"]
 pub struct ReservedLimits {
@@ -463,7 +508,9 @@ pub struct ReservedLimits {
 
 impl ReservedLimits {
     pub(super) fn new<'a>(memory: &Memory, limits: impl IntoIterator<Item = &'a Limit>) -> Self {
-        ReservedLimits { _pinned: limits.into_iter().map(|limit| Pinned::new(memory, limit, true)).collect() }
+        ReservedLimits {
+            _pinned: limits.into_iter().map(|limit| Pinned::new(memory, limit, true)).collect(),
+        }
     }
 }
 
@@ -484,7 +531,9 @@ mod tests {
     /// A whole sweep over one shard, whose slots have these numbers.
     fn sweep(interned: &Interned, seconds: u64, in_use: &[u32]) {
         for _ in 0..2 {
-            interned.sweep(1, Timestamp::from_secs(seconds), |_, show| in_use.iter().for_each(|number| show(*number)));
+            interned.sweep(1, Timestamp::from_secs(seconds), |_, show| {
+                in_use.iter().for_each(|number| show(*number))
+            });
         }
     }
 
@@ -495,13 +544,16 @@ mod tests {
         for amount in 1..=most {
             let number = interned.number(&window(amount)).unwrap();
             assert_eq!(interned.number(&window(amount)), Some(number));
-            assert!(interned.is(number, &window(amount)) && !interned.is(number, &window(amount + 1)));
+            assert!(
+                interned.is(number, &window(amount)) && !interned.is(number, &window(amount + 1))
+            );
             assert_eq!(interned.limit(number), Some(window(amount)));
         }
         assert_eq!(interned.number(&window(most + 1)), None);
         assert_eq!(interned.limit(0), None);
         // Those that are reserved are not counted among them, up to all that there are.
-        let reserved: Vec<_> = (most + 1..=MAX_INTERNED).map(|amount| interned.hold(&window(amount), true)).collect();
+        let reserved: Vec<_> =
+            (most + 1..=MAX_INTERNED).map(|amount| interned.hold(&window(amount), true)).collect();
         assert!(reserved.iter().all(Option::is_some));
         assert_eq!(interned.hold(&window(MAX_INTERNED + 1), true), None);
         let bytes = interned.bytes.load(Ordering::Relaxed);
@@ -527,7 +579,9 @@ mod tests {
             let number = interned.number(&limit).unwrap_or_else(|| panic!("{text} has no number"));
             assert_eq!(interned.limit(number), Some(limit), "{text}");
         }
-        for text in ["10/min window from first hit", "10/min sliding", "10/min log", "5 concurrent ttl 1m"] {
+        for text in
+            ["10/min window from first hit", "10/min sliding", "10/min log", "5 concurrent ttl 1m"]
+        {
             assert_eq!(interned.number(&text.parse().unwrap()), None, "{text}");
         }
     }
@@ -535,7 +589,8 @@ mod tests {
     #[test]
     fn a_small_store_has_few_numbers_for_callers() {
         let interned = interned(1 << 20);
-        let found = (1..10_000).filter(|amount| interned.number(&window(*amount)).is_some()).count();
+        let found =
+            (1..10_000).filter(|amount| interned.number(&window(*amount)).is_some()).count();
         assert!((200..1000).contains(&found), "{found}");
         assert!(interned.bytes.load(Ordering::Relaxed) <= (1 << 20) / BYTES_PART * 3 / 2);
     }
@@ -544,7 +599,8 @@ mod tests {
     fn numbers_that_no_key_has_are_given_again() {
         let interned = interned(1 << 20);
         let most = interned.max_ad_hoc;
-        let numbers: Vec<u32> = (1..=most).map(|amount| interned.number(&window(amount)).unwrap()).collect();
+        let numbers: Vec<u32> =
+            (1..=most).map(|amount| interned.number(&window(amount)).unwrap()).collect();
         assert!(!interned.wants_sweep());
         for _ in 0..REFUSALS_PER_STEP {
             assert_eq!(interned.number(&window(most + 1)), None);
@@ -554,7 +610,9 @@ mod tests {
         sweep(&interned, 10, &numbers[..2]);
         assert_eq!(interned.len(), 3, "two that are in slots, and one that is held");
         assert!(
-            interned.is(numbers[0], &window(1)) && interned.is(numbers[1], &window(2)) && interned.is(held, &window(5))
+            interned.is(numbers[0], &window(1))
+                && interned.is(numbers[1], &window(2))
+                && interned.is(held, &window(5))
         );
         assert!(!interned.is(numbers[2], &window(3)));
         let bytes = interned.bytes.load(Ordering::Relaxed);
@@ -562,7 +620,10 @@ mod tests {
             assert!(interned.number(&window(amount)).is_some(), "{amount}");
         }
         assert_eq!(interned.number(&window(2 * most)), None);
-        assert!(interned.bytes.load(Ordering::Relaxed) <= bytes + bytes / 2, "they are the same ones");
+        assert!(
+            interned.bytes.load(Ordering::Relaxed) <= bytes + bytes / 2,
+            "they are the same ones"
+        );
     }
 
     #[test]
@@ -571,12 +632,19 @@ mod tests {
         let [one, two, three] = [1, 2, 3].map(|amount| interned.number(&window(amount)).unwrap());
         let now = Timestamp::from_secs(1);
         interned.sweep(1, now, |_, _| {});
-        assert!(![one, two, three].iter().any(|number| interned.limit(*number).is_none()), "slots can still be read");
+        assert!(
+            ![one, two, three].iter().any(|number| interned.limit(*number).is_none()),
+            "slots can still be read"
+        );
         assert!(!interned.is(one, &window(1)), "but nothing is written with them");
         // The first is asked for, the second was about to be written, the third is not needed.
         assert_eq!(interned.number(&window(1)), Some(one));
         interned.sweep(1, now, |_, show| show(two));
-        assert!(interned.is(one, &window(1)) && interned.is(two, &window(2)) && !interned.is(three, &window(3)));
+        assert!(
+            interned.is(one, &window(1))
+                && interned.is(two, &window(2))
+                && !interned.is(three, &window(3))
+        );
         assert_eq!((interned.len(), interned.number(&window(4))), (2, Some(three)));
     }
 
@@ -586,7 +654,8 @@ mod tests {
         sweep(&interned, 10, &[]);
         let visited = AtomicBool::new(false);
         let visit = |now: u64| {
-            interned.sweep(1, Timestamp::from_secs(now), |_, _| visited.store(true, Ordering::Relaxed));
+            interned
+                .sweep(1, Timestamp::from_secs(now), |_, _| visited.store(true, Ordering::Relaxed));
             visited.swap(false, Ordering::Relaxed)
         };
         assert!(!visit(10) && visit(11));

@@ -10,7 +10,8 @@ use super::raw;
 use super::shard::{self, Shard, Tag};
 use super::slots::Words;
 
-/// A shard's lock on a cache line of its own. The shard itself is elsewhere, so that the locks take little of the cache.
+/// A shard's lock on a cache line of its own. The shard itself is elsewhere, so that the locks take
+/// little of the cache.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Line {
@@ -24,11 +25,12 @@ impl Line {
         Line { shard: raw::Versioned::new(Box::new(shard)), charges: AtomicBool::new(false) }
     }
 
-    /// Decides by reading without the lock, and taking it only to write, if nobody has written since. A denial changes nothing, so it takes no lock at
-    /// all, and many threads that are denied do not disturb each other.
+    /// Decides by reading without the lock, and taking it only to write, if nobody has written
+    /// since. A denial changes nothing, so it takes no lock at all, and many threads that are
+    /// denied do not disturb each other.
     ///
-    /// Where checks are charged, the lock is taken first: a processor can wait for the slot's memory and go on with what comes next meanwhile, but
-    /// not past the taking of a lock.
+    /// Where checks are charged, the lock is taken first: a processor can wait for the slot's
+    /// memory and go on with what comes next meanwhile, but not past the taking of a lock.
     #[inline(always)]
     pub(super) fn try_check<A: Answer, W: Words>(
         &self,
@@ -49,7 +51,10 @@ impl Line {
     }
 
     /// The rest of [`try_check`](Line::try_check): under the lock, or from the version on.
-    #[allow(clippy::too_many_arguments, reason = "it is one step with the one before, written twice by the compiler")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "it is one step with the one before, written twice by the compiler"
+    )]
     #[inline(always)]
     fn check_read<A: Answer, W: Words>(
         &self,
@@ -69,14 +74,16 @@ impl Line {
                 let mut level = shard::level_of(read.numbers);
                 let outcome = tidegate_core::admit(limit, bucket, &mut level, now, cost);
                 let changed = (level.units, level.at.as_micros());
-                self.write(limit, read, outcome.0, cost, changed).then(|| A::of(limit, bucket, outcome, cost))
+                self.write(limit, read, outcome.0, cost, changed)
+                    .then(|| A::of(limit, bucket, outcome, cost))
             }
             Algorithm::Window(window) => self.try_window(limit, window, cost, now, read),
             _ => None,
         }
     }
 
-    /// The rest of [`try_check`](Line::try_check) for windows, out of the way of the most usual limits.
+    /// The rest of [`try_check`](Line::try_check) for windows, out of the way of the most usual
+    /// limits.
     #[cold]
     #[inline(never)]
     fn try_window<A: Answer, W: Words>(
@@ -90,10 +97,12 @@ impl Line {
         let mut count = shard::count_of(read.numbers, window.period);
         let outcome = tidegate_core::admit(limit, window, &mut count, now, cost);
         let changed = (count.used, count.last.as_micros());
-        self.write(limit, read, outcome.0, cost, changed).then(|| A::of(limit, window, outcome, cost))
+        self.write(limit, read, outcome.0, cost, changed)
+            .then(|| A::of(limit, window, outcome, cost))
     }
 
-    /// Writes what has changed, if anything has, and says whether what was read still held until then.
+    /// Writes what has changed, if anything has, and says whether what was read still held until
+    /// then.
     #[inline(always)]
     fn write<W: Words>(
         &self,
@@ -104,7 +113,8 @@ impl Line {
         changed: (u64, u64),
     ) -> bool {
         let Read { found, hold, tag, .. } = read;
-        // What is denied is not charged, unless the limit counts that, too; and looking costs nothing.
+        // What is denied is not charged, unless the limit counts that, too; and looking costs
+        // nothing.
         let is_charged = (is_allowed || limit.counts_rejected()) && cost > 0;
         match hold {
             Hold::Lock(_writing) => {

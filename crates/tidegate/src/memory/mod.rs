@@ -1,8 +1,9 @@
 //! The memory store: exact, bounded, fast, and inside the process.
 //!
-//! Keys are spread over shards, each behind its own lock, and known by a keyed hash in 128 bits ([`hash`]): their bytes are not
-//! kept, and nobody who does not know the key of this store can make them collide. Nothing runs in the background: a key that has
-//! become the same as one never seen is forgotten when its room is needed, or when it is touched.
+//! Keys are spread over shards, each behind its own lock, and known by a keyed hash in 128 bits
+//! ([`hash`]): their bytes are not kept, and nobody who does not know the key of this store can
+//! make them collide. Nothing runs in the background: a key that has become the same as one never
+//! seen is forgotten when its room is needed, or when it is touched.
 
 mod gate;
 mod hash;
@@ -44,7 +45,8 @@ pub use snapshot::{LoadError, Loaded, Saved};
 /// How many keys are kept unless told otherwise.
 pub const DEFAULT_MAX_KEYS: usize = 10_000_000;
 const MAX_SHARDS: usize = 256;
-/// How often to try without the lock, before waiting for it: enough for somebody else to have written once or twice.
+/// How often to try without the lock, before waiting for it: enough for somebody else to have
+/// written once or twice.
 const ATTEMPTS: usize = 3;
 /// A shard is worth having from this many keys on.
 const KEYS_PER_SHARD: usize = 1024;
@@ -53,7 +55,8 @@ const BYTES_PER_SHARD: usize = 256 << 10;
 
 /// Keeps state in this process. Clones share it.
 ///
-/// It answers at once and cannot fail, so besides being a [`Store`] it can be called directly, without a runtime:
+/// It answers at once and cannot fail, so besides being a [`Store`] it can be called directly,
+/// without a runtime:
 /// ```
 /// use tidegate::{Limit, Memory};
 /// let memory = Memory::new();
@@ -69,12 +72,14 @@ pub struct Memory {
 }
 
 struct Inner {
-    /// As many as are in use, and for the rest of what a byte can choose among, nothing: so nobody has to ask whether there is such a shard.
+    /// As many as are in use, and for the rest of what a byte can choose among, nothing: so nobody
+    /// has to ask whether there is such a shard.
     shards: Box<[Line; MAX_SHARDS]>,
     /// All bits set that choose a shard in use.
     last_shard: u8,
-    /// How many cache lines each shard's table has where keys are at home, for those who read without the lock. They change only when keys come and go; apart
-    /// from the locks they stay in every processor's cache.
+    /// How many cache lines each shard's table has where keys are at home, for those who read
+    /// without the lock. They change only when keys come and go; apart from the locks they stay in
+    /// every processor's cache.
     lines: [AtomicUsize; MAX_SHARDS],
     arena: Arc<Arena>,
     hashing: Hashing,
@@ -128,11 +133,12 @@ impl MemoryBuilder {
         self
     }
 
-    /// The most keys to keep, at least 1; ten million unless told otherwise. A key with several limits counts once for each.
+    /// The most keys to keep, at least 1; ten million unless told otherwise. A key with several
+    /// limits counts once for each.
     ///
-    /// The bound is hard. It is kept shard by shard, so a few per cent may stay free when new keys overflow. It bounds keys, not
-    /// bytes: a key under `log` or `concurrent` holds an entry for each hit or lease that still counts, at most 200 000; see
-    /// [`max_bytes`](Self::max_bytes).
+    /// The bound is hard. It is kept shard by shard, so a few per cent may stay free when new keys
+    /// overflow. It bounds keys, not bytes: a key under `log` or `concurrent` holds an entry for
+    /// each hit or lease that still counts, at most 200 000; see [`max_bytes`](Self::max_bytes).
     pub fn max_keys(mut self, keys: usize) -> Self {
         self.max_keys = keys.max(1);
         self
@@ -140,16 +146,19 @@ impl MemoryBuilder {
 
     /// The most bytes to use for keys and what is kept of them; no bound unless told otherwise.
     ///
-    /// When they are used up, idle keys are forgotten; then new keys [overflow](Self::overflow), and so does whatever would have to grow: a hit under `log`, a
-    /// lease under `concurrent`, another step of a `sliding`, a charge with an id. Where new keys share a bucket, those are denied: a hit cannot be kept elsewhere. Other keys
-    /// that are there stay exact. What is counted is what is allocated. At most 4 MiB more is used, and while a list of many
-    /// thousand hits or leases grows, as much as that list takes.
+    /// When they are used up, idle keys are forgotten; then new keys [overflow](Self::overflow),
+    /// and so does whatever would have to grow: a hit under `log`, a lease under `concurrent`,
+    /// another step of a `sliding`, a charge with an id. Where new keys share a bucket, those are
+    /// denied: a hit cannot be kept elsewhere. Other keys that are there stay exact. What is
+    /// counted is what is allocated. At most 4 MiB more is used, and while a list of many thousand
+    /// hits or leases grows, as much as that list takes.
     pub fn max_bytes(mut self, bytes: usize) -> Self {
         self.max_bytes = bytes;
         self
     }
 
-    /// What happens to new keys when all places are taken by keys in use. A charge may have [policy](crate::Policy) of its own.
+    /// What happens to new keys when all places are taken by keys in use. A charge may have
+    /// [policy](crate::Policy) of its own.
     pub fn overflow(mut self, overflow: Overflow) -> Self {
         self.overflow = overflow;
         self
@@ -162,7 +171,9 @@ impl MemoryBuilder {
     }
 
     fn build_with(self, seeds: (u64, u64)) -> Memory {
-        let shards = (self.max_keys / KEYS_PER_SHARD).min(self.max_bytes / BYTES_PER_SHARD).clamp(1, MAX_SHARDS);
+        let shards = (self.max_keys / KEYS_PER_SHARD)
+            .min(self.max_bytes / BYTES_PER_SHARD)
+            .clamp(1, MAX_SHARDS);
         let shards = 1 << shards.ilog2();
         let bytes = Arc::new(AtomicUsize::new(0));
         let arena = Arc::new(Arena::new(shards, self.max_bytes, Arc::clone(&bytes)));
@@ -251,7 +262,8 @@ impl Memory {
         self.inner.without_room.load(Ordering::Relaxed)
     }
 
-    /// Forgets every key that has become the same as one never seen. Never needed; for those who want their memory back now.
+    /// Forgets every key that has become the same as one never seen. Never needed; for those who
+    /// want their memory back now.
     pub fn reclaim(&self) {
         let now = self.inner.clock.now();
         for (line, lines) in self.inner.in_use().iter().zip(&self.inner.lines) {
@@ -269,11 +281,14 @@ impl Memory {
         Gate { pinned, limit: *limit, tag, other: other_of(&Scope::AdHoc, limit, 0) }
     }
 
-    /// Keeps keys under these limits in the least room, for as long as what is returned lives and whatever other limits callers bring.
+    /// Keeps keys under these limits in the least room, for as long as what is returned lives and
+    /// whatever other limits callers bring.
     ///
-    /// A bucket or a window takes a slot of 32 bytes that has a number for its limit. Limits get numbers as they come; up to 16 383 that nobody reserved have one
-    /// at a time, fewer with small [`max_bytes`](MemoryBuilder::max_bytes). Keys under further ones take about five times as much. So a program whose
-    /// callers bring limits of their own reserves those of its configuration. A [`Gate`] has its limit reserved.
+    /// A bucket or a window takes a slot of 32 bytes that has a number for its limit. Limits get
+    /// numbers as they come; up to 16 383 that nobody reserved have one at a time, fewer with small
+    /// [`max_bytes`](MemoryBuilder::max_bytes). Keys under further ones take about five times as
+    /// much. So a program whose callers bring limits of their own reserves those of its
+    /// configuration. A [`Gate`] has its limit reserved.
     ///
     /// ```
     /// use tidegate::{Limits, Memory};
@@ -282,7 +297,10 @@ impl Memory {
     /// let _reserved = memory.reserve_limits(configured.as_slice());
     /// # Ok::<(), tidegate::ParseError>(())
     /// ```
-    pub fn reserve_limits<'a>(&self, limits: impl IntoIterator<Item = &'a Limit>) -> ReservedLimits {
+    pub fn reserve_limits<'a>(
+        &self,
+        limits: impl IntoIterator<Item = &'a Limit>,
+    ) -> ReservedLimits {
         ReservedLimits::new(self, limits)
     }
 
@@ -291,17 +309,20 @@ impl Memory {
         Series::new(self, scope, limit)
     }
 
-    /// Checks one key against one limit: the same as a [`Check`] of one charge. A cost of zero only looks.
+    /// Checks one key against one limit: the same as a [`Check`] of one charge. A cost of zero only
+    /// looks.
     ///
-    /// Under a `concurrent` limit this takes a lease without a name, which ends with its ttl. To release one, ask with a
-    /// [`Check`] that has an [id](Check::with_id), or through [`Limiter::lease`](crate::Limiter::lease).
+    /// Under a `concurrent` limit this takes a lease without a name, which ends with its ttl. To
+    /// release one, ask with a [`Check`] that has an [id](Check::with_id), or through
+    /// [`Limiter::lease`](crate::Limiter::lease).
     #[must_use = "let the request pass only if it is allowed"]
     #[inline]
     pub fn check<K: AsRef<[u8]> + ?Sized>(&self, key: &K, limit: &Limit, cost: u64) -> Verdict {
         self.inner.check_key(key.as_ref(), limit, cost)
     }
 
-    /// The same as [`check`](Memory::check) for those who only want to know whether the request may pass; a little faster.
+    /// The same as [`check`](Memory::check) for those who only want to know whether the request may
+    /// pass; a little faster.
     #[must_use = "let the request pass only if it is allowed"]
     #[inline]
     pub fn allows<K: AsRef<[u8]> + ?Sized>(&self, key: &K, limit: &Limit, cost: u64) -> bool {
@@ -309,9 +330,11 @@ impl Memory {
         allowed
     }
 
-    /// Checks several keys against one limit, one after the other, each by itself. Reads the clock once.
+    /// Checks several keys against one limit, one after the other, each by itself. Reads the clock
+    /// once.
     ///
-    /// Much faster than one call each when there are many keys: the memory of the next ones is fetched while one is decided.
+    /// Much faster than one call each when there are many keys: the memory of the next ones is
+    /// fetched while one is decided.
     #[must_use = "let the requests pass only if they are allowed"]
     pub fn check_many<K: AsRef<[u8]>>(&self, asks: &[(K, u64)], limit: &Limit) -> Vec<Verdict> {
         self.gate(limit).check_many(asks)
@@ -320,7 +343,8 @@ impl Memory {
     /// Decides a check of any kind.
     ///
     /// # Errors
-    /// If no store could decide it: it charges nothing, too much at once, or a key that is too long.
+    /// If no store could decide it: it charges nothing, too much at once, or a key that is too
+    /// long.
     pub fn decide(&self, check: &Check<'_>) -> Result<Decision, InvalidCheck> {
         check.validate()?;
         let now = self.inner.clock.now();
@@ -353,12 +377,13 @@ impl Inner {
     fn check_charge(&self, charge: &Charge<'_>, now: Timestamp) -> Decision {
         let Charge { subject, limit, position, cost, .. } = charge;
         let hash = self.hash(&subject.scope, &subject.key, limit, *position);
-        let verdict: Verdict = self.check(&self.expect(hash), limit, *cost, now, self.tag_of(limit));
+        let verdict: Verdict =
+            self.check(&self.expect(hash), limit, *cost, now, self.tag_of(limit));
         Decision::of_one(verdict, verdict.allowed, now)
     }
 
-    /// Decides one charge, and makes of the answer what the caller wants: a yes or no, or all the numbers. `tag_of` says which tag a
-    /// slot has to have to be this limit's.
+    /// Decides one charge, and makes of the answer what the caller wants: a yes or no, or all the
+    /// numbers. `tag_of` says which tag a slot has to have to be this limit's.
     #[inline(always)]
     fn check<A: Answer>(
         &self,
@@ -392,7 +417,8 @@ impl Inner {
         }
     }
 
-    /// Somebody else was writing, or it is a key that is new, or whose state another limit wrote, or is not packed.
+    /// Somebody else was writing, or it is a key that is new, or whose state another limit wrote,
+    /// or is not packed.
     #[cold]
     #[inline(never)]
     fn check_again<A: Answer>(
@@ -406,7 +432,8 @@ impl Inner {
         let number = self.shard_number(hash);
         let look = || self.arena.get(number, self.lines[number].load(Ordering::Relaxed), hash);
         for _ in 0..ATTEMPTS {
-            // Whoever finds nothing without the lock may be wrong, but need not try again without it.
+            // Whoever finds nothing without the lock may be wrong, but need not try again without
+            // it.
             if look().is_none() {
                 break;
             }
@@ -433,7 +460,9 @@ impl Inner {
         cost: u64,
         now: Timestamp,
     ) -> Option<A> {
-        let (Algorithm::Bucket(bucket), Err(index)) = (limit.algorithm(), shard.find(hash)) else { return None };
+        let (Algorithm::Bucket(bucket), Err(index)) = (limit.algorithm(), shard.find(hash)) else {
+            return None;
+        };
         if !self.has_room(shard, More::Key { most: self.max_keys_per_shard, is_listed: false }) {
             return None;
         }
@@ -449,7 +478,8 @@ impl Inner {
         Some(A::of(limit, bucket, outcome, cost))
     }
 
-    /// Looks for limits that no key refers to any more, a shard at a time, if there have been too many. For whoever holds no lock.
+    /// Looks for limits that no key refers to any more, a shard at a time, if there have been too
+    /// many. For whoever holds no lock.
     #[inline]
     fn sweep_limits(&self, now: Timestamp) {
         if self.limits.wants_sweep() {
@@ -468,39 +498,67 @@ impl Inner {
             .iter()
             .enumerate()
             .map(|(ordinal, charge)| {
-                let hash = self.hash(&charge.subject.scope, &charge.subject.key, &charge.limit, charge.position);
+                let hash = self.hash(
+                    &charge.subject.scope,
+                    &charge.subject.key,
+                    &charge.limit,
+                    charge.position,
+                );
                 let (limit, cost, reserved) = (&charge.limit, charge.cost, charge.reserved);
-                (hash, Ask { limit, ordinal, cost, reserved, id: check.id(), overflow: charge.policy.overflow })
+                (
+                    hash,
+                    Ask {
+                        limit,
+                        ordinal,
+                        cost,
+                        reserved,
+                        id: check.id(),
+                        overflow: charge.policy.overflow,
+                    },
+                )
             })
             .collect();
         if let [(hash, ask)] = &asks[..] {
             let mut shard = self.line(*hash).shard.lock();
             return self.decide_one(&mut shard, *hash, check.op(), *ask, now);
         }
-        // Always in the same order, so that two checks over the same shards cannot wait for each other.
-        let mut numbers: Vec<usize> = asks.iter().map(|(hash, _)| self.shard_number(*hash)).collect();
+        // Always in the same order, so that two checks over the same shards cannot wait for each
+        // other.
+        let mut numbers: Vec<usize> =
+            asks.iter().map(|(hash, _)| self.shard_number(*hash)).collect();
         numbers.sort_unstable();
         numbers.dedup();
-        let mut guards: Vec<Guard<'_>> = numbers.iter().map(|number| self.shards[*number].shard.lock()).collect();
-        let place = |hash: Hash| numbers.partition_point(|number| *number < self.shard_number(hash));
+        let mut guards: Vec<Guard<'_>> =
+            numbers.iter().map(|number| self.shards[*number].shard.lock()).collect();
+        let place =
+            |hash: Hash| numbers.partition_point(|number| *number < self.shard_number(hash));
 
         let mut held: Vec<Held> = Vec::with_capacity(asks.len());
         let mut added = vec![0; guards.len()];
         for (hash, ask) in &asks {
             let place = place(*hash);
-            let mut loaded = self.load(&mut guards[place], *hash, (check.op(), ask), added[place], now);
+            let mut loaded =
+                self.load(&mut guards[place], *hash, (check.op(), ask), added[place], now);
             loaded.spare_others(check.op());
             added[place] += usize::from(matches!(loaded.home, Home::Slot));
             held.push(loaded);
         }
-        let mut overflows = held.iter().any(|held| matches!(held.home, Home::Shared)).then(|| self.overflows.lock());
+        let mut overflows = held
+            .iter()
+            .any(|held| matches!(held.home, Home::Shared))
+            .then(|| self.overflows.lock());
         if let Some(overflows) = &mut overflows {
-            for (held, (_, ask)) in held.iter_mut().zip(&asks).filter(|(held, _)| matches!(held.home, Home::Shared)) {
+            for (held, (_, ask)) in
+                held.iter_mut().zip(&asks).filter(|(held, _)| matches!(held.home, Home::Shared))
+            {
                 *held = overflows.load(ask, now);
             }
         }
-        let mut charges: Vec<_> =
-            held.iter_mut().zip(&asks).map(|(held, (_, ask))| ask.charge(&mut held.record)).collect();
+        let mut charges: Vec<_> = held
+            .iter_mut()
+            .zip(&asks)
+            .map(|(held, (_, ask))| ask.charge(&mut held.record))
+            .collect();
         let decision = tidegate_core::decide(check.op(), &mut charges, now);
         for (held, (hash, ask)) in held.into_iter().zip(&asks) {
             match (&held.home, &mut overflows) {
@@ -511,7 +569,14 @@ impl Inner {
         decision
     }
 
-    fn decide_one(&self, shard: &mut Shard, hash: Hash, op: Op, ask: Ask<'_>, now: Timestamp) -> Decision {
+    fn decide_one(
+        &self,
+        shard: &mut Shard,
+        hash: Hash,
+        op: Op,
+        ask: Ask<'_>,
+        now: Timestamp,
+    ) -> Decision {
         let mut held = self.load(shard, hash, (op, &ask), 0, now);
         held.spare_others(op);
         let mut overflows = matches!(held.home, Home::Shared).then(|| self.overflows.lock());
@@ -530,8 +595,16 @@ impl Inner {
         decision
     }
 
-    /// The record of a key, and where it is to be kept afterwards; `added` places are promised to others already.
-    fn load(&self, shard: &mut Shard, hash: Hash, (op, ask): (Op, &Ask<'_>), added: usize, now: Timestamp) -> Held {
+    /// The record of a key, and where it is to be kept afterwards; `added` places are promised to
+    /// others already.
+    fn load(
+        &self,
+        shard: &mut Shard,
+        hash: Hash,
+        (op, ask): (Op, &Ask<'_>),
+        added: usize,
+        now: Timestamp,
+    ) -> Held {
         let may_grow = ask.may_grow(op);
         let mut is_there = shard.find(hash).is_ok();
         if is_there {
@@ -546,11 +619,14 @@ impl Inner {
             }
         }
         let most = self.max_keys_per_shard.saturating_sub(added);
-        if !is_there && self.make_room(shard, hash, More::Key { most, is_listed: ask.is_listed() }, now) {
+        if !is_there
+            && self.make_room(shard, hash, More::Key { most, is_listed: ask.is_listed() }, now)
+        {
             return Held { record: Record::default(), home: Home::Slot };
         }
         self.without_room.fetch_add(1, Ordering::Relaxed);
-        // What is shared would have to grow, too; and what a key has used is not forgotten because it used more.
+        // What is shared would have to grow, too; and what a key has used is not forgotten because
+        // it used more.
         let is_stuck = is_there || may_grow && self.bytes.load(Ordering::Relaxed) >= self.max_bytes;
         match ask.overflow.unwrap_or(self.overflow) {
             Overflow::SharedBucket if is_stuck => Held::exhausted(ask, now),
@@ -599,7 +675,8 @@ impl Inner {
         shard.count(&self.bytes);
     }
 
-    /// What a state is known by. The key is hashed once; position and algorithm are mixed into the hash.
+    /// What a state is known by. The key is hashed once; position and algorithm are mixed into the
+    /// hash.
     #[inline(always)]
     fn hash(&self, scope: &Scope<'_>, key: &[u8], limit: &Limit, position: u16) -> Hash {
         let (order, other) = match scope {
@@ -612,8 +689,9 @@ impl Inner {
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "only the low bits choose")]
     fn shard_number(&self, hash: Hash) -> usize {
-        // The high bits choose the home within the shard. All limits of one key are neighbours in one shard; and the processor
-        // can go there while it still computes the other half of the hash.
+        // The high bits choose the home within the shard. All limits of one key are neighbours in
+        // one shard; and the processor can go there while it still computes the other half of the
+        // hash.
         usize::from(hash.order as u8 & self.last_shard)
     }
 
@@ -654,7 +732,8 @@ impl Inner {
     }
 }
 
-/// Rules know their states by name and position alone, so that one that changes its algorithm keeps what was used.
+/// Rules know their states by name and position alone, so that one that changes its algorithm keeps
+/// what was used.
 const RULE: u64 = 0x80;
 
 /// What is mixed into the hash of a key, so that each of its limits has a state of its own.

@@ -4,10 +4,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tidegate_core::{Algorithm, Id, Limit, Op, Record, Timestamp};
 
-/// The most limits that can have a shared state for overflowing keys; a check over several may go a few beyond it.
+/// The most limits that can have a shared state for overflowing keys; a check over several may go a
+/// few beyond it.
 const MAX_OVERFLOWS: usize = 1024;
 
-/// What happens to a new key when every place is taken by a key that is in use. A key in use is never forgotten for a new one.
+/// What happens to a new key when every place is taken by a key that is in use. A key in use is
+/// never forgotten for a new one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Overflow {
     /// All keys that find no place share one state per limit: together they get what one key gets.
@@ -22,7 +24,8 @@ pub enum Overflow {
 /// The shared states of keys that found no place.
 #[derive(Debug, Default)]
 pub(super) struct Overflows {
-    /// By limit and by which charge of a call it was, so that no two charges of one call share a record.
+    /// By limit and by which charge of a call it was, so that no two charges of one call share a
+    /// record.
     records: Vec<(Limit, usize, Record)>,
     /// How many bytes of theirs the store knows of.
     counted: usize,
@@ -55,13 +58,21 @@ impl<'a> Ask<'a> {
     /// Whether its state may be larger afterwards than that of a key that is there.
     pub(super) fn may_grow(&self, op: Op) -> bool {
         let takes = matches!(op, Op::Check | Op::Take | Op::Debit | Op::Book { .. });
-        let has_list =
-            matches!(self.limit.algorithm(), Algorithm::Sliding(_) | Algorithm::Log(_) | Algorithm::Concurrent(_));
+        let has_list = matches!(
+            self.limit.algorithm(),
+            Algorithm::Sliding(_) | Algorithm::Log(_) | Algorithm::Concurrent(_)
+        );
         takes && (has_list || self.id.is_some())
     }
 
     pub(super) fn charge(&self, record: &'a mut Record) -> tidegate_core::Charge<'a> {
-        tidegate_core::Charge { limit: self.limit, record, cost: self.cost, reserved: self.reserved, id: self.id }
+        tidegate_core::Charge {
+            limit: self.limit,
+            record,
+            cost: self.cost,
+            reserved: self.reserved,
+            id: self.id,
+        }
     }
 }
 
@@ -99,8 +110,8 @@ pub(super) enum Home {
 }
 
 impl Overflows {
-    /// The shared record of a limit, taken out until [`store`](Overflows::store) brings it back; or an exhausted one if there
-    /// are too many.
+    /// The shared record of a limit, taken out until [`store`](Overflows::store) brings it back; or
+    /// an exhausted one if there are too many.
     pub(super) fn load(&mut self, ask: &Ask<'_>, now: Timestamp) -> Held {
         if let Some(record) = self.find(ask) {
             return Held { record: std::mem::take(record), home: Home::Shared };
@@ -126,7 +137,8 @@ impl Overflows {
     }
 
     fn find(&mut self, ask: &Ask<'_>) -> Option<&mut Record> {
-        let known = |entry: &&mut (Limit, usize, Record)| (&entry.0, entry.1) == (ask.limit, ask.ordinal);
+        let known =
+            |entry: &&mut (Limit, usize, Record)| (&entry.0, entry.1) == (ask.limit, ask.ordinal);
         self.records.iter_mut().find(known).map(|(_, _, record)| record)
     }
 }

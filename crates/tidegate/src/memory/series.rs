@@ -14,8 +14,8 @@ use crate::store::Scope;
 /// Keys whose memory is fetched while the first of them is decided.
 const AHEAD: usize = 16;
 
-/// A memory store under one limit, for keys of one scope: for whoever has many questions at hand that differ in nothing but their keys. What
-/// their answers have in common is worked out once.
+/// A memory store under one limit, for keys of one scope: for whoever has many questions at hand
+/// that differ in nothing but their keys. What their answers have in common is worked out once.
 ///
 /// ```
 /// use tidegate::{Limit, Memory, Scope};
@@ -58,8 +58,9 @@ impl Series {
         &self.pinned.memory
     }
 
-    /// Decides a charge of `cost` on each key, one after the other, each by itself, as a [`Check`](crate::Check) of it would be, at a moment
-    /// that the store's [clock](Memory::clock) told. `answer` hears each verdict with its key before the next is decided.
+    /// Decides a charge of `cost` on each key, one after the other, each by itself, as a
+    /// [`Check`](crate::Check) of it would be, at a moment that the store's [clock](Memory::clock)
+    /// told. `answer` hears each verdict with its key before the next is decided.
     #[inline]
     pub fn check_each<'k>(
         &self,
@@ -75,7 +76,10 @@ impl Series {
                 *next = self.expect(key);
             }
             for (expected, key) in next.iter().zip(keys) {
-                answer(key, inner.check_arrived(expected, &self.limit, cost, now, |_| Some(self.tag)));
+                answer(
+                    key,
+                    inner.check_arrived(expected, &self.limit, cost, now, |_| Some(self.tag)),
+                );
             }
         }
     }
@@ -83,15 +87,22 @@ impl Series {
     /// The same for one key.
     #[must_use = "let the request pass only if it is allowed"]
     pub fn check(&self, key: &[u8], cost: u64, now: Timestamp) -> Verdict {
-        self.pinned.memory.inner.check(&self.expect(key), &self.limit, cost, now, |_| Some(self.tag))
+        self.pinned
+            .memory
+            .inner
+            .check(&self.expect(key), &self.limit, cost, now, |_| Some(self.tag))
     }
 
     /// The same for whoever wants to know no more than that.
     #[cfg(feature = "tower")]
     #[inline]
     pub(crate) fn check_briefly(&self, key: &[u8], cost: u64, now: Timestamp) -> Brief {
-        // Nobody has another question at hand, so nothing is gained by more work that lets the next one begin early.
-        self.pinned.memory.inner.check_arrived(&self.expect(key), &self.limit, cost, now, |_| Some(self.tag))
+        // Nobody has another question at hand, so nothing is gained by more work that lets the next
+        // one begin early.
+        self.pinned
+            .memory
+            .inner
+            .check_arrived(&self.expect(key), &self.limit, cost, now, |_| Some(self.tag))
     }
 
     #[inline(always)]

@@ -1,7 +1,8 @@
 //! A shard: a part of the keys behind one lock, and how states are packed into its slots.
 //!
-//! Most states are two numbers: a bucket's level and time, a window's count and time. They are packed into a slot together
-//! with the number of the limit that wrote them. Everything else lives in a list beside the table, and the slot says where.
+//! Most states are two numbers: a bucket's level and time, a window's count and time. They are
+//! packed into a slot together with the number of the limit that wrote them. Everything else lives
+//! in a list beside the table, and the slot says where.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -112,10 +113,14 @@ pub(crate) struct Tag {
 
 impl Tag {
     fn new(tag: u32) -> Self {
-        Tag { low: u64::from(tag & TAG) << NUMBER_BITS, high: u64::from(tag >> TAG_BITS) << NUMBER_BITS }
+        Tag {
+            low: u64::from(tag & TAG) << NUMBER_BITS,
+            high: u64::from(tag >> TAG_BITS) << NUMBER_BITS,
+        }
     }
 
-    /// The tag of states that the limit of this number wrote; one that no slot has, if there is none.
+    /// The tag of states that the limit of this number wrote; one that no slot has, if there is
+    /// none.
     pub(crate) fn of(number: Option<u32>) -> Self {
         Tag::new(number.map_or(NO_TAG, |number| number + FIRST_TAG))
     }
@@ -151,7 +156,8 @@ impl Packed {
         Packed { tag, first: low & NUMBER, second: high & NUMBER }
     }
 
-    /// Whether `limit` wrote it. Nobody did if the state is in the list, or if somebody was writing while it was read.
+    /// Whether `limit` wrote it. Nobody did if the state is in the list, or if somebody was writing
+    /// while it was read.
     #[inline]
     pub(crate) fn is_of(self, limit: &Limit, limits: &Interned) -> bool {
         limits.is(self.tag.wrapping_sub(FIRST_TAG), limit)
@@ -167,7 +173,8 @@ impl Packed {
         Tag::new(self.tag)
     }
 
-    /// The words of a slot. The tag is never zero in its upper half, so that an occupied slot never looks empty.
+    /// The words of a slot. The tag is never zero in its upper half, so that an occupied slot never
+    /// looks empty.
     fn words(self) -> (u64, u64) {
         self.tag().pack((self.first & NUMBER, self.second & NUMBER))
     }
@@ -179,7 +186,12 @@ const FIRST_TAG: u32 = TAG + 1;
 impl Shard {
     /// A shard with its table in `arena`, empty.
     pub(crate) fn new(arena: Arc<Arena>, number: usize) -> Self {
-        Shard { slots: Slots::new(arena, number), list: None, search: Search::default(), counted: 0 }
+        Shard {
+            slots: Slots::new(arena, number),
+            list: None,
+            search: Search::default(),
+            counted: 0,
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -205,12 +217,15 @@ impl Shard {
         }
     }
 
-    /// How many bytes more it takes at most to keep one more key, in a slot of the table or in the list.
+    /// How many bytes more it takes at most to keep one more key, in a slot of the table or in the
+    /// list.
     pub(crate) fn bytes_for_one_more(&self, is_listed: bool) -> usize {
         let table = if self.slots.is_crowded() { self.slots.bytes() / 4 + SMALL_TABLE } else { 0 };
         let list = match &self.list {
             _ if !is_listed => 0,
-            Some(list) if !list.free.is_empty() || list.records.len() < list.records.capacity() => 0,
+            Some(list) if !list.free.is_empty() || list.records.len() < list.records.capacity() => {
+                0
+            }
             list => list.as_ref().map_or(0, |list| list.bytes() - list.heap) + SMALL_TABLE,
         };
         table + list
@@ -246,8 +261,16 @@ impl Shard {
         Record { state: packed.state(limits), ..Record::default() }
     }
 
-    /// Brings a record back that was taken out at `index`, or forgets the key if there is nothing to keep.
-    pub(crate) fn put(&mut self, index: usize, record: Record, limit: &Limit, limits: &Interned, now: Timestamp) {
+    /// Brings a record back that was taken out at `index`, or forgets the key if there is nothing
+    /// to keep.
+    pub(crate) fn put(
+        &mut self,
+        index: usize,
+        record: Record,
+        limit: &Limit,
+        limits: &Interned,
+        now: Timestamp,
+    ) {
         let was = self.packed(index);
         let idle_at = record.idle_at();
         self.search.expect(idle_at);
@@ -289,7 +312,8 @@ impl Shard {
         self.add_packed(hash, index, packed, limits, now);
     }
 
-    /// The same for the level of a bucket, without a detour over a record. Not if there are too many limits.
+    /// The same for the level of a bucket, without a detour over a record. Not if there are too
+    /// many limits.
     pub(crate) fn add_level(
         &mut self,
         hash: Hash,
@@ -299,7 +323,10 @@ impl Shard {
         limits: &Interned,
         now: Timestamp,
     ) -> bool {
-        let (Algorithm::Bucket(bucket), Some(tag)) = (limit.algorithm(), tag_of(limit, limits)) else { return false };
+        let (Algorithm::Bucket(bucket), Some(tag)) = (limit.algorithm(), tag_of(limit, limits))
+        else {
+            return false;
+        };
         let idle_at = bucket.idle_at(level);
         if now < idle_at {
             self.search.expect(idle_at);
@@ -309,16 +336,26 @@ impl Shard {
         true
     }
 
-    fn add_packed(&mut self, hash: Hash, index: usize, packed: Packed, limits: &Interned, now: Timestamp) {
+    fn add_packed(
+        &mut self,
+        hash: Hash,
+        index: usize,
+        packed: Packed,
+        limits: &Interned,
+        now: Timestamp,
+    ) {
         let (low, high) = packed.words();
         let entry = Entry { hash, low, high };
         let mut index = index;
         if self.slots.is_crowded() {
             let Shard { slots, list, .. } = self;
-            if slots.replace(index, entry, |other| now >= idle_at(other, list, limits) && forget(other, list)) {
+            if slots.replace(index, entry, |other| {
+                now >= idle_at(other, list, limits) && forget(other, list)
+            }) {
                 return;
             }
-            // Keys that come again would have to be made room for again: the table gets shorter by half at most.
+            // Keys that come again would have to be made room for again: the table gets shorter by
+            // half at most.
             self.rebuild_for(self.slots.capacity() / 2, limits, now);
             index = self.slots.find(hash).unwrap_or_else(|place| place);
         }
@@ -330,14 +367,20 @@ impl Shard {
         self.slots.for_each(|entry| {
             let Packed { tag, first, second } = Packed::of((entry.low, entry.high));
             if tag != LISTED {
-                show(entry.hash, Kept::Packed { number: tag.wrapping_sub(FIRST_TAG), first, second });
-            } else if let Some(record) = self.list.as_ref().and_then(|list| list.get(list_place(first))) {
+                show(
+                    entry.hash,
+                    Kept::Packed { number: tag.wrapping_sub(FIRST_TAG), first, second },
+                );
+            } else if let Some(record) =
+                self.list.as_ref().and_then(|list| list.get(list_place(first)))
+            {
                 show(entry.hash, Kept::Whole(record));
             }
         });
     }
 
-    /// Adds a key that was kept elsewhere meanwhile; `limit` is what wrote it, if it was packed. Says whether it is there now.
+    /// Adds a key that was kept elsewhere meanwhile; `limit` is what wrote it, if it was packed.
+    /// Says whether it is there now.
     pub(crate) fn restore(
         &mut self,
         hash: Hash,
@@ -348,7 +391,9 @@ impl Shard {
     ) -> bool {
         let Err(index) = self.find(hash) else { return false };
         self.search.expect(record.idle_at());
-        let packed = limit.and_then(|limit| pack(&record, limit, limits)).unwrap_or_else(|| self.enlist(record));
+        let packed = limit
+            .and_then(|limit| pack(&record, limit, limits))
+            .unwrap_or_else(|| self.enlist(record));
         self.add_packed(hash, index, packed, limits, now);
         true
     }
@@ -361,7 +406,8 @@ impl Shard {
         let Shard { slots, list, search, .. } = self;
         let (next, forgotten) = slots.sweep(search.hand, SEARCH, |entry| {
             let idle_at = idle_at(entry, list, limits);
-            search.first_idle_at = Some(search.first_idle_at.map_or(idle_at, |first| first.min(idle_at)));
+            search.first_idle_at =
+                Some(search.first_idle_at.map_or(idle_at, |first| first.min(idle_at)));
             now >= idle_at && forget(entry, list)
         });
         search.hand = next;
@@ -375,7 +421,12 @@ impl Shard {
     }
 
     /// Forgets every key that is idle, and shows the numbers of the limits that wrote the others.
-    pub(crate) fn show_limits(&mut self, limits: &Interned, now: Timestamp, show: &mut dyn FnMut(u32)) {
+    pub(crate) fn show_limits(
+        &mut self,
+        limits: &Interned,
+        now: Timestamp,
+        show: &mut dyn FnMut(u32),
+    ) {
         let Shard { slots, list, .. } = self;
         slots.sweep(0, usize::MAX, |entry| {
             if now >= idle_at(entry, list, limits) {
@@ -432,14 +483,16 @@ pub(crate) enum Kept<'a> {
     Whole(&'a Record),
 }
 
-/// The record of two numbers that `limit` wrote, if it is a limit that writes two numbers, and they are possible ones.
+/// The record of two numbers that `limit` wrote, if it is a limit that writes two numbers, and they
+/// are possible ones.
 pub(crate) fn record_of(limit: &Limit, [first, second]: [u64; 2]) -> Option<Record> {
     let packs = match limit.algorithm() {
         Algorithm::Bucket(_) => second < EXACT,
         Algorithm::Window(window) => !window.from_first_hit && second <= Timestamp::MAX.as_micros(),
         _ => false,
     };
-    (packs && first < EXACT).then(|| Record { state: unpack((first, second), limit), ..Record::default() })
+    (packs && first < EXACT)
+        .then(|| Record { state: unpack((first, second), limit), ..Record::default() })
 }
 
 /// From when on a slot is the same as none.
@@ -543,7 +596,8 @@ mod tests {
         for place in 1..=MOST as u64 {
             add(&mut shard, place, &day, Timestamp::EPOCH);
         }
-        // The first piece of a search; then one key it has passed leaves, and another that is soon idle comes in its place.
+        // The first piece of a search; then one key it has passed leaves, and another that is soon
+        // idle comes in its place.
         assert!(!has_room(&mut shard, Timestamp::EPOCH));
         let index = shard.find(Hash { order: PASSED << 50, other: PASSED }).unwrap();
         let _ = shard.take(index, &limits);

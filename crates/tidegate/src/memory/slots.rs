@@ -1,13 +1,15 @@
 //! Tables of fixed-size slots, sorted by hash, that are looked up in about one cache line.
 //!
-//! A key's home is its hash scaled to the table's length, so that keys in order of hash are also in order of home. The
-//! table keeps them sorted: a look-up starts at home and stops at the first greater hash, found or not; a rebuild for more
-//! room, or to drop what is idle, is a few passes from one end to the other that never jump. A few spare slots at the end
-//! spare the wrap-around. There are no tombstones.
+//! A key's home is its hash scaled to the table's length, so that keys in order of hash are also in
+//! order of home. The table keeps them sorted: a look-up starts at home and stops at the first
+//! greater hash, found or not; a rebuild for more room, or to drop what is idle, is a few passes
+//! from one end to the other that never jump. A few spare slots at the end spare the wrap-around.
+//! There are no tombstones.
 //!
-//! All shards have their tables in one [`Arena`], which grows with them and never moves: whoever looks something up without
-//! holding the shard's lock may find nonsense while somebody else writes, and has to ask the lock's version whether that was
-//! so, but it never finds memory that is no longer there.
+//! All shards have their tables in one [`Arena`], which grows with them and never moves: whoever
+//! looks something up without holding the shard's lock may find nonsense while somebody else
+//! writes, and has to ask the lock's version whether that was so, but it never finds memory that is
+//! no longer there.
 
 use std::hint::select_unpredictable;
 use std::sync::Arc;
@@ -58,7 +60,10 @@ impl Slot {
 
     #[inline(always)]
     fn load(&self) -> Entry {
-        let hash = Hash { order: self.order.load(Ordering::Relaxed), other: self.other.load(Ordering::Relaxed) };
+        let hash = Hash {
+            order: self.order.load(Ordering::Relaxed),
+            other: self.other.load(Ordering::Relaxed),
+        };
         let (low, high) = self.words();
         Entry { hash, low, high }
     }
@@ -85,7 +90,8 @@ impl Slot {
     /// Whether it is that of `hash`, or empty and `hash` is zero.
     #[inline(always)]
     fn is_of(&self, hash: Hash) -> bool {
-        let (order, other) = (self.order.load(Ordering::Relaxed), self.other.load(Ordering::Relaxed));
+        let (order, other) =
+            (self.order.load(Ordering::Relaxed), self.other.load(Ordering::Relaxed));
         (order ^ hash.order) | (other ^ hash.other) == 0
     }
 
@@ -94,10 +100,14 @@ impl Slot {
         self.high.load(Ordering::Relaxed) == 0
     }
 
-    /// Where this slot stands if one looks for `hash`. Keys with equal order are the limits of one key.
+    /// Where this slot stands if one looks for `hash`. Keys with equal order are the limits of one
+    /// key.
     #[inline(always)]
     fn place(&self, hash: Hash) -> Place {
-        let own = Hash { order: self.order.load(Ordering::Relaxed), other: self.other.load(Ordering::Relaxed) };
+        let own = Hash {
+            order: self.order.load(Ordering::Relaxed),
+            other: self.other.load(Ordering::Relaxed),
+        };
         if own == hash && !self.is_empty() {
             Place::Here
         } else if self.is_empty() || own > hash {
@@ -128,10 +138,12 @@ impl Words for &Slot {
     }
 }
 
-/// The slot of a key, and the other one of its cache line, with what was in them: for a key whose memory is still on its way.
+/// The slot of a key, and the other one of its cache line, with what was in them: for a key whose
+/// memory is still on its way.
 ///
-/// Which of the two it is, only their memory tells. A processor that has to write to an address which it learns from memory lets nothing behind that
-/// overtake it, not even the next key on its way; so both are written, one of them with what was there.
+/// Which of the two it is, only their memory tells. A processor that has to write to an address
+/// which it learns from memory lets nothing behind that overtake it, not even the next key on its
+/// way; so both are written, one of them with what was there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InLine<'a> {
     first: &'a Slot,
@@ -146,7 +158,8 @@ impl<'a> InLine<'a> {
     #[inline(always)]
     fn look(first: &'a Slot, second: &'a Slot, hash: Hash) -> Option<Self> {
         let is_first = first.order.load(Ordering::Relaxed) == hash.order;
-        // Nobody can guess in which half it is, so there is no branch; and reading at an address that is learned from memory holds nobody up.
+        // Nobody can guess in which half it is, so there is no branch; and reading at an address
+        // that is learned from memory holds nobody up.
         let slot = select_unpredictable(is_first, first, second);
         slot.is_of(hash).then(|| InLine { first, second, slot, words: slot.words() })
     }
@@ -161,9 +174,11 @@ impl Words for InLine<'_> {
     #[inline(always)]
     fn set_words(&self, (low, high): (u64, u64)) {
         let is_first = std::ptr::eq(self.slot, self.first);
-        let (other_low, other_high) = select_unpredictable(is_first, self.second, self.first).words();
-        let in_order =
-            |own, other| (select_unpredictable(is_first, own, other), select_unpredictable(is_first, other, own));
+        let (other_low, other_high) =
+            select_unpredictable(is_first, self.second, self.first).words();
+        let in_order = |own, other| {
+            (select_unpredictable(is_first, own, other), select_unpredictable(is_first, other, own))
+        };
         let ((first_low, second_low), (first_high, second_high)) =
             (in_order(low, other_low), in_order(high, other_high));
         self.first.set_words((first_low, first_high));
@@ -178,17 +193,19 @@ enum Place {
     Behind,
 }
 
-/// The first chunk has so many slots for each shard. Chunks get longer by a quarter of a power of two: four of 8, four
-/// of 16, four of 32 and so on.
+/// The first chunk has so many slots for each shard. Chunks get longer by a quarter of a power of
+/// two: four of 8, four of 16, four of 32 and so on.
 const SMALLEST: usize = 8;
-/// What makes the arithmetic of chunks easy: the first chunk begins where four of its length would have ended.
+/// What makes the arithmetic of chunks easy: the first chunk begins where four of its length would
+/// have ended.
 const OFFSET: usize = 4 * SMALLEST;
-/// Chunks are numbered from here on: what [`locate`] computes needs nothing taken away. There are enough for more slots than any machine has.
+/// Chunks are numbered from here on: what [`locate`] computes needs nothing taken away. There are
+/// enough for more slots than any machine has.
 const FIRST_CHUNK: u8 = 24;
 const END_OF_CHUNKS: u8 = FIRST_CHUNK + 4 * 36;
 
-/// The memory of all shards' tables: in each chunk a piece of every table, side by side, so that tables that grow
-/// together fill one chunk after the other.
+/// The memory of all shards' tables: in each chunk a piece of every table, side by side, so that
+/// tables that grow together fill one chunk after the other.
 #[derive(Debug)]
 pub(crate) struct Arena {
     shards: usize,
@@ -207,8 +224,8 @@ impl Arena {
         Arena { shards, bytes, max_bytes, chunks: Later::default(), users }
     }
 
-    /// The slots of a chunk from that one on which a shard's table has at `index`. Those of the next shard follow behind the
-    /// table's own.
+    /// The slots of a chunk from that one on which a shard's table has at `index`. Those of the
+    /// next shard follow behind the table's own.
     #[inline(always)]
     fn from(&self, shard: usize, index: usize) -> Option<&[Slot]> {
         let (chunk, position) = locate(shard, index);
@@ -217,10 +234,13 @@ impl Arena {
 
     #[inline(always)]
     fn slot(&self, shard: usize, index: usize) -> &Slot {
-        self.from(shard, index).and_then(<[Slot]>::first).expect("a table has all the chunks it reaches into")
+        self.from(shard, index)
+            .and_then(<[Slot]>::first)
+            .expect("a table has all the chunks it reaches into")
     }
 
-    /// The slots where `hash` is expected in a table of so many cache lines: its home, and the next.
+    /// The slots where `hash` is expected in a table of so many cache lines: its home, and the
+    /// next.
     #[inline(always)]
     pub(crate) fn at_home(&self, shard: usize, lines: usize, hash: Hash) -> &AtHome {
         let (chunk, position) = locate(shard, home(hash.order, lines));
@@ -257,15 +277,20 @@ impl Arena {
             let (length, small) = (self.shards * length_of(chunk), self.small());
             if small.contains(&chunk) {
                 let start = self.shards * end_before(chunk);
-                self.chunks.make_part(chunk, start..start + length, self.shards * end_before(small.end));
+                self.chunks.make_part(
+                    chunk,
+                    start..start + length,
+                    self.shards * end_before(small.end),
+                );
             } else {
-                // A huge page has pieces of many tables. If not all of them may come to use theirs, pages have to be small, or they would
-                // take memory that is counted nowhere.
+                // A huge page has pieces of many tables. If not all of them may come to use theirs,
+                // pages have to be small, or they would take memory that is counted nowhere.
                 let bytes = self.bytes.load(Ordering::Relaxed);
                 let has_room = bytes.saturating_add(length * size_of::<Slot>()) <= self.max_bytes;
                 self.chunks.make(chunk, length, has_room);
             }
-            // The small ones are all in use now. A page at a time, so that nobody waits for all of them.
+            // The small ones are all in use now. A page at a time, so that nobody waits for all of
+            // them.
             if chunk == small.end {
                 self.chunks.gather(*users);
             }
@@ -279,7 +304,8 @@ impl Arena {
         FIRST_CHUNK..chunks().find(|chunk| !is_small(chunk)).unwrap_or(END_OF_CHUNKS)
     }
 
-    /// One table reaches as far as `to` only, not `from`, and has left nothing behind. What nobody uses is given back.
+    /// One table reaches as far as `to` only, not `from`, and has left nothing behind. What nobody
+    /// uses is given back.
     fn leave(&self, from: usize, to: usize) {
         for chunk in chunks_within(to, from) {
             let mut users = self.users[usize::from(chunk)].lock();
@@ -297,23 +323,34 @@ pub(crate) type AtHome = [Slot; FEW];
 /// Where keys are expected as long as there is no memory for them.
 pub(crate) static NOWHERE: AtHome = [const { Slot::empty() }; FEW];
 
-/// The slot of `hash` among those where it is [expected](Arena::at_home): all but one key in a hundred are there. [`Arena::get`] is for the others, and
-/// for the one key in 2^128 whose hash looks like an empty slot's. As quick as can be once they are in the cache.
+/// The slot of `hash` among those where it is [expected](Arena::at_home): all but one key in a
+/// hundred are there. [`Arena::get`] is for the others, and for the one key in 2^128 whose hash
+/// looks like an empty slot's. As quick as can be once they are in the cache.
 #[inline(always)]
-pub(crate) fn look([first, second, third, fourth, fifth, sixth]: &AtHome, hash: Hash) -> Option<&Slot> {
-    look_at(first, second, hash).or_else(|| look_at(third, fourth, hash)).or_else(|| look_at(fifth, sixth, hash))
+pub(crate) fn look(
+    [first, second, third, fourth, fifth, sixth]: &AtHome,
+    hash: Hash,
+) -> Option<&Slot> {
+    look_at(first, second, hash)
+        .or_else(|| look_at(third, fourth, hash))
+        .or_else(|| look_at(fifth, sixth, hash))
 }
 
-/// Most are in the first cache line, but nobody can guess in which half of a line: choose without a branch.
+/// Most are in the first cache line, but nobody can guess in which half of a line: choose without a
+/// branch.
 #[inline(always)]
 fn look_at<'a>(first: &'a Slot, second: &'a Slot, hash: Hash) -> Option<&'a Slot> {
-    let slot = select_unpredictable(first.order.load(Ordering::Relaxed) == hash.order, first, second);
+    let slot =
+        select_unpredictable(first.order.load(Ordering::Relaxed) == hash.order, first, second);
     slot.is_of(hash).then_some(slot)
 }
 
 /// The same for slots that are still on their way.
 #[inline(always)]
-pub(crate) fn look_ahead([first, second, third, fourth, fifth, sixth]: &AtHome, hash: Hash) -> Option<InLine<'_>> {
+pub(crate) fn look_ahead(
+    [first, second, third, fourth, fifth, sixth]: &AtHome,
+    hash: Hash,
+) -> Option<InLine<'_>> {
     InLine::look(first, second, hash)
         .or_else(|| InLine::look(third, fourth, hash))
         .or_else(|| InLine::look(fifth, sixth, hash))
@@ -335,15 +372,20 @@ fn home(order: u64, lines: usize) -> usize {
 
 /// In which chunk a slot of a table is, and where there.
 #[inline(always)]
-#[allow(clippy::cast_possible_truncation, reason = "there are fewer chunks than that for any table")]
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "there are fewer chunks than that for any table"
+)]
 fn locate(shard: usize, index: usize) -> (u8, usize) {
     let number = index.wrapping_add(OFFSET);
-    // Homes are even, so an odd number is one step further, and in the same chunk; and it has a logarithm.
+    // Homes are even, so an odd number is one step further, and in the same chunk; and it has a
+    // logarithm.
     let odd = number | 1;
     let log_length = raw::log2(odd).wrapping_sub(2);
     let quarter = odd.wrapping_shr(log_length); // 4 to 7
     let chunk = (log_length as usize).wrapping_mul(4).wrapping_add(quarter).wrapping_add(8);
-    // The shard's first slot in the chunk, and what is left of the number when that of the chunk's first slot is taken away.
+    // The shard's first slot in the chunk, and what is left of the number when that of the chunk's
+    // first slot is taken away.
     (chunk as u8, shard.wrapping_sub(quarter).wrapping_shl(log_length).wrapping_add(number))
 }
 
@@ -363,10 +405,13 @@ fn chunks() -> std::ops::Range<u8> {
 
 /// The chunks that begin at or behind `from` and before `to`.
 fn chunks_within(from: usize, to: usize) -> impl Iterator<Item = u8> {
-    chunks().skip_while(move |chunk| end_before(*chunk) < from).take_while(move |chunk| end_before(*chunk) < to)
+    chunks()
+        .skip_while(move |chunk| end_before(*chunk) < from)
+        .take_while(move |chunk| end_before(*chunk) < to)
 }
 
-/// The table of one shard, in the hands of who holds its lock. It always reaches to the end of a chunk.
+/// The table of one shard, in the hands of who holds its lock. It always reaches to the end of a
+/// chunk.
 #[derive(Debug)]
 pub(crate) struct Slots {
     arena: Arc<Arena>,
@@ -438,9 +483,15 @@ impl Slots {
         self.used * 8 >= 2 * self.lines * 5
     }
 
-    /// Puts an entry at `index`, where [`find`](Slots::find) said it belongs, and takes out the next one behind it for which `idle` says so, if there is
-    /// one before the next gap: nothing has to be moved beyond it, and the table gets no fuller. Says whether there was.
-    pub(crate) fn replace(&mut self, index: usize, entry: Entry, mut idle: impl FnMut(&Entry) -> bool) -> bool {
+    /// Puts an entry at `index`, where [`find`](Slots::find) said it belongs, and takes out the
+    /// next one behind it for which `idle` says so, if there is one before the next gap: nothing
+    /// has to be moved beyond it, and the table gets no fuller. Says whether there was.
+    pub(crate) fn replace(
+        &mut self,
+        index: usize,
+        entry: Entry,
+        mut idle: impl FnMut(&Entry) -> bool,
+    ) -> bool {
         for place in index..self.capacity {
             let own = self.get(place);
             if own.is_empty() {
@@ -464,13 +515,16 @@ impl Slots {
 
     /// Puts an entry at `index`, where [`find`](Slots::find) said it belongs.
     pub(crate) fn insert(&mut self, index: usize, entry: Entry) {
-        let gap = (index..self.capacity).find(|index| self.slot(*index).is_empty()).unwrap_or_else(|| {
-            // The run at the end has used up the spare slots: one more chunk of them, and nothing else moves.
-            let gap = self.capacity;
-            self.capacity = end_after(gap + 1);
-            self.arena.reach(gap, self.capacity);
-            gap
-        });
+        let gap = (index..self.capacity).find(|index| self.slot(*index).is_empty()).unwrap_or_else(
+            || {
+                // The run at the end has used up the spare slots: one more chunk of them, and
+                // nothing else moves.
+                let gap = self.capacity;
+                self.capacity = end_after(gap + 1);
+                self.arena.reach(gap, self.capacity);
+                gap
+            },
+        );
         self.shift(index, gap);
         self.slot(index).store(entry);
         self.used += 1;
@@ -492,9 +546,14 @@ impl Slots {
         self.used -= 1;
     }
 
-    /// Walks over up to `count` slots from `from` and takes out those for which `idle` says so. Returns where to go on, and
-    /// how many it took out.
-    pub(crate) fn sweep(&mut self, from: usize, count: usize, mut idle: impl FnMut(&Entry) -> bool) -> (usize, usize) {
+    /// Walks over up to `count` slots from `from` and takes out those for which `idle` says so.
+    /// Returns where to go on, and how many it took out.
+    pub(crate) fn sweep(
+        &mut self,
+        from: usize,
+        count: usize,
+        mut idle: impl FnMut(&Entry) -> bool,
+    ) -> (usize, usize) {
         let mut index = if from < self.capacity { from } else { 0 };
         let before = self.used;
         let mut left = count.min(self.capacity);
@@ -513,8 +572,8 @@ impl Slots {
         (index, before - self.used)
     }
 
-    /// Rebuilds the table without the entries for which `idle` says so, with five twelfths of the homes free, or a few more, and with at least so many
-    /// slots.
+    /// Rebuilds the table without the entries for which `idle` says so, with five twelfths of the
+    /// homes free, or a few more, and with at least so many slots.
     pub(crate) fn rebuild(&mut self, least: usize, mut idle: impl FnMut(&Entry) -> bool) {
         let mut kept = 0;
         self.arena.table(self.shard, self.capacity).for_each(|slot| {
@@ -525,15 +584,21 @@ impl Slots {
                 kept += 1;
             }
         });
-        let fits = |capacity: &usize| *capacity >= least && (kept + 1) * 12 <= 2 * lines_of(*capacity) * 7;
-        let capacity = chunks().map(|chunk| end_before(chunk + 1)).find(fits).expect("there are chunks for all memory");
+        let fits =
+            |capacity: &usize| *capacity >= least && (kept + 1) * 12 <= 2 * lines_of(*capacity) * 7;
+        let capacity = chunks()
+            .map(|chunk| end_before(chunk + 1))
+            .find(fits)
+            .expect("there are chunks for all memory");
         let lines = lines_of(capacity);
         // The run at the end may need more spare slots than usual.
         let taken = self.arena.table(self.shard, self.capacity).filter(|slot| !slot.is_empty());
-        let end = taken.fold(0, |next, slot| home(slot.order.load(Ordering::Relaxed), lines).max(next) + 1);
+        let end = taken
+            .fold(0, |next, slot| home(slot.order.load(Ordering::Relaxed), lines).max(next) + 1);
         let capacity = end_after(end.max(capacity));
 
-        // All to the far end, in order; then each to its new place, which is never behind where it is.
+        // All to the far end, in order; then each to its new place, which is never behind where it
+        // is.
         let (before, most) = (self.capacity, self.capacity.max(capacity));
         self.arena.reach(before, capacity);
         let from = self.arena.table(self.shard, before).rev().filter(|slot| !slot.is_empty());
@@ -558,7 +623,8 @@ fn relocate(from: &Slot, to: &Slot) {
     }
 }
 
-/// Cache lines of a table of so many slots where keys are at home: all but a few at the end, so that a run there has somewhere to go.
+/// Cache lines of a table of so many slots where keys are at home: all but a few at the end, so
+/// that a run there has somewhere to go.
 fn lines_of(capacity: usize) -> usize {
     (capacity - (capacity / 8).min(16)) / 2
 }
@@ -607,8 +673,9 @@ mod tests {
     #[test]
     fn every_slot_has_a_place_of_its_own() {
         let (shards, slots) = (4, 1_000);
-        let mut places: Vec<_> =
-            (0..shards).flat_map(|shard| (0..slots).map(move |index| locate(shard, index))).collect();
+        let mut places: Vec<_> = (0..shards)
+            .flat_map(|shard| (0..slots).map(move |index| locate(shard, index)))
+            .collect();
         assert!(places.iter().all(|(chunk, position)| *position < shards * length_of(*chunk)));
         places.sort_unstable();
         places.dedup();
@@ -627,7 +694,8 @@ mod tests {
         }
         assert_eq!(slots.len(), 1_000);
         for step in 0..1_000 {
-            let index = slots.find(Hash { order: u64::MAX - step * step % 977, other: step }).unwrap();
+            let index =
+                slots.find(Hash { order: u64::MAX - step * step % 977, other: step }).unwrap();
             assert_eq!(slots.get(index).low, step);
             slots.remove(index);
         }

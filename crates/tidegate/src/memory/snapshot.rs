@@ -1,11 +1,14 @@
 //! The keys of a memory store in a file, and back.
 //!
-//! A file is `tidegate`, the version of the format, and blocks: a header of four numbers of 32 bits (kind, bytes, checksum of the bytes, checksum of the header),
-//! and the bytes, which are words of 64 bits or text. The first block has the numbers by which keys are hashed, and the last says how many keys there were. In between
-//! are limits, numbered in the order in which they come, and keys. A key is its hash and what is kept for it: the number of a limit and two numbers, or a whole
+//! A file is `tidegate`, the version of the format, and blocks: a header of four numbers of 32 bits
+//! (kind, bytes, checksum of the bytes, checksum of the header), and the bytes, which are words of
+//! 64 bits or text. The first block has the numbers by which keys are hashed, and the last says how
+//! many keys there were. In between are limits, numbered in the order in which they come, and keys.
+//! A key is its hash and what is kept for it: the number of a limit and two numbers, or a whole
 //! [`Record`]. Everything is little-endian.
 //!
-//! Every block is checked by itself. One that was damaged is left out, and so is what follows if its header was.
+//! Every block is checked by itself. One that was damaged is left out, and so is what follows if
+//! its header was.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -29,7 +32,8 @@ const END: u32 = 4;
 
 /// Blocks of keys are about that long; one key may be longer.
 const BLOCK_WORDS: usize = 1 << 17;
-/// A shard is in the order of its hashes, and would grow slowly if they came back in that order, all of them at its end: so every so many'th comes first.
+/// A shard is in the order of its hashes, and would grow slowly if they came back in that order,
+/// all of them at its end: so every so many'th comes first.
 const STRIDE: usize = 64;
 /// Nobody has written a longer one: a key has at most 200 000 hits, or as many leases.
 const MAX_BLOCK_BYTES: u32 = 64 << 20;
@@ -54,11 +58,13 @@ pub struct Loaded {
     pub keys: u64,
     /// How many had become the same as keys never seen.
     pub idle: u64,
-    /// How many of those that are there again were later than now, and drain from now on: the clock of this machine went back.
+    /// How many of those that are there again were later than now, and drain from now on: the clock
+    /// of this machine went back.
     pub rebased: u64,
     /// How many blocks were damaged; their keys are not there.
     pub damaged_blocks: u64,
-    /// How many keys are not there although they were saved, as far as that is known: damaged, no room for them, or what is kept for them makes no sense here.
+    /// How many keys are not there although they were saved, as far as that is known: damaged, no
+    /// room for them, or what is kept for them makes no sense here.
     pub lost: u64,
     /// Whether the end is missing, or could not be found because of damage.
     pub truncated: bool,
@@ -90,11 +96,14 @@ pub enum LoadError {
 }
 
 impl Memory {
-    /// Writes all keys, as they are while it writes: each shard of them at one moment, one shard after the other. Decisions go on; those about keys of the shard that
-    /// is being copied wait for it: some ten microseconds for every thousand of its buckets or windows, and longer for keys that keep every hit.
+    /// Writes all keys, as they are while it writes: each shard of them at one moment, one shard
+    /// after the other. Decisions go on; those about keys of the shard that is being copied wait
+    /// for it: some ten microseconds for every thousand of its buckets or windows, and longer for
+    /// keys that keep every hit.
     ///
-    /// With the keys goes the secret by which they are hashed: whoever can read it can find keys that share a budget. Keep it as private as a password.
-    /// What new keys [share](crate::Overflow::SharedBucket) while there is no room for them is not saved.
+    /// With the keys goes the secret by which they are hashed: whoever can read it can find keys
+    /// that share a budget. Keep it as private as a password. What new keys
+    /// [share](crate::Overflow::SharedBucket) while there is no room for them is not saved.
     ///
     /// ```
     /// use tidegate::{Limit, ManualClock, Memory};
@@ -120,7 +129,8 @@ impl Memory {
         blocks.write_all(&MAGIC)?;
         blocks.write_all(&VERSION.to_le_bytes())?;
         blocks.words(HEAD, &[inner.seeds.0, inner.seeds.1, inner.clock.now().as_micros()])?;
-        // The number of each limit in the file. Here it may have another, and that may be given to another limit meanwhile.
+        // The number of each limit in the file. Here it may have another, and that may be given to
+        // another limit meanwhile.
         let mut known: HashMap<Limit, u64> = HashMap::new();
         let mut keys = 0;
         let (mut words, mut starts, mut block) = (Vec::new(), Vec::new(), Vec::new());
@@ -130,7 +140,8 @@ impl Memory {
             let mut texts: Vec<String> = Vec::new();
             {
                 let shard = line.shard.lock();
-                // What a number stands for does not change while a slot of this shard has it. Most keys have the limit of the one before.
+                // What a number stands for does not change while a slot of this shard has it. Most
+                // keys have the limit of the one before.
                 let mut seen: HashMap<u32, Option<u64>> = HashMap::new();
                 let mut last = None;
                 shard.for_each(&mut |hash, kept| {
@@ -190,11 +201,12 @@ impl Memory {
 }
 
 impl MemoryBuilder {
-    /// The store that [`Memory::save`] wrote, with these settings; the settings of then are not kept. Of what was damaged, as much is read as can be, and
-    /// [`Loaded`] says what is missing.
+    /// The store that [`Memory::save`] wrote, with these settings; the settings of then are not
+    /// kept. Of what was damaged, as much is read as can be, and [`Loaded`] says what is missing.
     ///
-    /// What has happened to time meanwhile is what the builder's clock says: if that jumped ahead, budgets have drained for as long; if it went back by more than a second,
-    /// what was used stays used and drains from now on.
+    /// What has happened to time meanwhile is what the builder's clock says: if that jumped ahead,
+    /// budgets have drained for as long; if it went back by more than a second, what was used stays
+    /// used and drains from now on.
     ///
     /// # Errors
     /// If nothing of it can be read. Then start with an [empty](MemoryBuilder::build) one.
@@ -230,10 +242,13 @@ impl MemoryBuilder {
             // What cannot be read from here on is as good as cut off.
             match next_block(input).unwrap_or(Block::None) {
                 Block::Whole(LIMITS, bytes) => {
-                    let (text, room) = (String::from_utf8_lossy(&bytes), MAX_INTERNED - limits.len());
+                    let (text, room) =
+                        (String::from_utf8_lossy(&bytes), MAX_INTERNED - limits.len());
                     limits.extend(text.lines().take(room).map(|line| line.parse::<Limit>().ok()));
                 }
-                Block::Whole(KEYS, bytes) => memory.restore(&words_of(&bytes), &limits, clock_went_back, &mut loaded),
+                Block::Whole(KEYS, bytes) => {
+                    memory.restore(&words_of(&bytes), &limits, clock_went_back, &mut loaded)
+                }
                 Block::Whole(END, bytes) => {
                     let saved = words_of(&bytes).first().copied().unwrap_or(0);
                     loaded.lost = loaded.lost.max(saved.saturating_sub(loaded.keys + loaded.idle));
@@ -242,7 +257,8 @@ impl MemoryBuilder {
                 Block::Whole(_, _) => loaded.damaged_blocks += 1,
                 Block::Damaged(kind) => {
                     loaded.damaged_blocks += 1;
-                    // Nobody knows which numbers the next ones have: what they are for is lost, too, but nothing is read as something else.
+                    // Nobody knows which numbers the next ones have: what they are for is lost,
+                    // too, but nothing is read as something else.
                     if kind == LIMITS {
                         limits.resize(MAX_INTERNED, None);
                     }
@@ -259,7 +275,13 @@ impl MemoryBuilder {
 
 impl Memory {
     /// Brings the keys of a block back.
-    fn restore(&self, words: &[u64], limits: &[Option<Limit>], clock_went_back: bool, loaded: &mut Loaded) {
+    fn restore(
+        &self,
+        words: &[u64],
+        limits: &[Option<Limit>],
+        clock_went_back: bool,
+        loaded: &mut Loaded,
+    ) {
         let (inner, now) = (&*self.inner, self.inner.clock.now());
         let mut rest = words;
         while !rest.is_empty() {
@@ -284,7 +306,9 @@ impl Memory {
                 rest = behind;
                 let number = usize::try_from(limit).ok().and_then(|number| number.checked_sub(1));
                 let limit = number.and_then(|number| limits.get(number)).and_then(Option::as_ref);
-                limit.and_then(|limit| Some((super::shard::record_of(limit, *numbers)?, Some(limit))))
+                limit.and_then(|limit| {
+                    Some((super::shard::record_of(limit, *numbers)?, Some(limit)))
+                })
             };
             let Some((mut record, limit)) = record else {
                 loaded.lost += 1;
@@ -300,14 +324,17 @@ impl Memory {
             }
             let mut shard = inner.line(hash).shard.lock();
             let more = More::Key { most: inner.max_keys_per_shard, is_listed: limit.is_none() };
-            if inner.has_room(&shard, more) && shard.restore(hash, record, limit, &inner.limits, now) {
+            if inner.has_room(&shard, more)
+                && shard.restore(hash, record, limit, &inner.limits, now)
+            {
                 loaded.keys += 1;
                 loaded.rebased += u64::from(is_ahead);
             } else {
                 loaded.lost += 1;
             }
             shard.count(&inner.bytes);
-            inner.lines[inner.shard_number(hash)].store(shard.lines(), std::sync::atomic::Ordering::Relaxed);
+            inner.lines[inner.shard_number(hash)]
+                .store(shard.lines(), std::sync::atomic::Ordering::Relaxed);
         }
     }
 }
@@ -331,7 +358,8 @@ impl<W: Write> Blocks<'_, W> {
 
     fn block(&mut self, kind: u32, bytes: &[u8]) -> io::Result<()> {
         let length = u32::try_from(bytes.len()).ok().filter(|length| *length <= MAX_BLOCK_BYTES);
-        let length = length.ok_or_else(|| io::Error::new(io::ErrorKind::FileTooLarge, "one key has too much"))?;
+        let length = length
+            .ok_or_else(|| io::Error::new(io::ErrorKind::FileTooLarge, "one key has too much"))?;
         let mut header = Vec::with_capacity(16);
         for number in [kind, length, crc32fast::hash(bytes)] {
             header.extend(number.to_le_bytes());
@@ -354,7 +382,8 @@ enum Block {
 fn next_block(input: &mut impl Read) -> Result<Block, LoadError> {
     let mut header = Vec::with_capacity(16);
     input.by_ref().take(16).read_to_end(&mut header)?;
-    let numbers: Vec<u32> = header.as_chunks::<4>().0.iter().map(|number| u32::from_le_bytes(*number)).collect();
+    let numbers: Vec<u32> =
+        header.as_chunks::<4>().0.iter().map(|number| u32::from_le_bytes(*number)).collect();
     let [kind, length, checksum, own] = numbers[..] else { return Ok(Block::None) };
     if own != crc32fast::hash(&header[..12]) || length > MAX_BLOCK_BYTES {
         return Ok(Block::None);
@@ -364,7 +393,11 @@ fn next_block(input: &mut impl Read) -> Result<Block, LoadError> {
     if bytes.len() < length as usize {
         return Ok(Block::None);
     }
-    Ok(if crc32fast::hash(&bytes) == checksum { Block::Whole(kind, bytes) } else { Block::Damaged(kind) })
+    Ok(if crc32fast::hash(&bytes) == checksum {
+        Block::Whole(kind, bytes)
+    } else {
+        Block::Damaged(kind)
+    })
 }
 
 fn words_of(bytes: &[u8]) -> Vec<u64> {

@@ -1,7 +1,8 @@
-//! The call of the script and its answer, as bytes. `lua/fast.lua` and `lua/state.lua` say the same from the other side.
+//! The call of the script and its answer, as bytes. `lua/fast.lua` and `lua/state.lua` say the same
+//! from the other side.
 //!
-//! Numbers are below 2^53 and take seven bytes, most significant first. Costs above that can never fit; they are sent as the
-//! largest number, which never fits either.
+//! Numbers are below 2^53 and take seven bytes, most significant first. Costs above that can never
+//! fit; they are sent as the largest number, which never fits either.
 
 use tidegate_core::algorithm::bucket::Level;
 use tidegate_core::algorithm::estimate::Pair;
@@ -11,7 +12,8 @@ use tidegate_core::{Algorithm, Done, EXACT, Id, Limit, Op, Reading, State, Times
 use super::keys::letter;
 use crate::store::Charge;
 
-/// The longest charge: a bucket's scale or an estimate's state, options, seven numbers, and the time behind it.
+/// The longest charge: a bucket's scale or an estimate's state, options, seven numbers, and the
+/// time behind it.
 const ROOM: usize = 96;
 /// What the script reads of every call in one step: as much as the call of a window needs.
 const SHORTEST: usize = 40;
@@ -21,7 +23,8 @@ const SHORTEST: usize = 40;
 pub(crate) enum Time {
     /// The server's.
     Server,
-    /// The caller's, which says this. Times that callers bring never go back: see `tidegate_core::decide_on_store_clock`.
+    /// The caller's, which says this. Times that callers bring never go back: see
+    /// `tidegate_core::decide_on_store_clock`.
     Caller(Timestamp),
     /// The server's, which is taken to say this: for tests of what happens when it steps.
     StandIn(Timestamp),
@@ -105,7 +108,8 @@ pub(crate) struct Part<'a> {
     pub(crate) undo: Option<Timestamp>,
 }
 
-/// The arguments of a call. `seen` says what a witness remembers of the key of a charge, and is told its place and scale.
+/// The arguments of a call. `seen` says what a witness remembers of the key of a charge, and is
+/// told its place and scale.
 pub(crate) fn arguments<'a>(
     head: &Head,
     parts: impl ExactSizeIterator<Item = Part<'a>>,
@@ -131,7 +135,8 @@ pub(crate) fn arguments<'a>(
     args
 }
 
-/// The arguments of a call that decides checks of one charge at these costs, one after the other at one instant; there must be one.
+/// The arguments of a call that decides checks of one charge at these costs, one after the other at
+/// one instant; there must be one.
 pub(crate) fn arguments_of_many(
     time: Time,
     charge: &Charge<'_>,
@@ -182,12 +187,14 @@ fn push_scale(bytes: &mut Vec<u8>, limit: &Limit) {
     }
 }
 
-/// Options and numbers of a charge, and what was seen of its key: epoch and state, but the state first, where it always is.
-/// What most limits do not have is there only if one of it is not what the script takes it for.
+/// Options and numbers of a charge, and what was seen of its key: epoch and state, but the state
+/// first, where it always is. What most limits do not have is there only if one of it is not what
+/// the script takes it for.
 fn push_numbers(bytes: &mut Vec<u8>, op: Op, part: &Part<'_>, seen: Option<&[u8]>) {
     let Part { charge, undo } = part;
     let limit = &charge.limit;
-    // Of a settlement only the difference matters: how much is missing, or how much too much it was.
+    // Of a settlement only the difference matters: how much is missing, or how much too much it
+    // was.
     let (cost, missing) = match op {
         Op::Settle if charge.cost > charge.reserved => (charge.cost - charge.reserved, true),
         Op::Settle => (charge.reserved - charge.cost, false),
@@ -200,7 +207,8 @@ fn push_numbers(bytes: &mut Vec<u8>, op: Op, part: &Part<'_>, seen: Option<&[u8]
     };
     let state_len = state_len(limit.algorithm());
     let seen = seen.filter(|seen| seen.len() == 7 + state_len);
-    let rare = [limit.debt(), limit.algorithm().amount(), undo.map_or(0, Timestamp::as_micros), extra];
+    let rare =
+        [limit.debt(), limit.algorithm().amount(), undo.map_or(0, Timestamp::as_micros), extra];
     let is_rare = rare != [0, limit.capacity(), 0, 0];
     let options = u8::from(limit.counts_rejected())
         | u8::from(undo.is_some()) << 1
@@ -253,7 +261,8 @@ pub(crate) struct Found {
     pub(crate) reading: Reading,
     /// The moment under which it was charged, if this very call charged it.
     pub(crate) charged_at: Option<Timestamp>,
-    /// What a witness should remember; empty if the algorithm has none, or if this is not what is kept.
+    /// What a witness should remember; empty if the algorithm has none, or if this is not what is
+    /// kept.
     pub(crate) seen: Vec<u8>,
     /// Something had been lost and was restored from what a witness remembered.
     pub(crate) restored: bool,
@@ -265,11 +274,23 @@ pub(crate) struct Found {
 
 impl Found {
     /// The numbers for the caller.
-    pub(crate) fn verdict(&self, op: Op, charge: &Charge<'_>, allowed: bool, now: Timestamp) -> Verdict {
+    pub(crate) fn verdict(
+        &self,
+        op: Op,
+        charge: &Charge<'_>,
+        allowed: bool,
+        now: Timestamp,
+    ) -> Verdict {
         let &Found { fits, granted, booked_us, .. } = self;
-        // All or nothing: what was asked for, also if it is more than the script can count and was known by its id.
-        let granted = if matches!(op, Op::Check | Op::Debit | Op::Book { .. }) { charge.cost } else { granted };
-        let done = Done { op, cost: charge.cost, reserved: charge.reserved, fits, granted, booked_us };
+        // All or nothing: what was asked for, also if it is more than the script can count and was
+        // known by its id.
+        let granted = if matches!(op, Op::Check | Op::Debit | Op::Book { .. }) {
+            charge.cost
+        } else {
+            granted
+        };
+        let done =
+            Done { op, cost: charge.cost, reserved: charge.reserved, fits, granted, booked_us };
         self.reading.verdict(&charge.limit, &done, allowed, now)
     }
 }
@@ -291,17 +312,23 @@ impl Answer {
             let charge = charges.next().ok_or(Garbled)?;
             let now = Bytes(&bytes.0[14..]).moment()?;
             let found = vec![simply_found(&mut bytes, CHARGED, charge)?];
-            return if bytes.0.is_empty() { Ok(Answer { allowed: true, now, found }) } else { Err(Garbled) };
+            return if bytes.0.is_empty() {
+                Ok(Answer { allowed: true, now, found })
+            } else {
+                Err(Garbled)
+            };
         }
         let kind = bytes.byte()?;
         let now = bytes.moment()?;
         let (allowed, found) = match kind {
-            DENIED | ALLOWED => {
-                (kind == ALLOWED, charges.map(|charge| found(&mut bytes, &charge.limit)).collect::<Result<_, _>>()?)
-            }
-            LOOKED | CHARGED | SIMPLY_DENIED => {
-                (kind != SIMPLY_DENIED, vec![simply_found(&mut bytes, kind, charges.next().ok_or(Garbled)?)?])
-            }
+            DENIED | ALLOWED => (
+                kind == ALLOWED,
+                charges.map(|charge| found(&mut bytes, &charge.limit)).collect::<Result<_, _>>()?,
+            ),
+            LOOKED | CHARGED | SIMPLY_DENIED => (
+                kind != SIMPLY_DENIED,
+                vec![simply_found(&mut bytes, kind, charges.next().ok_or(Garbled)?)?],
+            ),
             _ => return Err(Garbled),
         };
         if bytes.0.is_empty() { Ok(Answer { allowed, now, found }) } else { Err(Garbled) }
@@ -317,7 +344,11 @@ pub(crate) fn decode_many(bytes: &[u8], charge: &Charge<'_>) -> Result<Vec<Answe
         if kind != DENIED && kind != ALLOWED {
             return Err(Garbled);
         }
-        answers.push(Answer { allowed: kind == ALLOWED, now, found: vec![found(&mut bytes, &charge.limit)?] });
+        answers.push(Answer {
+            allowed: kind == ALLOWED,
+            now,
+            found: vec![found(&mut bytes, &charge.limit)?],
+        });
     }
     Ok(answers)
 }
@@ -387,7 +418,17 @@ fn found(bytes: &mut Bytes<'_>, limit: &Limit) -> Result<Found, Garbled> {
     };
     let (fits, restored, repaired) = (flags & 1 > 0, flags & 2 > 0, flags & 4 > 0);
     let charged_at = (flags & 8 > 0).then_some(charged);
-    Ok(Found { fits, granted, booked_us, reading, charged_at, seen, restored, repaired, rebased_us })
+    Ok(Found {
+        fits,
+        granted,
+        booked_us,
+        reading,
+        charged_at,
+        seen,
+        restored,
+        repaired,
+        rebased_us,
+    })
 }
 
 /// What a witness remembers, read again.
@@ -412,7 +453,10 @@ fn state(bytes: &mut Bytes<'_>, algorithm: &Algorithm) -> Result<State, Garbled>
         Algorithm::Estimate(estimate) => {
             let (start, last) = (bytes.moment()?, bytes.moment()?);
             let (previous, current) = (bytes.number()?, bytes.number()?);
-            State::Estimate { period: estimate.period, pair: Pair { start, last, previous, current } }
+            State::Estimate {
+                period: estimate.period,
+                pair: Pair { start, last, previous, current },
+            }
         }
         _ => return Err(Garbled),
     })

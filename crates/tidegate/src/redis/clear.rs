@@ -8,7 +8,8 @@ use super::Redis;
 use super::cross_slot::join_all;
 use super::wire::{Failure, FailureKind, NodeId, Outcome, Value};
 
-/// How many keys a server looks at in one go. Names have up to 1.2 kB, and an answer up to a megabyte.
+/// How many keys a server looks at in one go. Names have up to 1.2 kB, and an answer up to a
+/// megabyte.
 const AT_ONCE: &str = "500";
 /// How long one command may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -26,10 +27,11 @@ pub enum ClearError {
 }
 
 impl Redis {
-    /// Removes every key of this store's namespace from all servers, and says how many there were. What is written meanwhile may stay.
+    /// Removes every key of this store's namespace from all servers, and says how many there were.
+    /// What is written meanwhile may stay.
     ///
-    /// This store forgets what it has seen of them. Other processes that have used them do not, and may restore what they have
-    /// seen: this is for namespaces that nobody uses any more.
+    /// This store forgets what it has seen of them. Other processes that have used them do not, and
+    /// may restore what they have seen: this is for namespaces that nobody uses any more.
     ///
     /// # Errors
     /// If the store has no namespace, or a server has no answer.
@@ -43,10 +45,14 @@ impl Redis {
         for master in self.inner.router.masters(Instant::now() + PATIENCE).await? {
             let mut cursor = b"0".to_vec();
             loop {
-                let words: [&[u8]; 6] = [b"SCAN", &cursor, b"MATCH", pattern.as_bytes(), b"COUNT", AT_ONCE.as_bytes()];
+                let words: [&[u8]; 6] =
+                    [b"SCAN", &cursor, b"MATCH", pattern.as_bytes(), b"COUNT", AT_ONCE.as_bytes()];
                 let page = self.answer(&master, &words).await?;
                 let (next, names) = read_page(&page).ok_or_else(|| {
-                    Failure::local(FailureKind::Protocol, format!("{master} answered SCAN with something else"))
+                    Failure::local(
+                        FailureKind::Protocol,
+                        format!("{master} answered SCAN with something else"),
+                    )
                 })?;
                 removed += self.unlink(&master, &names).await?;
                 if next == b"0" {
@@ -63,7 +69,8 @@ impl Redis {
         // In a cluster one command must not touch two slots.
         let in_one = if self.inner.router.is_cluster() { 1 } else { names.len().max(1) };
         let calls = names.chunks(in_one).map(|names| async move {
-            let words: Vec<&[u8]> = [b"UNLINK".as_slice()].into_iter().chain(names.iter().copied()).collect();
+            let words: Vec<&[u8]> =
+                [b"UNLINK".as_slice()].into_iter().chain(names.iter().copied()).collect();
             self.answer(master, &words).await
         });
         let mut removed = 0;
@@ -84,5 +91,8 @@ impl Redis {
 /// The next cursor, and keys.
 fn read_page(page: &Value) -> Option<(&[u8], Vec<&[u8]>)> {
     let [cursor, names] = page.as_array()? else { return None };
-    Some((cursor.as_bytes()?, names.as_array()?.iter().map(Value::as_bytes).collect::<Option<_>>()?))
+    Some((
+        cursor.as_bytes()?,
+        names.as_array()?.iter().map(Value::as_bytes).collect::<Option<_>>()?,
+    ))
 }

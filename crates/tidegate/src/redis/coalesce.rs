@@ -1,7 +1,8 @@
-//! Many checks of one key at once: the first few are sent as they come, the rest waits for one of them to be answered and goes as one call.
+//! Many checks of one key at once: the first few are sent as they come, the rest waits for one of
+//! them to be answered and goes as one call.
 //!
-//! The script decides them in the order in which they came, at one instant, as if they had come one by one. So a hot key costs the server a few calls
-//! per round trip, however many ask.
+//! The script decides them in the order in which they came, at one instant, as if they had come one
+//! by one. So a hot key costs the server a few calls per round trip, however many ask.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -22,7 +23,8 @@ use crate::store::{Charge, Check, StoreError};
 const ALONE: usize = 4;
 /// The most checks in one call.
 pub(super) const MOST: usize = 64;
-/// The most checks that wait for a call of one key; more are sent as they come, and the connection bounds those.
+/// The most checks that wait for a call of one key; more are sent as they come, and the connection
+/// bounds those.
 const MOST_WAITING: usize = 1024;
 const SHARDS: usize = 32;
 
@@ -38,7 +40,8 @@ type Shard = HashMap<Vec<u8>, HotKey>;
 struct HotKey {
     /// Calls that are under way.
     calls: usize,
-    /// One of them is for several. There is never more than one, or the second could overtake the first.
+    /// One of them is for several. There is never more than one, or the second could overtake the
+    /// first.
     together: bool,
     /// Those who wait share this charge, but for its limit and cost.
     charge: Option<Charge<'static>>,
@@ -71,12 +74,17 @@ pub(super) struct Call<'a> {
 /// Whether several of these checks can be one call.
 pub(super) fn can_share(check: &Check<'_>) -> bool {
     let alone = |charge: &Charge<'_>| !matches!(charge.limit.algorithm(), Algorithm::Concurrent(_));
-    check.op() == Op::Check && check.id().is_none() && matches!(check.charges(), [charge] if alone(charge))
+    check.op() == Op::Check
+        && check.id().is_none()
+        && matches!(check.charges(), [charge] if alone(charge))
 }
 
 impl Coalescer {
     pub(super) fn new() -> Self {
-        Coalescer { hasher: RandomState::new(), shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+        Coalescer {
+            hasher: RandomState::new(),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+        }
     }
 
     fn shard(&self, name: &[u8]) -> &Mutex<Shard> {
@@ -91,7 +99,10 @@ impl Inner {
         let mut shard = self.coalescer.shard(&asked.name).lock();
         let Some(crowd) = shard.get_mut(&asked.name) else {
             let name = asked.name.clone();
-            shard.insert(name.clone(), HotKey { calls: 1, together: false, charge: None, waiting: VecDeque::new() });
+            shard.insert(
+                name.clone(),
+                HotKey { calls: 1, together: false, charge: None, waiting: VecDeque::new() },
+            );
             return Turn::Now(Call { inner: self, name, together: false });
         };
         // Nobody goes before those who wait.
@@ -109,9 +120,12 @@ impl Inner {
         Turn::Later(later)
     }
 
-    /// Sends checks of one key as one call, and tells everybody what was decided. They have limit and time in common.
+    /// Sends checks of one key as one call, and tells everybody what was decided. They have limit
+    /// and time in common.
     async fn send(self: &Arc<Self>, charge: Charge<'static>, batch: Vec<Waiting>) {
-        let Some((limit, time)) = batch.first().map(|first| (first.limit, first.time)) else { return };
+        let Some((limit, time)) = batch.first().map(|first| (first.limit, first.time)) else {
+            return;
+        };
         let charge = Charge { limit, ..charge };
         let costs: Vec<u64> = batch.iter().map(|waiting| waiting.cost).collect();
         self.coalesced.fetch_add(costs.len() as u64, Ordering::Relaxed);
@@ -123,7 +137,9 @@ impl Inner {
             }
             Err(error) => {
                 let error = Arc::new(error);
-                batch.into_iter().for_each(|waiting| _ = waiting.answer.send(Err(Arc::clone(&error))));
+                batch
+                    .into_iter()
+                    .for_each(|waiting| _ = waiting.answer.send(Err(Arc::clone(&error))));
             }
         }
     }
@@ -139,7 +155,9 @@ impl Drop for Call<'_> {
             && !crowd.together
             && let Some(waiting) = crowd.waiting.pop_front_if(|next| {
                 // One call has one limit and one time. Whoever has another comes next.
-                batch.first().is_none_or(|first: &Waiting| (first.limit, first.time) == (next.limit, next.time))
+                batch.first().is_none_or(|first: &Waiting| {
+                    (first.limit, first.time) == (next.limit, next.time)
+                })
             })
         {
             // Whoever has gone away meanwhile is not charged.
@@ -147,8 +165,10 @@ impl Drop for Call<'_> {
                 batch.push(waiting);
             }
         }
-        let charge = if crowd.waiting.is_empty() { crowd.charge.take() } else { crowd.charge.clone() };
-        let (Some(charge), false, Ok(runtime)) = (charge, batch.is_empty(), Handle::try_current()) else {
+        let charge =
+            if crowd.waiting.is_empty() { crowd.charge.take() } else { crowd.charge.clone() };
+        let (Some(charge), false, Ok(runtime)) = (charge, batch.is_empty(), Handle::try_current())
+        else {
             crowd.calls -= 1;
             if crowd.calls == 0 {
                 shard.remove(&self.name); // without a runtime nobody sends those who wait: they hear that nobody answers
@@ -174,13 +194,16 @@ pub(super) fn shared_error(error: &StoreError) -> StoreError {
             Some(no_answer) => StoreError::Unavailable(Box::new(no_answer.clone())),
             None => StoreError::Unavailable(why.to_string().into()),
         },
-        StoreError::Corrupt { key, reason } => StoreError::Corrupt { key: key.clone(), reason: reason.clone() },
+        StoreError::Corrupt { key, reason } => {
+            StoreError::Corrupt { key: key.clone(), reason: reason.clone() }
+        }
         StoreError::Invalid(invalid) => StoreError::Invalid(invalid.clone()),
     }
 }
 
 /// Nobody has sent it in time.
 pub(super) fn nobody_answered(applied: bool) -> StoreError {
-    let failure = Failure::local(FailureKind::Timeout, "the server did not answer those before in time");
+    let failure =
+        Failure::local(FailureKind::Timeout, "the server did not answer those before in time");
     StoreError::Unavailable(Box::new(NoAnswer { applied, failure }))
 }

@@ -1,14 +1,16 @@
-//! The names under which states are kept in Redis: readable, injective, and in the slot that we choose.
+//! The names under which states are kept in Redis: readable, injective, and in the slot that we
+//! choose.
 //!
 //! ```text
 //! tg1:{Xy3_0a}ab0:user:7            ad hoc: algorithm, position, key
 //! tg1:shop:{Qk91-z}r0:6:per-ip:…    of a rule, in the namespace `shop`: position, length of the name, name, key
 //! ```
 //!
-//! `tg1` is the version of the format. What stands in braces decides the slot on a cluster: it is a digest of the
-//! subject (rule and key, not position), so all limits of one subject are in one slot, and no text a caller sends gets there.
-//! The digest is keyed by the namespace and a secret. Whoever does not know the secret can neither tell the slot of a key nor search for
-//! keys that fall into one; without a secret anybody can.
+//! `tg1` is the version of the format. What stands in braces decides the slot on a cluster: it is a
+//! digest of the subject (rule and key, not position), so all limits of one subject are in one
+//! slot, and no text a caller sends gets there. The digest is keyed by the namespace and a secret.
+//! Whoever does not know the secret can neither tell the slot of a key nor search for keys that
+//! fall into one; without a secret anybody can.
 
 use siphasher::sip::SipHasher13;
 use std::hash::Hasher;
@@ -46,13 +48,21 @@ pub(crate) enum InvalidKeys {
 }
 
 impl Keys {
-    pub(crate) fn new(namespace: Option<&str>, secret: Option<&Secret>) -> Result<Self, InvalidKeys> {
+    pub(crate) fn new(
+        namespace: Option<&str>,
+        secret: Option<&Secret>,
+    ) -> Result<Self, InvalidKeys> {
         let secret = secret.map(Secret::checked).transpose()?.unwrap_or_default();
         let digest = keyed(namespace.unwrap_or_default(), secret);
         let Some(namespace) = namespace else { return Ok(Keys { prefix: VERSION.into(), digest }) };
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-        if namespace.is_empty() || namespace.len() > MAX_NAMESPACE_BYTES || !namespace.bytes().all(plain) {
-            return Err(InvalidNamespace(namespace.chars().take(MAX_NAMESPACE_BYTES).collect()).into());
+        if namespace.is_empty()
+            || namespace.len() > MAX_NAMESPACE_BYTES
+            || !namespace.bytes().all(plain)
+        {
+            return Err(
+                InvalidNamespace(namespace.chars().take(MAX_NAMESPACE_BYTES).collect()).into()
+            );
         }
         Ok(Keys { prefix: format!("{VERSION}{namespace}:"), digest })
     }
@@ -67,8 +77,9 @@ impl Keys {
         self.prefix != VERSION
     }
 
-    /// What decides the slot of a subject: the same in every process that shares namespace and secret. It spreads keys, it does
-    /// not name them: which one is meant is said in full by the rest of the name.
+    /// What decides the slot of a subject: the same in every process that shares namespace and
+    /// secret. It spreads keys, it does not name them: which one is meant is said in full by the
+    /// rest of the name.
     pub(crate) fn tag(&self, subject: &Subject<'_>) -> Tag {
         let mut digest = self.digest;
         match &subject.scope {
@@ -112,7 +123,8 @@ impl Keys {
     }
 }
 
-/// A digest whose key nobody knows who does not know the secret. No namespace holds a NUL, so the two cannot run into each other.
+/// A digest whose key nobody knows who does not know the secret. No namespace holds a NUL, so the
+/// two cannot run into each other.
 fn keyed(namespace: &str, secret: &[u8]) -> SipHasher13 {
     let mut key = sha1_smol::Sha1::from("tidegate slots 1\0");
     key.update(namespace.as_bytes());
@@ -161,7 +173,14 @@ mod tests {
     fn charge<'a>(rule: Option<&'a str>, key: &'a [u8], limit: &str, position: u16) -> Charge<'a> {
         let scope = rule.map_or(Scope::AdHoc, |name| Scope::Rule(name.into()));
         let subject = Subject { scope, key: key.into() };
-        Charge { subject, limit: limit.parse().unwrap(), position, cost: 1, reserved: 0, policy: Default::default() }
+        Charge {
+            subject,
+            limit: limit.parse().unwrap(),
+            position,
+            cost: 1,
+            reserved: 0,
+            policy: Default::default(),
+        }
     }
 
     const SECRET: &str = "a secret of at least sixteen bytes";
@@ -183,7 +202,9 @@ mod tests {
     fn names_can_be_read() {
         let text = String::from_utf8(name(&charge(None, b"user:7", "10/s", 0))).unwrap();
         assert!(text.starts_with("tg1:{") && text.ends_with("}ab0:user:7"), "{text}");
-        let text = String::from_utf8(name(&charge(Some("per-ip"), b"192.0.2.7", "10/s window", 12))).unwrap();
+        let text =
+            String::from_utf8(name(&charge(Some("per-ip"), b"192.0.2.7", "10/s window", 12)))
+                .unwrap();
         assert!(text.ends_with("}r12:6:per-ip:192.0.2.7"), "{text}");
     }
 
@@ -211,15 +232,19 @@ mod tests {
         assert_eq!(format!("{:?}", Secret::new(SECRET)), "***");
     }
 
-    /// How unevenly these keys are spread over the slots, in 64 classes: around 63 if it is by chance, and above 130 about once in
-    /// a million tries.
+    /// How unevenly these keys are spread over the slots, in 64 classes: around 63 if it is by
+    /// chance, and above 130 about once in a million tries.
     fn unevenness(keys: &Keys, texts: &[String]) -> f64 {
         let mut slots: HashMap<u16, u32> = HashMap::new();
         for text in texts {
             *slots.entry(keys.tag(&ad_hoc(text)).slot() / 256).or_default() += 1;
         }
         let expected = f64::from(u32::try_from(texts.len()).unwrap()) / 64.0;
-        (0..64).map(|class| (f64::from(*slots.get(&class).unwrap_or(&0)) - expected).powi(2) / expected).sum()
+        (0..64)
+            .map(|class| {
+                (f64::from(*slots.get(&class).unwrap_or(&0)) - expected).powi(2) / expected
+            })
+            .sum()
     }
 
     /// Keys that try to choose their slot by braces spread over the slots like any others.
@@ -232,14 +257,19 @@ mod tests {
         }
     }
 
-    /// Somebody has searched for keys that all fall into one slot, with all he can know: this code, the namespace, and the secrets
-    /// of others. Under a secret that he does not know they spread like any others.
+    /// Somebody has searched for keys that all fall into one slot, with all he can know: this code,
+    /// the namespace, and the secrets of others. Under a secret that he does not know they spread
+    /// like any others.
     #[test]
     fn nobody_finds_keys_of_one_slot_without_the_secret() {
         const FOUND: usize = 1024;
-        for (namespace, known) in [(None, None), (Some("shop"), Some("a secret of somebody else, or an old one"))] {
+        for (namespace, known) in
+            [(None, None), (Some("shop"), Some("a secret of somebody else, or an old one"))]
+        {
             let public = keys(namespace, known);
-            let texts = (0_u64..).map(|n| format!("user:{n}")).filter(|text| public.tag(&ad_hoc(text)).slot() == 7);
+            let texts = (0_u64..)
+                .map(|n| format!("user:{n}"))
+                .filter(|text| public.tag(&ad_hoc(text)).slot() == 7);
             let texts: Vec<String> = texts.take(FOUND).collect();
             assert!(unevenness(&public, &texts) > 60_000.0, "one class has them all");
             for secret in [SECRET, "a secret of at least sixteen bytes.", "0123456789abcdef"] {
@@ -259,10 +289,13 @@ mod tests {
             let mut client = server.client().unwrap();
             let mut bits = 1_u64;
             let mut random = || {
-                bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                bits = bits
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
                 usize::try_from(bits >> 33).unwrap()
             };
-            let keys = [keys(None, None), keys(Some("shop"), None), keys(Some("shop"), Some(SECRET))];
+            let keys =
+                [keys(None, None), keys(Some("shop"), None), keys(Some("shop"), Some(SECRET))];
             for _ in 0..KEYS / AT_ONCE {
                 let mut expected = Vec::new();
                 for _ in 0..AT_ONCE {
@@ -271,7 +304,8 @@ mod tests {
                     };
                     let (key, rule) = (text(12), String::from_utf8_lossy(&text(6)).into_owned());
                     let rule = (random() % 2 == 0).then_some(rule);
-                    let charge = charge(rule.as_deref(), &key, "1/s", u16::try_from(random() % 70).unwrap());
+                    let charge =
+                        charge(rule.as_deref(), &key, "1/s", u16::try_from(random() % 70).unwrap());
                     let keys = &keys[random() % 3];
                     let tag = keys.tag(&charge.subject);
                     let name = keys.name(tag, &charge);

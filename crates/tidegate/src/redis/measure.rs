@@ -56,10 +56,12 @@ impl Times {
     }
 }
 
-/// The part of a deadline that a decision should take at most, so that one that takes longer than usual is still in time.
+/// The part of a deadline that a decision should take at most, so that one that takes longer than
+/// usual is still in time.
 const PART: u32 = 3;
 
-/// A decision takes too large a part of the deadline: some will be late, and decided without the store.
+/// A decision takes too large a part of the deadline: some will be late, and decided without the
+/// store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlowStore {
     /// How long a decision takes, as a rule.
@@ -99,8 +101,9 @@ impl RoundTrips {
 }
 
 impl Redis {
-    /// Measures `samples` round trips (at most a million) and as many decisions on a key of its own, in turns, one after another, for
-    /// no longer than `within`. On a cluster, those of one of its servers.
+    /// Measures `samples` round trips (at most a million) and as many decisions on a key of its
+    /// own, in turns, one after another, for no longer than `within`. On a cluster, those of one of
+    /// its servers.
     ///
     /// # Errors
     /// If one of them has no answer.
@@ -113,7 +116,8 @@ impl Redis {
         let charge = probe(&self.inner.keys, &(0..=u16::MAX)).ok_or_else(none)?;
         let asked = self.inner.ask(&charge);
         let (mut pings, mut decisions) = (Vec::new(), Vec::new());
-        // The first two are not counted: the connection is made, and the script may have to be loaded.
+        // The first two are not counted: the connection is made, and the script may have to be
+        // loaded.
         for sample in 0..=samples.min(MOST) {
             if sample > 1 && Instant::now() >= end {
                 break;
@@ -122,17 +126,22 @@ impl Redis {
             match router.command(master, &["PING"], began + PATIENCE).await {
                 Outcome::Applied(_) => {}
                 // Refused, but answered.
-                Outcome::NotApplied(failure) | Outcome::Unknown(failure) if failure.kind() == FailureKind::NoPerm => {}
+                Outcome::NotApplied(failure) | Outcome::Unknown(failure)
+                    if failure.kind() == FailureKind::NoPerm => {}
                 Outcome::NotApplied(failure) | Outcome::Unknown(failure) => return Err(failure),
             }
             pings.push(began.elapsed());
             let began = Instant::now();
             let head = Head { op: Op::Check, id: None, time: self.inner.time(), denied: false };
-            let answer = self.inner.call(head, std::slice::from_ref(&asked), &[], began + PATIENCE).await;
+            let answer =
+                self.inner.call(head, std::slice::from_ref(&asked), &[], began + PATIENCE).await;
             answer.map_err(failure_of)?;
             decisions.push(began.elapsed());
         }
-        Ok(RoundTrips { ping: Times::new(pings.split_off(1)), decision: Times::new(decisions.split_off(1)) })
+        Ok(RoundTrips {
+            ping: Times::new(pings.split_off(1)),
+            decision: Times::new(decisions.split_off(1)),
+        })
     }
 }
 
@@ -162,7 +171,9 @@ mod tests {
         assert_eq!(slow.enough(), Duration::from_millis(19));
         let text = slow.to_string();
         assert!(
-            text.starts_with("a decision of the store takes 6.2 ms, more than a third of the deadline (15 ms)"),
+            text.starts_with(
+                "a decision of the store takes 6.2 ms, more than a third of the deadline (15 ms)"
+            ),
             "{text}"
         );
         assert!(text.contains("resilience.deadline_ms to 19 or more"), "{text}");
@@ -175,7 +186,10 @@ mod tests {
         assert_eq!(times.percentile(50), Duration::from_micros(100));
         assert_eq!(times.percentile(99), Duration::from_micros(198));
         assert_eq!(times.max(), Duration::from_micros(200));
-        assert_eq!(Times::new(vec![Duration::from_micros(7)]).percentile(50), Duration::from_micros(7));
+        assert_eq!(
+            Times::new(vec![Duration::from_micros(7)]).percentile(50),
+            Duration::from_micros(7)
+        );
         assert_eq!(Times::new(Vec::new()).max(), Duration::ZERO);
     }
 }

@@ -1,4 +1,5 @@
-//! State in Redis or Valkey: the same decisions as in memory, in one round trip, for every process that shares the server.
+//! State in Redis or Valkey: the same decisions as in memory, in one round trip, for every process
+//! that shares the server.
 //!
 //! ```no_run
 //! use tidegate::{Limiter, Redis};
@@ -9,13 +10,16 @@
 //! # Ok(()) }
 //! ```
 //!
-//! One decision is one call of one script, whatever the operation and however many limits: it reads the server's clock once,
-//! reads each key, decides, and writes what changed together with the time at which it may be forgotten. The script is put
-//! together from `lua/`, where each algorithm stands as the twin of its Rust.
+//! One decision is one call of one script, whatever the operation and however many limits: it reads
+//! the server's clock once, reads each key, decides, and writes what changed together with the time
+//! at which it may be forgotten. The script is put together from `lua/`, where each algorithm
+//! stands as the twin of its Rust.
 //!
-//! In reading order: [`keys`] names the states, [`call`] writes the call and reads its answer, [`witness`] remembers what was
-//! seen, [`cross_slot`] decides over several slots of a cluster, [`wire`] talks to the servers. Beside them stand what is done before the
-//! first decision, [`prepare`], the startup check, [`inspect`], what measures, [`measure`], and what cleans up, [`clear`].
+//! In reading order: [`keys`] names the states, [`call`] writes the call and reads its answer,
+//! [`witness`] remembers what was seen, [`cross_slot`] decides over several slots of a cluster,
+//! [`wire`] talks to the servers. Beside them stand what is done before the first decision,
+//! [`prepare`], the startup check, [`inspect`], what measures, [`measure`], and what cleans up,
+//! [`clear`].
 
 mod call;
 mod clear;
@@ -53,7 +57,9 @@ pub use self::clear::ClearError;
 pub use self::inspect::{Finding, Inspection, Severity, Topic};
 pub use self::keys::{InvalidNamespace, MAX_NAMESPACE_BYTES};
 pub use self::measure::{RoundTrips, SlowStore, Times};
-pub use self::wire::{Connect, Connecting, Failure, FailureKind, InvalidSecret, Link, RedisUrl, RedisUrlError};
+pub use self::wire::{
+    Connect, Connecting, Failure, FailureKind, InvalidSecret, Link, RedisUrl, RedisUrlError,
+};
 #[cfg(feature = "redis-tls")]
 pub use self::wire::{no_pem, pem_problem, rustls_problem, tls_problem};
 
@@ -140,7 +146,8 @@ pub struct NoAnswer {
 }
 
 impl NoAnswer {
-    /// Whether it may have been counted all the same: the call was on its way when the connection broke or time was up.
+    /// Whether it may have been counted all the same: the call was on its way when the connection
+    /// broke or time was up.
     pub fn may_have_been_counted(&self) -> bool {
         self.applied
     }
@@ -159,11 +166,11 @@ pub struct RedisStats {
     pub calls: u64,
     /// Checks of hot keys that were sent together with others, in one call.
     pub coalesced: u64,
-    /// Times a key held less than had been seen before, and was restored: state was lost by a failover, an eviction, a flush, or
-    /// a step forward of the server's clock.
+    /// Times a key held less than had been seen before, and was restored: state was lost by a
+    /// failover, an eviction, a flush, or a step forward of the server's clock.
     pub regressions: u64,
-    /// States that were more than a second ahead of the server's clock, and were rebased: the clock went back, or a server with an
-    /// earlier clock took over. Usage is kept; see `docs/redis.md`.
+    /// States that were more than a second ahead of the server's clock, and were rebased: the clock
+    /// went back, or a server with an earlier clock took over. Usage is kept; see `docs/redis.md`.
     pub clock_regressions: u64,
     /// Times a key held something that Tidegate did not write, and was taken as used up.
     pub repairs: u64,
@@ -194,23 +201,25 @@ pub struct RedisBuilder {
 }
 
 impl RedisBuilder {
-    /// Keeps the keys apart from those of other stores on the same server. Letters, digits, `.`, `_` and `-`.
+    /// Keeps the keys apart from those of other stores on the same server. Letters, digits, `.`,
+    /// `_` and `-`.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = Some(namespace.into());
         self
     }
 
-    /// Keeps others from choosing slots: keys are spread over a cluster by a digest that this secret is part of, so that whoever does
-    /// not know it cannot search for keys that all fall on one server. 16 to 512 bytes, best at random; the same in every process that
-    /// shares the store, or they do not share it. With another secret all keys have other names, and budgets start afresh.
-    /// Counts instead of one in the URL, and is never shown.
+    /// Keeps others from choosing slots: keys are spread over a cluster by a digest that this
+    /// secret is part of, so that whoever does not know it cannot search for keys that all fall on
+    /// one server. 16 to 512 bytes, best at random; the same in every process that shares the
+    /// store, or they do not share it. With another secret all keys have other names, and budgets
+    /// start afresh. Counts instead of one in the URL, and is never shown.
     pub fn secret(mut self, secret: impl Into<String>) -> Self {
         self.secret = Some(Secret::new(secret));
         self
     }
 
-    /// How long one call may take, everything included; 100 ms unless told otherwise, and at most a day. A check over several
-    /// slots of a cluster is up to three calls after each other.
+    /// How long one call may take, everything included; 100 ms unless told otherwise, and at most a
+    /// day. A check over several slots of a cluster is up to three calls after each other.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.settings.timeout = timeout.min(LONGEST_TIMEOUT);
         // A server may say nothing for as long as a call may take.
@@ -218,7 +227,8 @@ impl RedisBuilder {
         self
     }
 
-    /// How long connecting may take; 1 s unless told otherwise, and at most a day. Calls do not wait that long.
+    /// How long connecting may take; 1 s unless told otherwise, and at most a day. Calls do not
+    /// wait that long.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.settings.connect_timeout = timeout.min(LONGEST_TIMEOUT);
         self
@@ -230,56 +240,63 @@ impl RedisBuilder {
         self
     }
 
-    /// How many keys to remember in case the server forgets them; 16 384 unless told otherwise, 0 for none.
+    /// How many keys to remember in case the server forgets them; 16 384 unless told otherwise, 0
+    /// for none.
     pub fn witness_keys(mut self, keys: usize) -> Self {
         self.witness_keys = keys;
         self
     }
 
-    /// Judges by this clock instead of the server's: for tests and simulations, never for several machines. Keys are then kept
-    /// for at least an hour, since nobody knows how this clock runs.
+    /// Judges by this clock instead of the server's: for tests and simulations, never for several
+    /// machines. Keys are then kept for at least an hour, since nobody knows how this clock runs.
     pub fn clock(mut self, clock: impl Into<Clock>) -> Self {
         (self.clock, self.is_stand_in) = (Some(clock.into()), false);
         self
     }
 
-    /// Judges as if the server's clock said what this one says, also when it goes back: for tests of such steps.
+    /// Judges as if the server's clock said what this one says, also when it goes back: for tests
+    /// of such steps.
     #[doc(hidden)]
     pub fn server_clock(mut self, clock: impl Into<Clock>) -> Self {
         (self.clock, self.is_stand_in) = (Some(clock.into()), true);
         self
     }
 
-    /// Whether checks of one key that are asked about by many at once are sent together, in one call. They are, unless told otherwise or judged by
-    /// a [clock](RedisBuilder::clock) of this process: checks keep their order among each other, but another operation may come before those
-    /// that wait.
+    /// Whether checks of one key that are asked about by many at once are sent together, in one
+    /// call. They are, unless told otherwise or judged by a [clock](RedisBuilder::clock) of this
+    /// process: checks keep their order among each other, but another operation may come before
+    /// those that wait.
     pub fn coalesce(mut self, together: bool) -> Self {
         self.together = Some(together);
         self
     }
 
-    /// Reaches servers by streams that `connector` makes, instead of sockets and TLS of our own: for simulations, and for whoever has another way.
+    /// Reaches servers by streams that `connector` makes, instead of sockets and TLS of our own:
+    /// for simulations, and for whoever has another way.
     pub fn connector(mut self, connector: impl Connect) -> Self {
         self.settings.connector = Some(Connector(Arc::new(connector)));
         self
     }
 
-    /// Where chance comes from: when to connect again, whom of a cluster to ask. For simulations; otherwise never the same.
+    /// Where chance comes from: when to connect again, whom of a cluster to ask. For simulations;
+    /// otherwise never the same.
     pub fn seed(mut self, seed: u64) -> Self {
         self.settings.chance = Chance::of_seed(seed);
         self
     }
 
-    /// The store. Needs a tokio runtime. A server that is down does not matter yet: connections are made in the background.
+    /// The store. Needs a tokio runtime. A server that is down does not matter yet: connections are
+    /// made in the background.
     ///
     /// # Errors
     /// If the namespace, the secret or the settings cannot be used.
     pub fn build(self) -> Result<Redis, RedisError> {
         let secret = self.secret.as_ref().or(self.url.secret());
-        let keys = Keys::new(self.namespace.as_deref(), secret).map_err(|invalid| match invalid {
-            InvalidKeys::Namespace(invalid) => RedisError::Namespace(invalid),
-            InvalidKeys::Secret(invalid) => RedisError::Secret(invalid),
-        })?;
+        let keys =
+            Keys::new(self.namespace.as_deref(), secret).map_err(|invalid| match invalid {
+                InvalidKeys::Namespace(invalid) => RedisError::Namespace(invalid),
+                InvalidKeys::Secret(invalid) => RedisError::Secret(invalid),
+            })?;
         let (timeout, chance) = (self.settings.timeout, self.settings.chance.clone());
         let together = self.together.unwrap_or(self.clock.is_none());
         let router = Router::new(self.url, self.settings).map_err(RedisError::Settings)?;
@@ -310,8 +327,9 @@ impl RedisBuilder {
 }
 
 impl Redis {
-    /// A store at this URL: `redis://…`, `rediss://…`, `redis+unix://…`, `redis+sentinel://…/service` or `redis+cluster://…`; see
-    /// `docs/redis.md`. Needs a tokio runtime.
+    /// A store at this URL: `redis://…`, `rediss://…`, `redis+unix://…`,
+    /// `redis+sentinel://…/service` or `redis+cluster://…`; see `docs/redis.md`. Needs a tokio
+    /// runtime.
     ///
     /// # Errors
     /// If the URL says something that cannot be. A server that is down is not an error yet.
@@ -333,15 +351,16 @@ impl Redis {
         }
     }
 
-    /// Calls `tell` with how far the server's clock went back, at the least, when states are found ahead of it: once for each step. It must return at once.
-    /// Only the first `tell` is called.
+    /// Calls `tell` with how far the server's clock went back, at the least, when states are found
+    /// ahead of it: once for each step. It must return at once. Only the first `tell` is called.
     pub fn on_clock_step(&self, tell: impl Fn(Duration) + Send + Sync + 'static) {
         let _ = self.inner.on_clock_step.set(Box::new(tell));
     }
 
     /// What was counted since it was made.
     pub fn stats(&self) -> RedisStats {
-        let Inner { router, regressions, clock_regressions, repairs, calls, coalesced, .. } = &*self.inner;
+        let Inner { router, regressions, clock_regressions, repairs, calls, coalesced, .. } =
+            &*self.inner;
         let wire = router.counters();
         RedisStats {
             calls: calls.load(Ordering::Relaxed),
@@ -368,8 +387,10 @@ impl Store for Redis {
     fn decide<'a>(&'a self, check: &'a Check<'a>) -> Deciding<'a> {
         Box::pin(async move {
             check.validate()?;
-            let charges: Vec<Asked<'_>> = check.charges().iter().map(|charge| self.inner.ask(charge)).collect();
-            let single = !self.inner.router.is_cluster() || charges.iter().all(|asked| asked.slot == charges[0].slot);
+            let charges: Vec<Asked<'_>> =
+                check.charges().iter().map(|charge| self.inner.ask(charge)).collect();
+            let single = !self.inner.router.is_cluster()
+                || charges.iter().all(|asked| asked.slot == charges[0].slot);
             if !single {
                 return cross_slot::decide(&self.inner, check.clone().into_owned()).await;
             }
@@ -378,7 +399,9 @@ impl Store for Redis {
                     Turn::Now(call) => Some(call),
                     Turn::Later(later) => {
                         return match in_time(self.inner.deadline(), later).await {
-                            Some(Ok(answer)) => answer.map_err(|error| coalesce::shared_error(&error)),
+                            Some(Ok(answer)) => {
+                                answer.map_err(|error| coalesce::shared_error(&error))
+                            }
                             Some(Err(_)) => Err(coalesce::nobody_answered(false)),
                             None => Err(coalesce::nobody_answered(true)),
                         };
@@ -387,14 +410,23 @@ impl Store for Redis {
             } else {
                 None
             };
-            let head = Head { op: script_op(check), id: check.id(), time: self.inner.time(), denied: false };
+            let head = Head {
+                op: script_op(check),
+                id: check.id(),
+                time: self.inner.time(),
+                denied: false,
+            };
             let answer = self.inner.call(head, &charges, &[], self.inner.deadline()).await?;
             let verdicts = charges.iter().zip(&answer.found);
             let verdict = |(asked, found): (&Asked<'_>, &call::Found)| {
                 found.verdict(check.op(), asked.charge, answer.allowed, answer.now)
             };
             let decision = match &charges[..] {
-                [_] => Decision::of_one(verdicts.map(verdict).next().unwrap_or_default(), answer.allowed, answer.now),
+                [_] => Decision::of_one(
+                    verdicts.map(verdict).next().unwrap_or_default(),
+                    answer.allowed,
+                    answer.now,
+                ),
                 _ => Decision::of_many(verdicts.map(verdict).collect(), answer.allowed, answer.now),
             };
             Ok(decision.with_id(check.id()))
@@ -406,7 +438,10 @@ impl Store for Redis {
         if !router.is_cluster() {
             return 1;
         }
-        let places = check.charges().iter().map(|charge| router.place(self.inner.keys.tag(&charge.subject).slot()));
+        let places = check
+            .charges()
+            .iter()
+            .map(|charge| router.place(self.inner.keys.tag(&charge.subject).slot()));
         places.fold(0, |parts, place| parts | 1 << (place % 64))
     }
 }
@@ -414,7 +449,11 @@ impl Store for Redis {
 /// Only a single bucket can keep a place; booking anything else is a check.
 fn script_op(check: &Check<'_>) -> Op {
     match (check.op(), check.charges()) {
-        (book @ Op::Book { .. }, [charge]) if matches!(charge.limit.algorithm(), Algorithm::Bucket(_)) => book,
+        (book @ Op::Book { .. }, [charge])
+            if matches!(charge.limit.algorithm(), Algorithm::Bucket(_)) =>
+        {
+            book
+        }
         (Op::Book { .. }, _) => Op::Check,
         (op, _) => op,
     }
@@ -447,8 +486,9 @@ impl Inner {
         }
     }
 
-    /// The time by which memories end. A server's clock may step, so it is the time that has passed here; of a clock of this process,
-    /// the newest time it has told: what was worth nothing then is worth nothing for ever.
+    /// The time by which memories end. A server's clock may step, so it is the time that has passed
+    /// here; of a clock of this process, the newest time it has told: what was worth nothing then
+    /// is worth nothing for ever.
     fn memory_now(&self) -> Timestamp {
         Timestamp::from_micros(match self.judges_by_server() {
             true => self.passed_us(),
@@ -468,7 +508,8 @@ impl Inner {
         Instant::now() + self.timeout
     }
 
-    /// One call of the script over charges that share a slot. `undo` may say for each what it was charged under before.
+    /// One call of the script over charges that share a slot. `undo` may say for each what it was
+    /// charged under before.
     async fn call(
         &self,
         head: Head,
@@ -479,17 +520,26 @@ impl Inner {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let now = self.memory_now();
         let parts = charges.iter().enumerate();
-        let parts = parts.map(|(at, asked)| call::Part { charge: asked.charge, undo: undo.get(at).copied().flatten() });
+        let parts = parts.map(|(at, asked)| call::Part {
+            charge: asked.charge,
+            undo: undo.get(at).copied().flatten(),
+        });
         let recall = |at: usize, scale: &[u8]| self.witness.recall(&charges[at].name, scale, now);
         let args = call::arguments(&head, parts, recall);
         let bytes = self.eval(charges, &args, deadline).await?;
-        let answer = Answer::decode(&bytes, charges.iter().map(|asked| asked.charge)).map_err(garbled)?;
+        let answer =
+            Answer::decode(&bytes, charges.iter().map(|asked| asked.charge)).map_err(garbled)?;
         self.note(charges, &answer);
         Ok(answer)
     }
 
     /// One call of the script that decides checks of one charge at these costs, in this order.
-    async fn call_many(&self, time: Time, charge: &Charge<'_>, costs: &[u64]) -> Result<Vec<Decision>, StoreError> {
+    async fn call_many(
+        &self,
+        time: Time,
+        charge: &Charge<'_>,
+        costs: &[u64],
+    ) -> Result<Vec<Decision>, StoreError> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let asked = [self.ask(charge)];
         let now = self.memory_now();
@@ -509,7 +559,12 @@ impl Inner {
         Ok(decisions.collect())
     }
 
-    async fn eval(&self, charges: &[Asked<'_>], args: &[Vec<u8>], deadline: Instant) -> Result<Vec<u8>, StoreError> {
+    async fn eval(
+        &self,
+        charges: &[Asked<'_>],
+        args: &[Vec<u8>],
+        deadline: Instant,
+    ) -> Result<Vec<u8>, StoreError> {
         let slot = charges.first().map_or(0, |asked| asked.slot);
         match self.router.eval(&self.script, slot, charges, args, deadline).await {
             Outcome::Applied(Value::Bulk(bytes)) => Ok(bytes),
@@ -532,7 +587,13 @@ impl Inner {
             answer.now
         };
         for (asked, found) in charges.iter().zip(&answer.found) {
-            self.witness.remember(&asked.name, &call::scale(&asked.charge.limit), found, answer.now, now);
+            self.witness.remember(
+                &asked.name,
+                &call::scale(&asked.charge.limit),
+                found,
+                answer.now,
+                now,
+            );
             if let Some(by_us) = found.rebased_us {
                 self.clock_went_back(asked.slot, by_us, answer.now);
             }
@@ -545,7 +606,8 @@ impl Inner {
         }
     }
 
-    /// A state was ahead of the clock of the server of this slot by so much. Each step is reported once.
+    /// A state was ahead of the clock of the server of this slot by so much. Each step is reported
+    /// once.
     fn clock_went_back(&self, slot: u16, by_us: u64, server: Timestamp) {
         self.clock_regressions.fetch_add(1, Ordering::Relaxed);
         if self.steps.is_new(self.router.place(slot), by_us, server, self.passed_us()) {
@@ -563,7 +625,8 @@ impl Inner {
         let latest = Timestamp::from_micros(self.latest_us.load(Ordering::Relaxed));
         let seen = self.witness.recall(&asked.name, &call::scale(limit), self.memory_now())?;
         let reading = call::reading(&seen, limit)?;
-        let done = Done { op: Op::Peek, cost: 0, reserved: 0, fits: true, granted: 0, booked_us: 0 };
+        let done =
+            Done { op: Op::Peek, cost: 0, reserved: 0, fits: true, granted: 0, booked_us: 0 };
         Some(reading.verdict(limit, &done, true, latest).remaining)
     }
 
@@ -579,9 +642,16 @@ fn garbled(garbled: call::Garbled) -> StoreError {
 
 fn no_answer(applied: bool, failure: Failure, charges: &[Asked<'_>]) -> StoreError {
     if failure.kind() == FailureKind::WrongType {
-        let name = charges.first().map(|asked| asked.name.escape_ascii().to_string()).unwrap_or_default();
-        let key = if charges.len() > 1 { format!("{name} or one of {} others", charges.len() - 1) } else { name };
-        let reason = "it is not a string: some other program has written it, delete it or use a namespace".into();
+        let name =
+            charges.first().map(|asked| asked.name.escape_ascii().to_string()).unwrap_or_default();
+        let key = if charges.len() > 1 {
+            format!("{name} or one of {} others", charges.len() - 1)
+        } else {
+            name
+        };
+        let reason =
+            "it is not a string: some other program has written it, delete it or use a namespace"
+                .into();
         return StoreError::Corrupt { key: key.chars().take(200).collect(), reason };
     }
     StoreError::Unavailable(Box::new(NoAnswer { applied, failure }))

@@ -1,4 +1,5 @@
-//! Before the first decision: connects, loads the script, and finds out whether decisions can be made at all.
+//! Before the first decision: connects, loads the script, and finds out whether decisions can be
+//! made at all.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -15,17 +16,20 @@ use super::wire::{Failure, NodeId, Outcome};
 /// How long one step may take, if a call may not take longer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The ends of the range of slots. A node of a cluster of several has slots of one of them, as a rule.
+/// The ends of the range of slots. A node of a cluster of several has slots of one of them, as a
+/// rule.
 const FIRST_SLOTS: RangeInclusive<u16> = 0..=1023;
 const LAST_SLOTS: RangeInclusive<u16> = 15_360..=16_383;
 
 impl Redis {
-    /// Connects to every server that takes writes, loads the script there, and makes one decision on a key of its own. Optional:
-    /// it spares the first call the time, and finds at once what no call could succeed with.
+    /// Connects to every server that takes writes, loads the script there, and makes one decision
+    /// on a key of its own. Optional: it spares the first call the time, and finds at once what no
+    /// call could succeed with.
     ///
     /// # Errors
-    /// If a server cannot be reached or does not decide. [`Failure::is_permanent`] tells whether waiting can mend it: not wrong
-    /// credentials, missing rights, a database that does not exist, a replica, a certificate that is not trusted, no scripting.
+    /// If a server cannot be reached or does not decide. [`Failure::is_permanent`] tells whether
+    /// waiting can mend it: not wrong credentials, missing rights, a database that does not exist,
+    /// a replica, a certificate that is not trusted, no scripting.
     pub async fn prepare(&self) -> Result<(), Failure> {
         let masters = self.inner.router.masters(self.within()).await?;
         for master in &masters {
@@ -67,7 +71,8 @@ impl Redis {
     async fn decides(&self, slots: RangeInclusive<u16>) -> Result<(), Failure> {
         let Some(charge) = probe(&self.inner.keys, &slots) else { return Ok(()) };
         let head = Head { op: Op::Check, id: None, time: self.inner.time(), denied: false };
-        let decision = self.inner.call(head, &[self.inner.ask(&charge)], &[None], self.within()).await;
+        let decision =
+            self.inner.call(head, &[self.inner.ask(&charge)], &[None], self.within()).await;
         decision.map(|_| ()).map_err(failure_of)
     }
 
@@ -76,7 +81,8 @@ impl Redis {
         let Some(charge) = probe(&self.inner.keys, &slots) else { return Ok(()) };
         let asked = self.inner.ask(&charge);
         let head = Head { op: Op::Check, id: None, time: self.inner.time(), denied: false };
-        let decision = self.inner.call(head, std::slice::from_ref(&asked), &[None], self.within()).await;
+        let decision =
+            self.inner.call(head, std::slice::from_ref(&asked), &[None], self.within()).await;
         // Last, because it deletes the key. It names what the failed decision does not.
         let rights = self.rights(asked.slot, &asked.name, self.within()).await;
         if let Some(failure) = missing_rights(&rights, &self.pattern()) {

@@ -1,4 +1,5 @@
-//! Steps back of the servers' clocks: tells a new step from the other keys that the last one left ahead of the clock.
+//! Steps back of the servers' clocks: tells a new step from the other keys that the last one left
+//! ahead of the clock.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -7,7 +8,8 @@ use tidegate_core::Timestamp;
 
 /// Servers that are told apart.
 const SERVERS: usize = 64;
-/// How much less a server's clock must be ahead of the time that has passed here to count as stepped back.
+/// How much less a server's clock must be ahead of the time that has passed here to count as
+/// stepped back.
 const STEP_US: i64 = 1_000_000;
 
 /// The clocks of the servers, each as its time less the time that has passed in this process.
@@ -15,13 +17,17 @@ const STEP_US: i64 = 1_000_000;
 pub(super) struct Steps {
     /// The highest since the last step that was reported.
     highest_us: [AtomicI64; SERVERS],
-    /// When no key can be ahead any more because of the steps that were reported, in the time that has passed here.
+    /// When no key can be ahead any more because of the steps that were reported, in the time that
+    /// has passed here.
     until_us: Mutex<[u64; SERVERS]>,
 }
 
 impl Steps {
     pub(super) fn new() -> Self {
-        Steps { highest_us: std::array::from_fn(|_| AtomicI64::new(i64::MIN)), until_us: Mutex::new([0; SERVERS]) }
+        Steps {
+            highest_us: std::array::from_fn(|_| AtomicI64::new(i64::MIN)),
+            until_us: Mutex::new([0; SERVERS]),
+        }
     }
 
     /// An answer of a server: its time, and the time that has passed here.
@@ -33,8 +39,9 @@ impl Steps {
         }
     }
 
-    /// A state was ahead of a server's clock by so much. Says whether that is a step that was not reported: the clock has gone back since
-    /// the last report, or no key can be ahead any more because of that one.
+    /// A state was ahead of a server's clock by so much. Says whether that is a step that was not
+    /// reported: the clock has gone back since the last report, or no key can be ahead any more
+    /// because of that one.
     pub(super) fn is_new(&self, place: u16, by_us: u64, server: Timestamp, passed_us: u64) -> bool {
         let (place, offset_us) = (usize::from(place) % SERVERS, offset(server, passed_us));
         let mut until_us = self.until_us.lock();
@@ -63,7 +70,9 @@ mod tests {
     fn each_step_of_each_server_is_new_once() {
         let steps = Steps::new();
         let at = |seconds: u64| Timestamp::from_micros(seconds * SECOND);
-        let ahead = |place, server, by, passed| steps.is_new(place, by * SECOND, at(server), passed * SECOND);
+        let ahead = |place, server, by, passed| {
+            steps.is_new(place, by * SECOND, at(server), passed * SECOND)
+        };
         steps.saw(0, at(100_000), 0);
         assert!(ahead(0, 98_210, 1_790, 10), "back by 1800 seconds");
         assert!(!ahead(0, 98_211, 1_700, 11), "another key, the same step");

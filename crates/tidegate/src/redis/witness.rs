@@ -1,12 +1,16 @@
-//! What this process has seen of the keys it asks about, so that a server that has forgotten can be told.
+//! What this process has seen of the keys it asks about, so that a server that has forgotten can be
+//! told.
 //!
-//! A failover to a replica that lagged behind, an eviction, a FLUSHALL, a step of the clock: the state of a key is gone or older
-//! than what its last answer said. Every call brings along what this process has seen of the key, and the script goes on from
-//! the larger of the two (`join` in `lua/`). Larger means stricter, so nothing is admitted that would not have been without it, and
-//! whatever was given back in between is known by its epoch and not charged again. What is larger than can be right is cut to
-//! that, and what was restored is then what is remembered: a memory restores once.
+//! A failover to a replica that lagged behind, an eviction, a FLUSHALL, a step of the clock: the
+//! state of a key is gone or older than what its last answer said. Every call brings along what
+//! this process has seen of the key, and the script goes on from the larger of the two (`join` in
+//! `lua/`). Larger means stricter, so nothing is admitted that would not have been without it, and
+//! whatever was given back in between is known by its epoch and not charged again. What is larger
+//! than can be right is cut to that, and what was restored is then what is remembered: a memory
+//! restores once.
 //!
-//! The table is small and never grows: each key has four places where it can be, and takes the one that matters least.
+//! The table is small and never grows: each key has four places where it can be, and takes the one
+//! that matters least.
 
 use parking_lot::Mutex;
 use siphasher::sip128::{Hasher128, SipHasher13};
@@ -74,12 +78,21 @@ impl Witness {
         let memories = shard.lock();
         let memory = memories.get(set..set + WAYS)?.iter().find(|memory| memory.key == key)?;
         let same_scale = memory.scale == padded(scale);
-        (same_scale && memory.ends_at > now).then(|| memory.seen[..usize::from(memory.seen_len)].to_vec())
+        (same_scale && memory.ends_at > now)
+            .then(|| memory.seen[..usize::from(memory.seen_len)].to_vec())
     }
 
-    /// Remembers what an answer said about `name`, that was decided at `judged_at` by the clock that judges and is here `now`. What is remembered ends
-    /// as soon as the key would be idle, in the time of this process: a clock that steps does not make it last longer.
-    pub(crate) fn remember(&self, name: &[u8], scale: &[u8], found: &Found, judged_at: Timestamp, now: Timestamp) {
+    /// Remembers what an answer said about `name`, that was decided at `judged_at` by the clock
+    /// that judges and is here `now`. What is remembered ends as soon as the key would be idle, in
+    /// the time of this process: a clock that steps does not make it last longer.
+    pub(crate) fn remember(
+        &self,
+        name: &[u8],
+        scale: &[u8],
+        found: &Found,
+        judged_at: Timestamp,
+        now: Timestamp,
+    ) {
         let Found { reading: Reading::State(state), seen, restored, .. } = found else { return };
         if seen.len() < 7 || seen.len() > MOST_BYTES {
             return;
@@ -99,10 +112,15 @@ impl Witness {
         new.seen[..seen.len()].copy_from_slice(seen);
         new.seen_len = u8::try_from(seen.len()).unwrap_or(0);
         if let Some(old) = ways.iter_mut().find(|memory| memory.key == key) {
-            // Answers may overtake each other. Whatever is later, or stricter, is what to remember; but what was restored is
-            // all of the old memory that can be right, and keeping more would restore it again at every call.
+            // Answers may overtake each other. Whatever is later, or stricter, is what to remember;
+            // but what was restored is all of the old memory that can be right, and keeping more
+            // would restore it again at every call.
             let same = old.scale == new.scale && old.ends_at > now && !restored;
-            if !same || new.epoch() > old.epoch() || new.idle_at > old.idle_at || more_used(state, old, &new) {
+            if !same
+                || new.epoch() > old.epoch()
+                || new.idle_at > old.idle_at
+                || more_used(state, old, &new)
+            {
                 *old = new;
             }
         } else if new.ends_at > now
@@ -130,8 +148,8 @@ impl Witness {
     }
 }
 
-/// Of two states that end at the same moment, as those of one window do, the one with more in it. Numbers are written most
-/// significant byte first, so the bytes compare like the numbers.
+/// Of two states that end at the same moment, as those of one window do, the one with more in it.
+/// Numbers are written most significant byte first, so the bytes compare like the numbers.
 fn more_used(state: &State, old: &Memory, new: &Memory) -> bool {
     let counts = match state {
         State::Window { .. } => 14..21,

@@ -1,8 +1,10 @@
-//! Deciding from what the store said last, and charging afterwards. A state machine without a clock or a store.
+//! Deciding from what the store said last, and charging afterwards. A state machine without a clock
+//! or a store.
 //!
-//! What was let pass here and is not yet charged there is *unsynced*. It counts as used here, and there is never more of it than a cap: a node
-//! at its cap charges first and asks then. So however the nodes are timed and whatever is lost, no more than the cap of each other node is
-//! let pass beyond the limit.
+//! What was let pass here and is not yet charged there is *unsynced*. It counts as used here, and
+//! there is never more of it than a cap: a node at its cap charges first and asks then. So however
+//! the nodes are timed and whatever is lost, no more than the cap of each other node is let pass
+//! beyond the limit.
 
 use tidegate_core::{Algorithm, Id, Limit, Timestamp, Verdict};
 
@@ -38,21 +40,32 @@ pub(crate) enum Here {
     Ask,
 }
 
-/// The most that may be unsynced, unless told otherwise: together with the other nodes a part of the limit; for one node all of it.
+/// The most that may be unsynced, unless told otherwise: together with the other nodes a part of
+/// the limit; for one node all of it.
 pub(crate) fn cap(limit: &Limit, error_per_mille: u64, nodes: u64) -> u64 {
     if nodes <= 1 {
         return limit.capacity();
     }
-    let part = u128::from(limit.capacity()) * u128::from(error_per_mille) / 1000 / u128::from(nodes - 1);
+    let part =
+        u128::from(limit.capacity()) * u128::from(error_per_mille) / 1000 / u128::from(nodes - 1);
     u64::try_from(part).unwrap_or(u64::MAX).max(1)
 }
 
 impl Unsynced {
     pub(crate) fn new(charge: Charge<'static>, limit: u64, now: Timestamp) -> Self {
-        Unsynced { charge, limit, seen: None, units: 0, sent: None, sending: false, last_asked: now }
+        Unsynced {
+            charge,
+            limit,
+            seen: None,
+            units: 0,
+            sent: None,
+            sending: false,
+            last_asked: now,
+        }
     }
 
-    /// Whether it is about the same limit. If not, what was seen is worth nothing; what is not yet charged is charged under the new one.
+    /// Whether it is about the same limit. If not, what was seen is worth nothing; what is not yet
+    /// charged is charged under the new one.
     pub(crate) fn is_under(&mut self, charge: &Charge<'_>, limit: u64) {
         if self.limit != limit {
             (self.limit, self.charge.limit, self.seen) = (limit, charge.limit, None);
@@ -72,7 +85,9 @@ impl Unsynced {
         if cost > left {
             // Of a bucket or a window is known how it goes on by itself, with what was spent here.
             let denied = match limit.algorithm() {
-                Algorithm::Bucket(_) | Algorithm::Window(_) => seen.strictest(limit, cost, unsynced, now),
+                Algorithm::Bucket(_) | Algorithm::Window(_) => {
+                    seen.strictest(limit, cost, unsynced, now)
+                }
                 _ => seen.expected(limit, cost, unsynced, now),
             };
             return denied.filter(|verdict| !verdict.allowed).map_or(Here::Ask, Here::Denied);
@@ -85,8 +100,8 @@ impl Unsynced {
         Here::Spent(Verdict { granted: cost, ..verdict })
     }
 
-    /// Takes back what was spent a moment ago, because the request was denied elsewhere, or because it is given back. Says how much of
-    /// it was not charged yet.
+    /// Takes back what was spent a moment ago, because the request was denied elsewhere, or because
+    /// it is given back. Says how much of it was not charged yet.
     pub(crate) fn unspend(&mut self, cost: u64) -> u64 {
         let back = cost.min(self.units);
         self.units -= back;

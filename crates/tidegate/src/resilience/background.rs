@@ -1,4 +1,5 @@
-//! What happens in the background: taking ahead, giving back, charging afterwards, counting nodes. Nobody waits for any of it.
+//! What happens in the background: taking ahead, giving back, charging afterwards, counting nodes.
+//! Nobody waits for any of it.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -24,7 +25,8 @@ const FIRST_BEATS: Duration = Duration::from_millis(100);
 /// How many calls at once are made to charge afterwards.
 const AT_ONCE: usize = 64;
 
-/// So many wait to be given back at most, and so long: then they stay charged until the limit forgets them.
+/// So many wait to be given back at most, and so long: then they stay charged until the limit
+/// forgets them.
 const MOST_STRAYS: usize = 4096;
 const STRAY_LIFE_US: u64 = 10_000_000;
 
@@ -44,7 +46,8 @@ impl Inner {
         if self.keeper.load(Ordering::Relaxed) || self.keeper.swap(true, Ordering::Relaxed) {
             return;
         }
-        let (sweeping, syncing, beating) = (Arc::downgrade(self), Arc::downgrade(self), Arc::downgrade(self));
+        let (sweeping, syncing, beating) =
+            (Arc::downgrade(self), Arc::downgrade(self), Arc::downgrade(self));
         tokio::spawn(async move {
             while let Some(inner) = later(&sweeping, SWEEP).await {
                 inner.sweep(false).await;
@@ -64,10 +67,12 @@ impl Inner {
                     beats = beats.saturating_add(1);
                     let beat = if beats < 3 { FIRST_BEATS } else { BEAT };
                     // Counted somewhere in the middle, at a moment of its own.
-                    let until = beat / 4 + beat / 2048 * u32::try_from(inner.random.next() % 1024).unwrap_or(0);
+                    let until = beat / 4
+                        + beat / 2048 * u32::try_from(inner.random.next() % 1024).unwrap_or(0);
                     drop(inner);
                     let Some(inner) = later(&beating, until).await else { return };
-                    // A store that takes no lease of this node takes none of the others: they are there and not counted.
+                    // A store that takes no lease of this node takes none of the others: they are
+                    // there and not counted.
                     if is_counted {
                         inner.count().await;
                     }
@@ -83,18 +88,27 @@ impl Inner {
     }
 
     /// Takes units ahead.
-    pub(super) fn take_ahead(self: &Arc<Self>, name: Fingerprint, charge: Charge<'static>, units: u64) {
+    pub(super) fn take_ahead(
+        self: &Arc<Self>,
+        name: Fingerprint,
+        charge: Charge<'static>,
+        units: u64,
+    ) {
         let inner = Arc::clone(self);
         tokio::spawn(async move {
             let id = inner.random.id();
-            let check = Check::of(Op::Take).with_charges(vec![Charge { cost: units, ..charge }]).with_id(id);
+            let check = Check::of(Op::Take)
+                .with_charges(vec![Charge { cost: units, ..charge }])
+                .with_id(id);
             let sent = inner.clock.now();
             let answer = inner.ask(&check).await;
             let now = inner.clock.now();
             let charge = &check.charges()[0];
             let Ok(decision) = answer else {
                 let limit = inner.names.limit(&charge.limit);
-                if let Some(lease) = inner.leases.shard(name).get_mut(&name).filter(|lease| lease.is_under(limit)) {
+                if let Some(lease) =
+                    inner.leases.shard(name).get_mut(&name).filter(|lease| lease.is_under(limit))
+                {
                     lease.not_granted(units, now);
                 }
                 if let Err(decide::Missed::Failed(_)) = answer {
@@ -138,8 +152,11 @@ impl Inner {
     /// Gives back what is held of a key. Says whether that was anything.
     pub(super) async fn return_held(self: &Arc<Self>, name: Fingerprint) -> bool {
         let now = self.clock.now();
-        let held =
-            self.leases.shard(name).get_mut(&name).map(|lease| (lease.charge.clone(), lease.returned(true, now)));
+        let held = self
+            .leases
+            .shard(name)
+            .get_mut(&name)
+            .map(|lease| (lease.charge.clone(), lease.returned(true, now)));
         let Some((charge, grants)) = held else { return false };
         let any = grants.iter().any(Grant::can_be_given_back);
         let inner = Arc::clone(self);
@@ -172,7 +189,8 @@ impl Inner {
         }
     }
 
-    /// Gives it back, if the store answers. Otherwise it may be tried again, unless the store may have done it already and would do it once more.
+    /// Gives it back, if the store answers. Otherwise it may be tried again, unless the store may
+    /// have done it already and would do it once more.
     async fn try_return(self: &Arc<Self>, stray: Stray) -> Result<(), Stray> {
         if !stray.grant.can_be_given_back() {
             self.lose(&stray);
@@ -328,7 +346,8 @@ impl Inner {
     }
 }
 
-/// Units on their way to be charged. If nobody waits for the answer any more they are sent again, under the same id.
+/// Units on their way to be charged. If nobody waits for the answer any more they are sent again,
+/// under the same id.
 struct Sending<'a> {
     inner: &'a Arc<Inner>,
     name: Fingerprint,

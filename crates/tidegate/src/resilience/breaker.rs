@@ -1,11 +1,15 @@
-//! The breaker: whether it is worth asking the store. A state machine without a clock; whoever holds it says what time it is.
+//! The breaker: whether it is worth asking the store. A state machine without a clock; whoever
+//! holds it says what time it is.
 //!
-//! It opens when the store has been silent for a while and several calls in a row had no answer, or when most calls of the last moments had
-//! none. While it is open nobody asks but the prober, at times that no two nodes share. It closes when enough probes in a row were
-//! answered: one after an outage, more if it had closed only a moment before, so that a store that comes and goes is not believed every time.
+//! It opens when the store has been silent for a while and several calls in a row had no answer, or
+//! when most calls of the last moments had none. While it is open nobody asks but the prober, at
+//! times that no two nodes share. It closes when enough probes in a row were answered: one after an
+//! outage, more if it had closed only a moment before, so that a store that comes and goes is not
+//! believed every time.
 //!
-//! Before it opens there is *silence*: a call had no answer in time, and no other call has had one since it was sent. Then nobody waits for the
-//! store either: one question at a time, that nobody waits for, finds out whether it was a short stall, and counts as a call.
+//! Before it opens there is *silence*: a call had no answer in time, and no other call has had one
+//! since it was sent. Then nobody waits for the store either: one question at a time, that nobody
+//! waits for, finds out whether it was a short stall, and counts as a call.
 
 use tidegate_core::Timestamp;
 
@@ -24,7 +28,12 @@ pub(crate) struct Rules {
 
 impl Default for Rules {
     fn default() -> Self {
-        Rules { misses: 5, silence_us: 50_000, long_silence_us: 250_000, probe_us: (50_000, 150_000) }
+        Rules {
+            misses: 5,
+            silence_us: 50_000,
+            long_silence_us: 250_000,
+            probe_us: (50_000, 150_000),
+        }
     }
 }
 
@@ -36,7 +45,8 @@ const ENOUGH: u32 = 20;
 const TOO_EARLY_US: u64 = 2_000_000;
 /// The most probes in a row that must be answered before it closes.
 const MOST_PROBES: u32 = 16;
-/// After the first good probe the others that are needed follow within this, however many they are: a store that is back is asked again soon.
+/// After the first good probe the others that are needed follow within this, however many they are:
+/// a store that is back is asked again soon.
 const SURE_US: u64 = 300_000;
 
 /// Whether the store is asked.
@@ -94,7 +104,8 @@ impl Breaker {
         (self.heard, self.silent) = (now, false);
     }
 
-    /// A call that was sent at `sent` was missed. Whether that is when silence begins: somebody has to listen from now on.
+    /// A call that was sent at `sent` was missed. Whether that is when silence begins: somebody has
+    /// to listen from now on.
     pub(crate) fn falls_silent(&mut self, sent: Timestamp) -> bool {
         let falls = !self.open && !self.silent && sent >= self.heard;
         self.silent |= falls;
@@ -123,7 +134,8 @@ impl Breaker {
         let silent = self.misses >= self.rules.misses && silence_us >= self.rules.silence_us
             || self.misses >= 2 && silence_us >= self.rules.long_silence_us;
         let mostly = self.answered + self.missed >= ENOUGH && self.missed > self.answered;
-        // A share of misses is only believed at the end of a moment: a short stall begins with nothing else.
+        // A share of misses is only believed at the end of a moment: a short stall begins with
+        // nothing else.
         let mostly = mostly && now.micros_since(self.moment) >= MOMENT_US / 2;
         if self.open || !(silent || mostly) {
             return None;
@@ -131,13 +143,15 @@ impl Breaker {
         Some(self.opens(now))
     }
 
-    /// Opens it without waiting for more misses, if it is not open: the store said that it takes no calls.
+    /// Opens it without waiting for more misses, if it is not open: the store said that it takes no
+    /// calls.
     pub(crate) fn open_at_once(&mut self, now: Timestamp) -> Option<Change> {
         (!self.open).then(|| self.opens(now))
     }
 
     fn opens(&mut self, now: Timestamp) -> Change {
-        let early = self.closed_at.is_some_and(|closed_at| now.micros_since(closed_at) < TOO_EARLY_US);
+        let early =
+            self.closed_at.is_some_and(|closed_at| now.micros_since(closed_at) < TOO_EARLY_US);
         self.needed = if early { (self.needed * 2).min(MOST_PROBES) } else { 1 };
         (self.open, self.good, self.silent) = (true, 0, false);
         Change::Opened

@@ -1,8 +1,10 @@
-//! How many calls may be under way: as many as the store answers in time. A state machine without a clock.
+//! How many calls may be under way: as many as the store answers in time. A state machine without a
+//! clock.
 //!
-//! A store that is asked for more than it can do answers everything too late, if everything is sent. So the bound falls when calls miss their
-//! deadline, at most once in the time that a call may take, and rises again, one by one, as calls are answered. What finds no room is decided
-//! here at once, and the store goes on doing as much as it can.
+//! A store that is asked for more than it can do answers everything too late, if everything is
+//! sent. So the bound falls when calls miss their deadline, at most once in the time that a call
+//! may take, and rises again, one by one, as calls are answered. What finds no room is decided here
+//! at once, and the store goes on doing as much as it can.
 
 use tidegate_core::Timestamp;
 
@@ -54,7 +56,8 @@ impl ConcurrencyLimit {
         (self.bound, self.answers) = (self.most, 0);
     }
 
-    /// A call, sent at `sent`, was not answered in time. Those that were sent before the bound fell say nothing about it.
+    /// A call, sent at `sent`, was not answered in time. Those that were sent before the bound fell
+    /// say nothing about it.
     pub(crate) fn missed(&mut self, sent: Timestamp, now: Timestamp) {
         if sent >= self.fell {
             self.bound = (self.bound.min(self.under_way.max(1)) * 3 / 4).max(LEAST.min(self.most));

@@ -49,7 +49,8 @@ impl<'a> Sending<'a> {
         let mark = match check.charges() {
             [charge] if check.op() == Op::Check && check.id().is_none() => {
                 let (name, limit) = (inner.names.of(charge), inner.names.limit(&charge.limit));
-                let sends = |seen: &mut LastAnswer| (seen.limit == limit).then(|| seen.sends(charge.cost));
+                let sends =
+                    |seen: &mut LastAnswer| (seen.limit == limit).then(|| seen.sends(charge.cost));
                 inner.seen.with(name, sends).flatten().map(|mark| (name, mark))
             }
             _ => None,
@@ -57,8 +58,9 @@ impl<'a> Sending<'a> {
         Sending { inner, mark }
     }
 
-    /// Waits for the answer. Once it was polled it is in the store's queue: whatever is sent from then on is done after it, and only
-    /// that. Between [`of`](Sending::of) and here others may have overtaken it, so they count as done before it.
+    /// Waits for the answer. Once it was polled it is in the store's queue: whatever is sent from
+    /// then on is done after it, and only that. Between [`of`](Sending::of) and here others may
+    /// have overtaken it, so they count as done before it.
     async fn until<F: Future>(&mut self, answer: F) -> F::Output {
         let (mut answer, mut first) = (pin!(answer), true);
         poll_fn(|context| {
@@ -66,7 +68,11 @@ impl<'a> Sending<'a> {
             if std::mem::take(&mut first)
                 && let Some((name, mark)) = &mut self.mark
             {
-                *mark = self.inner.seen.with(*name, |seen| seen.sent_so_far()).map_or(*mark, |sent| sent.max(*mark));
+                *mark = self
+                    .inner
+                    .seen
+                    .with(*name, |seen| seen.sent_so_far())
+                    .map_or(*mark, |sent| sent.max(*mark));
             }
             polled
         })
@@ -97,7 +103,8 @@ impl Inner {
             }
             return Ok(decision);
         }
-        // Whatever it waits for, one after the other, it has no more time than one call; and none if nobody is heard.
+        // Whatever it waits for, one after the other, it has no more time than one call; and none
+        // if nobody is heard.
         let begun = Instant::now();
         let until = begun + self.settings.deadline;
         let silent = self.is_silent(check);
@@ -107,9 +114,11 @@ impl Inner {
             }
             return Ok(decision);
         }
-        let asked: Vec<usize> =
-            (0..asking.parts.len()).filter(|&at| matches!(asking.parts[at].done, Done::No)).collect();
-        // A node that has let pass as much as it may charges that first; then the store knows what it judges.
+        let asked: Vec<usize> = (0..asking.parts.len())
+            .filter(|&at| matches!(asking.parts[at].done, Done::No))
+            .collect();
+        // A node that has let pass as much as it may charges that first; then the store knows what
+        // it judges.
         for &at in asked.iter().filter(|_| !silent) {
             if self.how(&check.charges()[at]) == SyncMode::Async {
                 let _ = timeout_at(until, self.sync(asking.parts[at].name)).await;
@@ -117,10 +126,14 @@ impl Inner {
         }
         let waited = begun.elapsed() > self.settings.deadline / 4;
         let all = asked.len() == check.charges().len();
-        let rest = (!all).then(|| check.with_charges(asked.iter().map(|&at| check.charges()[at].clone()).collect()));
+        let rest = (!all).then(|| {
+            check.with_charges(asked.iter().map(|&at| check.charges()[at].clone()).collect())
+        });
         let rest = rest.as_ref().unwrap_or(check);
-        let mut answer = if silent { self.not_asked().await } else { self.ask_until(rest, until, waited).await };
-        // More than is held, and more than is left without that: then it is given back first. If that comes to nothing, it is denied.
+        let mut answer =
+            if silent { self.not_asked().await } else { self.ask_until(rest, until, waited).await };
+        // More than is held, and more than is left without that: then it is given back first. If
+        // that comes to nothing, it is denied.
         if let Ok(denial) = &answer
             && !denial.allowed()
             && self.give_way(&asking, &asked, denial, until).await
@@ -141,7 +154,8 @@ impl Inner {
         Ok(asking.with(&asked, &decision))
     }
 
-    /// Gives back what is held of the charges that are denied, if they would fit then. Says whether it is worth asking again.
+    /// Gives back what is held of the charges that are denied, if they would fit then. Says whether
+    /// it is worth asking again.
     async fn give_way(
         self: &Arc<Self>,
         asking: &Asking<'_>,
@@ -150,7 +164,9 @@ impl Inner {
         until: Instant,
     ) -> bool {
         let mut held = Vec::new();
-        for (&at, verdict) in asked.iter().zip(denial.charges()).filter(|(_, verdict)| !verdict.allowed) {
+        for (&at, verdict) in
+            asked.iter().zip(denial.charges()).filter(|(_, verdict)| !verdict.allowed)
+        {
             let (charge, name) = (&asking.check.charges()[at], asking.parts[at].name);
             let missing = charge.cost.saturating_sub(verdict.remaining).max(1);
             if self.how(charge) != SyncMode::Lease || !self.holds(name, missing) {
@@ -171,7 +187,8 @@ impl Inner {
         let mut waited = false;
         for at in 0..asking.parts.len() {
             let (part, charge) = (asking.parts[at], &asking.check.charges()[at]);
-            let may_be_lent = self.how(charge) == SyncMode::Lease && charge.cost <= self.most_lent(charge);
+            let may_be_lent =
+                self.how(charge) == SyncMode::Lease && charge.cost <= self.most_lent(charge);
             if !matches!(part.done, Done::No) || !may_be_lent {
                 continue;
             }
@@ -191,9 +208,13 @@ impl Inner {
     }
 
     /// Whatever else takes something, or looks.
-    pub(super) async fn through(self: &Arc<Self>, check: &Check<'_>) -> Result<Decision, StoreError> {
+    pub(super) async fn through(
+        self: &Arc<Self>,
+        check: &Check<'_>,
+    ) -> Result<Decision, StoreError> {
         self.keep();
-        let answer = if self.is_silent(check) { self.not_asked().await } else { self.ask(check).await };
+        let answer =
+            if self.is_silent(check) { self.not_asked().await } else { self.ask(check).await };
         match answer {
             Ok(decision) => Ok(decision),
             Err(missed) => self.alone(check, missed),
@@ -203,7 +224,9 @@ impl Inner {
     /// Whether nobody should wait for an answer to this.
     fn is_silent(&self, check: &Check<'_>) -> bool {
         self.silent.load(Ordering::Relaxed) > 0
-            && self.lanes(self.store.parts(check)).any(|lane| self.breakers[lane].lock().is_silent())
+            && self
+                .lanes(self.store.parts(check))
+                .any(|lane| self.breakers[lane].lock().is_silent())
     }
 
     async fn not_asked(&self) -> Result<Decision, Missed> {
@@ -213,9 +236,12 @@ impl Inner {
         Err(Missed::NotAsked)
     }
 
-    /// Whatever gives back or forgets. It is done here as well, and no denial of these keys is certain any more; but only the store
-    /// can say that it is done.
-    pub(super) async fn give_back(self: &Arc<Self>, check: &Check<'_>) -> Result<Decision, StoreError> {
+    /// Whatever gives back or forgets. It is done here as well, and no denial of these keys is
+    /// certain any more; but only the store can say that it is done.
+    pub(super) async fn give_back(
+        self: &Arc<Self>,
+        check: &Check<'_>,
+    ) -> Result<Decision, StoreError> {
         self.keep();
         let mut rest = check.charges().to_vec();
         for charge in &mut rest {
@@ -243,7 +269,9 @@ impl Inner {
         self.share.give_back(check, self.nodes.number());
         let result = self.ask(&check.with_charges(rest)).await;
         // Whoever was denied in between was denied before it was given back.
-        check.charges().iter().for_each(|charge| _ = self.seen.with(self.names.of(charge), LastAnswer::forget_denials));
+        check.charges().iter().for_each(|charge| {
+            _ = self.seen.with(self.names.of(charge), LastAnswer::forget_denials)
+        });
         result.map_err(|missed| match missed {
             Missed::Failed(error) => error,
             Missed::NotAsked => StoreError::Unavailable(self.not_asked_because().into()),
@@ -256,11 +284,18 @@ impl Inner {
         self.ask_until(check, Instant::now() + self.settings.deadline, false).await
     }
 
-    /// One call to the store of which the answer is `late` already: it has less time than others, and says nothing about the store if that is too
-    /// little.
-    async fn ask_until(self: &Arc<Self>, check: &Check<'_>, until: Instant, late: bool) -> Result<Decision, Missed> {
+    /// One call to the store of which the answer is `late` already: it has less time than others,
+    /// and says nothing about the store if that is too little.
+    async fn ask_until(
+        self: &Arc<Self>,
+        check: &Check<'_>,
+        until: Instant,
+        late: bool,
+    ) -> Result<Decision, Missed> {
         let parts = self.store.parts(check);
-        if self.open.load(Ordering::Relaxed) > 0 && self.lanes(parts).any(|lane| self.breakers[lane].lock().is_open()) {
+        if self.open.load(Ordering::Relaxed) > 0
+            && self.lanes(parts).any(|lane| self.breakers[lane].lock().is_open())
+        {
             return self.not_asked().await;
         }
         let too_late = || StoreError::Unavailable(self.too_late().why().into());
@@ -329,7 +364,14 @@ impl Inner {
     }
 
     /// Remembers what the store said.
-    fn saw(&self, check: &Check<'_>, decision: &Decision, sent: Timestamp, now: Timestamp, mark: Option<u64>) {
+    fn saw(
+        &self,
+        check: &Check<'_>,
+        decision: &Decision,
+        sent: Timestamp,
+        now: Timestamp,
+        mark: Option<u64>,
+    ) {
         if check.charges().len() != decision.charges().len() {
             return;
         }
@@ -338,7 +380,8 @@ impl Inner {
                 continue; // what others release nobody hears of
             }
             let name = self.names.of(charge);
-            let mut seen = LastAnswer::new(self.names.limit(&charge.limit), verdict, decision.at(), sent, now);
+            let mut seen =
+                LastAnswer::new(self.names.limit(&charge.limit), verdict, decision.at(), sent, now);
             // Of a check that another charge denied, this one says nothing about denials.
             let denied = match check.op() {
                 Op::Check if !verdict.allowed => Some(charge.cost),
@@ -379,17 +422,21 @@ impl Inner {
             return Err(error);
         }
         let now = self.share.now();
-        let policy = |charge: &Charge<'_>| charge.policy.on_failure.unwrap_or(self.settings.on_failure);
+        let policy =
+            |charge: &Charge<'_>| charge.policy.on_failure.unwrap_or(self.settings.on_failure);
         let left = |charge: &Charge<'_>| {
             let limit = self.names.limit(&charge.limit);
-            let known = |seen: &mut LastAnswer| (seen.limit == limit).then(|| seen.left(&charge.limit, now));
+            let known = |seen: &mut LastAnswer| {
+                (seen.limit == limit).then(|| seen.left(&charge.limit, now))
+            };
             self.seen.with(self.names.of(charge), known).flatten()
         };
         let decision = self.share.decide(check, self.nodes.number(), policy, left)?;
         if decision.allowed() {
             one(&self.counts.fallback_allowed);
             let takes = !matches!(check.op(), Op::Peek);
-            let uncharged = |charge: &Charge<'_>| charge.cost > 0 && policy(charge) == OnFailure::Open;
+            let uncharged =
+                |charge: &Charge<'_>| charge.cost > 0 && policy(charge) == OnFailure::Open;
             if takes && check.charges().iter().any(uncharged) {
                 one(&self.counts.fail_open);
             }
@@ -414,8 +461,13 @@ impl Inner {
     }
 
     pub(super) fn cap(&self, charge: &Charge<'_>) -> u64 {
-        let standard =
-            || async_sync::cap(&charge.limit, self.settings.async_error_per_mille, self.nodes.taking_ahead());
+        let standard = || {
+            async_sync::cap(
+                &charge.limit,
+                self.settings.async_error_per_mille,
+                self.nodes.taking_ahead(),
+            )
+        };
         self.settings.async_cap.unwrap_or_else(standard).min(charge.limit.capacity())
     }
 
@@ -426,8 +478,11 @@ impl Inner {
 
     pub(super) fn unspend_lease(&self, name: Fingerprint, cost: u64, until: Timestamp) {
         let now = self.clock.now();
-        let counted =
-            self.leases.shard(name).get_mut(&name).is_some_and(|lease: &mut Lease| lease.unspend(cost, until, now));
+        let counted = self
+            .leases
+            .shard(name)
+            .get_mut(&name)
+            .is_some_and(|lease: &mut Lease| lease.unspend(cost, until, now));
         self.counts.lease_units_spent.fetch_sub(cost, Ordering::Relaxed);
         if !counted {
             add(&self.counts.lease_units_expired, cost);

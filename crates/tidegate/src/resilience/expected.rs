@@ -1,9 +1,10 @@
 //! The fields that the store would return for a check now, derived from its last answer.
 //!
-//! An answer does not contain the state, but it contains when things happen: when one more unit is left, when the denied cost fits, when
-//! nothing is in use. For a bucket these times leave a range of levels, less than one tick wide. What the whole range agrees on is exact;
-//! where it does not agree, the store must be asked. All times are the store's: its time of the decision, plus what has passed here since
-//! the answer came.
+//! An answer does not contain the state, but it contains when things happen: when one more unit is
+//! left, when the denied cost fits, when nothing is in use. For a bucket these times leave a range
+//! of levels, less than one tick wide. What the whole range agrees on is exact; where it does not
+//! agree, the store must be asked. All times are the store's: its time of the decision, plus what
+//! has passed here since the answer came.
 
 use tidegate_core::algorithm::bucket::{Level, Rate};
 use tidegate_core::algorithm::window::Count;
@@ -13,15 +14,29 @@ use tidegate_core::{Algorithm, Id, Limit, MAX_WAIT_US, Retry, Timestamp, Verdict
 use super::last_answer::LastAnswer;
 
 impl LastAnswer {
-    /// What the store would return for a check of `cost` that it denies as a whole, if only `spent` units were charged since its last
-    /// answer. Nothing, where that answer does not tell all fields exactly.
-    pub(crate) fn expected(&self, limit: &Limit, cost: u64, spent: u64, now: Timestamp) -> Option<Verdict> {
+    /// What the store would return for a check of `cost` that it denies as a whole, if only `spent`
+    /// units were charged since its last answer. Nothing, where that answer does not tell all
+    /// fields exactly.
+    pub(crate) fn expected(
+        &self,
+        limit: &Limit,
+        cost: u64,
+        spent: u64,
+        now: Timestamp,
+    ) -> Option<Verdict> {
         let [least, most] = self.range(limit, cost, spent, now)?;
         (least == most).then_some(least)
     }
 
-    /// The same, but the strictest fields that are possible where they are not known exactly: off by less than a tick of the limit.
-    pub(crate) fn strictest(&self, limit: &Limit, cost: u64, spent: u64, now: Timestamp) -> Option<Verdict> {
+    /// The same, but the strictest fields that are possible where they are not known exactly: off
+    /// by less than a tick of the limit.
+    pub(crate) fn strictest(
+        &self,
+        limit: &Limit,
+        cost: u64,
+        spent: u64,
+        now: Timestamp,
+    ) -> Option<Verdict> {
         self.range(limit, cost, spent, now).map(|[_, most]| most)
     }
 
@@ -59,7 +74,9 @@ impl LastAnswer {
         low = Level { units: (ticks - 1) * p + 1, at: Timestamp::from_micros(at_us) };
         let mut high = Level { units: ticks * p, ..low };
         // A cost fits after so many ticks, and not one earlier.
-        for (cost, wait_us) in [Some((self.remaining + 1, self.next_us)), self.wait].into_iter().flatten() {
+        for (cost, wait_us) in
+            [Some((self.remaining + 1, self.next_us)), self.wait].into_iter().flatten()
+        {
             if wait_us > 0 && cost <= bucket.capacity {
                 let ticks = (self.at.as_micros() + wait_us - at_us) / grid;
                 let free = (bucket.capacity - cost) * q;
@@ -73,7 +90,8 @@ impl LastAnswer {
         (low.units <= high.units).then_some([low, high])
     }
 
-    /// What a window holds after this answer. More than the amount, in debt, makes no difference to a check.
+    /// What a window holds after this answer. More than the amount, in debt, makes no difference to
+    /// a check.
     fn count(&self, window: &Window) -> Option<Count> {
         let used = window.amount.saturating_sub(self.remaining);
         if used == 0 {
@@ -84,7 +102,8 @@ impl LastAnswer {
         Some(Count { start, last: start, used })
     }
 
-    /// Of any algorithm, as long as no more is left than at the answer: the waits that it contains, shorter by the time that has passed.
+    /// Of any algorithm, as long as no more is left than at the answer: the waits that it contains,
+    /// shorter by the time that has passed.
     fn until_next(&self, limit: &Limit, cost: u64, passed_us: u64) -> Option<Verdict> {
         let (capacity, remaining) = (limit.capacity(), self.remaining);
         if remaining < capacity && passed_us >= self.next_us {
@@ -114,8 +133,16 @@ impl LastAnswer {
     }
 }
 
-/// The fields of a check of `cost` on this state, after `spent` more units, if the check is denied as a whole.
-fn fields<K>(limit: &Limit, kernel: &K, mut state: K::State, now: Timestamp, spent: u64, cost: u64) -> Verdict
+/// The fields of a check of `cost` on this state, after `spent` more units, if the check is denied
+/// as a whole.
+fn fields<K>(
+    limit: &Limit,
+    kernel: &K,
+    mut state: K::State,
+    now: Timestamp,
+    spent: u64,
+    cost: u64,
+) -> Verdict
 where
     K: Kernel<State: Copy>,
 {

@@ -1,7 +1,8 @@
 //! Names of states, and the tables that are kept by them: all of them bounded.
 //!
-//! A name is a keyed hash of what the state of a charge is known by, the same as in the stores: nobody who chooses keys can make two of them
-//! meet, and no key is kept as text but where a call must be made for it later.
+//! A name is a keyed hash of what the state of a charge is known by, the same as in the stores:
+//! nobody who chooses keys can make two of them meet, and no key is kept as text but where a call
+//! must be made for it later.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher};
@@ -54,9 +55,11 @@ fn shard_of(name: Fingerprint) -> usize {
     usize::try_from(name >> 64).unwrap_or(usize::MAX) % SHARDS
 }
 
-/// What may be forgotten: each name has a few places where it can be, and takes the one that was used longest ago.
+/// What may be forgotten: each name has a few places where it can be, and takes the one that was
+/// used longest ago.
 ///
-/// Places are made when somebody needs one of them, a few at a time: a table that is made as a whole takes megabytes from the system while requests wait.
+/// Places are made when somebody needs one of them, a few at a time: a table that is made as a
+/// whole takes megabytes from the system while requests wait.
 #[derive(Debug)]
 pub(crate) struct Recent<T> {
     shards: Box<[Mutex<Vec<Set<T>>>]>,
@@ -72,7 +75,10 @@ type Place<T> = Option<(Fingerprint, T)>;
 impl<T> Recent<T> {
     /// About `most` entries; none at all if that is zero.
     pub(crate) fn new(most: usize) -> Self {
-        Recent { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), sets: most.div_ceil(SHARDS * WAYS) }
+        Recent {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            sets: most.div_ceil(SHARDS * WAYS),
+        }
     }
 
     fn set_of(&self, name: Fingerprint) -> usize {
@@ -80,7 +86,11 @@ impl<T> Recent<T> {
     }
 
     /// The places where this name can be, if there are any.
-    fn places<R>(&self, name: Fingerprint, look: impl FnOnce(&mut [Place<T>; WAYS]) -> R) -> Option<R> {
+    fn places<R>(
+        &self,
+        name: Fingerprint,
+        look: impl FnOnce(&mut [Place<T>; WAYS]) -> R,
+    ) -> Option<R> {
         let mut shard = self.shards[shard_of(name)].lock();
         shard.get_mut(self.set_of(name))?.as_deref_mut().map(look)
     }
@@ -93,8 +103,15 @@ impl<T> Recent<T> {
         })?
     }
 
-    /// Changes what is known under a name, or puts something there; `age` tells which entry is the oldest.
-    pub(crate) fn update(&self, name: Fingerprint, fresh: T, merge: impl FnOnce(&mut T), age: impl Fn(&T) -> u64) {
+    /// Changes what is known under a name, or puts something there; `age` tells which entry is the
+    /// oldest.
+    pub(crate) fn update(
+        &self,
+        name: Fingerprint,
+        fresh: T,
+        merge: impl FnOnce(&mut T),
+        age: impl Fn(&T) -> u64,
+    ) {
         if self.sets == 0 {
             return;
         }
@@ -102,11 +119,14 @@ impl<T> Recent<T> {
         if shard.is_empty() {
             shard.resize_with(self.sets, || None);
         }
-        let places = shard[self.set_of(name)].get_or_insert_with(|| Box::new([const { None }; WAYS]));
+        let places =
+            shard[self.set_of(name)].get_or_insert_with(|| Box::new([const { None }; WAYS]));
         if let Some((_, known)) = places.iter_mut().flatten().find(|(own, _)| *own == name) {
             return merge(known);
         }
-        let oldest = places.iter_mut().min_by_key(|entry| entry.as_ref().map_or(0, |(_, known)| age(known).max(1)));
+        let oldest = places
+            .iter_mut()
+            .min_by_key(|entry| entry.as_ref().map_or(0, |(_, known)| age(known).max(1)));
         if let Some(place) = oldest {
             *place = Some((name, fresh));
         }
@@ -129,7 +149,10 @@ pub(crate) type Shard<'a, T> = MutexGuard<'a, HashMap<Fingerprint, T, Plain>>;
 
 impl<T> Kept<T> {
     pub(crate) fn new(most: usize) -> Self {
-        Kept { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), most_per_shard: most.div_ceil(SHARDS) }
+        Kept {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            most_per_shard: most.div_ceil(SHARDS),
+        }
     }
 
     pub(crate) fn shard(&self, name: Fingerprint) -> Shard<'_, T> {

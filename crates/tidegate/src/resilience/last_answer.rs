@@ -1,9 +1,11 @@
-//! What the store has said of a charge last, and what follows from it for the time since. No clock in here: whoever asks says what time it is.
+//! What the store has said of a charge last, and what follows from it for the time since. No clock
+//! in here: whoever asks says what time it is.
 //!
-//! Three uses. A denial is certain until its wait is over, counted from the moment the question was *sent*: the store judged later than that, so
-//! nothing is denied here that it would allow. The fields of such a denial are those that the store would return, as the `expected` module
-//! derives them. And what was left at the last answer, counted from the moment the answer *came*, is what this node goes on from when it
-//! decides alone.
+//! Three uses. A denial is certain until its wait is over, counted from the moment the question was
+//! *sent*: the store judged later than that, so nothing is denied here that it would allow. The
+//! fields of such a denial are those that the store would return, as the `expected` module derives
+//! them. And what was left at the last answer, counted from the moment the answer *came*, is what
+//! this node goes on from when it decides alone.
 
 use tidegate_core::{Algorithm, CLOCK_TOLERANCE_US, Limit, Retry, Timestamp, Verdict};
 
@@ -21,7 +23,8 @@ pub(crate) struct LastAnswer {
     pub(super) next_us: u64,
     /// The cost that this answer denied, and its wait in microseconds.
     pub(super) wait: Option<(u64, u64)>,
-    /// The store may hold the state in the scale of another limit, which ends at a time that no answer contains.
+    /// The store may hold the state in the scale of another limit, which ends at a time that no
+    /// answer contains.
     pub(super) converted: bool,
     /// Denials that may still hold: the cheapest that is known, and the last one.
     denied: [Option<Denied>; 2],
@@ -49,8 +52,15 @@ struct Denied {
 }
 
 impl LastAnswer {
-    /// `at` is the store's time of the decision; `sent` and `answered` are this node's times of the call and of its answer.
-    pub(crate) fn new(limit: u64, verdict: &Verdict, at: Timestamp, sent: Timestamp, answered: Timestamp) -> Self {
+    /// `at` is the store's time of the decision; `sent` and `answered` are this node's times of the
+    /// call and of its answer.
+    pub(crate) fn new(
+        limit: u64,
+        verdict: &Verdict,
+        at: Timestamp,
+        sent: Timestamp,
+        answered: Timestamp,
+    ) -> Self {
         let &Verdict { remaining, reset_after_us: reset_us, next_after_us: next_us, .. } = verdict;
         LastAnswer {
             limit,
@@ -67,20 +77,22 @@ impl LastAnswer {
         }
     }
 
-    /// The store has denied `cost` in this answer: certain for as long as it said, but at most for `longest_us`. Others may give something
-    /// back without this node hearing of it.
+    /// The store has denied `cost` in this answer: certain for as long as it said, but at most for
+    /// `longest_us`. Others may give something back without this node hearing of it.
     pub(crate) fn deny(&mut self, cost: u64, retry: Retry, longest_us: u64) {
         let Retry::After(wait_us) = retry else { return };
         self.wait = Some((cost, wait_us));
         let denied = Denied { cost, until: self.sent.after_micros(wait_us.min(longest_us)) };
         match &mut self.denied {
-            [Some(cheapest), last] if cheapest.until > self.sent && cheapest.cost < cost => *last = Some(denied),
+            [Some(cheapest), last] if cheapest.until > self.sent && cheapest.cost < cost => {
+                *last = Some(denied)
+            }
             [cheapest, _] => *cheapest = Some(denied),
         }
     }
 
-    /// Whether this answer is older than `known`. Calls that overlap are ordered by the store's clock; if it has stepped between them, by
-    /// when they were sent.
+    /// Whether this answer is older than `known`. Calls that overlap are ordered by the store's
+    /// clock; if it has stepped between them, by when they were sent.
     pub(crate) fn is_older_than(&self, known: &LastAnswer) -> bool {
         if self.sent >= known.answered {
             return false;
@@ -94,13 +106,15 @@ impl LastAnswer {
         (self.at, self.sent) < (known.at, known.sent)
     }
 
-    /// An answer that is older than this one, of the question with this mark: this one includes whatever was sent before it, too.
+    /// An answer that is older than this one, of the question with this mark: this one includes
+    /// whatever was sent before it, too.
     pub(crate) fn includes(&mut self, mark: Option<u64>) {
         self.sends.included = self.sends.included.max(mark.unwrap_or(0));
     }
 
-    /// Takes over what an older answer said about denials and what still holds. `mark` is what [`sends`](LastAnswer::sends) said of the question that
-    /// is answered now; `moved` says whether that call charged or gave back anything, which writes the state in this limit's scale.
+    /// Takes over what an older answer said about denials and what still holds. `mark` is what
+    /// [`sends`](LastAnswer::sends) said of the question that is answered now; `moved` says whether
+    /// that call charged or gave back anything, which writes the state in this limit's scale.
     pub(crate) fn keep(&mut self, older: &LastAnswer, mark: Option<u64>, moved: bool) {
         self.converted = !moved && (older.converted || self.limit != older.limit);
         if self.limit == older.limit {
@@ -113,7 +127,8 @@ impl LastAnswer {
                 }
                 None => self.sends.uncertain = true,
             }
-            self.denied = older.denied.map(|denied| denied.filter(|denied| denied.until > self.sent));
+            self.denied =
+                older.denied.map(|denied| denied.filter(|denied| denied.until > self.sent));
         }
     }
 
@@ -141,11 +156,18 @@ impl LastAnswer {
         self.sends.uncertain = true;
     }
 
-    /// The denial of `cost` because this node has already sent checks for all that can be left until `then`, by which it would be decided.
-    /// Those that were sent cost no more than this one: if all of them pass, too little is left, and if one of them is denied this one would be,
-    /// too, had it come together with that one. So it is denied in vain at most for what drains in one round trip. Its fields are those after
-    /// all of them were charged.
-    pub(crate) fn crowded(&self, limit: &Limit, cost: u64, now: Timestamp, then: Timestamp) -> Option<Verdict> {
+    /// The denial of `cost` because this node has already sent checks for all that can be left
+    /// until `then`, by which it would be decided. Those that were sent cost no more than this one:
+    /// if all of them pass, too little is left, and if one of them is denied this one would be,
+    /// too, had it come together with that one. So it is denied in vain at most for what drains in
+    /// one round trip. Its fields are those after all of them were charged.
+    pub(crate) fn crowded(
+        &self,
+        limit: &Limit,
+        cost: u64,
+        now: Timestamp,
+        then: Timestamp,
+    ) -> Option<Verdict> {
         let Sends { sent, included, largest, uncertain } = self.sends;
         let under_way = sent.saturating_sub(included);
         if uncertain || under_way == 0 || largest > cost || cost > limit.capacity() {
@@ -163,11 +185,17 @@ impl LastAnswer {
             Algorithm::Bucket(bucket) => {
                 let rate = bucket.rate;
                 // Whatever was rounded, it was by less than a tick.
-                let level = u128::from((self.reset_us / rate.grid).saturating_sub(1)) * u128::from(rate.p);
+                let level =
+                    u128::from((self.reset_us / rate.grid).saturating_sub(1)) * u128::from(rate.p);
                 let drained = (u128::from(passed_us / rate.grid) + 1) * u128::from(rate.p);
                 let full = u128::from(bucket.capacity) * u128::from(rate.q);
                 let free = full.saturating_sub(level.saturating_sub(drained)) / u128::from(rate.q);
-                Some(u64::try_from(free).unwrap_or(u64::MAX).max(self.remaining).min(bucket.capacity))
+                Some(
+                    u64::try_from(free)
+                        .unwrap_or(u64::MAX)
+                        .max(self.remaining)
+                        .min(bucket.capacity),
+                )
             }
             Algorithm::Window(_) if passed_us < self.reset_us => Some(self.remaining),
             _ => None,
@@ -194,8 +222,8 @@ impl LastAnswer {
                 let level = u128::from(self.reset_us.div_ceil(rate.grid)) * u128::from(rate.p);
                 let drained = u128::from(passed_us / rate.grid) * u128::from(rate.p);
                 let level = level.saturating_sub(drained);
-                let free =
-                    (u128::from(bucket.capacity) * u128::from(rate.q)).saturating_sub(level) / u128::from(rate.q);
+                let free = (u128::from(bucket.capacity) * u128::from(rate.q)).saturating_sub(level)
+                    / u128::from(rate.q);
                 u64::try_from(free).unwrap_or(u64::MAX).max(self.remaining).min(bucket.capacity)
             }
             _ if passed_us >= self.reset_us => limit.capacity(),
@@ -203,8 +231,15 @@ impl LastAnswer {
         }
     }
 
-    /// The numbers for a client, when `remaining` units are left and `spent` more than the store knows of are in use.
-    pub(crate) fn verdict(&self, limit: &Limit, remaining: u64, spent: u64, now: Timestamp) -> Verdict {
+    /// The numbers for a client, when `remaining` units are left and `spent` more than the store
+    /// knows of are in use.
+    pub(crate) fn verdict(
+        &self,
+        limit: &Limit,
+        remaining: u64,
+        spent: u64,
+        now: Timestamp,
+    ) -> Verdict {
         let passed_us = now.micros_since(self.answered);
         let spent_us = match limit.algorithm() {
             Algorithm::Bucket(bucket) => {
@@ -237,12 +272,14 @@ mod tests {
     use super::*;
 
     fn seen(at_secs: u64, sent_ms: u64, answered_ms: u64) -> LastAnswer {
-        let (sent, answered) = (Timestamp::from_millis(sent_ms), Timestamp::from_millis(answered_ms));
+        let (sent, answered) =
+            (Timestamp::from_millis(sent_ms), Timestamp::from_millis(answered_ms));
         LastAnswer::new(1, &Verdict::default(), Timestamp::from_secs(at_secs), sent, answered)
     }
 
-    /// Two calls that overlap. As long as the store's clock runs forward it says which was decided later; when it has gone back an
-    /// hour between them, an answer from before does not count as the newer one.
+    /// Two calls that overlap. As long as the store's clock runs forward it says which was decided
+    /// later; when it has gone back an hour between them, an answer from before does not count as
+    /// the newer one.
     #[test]
     fn overlapping_answers_are_ordered_although_the_clock_went_back() {
         let (first, second) = (seen(7_200, 0, 30), seen(7_201, 10, 1_020));

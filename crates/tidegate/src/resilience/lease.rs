@@ -1,9 +1,11 @@
-//! Leases: units of a budget that this node has taken ahead and spends by itself. A state machine without a clock or a store.
+//! Leases: units of a budget that this node has taken ahead and spends by itself. A state machine
+//! without a clock or a store.
 //!
-//! A key that is asked about often is given a lease: the store is asked in the background for as many units as the key needs for a moment, and
-//! never for more than this node may hold. They are charged there at once, so nobody else can spend them; here they are worth something until
-//! they expire. A request that finds none left waits for what is on its way, if anything is; otherwise, or if that is not enough, it goes to the
-//! store by itself, as if there were no leases.
+//! A key that is asked about often is given a lease: the store is asked in the background for as
+//! many units as the key needs for a moment, and never for more than this node may hold. They are
+//! charged there at once, so nobody else can spend them; here they are worth something until they
+//! expire. A request that finds none left waits for what is on its way, if anything is; otherwise,
+//! or if that is not enough, it goes to the store by itself, as if there were no leases.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,7 +26,8 @@ const SMALL: u64 = 100;
 pub(crate) const LIFE_US: u64 = 1_000_000;
 /// The end of a window on this machine's clock may be off by this much.
 const SLACK_US: u64 = 10_000;
-/// A lease that is not spent for so long is given back, and so is one that will expire within this time.
+/// A lease that is not spent for so long is given back, and so is one that will expire within this
+/// time.
 const IDLE_US: u64 = 250_000;
 const NEARLY_OVER_US: u64 = 100_000;
 /// So many times its part a node may hold that has nobody beside it.
@@ -71,23 +74,28 @@ impl Grant {
         self.id != Id::NONE && self.left > 0
     }
 
-    /// Whether nothing of it was spent. Only then it makes no difference whether it is given back once or twice: of what is known by an id the store gives back
-    /// no more than there is, but who says twice that 3 of 5 come back has said that all 5 do.
+    /// Whether nothing of it was spent. Only then it makes no difference whether it is given back
+    /// once or twice: of what is known by an id the store gives back no more than there is, but who
+    /// says twice that 3 of 5 come back has said that all 5 do.
     pub(crate) fn is_whole(&self) -> bool {
         self.left == self.taken
     }
 }
 
-/// The most units one node may hold, so that neither what passes too early nor what is denied in vain is more than a part of the limit.
+/// The most units one node may hold, so that neither what passes too early nor what is denied in
+/// vain is more than a part of the limit.
 ///
-/// Where taking ahead moves something in time, all nodes together may hold that part. Of a window nothing is spent after its end, and of a slow
-/// bucket no more drains while a lease lives than that part: there it is only what the *others* hold that is denied in vain. A node
-/// that is alone denies nobody in vain, and may hold a few times as much: what is lost when it dies.
+/// Where taking ahead moves something in time, all nodes together may hold that part. Of a window
+/// nothing is spent after its end, and of a slow bucket no more drains while a lease lives than
+/// that part: there it is only what the *others* hold that is denied in vain. A node that is alone
+/// denies nobody in vain, and may hold a few times as much: what is lost when it dies.
 pub(crate) fn most(limit: &Limit, error_per_mille: u64, nodes: u64) -> u64 {
     let part = u128::from(limit.capacity()) * u128::from(error_per_mille) / 1000;
     let moves = match limit.algorithm() {
         Algorithm::Window(_) => false,
-        Algorithm::Bucket(bucket) => u128::from(LIFE_US) * u128::from(bucket.amount) > part * u128::from(bucket.period),
+        Algorithm::Bucket(bucket) => {
+            u128::from(LIFE_US) * u128::from(bucket.amount) > part * u128::from(bucket.period)
+        }
         _ => true,
     };
     let part = match nodes {
@@ -157,16 +165,22 @@ impl Lease {
         Some(Verdict { granted: cost, ..seen.verdict(limit, remaining, 0, now) })
     }
 
-    /// Takes back what was spent a moment ago, because the request was denied elsewhere. It is worth something until `until`, as it was before;
-    /// says whether that is still to come.
+    /// Takes back what was spent a moment ago, because the request was denied elsewhere. It is
+    /// worth something until `until`, as it was before; says whether that is still to come.
     pub(crate) fn unspend(&mut self, cost: u64, until: Timestamp, now: Timestamp) -> bool {
         if now >= until {
             return false;
         }
         match self.grants.iter_mut().find(|grant| grant.expires == until) {
             Some(grant) => grant.left += cost,
-            // What it was taken from is used up. Nobody can give it back any more, but it can be spent.
-            None => self.grants.push_front(Grant { id: Id::NONE, left: cost, taken: cost, expires: until }),
+            // What it was taken from is used up. Nobody can give it back any more, but it can be
+            // spent.
+            None => self.grants.push_front(Grant {
+                id: Id::NONE,
+                left: cost,
+                taken: cost,
+                expires: until,
+            }),
         }
         true
     }
@@ -192,11 +206,13 @@ impl Lease {
         if demand < LITTLE || now < self.not_before {
             return None;
         }
-        // Enough for two moments; asked for when half of it is gone, so that it does not run dry meanwhile, and again when half of what is on
-        // its way will be. A small one would be gone anyway before more comes: then each call brings as much as may be held. What is on its
+        // Enough for two moments; asked for when half of it is gone, so that it does not run dry
+        // meanwhile, and again when half of what is on its way will be. A small one would be gone
+        // anyway before more comes: then each call brings as much as may be held. What is on its
         // way counts as held: there it may be charged already.
         let wanted = demand.saturating_mul(2).min(most);
-        let (held, low) = (self.held().saturating_add(self.asked), if wanted < SMALL { 0 } else { wanted / 2 });
+        let (held, low) =
+            (self.held().saturating_add(self.asked), if wanted < SMALL { 0 } else { wanted / 2 });
         if wanted < 2 || held > low {
             return None;
         }
@@ -248,7 +264,9 @@ impl Lease {
 
     /// Whether nobody would miss it.
     pub(crate) fn is_idle(&self, now: Timestamp) -> bool {
-        self.grants.is_empty() && self.asked == 0 && now.micros_since(self.last_asked) >= 10 * LIFE_US
+        self.grants.is_empty()
+            && self.asked == 0
+            && now.micros_since(self.last_asked) >= 10 * LIFE_US
     }
 }
 
@@ -278,7 +296,8 @@ mod tests {
         }
     }
 
-    /// What is held and what is on its way are never more than may be held, however the answers come.
+    /// What is held and what is on its way are never more than may be held, however the answers
+    /// come.
     #[test]
     fn what_is_on_its_way_counts_as_held() {
         let limit: Limit = "1000000/h window".parse().unwrap();
@@ -304,7 +323,11 @@ mod tests {
             if (random >> 32).is_multiple_of(100)
                 && let Some(units) = on_its_way.pop_front()
             {
-                let verdict = Verdict { remaining: 1000, reset_after_us: 1_000_000_000, ..Verdict::default() };
+                let verdict = Verdict {
+                    remaining: 1000,
+                    reset_after_us: 1_000_000_000,
+                    ..Verdict::default()
+                };
                 lease.granted(Id(calls), units, units, LastAnswer::new(1, &verdict, now, now, now));
             }
         }

@@ -1,4 +1,5 @@
-//! What stands before a remote store: decisions here where that is safe, and an answer in time whatever the store does.
+//! What stands before a remote store: decisions here where that is safe, and an answer in time
+//! whatever the store does.
 //!
 //! ```no_run
 //! use tidegate::{Limiter, Resilient, Redis, SyncMode};
@@ -10,12 +11,14 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Every question goes the same way: what is certainly denied is denied here ([`last_answer`]); what can be spent of a [`lease`] or charged
-//! afterwards ([`async_sync`]) passes here; the rest is one call to the store, with a deadline. If there is no answer, or the [`breaker`] says that
-//! none can be expected, this node decides by its [`share`] of the limit, and the answer says so.
+//! Every question goes the same way: what is certainly denied is denied here ([`last_answer`]);
+//! what can be spent of a [`lease`] or charged afterwards ([`async_sync`]) passes here; the rest is
+//! one call to the store, with a deadline. If there is no answer, or the [`breaker`] says that none
+//! can be expected, this node decides by its [`share`] of the limit, and the answer says so.
 //!
-//! Those rooms are state machines that know neither clock nor store: time is an argument. This file and [`decide`] are the shell around them,
-//! which reads the clock, waits with tokio's timers, and calls the store.
+//! Those rooms are state machines that know neither clock nor store: time is an argument. This file
+//! and [`decide`] are the shell around them, which reads the clock, waits with tokio's timers, and
+//! calls the store.
 
 mod async_sync;
 mod background;
@@ -67,7 +70,8 @@ pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(15);
 /// Parts of a store that can fail by themselves and are told apart.
 const PARTS: usize = 64;
 
-/// A store before a store: answers near by where that is safe, and in any case in time. Cheap to clone; clones share everything.
+/// A store before a store: answers near by where that is safe, and in any case in time. Cheap to
+/// clone; clones share everything.
 ///
 /// Needs a tokio runtime.
 #[derive(Clone)]
@@ -134,66 +138,73 @@ pub struct ResilientBuilder {
 }
 
 impl ResilientBuilder {
-    /// How long one call to the store may take; 15 ms unless told otherwise. What takes longer is decided here. A decision takes at
-    /// most 5 ms more than that.
+    /// How long one call to the store may take; 15 ms unless told otherwise. What takes longer is
+    /// decided here. A decision takes at most 5 ms more than that.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.settings.deadline = deadline;
         self
     }
 
-    /// How many calls to the store may be under way; 1024 unless told otherwise, and fewer while calls miss their deadline. What would be one
-    /// more is decided here.
+    /// How many calls to the store may be under way; 1024 unless told otherwise, and fewer while
+    /// calls miss their deadline. What would be one more is decided here.
     pub fn max_in_flight(mut self, calls: usize) -> Self {
         self.settings.max_in_flight = calls;
         self
     }
 
-    /// What happens without an answer to charges whose terms say nothing; [`OnFailure::Local`] unless told otherwise.
+    /// What happens without an answer to charges whose terms say nothing; [`OnFailure::Local`]
+    /// unless told otherwise.
     pub fn on_failure(mut self, policy: OnFailure) -> Self {
         self.settings.on_failure = policy;
         self
     }
 
-    /// By how many nodes limits are divided when each decides alone, and what may be taken ahead. Unless told, they are counted in the
-    /// store; a node that has never reached it assumes that it is alone.
+    /// By how many nodes limits are divided when each decides alone, and what may be taken ahead.
+    /// Unless told, they are counted in the store; a node that has never reached it assumes that it
+    /// is alone.
     pub fn nodes(mut self, nodes: u64) -> Self {
         self.nodes = Some(nodes);
         self
     }
 
-    /// How many thousandths of a limit all nodes together may have taken ahead; 10, one per cent, unless told otherwise.
+    /// How many thousandths of a limit all nodes together may have taken ahead; 10, one per cent,
+    /// unless told otherwise.
     pub fn lease_error_per_mille(mut self, thousandths: u64) -> Self {
         self.settings.lease_error_per_mille = thousandths.min(1000);
         self
     }
 
-    /// How often what was decided by [`SyncMode::Async`] is charged; every 50 ms unless told otherwise.
+    /// How often what was decided by [`SyncMode::Async`] is charged; every 50 ms unless told
+    /// otherwise.
     pub fn async_period(mut self, period: Duration) -> Self {
         self.settings.async_period = period.max(Duration::from_millis(1));
         self
     }
 
-    /// How many units of a key may be let pass and not yet charged. Unless told: five per cent of the limit over all nodes, and all of it for
-    /// a single one. Zero: none, and [`SyncMode::Async`] is [`SyncMode::Direct`].
+    /// How many units of a key may be let pass and not yet charged. Unless told: five per cent of
+    /// the limit over all nodes, and all of it for a single one. Zero: none, and
+    /// [`SyncMode::Async`] is [`SyncMode::Direct`].
     pub fn async_cap(mut self, units: u64) -> Self {
         self.settings.async_cap = Some(units);
         self
     }
 
-    /// How long a denial is certain at most; 1 s unless told otherwise, zero for not at all. What another node gives back meanwhile is not
-    /// heard of.
+    /// How long a denial is certain at most; 1 s unless told otherwise, zero for not at all. What
+    /// another node gives back meanwhile is not heard of.
     pub fn longest_denial(mut self, longest: Duration) -> Self {
         self.settings.longest_denial_us = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX);
         self
     }
 
-    /// The clock by which this node counts; it must run while the machine sleeps. The machine's boot time unless told otherwise.
+    /// The clock by which this node counts; it must run while the machine sleeps. The machine's
+    /// boot time unless told otherwise.
     pub fn clock(mut self, clock: impl Into<Clock>) -> Self {
         self.clock = clock.into();
         self
     }
 
-    /// Where chance comes from: the moments of probes and the ids of leases. For simulations; otherwise never the same.
+    /// Where chance comes from: the moments of probes and the ids of leases. For simulations;
+    /// otherwise never the same.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
@@ -281,33 +292,37 @@ impl Resilient {
         self.inner.status()
     }
 
-    /// Calls the store once, on a key of its own, and returns its state. Call it when a program starts, to learn at once whether the
-    /// store is [unreachable](StoreState::Unreachable) or [refuses](StoreState::Refused); otherwise the first requests find out.
+    /// Calls the store once, on a key of its own, and returns its state. Call it when a program
+    /// starts, to learn at once whether the store is [unreachable](StoreState::Unreachable) or
+    /// [refuses](StoreState::Refused); otherwise the first requests find out.
     ///
-    /// A [`Redis`](crate::Redis) has to be connected before, by [`prepare`](crate::Redis::prepare): a probe has no more time than
-    /// any other call.
+    /// A [`Redis`](crate::Redis) has to be connected before, by [`prepare`](crate::Redis::prepare):
+    /// a probe has no more time than any other call.
     pub async fn probe(&self) -> StoreStatus {
         self.inner.probe_all().await
     }
 
-    /// Calls `tell` whenever the [state](StoreState) of the store becomes another; it must return at once and must not hold this
-    /// store. Only the first `tell` is called.
+    /// Calls `tell` whenever the [state](StoreState) of the store becomes another; it must return
+    /// at once and must not hold this store. Only the first `tell` is called.
     pub fn on_state(&self, tell: impl Fn(&StoreStatus) + Send + Sync + 'static) {
         let _ = self.inner.on_state.set(Box::new(tell));
     }
 
-    /// Calls `tell` with the error whenever a single call to the store came to nothing and this node decides alone; it must return at
-    /// once. Refusals are not among them: [`on_state`](Resilient::on_state) reports those. Only the first `tell` is called.
+    /// Calls `tell` with the error whenever a single call to the store came to nothing and this
+    /// node decides alone; it must return at once. Refusals are not among them:
+    /// [`on_state`](Resilient::on_state) reports those. Only the first `tell` is called.
     pub fn on_miss(&self, tell: impl Fn(&StoreError) + Send + Sync + 'static) {
         let _ = self.inner.on_miss.set(Box::new(tell));
     }
 
-    /// Gives back what was taken ahead and charges what is not yet charged, as far as the store answers; nothing is taken ahead from then on.
+    /// Gives back what was taken ahead and charges what is not yet charged, as far as the store
+    /// answers; nothing is taken ahead from then on.
     pub async fn close(&self) {
         self.inner.close().await;
     }
 
-    /// Decides a check without asking anybody, if that is possible: it is certainly denied, or can be spent here. Nobody waits.
+    /// Decides a check without asking anybody, if that is possible: it is certainly denied, or can
+    /// be spent here. Nobody waits.
     pub fn decide_here(&self, check: &Check<'_>) -> Option<Decision> {
         if check.op() != Op::Check || check.id().is_some() || check.validate().is_err() {
             return None;
@@ -333,7 +348,9 @@ impl Store for Resilient {
             check.validate()?;
             match check.op() {
                 Op::Check if check.id().is_none() => self.inner.check(check).await,
-                Op::Check | Op::Peek | Op::Take | Op::Debit | Op::Book { .. } => self.inner.through(check).await,
+                Op::Check | Op::Peek | Op::Take | Op::Debit | Op::Book { .. } => {
+                    self.inner.through(check).await
+                }
                 _ => self.inner.give_back(check).await,
             }
         })
@@ -344,7 +361,8 @@ impl Store for Resilient {
     }
 }
 
-/// A check on its way: what of it was spent here is given back if this is dropped before [`keep`](Asking::keep).
+/// A check on its way: what of it was spent here is given back if this is dropped before
+/// [`keep`](Asking::keep).
 struct Asking<'a> {
     inner: &'a Arc<Inner>,
     check: &'a Check<'a>,
@@ -382,7 +400,8 @@ impl<'a> Asking<'a> {
         Asking { inner, check, now: inner.clock.now(), parts, kept: false }
     }
 
-    /// The decision, if it can be made here. What can be spent here is spent, also if the store must be asked for the rest.
+    /// The decision, if it can be made here. What can be spent here is spent, also if the store
+    /// must be asked for the rest.
     fn here(&mut self) -> Option<Decision> {
         if let Some(denial) = self.certain_denial() {
             one(&self.inner.counts.denied_here);
@@ -420,17 +439,21 @@ impl<'a> Asking<'a> {
         Some(local(verdicts?, true, self.now))
     }
 
-    /// A denial of which nobody needs to be asked, because the store said a moment ago how long it lasts.
+    /// A denial of which nobody needs to be asked, because the store said a moment ago how long it
+    /// lasts.
     fn certain_denial(&self) -> Option<Decision> {
         let charges = self.check.charges();
-        if self.inner.settings.longest_denial_us == 0 || charges.iter().any(|charge| charge.limit.counts_rejected()) {
+        if self.inner.settings.longest_denial_us == 0
+            || charges.iter().any(|charge| charge.limit.counts_rejected())
+        {
             return None;
         }
         let mut verdicts = Vec::with_capacity(charges.len());
         let mut denied = false;
         for (part, charge) in self.parts.iter().zip(charges) {
             // What is held of a lease can be spent, whatever the store would say.
-            if self.inner.how(charge) == SyncMode::Lease && self.inner.holds(part.name, charge.cost) {
+            if self.inner.how(charge) == SyncMode::Lease && self.inner.holds(part.name, charge.cost)
+            {
                 return None;
             }
             let verdict = self.last_answer(part, |seen| {
@@ -448,10 +471,16 @@ impl<'a> Asking<'a> {
         denied.then(|| local(verdicts, false, self.now))
     }
 
-    /// Reads the last answer about a charge under its limit, if it is fresh enough: what other nodes do meanwhile is not in it.
-    fn last_answer<R>(&self, part: &Part, read: impl FnOnce(&LastAnswer) -> Option<R>) -> Option<R> {
+    /// Reads the last answer about a charge under its limit, if it is fresh enough: what other
+    /// nodes do meanwhile is not in it.
+    fn last_answer<R>(
+        &self,
+        part: &Part,
+        read: impl FnOnce(&LastAnswer) -> Option<R>,
+    ) -> Option<R> {
         let fresh = |seen: &LastAnswer| {
-            seen.limit == part.limit && self.now.micros_since(seen.sent) <= self.inner.settings.longest_denial_us
+            seen.limit == part.limit
+                && self.now.micros_since(seen.sent) <= self.inner.settings.longest_denial_us
         };
         self.inner.seen.with(part.name, |seen| if fresh(seen) { read(seen) } else { None })?
     }
@@ -462,14 +491,20 @@ impl<'a> Asking<'a> {
         if self.inner.how(charge) != SyncMode::Direct {
             return None;
         }
-        seen.crowded(&charge.limit, charge.cost, self.now, self.now.after(self.inner.settings.deadline))
+        seen.crowded(
+            &charge.limit,
+            charge.cost,
+            self.now,
+            self.now.after(self.inner.settings.deadline),
+        )
     }
 
     fn lease(&self, at: usize) -> Done {
         let (charge, part) = (&self.check.charges()[at], &self.parts[at]);
         let Inner { leases, counts, .. } = &**self.inner;
         let most = self.inner.most_lent(charge);
-        // What costs more than may be held is never lent, and does not make anybody take more ahead.
+        // What costs more than may be held is never lent, and does not make anybody take more
+        // ahead.
         if charge.cost == 0 || most < 2 || charge.cost > most {
             return Done::No;
         }
@@ -477,7 +512,8 @@ impl<'a> Asking<'a> {
         let make = || Lease::new(charge.clone().into_owned(), part.limit, self.now);
         let Some(lease) = leases.entry(&mut shard, part.name, make) else { return Done::No };
         if !lease.is_under(part.limit) {
-            // The limit has changed: what was taken under the old one is given back, and the next request begins anew.
+            // The limit has changed: what was taken under the old one is given back, and the next
+            // request begins anew.
             let old = std::mem::replace(lease, make());
             drop(shard);
             self.inner.return_soon(old);
@@ -525,13 +561,21 @@ impl<'a> Asking<'a> {
 
     /// A denial by one charge, if the fields of all others are known, too.
     fn denial(&self, at: usize, denied: Verdict) -> Option<Decision> {
-        let verdicts = self.parts.iter().zip(self.check.charges()).enumerate().map(|(own, (part, charge))| {
-            if own == at {
-                return Some(denied);
-            }
-            let unsynced = self.inner.unsynced.shard(part.name).get(&part.name).map_or(0, Unsynced::unsynced);
-            self.last_answer(part, |seen| seen.expected(&charge.limit, charge.cost, unsynced, self.now))
-        });
+        let verdicts =
+            self.parts.iter().zip(self.check.charges()).enumerate().map(|(own, (part, charge))| {
+                if own == at {
+                    return Some(denied);
+                }
+                let unsynced = self
+                    .inner
+                    .unsynced
+                    .shard(part.name)
+                    .get(&part.name)
+                    .map_or(0, Unsynced::unsynced);
+                self.last_answer(part, |seen| {
+                    seen.expected(&charge.limit, charge.cost, unsynced, self.now)
+                })
+            });
         Some(local(verdicts.collect::<Option<_>>()?, false, self.now))
     }
 
@@ -549,9 +593,11 @@ impl<'a> Asking<'a> {
             }
             match part.done {
                 Done::Leased(verdict, _) | Done::Async(verdict) if decision.allowed() => verdict,
-                Done::Leased(verdict, _) | Done::Async(verdict) => {
-                    Verdict { granted: 0, remaining: verdict.remaining.saturating_add(verdict.granted), ..verdict }
-                }
+                Done::Leased(verdict, _) | Done::Async(verdict) => Verdict {
+                    granted: 0,
+                    remaining: verdict.remaining.saturating_add(verdict.granted),
+                    ..verdict
+                },
                 Done::No => Verdict::default(),
             }
         });

@@ -1,9 +1,12 @@
-//! How many nodes share the store: each takes a lease of a `concurrent` limit there and renews it; the leases that live are the nodes.
+//! How many nodes share the store: each takes a lease of a `concurrent` limit there and renews it;
+//! the leases that live are the nodes.
 //!
-//! A node that renews is there twice for a moment, so they are counted some time after renewing, never at the same time as others, and a
-//! number is believed when two answers in a row agree on it. When the store does not answer, or does not take this node's own lease,
-//! the last number stays: the leases of the others end then, too, although they are there. A node that has never reached the store assumes that it is alone when it decides without it; and that it
-//! is one of many when it takes something ahead, until it knows.
+//! A node that renews is there twice for a moment, so they are counted some time after renewing,
+//! never at the same time as others, and a number is believed when two answers in a row agree on
+//! it. When the store does not answer, or does not take this node's own lease, the last number
+//! stays: the leases of the others end then, too, although they are there. A node that has never
+//! reached the store assumes that it is alone when it decides without it; and that it is one of
+//! many when it takes something ahead, until it knows.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -69,15 +72,20 @@ pub(crate) struct Nodes {
     counted: AtomicU64,
     /// What the last answer said.
     last: AtomicU64,
-    /// The ids of the leases that the store may have of this node: the last one that it took, and those of later calls whose
-    /// answer did not arrive.
+    /// The ids of the leases that the store may have of this node: the last one that it took, and
+    /// those of later calls whose answer did not arrive.
     ids: Mutex<Vec<Id>>,
 }
 
 impl Nodes {
     pub(crate) fn new(told: Option<u64>) -> Self {
         let number = || AtomicU64::new(0);
-        Nodes { told: told.map(|nodes| nodes.max(1)), counted: number(), last: number(), ids: Mutex::default() }
+        Nodes {
+            told: told.map(|nodes| nodes.max(1)),
+            counted: number(),
+            last: number(),
+            ids: Mutex::default(),
+        }
     }
 
     /// By how many limits are divided without the store, and how that is known.
@@ -99,8 +107,8 @@ impl Nodes {
         self.known().0
     }
 
-    /// By how many is divided what may be taken ahead of a store that answers. Until they are counted there may be others: never
-    /// fewer than the last answer said.
+    /// By how many is divided what may be taken ahead of a store that answers. Until they are
+    /// counted there may be others: never fewer than the last answer said.
     pub(crate) fn taking_ahead(&self) -> u64 {
         match (self.told, self.counted.load(Ordering::Relaxed)) {
             (Some(told), _) => told,
@@ -124,7 +132,8 @@ impl Nodes {
         before.into_iter().map(|id| lease(Op::Release, id)).collect()
     }
 
-    /// The store may have taken the lease of this id. It is ended with the others, unless that is too long ago to matter.
+    /// The store may have taken the lease of this id. It is ended with the others, unless that is
+    /// too long ago to matter.
     pub(crate) fn may_have_taken(&self, fresh: Id) {
         let mut ids = self.ids.lock();
         if ids.len() >= MOST_IDS {
@@ -153,9 +162,12 @@ impl Nodes {
 }
 
 fn lease(op: Op, id: Id) -> Check<'static> {
-    let limit = Limit::concurrent(MOST, LIFE).build().expect("ten thousand leases of five seconds are a limit");
+    let limit = Limit::concurrent(MOST, LIFE)
+        .build()
+        .expect("ten thousand leases of five seconds are a limit");
     let subject = Subject { scope: Scope::Rule(Cow::Borrowed(SCOPE)), key: Cow::Borrowed(b"") };
-    let charge = Charge { subject, limit, position: 0, cost: 1, reserved: 0, policy: Policy::default() };
+    let charge =
+        Charge { subject, limit, position: 0, cost: 1, reserved: 0, policy: Policy::default() };
     Check::of(op).with_charges(vec![charge]).with_id(id)
 }
 
@@ -167,7 +179,8 @@ mod tests {
     fn what_is_taken_ahead_is_divided_by_no_fewer_than_are_known() {
         let nodes = Nodes::new(None);
         assert_eq!((nodes.known(), nodes.taking_ahead()), ((1, NodesFrom::Assumed), MANY));
-        // One answer alone may count nodes twice that renew their lease just then: it is believed only where that is careful.
+        // One answer alone may count nodes twice that renew their lease just then: it is believed
+        // only where that is careful.
         for (heard, taking_ahead) in [(3, MANY), (11, 11)] {
             let nodes = Nodes::new(None);
             nodes.heard(MOST - heard);

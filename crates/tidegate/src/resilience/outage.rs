@@ -1,8 +1,9 @@
 //! When the store does not decide: how an outage begins, how it is probed, and how it ends.
 //!
-//! A call that has no answer counts as a miss; several of them open the breaker. A refusal that waiting cannot mend opens it at once.
-//! An error reply that may be about one call alone is followed by a charge on a key of this layer: if the store answers that with an
-//! error, too, it refuses. While a part of the store has an outage, one task probes it; nobody waits for that.
+//! A call that has no answer counts as a miss; several of them open the breaker. A refusal that
+//! waiting cannot mend opens it at once. An error reply that may be about one call alone is
+//! followed by a charge on a key of this layer: if the store answers that with an error, too, it
+//! refuses. While a part of the store has an outage, one task probes it; nobody waits for that.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -24,7 +25,8 @@ use crate::turns::in_time;
 const SCOPE: &str = "tidegate probe";
 /// How many keys are tried to find one that a certain part of the store decides about.
 const TRIES: u32 = 4096;
-/// How long after one call that nobody waits for the next is made, if it failed at once; less, if a deadline is less.
+/// How long after one call that nobody waits for the next is made, if it failed at once; less, if a
+/// deadline is less.
 const BETWEEN: Duration = Duration::from_millis(15);
 /// How often the store is probed at the start before it counts as unreachable.
 const FIRST_PROBES: usize = 3;
@@ -35,7 +37,10 @@ pub(super) enum Heard {
     /// It decides.
     Answer,
     /// It answers this call with an error. That may be about the call alone.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only Redis has errors that are told apart"))]
+    #[cfg_attr(
+        not(feature = "redis"),
+        allow(dead_code, reason = "only Redis has errors that are told apart")
+    )]
     Error(Reason),
     /// It does not answer.
     Silence {
@@ -84,7 +89,9 @@ pub(super) fn heard(error: &StoreError) -> Heard {
             return Heard::Refusal { reason, is_permanent: failure.is_permanent() };
         }
         return match failure.kind() {
-            K::Refused | K::Disconnected | K::Unresolved => Heard::Silence { reason, is_gone: true },
+            K::Refused | K::Disconnected | K::Unresolved => {
+                Heard::Silence { reason, is_gone: true }
+            }
             K::Timeout | K::Loading | K::Busy | K::MaxClients | K::Protocol => {
                 Heard::Silence { reason, is_gone: false }
             }
@@ -153,7 +160,9 @@ impl Doubt {
     async fn run(self) {
         let Doubt { inner, lane } = &self;
         let began = Instant::now();
-        if let Heard::Refusal { reason, is_permanent } = inner.try_own(&inner.charge_for(*lane)).await {
+        if let Heard::Refusal { reason, is_permanent } =
+            inner.try_own(&inner.charge_for(*lane)).await
+        {
             inner.refused(1 << lane, reason, is_permanent, inner.clock.now());
         }
         // Errors may be many: one charge for all that arrive meanwhile.
@@ -183,7 +192,8 @@ impl Inner {
         }
     }
 
-    /// The same with a charge on a key of this layer. An error cannot be about that key: the store takes no charges.
+    /// The same with a charge on a key of this layer. An error cannot be about that key: the store
+    /// takes no charges.
     async fn try_own(&self, charge: &Check<'_>) -> Heard {
         match self.try_out(charge).await {
             Heard::Error(reason) => Heard::Refusal { reason, is_permanent: false },
@@ -238,8 +248,15 @@ impl Inner {
         }
     }
 
-    /// The store refused a call. If waiting cannot mend that, no other call pays for it: the breaker opens.
-    pub(super) fn refused(self: &Arc<Self>, parts: u64, reason: Reason, is_permanent: bool, now: Timestamp) {
+    /// The store refused a call. If waiting cannot mend that, no other call pays for it: the
+    /// breaker opens.
+    pub(super) fn refused(
+        self: &Arc<Self>,
+        parts: u64,
+        reason: Reason,
+        is_permanent: bool,
+        now: Timestamp,
+    ) {
         for lane in self.lanes(parts) {
             if is_permanent && self.breakers[lane].lock().open_at_once(now).is_some() {
                 self.changed(Change::Opened);
@@ -290,8 +307,11 @@ impl Inner {
                 },
                 // It answers, but not this look: the next probe is a charge.
                 Heard::Error(_) => look = None,
-                Heard::Refusal { reason, is_permanent } => self.outage(lane, reason.refused(is_permanent), None),
-                // While a connection is made anew, calls get no answer: that does not mean that the refusal is over.
+                Heard::Refusal { reason, is_permanent } => {
+                    self.outage(lane, reason.refused(is_permanent), None)
+                }
+                // While a connection is made anew, calls get no answer: that does not mean that the
+                // refusal is over.
                 Heard::Silence { is_gone: false, .. } if is_refused => {}
                 Heard::Silence { reason, .. } => self.outage(lane, reason.unreachable(), None),
             }
@@ -301,9 +321,11 @@ impl Inner {
         }
     }
 
-    /// Ends the outage of a part, unless its breaker is open. Says whether the state of the whole store is another now.
+    /// Ends the outage of a part, unless its breaker is open. Says whether the state of the whole
+    /// store is another now.
     fn end(&self, lane: usize) -> Option<bool> {
-        // Whoever opens the breaker adds an outage afterwards: it is added to this one, or begins another.
+        // Whoever opens the breaker adds an outage afterwards: it is added to this one, or begins
+        // another.
         let mut outages = self.outages.lock();
         (!self.breakers[lane].lock().is_open()).then(|| outages.end(lane))
     }
@@ -346,7 +368,8 @@ impl Inner {
         self.status()
     }
 
-    /// A charge that a part of the store decides about. It drains within a microsecond, so that nothing stays.
+    /// A charge that a part of the store decides about. It drains within a microsecond, so that
+    /// nothing stays.
     fn charge_for(&self, lane: usize) -> Check<'static> {
         let fits = |check: &Check<'_>| self.store.parts(check) >> lane & 1 == 1;
         (0..TRIES).map(charge_of).find(fits).unwrap_or_else(|| charge_of(0))
@@ -381,9 +404,11 @@ impl Inner {
 }
 
 fn charge_of(number: u32) -> Check<'static> {
-    let limit = Limit::bucket(1_000_000, Period::SECOND).build().expect("a million a second are a limit");
+    let limit =
+        Limit::bucket(1_000_000, Period::SECOND).build().expect("a million a second are a limit");
     let key = Cow::Owned(number.to_string().into_bytes());
     let subject = Subject { scope: Scope::Rule(Cow::Borrowed(SCOPE)), key };
-    let charge = Charge { subject, limit, position: 0, cost: 1, reserved: 0, policy: Policy::default() };
+    let charge =
+        Charge { subject, limit, position: 0, cost: 1, reserved: 0, policy: Policy::default() };
     Check::of(Op::Check).with_charges(vec![charge])
 }

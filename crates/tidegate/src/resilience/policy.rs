@@ -1,4 +1,5 @@
-//! On which terms a charge is decided: how near to the store, and what happens without an answer, or without room.
+//! On which terms a charge is decided: how near to the store, and what happens without an answer,
+//! or without room.
 
 use crate::memory::Overflow;
 
@@ -8,7 +9,8 @@ pub enum SyncMode {
     /// The store decides every time, but for denials that are still certain.
     #[default]
     Direct,
-    /// This node takes a slice of the budget ahead and spends it by itself. The long-run rate is exact.
+    /// This node takes a slice of the budget ahead and spends it by itself. The long-run rate is
+    /// exact.
     Lease,
     /// This node decides from what the store said last, and charges afterwards, in the background.
     Async,
@@ -55,6 +57,7 @@ pub struct Policy {
     pub sync: SyncMode,
     /// What happens without an answer; what the store's builder says, if nothing.
     pub on_failure: Option<OnFailure>,
-    /// What happens in a [store in memory](crate::Memory) that has no room for it; what that store's builder says, if nothing.
+    /// What happens in a [store in memory](crate::Memory) that has no room for it; what that
+    /// store's builder says, if nothing.
     pub overflow: Option<Overflow>,
 }

@@ -1,7 +1,9 @@
-//! What this node decides alone when the store does not answer: under the limit divided by the number of nodes, from what the store said last.
+//! What this node decides alone when the store does not answer: under the limit divided by the
+//! number of nodes, from what the store said last.
 //!
-//! The shares of all nodes together are the limit (where it is at least one for each). They live in a memory store of their own, so what was
-//! taken alone is remembered from one outage to the next; what the store has said is only ever added to it, never taken away.
+//! The shares of all nodes together are the limit (where it is at least one for each). They live in
+//! a memory store of their own, so what was taken alone is remembered from one outage to the next;
+//! what the store has said is only ever added to it, never taken away.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -26,10 +28,14 @@ pub(crate) struct Share {
 
 impl Share {
     pub(crate) fn new(clock: Clock) -> Self {
-        Share { memory: Memory::builder().clock(clock).max_keys(MAX_KEYS).build(), used: AtomicBool::new(false) }
+        Share {
+            memory: Memory::builder().clock(clock).max_keys(MAX_KEYS).build(),
+            used: AtomicBool::new(false),
+        }
     }
 
-    /// Decides without the store. `policy` says what happens to a charge, `left` what is left of the whole limit as far as is known.
+    /// Decides without the store. `policy` says what happens to a charge, `left` what is left of
+    /// the whole limit as far as is known.
     pub(crate) fn decide(
         &self,
         check: &Check<'_>,
@@ -38,8 +44,9 @@ impl Share {
         left: impl Fn(&Charge<'_>) -> Option<u64>,
     ) -> Result<Decision, InvalidCheck> {
         let closed = check.charges().iter().any(|charge| policy(charge) == OnFailure::Closed);
-        let local: Vec<usize> =
-            (0..check.charges().len()).filter(|&at| policy(&check.charges()[at]) == OnFailure::Local).collect();
+        let local: Vec<usize> = (0..check.charges().len())
+            .filter(|&at| policy(&check.charges()[at]) == OnFailure::Local)
+            .collect();
         let shares = local.iter().map(|&at| {
             let charge = &check.charges()[at];
             Charge { limit: divided(&charge.limit, nodes), ..charge.clone() }
@@ -51,8 +58,11 @@ impl Share {
         }
         let mut at = self.memory.clock().now();
         let mut allowed = !closed;
-        let mut verdicts: Vec<Verdict> =
-            check.charges().iter().map(|charge| by_policy(check.op(), charge, policy(charge))).collect();
+        let mut verdicts: Vec<Verdict> = check
+            .charges()
+            .iter()
+            .map(|charge| by_policy(check.op(), charge, policy(charge)))
+            .collect();
         if !local.is_empty() {
             self.used.store(true, Ordering::Relaxed);
             for (place, own) in local.iter().zip(alone.charges()) {
@@ -67,7 +77,9 @@ impl Share {
                 let charge = &check.charges()[*place];
                 let retry = match verdict.retry {
                     // Too much for the share, but not for the limit.
-                    Retry::Never if charge.cost <= charge.limit.capacity() => Retry::After(COME_BACK_US),
+                    Retry::Never if charge.cost <= charge.limit.capacity() => {
+                        Retry::After(COME_BACK_US)
+                    }
                     retry => retry,
                 };
                 verdicts[*place] = Verdict { amount: charge.limit.capacity(), retry, ..*verdict };
@@ -88,8 +100,10 @@ impl Share {
         if !self.used.load(Ordering::Relaxed) {
             return;
         }
-        let shares =
-            check.charges().iter().map(|charge| Charge { limit: divided(&charge.limit, nodes), ..charge.clone() });
+        let shares = check
+            .charges()
+            .iter()
+            .map(|charge| Charge { limit: divided(&charge.limit, nodes), ..charge.clone() });
         let _ = self.memory.decide(&check.with_charges(shares.collect()));
     }
 
@@ -114,9 +128,12 @@ impl Share {
 fn by_policy(op: Op, charge: &Charge<'_>, policy: OnFailure) -> Verdict {
     let amount = charge.limit.capacity();
     match policy {
-        OnFailure::Closed => {
-            Verdict { allowed: false, amount, retry: Retry::After(COME_BACK_US), ..Verdict::default() }
-        }
+        OnFailure::Closed => Verdict {
+            allowed: false,
+            amount,
+            retry: Retry::After(COME_BACK_US),
+            ..Verdict::default()
+        },
         _ => {
             let granted = if op == Op::Peek { 0 } else { charge.cost };
             Verdict { allowed: true, granted, amount, remaining: amount, ..Verdict::default() }
@@ -124,7 +141,8 @@ fn by_policy(op: Op, charge: &Charge<'_>, policy: OnFailure) -> Verdict {
     }
 }
 
-/// A limit for one of `nodes`. What is too little to be divided is spread over time instead: one unit for each node, less often.
+/// A limit for one of `nodes`. What is too little to be divided is spread over time instead: one
+/// unit for each node, less often.
 pub(crate) fn divided(limit: &Limit, nodes: u64) -> Limit {
     if nodes <= 1 {
         return *limit;
@@ -144,11 +162,14 @@ pub(crate) fn divided(limit: &Limit, nodes: u64) -> Limit {
         Algorithm::Bucket(bucket) => {
             let burst = (bucket.capacity / nodes).max(1);
             // The exact rate is one period stretched; where no grid holds it, whole units.
-            built!(Limit::bucket(bucket.amount, Period::micros(bucket.period.saturating_mul(nodes))).burst(burst))
-                .or_else(|_| {
-                    let (amount, period) = shared(bucket.amount, bucket.period);
-                    built!(Limit::bucket(amount, period).burst(burst))
-                })
+            built!(
+                Limit::bucket(bucket.amount, Period::micros(bucket.period.saturating_mul(nodes)))
+                    .burst(burst)
+            )
+            .or_else(|_| {
+                let (amount, period) = shared(bucket.amount, bucket.period);
+                built!(Limit::bucket(amount, period).burst(burst))
+            })
         }
         Algorithm::Window(window) => {
             let (amount, period) = shared(window.amount, window.period);
@@ -170,7 +191,8 @@ pub(crate) fn divided(limit: &Limit, nodes: u64) -> Limit {
             built!(Limit::log(amount, period))
         }
         Algorithm::Concurrent(concurrent) => {
-            Limit::concurrent((concurrent.amount / nodes).max(1), Period::micros(concurrent.ttl)).build()
+            Limit::concurrent((concurrent.amount / nodes).max(1), Period::micros(concurrent.ttl))
+                .build()
         }
     };
     // A limit at the edge of what can be counted: the whole of it is still a bound.
@@ -237,7 +259,9 @@ mod tests {
             }
         }
         // One that is closed closes all, and takes nothing from the others.
-        let closed = |charge: &Charge<'_>| if charge.position == 1 { OnFailure::Closed } else { OnFailure::Local };
+        let closed = |charge: &Charge<'_>| {
+            if charge.position == 1 { OnFailure::Closed } else { OnFailure::Local }
+        };
         assert!(!share.decide(&check, 1, closed, |_| None).unwrap().allowed());
         assert!(share.decide(&check, 1, |_| OnFailure::Local, |_| None).unwrap().allowed());
     }

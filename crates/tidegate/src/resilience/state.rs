@@ -1,4 +1,5 @@
-//! The state of the store as this node knows it: one value, from which log lines, events, readiness and metrics follow.
+//! The state of the store as this node knows it: one value, from which log lines, events, readiness
+//! and metrics follow.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,15 +15,16 @@ pub enum StoreState {
     /// The store decides.
     #[default]
     Healthy,
-    /// The store does not answer: it is down, cut off or too slow. It is used again as soon as it answers.
+    /// The store does not answer: it is down, cut off or too slow. It is used again as soon as it
+    /// answers.
     Unreachable {
         /// What went wrong.
         why: Arc<str>,
         /// What to do about it; may be empty.
         advice: &'static str,
     },
-    /// The store answers and takes no charges: wrong credentials, missing rights or commands, a replica, no memory left, a cluster
-    /// that is down. It is used again as soon as it takes one.
+    /// The store answers and takes no charges: wrong credentials, missing rights or commands, a
+    /// replica, no memory left, a cluster that is down. It is used again as soon as it takes one.
     Refused {
         /// What went wrong.
         why: Arc<str>,
@@ -70,7 +72,8 @@ impl StoreState {
     }
 }
 
-/// The state of the store, and how limits are enforced without it. See [`Resilient::status`](crate::Resilient::status).
+/// The state of the store, and how limits are enforced without it. See
+/// [`Resilient::status`](crate::Resilient::status).
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StoreStatus {
@@ -85,12 +88,18 @@ pub struct StoreStatus {
 }
 
 impl StoreStatus {
-    pub(super) fn new(state: StoreState, nodes: u64, nodes_from: NodesFrom, on_failure: OnFailure) -> Self {
+    pub(super) fn new(
+        state: StoreState,
+        nodes: u64,
+        nodes_from: NodesFrom,
+        on_failure: OnFailure,
+    ) -> Self {
         StoreStatus { state, nodes, nodes_from, on_failure }
     }
 
-    /// How limits are enforced while the store does not decide, in a few words: `1/3 of each limit (3 nodes, counted)`. Charges
-    /// whose terms have a policy of their own are not in it: see [`enforced_by`](StoreStatus::enforced_by).
+    /// How limits are enforced while the store does not decide, in a few words: `1/3 of each limit
+    /// (3 nodes, counted)`. Charges whose terms have a policy of their own are not in it: see
+    /// [`enforced_by`](StoreStatus::enforced_by).
     pub fn enforced(&self) -> String {
         self.enforced_by(self.on_failure)
     }
@@ -102,7 +111,9 @@ impl StoreStatus {
             (OnFailure::Open, _) => "no limit is enforced (on_store_failure: open)".into(),
             (OnFailure::Closed, _) => "everything is denied (on_store_failure: closed)".into(),
             (OnFailure::Local, 1) => format!("each limit in full on this node (1 node, {from})"),
-            (OnFailure::Local, _) => format!("1/{nodes} of each limit on this node ({nodes} nodes, {from})"),
+            (OnFailure::Local, _) => {
+                format!("1/{nodes} of each limit on this node ({nodes} nodes, {from})")
+            }
         }
     }
 }
@@ -113,7 +124,13 @@ impl fmt::Display for StoreStatus {
         if self.state.is_healthy() {
             return f.write_str(self.state.name());
         }
-        write!(f, "{}: {}; enforced meanwhile: {}", self.state.name(), self.state.why(), self.enforced())
+        write!(
+            f,
+            "{}: {}; enforced meanwhile: {}",
+            self.state.name(),
+            self.state.why(),
+            self.enforced()
+        )
     }
 }
 
@@ -148,7 +165,8 @@ impl Outages {
         Changed { begins, whole: self.state().name() != before.name() }
     }
 
-    /// A part of the store is healthy again. Says whether the state of the whole store is another now.
+    /// A part of the store is healthy again. Says whether the state of the whole store is another
+    /// now.
     pub(super) fn end(&mut self, part: usize) -> bool {
         let before = self.state();
         self.0.remove(&part);
@@ -175,7 +193,10 @@ mod tests {
         assert_eq!(outages.set(3, unreachable()), Changed { begins: true, whole: true });
         assert_eq!(outages.set(5, unreachable()), Changed { begins: true, whole: false });
         assert_eq!(outages.set(5, refused()), Changed { begins: false, whole: true });
-        assert_eq!((outages.state(), outages.is_refused(3), outages.is_refused(5)), (refused(), false, true));
+        assert_eq!(
+            (outages.state(), outages.is_refused(3), outages.is_refused(5)),
+            (refused(), false, true)
+        );
         assert!(outages.end(5), "one is still unreachable");
         assert_eq!(outages.state(), unreachable());
         assert!(outages.end(3) && outages.state().is_healthy());
@@ -183,7 +204,8 @@ mod tests {
 
     #[test]
     fn what_is_enforced_is_said_with_the_number_of_nodes() {
-        let status = |nodes, from, policy| StoreStatus::new(refused(), nodes, from, policy).to_string();
+        let status =
+            |nodes, from, policy| StoreStatus::new(refused(), nodes, from, policy).to_string();
         for (status, expected) in [
             (
                 status(1, NodesFrom::Assumed, OnFailure::Local),

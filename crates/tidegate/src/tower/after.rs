@@ -1,7 +1,7 @@
 //! What is done for a request after it was let pass: its true cost is paid, its lease ends.
 //!
-//! It happens whatever becomes of the request. Who holds this drops it when the response is over, when the client has gone, or when the service has
-//! failed, and dropping does the rest.
+//! It happens whatever becomes of the request. Who holds this drops it when the response is over,
+//! when the client has gone, or when the service has failed, and dropping does the rest.
 
 use std::sync::Arc;
 
@@ -60,8 +60,11 @@ impl After {
             let charge = self.check.charges().get(*index)?;
             Some((*index, Charge { reserved: charge.cost, cost: *actual, ..charge.clone() }))
         };
-        let (indices, charges): (Vec<usize>, Vec<Charge<'static>>) =
-            costs.iter().filter_map(paid).filter(|(_, charge)| charge.reserved != charge.cost).unzip();
+        let (indices, charges): (Vec<usize>, Vec<Charge<'static>>) = costs
+            .iter()
+            .filter_map(paid)
+            .filter(|(_, charge)| charge.reserved != charge.cost)
+            .unzip();
         if charges.is_empty() {
             return None;
         }
@@ -74,7 +77,8 @@ impl After {
         for (index, verdict) in settlement.indices.iter().zip(decision.charges()) {
             verdicts[*index] = *verdict;
         }
-        self.decision = Decision::of_many(verdicts, true, decision.at()).with_source(self.decision.source());
+        self.decision =
+            Decision::of_many(verdicts, true, decision.at()).with_source(self.decision.source());
         (!self.shadow).then(|| self.setup.tell(self.check.charges(), &self.decision))
     }
 }
@@ -98,7 +102,9 @@ impl Drop for After {
                     // Nobody knows what it would have come to: what was taken stays taken.
                     Pay::Before | Pay::When(_) | Pay::Told(_) => None,
                     Pay::Bytes(unit) => Some(self.bytes.div_ceil(*unit)),
-                    Pay::Time(unit) => Some(u64::try_from(elapsed_us().div_ceil(unit.as_micros())).unwrap_or(u64::MAX)),
+                    Pay::Time(unit) => Some(
+                        u64::try_from(elapsed_us().div_ceil(unit.as_micros())).unwrap_or(u64::MAX),
+                    ),
                     Pay::Metered => self.meter.as_ref().and_then(Meter::read),
                 };
                 Some((*index, actual?))
@@ -108,7 +114,11 @@ impl Drop for After {
             shared.give_up(settlement.check);
         }
         if !self.leases.is_empty() {
-            let leases = self.leases.iter().filter_map(|index| self.check.charges().get(*index).cloned()).collect();
+            let leases = self
+                .leases
+                .iter()
+                .filter_map(|index| self.check.charges().get(*index).cloned())
+                .collect();
             shared.release(self.check.with_charges(leases), self.decision.source());
         }
     }

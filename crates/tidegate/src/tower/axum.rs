@@ -1,6 +1,7 @@
 //! The layer for axum: what comes out of it is axum's own response.
 //!
-//! So it can stand around a whole router that is served, where nothing has to be boxed for it; and in one, bodies that nobody watches stay as they are.
+//! So it can stand around a whole router that is served, where nothing has to be boxed for it; and
+//! in one, bodies that nobody watches stay as they are.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -46,9 +47,12 @@ where
 
     #[inline(never)]
     fn call(&mut self, mut request: Request<A>) -> Self::Future {
-        // As the other one does, but for what is around it: requests and futures are large, and are moved less if nothing is done with them in between.
+        // As the other one does, but for what is around it: requests and futures are large, and are
+        // moved less if nothing is done with them in between.
         match self.0.quickly(&mut request) {
-            Some(Quick::Pass(tell)) => AxumFuture { future: ResponseFuture::calling(self.0.inner.call(request), tell) },
+            Some(Quick::Pass(tell)) => {
+                AxumFuture { future: ResponseFuture::calling(self.0.inner.call(request), tell) }
+            }
             other => AxumFuture { future: self.0.call_the_long_way(other, request) },
         }
     }

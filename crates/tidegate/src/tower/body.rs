@@ -1,4 +1,5 @@
-//! The body of a response: the service's own, watched to its end if something is paid by then, or that of a denial.
+//! The body of a response: the service's own, watched to its end if something is paid by then, or
+//! that of a denial.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -46,7 +47,10 @@ where
     type Data = B::Data;
     type Error = B::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let this = self.project();
         let (frame, is_last) = match this.kind.project() {
             KindProject::Answer { text } => {
@@ -64,7 +68,8 @@ where
             let bytes = u64::try_from(data.remaining()).unwrap_or(u64::MAX);
             this.after.iter_mut().for_each(|after| after.bytes = after.bytes.saturating_add(bytes));
         }
-        // It is over before its last piece is sent: a client that has read it finds its lease ended.
+        // It is over before its last piece is sent: a client that has read it finds its lease
+        // ended.
         if is_last || !matches!(frame, Some(Ok(_))) {
             this.after.clear();
         }
@@ -81,9 +86,9 @@ where
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
             Kind::Service { body } => body.size_hint(),
-            Kind::Answer { text } => {
-                SizeHint::with_exact(text.as_ref().map_or(0, |text| u64::try_from(text.len()).unwrap_or(u64::MAX)))
-            }
+            Kind::Answer { text } => SizeHint::with_exact(
+                text.as_ref().map_or(0, |text| u64::try_from(text.len()).unwrap_or(u64::MAX)),
+            ),
         }
     }
 }

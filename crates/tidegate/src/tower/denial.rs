@@ -21,20 +21,23 @@ pub struct Denial<'a> {
     pub decision: &'a Decision,
     /// The rule that binds.
     pub rule: &'a str,
-    /// The policies that denied, as the headers name them: a rule with one limit by its name, one with several by name and limit.
+    /// The policies that denied, as the headers name them: a rule with one limit by its name, one
+    /// with several by name and limit.
     pub violated: &'a [String],
     /// What the client is told.
     pub(super) reply: &'a Reply,
 }
 
 impl Denial<'_> {
-    /// What is answered unless told otherwise: 429 with a body in the form that the request accepts.
+    /// What is answered unless told otherwise: 429 with a body in the form that the request
+    /// accepts.
     ///
-    /// `application/problem+json` is preferred; `application/json` and text are there for those who ask for them. The body names the policies that denied, and says
-    /// when to try again.
+    /// `application/problem+json` is preferred; `application/json` and text are there for those who
+    /// ask for them. The body names the policies that denied, and says when to try again.
     pub fn response(&self) -> Response<String> {
         let form = form_of(&self.head);
-        let status = StatusCode::from_u16(self.reply.status()).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
+        let status =
+            StatusCode::from_u16(self.reply.status()).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
         answer(status, form.content_type(), self.reply.body(form))
     }
 }
@@ -74,9 +77,13 @@ impl Setup {
             return grpc::failed(grpc::PERMISSION_DENIED, told);
         }
         match form_of(&head) {
-            Body::Text => answer(StatusCode::FORBIDDEN, "text/plain; charset=utf-8", format!("{told}\n")),
+            Body::Text => {
+                answer(StatusCode::FORBIDDEN, "text/plain; charset=utf-8", format!("{told}\n"))
+            }
             _ => {
-                let body = format!(r#"{{"type":"about:blank","title":"Forbidden","status":403,"detail":"{told}"}}"#);
+                let body = format!(
+                    r#"{{"type":"about:blank","title":"Forbidden","status":403,"detail":"{told}"}}"#
+                );
                 answer(StatusCode::FORBIDDEN, "application/problem+json", body)
             }
         }
@@ -91,9 +98,12 @@ impl Setup {
         match form_of(&head) {
             Body::Text => answer(*status, "text/plain; charset=utf-8", format!("{why}\n")),
             _ => {
-                let (title, code) = (status.canonical_reason().unwrap_or_default(), status.as_u16());
+                let (title, code) =
+                    (status.canonical_reason().unwrap_or_default(), status.as_u16());
                 let detail = why.replace('\\', r"\\").replace('"', r#"\""#);
-                let body = format!(r#"{{"type":"about:blank","title":"{title}","status":{code},"detail":"{detail}"}}"#);
+                let body = format!(
+                    r#"{{"type":"about:blank","title":"{title}","status":{code},"detail":"{detail}"}}"#
+                );
                 answer(*status, "application/problem+json", body)
             }
         }
@@ -106,10 +116,15 @@ impl Setup {
             return grpc::failed(grpc::UNAVAILABLE, told);
         }
         match form_of(&head) {
-            Body::Text => answer(StatusCode::SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", format!("{told}\n")),
+            Body::Text => answer(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "text/plain; charset=utf-8",
+                format!("{told}\n"),
+            ),
             _ => {
-                let body =
-                    format!(r#"{{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"{told}"}}"#);
+                let body = format!(
+                    r#"{{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"{told}"}}"#
+                );
                 answer(StatusCode::SERVICE_UNAVAILABLE, "application/problem+json", body)
             }
         }
@@ -120,6 +135,10 @@ impl Setup {
         if self.grpc || head.is_grpc() {
             return grpc::failed(grpc::INTERNAL, mistake);
         }
-        answer(StatusCode::INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", format!("tidegate: {mistake}\n"))
+        answer(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "text/plain; charset=utf-8",
+            format!("tidegate: {mistake}\n"),
+        )
     }
 }

@@ -1,6 +1,7 @@
 //! Denials in the words of gRPC: a status in the headers, with details that clients can read.
 //!
-//! The details are four small messages of `google.rpc`, which do not change. They are written by hand here, and read by tonic in the tests.
+//! The details are four small messages of `google.rpc`, which do not change. They are written by
+//! hand here, and read by tonic in the tests.
 
 use std::fmt::Write;
 
@@ -147,9 +148,14 @@ mod tests {
 
     #[test]
     fn digits_are_those_of_base64() {
-        for (bytes, expected) in
-            [("", ""), ("f", "Zg"), ("fo", "Zm8"), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy"), ("\u{7ff}?", "378/")]
-        {
+        for (bytes, expected) in [
+            ("", ""),
+            ("f", "Zg"),
+            ("fo", "Zm8"),
+            ("foo", "Zm9v"),
+            ("foobar", "Zm9vYmFy"),
+            ("\u{7ff}?", "378/"),
+        ] {
             assert_eq!(base64(bytes.as_bytes()), expected, "{bytes}");
         }
     }

@@ -21,7 +21,8 @@ pub struct Head<'a> {
     pub extensions: &'a Extensions,
 }
 
-/// The address of the other end, for servers that know it by another name: put it into the request's extensions.
+/// The address of the other end, for servers that know it by another name: put it into the
+/// request's extensions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Peer(pub IpAddr);
 
@@ -35,13 +36,15 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// The first value of a header, if it is readable text and not empty; without white space around it. A service may read another line, if there are
-    /// several: [`key::header`](super::key::header) refuses such requests.
+    /// The first value of a header, if it is readable text and not empty; without white space
+    /// around it. A service may read another line, if there are several:
+    /// [`key::header`](super::key::header) refuses such requests.
     pub fn header(&self, name: &str) -> Option<&'a str> {
         self.headers.get(name)?.to_str().ok().map(str::trim).filter(|value| !value.is_empty())
     }
 
-    /// The path in its [one spelling](crate::http::normal_path): what to compare, where `uri.path()` is what was sent.
+    /// The path in its [one spelling](crate::http::normal_path): what to compare, where
+    /// `uri.path()` is what was sent.
     pub fn path(&self) -> Cow<'a, str> {
         normal_path(self.uri.path()).unwrap_or(Cow::Borrowed("too long"))
     }
@@ -51,11 +54,13 @@ impl<'a> Head<'a> {
         self.extensions.get()
     }
 
-    /// The address of the other end: from [`Peer`] or a `SocketAddr` in the extensions, from axum's `ConnectInfo` with the feature `axum`, and from
-    /// tonic's with the feature `tonic`.
+    /// The address of the other end: from [`Peer`] or a `SocketAddr` in the extensions, from axum's
+    /// `ConnectInfo` with the feature `axum`, and from tonic's with the feature `tonic`.
     pub fn peer(&self) -> Option<IpAddr> {
         #[cfg(feature = "axum")]
-        if let Some(axum::extract::ConnectInfo(peer)) = self.extension::<axum::extract::ConnectInfo<SocketAddr>>() {
+        if let Some(axum::extract::ConnectInfo(peer)) =
+            self.extension::<axum::extract::ConnectInfo<SocketAddr>>()
+        {
             return Some(peer.ip());
         }
         #[cfg(feature = "tonic")]
@@ -89,7 +94,11 @@ pub struct ResponseHead<'a> {
 
 impl<'a> ResponseHead<'a> {
     pub(super) fn of<B>(response: &'a Response<B>) -> Self {
-        ResponseHead { status: response.status(), headers: response.headers(), extensions: response.extensions() }
+        ResponseHead {
+            status: response.status(),
+            headers: response.headers(),
+            extensions: response.extensions(),
+        }
     }
 
     /// The first value of a header, if it is readable text.
@@ -107,7 +116,8 @@ impl<'a> ResponseHead<'a> {
         self.extensions.get()
     }
 
-    /// The code of a gRPC call that failed before it had anything to say. One that says something tells its code only at its end.
+    /// The code of a gRPC call that failed before it had anything to say. One that says something
+    /// tells its code only at its end.
     pub fn grpc_status(&self) -> Option<u64> {
         self.number("grpc-status")
     }

@@ -1,6 +1,7 @@
 //! Whose budget a request draws on.
 //!
-//! A key says what it is as well as whose: `ip:192.0.2.7`, `x-api-key:abc`. So nobody can write a victim's address into a header and be taken for it.
+//! A key says what it is as well as whose: `ip:192.0.2.7`, `x-api-key:abc`. So nobody can write a
+//! victim's address into a header and be taken for it.
 
 use std::fmt::{self, Display, Write};
 use std::net::Ipv4Addr;
@@ -19,7 +20,8 @@ const MAX_PLAIN_BYTES: usize = 256;
 
 /// Finds out whose budget a request draws on.
 ///
-/// A request for which nothing is found, because the header is missing, say, shares one budget with all others like it, unless the rule says [otherwise](super::Rule::missing).
+/// A request for which nothing is found, because the header is missing, say, shares one budget with
+/// all others like it, unless the rule says [otherwise](super::Rule::missing).
 #[derive(Clone)]
 pub struct Key(Kind);
 
@@ -65,9 +67,10 @@ pub fn everybody() -> Key {
 
 /// The other end of the connection. Behind a proxy that is the proxy: see [`client_ip`].
 ///
-/// The server must tell who it is. In axum: `axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())`, and the feature `axum`.
-/// Tonic does by itself; it needs the feature `tonic`. Elsewhere, put a [`Peer`](super::Peer) into the request's extensions. Without it, requests are answered with
-/// 500 and this advice.
+/// The server must tell who it is. In axum: `axum::serve(listener,
+/// app.into_make_service_with_connect_info::<SocketAddr>())`, and the feature `axum`. Tonic does by
+/// itself; it needs the feature `tonic`. Elsewhere, put a [`Peer`](super::Peer) into the request's
+/// extensions. Without it, requests are answered with 500 and this advice.
 pub fn peer_ip() -> Key {
     client_ip(ClientIp::of_peer())
 }
@@ -107,8 +110,10 @@ fn push_group(group: Group, out: &mut Text) {
 const NO_PEER: &str = "the peer's address is not known: with axum, serve `app.into_make_service_with_connect_info::<SocketAddr>()` and \
      turn on tidegate's feature `axum`; with tonic its feature `tonic`; otherwise put `tidegate::tower::Peer` into the request's extensions";
 
-/// The value of a header, without white space around it: an API key, say. It is not shown anywhere, but names a budget, so anybody can make up new ones:
-/// check it before, or limit by address as well. A request with several lines of it is answered with 400, for services differ in which of them they read.
+/// The value of a header, without white space around it: an API key, say. It is not shown anywhere,
+/// but names a budget, so anybody can make up new ones: check it before, or limit by address as
+/// well. A request with several lines of it is answered with 400, for services differ in which of
+/// them they read.
 ///
 /// # Panics
 /// If it is not the name of a header.
@@ -146,7 +151,8 @@ impl Line {
 
     /// Its value without white space around it; empty, if there is none.
     fn read<'a>(&self, head: &Head<'a>) -> Result<&'a [u8], Found> {
-        let mut lines = head.headers.get_all(&self.name).iter().map(|value| value.as_bytes().trim_ascii());
+        let mut lines =
+            head.headers.get_all(&self.name).iter().map(|value| value.as_bytes().trim_ascii());
         match (lines.next(), lines.next()) {
             (line, None) => Ok(line.unwrap_or_default()),
             _ => Err(Found::Unfit(Arc::clone(&self.repeated))),
@@ -168,7 +174,9 @@ pub fn bearer() -> Key {
     })
 }
 
-/// The path, in its one spelling. Targets that services read as different paths are [refused](super::RateLimitLayer::paths). There are as many budgets as paths that anybody thinks of: [`matched_path`] has as many as there are routes.
+/// The path, in its one spelling. Targets that services read as different paths are
+/// [refused](super::RateLimitLayer::paths). There are as many budgets as paths that anybody thinks
+/// of: [`matched_path`] has as many as there are routes.
 pub fn path() -> Key {
     Key::write_by_path(|head, out| {
         out.push_str("path:");
@@ -177,11 +185,14 @@ pub fn path() -> Key {
     })
 }
 
-/// The route that axum has found: `/users/{id}`. The layer must be one of the route or of the router that has it; nothing is found in one around it.
+/// The route that axum has found: `/users/{id}`. The layer must be one of the route or of the
+/// router that has it; nothing is found in one around it.
 #[cfg(feature = "axum")]
 pub fn matched_path() -> Key {
     Key::write(|head, out| {
-        let Some(path) = head.extension::<axum::extract::MatchedPath>() else { return Found::Nothing };
+        let Some(path) = head.extension::<axum::extract::MatchedPath>() else {
+            return Found::Nothing;
+        };
         out.push_str("route:");
         out.push_str(path.as_str());
         Found::Key
@@ -266,7 +277,9 @@ impl Key {
         Key(Kind::Now(Arc::new(write)))
     }
 
-    fn write_by_path(write: impl Fn(&Head<'_>, &mut Text) -> Found + Send + Sync + 'static) -> Self {
+    fn write_by_path(
+        write: impl Fn(&Head<'_>, &mut Text) -> Found + Send + Sync + 'static,
+    ) -> Self {
         Key(Kind::OfPath(Arc::new(write)))
     }
 
@@ -337,7 +350,10 @@ impl Key {
             Kind::Now(write) | Kind::OfPath(write) => write(head, out),
             Kind::Later(_) => Found::Nothing,
             Kind::First(keys) => {
-                let found = keys.iter().map(|key| key.push(head, out)).find(|found| *found != Found::Nothing);
+                let found = keys
+                    .iter()
+                    .map(|key| key.push(head, out))
+                    .find(|found| *found != Found::Nothing);
                 found.unwrap_or(Found::Nothing)
             }
             Kind::All(keys) => {
@@ -438,12 +454,14 @@ fn join(pieces: &[String], out: &mut Text) -> Found {
     }
 }
 
-/// What stands in the place of a key that is too long for one: its digest. No other key looks like that: all have a colon, or are `everybody`.
+/// What stands in the place of a key that is too long for one: its digest. No other key looks like
+/// that: all have a colon, or are `everybody`.
 pub(super) fn bounded(key: &[u8]) -> Option<String> {
     (key.len() > MAX_PLAIN_BYTES).then(|| format!("#{}", digest(key)))
 }
 
-/// Writes it as it is displayed, and says how long that is. Most addresses are of this kind, and there is one in every request.
+/// Writes it as it is displayed, and says how long that is. Most addresses are of this kind, and
+/// there is one in every request.
 #[inline]
 fn write_v4(v4: Ipv4Addr, letters: &mut [u8; 16]) -> usize {
     let mut length = 0;

@@ -21,7 +21,8 @@ use crate::memory::{Memory, Series};
 use crate::resilience::{OnFailure, Resilient};
 use crate::store::{Charge, Scope, Store};
 
-/// Limits requests before they reach a service. Clones, and all services that it is put around, share their budgets.
+/// Limits requests before they reach a service. Clones, and all services that it is put around,
+/// share their budgets.
 ///
 /// ```
 /// use tidegate::tower::{RateLimitLayer, Rule, key, of};
@@ -63,7 +64,8 @@ pub(super) struct Setup {
     pub(super) short: Option<Short>,
 }
 
-/// One rule with one limit, in memory, and nothing to do afterwards: what is always the same of it, in one place.
+/// One rule with one limit, in memory, and nothing to do afterwards: what is always the same of it,
+/// in one place.
 #[derive(Clone)]
 pub(super) struct Short {
     pub(super) series: Series,
@@ -79,7 +81,8 @@ pub(super) struct Short {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Seen<'a> {
-    /// The rule that binds: of several that were asked together, the one that denied, or has the least left.
+    /// The rule that binds: of several that were asked together, the one that denied, or has the
+    /// least left.
     pub rule: &'a str,
     /// What was decided.
     pub decision: &'a Decision,
@@ -96,8 +99,12 @@ impl RateLimitLayer {
     /// Several rules. A request must find room under all of them, or nothing is taken.
     pub fn rules(rules: impl IntoIterator<Item = Rule>) -> Self {
         let rules: Vec<Rule> = rules.into_iter().collect();
-        let later =
-            |rule: &Rule| rule.limits.is_later() || rule.cost.is_later() || rule.skip.is_later() || rule.key.is_later();
+        let later = |rule: &Rule| {
+            rule.limits.is_later()
+                || rule.cost.is_later()
+                || rule.skip.is_later()
+                || rule.key.is_later()
+        };
         let of_path = |rule: &Rule| {
             rule.key.is_of_path()
                 || rule.limits.value().is_none()
@@ -132,7 +139,8 @@ impl RateLimitLayer {
         self
     }
 
-    /// Keeps state in this memory store, and judges by its clock: a [`ManualClock`](crate::ManualClock) in tests.
+    /// Keeps state in this memory store, and judges by its clock: a
+    /// [`ManualClock`](crate::ManualClock) in tests.
     pub fn memory(self, memory: Memory) -> Self {
         self.with(|setup| setup.limiter = builder().memory(memory).build())
     }
@@ -142,7 +150,8 @@ impl RateLimitLayer {
         self.with(|setup| setup.limiter = builder().store(store, clock).build())
     }
 
-    /// Keeps state in Redis or Valkey. Put [`Resilient`] before it, so that there is an answer in time whatever happens.
+    /// Keeps state in Redis or Valkey. Put [`Resilient`] before it, so that there is an answer in
+    /// time whatever happens.
     #[cfg(feature = "redis")]
     pub fn redis(self, redis: crate::Redis) -> Self {
         self.with(|setup| setup.limiter = builder().redis(redis).build())
@@ -153,20 +162,22 @@ impl RateLimitLayer {
         self.with(|setup| setup.limiter = builder().resilient(resilient).build())
     }
 
-    /// What happens when the store has no answer. With `Closed`, requests are answered with 503: that is not a denial. With `Open`, or if nothing is said, they pass. `Local`
-    /// is for a store with [`Resilient`] before it; without, it is the same as `Open`.
+    /// What happens when the store has no answer. With `Closed`, requests are answered with 503:
+    /// that is not a denial. With `Open`, or if nothing is said, they pass. `Local` is for a store
+    /// with [`Resilient`] before it; without, it is the same as `Open`.
     pub fn on_failure(self, policy: OnFailure) -> Self {
         self.with(|setup| setup.on_failure = Some(policy))
     }
 
-    /// Which headers tell clients about their budget: those of the IETF's latest draft unless told otherwise. With `Families::NONE` they are told nothing but, on a
-    /// denial, when to come back.
+    /// Which headers tell clients about their budget: those of the IETF's latest draft unless told
+    /// otherwise. With `Families::NONE` they are told nothing but, on a denial, when to come back.
     pub fn headers(self, families: Families) -> Self {
         self.with(|setup| setup.families = families)
     }
 
-    /// Which targets are refused with 400, or rewritten, where a rule has a function or is [by the path](super::key::path): by default those that services
-    /// read as different paths, such as `/v1%2fsearch` and `/x/../v1/search`. Rules and the service get the same target.
+    /// Which targets are refused with 400, or rewritten, where a rule has a function or is [by the
+    /// path](super::key::path): by default those that services read as different paths, such as
+    /// `/v1%2fsearch` and `/x/../v1/search`. Rules and the service get the same target.
     ///
     /// ```
     /// use tidegate::http::{EscapedSlashes, PathPolicy};
@@ -180,17 +191,23 @@ impl RateLimitLayer {
         self.with(|setup| setup.paths = policy)
     }
 
-    /// All denials are in the words of gRPC. Otherwise those are that answer a request with the content type of gRPC.
+    /// All denials are in the words of gRPC. Otherwise those are that answer a request with the
+    /// content type of gRPC.
     pub fn grpc(self) -> Self {
         self.with(|setup| setup.grpc = true)
     }
 
-    /// Answers denials in your own way. The headers that tell about the budget are added to it, and [`Denial::response`] is what it would have been.
-    pub fn denied(self, answer: impl Fn(&Denial<'_>) -> Response<String> + Send + Sync + 'static) -> Self {
+    /// Answers denials in your own way. The headers that tell about the budget are added to it, and
+    /// [`Denial::response`] is what it would have been.
+    pub fn denied(
+        self,
+        answer: impl Fn(&Denial<'_>) -> Response<String> + Send + Sync + 'static,
+    ) -> Self {
         self.with(|setup| setup.denied = Some(Arc::new(answer)))
     }
 
-    /// The same for axum, with responses that are its own: for `Router::layer`, and to stand around a whole [`Router`](axum::Router), which costs least.
+    /// The same for axum, with responses that are its own: for `Router::layer`, and to stand around
+    /// a whole [`Router`](axum::Router), which costs least.
     ///
     /// ```no_run
     /// # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
@@ -212,7 +229,8 @@ impl RateLimitLayer {
         super::AxumLayer(self)
     }
 
-    /// Is called with every decision: for metrics, and to see what rules in shadow mode would do. It should be quick.
+    /// Is called with every decision: for metrics, and to see what rules in shadow mode would do.
+    /// It should be quick.
     pub fn observe(self, observer: impl Fn(&Seen<'_>) + Send + Sync + 'static) -> Self {
         self.with(|setup| setup.observer = Some(Arc::new(observer)))
     }
@@ -247,9 +265,12 @@ impl Setup {
         }
     }
 
-    /// The short way, if there is only one rule with only one limit, and nothing else to mind: no waiting, no paying afterwards, no lease.
+    /// The short way, if there is only one rule with only one limit, and nothing else to mind: no
+    /// waiting, no paying afterwards, no lease.
     fn find_short(&self) -> Option<Short> {
-        let ([rule], false, Some(memory)) = (&self.rules[..], self.later, self.memory()) else { return None };
+        let ([rule], false, Some(memory)) = (&self.rules[..], self.later, self.memory()) else {
+            return None;
+        };
         let [limit] = rule.limits.value()?.as_slice() else { return None };
         let plain = matches!(rule.pay, Pay::Before) && !rule.shadow && self.observer.is_none();
         let scope = Scope::Rule((&*rule.name).into());
@@ -257,8 +278,10 @@ impl Setup {
             return None;
         }
         let policy = self.fixed.as_ref().map(|fixed| fixed.policy.clone());
-        let usual = if self.families == Families::IETF { Item::of(&rule.name).zip(policy) } else { None };
-        let cost = if rule.skip.value() == Some(&false) { rule.cost.value().copied() } else { None };
+        let usual =
+            if self.families == Families::IETF { Item::of(&rule.name).zip(policy) } else { None };
+        let cost =
+            if rule.skip.value() == Some(&false) { rule.cost.value().copied() } else { None };
         Some(Short { series: memory.series(&scope, limit), cost, peer: rule.key.peer(), usual })
     }
 

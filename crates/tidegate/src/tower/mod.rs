@@ -7,10 +7,15 @@
 //! # Ok::<(), tidegate::ParseError>(())
 //! ```
 //!
-//! In reading order: a [`RateLimitLayer`] has [`Rule`]s, each with limits, a [key](mod@key), and perhaps a cost, exceptions, and a time to pay. A request that all rules have
-//! room for goes on to the service; one that is denied never reaches it, and is answered with 429, or over gRPC with RESOURCE_EXHAUSTED.
+//! In reading order: a [`RateLimitLayer`] has [`Rule`]s, each with limits, a [key](mod@key), and
+//! perhaps a cost, exceptions, and a time to pay. A request that all rules have room for goes on to
+//! the service; one that is denied never reaches it, and is answered with 429, or over gRPC with
+//! RESOURCE_EXHAUSTED.
 
-#![allow(clippy::type_complexity, reason = "a function of the request behind `dyn` reads better than its alias")]
+#![allow(
+    clippy::type_complexity,
+    reason = "a function of the request behind `dyn` reads better than its alias"
+)]
 
 mod after;
 #[cfg(feature = "axum")]

@@ -7,10 +7,12 @@ use crate::events;
 use crate::resilience::OnFailure;
 use crate::store::StoreError;
 
-/// An outage is over when calls are answered and none has failed for this long: single failures in a row are one outage.
+/// An outage is over when calls are answered and none has failed for this long: single failures in
+/// a row are one outage.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// The outage of a store that stands behind a layer without [`Resilient`](crate::Resilient), which reports its own.
+/// The outage of a store that stands behind a layer without [`Resilient`](crate::Resilient), which
+/// reports its own.
 #[derive(Debug)]
 pub(super) struct Outage {
     origin: Instant,
@@ -21,7 +23,11 @@ pub(super) struct Outage {
 
 impl Default for Outage {
     fn default() -> Self {
-        Outage { origin: Instant::now(), is_open: AtomicBool::new(false), failed_us: AtomicU64::new(0) }
+        Outage {
+            origin: Instant::now(),
+            is_open: AtomicBool::new(false),
+            failed_us: AtomicU64::new(0),
+        }
     }
 }
 

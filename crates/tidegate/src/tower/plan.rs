@@ -179,14 +179,21 @@ fn ruled(setup: &Setup, short: &Short, verdict: Verdict, now: Timestamp) -> Quic
         return Quick::Pass(setup.tell_named(&limits, &decision));
     }
     let reply = Reply::to(&decision, &limits, setup.families);
-    Quick::Ruled(Box::new(Ruling::Deny(Box::new(Denied { decision, rule: rule.name.to_string(), reply }))))
+    Quick::Ruled(Box::new(Ruling::Deny(Box::new(Denied {
+        decision,
+        rule: rule.name.to_string(),
+        reply,
+    }))))
 }
 
-/// Whether a rule applies for which this key was found; or what becomes of the request without asking the store.
+/// Whether a rule applies for which this key was found; or what becomes of the request without
+/// asking the store.
 fn drawn_on(rule: &Rule, found: Found) -> Result<bool, Ruling> {
     match (found, rule.missing) {
         (Found::Mistake(mistake), _) => Err(Ruling::Mistake(mistake)),
-        (Found::Unfit(why), _) => Err(Ruling::Unfit(Unfit { status: StatusCode::BAD_REQUEST, why })),
+        (Found::Unfit(why), _) => {
+            Err(Ruling::Unfit(Unfit { status: StatusCode::BAD_REQUEST, why }))
+        }
         (Found::Key, _) | (_, Missing::Share) => Ok(true),
         (_, Missing::Skip) => Ok(false),
         // A rule in shadow mode denies nothing, and there is no budget that it could count on.
@@ -247,11 +254,13 @@ async fn wait(setup: &Setup, starting: Vec<Starting>) -> Result<Vec<Drawn>, Ruli
     Ok(drawn)
 }
 
-const TOO_MANY: &str = "the rules that apply have more than 64 limits together: expected fewer, or several layers";
+const TOO_MANY: &str =
+    "the rules that apply have more than 64 limits together: expected fewer, or several layers";
 
 /// Asks the store: all rules that are enforced together, then each that is in shadow by itself.
 async fn decide(setup: &Arc<Setup>, drawn: Vec<Drawn>, meter: Option<Meter>) -> Ruling {
-    let (shadow, enforced): (Vec<_>, Vec<_>) = drawn.into_iter().partition(|drawn| setup.rules[drawn.rule].shadow);
+    let (shadow, enforced): (Vec<_>, Vec<_>) =
+        drawn.into_iter().partition(|drawn| setup.rules[drawn.rule].shadow);
     let mut passed = Passed::default();
     if !enforced.is_empty() {
         match ask(setup, &enforced, meter.clone(), false).await {
@@ -260,13 +269,18 @@ async fn decide(setup: &Arc<Setup>, drawn: Vec<Drawn>, meter: Option<Meter>) -> 
                 passed.tell = asked.tell;
                 passed.after.extend(asked.after);
             }
-            // Decided without the store, where that means no: the store has failed, nobody has been denied.
-            Ok(asked) if asked.decision.source() == Source::Fallback && setup.on_failure == Some(OnFailure::Closed) => {
+            // Decided without the store, where that means no: the store has failed, nobody has been
+            // denied.
+            Ok(asked)
+                if asked.decision.source() == Source::Fallback
+                    && setup.on_failure == Some(OnFailure::Closed) =>
+            {
                 return Ruling::Closed;
             }
             Ok(Asked { decision, denied, .. }) => {
                 setup.outage.answered();
-                let (rule, reply) = *denied.expect("what was denied and is not in shadow mode has a reply");
+                let (rule, reply) =
+                    *denied.expect("what was denied and is not in shadow mode has a reply");
                 return Ruling::Deny(Box::new(Denied { decision, rule, reply }));
             }
             // To let everything pass because of that would be to have no limits at all.
@@ -299,13 +313,22 @@ struct Asked {
     denied: Option<Box<(String, Reply)>>,
 }
 
-async fn ask(setup: &Arc<Setup>, drawn: &[Drawn], meter: Option<Meter>, shadow: bool) -> Result<Asked, StoreError> {
+async fn ask(
+    setup: &Arc<Setup>,
+    drawn: &[Drawn],
+    meter: Option<Meter>,
+    shadow: bool,
+) -> Result<Asked, StoreError> {
     let shared = setup.limiter.shared();
-    let mut check = Check::new().policy(Policy { on_failure: setup.on_failure, ..Policy::default() });
+    let mut check =
+        Check::new().policy(Policy { on_failure: setup.on_failure, ..Policy::default() });
     let mut pays: Vec<(usize, Pay)> = Vec::new();
     for one in drawn {
         let rule = &setup.rules[one.rule];
-        let subject = Subject { scope: Scope::Rule(Cow::Borrowed(&rule.name)), key: Cow::Borrowed(one.key.as_bytes()) };
+        let subject = Subject {
+            scope: Scope::Rule(Cow::Borrowed(&rule.name)),
+            key: Cow::Borrowed(one.key.as_bytes()),
+        };
         let before = check.charges().len();
         check = check.charge_subject(subject, &one.limits, one.cost);
         // Leases are not paid for; they end.
@@ -314,7 +337,8 @@ async fn ask(setup: &Arc<Setup>, drawn: &[Drawn], meter: Option<Meter>, shadow: 
             pays.extend(own.map(|index| (index, rule.pay.clone())));
         }
     }
-    let leases: Vec<usize> = (0..check.charges().len()).filter(|index| is_lease(&check, *index)).collect();
+    let leases: Vec<usize> =
+        (0..check.charges().len()).filter(|index| is_lease(&check, *index)).collect();
     let started = shared.clock.now();
     let (decision, check) = if pays.is_empty() && leases.is_empty() {
         (shared.backend.decide(&check).await?, check)
@@ -329,7 +353,12 @@ async fn ask(setup: &Arc<Setup>, drawn: &[Drawn], meter: Option<Meter>, shadow: 
         _ if shadow => {}
         true => tell = setup.tell(check.charges(), &decision),
         false => {
-            let rule = check.charges().get(decision.binding_index()).map(name_of).unwrap_or_default().to_owned();
+            let rule = check
+                .charges()
+                .get(decision.binding_index())
+                .map(name_of)
+                .unwrap_or_default()
+                .to_owned();
             let reply = Reply::to(&decision, &limits_of(check.charges()), setup.families);
             denied = Some(Box::new((rule, reply)));
         }

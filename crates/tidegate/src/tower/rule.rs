@@ -51,11 +51,21 @@ pub(super) enum Pay {
 }
 
 impl Rule {
-    /// Limits on requests with the same key. The name is shown to clients, and the state is known by it and the key: limits that change keep what was used,
-    /// and rules with the same name over one store share their budgets.
+    /// Limits on requests with the same key. The name is shown to clients, and the state is known
+    /// by it and the key: limits that change keep what was used, and rules with the same name over
+    /// one store share their budgets.
     pub fn new(name: impl Into<Arc<str>>, limits: Limits, key: Key) -> Self {
         let (limits, cost, skip) = (limits.into(), 1.into(), false.into());
-        Rule { name: name.into(), limits, key, missing: Missing::Share, cost, skip, shadow: false, pay: Pay::Before }
+        Rule {
+            name: name.into(),
+            limits,
+            key,
+            missing: Missing::Share,
+            cost,
+            skip,
+            shadow: false,
+            pay: Pay::Before,
+        }
     }
 
     /// Other limits, which may depend on the request: plans, tiers.
@@ -64,8 +74,10 @@ impl Rule {
         self
     }
 
-    /// What happens to requests for which no key is found, because a header is missing, say; of a key of [several parts](Key::and) one that is missing is enough. Unless told
-    /// otherwise they share one budget. With [`Missing::Deny`] they are answered with 403, over gRPC with PERMISSION_DENIED, and no rule is charged.
+    /// What happens to requests for which no key is found, because a header is missing, say; of a
+    /// key of [several parts](Key::and) one that is missing is enough. Unless told otherwise they
+    /// share one budget. With [`Missing::Deny`] they are answered with 403, over gRPC with
+    /// PERMISSION_DENIED, and no rule is charged.
     ///
     /// ```
     /// use tidegate::Missing;
@@ -78,7 +90,8 @@ impl Rule {
         self
     }
 
-    /// How much a request costs, or, for one that is settled afterwards, the estimate; 1 unless told otherwise. A request that costs 0 passes.
+    /// How much a request costs, or, for one that is settled afterwards, the estimate; 1 unless
+    /// told otherwise. A request that costs 0 passes.
     pub fn cost(mut self, cost: impl Into<Of<u64>>) -> Self {
         self.cost = cost.into();
         self
@@ -90,7 +103,8 @@ impl Rule {
         self
     }
 
-    /// The rule counts and is [observed](super::RateLimitLayer::observe), but denies nothing and shows nothing to clients: for trying a limit out.
+    /// The rule counts and is [observed](super::RateLimitLayer::observe), but denies nothing and
+    /// shows nothing to clients: for trying a limit out.
     pub fn shadow(mut self) -> Self {
         self.shadow = true;
         self
@@ -98,34 +112,45 @@ impl Rule {
 
     /// Only responses for which this says `true` cost anything: failed logins, say.
     ///
-    /// The cost is taken before the request is served and given back if it was not due, so that many at once cannot all slip through. If the client goes away
-    /// before there is a response, it stays taken.
-    pub fn charge_when(mut self, due: impl Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static) -> Self {
+    /// The cost is taken before the request is served and given back if it was not due, so that
+    /// many at once cannot all slip through. If the client goes away before there is a response, it
+    /// stays taken.
+    pub fn charge_when(
+        mut self,
+        due: impl Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static,
+    ) -> Self {
         self.pay = Pay::When(Arc::new(due));
         self
     }
 
-    /// The true cost is read from the response: a header, an extension. The [`cost`](Rule::cost) is taken before, as an estimate; what is missing is taken and
-    /// what is too much is given back. `None` leaves the estimate.
-    pub fn settle(mut self, cost: impl Fn(&ResponseHead<'_>) -> Option<u64> + Send + Sync + 'static) -> Self {
+    /// The true cost is read from the response: a header, an extension. The [`cost`](Rule::cost) is
+    /// taken before, as an estimate; what is missing is taken and what is too much is given back.
+    /// `None` leaves the estimate.
+    pub fn settle(
+        mut self,
+        cost: impl Fn(&ResponseHead<'_>) -> Option<u64> + Send + Sync + 'static,
+    ) -> Self {
         self.pay = Pay::Told(Arc::new(cost));
         self
     }
 
-    /// The true cost is the size of the response's body: a unit for each `bytes`, rounded up, counted while it is sent. A client that goes away pays for what it was sent.
+    /// The true cost is the size of the response's body: a unit for each `bytes`, rounded up,
+    /// counted while it is sent. A client that goes away pays for what it was sent.
     pub fn settle_bytes(mut self, bytes: u64) -> Self {
         self.pay = Pay::Bytes(bytes.max(1));
         self
     }
 
-    /// The true cost is how long the request took, from its arrival to the end of its response: a unit for each `unit`, rounded up.
+    /// The true cost is how long the request took, from its arrival to the end of its response: a
+    /// unit for each `unit`, rounded up.
     pub fn settle_time(mut self, unit: Duration) -> Self {
         self.pay = Pay::Time(unit.max(Duration::from_micros(1)));
         self
     }
 
-    /// The true cost is what the service writes into a [`Meter`], which it finds in the request's extensions, until the response is over: the tokens of a model that
-    /// answers as a stream, say. If it writes nothing, the estimate stays.
+    /// The true cost is what the service writes into a [`Meter`], which it finds in the request's
+    /// extensions, until the response is over: the tokens of a model that answers as a stream, say.
+    /// If it writes nothing, the estimate stays.
     pub fn settle_metered(mut self) -> Self {
         self.pay = Pay::Metered;
         self
@@ -145,7 +170,8 @@ impl fmt::Debug for Pay {
     }
 }
 
-/// Where a service writes what a request has cost; see [`Rule::settle_metered`]. Clones are the same meter.
+/// Where a service writes what a request has cost; see [`Rule::settle_metered`]. Clones are the
+/// same meter.
 #[derive(Clone, Debug)]
 pub struct Meter(Arc<AtomicU64>);
 
@@ -159,8 +185,12 @@ impl Meter {
 
     /// Adds to what was written.
     pub fn add(&self, units: u64) {
-        let more =
-            |now| Some(if now == UNWRITTEN { units } else { u64::saturating_add(now, units) }.min(UNWRITTEN - 1));
+        let more = |now| {
+            Some(
+                if now == UNWRITTEN { units } else { u64::saturating_add(now, units) }
+                    .min(UNWRITTEN - 1),
+            )
+        };
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
     }
 

@@ -66,12 +66,18 @@ impl<S> RateLimit<S> {
 
     /// Does what the short way came to, or takes the long one.
     #[inline(never)]
-    pub(super) fn call_the_long_way<A>(&mut self, quick: Option<Quick>, mut request: Request<A>) -> ResponseFuture<S, A>
+    pub(super) fn call_the_long_way<A>(
+        &mut self,
+        quick: Option<Quick>,
+        mut request: Request<A>,
+    ) -> ResponseFuture<S, A>
     where
         S: Service<Request<A>> + Clone,
     {
         let start = match quick {
-            Some(Quick::Pass(tell)) => Start::Ruled(Ruling::Pass(Passed { tell, after: Vec::new() })),
+            Some(Quick::Pass(tell)) => {
+                Start::Ruled(Ruling::Pass(Passed { tell, after: Vec::new() }))
+            }
             Some(Quick::Ruled(ruling)) => Start::Ruled(*ruling),
             None => {
                 let meter = self.setup.metered.then(|| {
@@ -85,10 +91,16 @@ impl<S> RateLimit<S> {
         let state = match start {
             Start::Ruled(ruling) => follow(&self.setup, ruling, request, &mut self.inner),
             Start::Later(ruling) => {
-                // The one that said it is ready is the one to call; the clone will be asked whether it is.
+                // The one that said it is ready is the one to call; the clone will be asked whether
+                // it is.
                 let clone = self.inner.clone();
                 let inner = mem::replace(&mut self.inner, clone);
-                State::Deciding { ruling, request: Some(request), inner, setup: Arc::clone(&self.setup) }
+                State::Deciding {
+                    ruling,
+                    request: Some(request),
+                    inner,
+                    setup: Arc::clone(&self.setup),
+                }
             }
         };
         ResponseFuture { state }
@@ -167,14 +179,18 @@ impl<S: Service<Request<A>>, A> ResponseFuture<S, A> {
     /// The service is called already, and nothing is left to do but to tell the client.
     #[inline(always)]
     pub(super) fn calling(future: S::Future, tell: Tell) -> Self {
-        ResponseFuture { state: State::Calling { future, passed: Passed { tell, after: Vec::new() } } }
+        ResponseFuture {
+            state: State::Calling { future, passed: Passed { tell, after: Vec::new() } },
+        }
     }
 
     /// The service at work, if nothing is left to do for its response but to tell the client.
     #[cfg(feature = "axum")]
     pub(super) fn service(self: Pin<&mut Self>) -> Option<(Pin<&mut S::Future>, &mut Tell)> {
         match self.project().state.project() {
-            StateProject::Calling { future, passed } if passed.after.is_empty() => Some((future, &mut passed.tell)),
+            StateProject::Calling { future, passed } if passed.after.is_empty() => {
+                Some((future, &mut passed.tell))
+            }
             _ => None,
         }
     }
@@ -184,7 +200,10 @@ impl<S, A, B> ResponseFuture<S, A>
 where
     S: Service<Request<A>, Response = Response<B>>,
 {
-    pub(super) fn poll_outcome(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<Outcome<B>, S::Error>> {
+    pub(super) fn poll_outcome(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Outcome<B>, S::Error>> {
         const TWICE: &str = "a future is not polled again after it is ready";
         let mut state = self.project().state;
         loop {
@@ -219,7 +238,8 @@ where
     }
 }
 
-/// Settles what is known when a response begins: at once, if the store is in memory; otherwise there is something to wait for.
+/// Settles what is known when a response begins: at once, if the store is in memory; otherwise
+/// there is something to wait for.
 fn settle(mut passed: Passed, response: &ResponseHead<'_>) -> Result<Passed, Later<Passed>> {
     let settlements: Vec<_> = passed.after.iter_mut().map(|after| after.begin(response)).collect();
     if settlements.iter().all(Option::is_none) {

@@ -35,7 +35,8 @@ impl Tell {
         Tell::Usual { policy: policy.clone(), rate }
     }
 
-    /// To what the service has answered. The denial of another layer speaks of the policies that denied, and of no other.
+    /// To what the service has answered. The denial of another layer speaks of the policies that
+    /// denied, and of no other.
     pub(super) fn add_to<B>(&mut self, response: &mut Response<B>) {
         if response.extensions().get::<IsDenial>().is_some() {
             return;
@@ -73,7 +74,8 @@ pub(super) struct IsDenial;
 /// Gives policies of several layers that have one name each a name of their own.
 #[cold]
 fn tell_apart(headers: &mut HeaderMap, name: &HeaderName) {
-    let lines: Option<Vec<&str>> = headers.get_all(name).iter().map(|line| line.to_str().ok()).collect();
+    let lines: Option<Vec<&str>> =
+        headers.get_all(name).iter().map(|line| line.to_str().ok()).collect();
     let Some(lines) = lines else { return };
     let apart = headers::told_apart(&lines).into_iter().map(HeaderValue::try_from);
     if let Ok(apart) = apart.collect::<Result<Vec<_>, _>>() {
@@ -85,7 +87,9 @@ fn tell_apart(headers: &mut HeaderMap, name: &HeaderName) {
 /// Adds the headers of a denial to an answer that may say something else already.
 pub(super) fn add_missing(headers: &mut HeaderMap, reply: &Reply) {
     for (name, value) in reply.headers() {
-        if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::try_from(value)) {
+        if let (Ok(name), Ok(value)) =
+            (HeaderName::from_bytes(name.as_bytes()), HeaderValue::try_from(value))
+        {
             headers.entry(name).or_insert(value);
         }
     }
@@ -129,7 +133,11 @@ impl Setup {
                 None => {
                     let names = headers::names(limits);
                     let names = names.iter().map(|name| &**name);
-                    let named: Vec<_> = names.clone().zip(limits).map(|(name, (_, limit))| (name, *limit)).collect();
+                    let named: Vec<_> = names
+                        .clone()
+                        .zip(limits)
+                        .map(|(name, (_, limit))| (name, *limit))
+                        .collect();
                     let policy = HeaderValue::try_from(headers::policy(&named)).ok();
                     (policy, headers::rate_limit(names.zip(decision.charges())))
                 }
@@ -140,7 +148,10 @@ impl Setup {
         }
         let told = headers::of(decision, limits, self.families);
         let header = |(name, value): (&str, String)| {
-            Some((HeaderName::from_bytes(name.as_bytes()).ok()?, HeaderValue::try_from(value).ok()?))
+            Some((
+                HeaderName::from_bytes(name.as_bytes()).ok()?,
+                HeaderValue::try_from(value).ok()?,
+            ))
         };
         Tell::Headers(told.into_iter().filter_map(header).collect())
     }

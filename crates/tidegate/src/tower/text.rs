@@ -30,7 +30,8 @@ impl Text {
         }
     }
 
-    /// Letters of ASCII that `write` writes and says how many they are, where they belong if there is room for as many as there may be.
+    /// Letters of ASCII that `write` writes and says how many they are, where they belong if there
+    /// is room for as many as there may be.
     #[inline]
     pub(super) fn push_some<const N: usize>(&mut self, write: impl Fn(&mut [u8; N]) -> usize) {
         match self.short.get_mut(self.length..).and_then(|room| room.first_chunk_mut()) {
@@ -62,7 +63,11 @@ impl Text {
     }
 
     pub(super) fn into_string(self) -> String {
-        if self.long.is_empty() { String::from_utf8_lossy(&self.short[..self.length]).into_owned() } else { self.long }
+        if self.long.is_empty() {
+            String::from_utf8_lossy(&self.short[..self.length]).into_owned()
+        } else {
+            self.long
+        }
     }
 }
 
@@ -82,7 +87,9 @@ mod tests {
         for first in [0, 1, 3, 47, 48, 49, 63, 64, 65, 200] {
             for then in [0, 1, 15, 16, 17, 64, 100] {
                 let (mut text, mut expected) = (Text::new(), String::new());
-                for piece in ["ä".repeat(first / 2), "x".repeat(first % 2), "y".repeat(then), "z".to_owned()] {
+                for piece in
+                    ["ä".repeat(first / 2), "x".repeat(first % 2), "y".repeat(then), "z".to_owned()]
+                {
                     text.push_str(&piece);
                     expected.push_str(&piece);
                     for length in [0, 7, 16] {

@@ -18,7 +18,11 @@ async fn settle() {
     }
 }
 
-fn spawn(limiter: &tidegate::Limiter, key: &'static str, max: Duration) -> JoinHandle<Result<Pass, AcquireError>> {
+fn spawn(
+    limiter: &tidegate::Limiter,
+    key: &'static str,
+    max: Duration,
+) -> JoinHandle<Result<Pass, AcquireError>> {
     let limiter = limiter.clone();
     tokio::spawn(async move { limiter.acquire(key, max).await })
 }
@@ -61,13 +65,17 @@ async fn a_wait_known_to_be_too_long_is_refused_at_once() {
     for limits in ["1/10s", "1/10s window", "1/10s log; 5/min"] {
         let (limiter, _clock) = limiter(limits);
         limiter.acquire("k", Duration::ZERO).await.unwrap();
-        let Err(AcquireError::TooLong(denied)) = limiter.acquire("k", Duration::from_secs(9)).await else {
+        let Err(AcquireError::TooLong(denied)) = limiter.acquire("k", Duration::from_secs(9)).await
+        else {
             panic!("{limits}: it would have to wait ten seconds")
         };
         assert!(!denied.allowed());
         assert_eq!(denied.retry(), Retry::After(10_000_000), "{limits}");
         let too_dear = limiter.acquire("other", MINUTE).cost(6).await;
-        assert!(matches!(too_dear, Err(AcquireError::TooLong(denied)) if denied.retry() == Retry::Never), "{limits}");
+        assert!(
+            matches!(too_dear, Err(AcquireError::TooLong(denied)) if denied.retry() == Retry::Never),
+            "{limits}"
+        );
         assert!(limiter.peek("other").await.unwrap().remaining() > 0, "nothing was taken");
     }
 }
@@ -82,7 +90,8 @@ async fn whoever_stands_behind_one_that_sleeps_too_long_does_not_wait() {
     settle().await;
     assert!(impatient.is_finished() && !front.is_finished());
     assert!(matches!(impatient.await.unwrap(), Err(AcquireError::TooLong(_))));
-    // Behind it, one that can wait for the front but not for its own turn gives up when its time is over.
+    // Behind it, one that can wait for the front but not for its own turn gives up when its time is
+    // over.
     let hopeful = spawn(&limiter, "k", Duration::from_secs(15));
     settle().await;
     clock.advance(Duration::from_secs(10));
@@ -95,8 +104,11 @@ async fn whoever_stands_behind_one_that_sleeps_too_long_does_not_wait() {
 async fn waiting_lines_are_bounded() {
     let clock = tidegate::ManualClock::new();
     let memory = tidegate::Memory::builder().clock(clock.clone()).build();
-    let limiter =
-        tidegate::Limiter::builder("1/s".parse().unwrap()).memory(memory).max_waiting_per_key(2).max_waiting(3).build();
+    let limiter = tidegate::Limiter::builder("1/s".parse().unwrap())
+        .memory(memory)
+        .max_waiting_per_key(2)
+        .max_waiting(3)
+        .build();
     limiter.acquire("a", MINUTE).await.unwrap();
     limiter.acquire("b", MINUTE).await.unwrap();
     let _waiting = [spawn(&limiter, "a", MINUTE), spawn(&limiter, "a", MINUTE)];
@@ -119,12 +131,18 @@ async fn a_call_dropped_while_it_waits_leaves_nothing_behind() {
             let before = limiter.peek("k").await.unwrap();
             let mut waiting = Box::pin(limiter.acquire("k", MINUTE).into_future());
             for _ in 0..polls {
-                let polled =
-                    std::future::poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context).is_ready())).await;
+                let polled = std::future::poll_fn(|context| {
+                    Poll::Ready(waiting.as_mut().poll(context).is_ready())
+                })
+                .await;
                 assert!(!polled, "{limits}");
             }
             drop(waiting);
-            assert_eq!(limiter.peek("k").await.unwrap(), before, "{limits}, dropped after {polls} polls");
+            assert_eq!(
+                limiter.peek("k").await.unwrap(),
+                before,
+                "{limits}, dropped after {polls} polls"
+            );
             // The place is free for the next.
             let next = spawn(&limiter, "k", MINUTE);
             settle().await;
@@ -145,7 +163,8 @@ async fn a_place_in_the_middle_is_not_given_to_somebody_who_comes_later() {
     settle().await;
     second.abort();
     settle().await;
-    // The third keeps its place at 2 s; were the second's given away, the fourth would come at the same moment.
+    // The third keeps its place at 2 s; were the second's given away, the fourth would come at the
+    // same moment.
     let fourth = spawn(&limiter, "k", MINUTE);
     settle().await;
     clock.advance(Duration::from_secs(2));
@@ -183,12 +202,18 @@ async fn whoever_leaves_the_line_makes_room_in_it() {
     for limits in ["1/s", "1/s window"] {
         let clock = tidegate::ManualClock::new();
         let memory = tidegate::Memory::builder().clock(clock.clone()).build();
-        let limiter = tidegate::Limiter::builder(limits.parse().unwrap()).memory(memory).max_waiting(1).build();
+        let limiter = tidegate::Limiter::builder(limits.parse().unwrap())
+            .memory(memory)
+            .max_waiting(1)
+            .build();
         limiter.acquire("k", MINUTE).await.unwrap();
         for _ in 0..100 {
             let waiting = spawn(&limiter, "k", MINUTE);
             settle().await;
-            assert!(matches!(limiter.acquire("k", MINUTE).await, Err(AcquireError::QueueFull { waiting: 1 })));
+            assert!(matches!(
+                limiter.acquire("k", MINUTE).await,
+                Err(AcquireError::QueueFull { waiting: 1 })
+            ));
             waiting.abort();
             let _ = waiting.await;
         }
@@ -220,7 +245,11 @@ async fn whoever_waits_is_told_when_a_lease_ends() {
             assert_eq!(through(&waiting), [true, false], "one lease, one pass");
             clock.advance(Duration::from_secs(9));
             settle().await;
-            assert_eq!(waiting[1].is_finished(), max_wait != MINUTE, "nobody released anything: its time is over");
+            assert_eq!(
+                waiting[1].is_finished(),
+                max_wait != MINUTE,
+                "nobody released anything: its time is over"
+            );
         }
     }
 }
@@ -250,12 +279,18 @@ async fn one_who_leaves_the_front_does_not_scare_others_away() {
     };
     settle().await;
     let mut behind = Box::pin(limiter.acquire("k", MINUTE).into_future());
-    assert!(std::future::poll_fn(|context| Poll::Ready(behind.as_mut().poll(context).is_pending())).await);
+    assert!(
+        std::future::poll_fn(|context| Poll::Ready(behind.as_mut().poll(context).is_pending()))
+            .await
+    );
     dear.abort();
     settle().await;
     // The turn is the second's, who has not yet asked; nobody sleeps for a minute any more.
     let mut brief = Box::pin(limiter.acquire("k", Duration::from_secs(1)).into_future());
-    assert!(std::future::poll_fn(|context| Poll::Ready(brief.as_mut().poll(context).is_pending())).await);
+    assert!(
+        std::future::poll_fn(|context| Poll::Ready(brief.as_mut().poll(context).is_pending()))
+            .await
+    );
     behind.await.unwrap();
 }
 
@@ -291,7 +326,11 @@ async fn leases_go_round_in_order_of_arrival() {
     assert_eq!(through(&tasks), [false, false, false]);
     drop(held);
     settle().await;
-    assert_eq!(through(&tasks), [true, false, false], "the first in line has it, the others wait for that one");
+    assert_eq!(
+        through(&tasks),
+        [true, false, false],
+        "the first in line has it, the others wait for that one"
+    );
     let first = tasks.remove(0).await.unwrap().unwrap();
     let _ = first.release().await.unwrap();
     settle().await;
@@ -301,15 +340,19 @@ async fn leases_go_round_in_order_of_arrival() {
     settle().await;
     let last = tasks.remove(1).await.unwrap();
     assert!(matches!(last, Err(AcquireError::TooLong(denied)) if !denied.allowed()));
-    assert!(matches!(limiter.acquire_lease("k", Duration::ZERO).await, Err(AcquireError::TooLong(_))));
+    assert!(matches!(
+        limiter.acquire_lease("k", Duration::ZERO).await,
+        Err(AcquireError::TooLong(_))
+    ));
 }
 
 #[tokio::test]
 async fn a_lease_released_by_another_limiter_is_noticed() {
     let (limiter, clock) = limiter("1 concurrent ttl 1h");
     let memory = tidegate::Memory::builder().clock(clock.clone()).build();
-    let [one, other] =
-        [(); 2].map(|()| tidegate::Limiter::builder(limiter.limits().clone()).memory(memory.clone()).build());
+    let [one, other] = [(); 2].map(|()| {
+        tidegate::Limiter::builder(limiter.limits().clone()).memory(memory.clone()).build()
+    });
     let lease = one.lease("k").await.unwrap();
     let waiting = spawn(&other, "k", MINUTE);
     settle().await;

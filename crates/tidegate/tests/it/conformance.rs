@@ -1,15 +1,17 @@
-//! What every store must do, whatever it is made of: the same as the core over a plain map of records.
+//! What every store must do, whatever it is made of: the same as the core over a plain map of
+//! records.
 
 use std::collections::HashMap;
 
 use crate::model::{self, Model};
 use tidegate::tidegate_core::{Charge as CoreCharge, Record, decide, decide_on_store_clock};
 use tidegate::{
-    Algorithm, Charge, Check, Decision, Id, Limit, Limits, ManualClock, Memory, Op, Scope, Store, StoreError, Subject,
-    Timestamp,
+    Algorithm, Charge, Check, Decision, Id, Limit, Limits, ManualClock, Memory, Op, Scope, Store,
+    StoreError, Subject, Timestamp,
 };
 
-/// A store that could not be simpler: one map, one record per state, the core over it. Says what is right.
+/// A store that could not be simpler: one map, one record per state, the core over it. Says what is
+/// right.
 #[derive(Default)]
 pub(crate) struct Plain {
     records: HashMap<Identity, Record>,
@@ -32,10 +34,17 @@ impl Identity {
 }
 
 impl Plain {
-    pub(crate) fn decide(&mut self, check: &Check<'_>, now: Timestamp, steps_back: StepsBack) -> Decision {
+    pub(crate) fn decide(
+        &mut self,
+        check: &Check<'_>,
+        now: Timestamp,
+        steps_back: StepsBack,
+    ) -> Decision {
         let identities: Vec<_> = check.charges().iter().map(Identity::of).collect();
-        let mut records: Vec<Record> =
-            identities.iter().map(|identity| self.records.remove(identity).unwrap_or_default()).collect();
+        let mut records: Vec<Record> = identities
+            .iter()
+            .map(|identity| self.records.remove(identity).unwrap_or_default())
+            .collect();
         let mut charges: Vec<CoreCharge<'_>> = records
             .iter_mut()
             .zip(check.charges())
@@ -118,21 +127,24 @@ pub(crate) enum StepsBack {
 pub(crate) struct Trial<'a> {
     pub(crate) stores: &'a [(&'a str, &'a dyn Store)],
     pub(crate) clock: &'a ManualClock,
-    /// Tells the stores to forget what is idle, if they can do it at once: what they have forgotten matters when the clock goes
-    /// back.
+    /// Tells the stores to forget what is idle, if they can do it at once: what they have forgotten
+    /// matters when the clock goes back.
     pub(crate) forget: Option<&'a (dyn Fn() + Sync)>,
     pub(crate) steps_back: StepsBack,
-    /// Every key keeps the limits it has, so that no state is ever read in another scale, and an id is used for one `take` only.
-    /// For a store that decides in several steps: see `redis/cluster.rs`.
+    /// Every key keeps the limits it has, so that no state is ever read in another scale, and an id
+    /// is used for one `take` only. For a store that decides in several steps: see
+    /// `redis/cluster.rs`.
     pub(crate) steady: bool,
-    /// Whether the naive model is asked, too, which knows everything but a change of limits: then every key keeps those it has.
+    /// Whether the naive model is asked, too, which knows everything but a change of limits: then
+    /// every key keeps those it has.
     pub(crate) model: bool,
     pub(crate) seed: u64,
 }
 
 impl Trial<'_> {
-    /// Asks all stores at random, thousands of times, and expects what [`Plain`] answers. Times and costs are chosen near the
-    /// edges: exactly when something is free again, and a microsecond to both sides of it; exactly what is left, and one more.
+    /// Asks all stores at random, thousands of times, and expects what [`Plain`] answers. Times and
+    /// costs are chosen near the edges: exactly when something is free again, and a microsecond to
+    /// both sides of it; exactly what is left, and one more.
     ///
     /// Returns how many states were rebased.
     pub(crate) async fn run(&self, steps: usize) -> u64 {
@@ -150,11 +162,21 @@ impl Trial<'_> {
         for step in 0..steps {
             let edges = before.as_ref().map(Decision::binding).copied().unwrap_or_default();
             // A limit that was changed can make a key wait for decades; nobody will.
-            let near = |micros: u64, nudge: u64| (micros.min(20_000_000_000) + nudge).saturating_sub(1);
+            let near =
+                |micros: u64, nudge: u64| (micros.min(20_000_000_000) + nudge).saturating_sub(1);
             now = match random.below(24) {
-                0 if self.steps_back == StepsBack::OfTheCaller => now.saturating_sub(random.below(3_000_000)),
+                0 if self.steps_back == StepsBack::OfTheCaller => {
+                    now.saturating_sub(random.below(3_000_000))
+                }
                 0 if self.steps_back == StepsBack::OfTheStore => {
-                    let most = *random.pick(&[3, 1_000_002, 3_000_000, 40_000_000, 3_600_000_000, 86_400_000_000]);
+                    let most = *random.pick(&[
+                        3,
+                        1_000_002,
+                        3_000_000,
+                        40_000_000,
+                        3_600_000_000,
+                        86_400_000_000,
+                    ]);
                     now - (most - 1 - random.below(most.min(3_000_000)))
                 }
                 1 => now + random.below(100_000_000),
@@ -162,7 +184,11 @@ impl Trial<'_> {
                 8..12 => now + near(edges.retry.micros().unwrap_or(0), random.below(3)),
                 12..14 => now + near(edges.next_after_us, random.below(3)),
                 14 => now + near(edges.reset_after_us, random.below(3)).min(90_000_000),
-                _ => now + *random.pick(&[1, 2, 999, 149_999, 150_000, 150_001, 333_333, 500_000, 999_999, 1_000_000]),
+                _ => {
+                    now + *random.pick(&[
+                        1, 2, 999, 149_999, 150_000, 150_001, 333_333, 500_000, 999_999, 1_000_000,
+                    ])
+                }
             };
             clock.set(Timestamp::from_micros(now));
             let op = *random.pick(&[
@@ -184,8 +210,22 @@ impl Trial<'_> {
                 continue; // too many would keep everything empty
             }
             let left = edges.remaining;
-            let cost =
-                *random.pick(&[0, 1, 1, 1, 1, 2, 3, 5, 9, left, left + 1, edges.amount, edges.amount + 1, u64::MAX]);
+            let cost = *random.pick(&[
+                0,
+                1,
+                1,
+                1,
+                1,
+                2,
+                3,
+                5,
+                9,
+                left,
+                left + 1,
+                edges.amount,
+                edges.amount + 1,
+                u64::MAX,
+            ]);
             let keys: Vec<String> = (0..8).map(|key| format!("key:{key}")).collect();
             let mut check = Check::of(op);
             let charges = if random.below(2) == 0 { 1 } else { 1 + random.below(3) };
@@ -197,18 +237,27 @@ impl Trial<'_> {
                     false => random.pick(&limits),
                     true => {
                         // Others in every history that the model takes part in.
-                        let first = if self.model { usize::try_from(seed % 1009).unwrap() } else { 0 };
-                        let own = [rule, key].concat().bytes().fold(first, |sum, byte| sum * 7 + usize::from(byte));
+                        let first =
+                            if self.model { usize::try_from(seed % 1009).unwrap() } else { 0 };
+                        let own = [rule, key]
+                            .concat()
+                            .bytes()
+                            .fold(first, |sum, byte| sum * 7 + usize::from(byte));
                         &limits[own % limits.len()]
                     }
                 };
                 let scope = if rule.is_empty() { Scope::AdHoc } else { Scope::Rule(rule.into()) };
-                check = check.charge_subject(Subject { scope, key: key.as_bytes().into() }, limits, cost);
+                check = check.charge_subject(
+                    Subject { scope, key: key.as_bytes().into() },
+                    limits,
+                    cost,
+                );
             }
             if op == Op::Take && check.charges().iter().any(|charge| charge.cost != cost) {
                 continue; // the same pair twice adds up, and then the costs are uneven
             }
-            let is_lease = |charge: &Charge<'_>| matches!(charge.limit.algorithm(), Algorithm::Concurrent(_));
+            let is_lease =
+                |charge: &Charge<'_>| matches!(charge.limit.algorithm(), Algorithm::Concurrent(_));
             let takes = matches!(op, Op::Check | Op::Take | Op::Debit | Op::Book { .. });
             let needs_id = self.steady && takes && check.charges().iter().any(is_lease);
             if random.below(3) == 0 || needs_id || matches!(op, Op::Release | Op::Settle) {
@@ -225,13 +274,20 @@ impl Trial<'_> {
             let expected = plain.decide(&check, clock.now(), self.steps_back);
             if self.model {
                 let modelled = naive.decide(&check, clock.now());
-                assert_eq!(expected, modelled, "core = model, seed {seed}, step {step}, at {now}: {check:?}");
+                assert_eq!(
+                    expected, modelled,
+                    "core = model, seed {seed}, step {step}, at {now}: {check:?}"
+                );
             }
             for (name, store) in self.stores {
                 let decided = store.decide(&check).await;
-                let decided =
-                    decided.unwrap_or_else(|error| panic!("{name}, seed {seed}, step {step}: {error}: {check:?}"));
-                assert_eq!(decided, expected, "{name}, seed {seed}, step {step}, at {now}: {check:?}");
+                let decided = decided.unwrap_or_else(|error| {
+                    panic!("{name}, seed {seed}, step {step}: {error}: {check:?}")
+                });
+                assert_eq!(
+                    decided, expected,
+                    "{name}, seed {seed}, step {step}, at {now}: {check:?}"
+                );
             }
             if matches!(op, Op::Book { .. }) {
                 booked = expected.at().after_micros(expected.binding().reset_after_us);
@@ -317,9 +373,15 @@ async fn checks_that_no_store_can_decide_are_refused_by_name() {
     let uneven = Check::of(Op::Take).charge("a", [&limit], 1).charge("b", [&limit], 2);
     for (check, expected) in [
         (Check::new(), "invalid check: no charges: expected at least one key with a limit"),
-        (Check::new().charge(&long, [&limit], 1), "invalid check: a key of 1025 bytes: expected at most 1024"),
+        (
+            Check::new().charge(&long, [&limit], 1),
+            "invalid check: a key of 1025 bytes: expected at most 1024",
+        ),
         (too_many, "invalid check: 65 charges: expected at most 64"),
-        (uneven, "invalid check: take asks for 1 of one limit and 2 of another: expected the same cost everywhere"),
+        (
+            uneven,
+            "invalid check: take asks for 1 of one limit and 2 of another: expected the same cost everywhere",
+        ),
     ] {
         let error: StoreError = Store::decide(&memory, &check).await.unwrap_err();
         assert_eq!(error.to_string(), expected);
@@ -330,7 +392,8 @@ async fn checks_that_no_store_can_decide_are_refused_by_name() {
 #[test]
 fn equal_pairs_of_one_check_are_summed() {
     let limit: Limit = "10/s".parse().unwrap();
-    let check = Check::new().charge("k", [&limit], 3).charge("other", [&limit], 1).charge("k", [&limit], 4);
+    let check =
+        Check::new().charge("k", [&limit], 3).charge("other", [&limit], 1).charge("k", [&limit], 4);
     let costs: Vec<u64> = check.charges().iter().map(|charge| charge.cost).collect();
     assert_eq!(costs, [7, 1]);
 }

@@ -1,5 +1,6 @@
-//! Every operation of a limiter, dropped after every number of polls it can have had: what it takes is taken once or not at all, what it may have taken and
-//! nobody can know of is given back, and nobody is kept waiting.
+//! Every operation of a limiter, dropped after every number of polls it can have had: what it takes
+//! is taken once or not at all, what it may have taken and nobody can know of is given back, and
+//! nobody is kept waiting.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -23,7 +24,8 @@ pub(crate) async fn poll_at_most<F: Future>(future: F, mut polls: usize) -> Opti
 
 type Operation = for<'a> fn(&'a Limiter, &'a str) -> Pin<Box<dyn Future<Output = ()> + 'a>>;
 
-/// An operation, what is used of a hundred units before it, and what may be afterwards: if it was not done, and if it was.
+/// An operation, what is used of a hundred units before it, and what may be afterwards: if it was
+/// not done, and if it was.
 struct Row {
     name: &'static str,
     limit: &'static str,
@@ -203,9 +205,13 @@ pub(crate) async fn every_operation(make: impl Fn(Limits) -> Limiter) {
             for _ in 0..1000 {
                 let left = limiter.peek(&key).await.unwrap().remaining();
                 used = Some(100 - left);
-                let fine =
-                    if done { used == Some(row.used[1]) } else { used.is_some_and(|used| row.used.contains(&used)) };
-                // A reservation that was made and not settled stays: nobody was there any more who could.
+                let fine = if done {
+                    used == Some(row.used[1])
+                } else {
+                    used.is_some_and(|used| row.used.contains(&used))
+                };
+                // A reservation that was made and not settled stays: nobody was there any more who
+                // could.
                 let kept = !done && row.name.starts_with("reserve and") && used == Some(9);
                 if fine || kept {
                     used = None;
@@ -213,10 +219,18 @@ pub(crate) async fn every_operation(make: impl Fn(Limits) -> Limiter) {
                 }
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            assert_eq!(used, None, "{} dropped after {polls} polls, done {done}: units used", row.name);
+            assert_eq!(
+                used, None,
+                "{} dropped after {polls} polls, done {done}: units used",
+                row.name
+            );
             // Nobody stands in anybody's way.
             if row.limit != LEASES {
-                assert!(limiter.acquire(&key, WAIT).await.is_ok(), "{} dropped after {polls} polls", row.name);
+                assert!(
+                    limiter.acquire(&key, WAIT).await.is_ok(),
+                    "{} dropped after {polls} polls",
+                    row.name
+                );
             }
             if done {
                 break;

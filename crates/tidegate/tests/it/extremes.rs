@@ -1,6 +1,9 @@
-//! The largest and the strangest numbers that can be written down: nothing panics, and the memory store agrees with the core.
+//! The largest and the strangest numbers that can be written down: nothing panics, and the memory
+//! store agrees with the core.
 
-use tidegate::{Check, Id, Limit, ManualClock, Memory, Op, Period, Scope, Subject, Timestamp, headers};
+use tidegate::{
+    Check, Id, Limit, ManualClock, Memory, Op, Period, Scope, Subject, Timestamp, headers,
+};
 
 use crate::conformance::{Plain, Random, StepsBack};
 
@@ -87,7 +90,8 @@ fn nothing_panics_and_all_agree() {
                 _ => clock.now().as_micros(),
             };
             latest = latest.max(Timestamp::from_micros(at).as_micros());
-            // A store may forget what is idle, so time that goes back is not for this test; now and then all begins anew.
+            // A store may forget what is idle, so time that goes back is not for this test; now and
+            // then all begins anew.
             clock.set(Timestamp::from_micros(latest));
             let op = match random.below(12) {
                 0..4 => Op::Check,
@@ -102,7 +106,8 @@ fn nothing_panics_and_all_agree() {
             };
             let mut check = Check::of(op);
             let cost = number(&mut random);
-            let chosen: Vec<Limit> = (0..1 + random.below(2)).map(|_| *random.pick(&limits)).collect();
+            let chosen: Vec<Limit> =
+                (0..1 + random.below(2)).map(|_| *random.pick(&limits)).collect();
             let key = random.pick(&["a", "b"]);
             check = if random.below(2) == 0 {
                 let scope = Scope::Rule("r".into());
@@ -120,7 +125,8 @@ fn nothing_panics_and_all_agree() {
             let expected = plain.decide(&check, clock.now(), StepsBack::Never);
             let decided = memory.decide(&check).unwrap();
             assert_eq!(decided, expected, "seed {seed}, step {step}, at {latest}: {check:?}");
-            let named: Vec<(&str, &Limit)> = check.charges().iter().map(|charge| ("n", &charge.limit)).collect();
+            let named: Vec<(&str, &Limit)> =
+                check.charges().iter().map(|charge| ("n", &charge.limit)).collect();
             assert!(!headers::of(&decided, &named, headers::Families::ALL).is_empty());
             // The fast path.
             let quick = random.pick(&limits);

@@ -5,18 +5,20 @@ use std::net::IpAddr;
 
 use proptest::prelude::*;
 use tidegate::http::{
-    ClientIp, DotSegments, EscapedSlashes, Found, MAX_PATH_BYTES, PathPolicy, TrustedProxies, group, normal_host,
-    normal_path,
+    ClientIp, DotSegments, EscapedSlashes, Found, MAX_PATH_BYTES, PathPolicy, TrustedProxies,
+    group, normal_host, normal_path,
 };
 
 /// The rows of a table, each with its number and both sides of the arrow.
 fn rows(table: &str) -> impl Iterator<Item = (usize, &str, &str)> {
-    table.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#')).map(
-        |(index, line)| {
+    table
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'))
+        .map(|(index, line)| {
             let (left, right) = line.rsplit_once("->").unwrap_or((line, ""));
             (index + 1, left, right.trim())
-        },
-    )
+        })
 }
 
 /// Writes out `{TEXT}*N`, `{TEXT}+N` and `{tab}`.
@@ -24,7 +26,8 @@ fn written_out(text: &str) -> String {
     let text = text.replace("{tab}", "\t");
     let Some((before, rest)) = text.split_once('{') else { return text };
     let (piece, rest) = rest.split_once('}').unwrap();
-    let (between, rest) = if let Some(rest) = rest.strip_prefix('*') { (", ", rest) } else { ("", &rest[1..]) };
+    let (between, rest) =
+        if let Some(rest) = rest.strip_prefix('*') { (", ", rest) } else { ("", &rest[1..]) };
     let end = rest.find(|char: char| !char.is_ascii_digit()).unwrap_or(rest.len());
     let times: usize = rest[..end].parse().unwrap();
     format!("{before}{}{}", vec![piece; times].join(between), &rest[end..])
@@ -61,16 +64,22 @@ fn clients_are_found_as_the_table_says() {
         let lines: Vec<(String, String)> = parts
             .map(|line| {
                 let line = line.strip_prefix(' ').unwrap_or(line);
-                let named = ["X-Forwarded-For: ", "Forwarded: ", "X-Real-IP: "]
-                    .iter()
-                    .find_map(|name| Some((name.trim_end_matches(": ").to_lowercase(), line.strip_prefix(name)?)));
+                let named =
+                    ["X-Forwarded-For: ", "Forwarded: ", "X-Real-IP: "].iter().find_map(|name| {
+                        Some((name.trim_end_matches(": ").to_lowercase(), line.strip_prefix(name)?))
+                    });
                 let (name, value) = named.unwrap_or((believed.clone(), line));
                 (name, written_out(value.trim_end_matches(' ')))
             })
             .collect();
-        let own = lines.iter().filter(|(name, _)| *name == believed).map(|(_, value)| value.as_bytes());
+        let own =
+            lines.iter().filter(|(name, _)| *name == believed).map(|(_, value)| value.as_bytes());
         let client = clients.find(peer, own.collect::<Vec<_>>());
-        assert_eq!(format!("{} {}", client.ip(), word(client.found())), right, "line {number}: {left}");
+        assert_eq!(
+            format!("{} {}", client.ip(), word(client.found())),
+            right,
+            "line {number}: {left}"
+        );
         #[cfg(feature = "http")]
         {
             let mut headers = http::HeaderMap::new();
@@ -89,7 +98,9 @@ fn clients_are_found_as_the_table_says() {
 #[test]
 fn a_hop_is_read_up_to_1024_bytes() {
     let clients = ClientIp::behind("10.0.0.0/8".parse().unwrap());
-    for (bytes, expected) in [(1_024, ("192.0.2.7", Found::Hop)), (1_025, ("10.0.0.1", Found::Unreadable))] {
+    for (bytes, expected) in
+        [(1_024, ("192.0.2.7", Found::Hop)), (1_025, ("10.0.0.1", Found::Unreadable))]
+    {
         let line = format!("203.0.113.9,{:>bytes$}", "192.0.2.7");
         let client = clients.find("10.0.0.1".parse().unwrap(), [line.as_bytes()]);
         assert_eq!((&*client.ip().to_string(), client.found()), expected, "{bytes} bytes");
@@ -112,7 +123,11 @@ fn paths_have_one_spelling() {
         let path = left.strip_suffix(' ').unwrap().replace("<empty>", "");
         let normal = normal_path(&path).unwrap();
         assert_eq!(normal, right, "line {number}: {left}");
-        assert_eq!(normal_path(&normal).unwrap(), right, "line {number}: the normal form of a normal form is itself");
+        assert_eq!(
+            normal_path(&normal).unwrap(),
+            right,
+            "line {number}: the normal form of a normal form is itself"
+        );
         vectors += 1;
     }
     assert!(vectors >= 80, "{vectors} vectors");
@@ -130,7 +145,8 @@ fn a_path_that_is_normal_is_not_copied() {
         let normal = normal_path(path).unwrap();
         assert!(matches!(normal, Cow::Borrowed(_)), "{path}: {normal}");
     }
-    let policy = PathPolicy { escaped_slashes: EscapedSlashes::Decode, dot_segments: DotSegments::Resolve };
+    let policy =
+        PathPolicy { escaped_slashes: EscapedSlashes::Decode, dot_segments: DotSegments::Resolve };
     for target in ["/v1/search", "/v1/search?q=%2f", "/v1/%73earch", "/a//b?c", "*"] {
         let read = policy.read(target).unwrap();
         assert!(matches!(read.sent, Cow::Borrowed(_)), "{target}: goes on as it came");
@@ -153,11 +169,21 @@ fn settings_that_cannot_be_name_the_value() {
     let clients = || ClientIp::of_peer();
     assert!(clients().header("x forwarded").unwrap_err().to_string().contains("\"x forwarded\""));
     assert!(clients().header("").is_err());
-    assert!(clients().header(&"x".repeat(256)).is_ok() && clients().header(&"x".repeat(257)).is_err());
-    assert_eq!(clients().ipv6_prefix(31).unwrap_err().to_string(), "an IPv6 prefix of 31 bits: expected 32 to 128");
+    assert!(
+        clients().header(&"x".repeat(256)).is_ok() && clients().header(&"x".repeat(257)).is_err()
+    );
+    assert_eq!(
+        clients().ipv6_prefix(31).unwrap_err().to_string(),
+        "an IPv6 prefix of 31 bits: expected 32 to 128"
+    );
     assert!(clients().ipv6_prefix(129).is_err());
     assert_eq!(
-        clients().ipv6_prefix(56).unwrap().find("2001:db8::1".parse().unwrap(), []).group().to_string(),
+        clients()
+            .ipv6_prefix(56)
+            .unwrap()
+            .find("2001:db8::1".parse().unwrap(), [])
+            .group()
+            .to_string(),
         "2001:db8::/56"
     );
 }
@@ -166,17 +192,24 @@ fn settings_that_cannot_be_name_the_value() {
 fn settings_can_be_read_back() {
     let trusted: TrustedProxies = "10.0.0.0/8, 2001:db8::1".parse().unwrap();
     let clients = ClientIp::behind(trusted.clone());
-    assert_eq!((clients.header_name(), clients.prefix(), clients.trusted()), ("x-forwarded-for", 64, &trusted));
+    assert_eq!(
+        (clients.header_name(), clients.prefix(), clients.trusted()),
+        ("x-forwarded-for", 64, &trusted)
+    );
     let clients = clients.header("CF-Connecting-IP").unwrap().ipv6_prefix(56).unwrap();
     assert_eq!((clients.header_name(), clients.prefix()), ("cf-connecting-ip", 56));
     assert!(!trusted.is_empty() && TrustedProxies::none().is_empty());
-    let networks: Vec<_> = trusted.networks().iter().map(|one| (one.address().to_string(), one.prefix())).collect();
+    let networks: Vec<_> =
+        trusted.networks().iter().map(|one| (one.address().to_string(), one.prefix())).collect();
     assert_eq!(networks, [("10.0.0.0".to_string(), 8), ("2001:db8::1".to_string(), 128)]);
 }
 
 /// One of the ways in which a character can be written that all mean the same.
 fn spelling() -> impl Strategy<Value = (char, u8)> {
-    (prop::sample::select(('a'..='z').chain("AZ09-._~:@!$&'()*+,=".chars()).collect::<Vec<_>>()), 0..4u8)
+    (
+        prop::sample::select(('a'..='z').chain("AZ09-._~:@!$&'()*+,=".chars()).collect::<Vec<_>>()),
+        0..4u8,
+    )
 }
 
 proptest! {
@@ -216,8 +249,8 @@ proptest! {
         prop_assert!(normal.len() <= 3 * path.len() + 1);
     }
 
-    /// Whatever stands in the header, the client is the peer, a trusted hop or the right-most other one; and nothing that is put before it
-    /// changes that.
+    /// Whatever stands in the header, the client is the peer, a trusted hop or the right-most other
+    /// one; and nothing that is put before it changes that.
     #[test]
     fn what_a_client_writes_does_not_move_it(
         lie in "[0-9a-f.:,;=\"\\\\ \\[\\]for_unkw]{0,60}",

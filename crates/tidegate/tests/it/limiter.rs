@@ -4,7 +4,9 @@ use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate::{Check, Deciding, Id, Limiter, Limits, ManualClock, Memory, Op, Retry, Store, StoreError};
+use tidegate::{
+    Check, Deciding, Id, Limiter, Limits, ManualClock, Memory, Op, Retry, Store, StoreError,
+};
 
 pub(crate) fn limiter(limits: &str) -> (Limiter, ManualClock) {
     let clock = ManualClock::new();
@@ -61,8 +63,9 @@ async fn tiers_share_what_was_used() {
 async fn named_limits_keep_their_usage_through_any_change_and_to_themselves() {
     let clock = ManualClock::new();
     let memory = Memory::builder().clock(clock.clone()).build();
-    let named =
-        |name: &str, limits: &str| Limiter::builder(limits.parse().unwrap()).memory(memory.clone()).name(name).build();
+    let named = |name: &str, limits: &str| {
+        Limiter::builder(limits.parse().unwrap()).memory(memory.clone()).name(name).build()
+    };
     assert!(named("search", "10/min").check("k").cost(10).await.unwrap().allowed());
     assert!(!named("search", "10/min window").check("k").await.unwrap().allowed());
     assert!(!named("search", "10/min log").check("k").await.unwrap().allowed());
@@ -81,7 +84,11 @@ async fn a_reservation_is_settled_once_at_what_it_came_to() {
     assert_eq!((settled.granted(), settled.remaining()), (55, 0));
     let denied = limiter.reserve("k", 1).await.unwrap();
     assert!(!denied.allowed());
-    assert_eq!(denied.settle(50).await.unwrap().remaining(), 0, "nothing was reserved, nothing is settled");
+    assert_eq!(
+        denied.settle(50).await.unwrap().remaining(),
+        0,
+        "nothing was reserved, nothing is settled"
+    );
 }
 
 #[tokio::test]
@@ -102,7 +109,11 @@ async fn leases_end_when_released_dropped_or_over() {
     let third = limiter.lease("k").await.unwrap();
     assert_eq!(third.decision().retry(), Retry::After(30_000_000));
     drop(third);
-    assert_eq!(limiter.peek("k").await.unwrap().remaining(), 0, "what was not granted is not released");
+    assert_eq!(
+        limiter.peek("k").await.unwrap().remaining(),
+        0,
+        "what was not granted is not released"
+    );
     assert_eq!(first.release().await.unwrap().remaining(), 1);
     drop(second);
     assert_eq!(limiter.peek("k").await.unwrap().remaining(), 2);
@@ -139,7 +150,9 @@ async fn a_check_repeated_under_its_id_is_taken_once() {
 async fn one_check_over_several_keys_is_all_or_nothing() {
     let (limiter, _) = limiter("1/s");
     let (user, global): (Limits, Limits) = ("5/min".parse().unwrap(), "7/min".parse().unwrap());
-    let both = |user_key: &'static str| Check::new().charge(user_key, &user, 3).charge("everyone", &global, 3);
+    let both = |user_key: &'static str| {
+        Check::new().charge(user_key, &user, 3).charge("everyone", &global, 3)
+    };
     assert!(limiter.decide(both("a")).await.unwrap().allowed());
     assert!(limiter.decide(both("b")).await.unwrap().allowed());
     let denied = limiter.decide(both("c")).await.unwrap();
@@ -154,7 +167,11 @@ async fn a_take_under_a_concurrent_limit_is_a_lease_too() {
     let taken = limiter.take_up_to("k", 3).await.unwrap();
     let id = taken.id().expect("by which it can be released");
     let again = limiter.take_up_to("k", 3).id(id).await.unwrap();
-    assert_eq!((again.allowed(), again.granted(), again.remaining()), (true, 3, 2), "the answer is what it got");
+    assert_eq!(
+        (again.allowed(), again.granted(), again.remaining()),
+        (true, 3, 2),
+        "the answer is what it got"
+    );
     assert!(limiter.refund("k", 3).id(id).await.unwrap().allowed());
     assert_eq!(limiter.peek("k").await.unwrap().remaining(), 5);
 }
@@ -162,9 +179,12 @@ async fn a_take_under_a_concurrent_limit_is_a_lease_too() {
 #[tokio::test]
 async fn requests_and_tokens_are_reserved_together_and_settled_each_by_itself() {
     let (limiter, _) = limiter("1/s");
-    let (requests, tokens): (Limits, Limits) = ("2/min".parse().unwrap(), "1000/min".parse().unwrap());
+    let (requests, tokens): (Limits, Limits) =
+        ("2/min".parse().unwrap(), "1000/min".parse().unwrap());
     let call = |estimate| {
-        Check::new().charge_named("requests", "k", &requests, 1).charge_named("tokens", "k", &tokens, estimate)
+        Check::new()
+            .charge_named("requests", "k", &requests, 1)
+            .charge_named("tokens", "k", &tokens, estimate)
     };
     let left = |name: &'static str, limits: &'static str| {
         let limiter = Limiter::clone(&limiter);
@@ -225,7 +245,8 @@ impl Store for Silent {
     }
 }
 
-/// What may have been taken under an id that nobody learned is given back, whether the caller went away or the store did.
+/// What may have been taken under an id that nobody learned is given back, whether the caller went
+/// away or the store did.
 #[tokio::test]
 async fn what_nobody_learned_of_is_given_back() {
     for hangs in [true, false] {

@@ -1,8 +1,11 @@
-//! The memory store's own promises: the fast paths say the same as the general one, and what is idle is forgotten.
+//! The memory store's own promises: the fast paths say the same as the general one, and what is
+//! idle is forgotten.
 
 use std::time::Duration;
 
-use tidegate::{Check, Id, Limit, ManualClock, Memory, Op, Overflow, Period, Scope, Subject, Timestamp, Verdict};
+use tidegate::{
+    Check, Id, Limit, ManualClock, Memory, Op, Overflow, Period, Scope, Subject, Timestamp, Verdict,
+};
 
 use crate::conformance::Random;
 
@@ -29,22 +32,27 @@ fn check_allows_and_check_many_say_the_same_as_decide() {
     let mut random = Random(7);
     let (clock_a, clock_b, clock_c, clock_d) =
         (ManualClock::new(), ManualClock::new(), ManualClock::new(), ManualClock::new());
-    let [a, b, c, d] =
-        [&clock_a, &clock_b, &clock_c, &clock_d].map(|clock| Memory::builder().clock(clock.clone()).build());
+    let [a, b, c, d] = [&clock_a, &clock_b, &clock_c, &clock_d]
+        .map(|clock| Memory::builder().clock(clock.clone()).build());
     for _ in 0..30_000 {
         let step = Duration::from_micros(random.below(3) * random.below(400_000));
         for clock in [&clock_a, &clock_b, &clock_c, &clock_d] {
             clock.advance(step);
         }
         let limit = random.pick(&limits);
-        let asks: Vec<(String, u64)> =
-            (0..random.below(40)).map(|_| (format!("k{}", random.below(30)), random.below(4))).collect();
+        let asks: Vec<(String, u64)> = (0..random.below(40))
+            .map(|_| (format!("k{}", random.below(30)), random.below(4)))
+            .collect();
         let general: Vec<Verdict> = asks
             .iter()
-            .map(|(key, cost)| *a.decide(&Check::of(Op::Check).charge(key, [limit], *cost)).unwrap().binding())
+            .map(|(key, cost)| {
+                *a.decide(&Check::of(Op::Check).charge(key, [limit], *cost)).unwrap().binding()
+            })
             .collect();
-        let one_by_one: Vec<Verdict> = asks.iter().map(|(key, cost)| b.check(key, limit, *cost)).collect();
-        let allowed: Vec<bool> = asks.iter().map(|(key, cost)| d.allows(key, limit, *cost)).collect();
+        let one_by_one: Vec<Verdict> =
+            asks.iter().map(|(key, cost)| b.check(key, limit, *cost)).collect();
+        let allowed: Vec<bool> =
+            asks.iter().map(|(key, cost)| d.allows(key, limit, *cost)).collect();
         assert_eq!(one_by_one, general);
         assert_eq!(c.check_many(&asks, limit), general);
         assert_eq!(allowed, general.iter().map(|verdict| verdict.allowed).collect::<Vec<_>>());
@@ -67,11 +75,15 @@ fn a_series_says_the_same_as_each_by_itself() {
             clock.advance(step);
         }
         let (limit, scope, cost) = (random.pick(&limits), random.pick(&scopes), random.below(4));
-        let keys: Vec<String> =
-            (0..random.below(40)).map(|_| "k".repeat(1 + 3 * usize::try_from(random.below(12)).unwrap())).collect();
-        let each = keys.iter().map(|key| Subject { scope: scope.clone(), key: key.as_bytes().into() });
+        let keys: Vec<String> = (0..random.below(40))
+            .map(|_| "k".repeat(1 + 3 * usize::try_from(random.below(12)).unwrap()))
+            .collect();
+        let each =
+            keys.iter().map(|key| Subject { scope: scope.clone(), key: key.as_bytes().into() });
         let general: Vec<Verdict> = each
-            .map(|subject| *one.decide(&Check::new().charge_subject(subject, [limit], cost)).unwrap().binding())
+            .map(|subject| {
+                *one.decide(&Check::new().charge_subject(subject, [limit], cost)).unwrap().binding()
+            })
             .collect();
         let (mut told, mut told_of) = (Vec::new(), Vec::new());
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
@@ -98,7 +110,9 @@ fn looking_and_being_denied_for_ever_create_no_key() {
 #[test]
 fn a_key_is_forgotten_as_soon_as_it_is_found_idle() {
     let (memory, clock) = memory();
-    for text in ["10/s", "10/s window", "10/s log", "10/s sliding", "10/s estimate", "5 concurrent ttl 1s"] {
+    for text in
+        ["10/s", "10/s window", "10/s log", "10/s sliding", "10/s estimate", "5 concurrent ttl 1s"]
+    {
         let limit: Limit = text.parse().unwrap();
         let _ = memory.decide(&Check::new().charge("k", [&limit], 1));
         assert_eq!(memory.len(), 1, "{text}");
@@ -169,20 +183,28 @@ fn bytes_are_bounded_whatever_is_asked() {
         "10/h",
         "9/m window",
     ];
-    let limits: Vec<Limit> = limits.map(|text| text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))).into();
+    let limits: Vec<Limit> =
+        limits.map(|text| text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))).into();
     for overflow in [Overflow::SharedBucket, Overflow::DenyNew, Overflow::AllowNew] {
         let clock = ManualClock::new();
-        let memory = Memory::builder().clock(clock.clone()).max_bytes(BUDGET).overflow(overflow).build();
+        let memory =
+            Memory::builder().clock(clock.clone()).max_bytes(BUDGET).overflow(overflow).build();
         let mut random = 7_u64;
         let mut next = |below: u64| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (random >> 33) % below
         };
         let mut most = 0;
         for step in 0..300_000_u64 {
             clock.advance(Duration::from_micros(next(3) * 500));
             // Few keys get long lists, many get short ones.
-            let key = if next(2) == 0 { format!("few:{}", next(10)) } else { format!("many:{}", next(1_000_000)) };
+            let key = if next(2) == 0 {
+                format!("few:{}", next(10))
+            } else {
+                format!("many:{}", next(1_000_000))
+            };
             let limit = &limits[usize::try_from(next(limits.len() as u64)).unwrap()];
             let check = Check::new().charge(&key, [limit], 1);
             let check = if next(3) == 0 { check.with_id(Id(step + 1)) } else { check };
@@ -190,22 +212,33 @@ fn bytes_are_bounded_whatever_is_asked() {
             most = most.max(memory.allocated_bytes());
         }
         assert!(most <= BUDGET + BUDGET / 4, "{overflow:?}: {most} bytes, of {BUDGET}");
-        assert!(most >= BUDGET * 3 / 4, "{overflow:?}: {most} bytes only, of {BUDGET}: that was no test");
+        assert!(
+            most >= BUDGET * 3 / 4,
+            "{overflow:?}: {most} bytes only, of {BUDGET}: that was no test"
+        );
         clock.advance(Duration::from_secs(3 * 24 * 60 * 60));
         memory.reclaim();
         assert_eq!(memory.len(), 0);
-        assert!(memory.allocated_bytes() < BUDGET / 4, "{overflow:?}: {} bytes at the end", memory.allocated_bytes());
+        assert!(
+            memory.allocated_bytes() < BUDGET / 4,
+            "{overflow:?}: {} bytes at the end",
+            memory.allocated_bytes()
+        );
     }
 }
 
-/// Who was there before everything was used up is judged as ever, if nothing of it grows; and what grows is denied, and not forgotten.
+/// Who was there before everything was used up is judged as ever, if nothing of it grows; and what
+/// grows is denied, and not forgotten.
 #[test]
 fn when_bytes_are_used_up_keys_that_are_there_stay_exact() {
     let clock = ManualClock::new();
     let memory = Memory::builder().clock(clock.clone()).max_bytes(1 << 20).build();
-    let (bucket, estimate): (Limit, Limit) = ("100/h".parse().unwrap(), "100/h estimate".parse().unwrap());
+    let (bucket, estimate): (Limit, Limit) =
+        ("100/h".parse().unwrap(), "100/h estimate".parse().unwrap());
     let log: Limit = "3/h log".parse().unwrap();
-    let allowed = |key: &str, limit: &Limit| memory.decide(&Check::new().charge(key, [limit], 1)).unwrap().allowed();
+    let allowed = |key: &str, limit: &Limit| {
+        memory.decide(&Check::new().charge(key, [limit], 1)).unwrap().allowed()
+    };
     for limit in [&bucket, &estimate, &log] {
         assert!(allowed("victim", limit));
     }
@@ -223,7 +256,14 @@ fn when_bytes_are_used_up_keys_that_are_there_stay_exact() {
         assert!(!allowed("victim", limit), "{limit}");
     }
     assert!(!allowed("victim", &log), "there is no room for another hit");
-    assert_eq!(memory.decide(&Check::of(Op::Peek).charge("victim", [&log], 1)).unwrap().binding().remaining, 2);
+    assert_eq!(
+        memory
+            .decide(&Check::of(Op::Peek).charge("victim", [&log], 1))
+            .unwrap()
+            .binding()
+            .remaining,
+        2
+    );
     clock.advance(Duration::from_secs(60));
     // Whoever flooded is idle now, and makes room.
     for _ in 1..3 {
@@ -232,7 +272,8 @@ fn when_bytes_are_used_up_keys_that_are_there_stay_exact() {
     assert!(!allowed("victim", &log), "three an hour, and the first is not forgotten");
 }
 
-/// Whether new keys under a limit are kept in a slot each, by number of the limit. A key takes 40 bytes of a snapshot then, and 80 otherwise.
+/// Whether new keys under a limit are kept in a slot each, by number of the limit. A key takes 40
+/// bytes of a snapshot then, and 80 otherwise.
 fn has_number(memory: &Memory, limit: &Limit, prefix: &str) -> bool {
     const KEYS: u64 = 1_000;
     let saved = || memory.save(&mut std::io::sink()).unwrap().bytes;
@@ -248,7 +289,8 @@ fn limits_that_callers_bring_do_not_take_the_room_of_others() {
     let clock = ManualClock::new();
     clock.set(Timestamp::from_secs(1_700_000_000));
     let memory = Memory::builder().clock(clock.clone()).max_keys(1 << 20).build();
-    let [configured, early, late]: [Limit; 3] = ["9/h", "8/h window", "7/h"].map(|text| text.parse().unwrap());
+    let [configured, early, late]: [Limit; 3] =
+        ["9/h", "8/h window", "7/h"].map(|text| text.parse().unwrap());
     let reserved = memory.reserve_limits([&configured]);
     assert!(has_number(&memory, &early, "early"));
     let before = memory.allocated_bytes();
@@ -260,8 +302,12 @@ fn limits_that_callers_bring_do_not_take_the_room_of_others() {
         }
     };
     bring(10_000..50_000);
-    assert!(memory.allocated_bytes() - before < 40_000 * 400, "their table is counted, and bounded");
-    // Those have used up what there is for callers, but not for who reserved, and who was there before has a number still.
+    assert!(
+        memory.allocated_bytes() - before < 40_000 * 400,
+        "their table is counted, and bounded"
+    );
+    // Those have used up what there is for callers, but not for who reserved, and who was there
+    // before has a number still.
     assert!(!has_number(&memory, &late, "late"));
     assert!(has_number(&memory, &configured, "configured"));
     assert!(has_number(&memory, &early, "earlier"));
@@ -284,20 +330,32 @@ fn a_number_that_is_given_again_does_not_confuse_states_saved_or_held() {
     assert_eq!(memory.check("lasting", &lasting, 2).remaining, 3);
     assert_eq!(gate.check("held", 2).remaining, 4);
     let limit = |amount: u64| Limit::window(amount, Period::SECOND).build().unwrap();
-    // Each second as many limits as have numbers, and some more; those of the second before are idle then.
+    // Each second as many limits as have numbers, and some more; those of the second before are
+    // idle then.
     for second in 0..5_u64 {
         for number in 0..8_000 {
             let amount = 100 + second * 8_000 + number;
             let key = format!("{number}");
-            assert_eq!(memory.check(&key, &limit(amount), 1).remaining, amount - 1, "{second} {number}");
-            assert_eq!(memory.check(&key, &limit(amount), 1).remaining, amount - 2, "{second} {number}");
+            assert_eq!(
+                memory.check(&key, &limit(amount), 1).remaining,
+                amount - 1,
+                "{second} {number}"
+            );
+            assert_eq!(
+                memory.check(&key, &limit(amount), 1).remaining,
+                amount - 2,
+                "{second} {number}"
+            );
         }
         assert_eq!(memory.check("lasting", &lasting, 0).remaining, 3);
         assert_eq!(gate.check("held", 0).remaining, 4);
         let mut file = Vec::new();
         let saved = memory.save(&mut file).unwrap();
         let (again, loaded) = builder.clone().load(&mut &file[..]).unwrap();
-        assert!(loaded.is_whole() && loaded.keys + loaded.idle == saved.keys, "{saved:?}, {loaded:?}");
+        assert!(
+            loaded.is_whole() && loaded.keys + loaded.idle == saved.keys,
+            "{saved:?}, {loaded:?}"
+        );
         assert_eq!(again.check("lasting", &lasting, 0).remaining, 3);
         for number in (0..8_000).step_by(97) {
             let amount = 100 + second * 8_000 + number;

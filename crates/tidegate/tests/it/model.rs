@@ -1,4 +1,5 @@
-//! The naive model of the core's own tests as a store: keys that keep their whole history, and the definitions over it.
+//! The naive model of the core's own tests as a store: keys that keep their whole history, and the
+//! definitions over it.
 
 use std::collections::HashMap;
 
@@ -22,8 +23,8 @@ pub(crate) fn any_limits(random: &mut Random) -> Limits {
     Limits::new((0..count).map(|_| draw::limit(source))).unwrap()
 }
 
-/// One history per state. It knows everything but what becomes of a state whose limit has changed: ask it only about
-/// keys that keep their limits.
+/// One history per state. It knows everything but what becomes of a state whose limit has changed:
+/// ask it only about keys that keep their limits.
 #[derive(Default)]
 pub(crate) struct Model {
     keys: HashMap<Identity, Naive>,
@@ -40,8 +41,13 @@ impl Model {
             })
             .collect();
         let asked = keys.iter_mut().zip(check.charges());
-        let asked = asked.map(|((_, key), charge)| Asked { key, cost: charge.cost, reserved: charge.reserved });
-        let (mut verdicts, allowed) = naive::decide(check.op(), check.id(), now.as_micros(), asked.collect());
+        let asked = asked.map(|((_, key), charge)| Asked {
+            key,
+            cost: charge.cost,
+            reserved: charge.reserved,
+        });
+        let (mut verdicts, allowed) =
+            naive::decide(check.op(), check.id(), now.as_micros(), asked.collect());
         self.keys.extend(keys);
         let decision = match verdicts.len() {
             1 => Decision::of_one(verdicts.remove(0), allowed, now),

@@ -1,8 +1,11 @@
-//! When every place is taken: idle keys make room first, keys in use never do, and the policy decides about the rest.
+//! When every place is taken: idle keys make room first, keys in use never do, and the policy
+//! decides about the rest.
 
 use std::time::Duration;
 
-use tidegate::{AcquireError, Check, Limit, Limiter, Limits, ManualClock, Memory, Op, Overflow, Policy};
+use tidegate::{
+    AcquireError, Check, Limit, Limiter, Limits, ManualClock, Memory, Op, Overflow, Policy,
+};
 
 const KEYS: usize = 1_000;
 
@@ -19,7 +22,8 @@ fn full(overflow: Overflow) -> (Memory, ManualClock, Limit) {
 
 fn old_keys_are_exact(memory: &Memory, limit: &Limit) {
     for key in 0..KEYS {
-        let verdict = memory.decide(&Check::of(Op::Peek).charge(&format!("old:{key}"), [limit], 1)).unwrap();
+        let verdict =
+            memory.decide(&Check::of(Op::Peek).charge(&format!("old:{key}"), [limit], 1)).unwrap();
         assert_eq!(verdict.remaining(), 3, "old:{key}");
     }
     assert_eq!(memory.len(), KEYS);
@@ -56,7 +60,8 @@ fn a_charge_may_have_an_overflow_of_its_own() {
         for own in [Overflow::SharedBucket, Overflow::DenyNew, Overflow::AllowNew] {
             let policy = Policy { overflow: Some(own), ..Policy::default() };
             let keys: Vec<String> = (0..100).map(|key| format!("new:{key}")).collect();
-            let checks = keys.iter().map(|key| Check::new().policy(policy).charge(key, [&limit], 1));
+            let checks =
+                keys.iter().map(|key| Check::new().policy(policy).charge(key, [&limit], 1));
             let allowed = checks.filter(|check| memory.decide(check).unwrap().allowed()).count();
             let expected = match own {
                 Overflow::SharedBucket => 5,
@@ -104,7 +109,10 @@ fn keys_of_one_check_that_share_a_budget_pay_each_for_itself() {
     let (memory, _, limit) = full(Overflow::SharedBucket);
     let both = |a: &str, b: &str| {
         let (a, b) = (a.to_owned(), b.to_owned());
-        memory.decide(&Check::new().charge(&a, [&limit], 2).charge(&b, [&limit], 2)).unwrap().allowed()
+        memory
+            .decide(&Check::new().charge(&a, [&limit], 2).charge(&b, [&limit], 2))
+            .unwrap()
+            .allowed()
     };
     assert!(both("x1", "y1"));
     assert!(both("x2", "y2"));
@@ -126,7 +134,10 @@ async fn whoever_waits_without_a_place_is_denied_as_well() {
     let limiter = Limiter::builder(limit.into()).memory(memory).build();
     for key in 0..100 {
         let key = format!("new:{key}");
-        let waiting = tokio::time::timeout(Duration::from_millis(10), limiter.acquire(&key, Duration::from_secs(600)));
+        let waiting = tokio::time::timeout(
+            Duration::from_millis(10),
+            limiter.acquire(&key, Duration::from_secs(600)),
+        );
         let Ok(denied) = waiting.await else { panic!("it waits for a place that nobody keeps") };
         assert!(matches!(denied, Err(AcquireError::TooLong(_))), "{denied:?}");
     }

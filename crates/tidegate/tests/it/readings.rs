@@ -1,13 +1,16 @@
-//! How servers read a path, as small functions: each is held to the real server, and rules to all of them.
+//! How servers read a path, as small functions: each is held to the real server, and rules to all
+//! of them.
 //!
-//! A rule must judge the path that the service sees. So whatever target a [`PathPolicy`] lets pass, every server must read it as a path with the
-//! same normal form as the one that was judged, or not serve it.
+//! A rule must judge the path that the service sees. So whatever target a [`PathPolicy`] lets pass,
+//! every server must read it as a path with the same normal form as the one that was judged, or not
+//! serve it.
 
 use proptest::prelude::*;
 use tidegate::http::{DotSegments, EscapedSlashes, PathPolicy, normal_path};
 use tidegate_testkit::{Backend, BackendKind};
 
-/// A server's reading of a path: the path it serves, spelled as a target; nothing if it refuses the request or answers with a redirect.
+/// A server's reading of a path: the path it serves, spelled as a target; nothing if it refuses the
+/// request or answers with a redirect.
 type Reading = fn(&str) -> Option<String>;
 
 /// The bytes that a path stands for. A `%` that begins nothing is one, unless that is an error.
@@ -15,7 +18,8 @@ fn decoded(path: &str, is_strict: bool) -> Option<Vec<u8>> {
     let (bytes, mut out, mut index) = (path.as_bytes(), Vec::new(), 0);
     while index < bytes.len() {
         let escaped = (bytes[index] == b'%').then(|| path.get(index + 1..index + 3)).flatten();
-        let escaped = escaped.filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        let escaped =
+            escaped.filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
         match escaped {
             Some(digits) => out.push(u8::from_str_radix(digits, 16).unwrap()),
             None if bytes[index] == b'%' && is_strict => return None,
@@ -29,10 +33,17 @@ fn decoded(path: &str, is_strict: bool) -> Option<Vec<u8>> {
 /// A path of these bytes as a target.
 fn spelled(path: &[u8]) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,=:@/;".contains(&byte);
-    path.iter().map(|byte| if plain(*byte) { char::from(*byte).to_string() } else { format!("%{byte:02X}") }).collect()
+    path.iter()
+        .map(
+            |byte| {
+                if plain(*byte) { char::from(*byte).to_string() } else { format!("%{byte:02X}") }
+            },
+        )
+        .collect()
 }
 
-/// Without `.` and `..`, several slashes being one; nothing if `..` leaves the root and that is an error.
+/// Without `.` and `..`, several slashes being one; nothing if `..` leaves the root and that is an
+/// error.
 fn resolved(path: &[u8], leaves: bool) -> Option<Vec<u8>> {
     let (mut kept, mut is_folder): (Vec<&[u8]>, bool) = (Vec::new(), false);
     for segment in path.split(|byte| *byte == b'/') {
@@ -102,18 +113,30 @@ fn php(path: &str) -> Option<String> {
     decoded(path, false).map(|path| spelled(&path))
 }
 
-/// Tomcat and its like: parameters are cut off before anything is decoded; escaped slashes are refused.
+/// Tomcat and its like: parameters are cut off before anything is decoded; escaped slashes are
+/// refused.
 fn tomcat(path: &str) -> Option<String> {
     let lower = path.to_ascii_lowercase();
-    if lower.contains("%2f") || lower.contains("%5c") || path.contains('\\') || lower.contains("%00") {
+    if lower.contains("%2f")
+        || lower.contains("%5c")
+        || path.contains('\\')
+        || lower.contains("%00")
+    {
         return None;
     }
-    let cut: Vec<&str> = path.split('/').map(|segment| segment.split(';').next().unwrap()).collect();
+    let cut: Vec<&str> =
+        path.split('/').map(|segment| segment.split(';').next().unwrap()).collect();
     resolved(&decoded(&cut.join("/"), true)?, false).map(|path| spelled(&path))
 }
 
-const READINGS: [(&str, Reading); 6] =
-    [("nginx", nginx), ("flask", flask), ("go", go), ("node", node), ("php", php), ("tomcat", tomcat)];
+const READINGS: [(&str, Reading); 6] = [
+    ("nginx", nginx),
+    ("flask", flask),
+    ("go", go),
+    ("node", node),
+    ("php", php),
+    ("tomcat", tomcat),
+];
 
 fn reading_of(kind: BackendKind) -> Reading {
     match kind {
@@ -172,9 +195,12 @@ fn each_reading_is_the_one_of_its_server() {
         let (backend, reading) = (Backend::start(kind), reading_of(kind));
         for target in TARGETS {
             let (status, body) = backend.get(target, &[]);
-            let path = body.lines().find_map(|line| line.strip_prefix("path: ")).filter(|_| status == 200);
+            let path =
+                body.lines().find_map(|line| line.strip_prefix("path: ")).filter(|_| status == 200);
             // Node does not decode, and says the path in its escapes.
-            let seen = path.map(|path| if kind == BackendKind::Node { path.into() } else { spelled(path.as_bytes()) });
+            let seen = path.map(|path| {
+                if kind == BackendKind::Node { path.into() } else { spelled(path.as_bytes()) }
+            });
             let expected = reading(target.split('?').next().unwrap());
             assert_eq!(seen, expected, "{kind:?} reads {target}: {status} {body}");
         }
@@ -186,9 +212,9 @@ fn each_reading_is_the_one_of_its_server() {
 /// Pieces that make paths which servers read in different ways.
 fn target() -> impl Strategy<Value = String> {
     let pieces = [
-        "/", "/", "/", "//", "%2f", "%2F", "\\", "%5c", ".", "..", "%2e", "%2E%2e", "..;", ";", "%3b", ";a=1", "login",
-        "v1", "search", "%73", "%", "%zz", "%25", "%252f", "%00", "%20", "%3f", "%23", "+", "a", "\u{e9}", "%c3%a9",
-        "{",
+        "/", "/", "/", "//", "%2f", "%2F", "\\", "%5c", ".", "..", "%2e", "%2E%2e", "..;", ";",
+        "%3b", ";a=1", "login", "v1", "search", "%73", "%", "%zz", "%25", "%252f", "%00", "%20",
+        "%3f", "%23", "+", "a", "\u{e9}", "%c3%a9", "{",
     ];
     prop::collection::vec(prop::sample::select(pieces.to_vec()), 0..10)
         .prop_map(|pieces| format!("/{}", pieces.concat()))
@@ -223,7 +249,8 @@ proptest! {
         }
     }
 
-    /// By default nothing is changed but slashes at the beginning: what cannot be changed on its way, at forward-auth, is judged as safely.
+    /// By default nothing is changed but slashes at the beginning: what cannot be changed on its
+    /// way, at forward-auth, is judged as safely.
     #[test]
     fn without_settings_a_target_goes_on_as_it_came(target in target()) {
         if let Ok(read) = PathPolicy::default().read(&target) {

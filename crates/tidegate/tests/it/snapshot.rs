@@ -62,7 +62,14 @@ fn today() -> ManualClock {
 fn small() -> (ManualClock, Vec<u8>, Vec<(String, Limit, u64)>) {
     let clock = today();
     let memory = Memory::builder().clock(clock.clone()).max_keys(4096).build();
-    let limits = ["100/h", "90/h window", "80/h sliding", "70/h estimate", "60/h log", "50 concurrent ttl 1h"];
+    let limits = [
+        "100/h",
+        "90/h window",
+        "80/h sliding",
+        "70/h estimate",
+        "60/h log",
+        "50 concurrent ttl 1h",
+    ];
     let mut keys = Vec::new();
     for (number, text) in limits.iter().cycle().take(18).enumerate() {
         let (key, limit): (String, Limit) = (format!("key:{number}"), text.parse().unwrap());
@@ -78,7 +85,10 @@ fn small() -> (ManualClock, Vec<u8>, Vec<(String, Limit, u64)>) {
 fn kept(memory: &Memory, keys: &[(String, Limit, u64)]) -> usize {
     let left = |(key, limit, was): &(String, Limit, u64)| {
         let remaining = memory.check(key, limit, 0).remaining;
-        assert!(remaining == *was || remaining == limit.capacity(), "{key}, {limit}: {remaining}, was {was}");
+        assert!(
+            remaining == *was || remaining == limit.capacity(),
+            "{key}, {limit}: {remaining}, was {was}"
+        );
         remaining == *was
     };
     keys.iter().filter(|key| left(key)).count()
@@ -118,7 +128,9 @@ fn what_was_cut_off_is_read_as_far_as_it_goes() {
                 assert!(kept >= last, "{length} bytes: {kept} keys, with less it was {last}");
                 last = kept;
             }
-            Err(LoadError::NotASnapshot | LoadError::Damaged) => assert_eq!(last, 0, "{length} bytes"),
+            Err(LoadError::NotASnapshot | LoadError::Damaged) => {
+                assert_eq!(last, 0, "{length} bytes")
+            }
             Err(error) => panic!("{length} bytes: {error}"),
         }
     }
@@ -169,13 +181,15 @@ fn what_was_saved_in_the_future_counts_from_now_on() {
     assert!(memory.check("k", &limit, 1).allowed);
 }
 
-/// Whatever its headers say: sixteen bytes each that claim to be limits, and have the wrong checksum.
+/// Whatever its headers say: sixteen bytes each that claim to be limits, and have the wrong
+/// checksum.
 #[test]
 fn damaged_limits_take_no_memory() {
     let (clock, file, _) = small();
     let mut damaged = file[..16 + 16 + 24].to_vec();
     for _ in 0..1_000 {
-        let mut header: Vec<u8> = [2_u32, 0, 1].iter().flat_map(|number| number.to_le_bytes()).collect();
+        let mut header: Vec<u8> =
+            [2_u32, 0, 1].iter().flat_map(|number| number.to_le_bytes()).collect();
         header.extend(crc32fast::hash(&header).to_le_bytes());
         damaged.extend(header);
     }
@@ -218,9 +232,11 @@ impl Read for Counting<'_> {
 #[test]
 fn nothing_is_allocated_because_a_header_claims_it() {
     let (clock, file, _) = small();
-    // Magic, version, the first block; then a header of keys that claims 64 MiB and has the right checksum.
+    // Magic, version, the first block; then a header of keys that claims 64 MiB and has the right
+    // checksum.
     let mut claims = file[..16 + 16 + 24].to_vec();
-    let mut header: Vec<u8> = [3_u32, 64 << 20, 0].iter().flat_map(|number| number.to_le_bytes()).collect();
+    let mut header: Vec<u8> =
+        [3_u32, 64 << 20, 0].iter().flat_map(|number| number.to_le_bytes()).collect();
     header.extend(crc32fast::hash(&header).to_le_bytes());
     claims.extend(header);
     let mut reader = Counting(&claims, 0);
@@ -243,11 +259,17 @@ fn keys_that_find_no_room_are_counted_and_idle_ones_are_not_brought_back() {
     clock.advance(std::time::Duration::from_secs(2));
     let (_, loaded) = Memory::builder().clock(clock.clone()).load(&mut &file[..]).unwrap();
     assert_eq!((loaded.keys, loaded.idle, loaded.lost), (1_000, 1_000, 0));
-    let (few, loaded) = Memory::builder().clock(clock.clone()).max_keys(100).load(&mut &file[..]).unwrap();
+    let (few, loaded) =
+        Memory::builder().clock(clock.clone()).max_keys(100).load(&mut &file[..]).unwrap();
     assert_eq!((few.len() as u64, loaded.keys + loaded.lost), (loaded.keys, 1_000));
     assert!(loaded.keys <= 100 && loaded.keys > 80, "{loaded:?}");
-    let (small, loaded) = Memory::builder().clock(clock).max_bytes(16 << 10).load(&mut &file[..]).unwrap();
-    assert!(loaded.lost > 0 && small.allocated_bytes() < 1 << 20, "{loaded:?}, {} bytes", small.allocated_bytes());
+    let (small, loaded) =
+        Memory::builder().clock(clock).max_bytes(16 << 10).load(&mut &file[..]).unwrap();
+    assert!(
+        loaded.lost > 0 && small.allocated_bytes() < 1 << 20,
+        "{loaded:?}, {} bytes",
+        small.allocated_bytes()
+    );
 }
 
 #[test]
@@ -267,7 +289,8 @@ fn many_keys_and_large_ones_come_in_several_blocks() {
 
     let memory = Memory::builder().clock(clock.clone()).build();
     let limit: Limit = "1/d".parse().unwrap();
-    let keys: Vec<(String, u64)> = (0..200_000).map(|number| (format!("user:{number}"), 1)).collect();
+    let keys: Vec<(String, u64)> =
+        (0..200_000).map(|number| (format!("user:{number}"), 1)).collect();
     assert!(memory.gate(&limit).allows_many(&keys).iter().all(|allowed| *allowed));
     let mut file = Vec::new();
     memory.save(&mut file).unwrap();

@@ -51,8 +51,13 @@ fn checks_over_the_same_keys_in_any_order_neither_lock_up_nor_admit_too_much() {
                     if thread % 2 == 1 {
                         order.reverse();
                     }
-                    let check = order.iter().fold(Check::new(), |check, key| check.charge(*key, [limit], 1));
-                    admitted.fetch_add(u64::from(memory.decide(&check).unwrap().allowed()), Ordering::Relaxed);
+                    let check = order
+                        .iter()
+                        .fold(Check::new(), |check, key| check.charge(*key, [limit], 1));
+                    admitted.fetch_add(
+                        u64::from(memory.decide(&check).unwrap().allowed()),
+                        Ordering::Relaxed,
+                    );
                 }
             });
         }
@@ -74,7 +79,11 @@ fn keys_that_are_added_and_forgotten_by_many_threads_stay_exact() {
                 scope.spawn(move || {
                     for key in 0..5_000 {
                         let asks = [(format!("{round}:{key}"), 1), (format!("{round}:{key}"), 1)];
-                        let own = memory.check_many(&asks, limit).iter().filter(|verdict| verdict.allowed).count();
+                        let own = memory
+                            .check_many(&asks, limit)
+                            .iter()
+                            .filter(|verdict| verdict.allowed)
+                            .count();
                         admitted.fetch_add(own as u64, Ordering::Relaxed);
                     }
                 });

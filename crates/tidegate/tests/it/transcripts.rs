@@ -1,4 +1,5 @@
-//! Replays every transcript through the memory store, with a clock that is set to the time of each line.
+//! Replays every transcript through the memory store, with a clock that is set to the time of each
+//! line.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -23,7 +24,8 @@ fn every_transcript_holds() {
     });
 }
 
-/// Replays all transcripts through `decide`, which is told when a new story begins, and must then forget everything before.
+/// Replays all transcripts through `decide`, which is told when a new story begins, and must then
+/// forget everything before.
 pub(crate) fn holds_for(mut decide: impl FnMut(bool, &Check<'_>, tidegate::Timestamp) -> Decision) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/transcripts");
     let mut files = 0;
@@ -42,7 +44,10 @@ pub(crate) fn holds_for(mut decide: impl FnMut(bool, &Check<'_>, tidegate::Times
 }
 
 /// What differs, line by line.
-fn replay(text: &str, decide: &mut impl FnMut(bool, &Check<'_>, tidegate::Timestamp) -> Decision) -> Vec<String> {
+fn replay(
+    text: &str,
+    decide: &mut impl FnMut(bool, &Check<'_>, tidegate::Timestamp) -> Decision,
+) -> Vec<String> {
     let lines: Vec<(u64, Line<'_>)> =
         (1..).zip(text.lines()).map(|(n, text)| (n, Line::parse(text, n).unwrap())).collect();
     let limits = lines.iter().filter_map(|(_, line)| match line {
@@ -52,7 +57,8 @@ fn replay(text: &str, decide: &mut impl FnMut(bool, &Check<'_>, tidegate::Timest
     let (mut wrong, mut compared) = (Vec::new(), 0);
     for limit in limits {
         let limits: Limits = limit.parse().unwrap();
-        let leases = limits.iter().any(|limit| matches!(limit.algorithm(), Algorithm::Concurrent(_)));
+        let leases =
+            limits.iter().any(|limit| matches!(limit.algorithm(), Algorithm::Concurrent(_)));
         let mut begins = true;
         for (number, line) in &lines {
             let Line::Event(event) = line else { continue };
@@ -63,7 +69,12 @@ fn replay(text: &str, decide: &mut impl FnMut(bool, &Check<'_>, tidegate::Timest
             let decision = decide(std::mem::take(&mut begins), &check, event.at);
             if let Some(expect) = &event.expect {
                 compared += 1;
-                wrong.extend(expect.compare(&decision).err().map(|what| format!("line {number}: {limit}: {what}")));
+                wrong.extend(
+                    expect
+                        .compare(&decision)
+                        .err()
+                        .map(|what| format!("line {number}: {limit}: {what}")),
+                );
             }
         }
     }

@@ -16,14 +16,18 @@ use crate::still;
 async fn serve(app: Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
-    tokio::spawn(async move { axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await });
+    tokio::spawn(async move {
+        axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await
+    });
     at
 }
 
 /// Sends a request on a connection of its own and returns everything that comes back.
 async fn ask(at: SocketAddr, line: &str) -> String {
     let mut connection = TcpStream::connect(at).await.unwrap();
-    let request = format!("{line} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
+    let request = format!(
+        "{line} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+    );
     connection.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     connection.read_to_string(&mut answer).await.unwrap();
@@ -33,14 +37,19 @@ async fn ask(at: SocketAddr, line: &str) -> String {
 #[tokio::test]
 async fn connections_share_the_budgets_of_their_peer() {
     let layer = RateLimitLayer::new("3/h".parse().unwrap(), key::peer_ip()).memory(still().1);
-    let app =
-        Router::new().route("/", get(|| async { "hello" })).route("/other", get(|| async { "other" })).layer(layer);
+    let app = Router::new()
+        .route("/", get(|| async { "hello" }))
+        .route("/other", get(|| async { "other" }))
+        .layer(layer);
     let at = serve(app).await;
     for (path, body) in [("/", "hello"), ("/other", "other"), ("/", "hello")] {
         let answer = ask(at, &format!("GET {path}")).await;
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
         assert!(answer.contains("ratelimit-policy: \"default\";q=3;w=3600\r\n"), "{answer}");
-        assert!(answer.contains(&format!("content-length: {}\r\n", body.len())), "the size is still known: {answer}");
+        assert!(
+            answer.contains(&format!("content-length: {}\r\n", body.len())),
+            "the size is still known: {answer}"
+        );
         assert!(answer.ends_with(&format!("\r\n\r\n{body}")), "{answer}");
     }
     let denied = ask(at, "GET /").await;
@@ -66,11 +75,17 @@ async fn it_can_stand_around_a_whole_router() {
     tokio::spawn(async move { axum::serve(listener, app).await });
     for left in [6, 1] {
         let answer = ask(at, "GET /").await;
-        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nhello"), "{answer}");
+        assert!(
+            answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nhello"),
+            "{answer}"
+        );
         assert!(answer.contains("content-length: 5\r\n"), "the size is still known: {answer}");
         assert!(answer.contains(&format!("\"bytes\";r={}", left + 5)), "{answer}");
     }
-    assert!(ask(at, "GET /nowhere").await.starts_with("HTTP/1.1 404"), "without a body it costs nothing");
+    assert!(
+        ask(at, "GET /nowhere").await.starts_with("HTTP/1.1 404"),
+        "without a body it costs nothing"
+    );
     assert!(ask(at, "GET /").await.ends_with("hello"), "for what is left, and a debt");
     let denied = ask(at, "GET /").await;
     assert!(denied.starts_with("HTTP/1.1 429") && denied.ends_with('}'), "{denied}");
@@ -86,17 +101,23 @@ async fn routes_have_budgets_of_their_own() {
         .route_layer(layer);
     let at = serve(app).await;
     assert!(ask(at, "GET /users/1").await.starts_with("HTTP/1.1 200"));
-    assert!(ask(at, "GET /users/2").await.starts_with("HTTP/1.1 429"), "one route, whoever the user");
+    assert!(
+        ask(at, "GET /users/2").await.starts_with("HTTP/1.1 429"),
+        "one route, whoever the user"
+    );
     assert!(ask(at, "GET /teams/1").await.starts_with("HTTP/1.1 200"));
 }
 
 #[tokio::test]
 async fn logins_that_fail_are_counted() {
-    let rule =
-        Rule::new("logins", "2/h".parse().unwrap(), key::peer_ip()).charge_when(|response| response.status == 401);
+    let rule = Rule::new("logins", "2/h".parse().unwrap(), key::peer_ip())
+        .charge_when(|response| response.status == 401);
     let layer = RateLimitLayer::rules([rule]).memory(still().1);
     let app = Router::new()
-        .route("/login", post(|| async { axum::http::StatusCode::UNAUTHORIZED }).layer(layer.clone()))
+        .route(
+            "/login",
+            post(|| async { axum::http::StatusCode::UNAUTHORIZED }).layer(layer.clone()),
+        )
         .route("/good", post(|| async { "welcome" }).layer(layer));
     let at = serve(app).await;
     for path in ["/good", "/login", "/good", "/good", "/login"] {

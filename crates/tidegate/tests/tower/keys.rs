@@ -62,24 +62,38 @@ async fn targets_that_services_read_in_different_ways_are_refused_where_a_rule_i
     let limit = || "1000/h".parse().unwrap();
     let by_path = RateLimitLayer::new(limit(), key::path());
     let by_function = RateLimitLayer::new(limit(), key::of(|head| Some(head.path().into_owned())));
-    let skipping = Rule::new("a", limit(), key::everybody()).skip(of(|head| head.path() == "/healthz"));
+    let skipping =
+        Rule::new("a", limit(), key::everybody()).skip(of(|head| head.path() == "/healthz"));
     let layers = [by_path.clone(), by_function, RateLimitLayer::rules([skipping])];
-    for target in ["/v1%2fsearch", "/x/..%2flogin", "/x/../login", "/v1/chat/..;/x", "/v1\\search", "/a%00"] {
+    for target in
+        ["/v1%2fsearch", "/x/..%2flogin", "/x/../login", "/v1/chat/..;/x", "/v1\\search", "/a%00"]
+    {
         for layer in &layers {
             let answer = behind(layer).ask(request("192.0.2.7", target)).await;
-            let begin = r#"{"type":"about:blank","title":"Bad Request","status":400,"detail":"path \"/"#;
+            let begin =
+                r#"{"type":"about:blank","title":"Bad Request","status":400,"detail":"path \"/"#;
             assert!(answer.status == 400 && answer.body.starts_with(begin), "{target}: {answer:?}");
         }
         let by_peer = RateLimitLayer::new(limit(), key::peer_ip());
-        assert_eq!(behind(&by_peer).ask(request("192.0.2.7", target)).await.status, 200, "no rule looks at the path");
+        assert_eq!(
+            behind(&by_peer).ask(request("192.0.2.7", target)).await.status,
+            200,
+            "no rule looks at the path"
+        );
     }
     let long = format!("/{}", "a".repeat(9000));
     assert_eq!(behind(&by_path).ask(request("192.0.2.7", &long)).await.status, 414);
-    let rewriting = PathPolicy { escaped_slashes: EscapedSlashes::Decode, dot_segments: DotSegments::Resolve };
-    let layer = RateLimitLayer::new("1/h".parse().unwrap(), key::path()).memory(still().1).paths(rewriting);
+    let rewriting =
+        PathPolicy { escaped_slashes: EscapedSlashes::Decode, dot_segments: DotSegments::Resolve };
+    let layer =
+        RateLimitLayer::new("1/h".parse().unwrap(), key::path()).memory(still().1).paths(rewriting);
     let service = behind(&layer);
     assert_eq!(service.ask(request("192.0.2.7", "/x/..%2flogin?q")).await.status, 200);
-    assert_eq!(service.ask(request("192.0.2.7", "/login")).await.status, 429, "it is the same path");
+    assert_eq!(
+        service.ask(request("192.0.2.7", "/login")).await.status,
+        429,
+        "it is the same path"
+    );
 }
 
 #[tokio::test]
@@ -88,17 +102,30 @@ async fn keys_tell_apart_what_they_should() {
     let forwarded = |client| with(&[("x-forwarded-for", client)]);
     assert!(same(behind_proxy(), forwarded("203.0.113.1"), forwarded("203.0.113.1")).await);
     assert!(!same(behind_proxy(), forwarded("203.0.113.1"), forwarded("203.0.113.2")).await);
-    assert!(same(key::peer_ip(), forwarded("203.0.113.1"), forwarded("203.0.113.2")).await, "nobody is believed");
-    assert!(same(key::peer_ip(), request("2001:db8::1", "/"), request("2001:db8::2", "/")).await, "one network");
-    assert!(!same(key::peer_ip(), request("2001:db8::1", "/"), request("2001:db8:0:1::1", "/")).await);
+    assert!(
+        same(key::peer_ip(), forwarded("203.0.113.1"), forwarded("203.0.113.2")).await,
+        "nobody is believed"
+    );
+    assert!(
+        same(key::peer_ip(), request("2001:db8::1", "/"), request("2001:db8::2", "/")).await,
+        "one network"
+    );
+    assert!(
+        !same(key::peer_ip(), request("2001:db8::1", "/"), request("2001:db8:0:1::1", "/")).await
+    );
 
     let header = || key::header("X-Api-Key");
     assert!(same(header(), with(&[("x-api-key", "a")]), with(&[("x-api-key", "a")])).await);
     assert!(!same(header(), with(&[("x-api-key", "a")]), with(&[("x-api-key", "b")])).await);
-    assert!(same(header(), with(&[]), with(&[("x-api-key", "")])).await, "those without one share a budget");
+    assert!(
+        same(header(), with(&[]), with(&[("x-api-key", "")])).await,
+        "those without one share a budget"
+    );
 
     let token = |token: &str| with(&[("authorization", &format!("Bearer {token}"))]);
-    assert!(same(key::bearer(), token("secret"), with(&[("authorization", "bearer secret")])).await);
+    assert!(
+        same(key::bearer(), token("secret"), with(&[("authorization", "bearer secret")])).await
+    );
     assert!(!same(key::bearer(), token("secret"), token("other")).await);
     assert!(same(key::bearer(), with(&[("authorization", "Basic eDp5")]), with(&[])).await);
     let long = "x".repeat(5000);
@@ -110,9 +137,18 @@ async fn keys_tell_apart_what_they_should() {
     assert!(!same(header(), long_key("1"), long_key("2")).await);
     assert!(same(header(), long_key("1"), long_key("1")).await);
 
-    assert!(same(key::path(), request("192.0.2.7", "/v1/search?q=1"), request("192.0.2.7", "/v1//%73earch;a")).await);
+    assert!(
+        same(
+            key::path(),
+            request("192.0.2.7", "/v1/search?q=1"),
+            request("192.0.2.7", "/v1//%73earch;a")
+        )
+        .await
+    );
     assert!(!same(key::path(), request("192.0.2.7", "/a"), request("192.0.2.7", "/b")).await);
-    assert!(same(key::host(), with(&[("host", "A.example:80")]), with(&[("host", "a.example")])).await);
+    assert!(
+        same(key::host(), with(&[("host", "A.example:80")]), with(&[("host", "a.example")])).await
+    );
     assert!(same(key::method(), with(&[]), with(&[])).await);
 }
 
@@ -120,7 +156,10 @@ async fn keys_tell_apart_what_they_should() {
 async fn keys_can_be_put_together() {
     let pair = || key::header("a").and(key::header("b"));
     assert!(!same(pair(), with(&[("a", "1"), ("b", "2")]), with(&[("a", "1"), ("b", "3")])).await);
-    assert!(!same(pair(), with(&[("a", "1|b:2")]), with(&[("a", "1"), ("b", "2")])).await, "pieces stay pieces");
+    assert!(
+        !same(pair(), with(&[("a", "1|b:2")]), with(&[("a", "1"), ("b", "2")])).await,
+        "pieces stay pieces"
+    );
     assert!(!same(pair(), with(&[("a", "1%7Cb:2")]), with(&[("a", "1|b:2")])).await);
 
     // Who has no key is known by its address; nobody can pretend to be one.
@@ -164,7 +203,8 @@ fn a_header_that_cannot_be_is_said_at_once() {
 async fn answered(layer: &RateLimitLayer) -> [[u16; 2]; 3] {
     let service = behind(&layer.clone().memory(still().1));
     let mut statuses = [[0; 2]; 3];
-    let lacking: [&[(&str, &str)]; 3] = [&[], &[("x-user", "a")], &[("x-user", "a"), ("x-key", "k")]];
+    let lacking: [&[(&str, &str)]; 3] =
+        [&[], &[("x-user", "a")], &[("x-user", "a"), ("x-key", "k")]];
     for (headers, statuses) in lacking.into_iter().zip(&mut statuses) {
         for status in statuses {
             *status = service.ask(with(headers)).await.status;
@@ -177,7 +217,11 @@ async fn answered(layer: &RateLimitLayer) -> [[u16; 2]; 3] {
 #[tokio::test]
 async fn requests_without_a_key_share_a_budget_or_skip_the_rule_or_are_denied() {
     let user = || key::header("x-user");
-    let async_user = || key::of_async(|head| std::future::ready(head.headers.get("x-user").map(|value| value.len())));
+    let async_user = || {
+        key::of_async(|head| {
+            std::future::ready(head.headers.get("x-user").map(|value| value.len()))
+        })
+    };
     for (missing, expected) in [
         (Missing::Share, [[200, 429], [200, 429], [200, 429]]),
         (Missing::Skip, [[200, 200], [200, 200], [200, 429]]),
@@ -187,7 +231,11 @@ async fn requests_without_a_key_share_a_budget_or_skip_the_rule_or_are_denied() 
             let rule = || Rule::new("r", "1/h".parse().unwrap(), by.clone()).missing(missing);
             let other = || Rule::new("other", "100/h".parse().unwrap(), key::everybody());
             assert_eq!(answered(&RateLimitLayer::rules([rule()])).await, expected, "{missing:?}");
-            assert_eq!(answered(&RateLimitLayer::rules([other(), rule()])).await, expected, "{missing:?}");
+            assert_eq!(
+                answered(&RateLimitLayer::rules([other(), rule()])).await,
+                expected,
+                "{missing:?}"
+            );
         }
     }
     // In shadow mode nothing is denied.
@@ -209,5 +257,9 @@ async fn a_denial_without_a_key_says_so_and_charges_nothing() {
     let grpc = service.ask(with(&[("content-type", "application/grpc")])).await;
     assert_eq!((grpc.status, grpc.header("grpc-status")), (200, "7"));
     assert_eq!(service.calls(), 0);
-    assert_eq!(service.ask(with(&[("x-key", "k")])).await.status, 200, "nothing was charged before");
+    assert_eq!(
+        service.ask(with(&[("x-key", "k")])).await.status,
+        200,
+        "nothing was charged before"
+    );
 }

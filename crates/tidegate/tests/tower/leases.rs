@@ -1,4 +1,5 @@
-//! Leases before axum and tonic, over real connections and stores: each ends with its response, however that ends.
+//! Leases before axum and tonic, over real connections and stores: each ends with its response,
+//! however that ends.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -48,7 +49,10 @@ impl http_body::Body for Lines {
     type Data = Bytes;
     type Error = std::io::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         if self.left > 0 {
             self.left -= 1;
             return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"line\n")))));
@@ -79,7 +83,10 @@ fn router() -> Router {
 
 /// A server whose routes are behind the layer, and one with the layer around the whole router.
 async fn serve(layer: &RateLimitLayer) -> [SocketAddr; 2] {
-    let listeners = [TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap()];
+    let listeners = [
+        TcpListener::bind("127.0.0.1:0").await.unwrap(),
+        TcpListener::bind("127.0.0.1:0").await.unwrap(),
+    ];
     let at = listeners.each_ref().map(|listener| listener.local_addr().unwrap());
     let [first, second] = listeners;
     let routes = router().layer(layer.clone());
@@ -93,7 +100,8 @@ async fn serve(layer: &RateLimitLayer) -> [SocketAddr; 2] {
 /// What comes back for a request, until the connection ends.
 async fn ask(at: SocketAddr, method: &str, path: &str) -> String {
     let mut connection = TcpStream::connect(at).await.unwrap();
-    let request = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+    let request =
+        format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     connection.write_all(request.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
     // A response that breaks off may end in an error.
@@ -103,7 +111,9 @@ async fn ask(at: SocketAddr, method: &str, path: &str) -> String {
 
 async fn wait_until_free(at: SocketAddr, why: &str) {
     let free = async { while !ask(at, "GET", "/").await.starts_with("HTTP/1.1 200") {} };
-    tokio::time::timeout(LONG, free).await.unwrap_or_else(|_| panic!("the lease is still held: {why}"));
+    tokio::time::timeout(LONG, free)
+        .await
+        .unwrap_or_else(|_| panic!("the lease is still held: {why}"));
 }
 
 /// Begins a request and reads a line that is in its response.
@@ -162,11 +172,13 @@ async fn leases_in_redis_end_with_their_responses() {
 
     let server = Server::start(Flavor::Redis7);
     let store = |namespace: &str| {
-        let redis = Redis::builder(server.url().parse().unwrap()).namespace(namespace).timeout(LONG);
+        let redis =
+            Redis::builder(server.url().parse().unwrap()).namespace(namespace).timeout(LONG);
         redis.build().unwrap()
     };
     leases_end_with_their_responses(one().redis(store("bare"))).await;
-    let resilient = Resilient::builder(store("near")).nodes(1).deadline(Duration::from_secs(10)).build();
+    let resilient =
+        Resilient::builder(store("near")).nodes(1).deadline(Duration::from_secs(10)).build();
     leases_end_with_their_responses(one().resilient(resilient)).await;
 }
 
@@ -194,15 +206,19 @@ async fn a_client_that_goes_before_the_response_ends_its_lease() {
 /// Where `1 concurrent` has room.
 fn is_free(memory: &Memory) -> bool {
     let limits: tidegate::Limits = ONE.parse().unwrap();
-    memory.decide(&Check::of(Op::Peek).charge_named("one", "everybody", &limits, 1)).unwrap().allowed()
+    memory
+        .decide(&Check::of(Op::Peek).charge_named("one", "everybody", &limits, 1))
+        .unwrap()
+        .allowed()
 }
 
 #[tokio::test]
 async fn a_panic_of_the_service_ends_the_lease() {
     let (_clock, memory) = still();
-    let at_once = service_fn(|_: Request<Body>| -> std::future::Ready<Result<Response<Body>, Infallible>> {
-        panic!("a service panics on purpose")
-    });
+    let at_once =
+        service_fn(|_: Request<Body>| -> std::future::Ready<Result<Response<Body>, Infallible>> {
+            panic!("a service panics on purpose")
+        });
     let service = one().memory(memory.clone()).layer(at_once);
     assert!(tokio::spawn(service.oneshot(request("192.0.2.7", "/"))).await.unwrap_err().is_panic());
     assert!(is_free(&memory));
@@ -212,9 +228,9 @@ async fn a_panic_of_the_service_ends_the_lease() {
 async fn the_last_piece_of_a_body_comes_after_the_end_of_its_lease() {
     use http_body_util::BodyExt;
     let (_clock, memory) = still();
-    let service = one()
-        .memory(memory.clone())
-        .layer(service_fn(|_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::from("all of it"))) }));
+    let service = one().memory(memory.clone()).layer(service_fn(|_: Request<Body>| async {
+        Ok::<_, Infallible>(Response::new(Body::from("all of it")))
+    }));
     let mut response = service.oneshot(request("192.0.2.7", "/")).await.unwrap();
     assert!(!is_free(&memory));
     response.body_mut().frame().await.unwrap().unwrap();
@@ -238,7 +254,8 @@ async fn shadow_rules_and_rules_beside_them_keep_what_they_took() {
         Ok::<_, Infallible>(Response::new(Body::new(Lines { left: 2, then: Then::End })))
     }));
     for status in [200, 200, 200, 429, 429] {
-        let answer = answer(service.clone().oneshot(request("192.0.2.7", "/")).await.unwrap()).await;
+        let answer =
+            answer(service.clone().oneshot(request("192.0.2.7", "/")).await.unwrap()).await;
         assert_eq!(answer.status, status, "{}", answer.body);
     }
     assert!(is_free(&memory));
@@ -276,9 +293,13 @@ fn away() -> (ManualClock, Away) {
 async fn a_release_without_an_answer_is_tried_again() {
     let (clock, store) = away();
     let layer = one().store(store.clone(), Clock::from(clock.clone()));
-    let limiter = Limiter::builder(ONE.parse().unwrap()).name("one").store(store.clone(), Clock::from(clock)).build();
-    let service =
-        layer.layer(service_fn(|_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::empty())) }));
+    let limiter = Limiter::builder(ONE.parse().unwrap())
+        .name("one")
+        .store(store.clone(), Clock::from(clock))
+        .build();
+    let service = layer.layer(service_fn(|_: Request<Body>| async {
+        Ok::<_, Infallible>(Response::new(Body::empty()))
+    }));
     for by_layer in [true, false] {
         let (response, lease) = if by_layer {
             (Some(service.clone().oneshot(request("192.0.2.7", "/")).await.unwrap()), None)
@@ -295,14 +316,20 @@ async fn a_release_without_an_answer_is_tried_again() {
         assert!(is_free(&store.memory), "the layer: {by_layer}");
         let calls = store.calls.load(Ordering::SeqCst);
         tokio::time::sleep(Duration::from_secs(60)).await;
-        assert_eq!(store.calls.load(Ordering::SeqCst), calls, "what was released is not released again");
+        assert_eq!(
+            store.calls.load(Ordering::SeqCst),
+            calls,
+            "what was released is not released again"
+        );
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_release_is_not_tried_longer_than_the_lease_lives() {
     let (clock, store) = away();
-    let limiter = Limiter::builder(ONE.parse().unwrap()).store(store.clone(), Clock::from(clock.clone())).build();
+    let limiter = Limiter::builder(ONE.parse().unwrap())
+        .store(store.clone(), Clock::from(clock.clone()))
+        .build();
     let lease = limiter.lease("k").await.unwrap();
     store.is_away.store(true, Ordering::SeqCst);
     drop(lease);

@@ -54,13 +54,19 @@ where
 {
     let (head, body) = response.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
-    Answer { status: head.status.as_u16(), headers: head.headers, body: String::from_utf8(body.into()).unwrap() }
+    Answer {
+        status: head.status.as_u16(),
+        headers: head.headers,
+        body: String::from_utf8(body.into()).unwrap(),
+    }
 }
 
 /// Counts how often it is called; answers with the path.
 fn echo(
     calls: &Arc<AtomicUsize>,
-) -> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send> + Clone + use<> {
+) -> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
++ Clone
++ use<> {
     let calls = Arc::clone(calls);
     service_fn(move |request: Request<Body>| {
         calls.fetch_add(1, Ordering::SeqCst);
@@ -76,7 +82,11 @@ struct Behind<S> {
 
 fn behind(
     layer: &RateLimitLayer,
-) -> Behind<impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send> + Clone + use<>> {
+) -> Behind<
+    impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
+    + Clone
+    + use<>,
+> {
     let calls = Arc::new(AtomicUsize::new(0));
     Behind { service: layer.layer(echo(&calls)), calls }
 }

@@ -22,7 +22,9 @@ fn left(memory: &Memory, rule: &str, limit: &str) -> u64 {
 }
 
 /// Answers with the status that the path names.
-fn statuses() -> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send> + Clone {
+fn statuses()
+-> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send> + Clone
+{
     service_fn(|request: Request<Body>| async move {
         let status: u16 = request.uri().path()[1..].parse().unwrap();
         let mut response = Response::new(Body::from("body"));
@@ -34,10 +36,12 @@ fn statuses() -> impl Service<Request<Body>, Response = Response<Body>, Error = 
 #[tokio::test]
 async fn only_what_is_due_is_charged() {
     let (_clock, memory) = still();
-    let rule =
-        Rule::new("logins", "3/h".parse().unwrap(), key::everybody()).charge_when(|response| response.status == 401);
+    let rule = Rule::new("logins", "3/h".parse().unwrap(), key::everybody())
+        .charge_when(|response| response.status == 401);
     let service = RateLimitLayer::rules([rule]).memory(memory.clone()).layer(statuses());
-    let ask = async |path: &str| answer(service.clone().oneshot(request("192.0.2.7", path)).await.unwrap()).await;
+    let ask = async |path: &str| {
+        answer(service.clone().oneshot(request("192.0.2.7", path)).await.unwrap()).await
+    };
     for _ in 0..10 {
         let passed = ask("/200").await;
         assert_eq!(
@@ -49,7 +53,11 @@ async fn only_what_is_due_is_charged() {
     for remaining in ["2", "1", "0"] {
         let failed = ask("/401").await;
         assert_eq!(failed.status, 401);
-        assert!(failed.header("ratelimit").contains(&format!("r={remaining};")), "{}", failed.header("ratelimit"));
+        assert!(
+            failed.header("ratelimit").contains(&format!("r={remaining};")),
+            "{}",
+            failed.header("ratelimit")
+        );
     }
     assert_eq!(ask("/200").await.status, 429, "the right password does not help any more");
     assert_eq!(left(&memory, "logins", "3/h"), 0);
@@ -58,8 +66,8 @@ async fn only_what_is_due_is_charged() {
 #[tokio::test]
 async fn many_at_once_cannot_slip_through() {
     let (_clock, memory) = still();
-    let rule =
-        Rule::new("logins", "3/h".parse().unwrap(), key::everybody()).charge_when(|response| response.status == 401);
+    let rule = Rule::new("logins", "3/h".parse().unwrap(), key::everybody())
+        .charge_when(|response| response.status == 401);
     let slow = service_fn(|_: Request<Body>| async move {
         tokio::task::yield_now().await;
         let mut response = Response::new(Body::empty());
@@ -67,7 +75,8 @@ async fn many_at_once_cannot_slip_through() {
         Ok::<_, Infallible>(response)
     });
     let service = RateLimitLayer::rules([rule]).memory(memory).layer(slow);
-    let asks: Vec<_> = (0..20).map(|_| tokio::spawn(service.clone().oneshot(request("192.0.2.7", "/")))).collect();
+    let asks: Vec<_> =
+        (0..20).map(|_| tokio::spawn(service.clone().oneshot(request("192.0.2.7", "/")))).collect();
     let mut tried = 0;
     for ask in asks {
         tried += usize::from(ask.await.unwrap().unwrap().status() == 401);
@@ -121,12 +130,15 @@ impl http_body::Body for Pieces {
     }
 }
 
-fn pieces() -> impl Service<Request<Body>, Response = Response<Pieces>, Error = Infallible, Future: Send> + Clone {
+fn pieces()
+-> impl Service<Request<Body>, Response = Response<Pieces>, Error = Infallible, Future: Send> + Clone
+{
     service_fn(|_: Request<Body>| async { Ok(Response::new(Pieces(4))) })
 }
 
 fn by_bytes(memory: &Memory) -> RateLimitLayer {
-    let rule = Rule::new("bytes", "100/h".parse().unwrap(), key::everybody()).cost(20).settle_bytes(100);
+    let rule =
+        Rule::new("bytes", "100/h".parse().unwrap(), key::everybody()).cost(20).settle_bytes(100);
     RateLimitLayer::rules([rule]).memory(memory.clone())
 }
 
@@ -137,7 +149,11 @@ async fn bytes_are_counted_while_they_are_sent() {
     let response = service.clone().oneshot(request("192.0.2.7", "/")).await.unwrap();
     assert_eq!(left(&memory, "bytes", "100/h"), 80, "the estimate is taken");
     let body = answer(response).await.body;
-    assert_eq!((body.len(), left(&memory, "bytes", "100/h")), (4000, 60), "4000 bytes are 40 units");
+    assert_eq!(
+        (body.len(), left(&memory, "bytes", "100/h")),
+        (4000, 60),
+        "4000 bytes are 40 units"
+    );
 }
 
 #[tokio::test]
@@ -156,7 +172,9 @@ async fn a_body_that_is_dropped_half_way_is_paid_half() {
 }
 
 /// Never answers.
-fn stuck() -> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send> + Clone {
+fn stuck()
+-> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send> + Clone
+{
     service_fn(|_: Request<Body>| std::future::pending::<Result<Response<Body>, Infallible>>())
 }
 
@@ -171,18 +189,19 @@ where
 
 #[tokio::test]
 async fn who_goes_away_before_the_response_leaves_nothing_open() {
-    // Bytes: none were sent. Time: so much as went by. A verdict on the response: there is none, so what was taken stays taken.
+    // Bytes: none were sent. Time: so much as went by. A verdict on the response: there is none, so
+    // what was taken stays taken.
     let (clock, memory) = still();
     ask_and_go(&by_bytes(&memory).layer(stuck()));
     assert_eq!(left(&memory, "bytes", "100/h"), 100);
 
-    let rule =
-        Rule::new("logins", "3/h".parse().unwrap(), key::everybody()).charge_when(|response| response.status == 401);
+    let rule = Rule::new("logins", "3/h".parse().unwrap(), key::everybody())
+        .charge_when(|response| response.status == 401);
     ask_and_go(&RateLimitLayer::rules([rule]).memory(memory.clone()).layer(stuck()));
     assert_eq!(left(&memory, "logins", "3/h"), 2);
 
-    let rule =
-        Rule::new("time", "100/h window".parse().unwrap(), key::everybody()).settle_time(Duration::from_millis(100));
+    let rule = Rule::new("time", "100/h window".parse().unwrap(), key::everybody())
+        .settle_time(Duration::from_millis(100));
     let service = RateLimitLayer::rules([rule]).memory(memory.clone()).layer(stuck());
     {
         let mut asking = pin!(service.clone().oneshot(request("192.0.2.7", "/")));
@@ -211,7 +230,9 @@ async fn leases_end_with_the_body_however_it_ends() {
     ask_and_go(&layer.layer(stuck()));
     assert_eq!(ask().await.unwrap().status(), 200, "who goes away frees its place");
 
-    let failing = service_fn(|_: Request<Body>| async { Err::<Response<Body>, _>(std::io::Error::other("broken")) });
+    let failing = service_fn(|_: Request<Body>| async {
+        Err::<Response<Body>, _>(std::io::Error::other("broken"))
+    });
     let failing = layer.layer(failing);
     assert!(failing.oneshot(request("192.0.2.7", "/")).await.is_err());
     assert_eq!(ask().await.unwrap().status(), 200, "so does a service that fails");
@@ -220,7 +241,8 @@ async fn leases_end_with_the_body_however_it_ends() {
 #[tokio::test]
 async fn a_meter_is_read_when_the_response_is_over() {
     let (_clock, memory) = still();
-    let rule = Rule::new("tokens", "1000/h".parse().unwrap(), key::everybody()).cost(100).settle_metered();
+    let rule =
+        Rule::new("tokens", "1000/h".parse().unwrap(), key::everybody()).cost(100).settle_metered();
     let model = service_fn(|request: Request<Body>| async move {
         let meter = request.extensions().get::<Meter>().unwrap().clone();
         Ok::<_, Infallible>(Response::new(Metered { meter, pieces: 3 }))
@@ -277,7 +299,8 @@ impl Store for Remote {
 async fn a_store_elsewhere_is_told_the_same() {
     let (clock, memory) = still();
     let rules = [
-        Rule::new("logins", "30/h".parse().unwrap(), key::everybody()).charge_when(|response| response.status == 401),
+        Rule::new("logins", "30/h".parse().unwrap(), key::everybody())
+            .charge_when(|response| response.status == 401),
         Rule::new("bytes", "100/h".parse().unwrap(), key::everybody()).cost(20).settle_bytes(1),
         Rule::new("slots", "1 concurrent ttl 1h".parse().unwrap(), key::everybody()),
     ];
@@ -288,7 +311,9 @@ async fn a_store_elsewhere_is_told_the_same() {
     assert!(told.starts_with(r#""logins";r=30, "bytes";r=80;"#), "{told}");
     assert_eq!(answer(passed).await.body, "body");
     // What nobody waits for is done in the background.
-    let settled = || left(&memory, "bytes", "100/h") == 96 && left(&memory, "slots", "1 concurrent ttl 1h") == 1;
+    let settled = || {
+        left(&memory, "bytes", "100/h") == 96 && left(&memory, "slots", "1 concurrent ttl 1h") == 1
+    };
     for _ in 0..1000 {
         if settled() {
             break;
@@ -317,7 +342,10 @@ async fn a_store_elsewhere_is_told_the_same() {
 #[tokio::test]
 async fn shadow_rules_are_settled_too() {
     let (_clock, memory) = still();
-    let rule = Rule::new("trial", "1000/h".parse().unwrap(), key::everybody()).cost(5).settle_bytes(1).shadow();
+    let rule = Rule::new("trial", "1000/h".parse().unwrap(), key::everybody())
+        .cost(5)
+        .settle_bytes(1)
+        .shadow();
     let service = RateLimitLayer::rules([rule]).memory(memory.clone()).layer(statuses());
     answer(service.oneshot(request("192.0.2.7", "/200")).await.unwrap()).await;
     assert_eq!(left(&memory, "trial", "1000/h"), 996);

@@ -37,9 +37,17 @@ async fn requests_pass_until_the_limit_and_again_when_it_is_time() {
     assert_eq!(denied.header("ratelimit"), r#""default";r=0;t=1"#);
     assert_eq!(denied.header("content-type"), "application/problem+json");
     assert_eq!(denied.header("cache-control"), "no-store");
-    assert!(denied.body.contains(r#""violated-policies":["default"],"retry_after_secs":1"#), "{}", denied.body);
+    assert!(
+        denied.body.contains(r#""violated-policies":["default"],"retry_after_secs":1"#),
+        "{}",
+        denied.body
+    );
     assert_eq!(service.calls(), 2, "a denial never reaches the service");
-    assert_eq!(service.ask(request("192.0.2.8", "/a")).await.status, 200, "others have their own budget");
+    assert_eq!(
+        service.ask(request("192.0.2.8", "/a")).await.status,
+        200,
+        "others have their own budget"
+    );
 
     clock.advance(Duration::from_millis(499));
     assert_eq!(service.ask(request("192.0.2.7", "/a")).await.status, 429);
@@ -94,10 +102,14 @@ async fn several_rules_are_all_or_nothing() {
 #[tokio::test]
 async fn cost_limit_skip_and_key_can_be_functions() {
     let (_clock, memory) = still();
-    let rule = Rule::new("api", limits("1/h"), key::of(|head| head.header("x-user").map(str::to_owned)))
-        .limit(of(|head| if head.header("x-plan") == Some("pro") { "10/s".parse() } else { "2/s".parse() }.unwrap()))
-        .cost(of(|head| if head.uri.path() == "/dear" { 2 } else { 1 }))
-        .skip(of(|head| head.uri.path() == "/healthz"));
+    let rule =
+        Rule::new("api", limits("1/h"), key::of(|head| head.header("x-user").map(str::to_owned)))
+            .limit(of(|head| {
+                if head.header("x-plan") == Some("pro") { "10/s".parse() } else { "2/s".parse() }
+                    .unwrap()
+            }))
+            .cost(of(|head| if head.uri.path() == "/dear" { 2 } else { 1 }))
+            .skip(of(|head| head.uri.path() == "/healthz"));
     let layer = RateLimitLayer::rules([rule]).memory(memory.clone());
     let service = behind(&layer);
     let ask = async |user: &str, plan: &str, path: &str| {
@@ -111,7 +123,11 @@ async fn cost_limit_skip_and_key_can_be_functions() {
     let free = ask("ann", "free", "/healthz").await;
     assert_eq!((free.status, free.header("ratelimit")), (200, ""));
     assert_eq!(ask("bob", "pro", "/dear").await.header("ratelimit"), r#""api";r=8;t=1"#);
-    assert_eq!(ask("ann", "pro", "/").await.header("ratelimit"), r#""api";r=7;t=1"#, "what was used stays used");
+    assert_eq!(
+        ask("ann", "pro", "/").await.header("ratelimit"),
+        r#""api";r=7;t=1"#,
+        "what was used stays used"
+    );
 
     // The same, as async functions that do not answer at once.
     let (_clock, memory) = still();
@@ -167,7 +183,11 @@ async fn shadow_rules_count_and_let_pass() {
         let seen = Arc::clone(&seen);
         move |decision| {
             let word = if decision.decision.allowed() { "allow" } else { "deny" };
-            seen.lock().unwrap().push(format!("{} {word} {}", decision.rule, decision.decision.source().name()));
+            seen.lock().unwrap().push(format!(
+                "{} {word} {}",
+                decision.rule,
+                decision.decision.source().name()
+            ));
         }
     });
     let service = behind(&layer);
@@ -195,7 +215,8 @@ async fn headers_are_those_that_were_chosen() {
     let layer = RateLimitLayer::new(limits("2/min"), key::peer_ip()).memory(memory);
     let ask = async |layer: RateLimitLayer| {
         let names = |answer: &crate::Answer| {
-            let mut names: Vec<_> = answer.headers.keys().map(|name| name.as_str().to_owned()).collect();
+            let mut names: Vec<_> =
+                answer.headers.keys().map(|name| name.as_str().to_owned()).collect();
             names.retain(|name| name.contains("ratelimit") || name == "retry-after");
             names.sort();
             names.join(" ")
@@ -211,7 +232,10 @@ async fn headers_are_those_that_were_chosen() {
     let expected = ("ratelimit ratelimit-policy", "ratelimit ratelimit-policy retry-after");
     assert_eq!(ask(fresh().headers(IETF)).await, (expected.0.into(), expected.1.into()));
     let (passed, denied) = ask(fresh().headers(Families::GITHUB)).await;
-    assert!(passed.starts_with("x-ratelimit-limit x-ratelimit-remaining x-ratelimit-reset"), "{passed}");
+    assert!(
+        passed.starts_with("x-ratelimit-limit x-ratelimit-remaining x-ratelimit-reset"),
+        "{passed}"
+    );
     assert!(denied.starts_with("retry-after x-ratelimit-limit"), "{denied}");
     let (passed, _) = ask(fresh().headers(Families::DRAFT_7)).await;
     assert_eq!(passed, "ratelimit ratelimit-policy");
@@ -226,7 +250,11 @@ async fn denials_are_in_the_form_that_is_asked_for() {
     service.ask(request("192.0.2.7", "/")).await;
     for (accept, kind, body) in [
         ("*/*", "application/problem+json", r#""status":429"#),
-        ("application/json", "application/json", r#""violated-policies":["default"],"retry_after_secs":3600}"#),
+        (
+            "application/json",
+            "application/json",
+            r#""violated-policies":["default"],"retry_after_secs":3600}"#,
+        ),
         (
             "text/plain",
             "text/plain; charset=utf-8",
@@ -240,7 +268,8 @@ async fn denials_are_in_the_form_that_is_asked_for() {
         assert!(denied.body.contains(body), "{}", denied.body);
     }
     // One that can never pass has no time to come back.
-    let never = RateLimitLayer::rules([Rule::new("x", limits("1/s"), key::everybody()).cost(2)]).memory(still().1);
+    let never = RateLimitLayer::rules([Rule::new("x", limits("1/s"), key::everybody()).cost(2)])
+        .memory(still().1);
     let denied = behind(&never).ask(request("192.0.2.7", "/")).await;
     assert_eq!((denied.status, denied.header("retry-after")), (429, ""));
 
@@ -293,16 +322,25 @@ async fn a_store_that_fails_denies_nobody() {
 #[tokio::test]
 async fn near_a_store_that_fails_the_policy_is_the_same() {
     let layer = || {
-        let resilient = Resilient::builder(Broken { silent: false }).clock(ManualClock::new()).nodes(1).build();
+        let resilient =
+            Resilient::builder(Broken { silent: false }).clock(ManualClock::new()).nodes(1).build();
         RateLimitLayer::new(limits("2/h"), key::peer_ip()).resilient(resilient)
     };
     let closed = layer().on_failure(OnFailure::Closed);
-    assert_eq!(behind(&closed).ask(request("192.0.2.7", "/")).await.status, 503, "nobody has been denied");
+    assert_eq!(
+        behind(&closed).ask(request("192.0.2.7", "/")).await.status,
+        503,
+        "nobody has been denied"
+    );
     let open = behind(&layer().on_failure(OnFailure::Open));
     let local = behind(&layer());
     for expected in [200, 200, 429] {
         assert_eq!(open.ask(request("192.0.2.7", "/")).await.status, 200);
-        assert_eq!(local.ask(request("192.0.2.7", "/")).await.status, expected, "alone, it keeps to the limit");
+        assert_eq!(
+            local.ask(request("192.0.2.7", "/")).await.status,
+            expected,
+            "alone, it keeps to the limit"
+        );
     }
 }
 
@@ -329,7 +367,10 @@ impl Service<Request<Body>> for Strict {
     }
 
     fn call(&mut self, _: Request<Body>) -> Self::Future {
-        assert!(std::mem::take(&mut self.ready), "it must be called only when it has said that it is ready");
+        assert!(
+            std::mem::take(&mut self.ready),
+            "it must be called only when it has said that it is ready"
+        );
         std::future::ready(Ok(Response::new(Body::empty())))
     }
 }
@@ -337,14 +378,17 @@ impl Service<Request<Body>> for Strict {
 #[tokio::test]
 async fn the_service_that_is_ready_is_the_one_that_is_called() {
     let plain = RateLimitLayer::new(limits("10/s"), key::everybody());
-    let later = RateLimitLayer::rules([Rule::new("x", limits("10/s"), key::everybody()).cost(of_async(|_| async {
-        tokio::task::yield_now().await;
-        1
-    }))]);
+    let later = RateLimitLayer::rules([Rule::new("x", limits("10/s"), key::everybody()).cost(
+        of_async(|_| async {
+            tokio::task::yield_now().await;
+            1
+        }),
+    )]);
     for layer in [plain, later] {
         let mut service = layer.layer(Strict { ready: false });
         for _ in 0..3 {
-            let response = service.ready().await.unwrap().call(request("192.0.2.7", "/")).await.unwrap();
+            let response =
+                service.ready().await.unwrap().call(request("192.0.2.7", "/")).await.unwrap();
             assert_eq!(response.status(), 200);
         }
     }
@@ -352,7 +396,8 @@ async fn the_service_that_is_ready_is_the_one_that_is_called() {
 
 #[tokio::test]
 async fn who_goes_away_before_the_store_answers_leaves_nothing() {
-    let layer = RateLimitLayer::new(limits("1/s"), key::peer_ip()).store(Broken { silent: true }, ManualClock::new());
+    let layer = RateLimitLayer::new(limits("1/s"), key::peer_ip())
+        .store(Broken { silent: true }, ManualClock::new());
     let service = behind(&layer);
     {
         let mut asking = pin!(service.service.clone().oneshot(request("192.0.2.7", "/")));
@@ -372,7 +417,8 @@ async fn a_peer_that_nobody_knows_is_a_mistake_with_advice() {
 
 #[tokio::test]
 async fn more_limits_than_can_be_checked_are_a_mistake() {
-    let rules = (0..65).map(|index| Rule::new(format!("rule-{index}"), limits("1/s"), key::everybody()));
+    let rules =
+        (0..65).map(|index| Rule::new(format!("rule-{index}"), limits("1/s"), key::everybody()));
     let told = behind(&RateLimitLayer::rules(rules)).ask(request("192.0.2.7", "/")).await;
     assert_eq!(told.status, 500);
     assert!(told.body.contains("64 limits"), "{}", told.body);
@@ -381,16 +427,20 @@ async fn more_limits_than_can_be_checked_are_a_mistake() {
 #[tokio::test]
 async fn layers_around_layers_tell_of_both() {
     let (_clock, memory) = still();
-    let outer = RateLimitLayer::rules([Rule::new("outer", limits("9/s"), key::everybody())]).memory(memory.clone());
-    let inner = RateLimitLayer::rules([Rule::new("inner", limits("1/s"), key::everybody())]).memory(memory);
+    let outer = RateLimitLayer::rules([Rule::new("outer", limits("9/s"), key::everybody())])
+        .memory(memory.clone());
+    let inner =
+        RateLimitLayer::rules([Rule::new("inner", limits("1/s"), key::everybody())]).memory(memory);
     let calls = Arc::default();
     let service = outer.layer(inner.layer(crate::echo(&calls)));
     let told = answer(service.clone().oneshot(request("192.0.2.7", "/")).await.unwrap()).await;
-    let lines: Vec<_> = told.headers.get_all("ratelimit").iter().map(|line| line.to_str().unwrap()).collect();
+    let lines: Vec<_> =
+        told.headers.get_all("ratelimit").iter().map(|line| line.to_str().unwrap()).collect();
     assert_eq!(lines, [r#""inner";r=0;t=1"#, r#""outer";r=8;t=1"#]);
     let told = answer(service.oneshot(request("192.0.2.7", "/")).await.unwrap()).await;
     assert_eq!((told.status, told.header("retry-after")), (429, "1"));
-    let lines: Vec<_> = told.headers.get_all("ratelimit").iter().map(|line| line.to_str().unwrap()).collect();
+    let lines: Vec<_> =
+        told.headers.get_all("ratelimit").iter().map(|line| line.to_str().unwrap()).collect();
     assert_eq!(lines, [r#""inner";r=0;t=1"#], "a denial says nothing about the layer around it");
 }
 
@@ -398,30 +448,44 @@ async fn layers_around_layers_tell_of_both() {
 #[tokio::test]
 async fn layers_of_one_name_are_told_apart() {
     for families in [Families::IETF, Families::ALL] {
-        let layer =
-            |text: &str| RateLimitLayer::new(limits(text), key::everybody()).headers(families).memory(still().1);
+        let layer = |text: &str| {
+            RateLimitLayer::new(limits(text), key::everybody()).headers(families).memory(still().1)
+        };
         let calls = Arc::default();
         let service = layer("9/s").layer(layer("5/s").layer(crate::echo(&calls)));
         let told = answer(service.oneshot(request("192.0.2.7", "/")).await.unwrap()).await;
         let lines = |name: &str| -> Vec<String> {
-            told.headers.get_all(name).iter().map(|line| line.to_str().unwrap().to_owned()).collect()
+            told.headers
+                .get_all(name)
+                .iter()
+                .map(|line| line.to_str().unwrap().to_owned())
+                .collect()
         };
         assert_eq!(lines("ratelimit-policy"), [r#""default";q=5;w=1"#, r#""default #2";q=9;w=1"#]);
         assert_eq!(lines("ratelimit"), [r#""default";r=4;t=1"#, r#""default #2";r=8;t=1"#]);
     }
 }
 
-/// A rule with several limits, one of them twice: every policy has a name of its own, the same in headers and body.
+/// A rule with several limits, one of them twice: every policy has a name of its own, the same in
+/// headers and body.
 #[tokio::test]
 async fn every_limit_of_a_rule_has_a_name() {
     let shown = |families: Families, text: &str| {
-        RateLimitLayer::rules([Rule::new("api", limits(text), key::everybody())]).headers(families).memory(still().1)
+        RateLimitLayer::rules([Rule::new("api", limits(text), key::everybody())])
+            .headers(families)
+            .memory(still().1)
     };
     for families in [Families::IETF, Families::ALL] {
         let service = behind(&shown(families, "4/s; 3/m window; 4/s"));
         let passed = service.ask(request("192.0.2.7", "/")).await;
-        assert_eq!(passed.header("ratelimit-policy"), r#""api 4/s";q=4;w=1, "api 3/m window";q=3;w=60"#);
-        assert!(passed.header("ratelimit").starts_with(r#""api 4/s";r=2;t=1, "api 3/m window";r=2;t="#), "{passed:?}");
+        assert_eq!(
+            passed.header("ratelimit-policy"),
+            r#""api 4/s";q=4;w=1, "api 3/m window";q=3;w=60"#
+        );
+        assert!(
+            passed.header("ratelimit").starts_with(r#""api 4/s";r=2;t=1, "api 3/m window";r=2;t="#),
+            "{passed:?}"
+        );
         let denied = loop {
             let answer = service.ask(request("192.0.2.7", "/")).await;
             if answer.status == 429 {
@@ -429,7 +493,10 @@ async fn every_limit_of_a_rule_has_a_name() {
             }
         };
         assert_eq!(denied.header("ratelimit-policy"), r#""api 4/s";q=4;w=1"#, "{denied:?}");
-        assert!(denied.body.contains(r#""violated-policies":["api 4/s"],"retry_after_secs":1}"#), "{denied:?}");
+        assert!(
+            denied.body.contains(r#""violated-policies":["api 4/s"],"retry_after_secs":1}"#),
+            "{denied:?}"
+        );
         // The same limit twice is one limit that costs twice.
         let service = behind(&shown(families, "4/s; 4/s"));
         let passed = service.ask(request("192.0.2.7", "/")).await;
@@ -438,10 +505,12 @@ async fn every_limit_of_a_rule_has_a_name() {
     }
 }
 
-/// Whatever form a client asks for, and whichever headers are sent: no name of a rule that did not deny, and none of one in shadow mode.
+/// Whatever form a client asks for, and whichever headers are sent: no name of a rule that did not
+/// deny, and none of one in shadow mode.
 #[tokio::test]
 async fn a_denied_client_learns_nothing_about_other_rules() {
-    let families = [Families::IETF, Families::DRAFT_7, Families::GITHUB, Families::ALL, Families::NONE];
+    let families =
+        [Families::IETF, Families::DRAFT_7, Families::GITHUB, Families::ALL, Families::NONE];
     for families in families {
         let layer = RateLimitLayer::rules([
             Rule::new("denying", limits("1/h window; 7777/h"), key::everybody()),
@@ -461,7 +530,17 @@ async fn a_denied_client_learns_nothing_about_other_rules() {
             let details = String::from_utf8_lossy(&unpadded(details)).into_owned();
             let whole = format!("{denied:?} {details}");
             assert!(whole.contains("denying 1/h window"), "{families} {accept}: {whole}");
-            for hidden in ["other", "trial", "4242", "4241", "7777", "7776", "t_us", "charges", "tidegate-mode"] {
+            for hidden in [
+                "other",
+                "trial",
+                "4242",
+                "4241",
+                "7777",
+                "7776",
+                "t_us",
+                "charges",
+                "tidegate-mode",
+            ] {
                 assert!(!whole.contains(hidden), "{families} {accept} {hidden}: {whole}");
             }
             if name == "accept" && accept != "text/plain" {

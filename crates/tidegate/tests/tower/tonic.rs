@@ -19,7 +19,9 @@ async fn client(layer: RateLimitLayer) -> HealthClient<Channel> {
     let at = listener.local_addr().unwrap();
     let server = Server::builder().layer(layer).add_service(service);
     tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
-    HealthClient::new(Channel::from_shared(format!("http://{at}")).unwrap().connect().await.unwrap())
+    HealthClient::new(
+        Channel::from_shared(format!("http://{at}")).unwrap().connect().await.unwrap(),
+    )
 }
 
 fn question() -> HealthCheckRequest {
@@ -97,7 +99,10 @@ async fn calls_are_exhausted_with_details() {
     assert_eq!(retry.retry_delay, Some(Delay { seconds: 1, nanos: 500_000_000 }));
     assert_eq!(quota.type_url, "type.googleapis.com/google.rpc.QuotaFailure");
     let quota = QuotaFailure::decode(&quota.value[..]).unwrap();
-    assert_eq!(quota.violations, [Violation { subject: "calls".into(), description: "rate limit".into() }]);
+    assert_eq!(
+        quota.violations,
+        [Violation { subject: "calls".into(), description: "rate limit".into() }]
+    );
 }
 
 #[tokio::test]
@@ -107,7 +112,11 @@ async fn what_can_never_pass_should_not_be_tried_again() {
     let status = client.check(question()).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert_eq!(status.metadata().get("grpc-retry-pushback-ms").unwrap(), "-1");
-    assert_eq!(Status::decode(status.details()).unwrap().details.len(), 1, "there is no time to come back");
+    assert_eq!(
+        Status::decode(status.details()).unwrap().details.len(),
+        1,
+        "there is no time to come back"
+    );
 }
 
 #[tokio::test]

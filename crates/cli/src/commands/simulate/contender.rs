@@ -1,18 +1,22 @@
 //! One of the limits that are compared, with a state of its own for every key.
 //!
-//! It calls the core directly rather than a store: a store may forget a key that has become idle, which nobody can observe
-//! unless time goes back, and in a trace it may. Here a record is kept as it is, and the same trace always has the same answer.
-//! With `--store` somebody else decides ([`super::remote`]), and it only watches.
+//! It calls the core directly rather than a store: a store may forget a key that has become idle,
+//! which nobody can observe unless time goes back, and in a trace it may. Here a record is kept as
+//! it is, and the same trace always has the same answer. With `--store` somebody else decides
+//! ([`super::remote`]), and it only watches.
 
 use std::collections::{HashMap, VecDeque};
 
 use tidegate::Check;
-use tidegate_core::{Algorithm, Charge, Decision, Id, Limit, Op, Record, Timestamp, Verdict, decide};
+use tidegate_core::{
+    Algorithm, Charge, Decision, Id, Limit, Op, Record, Timestamp, Verdict, decide,
+};
 
 use super::Event;
 use crate::args::LimitText;
 
-/// From this many keys on, those that are idle at the time of the request are forgotten now and then.
+/// From this many keys on, those that are idle at the time of the request are forgotten now and
+/// then.
 const MANY_KEYS: usize = 1 << 18;
 /// The most moments that are remembered for one key to find out how much passed within a period.
 const MANY_MOMENTS: usize = 1 << 14;
@@ -74,8 +78,18 @@ impl Contender {
                 None => windows.push(Window { limit: *one, times: 1, most: Most::default() }),
             }
         }
-        let leases = windows.iter().any(|window| matches!(window.limit.algorithm(), Algorithm::Concurrent(_)));
-        Contender { limit, windows, keys: HashMap::new(), sweep_at: MANY_KEYS, leases, observes, longest_streak: 0 }
+        let leases = windows
+            .iter()
+            .any(|window| matches!(window.limit.algorithm(), Algorithm::Concurrent(_)));
+        Contender {
+            limit,
+            windows,
+            keys: HashMap::new(),
+            sweep_at: MANY_KEYS,
+            leases,
+            observes,
+            longest_streak: 0,
+        }
     }
 
     /// The limit as it was written.
@@ -125,7 +139,8 @@ impl Contender {
 
     /// The same request for a store, under a name of its own.
     pub(super) fn check<'a>(&'a self, name: &'a str, event: &'a Event) -> Check<'a> {
-        let check = Check::of(event.op).charge_named(name, &event.key, &self.limit.limits, event.cost);
+        let check =
+            Check::of(event.op).charge_named(name, &event.key, &self.limit.limits, event.cost);
         match self.id(event) {
             Some(id) => check.with_id(id),
             None => check,
@@ -142,12 +157,14 @@ impl Contender {
         }
         let recent = || self.windows.iter().map(|_| Recent::default()).collect();
         let holding = self.keys.entry(event.key.as_str().into());
-        let holding = holding.or_insert_with(|| Holding { records: Vec::new(), recent: recent(), streak: 0 });
+        let holding =
+            holding.or_insert_with(|| Holding { records: Vec::new(), recent: recent(), streak: 0 });
         let streak = holding.observe(&mut self.windows, event, decision);
         self.longest_streak = self.longest_streak.max(streak);
     }
 
-    /// A lease has the number of its line for an id. What gives back has none: it gives back the newest.
+    /// A lease has the number of its line for an id. What gives back has none: it gives back the
+    /// newest.
     fn id(&self, event: &Event) -> Option<Id> {
         let takes = matches!(event.op, Op::Check | Op::Take | Op::Debit);
         (self.leases && takes).then_some(Id(event.number))
@@ -162,7 +179,8 @@ impl Contender {
         self.keys.retain(|_, holding| {
             let idle = holding.records.iter().all(|record| now >= record.idle_at());
             let mut recent = holding.recent.iter().zip(windows);
-            let quiet = recent.all(|(recent, window)| recent.is_over(window.limit.algorithm().period_us(), now));
+            let quiet = recent
+                .all(|(recent, window)| recent.is_over(window.limit.algorithm().period_us(), now));
             !(idle && quiet)
         });
         self.sweep_at = MANY_KEYS.max(2 * self.keys.len());
@@ -174,7 +192,9 @@ impl Holding {
     fn observe(&mut self, windows: &mut [Window], event: &Event, decision: &Decision) -> u64 {
         if decision.allowed() {
             self.streak = 0;
-            for ((window, recent), verdict) in windows.iter_mut().zip(&mut self.recent).zip(decision.charges()) {
+            for ((window, recent), verdict) in
+                windows.iter_mut().zip(&mut self.recent).zip(decision.charges())
+            {
                 window.observe(recent, event.at_us, verdict);
             }
         } else {
@@ -218,7 +238,8 @@ impl Recent {
         self.total
     }
 
-    /// Halves the number of moments. Each pair counts from its earlier one, so sums can only be too small.
+    /// Halves the number of moments. Each pair counts from its earlier one, so sums can only be too
+    /// small.
     fn merge(&mut self) {
         let grants = std::mem::take(&mut self.grants);
         let mut pairs = grants.into_iter();
@@ -230,7 +251,9 @@ impl Recent {
     }
 
     fn is_over(&self, period_us: u64, now: Timestamp) -> bool {
-        self.grants.back().is_none_or(|(newest, _)| now.as_micros().saturating_sub(*newest) >= period_us)
+        self.grants
+            .back()
+            .is_none_or(|(newest, _)| now.as_micros().saturating_sub(*newest) >= period_us)
     }
 }
 
@@ -253,7 +276,8 @@ mod tests {
             let _ = contender.decide(&event(number, at_us, "k"));
         }
         let most = contender.windows()[0].most;
-        // 900000, 1000000 and 1100000; the last one came too early for the window, and the first too early for the period.
+        // 900000, 1000000 and 1100000; the last one came too early for the window, and the first
+        // too early for the period.
         assert_eq!((most.units, most.from_us, most.at_least), (3, 900_000, false));
         assert_eq!(contender.windows()[1].most.units, 4);
     }
@@ -286,7 +310,11 @@ mod tests {
             let _ = contender.decide(&event(n, 0, &format!("early-{n}")));
         }
         let _ = contender.decide(&event(101, 600_000, "late"));
-        assert_eq!(contender.keys.len(), 101, "half a second later all of them are in the busiest period still");
+        assert_eq!(
+            contender.keys.len(),
+            101,
+            "half a second later all of them are in the busiest period still"
+        );
         contender.sweep_at = 100;
         let _ = contender.decide(&event(102, 1_000_000, "later"));
         assert_eq!(contender.keys.len(), 2, "late and later");

@@ -1,4 +1,5 @@
-//! Traffic that is made up. The same arguments give the same trace on every machine, because there are only integers.
+//! Traffic that is made up. The same arguments give the same trace on every machine, because there
+//! are only integers.
 
 use tidegate_core::Op;
 use tidegate_core::trace::Micros;
@@ -33,7 +34,8 @@ pub(super) struct Generator {
 impl Generator {
     pub(super) fn new(args: &Generated) -> Self {
         let Generated { rate, pattern, length_us, seed, keys, cost } = *args;
-        let event = Event { number: 0, at_us: 0, key: String::new(), cost, op: Op::Check, expect: None };
+        let event =
+            Event { number: 0, at_us: 0, key: String::new(), cost, op: Op::Check, expect: None };
         let random = Random(seed);
         let mut generator = Generator {
             rate,
@@ -72,8 +74,10 @@ impl Generator {
 
     /// About how many requests there will be.
     pub(super) fn expected(&self) -> u64 {
-        let honest = u128::from(self.rate.amount) * u128::from(self.length_us) / u128::from(self.rate.period_us);
-        let attack = if self.pattern == Pattern::Attack { honest / 3 * u128::from(ATTACK) } else { 0 };
+        let honest = u128::from(self.rate.amount) * u128::from(self.length_us)
+            / u128::from(self.rate.period_us);
+        let attack =
+            if self.pattern == Pattern::Attack { honest / 3 * u128::from(ATTACK) } else { 0 };
         u64::try_from(honest + attack).unwrap_or(u64::MAX)
     }
 
@@ -111,10 +115,12 @@ impl Generator {
         let at_us = match self.pattern {
             Pattern::Constant | Pattern::Attack => spread(self.made, period_us, amount),
             Pattern::Burst => {
-                // Two periods' worth within a tenth of a period, half before and half after every second end of a period.
+                // Two periods' worth within a tenth of a period, half before and half after every
+                // second end of a period.
                 let (cycle, place) = (self.made / (2 * amount), self.made % (2 * amount));
                 let start = period_us - period_us / 20;
-                cycle.checked_mul(2 * period_us)?.checked_add(start)? + spread(place, period_us / 10, 2 * amount)
+                cycle.checked_mul(2 * period_us)?.checked_add(start)?
+                    + spread(place, period_us / 10, 2 * amount)
             }
             Pattern::Poisson => {
                 self.passed += u128::from(self.random.exponential());
@@ -135,7 +141,8 @@ impl Generator {
     }
 }
 
-/// The moment of the `n`th of so many that come evenly in a period; rounded down, and never drifting.
+/// The moment of the `n`th of so many that come evenly in a period; rounded down, and never
+/// drifting.
 fn spread(n: u64, period_us: u64, amount: u64) -> u64 {
     u64::try_from(u128::from(n) * u128::from(period_us) / u128::from(amount)).unwrap_or(u64::MAX)
 }
@@ -157,11 +164,11 @@ impl Random {
         u64::try_from((u128::from(self.next()) * u128::from(n)) >> 64).expect("it is below n")
     }
 
-    /// Exponentially distributed with mean 1, times 2^32, by von Neumann's comparison method: exact, and without a logarithm,
-    /// whose last digit differs from machine to machine.
+    /// Exponentially distributed with mean 1, times 2^32, by von Neumann's comparison method:
+    /// exact, and without a logarithm, whose last digit differs from machine to machine.
     ///
-    /// Draw numbers as long as each is smaller than the one before. If their count is odd, the first one is the fraction
-    /// of the answer; if not, add one to the whole part and begin again.
+    /// Draw numbers as long as each is smaller than the one before. If their count is odd, the
+    /// first one is the fraction of the answer; if not, add one to the whole part and begin again.
     fn exponential(&mut self) -> u64 {
         let mut whole = 0;
         loop {
@@ -192,7 +199,8 @@ mod tests {
     #[test]
     fn gaps_are_exponentially_distributed() {
         let mut random = Random(7);
-        let gaps: Vec<f64> = (0..1_000_000).map(|_| random.exponential() as f64 / f64::from(u32::MAX)).collect();
+        let gaps: Vec<f64> =
+            (0..1_000_000).map(|_| random.exponential() as f64 / f64::from(u32::MAX)).collect();
         let mean = gaps.iter().sum::<f64>() / 1e6;
         let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / 1e6;
         let above = gaps.iter().filter(|gap| **gap > 1.0).count() as f64 / 1e6;
@@ -207,8 +215,14 @@ mod tests {
         for pattern in [Pattern::Constant, Pattern::Burst, Pattern::Poisson, Pattern::Attack] {
             for (amount, period_us) in [(most, 1), (1, (1 << 51) - 1), (most, (1 << 51) - 1)] {
                 let rate = Rate { amount, period_us };
-                let args =
-                    Generated { rate, pattern, length_us: (1 << 52) - 1, seed: u64::MAX, keys: u64::MAX, cost: 1 };
+                let args = Generated {
+                    rate,
+                    pattern,
+                    length_us: (1 << 52) - 1,
+                    seed: u64::MAX,
+                    keys: u64::MAX,
+                    cost: 1,
+                };
                 let mut generator = Generator::new(&args);
                 for _ in 0..1_000 {
                     let _ = generator.next();

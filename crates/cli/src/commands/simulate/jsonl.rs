@@ -1,4 +1,5 @@
-//! One JSON object for each request and limit: request by request, and for each request limit by limit.
+//! One JSON object for each request and limit: request by request, and for each request limit by
+//! limit.
 
 use std::io::{self, Write};
 
@@ -19,10 +20,18 @@ impl Writer {
         Writer { out, limits: limits.iter().map(|limit| json_string(&limit.text)).collect() }
     }
 
-    pub(super) fn write(&mut self, index: usize, event: &Event, decision: &Decision) -> io::Result<()> {
+    pub(super) fn write(
+        &mut self,
+        index: usize,
+        event: &Event,
+        decision: &Decision,
+    ) -> io::Result<()> {
         let (key, limit) = (json_string(&event.key), &self.limits[index]);
         let (t_us, cost, op) = (event.at_us, event.cost, event.op.name());
-        write!(self.out, r#"{{"t_us":{t_us},"key":{key},"cost":{cost},"op":"{op}","limit":{limit},"#)?;
+        write!(
+            self.out,
+            r#"{{"t_us":{t_us},"key":{key},"cost":{cost},"op":"{op}","limit":{limit},"#
+        )?;
         write_numbers(&mut self.out, decision.allowed(), decision.binding())?;
         self.out.write_all(b"}\n")
     }

@@ -1,8 +1,10 @@
-//! `tidegate simulate`: a trace goes through several limits, and everybody sees what each would have done.
+//! `tidegate simulate`: a trace goes through several limits, and everybody sees what each would
+//! have done.
 //!
-//! A straight line, one request at a time: [`source`] says what is asked, each [`Contender`] decides it with a state of
-//! its own, and a [`Report`] writes it down. Nothing keeps the trace, so it may be longer than memory. With `--store` requests go to
-//! a server, some hundred at a time, and everything else is the same: [`remote`].
+//! A straight line, one request at a time: [`source`] says what is asked, each [`Contender`]
+//! decides it with a state of its own, and a [`Report`] writes it down. Nothing keeps the trace, so
+//! it may be longer than memory. With `--store` requests go to a server, some hundred at a time,
+//! and everything else is the same: [`remote`].
 
 mod contender;
 mod generate;
@@ -64,7 +66,10 @@ pub(crate) fn run(args: Simulate) -> Result<Outcome> {
         && let (Ok(trace), Ok(out)) = (trace.canonicalize(), out.canonicalize())
         && trace == out
     {
-        bail!("the result would overwrite the trace {}: expected another file after --out", trace.display());
+        bail!(
+            "the result would overwrite the trace {}: expected another file after --out",
+            trace.display()
+        );
     }
     let mut source = match &args.trace {
         Some(path) => Source::open(path)?,
@@ -72,7 +77,9 @@ pub(crate) fn run(args: Simulate) -> Result<Outcome> {
     };
     let limits = if args.limits.is_empty() { source.limits()? } else { args.limits };
     if limits.is_empty() {
-        bail!("no limit: expected --limit, as in --limit '10/s; 120/m', or a trace that begins with `# limit: 10/s`");
+        bail!(
+            "no limit: expected --limit, as in --limit '10/s; 120/m', or a trace that begins with `# limit: 10/s`"
+        );
     }
     let elsewhere = Elsewhere::open(&args.store.store)?;
     let format = args.format.or(if args.verify { None } else { Some(Format::Table) });
@@ -91,7 +98,8 @@ pub(crate) fn run(args: Simulate) -> Result<Outcome> {
         elsewhere.clean_up();
     }
     match fed {
-        // What was answered before the error stays valid and is shown; a summary of half a trace is not.
+        // What was answered before the error stays valid and is shown; a summary of half a trace is
+        // not.
         Err(error) => {
             report.flush()?;
             return Err(error);
@@ -131,7 +139,13 @@ struct Told<'a> {
 }
 
 impl Told<'_> {
-    fn answer(&mut self, index: usize, event: &Event, contender: &Contender, decision: &Decision) -> Result<()> {
+    fn answer(
+        &mut self,
+        index: usize,
+        event: &Event,
+        contender: &Contender,
+        decision: &Decision,
+    ) -> Result<()> {
         self.report.answer(index, event, decision)?;
         if let Some(verifier) = self.verifier {
             verifier.compare(event, contender, decision);
@@ -151,12 +165,17 @@ enum Report {
 }
 
 impl Report {
-    fn new(format: Option<Format>, out: Option<&std::path::Path>, limits: &[LimitText]) -> Result<Self> {
+    fn new(
+        format: Option<Format>,
+        out: Option<&std::path::Path>,
+        limits: &[LimitText],
+    ) -> Result<Self> {
         Ok(match format {
             None => Report::Silent,
-            Some(Format::Jsonl) => {
-                Report::Jsonl { writer: jsonl::Writer::new(open(out)?, limits), stdout: out.is_none() }
-            }
+            Some(Format::Jsonl) => Report::Jsonl {
+                writer: jsonl::Writer::new(open(out)?, limits),
+                stdout: out.is_none(),
+            },
             Some(format) => {
                 let summaries = limits.iter().map(|_| Summary::default()).collect();
                 Report::Summary { format, out: out.map(Into::into), summaries }
@@ -171,7 +190,8 @@ impl Report {
 
     /// Whether it fills the terminal, where a progress bar would only disturb.
     fn covers_terminal(&self) -> bool {
-        matches!(self, Report::Jsonl { stdout: true, .. }) && io::IsTerminal::is_terminal(&io::stdout())
+        matches!(self, Report::Jsonl { stdout: true, .. })
+            && io::IsTerminal::is_terminal(&io::stdout())
     }
 
     /// Whether standard output is taken.
@@ -186,7 +206,9 @@ impl Report {
     fn answer(&mut self, index: usize, event: &Event, decision: &Decision) -> Result<()> {
         match self {
             Report::Silent => {}
-            Report::Jsonl { writer, .. } => writer.write(index, event, decision).context(WRITING)?,
+            Report::Jsonl { writer, .. } => {
+                writer.write(index, event, decision).context(WRITING)?
+            }
             Report::Summary { summaries, .. } => summaries[index].add(event, decision),
         }
         Ok(())
@@ -220,7 +242,8 @@ fn open(out: Option<&std::path::Path>) -> Result<Box<dyn Write>> {
     Ok(match out {
         None => Box::new(output::stdout()),
         Some(path) => {
-            let file = File::create(path).with_context(|| format!("could not create {}", path.display()))?;
+            let file = File::create(path)
+                .with_context(|| format!("could not create {}", path.display()))?;
             Box::new(BufWriter::with_capacity(64 * 1024, file))
         }
     })

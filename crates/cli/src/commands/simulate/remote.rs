@@ -1,7 +1,9 @@
-//! A simulation that is decided on a server: the same requests, the trace's own time, and keys that nobody else has.
+//! A simulation that is decided on a server: the same requests, the trace's own time, and keys that
+//! nobody else has.
 //!
-//! Some hundred requests are under way at a time. They are sent in the order of the trace over one connection, and a server
-//! answers what comes over one connection in that order, so it decides as if it were asked one by one.
+//! Some hundred requests are under way at a time. They are sent in the order of the trace over one
+//! connection, and a server answers what comes over one connection in that order, so it decides as
+//! if it were asked one by one.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -35,7 +37,8 @@ pub(super) struct Elsewhere {
     clock: ManualClock,
     /// What was counted when the first request was sent.
     before: RedisStats,
-    /// Held while requests are under way. Whoever interrupts waits for it, lest something is written after all was removed.
+    /// Held while requests are under way. Whoever interrupts waits for it, lest something is
+    /// written after all was removed.
     under_way: Arc<Mutex<()>>,
 }
 
@@ -46,15 +49,18 @@ impl Elsewhere {
         let random = RandomState::new().hash_one(std::process::id());
         let namespace = format!("sim-{:08x}", random & 0xffff_ffff);
         // Nothing is lost in between, so there is nothing to remember.
-        let settings =
-            |builder: tidegate::RedisBuilder| builder.namespace(&namespace).clock(clock.clone()).witness_keys(0);
+        let settings = |builder: tidegate::RedisBuilder| {
+            builder.namespace(&namespace).clock(clock.clone()).witness_keys(0)
+        };
         let Some(remote) = Remote::open(url, settings)? else { return Ok(None) };
         // So that nobody has to wait for the script, and be overtaken.
         remote.prepare()?;
         eprintln!("note: decided by {}, in the namespace {namespace}", remote.shown);
         let before = remote.redis.stats();
         let under_way = Arc::new(Mutex::new(()));
-        remote.runtime.spawn(clean_up_when_interrupted(remote.redis.clone(), Arc::clone(&under_way)));
+        remote
+            .runtime
+            .spawn(clean_up_when_interrupted(remote.redis.clone(), Arc::clone(&under_way)));
         Ok(Some(Elsewhere { remote, clock, before, under_way }))
     }
 
@@ -90,7 +96,12 @@ impl Elsewhere {
             }
             let checks: Vec<(&Event, Check<'_>)> = batch
                 .iter()
-                .flat_map(|event| contenders.iter().zip(&names).map(move |(one, name)| (event, one.check(name, event))))
+                .flat_map(|event| {
+                    contenders
+                        .iter()
+                        .zip(&names)
+                        .map(move |(one, name)| (event, one.check(name, event)))
+                })
                 .collect();
             let mut decisions = self.decide(&checks).into_iter();
             drop(checks);
@@ -107,8 +118,9 @@ impl Elsewhere {
                 events += 1;
                 for (index, contender) in contenders.iter_mut().enumerate() {
                     let decision = decisions.next().context("a request has no answer")?;
-                    let decision =
-                        decision.map_err(store::explained).with_context(|| format!("request {}", event.number))?;
+                    let decision = decision
+                        .map_err(store::explained)
+                        .with_context(|| format!("request {}", event.number))?;
                     contender.observe(event, &decision);
                     told.answer(index, event, contender, &decision)?;
                 }
@@ -154,10 +166,13 @@ impl Elsewhere {
         })
     }
 
-    /// A call that was sent again may have been overtaken by the next one of its key. Then nobody knows what the answers are worth.
+    /// A call that was sent again may have been overtaken by the next one of its key. Then nobody
+    /// knows what the answers are worth.
     fn check_order(&self) -> Result<()> {
         let (before, now) = (&self.before, self.remote.redis.stats());
-        let again = |stats: &RedisStats| [stats.retries, stats.redirects, stats.reconnects, stats.script_loads];
+        let again = |stats: &RedisStats| {
+            [stats.retries, stats.redirects, stats.reconnects, stats.script_loads]
+        };
         if again(before) != again(&now) {
             bail!(
                 "the connection broke, a slot moved or the server forgot the script in the middle of the simulation, so requests may have \
@@ -187,7 +202,8 @@ async fn remove(redis: &Redis) {
     );
 }
 
-/// Waits for Ctrl-C, or a request to end, and leaves nothing behind. Whoever asks twice does not want to wait.
+/// Waits for Ctrl-C, or a request to end, and leaves nothing behind. Whoever asks twice does not
+/// want to wait.
 async fn clean_up_when_interrupted(redis: Redis, under_way: Arc<Mutex<()>>) {
     asked_to_end().await;
     let cleaned = async {

@@ -28,15 +28,24 @@ pub(super) enum Source {
 impl Source {
     pub(super) fn open(path: &Path) -> Result<Self> {
         if path.as_os_str() == "-" {
-            return Ok(Source::Trace(Trace::new("standard input".into(), Box::new(io::stdin().lock()), None)));
+            return Ok(Source::Trace(Trace::new(
+                "standard input".into(),
+                Box::new(io::stdin().lock()),
+                None,
+            )));
         }
         let opened = File::open(path).and_then(|file| Ok((file.metadata()?, file)));
-        let (metadata, file) = opened.with_context(|| format!("could not open {}", path.display()))?;
+        let (metadata, file) =
+            opened.with_context(|| format!("could not open {}", path.display()))?;
         if metadata.is_dir() {
             bail!("could not open {}: it is a directory", path.display());
         }
         let reader = BufReader::with_capacity(64 * 1024, file);
-        Ok(Source::Trace(Trace::new(path.display().to_string(), Box::new(reader), Some(metadata.len()))))
+        Ok(Source::Trace(Trace::new(
+            path.display().to_string(),
+            Box::new(reader),
+            Some(metadata.len()),
+        )))
     }
 
     pub(super) fn generate(args: &Generated) -> Self {
@@ -63,7 +72,9 @@ impl Source {
     pub(super) fn length(&self) -> Option<u64> {
         match self {
             Source::Trace(trace) => trace.bytes.filter(|bytes| *bytes >= LONG_BYTES),
-            Source::Generated(generator) => Some(generator.expected()).filter(|requests| *requests >= LONG_REQUESTS),
+            Source::Generated(generator) => {
+                Some(generator.expected()).filter(|requests| *requests >= LONG_REQUESTS)
+            }
         }
     }
 
@@ -103,8 +114,14 @@ pub(super) struct Trace {
 
 impl Trace {
     fn new(name: String, reader: Box<dyn BufRead>, bytes: Option<u64>) -> Self {
-        let event =
-            Event { number: 0, at_us: 0, key: String::new(), cost: 0, op: tidegate_core::Op::Check, expect: None };
+        let event = Event {
+            number: 0,
+            at_us: 0,
+            key: String::new(),
+            cost: 0,
+            op: tidegate_core::Op::Check,
+            expect: None,
+        };
         Trace {
             name,
             reader,
@@ -127,11 +144,19 @@ impl Trace {
                 break;
             };
             if found.len() == MAX_LIMIT_LINES {
-                bail!("{}: line {}: expected at most {MAX_LIMIT_LINES} `# limit:` lines", self.name, self.number);
+                bail!(
+                    "{}: line {}: expected at most {MAX_LIMIT_LINES} `# limit:` lines",
+                    self.name,
+                    self.number
+                );
             }
             let limit = args::limit(&text);
             found.push(limit.map_err(|error| {
-                anyhow!("{}: line {}: the limit that begins at column {column}: {error}", self.name, self.number)
+                anyhow!(
+                    "{}: line {}: the limit that begins at column {column}: {error}",
+                    self.name,
+                    self.number
+                )
             })?);
         }
         Ok(found)
@@ -155,14 +180,15 @@ impl Trace {
         }
     }
 
-    /// Reads on to the next line that says something: the text and column of a `# limit:` line, or nothing more if it is a
-    /// request, which is then in `event`.
+    /// Reads on to the next line that says something: the text and column of a `# limit:` line, or
+    /// nothing more if it is a request, which is then in `event`.
     fn read(&mut self) -> Result<Option<Option<(String, usize)>>> {
         loop {
             self.line.clear();
             let mut limited = (&mut *self.reader).take(MAX_LINE);
-            let read =
-                limited.read_until(b'\n', &mut self.line).with_context(|| format!("could not read {}", self.name))?;
+            let read = limited
+                .read_until(b'\n', &mut self.line)
+                .with_context(|| format!("could not read {}", self.name))?;
             if read == 0 {
                 return Ok(None);
             }
@@ -174,7 +200,10 @@ impl Trace {
                 bail!("{name}: line {number}: longer than {MAX_LINE} bytes");
             }
             let text = str::from_utf8(&self.line).map_err(|error| {
-                anyhow!("{name}: line {number}: expected UTF-8, found other bytes at byte {}", error.valid_up_to() + 1)
+                anyhow!(
+                    "{name}: line {number}: expected UTF-8, found other bytes at byte {}",
+                    error.valid_up_to() + 1
+                )
             })?;
             let text = if number == 1 { text.trim_start_matches('\u{feff}') } else { text };
             match Line::parse(text, number).map_err(|error| anyhow!("{name}: {error}"))? {
@@ -183,13 +212,16 @@ impl Trace {
                 Line::Event(event) => {
                     if event.key.len() > MAX_KEY_BYTES {
                         let bytes = event.key.len();
-                        bail!("{name}: line {number}: a key of {bytes} bytes: expected at most {MAX_KEY_BYTES}");
+                        bail!(
+                            "{name}: line {number}: a key of {bytes} bytes: expected at most {MAX_KEY_BYTES}"
+                        );
                     }
                     self.event.number = number;
                     self.event.at_us = event.at.as_micros();
                     self.event.key.clear();
                     self.event.key.push_str(event.key);
-                    (self.event.cost, self.event.op, self.event.expect) = (event.cost, event.op, event.expect);
+                    (self.event.cost, self.event.op, self.event.expect) =
+                        (event.cost, event.op, event.expect);
                     return Ok(Some(None));
                 }
             }

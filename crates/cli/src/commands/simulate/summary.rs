@@ -48,7 +48,8 @@ impl Summary {
 
     /// The same in words: `55.0%`.
     pub(super) fn share(&self) -> String {
-        self.share_permille().map_or("-".into(), |permille| format!("{}.{}%", permille / 10, permille % 10))
+        self.share_permille()
+            .map_or("-".into(), |permille| format!("{}.{}%", permille / 10, permille % 10))
     }
 
     /// Whether requests and units are different things in this trace.

@@ -1,7 +1,8 @@
 //! A picture: one panel for each limit over a shared time axis.
 //!
-//! Written by hand, as text: it is a few rectangles and labels, and a plotting crate would be larger than this program.
-//! Colors are given twice, for light and for dark surroundings, and the picture brings its own background.
+//! Written by hand, as text: it is a few rectangles and labels, and a plotting crate would be
+//! larger than this program. Colors are given twice, for light and for dark surroundings, and the
+//! picture brings its own background.
 
 use std::fmt::Write;
 
@@ -45,8 +46,10 @@ text{font-family:system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;f
 ";
 
 pub(super) fn draw(scene: &Scene, contenders: &[Contender], summaries: &[Summary]) -> String {
-    let axis = Axis::over(summaries.iter().map(|summary| &summary.timeline), scene.end_us, MOST_BARS);
-    let bars: Vec<Vec<Flow>> = summaries.iter().map(|summary| summary.timeline.bars(&axis)).collect();
+    let axis =
+        Axis::over(summaries.iter().map(|summary| &summary.timeline), scene.end_us, MOST_BARS);
+    let bars: Vec<Vec<Flow>> =
+        summaries.iter().map(|summary| summary.timeline.bars(&axis)).collect();
     let tallest = bars.iter().flatten().map(|bar| bar.offered()).max().unwrap_or(0);
     let scale = Scale::up_to(tallest);
     let panels = contenders.len().min(MOST_PANELS);
@@ -75,7 +78,11 @@ pub(super) fn draw(scene: &Scene, contenders: &[Contender], summaries: &[Summary
     times(&mut svg, &axis, top - GAP);
     if panels < contenders.len() {
         let more = contenders.len() - panels;
-        let _ = writeln!(svg, r#"<text x="{LEFT}" y="{:.0}">… and {more} limits more</text>"#, height - 8.0);
+        let _ = writeln!(
+            svg,
+            r#"<text x="{LEFT}" y="{:.0}">… and {more} limits more</text>"#,
+            height - 8.0
+        );
     }
     svg.push_str("</svg>\n");
     svg
@@ -86,7 +93,11 @@ fn legend(svg: &mut String, axis: &Axis) {
     let y = 64.0;
     let mut x = LEFT;
     for (class, word, width) in [("allowed", "allowed", 80.0), ("denied", "denied", 72.0)] {
-        let _ = writeln!(svg, r#"<rect class="{class}" x="{x}" y="{:.0}" width="12" height="12" rx="2"/>"#, y - 10.0);
+        let _ = writeln!(
+            svg,
+            r#"<rect class="{class}" x="{x}" y="{:.0}" width="12" height="12" rx="2"/>"#,
+            y - 10.0
+        );
         let _ = writeln!(svg, r#"<text x="{:.0}" y="{y}">{word}</text>"#, x + 18.0);
         x += width;
     }
@@ -95,10 +106,19 @@ fn legend(svg: &mut String, axis: &Axis) {
     let _ = writeln!(svg, r#"<path class="pace" d="M{x} {:.0}h24"/>"#, y - 4.0);
     let _ = writeln!(svg, r#"<text x="{:.0}" y="{y}">pace of one key</text>"#, x + 30.0);
     x += 150.0;
-    let _ = writeln!(svg, r#"<rect class="busy" x="{x}" y="{:.0}" width="18" height="12"/>"#, y - 10.0);
-    let _ = writeln!(svg, r#"<text x="{:.0}" y="{y}">its busiest period, red if over the amount</text>"#, x + 24.0);
+    let _ =
+        writeln!(svg, r#"<rect class="busy" x="{x}" y="{:.0}" width="18" height="12"/>"#, y - 10.0);
+    let _ = writeln!(
+        svg,
+        r#"<text x="{:.0}" y="{y}">its busiest period, red if over the amount</text>"#,
+        x + 24.0
+    );
     let bar = human(axis.bar_us);
-    let _ = writeln!(svg, r#"<text x="{:.0}" y="{y}" text-anchor="end">units per {bar}</text>"#, WIDTH - RIGHT);
+    let _ = writeln!(
+        svg,
+        r#"<text x="{:.0}" y="{y}" text-anchor="end">units per {bar}</text>"#,
+        WIDTH - RIGHT
+    );
 }
 
 /// The times under the last panel.
@@ -106,7 +126,11 @@ fn times(svg: &mut String, axis: &Axis, bottom: f64) {
     for at in axis.ticks(MOST_TICKS) {
         let x = x_of(axis, at);
         let y = bottom + 18.0;
-        let _ = writeln!(svg, r#"<text x="{x:.1}" y="{y:.0}" text-anchor="middle">{}</text>"#, axis.label(at));
+        let _ = writeln!(
+            svg,
+            r#"<text x="{x:.1}" y="{y:.0}" text-anchor="middle">{}</text>"#,
+            axis.label(at)
+        );
     }
 }
 
@@ -171,7 +195,11 @@ impl Panel<'_> {
             let y = self.bottom() - self.scale.height(level as f64);
             let _ = write!(path, "M{LEFT} {y:.1}h{PLOT_WIDTH}");
             let (x, label_y) = (LEFT - 8.0, y + 4.0);
-            let _ = writeln!(svg, r#"<text x="{x}" y="{label_y:.1}" text-anchor="end">{}</text>"#, short(level));
+            let _ = writeln!(
+                svg,
+                r#"<text x="{x}" y="{label_y:.1}" text-anchor="end">{}</text>"#,
+                short(level)
+            );
             level = level.saturating_add(self.scale.step);
             if level == u64::MAX {
                 break;
@@ -203,13 +231,16 @@ impl Panel<'_> {
                 let _ = writeln!(svg, r#"<path class="{class}" d="{path}"/>"#);
             }
         }
-        let _ = writeln!(svg, r#"<path class="base" d="M{LEFT} {:.1}h{PLOT_WIDTH}"/>"#, self.bottom());
+        let _ =
+            writeln!(svg, r#"<path class="base" d="M{LEFT} {:.1}h{PLOT_WIDTH}"/>"#, self.bottom());
     }
 
     /// The period in which one key was granted the most, measured against the amount of its limit.
     fn busiest(&self, svg: &mut String, contender: &Contender) {
-        let share = |window: &&Window| window.most.units as f64 / window.limit.algorithm().amount() as f64;
-        let busiest = contender.windows().iter().max_by(|one, two| share(one).total_cmp(&share(two)));
+        let share =
+            |window: &&Window| window.most.units as f64 / window.limit.algorithm().amount() as f64;
+        let busiest =
+            contender.windows().iter().max_by(|one, two| share(one).total_cmp(&share(two)));
         let Some(window) = busiest.filter(|window| window.most.units > 0) else { return };
         let algorithm = window.limit.algorithm();
         let (amount, period_us, most) = (algorithm.amount(), algorithm.period_us(), window.most);
@@ -233,7 +264,10 @@ impl Panel<'_> {
         let x = (start + width / 2.0).clamp(LEFT + half, WIDTH - RIGHT - half);
         let class = if over { r#" class="over-label""# } else { "" };
         let y = self.top - 10.0;
-        let _ = writeln!(svg, r#"<text{class} x="{x:.1}" y="{y:.1}" text-anchor="middle">{text}</text>"#);
+        let _ = writeln!(
+            svg,
+            r#"<text{class} x="{x:.1}" y="{y:.1}" text-anchor="middle">{text}</text>"#
+        );
     }
 
     /// How much the limit allows in the time of one bar, in the long run.
@@ -244,7 +278,8 @@ impl Panel<'_> {
             if matches!(algorithm, Algorithm::Concurrent(_)) {
                 continue;
             }
-            let units = algorithm.amount() as f64 * self.axis.bar_us as f64 / algorithm.period_us() as f64;
+            let units =
+                algorithm.amount() as f64 * self.axis.bar_us as f64 / algorithm.period_us() as f64;
             let y = self.bottom() - self.scale.height(units);
             if y < self.top {
                 continue; // higher than anything that was asked for
@@ -252,8 +287,12 @@ impl Panel<'_> {
             let _ = writeln!(svg, r#"<path class="pace" d="M{LEFT} {y:.1}h{PLOT_WIDTH}"/>"#);
             if (y - last).abs() >= 13.0 {
                 let (x, label_y) = (WIDTH - RIGHT + 6.0, y + 4.0);
-                let pace = format!("{}/{}", short(algorithm.amount()), period(algorithm.period_us()));
-                let _ = writeln!(svg, r#"<text class="pace-label" x="{x}" y="{label_y:.1}">{pace}</text>"#);
+                let pace =
+                    format!("{}/{}", short(algorithm.amount()), period(algorithm.period_us()));
+                let _ = writeln!(
+                    svg,
+                    r#"<text class="pace-label" x="{x}" y="{label_y:.1}">{pace}</text>"#
+                );
                 last = y;
             }
         }
@@ -271,9 +310,13 @@ fn period(micros: u64) -> String {
 
 /// A number in few letters: `250`, `20k`, `1.5M`.
 fn short(n: u64) -> String {
-    for (unit, letter) in
-        [(1_000_000_000_000_000, "P"), (1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")]
-    {
+    for (unit, letter) in [
+        (1_000_000_000_000_000, "P"),
+        (1_000_000_000_000, "T"),
+        (1_000_000_000, "G"),
+        (1_000_000, "M"),
+        (1_000, "k"),
+    ] {
         if n >= 10 * unit || (n >= unit && n.is_multiple_of(unit / 10)) {
             let tenths = n / (unit / 10) % 10;
             let part = if tenths > 0 { format!(".{tenths}") } else { String::new() };
@@ -310,7 +353,9 @@ mod tests {
 
     #[test]
     fn scales_are_round_and_cover_the_tallest() {
-        for (tallest, top, step) in [(0, 1, 1), (3, 3, 1), (20, 20, 5), (21, 30, 10), (999, 1_000, 500)] {
+        for (tallest, top, step) in
+            [(0, 1, 1), (3, 3, 1), (20, 20, 5), (21, 30, 10), (999, 1_000, 500)]
+        {
             let scale = Scale::up_to(tallest);
             assert_eq!((scale.top, scale.step), (top, step), "{tallest}");
         }
@@ -319,7 +364,14 @@ mod tests {
 
     #[test]
     fn long_numbers_are_shortened() {
-        let rows = [(0, "0"), (1_000, "1k"), (1_500, "1.5k"), (1_234, "1234"), (12_340, "12.3k"), (2_000_000, "2M")];
+        let rows = [
+            (0, "0"),
+            (1_000, "1k"),
+            (1_500, "1.5k"),
+            (1_234, "1234"),
+            (12_340, "12.3k"),
+            (2_000_000, "2M"),
+        ];
         for (n, text) in rows {
             assert_eq!(short(n), text);
         }

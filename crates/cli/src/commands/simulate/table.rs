@@ -16,7 +16,12 @@ const COLUMNS: u64 = 60;
 /// Eighths of a character, from nothing to full.
 const BLOCKS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-pub(super) fn draw(scene: &Scene, contenders: &[Contender], summaries: &[Summary], paint: Paint) -> String {
+pub(super) fn draw(
+    scene: &Scene,
+    contenders: &[Contender],
+    summaries: &[Summary],
+    paint: Paint,
+) -> String {
     let mut text = format!("{}\n\n", paint.strong(&scene.title));
     table(&mut text, contenders, summaries, paint);
     timelines(&mut text, scene, contenders, summaries, paint);
@@ -51,19 +56,27 @@ fn table(text: &mut String, contenders: &[Contender], summaries: &[Summary], pai
         rows.push(row);
     }
     let columns = rows[0].len();
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let width =
+        |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
     for (index, row) in rows.iter().enumerate() {
-        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| match column {
-            0 => format!("{cell:width$}"),
-            last if last + 1 == columns => cell.clone(),
-            _ => format!("{cell:>width$}"),
-        });
+        let cells =
+            row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| match column {
+                0 => format!("{cell:width$}"),
+                last if last + 1 == columns => cell.clone(),
+                _ => format!("{cell:>width$}"),
+            });
         let line = cells.collect::<Vec<_>>().join("   ");
         let _ = writeln!(text, "{}", if index == 0 { paint.faint(line) } else { line });
     }
-    if let Some(others) = summaries.first().map(|summary| summary.others).filter(|others| *others > 0) {
-        let _ = writeln!(text, "\nBesides, {} asked for nothing: looks, refunds and resets.", lines(others));
+    if let Some(others) =
+        summaries.first().map(|summary| summary.others).filter(|others| *others > 0)
+    {
+        let _ = writeln!(
+            text,
+            "\nBesides, {} asked for nothing: looks, refunds and resets.",
+            lines(others)
+        );
     }
 }
 
@@ -78,7 +91,13 @@ fn most(window: &Window) -> String {
     }
 }
 
-fn timelines(text: &mut String, scene: &Scene, contenders: &[Contender], summaries: &[Summary], paint: Paint) {
+fn timelines(
+    text: &mut String,
+    scene: &Scene,
+    contenders: &[Contender],
+    summaries: &[Summary],
+    paint: Paint,
+) {
     let axis = Axis::over(summaries.iter().map(|summary| &summary.timeline), scene.end_us, COLUMNS);
     let bars: Vec<_> = summaries.iter().map(|summary| summary.timeline.bars(&axis)).collect();
     let tallest = bars.iter().flatten().map(|bar| bar.offered()).max().unwrap_or(0);
@@ -86,8 +105,9 @@ fn timelines(text: &mut String, scene: &Scene, contenders: &[Contender], summari
         return;
     }
     for (contender, bars) in contenders.iter().zip(&bars) {
-        let line =
-            |height: &dyn Fn(usize) -> u64| (0..bars.len()).map(|bar| block(height(bar), tallest)).collect::<String>();
+        let line = |height: &dyn Fn(usize) -> u64| {
+            (0..bars.len()).map(|bar| block(height(bar), tallest)).collect::<String>()
+        };
         let _ = writeln!(text, "\n{}", paint.strong(shown(contender.text())));
         let _ = writeln!(text, "  allowed |{}|", paint.good(line(&|bar| bars[bar].allowed)));
         let _ = writeln!(text, "  denied  |{}|", paint.bad(line(&|bar| bars[bar].denied)));
@@ -95,7 +115,8 @@ fn timelines(text: &mut String, scene: &Scene, contenders: &[Contender], summari
     let (start, end) = (axis.label(axis.start_us), axis.label(axis.end_us()));
     let gap = axis.bars.saturating_sub(start.chars().count());
     let _ = writeln!(text, "           {start}{end:>gap$}");
-    let legend = format!("one column is {}, a full one {} units", human(axis.bar_us), grouped(tallest));
+    let legend =
+        format!("one column is {}, a full one {} units", human(axis.bar_us), grouped(tallest));
     let _ = writeln!(text, "           {}", paint.faint(legend));
 }
 

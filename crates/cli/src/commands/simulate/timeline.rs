@@ -1,7 +1,7 @@
 //! Sums over time in a bounded number of slots, however long the trace is.
 //!
-//! Slots begin a microsecond wide. When there are too many, ten become one; what is shown is put together from them, so that
-//! it begins and ends at round times.
+//! Slots begin a microsecond wide. When there are too many, ten become one; what is shown is put
+//! together from them, so that it begins and ends at round times.
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
@@ -82,21 +82,24 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// The finest round bars of which no more than `most` cover all of the timelines, and the time up to `end_us` if it
-    /// is known when the trace ends.
+    /// The finest round bars of which no more than `most` cover all of the timelines, and the time
+    /// up to `end_us` if it is known when the trace ends.
     pub(super) fn over<'t>(
         timelines: impl Iterator<Item = &'t Timeline> + Clone,
         end_us: Option<u64>,
         most: u64,
     ) -> Axis {
         let spans = timelines.clone().filter_map(|timeline| timeline.span);
-        let (first, last) = spans.reduce(|one, two| (one.0.min(two.0), one.1.max(two.1))).unwrap_or((0, 0));
+        let (first, last) =
+            spans.reduce(|one, two| (one.0.min(two.0), one.1.max(two.1))).unwrap_or((0, 0));
         let last = last.max(end_us.unwrap_or(0).saturating_sub(1));
         // A trace that begins soon after the epoch is shown from the epoch, where windows begin.
         let first = if first < last / 4 { 0 } else { first };
         let finest = timelines.map(|timeline| timeline.slot_us).max().unwrap_or(1);
         let covers = |width: u64| last / width - first / width < most;
-        let bar_us = round_widths().find(|width| width.is_multiple_of(finest) && covers(*width)).unwrap_or(u64::MAX);
+        let bar_us = round_widths()
+            .find(|width| width.is_multiple_of(finest) && covers(*width))
+            .unwrap_or(u64::MAX);
         let start_us = first / bar_us * bar_us;
         let bars = usize::try_from(last / bar_us - first / bar_us + 1).unwrap_or(1);
         Axis { start_us, bar_us, bars }
@@ -106,14 +109,18 @@ impl Axis {
         self.start_us.saturating_add(self.bar_us.saturating_mul(self.bars as u64))
     }
 
-    /// Moments at round distances from the start, at most `most` of them, at which to write the time.
+    /// Moments at round distances from the start, at most `most` of them, at which to write the
+    /// time.
     pub(super) fn ticks(&self, most: u64) -> Vec<u64> {
         let length = self.end_us() - self.start_us;
-        let Some(width) = round_widths().find(|width| length / width < most) else { return Vec::new() };
+        let Some(width) = round_widths().find(|width| length / width < most) else {
+            return Vec::new();
+        };
         (0..=length / width).map(|index| self.start_us + index * width).collect()
     }
 
-    /// What to write at a moment: the time, or how long after the start it is if the start is not 0.
+    /// What to write at a moment: the time, or how long after the start it is if the start is not
+    /// 0.
     pub(super) fn label(&self, at_us: u64) -> String {
         if self.start_us == 0 {
             Micros(at_us).to_string()
@@ -127,13 +134,17 @@ impl Axis {
     }
 }
 
-/// Widths at which people look: 1, 2, 5 and 10 of everything, and what divides minutes, hours and days.
+/// Widths at which people look: 1, 2, 5 and 10 of everything, and what divides minutes, hours and
+/// days.
 fn round_widths() -> impl Iterator<Item = u64> {
     const SECOND: u64 = 1_000_000;
-    let below_a_minute = [1, 10, 100, 1_000, 10_000, 100_000].into_iter().flat_map(|n| [n, 2 * n, 5 * n]);
-    let seconds = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1_200, 1_800, 3_600, 7_200, 21_600, 43_200];
+    let below_a_minute =
+        [1, 10, 100, 1_000, 10_000, 100_000].into_iter().flat_map(|n| [n, 2 * n, 5 * n]);
+    let seconds =
+        [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1_200, 1_800, 3_600, 7_200, 21_600, 43_200];
     let days = (0..12).flat_map(|power| [1, 2, 5].map(|n| n * 86_400 * 10_u64.pow(power)));
-    below_a_minute.chain(seconds.into_iter().chain(days).map(|n| n * SECOND).filter(|width| *width > 0))
+    below_a_minute
+        .chain(seconds.into_iter().chain(days).map(|n| n * SECOND).filter(|width| *width > 0))
 }
 
 #[cfg(test)]

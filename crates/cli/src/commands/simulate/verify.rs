@@ -38,7 +38,9 @@ impl Verifier {
     pub(super) fn finish(self, stdout_taken: bool) -> Result<Outcome> {
         let Verifier { limits, compared, differ } = self;
         if compared == 0 {
-            bail!("nothing to verify: no line says what to expect, as in `0 user:7 -> allow remaining 9`");
+            bail!(
+                "nothing to verify: no line says what to expect, as in `0 user:7 -> allow remaining 9`"
+            );
         }
         if differ > MOST_SHOWN {
             eprintln!("… and {} more", differ - MOST_SHOWN);

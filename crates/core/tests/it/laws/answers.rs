@@ -7,7 +7,8 @@ use crate::draw::{self, Kind, Seeded, Source};
 
 const END: u64 = Timestamp::MAX.as_micros();
 
-/// Tells random stories by a clock that does not go back, and shows every moment after a call to `look`.
+/// Tells random stories by a clock that does not go back, and shows every moment after a call to
+/// `look`.
 fn stories(count: u64, look: impl Fn(&Limit, &Record, u64, &Verdict, &mut Seeded)) {
     for seed in 0..count {
         let source = &mut Seeded(seed);
@@ -16,7 +17,8 @@ fn stories(count: u64, look: impl Fn(&Limit, &Record, u64, &Verdict, &mut Seeded
         let (mut now, mut last) = (draw::dawn(source), Verdict::default());
         for _ in 0..30 {
             now = draw::later(source, &limit, &last, now);
-            let op = source.pick(&[Op::Check, Op::Check, Op::Check, Op::Take, Op::Debit, Op::Refund]);
+            let op =
+                source.pick(&[Op::Check, Op::Check, Op::Check, Op::Take, Op::Debit, Op::Refund]);
             last = ask(op, &limit, &mut record, now, draw::cost(source, &limit, &last));
             let source = &mut Seeded(source.word());
             look(&limit, &record, now, &last, source);
@@ -29,11 +31,18 @@ fn what_remains_fits_and_one_more_does_not() {
     stories(5_000, |limit, record, now, last, _| {
         let r = last.remaining;
         assert!(peek(limit, record, now, r).allowed, "{limit}: {r} left at {now} of {record:?}");
-        assert!(!peek(limit, record, now, r + 1).allowed, "{limit}: {r} left at {now} of {record:?}");
+        assert!(
+            !peek(limit, record, now, r + 1).allowed,
+            "{limit}: {r} left at {now} of {record:?}"
+        );
         for cost in [1, r / 2, r] {
             let after = check(limit, &mut record.clone(), now, cost);
             if cost <= r {
-                assert_eq!((after.allowed, after.granted, after.remaining), (true, cost, r - cost), "{limit}");
+                assert_eq!(
+                    (after.allowed, after.granted, after.remaining),
+                    (true, cost, r - cost),
+                    "{limit}"
+                );
             }
         }
     });
@@ -46,13 +55,20 @@ fn a_retry_passes_at_the_promised_microsecond_and_not_before() {
             let denied = peek(limit, record, now, cost);
             match denied.retry {
                 Retry::Now => assert!(denied.allowed),
-                Retry::Never => assert!(cost > limit.capacity(), "{limit}: {cost} can pass some time"),
+                Retry::Never => {
+                    assert!(cost > limit.capacity(), "{limit}: {cost} can pass some time")
+                }
                 Retry::After(wait) if now + wait <= END => {
                     assert!(wait > 0 && !denied.allowed);
                     let story = || format!("{limit}: {cost} at {now}, after {wait}, of {record:?}");
                     assert!(peek(limit, record, now + wait, cost).allowed, "{}", story());
                     assert!(!peek(limit, record, now + wait - 1, cost).allowed, "{}", story());
-                    assert_eq!(peek(limit, record, now + wait - 1, cost).retry, Retry::After(1), "{}", story());
+                    assert_eq!(
+                        peek(limit, record, now + wait - 1, cost).retry,
+                        Retry::After(1),
+                        "{}",
+                        story()
+                    );
                 }
                 Retry::After(_) => {}
             }
@@ -78,24 +94,45 @@ fn everything_is_back_at_the_promised_microsecond_and_not_before() {
         assert_eq!(reset == 0, last.remaining == full, "{limit}");
         assert_eq!(next == 0, last.remaining == full, "{limit}");
         if reset > 0 && now + reset <= END {
-            assert_eq!(peek(limit, record, now + reset, 1).remaining, full, "{limit} {now} {record:?}");
-            assert!(peek(limit, record, now + reset - 1, 1).remaining < full, "{limit} {now} {record:?}");
+            assert_eq!(
+                peek(limit, record, now + reset, 1).remaining,
+                full,
+                "{limit} {now} {record:?}"
+            );
+            assert!(
+                peek(limit, record, now + reset - 1, 1).remaining < full,
+                "{limit} {now} {record:?}"
+            );
         }
         if next > 0 && now + next <= END {
-            assert!(peek(limit, record, now + next, 1).remaining > last.remaining, "{limit} {now} {record:?}");
-            assert_eq!(peek(limit, record, now + next - 1, 1).remaining, last.remaining, "{limit} {now} {record:?}");
+            assert!(
+                peek(limit, record, now + next, 1).remaining > last.remaining,
+                "{limit} {now} {record:?}"
+            );
+            assert_eq!(
+                peek(limit, record, now + next - 1, 1).remaining,
+                last.remaining,
+                "{limit} {now} {record:?}"
+            );
         }
     });
 }
 
-/// From `idle_at` on a record is the same as none, whatever comes; one microsecond earlier it is not.
+/// From `idle_at` on a record is the same as none, whatever comes; one microsecond earlier it is
+/// not.
 #[test]
 fn an_idle_record_may_be_forgotten_and_no_earlier() {
     stories(2_500, |limit, record, now, last, source| {
         let idle = record.idle_at().as_micros();
-        assert!(idle <= now || now + last.reset_after_us == idle, "{limit}: {now} {last:?} {record:?}");
+        assert!(
+            idle <= now || now + last.reset_after_us == idle,
+            "{limit}: {now} {last:?} {record:?}"
+        );
         if idle > now && idle <= END {
-            assert!(peek(limit, record, idle - 1, 1).remaining < limit.capacity(), "{limit}: {record:?}");
+            assert!(
+                peek(limit, record, idle - 1, 1).remaining < limit.capacity(),
+                "{limit}: {record:?}"
+            );
         }
         let mut at = idle.max(now);
         if at > END {
@@ -107,7 +144,11 @@ fn an_idle_record_may_be_forgotten_and_no_earlier() {
             at = draw::later(source, limit, &last, at);
             let (op, cost) = (draw::op(source), draw::cost(source, limit, &last));
             last = ask(op, limit, &mut kept, at, cost);
-            assert_eq!(last, ask(op, limit, &mut none, at, cost), "{limit}: {op:?} {cost} at {at} of {record:?}");
+            assert_eq!(
+                last,
+                ask(op, limit, &mut none, at, cost),
+                "{limit}: {op:?} {cost} at {at} of {record:?}"
+            );
         }
     });
 }
@@ -135,7 +176,8 @@ fn nothing_panics_at_the_ends_of_the_world() {
             let limit = source.pick(&limits);
             let last = Verdict { amount: 1, ..Verdict::default() };
             let near = draw::cost(source, &limit, &last);
-            let (far, reserved, any) = (source.pick(&extremes), source.pick(&extremes), source.word());
+            let (far, reserved, any) =
+                (source.pick(&extremes), source.pick(&extremes), source.word());
             let cost = source.pick(&[near, near, far]);
             let now = source.pick(&[0, 1, END - 1, END, u64::MAX, 1_700_000_000_000_000, any]);
             let id = source.pick(&[None, Some(Id(0)), Some(Id(1)), Some(Id(2))]);
@@ -147,10 +189,13 @@ fn nothing_panics_at_the_ends_of_the_world() {
     }
 }
 
-/// The time to fill that headers name is the one that a full bucket takes, but for the rest of a coarse tick.
+/// The time to fill that headers name is the one that a full bucket takes, but for the rest of a
+/// coarse tick.
 #[test]
 fn a_full_bucket_drains_in_its_time_to_fill() {
-    for (text, fill_us) in [("10/s", 1_000_000), ("10/s burst 5", 500_000), ("7/min burst 3", 25_714_286)] {
+    for (text, fill_us) in
+        [("10/s", 1_000_000), ("10/s burst 5", 500_000), ("7/min burst 3", 25_714_286)]
+    {
         let limit: Limit = text.parse().unwrap();
         let Algorithm::Bucket(bucket) = limit.algorithm() else { unreachable!("{text}") };
         assert_eq!(bucket.fill_us(), fill_us, "{text}");

@@ -1,11 +1,13 @@
-//! I-U: the upper bounds that each algorithm promises, for all spans, and the worst case, which is reached.
+//! I-U: the upper bounds that each algorithm promises, for all spans, and the worst case, which is
+//! reached.
 
 use tidegate_core::{Algorithm, Limit, Op, Period, Record, Verdict};
 
 use super::{ask, check};
 use crate::draw::{self, Seeded, Source};
 
-/// What may be admitted in a closed span of `length` microseconds more than its first, as numerator and denominator.
+/// What may be admitted in a closed span of `length` microseconds more than its first, as numerator
+/// and denominator.
 fn most_within(limit: &Limit, length: u64) -> Option<(u128, u128)> {
     let (length, capacity) = (u128::from(length), u128::from(limit.capacity()));
     let period = u128::from(limit.algorithm().period_us());
@@ -13,7 +15,10 @@ fn most_within(limit: &Limit, length: u64) -> Option<(u128, u128)> {
         Algorithm::Bucket(bucket) => {
             // On a coarse grid a span that begins within a tick holds one more.
             let grid = u128::from(limit.grid_us());
-            Some((capacity * period + u128::from(bucket.amount) * length.div_ceil(grid) * grid, period))
+            Some((
+                capacity * period + u128::from(bucket.amount) * length.div_ceil(grid) * grid,
+                period,
+            ))
         }
         _ if length >= period => None,
         Algorithm::Estimate(estimate) => {
@@ -47,18 +52,27 @@ fn no_span_admits_more_than_its_bound() {
             for (to, cost) in &admitted[first..] {
                 sum += u128::from(*cost);
                 if let Some((most, share)) = most_within(&limit, to - from) {
-                    assert!(sum * share <= most, "{limit} seed {seed}: {sum} from {from} to {to} of {admitted:?}");
+                    assert!(
+                        sum * share <= most,
+                        "{limit} seed {seed}: {sum} from {from} to {to} of {admitted:?}"
+                    );
                 }
-                if to - from < limit.algorithm().period_us() && !matches!(limit.algorithm(), Algorithm::Concurrent(_)) {
+                if to - from < limit.algorithm().period_us()
+                    && !matches!(limit.algorithm(), Algorithm::Concurrent(_))
+                {
                     let worst = u128::from(limit.worst_case());
-                    assert!(sum <= worst, "{limit} seed {seed}: {sum} > {worst} from {from} to {to} of {admitted:?}");
+                    assert!(
+                        sum <= worst,
+                        "{limit} seed {seed}: {sum} > {worst} from {from} to {to} of {admitted:?}"
+                    );
                 }
             }
         }
     }
 }
 
-/// Every way to spend small limits, one microsecond after another: the worst that happens is what `worst_case` says.
+/// Every way to spend small limits, one microsecond after another: the worst that happens is what
+/// `worst_case` says.
 #[test]
 fn the_worst_case_is_reached_and_no_worse_happens() {
     let mut limits = Vec::new();
@@ -85,9 +99,16 @@ fn the_worst_case_is_reached_and_no_worse_happens() {
 }
 
 /// The most within one period, over all ways to spend from `now` to `end`.
-fn spend(limit: &Limit, record: &Record, now: u64, end: u64, admitted: &mut Vec<(u64, u64)>) -> u64 {
+fn spend(
+    limit: &Limit,
+    record: &Record,
+    now: u64,
+    end: u64,
+    admitted: &mut Vec<(u64, u64)>,
+) -> u64 {
     let period = limit.algorithm().period_us();
-    let mut worst: u64 = admitted.iter().filter(|(at, _)| now - 1 - at < period).map(|(_, cost)| cost).sum();
+    let mut worst: u64 =
+        admitted.iter().filter(|(at, _)| now - 1 - at < period).map(|(_, cost)| cost).sum();
     if now == end {
         return worst;
     }
@@ -123,7 +144,8 @@ fn the_worst_case_of_real_limits_is_reached() {
         let base = 604_800_000_000 * 2_800; // the start of a week, and so of a day, an hour and a minute
         let mut sum = 0;
         if text.ends_with("first hit") {
-            // One unit starts the window just before the span; the rest of it comes last, and then the next window.
+            // One unit starts the window just before the span; the rest of it comes last, and then
+            // the next window.
             assert!(check(&limit, &mut record, base, 1).allowed);
             sum += ask(Op::Take, &limit, &mut record, base + 999_999, 10).granted;
         }

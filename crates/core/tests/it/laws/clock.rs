@@ -5,7 +5,8 @@ use tidegate_core::{Op, Record, State, Timestamp, Verdict};
 use super::{ask, check};
 use crate::draw::{self, Kind, Seeded, Source};
 
-/// The newest time a key remembers: a bucket's tick, the start of a window or step, the newest hit or lease.
+/// The newest time a key remembers: a bucket's tick, the start of a window or step, the newest hit
+/// or lease.
 fn remembered(record: &Record) -> u64 {
     let newest = match &record.state {
         State::Bucket { level, .. } => Some(level.at),
@@ -35,7 +36,11 @@ fn time_that_goes_back_is_the_newest_time_the_key_remembers() {
             let time = now.max(remembered(&raw));
             let got = ask(op, &limit, &mut raw, now, cost);
             let expected = ask(op, &limit, &mut clamped, time, cost);
-            assert_eq!((got, &raw), (expected, &clamped), "{limit} seed {seed}: {op:?} {cost} at {now}, not {time}");
+            assert_eq!(
+                (got, &raw),
+                (expected, &clamped),
+                "{limit} seed {seed}: {op:?} {cost} at {now}, not {time}"
+            );
             last = got;
         }
     }
@@ -44,7 +49,9 @@ fn time_that_goes_back_is_the_newest_time_the_key_remembers() {
 /// A clock that runs back and forth admits no more than one that stands still in between.
 #[test]
 fn a_clock_that_goes_back_admits_nothing_twice() {
-    for kind in [Kind::Log, Kind::Sliding, Kind::Window, Kind::Estimate, Kind::Bucket, Kind::Concurrent] {
+    for kind in
+        [Kind::Log, Kind::Sliding, Kind::Window, Kind::Estimate, Kind::Bucket, Kind::Concurrent]
+    {
         for seed in 0..300 {
             let source = &mut Seeded(seed);
             let limit = draw::limit_of(source, kind);

@@ -7,11 +7,13 @@ use super::{check, ts};
 const NOW: u64 = 1_700_000_000_000_000;
 
 fn lease(op: Op, limit: &Limit, record: &mut Record, id: u64) {
-    let _ = decide(op, &mut [Charge { id: Some(Id(id)), ..Charge::new(limit, record, 1) }], ts(NOW));
+    let _ =
+        decide(op, &mut [Charge { id: Some(Id(id)), ..Charge::new(limit, record, 1) }], ts(NOW));
 }
 
-/// A lease takes four words in a list, and a block has one word of its own and an even number of words. A tree holds at least five leases
-/// in each node with room for eleven, and its inner nodes twelve words more.
+/// A lease takes four words in a list, and a block has one word of its own and an even number of
+/// words. A tree holds at least five leases in each node with room for eleven, and its inner nodes
+/// twelve words more.
 #[cfg(target_pointer_width = "64")]
 #[test]
 fn few_leases_take_a_list_and_many_take_two_trees() {
@@ -28,7 +30,8 @@ fn few_leases_take_a_list_and_many_take_two_trees() {
         (8, 272),
         (16, 528),
         (32, 1_040),
-        // The pair of trees, 7 nodes each, of 464 and 288 bytes, and 2 inner nodes each, of 112 bytes.
+        // The pair of trees, 7 nodes each, of 464 and 288 bytes, and 2 inner nodes each, of 112
+        // bytes.
         (33, 64 + (7 * 464 + 2 * 112) + (7 * 288 + 2 * 112)),
         (100, 64 + (20 * 464 + 4 * 112) + (20 * 288 + 4 * 112)),
     ] {
@@ -68,7 +71,10 @@ fn entries_and_steps_take_what_they_hold_and_no_more_than_twice_that() {
         for held in 1..=500 {
             assert!(check(&limit, &mut record, NOW + held * 100_000, 1).allowed, "{text}");
             let (least, bytes) = (held as usize * 16, record.heap_bytes());
-            assert!(bytes > least && bytes < 2 * least + 80, "{text}: {bytes} bytes for {held} of 16");
+            assert!(
+                bytes > least && bytes < 2 * least + 80,
+                "{text}: {bytes} bytes for {held} of 16"
+            );
         }
     }
     let limit: Limit = "1000/min".parse().unwrap();
@@ -84,7 +90,8 @@ fn entries_and_steps_take_what_they_hold_and_no_more_than_twice_that() {
 fn records_are_equal_if_their_leases_are() {
     let limit: Limit = "1000 concurrent ttl 1m".parse().unwrap();
     for count in [1, 40] {
-        let (mut one, mut same, mut other) = (Record::default(), Record::default(), Record::default());
+        let (mut one, mut same, mut other) =
+            (Record::default(), Record::default(), Record::default());
         for id in 1..=count {
             lease(Op::Check, &limit, &mut one, id);
             lease(Op::Check, &limit, &mut same, id);

@@ -1,4 +1,5 @@
-//! What a store may ask an algorithm itself, without an operation: the same as what the limit and the record say.
+//! What a store may ask an algorithm itself, without an operation: the same as what the limit and
+//! the record say.
 
 use tidegate_core::algorithm::Kernel;
 use tidegate_core::{Algorithm, Id, Op, Record, State, Verdict};
@@ -30,15 +31,21 @@ fn a_kernel_has_the_capacity_of_its_limit_and_the_end_of_its_record() {
     for (seed, kind) in (0..3_000).zip(KINDS.into_iter().cycle()) {
         let source = &mut Seeded(seed);
         let limit = draw::limit_of(source, kind);
-        let (mut record, mut now, mut last) = (Record::default(), draw::dawn(source), Verdict::default());
+        let (mut record, mut now, mut last) =
+            (Record::default(), draw::dawn(source), Verdict::default());
         for _ in 0..6 {
             now = draw::later(source, &limit, &last, now);
-            last = ask(draw::op(source), &limit, &mut record, now, draw::cost(source, &limit, &last));
+            last =
+                ask(draw::op(source), &limit, &mut record, now, draw::cost(source, &limit, &last));
             if record.state == State::Idle {
                 continue;
             }
             let (capacity, idle_at) = with_kernel!(limit.algorithm(), &record.state, facts);
-            assert_eq!((capacity, idle_at), (limit.capacity(), record.idle_at().as_micros()), "{limit}: {record:?}");
+            assert_eq!(
+                (capacity, idle_at),
+                (limit.capacity(), record.idle_at().as_micros()),
+                "{limit}: {record:?}"
+            );
         }
     }
 }

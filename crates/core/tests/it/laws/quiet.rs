@@ -5,8 +5,15 @@ use tidegate_core::{Charge, Id, Limit, Op, Record, State, Verdict, decide};
 use super::{ask, check, ts};
 use crate::draw::{self, Seeded, Source};
 
-const OPS: [Op; 7] =
-    [Op::Check, Op::Check, Op::Take, Op::Debit, Op::Refund, Op::Peek, Op::Book { max_wait_us: 1_000_000 }];
+const OPS: [Op; 7] = [
+    Op::Check,
+    Op::Check,
+    Op::Take,
+    Op::Debit,
+    Op::Refund,
+    Op::Peek,
+    Op::Book { max_wait_us: 1_000_000 },
+];
 
 #[test]
 fn what_is_denied_or_only_asked_leaves_the_record_as_it_was() {
@@ -24,10 +31,16 @@ fn what_is_denied_or_only_asked_leaves_the_record_as_it_was() {
             assert_eq!(last, again, "{limit} seed {seed}: the same question, the same answer");
             let counted = limit.counts_rejected() && matches!(op, Op::Check | Op::Book { .. });
             if op == Op::Peek || cost == 0 || (!last.allowed && !counted) {
-                assert_eq!(record, before, "{limit} seed {seed}: {op:?} {cost} at {now} was {last:?}");
+                assert_eq!(
+                    record, before,
+                    "{limit} seed {seed}: {op:?} {cost} at {now} was {last:?}"
+                );
             }
             if last.granted == 0 && op != Op::Check && !matches!(op, Op::Book { .. }) {
-                assert_eq!(record, before, "{limit} seed {seed}: {op:?} {cost} at {now} moved nothing");
+                assert_eq!(
+                    record, before,
+                    "{limit} seed {seed}: {op:?} {cost} at {now} moved nothing"
+                );
             }
         }
     }
@@ -54,7 +67,8 @@ fn giving_back_nothing_makes_no_record() {
         for id in [None, Some(Id(7))] {
             for op in [Op::Refund, Op::Release, Op::Settle, Op::Unbook { idle_at: ts(9) }] {
                 let mut record = Record::default();
-                let charge = Charge { limit: &limit, record: &mut record, cost: 3, reserved: 3, id };
+                let charge =
+                    Charge { limit: &limit, record: &mut record, cost: 3, reserved: 3, id };
                 assert!(decide(op, &mut [charge], ts(5)).allowed());
                 assert_eq!(record.state, State::Idle, "{limit} {op:?} {id:?}");
             }
@@ -68,7 +82,8 @@ fn nobody_is_let_in_on_the_id_of_what_nobody_named() {
     let mut record = Record::default();
     assert!(check(&limit, &mut record, 0, 2).allowed);
     let mut named = |op, id| {
-        let charge = Charge { limit: &limit, record: &mut record, cost: 1, reserved: 0, id: Some(id) };
+        let charge =
+            Charge { limit: &limit, record: &mut record, cost: 1, reserved: 0, id: Some(id) };
         decide(op, &mut [charge], ts(1))
     };
     assert!(!named(Op::Check, Id::NONE).allowed());

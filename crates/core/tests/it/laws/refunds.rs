@@ -1,5 +1,5 @@
-//! I-REF: what is given back under an id is given back once, was taken before, and never lets in more than if the
-//! request had not come.
+//! I-REF: what is given back under an id is given back once, was taken before, and never lets in
+//! more than if the request had not come.
 
 use tidegate_core::{Algorithm, Charge, Decision, Id, Limit, Op, Record, Verdict, decide};
 
@@ -8,7 +8,14 @@ use crate::draw::{self, KINDS, Kind, Seeded, Source};
 use crate::naive::Naive;
 
 /// One call under an id.
-fn named(op: Op, limit: &Limit, record: &mut Record, now: u64, (reserved, cost): (u64, u64), id: u64) -> Decision {
+fn named(
+    op: Op,
+    limit: &Limit,
+    record: &mut Record,
+    now: u64,
+    (reserved, cost): (u64, u64),
+    id: u64,
+) -> Decision {
     decide(op, &mut [Charge { limit, record, cost, reserved, id: Some(Id(id)) }], ts(now))
 }
 
@@ -21,7 +28,8 @@ fn without(limit: &Limit, charged: &[(u64, u64)], now: u64) -> u64 {
     naive.room(now, limit.capacity())
 }
 
-/// What was given back in full leaves nothing behind: its id is new again, also if the clock goes back.
+/// What was given back in full leaves nothing behind: its id is new again, also if the clock goes
+/// back.
 #[test]
 fn an_id_whose_charge_was_given_back_by_others_is_charged_anew_whatever_the_clock_says() {
     for text in [
@@ -37,7 +45,11 @@ fn an_id_whose_charge_was_given_back_by_others_is_charged_anew_whatever_the_cloc
         let limit: Limit = text.parse().unwrap();
         let mut record = Record::default();
         let now = 1_700_000_000_000_000;
-        assert_eq!(named(Op::Check, &limit, &mut record, now, (0, 2), 1).remaining(), limit.capacity() - 2, "{text}");
+        assert_eq!(
+            named(Op::Check, &limit, &mut record, now, (0, 2), 1).remaining(),
+            limit.capacity() - 2,
+            "{text}"
+        );
         let refund = decide(Op::Refund, &mut [Charge::new(&limit, &mut record, 2)], ts(now));
         assert_eq!(refund.granted(), 2, "{text}");
         let again = named(Op::Check, &limit, &mut record, now - 3_000_000, (0, 2), 1);
@@ -86,7 +98,8 @@ fn refunds_and_settlements_never_let_in_more_than_if_the_request_had_not_come() 
                 _ => {
                     let reserved = charged.get(id as usize - 1).map_or(0, |(_, units)| *units);
                     let actual = source.below(reserved + 1);
-                    let decision = named(Op::Settle, &limit, &mut record, now, (reserved, actual), id);
+                    let decision =
+                        named(Op::Settle, &limit, &mut record, now, (reserved, actual), id);
                     returned += u128::from(decision.granted());
                     if let Some((_, units)) = charged.get_mut(id as usize - 1) {
                         *units = actual;
@@ -99,8 +112,12 @@ fn refunds_and_settlements_never_let_in_more_than_if_the_request_had_not_come() 
             last = *decision.binding();
             assert!(returned <= consumed, "{limit} seed {seed}");
             // Had it not come, the ticks of a coarse grid would fall on other moments.
-            let (left, bound) = (last.remaining, without(&limit, &charged, now + limit.grid_us() - 1));
-            assert!(left <= bound, "{limit} seed {seed}: {left} left, {bound} if it had not come; {record:?}");
+            let (left, bound) =
+                (last.remaining, without(&limit, &charged, now + limit.grid_us() - 1));
+            assert!(
+                left <= bound,
+                "{limit} seed {seed}: {left} left, {bound} if it had not come; {record:?}"
+            );
         }
     }
 }
@@ -118,19 +135,33 @@ fn a_charge_is_given_back_once_and_only_what_it_took() {
         let again = named(Op::Check, &limit, &mut record, now, (0, cost), 7);
         assert!(again.allowed(), "{limit}: the same charge, sent again");
         assert_eq!(record, charged, "{limit}: is not taken twice");
-        assert_eq!(named(Op::Refund, &limit, &mut record, now, (0, u64::MAX), 8).granted(), 0, "{limit}: unknown id");
-        assert_eq!(named(Op::Refund, &limit, &mut record, now, (0, u64::MAX), 7).granted(), cost, "{limit}");
+        assert_eq!(
+            named(Op::Refund, &limit, &mut record, now, (0, u64::MAX), 8).granted(),
+            0,
+            "{limit}: unknown id"
+        );
+        assert_eq!(
+            named(Op::Refund, &limit, &mut record, now, (0, u64::MAX), 7).granted(),
+            cost,
+            "{limit}"
+        );
         assert_eq!(peek(&limit, &record, now, 1).remaining, limit.capacity(), "{limit}");
-        assert_eq!(named(Op::Refund, &limit, &mut record, now, (0, u64::MAX), 7).granted(), 0, "{limit}: only once");
+        assert_eq!(
+            named(Op::Refund, &limit, &mut record, now, (0, u64::MAX), 7).granted(),
+            0,
+            "{limit}: only once"
+        );
     }
 }
 
-/// What was used beyond the reservation is taken like a debit: as far as the debt reaches, and no further.
+/// What was used beyond the reservation is taken like a debit: as far as the debt reaches, and no
+/// further.
 #[test]
 fn settling_for_more_takes_what_is_missing() {
     for seed in 0..3_000 {
         let source = &mut Seeded(seed);
-        let kind = source.pick(&[Kind::Bucket, Kind::Window, Kind::Sliding, Kind::Estimate, Kind::Log]);
+        let kind =
+            source.pick(&[Kind::Bucket, Kind::Window, Kind::Sliding, Kind::Estimate, Kind::Log]);
         let limit = draw::limit_of(source, kind);
         let mut record = Record::default();
         let now = draw::dawn(source);
@@ -143,7 +174,11 @@ fn settling_for_more_takes_what_is_missing() {
         assert_eq!(settled.allowed(), actual <= most, "{limit}");
         assert_eq!(settled.remaining(), limit.capacity().saturating_sub(actual), "{limit}");
         let kept = record.clone();
-        assert_eq!(named(Op::Settle, &limit, &mut record, now, (reserved, actual), 7).granted(), 0, "{limit}");
+        assert_eq!(
+            named(Op::Settle, &limit, &mut record, now, (reserved, actual), 7).granted(),
+            0,
+            "{limit}"
+        );
         assert_eq!(record, kept, "{limit}: settled once");
     }
 }
@@ -156,7 +191,11 @@ fn what_was_charged_under_another_scale_is_not_given_back() {
     assert!(named(Op::Check, &new, &mut record, 1, (0, 3), 2).allowed());
     assert_eq!(named(Op::Refund, &new, &mut record, 2, (0, 4), 1).granted(), 0);
     let again = named(Op::Check, &new, &mut record, 2, (0, 4), 1);
-    assert_eq!((again.allowed(), again.remaining()), (true, 3), "nothing was given back, so it is still taken");
+    assert_eq!(
+        (again.allowed(), again.remaining()),
+        (true, 3),
+        "nothing was given back, so it is still taken"
+    );
     let refunded = named(Op::Refund, &new, &mut record, 2, (0, 3), 2);
     assert_eq!((refunded.granted(), refunded.remaining()), (3, 6));
 }
@@ -174,16 +213,32 @@ fn no_more_than_the_last_few_ids_are_kept() {
 
 #[test]
 fn what_was_given_back_in_full_was_never_taken() {
-    for text in ["10/min", "10/min window", "10/min sliding", "10/min estimate", "10/min log", "10 concurrent ttl 1m"] {
+    for text in [
+        "10/min",
+        "10/min window",
+        "10/min sliding",
+        "10/min estimate",
+        "10/min log",
+        "10 concurrent ttl 1m",
+    ] {
         let limit: Limit = text.parse().unwrap();
         let (mut record, now) = (Record::default(), 1_700_000_000_000_000);
         for _ in 0..3 {
-            // Taken once however often it is asked for, given back once, and then it can be taken again.
+            // Taken once however often it is asked for, given back once, and then it can be taken
+            // again.
             assert!(named(Op::Check, &limit, &mut record, now, (0, 4), 7).allowed());
             assert!(named(Op::Check, &limit, &mut record, now, (0, 4), 7).allowed());
             assert_eq!(peek(&limit, &record, now, 1).remaining, 6, "{text}");
-            assert_eq!(named(Op::Refund, &limit, &mut record, now, (0, 4), 7).granted(), 4, "{text}");
-            assert_eq!(named(Op::Refund, &limit, &mut record, now, (0, 4), 7).granted(), 0, "{text}");
+            assert_eq!(
+                named(Op::Refund, &limit, &mut record, now, (0, 4), 7).granted(),
+                4,
+                "{text}"
+            );
+            assert_eq!(
+                named(Op::Refund, &limit, &mut record, now, (0, 4), 7).granted(),
+                0,
+                "{text}"
+            );
         }
         assert_eq!(peek(&limit, &record, now, 1).remaining, 10, "{text}");
     }
@@ -201,7 +256,11 @@ fn when_nothing_is_in_use_any_more_no_id_is_known_any_more() {
             let (mut kept, mut forgotten) = (record.clone(), Record::default());
             let expected = named(op, &limit, &mut forgotten, idle, (4, cost), 7);
             assert_eq!(named(op, &limit, &mut kept, idle, (4, cost), 7), expected, "{text} {op:?}");
-            assert_eq!(peek(&limit, &kept, idle, 1), peek(&limit, &forgotten, idle, 1), "{text} {op:?}");
+            assert_eq!(
+                peek(&limit, &kept, idle, 1),
+                peek(&limit, &forgotten, idle, 1),
+                "{text} {op:?}"
+            );
         }
     }
 }

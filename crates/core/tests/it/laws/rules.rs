@@ -12,15 +12,19 @@ fn counting_rejected_charges_what_was_denied_up_to_one_amount_beyond() {
     let mut record = Record::default();
     for (at, cost, allowed, remaining, retry) in [
         (0, 3, true, 0, 0),
-        (5, 2, false, 0, 10),       // now 5 are in: 3 of them end at 10, the other 2 at 15
-        (6, 1, false, 0, 9),        // 6 are in, which is capacity + amount: 1 fits again when the 2 of 5 s have ended
-        (7, 1, false, 0, 8),        // no more is charged
+        (5, 2, false, 0, 10), // now 5 are in: 3 of them end at 10, the other 2 at 15
+        (6, 1, false, 0, 9), // 6 are in, which is capacity + amount: 1 fits again when the 2 of 5 s have ended
+        (7, 1, false, 0, 8), // no more is charged
         (8, 4, false, 0, u64::MAX), // can never pass: not charged
         (15, 1, true, 1, 0),
     ] {
         let verdict = check(&limit, &mut record, at * 1_000_000, cost);
         let waited = verdict.retry.micros().map_or(u64::MAX, |wait| wait / 1_000_000);
-        assert_eq!((verdict.allowed, verdict.remaining, waited), (allowed, remaining, retry), "{cost} at {at} s");
+        assert_eq!(
+            (verdict.allowed, verdict.remaining, waited),
+            (allowed, remaining, retry),
+            "{cost} at {at} s"
+        );
     }
 }
 
@@ -28,7 +32,8 @@ fn counting_rejected_charges_what_was_denied_up_to_one_amount_beyond() {
 fn counting_rejected_locks_a_hammering_client_out_and_lets_a_patient_one_in() {
     for seed in 0..4_000 {
         let source = &mut Seeded(seed);
-        let kind = source.pick(&[Kind::Bucket, Kind::Window, Kind::Sliding, Kind::Estimate, Kind::Log]);
+        let kind =
+            source.pick(&[Kind::Bucket, Kind::Window, Kind::Sliding, Kind::Estimate, Kind::Log]);
         let limit = draw::limit_of(source, kind);
         if !limit.counts_rejected() {
             continue;
@@ -45,14 +50,21 @@ fn counting_rejected_locks_a_hammering_client_out_and_lets_a_patient_one_in() {
         }
         let before = record.clone();
         let never = check(&limit, &mut record, now, limit.capacity() + 1);
-        assert_eq!((never.retry, &record), (Retry::Never, &before), "{limit}: what can never pass is not charged");
+        assert_eq!(
+            (never.retry, &record),
+            (Retry::Never, &before),
+            "{limit}: what can never pass is not charged"
+        );
         assert!(!ask(Op::Debit, &limit, &mut record, now, u64::MAX).allowed);
         assert_eq!(record, before, "{limit}: only checks count");
         let Retry::After(wait) = check(&limit, &mut record, now, limit.capacity()).retry else {
             panic!("{limit}: everything is taken");
         };
         now += wait;
-        assert!(check(&limit, &mut record, now, limit.capacity()).allowed, "{limit}: who waits, passes");
+        assert!(
+            check(&limit, &mut record, now, limit.capacity()).allowed,
+            "{limit}: who waits, passes"
+        );
     }
 }
 
@@ -66,7 +78,8 @@ fn a_debit_goes_into_debt_as_far_as_it_may() {
         let now = draw::dawn(source);
         let mut used = 0;
         for _ in 0..12 {
-            let cost = source.pick(&[1, limit.capacity(), most, most - used, most - used + 1, u64::MAX]);
+            let cost =
+                source.pick(&[1, limit.capacity(), most, most - used, most - used + 1, u64::MAX]);
             let before = record.clone();
             let verdict = ask(Op::Debit, &limit, &mut record, now, cost);
             let fits = cost <= most - used;
@@ -81,7 +94,10 @@ fn a_debit_goes_into_debt_as_far_as_it_may() {
                 && now + wait < 1 << 52
             {
                 let then = |at| ask(Op::Debit, &limit, &mut record.clone(), at, cost).allowed;
-                assert!(then(now + wait) && !then(now + wait - 1), "{limit}: a debit's wait is tight too");
+                assert!(
+                    then(now + wait) && !then(now + wait - 1),
+                    "{limit}: a debit's wait is tight too"
+                );
             }
         }
     }
@@ -92,7 +108,8 @@ fn take_keeps_fractions() {
     let limit: Limit = "3/s".parse().unwrap();
     let mut record = Record::default();
     assert_eq!(ask(Op::Take, &limit, &mut record, 0, 9).granted, 3);
-    // Two and a half have come back: two are granted, and the half is still there a sixth of a second later.
+    // Two and a half have come back: two are granted, and the half is still there a sixth of a
+    // second later.
     assert_eq!(ask(Op::Take, &limit, &mut record, 833_334, 9).granted, 2);
     assert_eq!(ask(Op::Take, &limit, &mut record, 999_999, 9).granted, 0);
     let last = ask(Op::Take, &limit, &mut record, 999_999, 9);
@@ -116,22 +133,30 @@ fn booked_places_keep_the_order_and_the_bound() {
         for _ in 0..25 {
             now = draw::later(source, &limit, &last, now).min(1_700_000_000_000_000 + (1 << 50));
             let cost = draw::cost(source, &limit, &last);
-            let max_wait_us = source.pick(&[0, 1, last.next_after_us, last.reset_after_us, 1 << 40]);
+            let max_wait_us =
+                source.pick(&[0, 1, last.next_after_us, last.reset_after_us, 1 << 40]);
             let before = record.clone();
             let wait = peek(&limit, &record, now, cost).retry;
             last = ask(Op::Book { max_wait_us }, &limit, &mut record, now, cost);
             if !last.allowed {
                 assert_eq!(record, before, "{limit}: a refused booking leaves no trace");
-                // Too long, too much, or further ahead than 2^53 units, which is more than a whole bucket.
+                // Too long, too much, or further ahead than 2^53 units, which is more than a whole
+                // bucket.
                 let (too_long, too_much) =
                     (wait.micros().is_some_and(|wait| wait > max_wait_us), cost > limit.capacity());
-                assert!(too_long || too_much || last.reset_after_us > bucket.fill_us(), "{limit}: {cost} at {now}");
+                assert!(
+                    too_long || too_much || last.reset_after_us > bucket.fill_us(),
+                    "{limit}: {cost} at {now}"
+                );
                 continue;
             }
             assert_eq!(last.retry, wait, "{limit}: the wait is the one a check would name");
             let turn = now + last.retry.micros().unwrap();
             assert!(turn - now <= max_wait_us);
-            assert!(turns.last().is_none_or(|(before, _)| *before <= turn) || cost == 0, "{limit}: in order");
+            assert!(
+                turns.last().is_none_or(|(before, _)| *before <= turn) || cost == 0,
+                "{limit}: in order"
+            );
             if cost > 0 {
                 turns.push((turn, cost));
             }
@@ -142,8 +167,12 @@ fn booked_places_keep_the_order_and_the_bound() {
             let mut sum = 0;
             for (to, cost) in &turns[first..] {
                 sum += u128::from(*cost);
-                let most = u128::from(bucket.capacity) * period + amount * (u128::from(to - from) + uncounted);
-                assert!(sum * period <= most, "{limit} seed {seed}: {sum} from {from} to {to} of {turns:?}");
+                let most = u128::from(bucket.capacity) * period
+                    + amount * (u128::from(to - from) + uncounted);
+                assert!(
+                    sum * period <= most,
+                    "{limit} seed {seed}: {sum} from {from} to {to} of {turns:?}"
+                );
             }
         }
     }
@@ -173,7 +202,11 @@ fn a_booking_of_anything_but_a_single_bucket_is_a_check() {
     for seed in 0..3_000 {
         let source = &mut Seeded(seed);
         let limits = [draw::limit(source), draw::limit(source)];
-        let limits = if matches!(limits[0].algorithm(), Algorithm::Bucket(_)) { &limits[..] } else { &limits[..1] };
+        let limits = if matches!(limits[0].algorithm(), Algorithm::Bucket(_)) {
+            &limits[..]
+        } else {
+            &limits[..1]
+        };
         let now = draw::dawn(source);
         let mut booked = vec![Record::default(); 2];
         let mut checked = booked.clone();
@@ -181,10 +214,14 @@ fn a_booking_of_anything_but_a_single_bucket_is_a_check() {
             let cost = 1 + source.below(4);
             let decide = |op, records: &mut Vec<Record>| {
                 let charges = limits.iter().zip(records);
-                let mut charges: Vec<_> = charges.map(|(limit, record)| Charge::new(limit, record, cost)).collect();
+                let mut charges: Vec<_> =
+                    charges.map(|(limit, record)| Charge::new(limit, record, cost)).collect();
                 decide(op, &mut charges, ts(now))
             };
-            assert_eq!(decide(Op::Book { max_wait_us: 1 << 40 }, &mut booked), decide(Op::Check, &mut checked));
+            assert_eq!(
+                decide(Op::Book { max_wait_us: 1 << 40 }, &mut booked),
+                decide(Op::Check, &mut checked)
+            );
             assert_eq!(booked, checked);
         }
     }
@@ -195,7 +232,8 @@ fn leases_end_by_release_once_or_by_themselves() {
     let limit = Limit::concurrent(3, Period::seconds(10)).build().unwrap();
     let mut record = Record::default();
     let mut call = |op, at_secs: u64, cost, id| {
-        let charge = Charge { limit: &limit, record: &mut record, cost, reserved: 0, id: Some(Id(id)) };
+        let charge =
+            Charge { limit: &limit, record: &mut record, cost, reserved: 0, id: Some(Id(id)) };
         decide(op, &mut [charge], ts(at_secs * 1_000_000))
     };
     assert!(call(Op::Check, 0, 2, 1).allowed());
@@ -208,7 +246,11 @@ fn leases_end_by_release_once_or_by_themselves() {
     assert_eq!(call(Op::Release, 10, 0, 1).granted(), 0, "it has ended by itself");
     let left = call(Op::Check, 10, 2, 4);
     assert_eq!((left.allowed(), left.remaining()), (true, 0));
-    assert_eq!(call(Op::Settle, 11, 9, 4).remaining(), 2, "settling ends a lease, whatever it cost");
+    assert_eq!(
+        call(Op::Settle, 11, 9, 4).remaining(),
+        2,
+        "settling ends a lease, whatever it cost"
+    );
     assert_eq!(call(Op::Refund, 12, 1, 3).remaining(), 3, "and so does a refund");
 }
 
@@ -216,13 +258,20 @@ fn leases_end_by_release_once_or_by_themselves() {
 fn releasing_leaves_other_limits_alone() {
     for seed in 0..500 {
         let source = &mut Seeded(seed);
-        let kind = source.pick(&[Kind::Bucket, Kind::Window, Kind::Sliding, Kind::Estimate, Kind::Log]);
+        let kind =
+            source.pick(&[Kind::Bucket, Kind::Window, Kind::Sliding, Kind::Estimate, Kind::Log]);
         let limit = draw::limit_of(source, kind);
         let mut record = Record::default();
         let mut call = |op| {
             let _ = decide(
                 op,
-                &mut [Charge { limit: &limit, record: &mut record, cost: 1, reserved: 0, id: Some(Id(1)) }],
+                &mut [Charge {
+                    limit: &limit,
+                    record: &mut record,
+                    cost: 1,
+                    reserved: 0,
+                    id: Some(Id(1)),
+                }],
                 ts(9),
             );
             record.clone()

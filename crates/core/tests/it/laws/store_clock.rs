@@ -1,5 +1,6 @@
-//! I-CS: the clock of a store steps back. Usage is kept and drains from the new time on; nothing is minted in real time, and
-//! nothing is denied for longer than the step, or than the limit takes to drain.
+//! I-CS: the clock of a store steps back. Usage is kept and drains from the new time on; nothing is
+//! minted in real time, and nothing is denied for longer than the step, or than the limit takes to
+//! drain.
 
 use tidegate_core::{
     Algorithm, CLOCK_TOLERANCE_US, Charge, Id, Limit, Op, Record, Retry, State, Timestamp, Verdict,
@@ -14,7 +15,14 @@ fn ask(op: Op, limit: &Limit, record: &mut Record, at: u64, cost: u64) -> (Verdi
     ask_with(op, limit, record, at, cost, None)
 }
 
-fn ask_with(op: Op, limit: &Limit, record: &mut Record, at: u64, cost: u64, id: Option<Id>) -> (Verdict, bool) {
+fn ask_with(
+    op: Op,
+    limit: &Limit,
+    record: &mut Record,
+    at: u64,
+    cost: u64,
+    id: Option<Id>,
+) -> (Verdict, bool) {
     let mut charge = [Charge { id, ..Charge::new(limit, record, cost) }];
     let (decision, rebased) = decide_on_store_clock(op, &mut charge, ts(at));
     (*decision.binding(), rebased > 0)
@@ -62,10 +70,15 @@ fn assert_nothing_is_minted(limit: &Limit, passed: &Passed) {
                 Algorithm::Sliding(sliding) if within_a_period && !sliding.lenient => amount,
                 Algorithm::Window(window) if within_a_period && window.from_first_hit => 2 * amount,
                 // Each step moves the edges that the clock has, so one more may lie in the span.
-                Algorithm::Window(_) | Algorithm::Sliding(_) if within_a_period => (2 + steps) * amount,
+                Algorithm::Window(_) | Algorithm::Sliding(_) if within_a_period => {
+                    (2 + steps) * amount
+                }
                 _ => continue,
             };
-            assert!(sum <= most, "{limit}: {sum} of {most} in {span} us with {steps} steps: {passed:?}");
+            assert!(
+                sum <= most,
+                "{limit}: {sum} of {most} in {span} us with {steps} steps: {passed:?}"
+            );
         }
     }
 }
@@ -81,7 +94,8 @@ fn steps_back_of_the_stores_clock_mint_nothing() {
                 continue;
             }
             let (mut real, mut behind, mut steps) = (1_700_000_000_000_000, 0_u64, 0);
-            let (mut record, mut passed, mut last) = (Record::default(), Passed::new(), Verdict::default());
+            let (mut record, mut passed, mut last) =
+                (Record::default(), Passed::new(), Verdict::default());
             for _ in 0..40 {
                 if source.once_in(6) {
                     behind += step(source, &limit);
@@ -103,7 +117,8 @@ fn steps_back_of_the_stores_clock_mint_nothing() {
     assert!(rebased_of_kind.iter().all(|rebased| *rebased > 1_000), "{rebased_of_kind:?}");
 }
 
-/// A record in which something is in use, and the reading of the clock at which something was last taken.
+/// A record in which something is in use, and the reading of the clock at which something was last
+/// taken.
 fn used(source: &mut impl Source, limit: &Limit) -> (Record, u64) {
     let mut now = 1_700_000_000_000_000;
     let (mut record, mut last) = (Record::default(), Verdict::default());
@@ -114,8 +129,9 @@ fn used(source: &mut impl Source, limit: &Limit) -> (Record, u64) {
     (record, now)
 }
 
-/// Once the clock has caught up, nothing is stricter than if it had never stepped: so nothing is denied for longer than the step.
-/// Until then nothing is in use for longer than the limit takes to drain.
+/// Once the clock has caught up, nothing is stricter than if it had never stepped: so nothing is
+/// denied for longer than the step. Until then nothing is in use for longer than the limit takes to
+/// drain.
 #[test]
 fn a_step_back_denies_no_longer_than_the_step_or_the_time_to_drain() {
     let mut rebased = 0;
@@ -131,11 +147,14 @@ fn a_step_back_denies_no_longer_than_the_step_or_the_time_to_drain() {
         let mut after = before.clone();
         after.rebase(ts(now));
         assert!(!after.is_ahead_of(Some(limit.algorithm()), ts(now)), "{limit}: {after:?}");
-        // The time of the state is not earlier than the one of the call, so this is when it was last judged.
+        // The time of the state is not earlier than the one of the call, so this is when it was
+        // last judged.
         let caught_up = then + source.below(limit.algorithm().period_us().min(1 << 45));
-        let (waited, moved) = (peek(&limit, &before, caught_up, 1), peek(&limit, &after, caught_up, 1));
+        let (waited, moved) =
+            (peek(&limit, &before, caught_up, 1), peek(&limit, &after, caught_up, 1));
         assert!(moved.remaining >= waited.remaining, "{limit}: {before:?} {after:?}");
-        // Usage is kept. An estimate that waits for the clock counts all of its previous window; in fact a part of that is over.
+        // Usage is kept. An estimate that waits for the clock counts all of its previous window; in
+        // fact a part of that is over.
         let (was, is) = (peek(&limit, &before, now, 1), peek(&limit, &after, now, 1));
         if !matches!(limit.algorithm(), Algorithm::Estimate(_)) {
             assert_eq!(is.remaining, was.remaining, "{limit}: {before:?} {after:?}");
@@ -224,30 +243,39 @@ fn each_algorithm_keeps_its_usage_an_hour_back() {
     }
 }
 
-/// What can be given back by an id is the same before and after, and a charge that is over stays over.
+/// What can be given back by an id is the same before and after, and a charge that is over stays
+/// over.
 #[test]
 fn refunds_by_id_survive_a_step_back() {
     const HOUR: u64 = 3_600_000_000;
     const NOW: u64 = 1_700_000_000_000_000;
-    for text in
-        ["1/min burst 9", "9/min window", "9/min window from first hit", "9/min sliding", "9/min estimate", "9/min log"]
-    {
+    for text in [
+        "1/min burst 9",
+        "9/min window",
+        "9/min window from first hit",
+        "9/min sliding",
+        "9/min estimate",
+        "9/min log",
+    ] {
         let (limit, mut record) = (limit(text), Record::default());
-        let ask = |op, record: &mut Record, at, cost, id| ask_with(op, &limit, record, at, cost, id);
+        let ask =
+            |op, record: &mut Record, at, cost, id| ask_with(op, &limit, record, at, cost, id);
         assert!(ask(Op::Check, &mut record, NOW + HOUR, 4, Some(Id(1))).0.allowed, "{text}");
         assert!(ask(Op::Check, &mut record, NOW + HOUR, 5, None).0.allowed, "{text}");
         let (refunded, rebased) = ask(Op::Refund, &mut record, NOW, 4, Some(Id(1)));
         assert_eq!((refunded.granted, refunded.remaining, rebased), (4, 4, true), "{text}");
         assert_eq!(ask(Op::Refund, &mut record, NOW, 4, Some(Id(1))).0.granted, 0, "{text}: once");
     }
-    // A minute before the newest charge one token drained: of the four that were charged then, three are left.
+    // A minute before the newest charge one token drained: of the four that were charged then,
+    // three are left.
     let (limit, mut record) = (limit("1/min burst 9"), Record::default());
     ask_with(Op::Check, &limit, &mut record, NOW + HOUR, 4, Some(Id(1)));
     ask(Op::Check, &limit, &mut record, NOW + HOUR + 60_000_000, 5);
     assert_eq!(ask_with(Op::Refund, &limit, &mut record, NOW, 4, Some(Id(1))).0.granted, 3);
 }
 
-/// A state in the scale of another limit is rebased in its own scale, and a denial does not convert it.
+/// A state in the scale of another limit is rebased in its own scale, and a denial does not convert
+/// it.
 #[test]
 fn a_state_of_another_limit_is_rebased_in_its_own_scale() {
     const NOW: u64 = 1_700_000_000_000_000;
@@ -260,12 +288,15 @@ fn a_state_of_another_limit_is_rebased_in_its_own_scale() {
     assert_eq!(ask(Op::Peek, &log, &mut record, NOW, 5).0.retry, Retry::After(60_000_000));
 }
 
-/// A window knows when it started and when something was last taken in it. Its own limit needs the first, any other limit the second.
+/// A window knows when it started and when something was last taken in it. Its own limit needs the
+/// first, any other limit the second.
 #[test]
 fn another_limit_counts_from_when_something_was_last_taken() {
     const NOW: u64 = 1_699_999_980_000_000; // where a minute begins
     let bucket = limit("5/min");
-    for text in ["5/min window", "5/min window from first hit", "5/min sliding step 1m", "5/min estimate"] {
+    for text in
+        ["5/min window", "5/min window from first hit", "5/min sliding step 1m", "5/min estimate"]
+    {
         let (own, mut record) = (limit(text), Record::default());
         assert!(ask(Op::Check, &own, &mut record, NOW, 1).0.allowed, "{text}");
         assert!(ask(Op::Check, &own, &mut record, NOW + 50_000_000, 4).0.allowed, "{text}");
@@ -277,7 +308,10 @@ fn another_limit_counts_from_when_something_was_last_taken() {
         assert!(!ask(Op::Check, &own, &mut record.clone(), now, 5).1, "{text}");
         let (verdict, rebased) = ask(Op::Check, &bucket, &mut record, now, 1);
         assert_eq!((verdict.retry, rebased), (Retry::After(12_000_000), true), "{text}");
-        assert!(ask(Op::Check, &bucket, &mut record, now + 12_000_000, 1).0.allowed, "{text}: it drains from now on");
+        assert!(
+            ask(Op::Check, &bucket, &mut record, now + 12_000_000, 1).0.allowed,
+            "{text}: it drains from now on"
+        );
     }
 }
 
@@ -285,7 +319,9 @@ fn another_limit_counts_from_when_something_was_last_taken() {
 #[test]
 fn a_state_in_which_nothing_is_in_use_is_never_ahead() {
     let other = limit("1/s");
-    for text in ["5/s", "5/s window", "5/s window from first hit", "5/s sliding", "5/s estimate", "5/s log"] {
+    for text in
+        ["5/s", "5/s window", "5/s window from first hit", "5/s sliding", "5/s estimate", "5/s log"]
+    {
         let (limit, mut record) = (limit(text), Record::default());
         assert!(ask(Op::Check, &limit, &mut record, 3_600_000_000, 5).0.allowed, "{text}");
         assert!(record.is_ahead_of(Some(limit.algorithm()), Timestamp::EPOCH), "{text}");
@@ -298,7 +334,8 @@ fn a_state_in_which_nothing_is_in_use_is_never_ahead() {
     }
 }
 
-/// A level that a change of limits made too large to count is kept from a later moment on: that is no step of the clock.
+/// A level that a change of limits made too large to count is kept from a later moment on: that is
+/// no step of the clock.
 #[test]
 fn a_level_that_counts_from_a_later_moment_is_not_ahead() {
     const NOW: u64 = 1_700_000_000_000_000;
@@ -307,7 +344,8 @@ fn a_level_that_counts_from_a_later_moment_is_not_ahead() {
     assert!(ask(Op::Check, &old, &mut record, NOW, 1_000_000_000).0.allowed);
     assert_eq!(ask(Op::Refund, &new, &mut record, NOW, 1).0.granted, 1);
     assert!(record.state.fits(new.algorithm()), "{record:?}");
-    let in_minutes = matches!(record.state, State::Bucket { level, .. } if level.at > ts(NOW + 60_000_000));
+    let in_minutes =
+        matches!(record.state, State::Bucket { level, .. } if level.at > ts(NOW + 60_000_000));
     assert!(in_minutes, "{record:?}");
     assert!(!record.is_ahead_of(Some(new.algorithm()), ts(NOW)), "{record:?}");
 }
@@ -341,7 +379,11 @@ fn a_second_is_waited_for() {
     let at = |back: u64| Timestamp::from_secs(1_700_000_000).as_micros() - back;
     assert!(ask(Op::Check, &limit, &mut record, at(0), 1).0.allowed);
     let (verdict, rebased) = ask(Op::Check, &limit, &mut record, at(CLOCK_TOLERANCE_US), 1);
-    assert_eq!((verdict.retry, rebased), (Retry::After(1_000_000), false), "counted from the newest time");
+    assert_eq!(
+        (verdict.retry, rebased),
+        (Retry::After(1_000_000), false),
+        "counted from the newest time"
+    );
     let (verdict, rebased) = ask(Op::Check, &limit, &mut record, at(CLOCK_TOLERANCE_US + 1), 1);
     assert_eq!((verdict.retry, rebased), (Retry::After(1_000_000), true), "counted from now");
 }

@@ -18,7 +18,8 @@ fn scenes(count: u64, look: impl Fn(Parts, u64, &mut Seeded)) {
     for seed in 0..count {
         let source = &mut Seeded(seed);
         let mut now = draw::dawn(source);
-        let mut parts: Parts = (0..1 + source.below(4)).map(|_| (draw::limit(source), Record::default(), 0)).collect();
+        let mut parts: Parts =
+            (0..1 + source.below(4)).map(|_| (draw::limit(source), Record::default(), 0)).collect();
         for _ in 0..8 {
             for (limit, record, cost) in &mut parts {
                 let last = peek(limit, record, now, 1);
@@ -36,7 +37,8 @@ fn scenes(count: u64, look: impl Fn(Parts, u64, &mut Seeded)) {
 #[test]
 fn all_or_nothing() {
     scenes(4_000, |parts, now, _| {
-        let alone: Vec<Verdict> = parts.iter().map(|(limit, record, cost)| peek(limit, record, now, *cost)).collect();
+        let alone: Vec<Verdict> =
+            parts.iter().map(|(limit, record, cost)| peek(limit, record, now, *cost)).collect();
         let mut after = parts.clone();
         let decision = together(Op::Check, &mut after, now);
         assert_eq!(decision.allowed(), alone.iter().all(|verdict| verdict.allowed));
@@ -48,7 +50,11 @@ fn all_or_nothing() {
                 assert_eq!(ask(Op::Check, limit, &mut single, now, *cost), verdict, "{limit}");
                 assert_eq!(after[index].1, single, "{limit}: taken as if alone");
             } else if !limit.counts_rejected() {
-                assert_eq!((verdict.granted, &after[index].1), (0, record), "{limit}: a denial takes nothing");
+                assert_eq!(
+                    (verdict.granted, &after[index].1),
+                    (0, record),
+                    "{limit}: a denial takes nothing"
+                );
                 assert_eq!(verdict.retry, alone[index].retry, "{limit}");
             }
         }
@@ -101,8 +107,10 @@ fn the_combined_wait_is_tight_and_the_binding_charge_names_it() {
 #[test]
 fn take_grants_the_same_to_all_and_is_as_much_as_fits() {
     scenes(4_000, |mut parts, now, _| {
-        let rooms: Vec<u64> = parts.iter().map(|(limit, record, _)| peek(limit, record, now, 1).remaining).collect();
-        let most = parts.iter().zip(&rooms).map(|((_, _, cost), room)| *cost.min(room)).min().unwrap();
+        let rooms: Vec<u64> =
+            parts.iter().map(|(limit, record, _)| peek(limit, record, now, 1).remaining).collect();
+        let most =
+            parts.iter().zip(&rooms).map(|((_, _, cost), room)| *cost.min(room)).min().unwrap();
         let before = parts.clone();
         let decision = together(Op::Take, &mut parts, now);
         for (index, verdict) in decision.charges().iter().enumerate() {

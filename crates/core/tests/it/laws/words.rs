@@ -35,7 +35,11 @@ fn a_record_is_read_as_it_was_written() {
             assert_eq!(Record::read(&mut rest).as_ref(), Some(record), "{limit}: {words:?}");
             assert_eq!(rest, [77]);
             for end in 1..words.len() - 1 {
-                assert_eq!(Record::read(&mut &words[1..end]), None, "{limit}: {words:?} up to {end}");
+                assert_eq!(
+                    Record::read(&mut &words[1..end]),
+                    None,
+                    "{limit}: {words:?} up to {end}"
+                );
             }
         });
     }
@@ -94,7 +98,14 @@ fn no_two_leases_that_are_read_have_one_id() {
     let written = |ids: [Option<Id>; 2]| {
         let mut record = Record::default();
         for id in ids {
-            assert!(decide(Op::Check, &mut [Charge { id, ..Charge::new(&limit, &mut record, 1) }], ts(7)).allowed());
+            assert!(
+                decide(
+                    Op::Check,
+                    &mut [Charge { id, ..Charge::new(&limit, &mut record, 1) }],
+                    ts(7)
+                )
+                .allowed()
+            );
         }
         let mut words = Vec::new();
         record.write(&mut words);
@@ -104,5 +115,8 @@ fn no_two_leases_that_are_read_have_one_id() {
     assert!(Record::read(&mut &words[..]).is_some());
     *words.iter_mut().find(|word| **word == 1_002).unwrap() = 1_001;
     assert_eq!(Record::read(&mut &words[..]), None);
-    assert!(Record::read(&mut &written([None, None])[..]).is_some(), "without an id there may be many");
+    assert!(
+        Record::read(&mut &written([None, None])[..]).is_some(),
+        "without an id there may be many"
+    );
 }

@@ -1,9 +1,11 @@
-//! The algorithms once more, slow and obvious: the history of what was charged, one formula for how much fits, and a
-//! search for everything else. Written from the definitions, without looking at how the core does it.
+//! The algorithms once more, slow and obvious: the history of what was charged, one formula for how
+//! much fits, and a search for everything else. Written from the definitions, without looking at
+//! how the core does it.
 //!
-//! It knows every algorithm and every operation, with several charges and with ids. It does not know what becomes of a state
-//! whose limit has changed: how that is converted and rounded is a choice, not a definition, and a second copy of it would
-//! show nothing. `tidegate`'s tests of its stores use this file, too.
+//! It knows every algorithm and every operation, with several charges and with ids. It does not
+//! know what becomes of a state whose limit has changed: how that is converted and rounded is a
+//! choice, not a definition, and a second copy of it would show nothing. `tidegate`'s tests of its
+//! stores use this file, too.
 
 mod operations;
 
@@ -11,7 +13,8 @@ use tidegate_core::{Algorithm, Id, Limit, Op, Verdict};
 
 pub(crate) use self::operations::{Asked, decide};
 
-/// What was charged and when. For a bucket, in shares of a token so small that a period has that many of them.
+/// What was charged and when. For a bucket, in shares of a token so small that a period has that
+/// many of them.
 #[derive(Clone, Copy, Debug)]
 struct Past {
     at: u64,
@@ -46,7 +49,8 @@ pub(crate) struct Naive {
     limit: Limit,
     /// Oldest first. What has ended when something changes is forgotten.
     past: Vec<Past>,
-    /// The newest moment the key remembers: time does not go back behind it while anything is in use.
+    /// The newest moment the key remembers: time does not go back behind it while anything is in
+    /// use.
     newest: u64,
     /// The oldest first.
     receipts: Vec<Receipt>,
@@ -110,7 +114,8 @@ impl Naive {
                 (ceiling * period).saturating_sub(self.level(now)) / period
             }
             Algorithm::Estimate(estimate) => {
-                // previous * (period - elapsed) + (current + cost) * period <= amount * period, in ticks
+                // previous * (period - elapsed) + (current + cost) * period <= amount * period, in
+                // ticks
                 let grid = u128::from(estimate.grid);
                 let period = u128::from(estimate.period) / grid;
                 let window = now / estimate.period;
@@ -163,7 +168,8 @@ impl Naive {
         start
     }
 
-    /// How full a bucket is: the fullest that any stretch of its past leaves it. Time is floored to its grid.
+    /// How full a bucket is: the fullest that any stretch of its past leaves it. Time is floored to
+    /// its grid.
     fn level(&self, now: u64) -> u128 {
         let Algorithm::Bucket(bucket) = self.limit.algorithm() else { return 0 };
         let tick = u128::from(bucket.amount) * u128::from(self.limit.grid_us());
@@ -189,10 +195,13 @@ impl Naive {
         self.newest = self.remembered(at);
     }
 
-    /// The newest time that is still known after something was taken at `at`: a window knows its start, a step its own.
+    /// The newest time that is still known after something was taken at `at`: a window knows its
+    /// start, a step its own.
     fn remembered(&self, at: u64) -> u64 {
         match self.limit.algorithm() {
-            Algorithm::Window(window) if window.from_first_hit => self.window_start(at, window.period),
+            Algorithm::Window(window) if window.from_first_hit => {
+                self.window_start(at, window.period)
+            }
             Algorithm::Window(window) => at / window.period * window.period,
             Algorithm::Sliding(sliding) => at / sliding.step * sliding.step,
             Algorithm::Estimate(estimate) => at / estimate.period * estimate.period,
@@ -216,8 +225,13 @@ impl Naive {
         if let Algorithm::Bucket(bucket) = self.limit.algorithm() {
             let (level, share, at) = (self.level(now), u128::from(bucket.period), self.tick(now));
             // What has drained since it was taken is gone, whoever took it.
-            let ticks = if let When::At(then) = when { at.saturating_sub(then) / self.limit.grid_us() } else { 0 };
-            let drained = u128::from(ticks) * u128::from(bucket.amount) * u128::from(self.limit.grid_us());
+            let ticks = if let When::At(then) = when {
+                at.saturating_sub(then) / self.limit.grid_us()
+            } else {
+                0
+            };
+            let drained =
+                u128::from(ticks) * u128::from(bucket.amount) * u128::from(self.limit.grid_us());
             let back = (u128::from(units) * share).saturating_sub(drained).min(level);
             if back > 0 {
                 self.past = vec![Past { at, units: level - back, id: None }];
@@ -228,8 +242,11 @@ impl Naive {
         }
         let mut after = self.clone();
         after.forget(now);
-        let same: Vec<bool> =
-            after.past.iter().map(|past| matches!(when, When::Any) || after.is_kept_under(past, when)).collect();
+        let same: Vec<bool> = after
+            .past
+            .iter()
+            .map(|past| matches!(when, When::Any) || after.is_kept_under(past, when))
+            .collect();
         let mut left = u128::from(units);
         for (past, _) in after.past.iter_mut().zip(same).rev().filter(|(_, same)| *same) {
             let back = left.min(past.units);
@@ -243,7 +260,9 @@ impl Naive {
         after.past.retain(|past| past.units > 0);
         match (after.limit.algorithm(), after.past.last()) {
             // These remember no more than their entries.
-            (Algorithm::Log(_) | Algorithm::Sliding(_), Some(last)) => after.newest = after.remembered(last.at),
+            (Algorithm::Log(_) | Algorithm::Sliding(_), Some(last)) => {
+                after.newest = after.remembered(last.at)
+            }
             // An estimate remembers in which window it last was.
             (Algorithm::Estimate(estimate), _) => {
                 after.newest = after.newest.max(now / estimate.period * estimate.period);
@@ -264,11 +283,15 @@ impl Naive {
         self.past.retain(|past| past.id != Some(id));
     }
 
-    /// Takes `cost` from a bucket for the moment `wait` from now. Should it run dry before that, it saves nothing up.
+    /// Takes `cost` from a bucket for the moment `wait` from now. Should it run dry before that, it
+    /// saves nothing up.
     fn book(&mut self, now: u64, wait: u64, cost: u64) {
-        let Algorithm::Bucket(bucket) = self.limit.algorithm() else { unreachable!("only a bucket keeps places") };
+        let Algorithm::Bucket(bucket) = self.limit.algorithm() else {
+            unreachable!("only a bucket keeps places")
+        };
         let (at, grid) = (self.tick(now), self.limit.grid_us());
-        let drained = u128::from((now + wait - at) / grid) * u128::from(bucket.amount) * u128::from(grid);
+        let drained =
+            u128::from((now + wait - at) / grid) * u128::from(bucket.amount) * u128::from(grid);
         let units = self.level(now).max(drained) + u128::from(cost) * u128::from(bucket.period);
         self.past = vec![Past { at, units, id: None }];
         self.newest = at;

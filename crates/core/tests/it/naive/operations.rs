@@ -1,4 +1,5 @@
-//! The operations once more, on keys that keep their whole history: several charges in one call, all or nothing, with or without an id.
+//! The operations once more, on keys that keep their whole history: several charges in one call,
+//! all or nothing, with or without an id.
 
 use tidegate_core::{Algorithm, Id, Op, Retry, Verdict};
 
@@ -32,7 +33,12 @@ struct Turn<'a> {
 }
 
 /// What a call answers, charge by charge, and whether it is allowed.
-pub(crate) fn decide(op: Op, id: Option<Id>, now: u64, asked: Vec<Asked<'_>>) -> (Vec<Verdict>, bool) {
+pub(crate) fn decide(
+    op: Op,
+    id: Option<Id>,
+    now: u64,
+    asked: Vec<Asked<'_>>,
+) -> (Vec<Verdict>, bool) {
     let turn = |asked| {
         let Asked { key, cost, reserved } = asked;
         let now = key.clamped(now);
@@ -42,14 +48,18 @@ pub(crate) fn decide(op: Op, id: Option<Id>, now: u64, asked: Vec<Asked<'_>>) ->
     let mut turns: Vec<Turn<'_>> = asked.into_iter().map(turn).collect();
     // Only a single bucket can keep a place.
     let acts_as = match (op, &turns[..]) {
-        (Op::Book { .. }, [turn]) if matches!(turn.key.limit.algorithm(), Algorithm::Bucket(_)) => op,
+        (Op::Book { .. }, [turn]) if matches!(turn.key.limit.algorithm(), Algorithm::Bucket(_)) => {
+            op
+        }
         (Op::Book { .. }, _) => Op::Check,
         _ => op,
     };
     match acts_as {
         Op::Check | Op::Debit | Op::Peek => {
             for turn in &mut turns {
-                turn.fits = turn.held().is_some() || turn.cost == 0 || turn.cost <= turn.room(turn.ceiling(acts_as));
+                turn.fits = turn.held().is_some()
+                    || turn.cost == 0
+                    || turn.cost <= turn.room(turn.ceiling(acts_as));
             }
             let allowed = turns.iter().all(|turn| turn.fits);
             for turn in turns.iter_mut().filter(|_| acts_as != Op::Peek) {
@@ -66,7 +76,12 @@ pub(crate) fn decide(op: Op, id: Option<Id>, now: u64, asked: Vec<Asked<'_>>) ->
         }
         Op::Take => {
             let rooms: Vec<u64> = turns.iter().map(|turn| turn.room(turn.ceiling(op))).collect();
-            let grant = turns.iter().zip(&rooms).map(|(turn, room)| turn.cost.min(*room)).min().unwrap_or(0);
+            let grant = turns
+                .iter()
+                .zip(&rooms)
+                .map(|(turn, room)| turn.cost.min(*room))
+                .min()
+                .unwrap_or(0);
             for (turn, room) in turns.iter_mut().zip(rooms) {
                 turn.fits = turn.cost == 0 || room > 0;
                 turn.take(grant);
@@ -80,7 +95,9 @@ pub(crate) fn decide(op: Op, id: Option<Id>, now: u64, asked: Vec<Asked<'_>>) ->
             turn.key.receipts.clear();
         }),
         Op::Book { max_wait_us } => turns.iter_mut().for_each(|turn| turn.book(max_wait_us)),
-        Op::Unbook { idle_at } => turns.iter_mut().for_each(|turn| turn.unbook(idle_at.as_micros())),
+        Op::Unbook { idle_at } => {
+            turns.iter_mut().for_each(|turn| turn.unbook(idle_at.as_micros()))
+        }
         other => unreachable!("{other:?} is not known here"),
     }
     let allowed = turns.iter().all(|turn| turn.fits);
@@ -110,7 +127,8 @@ impl Turn<'_> {
     fn held(&self) -> Option<u64> {
         let id = self.id?;
         if self.is_lease() {
-            let lease = |past: &&super::Past| past.id == Some(id) && self.key.counts(past, self.now);
+            let lease =
+                |past: &&super::Past| past.id == Some(id) && self.key.counts(past, self.now);
             return self.key.past.iter().find(lease).map(|past| past.units as u64);
         }
         let receipts = self.key.receipts.iter().filter(|_| !self.idle);
@@ -146,11 +164,15 @@ impl Turn<'_> {
         }
     }
 
-    /// What was denied counts too, if the limit says so: nothing that could never pass, and one amount beyond the limit at most.
+    /// What was denied counts too, if the limit says so: nothing that could never pass, and one
+    /// amount beyond the limit at most.
     fn take_rejected(&mut self) {
         let capacity = self.key.limit.capacity();
         if self.key.limit.counts_rejected() && self.cost <= capacity {
-            self.charge(self.cost.min(self.room(capacity + self.key.limit.algorithm().amount())), None);
+            self.charge(
+                self.cost.min(self.room(capacity + self.key.limit.algorithm().amount())),
+                None,
+            );
         }
     }
 
@@ -254,7 +276,11 @@ impl Turn<'_> {
             remaining,
             retry,
             reset_after_us: self.key.wait(self.now, capacity, capacity),
-            next_after_us: if remaining == capacity { 0 } else { self.key.wait(self.now, remaining + 1, capacity) },
+            next_after_us: if remaining == capacity {
+                0
+            } else {
+                self.key.wait(self.now, remaining + 1, capacity)
+            },
         }
     }
 }

@@ -14,8 +14,17 @@ const PLAIN: [&str; 5] = ["ip", "method", "path", "host", "bearer"];
 /// What HTTP supplies by what comes after a dot.
 const PREFIXES: [&str; 4] = ["header", "query", "cookie", "bearer"];
 /// What HTTP supplies, for messages.
-const SUPPLIED: [&str; 9] =
-    ["ip", "method", "path", "host", "bearer", "bearer.CLAIM", "header.NAME", "query.NAME", "cookie.NAME"];
+const SUPPLIED: [&str; 9] = [
+    "ip",
+    "method",
+    "path",
+    "host",
+    "bearer",
+    "bearer.CLAIM",
+    "header.NAME",
+    "query.NAME",
+    "cookie.NAME",
+];
 /// What other programs call these.
 const OTHER_PREFIXES: [(&str, &str); 11] = [
     ("headers", "header"),
@@ -54,7 +63,10 @@ impl Config {
     /// Whether attributes come from requests over HTTP alone: no caller can bring others.
     fn judges_http_alone(&self) -> bool {
         let listen = &self.listen;
-        self.proxy.is_some() && listen.http.is_none() && listen.grpc.is_none() && listen.resp.is_none()
+        self.proxy.is_some()
+            && listen.http.is_none()
+            && listen.grpc.is_none()
+            && listen.resp.is_none()
     }
 
     /// Whether every request has this attribute: only HTTP supplies some by itself.
@@ -67,15 +79,18 @@ impl Config {
         let lower = name.to_ascii_lowercase();
         if let Some((prefix, rest)) = name.split_once('.') {
             let low = prefix.to_ascii_lowercase();
-            let other = OTHER_PREFIXES.iter().find(|(other, _)| *other == low).map(|(_, right)| *right);
+            let other =
+                OTHER_PREFIXES.iter().find(|(other, _)| *other == low).map(|(_, right)| *right);
             let right = other.or_else(|| nearest(prefix, PREFIXES));
             return match right {
-                Some(right) if right == prefix => {
-                    self.dropped(label, prefix, rest, place).or_else(|| named(label, prefix, rest, place))
-                }
+                Some(right) if right == prefix => self
+                    .dropped(label, prefix, rest, place)
+                    .or_else(|| named(label, prefix, rest, place)),
                 Some(right) => {
-                    let rest = if right == "header" { rest.to_ascii_lowercase() } else { rest.into() };
-                    let message = format!("{label} {name}: no request has it: did you mean {right}.{rest}?");
+                    let rest =
+                        if right == "header" { rest.to_ascii_lowercase() } else { rest.into() };
+                    let message =
+                        format!("{label} {name}: no request has it: did you mean {right}.{rest}?");
                     Some(Finding::error(place, message))
                 }
                 None => self.unknown(label, name, place),
@@ -86,13 +101,21 @@ impl Config {
         }
         if name.contains(',') {
             let names: Vec<&str> = name.split(',').map(str::trim).collect();
-            let message = format!("{label} {name:?}: this is one attribute with a comma: write [{}]", names.join(", "));
+            let message = format!(
+                "{label} {name:?}: this is one attribute with a comma: write [{}]",
+                names.join(", ")
+            );
             return Some(Finding::error(place, message));
         }
-        let prefixed = |prefix: &&str| lower == **prefix || lower.starts_with(&format!("{prefix}_"));
+        let prefixed =
+            |prefix: &&str| lower == **prefix || lower.starts_with(&format!("{prefix}_"));
         if let Some(prefix) = ["header", "query", "cookie"].into_iter().find(prefixed) {
-            let rest = lower.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('_')).unwrap_or("NAME");
-            let message = format!("{label} {name}: no request has it: did you mean {prefix}.{rest}?");
+            let rest = lower
+                .strip_prefix(prefix)
+                .and_then(|rest| rest.strip_prefix('_'))
+                .unwrap_or("NAME");
+            let message =
+                format!("{label} {name}: no request has it: did you mean {prefix}.{rest}?");
             return Some(Finding::warning(place, message));
         }
         if PLAIN.contains(&lower.as_str()) {
@@ -118,7 +141,8 @@ impl Config {
 
     /// A header that no request has because its name has a `_`.
     fn dropped(&self, label: &str, prefix: &str, rest: &str, place: &str) -> Option<Finding> {
-        let is_dropped = prefix == "header" && rest.contains('_') && !self.requests.headers.keeps_underscores;
+        let is_dropped =
+            prefix == "header" && rest.contains('_') && !self.requests.headers.keeps_underscores;
         (is_dropped && self.judges_http()).then(|| {
             let right = rest.replace('_', "-");
             let message = format!(
@@ -137,7 +161,9 @@ impl Config {
             };
             Finding::warning(
                 place,
-                format!("{label} {name}: only the proxy listens, and it does not supply it: {hint}"),
+                format!(
+                    "{label} {name}: only the proxy listens, and it does not supply it: {hint}"
+                ),
             )
         })
     }
@@ -147,7 +173,10 @@ impl Config {
 fn named(label: &str, prefix: &str, rest: &str, place: &str) -> Option<Finding> {
     let name = format!("{prefix}.{rest}");
     if rest.is_empty() {
-        return Some(Finding::error(place, format!("{label} {name}: expected a name after the dot")));
+        return Some(Finding::error(
+            place,
+            format!("{label} {name}: expected a name after the dot"),
+        ));
     }
     let is_token = HeaderName::from_bytes(rest.as_bytes()).is_ok();
     match prefix {
@@ -179,7 +208,10 @@ pub(super) fn of_response(label: &str, name: &str, place: &str) -> Option<Findin
                 Some(("headers" | "header", rest)) => format!("did you mean header.{rest}?"),
                 _ => words::hint(name, &["status", "header.NAME"]),
             };
-            Some(Finding::error(place, format!("{label} {name}: a response does not have it: {hint}")))
+            Some(Finding::error(
+                place,
+                format!("{label} {name}: a response does not have it: {hint}"),
+            ))
         }
     }
 }

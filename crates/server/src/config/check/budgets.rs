@@ -42,7 +42,9 @@ impl Config {
                 ),
             ));
         }
-        for (at, _) in rule.overrides.iter().enumerate().filter(|(_, other)| other.budget == Budget::Exempt) {
+        for (at, _) in
+            rule.overrides.iter().enumerate().filter(|(_, other)| other.budget == Budget::Exempt)
+        {
             found.push(Finding::error(
                 self.outline.value(&[Key("rules"), Item(index), Key("overrides"), Item(at), Key("limit")]),
                 format!(
@@ -95,10 +97,15 @@ impl Config {
                 }
             }
         }
-        if !matches!(rule.budget, Budget::Limits(_)) && rule.overrides.is_empty() && self.outline.has(&cost_at) {
+        if !matches!(rule.budget, Budget::Limits(_))
+            && rule.overrides.is_empty()
+            && self.outline.has(&cost_at)
+        {
             found.push(Finding::warning(
                 self.outline.key(&cost_at),
-                format!("rule {name}: cost has no effect: the rule has no limit to charge; remove it"),
+                format!(
+                    "rule {name}: cost has no effect: the rule has no limit to charge; remove it"
+                ),
             ));
         }
         if rule.budget == Budget::Exempt && !rule.by.is_empty() {
@@ -109,7 +116,14 @@ impl Config {
         }
     }
 
-    fn too_dear(&self, rule: &Rule, cost: u64, limits: &Limits, steps: &[Step<'_>], found: &mut Vec<Finding>) {
+    fn too_dear(
+        &self,
+        rule: &Rule,
+        cost: u64,
+        limits: &Limits,
+        steps: &[Step<'_>],
+        found: &mut Vec<Finding>,
+    ) {
         let name = &rule.name;
         for limit in limits.iter().filter(|limit| limit.capacity() < cost) {
             let most = limit.capacity();
@@ -129,7 +143,11 @@ impl Config {
         let is_said = self.outline.has(&missing_at);
         let word = rule.missing.name();
         if is_said && (rule.by.is_empty() || rule.budget == Budget::Exempt) {
-            let why = if rule.by.is_empty() { "the rule has no by" } else { "limit: exempt keeps no budgets" };
+            let why = if rule.by.is_empty() {
+                "the rule has no by"
+            } else {
+                "limit: exempt keeps no budgets"
+            };
             found.push(Finding::warning(
                 self.outline.key(&missing_at),
                 format!("rule {name}: missing: {word} has no effect: {why}; remove it"),
@@ -141,12 +159,15 @@ impl Config {
         }
         let required = |attribute: &str| {
             let own = rule.when.iter().filter(|condition| *condition.attribute == *attribute);
-            own.into_iter().any(|condition| !condition.any_of.iter().any(|pattern| pattern.matches("")))
+            own.into_iter()
+                .any(|condition| !condition.any_of.iter().any(|pattern| pattern.matches("")))
         };
         for (number, attribute) in rule.by.iter().enumerate() {
-            let is_wrong = self.check_attribute("", attribute, "").is_some_and(|finding| finding.is_error());
+            let is_wrong =
+                self.check_attribute("", attribute, "").is_some_and(|finding| finding.is_error());
             if !self.is_always_supplied(attribute) && !required(attribute) && !is_wrong {
-                let [skip, deny, share] = [Missing::Skip, Missing::Deny, Missing::Share].map(Missing::name);
+                let [skip, deny, share] =
+                    [Missing::Skip, Missing::Deny, Missing::Share].map(Missing::name);
                 found.push(Finding::warning(
                     self.outline.value(&[&at[..], &[Key("by"), Item(number)]].concat()),
                     format!(
@@ -157,12 +178,14 @@ impl Config {
         }
     }
 
-    /// What looks wrong with rules that options of a command give, each in one line. They cannot say what becomes of requests that lack an attribute.
+    /// What looks wrong with rules that options of a command give, each in one line. They cannot
+    /// say what becomes of requests that lack an attribute.
     pub fn warnings_of_options(&self, rules: &[Rule]) -> Vec<Finding> {
         let mut found = Vec::new();
         for rule in rules {
             let Budget::Limits(limits) = &rule.budget else { continue };
-            for attribute in rule.by.iter().filter(|attribute| !self.is_always_supplied(attribute)) {
+            for attribute in rule.by.iter().filter(|attribute| !self.is_always_supplied(attribute))
+            {
                 found.push(Finding::warning(
                     format!("--limit '{limits} by {}'", rule.by.join(", ")),
                     format!(

@@ -1,6 +1,7 @@
 //! Everything that is wrong with a configuration that could be read, or looks wrong.
 //!
-//! Only the text is looked at here; files and the store that it names are looked at by [`preflight`](crate::preflight()).
+//! Only the text is looked at here; files and the store that it names are looked at by
+//! [`preflight`](crate::preflight()).
 
 mod attributes;
 mod budgets;
@@ -22,7 +23,10 @@ impl Config {
             return found;
         }
         for (place, key) in self.outline.blanks() {
-            found.push(Finding::error(place, format!("{key} has no value: write one, or remove {key}")));
+            found.push(Finding::error(
+                place,
+                format!("{key} has no value: write one, or remove {key}"),
+            ));
         }
         self.check_settings(&mut found);
         for (index, rule) in self.rules.iter().enumerate() {
@@ -35,7 +39,10 @@ impl Config {
 
     /// What in this configuration works, but hardly does what its author meant.
     pub fn warnings(&self) -> Vec<Finding> {
-        self.findings().into_iter().filter(|finding| finding.severity == Severity::Warning).collect()
+        self.findings()
+            .into_iter()
+            .filter(|finding| finding.severity == Severity::Warning)
+            .collect()
     }
 
     fn check_rule(&self, index: usize, rule: &Rule, found: &mut Vec<Finding>) {
@@ -47,23 +54,34 @@ impl Config {
             let place = self.outline.value(&[&at[..], &[Key("by"), Item(number)]].concat());
             found.extend(self.check_attribute(&format!("rule {name}: by"), attribute, &place));
             if rule.by[..number].contains(attribute) {
-                let message = format!("rule {name}: by {attribute}: it is there twice; remove one of them");
+                let message =
+                    format!("rule {name}: by {attribute}: it is there twice; remove one of them");
                 found.push(Finding::warning(place, message));
             }
         }
         if let Cost::From { attribute, .. } = &rule.cost {
             let place = self.outline.value(&[&at[..], &[Key("cost"), Key("from")]].concat());
-            found.extend(self.check_attribute(&format!("rule {name}: cost: from"), attribute, &place));
+            found.extend(self.check_attribute(
+                &format!("rule {name}: cost: from"),
+                attribute,
+                &place,
+            ));
         }
         let steps = [&at[..], &[Key("when")]].concat();
         self.check_conditions(&format!("rule {name}: when"), &rule.when, &steps, found);
         for (number, other) in rule.overrides.iter().enumerate() {
             let steps = [&at[..], &[Key("overrides"), Item(number), Key("when")]].concat();
-            self.check_conditions(&format!("rule {name}: override {}", number + 1), &other.when, &steps, found);
+            self.check_conditions(
+                &format!("rule {name}: override {}", number + 1),
+                &other.when,
+                &steps,
+                found,
+            );
         }
         let steps = [&at[..], &[Key("charge_when")]].concat();
         self.check_response(&format!("rule {name}: charge_when"), &rule.charge_when, &steps, found);
-        let only_proxy = [("charge_when", !rule.charge_when.is_empty()), ("settle", rule.settle.is_some())];
+        let only_proxy =
+            [("charge_when", !rule.charge_when.is_empty()), ("settle", rule.settle.is_some())];
         for (key, _) in only_proxy.into_iter().filter(|(_, said)| *said && self.proxy.is_none()) {
             found.push(Finding::warning(
                 self.outline.key(&[&at[..], &[Key(key)]].concat()),
@@ -75,7 +93,13 @@ impl Config {
     }
 
     /// Conditions on a request. `label` begins each message.
-    fn check_conditions(&self, label: &str, when: &[Condition], steps: &[Step<'_>], found: &mut Vec<Finding>) {
+    fn check_conditions(
+        &self,
+        label: &str,
+        when: &[Condition],
+        steps: &[Step<'_>],
+        found: &mut Vec<Finding>,
+    ) {
         for condition in when {
             let steps = [steps, &[Key(&condition.attribute)]].concat();
             let place = self.outline.key(&steps);
@@ -88,10 +112,20 @@ impl Config {
     }
 
     /// Conditions on a response.
-    fn check_response(&self, label: &str, when: &[Condition], steps: &[Step<'_>], found: &mut Vec<Finding>) {
+    fn check_response(
+        &self,
+        label: &str,
+        when: &[Condition],
+        steps: &[Step<'_>],
+        found: &mut Vec<Finding>,
+    ) {
         for condition in when {
             let steps = [steps, &[Key(&condition.attribute)]].concat();
-            found.extend(attributes::of_response(label, &condition.attribute, &self.outline.key(&steps)));
+            found.extend(attributes::of_response(
+                label,
+                &condition.attribute,
+                &self.outline.key(&steps),
+            ));
             for (number, pattern) in condition.any_of.iter().enumerate() {
                 let place = self.outline.value(&[&steps[..], &[Item(number)]].concat());
                 found.extend(patterns::of_response(label, &condition.attribute, pattern, &place));

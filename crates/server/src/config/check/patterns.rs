@@ -55,7 +55,9 @@ impl Config {
         match attribute {
             "ip" => address(&label, pattern, place),
             "method" => method(&label, pattern, place),
-            "path" => path(&label, pattern, place).or_else(|| self.refused_path(&label, pattern, place)),
+            "path" => {
+                path(&label, pattern, place).or_else(|| self.refused_path(&label, pattern, place))
+            }
             "host" | "header.host" => host(&label, pattern, place),
             _ => None,
         }
@@ -79,7 +81,9 @@ fn method(label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
         let body = pattern.body();
         let upper = body.to_ascii_uppercase();
         return (upper != body).then(|| {
-            let message = format!("{label} never matches a request over HTTP: methods are upper case: write {upper:?}");
+            let message = format!(
+                "{label} never matches a request over HTTP: methods are upper case: write {upper:?}"
+            );
             Finding::warning(place, message)
         });
     };
@@ -124,7 +128,8 @@ fn address(label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
         return Some(Finding::error(place, format!("{label} {outcome}: {problem}")));
     }
     let Some(text) = pattern.exact() else {
-        let strange = body.chars().find(|char| !(char.is_ascii_hexdigit() || ".:*?".contains(*char)));
+        let strange =
+            body.chars().find(|char| !(char.is_ascii_hexdigit() || ".:*?".contains(*char)));
         if let Some(char) = strange {
             let message = format!(
                 "{label} {outcome}: no address has {char:?}: expected a network such as 10.0.0.0/8, or an address"
@@ -139,14 +144,18 @@ fn address(label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
         }
         let lower = body.to_ascii_lowercase();
         return (lower != body).then(|| {
-            Finding::warning(place, format!("{label} {outcome}: addresses are written in lower case: write {lower:?}"))
+            Finding::warning(
+                place,
+                format!("{label} {outcome}: addresses are written in lower case: write {lower:?}"),
+            )
         });
     };
     match text.parse::<IpAddr>().map(|ip| ip.to_canonical().to_string()) {
         Ok(canonical) if canonical == text => None,
         Ok(canonical) => {
-            let message =
-                format!("{label} {outcome} a request over HTTP: this address is written {canonical}: write that");
+            let message = format!(
+                "{label} {outcome} a request over HTTP: this address is written {canonical}: write that"
+            );
             Some(Finding::warning(place, message))
         }
         Err(_) => {
@@ -155,7 +164,9 @@ fn address(label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
                 "loopback" | "private" => {
                     "this word is for trusted_proxies: write networks such as 127.0.0.0/8 or 10.0.0.0/8"
                 }
-                _ => "it is not an address: expected an address such as 192.0.2.7, or a network such as 10.0.0.0/8",
+                _ => {
+                    "it is not an address: expected an address such as 192.0.2.7, or a network such as 10.0.0.0/8"
+                }
             };
             Some(Finding::error(place, format!("{label} {outcome}: {advice}")))
         }
@@ -190,7 +201,9 @@ fn path(label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
     let body = pattern.body();
     if let Some(text) = pattern.exact() {
         if !text.starts_with('/') && text != "*" {
-            let message = format!("{label} never matches a request over HTTP: paths start with /: write \"/{text}\"");
+            let message = format!(
+                "{label} never matches a request over HTTP: paths start with /: write \"/{text}\""
+            );
             return Some(Finding::warning(place, message));
         }
         return match normal_path(text) {
@@ -206,8 +219,9 @@ fn path(label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
         };
     }
     if !body.starts_with(['/', '*', '?', '\\']) {
-        let message =
-            format!("{label} never matches a request over HTTP: paths start with /: write \"/{body}\" or \"*/{body}\"");
+        let message = format!(
+            "{label} never matches a request over HTTP: paths start with /: write \"/{body}\" or \"*/{body}\""
+        );
         return Some(Finding::warning(place, message));
     }
     // `/search?q=*`: a query is no part of the path.
@@ -223,7 +237,8 @@ fn host(label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
     let body = pattern.body();
     if let Some((_, rest)) = body.split_once("://") {
         let right = rest.split('/').next().unwrap_or(rest);
-        let message = format!("{label} never matches: a host has no scheme and no path: write {right:?}");
+        let message =
+            format!("{label} never matches: a host has no scheme and no path: write {right:?}");
         return Some(Finding::warning(place, message));
     }
     let normal = match pattern.exact() {
@@ -239,7 +254,12 @@ fn host(label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
 }
 
 /// A pattern on an attribute of a response.
-pub(super) fn of_response(label: &str, attribute: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
+pub(super) fn of_response(
+    label: &str,
+    attribute: &str,
+    pattern: &Pattern,
+    place: &str,
+) -> Option<Finding> {
     let label = format!("{label}: {attribute} {:?}", pattern.text());
     if let Some(rewritten) = regex::rewritten(pattern.text(), About::Other) {
         return Some(like_a_regex(&label, &rewritten, place));

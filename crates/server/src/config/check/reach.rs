@@ -37,12 +37,16 @@ impl Config {
     fn check_reached(&self, index: usize, rule: &Rule, found: &mut Vec<Finding>) {
         let decides = |other: &&Rule| match other.budget {
             // The first rule that exempts counts.
-            Budget::Exempt if rule.budget == Budget::Exempt => {
-                self.rules.iter().position(|one| one.name == other.name).is_some_and(|before| before < index)
-            }
+            Budget::Exempt if rule.budget == Budget::Exempt => self
+                .rules
+                .iter()
+                .position(|one| one.name == other.name)
+                .is_some_and(|before| before < index),
             Budget::Exempt => rule.budget != Budget::Deny,
             Budget::Deny if rule.budget == Budget::Deny => false,
-            Budget::Deny => other.mode == Mode::Enforce && other.overrides.is_empty() && other.by.is_empty(),
+            Budget::Deny => {
+                other.mode == Mode::Enforce && other.overrides.is_empty() && other.by.is_empty()
+            }
             _ => false,
         };
         let mut others = self.rules.iter().map(|other| &**other).filter(decides);
@@ -70,10 +74,13 @@ impl Config {
             ));
         }
         for (number, other) in rule.overrides.iter().enumerate() {
-            let place = || self.outline.value(&[Key("rules"), Item(index), Key("overrides"), Item(number)]);
+            let place =
+                || self.outline.value(&[Key("rules"), Item(index), Key("overrides"), Item(number)]);
             let (name, own) = (&rule.name, number + 1);
             let both: Vec<Condition> = rule.when.iter().chain(&other.when).cloned().collect();
-            if let Some(before) = rule.overrides[..number].iter().position(|before| covers(&before.when, &both)) {
+            if let Some(before) =
+                rule.overrides[..number].iter().position(|before| covers(&before.when, &both))
+            {
                 let before = before + 1;
                 found.push(Finding::warning(
                     place(),
@@ -81,7 +88,9 @@ impl Config {
                         "rule {name}: override {own} is never reached: override {before} matches first, and the first that matches counts; put the narrower one first, or remove one"
                     ),
                 ));
-            } else if let Some(condition) = other.when.iter().find(|own| rule.when.iter().any(|of| excludes(of, own))) {
+            } else if let Some(condition) =
+                other.when.iter().find(|own| rule.when.iter().any(|of| excludes(of, own)))
+            {
                 let attribute = &condition.attribute;
                 found.push(Finding::warning(
                     place(),

@@ -4,8 +4,7 @@
 const MAX_REWRITTEN: usize = 8;
 
 /// What a message says about the notation of patterns.
-pub(crate) const NOTATION: &str =
-    "expected a pattern, in which * is any number of characters, ? is one, and ! in front means not";
+pub(crate) const NOTATION: &str = "expected a pattern, in which * is any number of characters, ? is one, and ! in front means not";
 
 /// What is to be written in place of a regular expression.
 #[derive(PartialEq, Eq, Debug)]
@@ -59,7 +58,9 @@ pub(crate) fn rewritten(text: &str, about: About) -> Option<Rewritten> {
     let inner = inner.strip_suffix('$').unwrap_or(inner);
     Some(match expanded(inner) {
         Some(patterns) if patterns.iter().all(|one| !one.is_empty()) => {
-            let whole = |one: String| if is_anchored && !ends && !one.ends_with('*') { one + "*" } else { one };
+            let whole = |one: String| {
+                if is_anchored && !ends && !one.ends_with('*') { one + "*" } else { one }
+            };
             Rewritten::To(patterns.into_iter().map(|one| format!("{not}{}", whole(one))).collect())
         }
         _ => Rewritten::Not,
@@ -74,7 +75,11 @@ fn is_alternative(text: &str, about: About) -> bool {
 fn looks_like_one(text: &str, about: About) -> bool {
     let is_path = about == About::Path;
     // `.*bot.*`, `.*\.example\.com`: no value begins with a dot before anything.
-    if text.starts_with(".*") || text.starts_with(".+") || text.starts_with("(?") || is_alternative(text, about) {
+    if text.starts_with(".*")
+        || text.starts_with(".+")
+        || text.starts_with("(?")
+        || is_alternative(text, about)
+    {
         return true;
     }
     if text.starts_with('^') || (text.ends_with('$') && !text.ends_with("\\$") && text.len() > 1) {
@@ -89,7 +94,8 @@ fn looks_like_one(text: &str, about: About) -> bool {
             ('\\', Some('d' | 'D' | 'w' | 'W' | 's' | 'S' | 'b')) => return true,
             ('\\', _) => at += 1,
             ('.', Some('+')) => return true,
-            // `/api.*`, `/api/.*`; `/files/report.*` is one, too, and a pattern `/files/report.*` hardly.
+            // `/api.*`, `/api/.*`; `/files/report.*` is one, too, and a pattern `/files/report.*`
+            // hardly.
             ('.', Some('*')) if is_path && at + 2 == chars.len() => return true,
             ('.', Some('*')) if is_path && at > 0 && chars[at - 1] == '/' => return true,
             ('(', Some('?')) if rest.get(1) == Some(&':') => return true,
@@ -148,8 +154,10 @@ fn expanded(text: &str) -> Option<Vec<String>> {
             '+' | '?' | '{' | '|' | ')' | '^' | '$' => return None,
             other => (vec![other.to_string()], after),
         };
-        patterns =
-            patterns.iter().flat_map(|before| pieces.iter().map(move |piece| format!("{before}{piece}"))).collect();
+        patterns = patterns
+            .iter()
+            .flat_map(|before| pieces.iter().map(move |piece| format!("{before}{piece}")))
+            .collect();
         if patterns.len() > MAX_REWRITTEN {
             return None;
         }
@@ -186,7 +194,11 @@ mod tests {
             ("^(a|b)?$", "write each value that is meant, as a list"),
             ("\\bword\\b", "write each value that is meant, as a list"),
         ] {
-            assert_eq!(rewritten(text, About::Path).map(|one| one.advice()).as_deref(), Some(expected), "{text}");
+            assert_eq!(
+                rewritten(text, About::Path).map(|one| one.advice()).as_deref(),
+                Some(expected),
+                "{text}"
+            );
         }
         for (text, about, expected) in [
             ("GET|POST", About::Method, "write [\"GET\", \"POST\"]"),
@@ -197,11 +209,23 @@ mod tests {
             (".*bot.*", About::Other, "write \"*bot*\""),
             ("(?i)bot", About::Other, "write each value that is meant, as a list"),
         ] {
-            assert_eq!(rewritten(text, about).map(|one| one.advice()).as_deref(), Some(expected), "{text}");
+            assert_eq!(
+                rewritten(text, about).map(|one| one.advice()).as_deref(),
+                Some(expected),
+                "{text}"
+            );
         }
-        for text in
-            ["/api/*", "10.0.*", "curl/8.*", "a\\[b\\]", "[::1]", "Mozilla/5.0 (X11*", "*.example.com", "$", "a|b"]
-        {
+        for text in [
+            "/api/*",
+            "10.0.*",
+            "curl/8.*",
+            "a\\[b\\]",
+            "[::1]",
+            "Mozilla/5.0 (X11*",
+            "*.example.com",
+            "$",
+            "a|b",
+        ] {
             assert_eq!(rewritten(text, About::Other), None, "{text}");
         }
         assert_eq!(rewritten("/\\.*", About::Path), None, "with a backslash a dot is meant");

@@ -25,18 +25,26 @@ impl Config {
             && let Err(error) = self.store.parse::<RedisUrl>()
         {
             // The error shows nothing of a URL that could be a password.
-            found.push(Finding::error(self.outline.value(&[Key("store")]), format!("{error}; or memory")));
+            found.push(Finding::error(
+                self.outline.value(&[Key("store")]),
+                format!("{error}; or memory"),
+            ));
         }
         for number in 0..self.outline.items(&[Key("trusted_proxies")]) {
             let steps = [Key("trusted_proxies"), Item(number)];
             let Some(text) = self.outline.scalar(&steps).map(str::trim) else { continue };
             let advice = host_bits(text).or_else(|| {
                 let is_everybody = text.ends_with("/0");
-                is_everybody.then(|| "every client can claim any address: expected the networks of your proxies".into())
+                is_everybody.then(|| {
+                    "every client can claim any address: expected the networks of your proxies"
+                        .into()
+                })
             });
             if let Some(advice) = advice {
-                found
-                    .push(Finding::warning(self.outline.value(&steps), format!("trusted_proxies: {text:?}: {advice}")));
+                found.push(Finding::warning(
+                    self.outline.value(&steps),
+                    format!("trusted_proxies: {text:?}: {advice}"),
+                ));
             }
         }
         self.check_listeners(found);
@@ -59,7 +67,9 @@ impl Config {
             let Some(address) = address else { continue };
             let name = listener.name();
             let place = || self.outline.value(&[Key("listen"), Key(name)]);
-            let same = listeners[..at].iter().find(|(_, other)| *other == Some(*address) && address.port() != 0);
+            let same = listeners[..at]
+                .iter()
+                .find(|(_, other)| *other == Some(*address) && address.port() != 0);
             if let Some((other, _)) = same {
                 let other = other.name();
                 let message = format!(
@@ -68,8 +78,10 @@ impl Config {
                 // Options can say another one.
                 found.push(Finding::warning(place(), message));
             }
-            let is_open =
-                !address.ip().is_loopback() && *listener != Protocol::Proxy && !knows_clients && !self.insecure;
+            let is_open = !address.ip().is_loopback()
+                && *listener != Protocol::Proxy
+                && !knows_clients
+                && !self.insecure;
             if is_open {
                 let message = format!(
                     "listen.{name}: {address} would be open to everybody, which serve refuses unless a token is given: write tokens.check_file, tls.client_ca, or `insecure: true` if that is meant"

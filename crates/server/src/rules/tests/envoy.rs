@@ -1,4 +1,5 @@
-//! Files of envoyproxy/ratelimit: what they may say, how folders are read, and what is reported about them.
+//! Files of envoyproxy/ratelimit: what they may say, how folders are read, and what is reported
+//! about them.
 
 use tidegate::{MAX_KEY_BYTES, Period};
 
@@ -35,7 +36,8 @@ descriptors:
   - { key: user, value: '', rate_limit: { unit: day, requests_per_unit: 3 } }
 ";
     domains.add(text, "f").unwrap();
-    let name = |key, value| domains.find("a", &[(key, value)], 1).unwrap().limited.rule.name.to_string();
+    let name =
+        |key, value| domains.find("a", &[(key, value)], 1).unwrap().limited.rule.name.to_string();
     assert_eq!(name("path", "/api/x"), "a.path_/api/x");
     assert_eq!(name("path", "/api/y"), "a.path_/api/*");
     assert_eq!(name("user", "ann"), "a.user");
@@ -45,8 +47,7 @@ descriptors:
 fn domains_are_listed_with_an_example_that_has_a_limit() {
     let mut domains = Domains::default();
     domains.add("domain: edge\ndescriptors: [{ key: k, value: v }, { key: database, value: users }, { key: database, rate_limit: { unlimited: true } }]\n", "f").unwrap();
-    let text =
-        "domain: deep\ndescriptors: [{ key: a, descriptors: [{ key: b, value: c, rate_limit: { unlimited: true } }] }]";
+    let text = "domain: deep\ndescriptors: [{ key: a, descriptors: [{ key: b, value: c, rate_limit: { unlimited: true } }] }]";
     domains.add(text, "g").unwrap();
     domains.add("domain: bare\ndescriptors: [{ key: a, value: b }]\n", "h").unwrap();
     assert_eq!(domains.names(), ["bare", "deep", "edge"]);
@@ -58,7 +59,8 @@ fn domains_are_listed_with_an_example_that_has_a_limit() {
 
 #[test]
 fn no_two_lists_of_entries_make_the_same_key() {
-    let key = |entries: &[(&'static str, &'static str)]| override_key("edge", entries.iter().copied());
+    let key =
+        |entries: &[(&'static str, &'static str)]| override_key("edge", entries.iter().copied());
     assert_eq!(key(&[("a", "b"), ("cd", "")]), b"4:edge1:a1:b2:cd0:");
     assert_ne!(key(&[("a", "b1:c")]), key(&[("a", "b"), ("c", "")]));
     let long: &'static str = "x".repeat(MAX_KEY_BYTES).leak();
@@ -75,13 +77,17 @@ fn descriptors_are_nested_up_to_a_depth() {
             let indent = "    ".repeat(number);
             format!("{indent}descriptors:\n{indent}  - key: k\n")
         };
-        Domains::default().add(&format!("domain: a\n{}", (0..depth).map(level).collect::<String>()), "f")
+        Domains::default()
+            .add(&format!("domain: a\n{}", (0..depth).map(level).collect::<String>()), "f")
     };
     nested(MAX_DEPTH).unwrap();
     let error = nested(MAX_DEPTH + 1).unwrap_err().to_string();
     assert!(error.contains("are nested more than 30 deep"), "{error}");
     let error = nested(100).unwrap_err().to_string();
-    assert!(error.ends_with("more than 64 lists and maps within one another: expected fewer"), "{error}");
+    assert!(
+        error.ends_with("more than 64 lists and maps within one another: expected fewer"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -89,7 +95,8 @@ fn a_folder_is_read_file_by_file() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     let load = || Domains::load(folder.path());
-    let warnings = load().unwrap().warnings().iter().map(|one| one.message.clone()).collect::<Vec<_>>();
+    let warnings =
+        load().unwrap().warnings().iter().map(|one| one.message.clone()).collect::<Vec<_>>();
     assert_eq!(warnings, ["no *.yaml files in the folder: nothing is configured"]);
     write("a.yaml", "domain: a\ndescriptors: [{ key: k }]\n");
     write("b.yml", "domain: b\ndescriptors: [{ key: k }]\n");
@@ -97,13 +104,19 @@ fn a_folder_is_read_file_by_file() {
     write("yaml", "domain: d\n");
     let domains = load().unwrap();
     assert_eq!((domains.names(), domains.warnings()), (vec!["a", "b"], &[][..]));
-    assert_eq!(files(folder.path()).unwrap(), [folder.path().join("a.yaml"), folder.path().join("b.yml")]);
+    assert_eq!(
+        files(folder.path()).unwrap(),
+        [folder.path().join("a.yaml"), folder.path().join("b.yml")]
+    );
     // As large as a file may be, and a byte more.
-    let large = format!("domain: a\n{}\n", "#".repeat(usize::try_from(MAX_FILE_BYTES).unwrap() - 11));
+    let large =
+        format!("domain: a\n{}\n", "#".repeat(usize::try_from(MAX_FILE_BYTES).unwrap() - 11));
     write("a.yaml", &large);
     assert_eq!(load().unwrap().names(), ["a", "b"]);
     write("a.yaml", &format!("{large}#"));
-    assert!(matches!(load(), Err(ConfigError::TooLarge { bytes, .. }) if bytes == MAX_FILE_BYTES + 1));
+    assert!(
+        matches!(load(), Err(ConfigError::TooLarge { bytes, .. }) if bytes == MAX_FILE_BYTES + 1)
+    );
 }
 
 #[test]
@@ -113,7 +126,11 @@ fn a_folder_has_an_end() {
         if number == MAX_FILES {
             assert_eq!(Domains::load(folder.path()).unwrap().names().len(), MAX_FILES);
         }
-        std::fs::write(folder.path().join(format!("{number}.yaml")), format!("domain: d{number}\n")).unwrap();
+        std::fs::write(
+            folder.path().join(format!("{number}.yaml")),
+            format!("domain: d{number}\n"),
+        )
+        .unwrap();
     }
     let error = Domains::load(folder.path()).unwrap_err().to_string();
     assert!(error.ends_with(" 1001 files: expected at most 1000"), "{error}");

@@ -1,4 +1,5 @@
-//! Which rules apply to a request, what they take and whose budget it is: rule by rule, without a store.
+//! Which rules apply to a request, what they take and whose budget it is: rule by rule, without a
+//! store.
 
 mod envoy;
 
@@ -16,7 +17,10 @@ fn rule(text: &str) -> Rule {
 }
 
 fn condition(attribute: &str, any_of: &[&str]) -> Condition {
-    Condition { attribute: attribute.into(), any_of: any_of.iter().map(|text| text.parse().unwrap()).collect() }
+    Condition {
+        attribute: attribute.into(),
+        any_of: any_of.iter().map(|text| text.parse().unwrap()).collect(),
+    }
 }
 
 /// `path=/v1/x user=ann`.
@@ -27,7 +31,9 @@ fn request(text: &str) -> Vec<(&str, &str)> {
 /// The names of the rules that decide a request, with their keys and costs.
 fn matching(rules: &Rules, text: &str, cost: u64) -> String {
     let found = rules.matching(&request(text)[..], cost).unwrap();
-    let shown = |one: &Match| format!("{}:{}:{}", one.rule.name, String::from_utf8_lossy(&one.key), one.cost);
+    let shown = |one: &Match| {
+        format!("{}:{}:{}", one.rule.name, String::from_utf8_lossy(&one.key), one.cost)
+    };
     found.iter().map(shown).collect::<Vec<_>>().join(" ")
 }
 
@@ -46,13 +52,19 @@ fn a_rule_applies_where_all_its_conditions_hold() {
         ("path=/v1/x method=GET user=ann", false),
         ("path=/v1/x user=ann", false), // not even a negation holds of what is not there
     ] {
-        assert_eq!(matching(&rules, text, 1), if applies { "everyone:ann:1" } else { "" }, "{text}");
+        assert_eq!(
+            matching(&rules, text, 1),
+            if applies { "everyone:ann:1" } else { "" },
+            "{text}"
+        );
     }
     let rule = rules.iter().next().unwrap();
     let unmet = |text: &str| {
         let request = request(text);
         let found = rule.unmet(&request[..]);
-        found.map(|(condition, value)| (condition.attribute.to_string(), value.map(|value| value.into_owned())))
+        found.map(|(condition, value)| {
+            (condition.attribute.to_string(), value.map(|value| value.into_owned()))
+        })
     };
     assert_eq!(unmet("path=/v1/x method=POST"), None);
     assert_eq!(unmet("path=/v1/x method=GET"), Some(("method".into(), Some("GET".into()))));
@@ -68,14 +80,16 @@ fn a_missing_attribute_shares_skips_or_denies() {
         for text in ["ip=192.0.2.7", "user="] {
             let found = rules.matching(&request(text)[..], 1).unwrap();
             let denies = found.iter().filter_map(|one| one.missing.as_deref());
-            let shown = matching(&rules, text, 1) + &denies.map(|name| format!(" {name}")).collect::<String>();
+            let shown = matching(&rules, text, 1)
+                + &denies.map(|name| format!(" {name}")).collect::<String>();
             assert_eq!(shown, expected, "{missing:?}: {text}");
             let is_denied = found.iter().any(|one| one.budget == Budget::Deny);
             assert_eq!(is_denied, missing == Missing::Deny, "{missing:?}: {text}");
         }
         assert_eq!(matching(&rules, "user=ann", 1), "everyone:ann:1", "{missing:?}");
         // A rule that exempts has no budgets, whose key could be missing.
-        let exempting = Rules::new(vec![Rule { missing, budget: Budget::Exempt, ..rule("10/s by user") }]);
+        let exempting =
+            Rules::new(vec![Rule { missing, budget: Budget::Exempt, ..rule("10/s by user") }]);
         assert_eq!(matching(&exempting, "ip=192.0.2.7", 1), "everyone::1", "{missing:?}");
     }
 }
@@ -101,7 +115,11 @@ fn an_exemption_leaves_no_other_rule_unless_one_denies_outright() {
         let all: Vec<&str> = rules.iter().map(|rule| &*rule.name).collect();
         let rules = Rules::new(rules.clone());
         let applying: Vec<Match> = rules.applying(&request("")[..], 1).unwrap();
-        assert_eq!(applying.iter().map(|one| &*one.rule.name).collect::<Vec<_>>(), all, "all of them apply");
+        assert_eq!(
+            applying.iter().map(|one| &*one.rule.name).collect::<Vec<_>>(),
+            all,
+            "all of them apply"
+        );
     }
 }
 
@@ -127,7 +145,10 @@ fn a_cost_is_multiplied_or_read_within_its_bounds() {
         assert_eq!(cost(from(), text, asked).unwrap(), expected, "{text:?}, asked for {asked}");
     }
     let error = cost(from(), "size=many", 1).unwrap_err();
-    assert_eq!(error.to_string(), "size is \"many\": expected a whole number as the cost for rule everyone");
+    assert_eq!(
+        error.to_string(),
+        "size is \"many\": expected a whole number as the cost for rule everyone"
+    );
     assert_eq!(error.for_client(), "size is \"many\": expected a whole number");
 }
 
@@ -139,15 +160,23 @@ fn the_first_override_that_holds_counts() {
     };
     let overrides = vec![other("gold", "9/s"), other("g*", "5/s")];
     let rule = Arc::new(Rule { overrides, ..rule("1/s") });
-    for (text, limit, index) in
-        [("plan=gold", "9/s", Some(0)), ("plan=green", "5/s", Some(1)), ("plan=blue", "1/s", None), ("", "1/s", None)]
-    {
+    for (text, limit, index) in [
+        ("plan=gold", "9/s", Some(0)),
+        ("plan=green", "5/s", Some(1)),
+        ("plan=blue", "1/s", None),
+        ("", "1/s", None),
+    ] {
         let (found, overridden) = rule.applied(&request(text)[..], 1).unwrap();
-        assert_eq!((found.budget, overridden), (Budget::Limits(limit.parse().unwrap()), index), "{text}");
+        assert_eq!(
+            (found.budget, overridden),
+            (Budget::Limits(limit.parse().unwrap()), index),
+            "{text}"
+        );
     }
 }
 
-/// All addresses of an IPv6 network are one client's. Nothing else is read as an address, whatever it looks like.
+/// All addresses of an IPv6 network are one client's. Nothing else is read as an address, whatever
+/// it looks like.
 #[test]
 fn keys_by_address_are_keys_of_a_network() {
     let key = |by: &str, text: &str| {
@@ -171,7 +200,8 @@ fn keys_by_address_are_keys_of_a_network() {
 #[test]
 fn only_a_rule_that_may_deny_outright_is_said_to() {
     let denying = Override { when: vec![condition("plan", &["none"])], budget: Budget::Deny };
-    let unlimited = Override { when: vec![condition("plan", &["gold"])], budget: Budget::Unlimited };
+    let unlimited =
+        Override { when: vec![condition("plan", &["gold"])], budget: Budget::Unlimited };
     for (expected, rule) in [
         (false, rule("1/s by user")),
         (false, Rule { missing: Missing::Skip, ..rule("1/s by user") }),
@@ -194,16 +224,21 @@ fn a_store_is_told_what_a_rule_says_about_it() {
         overflow: Some(Overflow::DenyNew),
         ..rule("1/s")
     };
-    let expected =
-        Policy { sync: SyncMode::Lease, on_failure: Some(OnFailure::Closed), overflow: Some(Overflow::DenyNew) };
+    let expected = Policy {
+        sync: SyncMode::Lease,
+        on_failure: Some(OnFailure::Closed),
+        overflow: Some(Overflow::DenyNew),
+    };
     assert_eq!(strict.policy(), expected);
-    let words = [Failure::Open, Failure::Closed, Failure::Local].map(|failure| OnFailure::from(failure).name());
+    let words = [Failure::Open, Failure::Closed, Failure::Local]
+        .map(|failure| OnFailure::from(failure).name());
     assert_eq!(words, ["open", "closed", "local"]);
 }
 
 #[test]
 fn rules_know_what_they_look_at() {
-    let rules = Rules::new(vec![Rule { when: vec![condition("path", &["/x"])], ..rule("1/s by ip") }]);
+    let rules =
+        Rules::new(vec![Rule { when: vec![condition("path", &["/x"])], ..rule("1/s by ip") }]);
     assert!(rules.looks_at("path") && rules.looks_at("ip"));
     assert!(!rules.looks_at("user") && !rules.looks_at(""));
 }
@@ -220,7 +255,9 @@ impl Attributes for Status {
 #[test]
 fn a_response_counts_and_costs_as_its_rule_says() {
     let settle = |per| Settle { by: Measure::Bytes, per };
-    for (per, measured, cost) in [(1, 7, 7), (1024, 0, 0), (1024, 1, 1), (1024, 1024, 1), (1024, 1025, 2)] {
+    for (per, measured, cost) in
+        [(1, 7, 7), (1024, 0, 0), (1024, 1, 1), (1024, 1024, 1), (1024, 1025, 2)]
+    {
         assert_eq!(settle(per).cost(measured), cost, "{measured} by {per}");
     }
     let plain = rule("1/s");
@@ -229,9 +266,12 @@ fn a_response_counts_and_costs_as_its_rule_says() {
     let leases = rule("5 concurrent ttl 1m");
     let counts = |rule: &Rule| [rule.counts(&Status("401")), rule.counts(&Status("200"))];
     assert_eq!((counts(&plain), counts(&failed)), ([true, true], [true, false]));
-    for (rule, later, lease) in
-        [(plain, false, false), (failed, true, false), (measured, true, false), (leases, false, true)]
-    {
+    for (rule, later, lease) in [
+        (plain, false, false),
+        (failed, true, false),
+        (measured, true, false),
+        (leases, false, true),
+    ] {
         assert_eq!(rule.is_settled_later(), later, "{rule:?}");
         let found = Rules::new(vec![rule]).matching(&request("")[..], 1).unwrap().remove(0);
         assert_eq!((found.has_outcome(), found.is_lease()), (later || lease, lease), "{found:?}");

@@ -1,4 +1,5 @@
-//! What clients see when Tidegate is down, hangs, cannot be reached or is another server: with files that were edited as their pages say, the real gateways, and what these log.
+//! What clients see when Tidegate is down, hangs, cannot be reached or is another server: with
+//! files that were edited as their pages say, the real gateways, and what these log.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -84,7 +85,12 @@ fn ask(at: SocketAddr, app: &App) -> (Seen, bool, Duration) {
 }
 
 /// `edits` are those of a user, in the configuration that the gateway is started with.
-fn without_tidegate(kind: GatewayKind, folder: &Path, edits: &[(&str, &str)], expected: Vec<Expected>) {
+fn without_tidegate(
+    kind: GatewayKind,
+    folder: &Path,
+    edits: &[(&str, &str)],
+    expected: Vec<Expected>,
+) {
     for Expected { absent, status, passes, log } in expected {
         let app = App::start();
         let gateway = gateway(kind, folder, absent.at(), &app, edits);
@@ -96,7 +102,10 @@ fn without_tidegate(kind: GatewayKind, folder: &Path, edits: &[(&str, &str)], ex
     }
 }
 
-fn all(runtime: &tokio::runtime::Runtime, expected: [(u16, bool, &'static str); 5]) -> Vec<Expected> {
+fn all(
+    runtime: &tokio::runtime::Runtime,
+    expected: [(u16, bool, &'static str); 5],
+) -> Vec<Expected> {
     let absent = [
         Absent::down(),
         Absent::hangs(),
@@ -116,7 +125,11 @@ fn runtime() -> tokio::runtime::Runtime {
 fn haproxy_without_tidegate_does_what_the_line_says_and_logs_it() {
     let runtime = runtime();
     let open = [
-        (200, true, "the connection was refused: requests pass without a limit (TIDEGATE_ON_FAILURE is open)"),
+        (
+            200,
+            true,
+            "the connection was refused: requests pass without a limit (TIDEGATE_ON_FAILURE is open)",
+        ),
         (200, true, "no answer within 100 ms: requests pass without a limit"),
         (200, true, "no answer within 100 ms: requests pass without a limit"),
         (200, true, "the answer is 200, which is not Tidegate's: requests pass without a limit"),
@@ -124,7 +137,11 @@ fn haproxy_without_tidegate_does_what_the_line_says_and_logs_it() {
     ];
     without_tidegate(GatewayKind::Haproxy, &folder(), &[], all(&runtime, open));
     let closed = [
-        (503, false, "the connection was refused: requests get 503 (TIDEGATE_ON_FAILURE is closed)"),
+        (
+            503,
+            false,
+            "the connection was refused: requests get 503 (TIDEGATE_ON_FAILURE is closed)",
+        ),
         (503, false, "no answer within 100 ms: requests get 503"),
         (503, false, "no answer within 100 ms: requests get 503"),
         (503, false, "the answer is 200, which is not Tidegate's: requests get 503"),
@@ -150,16 +167,22 @@ fn closable(to: SocketAddr) -> (SocketAddr, Arc<AtomicBool>) {
     (at, is_open)
 }
 
-/// Tidegate answers, but its store does not, and a rule is `closed`: what the pages say, and nothing about the store.
+/// Tidegate answers, but its store does not, and a rule is `closed`: what the pages say, and
+/// nothing about the store.
 #[test]
 fn without_a_store_a_closed_rule_lets_nothing_pass() {
     let text = "listen: { http: 127.0.0.1:0, grpc: off, resp: off }\ntrusted_proxies: [127.0.0.1]\nrules: [{ name: strict, limit: 5/min, on_store_failure: closed }]\n";
-    for (kind, status) in [(GatewayKind::Nginx, 500), (GatewayKind::Caddy, 503), (GatewayKind::Haproxy, 503)] {
+    for (kind, status) in
+        [(GatewayKind::Nginx, 500), (GatewayKind::Caddy, 503), (GatewayKind::Haproxy, 503)]
+    {
         let (listeners, app) = (Listeners::without_store(text), App::start());
         let gateway = gateway(kind, &folder(), listeners.http, &app, &PATIENT);
         let (seen, passed, _) = ask(gateway.address(), &app);
         assert_eq!((seen.status, passed), (status, false), "{kind:?}: {seen:?}\n{}", gateway.log());
-        assert!(!seen.body.contains("strict") && !seen.body.contains("127.0.0.1"), "{kind:?}: {seen:?}");
+        assert!(
+            !seen.body.contains("strict") && !seen.body.contains("127.0.0.1"),
+            "{kind:?}: {seen:?}"
+        );
     }
 }
 
@@ -182,7 +205,9 @@ fn haproxy_says_when_tidegate_is_back() {
         ),
         format!("Tidegate at {at} answers again after 2 requests without an answer"),
     ];
-    wait_until(&lines.join(" and "), SOON, || lines.iter().all(|line| haproxy.log().contains(line)));
+    wait_until(&lines.join(" and "), SOON, || {
+        lines.iter().all(|line| haproxy.log().contains(line))
+    });
 }
 
 #[test]
@@ -244,8 +269,10 @@ fn haproxy_asks_through_a_server_line() {
     std::fs::write(own.path().join("haproxy.cfg"), text).unwrap();
     std::fs::copy(folder().join("tidegate.lua"), own.path().join("tidegate.lua")).unwrap();
     let (listeners, app) = (tidegate(), App::start());
-    let patient =
-        [("TIDEGATE_TIMEOUT_MS 100", "TIDEGATE_TIMEOUT_MS 10000"), ("timeout server 100ms", "timeout server 10s")];
+    let patient = [
+        ("TIDEGATE_TIMEOUT_MS 100", "TIDEGATE_TIMEOUT_MS 10000"),
+        ("timeout server 100ms", "timeout server 10s"),
+    ];
     let haproxy = gateway(GatewayKind::Haproxy, own.path(), listeners.http, &app, &patient);
     let statuses = [1, 2, 3, 4, 5, 6].map(|_| ask(haproxy.address(), &app).0.status);
     assert_eq!(statuses, [200, 200, 200, 200, 200, 429], "{}", haproxy.log());
@@ -261,7 +288,11 @@ fn nginx_without_tidegate_does_what_the_map_says_and_logs_it() {
     let runtime = runtime();
     let open = [
         (200, true, "connect() failed (111: Connection refused) while connecting to upstream"),
-        (200, true, "upstream timed out (110: Connection timed out) while reading response header from upstream"),
+        (
+            200,
+            true,
+            "upstream timed out (110: Connection timed out) while reading response header from upstream",
+        ),
         (200, true, "upstream timed out (110: Connection timed out) while connecting to upstream"),
         (502, false, "no live upstreams while connecting to upstream"),
         (500, false, "auth request unexpected status: 404"),
@@ -269,7 +300,11 @@ fn nginx_without_tidegate_does_what_the_map_says_and_logs_it() {
     without_tidegate(GatewayKind::Nginx, &folder(), &[], all(&runtime, open));
     let closed = [
         (502, false, "connect() failed (111: Connection refused) while connecting to upstream"),
-        (502, false, "upstream timed out (110: Connection timed out) while reading response header from upstream"),
+        (
+            502,
+            false,
+            "upstream timed out (110: Connection timed out) while reading response header from upstream",
+        ),
         (502, false, "upstream timed out (110: Connection timed out) while connecting to upstream"),
         (502, false, "no live upstreams while connecting to upstream"),
         (500, false, "auth request unexpected status: 404"),
@@ -311,12 +346,22 @@ fn the_shortest_forms_do_not_wait_for_a_tidegate_that_hangs() {
 fn envoy_without_tidegate_does_what_failure_mode_deny_says_and_logs_it() {
     let runtime = runtime();
     for (deny, status) in [("failure_mode_deny: false", 200), ("failure_mode_deny: true", 500)] {
-        for absent in [Absent::down(), Absent::hangs(), Absent::unreachable(&runtime), Absent::Another(App::start())] {
+        for absent in [
+            Absent::down(),
+            Absent::hangs(),
+            Absent::unreachable(&runtime),
+            Absent::Another(App::start()),
+        ] {
             let app = App::start();
             let text = std::fs::read_to_string(folder().join("envoy.yaml")).unwrap();
-            let text = text.replace("failure_mode_deny: false", deny).replace("port_value: 8000", "port_value: 0");
-            let text = text.replace("port_value: 8081", &format!("port_value: {}", absent.at().port()));
-            let envoy = Envoy::start(&text.replace("port_value: 9000", &format!("port_value: {}", app.at.port())));
+            let text = text
+                .replace("failure_mode_deny: false", deny)
+                .replace("port_value: 8000", "port_value: 0");
+            let text =
+                text.replace("port_value: 8081", &format!("port_value: {}", absent.at().port()));
+            let envoy = Envoy::start(
+                &text.replace("port_value: 9000", &format!("port_value: {}", app.at.port())),
+            );
             let (seen, passed, took) = ask(envoy.address(), &app);
             let state = format!("{deny}: {seen:?} after {took:?}\n{}", envoy.log());
             assert_eq!((seen.status, passed), (status, status == 200), "{state}");

@@ -1,6 +1,8 @@
-//! The files of `examples/gateways/` with the real nginx, Caddy and HAProxy, and with the real Envoy: what their clients see.
+//! The files of `examples/gateways/` with the real nginx, Caddy and HAProxy, and with the real
+//! Envoy: what their clients see.
 //!
-//! Clients have addresses of their own (127.0.0.2 and so on; all of 127.0.0.0/8 is this machine). The gateway is at 127.0.0.1, which alone is trusted.
+//! Clients have addresses of their own (127.0.0.2 and so on; all of 127.0.0.0/8 is this machine).
+//! The gateway is at 127.0.0.1, which alone is trusted.
 
 mod failures;
 
@@ -64,7 +66,9 @@ fn serve(mut reader: BufReader<TcpStream>, status: &str, count: &AtomicUsize) {
             }
         }
         let length = head.to_ascii_lowercase();
-        let length = length.lines().find_map(|line| line.strip_prefix("content-length: ")?.trim().parse().ok());
+        let length = length
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length: ")?.trim().parse().ok());
         let mut body = vec![0; length.unwrap_or(0)];
         if reader.read_exact(&mut body).is_err() {
             return;
@@ -72,7 +76,9 @@ fn serve(mut reader: BufReader<TcpStream>, status: &str, count: &AtomicUsize) {
         count.fetch_add(1, Ordering::SeqCst);
         let answer = format!("{head}{} bytes", body.len());
         let length = answer.len();
-        let head = format!("HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {length}\r\n\r\n");
+        let head = format!(
+            "HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {length}\r\n\r\n"
+        );
         if reader.get_mut().write_all((head + &answer).as_bytes()).is_err() {
             return;
         }
@@ -85,7 +91,8 @@ struct Seen {
     status: u16,
     head: String,
     body: String,
-    /// How long the first byte took. (Envoy keeps a connection open for a second after an answer of its own.)
+    /// How long the first byte took. (Envoy keeps a connection open for a second after an answer of
+    /// its own.)
     took: Duration,
 }
 
@@ -98,7 +105,8 @@ impl Seen {
     }
 }
 
-/// A client at 127.0.0.`client` sends a request: a first line without the version, headers in lines, and a body.
+/// A client at 127.0.0.`client` sends a request: a first line without the version, headers in
+/// lines, and a body.
 fn send(gateway: SocketAddr, client: u8, line: &str, headers: &str, body: &str) -> Seen {
     let from = SocketAddr::from((Ipv4Addr::new(127, 0, 0, client), 0));
     let stream = connect(from, gateway);
@@ -124,7 +132,12 @@ fn send(gateway: SocketAddr, client: u8, line: &str, headers: &str, body: &str) 
     let text = String::from_utf8_lossy(&bytes);
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{line}: {text:?}"));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-    Seen { status: status.unwrap_or_else(|| panic!("{head}")), head: head.into(), body: body.into(), took }
+    Seen {
+        status: status.unwrap_or_else(|| panic!("{head}")),
+        head: head.into(),
+        body: body.into(),
+        took,
+    }
 }
 
 /// Connects from an address of our choice.
@@ -140,9 +153,19 @@ fn connect(from: SocketAddr, to: SocketAddr) -> TcpStream {
 }
 
 /// With the file of this folder as it is, but for the ports.
-fn gateway(kind: GatewayKind, folder: &Path, tidegate: SocketAddr, app: &App, more: &[(&str, &str)]) -> Gateway {
+fn gateway(
+    kind: GatewayKind,
+    folder: &Path,
+    tidegate: SocketAddr,
+    app: &App,
+    more: &[(&str, &str)],
+) -> Gateway {
     let (to_tidegate, to_app) = (format!(":{}", tidegate.port()), format!(":{}", app.at.port()));
-    Gateway::start(kind, folder, &[&[(":8080", to_tidegate.as_str()), (":9000", &to_app)], more].concat())
+    Gateway::start(
+        kind,
+        folder,
+        &[&[(":8080", to_tidegate.as_str()), (":9000", &to_app)], more].concat(),
+    )
 }
 
 /// On a busy machine a tenth of a second may pass without an answer.
@@ -154,7 +177,8 @@ const PATIENT: [(&str, &str); 5] = [
     ("TIDEGATE_TIMEOUT_MS 100", "TIDEGATE_TIMEOUT_MS 10000"),
 ];
 
-/// What must hold before every service, whichever gateway it is. `after` says what happens without Tidegate.
+/// What must hold before every service, whichever gateway it is. `after` says what happens without
+/// Tidegate.
 fn limits(kind: GatewayKind, after: u16) {
     let (listeners, app) = (tidegate(), App::start());
     let gateway = gateway(kind, &folder(), listeners.http, &app, &PATIENT);
@@ -164,12 +188,18 @@ fn limits(kind: GatewayKind, after: u16) {
     // Allowed: the answer is the service's, with what is left.
     let seen = get(5, "");
     assert_eq!(seen.status, 200, "{seen:?}\n{}", gateway.log());
-    assert!(seen.body.starts_with("GET /page?q=1 HTTP/1.") && seen.body.ends_with("0 bytes"), "{seen:?}");
+    assert!(
+        seen.body.starts_with("GET /page?q=1 HTTP/1.") && seen.body.ends_with("0 bytes"),
+        "{seen:?}"
+    );
     assert_eq!(seen.header("ratelimit-policy"), Some("\"per-ip\";q=5;w=60"), "{seen:?}");
     assert_eq!(seen.header("ratelimit"), Some("\"per-ip\";r=4;t=12"), "{seen:?}");
     assert_eq!(seen.header("x-ratelimit-limit"), Some("5"), "{seen:?}");
     assert_eq!(seen.header("x-ratelimit-remaining"), Some("4"), "{seen:?}");
-    assert!(seen.header("x-ratelimit-reset").is_some() && seen.header("retry-after").is_none(), "{seen:?}");
+    assert!(
+        seen.header("x-ratelimit-reset").is_some() && seen.header("retry-after").is_none(),
+        "{seen:?}"
+    );
     for left in (0..4).rev() {
         assert_eq!(get(5, "").header("x-ratelimit-remaining"), Some(left.to_string().as_str()));
     }
@@ -177,15 +207,27 @@ fn limits(kind: GatewayKind, after: u16) {
     // Denied: 429, when to come back, and a body; the service hears nothing of it.
     let before = app.served();
     let seen = get(5, "");
-    assert_eq!((seen.status, seen.header("retry-after")), (429, Some("12")), "{seen:?}\n{}", gateway.log());
+    assert_eq!(
+        (seen.status, seen.header("retry-after")),
+        (429, Some("12")),
+        "{seen:?}\n{}",
+        gateway.log()
+    );
     assert_eq!(seen.header("ratelimit-policy"), Some("\"per-ip\";q=5;w=60"), "{seen:?}");
     assert_eq!(seen.header("ratelimit"), Some("\"per-ip\";r=0;t=12"), "{seen:?}");
-    assert_eq!((seen.header("x-ratelimit-remaining"), seen.header("cache-control")), (Some("0"), Some("no-store")));
+    assert_eq!(
+        (seen.header("x-ratelimit-remaining"), seen.header("cache-control")),
+        (Some("0"), Some("no-store"))
+    );
     assert_eq!(seen.header("content-type"), Some("application/problem+json"), "{seen:?}");
     is_short(kind, &seen, "per-ip", 12);
     assert_eq!(send(at, 5, "HEAD /", "", "").status, 429);
-    let whole = listeners.http().post("/v1/check", r#"{"attributes":{"ip":"127.0.0.5","path":"/trial"}}"#);
-    assert!(whole.status == 429 && whole.body.contains(r#""shadow":[{"rule":"trial","allowed":true}]"#), "{whole:?}");
+    let whole =
+        listeners.http().post("/v1/check", r#"{"attributes":{"ip":"127.0.0.5","path":"/trial"}}"#);
+    assert!(
+        whole.status == 429 && whole.body.contains(r#""shadow":[{"rule":"trial","allowed":true}]"#),
+        "{whole:?}"
+    );
 
     // Who is charged cannot be talked about.
     for made_up in [
@@ -199,13 +241,25 @@ fn limits(kind: GatewayKind, after: u16) {
     }
     assert_eq!(app.served(), before, "who is denied does not reach the service");
     listeners.clock.advance(Duration::from_secs(12));
-    assert_eq!((get(5, "").status, get(5, "").status), (200, 429), "one comes back in twelve seconds");
-    assert_eq!(get(6, "").header("x-ratelimit-remaining"), Some("4"), "others have a budget of their own");
+    assert_eq!(
+        (get(5, "").status, get(5, "").status),
+        (200, 429),
+        "one comes back in twelve seconds"
+    );
+    assert_eq!(
+        get(6, "").header("x-ratelimit-remaining"),
+        Some("4"),
+        "others have a budget of their own"
+    );
 
     // Path, method and headers matter, in whatever spelling; and a body arrives.
     let body = "x".repeat(100_000);
     let seen = send(at, 10, "POST /search?q=1", "X-Api-Key: k", &body);
-    assert!(seen.status == 200 && seen.body.ends_with("100000 bytes"), "{seen:?}\n{}", gateway.log());
+    assert!(
+        seen.status == 200 && seen.body.ends_with("100000 bytes"),
+        "{seen:?}\n{}",
+        gateway.log()
+    );
     assert_eq!(send(at, 11, "POST //%73earch", "X-Api-Key: k", "").status, 200);
     for (client, line, headers) in [
         (12, "POST /search", "X-Api-Key: k"),
@@ -218,7 +272,10 @@ fn limits(kind: GatewayKind, after: u16) {
         assert_eq!(seen.header("ratelimit"), Some("\"search\";r=0;t=30"), "{seen:?}");
         assert_eq!(seen.header("ratelimit-policy"), Some("\"search\";q=2;w=60"), "{seen:?}");
         is_short(kind, &seen, "search", 30);
-        assert!(!format!("{seen:?}").contains("per-ip"), "nothing about a rule that did not deny: {seen:?}");
+        assert!(
+            !format!("{seen:?}").contains("per-ip"),
+            "nothing about a rule that did not deny: {seen:?}"
+        );
     }
     // What the service could read in another way than the rules is refused, also by the gateway.
     let before = app.served();
@@ -248,14 +305,19 @@ fn limits(kind: GatewayKind, after: u16) {
         assert_ne!(seen.status, 200, "{made_up}: {seen:?}");
     }
 
-    // The host, too; what nobody may reach has no time at which to come back, and is about no budget.
+    // The host, too; what nobody may reach has no time at which to come back, and is about no
+    // budget.
     let seen = send(at, 19, "GET /", "Host: internal.example.com", "");
     assert_eq!((seen.status, seen.header("retry-after")), (403, None), "{seen:?}");
     assert!(!seen.head.to_ascii_lowercase().contains("ratelimit"), "{seen:?}");
     assert_eq!(seen.header("content-type"), Some("application/problem+json"), "{seen:?}");
     assert!(seen.body.contains(FORBIDDEN) && !seen.body.contains("per-ip"), "{seen:?}");
     assert_eq!(send(at, 19, "GET /", "Host: INTERNAL.example.com:8000", "").status, 403);
-    assert_ne!(send(at, 19, "GET /", "Host: internal.example.com\nX-Forwarded-Host: example.com", "").status, 200);
+    assert_ne!(
+        send(at, 19, "GET /", "Host: internal.example.com\nX-Forwarded-Host: example.com", "")
+            .status,
+        200
+    );
     assert_eq!(send(at, 19, "GET /", "Host: other.example.com", "").status, 200);
 
     // What costs more, and what is only tried.
@@ -265,7 +327,11 @@ fn limits(kind: GatewayKind, after: u16) {
     assert_eq!((trial(23), trial(24)), (200, 200));
 
     if kind == GatewayKind::Nginx {
-        assert!(!gateway.log().contains("[error]"), "who is denied is no error:\n{}", gateway.log());
+        assert!(
+            !gateway.log().contains("[error]"),
+            "who is denied is no error:\n{}",
+            gateway.log()
+        );
     }
 
     // Without Tidegate.
@@ -278,10 +344,10 @@ fn limits(kind: GatewayKind, after: u16) {
 }
 
 /// What everybody reads who may not pass at all.
-const FORBIDDEN: &str =
-    r#""type":"about:blank","title":"Forbidden","status":403,"detail":"This request is not allowed.""#;
+const FORBIDDEN: &str = r#""type":"about:blank","title":"Forbidden","status":403,"detail":"This request is not allowed.""#;
 
-/// A denial that says which policy denied and when to try again, and nothing else. nginx drops the body of the answer and writes its own.
+/// A denial that says which policy denied and when to try again, and nothing else. nginx drops the
+/// body of the answer and writes its own.
 fn is_short(kind: GatewayKind, seen: &Seen, policy: &str, secs: u64) {
     let start = format!(
         r#"{{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,"detail":"Too many requests. Try again in {secs} seconds.""#
@@ -308,22 +374,30 @@ fn says_nothing_without_a_limit(kind: GatewayKind) {
     }
 }
 
-/// A request for another protocol is asked about as every request is; the service, which speaks none, gives its usual answer.
+/// A request for another protocol is asked about as every request is; the service, which speaks
+/// none, gives its usual answer.
 fn asks_about_upgrades(kind: GatewayKind) {
     let (listeners, app) = (tidegate(), App::start());
     let gateway = gateway(kind, &folder(), listeners.http, &app, &PATIENT);
     let ask = || {
-        let mut stream = BufReader::new(connect(SocketAddr::from(([127, 0, 0, 5], 0)), gateway.address()));
+        let mut stream =
+            BufReader::new(connect(SocketAddr::from(([127, 0, 0, 5], 0)), gateway.address()));
         stream.get_ref().set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let wanted = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==";
-        write!(stream.get_mut(), "GET /ws HTTP/1.1\r\nHost: example.com\r\n{wanted}\r\n\r\n").unwrap();
+        write!(stream.get_mut(), "GET /ws HTTP/1.1\r\nHost: example.com\r\n{wanted}\r\n\r\n")
+            .unwrap();
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
             assert_ne!(stream.read_line(&mut head).unwrap(), 0, "{head:?}\n{}", gateway.log());
         }
         head.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
     };
-    assert_eq!([1, 2, 3, 4, 5, 6].map(|_| ask()), [200, 200, 200, 200, 200, 429], "{kind:?}\n{}", gateway.log());
+    assert_eq!(
+        [1, 2, 3, 4, 5, 6].map(|_| ask()),
+        [200, 200, 200, 200, 200, 429],
+        "{kind:?}\n{}",
+        gateway.log()
+    );
 }
 
 #[test]
@@ -363,7 +437,12 @@ fn shortest(page: &str, language: &str) -> String {
 fn block(page: &str, language: &str, which: usize) -> String {
     let text = std::fs::read_to_string(folder().join("../../docs").join(page)).unwrap();
     let block = text.split(&format!("```{language}\n")).nth(which);
-    block.unwrap_or_else(|| panic!("{page} has no {language}")).split("```").next().unwrap().to_string()
+    block
+        .unwrap_or_else(|| panic!("{page} has no {language}"))
+        .split("```")
+        .next()
+        .unwrap()
+        .to_string()
 }
 
 /// A folder with this text as the configuration, and what a user copies beside it.
@@ -384,8 +463,20 @@ fn is_enough(kind: GatewayKind, text: &str, statuses_of_liars: &[u16]) {
         assert_eq!(get(5, "").status, 200, "{}", gateway.log());
     }
     let seen = get(5, "X-Forwarded-For: 203.0.113.9");
-    assert_eq!((seen.status, seen.header("retry-after")), (429, Some("12")), "{seen:?}\n{}", gateway.log());
-    let liar = send(gateway.address(), 6, "GET /", "Host: internal.example.com\nX-Original-URI: /free", "").status;
+    assert_eq!(
+        (seen.status, seen.header("retry-after")),
+        (429, Some("12")),
+        "{seen:?}\n{}",
+        gateway.log()
+    );
+    let liar = send(
+        gateway.address(),
+        6,
+        "GET /",
+        "Host: internal.example.com\nX-Original-URI: /free",
+        "",
+    )
+    .status;
     assert!(statuses_of_liars.contains(&liar), "{liar}");
 }
 
@@ -397,14 +488,16 @@ fn short_nginx() -> String {
 
 /// The short form of Caddy's page, without certificates.
 fn short_caddy() -> String {
-    let site = shortest("caddy.md", "caddyfile").replace("example.com {", ":8000 {\n\tbind 127.0.0.1");
+    let site =
+        shortest("caddy.md", "caddyfile").replace("example.com {", ":8000 {\n\tbind 127.0.0.1");
     format!("{{\n\tadmin off\n\tauto_https off\n}}\n{site}")
 }
 
 /// The short form of HAProxy's page in a whole file.
 fn short_haproxy() -> String {
     let inner = shortest("haproxy.md", "haproxy");
-    let times = "defaults\n    timeout connect 1s\n    timeout client 30s\n    timeout server 30s\n";
+    let times =
+        "defaults\n    timeout connect 1s\n    timeout client 30s\n    timeout server 30s\n";
     format!("{times}{inner}\nbackend app\n    mode http\n    server app 127.0.0.1:9000\n")
 }
 
@@ -418,7 +511,8 @@ fn the_shortest_form_for_caddy_is_enough() {
     // What the client wrote and what Caddy wrote are not the same.
     is_enough(GatewayKind::Caddy, &short_caddy(), &[400]);
     let text = std::fs::read_to_string(folder().join("Caddyfile")).unwrap();
-    let told: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("#   ")).map(str::trim).collect();
+    let told: Vec<&str> =
+        text.lines().filter_map(|line| line.strip_prefix("#   ")).map(str::trim).collect();
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let page = words(&shortest("caddy.md", "caddyfile"));
     assert!(page.contains(&words(&told.join(" "))), "the file and the page say the same: {told:?}");
@@ -435,11 +529,19 @@ fn caddy_lets_pass_without_tidegate_if_it_is_told_so() {
     let site = short_caddy();
     let (errors, log) = (block("caddy.md", "caddyfile", 2), block("caddy.md", "caddyfile", 3));
     let site = site.replacen("{\n", &format!("{{\n{log}"), 1);
-    let own = only(GatewayKind::Caddy, &format!("{}\n{errors}\n}}\n", site.trim_end().strip_suffix('}').unwrap()));
+    let own = only(
+        GatewayKind::Caddy,
+        &format!("{}\n{errors}\n}}\n", site.trim_end().strip_suffix('}').unwrap()),
+    );
     let (listeners, app) = (tidegate(), App::start());
     let caddy = gateway(GatewayKind::Caddy, own.path(), listeners.http, &app, &PATIENT);
     let get = || send(caddy.address(), 5, "POST /", "", "0123456789");
-    assert_eq!([1, 2, 3, 4, 5, 6].map(|_| get().status), [200, 200, 200, 200, 200, 429], "{}", caddy.log());
+    assert_eq!(
+        [1, 2, 3, 4, 5, 6].map(|_| get().status),
+        [200, 200, 200, 200, 200, 429],
+        "{}",
+        caddy.log()
+    );
     drop(listeners);
     let seen = get();
     assert!(seen.status == 200 && seen.body.ends_with("10 bytes"), "{seen:?}\n{}", caddy.log());
@@ -469,20 +571,31 @@ fn envoy_limits() {
     let text = text.replace("port_value: 8000", "port_value: 0");
     let text = text.replace("port_value: 8081", &format!("port_value: {}", listeners.grpc));
     let text = text.replace("port_value: 9000", &format!("port_value: {}", app.at.port()));
-    // On a busy machine a tenth of a second may pass without an answer, and then everything is let through.
+    // On a busy machine a tenth of a second may pass without an answer, and then everything is let
+    // through.
     let envoy = Envoy::start(&text.replace(" timeout: 0.1s  ", " timeout: 10s  "));
     let at = envoy.address();
     let get = |client: u8, headers: &str| send(at, client, "GET /page?q=1", headers, "");
     let seen = get(5, "");
-    assert!(seen.status == 200 && seen.body.starts_with("GET /page?q=1 HTTP/1.1\r\n"), "{seen:?}\n{}", envoy.log());
+    assert!(
+        seen.status == 200 && seen.body.starts_with("GET /page?q=1 HTTP/1.1\r\n"),
+        "{seen:?}\n{}",
+        envoy.log()
+    );
     assert_eq!(seen.header("ratelimit"), Some("\"per-ip\";r=4;t=12"), "{seen:?}");
-    assert_eq!((seen.header("x-ratelimit-remaining"), seen.header("x-ratelimit-reset")), (Some("4"), Some("12")));
+    assert_eq!(
+        (seen.header("x-ratelimit-remaining"), seen.header("x-ratelimit-reset")),
+        (Some("4"), Some("12"))
+    );
     for _ in 0..4 {
         assert_eq!(get(5, "").status, 200);
     }
     let seen = get(5, "X-Forwarded-For: 203.0.113.9");
     assert_eq!((seen.status, seen.header("retry-after")), (429, Some("12")), "{seen:?}");
-    assert_eq!((seen.header("x-ratelimit-remaining"), seen.header("x-envoy-ratelimited")), (Some("0"), Some("true")));
+    assert_eq!(
+        (seen.header("x-ratelimit-remaining"), seen.header("x-envoy-ratelimited")),
+        (Some("0"), Some("true"))
+    );
     assert_eq!(seen.header("content-type"), Some("application/problem+json"), "{seen:?}");
     assert!(seen.body.contains(r#""detail":"Too many requests. Try again in 12 seconds.","violated-policies":["per-ip"],"retry_after_secs":12}"#), "{seen:?}");
     assert_eq!(get(6, "").status, 200);
@@ -494,14 +607,26 @@ fn envoy_limits() {
     assert_eq!((search(12, "POST /search"), search(13, "POST //search")), (429, 429));
     let seen = send(at, 12, "POST /search", "X-Api-Key: k", "");
     assert_eq!(seen.header("ratelimit"), Some("\"search\";r=0;t=30"), "{seen:?}");
-    assert!(!format!("{seen:?}").contains("per-ip"), "nothing about a rule that did not deny: {seen:?}");
-    assert_eq!((search(14, "GET /search"), send(at, 15, "POST /search", "", "").status), (200, 200));
+    assert!(
+        !format!("{seen:?}").contains("per-ip"),
+        "nothing about a rule that did not deny: {seen:?}"
+    );
+    assert_eq!(
+        (search(14, "GET /search"), send(at, 15, "POST /search", "", "").status),
+        (200, 200)
+    );
     let seen = send(at, 16, "GET /", "Host: internal.example.com", "");
     assert_eq!((seen.status, seen.header("retry-after")), (403, None), "{seen:?}\n{}", envoy.log());
     assert_eq!(seen.header("content-type"), Some("application/problem+json"), "{seen:?}");
-    assert!(seen.body.contains(r#""title":"Forbidden""#) && seen.body.contains(r#""status":403"#), "{seen:?}");
+    assert!(
+        seen.body.contains(r#""title":"Forbidden""#) && seen.body.contains(r#""status":403"#),
+        "{seen:?}"
+    );
     assert!(!format!("{seen:?}").contains("per-ip"), "{seen:?}");
-    assert_eq!((send(at, 17, "GET /trial", "", "").status, send(at, 18, "GET /trial", "", "").status), (200, 200));
+    assert_eq!(
+        (send(at, 17, "GET /trial", "", "").status, send(at, 18, "GET /trial", "", "").status),
+        (200, 200)
+    );
     // Two hits of fifty each, of a hundred.
     let export = |client: u8| send(at, client, "GET /export", "X-Api-Key: e", "");
     let seen = export(20);

@@ -1,4 +1,5 @@
-//! A real Envoy asks: its own 429, its own headers, what it does with hits, shadows and our absence.
+//! A real Envoy asks: its own 429, its own headers, what it does with hits, shadows and our
+//! absence.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -43,7 +44,9 @@ fn config(upstream: SocketAddr, limiter: SocketAddr, deny_without: bool) -> Stri
         )
     };
     let key = |value: &str| {
-        format!("{{ actions: [{{ generic_key: {{ descriptor_key: what, descriptor_value: {value} }} }}] }}")
+        format!(
+            "{{ actions: [{{ generic_key: {{ descriptor_key: what, descriptor_value: {value} }} }}] }}"
+        )
     };
     let user = "{ actions: [{ request_headers: { header_name: x-user, descriptor_key: user } }] }";
     // Hits are read from where the filter itself is configured.
@@ -104,11 +107,18 @@ fn config(upstream: SocketAddr, limiter: SocketAddr, deny_without: bool) -> Stri
 fn get(at: SocketAddr, path: &str, user: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(at).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: edge\r\nx-user: {user}\r\nconnection: close\r\n\r\n").unwrap();
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nhost: edge\r\nx-user: {user}\r\nconnection: close\r\n\r\n"
+    )
+    .unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     let head = text.split("\r\n\r\n").next().unwrap_or_default().to_ascii_lowercase();
-    (head.split(' ').nth(1).unwrap_or_else(|| panic!("{text:?}")).parse().unwrap(), text.to_ascii_lowercase())
+    (
+        head.split(' ').nth(1).unwrap_or_else(|| panic!("{text:?}")).parse().unwrap(),
+        text.to_ascii_lowercase(),
+    )
 }
 
 fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
@@ -145,12 +155,18 @@ fn envoy_limits_as_it_is_told() {
     let (status, head) = ask("/user", "a");
     assert_eq!(status, 200, "{head}\n{}", envoy.log());
     assert_eq!(header(&head, "x-ratelimit-limit"), Some("2, 2;w=60;name=\"per-user\""), "{head}");
-    assert_eq!((header(&head, "x-ratelimit-remaining"), header(&head, "x-ratelimit-reset")), (Some("1"), Some("40")));
+    assert_eq!(
+        (header(&head, "x-ratelimit-remaining"), header(&head, "x-ratelimit-reset")),
+        (Some("1"), Some("40"))
+    );
     assert_eq!(ask("/user", "a").0, 200);
     let (status, head) = ask("/user", "a");
     assert_eq!(status, 429, "{head}");
     assert_eq!(header(&head, "x-envoy-ratelimited"), Some("true"), "{head}");
-    assert_eq!((header(&head, "x-ratelimit-remaining"), header(&head, "x-ratelimit-reset")), (Some("0"), Some("40")));
+    assert_eq!(
+        (header(&head, "x-ratelimit-remaining"), header(&head, "x-ratelimit-reset")),
+        (Some("0"), Some("40"))
+    );
     assert_eq!(ask("/user", "b").0, 200, "everybody has a budget");
 
     // Two descriptors: one denies, and the other keeps what it has.
@@ -179,7 +195,11 @@ fn envoy_limits_as_it_is_told() {
 
     let (status, head) = ask("/", "-");
     assert_eq!((status, header(&head, "x-ratelimit-limit")), (200, None), "no rule, no limit");
-    assert_eq!(envoy.counter("cluster.upstream.ratelimit.over_limit"), 6, "envoy has counted the same");
+    assert_eq!(
+        envoy.counter("cluster.upstream.ratelimit.over_limit"),
+        6,
+        "envoy has counted the same"
+    );
     assert_eq!(envoy.counter("cluster.upstream.ratelimit.error"), 0);
 }
 
@@ -188,11 +208,22 @@ fn headers_and_body_reach_the_client() {
     let protocol = Protocol::open("envoy: { headers: [ietf], body: problem }\n", DOMAIN);
     let envoy = Envoy::start(&config(upstream(), protocol.at, false));
     let (status, head) = get(envoy.address(), "/user", "a");
-    assert_eq!((status, header(&head, "ratelimit")), (200, Some("\"edge.user\";r=1;t=40")), "{head}");
+    assert_eq!(
+        (status, header(&head, "ratelimit")),
+        (200, Some("\"edge.user\";r=1;t=40")),
+        "{head}"
+    );
     get(envoy.address(), "/user", "a");
     let (status, head) = get(envoy.address(), "/user", "a");
-    assert_eq!((status, header(&head, "content-type")), (429, Some("application/problem+json")), "{head}");
-    assert!(head.contains("quota-exceeded") && head.contains("\"violated-policies\":[\"edge.user\"]"), "{head}");
+    assert_eq!(
+        (status, header(&head, "content-type")),
+        (429, Some("application/problem+json")),
+        "{head}"
+    );
+    assert!(
+        head.contains("quota-exceeded") && head.contains("\"violated-policies\":[\"edge.user\"]"),
+        "{head}"
+    );
     assert!(header(&head, "retry-after").is_some(), "{head}");
 }
 
@@ -201,7 +232,10 @@ fn without_us_envoy_does_what_it_was_told_for_that_case() {
     for (deny_without, expected) in [(false, 200), (true, 500)] {
         let protocol = Protocol::open("", DOMAIN);
         let envoy = Envoy::start(&config(upstream(), protocol.at, deny_without));
-        assert_eq!((get(envoy.address(), "/user", "a").0, get(envoy.address(), "/user", "a").0), (200, 200));
+        assert_eq!(
+            (get(envoy.address(), "/user", "a").0, get(envoy.address(), "/user", "a").0),
+            (200, 200)
+        );
         assert_eq!(get(envoy.address(), "/user", "a").0, 429);
         drop(protocol);
         assert_eq!(get(envoy.address(), "/user", "a").0, expected, "{}", envoy.log());

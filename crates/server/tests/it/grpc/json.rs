@@ -36,22 +36,33 @@ descriptors:
         "listen: {{ http: 127.0.0.1:0, grpc: off, resp: off }}\nenvoy: {{ config: {:?}, headers: [github], body: problem }}\n",
         folder.path()
     );
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let running = runtime.block_on(start(Config::parse(&config, "test").unwrap(), Options::default())).unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let running = runtime
+        .block_on(start(Config::parse(&config, "test").unwrap(), Options::default()))
+        .unwrap();
     let at = running.http.unwrap();
-    let ask = |descriptors: &str| post(at, &format!(r#"{{"domain":"edge","descriptors":[{descriptors}]}}"#));
+    let ask = |descriptors: &str| {
+        post(at, &format!(r#"{{"domain":"edge","descriptors":[{descriptors}]}}"#))
+    };
 
     let user = r#"{"entries":[{"key":"user","value":"a"}]}"#;
     let (status, body) = ask(user);
     assert_eq!(status, 200);
     let limit = r#""currentLimit":{"name":"yearly","requestsPerUnit":2,"unit":"YEAR"}"#;
     assert!(body.contains(r#""overallCode":"OK""#) && body.contains(limit), "{body}");
-    assert!(body.contains(r#""limitRemaining":1"#) && body.contains(r#""durationUntilReset":""#), "{body}");
+    assert!(
+        body.contains(r#""limitRemaining":1"#) && body.contains(r#""durationUntilReset":""#),
+        "{body}"
+    );
     assert!(body.contains(r#"{"key":"x-ratelimit-remaining","value":"1"}"#), "{body}");
     // Long numbers may come in quotes, names in either style, and what is null is not there.
     let both = r#"{"entries":[{"key":"user","value":"a"}],"hitsAddend":"1","limit":null},{"entries":[{"key":"vip","value":"v"}],"hits_addend":7,"is_negative_hits":false}"#;
     let (status, body) = ask(both);
-    assert!(status == 200 && body.contains(r#"{"code":"OK","limitRemaining":4294967295}"#), "{body}");
+    assert!(
+        status == 200 && body.contains(r#"{"code":"OK","limitRemaining":4294967295}"#),
+        "{body}"
+    );
     let (status, body) = ask(user);
     assert_eq!(status, 429);
     assert!(body.contains(r#""code":"OVER_LIMIT""#) && !body.contains("limitRemaining"), "{body}");
@@ -59,8 +70,12 @@ descriptors:
     let trial = r#"{"entries":[{"key":"trial","value":"t"}]}"#;
     assert!(!ask(trial).1.contains("dynamicMetadata"));
     let (status, body) = ask(trial);
-    assert!(status == 200 && body.contains(r#""dynamicMetadata":{"shadow":["edge.trial"]}"#), "{body}");
-    let own = r#"{"entries":[{"key":"user","value":"b"}],"limit":{"requestsPerUnit":1,"unit":"MONTH"}}"#;
+    assert!(
+        status == 200 && body.contains(r#""dynamicMetadata":{"shadow":["edge.trial"]}"#),
+        "{body}"
+    );
+    let own =
+        r#"{"entries":[{"key":"user","value":"b"}],"limit":{"requestsPerUnit":1,"unit":"MONTH"}}"#;
     assert!(ask(own).1.contains(r#""currentLimit":{"requestsPerUnit":1,"unit":"MONTH"}"#));
     assert_eq!(ask(&own.replace("\"MONTH\"", "5")).0, 429, "a unit by its number");
 
@@ -70,13 +85,22 @@ descriptors:
         (r#"{"domain":"","descriptors":[{}]}"#, "rate limit domain must not be empty"),
         (r#"{"domain":"edge"}"#, "rate limit descriptor list must not be empty"),
         (r#"{"domain":"edge","descriptors":[{"entires":[]}]}"#, "unknown field `entires`"),
-        (r#"{"domain":"edge","descriptors":[{}],"hitsAddend":4294967296}"#, "4294967296 is too large"),
+        (
+            r#"{"domain":"edge","descriptors":[{}],"hitsAddend":4294967296}"#,
+            "4294967296 is too large",
+        ),
         (r#"{"domain":"edge","descriptors":[{"hitsAddend":-1}]}"#, "-1"),
-        (r#"{"domain":"edge","descriptors":[{"limit":{"unit":"FORTNIGHT"}}]}"#, "expected SECOND, MINUTE"),
+        (
+            r#"{"domain":"edge","descriptors":[{"limit":{"unit":"FORTNIGHT"}}]}"#,
+            "expected SECOND, MINUTE",
+        ),
         (r#"{"domain":"edge","descriptors":[{"limit":{}}]}"#, "descriptors[0].limit.unit is 0"),
     ] {
         let (status, answer) = post(at, body);
-        assert!(status == 400 && answer.starts_with(r#"{"code":3,"message":""#), "{body} answered {status} {answer}");
+        assert!(
+            status == 400 && answer.starts_with(r#"{"code":3,"message":""#),
+            "{body} answered {status} {answer}"
+        );
         assert!(answer.contains(expected), "{body} answered {answer}");
     }
     assert!(runtime.block_on(running.stop()));

@@ -15,7 +15,9 @@ use tidegate::{ManualClock, Memory, Timestamp};
 use tidegate_server::auth::Auth;
 use tidegate_server::config::Config;
 use tidegate_server::engine::{Backend, Engine};
-use tidegate_server::grpc::message::{Code, Descriptor, Entry, Override, RateLimitRequest, RateLimitResponse};
+use tidegate_server::grpc::message::{
+    Code, Descriptor, Entry, Override, RateLimitRequest, RateLimitResponse,
+};
 use tidegate_server::grpc::{SERVICE, serve};
 use tidegate_server::rules::envoy::Domains;
 use tokio::net::TcpListener;
@@ -40,7 +42,8 @@ struct Protocol {
 }
 
 impl Protocol {
-    /// Over a memory whose clock stands still; `config` is the text of a rules file, `domain` of a file for Envoy.
+    /// Over a memory whose clock stands still; `config` is the text of a rules file, `domain` of a
+    /// file for Envoy.
     fn open(config: &str, domain: &str) -> Protocol {
         let clock = ManualClock::new();
         clock.set(BEGIN);
@@ -48,7 +51,13 @@ impl Protocol {
         Protocol::over(Backend::Memory(memory), clock, config, domain, Auth::default())
     }
 
-    fn over(store: Backend, clock: ManualClock, config: &str, domain: &str, auth: Auth) -> Protocol {
+    fn over(
+        store: Backend,
+        clock: ManualClock,
+        config: &str,
+        domain: &str,
+        auth: Auth,
+    ) -> Protocol {
         let config = Config::parse(config, "test").unwrap();
         let engine = Engine::new(store, config.rules);
         engine.set_envoy_options(config.envoy.options);
@@ -57,12 +66,17 @@ impl Protocol {
             domains.add(domain, "test").unwrap();
         }
         engine.set_domains(domains);
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let at = listener.local_addr().unwrap();
         let (down, stopped) = watch::channel(false);
         let served = Some(runtime.spawn(serve(listener, engine.clone(), auth, stopped)));
-        let endpoint = Endpoint::from_shared(format!("http://{at}")).unwrap().timeout(Duration::from_secs(20));
+        let endpoint =
+            Endpoint::from_shared(format!("http://{at}")).unwrap().timeout(Duration::from_secs(20));
         let channel = runtime.block_on(async { endpoint.connect_lazy() });
         Protocol { at, clock, engine, down, served, runtime, channel }
     }
@@ -88,14 +102,20 @@ impl Drop for Protocol {
     fn drop(&mut self) {
         let _ = self.down.send(true);
         let served = self.served.take().unwrap();
-        let closed = self.runtime.block_on(async { tokio::time::timeout(Duration::from_secs(10), served).await });
+        let closed = self
+            .runtime
+            .block_on(async { tokio::time::timeout(Duration::from_secs(10), served).await });
         if !std::thread::panicking() {
             closed.expect("the listener closes in ten seconds").unwrap().unwrap();
         }
     }
 }
 
-async fn ask(channel: Channel, request: RateLimitRequest, token: Option<&str>) -> Result<RateLimitResponse, Status> {
+async fn ask(
+    channel: Channel,
+    request: RateLimitRequest,
+    token: Option<&str>,
+) -> Result<RateLimitResponse, Status> {
     let mut client = tonic::client::Grpc::new(channel);
     client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
     let path = PathAndQuery::try_from(format!("/{SERVICE}/ShouldRateLimit")).unwrap();
@@ -112,7 +132,8 @@ fn request(domain: &str, descriptors: Vec<Descriptor>) -> RateLimitRequest {
 }
 
 fn descriptor(entries: &[(&str, &str)]) -> Descriptor {
-    let entries = entries.iter().map(|(key, value)| Entry { key: (*key).into(), value: (*value).into() });
+    let entries =
+        entries.iter().map(|(key, value)| Entry { key: (*key).into(), value: (*value).into() });
     Descriptor { entries: entries.collect(), ..Descriptor::default() }
 }
 
@@ -151,7 +172,8 @@ fn shown(response: &RateLimitResponse) -> String {
 
 fn metadata(response: &RateLimitResponse) -> String {
     let fields = response.dynamic_metadata.as_ref().map(|fields| &fields.fields);
-    let shown = fields.into_iter().flatten().map(|(name, value)| format!("{name}={}", value_text(value)));
+    let shown =
+        fields.into_iter().flatten().map(|(name, value)| format!("{name}={}", value_text(value)));
     shown.collect::<Vec<_>>().join(" ")
 }
 
@@ -160,9 +182,12 @@ fn value_text(value: &prost_types::Value) -> String {
         Kind::BoolValue(truth) => truth.to_string(),
         Kind::NumberValue(number) => number.to_string(),
         Kind::StringValue(text) => text.clone(),
-        Kind::ListValue(list) => format!("[{}]", list.values.iter().map(value_text).collect::<Vec<_>>().join(",")),
+        Kind::ListValue(list) => {
+            format!("[{}]", list.values.iter().map(value_text).collect::<Vec<_>>().join(","))
+        }
         Kind::StructValue(fields) => {
-            let each = fields.fields.iter().map(|(name, value)| format!("{name}={}", value_text(value)));
+            let each =
+                fields.fields.iter().map(|(name, value)| format!("{name}={}", value_text(value)));
             format!("{{{}}}", each.collect::<Vec<_>>().join(" "))
         }
         other => format!("{other:?}"),
@@ -199,7 +224,11 @@ fn a_descriptor_is_answered_with_its_limit_and_what_is_left() {
     assert_eq!(protocol.one(hits(&[("user", "a")], 4)), "ok: ok 5/2 left 0 in 40s");
     assert_eq!(protocol.one(descriptor(&[("user", "a")])), "over: over 5/2 left 0 in 40s");
     protocol.clock.advance(Duration::from_millis(39_500));
-    assert_eq!(protocol.one(descriptor(&[("user", "a")])), "over: over 5/2 left 0 in 1s", "rounded up, never early");
+    assert_eq!(
+        protocol.one(descriptor(&[("user", "a")])),
+        "over: over 5/2 left 0 in 1s",
+        "rounded up, never early"
+    );
     protocol.clock.advance(Duration::from_millis(500));
     assert_eq!(protocol.one(descriptor(&[("user", "a")])), "ok: ok 5/2 left 4 in 60s");
     assert_eq!(protocol.one(descriptor(&[("user", "vip")])), "ok: ok left 4294967295");
@@ -218,7 +247,8 @@ fn a_descriptor_is_answered_with_its_limit_and_what_is_left() {
 fn hits_of_the_descriptor_win_over_those_of_the_request() {
     let protocol = Protocol::open("", EDGE);
     let ask = |hits_addend, descriptor| {
-        let request = RateLimitRequest { domain: "edge".into(), descriptors: vec![descriptor], hits_addend };
+        let request =
+            RateLimitRequest { domain: "edge".into(), descriptors: vec![descriptor], hits_addend };
         shown(&protocol.ask(request).unwrap())
     };
     let user: &[(&str, &str)] = &[("user", "h")];
@@ -232,7 +262,10 @@ fn hits_of_the_descriptor_win_over_those_of_the_request() {
     assert_eq!(ask(0, hits(user, 0)), "over: over 5/2 left 0 in 40s", "one more would not pass");
     assert_eq!(ask(0, back(user, 2)), "ok: ok 5/2 left 2 in 40s", "given back");
     assert_eq!(ask(0, back(user, u64::MAX)), "ok: ok 5/2 left 5 in 0s", "never above full");
-    assert_eq!(ask(3, Descriptor { is_negative_hits: true, ..descriptor(user) }), "ok: ok 5/2 left 5 in 0s");
+    assert_eq!(
+        ask(3, Descriptor { is_negative_hits: true, ..descriptor(user) }),
+        "ok: ok 5/2 left 5 in 0s"
+    );
 }
 
 #[test]
@@ -246,10 +279,18 @@ fn one_over_its_limit_spares_all_the_others() {
             format!("ok: ok 5/2 left {left} in 40s; ok 100/4 any-path left {path} in {wait}s")
         );
     }
-    assert_eq!(protocol.all(both()), "over: over 5/2 left 0 in 40s; ok 100/4 any-path left 95 in 6400s");
-    assert_eq!(protocol.one(hits(&[("path", "/")], 0)), "ok: ok 100/4 any-path left 95 in 6400s", "nothing was taken");
+    assert_eq!(
+        protocol.all(both()),
+        "over: over 5/2 left 0 in 40s; ok 100/4 any-path left 95 in 6400s"
+    );
+    assert_eq!(
+        protocol.one(hits(&[("path", "/")], 0)),
+        "ok: ok 100/4 any-path left 95 in 6400s",
+        "nothing was taken"
+    );
     // One that only looks denies as well, and one that gives back never.
-    let looks = vec![hits(&[("user", "a")], 0), descriptor(&[("path", "/")]), back(&[("path", "/x")], 1)];
+    let looks =
+        vec![hits(&[("user", "a")], 0), descriptor(&[("path", "/")]), back(&[("path", "/x")], 1)];
     assert_eq!(
         protocol.all(looks),
         "over: over 5/2 left 0 in 40s; ok 100/4 any-path left 95 in 6400s; ok 100/4 any-path left 100 in 0s"
@@ -263,9 +304,18 @@ fn counted_as_the_original_does_what_is_rejected_takes_what_is_left() {
         let first = Descriptor { hits_addend: Some(hits), ..descriptor(&[("user", "a")]) };
         vec![first, descriptor(&[("path", "/")])]
     };
-    assert_eq!(protocol.all(both(3)), "ok: ok 5/2 left 2 in 40s; ok 100/4 any-path left 99 in 6400s");
-    assert_eq!(protocol.all(both(3)), "over: over 5/2 left 0 in 40s; ok 100/4 any-path left 98 in 6400s");
-    assert_eq!(protocol.all(both(1)), "over: over 5/2 left 0 in 40s; ok 100/4 any-path left 97 in 6400s");
+    assert_eq!(
+        protocol.all(both(3)),
+        "ok: ok 5/2 left 2 in 40s; ok 100/4 any-path left 99 in 6400s"
+    );
+    assert_eq!(
+        protocol.all(both(3)),
+        "over: over 5/2 left 0 in 40s; ok 100/4 any-path left 98 in 6400s"
+    );
+    assert_eq!(
+        protocol.all(both(1)),
+        "over: over 5/2 left 0 in 40s; ok 100/4 any-path left 97 in 6400s"
+    );
 }
 
 #[test]
@@ -273,14 +323,24 @@ fn shadows_and_replaced_limits_do_not_count() {
     let protocol = Protocol::open("", EDGE);
     let ask = || protocol.ask(request("edge", vec![descriptor(&[("trial", "t")])])).unwrap();
     let first = ask();
-    assert_eq!((shown(&first), metadata(&first)), ("ok: ok 1/2 left 0 in 40s".into(), String::new()));
+    assert_eq!(
+        (shown(&first), metadata(&first)),
+        ("ok: ok 1/2 left 0 in 40s".into(), String::new())
+    );
     let second = ask();
     assert_eq!(shown(&second), "ok: ok 1/2 left 0 in 40s");
-    assert_eq!(metadata(&second), "shadow=[edge.trial]", "the caller can see what would have been denied");
+    assert_eq!(
+        metadata(&second),
+        "shadow=[edge.trial]",
+        "the caller can see what would have been denied"
+    );
     let paths = vec![descriptor(&[("path", "/")]), descriptor(&[("path", "/search")])];
     assert_eq!(protocol.all(paths.clone()), "ok: ok left 0; ok 2/1 search left 1 in 1s");
     assert_eq!(protocol.all(paths), "ok: ok left 0; ok 2/1 search left 0 in 1s");
-    assert_eq!(protocol.one(descriptor(&[("path", "/")])), "ok: ok 100/4 any-path left 99 in 6400s");
+    assert_eq!(
+        protocol.one(descriptor(&[("path", "/")])),
+        "ok: ok 100/4 any-path left 99 in 6400s"
+    );
 }
 
 #[test]
@@ -312,7 +372,13 @@ descriptors:
   - { key: user, rate_limit: { unit: minute, requests_per_unit: 9 } }
 ";
     let protocol = Protocol::open("", quota);
-    let models = || vec![descriptor(&[("model", "a")]), descriptor(&[("model", "b")]), descriptor(&[("user", "u")])];
+    let models = || {
+        vec![
+            descriptor(&[("model", "a")]),
+            descriptor(&[("model", "b")]),
+            descriptor(&[("user", "u")]),
+        ]
+    };
     let ask = || {
         let response = protocol.ask(request("edge", models())).unwrap();
         (shown(&response), metadata(&response))
@@ -324,9 +390,16 @@ descriptors:
     assert_eq!(answer, "ok: over 1/2 left 0 in 40s; ok 2/2 left 0 in 40s; ok 9/2 left 7 in 40s");
     assert_eq!(told, "metadata={route=b} quotaModeEnabled=true quotaModeViolations=[0]");
     let (answer, told) = ask();
-    assert_eq!(answer, "over: over 1/2 left 0 in 40s; over 2/2 left 0 in 40s; ok 9/2 left 7 in 40s");
+    assert_eq!(
+        answer,
+        "over: over 1/2 left 0 in 40s; over 2/2 left 0 in 40s; ok 9/2 left 7 in 40s"
+    );
     assert_eq!(told, "quotaModeEnabled=true quotaModeViolations=[0,1]");
-    assert_eq!(protocol.one(descriptor(&[("model", "a")])), "over: over 1/2 left 0 in 40s", "alone it is a limit");
+    assert_eq!(
+        protocol.one(descriptor(&[("model", "a")])),
+        "over: over 1/2 left 0 in 40s",
+        "alone it is a limit"
+    );
 }
 
 #[test]
@@ -340,8 +413,16 @@ descriptors:
     let protocol = Protocol::open("envoy: { compat: count_rejected }\n", told);
     let both = || vec![descriptor(&[("a", "x")]), descriptor(&[("b", "x")])];
     let ask = |descriptors| metadata(&protocol.ask(request("edge", descriptors)).unwrap());
-    assert_eq!(ask(both()), "metadata={first=a shadow=mine to={blue=1 green=3}}", "merged, the first value stays");
-    assert_eq!(ask(both()), "metadata={first=b to={blue=2 green=3}}", "only of descriptors within their limit");
+    assert_eq!(
+        ask(both()),
+        "metadata={first=a shadow=mine to={blue=1 green=3}}",
+        "merged, the first value stays"
+    );
+    assert_eq!(
+        ask(both()),
+        "metadata={first=b to={blue=2 green=3}}",
+        "only of descriptors within their limit"
+    );
     assert_eq!(ask(both()), "", "none is");
 }
 
@@ -358,7 +439,10 @@ fn a_limit_in_the_request_wins_unless_it_may_not() {
     assert_eq!(protocol.one(over(3, 3)), "ok: ok 3/3 left 0 in 2800s", "what was used stays used");
     assert_eq!(protocol.one(over(0, 1)), "over: over 0/1 left 0 in 1s");
     let unknown = protocol.ask(request("edge", vec![over(2, 0)])).unwrap_err();
-    assert_eq!(unknown.message(), "descriptors[0].limit.unit is 0: expected 1 (second) to 7 (week)");
+    assert_eq!(
+        unknown.message(),
+        "descriptors[0].limit.unit is 0: expected 1 (second) to 7 (week)"
+    );
     let elsewhere = protocol.ask(request("elsewhere", vec![over(2, 3)])).unwrap();
     assert_eq!(shown(&elsewhere), "ok: ok left 0", "the domain must exist");
     let capped = Protocol::open("envoy: { overrides: 1 }\n", EDGE);
@@ -376,8 +460,11 @@ rules:
   - { name: per-ip, when: { ip: '*' }, by: [ip], limit: 2/min window }
 ";
     let protocol = Protocol::open(rules, "");
-    let both = || request("edge", vec![descriptor(&[("user", "a")]), descriptor(&[("ip", "192.0.2.8")])]);
-    for expected in ["ok: ok left 0; ok 2/2 per-ip left 1 in 40s", "ok: ok left 0; ok 2/2 per-ip left 0 in 40s"] {
+    let both =
+        || request("edge", vec![descriptor(&[("user", "a")]), descriptor(&[("ip", "192.0.2.8")])]);
+    for expected in
+        ["ok: ok left 0; ok 2/2 per-ip left 1 in 40s", "ok: ok left 0; ok 2/2 per-ip left 0 in 40s"]
+    {
         assert_eq!(shown(&protocol.ask(both()).unwrap()), expected);
     }
     let denied = protocol.ask(both()).unwrap();
@@ -397,23 +484,45 @@ rules:
 ";
     let protocol = Protocol::open(rules, "");
     // One request with one descriptor is the same as its attributes through any other listener.
-    let first = descriptor(&[("remote_address", "192.0.2.7"), ("path", "/search/x"), ("user", "a")]);
+    let first =
+        descriptor(&[("remote_address", "192.0.2.7"), ("path", "/search/x"), ("user", "a")]);
     let response = protocol.ask(request("edge", vec![first.clone()])).unwrap();
-    assert_eq!((shown(&response).as_str(), metadata(&response).as_str()), ("ok: ok 2/2 per-ip left 1 in 40s", ""));
+    assert_eq!(
+        (shown(&response).as_str(), metadata(&response).as_str()),
+        ("ok: ok 2/2 per-ip left 1 in 40s", "")
+    );
     let response = protocol.ask(request("edge", vec![first.clone()])).unwrap();
     assert_eq!(shown(&response), "ok: ok 2/2 per-ip left 0 in 40s");
     assert_eq!(metadata(&response), "shadow=[trial]");
-    assert_eq!(protocol.one(first.clone()), "over: over 10/3 search left 0 in 2800s", "the longest wait binds");
+    assert_eq!(
+        protocol.one(first.clone()),
+        "over: over 10/3 search left 0 in 2800s",
+        "the longest wait binds"
+    );
     protocol.clock.advance(Duration::from_secs(40));
     // Several descriptors are one request: each rule charges it once for each of its budgets.
-    let apart = vec![descriptor(&[("ip", "192.0.2.8")]), descriptor(&[("user", "b"), ("path", "/search")])];
-    assert_eq!(protocol.all(apart.clone()), "ok: ok 2/2 per-ip left 1 in 60s; ok 10/3 search left 5 in 2760s");
+    let apart =
+        vec![descriptor(&[("ip", "192.0.2.8")]), descriptor(&[("user", "b"), ("path", "/search")])];
+    assert_eq!(
+        protocol.all(apart.clone()),
+        "ok: ok 2/2 per-ip left 1 in 60s; ok 10/3 search left 5 in 2760s"
+    );
     let all = protocol.ask(request("other", vec![descriptor(&[("user", "x")])])).unwrap();
-    assert_eq!(all.statuses[0].current_limit.as_ref().unwrap().name, "per-ip", "it left out its address: {all:?}");
-    let ruling =
-        protocol.runtime.block_on(protocol.engine.rule(tidegate::Op::Peek, &[("x", "y")][..], 1, None)).unwrap();
+    assert_eq!(
+        all.statuses[0].current_limit.as_ref().unwrap().name,
+        "per-ip",
+        "it left out its address: {all:?}"
+    );
+    let ruling = protocol
+        .runtime
+        .block_on(protocol.engine.rule(tidegate::Op::Peek, &[("x", "y")][..], 1, None))
+        .unwrap();
     let all = ruling.charges.iter().position(|charged| &*charged.rule.name == "all").unwrap();
-    assert_eq!(ruling.decision.unwrap().charges()[all].remaining, 96, "four requests, whatever they were made of");
+    assert_eq!(
+        ruling.decision.unwrap().charges()[all].remaining,
+        96,
+        "four requests, whatever they were made of"
+    );
 }
 
 #[test]
@@ -425,17 +534,31 @@ fn headers_and_a_body_are_sent_if_wanted() {
     };
     let text = |response: &RateLimitResponse| {
         let headers = response.response_headers_to_add.iter();
-        headers.map(|header| format!("{}: {}", header.key, header.value)).collect::<Vec<_>>().join("\n")
+        headers
+            .map(|header| format!("{}: {}", header.key, header.value))
+            .collect::<Vec<_>>()
+            .join("\n")
     };
     let allowed = ask(5);
-    assert_eq!(text(&allowed), "ratelimit-policy: \"edge.user\";q=5;w=60\nratelimit: \"edge.user\";r=0;t=40");
+    assert_eq!(
+        text(&allowed),
+        "ratelimit-policy: \"edge.user\";q=5;w=60\nratelimit: \"edge.user\";r=0;t=40"
+    );
     assert!(allowed.raw_body.is_empty());
     let denied = ask(1);
-    assert!(text(&denied).ends_with("\nretry-after: 40\ncontent-type: application/problem+json"), "{}", text(&denied));
+    assert!(
+        text(&denied).ends_with("\nretry-after: 40\ncontent-type: application/problem+json"),
+        "{}",
+        text(&denied)
+    );
     let body: serde_json::Value = serde_json::from_slice(&denied.raw_body).unwrap();
-    assert_eq!((&body["status"], &body["violated-policies"][0]), (&429.into(), &"edge.user".into()));
+    assert_eq!(
+        (&body["status"], &body["violated-policies"][0]),
+        (&429.into(), &"edge.user".into())
+    );
     assert_eq!(body["detail"], "Too many requests. Try again in 40 seconds.");
-    let plain = Protocol::open("", EDGE).ask(request("edge", vec![descriptor(&[("user", "a")])])).unwrap();
+    let plain =
+        Protocol::open("", EDGE).ask(request("edge", vec![descriptor(&[("user", "a")])])).unwrap();
     assert!(plain.response_headers_to_add.is_empty() && plain.request_headers_to_add.is_empty());
 }
 
@@ -445,21 +568,32 @@ fn policies_that_envoy_tells_its_client_have_names_of_their_own() {
     let rules = "envoy: { headers: [ietf], body: problem }\nrules:\n  - { name: per-user, by: [user], limit: 2/min }\n";
     let protocol = Protocol::open(rules, EDGE);
     let ask = |users: &[&str]| {
-        let response =
-            protocol.ask(request("by-rules", users.iter().map(|user| descriptor(&[("user", user)])).collect()));
+        let response = protocol.ask(request(
+            "by-rules",
+            users.iter().map(|user| descriptor(&[("user", user)])).collect(),
+        ));
         let response = response.unwrap();
-        let policy = response.response_headers_to_add.iter().find(|header| header.key == "ratelimit-policy");
-        (response.overall_code, policy.unwrap().value.clone(), String::from_utf8(response.raw_body).unwrap())
+        let policy =
+            response.response_headers_to_add.iter().find(|header| header.key == "ratelimit-policy");
+        (
+            response.overall_code,
+            policy.unwrap().value.clone(),
+            String::from_utf8(response.raw_body).unwrap(),
+        )
     };
     let (code, policy, _) = ask(&["a", "b"]);
-    assert_eq!((code, policy.as_str()), (1, "\"per-user 2/m\";q=2;w=60, \"per-user 2/m #2\";q=2;w=60"));
+    assert_eq!(
+        (code, policy.as_str()),
+        (1, "\"per-user 2/m\";q=2;w=60, \"per-user 2/m #2\";q=2;w=60")
+    );
     ask(&["b"]);
     let (code, policy, body) = ask(&["a", "b"]);
     assert_eq!((code, policy.as_str()), (2, "\"per-user 2/m #2\";q=2;w=60"));
     assert!(body.contains(r#""violated-policies":["per-user 2/m #2"]"#), "{body}");
 }
 
-/// Envoy's protocol knows no 403: what a rule wants is in the metadata. What Envoy's own configuration never lets pass is over its limit.
+/// Envoy's protocol knows no 403: what a rule wants is in the metadata. What Envoy's own
+/// configuration never lets pass is over its limit.
 #[test]
 fn the_status_of_a_rule_that_denies_is_in_the_metadata() {
     let rules = "\
@@ -471,14 +605,19 @@ rules:
 ";
     let zero = "domain: zero\ndescriptors:\n  - { key: user, rate_limit: { unit: minute, requests_per_unit: 0 } }\n";
     let protocol = Protocol::open(rules, zero);
-    for (domain, user, status, policy) in
-        [("d", "a", Some(403.0), "shut"), ("d", "b", Some(429.0), "hidden"), ("zero", "a", None, "zero.user")]
-    {
+    for (domain, user, status, policy) in [
+        ("d", "a", Some(403.0), "shut"),
+        ("d", "b", Some(429.0), "hidden"),
+        ("zero", "a", None, "zero.user"),
+    ] {
         let response = protocol.ask(request(domain, vec![descriptor(&[("user", user)])])).unwrap();
         assert_eq!(response.overall_code, 2);
-        let told = response.dynamic_metadata.and_then(|metadata| metadata.fields.get("deny_status")?.kind.clone());
+        let told = response
+            .dynamic_metadata
+            .and_then(|metadata| metadata.fields.get("deny_status")?.kind.clone());
         assert_eq!(told, status.map(prost_types::value::Kind::NumberValue), "{domain} {user}");
-        let headers: Vec<&str> = response.response_headers_to_add.iter().map(|header| header.key.as_str()).collect();
+        let headers: Vec<&str> =
+            response.response_headers_to_add.iter().map(|header| header.key.as_str()).collect();
         assert_eq!(headers, ["content-type"], "nothing about other rules");
         let body = String::from_utf8(response.raw_body).unwrap();
         let end = format!(
@@ -508,13 +647,20 @@ fn too_much_and_too_little_are_mistakes() {
         ),
     ] {
         let status = protocol.ask(request).unwrap_err();
-        assert_eq!((status.code(), status.message()), (tonic::Code::InvalidArgument, expected.as_str()));
+        assert_eq!(
+            (status.code(), status.message()),
+            (tonic::Code::InvalidArgument, expected.as_str())
+        );
     }
     assert!(protocol.ask(request("edge", many(64))).is_ok());
     let key = "k".repeat(1024);
     let wide = request("edge", vec![descriptor(&[(key.as_str(), key.as_str()); 32]); 2]);
     assert!(wide.encoded_len() > 64 << 10);
-    assert_eq!(protocol.ask(wide).unwrap_err().code(), tonic::Code::OutOfRange, "a message of more than 64 KiB");
+    assert_eq!(
+        protocol.ask(wide).unwrap_err().code(),
+        tonic::Code::OutOfRange,
+        "a message of more than 64 KiB"
+    );
     // Keys that no store takes do not let anybody escape.
     let deep = "domain: edge\ndescriptors: [{ key: a, descriptors: [{ key: b, rate_limit: { unit: minute, requests_per_unit: 1 } }] }]\n";
     let protocol = Protocol::open("", deep);

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Runs, TestRunner};
 use prost::Message;
-use prost_reflect::{DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MessageDescriptor, Value};
+use prost_reflect::{
+    DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MessageDescriptor, Value,
+};
 use tidegate_server::grpc::SERVICE;
 use tidegate_server::grpc::message::{RateLimitRequest, RateLimitResponse};
 use tonic::Status;
@@ -33,7 +35,8 @@ fn the_compiled_descriptors_are_those_of_the_files() {
     if std::env::var_os("TIDEGATE_UPDATE").is_some() {
         std::fs::write(&file, set.encode_to_vec()).unwrap();
     }
-    let committed = prost_types::FileDescriptorSet::decode(&*std::fs::read(&file).unwrap()).unwrap();
+    let committed =
+        prost_types::FileDescriptorSet::decode(&*std::fs::read(&file).unwrap()).unwrap();
     assert!(committed == set, "run TIDEGATE_UPDATE=1 cargo test -p tidegate-server descriptors");
 }
 
@@ -85,7 +88,9 @@ fn single(field: &FieldDescriptor, choices: &mut Choices, depth: usize) -> Value
 #[test]
 fn messages_are_read_and_written_as_the_files_say() {
     let pool = DescriptorPool::from_file_descriptor_set(compiled()).unwrap();
-    let of = |name: &str| pool.get_message_by_name(&format!("envoy.service.ratelimit.v3.{name}")).unwrap();
+    let of = |name: &str| {
+        pool.get_message_by_name(&format!("envoy.service.ratelimit.v3.{name}")).unwrap()
+    };
     let (request, response) = (of("RateLimitRequest"), of("RateLimitResponse"));
     proptest!(Runs::with_cases(500), |(bytes in prop::collection::vec(any::<u8>(), 0..200))| {
         let read = |of: &MessageDescriptor, bytes: &[u8]| DynamicMessage::decode(of.clone(), bytes).unwrap();
@@ -132,29 +137,39 @@ impl Decoder for Raw {
     type Error = Status;
 
     fn decode(&mut self, bytes: &mut DecodeBuf<'_>) -> Result<Option<RateLimitResponse>, Status> {
-        RateLimitResponse::decode(bytes).map(Some).map_err(|error| Status::internal(error.to_string()))
+        RateLimitResponse::decode(bytes)
+            .map(Some)
+            .map_err(|error| Status::internal(error.to_string()))
     }
 }
 
-/// Bytes that are almost a request: one that is right, with some of it changed or cut off; or anything.
+/// Bytes that are almost a request: one that is right, with some of it changed or cut off; or
+/// anything.
 fn almost() -> impl Strategy<Value = Vec<u8>> {
-    let entries = prop::collection::vec(("user|path|trial|api|[a-z]{0,3}", "vip|banned|/search|.{0,4}"), 0..4);
+    let entries = prop::collection::vec(
+        ("user|path|trial|api|[a-z]{0,3}", "vip|banned|/search|.{0,4}"),
+        0..4,
+    );
     let descriptor = (entries, any::<Option<u64>>(), any::<bool>(), any::<Option<(u32, i32)>>());
     let right = ("edge|other|", prop::collection::vec(descriptor, 0..4), any::<u32>()).prop_map(
         |(domain, all, hits_addend)| {
             let descriptors = all.into_iter().map(|(entries, hits, negative, limit)| {
-                let pairs: Vec<(&str, &str)> = entries.iter().map(|(key, value)| (&**key, &**value)).collect();
+                let pairs: Vec<(&str, &str)> =
+                    entries.iter().map(|(key, value)| (&**key, &**value)).collect();
                 let mut one = super::descriptor(&pairs);
                 (one.hits_addend, one.is_negative_hits) = (hits, negative);
-                one.limit =
-                    limit.map(|(requests_per_unit, unit)| super::Override { requests_per_unit, unit: unit % 9 });
+                one.limit = limit.map(|(requests_per_unit, unit)| super::Override {
+                    requests_per_unit,
+                    unit: unit % 9,
+                });
                 one
             });
-            RateLimitRequest { domain, descriptors: descriptors.collect(), hits_addend }.encode_to_vec()
+            RateLimitRequest { domain, descriptors: descriptors.collect(), hits_addend }
+                .encode_to_vec()
         },
     );
-    let changed = (right.clone(), any::<prop::sample::Index>(), any::<u8>(), any::<bool>()).prop_map(
-        |(mut bytes, at, byte, cut)| {
+    let changed = (right.clone(), any::<prop::sample::Index>(), any::<u8>(), any::<bool>())
+        .prop_map(|(mut bytes, at, byte, cut)| {
             if !bytes.is_empty() {
                 let at = at.index(bytes.len());
                 bytes[at] = byte;
@@ -163,14 +178,14 @@ fn almost() -> impl Strategy<Value = Vec<u8>> {
                 }
             }
             bytes
-        },
-    );
+        });
     prop_oneof![2 => right, 2 => changed, 1 => prop::collection::vec(any::<u8>(), 0..100)]
 }
 
 #[test]
 fn whatever_bytes_are_sent_one_answer_comes_back() {
-    let rules = "rules: [{ name: a, by: [user], limit: 5/s }, { name: b, mode: shadow, limit: 1/s }]\n";
+    let rules =
+        "rules: [{ name: a, by: [user], limit: 5/s }, { name: b, mode: shadow, limit: 1/s }]\n";
     let protocol = Protocol::open(rules, EDGE);
     let path = PathAndQuery::try_from(format!("/{SERVICE}/ShouldRateLimit")).unwrap();
     let send = |bytes: Vec<u8>| {
@@ -191,12 +206,16 @@ fn whatever_bytes_are_sent_one_answer_comes_back() {
                 prop_assert!(answer.statuses.iter().all(|status| status.code != 0));
             }
             Err(status) => {
-                let mistake = if readable { tonic::Code::InvalidArgument } else { tonic::Code::Internal };
+                let mistake =
+                    if readable { tonic::Code::InvalidArgument } else { tonic::Code::Internal };
                 prop_assert_eq!(status.code(), mistake, "{}", status);
             }
         }
         Ok(())
     });
     result.unwrap();
-    assert!(send(super::request("edge", vec![super::descriptor(&[("user", "vip")])]).encode_to_vec()).is_ok());
+    assert!(
+        send(super::request("edge", vec![super::descriptor(&[("user", "vip")])]).encode_to_vec())
+            .is_ok()
+    );
 }

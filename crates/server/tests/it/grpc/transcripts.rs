@@ -1,7 +1,10 @@
-//! Every transcript through the gRPC listener, over a memory and over a real server: the same decisions, with the same numbers.
+//! Every transcript through the gRPC listener, over a memory and over a real server: the same
+//! decisions, with the same numbers.
 //!
-//! Envoy's protocol can ask for checks, for a look at one unit, and for refunds. What else a transcript does, is done behind the listener, so that the
-//! story goes on; beside it a memory of its own decides every line, and every number that the listener shows must be the one of that decision.
+//! Envoy's protocol can ask for checks, for a look at one unit, and for refunds. What else a
+//! transcript does, is done behind the listener, so that the story goes on; beside it a memory of
+//! its own decides every line, and every number that the listener shows must be the one of that
+//! decision.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +27,9 @@ fn every_transcript_holds_in_memory() {
 fn every_transcript_holds_in_redis() {
     let server = Server::start(Flavor::Redis7);
     replay_all(|clock, story| {
-        let builder = Redis::builder(server.url().parse().unwrap()).timeout(Duration::from_secs(10)).clock(clock);
+        let builder = Redis::builder(server.url().parse().unwrap())
+            .timeout(Duration::from_secs(10))
+            .clock(clock);
         Backend::Redis(builder.namespace(format!("story-{story}")).build().unwrap())
     });
 }
@@ -38,17 +43,23 @@ fn replay_all(store: impl Fn(ManualClock, usize) -> Backend) {
             continue;
         }
         let text = fs::read_to_string(&path).unwrap();
-        let lines: Vec<(u64, Line<'_>)> =
-            (1..).zip(text.lines()).map(|(number, text)| (number, Line::parse(text, number).unwrap())).collect();
+        let lines: Vec<(u64, Line<'_>)> = (1..)
+            .zip(text.lines())
+            .map(|(number, text)| (number, Line::parse(text, number).unwrap()))
+            .collect();
         for (_, line) in &lines {
             let Line::Limit { text: limit, .. } = line else { continue };
             let clock = ManualClock::new();
             stories += 1;
             // Redis needs a runtime to be built in; the listener brings its own later.
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             let backend = runtime.block_on(async { store(clock.clone(), stories) });
             for what in replay(limit, &lines, backend, clock, &mut asked) {
-                wrong.push(format!("{}: {limit}: {what}", path.file_name().unwrap().to_string_lossy()));
+                wrong.push(format!(
+                    "{}: {limit}: {what}",
+                    path.file_name().unwrap().to_string_lossy()
+                ));
             }
         }
     }
@@ -63,7 +74,9 @@ fn replay(
     clock: ManualClock,
     asked: &mut usize,
 ) -> Vec<String> {
-    let domain = format!("domain: story\ndescriptors: [{{ key: key, rate_limit: {{ limit: {limit:?} }} }}]\n");
+    let domain = format!(
+        "domain: story\ndescriptors: [{{ key: key, rate_limit: {{ limit: {limit:?} }} }}]\n"
+    );
     let protocol = Protocol::over(backend, clock.clone(), "", &domain, Auth::default());
     let beside = Memory::builder().clock(clock.clone()).build();
     let limits: Limits = limit.parse().unwrap();
@@ -88,7 +101,9 @@ fn replay(
                 let ruling = protocol.engine.rule_on(event.op, vec![found.charge], id);
                 let said = protocol.runtime.block_on(ruling).unwrap();
                 if said.decision.as_ref().map(Decision::allowed) != Some(decision.allowed()) {
-                    wrong.push(format!("line {number}: behind the listener {said:?}: expected {decision:?}"));
+                    wrong.push(format!(
+                        "line {number}: behind the listener {said:?}: expected {decision:?}"
+                    ));
                 }
                 continue;
             }
@@ -114,7 +129,10 @@ fn expected(event: &Event<'_>, decision: &Decision) -> (String, String) {
         _ => seconds(decision.binding().reset_after_us),
     };
     let left = if over { 0 } else { decision.remaining().min(u32::MAX.into()) };
-    (format!("{code}: {code} {}/", decision.amount().min(u32::MAX.into())), format!(" left {left} in {wait}s"))
+    (
+        format!("{code}: {code} {}/", decision.amount().min(u32::MAX.into())),
+        format!(" left {left} in {wait}s"),
+    )
 }
 
 impl Protocol {

@@ -23,9 +23,9 @@ fn an_upstream_that_fails_is_told_apart() {
     });
     let switching = bare(|mut stream| {
         let _ = read_message(&mut stream);
-        let _ = stream
-            .get_mut()
-            .write_all(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n");
+        let _ = stream.get_mut().write_all(
+            b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+        );
         let _ = stream.read_to_end(&mut Vec::new());
     });
     let settings = ", answer_secs: 1, connect_ms: 2000";
@@ -47,7 +47,10 @@ fn an_upstream_that_fails_is_told_apart() {
             answer.body
         );
         assert_eq!(answer.field("content-type"), Some("application/problem+json"));
-        assert_eq!(stage.metric(r#"tidegate_refused_total{protocol="proxy",reason="upstream"}"#), 1);
+        assert_eq!(
+            stage.metric(r#"tidegate_refused_total{protocol="proxy",reason="upstream"}"#),
+            1
+        );
     }
 }
 
@@ -66,7 +69,10 @@ fn connections_that_the_upstream_has_closed_are_not_used_again() {
     let stage = Stage::before(&format!("http://{at}"), FREE);
     let mut client = stage.connect();
     for now in 1..=20 {
-        assert_eq!(client.ask("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx").status, 200);
+        assert_eq!(
+            client.ask("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx").status,
+            200
+        );
         wait_until("it is closed", LONG, || closed.load(Ordering::SeqCst) == now);
     }
 }
@@ -79,7 +85,12 @@ fn connections_are_kept_for_the_next_request() {
         count.fetch_add(1, Ordering::SeqCst);
         while read_message(&mut stream).is_some() {
             // In pieces, and of unknown length.
-            for piece in ["HTTP/1.1 200 OK\r\ntransfer-", "encoding: chunked\r\n\r\n2\r\n", "ok\r\n", "0\r\n\r\n"] {
+            for piece in [
+                "HTTP/1.1 200 OK\r\ntransfer-",
+                "encoding: chunked\r\n\r\n2\r\n",
+                "ok\r\n",
+                "0\r\n\r\n",
+            ] {
                 stream.get_mut().write_all(piece.as_bytes()).unwrap();
             }
         }
@@ -96,7 +107,8 @@ fn connections_are_kept_for_the_next_request() {
 fn a_response_that_breaks_off_breaks_off() {
     let at = bare(|mut stream| {
         let _ = read_message(&mut stream);
-        let _ = stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nonly this");
+        let _ =
+            stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nonly this");
     });
     let stage = Stage::before(&format!("http://{at}"), FREE);
     let mut client = stage.connect();
@@ -111,7 +123,8 @@ fn a_response_that_breaks_off_breaks_off() {
 fn a_response_that_stands_still_is_cut_off() {
     let at = bare(|mut stream| {
         let _ = read_message(&mut stream);
-        let _ = stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nonly this");
+        let _ =
+            stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nonly this");
         let _ = stream.read_to_end(&mut Vec::new());
     });
     let stage = Stage::with(&format!("http://{at}"), ", idle_secs: 1", FREE);
@@ -155,7 +168,11 @@ fn when_a_client_goes_the_upstream_is_told() {
 #[test]
 fn too_many_at_once_wait_and_then_are_told_to_come_again() {
     let silent = bare(|mut stream| _ = stream.read_to_end(&mut Vec::new()));
-    let stage = Stage::with(&format!("http://{silent}"), ", max_in_flight: 1, connect_ms: 200, answer_secs: 5", FREE);
+    let stage = Stage::with(
+        &format!("http://{silent}"),
+        ", max_in_flight: 1, connect_ms: 200, answer_secs: 5",
+        FREE,
+    );
     let mut first = stage.connect();
     first.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
     let busy = r#"tidegate_decisions_total{protocol="proxy",outcome="allowed"}"#;

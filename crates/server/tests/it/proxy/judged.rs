@@ -1,4 +1,5 @@
-//! What rules see is what goes on: before real servers, each of which reads a request in its own way.
+//! What rules see is what goes on: before real servers, each of which reads a request in its own
+//! way.
 
 use std::fmt::Write;
 
@@ -17,7 +18,8 @@ rules:
   - { name: search, when: { path: /v1/search }, limit: 1/h }
 ";
 
-/// Targets that lead to `/login` or `/v1/search` at one server at least, and what becomes of them with `decode` and `resolve`.
+/// Targets that lead to `/login` or `/v1/search` at one server at least, and what becomes of them
+/// with `decode` and `resolve`.
 const WAYS_AROUND: [(&str, u16); 14] = [
     ("/%2flogin", 429),
     ("/%2Flogin", 429),
@@ -48,16 +50,27 @@ fn no_spelling_of_a_path_leads_around_its_rule() {
             status == 200 && !body.contains("resource: other")
         };
         let direct = WAYS_AROUND.iter().filter(|(target, _)| reached(target)).count();
-        assert!(direct > 0, "{kind:?} reads none of them as a resource, so that this test shows nothing");
+        assert!(
+            direct > 0,
+            "{kind:?} reads none of them as a resource, so that this test shows nothing"
+        );
         for (settings, is_default) in
             [("", true), ("paths: { escaped_slashes: decode, dot_segments: resolve }\n", false)]
         {
             let stage = before(&backend, &format!("{settings}{USED_UP}"));
             for path in ["/login", "/v1/search"] {
                 let (status, body) = get(stage.at, path, &[]);
-                assert!(status == 200 && body.contains(&format!("resource: {path}\n")), "{kind:?}: {status} {body}");
+                assert!(
+                    status == 200 && body.contains(&format!("resource: {path}\n")),
+                    "{kind:?}: {status} {body}"
+                );
                 assert_eq!(get(stage.at, path, &[]).0, 429, "{kind:?}: {path} is used up");
-                for same in [path.replace('s', "%73"), format!("/{path}"), format!("{path};a=1"), format!("{path}?q")] {
+                for same in [
+                    path.replace('s', "%73"),
+                    format!("/{path}"),
+                    format!("{path};a=1"),
+                    format!("{path}?q"),
+                ] {
                     assert_eq!(get(stage.at, &same, &[]).0, 429, "{kind:?}: {same}");
                 }
             }
@@ -66,12 +79,16 @@ fn no_spelling_of_a_path_leads_around_its_rule() {
                 let expected = if is_default { 400 } else { rewritten };
                 assert_eq!(status, expected, "{kind:?}: {target}: {body}");
                 if expected == 400 {
-                    assert!(body.contains("\"detail\":\"path ") && body.contains("expected"), "{body}");
+                    assert!(
+                        body.contains("\"detail\":\"path ") && body.contains("expected"),
+                        "{body}"
+                    );
                 }
             }
         }
     }
-    // With the settings of this test and without, beside four spellings of each of two paths that rules know.
+    // With the settings of this test and without, beside four spellings of each of two paths that
+    // rules know.
     attacks_held("judged", BackendKind::ALL.len() * 2 * (WAYS_AROUND.len() + 8));
 }
 
@@ -102,14 +119,19 @@ fn the_target_that_was_judged_is_the_one_that_goes_on() {
 #[test]
 fn white_space_around_a_value_makes_no_new_budget() {
     let upstream = Upstream::telling();
-    let stage = Stage::before(&upstream.h2c(), "rules: [{ name: key, by: [header.x-api-key], limit: 1/h }]\n");
+    let stage = Stage::before(
+        &upstream.h2c(),
+        "rules: [{ name: key, by: [header.x-api-key], limit: 1/h }]\n",
+    );
     let statuses = stage.runtime.block_on(async {
         let stream = tokio::net::TcpStream::connect(stage.at).await.unwrap();
-        let (mut sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        let (mut sender, connection) =
+            http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection);
         let mut statuses = Vec::new();
         for key in [" KEY\t", "KEY", " KEY", "KEY ", "\tKEY", "  KEY  "] {
-            let request = Request::get("http://a.example/").header("x-api-key", HeaderValue::from_static(key));
+            let request = Request::get("http://a.example/")
+                .header("x-api-key", HeaderValue::from_static(key));
             let response = sender.send_request(request.body(Body::empty()).unwrap()).await.unwrap();
             statuses.push(response.status().as_u16());
             let body = response.into_body().collect().await.unwrap().to_bytes();
@@ -140,13 +162,20 @@ fn what_a_rule_names_is_there_once() {
             (
                 "/",
                 &["Cookie: session=S"],
-                &[&["Cookie: session=\"S\""], &["Cookie: a=\u{e9}; session=S"], &["Cookie: session=%53"]],
+                &[
+                    &["Cookie: session=\"S\""],
+                    &["Cookie: a=\u{e9}; session=S"],
+                    &["Cookie: session=%53"],
+                ],
             ),
             ("/?k=K", &[], &[&[]]),
         ] {
             let (status, body) = get(stage.at, target, lines);
             assert!(
-                status == 200 && (body.contains(": KEY\n") || body.contains(": S\n") || body.contains(": K\n")),
+                status == 200
+                    && (body.contains(": KEY\n")
+                        || body.contains(": S\n")
+                        || body.contains(": K\n")),
                 "{kind:?} {body}"
             );
             for lines in same {
@@ -163,10 +192,14 @@ fn what_a_rule_names_is_there_once() {
         ] {
             let (status, body) = get(stage.at, target, lines);
             let expected = format!("{name} is there more than once: expected it once");
-            assert!(status == 400 && body.contains(&expected), "{kind:?}: {target} {lines:?}: {status} {body}");
+            assert!(
+                status == 400 && body.contains(&expected),
+                "{kind:?}: {target} {lines:?}: {status} {body}"
+            );
         }
         // Nobody looks at these.
-        let (status, _) = get(stage.at, "/?q=1&q=2", &["X-Other: 1", "X-Other: 2", "Cookie: a=1; a=2"]);
+        let (status, _) =
+            get(stage.at, "/?q=1&q=2", &["X-Other: 1", "X-Other: 2", "Cookie: a=1; a=2"]);
         assert_eq!(status, 200, "{kind:?}");
     }
 }
@@ -174,7 +207,8 @@ fn what_a_rule_names_is_there_once() {
 #[test]
 fn lines_of_a_list_header_are_one_value() {
     let (at, seen) = noting();
-    let text = "headers: { lists: [X-Tags] }\nrules: [{ name: tags, by: [header.x-tags], limit: 1/h }]\n";
+    let text =
+        "headers: { lists: [X-Tags] }\nrules: [{ name: tags, by: [header.x-tags], limit: 1/h }]\n";
     let stage = Stage::before(&format!("http://{at}"), text);
     assert_eq!(get(stage.at, "/", &["X-Tags: a", "X-Tags: b, c"]).0, 200);
     let (head, _) = seen.lock().unwrap().pop_back().unwrap();
@@ -185,7 +219,10 @@ fn lines_of_a_list_header_are_one_value() {
 #[test]
 fn what_a_connection_names_is_gone_before_rules_look() {
     let backend = Backend::start(BackendKind::Flask);
-    let stage = before(&backend, "rules: [{ name: key, by: [header.x-api-key], missing: share, limit: 1/h }]\n");
+    let stage = before(
+        &backend,
+        "rules: [{ name: key, by: [header.x-api-key], missing: share, limit: 1/h }]\n",
+    );
     let ask = |key: &str| {
         let key = format!("X-Api-Key: {key}");
         // With `Connection: close`, which the client sends, there are two lines of it.
@@ -203,7 +240,10 @@ fn names_with_underscores_do_not_go_on() {
     let backend = Backend::start(BackendKind::Php);
     let rules = "rules: [{ name: key, by: [header.x-api-key], missing: share, limit: 100/h }]\n";
     let lines = ["X_Api_Key: KEY", "X_Forwarded_For: 192.0.2.1"];
-    assert!(backend.get("/", &lines).1.contains("\nkey: KEY\nforwarded for: 192.0.2.1\n"), "PHP reads them as others");
+    assert!(
+        backend.get("/", &lines).1.contains("\nkey: KEY\nforwarded for: 192.0.2.1\n"),
+        "PHP reads them as others"
+    );
     let stage = before(&backend, rules);
     let (status, body) = get(stage.at, "/", &lines);
     assert!(status == 200 && body.contains("\nkey: \nforwarded for: 127.0.0.1\n"), "{body}");
@@ -217,8 +257,10 @@ fn names_with_underscores_do_not_go_on() {
 fn a_request_that_says_it_costs_nothing_costs_the_least() {
     let (at, _) = noting();
     let statuses = |cost: &str, header: &str| {
-        let stage =
-            Stage::before(&format!("http://{at}"), &format!("rules: [{{ name: a, limit: 4/h, cost: {cost} }}]\n"));
+        let stage = Stage::before(
+            &format!("http://{at}"),
+            &format!("rules: [{{ name: a, limit: 4/h, cost: {cost} }}]\n"),
+        );
         let mut statuses = String::new();
         for _ in 0..5 {
             write!(statuses, "{} ", get(stage.at, "/", &[header]).0).unwrap();
@@ -226,8 +268,17 @@ fn a_request_that_says_it_costs_nothing_costs_the_least() {
         statuses
     };
     assert_eq!(statuses("{ from: header.x-cost, max: 100 }", "X-Cost: 0"), "200 200 200 200 429 ");
-    assert_eq!(statuses("{ from: header.x-cost, min: 2, max: 100 }", "X-Cost: 0"), "200 200 429 429 429 ");
-    assert_eq!(statuses("{ from: header.x-cost, min: 2, max: 100 }", "X-Other: 0"), "200 200 429 429 429 ");
-    assert_eq!(statuses("{ from: header.x-cost, min: 0, max: 100 }", "X-Cost: 0"), "200 200 200 200 200 ");
+    assert_eq!(
+        statuses("{ from: header.x-cost, min: 2, max: 100 }", "X-Cost: 0"),
+        "200 200 429 429 429 "
+    );
+    assert_eq!(
+        statuses("{ from: header.x-cost, min: 2, max: 100 }", "X-Other: 0"),
+        "200 200 429 429 429 "
+    );
+    assert_eq!(
+        statuses("{ from: header.x-cost, min: 0, max: 100 }", "X-Cost: 0"),
+        "200 200 200 200 200 "
+    );
     attacks_held("judged", 1);
 }

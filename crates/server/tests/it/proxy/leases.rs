@@ -1,4 +1,5 @@
-//! Leases of `concurrent` limits: each ends with its response, however that ends, and not with its ttl.
+//! Leases of `concurrent` limits: each ends with its response, however that ends, and not with its
+//! ttl.
 
 use std::future::Future;
 use std::io::{BufRead, Read, Write};
@@ -45,14 +46,16 @@ impl HttpBody for TwoLines {
     }
 }
 
-/// Answers by the path; `/held` and `/held/length` send the rest of their body for a permit of `go`.
+/// Answers by the path; `/held` and `/held/length` send the rest of their body for a permit of
+/// `go`.
 fn upstream(go: &Arc<Semaphore>) -> Upstream {
     let go = Arc::clone(go);
     Upstream::answering(move |request: Request<Incoming>| {
         let go = Arc::clone(&go);
         async move {
             let wait = async move { go.acquire_owned().await.unwrap().forget() };
-            let held = || Body::new(TwoLines { first: Some("begun\n"), second: Some(Box::pin(wait)) });
+            let held =
+                || Body::new(TwoLines { first: Some("begun\n"), second: Some(Box::pin(wait)) });
             let mut response = Response::new(Body::from("ok"));
             match request.uri().path() {
                 "/held" => *response.body_mut() = held(),
@@ -61,7 +64,10 @@ fn upstream(go: &Arc<Semaphore>) -> Upstream {
                     response.headers_mut().insert("content-length", 10.into());
                 }
                 "/never" => std::future::pending().await,
-                "/chunked" => *response.body_mut() = Body::new(TwoLines { first: Some("all\n"), second: None }),
+                "/chunked" => {
+                    *response.body_mut() =
+                        Body::new(TwoLines { first: Some("all\n"), second: None })
+                }
                 "/large" => *response.body_mut() = Body::from(vec![b'x'; 1 << 20]),
                 "/none" => {
                     *response.status_mut() = StatusCode::NO_CONTENT;
@@ -90,7 +96,11 @@ fn begin_held(stage: &Stage, path: &str) -> Client {
     let mut line = String::new();
     while !line.ends_with("begun\n") {
         line.clear();
-        assert_ne!(client.stream.read_line(&mut line).unwrap(), 0, "the response of {path} ended early");
+        assert_ne!(
+            client.stream.read_line(&mut line).unwrap(),
+            0,
+            "the response of {path} ended early"
+        );
     }
     client
 }
@@ -118,13 +128,19 @@ fn requests_one_after_the_other_hold_one_lease_at_a_time() {
             (upstream.http(), "1 concurrent ttl 10m"),
             (upstream.h2c(), "1 concurrent ttl 10m"),
         ] {
-            let stage = Stage::before(&out, &format!("{store}rules: [{{ name: all, limit: {limit} }}]\n"));
+            let stage =
+                Stage::before(&out, &format!("{store}rules: [{{ name: all, limit: {limit} }}]\n"));
             let mut kept = stage.connect();
-            for (path, expected) in [("/", 200), ("/chunked", 200), ("/large", 200), ("/empty", 200), ("/failed", 500)]
+            for (path, expected) in
+                [("/", 200), ("/chunked", 200), ("/large", 200), ("/empty", 200), ("/failed", 500)]
             {
                 for _ in 0..7 {
                     assert_eq!(kept.get(path, "").status, expected, "{store}{out} {limit} {path}");
-                    assert_eq!(status(&stage, path), expected, "{store}{out} {limit} {path} on a new connection");
+                    assert_eq!(
+                        status(&stage, path),
+                        expected,
+                        "{store}{out} {limit} {path} on a new connection"
+                    );
                 }
             }
             for _ in 0..7 {
@@ -189,7 +205,9 @@ fn a_lease_ends_with_an_upstream_that_fails() {
         let Some((head, _)) = read_message(&mut stream) else { return };
         let answer: &[u8] = match head.split(' ').nth(1) {
             Some("/length") => b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nshort",
-            Some("/chunked") => b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nshort\r\n",
+            Some("/chunked") => {
+                b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nshort\r\n"
+            }
             Some("/closed") => b"",
             Some("/nonsense") => b"nonsense\r\n\r\n",
             Some("/silent") => {
@@ -237,14 +255,25 @@ fn a_stream_of_http_2_ends_its_lease_when_it_ends_or_is_reset() {
                     http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
                 tokio::spawn(connection);
                 for path in ["/", "/chunked", "/empty", "/none", "/large"].repeat(5) {
-                    let request = Request::get(format!("http://a{path}")).body(Body::empty()).unwrap();
+                    let request =
+                        Request::get(format!("http://a{path}")).body(Body::empty()).unwrap();
                     let response = sender.send_request(request).await.unwrap();
-                    assert!(response.status().is_success(), "{store}{out} {path}: {}", response.status());
+                    assert!(
+                        response.status().is_success(),
+                        "{store}{out} {path}: {}",
+                        response.status()
+                    );
                     response.into_body().collect().await.unwrap();
                 }
             });
-            let request =
-                |path| fields(&[(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", path)]);
+            let request = |path| {
+                fields(&[
+                    (":method", "GET"),
+                    (":scheme", "http"),
+                    (":authority", "a"),
+                    (":path", path),
+                ])
+            };
             let mut client = stage.connect();
             client.send(OPENING);
             let begin = |client: &mut Client, number, path| {
@@ -334,10 +363,17 @@ fn rules_beside_a_concurrent_one_keep_what_they_took() {
     }
     let held = begin_held(&stage, "/held");
     let denied = get("/").body;
-    assert!(denied.contains(r#""violated-policies":["slots","both 1 concurrent ttl 10m","tiers","rate"]"#), "{denied}");
+    assert!(
+        denied.contains(
+            r#""violated-policies":["slots","both 1 concurrent ttl 10m","tiers","rate"]"#
+        ),
+        "{denied}"
+    );
     drop(held);
     // Four were taken of `rate` by now, and the fifth takes no lease.
-    wait_until("the leases have ended", LONG, || get("/").body.contains(r#""violated-policies":["rate"]"#));
+    wait_until("the leases have ended", LONG, || {
+        get("/").body.contains(r#""violated-policies":["rate"]"#)
+    });
 }
 
 #[test]
@@ -345,7 +381,8 @@ fn a_shadow_rule_counts_leases_as_if_it_were_enforced() {
     let upstream = upstream(&Arc::new(Semaphore::new(0)));
     let rules = "rules: [{ name: trial, mode: shadow, limit: 1 concurrent ttl 10m }]\n";
     let stage = Stage::before(&upstream.http(), rules);
-    let denied = || stage.metric("tidegate_shadow_decisions_total{rule=\"trial\",outcome=\"denied\"}");
+    let denied =
+        || stage.metric("tidegate_shadow_decisions_total{rule=\"trial\",outcome=\"denied\"}");
     let held = begin_held(&stage, "/held");
     assert_eq!((status(&stage, "/"), denied()), (200, 1));
     drop(held);
@@ -362,8 +399,12 @@ fn a_store_that_is_away_when_a_response_ends_hears_of_it_later() {
     let server = Server::start(Flavor::Redis7);
     let go = Arc::new(Semaphore::new(0));
     let upstream = upstream(&go);
-    let store =
-        |deadline| format!("store: {}\nresilience: {{ nodes: 1, deadline_ms: {deadline} }}\n{ONE}", server.url());
+    let store = |deadline| {
+        format!(
+            "store: {}\nresilience: {{ nodes: 1, deadline_ms: {deadline} }}\n{ONE}",
+            server.url()
+        )
+    };
     let stage = Stage::before(&upstream.http(), &store(50));
     // Another node, which has no leases of its own and waits for what the store says.
     let other = Stage::before(&upstream.http(), &store(5000));

@@ -52,7 +52,11 @@ impl Stage {
 
     /// The same, with or without the short way.
     fn by(short_way: bool, upstream: &str, settings: &str, text: &str) -> Stage {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
         let listen = "listen: { http: off, grpc: off, resp: off, proxy: 127.0.0.1:0 }\nlog: { level: off }\n";
         let text = format!("{listen}proxy: {{ upstream: \"{upstream}\"{settings} }}\n{text}");
         let mut config = Config::parse(&text, "test").unwrap();
@@ -95,7 +99,8 @@ impl Drop for Stage {
     }
 }
 
-/// An upstream that answers by a function, HTTP/1.1 or HTTP/2 as it is spoken to. It ends with its runtime.
+/// An upstream that answers by a function, HTTP/1.1 or HTTP/2 as it is spoken to. It ends with its
+/// runtime.
 struct Upstream {
     _runtime: Runtime,
     at: SocketAddr,
@@ -107,7 +112,11 @@ impl Upstream {
         A: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<Body>> + Send + 'static,
     {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let at = listener.local_addr().unwrap();
         runtime.spawn(async move {
@@ -129,7 +138,8 @@ impl Upstream {
     /// Says in the body what it was asked.
     fn telling() -> Upstream {
         Self::answering(|request| async {
-            let mut told = format!("{} {} {:?}\n", request.method(), request.uri(), request.version());
+            let mut told =
+                format!("{} {} {:?}\n", request.method(), request.uri(), request.version());
             for (name, value) in request.headers() {
                 told += &format!("{name}: {}\n", String::from_utf8_lossy(value.as_bytes()));
             }
@@ -148,7 +158,8 @@ impl Upstream {
     }
 }
 
-/// An upstream without any library: every connection is handed to a function, in a thread of its own.
+/// An upstream without any library: every connection is handed to a function, in a thread of its
+/// own.
 fn bare(serve: impl Fn(BufReader<TcpStream>) + Clone + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
@@ -171,7 +182,11 @@ fn noting() -> (SocketAddr, Seen) {
     let at = bare(move |mut stream| {
         while let Some((head, body)) = read_message(&mut stream) {
             noted.lock().unwrap().push_back((head, body));
-            if stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").is_err() {
+            if stream
+                .get_mut()
+                .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+                .is_err()
+            {
                 return;
             }
         }

@@ -6,7 +6,8 @@ use tidegate_testkit::wait_until;
 
 use super::{LONG, Stage, Upstream};
 
-/// Answers `/status/401` with that, `/bytes/1000` with so many, and `/tokens/7` with a header that says so.
+/// Answers `/status/401` with that, `/bytes/1000` with so many, and `/tokens/7` with a header that
+/// says so.
 fn obeying() -> Upstream {
     Upstream::answering(|request| async move {
         let (kind, number) = request.uri().path()[1..].split_once('/').unwrap();
@@ -41,12 +42,19 @@ fn only_failures_count() {
 #[test]
 fn a_class_of_statuses_counts() {
     let upstream = obeying();
-    let rules = "rules:\n  - { name: failures, by: ip, limit: 3/h, charge_when: { status: [4xx, 5XX] } }\n";
+    let rules =
+        "rules:\n  - { name: failures, by: ip, limit: 3/h, charge_when: { status: [4xx, 5XX] } }\n";
     let stage = Stage::before(&upstream.http(), rules);
     let mut client = stage.connect();
-    for (status, remaining) in [(200, "3"), (399, "3"), (400, "2"), (499, "1"), (304, "1"), (503, "0")] {
+    for (status, remaining) in
+        [(200, "3"), (399, "3"), (400, "2"), (499, "1"), (304, "1"), (503, "0")]
+    {
         let answer = client.get(&format!("/status/{status}"), "");
-        assert_eq!((answer.status, answer.field("x-ratelimit-remaining")), (status, Some(remaining)), "{status}");
+        assert_eq!(
+            (answer.status, answer.field("x-ratelimit-remaining")),
+            (status, Some(remaining)),
+            "{status}"
+        );
     }
     assert_eq!(client.get("/status/200", "").status, 429);
 }
@@ -61,7 +69,9 @@ fn responses_are_paid_by_their_size() {
         client.get("/bytes/0", "").field("x-ratelimit-remaining").unwrap().parse::<u64>().unwrap()
     };
     assert_eq!(client.get("/bytes/30001", "").body.len(), 30_001);
-    wait_until("31 are paid, and one is taken before", LONG, || remaining(&mut client) == 100 - 31 - 1);
+    wait_until("31 are paid, and one is taken before", LONG, || {
+        remaining(&mut client) == 100 - 31 - 1
+    });
     // More than there is left: it becomes a debt.
     assert_eq!(client.get("/bytes/500000", "").status, 200);
     wait_until("it is denied now", LONG, || client.get("/bytes/0", "").status == 429);
@@ -77,7 +87,9 @@ fn responses_are_paid_by_what_they_say() {
         let answer = client.get(path, "Authorization: Bearer abc\r\n");
         answer.field("x-ratelimit-remaining").unwrap().parse::<u64>().unwrap()
     };
-    for (path, remaining) in [("/tokens/7", 93), ("/tokens/30", 63), ("/status/200", 53), ("/tokens/none", 43)] {
+    for (path, remaining) in
+        [("/tokens/7", 93), ("/tokens/30", 63), ("/status/200", 53), ("/tokens/none", 43)]
+    {
         assert_eq!(left(path, &mut client), remaining, "{path}");
     }
 }
@@ -96,7 +108,8 @@ fn responses_are_paid_by_their_time() {
     let remaining = |client: &mut super::Client| {
         client.get("/0", "").field("x-ratelimit-remaining").unwrap().parse::<u64>().unwrap()
     };
-    // Fifty at least, and far less than the thousand that were taken before; one thousand is taken by whoever asks.
+    // Fifty at least, and far less than the thousand that were taken before; one thousand is taken
+    // by whoever asks.
     wait_until("it is settled", LONG, || (990_000..=998_950).contains(&remaining(&mut client)));
 }
 
@@ -106,7 +119,11 @@ fn rules_that_only_look_on_are_settled_too_and_failures_of_the_upstream_have_a_s
     let rules = "rules:\n  - { name: a, limit: 1/h, charge_when: { status: 200 } }\n  - { name: b, mode: shadow, limit: 1/h, charge_when: { status: 200 } }\n";
     let stage = Stage::before(&format!("http://{nobody}"), rules);
     for _ in 0..3 {
-        assert_eq!(stage.connect().get("/", "").status, 502, "it costs nothing, so it is not denied");
+        assert_eq!(
+            stage.connect().get("/", "").status,
+            502,
+            "it costs nothing, so it is not denied"
+        );
     }
     let denied = r#"tidegate_shadow_decisions_total{rule="b",outcome="denied"}"#;
     assert_eq!(stage.metric(denied), 0);

@@ -25,7 +25,10 @@ fn a_request_goes_on_and_its_response_comes_back() {
     );
     assert_eq!(answer.status, 200, "{}", answer.head);
     let told = &answer.body;
-    assert!(told.starts_with("POST /a%20b//c;d?x=/../%2F HTTP/1.1\n"), "the target goes on as it came: {told}");
+    assert!(
+        told.starts_with("POST /a%20b//c;d?x=/../%2F HTTP/1.1\n"),
+        "the target goes on as it came: {told}"
+    );
     for line in [
         "host: a.example:81",
         "x-kept: yes",
@@ -80,16 +83,25 @@ fn the_client_is_found_behind_those_who_are_trusted() {
     let (at, seen) = noting();
     let rules = "rules: [{ name: per-ip, by: ip, limit: 1/h }]\n";
     let spoofing = Stage::before(&format!("http://{at}"), rules);
-    let behind = Stage::before(&format!("http://{at}"), &format!("trusted_proxies: [loopback]\n{rules}"));
+    let behind =
+        Stage::before(&format!("http://{at}"), &format!("trusted_proxies: [loopback]\n{rules}"));
     for (stage, expected) in [(&spoofing, [200, 429]), (&behind, [200, 200])] {
-        let ask =
-            |ip: &str| stage.connect().get("/", &format!("X-Forwarded-For: {ip}\r\nForwarded: for={ip}\r\n")).status;
+        let ask = |ip: &str| {
+            stage
+                .connect()
+                .get("/", &format!("X-Forwarded-For: {ip}\r\nForwarded: for={ip}\r\n"))
+                .status
+        };
         assert_eq!([ask("192.0.2.1"), ask("192.0.2.2")], expected);
     }
     let heads: Vec<String> = seen.lock().unwrap().iter().map(|(head, _)| head.clone()).collect();
     assert!(heads[0].contains("x-forwarded-for: 127.0.0.1\r\n"), "{}", heads[0]);
     assert!(heads[1].contains("x-forwarded-for: 192.0.2.1, 127.0.0.1\r\n"), "{}", heads[1]);
-    assert!(heads[1].contains("forwarded: for=192.0.2.1, for=127.0.0.1;host=a.example;proto=http\r\n"), "{}", heads[1]);
+    assert!(
+        heads[1].contains("forwarded: for=192.0.2.1, for=127.0.0.1;host=a.example;proto=http\r\n"),
+        "{}",
+        heads[1]
+    );
 }
 
 #[test]
@@ -98,7 +110,9 @@ fn bodies_of_unknown_length_and_trailers_go_both_ways() {
         let body = request.into_body().collect().await.unwrap();
         let sum = body.trailers().and_then(|trailers| trailers.get("x-sum").cloned());
         let told = body.to_bytes();
-        let trailers = [("x-answer".parse().unwrap(), sum.unwrap_or("none".parse().unwrap()))].into_iter().collect();
+        let trailers = [("x-answer".parse().unwrap(), sum.unwrap_or("none".parse().unwrap()))]
+            .into_iter()
+            .collect();
         let frames = [Frame::data(told), Frame::trailers(trailers)].into();
         let mut response = Response::new(Body::new(Frames(frames)));
         response.headers_mut().insert("trailer", "x-answer".parse().unwrap());
@@ -122,7 +136,10 @@ impl HttpBody for Frames {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         Poll::Ready(self.0.pop_front().map(Ok))
     }
 }
@@ -140,9 +157,12 @@ fn responses_are_as_they_were() {
             "/old" => *response.version_mut() = axum::http::Version::HTTP_10,
             _ => {}
         }
-        for (name, value) in
-            [("connection", "x-own"), ("x-own", "1"), ("set-cookie", "a=1"), ("x-ratelimit-limit", "7")]
-        {
+        for (name, value) in [
+            ("connection", "x-own"),
+            ("x-own", "1"),
+            ("set-cookie", "a=1"),
+            ("x-ratelimit-limit", "7"),
+        ] {
             response.headers_mut().append(name, value.parse().unwrap());
         }
         response.headers_mut().append("set-cookie", "b=2".parse().unwrap());
@@ -154,7 +174,11 @@ fn responses_are_as_they_were() {
     assert_eq!((answer.status, answer.body.as_str()), (200, "body"));
     assert_eq!(answer.head.matches("set-cookie").count(), 2, "{}", answer.head);
     assert_eq!(answer.field("x-own").or(answer.field("connection")), None, "{}", answer.head);
-    assert_eq!(answer.field("x-ratelimit-limit"), Some("1000000"), "ours stands in place of theirs");
+    assert_eq!(
+        answer.field("x-ratelimit-limit"),
+        Some("1000000"),
+        "ours stands in place of theirs"
+    );
     assert_eq!(client.get("/empty", "").field("content-length"), Some("0"));
     let old = client.get("/old", "");
     assert!(
@@ -190,13 +214,21 @@ fn a_client_that_waits_for_permission_gets_it_or_a_denial() {
 #[test]
 fn tls_comes_in() {
     use tokio_rustls::rustls::pki_types::pem::PemObject;
-    use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto::ring};
+    use tokio_rustls::rustls::{
+        ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto::ring,
+    };
     let certs = Certs::new();
     let upstream = Upstream::telling();
-    let tls = format!("tls: {{ cert: {}, key: {} }}\n", certs.server_cert().display(), certs.server_key().display());
+    let tls = format!(
+        "tls: {{ cert: {}, key: {} }}\n",
+        certs.server_cert().display(),
+        certs.server_key().display()
+    );
     let stage = Stage::before(&upstream.http(), &format!("{tls}{FREE}"));
     let mut roots = RootCertStore::empty();
-    roots.add(tokio_rustls::rustls::pki_types::CertificateDer::from_pem_file(certs.ca()).unwrap()).unwrap();
+    roots
+        .add(tokio_rustls::rustls::pki_types::CertificateDer::from_pem_file(certs.ca()).unwrap())
+        .unwrap();
     let config = ClientConfig::builder_with_provider(ring::default_provider().into())
         .with_safe_default_protocol_versions()
         .unwrap()

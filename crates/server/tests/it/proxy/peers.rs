@@ -15,7 +15,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use super::second::{DATA, HEADERS, OPENING, fields, frame, said};
 use super::{FREE, Stage, bare, noting, read_message};
 
-/// An application under Python's `wsgiref`, which reads several lines of a header as one with commas.
+/// An application under Python's `wsgiref`, which reads several lines of a header as one with
+/// commas.
 const WSGI: &str = r#"
 import http.cookies, wsgiref.simple_server
 
@@ -35,7 +36,8 @@ print(server.server_port, flush=True)
 server.serve_forever()
 "#;
 
-/// A Python server whose responses have both a length and a transfer coding; `/short` and `/long` say how the length is wrong.
+/// A Python server whose responses have both a length and a transfer coding; `/short` and `/long`
+/// say how the length is wrong.
 const BOTH: &str = r#"
 import http.server
 
@@ -87,7 +89,8 @@ impl Drop for Python {
 fn ask(stage: &Stage, request: Request<Body>) -> Response<Incoming> {
     stage.runtime.block_on(async {
         let stream = tokio::net::TcpStream::connect(stage.at).await.unwrap();
-        let (mut sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        let (mut sender, connection) =
+            http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection);
         sender.send_request(request).await.unwrap()
     })
@@ -130,12 +133,18 @@ fn a_length_that_http_2_repeats_goes_on_once() {
             ("content-length", "3"),
         ];
         let mut client = stage.connect();
-        client.send([OPENING, &frame(HEADERS, 4, 1, &fields(&head)), &frame(DATA, 1, 1, b"abc")].concat());
+        client.send(
+            [OPENING, &frame(HEADERS, 4, 1, &fields(&head)), &frame(DATA, 1, 1, b"abc")].concat(),
+        );
         assert_eq!(said(&mut client), "200", "{upstream}");
     }
     let seen = seen.lock().unwrap();
     let (head, body) = &seen[0];
-    assert_eq!((head.matches("content-length: 3\r\n").count(), &body[..]), (1, &b"abc"[..]), "{head}");
+    assert_eq!(
+        (head.matches("content-length: 3\r\n").count(), &body[..]),
+        (1, &b"abc"[..]),
+        "{head}"
+    );
 }
 
 #[test]
@@ -165,12 +174,18 @@ fn a_response_that_repeats_its_length_has_one() {
             } else {
                 "content-length: 2\r\ncontent-length: 2\r\n"
             };
-            let _ = stream.get_mut().write_all(format!("HTTP/1.1 200 OK\r\n{lengths}\r\nok").as_bytes());
+            let _ = stream
+                .get_mut()
+                .write_all(format!("HTTP/1.1 200 OK\r\n{lengths}\r\nok").as_bytes());
         }
     });
     let stage = Stage::before(&format!("http://{upstream}"), FREE);
     for path in ["/list", "/lines"] {
         let answer = stage.connect().get(path, "");
-        assert_eq!((answer.field("content-length"), answer.body.as_str()), (Some("2"), "ok"), "{path}");
+        assert_eq!(
+            (answer.field("content-length"), answer.body.as_str()),
+            (Some("2"), "ok"),
+            "{path}"
+        );
     }
 }

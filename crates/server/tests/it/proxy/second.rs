@@ -19,12 +19,14 @@ fn http_2_comes_in_and_goes_out() {
         let stage = Stage::before(&out, FREE);
         let told = stage.runtime.block_on(async {
             let stream = tokio::net::TcpStream::connect(stage.at).await.unwrap();
-            let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+            let (sender, connection) =
+                http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
             tokio::spawn(connection);
             let mut asked = tokio::task::JoinSet::new();
             for number in 0..100 {
                 let mut sender = sender.clone();
-                let request = Request::post(format!("http://a.example/{number}")).header("te", "trailers");
+                let request =
+                    Request::post(format!("http://a.example/{number}")).header("te", "trailers");
                 let request = request.body(Body::from(number.to_string().repeat(10_000))).unwrap();
                 asked.spawn(async move {
                     let response = sender.send_request(request).await.unwrap();
@@ -37,10 +39,17 @@ fn http_2_comes_in_and_goes_out() {
             asked.join_all().await
         });
         for (number, told) in told {
-            let target =
-                if version == "HTTP/2.0" { format!("http://a.example/{number}") } else { format!("/{number}") };
+            let target = if version == "HTTP/2.0" {
+                format!("http://a.example/{number}")
+            } else {
+                format!("/{number}")
+            };
             assert!(told.starts_with(&format!("POST {target} {version}\n")), "{}", &told[..200]);
-            assert!(told.contains("\nvia: 2.0 tidegate\n") && told.contains("\nte: trailers\n"), "{}", &told[..400]);
+            assert!(
+                told.contains("\nvia: 2.0 tidegate\n") && told.contains("\nte: trailers\n"),
+                "{}",
+                &told[..400]
+            );
             assert_eq!(told.contains("\nhost: a.example\n"), version == "HTTP/1.1");
             assert!(told.ends_with(&number.to_string().repeat(10_000)));
         }
@@ -74,7 +83,8 @@ pub(super) const HEADERS: u8 = 1;
 pub(super) const RESET: u8 = 3;
 const GOAWAY: u8 = 7;
 
-/// What the proxy says to one request: a status, a reset of the stream, or the end of the connection.
+/// What the proxy says to one request: a status, a reset of the stream, or the end of the
+/// connection.
 pub(super) fn said(client: &mut Client) -> String {
     loop {
         let mut head = [0; 9];
@@ -106,7 +116,8 @@ fn over_http_2_on_both_sides_the_upstream_may_answer_before_the_body_begins() {
 fn what_is_not_a_request_of_http_2_goes_nowhere() {
     let usual = [(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/")];
     let with = |more: &[(&'static str, &'static str)]| [&usual[..], more].concat();
-    let without = |name: &str| usual.iter().filter(|(own, _)| *own != name).copied().collect::<Vec<_>>();
+    let without =
+        |name: &str| usual.iter().filter(|(own, _)| *own != name).copied().collect::<Vec<_>>();
     let (at, seen) = noting();
     let stage = Stage::before(&format!("http://{at}"), FREE);
     let cases = [
@@ -122,7 +133,11 @@ fn what_is_not_a_request_of_http_2_goes_nowhere() {
         ("capitals", with(&[("X-Own", "1")]), false),
         ("a line end in a value", with(&[("x-own", "1\r\nx-smuggled: 1")]), false),
         ("a line end in a name", with(&[("x-own: 1\r\nx", "1")]), false),
-        ("a line end in the path", vec![usual[0], usual[1], usual[2], (":path", "/ HTTP/1.1\r\nx: y")], false),
+        (
+            "a line end in the path",
+            vec![usual[0], usual[1], usual[2], (":path", "/ HTTP/1.1\r\nx: y")],
+            false,
+        ),
         ("a space in the path", vec![usual[0], usual[1], usual[2], (":path", "/a b")], false),
         ("no method", without(":method"), false),
         ("no path", without(":path"), false),
@@ -159,8 +174,13 @@ fn what_is_not_a_request_of_http_2_goes_nowhere() {
 fn a_body_that_is_not_as_long_as_it_says_breaks_off() {
     let (at, seen) = noting();
     let stage = Stage::before(&format!("http://{at}"), FREE);
-    let request =
-        [(":method", "POST"), (":scheme", "http"), (":authority", "a"), (":path", "/"), ("content-length", "3")];
+    let request = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":authority", "a"),
+        (":path", "/"),
+        ("content-length", "3"),
+    ];
     for body in ["ab", "abcd", "abGET /smuggled HTTP/1.1\r\nhost: a\r\n\r\n"] {
         let mut client = stage.connect();
         client.send(OPENING);
@@ -176,7 +196,8 @@ fn a_body_that_is_not_as_long_as_it_says_breaks_off() {
 fn who_takes_back_request_after_request_is_sent_away() {
     let (at, _) = noting();
     let stage = Stage::before(&format!("http://{at}"), FREE);
-    let request = fields(&[(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/")]);
+    let request =
+        fields(&[(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/")]);
     let mut attack = Vec::from(OPENING);
     for number in 0..20_000 {
         let stream = number * 2 + 1;
@@ -201,23 +222,34 @@ fn who_takes_back_request_after_request_is_sent_away() {
 #[test]
 fn what_is_under_way_ends_with_a_connection_that_was_misused() {
     let silent = bare(|mut stream| _ = stream.read_to_end(&mut Vec::new()));
-    let stage = Stage::with(&format!("http://{silent}"), ", max_in_flight: 1, connect_ms: 200, answer_secs: 1", FREE);
-    let head = fields(&[(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/")]);
+    let stage = Stage::with(
+        &format!("http://{silent}"),
+        ", max_in_flight: 1, connect_ms: 200, answer_secs: 1",
+        FREE,
+    );
+    let head =
+        fields(&[(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/")]);
     let mut client = stage.connect();
     client.send([OPENING, &frame(HEADERS, 5, 1, &head)].concat());
     let busy = r#"tidegate_decisions_total{protocol="proxy",outcome="allowed"}"#;
     wait_until("it is at the upstream", LONG, || stage.metric(busy) == 1);
-    let resets =
-        (1..200).flat_map(|n| [frame(HEADERS, 5, 2 * n + 1, &head), frame(RESET, 0, 2 * n + 1, &8_u32.to_be_bytes())]);
+    let resets = (1..200).flat_map(|n| {
+        [frame(HEADERS, 5, 2 * n + 1, &head), frame(RESET, 0, 2 * n + 1, &8_u32.to_be_bytes())]
+    });
     client.send(resets.flatten().collect::<Vec<u8>>());
     let misuse = r#"tidegate_refused_total{protocol="proxy",reason="misuse"}"#;
     wait_until("the listener has enough of it", LONG, || stage.metric(misuse) == 1);
     let answer = stage.connect().get("/", "");
-    assert_eq!(answer.status, 504, "there is a place at the upstream, who is silent: {}", answer.body);
+    assert_eq!(
+        answer.status, 504,
+        "there is a place at the upstream, who is silent: {}",
+        answer.body
+    );
     attacks_held("floods", 1);
 }
 
-/// Requests go to the upstream a few at a time, until answers are taken; but whoever asks for many things that take long has them all under way soon.
+/// Requests go to the upstream a few at a time, until answers are taken; but whoever asks for many
+/// things that take long has them all under way soon.
 #[test]
 fn many_that_wait_for_each_other_are_all_under_way() {
     let all = Arc::new(tokio::sync::Barrier::new(200));
@@ -231,7 +263,8 @@ fn many_that_wait_for_each_other_are_all_under_way() {
     let stage = Stage::before(&upstream.http(), FREE);
     let told = stage.runtime.block_on(async {
         let stream = tokio::net::TcpStream::connect(stage.at).await.unwrap();
-        let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        let (sender, connection) =
+            http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection);
         let mut asked = tokio::task::JoinSet::new();
         for _ in 0..200 {

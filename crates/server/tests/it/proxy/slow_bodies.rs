@@ -19,7 +19,11 @@ fn post(bytes: usize) -> String {
 #[test]
 fn one_client_with_slow_bodies_does_not_keep_others_out() {
     let (at, _) = noting();
-    let stage = Stage::with(&format!("http://{at}"), ", max_in_flight: 8, connect_ms: 200, body_grace_secs: 5", FREE);
+    let stage = Stage::with(
+        &format!("http://{at}"),
+        ", max_in_flight: 8, connect_ms: 200, body_grace_secs: 5",
+        FREE,
+    );
     let mut greedy: Vec<Client> = (0..40).map(|_| stage.connect_from(2)).collect();
     // Each has begun its body, so that there is something to send.
     greedy.iter_mut().for_each(|client| client.send(post(1000) + "x"));
@@ -34,7 +38,11 @@ fn one_client_with_slow_bodies_does_not_keep_others_out() {
     let refused: Vec<_> = answers.iter().filter(|answer| answer.status == 429).collect();
     for answer in &refused {
         assert_eq!(answer.field("retry-after"), Some("1"));
-        assert!(answer.body.contains("this client has 2 requests at the upstream already"), "{}", answer.body);
+        assert!(
+            answer.body.contains("this client has 2 requests at the upstream already"),
+            "{}",
+            answer.body
+        );
     }
     let slow = answers.iter().filter(|answer| answer.status == 408).count();
     assert_eq!((refused.len(), slow), (38, 2));
@@ -44,7 +52,8 @@ fn one_client_with_slow_bodies_does_not_keep_others_out() {
 #[test]
 fn the_part_of_one_client_can_be_set() {
     let silent = bare(|mut stream| _ = stream.read_to_end(&mut Vec::new()));
-    let settings = ", max_in_flight: 8, max_in_flight_per_client: 5, connect_ms: 200, answer_secs: 60";
+    let settings =
+        ", max_in_flight: 8, max_in_flight_per_client: 5, connect_ms: 200, answer_secs: 60";
     let stage = Stage::with(&format!("http://{silent}"), settings, FREE);
     let mut held: Vec<Client> = (0..5).map(|_| stage.connect_from(2)).collect();
     held.iter_mut().for_each(|client| client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n"));
@@ -78,10 +87,18 @@ fn a_body_that_has_not_begun_takes_no_slot() {
     let seen: Vec<(String, Vec<u8>)> = seen.lock().unwrap().drain(..).skip(1).collect();
     assert_eq!(seen.len(), 6);
     for (head, body) in &seen[..5] {
-        assert_eq!((head.contains("content-length: 5\r\n"), &body[..]), (true, &b"hello"[..]), "{head}");
+        assert_eq!(
+            (head.contains("content-length: 5\r\n"), &body[..]),
+            (true, &b"hello"[..]),
+            "{head}"
+        );
     }
     let (head, body) = &seen[5];
-    assert_eq!((head.contains("transfer-encoding: chunked\r\n"), &body[..]), (true, &b"abc"[..]), "{head}");
+    assert_eq!(
+        (head.contains("transfer-encoding: chunked\r\n"), &body[..]),
+        (true, &b"abc"[..]),
+        "{head}"
+    );
 }
 
 #[test]
@@ -94,7 +111,11 @@ fn a_body_that_comes_too_slowly_is_cut_off() {
         let (mut client, began) = (stage.connect(), Instant::now());
         let answer = client.ask(post(10_000) + begin);
         assert_eq!(answer.status, 408, "{}", answer.body);
-        assert!(answer.body.contains("came too slowly: expected at least 1000 bytes a second"), "{}", answer.body);
+        assert!(
+            answer.body.contains("came too slowly: expected at least 1000 bytes a second"),
+            "{}",
+            answer.body
+        );
         assert!((Duration::from_secs(1)..LONG).contains(&began.elapsed()), "{:?}", began.elapsed());
         assert!(client.is_over());
     }
@@ -129,15 +150,19 @@ fn time_that_the_upstream_takes_is_not_the_clients() {
         let mut rest = std::io::Cursor::new(head.to_vec()).chain(stream);
         let (_, body) = read_message(&mut rest).unwrap();
         let mut stream = rest.into_inner().1;
-        write!(stream.get_mut(), "HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n{:08}", body.len()).unwrap();
+        write!(stream.get_mut(), "HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n{:08}", body.len())
+            .unwrap();
     });
     let settings = ", body_grace_secs: 1, min_body_bytes_per_second: 1000000000";
     let stage = Stage::with(&format!("http://{at}"), settings, FREE);
     let mut client = stage.connect();
     let mut writer = client.stream.get_ref().try_clone().unwrap();
     let began = Instant::now();
-    let sending = std::thread::spawn(move || writer.write_all((post(BYTES) + &"x".repeat(BYTES)).as_bytes()));
-    wait_until("more than the grace has passed", LONG, || began.elapsed() > Duration::from_millis(1500));
+    let sending =
+        std::thread::spawn(move || writer.write_all((post(BYTES) + &"x".repeat(BYTES)).as_bytes()));
+    wait_until("more than the grace has passed", LONG, || {
+        began.elapsed() > Duration::from_millis(1500)
+    });
     go.send(()).unwrap();
     let answer = client.read().unwrap();
     assert_eq!((answer.status, answer.body), (200, format!("{BYTES:08}")));

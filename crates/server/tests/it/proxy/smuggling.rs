@@ -1,4 +1,5 @@
-//! Requests that two servers could read differently. The proxy refuses them, or writes them anew so that they can be read in one way only.
+//! Requests that two servers could read differently. The proxy refuses them, or writes them anew so
+//! that they can be read in one way only.
 
 use tidegate_testkit::attacks_held;
 
@@ -12,7 +13,8 @@ fn through(bytes: &str) -> (Vec<u16>, Vec<String>, Vec<String>) {
     client.send(bytes.as_bytes());
     let statuses = std::iter::from_fn(|| client.read()).map(|answer| answer.status).collect();
     let seen = seen.lock().unwrap();
-    let targets = seen.iter().map(|(head, _)| head.split(' ').nth(1).unwrap().to_string()).collect();
+    let targets =
+        seen.iter().map(|(head, _)| head.split(' ').nth(1).unwrap().to_string()).collect();
     let bodies = seen.iter().map(|(_, body)| String::from_utf8(body.clone()).unwrap()).collect();
     (statuses, targets, bodies)
 }
@@ -20,23 +22,56 @@ fn through(bytes: &str) -> (Vec<u16>, Vec<String>, Vec<String>) {
 #[test]
 fn what_can_be_read_in_two_ways_is_refused() {
     let cases = [
-        ("two lengths", "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!"),
+        (
+            "two lengths",
+            "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!",
+        ),
         ("two lengths in one", "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 5, 6\r\n\r\nhello!"),
-        ("the same length twice in one", "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 5, 5\r\n\r\nhello"),
+        (
+            "the same length twice in one",
+            "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 5, 5\r\n\r\nhello",
+        ),
         ("a length with a sign", "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: +5\r\n\r\nhello"),
         ("a length in hex", "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 0x5\r\n\r\nhello"),
         ("a length of nothing", "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: \r\n\r\n"),
         ("a length with a tail", "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 5 5\r\n\r\nhello"),
-        ("a length beyond numbers", "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999\r\n\r\n"),
-        ("chunked and more", "POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n"),
-        ("not chunked", "POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n"),
-        ("identity", "POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: identity\r\nContent-Length: 5\r\n\r\nhello"),
-        ("chunked in 1.0", "POST /a HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
-        ("a space before the colon", "POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n"),
-        ("a space before a length", "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length : 5\r\n\r\nhello"),
-        ("a folded line", "POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n"),
+        (
+            "a length beyond numbers",
+            "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        ),
+        (
+            "chunked and more",
+            "POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+        ),
+        (
+            "not chunked",
+            "POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+        ),
+        (
+            "identity",
+            "POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: identity\r\nContent-Length: 5\r\n\r\nhello",
+        ),
+        (
+            "chunked in 1.0",
+            "POST /a HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        ),
+        (
+            "a space before the colon",
+            "POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+        ),
+        (
+            "a space before a length",
+            "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length : 5\r\n\r\nhello",
+        ),
+        (
+            "a folded line",
+            "POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
+        ),
         ("a folded first line", "GET /a HTTP/1.1\r\n Host: a\r\n\r\n"),
-        ("a bare return in a value", "GET /a HTTP/1.1\r\nHost: a\r\nX: b\rTransfer-Encoding: chunked\r\n\r\n"),
+        (
+            "a bare return in a value",
+            "GET /a HTTP/1.1\r\nHost: a\r\nX: b\rTransfer-Encoding: chunked\r\n\r\n",
+        ),
         ("nothing before the colon", "GET /a HTTP/1.1\r\nHost: a\r\n: x\r\n\r\n"),
         ("no colon", "GET /a HTTP/1.1\r\nHost: a\r\nnonsense\r\n\r\n"),
         ("a zero byte", "GET /a HTTP/1.1\r\nHost: a\r\nX: a\0b\r\n\r\n"),
@@ -78,7 +113,9 @@ fn bad_chunks_end_everything() {
     let count = cases.len();
     for (name, chunks) in cases {
         let smuggled = "GET /smuggled HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
-        let bytes = format!("POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}{smuggled}");
+        let bytes = format!(
+            "POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}{smuggled}"
+        );
         let (statuses, targets, _) = through(&bytes);
         assert!(!targets.contains(&"/smuggled".into()), "{name}: {targets:?}");
         assert!(!statuses.contains(&200), "{name}: {statuses:?}");
@@ -88,10 +125,12 @@ fn bad_chunks_end_everything() {
 
 #[test]
 fn what_has_one_meaning_is_written_in_one_way() {
-    let post = |headers: &str, body: &str| format!("POST /a HTTP/1.1\r\nHost: a\r\n{headers}\r\n{body}");
+    let post =
+        |headers: &str, body: &str| format!("POST /a HTTP/1.1\r\nHost: a\r\n{headers}\r\n{body}");
     let next = "GET /next HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
     let cases = [
-        // The length counts for nothing then, and the connection ends with it: what follows is not read as a request.
+        // The length counts for nothing then, and the connection ends with it: what follows is not
+        // read as a request.
         ("length and chunked", post("Content-Length: 3\r\nTransfer-Encoding: chunked\r\n", "2\r\nab\r\n0\r\n\r\n") + next, &["/a"][..], &["ab"][..]),
         ("chunked and length", post("Transfer-Encoding: chunked\r\nContent-Length: 3\r\n", "2\r\nab\r\n0\r\n\r\n") + next, &["/a"], &["ab"]),
         ("the same length twice", post("Content-Length: 2\r\nContent-Length: 2\r\n", "ab") + next, &["/a", "/next"], &["ab", ""]),
@@ -115,7 +154,10 @@ fn what_has_one_meaning_is_written_in_one_way() {
 #[test]
 fn the_host_of_the_target_counts() {
     let (at, seen) = noting();
-    let stage = Stage::before(&format!("http://{at}"), "rules: [{ name: b, when: { host: b }, limit: deny }]\n");
+    let stage = Stage::before(
+        &format!("http://{at}"),
+        "rules: [{ name: b, when: { host: b }, limit: deny }]\n",
+    );
     assert_eq!(stage.connect().ask("GET http://b/x HTTP/1.1\r\nHost: a\r\n\r\n").status, 403);
     assert_eq!(stage.connect().ask("GET http://c/x HTTP/1.1\r\nHost: b\r\n\r\n").status, 200);
     let head = seen.lock().unwrap()[0].0.clone();

@@ -54,9 +54,13 @@ pub(super) fn frame(code: u8, text: &[u8], masked: bool) -> Vec<u8> {
 pub(super) fn echo() -> std::net::SocketAddr {
     bare(|mut stream| {
         let Some((head, _)) = read_message(&mut stream) else { return };
-        assert!(head.contains("connection: upgrade\r\n") && head.contains("upgrade: websocket\r\n"), "{head}");
+        assert!(
+            head.contains("connection: upgrade\r\n") && head.contains("upgrade: websocket\r\n"),
+            "{head}"
+        );
         let key = head.lines().find_map(|line| line.strip_prefix("sec-websocket-key: ")).unwrap();
-        let accept = Sha1::from(format!("{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11")).digest().bytes();
+        let accept =
+            Sha1::from(format!("{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11")).digest().bytes();
         let accept = STANDARD.encode(accept);
         let answer = format!(
             "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accept}\r\n\r\n"
@@ -91,7 +95,9 @@ fn a_websocket_session_goes_through() {
     assert_eq!(answer.field("upgrade"), Some("websocket"));
     assert_eq!(read_frame(&mut client.stream), Some((1, b"welcome".to_vec())));
     let long = vec![b'x'; 60_000];
-    for (code, text, back) in [(1, &b"hello"[..], 1), (9, b"are you there", 10), (2, &long, 2), (1, b"", 1)] {
+    for (code, text, back) in
+        [(1, &b"hello"[..], 1), (9, b"are you there", 10), (2, &long, 2), (1, b"", 1)]
+    {
         client.send(frame(code, text, true));
         assert_eq!(read_frame(&mut client.stream), Some((back, text.to_vec())));
     }
@@ -102,15 +108,16 @@ fn a_websocket_session_goes_through() {
 
 #[test]
 fn upgrades_are_counted_by_the_rules_and_may_be_declined() {
-    let stage = Stage::before(&format!("http://{}", echo()), "rules: [{ name: all, limit: 1/h }]\n");
+    let stage =
+        Stage::before(&format!("http://{}", echo()), "rules: [{ name: all, limit: 1/h }]\n");
     let mut first = stage.connect();
     assert_eq!(begin(&mut first).status, 101);
     assert_eq!(begin(&mut stage.connect()).status, 429);
     let declining = bare(|mut stream| {
         while read_message(&mut stream).is_some() {
-            let _ = stream
-                .get_mut()
-                .write_all(b"HTTP/1.1 426 Upgrade Required\r\nupgrade: foo/2\r\ncontent-length: 2\r\n\r\nno");
+            let _ = stream.get_mut().write_all(
+                b"HTTP/1.1 426 Upgrade Required\r\nupgrade: foo/2\r\ncontent-length: 2\r\n\r\nno",
+            );
         }
     });
     let stage = Stage::before(&format!("http://{declining}"), FREE);

@@ -1,4 +1,5 @@
-//! The short way and the other one: the same requests and responses, and nobody can tell which way they went.
+//! The short way and the other one: the same requests and responses, and nobody can tell which way
+//! they went.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -53,11 +54,21 @@ fn requests() -> Vec<String> {
 
 const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
 
-/// What the upstream says to each path, in pieces; if there is nothing more to say after them, it closes.
+/// What the upstream says to each path, in pieces; if there is nothing more to say after them, it
+/// closes.
 const RESPONSES: &[(&str, &[&str])] = &[
-    ("/plain", &["HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Type: text/plain\r\n\r\nhello", "stay"]),
+    (
+        "/plain",
+        &["HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Type: text/plain\r\n\r\nhello", "stay"],
+    ),
     ("/dated", &["HTTP/1.1 200 OK\r\nDATE\r\nContent-Length: 5\r\n\r\nhello", "stay"]),
-    ("/empty", &["HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX-RateLimit-Limit: 7\r\nRateLimit: x\r\n\r\n", "stay"]),
+    (
+        "/empty",
+        &[
+            "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX-RateLimit-Limit: 7\r\nRateLimit: x\r\n\r\n",
+            "stay",
+        ],
+    ),
     ("/words", &["HTTP/1.1 404 Nothing of the kind\r\nContent-Length: 2\r\n\r\nno", "stay"]),
     ("/wordless", &["HTTP/1.1 299 \r\nContent-Length: 2\r\n\r\nno", "stay"]),
     ("/bare", &["HTTP/1.1 500\r\nContent-Length: 2\r\n\r\nno", "stay"]),
@@ -70,16 +81,28 @@ const RESPONSES: &[(&str, &[&str])] = &[
     ),
     (
         "/stays",
-        &["HTTP/1.1 200 OK\r\nConnection: keep-alive\r\nKeep-Alive: timeout=5\r\nContent-Length: 2\r\n\r\nok", "stay"],
+        &[
+            "HTTP/1.1 200 OK\r\nConnection: keep-alive\r\nKeep-Alive: timeout=5\r\nContent-Length: 2\r\n\r\nok",
+            "stay",
+        ],
     ),
     ("/closes", &["HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"]),
-    ("/own", &["HTTP/1.1 200 OK\r\nConnection: x-own\r\nX-Own: 1\r\nContent-Length: 2\r\n\r\nok", "stay"]),
+    (
+        "/own",
+        &[
+            "HTTP/1.1 200 OK\r\nConnection: x-own\r\nX-Own: 1\r\nContent-Length: 2\r\n\r\nok",
+            "stay",
+        ],
+    ),
     ("/204", &["HTTP/1.1 204 No Content\r\nX-A: 1\r\n\r\n", "stay"]),
     ("/304", &["HTTP/1.1 304 Not Modified\r\nETag: \"x\"\r\n\r\n", "stay"]),
     ("/304-long", &["HTTP/1.1 304 Not Modified\r\nContent-Length: 100\r\n\r\n", "stay"]),
     (
         "/chunked",
-        &["HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n1;x=y\r\n!\r\n0\r\n\r\n", "stay"],
+        &[
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n1;x=y\r\n!\r\n0\r\n\r\n",
+            "stay",
+        ],
     ),
     (
         "/trailers",
@@ -93,18 +116,32 @@ const RESPONSES: &[(&str, &[&str])] = &[
     ("/large", &["HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n", "LARGE", "stay"]),
     (
         "/first",
-        &["HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", "stay"],
+        &[
+            "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
+            "stay",
+        ],
     ),
     (
         "/more",
-        &["HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil", "stay"],
+        &[
+            "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil",
+            "stay",
+        ],
     ),
     ("/short", &["HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello"]),
     ("/old", &["HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok"]),
-    ("/101", &["HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", "stay"]),
+    (
+        "/101",
+        &["HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", "stay"],
+    ),
     ("/twice", &["HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nok"]),
     ("/two", &["HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok"]),
-    ("/both", &["HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"]),
+    (
+        "/both",
+        &[
+            "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+        ],
+    ),
     ("/signed", &["HTTP/1.1 200 OK\r\nContent-Length: +2\r\n\r\nok"]),
     ("/nonsense", &["this is not HTTP\r\n\r\n"]),
     ("/folded", &["HTTP/1.1 200 OK\r\nX-A: 1\r\n b\r\nContent-Length: 2\r\n\r\nok"]),
@@ -117,7 +154,14 @@ fn told(short_way: bool) -> (Told, Vec<(String, String)>) {
     let noted = Arc::clone(&seen);
     let at = bare(move |mut stream| {
         while let Some((head, body)) = read_message(&mut stream) {
-            let path = head.split(' ').nth(1).unwrap_or_default().split('?').next().unwrap_or_default().to_string();
+            let path = head
+                .split(' ')
+                .nth(1)
+                .unwrap_or_default()
+                .split('?')
+                .next()
+                .unwrap_or_default()
+                .to_string();
             noted.lock().unwrap().push((head, String::from_utf8_lossy(&body).into_owned()));
             let known = RESPONSES.iter().find(|(own, _)| *own == path);
             let pieces = known.map_or(RESPONSES[0].1, |(_, pieces)| pieces);
@@ -142,20 +186,32 @@ fn told(short_way: bool) -> (Told, Vec<(String, String)>) {
         let answer = client.read();
         let ends = answer.as_ref().is_none_or(|answer| answer.field("connection") == Some("close"));
         all.push(answer.map(|answer| {
-            (steady(&answer.head), if answer.status == 429 { steady(&answer.body) } else { answer.body })
+            (
+                steady(&answer.head),
+                if answer.status == 429 { steady(&answer.body) } else { answer.body },
+            )
         }));
         if ends {
             assert!(client.is_over(), "{request}");
         } else if !request.contains("HTTP/1.0") && !request.contains("Connection: close") {
-            // It stays. An upstream that closes without a word may do so while the next request is on its way to it, which is told as 502.
+            // It stays. An upstream that closes without a word may do so while the next request is
+            // on its way to it, which is told as 502.
             let path = request.split([' ', '?']).nth(1).unwrap_or_default();
-            let closes = RESPONSES.iter().any(|(own, pieces)| *own == path && pieces.last() != Some(&"stay"));
+            let closes = RESPONSES
+                .iter()
+                .any(|(own, pieces)| *own == path && pieces.last() != Some(&"stay"));
             let status = client.get("/plain?again", "").status;
             assert!(status == 200 || closes && status == 502, "{status} after {request}");
         }
     }
     // Whether the upstream saw the request that met its closing depends on time.
-    let seen = seen.lock().unwrap().iter().filter(|(head, _)| !head.starts_with("GET /plain?again")).cloned().collect();
+    let seen = seen
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(|(head, _)| !head.starts_with("GET /plain?again"))
+        .cloned()
+        .collect();
     (all, seen)
 }
 
@@ -165,7 +221,10 @@ fn steady(text: &str) -> String {
     let line = |line: &str| match timed.iter().any(|own| line.starts_with(own)) {
         true if line.starts_with("date: Sun, 06 Nov 1994") => line.to_string(),
         true if line.starts_with("date:") => "date:\r\n".to_string(),
-        true => line.replace(|one: char| one.is_ascii_digit(), "#").replace("##", "#").replace("##", "#"),
+        true => line
+            .replace(|one: char| one.is_ascii_digit(), "#")
+            .replace("##", "#")
+            .replace("##", "#"),
         false => line.to_string(),
     };
     text.split_inclusive('\n').map(line).collect()
@@ -175,10 +234,16 @@ fn steady(text: &str) -> String {
 fn nobody_can_tell_which_way_it_went() {
     let ((short, short_seen), (long, long_seen)) = (told(true), told(false));
     let mut differ = String::new();
-    for ((request, short), long) in requests().iter().zip(&short).zip(&long).filter(|((_, short), long)| short != long)
+    for ((request, short), long) in
+        requests().iter().zip(&short).zip(&long).filter(|((_, short), long)| short != long)
     {
         let shown = |text: &str| text.chars().take(1000).collect::<String>();
-        differ += &format!("{}{}\n{}\n", shown(request), shown(&format!("{short:?}")), shown(&format!("{long:?}")));
+        differ += &format!(
+            "{}{}\n{}\n",
+            shown(request),
+            shown(&format!("{short:?}")),
+            shown(&format!("{long:?}"))
+        );
     }
     assert_eq!(differ, "", "to the client");
     assert_eq!(short_seen, long_seen, "to the upstream");
@@ -193,7 +258,8 @@ fn what_is_asked_in_one_piece_is_answered_one_by_one() {
         let mut client = Client::to(stage.at);
         let one = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi";
         // Behind three that can go the short way comes one that cannot.
-        client.send(format!("{one}{one}{one}GET / HTTP/1.1\r\nHost: a\r\nTE: trailers\r\n\r\n{one}"));
+        client
+            .send(format!("{one}{one}{one}GET / HTTP/1.1\r\nHost: a\r\nTE: trailers\r\n\r\n{one}"));
         for _ in 0..5 {
             assert_eq!(client.read().unwrap().body, "ok");
         }

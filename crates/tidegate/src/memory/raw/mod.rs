@@ -1,13 +1,17 @@
-//! The only `unsafe` of this crate, each piece with what it buys (`bench/`, two cores at 2.8 GHz; `docs/decisions/0004-unsafe.md` and
-//! `0016-reading-without-a-lock.md`).
+//! The only `unsafe` of this crate, each piece with what it buys (`bench/`, two cores at 2.8 GHz;
+//! `docs/decisions/0004-unsafe.md` and `0016-reading-without-a-lock.md`).
 //!
-//! - [`Versioned`]: a lock that counts how often it was given back, so that whoever only reads need not take it.
+//! - [`Versioned`]: a lock that counts how often it was given back, so that whoever only reads need
+//!   not take it.
 //! - [`zeroed`]: memory that is zero and not resident until it is used.
 //! - [`prefetch`]: fetching the slots of the next keys while one is decided.
 //! - [`Aes`]: a hash of a third of the instructions.
 //! - [`log2`]: an instruction that does not wait for the last decision.
 
-#![allow(unsafe_code, reason = "measured above; one line of the tower layer is all else in this crate that is unsafe")]
+#![allow(
+    unsafe_code,
+    reason = "measured above; one line of the tower layer is all else in this crate that is unsafe"
+)]
 
 mod zeroed;
 
@@ -20,8 +24,8 @@ pub(crate) use zeroed::{FEW, HUGE, Later};
 /// How often to look again before letting other threads run.
 const SPINS: u32 = 64;
 
-/// A lock for critical sections that are much shorter than a system call. Its version is odd while somebody holds it, and
-/// another one each time it is given back.
+/// A lock for critical sections that are much shorter than a system call. Its version is odd while
+/// somebody holds it, and another one each time it is given back.
 #[derive(Debug)]
 pub(crate) struct VersionLock {
     version: AtomicU64,
@@ -42,8 +46,9 @@ impl VersionLock {
     }
 }
 
-// SAFETY: only the thread whose compare-exchange turned an even version into an odd one holds the lock, until it calls `unlock`,
-// which only the holder may. Acquire on taking and Release on giving back order everything done under the lock.
+// SAFETY: only the thread whose compare-exchange turned an even version into an odd one holds the
+// lock, until it calls `unlock`, which only the holder may. Acquire on taking and Release on giving
+// back order everything done under the lock.
 unsafe impl RawMutex for VersionLock {
     #[allow(clippy::declare_interior_mutable_const, reason = "it is how lock_api makes a new lock")]
     const INIT: VersionLock = VersionLock { version: AtomicU64::new(0) };
@@ -67,8 +72,9 @@ unsafe impl RawMutex for VersionLock {
     }
 }
 
-/// A value behind a lock, and beside it other memory of atomics that is only written by who holds the lock and may be read
-/// without: a reading counts if the version was even before it and the same after it.
+/// A value behind a lock, and beside it other memory of atomics that is only written by who holds
+/// the lock and may be read without: a reading counts if the version was even before it and the
+/// same after it.
 #[derive(Debug)]
 pub(crate) struct Versioned<T> {
     mutex: Mutex<VersionLock, T>,
@@ -171,15 +177,21 @@ impl Aes {
         None
     }
 
-    /// Four rounds, the lower half of the block first. Written here, not called by its name: a function for processors that have it cannot become part of
-    /// one for all processors.
+    /// Four rounds, the lower half of the block first. Written here, not called by its name: a
+    /// function for processors that have it cannot become part of one for all processors.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     #[inline(always)]
     #[allow(clippy::cast_sign_loss, clippy::cast_possible_wrap, reason = "bits, not numbers")]
-    pub(crate) fn four_rounds(self, (low, high): (u64, u64), keys: &[u128; 4], end: &u128) -> (u64, u64) {
+    pub(crate) fn four_rounds(
+        self,
+        (low, high): (u64, u64),
+        keys: &[u128; 4],
+        end: &u128,
+    ) -> (u64, u64) {
         use core::arch::x86_64::{_mm_cvtsi128_si64, _mm_set_epi64x, _mm_unpackhi_epi64};
-        // SAFETY: the processor has the instruction, or there would be no `self`. What is read are the keys, which stand where numbers of 128 bits
-        // have to; the other instructions are those that every such processor has.
+        // SAFETY: the processor has the instruction, or there would be no `self`. What is read are
+        // the keys, which stand where numbers of 128 bits have to; the other instructions are those
+        // that every such processor has.
         unsafe {
             let mut block = _mm_set_epi64x(high as i64, low as i64);
             core::arch::asm!(
@@ -193,7 +205,10 @@ impl Aes {
                 end = in(reg) end,
                 options(pure, readonly, nostack, preserves_flags),
             );
-            (_mm_cvtsi128_si64(block) as u64, _mm_cvtsi128_si64(_mm_unpackhi_epi64(block, block)) as u64)
+            (
+                _mm_cvtsi128_si64(block) as u64,
+                _mm_cvtsi128_si64(_mm_unpackhi_epi64(block, block)) as u64,
+            )
         }
     }
 
@@ -206,8 +221,9 @@ impl Aes {
 
 /// The binary logarithm of a number that is not zero.
 ///
-/// The instruction leaves its register as it was for zero, so that it waits for whatever was in there before: what the last decision read from memory,
-/// as the compiler happened to choose it, and then no two decisions are under way at the same time. So the register is set first.
+/// The instruction leaves its register as it was for zero, so that it waits for whatever was in
+/// there before: what the last decision read from memory, as the compiler happened to choose it,
+/// and then no two decisions are under way at the same time. So the register is set first.
 #[inline(always)]
 pub(crate) fn log2(number: usize) -> u32 {
     debug_assert!(number > 0, "zero has no logarithm");
@@ -237,7 +253,8 @@ pub(crate) fn prefetch<T>(value: &T) {
     let _ = value;
 }
 
-/// The same for a value that is going to be written, so that no other processor has it any longer. Processors that do not know this do nothing.
+/// The same for a value that is going to be written, so that no other processor has it any longer.
+/// Processors that do not know this do nothing.
 #[inline(always)]
 pub(crate) fn prefetch_to_write<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]

@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 use super::version;
 use crate::sync::{AtomicPtr, AtomicUsize};
 
-/// Types for which all bytes zero are a value, that need no dropping and are shared between threads.
+/// Types for which all bytes zero are a value, that need no dropping and are shared between
+/// threads.
 ///
 /// # Safety
 /// Both must be true.
@@ -18,12 +19,14 @@ pub(crate) unsafe trait Zero: Sync + Send {}
 unsafe impl Zero for crate::memory::slots::Slot {}
 
 const LINE: usize = 64;
-/// A huge page, on most machines. Memory of one or more is made of them where the system can, which spares most of the walks
-/// through the page tables: a trip to a random slot among a million is a fifth shorter.
+/// A huge page, on most machines. Memory of one or more is made of them where the system can, which
+/// spares most of the walks through the page tables: a trip to a random slot among a million is a
+/// fifth shorter.
 pub(crate) const HUGE: usize = 1 << 21;
 
-/// A slice of zeroes at the beginning of a cache line, or of a huge page if it has one. Memory from the operating system is zero already, and is not
-/// touched here, so that even a large one costs nothing until it is used.
+/// A slice of zeroes at the beginning of a cache line, or of a huge page if it has one. Memory from
+/// the operating system is zero already, and is not touched here, so that even a large one costs
+/// nothing until it is used.
 #[derive(Debug)]
 struct Zeroed<T: Zero> {
     start: NonNull<T>,
@@ -51,14 +54,16 @@ impl<T: Zero> Zeroed<T> {
         Zeroed { start, length, allocated, layout }
     }
 
-    /// Advises the operating system about those pages that are all within `range`. If the system refuses, nothing happens.
+    /// Advises the operating system about those pages that are all within `range`. If the system
+    /// refuses, nothing happens.
     fn advise(&self, range: &Range<usize>, page: usize, advice: system::Advice) {
         let range = range.start.min(self.length)..range.end.min(self.length);
         let (first, start) = (self.start.cast::<u8>(), self.start.addr().get());
         let (from, to) = (start + range.start * size_of::<T>(), start + range.end * size_of::<T>());
         let (from, to) = (from.next_multiple_of(page), to / page * page);
         if to > from {
-            // SAFETY: whole pages of memory that is ours. Those not needed are private, so they read as zeroes afterwards.
+            // SAFETY: whole pages of memory that is ours. Those not needed are private, so they
+            // read as zeroes afterwards.
             unsafe { system::advise(first.add(from - start), to - from, advice) };
         }
     }
@@ -73,14 +78,16 @@ impl<T: Zero> Deref for Zeroed<T> {
 
     #[inline(always)]
     fn deref(&self) -> &[T] {
-        // SAFETY: so many were allocated, zeroes are values of `T`, and nobody has them exclusively.
+        // SAFETY: so many were allocated, zeroes are values of `T`, and nobody has them
+        // exclusively.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 }
 
 impl<T: Zero> Drop for Zeroed<T> {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and nobody has references to it any longer. `T` needs no dropping.
+        // SAFETY: allocated with this layout, and nobody has references to it any longer. `T` needs
+        // no dropping.
         unsafe { system::give_back(self.allocated, self.layout) };
     }
 }
@@ -88,7 +95,8 @@ impl<T: Zero> Drop for Zeroed<T> {
 /// Slices of zeroes by number, each made when it is needed, and never moved.
 #[derive(Debug)]
 pub(crate) struct Later<T: Zero> {
-    /// Of each slice, once it is made: nothing else need be asked on the way to a few of its values.
+    /// Of each slice, once it is made: nothing else need be asked on the way to a few of its
+    /// values.
     starts: [AtomicPtr<T>; SLICES],
     /// How many of its values have `FEW - 1` more behind them.
     fews: [AtomicUsize; SLICES],
@@ -125,7 +133,8 @@ impl<T: Zero> Later<T> {
     pub(crate) fn make(&self, number: u8, length: usize, is_huge: bool) {
         self.made[usize::from(number)].get_or_init(|| {
             let zeroed = Zeroed::new(length);
-            let advice = if is_huge { system::Advice::HugePages } else { system::Advice::NoHugePages };
+            let advice =
+                if is_huge { system::Advice::HugePages } else { system::Advice::NoHugePages };
             zeroed.advise(&zeroed.all(), HUGE, advice);
             self.publish(number, &zeroed);
             Made::Whole(zeroed)
@@ -146,8 +155,9 @@ impl<T: Zero> Later<T> {
         });
     }
 
-    /// Moves one more of the pages of the parts together into a huge one: the first, second and so on. For when all of them are in use. It takes the
-    /// system as long as it takes to copy one, less than a millisecond.
+    /// Moves one more of the pages of the parts together into a huge one: the first, second and so
+    /// on. For when all of them are in use. It takes the system as long as it takes to copy one,
+    /// less than a millisecond.
     pub(crate) fn gather(&self, page: usize) {
         let Some(parts) = self.parts.get() else { return };
         let values = HUGE / size_of::<T>();
@@ -172,25 +182,36 @@ impl<T: Zero> Later<T> {
 
     /// A few values of a slice from `position` on; if there are none, `otherwise`.
     #[inline(always)]
-    pub(crate) fn few<'a>(&'a self, number: u8, position: usize, otherwise: &'a [T; FEW]) -> &'a [T; FEW] {
+    pub(crate) fn few<'a>(
+        &'a self,
+        number: u8,
+        position: usize,
+        otherwise: &'a [T; FEW],
+    ) -> &'a [T; FEW] {
         let place = usize::from(number);
         match version::published(&self.starts[place], &self.fews[place], position) {
-            // SAFETY: whoever sees a number other than zero sees the start that was stored before it, and so many values have `FEW - 1` behind
-            // them. `made` and `parts` keep the memory until `self` is dropped; zeroes are values of `T`, and nobody has them exclusively.
+            // SAFETY: whoever sees a number other than zero sees the start that was stored before
+            // it, and so many values have `FEW - 1` behind them. `made` and `parts` keep the memory
+            // until `self` is dropped; zeroes are values of `T`, and nobody has them exclusively.
             Some(start) => unsafe { &*start.add(position).cast() },
             None => cold(otherwise),
         }
     }
 
-    /// Makes a slice all zero again, and gives the memory back to the operating system where that is possible.
+    /// Makes a slice all zero again, and gives the memory back to the operating system where that
+    /// is possible.
     ///
-    /// What is not whole pages must be zero already. Nobody may be writing to it; whoever reads it reads either the old values or zeroes.
+    /// What is not whole pages must be zero already. Nobody may be writing to it; whoever reads it
+    /// reads either the old values or zeroes.
     pub(crate) fn release(&self, number: u8) {
         const PAGE: usize = 65_536; // the largest that is usual; every smaller one divides it
-        let advise = |zeroed: &Zeroed<T>, range| zeroed.advise(range, PAGE, system::Advice::DontNeed);
+        let advise =
+            |zeroed: &Zeroed<T>, range| zeroed.advise(range, PAGE, system::Advice::DontNeed);
         match self.made[usize::from(number)].get() {
             Some(Made::Whole(zeroed)) => advise(zeroed, &zeroed.all()),
-            Some(Made::Part(range)) => advise(self.parts.get().expect("it is a part of them"), range),
+            Some(Made::Part(range)) => {
+                advise(self.parts.get().expect("it is a part of them"), range)
+            }
             None => {}
         }
     }
@@ -203,7 +224,8 @@ fn cold<T>(value: T) -> T {
     value
 }
 
-/// Memory from the system itself: an allocator that has memory left which was used before would write the zeroes.
+/// Memory from the system itself: an allocator that has memory left which was used before would
+/// write the zeroes.
 #[cfg(target_os = "linux")]
 mod system {
     use std::alloc::Layout;
@@ -217,12 +239,14 @@ mod system {
         DontNeed = 4,
         HugePages = 14,
         NoHugePages = 15,
-        /// Make a huge page of it now. Known since Linux 6.1; before that the system does so some time later, if it likes.
+        /// Make a huge page of it now. Known since Linux 6.1; before that the system does so some
+        /// time later, if it likes.
         Collapse = 25,
     }
 
     pub(super) fn zeroes(layout: Layout) -> Option<NonNull<u8>> {
-        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        let (access, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: new memory, wherever the system likes.
         let mapped = unsafe { mmap_anonymous(null_mut(), layout.size(), access, flags) };
         NonNull::new(mapped.ok()?.cast())
@@ -246,7 +270,8 @@ mod system {
     }
 }
 
-/// Memory from the allocator, which has to be zero because it was asked for as such, and stays with us until we are done with all of it.
+/// Memory from the allocator, which has to be zero because it was asked for as such, and stays with
+/// us until we are done with all of it.
 #[cfg(not(target_os = "linux"))]
 mod system {
     use std::alloc::{Layout, alloc_zeroed, dealloc};

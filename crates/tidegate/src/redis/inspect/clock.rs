@@ -7,7 +7,8 @@ use super::{Finding, Severity, Topic};
 
 /// From here on a difference is one that people notice.
 const NOTICEABLE_US: u64 = 1_000_000;
-/// A server so far away takes more than a third of the time that the resilience layer gives a call by default.
+/// A server so far away takes more than a third of the time that the resilience layer gives a call
+/// by default.
 const FAR: Duration = Duration::from_millis(5);
 
 /// One look at the server's clock.
@@ -19,8 +20,8 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// `asked_us` is our clock when the question was sent. The server looked at its own half a round trip later, as far as
-    /// anybody can tell.
+    /// `asked_us` is our clock when the question was sent. The server looked at its own half a
+    /// round trip later, as far as anybody can tell.
     pub(super) fn new(asked_us: u64, server_us: u64, round_trip: Duration) -> Self {
         let half = u64::try_from(round_trip.as_micros() / 2).unwrap_or(u64::MAX);
         let ours = i64::try_from(asked_us.saturating_add(half)).unwrap_or(i64::MAX);
@@ -38,7 +39,8 @@ pub(super) fn wall_us() -> u64 {
 /// The answer to `TIME`: seconds and microseconds.
 pub(super) fn time_us(time: &Value) -> Option<u64> {
     let [seconds, micros] = time.as_array()? else { return None };
-    let (seconds, micros) = (u64::try_from(seconds.as_int()?).ok()?, u64::try_from(micros.as_int()?).ok()?);
+    let (seconds, micros) =
+        (u64::try_from(seconds.as_int()?).ok()?, u64::try_from(micros.as_int()?).ok()?);
     seconds.checked_mul(1_000_000)?.checked_add(micros)
 }
 
@@ -71,13 +73,17 @@ pub(super) fn judge_spread(ahead_us: &[i64]) -> Option<Finding> {
     Some(finding.advise("Let all of them follow the same time servers (chrony, ntpd)."))
 }
 
-/// The quickest round trips to each server, together: they differ a little, and nobody wants to read that of each.
+/// The quickest round trips to each server, together: they differ a little, and nobody wants to
+/// read that of each.
 pub(super) fn judge_round_trips(best: &[(String, Duration)]) -> Option<Finding> {
-    let (resilient, far) = (best.iter().map(|(_, trip)| *trip).min()?, best.iter().map(|(_, trip)| *trip).max()?);
+    let (resilient, far) =
+        (best.iter().map(|(_, trip)| *trip).min()?, best.iter().map(|(_, trip)| *trip).max()?);
     let servers = best.iter().map(|(server, _)| server.clone()).collect();
     let found = match best {
         [_] => format!("{} at best", millis(resilient)),
-        _ => format!("{} at best to the nearest, {} to the farthest", millis(resilient), millis(far)),
+        _ => {
+            format!("{} at best to the nearest, {} to the farthest", millis(resilient), millis(far))
+        }
     };
     if far <= FAR {
         return Some(Finding { servers, ..Finding::ok(Topic::RoundTrip, found) });
@@ -113,7 +119,9 @@ mod tests {
 
     #[test]
     fn a_difference_of_more_than_a_second_is_a_warning_told_in_words() {
-        let judged = |ahead_us, millis| judge_clock(&Reading { ahead_us, round_trip: Duration::from_millis(millis) });
+        let judged = |ahead_us, millis| {
+            judge_clock(&Reading { ahead_us, round_trip: Duration::from_millis(millis) })
+        };
         for (ahead_us, millis, severity, found) in [
             (0, 1, Severity::Ok, "within a second of this machine's"),
             (-1_000_000, 1, Severity::Ok, "within a second of this machine's"),
@@ -132,10 +140,17 @@ mod tests {
 
     #[test]
     fn the_answer_to_time_is_read() {
-        let time =
-            |seconds: &str, micros: &str| Value::Array(vec![Value::Bulk(seconds.into()), Value::Bulk(micros.into())]);
+        let time = |seconds: &str, micros: &str| {
+            Value::Array(vec![Value::Bulk(seconds.into()), Value::Bulk(micros.into())])
+        };
         assert_eq!(time_us(&time("1700000000", "42")), Some(1_700_000_000_000_042));
-        for wrong in [Value::Nil, Value::Int(1), time("x", "1"), time("-1", "1"), time("99999999999999999", "1")] {
+        for wrong in [
+            Value::Nil,
+            Value::Int(1),
+            time("x", "1"),
+            time("-1", "1"),
+            time("99999999999999999", "1"),
+        ] {
             assert_eq!(time_us(&wrong), None);
         }
     }
@@ -147,7 +162,10 @@ mod tests {
         assert_eq!((one.severity, one.found.as_str()), (Severity::Ok, "0.19 ms at best"));
         let two = judge_round_trips(&[trip(181), trip(60_000)]).unwrap();
         let found = "0.19 ms at best to the nearest, 60.00 ms to the farthest";
-        assert_eq!((two.severity, two.found.as_str(), two.servers.len()), (Severity::Warning, found, 2));
+        assert_eq!(
+            (two.severity, two.found.as_str(), two.servers.len()),
+            (Severity::Warning, found, 2)
+        );
         assert_eq!(judge_round_trips(&[]), None);
     }
 }

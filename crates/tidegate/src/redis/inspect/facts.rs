@@ -30,7 +30,8 @@ impl<'a> Info<'a> {
     }
 }
 
-/// Everything that `INFO` tells. `cluster` says whether the store takes the server for part of a cluster.
+/// Everything that `INFO` tells. `cluster` says whether the store takes the server for part of a
+/// cluster.
 pub(super) fn judge(info: &Info<'_>, cluster: bool) -> Vec<Finding> {
     let mut findings = vec![version(info), role(info), eviction(info), persistence(info)];
     findings.extend(replicas(info));
@@ -38,19 +39,28 @@ pub(super) fn judge(info: &Info<'_>, cluster: bool) -> Vec<Finding> {
         let found = "the server is part of a cluster, but the URL names a single server";
         let finding = Finding::new(Severity::Problem, Topic::Cluster, found)
             .because("It refuses all keys whose slots are on other servers.");
-        findings.push(finding.advise("Write redis+cluster:// instead of redis:// (rediss+cluster:// with TLS)."));
+        findings
+            .push(finding.advise(
+                "Write redis+cluster:// instead of redis:// (rediss+cluster:// with TLS).",
+            ));
     }
     findings
 }
 
 fn version(info: &Info<'_>) -> Finding {
     // Valkey and others also say which Redis they are like.
-    for (field, name) in
-        [("valkey_version", "Valkey"), ("dragonfly_version", "Dragonfly"), ("garnet_version", "Garnet")]
-    {
+    for (field, name) in [
+        ("valkey_version", "Valkey"),
+        ("dragonfly_version", "Dragonfly"),
+        ("garnet_version", "Garnet"),
+    ] {
         if let Some(version) = info.text(field) {
             let found = format!("{name} {}", plain(version));
-            return if name == "Valkey" { Finding::ok(Topic::Version, found) } else { untested(found) };
+            return if name == "Valkey" {
+                Finding::ok(Topic::Version, found)
+            } else {
+                untested(found)
+            };
         }
     }
     let Some(version) = info.text("redis_version") else {
@@ -80,18 +90,25 @@ fn numbers(version: &str) -> Option<(u32, u32)> {
 
 fn role(info: &Info<'_>) -> Finding {
     if info.number("loading") == Some(1) {
-        return Finding::new(Severity::Problem, Topic::Role, "the server is still loading its data")
-            .because("Until it has, there are no decisions.")
-            .advise("Wait, and look again.");
+        return Finding::new(
+            Severity::Problem,
+            Topic::Role,
+            "the server is still loading its data",
+        )
+        .because("Until it has, there are no decisions.")
+        .advise("Wait, and look again.");
     }
     match info.text("role") {
         Some("master") => Finding::ok(Topic::Role, "it takes writes"),
         Some("slave") => Finding::new(Severity::Problem, Topic::Role, "it is a replica")
             .because("A replica takes no writes, so nothing can be counted on it.")
-            .advise("Name the primary, or let Sentinel find it: redis+sentinel://h1,h2,h3/service."),
+            .advise(
+                "Name the primary, or let Sentinel find it: redis+sentinel://h1,h2,h3/service.",
+            ),
         other => {
             let found = format!("its role is {}", plain(other.unwrap_or("not told")));
-            Finding::new(Severity::Warning, Topic::Role, found).because("Only a primary takes writes.")
+            Finding::new(Severity::Warning, Topic::Role, found)
+                .because("Only a primary takes writes.")
         }
     }
 }
@@ -116,7 +133,11 @@ fn eviction(info: &Info<'_>) -> Finding {
             .because("If somebody sets a maxmemory, keys in use may be dropped, and what they had used is forgotten.")
             .advise(advice);
     }
-    let past = if evicted > 0 { format!("; {evicted} keys evicted since it started") } else { String::new() };
+    let past = if evicted > 0 {
+        format!("; {evicted} keys evicted since it started")
+    } else {
+        String::new()
+    };
     let why = match &*policy {
         "volatile-ttl" => {
             "When its memory is full it drops the keys that would end soonest. That is the mildest way, but whoever's key is dropped \
@@ -159,13 +180,19 @@ fn replicas(info: &Info<'_>) -> Option<Finding> {
     }
     let count = info.number("connected_slaves")?;
     if count == 0 {
-        let finding = Finding::new(Severity::Note, Topic::Replicas, "none")
-            .because("Nobody takes over when this server is lost; until it is back there are no decisions.");
-        return Some(finding.advise("Where that matters: a replica, with Sentinel or in a cluster."));
+        let finding = Finding::new(Severity::Note, Topic::Replicas, "none").because(
+            "Nobody takes over when this server is lost; until it is back there are no decisions.",
+        );
+        return Some(
+            finding.advise("Where that matters: a replica, with Sentinel or in a cluster."),
+        );
     }
     // The server tells this line only if it is told to wait for replicas.
     if info.number("min_slaves_good_slaves").is_some() {
-        return Some(Finding::ok(Topic::Replicas, format!("{count}, and min-replicas-to-write is set")));
+        return Some(Finding::ok(
+            Topic::Replicas,
+            format!("{count}, and min-replicas-to-write is set"),
+        ));
     }
     let finding = Finding::new(Severity::Note, Topic::Replicas, format!("{count}, and min-replicas-to-write is not set"))
         .because(
@@ -181,10 +208,17 @@ pub(super) fn judge_cluster(info: &Info<'_>) -> Finding {
     let (assigned, fine) = (info.number("cluster_slots_assigned"), info.number("cluster_slots_ok"));
     if state == "ok" && assigned == Some(SLOTS) && fine == Some(SLOTS) {
         let masters = info.number("cluster_size").unwrap_or(0);
-        return Finding::ok(Topic::Cluster, format!("ok: all {SLOTS} slots are served by {masters} servers"));
+        return Finding::ok(
+            Topic::Cluster,
+            format!("ok: all {SLOTS} slots are served by {masters} servers"),
+        );
     }
     let count = |number: Option<u64>| number.map_or("?".into(), |number| number.to_string());
-    let found = format!("{state}: {} of {SLOTS} slots have an owner, {} are served", count(assigned), count(fine));
+    let found = format!(
+        "{state}: {} of {SLOTS} slots have an owner, {} are served",
+        count(assigned),
+        count(fine)
+    );
     Finding::new(Severity::Problem, Topic::Cluster, found)
         .because("Keys in slots that nobody serves have no decisions; with cluster-require-full-coverage, which is usual, no key has.")
         .advise("redis-cli --cluster check HOST:PORT says what is missing, and redis-cli --cluster fix HOST:PORT mends it.")
@@ -197,7 +231,8 @@ pub(in crate::redis) struct Shard {
     pub(in crate::redis) slots: RangeInclusive<u16>,
 }
 
-/// One range of slots of each master, from the answer to `CLUSTER SLOTS`; the widest, in which a key is found soonest.
+/// One range of slots of each master, from the answer to `CLUSTER SLOTS`; the widest, in which a
+/// key is found soonest.
 pub(in crate::redis) fn shards(slots: &Value) -> Vec<Shard> {
     let mut shards: Vec<Shard> = Vec::new();
     for shard in slots.as_array().unwrap_or_default() {
@@ -235,7 +270,10 @@ mod tests {
 
     fn of(text: &str, judge: fn(&Info<'_>) -> Finding) -> (Severity, String) {
         let finding = judge(&Info::parse(text));
-        assert!(finding.severity == Severity::Ok || !finding.why.is_empty(), "{text}: it matters, but nobody says why");
+        assert!(
+            finding.severity == Severity::Ok || !finding.why.is_empty(),
+            "{text}: it matters, but nobody says why"
+        );
         (finding.severity, finding.found)
     }
 
@@ -249,9 +287,21 @@ mod tests {
             ("redis_version:6.0.16", Severity::Problem, "Redis 6.0.16"),
             ("redis_version:5.0.14", Severity::Problem, "Redis 5.0.14"),
             ("redis_version:2.8", Severity::Problem, "Redis 2.8"),
-            ("redis_version:7.2.4\nserver_name:valkey\nvalkey_version:9.0.0", Severity::Ok, "Valkey 9.0.0"),
-            ("redis_version:7.2.4\nserver_name:valkey\nvalkey_version:7.2.5", Severity::Ok, "Valkey 7.2.5"),
-            ("redis_version:7.4.0\ndragonfly_version:df-v1.27", Severity::Warning, "Dragonfly df-v1.27"),
+            (
+                "redis_version:7.2.4\nserver_name:valkey\nvalkey_version:9.0.0",
+                Severity::Ok,
+                "Valkey 9.0.0",
+            ),
+            (
+                "redis_version:7.2.4\nserver_name:valkey\nvalkey_version:7.2.5",
+                Severity::Ok,
+                "Valkey 7.2.5",
+            ),
+            (
+                "redis_version:7.4.0\ndragonfly_version:df-v1.27",
+                Severity::Warning,
+                "Dragonfly df-v1.27",
+            ),
             ("redis_version:unstable", Severity::Warning, "Redis unstable"),
             ("redis_version:7", Severity::Warning, "Redis 7"),
             ("", Severity::Warning, "the server does not say what it is"),
@@ -270,18 +320,41 @@ mod tests {
                 Severity::Ok,
                 "noeviction; beyond 100 MB it refuses writes, and checks have no answer",
             ),
-            ("allkeys-lru", 0, Severity::Note, "allkeys-lru, but maxmemory is 0: nothing is evicted"),
-            ("allkeys-lru", 104_857_600, Severity::Warning, "allkeys-lru with a maxmemory of 100 MB"),
-            ("volatile-lfu", 1000, Severity::Warning, "volatile-lfu with a maxmemory of 1000 bytes"),
-            ("volatile-ttl", 104_857_600, Severity::Warning, "volatile-ttl with a maxmemory of 100 MB"),
+            (
+                "allkeys-lru",
+                0,
+                Severity::Note,
+                "allkeys-lru, but maxmemory is 0: nothing is evicted",
+            ),
+            (
+                "allkeys-lru",
+                104_857_600,
+                Severity::Warning,
+                "allkeys-lru with a maxmemory of 100 MB",
+            ),
+            (
+                "volatile-lfu",
+                1000,
+                Severity::Warning,
+                "volatile-lfu with a maxmemory of 1000 bytes",
+            ),
+            (
+                "volatile-ttl",
+                104_857_600,
+                Severity::Warning,
+                "volatile-ttl with a maxmemory of 100 MB",
+            ),
         ] {
-            let text = format!("maxmemory:{maxmemory}\r\nmaxmemory_policy:{policy}\r\nevicted_keys:0\r\n");
+            let text =
+                format!("maxmemory:{maxmemory}\r\nmaxmemory_policy:{policy}\r\nevicted_keys:0\r\n");
             assert_eq!(of(&text, eviction), (severity, found.to_owned()), "{policy}");
         }
         let text = "maxmemory:1000\nmaxmemory_policy:allkeys-random\nevicted_keys:17";
         assert!(of(text, eviction).1.ends_with("; 17 keys evicted since it started"));
         let mild = eviction(&Info::parse("maxmemory:1000\nmaxmemory_policy:volatile-ttl"));
-        assert!(mild.why.contains("mildest") && mild.advice.contains("maxmemory-policy noeviction"));
+        assert!(
+            mild.why.contains("mildest") && mild.advice.contains("maxmemory-policy noeviction")
+        );
     }
 
     #[test]
@@ -298,20 +371,29 @@ mod tests {
         assert_eq!(severity("role:slave\nconnected_slaves:0"), None);
         assert_eq!(severity("role:master\nconnected_slaves:0"), Some(Severity::Note));
         assert_eq!(severity("role:master\nconnected_slaves:2"), Some(Severity::Note));
-        assert_eq!(severity("role:master\nconnected_slaves:2\nmin_slaves_good_slaves:2"), Some(Severity::Ok));
+        assert_eq!(
+            severity("role:master\nconnected_slaves:2\nmin_slaves_good_slaves:2"),
+            Some(Severity::Ok)
+        );
     }
 
     #[test]
     fn persistence_is_worth_a_note() {
         assert_eq!(of("aof_enabled:0", persistence).0, Severity::Note);
         assert_eq!(of("aof_enabled:1\naof_last_write_status:ok", persistence).0, Severity::Ok);
-        assert_eq!(of("aof_enabled:1\naof_last_write_status:err", persistence).0, Severity::Warning);
+        assert_eq!(
+            of("aof_enabled:1\naof_last_write_status:err", persistence).0,
+            Severity::Warning
+        );
     }
 
     #[test]
     fn a_cluster_is_well_if_all_slots_are_served() {
         let well = "cluster_state:ok\r\ncluster_slots_assigned:16384\r\ncluster_slots_ok:16384\r\ncluster_size:3\r\n";
-        assert_eq!(of(well, judge_cluster), (Severity::Ok, "ok: all 16384 slots are served by 3 servers".into()));
+        assert_eq!(
+            of(well, judge_cluster),
+            (Severity::Ok, "ok: all 16384 slots are served by 3 servers".into())
+        );
         let ill = "cluster_state:fail\ncluster_slots_assigned:16384\ncluster_slots_ok:10923\ncluster_size:3";
         let found = "fail: 16384 of 16384 slots have an owner, 10923 are served";
         assert_eq!(of(ill, judge_cluster), (Severity::Problem, found.into()));
@@ -320,8 +402,10 @@ mod tests {
 
     #[test]
     fn a_node_of_a_cluster_that_is_taken_for_a_single_server_is_a_problem() {
-        let judged = |cluster| judge(&Info::parse("redis_version:7.0.0\ncluster_enabled:1"), cluster);
-        let about_clusters = |findings: Vec<Finding>| findings.iter().any(|finding| finding.topic == Topic::Cluster);
+        let judged =
+            |cluster| judge(&Info::parse("redis_version:7.0.0\ncluster_enabled:1"), cluster);
+        let about_clusters =
+            |findings: Vec<Finding>| findings.iter().any(|finding| finding.topic == Topic::Cluster);
         assert!(about_clusters(judged(false)) && !about_clusters(judged(true)));
     }
 
@@ -329,7 +413,9 @@ mod tests {
     fn the_widest_range_of_each_master_is_found() {
         let text = |text: &str| Value::Bulk(text.into());
         let node = |host: &str, port| Value::Array(vec![text(host), Value::Int(port), text("id")]);
-        let shard = |first, last, node: Value| Value::Array(vec![Value::Int(first), Value::Int(last), node]);
+        let shard = |first, last, node: Value| {
+            Value::Array(vec![Value::Int(first), Value::Int(last), node])
+        };
         let slots = Value::Array(vec![
             shard(0, 0, node("10.0.0.1", 7000)),
             shard(1, 9000, node("::1", 7001)),

@@ -1,8 +1,9 @@
 //! The startup check: is this a server that limits can be kept on, and what would go wrong?
 //!
-//! Every server that takes writes is looked at. What is found is a [`Finding`]: how bad it is, why it matters, what to do. [`facts`]
-//! judges what the server says about itself, [`rights`] finds out by trying what the user may do, [`clock`] compares the clocks.
-//! Nobody's keys are touched: what is tried is tried on keys of the store's own, which end by themselves.
+//! Every server that takes writes is looked at. What is found is a [`Finding`]: how bad it is, why
+//! it matters, what to do. [`facts`] judges what the server says about itself, [`rights`] finds out
+//! by trying what the user may do, [`clock`] compares the clocks. Nobody's keys are touched: what
+//! is tried is tried on keys of the store's own, which end by themselves.
 
 mod clock;
 mod facts;
@@ -136,7 +137,8 @@ impl Inspection {
     fn add(&mut self, server: &str, finding: Finding) {
         let same = |other: &&mut Finding| {
             (other.severity, other.topic) == (finding.severity, finding.topic)
-                && (&other.found, &other.why, &other.advice) == (&finding.found, &finding.why, &finding.advice)
+                && (&other.found, &other.why, &other.advice)
+                    == (&finding.found, &finding.why, &finding.advice)
         };
         match self.findings.iter_mut().find(same) {
             Some(other) => other.servers.push(server.into()),
@@ -180,7 +182,8 @@ impl fmt::Display for Inspection {
                 write!(f, " ({})", finding.servers.join(", "))?;
             }
             writeln!(f)?;
-            for more in [&finding.why, &finding.advice].into_iter().filter(|text| !text.is_empty()) {
+            for more in [&finding.why, &finding.advice].into_iter().filter(|text| !text.is_empty())
+            {
                 writeln!(f, "         {more}")?;
             }
         }
@@ -189,8 +192,8 @@ impl fmt::Display for Inspection {
 }
 
 impl Redis {
-    /// The startup check: looks at every server that takes writes, and says what would go wrong with limits kept there. Takes a
-    /// few dozen round trips; nothing is changed.
+    /// The startup check: looks at every server that takes writes, and says what would go wrong
+    /// with limits kept there. Takes a few dozen round trips; nothing is changed.
     ///
     /// What the user may not look at is a note, so it may be run with the rights of the store.
     ///
@@ -206,11 +209,18 @@ impl Redis {
         for master in &masters {
             let server = master.to_string();
             let time = match self.clock_of(master).await {
-                Err(failure) if cannot_talk(failure.kind()) && masters.len() == 1 => return Err(failure),
+                Err(failure) if cannot_talk(failure.kind()) && masters.len() == 1 => {
+                    return Err(failure);
+                }
                 Err(failure) if cannot_talk(failure.kind()) => {
                     let why = "its part of the keys has no answers.";
-                    let finding = Finding::new(Severity::Problem, Topic::Reach, failure.to_string()).because(why);
-                    inspection.add(&server, finding.advise("Bring it back, or let its replica take over."));
+                    let finding =
+                        Finding::new(Severity::Problem, Topic::Reach, failure.to_string())
+                            .because(why);
+                    inspection.add(
+                        &server,
+                        finding.advise("Bring it back, or let its replica take over."),
+                    );
                     continue;
                 }
                 // It may not be asked for; which right is missing is told below.
@@ -302,7 +312,12 @@ impl Redis {
                 }
             }
         }
-        best.ok_or_else(|| Failure::local(FailureKind::Protocol, format!("{node} answered TIME with something else")))
+        best.ok_or_else(|| {
+            Failure::local(
+                FailureKind::Protocol,
+                format!("{node} answered TIME with something else"),
+            )
+        })
     }
 }
 

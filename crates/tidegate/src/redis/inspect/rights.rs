@@ -1,4 +1,5 @@
-//! What the user may do, found out by doing it: a decision by the real script, and every command that the script calls.
+//! What the user may do, found out by doing it: a decision by the real script, and every command
+//! that the script calls.
 
 use std::ops::RangeInclusive;
 
@@ -15,22 +16,31 @@ use crate::store::{Charge, Scope, StoreError, Subject};
 /// Tries all commands that the script calls.
 const RIGHTS: &str = include_str!("../lua/rights.lua");
 /// What every user of the store needs, from `docs/redis.md`.
-const LEAST: &str = "+evalsha +script|load +time +get +set +getrange +setrange +append +strlen +del +pexpire";
-/// How many keys are tried to find one in some slot. Of 16 384 slots one is missed by so many once in 10^13 times.
+const LEAST: &str =
+    "+evalsha +script|load +time +get +set +getrange +setrange +append +strlen +del +pexpire";
+/// How many keys are tried to find one in some slot. Of 16 384 slots one is missed by so many once
+/// in 10^13 times.
 const TRIES: u32 = 500_000;
 
 /// The name under which things are tried out.
 const PROBE: &str = "tidegate inspect";
 
 impl Redis {
-    /// Tries out a decision, and all rights that any decision needs, on a key in one of these slots.
-    pub(super) async fn try_out(&self, server: &str, slots: RangeInclusive<u16>, inspection: &mut Inspection) {
+    /// Tries out a decision, and all rights that any decision needs, on a key in one of these
+    /// slots.
+    pub(super) async fn try_out(
+        &self,
+        server: &str,
+        slots: RangeInclusive<u16>,
+        inspection: &mut Inspection,
+    ) {
         let Some(charge) = probe(&self.inner.keys, &slots) else { return };
         let asked = self.inner.ask(&charge);
         let mut decision = Ok(());
         for op in [Op::Peek, Op::Take, Op::Reset] {
             let head = Head { op, id: None, time: self.inner.time(), denied: false };
-            let answer = self.inner.call(head, std::slice::from_ref(&asked), &[None], patience()).await;
+            let answer =
+                self.inner.call(head, std::slice::from_ref(&asked), &[None], patience()).await;
             decision = decision.and(answer.map(|_| ()));
         }
         // Last, because it takes away the key.
@@ -51,9 +61,10 @@ impl Redis {
             Outcome::Applied(Value::Array(refused)) => {
                 Ok(refused.iter().filter_map(Value::as_str).map(str::to_owned).collect())
             }
-            Outcome::Applied(_) => {
-                Err(Failure::local(FailureKind::Protocol, "the script that tries out rights answered something else"))
-            }
+            Outcome::Applied(_) => Err(Failure::local(
+                FailureKind::Protocol,
+                "the script that tries out rights answered something else",
+            )),
             Outcome::NotApplied(failure) | Outcome::Unknown(failure) => Err(failure),
         }
     }
@@ -64,23 +75,35 @@ impl Redis {
     }
 }
 
-/// A charge whose key is in one of these slots. It drains within a microsecond, so the key ends almost at once.
+/// A charge whose key is in one of these slots. It drains within a microsecond, so the key ends
+/// almost at once.
 pub(in crate::redis) fn probe(keys: &Keys, slots: &RangeInclusive<u16>) -> Option<Charge<'static>> {
     let limit: Limit = "1000000/s".parse().ok()?;
     (0..TRIES).find_map(|number| {
         let key = number.to_string().into_bytes();
         let subject = Subject { scope: Scope::Rule(PROBE.into()), key: key.into() };
         let found = slots.contains(&keys.tag(&subject).slot());
-        found.then_some(Charge { subject, limit, position: 0, cost: 1, reserved: 0, policy: Default::default() })
+        found.then_some(Charge {
+            subject,
+            limit,
+            position: 0,
+            cost: 1,
+            reserved: 0,
+            policy: Default::default(),
+        })
     })
 }
 
 /// What could not be looked at.
 pub(super) fn unseen(command: &str, failure: &Failure) -> Finding {
     if failure.kind() != FailureKind::NoPerm {
-        return Finding::new(Severity::Warning, Topic::Reach, format!("{command} had no answer: {failure}"))
-            .because("What it would have told was not looked at.")
-            .advise("Look again.");
+        return Finding::new(
+            Severity::Warning,
+            Topic::Reach,
+            format!("{command} had no answer: {failure}"),
+        )
+        .because("What it would have told was not looked at.")
+        .advise("Look again.");
     }
     let right = command.to_ascii_lowercase().replace(' ', "|");
     Finding::new(Severity::Note, Topic::Rights, format!("the user may not run {command}"))
@@ -107,9 +130,13 @@ impl Missing {
                 for text in refused {
                     let (command, error) = text.split_once(' ').unwrap_or((text, ""));
                     match refusal(error) {
-                        Some(Refusal::Command) => missing.commands.push(command.to_ascii_lowercase()),
+                        Some(Refusal::Command) => {
+                            missing.commands.push(command.to_ascii_lowercase())
+                        }
                         Some(Refusal::Key) => missing.keys = true,
-                        None if is_unknown_command(error) => missing.unknown.push(command.to_owned()),
+                        None if is_unknown_command(error) => {
+                            missing.unknown.push(command.to_owned())
+                        }
                         None => {} // not about rights: the decision met it too
                     }
                 }
@@ -128,9 +155,17 @@ impl Missing {
         let mut told = Vec::new();
         if !self.commands.is_empty() {
             let found = format!("the user may not run {}", self.commands.join(", "));
-            let lines: Vec<String> = self.commands.iter().map(|command| format!("+{command}")).collect();
-            let advice = format!("ACL SETUSER <user> {}. All that is needed: {LEAST} {pattern}", lines.join(" "));
-            told.push((found, "The script calls these commands with the rights of whoever runs it.", advice));
+            let lines: Vec<String> =
+                self.commands.iter().map(|command| format!("+{command}")).collect();
+            let advice = format!(
+                "ACL SETUSER <user> {}. All that is needed: {LEAST} {pattern}",
+                lines.join(" ")
+            );
+            told.push((
+                found,
+                "The script calls these commands with the rights of whoever runs it.",
+                advice,
+            ));
         }
         if !self.unknown.is_empty() {
             let found = format!("the server does not know {}", self.unknown.join(", "));
@@ -147,15 +182,26 @@ impl Missing {
 }
 
 /// The rights and commands that are missing, with what to do; nothing if none are.
-pub(in crate::redis) fn missing_rights(rights: &Result<Vec<String>, Failure>, pattern: &str) -> Option<Failure> {
+pub(in crate::redis) fn missing_rights(
+    rights: &Result<Vec<String>, Failure>,
+    pattern: &str,
+) -> Option<Failure> {
     let missing = Missing::of(rights);
-    let text: Vec<String> =
-        missing.told(pattern).into_iter().map(|(found, _, advice)| format!("{found}: {advice}")).collect();
-    let kind = if missing.unknown.is_empty() { FailureKind::NoPerm } else { FailureKind::Unsupported };
+    let text: Vec<String> = missing
+        .told(pattern)
+        .into_iter()
+        .map(|(found, _, advice)| format!("{found}: {advice}"))
+        .collect();
+    let kind =
+        if missing.unknown.is_empty() { FailureKind::NoPerm } else { FailureKind::Unsupported };
     (!text.is_empty()).then(|| Failure::local(kind, text.join(" ")))
 }
 
-fn judge(rights: &Result<Vec<String>, Failure>, decision: Option<&StoreError>, pattern: &str) -> Vec<Finding> {
+fn judge(
+    rights: &Result<Vec<String>, Failure>,
+    decision: Option<&StoreError>,
+    pattern: &str,
+) -> Vec<Finding> {
     let told = Missing::of(rights).told(pattern);
     let lacks = !told.is_empty();
     let problem = |(found, why, advice): (String, &str, String)| {
@@ -166,7 +212,8 @@ fn judge(rights: &Result<Vec<String>, Failure>, decision: Option<&StoreError>, p
         findings.push(Finding::ok(Topic::Rights, "all that decisions need"));
     }
     match decision {
-        None => findings.push(Finding::ok(Topic::Decision, "a look, a charge and a reset were answered")),
+        None => findings
+            .push(Finding::ok(Topic::Decision, "a look, a charge and a reset were answered")),
         Some(_) if lacks => {} // that is why
         Some(error) => findings.push(no_decision(error)),
     }
@@ -179,7 +226,9 @@ fn no_decision(error: &StoreError) -> Finding {
         _ => None,
     };
     let finding = match failure {
-        Some(failure) => Finding::new(Severity::Problem, Topic::Decision, format!("none: {failure}")),
+        Some(failure) => {
+            Finding::new(Severity::Problem, Topic::Decision, format!("none: {failure}"))
+        }
         None => Finding::new(Severity::Problem, Topic::Decision, format!("none: {error}")),
     };
     let advice = match failure.map_or("", Failure::advice) {
@@ -238,7 +287,11 @@ mod tests {
         let findings = judge(&rights, Some(&error), "~tg1:*");
         let [finding] = &findings[..] else { panic!("{findings:?}") };
         assert_eq!(finding.found, "the user may not run time, setrange");
-        assert!(finding.advice.starts_with("ACL SETUSER <user> +time +setrange."), "{}", finding.advice);
+        assert!(
+            finding.advice.starts_with("ACL SETUSER <user> +time +setrange."),
+            "{}",
+            finding.advice
+        );
         assert!(finding.advice.ends_with(" ~tg1:*") && !finding.advice.contains("limiter"));
     }
 
@@ -251,13 +304,19 @@ mod tests {
         ]);
         let failure = missing_rights(&rights, "~tg1:*").unwrap();
         assert_eq!((failure.kind(), failure.is_permanent()), (FailureKind::Unsupported, true));
-        assert!(failure.to_string().starts_with("the server does not know TIME, SET, GET: Remove"), "{failure}");
+        assert!(
+            failure.to_string().starts_with("the server does not know TIME, SET, GET: Remove"),
+            "{failure}"
+        );
     }
 
     #[test]
     fn a_command_that_was_refused_before_the_script_ran_is_named() {
         for (error, command) in [
-            ("NOPERM this user has no permissions to run the 'evalsha' command or its subcommand", "evalsha"),
+            (
+                "NOPERM this user has no permissions to run the 'evalsha' command or its subcommand",
+                "evalsha",
+            ),
             ("NOPERM User x has no permissions to run the 'eval' command", "script|load"),
             ("NOPERM User x has no permissions to run the 'script|load' command", "script|load"),
         ] {
@@ -272,7 +331,8 @@ mod tests {
             "NOPERM No permissions to access a key",
             "NOPERM this user has no permissions to access one of the keys used as arguments",
         ] {
-            let findings = judge(&Err(Failure::local(FailureKind::NoPerm, error)), None, "~tg1:shop:*");
+            let findings =
+                judge(&Err(Failure::local(FailureKind::NoPerm, error)), None, "~tg1:shop:*");
             assert_eq!(findings[0].advice, "ACL SETUSER <user> ~tg1:shop:*");
         }
     }
@@ -281,8 +341,11 @@ mod tests {
     fn what_is_not_about_rights_is_told_once() {
         let oom = Failure::local(FailureKind::Oom, "the server is out of memory (maxmemory)");
         let error = StoreError::Unavailable(Box::new(NoAnswer { applied: false, failure: oom }));
-        let findings =
-            judge(&refused(&["SET OOM command not allowed when used memory > 'maxmemory'."]), Some(&error), "~tg1:*");
+        let findings = judge(
+            &refused(&["SET OOM command not allowed when used memory > 'maxmemory'."]),
+            Some(&error),
+            "~tg1:*",
+        );
         let [rights, decision] = &findings[..] else { panic!("{findings:?}") };
         assert_eq!((rights.severity, decision.severity), (Severity::Ok, Severity::Problem));
         assert_eq!(decision.found, "none: the server is out of memory (maxmemory)");

@@ -1,4 +1,5 @@
-//! Chance: when to try again, whom to ask first. The same every time if it has a seed, as in a simulation.
+//! Chance: when to try again, whom to ask first. The same every time if it has a seed, as in a
+//! simulation.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;

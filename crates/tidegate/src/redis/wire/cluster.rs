@@ -1,7 +1,8 @@
 //! The map of a cluster: which node owns which slot.
 //!
-//! It is read from any node that answers (`CLUSTER SLOTS`), by one task at a time and not more often than ten times a second. In between a redirect
-//! that says where a slot has gone is believed at once.
+//! It is read from any node that answers (`CLUSTER SLOTS`), by one task at a time and not more
+//! often than ten times a second. In between a redirect that says where a slot has gone is believed
+//! at once.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -79,7 +80,8 @@ impl Cluster {
         if let Some(node) = self.map.read().owner(slot) {
             return Ok(node);
         }
-        // A map that was read may be empty: then no node has slots, and waiting for the next reading does not help this call.
+        // A map that was read may be empty: then no node has slots, and waiting for the next
+        // reading does not help this call.
         let (first_time, failure) = {
             let reading = self.reading.lock();
             (!reading.has_ended, reading.failure.clone())
@@ -150,7 +152,10 @@ impl Cluster {
         ended.as_mut().enable();
         self.read_soon(None);
         if timeout_at(deadline, ended).await.is_err() {
-            return Err(Failure::local(FailureKind::Timeout, "the map of the cluster could not be read in time"));
+            return Err(Failure::local(
+                FailureKind::Timeout,
+                "the map of the cluster could not be read in time",
+            ));
         }
         match &self.reading.lock().failure {
             None => Ok(()),
@@ -186,7 +191,8 @@ impl Cluster {
             reading.last = Some(Instant::now());
             reading.first.take()
         };
-        let mut failure = Failure::local(FailureKind::ClusterDown, "the cluster has no nodes to ask");
+        let mut failure =
+            Failure::local(FailureKind::ClusterDown, "the cluster has no nodes to ask");
         for node in self.candidates(first) {
             match read_from(&node).await.and_then(|shards| self.believe(&node, &shards)) {
                 Ok(()) => {
@@ -199,7 +205,8 @@ impl Cluster {
         self.reading.lock().failure = Some(failure);
     }
 
-    /// Whom to ask, in this order: who was pointed at, who is connected (beginning anywhere), the seeds, and everybody else.
+    /// Whom to ask, in this order: who was pointed at, who is connected (beginning anywhere), the
+    /// seeds, and everybody else.
     fn candidates(&self, first: Option<Arc<Node>>) -> Vec<Arc<Node>> {
         let mut nodes = self.map.read().nodes.clone();
         shuffle(&mut nodes, &self.means.settings.chance);
@@ -235,23 +242,26 @@ impl Cluster {
         let known: Vec<Arc<Node>> = keep.cloned().collect();
         for (first, last, host) in shards {
             let place = Place::Tcp(host);
-            let index = new.nodes.iter().position(|node| node.id().0 == place).unwrap_or_else(|| {
-                let node = known.iter().find(|node| node.id().0 == place).cloned();
-                new.nodes.push(node.unwrap_or_else(|| Node::new(place, &self.means)));
-                new.nodes.len() - 1
-            });
+            let index =
+                new.nodes.iter().position(|node| node.id().0 == place).unwrap_or_else(|| {
+                    let node = known.iter().find(|node| node.id().0 == place).cloned();
+                    new.nodes.push(node.unwrap_or_else(|| Node::new(place, &self.means)));
+                    new.nodes.len() - 1
+                });
             new.owners[first..=last].fill(u16::try_from(index).unwrap_or(NOBODY));
         }
         // A node that redirects lead to may have no slots yet.
         for node in &map.nodes {
-            if node.pointed_at.swap(false, Ordering::Relaxed) && !new.nodes.iter().any(|other| other.id() == node.id())
+            if node.pointed_at.swap(false, Ordering::Relaxed)
+                && !new.nodes.iter().any(|other| other.id() == node.id())
             {
                 new.nodes.push(Arc::clone(node));
             }
         }
         let old = std::mem::replace(&mut *map, new);
         drop(map);
-        // Nodes that are gone are closed here, outside the lock, or when the last call to them ends.
+        // Nodes that are gone are closed here, outside the lock, or when the last call to them
+        // ends.
         drop(old);
         Ok(())
     }
@@ -299,11 +309,14 @@ impl Drop for Task {
 
 async fn read_from(node: &Node) -> Result<Value, Failure> {
     let deadline = Instant::now() + PATIENCE;
-    match node.conn().call(Shape::COMMAND, |out| put_command(out, &["CLUSTER", "SLOTS"]), deadline).await {
+    match node
+        .conn()
+        .call(Shape::COMMAND, |out| put_command(out, &["CLUSTER", "SLOTS"]), deadline)
+        .await
+    {
         Reply::Value(value) => Ok(value),
-        Reply::Error { text, .. } => {
-            Err(Failure::said(rule(&text).kind, &text).during(&format!("{} rejected CLUSTER SLOTS", node.id())))
-        }
+        Reply::Error { text, .. } => Err(Failure::said(rule(&text).kind, &text)
+            .during(&format!("{} rejected CLUSTER SLOTS", node.id()))),
         Reply::Failed { failure, .. } => Err(failure),
     }
 }
@@ -313,7 +326,8 @@ fn read_shards(value: &Value, asked: &Place) -> Option<Vec<(usize, usize, Host)>
     let mut shards = Vec::new();
     for shard in value.as_array()? {
         let [first, last, master, ..] = shard.as_array()? else { return None };
-        let slot = |value: &Value| usize::try_from(value.as_int()?).ok().filter(|slot| *slot < SLOTS);
+        let slot =
+            |value: &Value| usize::try_from(value.as_int()?).ok().filter(|slot| *slot < SLOTS);
         let (first, last) = (slot(first)?, slot(last)?);
         let [name, port, ..] = master.as_array()? else { return None };
         let port = u16::try_from(port.as_int()?).ok().filter(|port| *port > 0)?;
@@ -329,7 +343,8 @@ fn read_shards(value: &Value, asked: &Place) -> Option<Vec<(usize, usize, Host)>
     (hosts.len() <= MAX_NODES).then_some(shards)
 }
 
-/// The host that a node calls by `name`: no name means the one that was asked, and `?` that the node itself does not know.
+/// The host that a node calls by `name`: no name means the one that was asked, and `?` that the
+/// node itself does not know.
 pub(super) fn host_of(name: &str, port: u16, asked: &Place) -> Option<Host> {
     match (name, asked) {
         ("?", _) => None,

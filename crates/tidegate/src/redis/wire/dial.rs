@@ -41,9 +41,11 @@ pub(super) struct Profile {
     pub(super) tls: Option<TlsClient>,
 }
 
-/// Makes byte streams to servers, where they are not sockets: for simulations, and for whoever reaches a server in another way.
+/// Makes byte streams to servers, where they are not sockets: for simulations, and for whoever
+/// reaches a server in another way.
 pub trait Connect: Send + Sync + 'static {
-    /// A stream to the server at `address`, which is `host:port`. What is returned must be ready for the first byte.
+    /// A stream to the server at `address`, which is `host:port`. What is returned must be ready
+    /// for the first byte.
     fn connect(&self, address: &str) -> Connecting;
 }
 
@@ -110,7 +112,11 @@ impl fmt::Display for Dialer {
 }
 
 impl Dialer {
-    pub(super) fn new(place: Place, profile: Arc<Profile>, sentinels: Option<Arc<Sentinels>>) -> Self {
+    pub(super) fn new(
+        place: Place,
+        profile: Arc<Profile>,
+        sentinels: Option<Arc<Sentinels>>,
+    ) -> Self {
         Dialer { place, profile, sentinels, known: Mutex::default() }
     }
 
@@ -131,7 +137,9 @@ impl Dialer {
 
     /// Whether a connection to `primary` leads to one that has been replaced.
     pub(super) fn is_replaced(&self, primary: Option<&Primary>) -> bool {
-        primary.zip(self.sentinels.as_ref()).is_some_and(|(primary, sentinels)| sentinels.is_replaced(primary))
+        primary
+            .zip(self.sentinels.as_ref())
+            .is_some_and(|(primary, sentinels)| sentinels.is_replaced(primary))
     }
 }
 
@@ -149,15 +157,22 @@ pub(super) async fn connect(
             return Ok(Stream::Unix(stream));
         }
         Place::Service(_) => {
-            return Err(Failure::local(FailureKind::Unresolved, format!("{place}: expected Sentinel to be asked")));
+            return Err(Failure::local(
+                FailureKind::Unresolved,
+                format!("{place}: expected Sentinel to be asked"),
+            ));
         }
         #[cfg(not(unix))]
         Place::Unix(_) => {
-            return Err(Failure::local(FailureKind::Other, "unix sockets are not available on this system"));
+            return Err(Failure::local(
+                FailureKind::Other,
+                "unix sockets are not available on this system",
+            ));
         }
     };
     if let Some(Connector(connector)) = &profile.connector {
-        let stream = connector.connect(&host.to_string()).await.map_err(|error| refused(place, &error))?;
+        let stream =
+            connector.connect(&host.to_string()).await.map_err(|error| refused(place, &error))?;
         return Ok(Stream::Other(stream));
     }
     let addresses = resolve(host, known).await?;
@@ -185,8 +200,13 @@ async fn resolve(host: &Host, known: &Mutex<Vec<SocketAddr>>) -> Result<Vec<Sock
             if !addresses.is_empty() {
                 return Ok(addresses);
             }
-            let why = other.err().map_or_else(|| "no address".into(), |error| escaped(&error.to_string()));
-            Err(Failure::local(FailureKind::Unresolved, format!("{host} could not be resolved: {why}")))
+            let why = other
+                .err()
+                .map_or_else(|| "no address".into(), |error| escaped(&error.to_string()));
+            Err(Failure::local(
+                FailureKind::Unresolved,
+                format!("{host} could not be resolved: {why}"),
+            ))
         }
     }
 }
@@ -197,7 +217,9 @@ async fn connect_to_one(place: &Place, addresses: &[SocketAddr]) -> Result<TcpSt
         let attempt = TcpStream::connect(address);
         // The last address may take all the time there is.
         let result = if index + 1 < addresses.len() {
-            timeout(ADDRESS_TIMEOUT, attempt).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            timeout(ADDRESS_TIMEOUT, attempt)
+                .await
+                .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
         } else {
             attempt.await
         };
@@ -206,11 +228,17 @@ async fn connect_to_one(place: &Place, addresses: &[SocketAddr]) -> Result<TcpSt
             Err(error) => last = Some(refused(place, &error)),
         }
     }
-    Err(last.unwrap_or_else(|| Failure::local(FailureKind::Unresolved, format!("{place} has no address"))))
+    Err(last.unwrap_or_else(|| {
+        Failure::local(FailureKind::Unresolved, format!("{place} has no address"))
+    }))
 }
 
 fn refused(place: &Place, error: &io::Error) -> Failure {
-    let kind = if error.kind() == io::ErrorKind::TimedOut { FailureKind::Timeout } else { FailureKind::Refused };
+    let kind = if error.kind() == io::ErrorKind::TimedOut {
+        FailureKind::Timeout
+    } else {
+        FailureKind::Refused
+    };
     Failure::local(kind, format!("no connection to {place}: {}", escaped(&error.to_string())))
 }
 
@@ -238,13 +266,21 @@ macro_rules! each {
 }
 
 impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         each!(self, stream => Pin::new(stream).poll_read(cx, buf))
     }
 }
 
 impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         each!(self, stream => Pin::new(stream).poll_write(cx, bytes))
     }
 

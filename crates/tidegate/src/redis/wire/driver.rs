@@ -1,8 +1,8 @@
 //! The task behind a connection: connects, lets it serve while it lasts, and connects again.
 //!
-//! One attempt at a time, never one per call. The first after a break starts at once; the next ones wait, each up to twice as long as the one before
-//! and never the same for two clients. Callers who ask in the meantime make it try a little sooner, but not more often
-//! than a few times a second.
+//! One attempt at a time, never one per call. The first after a break starts at once; the next ones
+//! wait, each up to twice as long as the one before and never the same for two clients. Callers who
+//! ask in the meantime make it try a little sooner, but not more often than a few times a second.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -14,11 +14,13 @@ use super::conn::Conn;
 use super::outcome::{Failure, FailureKind};
 use super::serving::{Ended, Serving};
 
-/// The shortest and the longest bound of the wait before an attempt. The wait itself is anything from nothing to the bound.
+/// The shortest and the longest bound of the wait before an attempt. The wait itself is anything
+/// from nothing to the bound.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 /// With callers asking, the wait is no longer than something between these.
-const DEMANDED_WAIT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(250));
+const DEMANDED_WAIT: (Duration, Duration) =
+    (Duration::from_millis(100), Duration::from_millis(250));
 /// Wrong credentials do not become right by trying, and servers log every attempt.
 const REJECTED_WAIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// A connection that lives shorter than this did not really come about.
@@ -48,7 +50,8 @@ async fn run(conn: &Arc<Conn>) {
         let opened = match tokio::time::timeout(limit, conn.dialer.open()).await {
             Ok(opened) => opened,
             Err(_) => {
-                let text = format!("no connection to {} within {} ms", conn.dialer, limit.as_millis());
+                let text =
+                    format!("no connection to {} within {} ms", conn.dialer, limit.as_millis());
                 Err(Failure::local(FailureKind::Timeout, text))
             }
         };
@@ -94,8 +97,9 @@ async fn run(conn: &Arc<Conn>) {
 
 /// Waits before the next attempt.
 async fn wait(conn: &Conn, failures: u32, failure: &Failure) {
-    let doubled =
-        |first: Duration, longest: Duration| first.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(longest);
+    let doubled = |first: Duration, longest: Duration| {
+        first.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(longest)
+    };
     let chance = &conn.settings.chance;
     let (bound, demanded) = match failure.kind() {
         FailureKind::NoAuth | FailureKind::WrongPass | FailureKind::NoPerm => {

@@ -1,31 +1,42 @@
-//! What must hold of any bytes that a server sends, as a function that panics where it does not. No API.
+//! What must hold of any bytes that a server sends, as a function that panics where it does not. No
+//! API.
 
 use super::resp::{Malformed, Scanner, Value, decode};
 
 /// The largest reply, as small as the bytes that a fuzzer makes.
 const MAX: usize = 4 << 10;
 
-/// Replies, cut into pieces: the same values or the same refusal whatever the cuts, bounded in depth and number by what was sent, and written and read again
-/// they are the same. The first byte says how large the pieces are.
+/// Replies, cut into pieces: the same values or the same refusal whatever the cuts, bounded in
+/// depth and number by what was sent, and written and read again they are the same. The first byte
+/// says how large the pieces are.
 pub fn replies(data: &[u8]) {
     let Some((first, stream)) = data.split_first() else { return };
     let whole = read(stream, stream.len().max(1), MAX);
     for piece in [1, 1 + usize::from(*first)] {
         let cut = read(stream, piece, MAX);
         assert_eq!(cut.0, whole.0, "{} in pieces of {piece}", stream.escape_ascii());
-        assert_eq!(cut.1.is_err(), whole.1.is_err(), "{} in pieces of {piece}", stream.escape_ascii());
+        assert_eq!(
+            cut.1.is_err(),
+            whole.1.is_err(),
+            "{} in pieces of {piece}",
+            stream.escape_ascii()
+        );
     }
     for value in whole.0 {
         let mut size = Size::default();
         size.add(&value, 0);
-        assert!(size.depth <= 16 && size.values * 3 <= MAX && size.bytes <= 3 * MAX, "{size:?}: {value:?}");
+        assert!(
+            size.depth <= 16 && size.values * 3 <= MAX && size.bytes <= 3 * MAX,
+            "{size:?}: {value:?}"
+        );
         let mut written = Vec::new();
         write(&value, &mut written);
         assert_eq!(read(&written, written.len(), usize::MAX), (vec![value], Ok(0)));
     }
 }
 
-/// All values of a stream that comes in pieces, and then how much is left of an incomplete one, or why the next is none.
+/// All values of a stream that comes in pieces, and then how much is left of an incomplete one, or
+/// why the next is none.
 fn read(stream: &[u8], piece: usize, max: usize) -> (Vec<Value>, Result<usize, Malformed>) {
     let (mut scanner, mut start, mut values) = (Scanner::default(), 0, Vec::new());
     let ends = (1..=stream.len() / piece).map(|pieces| pieces * piece).chain([stream.len()]);
@@ -36,7 +47,10 @@ fn read(stream: &[u8], piece: usize, max: usize) -> (Vec<Value>, Result<usize, M
                 Err(malformed) => return (values, Err(malformed)),
                 Ok(Some(length)) => {
                     let reply = &stream[start..start + length];
-                    values.push(decode(reply).unwrap_or_else(|why| panic!("{}: {why}", reply.escape_ascii())));
+                    values.push(
+                        decode(reply)
+                            .unwrap_or_else(|why| panic!("{}: {why}", reply.escape_ascii())),
+                    );
                     start += length;
                 }
             }
@@ -57,12 +71,19 @@ impl Size {
         self.depth = self.depth.max(depth);
         self.values += 1;
         match value {
-            Value::Array(items) | Value::Push(items) => items.iter().for_each(|item| self.add(item, depth + 1)),
+            Value::Array(items) | Value::Push(items) => {
+                items.iter().for_each(|item| self.add(item, depth + 1))
+            }
             Value::Map(pairs) => {
-                pairs.iter().flat_map(|(key, value)| [key, value]).for_each(|item| self.add(item, depth + 1));
+                pairs
+                    .iter()
+                    .flat_map(|(key, value)| [key, value])
+                    .for_each(|item| self.add(item, depth + 1));
             }
             Value::Bulk(bytes) => self.bytes += bytes.len(),
-            Value::Simple(text) | Value::Double(text) | Value::Error(text) => self.bytes += text.len(),
+            Value::Simple(text) | Value::Double(text) | Value::Error(text) => {
+                self.bytes += text.len()
+            }
             Value::Nil | Value::Int(_) | Value::Bool(_) => {}
         }
     }

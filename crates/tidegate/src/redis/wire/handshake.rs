@@ -12,8 +12,14 @@ use super::url::{Login, Protocol};
 /// The largest reply to a greeting.
 const MAX_GREETING: usize = 64 << 10;
 
-/// Greets the server behind `stream`, and makes sure that it takes writes if it is to be a `primary`.
-pub(super) async fn greet(stream: Stream, profile: &Profile, place: &Place, primary: bool) -> Result<Opened, Failure> {
+/// Greets the server behind `stream`, and makes sure that it takes writes if it is to be a
+/// `primary`.
+pub(super) async fn greet(
+    stream: Stream,
+    profile: &Profile,
+    place: &Place,
+    primary: bool,
+) -> Result<Opened, Failure> {
     let mut chat = Chat::new(stream, place);
     introduce(&mut chat, &profile.login, profile.protocol, &profile.client_name).await?;
     if profile.database > 0 {
@@ -44,7 +50,8 @@ pub(super) async fn introduce(
         words.extend(["SETNAME", name]);
         match chat.ask(&words).await? {
             Ok(_) => return Ok(()),
-            // A server, or something in between, that knows no HELLO. If RESP3 was asked for, nothing else will do.
+            // A server, or something in between, that knows no HELLO. If RESP3 was asked for,
+            // nothing else will do.
             Err(error) if protocol.is_none() && knows_no_hello(&error) => {}
             Err(error) => return Err(chat.rejected("HELLO", &error)),
         }
@@ -58,10 +65,13 @@ pub(super) async fn introduce(
             return Err(chat.rejected("AUTH", &error));
         }
     }
-    // Only to be recognised in CLIENT LIST; a user who may not do this may still do all that matters.
+    // Only to be recognised in CLIENT LIST; a user who may not do this may still do all that
+    // matters.
     let named = chat.ask(&["CLIENT", "SETNAME", name]).await?;
     match named {
-        Err(error) if matches!(rule(&error).kind, FailureKind::NoAuth | FailureKind::MaxClients) => {
+        Err(error)
+            if matches!(rule(&error).kind, FailureKind::NoAuth | FailureKind::MaxClients) =>
+        {
             Err(chat.rejected("CLIENT SETNAME", &error))
         }
         _ => Ok(()),
@@ -110,7 +120,8 @@ impl Chat {
     pub(super) async fn ask(&mut self, words: &[&str]) -> Result<Result<Value, String>, Failure> {
         let mut bytes = Vec::new();
         put_command(&mut bytes, words);
-        // A server that has no room for us answers before we ask, and closes. So whatever becomes of the question, the answer is read.
+        // A server that has no room for us answers before we ask, and closes. So whatever becomes
+        // of the question, the answer is read.
         let written = async {
             self.stream.write_all(&bytes).await?;
             self.stream.flush().await
@@ -118,9 +129,12 @@ impl Chat {
         let written = written.await;
         let mut scanner = Scanner::default();
         loop {
-            let found = scanner.scan(&self.input, MAX_GREETING).map_err(|malformed| self.protocol(malformed))?;
+            let found = scanner
+                .scan(&self.input, MAX_GREETING)
+                .map_err(|malformed| self.protocol(malformed))?;
             if let Some(length) = found {
-                let value = decode(&self.input[..length]).map_err(|malformed| self.protocol(malformed))?;
+                let value =
+                    decode(&self.input[..length]).map_err(|malformed| self.protocol(malformed))?;
                 self.input.drain(..length);
                 match value {
                     Value::Push(_) => continue,
@@ -130,7 +144,8 @@ impl Chat {
             }
             match self.stream.read_buf(&mut self.input).await {
                 Ok(0) => {
-                    let closed = io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed it");
+                    let closed =
+                        io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed it");
                     return Err(self.broken(&written.err().unwrap_or(closed)));
                 }
                 Ok(_) => {}
@@ -139,7 +154,8 @@ impl Chat {
         }
     }
 
-    /// What to tell when the server answered `command` with an error. The command is named without its arguments.
+    /// What to tell when the server answered `command` with an error. The command is named without
+    /// its arguments.
     pub(super) fn rejected(&self, command: &str, error: &str) -> Failure {
         Failure::said(rule(error).kind, error).during(&format!("{} rejected {command}", self.place))
     }

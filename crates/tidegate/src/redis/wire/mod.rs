@@ -1,8 +1,10 @@
-//! The connection layer: commands go to the server that owns a slot, and every one ends as applied, not applied, or unknown.
+//! The connection layer: commands go to the server that owns a slot, and every one ends as applied,
+//! not applied, or unknown.
 //!
-//! In reading order: [`Router`] is what the store holds. It knows the [`node`]s of a topology, each a few [`conn`]ections that many
-//! callers share. A task per connection, [`driver`], connects; while a connection is up, [`serving`] is the only one that touches the socket. What replies and failures mean
-//! stands in one table, [`outcome`].
+//! In reading order: [`Router`] is what the store holds. It knows the [`node`]s of a topology, each
+//! a few [`conn`]ections that many callers share. A task per connection, [`driver`], connects;
+//! while a connection is up, [`serving`] is the only one that touches the socket. What replies and
+//! failures mean stands in one table, [`outcome`].
 //!
 //! ```text
 //!  caller            caller           caller
@@ -19,9 +21,10 @@
 //! What holds of every call:
 //!
 //! - It ends by its deadline, whatever the server, the network or the driver do.
-//! - *Not applied* means that no byte of it was given to the socket, or that the server said so. Only such a call is tried
-//!   again, once.
-//! - A caller gets its own reply or none. Places in line are given up only by the driver, when the reply has come.
+//! - *Not applied* means that no byte of it was given to the socket, or that the server said so.
+//!   Only such a call is tried again, once.
+//! - A caller gets its own reply or none. Places in line are given up only by the driver, when the
+//!   reply has come.
 //! - Queues, replies, redirects, attempts to connect and the places in line are bounded.
 
 mod chance;
@@ -68,7 +71,8 @@ pub use tls_problem::{described as rustls_problem, no_pem, pem_problem, tls_prob
 pub(crate) use url::Secret;
 pub use url::{InvalidSecret, RedisUrl, RedisUrlError};
 
-/// How to connect, and what may be waited for and kept. [`Router::new`] refuses what makes no sense.
+/// How to connect, and what may be waited for and kept. [`Router::new`] refuses what makes no
+/// sense.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     /// How long one call may take, everything included. [`Router::deadline`] counts from now.

@@ -41,7 +41,8 @@ pub(super) struct Means {
 pub(super) struct Node {
     id: NodeId,
     conns: Box<[Arc<Conn>]>,
-    /// Whether a redirect has led here since the map was last read. Then it is a node, whether it has slots or not.
+    /// Whether a redirect has led here since the map was last read. Then it is a node, whether it
+    /// has slots or not.
     pub(super) pointed_at: AtomicBool,
     next: AtomicUsize,
     /// The scripts that somebody is just loading.
@@ -70,7 +71,8 @@ impl Drop for Node {
 impl Node {
     pub(super) fn new(place: Place, means: &Means) -> Arc<Self> {
         let connect = |_| {
-            let dialer = Dialer::new(place.clone(), Arc::clone(&means.profile), means.sentinels.clone());
+            let dialer =
+                Dialer::new(place.clone(), Arc::clone(&means.profile), means.sentinels.clone());
             Conn::new(dialer, Arc::clone(&means.settings), Arc::clone(&means.counting))
         };
         let conns = (0..means.settings.connections_per_node).map(connect).collect();
@@ -100,7 +102,8 @@ impl Node {
         self.conns.iter().any(|conn| conn.is_up())
     }
 
-    /// The connection for the next call: in turns, passing over those that are down while another is up.
+    /// The connection for the next call: in turns, passing over those that are down while another
+    /// is up.
     pub(super) fn conn(&self) -> &Arc<Conn> {
         let [only] = &*self.conns else {
             let start = self.next.fetch_add(1, Ordering::Relaxed) % self.conns.len();
@@ -111,8 +114,10 @@ impl Node {
         only
     }
 
-    /// Runs a script by its digest. If the server does not have it, one caller loads it, and everybody else who finds that out runs it again, at once behind
-    /// the script over the same connection, or when it has been loaded over another. Whoever meets a server without it time and again, because it is told to forget all scripts, sends the text.
+    /// Runs a script by its digest. If the server does not have it, one caller loads it, and
+    /// everybody else who finds that out runs it again, at once behind the script over the same
+    /// connection, or when it has been loaded over another. Whoever meets a server without it time
+    /// and again, because it is told to forget all scripts, sends the text.
     pub(super) async fn eval<K: AsRef<[u8]>, A: AsRef<[u8]>>(
         &self,
         conn: &Arc<Conn>,
@@ -132,7 +137,9 @@ impl Node {
             ended.as_mut().enable();
             match self.turn(call.script.sha(), conn, loads) {
                 Turn::Mine(loading) => {
-                    let reply = call.run(conn, How { load: Some(&loading.load), ..by_digest }, deadline).await;
+                    let reply = call
+                        .run(conn, How { load: Some(&loading.load), ..by_digest }, deadline)
+                        .await;
                     if !matches!(reply, Reply::Failed { .. }) {
                         self.counting.script_loads.one();
                         loading.succeeded();
@@ -157,17 +164,23 @@ impl Node {
         reply
     }
 
-    /// Whose turn it is to load a script, for a caller who found it missing when `loads` loads had ended.
+    /// Whose turn it is to load a script, for a caller who found it missing when `loads` loads had
+    /// ended.
     fn turn(&self, sha: &str, conn: &Arc<Conn>, loads: u64) -> Turn<'_> {
         let mut loading = self.loading.lock();
         if self.loads.load(Ordering::Acquire) != loads {
             return Turn::Loaded;
         }
         if let Some(other) = loading.iter().find(|other| other.sha == sha) {
-            let is_before_us = Arc::ptr_eq(&other.conn, conn) && other.is_sent.load(Ordering::Acquire);
+            let is_before_us =
+                Arc::ptr_eq(&other.conn, conn) && other.is_sent.load(Ordering::Acquire);
             return if is_before_us { Turn::Behind } else { Turn::Others };
         }
-        let load = Arc::new(Load { sha: sha.into(), conn: Arc::clone(conn), is_sent: AtomicBool::new(false) });
+        let load = Arc::new(Load {
+            sha: sha.into(),
+            conn: Arc::clone(conn),
+            is_sent: AtomicBool::new(false),
+        });
         loading.push(Arc::clone(&load));
         Turn::Mine(Loading { node: self, load })
     }

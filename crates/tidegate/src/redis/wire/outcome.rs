@@ -1,7 +1,8 @@
 //! What became of a call, and why: the one table from which everything else follows.
 //!
-//! An error says either that the command was certainly not executed, so that it may be sent again, or it leaves that open.
-//! [`rule`] decides it for everything that a server can say; [`Failure::local`] for what happens without one.
+//! An error says either that the command was certainly not executed, so that it may be sent again,
+//! or it leaves that open. [`rule`] decides it for everything that a server can say;
+//! [`Failure::local`] for what happens without one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -64,9 +65,11 @@ pub enum FailureKind {
     NoPerm,
     /// The server does not have the database that the URL names.
     NoDatabase,
-    /// The server does not know a command that is needed: `EVALSHA`, `SCRIPT`, or one that the script calls.
+    /// The server does not know a command that is needed: `EVALSHA`, `SCRIPT`, or one that the
+    /// script calls.
     Unsupported,
-    /// The URL names another kind of deployment: a single server where there is a cluster, or the reverse.
+    /// The URL names another kind of deployment: a single server where there is a cluster, or the
+    /// reverse.
     Topology,
     /// The server is out of memory.
     Oom,
@@ -102,8 +105,9 @@ impl Failure {
         self.kind
     }
 
-    /// Whether waiting cannot mend it: the configuration has to change, on this side or on the server. Wrong credentials, missing
-    /// rights, a database that does not exist, a replica at a fixed address, a certificate that is not trusted, no scripting.
+    /// Whether waiting cannot mend it: the configuration has to change, on this side or on the
+    /// server. Wrong credentials, missing rights, a database that does not exist, a replica at a
+    /// fixed address, a certificate that is not trusted, no scripting.
     pub fn is_permanent(&self) -> bool {
         use FailureKind as K;
         let permanent = matches!(
@@ -121,12 +125,14 @@ impl Failure {
         permanent && !self.passes
     }
 
-    /// Whether the server answers and takes no charges: a [permanent](Failure::is_permanent) failure, or a state of the server or
-    /// of the cluster in which it takes no writes.
+    /// Whether the server answers and takes no charges: a [permanent](Failure::is_permanent)
+    /// failure, or a state of the server or of the cluster in which it takes no writes.
     pub fn is_refusal(&self) -> bool {
         use FailureKind as K;
-        let takes_no_writes =
-            matches!(self.kind, K::Oom | K::Misconf | K::NoReplicas | K::ReadOnly | K::MasterDown | K::ClusterDown);
+        let takes_no_writes = matches!(
+            self.kind,
+            K::Oom | K::Misconf | K::NoReplicas | K::ReadOnly | K::MasterDown | K::ClusterDown
+        );
         takes_no_writes || self.is_permanent()
     }
 
@@ -184,8 +190,9 @@ pub(super) enum Then {
     Ask,
     /// Look for the server that takes writes, and try there once.
     Rediscover,
-    /// Wait a moment and try once more; the map of the cluster may have changed, too. What stands in the way is often gone by then: when two nodes
-    /// change places, the others may hear that the old one has given up its slots before they hear who has them.
+    /// Wait a moment and try once more; the map of the cluster may have changed, too. What stands
+    /// in the way is often gone by then: when two nodes change places, the others may hear that the
+    /// old one has given up its slots before they hear who has them.
     Wait,
     /// Drop the connection, so that the next one authenticates anew.
     Reconnect,
@@ -202,9 +209,10 @@ pub(super) struct Ruling {
 
 /// The table: what an error reply means.
 ///
-/// A script that fails half-way may have written. But some errors can only meet a script at its first write: whether a server is a replica, is out
-/// of memory, cannot persist or lacks replicas is settled before a script starts and does not change until it ends. So
-/// these mean *not applied* even when a script raised them.
+/// A script that fails half-way may have written. But some errors can only meet a script at its
+/// first write: whether a server is a replica, is out of memory, cannot persist or lacks replicas
+/// is settled before a script starts and does not change until it ends. So these mean *not applied*
+/// even when a script raised them.
 pub(super) fn rule(error: &str) -> Ruling {
     use FailureKind as K;
     let (code, in_script) = code_of(error);
@@ -236,15 +244,25 @@ pub(super) fn rule(error: &str) -> Ruling {
             // The command never came to run.
             _ if starts(error, "ERR unknown command") => (K::Unsupported, true, Then::GiveUp),
             _ if starts(error, "ERR unknown subcommand") => (K::Unsupported, true, Then::GiveUp),
-            _ if starts(error, "ERR This instance has cluster support disabled") => (K::Topology, true, Then::GiveUp),
-            _ if starts(error, "ERR DB index is out of range") => (K::NoDatabase, true, Then::GiveUp),
+            _ if starts(error, "ERR This instance has cluster support disabled") => {
+                (K::Topology, true, Then::GiveUp)
+            }
+            _ if starts(error, "ERR DB index is out of range") => {
+                (K::NoDatabase, true, Then::GiveUp)
+            }
             _ if starts(error, "ERR invalid DB index") => (K::NoDatabase, true, Then::GiveUp),
-            _ if starts(error, "ERR SELECT is not allowed in cluster mode") => (K::NoDatabase, true, Then::GiveUp),
+            _ if starts(error, "ERR SELECT is not allowed in cluster mode") => {
+                (K::NoDatabase, true, Then::GiveUp)
+            }
             _ if starts(error, "ERR wrong number of arguments") => (K::Other, true, Then::GiveUp),
             _ if starts(error, "ERR Error compiling script") => (K::Script, true, Then::GiveUp),
             _ if starts(error, "ERR invalid password") => (K::WrongPass, true, Then::GiveUp),
-            _ if starts(error, "ERR AUTH <password> called without") => (K::WrongPass, true, Then::GiveUp),
-            _ if starts(error, "ERR Client sent AUTH, but no password") => (K::WrongPass, true, Then::GiveUp),
+            _ if starts(error, "ERR AUTH <password> called without") => {
+                (K::WrongPass, true, Then::GiveUp)
+            }
+            _ if starts(error, "ERR Client sent AUTH, but no password") => {
+                (K::WrongPass, true, Then::GiveUp)
+            }
             _ => (K::Other, false, Then::GiveUp),
         },
         // What we have never heard of may have happened at any time.
@@ -258,10 +276,12 @@ fn lacks_permission(error: &str) -> bool {
     error.contains("ACL failure in script") || error.contains("The user executing the script can't")
 }
 
-/// What servers say when a script calls a command that they do not have: `Unknown Redis command called from Lua script` (6.2),
-/// `Unknown Redis command called from script` (7.0 and later), `Unknown command called from script` (Valkey).
+/// What servers say when a script calls a command that they do not have: `Unknown Redis command
+/// called from Lua script` (6.2), `Unknown Redis command called from script` (7.0 and later),
+/// `Unknown command called from script` (Valkey).
 pub(crate) fn is_unknown_command(error: &str) -> bool {
-    error.contains("Unknown Redis command called from") || error.contains("Unknown command called from")
+    error.contains("Unknown Redis command called from")
+        || error.contains("Unknown command called from")
 }
 
 fn starts(text: &str, prefix: &str) -> bool {
@@ -270,15 +290,16 @@ fn starts(text: &str, prefix: &str) -> bool {
 
 /// The code of an error, and whether a script raised it.
 ///
-/// From Redis 7 on an error keeps its code and says at its end where in the script it was raised. Redis 6.2 begins with
-/// `ERR Error running script` and has the code, if any, further in.
+/// From Redis 7 on an error keeps its code and says at its end where in the script it was raised.
+/// Redis 6.2 begins with `ERR Error running script` and has the code, if any, further in.
 fn code_of(error: &str) -> (&str, bool) {
     fn first(text: &str) -> &str {
         text.split([' ', '\r', '\n']).next().unwrap_or("")
     }
     if starts(error, "ERR Error running script") {
         let words = error.split(": ").skip(1).map(|part| first(part.trim_start_matches('-')));
-        let mut codes = words.filter(|word| word.len() > 2 && word.bytes().all(|byte| byte.is_ascii_uppercase()));
+        let mut codes = words
+            .filter(|word| word.len() > 2 && word.bytes().all(|byte| byte.is_ascii_uppercase()));
         return (codes.next().unwrap_or("ERR"), true);
     }
     (first(error), error.contains("on @user_script:") || error.starts_with("ERR user_script"))
@@ -389,7 +410,9 @@ fn advice(kind: FailureKind, text: &str) -> &'static str {
             "Assign every slot to a node that is up: `redis-cli --cluster check HOST:PORT` names the slots that no node serves, \
              `redis-cli --cluster fix HOST:PORT` assigns them."
         }
-        K::Oom => "Give the server more memory (CONFIG SET maxmemory), or take something away from it.",
+        K::Oom => {
+            "Give the server more memory (CONFIG SET maxmemory), or take something away from it."
+        }
         K::Misconf => "Look at the server's log and its disk: it cannot write its snapshot.",
         K::NoReplicas => "Bring its replicas back: min-replicas-to-write asks for them.",
         _ => "",
@@ -399,8 +422,8 @@ fn advice(kind: FailureKind, text: &str) -> &'static str {
 /// The longest text of a server that is shown, in bytes.
 const MAX_SAID: usize = 128;
 
-/// Printable, on one line, and short. A server that does not know a command repeats its arguments, which may be
-/// credentials: they are left out.
+/// Printable, on one line, and short. A server that does not know a command repeats its arguments,
+/// which may be credentials: they are left out.
 pub(super) fn escaped(text: &str) -> String {
     let text = text.find(", with args beginning with").map_or(text, |at| &text[..at]);
     // Nor does the digest of the script help anybody.

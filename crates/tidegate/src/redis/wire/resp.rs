@@ -1,15 +1,17 @@
 //! Bytes and values: the RESP2 and RESP3 protocols, as a client needs them.
 //!
-//! A reply is read in two steps. [`Scanner`] finds out where it ends, looking at every byte once however it is cut up, and
-//! refuses what is malformed or too large before it is all there. [`decode`] then makes a [`Value`] of a reply that is
-//! complete. Nothing is ever allocated because a reply announces a length; only bytes that have come count. Neither step
-//! recurses: how deep a reply nests and how many attributes it has is up to the server, so both are counted and bounded.
+//! A reply is read in two steps. [`Scanner`] finds out where it ends, looking at every byte once
+//! however it is cut up, and refuses what is malformed or too large before it is all there.
+//! [`decode`] then makes a [`Value`] of a reply that is complete. Nothing is ever allocated because
+//! a reply announces a length; only bytes that have come count. Neither step recurses: how deep a
+//! reply nests and how many attributes it has is up to the server, so both are counted and bounded.
 
 use std::fmt;
 
 /// How deep replies may be nested. `CLUSTER SLOTS`, the deepest we ask for, needs five levels.
 const MAX_DEPTH: usize = 16;
-/// How many attributes one reply may have. We ask for none; a server that has some to tell sends one before a value.
+/// How many attributes one reply may have. We ask for none; a server that has some to tell sends
+/// one before a value.
 const MAX_ATTRIBUTES: usize = 64;
 /// The longest line that carries a number. Twenty digits and a sign are the longest that is one.
 const MAX_NUMBER_LINE: usize = 32;
@@ -99,7 +101,8 @@ impl fmt::Display for Malformed {
     }
 }
 
-/// Finds the end of a reply, however the bytes are cut up. Remembers where it was, so no byte is looked at twice.
+/// Finds the end of a reply, however the bytes are cut up. Remembers where it was, so no byte is
+/// looked at twice.
 #[derive(Debug, Default)]
 pub(super) struct Scanner {
     /// Where the element that is being read begins.
@@ -116,8 +119,9 @@ pub(super) struct Scanner {
 }
 
 impl Scanner {
-    /// How long the reply at the start of `bytes` is, or nothing while it is not complete. `bytes` must begin with the same
-    /// bytes at every call. After an answer the scanner is ready for the next reply.
+    /// How long the reply at the start of `bytes` is, or nothing while it is not complete. `bytes`
+    /// must begin with the same bytes at every call. After an answer the scanner is ready for the
+    /// next reply.
     pub(super) fn scan(&mut self, bytes: &[u8], max: usize) -> Result<Option<usize>, Malformed> {
         if bytes.len() < self.need {
             return if bytes.len() > max { Err(Malformed::TooLarge) } else { Ok(None) };
@@ -171,7 +175,8 @@ impl Scanner {
                 return Err(Malformed::TooLarge);
             }
             if end > bytes.len() {
-                // The line stays as it is found; it is read again, once, when all that it announces has come.
+                // The line stays as it is found; it is read again, once, when all that it announces
+                // has come.
                 self.need = end;
                 return Ok(None);
             }
@@ -205,7 +210,8 @@ impl Scanner {
             return if bytes.len() > max { Err(Malformed::TooLarge) } else { Ok(None) };
         };
         let newline = from + found;
-        // Where the line has only just been found, the search starts at it again if more has to come.
+        // Where the line has only just been found, the search starts at it again if more has to
+        // come.
         self.searched = newline;
         if newline < self.at + 2 || bytes[newline - 1] != b'\r' {
             return Err(Malformed::Garbage);
@@ -235,7 +241,8 @@ impl Scanner {
 /// The value of a reply that [`Scanner`] found complete.
 pub(super) fn decode(bytes: &[u8]) -> Result<Value, Malformed> {
     let mut rest = bytes;
-    // Lists that lack elements, the innermost last. A reply that is no list allocates nothing for it.
+    // Lists that lack elements, the innermost last. A reply that is no list allocates nothing for
+    // it.
     let mut open: Vec<List> = Vec::new();
     loop {
         let mut done = match decode_element(&mut rest)? {
@@ -249,8 +256,8 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Value, Malformed> {
                 None
             }
         };
-        // A value may be the last of its list, and that list the last of its own. An attribute is no element of the list
-        // around it: the value that it is about comes next.
+        // A value may be the last of its list, and that list the last of its own. An attribute is
+        // no element of the list around it: the value that it is about comes next.
         while let Some(value) = done {
             let Some(mut list) = open.pop() else {
                 return if rest.is_empty() { Ok(value) } else { Err(Malformed::Garbage) };
@@ -285,7 +292,8 @@ struct List {
 
 impl List {
     fn new(kind: u8, count: usize, rest: &[u8]) -> Self {
-        // An element takes three bytes at least, and all of them are here. What an attribute tells is not kept.
+        // An element takes three bytes at least, and all of them are here. What an attribute tells
+        // is not kept.
         let most = if kind == b'|' { 0 } else { rest.len() / 3 + 1 };
         List { kind, lacking: count, items: Vec::with_capacity(count.min(most)) }
     }
@@ -413,7 +421,8 @@ fn put_number(out: &mut Vec<u8>, kind: u8, number: usize) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// The digits of a number at the end of a buffer, with room for one byte before them, and where they begin.
+/// The digits of a number at the end of a buffer, with room for one byte before them, and where
+/// they begin.
 fn decimal(mut number: usize) -> ([u8; 21], usize) {
     let mut digits = [0; 21];
     let mut from = digits.len();

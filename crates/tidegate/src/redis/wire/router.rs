@@ -1,4 +1,5 @@
-//! Sends calls to the server that must answer them, and decides by the table what to do when it does not.
+//! Sends calls to the server that must answer them, and decides by the table what to do when it
+//! does not.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,10 +20,12 @@ use super::{Counters, MAX_CONNECTIONS, NodeId, RedisUrl, Script, Settings};
 /// How often one call follows a slot that has moved.
 const MAX_REDIRECTS: u32 = 3;
 
-/// How long to wait for a cluster that cannot answer at the moment, and at most so large a part of the time that is left.
+/// How long to wait for a cluster that cannot answer at the moment, and at most so large a part of
+/// the time that is left.
 const MOMENT: (Duration, u32) = (Duration::from_millis(50), 4);
 
-/// Calls to the servers behind one address. Cheap to clone; everything ends when the last clone is dropped.
+/// Calls to the servers behind one address. Cheap to clone; everything ends when the last clone is
+/// dropped.
 #[derive(Clone)]
 pub(crate) struct Router(Arc<Inner>);
 
@@ -39,13 +42,15 @@ enum Topology {
 }
 
 impl Router {
-    /// Checks address and settings, and reads the files of TLS. Connects when the first call is made, so a server that is down stops nobody
-    /// from starting.
+    /// Checks address and settings, and reads the files of TLS. Connects when the first call is
+    /// made, so a server that is down stops nobody from starting.
     pub(crate) fn new(url: RedisUrl, settings: Settings) -> Result<Router, Failure> {
         check(&settings)?;
         #[cfg(not(feature = "redis-tls"))]
         if url.tls.is_some() {
-            let text = format!("{url} is over TLS: expected tidegate to be built with its feature redis-tls");
+            let text = format!(
+                "{url} is over TLS: expected tidegate to be built with its feature redis-tls"
+            );
             return Err(Failure::local(FailureKind::Tls, text));
         }
         let profile = |login: &Login, database| -> Result<Profile, Failure> {
@@ -72,7 +77,8 @@ impl Router {
             Servers::Unix(path) => Topology::One(Node::new(Place::Unix(path.clone()), &means)),
             Servers::Sentinel { sentinels, service, login } => {
                 let profile = profile(login, 0)?;
-                let sentinels = Sentinels::new(service, sentinels.clone(), profile, Arc::clone(&counting));
+                let sentinels =
+                    Sentinels::new(service, sentinels.clone(), profile, Arc::clone(&counting));
                 let place = Place::Service(Arc::clone(sentinels.service()));
                 means.sentinels = Some(Arc::new(sentinels));
                 Topology::One(Node::new(place, &means))
@@ -87,7 +93,8 @@ impl Router {
         Instant::now() + self.0.settings.timeout
     }
 
-    /// Runs a script once on the server that owns `slot`. A server that does not have the script is given it.
+    /// Runs a script once on the server that owns `slot`. A server that does not have the script is
+    /// given it.
     pub(crate) async fn eval<K: AsRef<[u8]>, A: AsRef<[u8]>>(
         &self,
         script: &Script,
@@ -140,7 +147,12 @@ impl Router {
     }
 
     /// Runs one command on one server, once.
-    pub(crate) async fn command<W: AsRef<[u8]>>(&self, node: &NodeId, words: &[W], deadline: Instant) -> Outcome {
+    pub(crate) async fn command<W: AsRef<[u8]>>(
+        &self,
+        node: &NodeId,
+        words: &[W],
+        deadline: Instant,
+    ) -> Outcome {
         let known = match &self.0.topology {
             Topology::One(known) => Some(known).filter(|known| known.id() == node).cloned(),
             Topology::Cluster(cluster) => cluster.node(node),
@@ -162,8 +174,8 @@ impl Router {
         }
     }
 
-    /// Which server decides about a slot, as far as is known: a number that is the same for the same server, for a while. Slots
-    /// without a server have a number of their own.
+    /// Which server decides about a slot, as far as is known: a number that is the same for the
+    /// same server, for a while. Slots without a server have a number of their own.
     pub(crate) fn place(&self, slot: u16) -> u16 {
         match &self.0.topology {
             Topology::One(_) => 0,
@@ -205,8 +217,11 @@ impl Router {
                 let kind = failure.kind();
                 return match stage {
                     Stage::Begun => (Outcome::Unknown(failure), Next::GiveUp),
-                    // The connection broke before the call was sent, and the next one is being made.
-                    Stage::Queued if kind == FailureKind::Disconnected => (Outcome::NotApplied(failure), Next::Retry),
+                    // The connection broke before the call was sent, and the next one is being
+                    // made.
+                    Stage::Queued if kind == FailureKind::Disconnected => {
+                        (Outcome::NotApplied(failure), Next::Retry)
+                    }
                     // Everything else would meet the same again.
                     Stage::Queued | Stage::Refused => (Outcome::NotApplied(failure), Next::GiveUp),
                 };
@@ -231,15 +246,20 @@ impl Router {
                 Next::Wait
             }
             (Then::Follow, Some(cluster)) => {
-                let found = read_redirect(&text, &node.id().0).and_then(|(slot, host)| cluster.moved(slot, host));
+                let found = read_redirect(&text, &node.id().0)
+                    .and_then(|(slot, host)| cluster.moved(slot, host));
                 if found.is_some() { Next::Owner } else { Next::GiveUp }
             }
             (Then::Ask, Some(cluster)) => {
-                let found = read_redirect(&text, &node.id().0).and_then(|(_, host)| cluster.asked(host));
+                let found =
+                    read_redirect(&text, &node.id().0).and_then(|(_, host)| cluster.asked(host));
                 found.map_or(Next::GiveUp, Next::Ask)
             }
             (Then::Follow | Then::Ask, None) => {
-                return (Outcome::NotApplied(Failure::said(FailureKind::Topology, &text)), Next::GiveUp);
+                return (
+                    Outcome::NotApplied(Failure::said(FailureKind::Topology, &text)),
+                    Next::GiveUp,
+                );
             }
             (Then::Wait, None) => Next::GiveUp,
         };
@@ -275,7 +295,11 @@ fn check(settings: &Settings) -> Result<(), Failure> {
         return wrong(format!("connections_per_node {found}: expected 1 to {MAX_CONNECTIONS}"));
     }
     if !(1..=1 << 20).contains(&settings.max_in_flight) {
-        return wrong(format!("max_in_flight {}: expected 1 to {}", settings.max_in_flight, 1 << 20));
+        return wrong(format!(
+            "max_in_flight {}: expected 1 to {}",
+            settings.max_in_flight,
+            1 << 20
+        ));
     }
     for (name, value) in [
         ("timeout", settings.timeout),

@@ -31,14 +31,24 @@ impl Script {
     }
 
     /// Runs it by its digest.
-    pub(super) fn put_evalsha<K: AsRef<[u8]>, A: AsRef<[u8]>>(&self, out: &mut Vec<u8>, keys: &[K], args: &[A]) {
+    pub(super) fn put_evalsha<K: AsRef<[u8]>, A: AsRef<[u8]>>(
+        &self,
+        out: &mut Vec<u8>,
+        keys: &[K],
+        args: &[A],
+    ) {
         put_header(out, 3 + keys.len() + args.len());
         out.extend_from_slice(&self.by_digest);
         put_rest(out, keys, args);
     }
 
     /// Runs it by its text, which the server keeps.
-    pub(super) fn put_eval<K: AsRef<[u8]>, A: AsRef<[u8]>>(&self, out: &mut Vec<u8>, keys: &[K], args: &[A]) {
+    pub(super) fn put_eval<K: AsRef<[u8]>, A: AsRef<[u8]>>(
+        &self,
+        out: &mut Vec<u8>,
+        keys: &[K],
+        args: &[A],
+    ) {
         put_header(out, 3 + keys.len() + args.len());
         put_word(out, b"EVAL");
         put_word(out, self.text.as_bytes());

@@ -1,8 +1,10 @@
-//! Finding the primary of a service: Sentinel is asked whenever a connection has to be made, and once a second in between.
+//! Finding the primary of a service: Sentinel is asked whenever a connection has to be made, and
+//! once a second in between.
 //!
-//! Every failover has a number, its epoch, which only grows. A sentinel that was cut off from the others may name an old primary, in good faith and
-//! with an old epoch: it is asked last and believed only if nobody knows better. And a primary that was replaced without being told, because it
-//! was cut off itself, is left when a sentinel names another with a newer epoch.
+//! Every failover has a number, its epoch, which only grows. A sentinel that was cut off from the
+//! others may name an old primary, in good faith and with an old epoch: it is asked last and
+//! believed only if nobody knows better. And a primary that was replaced without being told,
+//! because it was cut off itself, is left when a sentinel names another with a newer epoch.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,7 +47,8 @@ pub(super) struct Sentinels {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Primary {
     pub(super) host: Host,
-    /// The number of the failover that made it one. 0 if none did, or if the sentinel does not tell us.
+    /// The number of the failover that made it one. 0 if none did, or if the sentinel does not tell
+    /// us.
     pub(super) epoch: u64,
 }
 
@@ -56,7 +59,12 @@ impl fmt::Debug for Sentinels {
 }
 
 impl Sentinels {
-    pub(super) fn new(service: &str, hosts: Vec<Host>, profile: Profile, counting: Arc<Counting>) -> Self {
+    pub(super) fn new(
+        service: &str,
+        hosts: Vec<Host>,
+        profile: Profile,
+        counting: Arc<Counting>,
+    ) -> Self {
         Sentinels {
             service: service.into(),
             profile,
@@ -91,7 +99,9 @@ impl Sentinels {
     /// Whether there has been a failover since `primary` was named, and another is the primary now.
     pub(super) fn is_replaced(&self, primary: &Primary) -> bool {
         let newest = self.newest.lock();
-        newest.as_ref().is_some_and(|newest| newest.epoch > primary.epoch && newest.host != primary.host)
+        newest
+            .as_ref()
+            .is_some_and(|newest| newest.epoch > primary.epoch && newest.host != primary.host)
     }
 
     async fn ask_all(&self) -> Result<Primary, Failure> {
@@ -111,7 +121,8 @@ impl Sentinels {
                     }
                 }
                 Err(other) => {
-                    // At once, because there may be no time left to ask everybody: then the next attempt begins with the others.
+                    // At once, because there may be no time left to ask everybody: then the next
+                    // attempt begins with the others.
                     self.ask_last(&place);
                     // A sentinel that answered but could not help says more than one that is away.
                     let better = |old: &Failure| is_answer(&other) || !is_answer(old);
@@ -136,35 +147,45 @@ impl Sentinels {
     async fn call(&self, place: &Place) -> Result<Chat, Failure> {
         let stream = connect(place, &self.profile, &Mutex::default()).await?;
         let mut chat = Chat::new(stream, place);
-        introduce(&mut chat, &self.profile.login, self.profile.protocol, &self.profile.client_name).await?;
+        introduce(&mut chat, &self.profile.login, self.profile.protocol, &self.profile.client_name)
+            .await?;
         Ok(chat)
     }
 
     async fn ask(&self, chat: &mut Chat) -> Result<Primary, Failure> {
-        // The epoch first: a failover in between then makes the answer look old, not the old primary new.
+        // The epoch first: a failover in between then makes the answer look old, not the old
+        // primary new.
         let epoch = match chat.ask(&["SENTINEL", "MASTER", &self.service]).await? {
             Ok(about) => epoch_of(&about),
             // We may not ask, or it does not know the service; the next answer tells.
             Err(_) => 0,
         };
-        let answer = match chat.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &self.service]).await? {
+        let answer = match chat.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &self.service]).await?
+        {
             Ok(answer) => answer,
             Err(error) => return Err(chat.rejected("SENTINEL GET-MASTER-ADDR-BY-NAME", &error)),
         };
         let address = match answer.as_array() {
-            Some([name, port]) => name.as_str().zip(port.as_int().and_then(|port| u16::try_from(port).ok())),
+            Some([name, port]) => {
+                name.as_str().zip(port.as_int().and_then(|port| u16::try_from(port).ok()))
+            }
             _ => None,
         };
         match address.and_then(|(name, port)| Host::told(name, port)) {
             Some(host) => Ok(Primary { host, epoch }),
             None => {
-                let text = format!("sentinel {} knows no service named {}", chat.place(), escaped(&self.service));
+                let text = format!(
+                    "sentinel {} knows no service named {}",
+                    chat.place(),
+                    escaped(&self.service)
+                );
                 Err(Failure::local(FailureKind::Unresolved, text))
             }
         }
     }
 
-    /// Asks a sentinel now and then whether the primary is still the same, as long as anybody holds this.
+    /// Asks a sentinel now and then whether the primary is still the same, as long as anybody holds
+    /// this.
     pub(super) fn watch(self: &Arc<Self>) {
         if !self.watching.swap(true, Ordering::Relaxed) {
             let watch = Watch(Arc::downgrade(self));
@@ -221,18 +242,24 @@ fn too_slow(place: &Place) -> Failure {
 }
 
 fn is_answer(failure: &Failure) -> bool {
-    !matches!(failure.kind(), FailureKind::Refused | FailureKind::Timeout | FailureKind::Disconnected)
+    !matches!(
+        failure.kind(),
+        FailureKind::Refused | FailureKind::Timeout | FailureKind::Disconnected
+    )
 }
 
-/// `config-epoch` of what `SENTINEL MASTER` tells: a map in RESP3, names and values in turn in RESP2.
+/// `config-epoch` of what `SENTINEL MASTER` tells: a map in RESP3, names and values in turn in
+/// RESP2.
 fn epoch_of(about: &Value) -> u64 {
     let epoch = match about {
-        Value::Map(pairs) => {
-            pairs.iter().find(|(name, _)| name.as_str() == Some("config-epoch")).map(|(_, value)| value)
-        }
-        Value::Array(words) => {
-            words.chunks_exact(2).find(|pair| pair[0].as_str() == Some("config-epoch")).map(|pair| &pair[1])
-        }
+        Value::Map(pairs) => pairs
+            .iter()
+            .find(|(name, _)| name.as_str() == Some("config-epoch"))
+            .map(|(_, value)| value),
+        Value::Array(words) => words
+            .chunks_exact(2)
+            .find(|pair| pair[0].as_str() == Some("config-epoch"))
+            .map(|pair| &pair[1]),
         _ => None,
     };
     epoch.and_then(Value::as_int).and_then(|epoch| u64::try_from(epoch).ok()).unwrap_or(0)

@@ -16,7 +16,8 @@ use super::sentinel::Primary;
 
 /// How much is read at once.
 const READ: usize = 16 << 10;
-/// With so many calls unanswered a server has something to do until the next write. Fewer, and it may run idle: then every call is sent at once.
+/// With so many calls unanswered a server has something to do until the next write. Fewer, and it
+/// may run idle: then every call is sent at once.
 const ENOUGH: usize = 32;
 /// How large a buffer may stay when it is empty.
 const KEEP: usize = 256 << 10;
@@ -60,7 +61,8 @@ pub(super) struct Serving<'a> {
     woken: Vec<Waker>,
     tick: Pin<Box<Sleep>>,
     tick_every: Duration,
-    /// Whether anything came since the last tick, and for how many ticks nothing has while somebody waited, or nobody has.
+    /// Whether anything came since the last tick, and for how many ticks nothing has while somebody
+    /// waited, or nobody has.
     heard: bool,
     silent: u32,
     idle: u32,
@@ -110,7 +112,9 @@ impl<'a> Serving<'a> {
         while let Poll::Ready(read) = self.read(context) {
             match read {
                 Ok(true) => {}
-                Ok(false) => return Poll::Ready(Ended::Broken(self.broken("the server closed it"))),
+                Ok(false) => {
+                    return Poll::Ready(Ended::Broken(self.broken("the server closed it")));
+                }
                 Err(failure) => return Poll::Ready(Ended::Broken(failure)),
             }
         }
@@ -131,7 +135,8 @@ impl<'a> Serving<'a> {
                 self.end -= self.start;
                 self.start = 0;
             } else {
-                // Only ever as large as twice what has come; how much may come is bounded by the scanner.
+                // Only ever as large as twice what has come; how much may come is bounded by the
+                // scanner.
                 self.input.resize(self.input.len() * 2, 0);
             }
         }
@@ -166,7 +171,8 @@ impl<'a> Serving<'a> {
                 Ok(None) => return Ok(()),
                 Err(malformed) => {
                     self.conn.counting.protocol_errors.one();
-                    let text = format!("the reply of {} was refused: {malformed}", self.conn.dialer);
+                    let text =
+                        format!("the reply of {} was refused: {malformed}", self.conn.dialer);
                     return Err(Failure::local(FailureKind::Protocol, text));
                 }
             };
@@ -198,7 +204,8 @@ impl<'a> Serving<'a> {
         Ok(())
     }
 
-    /// A reply that nobody waits for. An error may be worth repeating: a server that wants to be rid of us says so.
+    /// A reply that nobody waits for. An error may be worth repeating: a server that wants to be
+    /// rid of us says so.
     fn unasked(&self, value: Value) -> Failure {
         if let Value::Error(text) = value {
             return Failure::said(rule(&text).kind, &text);
@@ -216,7 +223,8 @@ impl<'a> Serving<'a> {
                 self.out.shrink_to(KEEP);
                 self.out_at = 0;
                 self.in_out = 0;
-                // While the server has enough to do, whoever else is about to call is let in first: one write for all of them.
+                // While the server has enough to do, whoever else is about to call is let in first:
+                // one write for all of them.
                 let may_wait = self.sent.len() >= ENOUGH && !self.waited;
                 match self.conn.take(&mut self.out, &mut self.sent, may_wait, context) {
                     Taken::Commands(count) => {
@@ -273,23 +281,34 @@ impl<'a> Serving<'a> {
         }
     }
 
-    /// Looks after a connection on which nothing happens: too long a silence ends it, and a long idle time is worth a question.
+    /// Looks after a connection on which nothing happens: too long a silence ends it, and a long
+    /// idle time is worth a question.
     fn ticked(&mut self) -> Option<Failure> {
         let waiting = !self.sent.is_empty();
         let heard = std::mem::take(&mut self.heard);
         self.silent = if waiting && !heard { self.silent + 1 } else { 0 };
         self.idle = if waiting || heard { 0 } else { self.idle + 1 };
         if self.silent >= TICKS {
-            let text = format!("{} said nothing for {} ms", self.conn.dialer, self.conn.settings.silence.as_millis());
+            let text = format!(
+                "{} said nothing for {} ms",
+                self.conn.dialer,
+                self.conn.settings.silence.as_millis()
+            );
             return Some(Failure::local(FailureKind::Timeout, text));
         }
         if self.conn.dialer.is_replaced(self.primary.as_ref()) {
             self.conn.retire(self.epoch);
         }
-        if self.tick_every.saturating_mul(self.idle) >= self.conn.settings.ping_every && self.out.is_empty() {
+        if self.tick_every.saturating_mul(self.idle) >= self.conn.settings.ping_every
+            && self.out.is_empty()
+        {
             self.idle = 0;
             put_command(&mut self.out, &["PING"]);
-            self.sent.push_back(Queued { place: NOBODY, len: self.out.len(), shape: Shape::SCRIPT });
+            self.sent.push_back(Queued {
+                place: NOBODY,
+                len: self.out.len(),
+                shape: Shape::SCRIPT,
+            });
         }
         None
     }

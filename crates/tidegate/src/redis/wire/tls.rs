@@ -1,7 +1,8 @@
 //! TLS by rustls and ring: whom we trust, and who we are.
 //!
-//! Certificates are trusted if the authorities of the system say so, or those of `ca` and no others. The files are read again when they
-//! have changed, so a new certificate is used from the next connection on.
+//! Certificates are trusted if the authorities of the system say so, or those of `ca` and no
+//! others. The files are read again when they have changed, so a new certificate is used from the
+//! next connection on.
 
 use std::fmt;
 use std::io;
@@ -15,11 +16,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::client::WebPkiServerVerifier;
-use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use tokio_rustls::rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use tokio_rustls::rustls::client::danger::{
+    HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
+};
+use tokio_rustls::rustls::crypto::{
+    CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature,
+};
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use tokio_rustls::rustls::{
+    ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+};
 
 use super::dial::Stream;
 use super::outcome::{Failure, FailureKind, escaped};
@@ -53,7 +60,9 @@ impl TlsClient {
     }
 
     pub(super) async fn connect(&self, host: &Host, stream: TcpStream) -> Result<Stream, Failure> {
-        let failed = |kind, why: &str| Failure::local(kind, format!("TLS with {host} failed: {}", escaped(why)));
+        let failed = |kind, why: &str| {
+            Failure::local(kind, format!("TLS with {host} failed: {}", escaped(why)))
+        };
         let name = ServerName::try_from(host.name.to_string());
         let name = name.map_err(|error| failed(FailureKind::Tls, &error.to_string()))?;
         let address = stream.peer_addr().ok();
@@ -68,7 +77,8 @@ impl TlsClient {
         Ok(Stream::Tls(Box::new(stream)))
     }
 
-    /// The connector, made anew if the files have changed. Files that cannot be read, perhaps just being written, change nothing.
+    /// The connector, made anew if the files have changed. Files that cannot be read, perhaps just
+    /// being written, change nothing.
     fn fresh(&self) -> TlsConnector {
         let now = stamps(&self.files);
         let mut current = self.current.lock();
@@ -81,8 +91,9 @@ impl TlsClient {
     }
 }
 
-/// Ends if a server is found to speak plain RESP. One that does waits for the end of a command while a client waits for its part of the
-/// handshake, so silence is looked into: by a PING, which needs no secret.
+/// Ends if a server is found to speak plain RESP. One that does waits for the end of a command
+/// while a client waits for its part of the handshake, so silence is looked into: by a PING, which
+/// needs no secret.
 async fn answers_plainly(address: Option<SocketAddr>) {
     let ping = async {
         tokio::time::sleep(BEFORE_PING).await;
@@ -126,7 +137,8 @@ fn connector(files: &TlsFiles) -> Result<TlsConnector, Failure> {
             Some(path) => authorities_of(path)?,
             None => authorities_of_the_system()?,
         };
-        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
+        let verifier =
+            WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
         builder.with_webpki_verifier(verifier.map_err(|error| failed(format!("TLS: {error}")))?)
     };
     let config = match &files.identity {
@@ -134,12 +146,13 @@ fn connector(files: &TlsFiles) -> Result<TlsConnector, Failure> {
         Some((cert, key)) => {
             let chain = certificates("cert", cert)?;
             let secret = read_file(key, MAX_SECRET_FILE_BYTES).map_err(pem::Error::Io);
-            let secret = secret
-                .and_then(|text| PrivateKeyDer::from_pem_slice(&text))
-                .map_err(|error| failed(format!("key {key:?}: {}", pem_problem(&error, "PRIVATE KEY"))))?;
-            builder
-                .with_client_auth_cert(chain, secret)
-                .map_err(|error| failed(format!("cert {cert:?} with key {key:?}: {}", described(&error))))?
+            let secret =
+                secret.and_then(|text| PrivateKeyDer::from_pem_slice(&text)).map_err(|error| {
+                    failed(format!("key {key:?}: {}", pem_problem(&error, "PRIVATE KEY")))
+                })?;
+            builder.with_client_auth_cert(chain, secret).map_err(|error| {
+                failed(format!("cert {cert:?} with key {key:?}: {}", described(&error)))
+            })?
         }
     };
     Ok(TlsConnector::from(Arc::new(config)))
@@ -149,7 +162,8 @@ fn connector(files: &TlsFiles) -> Result<TlsConnector, Failure> {
 fn certificates(key: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
     let failed = |why: String| Failure::local(FailureKind::Tls, format!("{key} {path:?}: {why}"));
     let found = read_file(path, MAX_SECRET_FILE_BYTES).map_err(pem::Error::Io);
-    let found = found.and_then(|text| CertificateDer::pem_slice_iter(&text).collect::<Result<Vec<_>, _>>());
+    let found =
+        found.and_then(|text| CertificateDer::pem_slice_iter(&text).collect::<Result<Vec<_>, _>>());
     let found = found.map_err(|error| failed(pem_problem(&error, "CERTIFICATE")))?;
     if found.is_empty() { Err(failed(no_pem("CERTIFICATE"))) } else { Ok(found) }
 }
@@ -157,16 +171,17 @@ fn certificates(key: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, 
 fn authorities_of(path: &Path) -> Result<RootCertStore, Failure> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates("ca", path)? {
-        roots
-            .add(certificate)
-            .map_err(|error| Failure::local(FailureKind::Tls, format!("ca {path:?}: {}", described(&error))))?;
+        roots.add(certificate).map_err(|error| {
+            Failure::local(FailureKind::Tls, format!("ca {path:?}: {}", described(&error)))
+        })?;
     }
     Ok(roots)
 }
 
 fn authorities_of_the_system() -> Result<RootCertStore, Failure> {
     let mut roots = RootCertStore::empty();
-    let (added, _) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let (added, _) =
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if added == 0 {
         let text = "the system trusts no certificate authority: expected ?ca=FILE in the URL";
         return Err(Failure::local(FailureKind::Tls, text));
@@ -196,7 +211,12 @@ impl ServerCertVerifier for TrustAnybody {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
+        verify_tls12_signature(
+            message,
+            certificate,
+            signed,
+            &self.0.signature_verification_algorithms,
+        )
     }
 
     fn verify_tls13_signature(
@@ -205,7 +225,12 @@ impl ServerCertVerifier for TrustAnybody {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
+        verify_tls13_signature(
+            message,
+            certificate,
+            signed,
+            &self.0.signature_verification_algorithms,
+        )
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

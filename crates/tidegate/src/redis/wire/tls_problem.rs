@@ -11,7 +11,9 @@ use crate::files::why_unreadable;
 pub fn tls_problem(error: &io::Error) -> String {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
         Some(error) => described(error),
-        None if error.kind() == io::ErrorKind::UnexpectedEof => "the other side closed the connection".into(),
+        None if error.kind() == io::ErrorKind::UnexpectedEof => {
+            "the other side closed the connection".into()
+        }
         None => error.to_string(),
     }
 }
@@ -21,12 +23,18 @@ pub fn described(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(problem) => certificate(problem),
         Error::NoCertificatesPresented => "the other side has no certificate".into(),
-        Error::InvalidMessage(InvalidMessage::InvalidContentType) => "the other side does not speak TLS".into(),
+        Error::InvalidMessage(InvalidMessage::InvalidContentType) => {
+            "the other side does not speak TLS".into()
+        }
         Error::InvalidMessage(_) => "the other side does not speak TLS as expected".into(),
         Error::InconsistentKeys(_) => "the key does not belong to the certificate".into(),
-        Error::PeerIncompatible(_) => "the other side supports no version or cipher of TLS that is safe".into(),
+        Error::PeerIncompatible(_) => {
+            "the other side supports no version or cipher of TLS that is safe".into()
+        }
         Error::AlertReceived(alert) => match alert {
-            AlertDescription::CertificateRequired => "the other side wants a certificate of the client".into(),
+            AlertDescription::CertificateRequired => {
+                "the other side wants a certificate of the client".into()
+            }
             AlertDescription::UnknownCA => {
                 "the other side does not trust the authority of the client's certificate".into()
             }
@@ -34,11 +42,16 @@ pub fn described(error: &Error) -> String {
             | AlertDescription::CertificateUnknown
             | AlertDescription::UnsupportedCertificate
             | AlertDescription::CertificateExpired
-            | AlertDescription::CertificateRevoked => "the other side does not accept the client's certificate".into(),
-            AlertDescription::HandshakeFailure => {
-                "the other side refuses the handshake; it may want a certificate of the client".into()
+            | AlertDescription::CertificateRevoked => {
+                "the other side does not accept the client's certificate".into()
             }
-            AlertDescription::ProtocolVersion => "the other side supports neither TLS 1.2 nor TLS 1.3".into(),
+            AlertDescription::HandshakeFailure => {
+                "the other side refuses the handshake; it may want a certificate of the client"
+                    .into()
+            }
+            AlertDescription::ProtocolVersion => {
+                "the other side supports neither TLS 1.2 nor TLS 1.3".into()
+            }
             other => format!("the other side ended the handshake ({other:?})"),
         },
         other => other.to_string(),
@@ -64,7 +77,9 @@ fn certificate(problem: &CertificateError) -> String {
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
             "its certificate is not signed by an authority that is trusted here".into()
         }
-        CertificateError::Expired | CertificateError::ExpiredContext { .. } => "its certificate has expired".into(),
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+            "its certificate has expired".into()
+        }
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
             "its certificate is not valid yet".into()
         }
@@ -108,7 +123,10 @@ mod tests {
         ];
         for error in errors {
             let told = tls_problem(&io::Error::other(error));
-            assert!(told.contains(' ') && !told.contains("::") && !told.contains("Other("), "{told}");
+            assert!(
+                told.contains(' ') && !told.contains("::") && !told.contains("Other("),
+                "{told}"
+            );
         }
     }
 }

@@ -13,7 +13,10 @@ use crate::conformance::{StepsBack, Trial};
 fn recipe() -> Vec<String> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/redis.md");
     let page = fs::read_to_string(page).unwrap();
-    let line = page.lines().find(|line| line.starts_with("ACL SETUSER limiter ")).expect("the page has the recipe");
+    let line = page
+        .lines()
+        .find(|line| line.starts_with("ACL SETUSER limiter "))
+        .expect("the page has the recipe");
     line.split(' ').map(str::to_owned).collect()
 }
 
@@ -55,7 +58,8 @@ fn the_recipe_is_enough_for_everything() {
             }
             .run(5_000)
             .await;
-            // Long logs take other commands than short ones, and the server's own clock takes one more.
+            // Long logs take other commands than short ones, and the server's own clock takes one
+            // more.
             let limits: Limits = "100000/h log; 10/s; 1000/day window".parse().unwrap();
             let redis = store(&server);
             for _ in 0..1_000 {
@@ -72,19 +76,28 @@ fn the_recipe_is_enough_for_everything() {
 fn whatever_is_left_out_is_named_with_the_line_that_grants_it() {
     Flavor::on_all(|flavor| {
         let server = Server::start(flavor);
-        let rights: Vec<String> = recipe().into_iter().filter(|word| word.starts_with('+')).collect();
+        let rights: Vec<String> =
+            recipe().into_iter().filter(|word| word.starts_with('+')).collect();
         assert_eq!(rights.len(), 11, "{rights:?}");
         runtime().block_on(async {
             for right in rights.iter().map(String::as_str).chain(["~tg1:*"]) {
                 set_user(&server, &[], right);
                 server.command(&["SCRIPT", "FLUSH"]);
                 let inspection = store(&server).inspect().await.unwrap();
-                let problems = || inspection.findings.iter().filter(|finding| finding.severity == Severity::Problem);
+                let problems = || {
+                    inspection
+                        .findings
+                        .iter()
+                        .filter(|finding| finding.severity == Severity::Problem)
+                };
                 assert_eq!(problems().count(), 1, "{flavor} without {right}: {inspection}");
                 let problem = problems().next().unwrap();
                 assert_eq!(problem.topic, Topic::Rights);
                 let line = format!("ACL SETUSER <user> {right}");
-                assert!(problem.advice.starts_with(&line), "{flavor} without {right}: {inspection}");
+                assert!(
+                    problem.advice.starts_with(&line),
+                    "{flavor} without {right}: {inspection}"
+                );
                 assert!(!inspection.to_string().contains("s3cret"), "{inspection}");
             }
         });
@@ -104,7 +117,10 @@ fn what_the_page_adds_for_other_uses_is_enough() {
 
             set_user(&server, &["+select"], "");
             let url = format!("{}/3", as_limiter(&server.url()));
-            assert!(at(&url).build().unwrap().inspect().await.unwrap().worst() <= Severity::Note, "{flavor}");
+            assert!(
+                at(&url).build().unwrap().inspect().await.unwrap().worst() <= Severity::Note,
+                "{flavor}"
+            );
 
             set_user(&server, &["+scan", "+unlink"], "");
             let shop = at(&as_limiter(&server.url())).namespace("shop").build().unwrap();
@@ -146,7 +162,11 @@ fn a_cluster_needs_two_rights_more_on_every_node() {
         let node = &cluster.nodes()[1];
         set_user(node, &["+cluster|slots", "+asking"], "+append");
         let inspection = redis.inspect().await.unwrap();
-        let problem = inspection.findings.iter().find(|finding| finding.severity == Severity::Problem).unwrap();
+        let problem = inspection
+            .findings
+            .iter()
+            .find(|finding| finding.severity == Severity::Problem)
+            .unwrap();
         assert_eq!(problem.found, "the user may not run append");
         assert_eq!(problem.servers, [format!("127.0.0.1:{}", node.port())]);
     });

@@ -1,5 +1,5 @@
-//! Callers who go away in the middle of a call: nobody gets somebody else's answer, no budget is exceeded, and nothing is held
-//! for longer than it would have been.
+//! Callers who go away in the middle of a call: nobody gets somebody else's answer, no budget is
+//! exceeded, and nothing is held for longer than it would have been.
 
 use std::future::Future;
 use std::pin::pin;
@@ -19,7 +19,8 @@ const CALLERS: u64 = 16;
 const CALLS: u64 = 400;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What `future` comes to, unless it is dropped before: half of the time after some polls, some of the time after a moment.
+/// What `future` comes to, unless it is dropped before: half of the time after some polls, some of
+/// the time after a moment.
 async fn perhaps<F: Future>(random: &mut Random, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     let (mut polls, moment) = match random.below(4) {
@@ -64,15 +65,18 @@ fn nobody_gets_the_answer_of_somebody_else() {
     let amount = |key: u64| 30 + key;
     let limit = move |key: u64| {
         let kind = key % 5;
-        let kind = kinds.get(usize::try_from(kind).unwrap()).map(|kind| format!("{}/{kind}", amount(key)));
+        let kind =
+            kinds.get(usize::try_from(kind).unwrap()).map(|kind| format!("{}/{kind}", amount(key)));
         limits(&kind.unwrap_or_else(|| format!("1/h burst {}", amount(key))))
     };
-    let counts: Arc<Vec<[AtomicU64; 2]>> = Arc::new((0..KEYS).map(|_| Default::default()).collect());
+    let counts: Arc<Vec<[AtomicU64; 2]>> =
+        Arc::new((0..KEYS).map(|_| Default::default()).collect());
     callers(&runtime, |mut random| {
         let (redis, counts) = (redis.clone(), Arc::clone(&counts));
         async move {
-            let limiters: Vec<Limiter> =
-                (0..KEYS).map(|key| Limiter::builder(limit(key)).redis(redis.clone()).build()).collect();
+            let limiters: Vec<Limiter> = (0..KEYS)
+                .map(|key| Limiter::builder(limit(key)).redis(redis.clone()).build())
+                .collect();
             for _ in 0..CALLS {
                 let key = random.below(KEYS);
                 let place = usize::try_from(key).unwrap();
@@ -82,12 +86,19 @@ fn nobody_gets_the_answer_of_somebody_else() {
                         let reserved = perhaps(&mut random, limiter.reserve(&name, 1)).await;
                         reserved.map(|reserved| reserved.unwrap().decision().clone())
                     }
-                    _ => perhaps(&mut random, limiter.check(&name).into_future()).await.map(Result::unwrap),
+                    _ => perhaps(&mut random, limiter.check(&name).into_future())
+                        .await
+                        .map(Result::unwrap),
                 };
                 match allowed {
                     Some(decision) => {
-                        assert_eq!(decision.binding().amount, amount(key), "the answer for key {key}: {decision:?}");
-                        counts[place][0].fetch_add(u64::from(decision.allowed()), Ordering::Relaxed);
+                        assert_eq!(
+                            decision.binding().amount,
+                            amount(key),
+                            "the answer for key {key}: {decision:?}"
+                        );
+                        counts[place][0]
+                            .fetch_add(u64::from(decision.allowed()), Ordering::Relaxed);
                     }
                     None => _ = counts[place][1].fetch_add(1, Ordering::Relaxed),
                 }
@@ -126,14 +137,19 @@ fn leases_do_not_outlive_their_ttl() {
                 let wait = Duration::from_millis(random.below(20));
                 let lease = match random.below(2) {
                     0 => perhaps(&mut random, limiter.lease("k")).await.map(Result::unwrap),
-                    _ => perhaps(&mut random, limiter.acquire_lease("k", wait)).await.and_then(Result::ok),
+                    _ => perhaps(&mut random, limiter.acquire_lease("k", wait))
+                        .await
+                        .and_then(Result::ok),
                 };
                 let Some(lease) = lease.filter(tidegate::Lease::allowed) else { continue };
                 let holders = held.fetch_add(1, Ordering::SeqCst) + 1;
                 tokio::task::yield_now().await;
                 held.fetch_sub(1, Ordering::SeqCst);
                 // A lease that was held for longer than its ttl is nobody's any more.
-                assert!(holders <= LEASES || began.elapsed() > Duration::from_millis(900), "{holders} hold a lease");
+                assert!(
+                    holders <= LEASES || began.elapsed() > Duration::from_millis(900),
+                    "{holders} hold a lease"
+                );
                 if random.below(2) == 0 {
                     drop(lease);
                 } else {
@@ -143,12 +159,15 @@ fn leases_do_not_outlive_their_ttl() {
         }
     });
     let began = Instant::now();
-    wait_until("all leases have ended", PATIENCE, || runtime.block_on(left(&redis, "k", &limits)) == LEASES);
+    wait_until("all leases have ended", PATIENCE, || {
+        runtime.block_on(left(&redis, "k", &limits)) == LEASES
+    });
     println!("all leases had ended after {:?}", began.elapsed());
     assert_all_expire(&server);
 }
 
-/// Places that were booked and left are given back, or pass: the bucket is full again as soon as it can be.
+/// Places that were booked and left are given back, or pass: the bucket is full again as soon as it
+/// can be.
 #[test]
 fn places_that_are_left_do_not_stay() {
     const BURST: u64 = 5;
@@ -171,31 +190,39 @@ fn places_that_are_left_do_not_stay() {
         }
     });
     let micros = u64::try_from(began.elapsed().as_micros()).unwrap();
-    let (passed, most) = (passed.load(Ordering::Relaxed), BURST + 1 + micros * PER_SECOND / 1_000_000);
+    let (passed, most) =
+        (passed.load(Ordering::Relaxed), BURST + 1 + micros * PER_SECOND / 1_000_000);
     assert!(passed <= most, "{passed} passed in {micros} us: expected at most {most}");
     assert!(passed > 0);
     // The farthest place was at most 200 ms away.
-    wait_until("the bucket is full", PATIENCE, || runtime.block_on(left(&redis, "k", &limits)) == BURST);
+    wait_until("the bucket is full", PATIENCE, || {
+        runtime.block_on(left(&redis, "k", &limits)) == BURST
+    });
     assert_all_expire(&server);
 }
 
-/// A check over several slots comes to its end also if nobody waits for it: what it took it keeps or gives back, everywhere.
+/// A check over several slots comes to its end also if nobody waits for it: what it took it keeps
+/// or gives back, everywhere.
 #[test]
 fn a_check_over_several_slots_is_never_left_in_the_middle() {
     const USERS: u64 = 6;
     let cluster = super::cluster::shared(Flavor::Redis7);
     let runtime = runtime();
     let redis = build(&runtime, at(&cluster.url()).namespace("cancel"));
-    let (per_user, everybody): (Limits, Limits) = (limits("40/1000d window"), limits("200/1000d window"));
+    let (per_user, everybody): (Limits, Limits) =
+        (limits("40/1000d window"), limits("200/1000d window"));
     let admitted = Arc::new(AtomicU64::new(0));
     callers(&runtime, |mut random| {
-        let (limiter, admitted) =
-            (Limiter::builder(per_user.clone()).redis(redis.clone()).build(), Arc::clone(&admitted));
+        let (limiter, admitted) = (
+            Limiter::builder(per_user.clone()).redis(redis.clone()).build(),
+            Arc::clone(&admitted),
+        );
         let (per_user, everybody) = (per_user.clone(), everybody.clone());
         async move {
             for _ in 0..CALLS / 10 {
                 let user = format!("user:{}", random.below(USERS));
-                let check = Check::new().charge(&user, &per_user, 1).charge("everybody", &everybody, 1);
+                let check =
+                    Check::new().charge(&user, &per_user, 1).charge("everybody", &everybody, 1);
                 if let Some(decision) = perhaps(&mut random, limiter.decide(check)).await {
                     admitted.fetch_add(u64::from(decision.unwrap().allowed()), Ordering::Relaxed);
                 }

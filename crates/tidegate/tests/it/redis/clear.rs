@@ -18,7 +18,8 @@ fn only_the_keys_of_the_namespace_are_removed() {
     Flavor::on_all(|flavor| {
         let server = Server::start(flavor);
         runtime().block_on(async {
-            let (shop, shopping) = (store(&server).namespace("shop"), store(&server).namespace("shop-2"));
+            let (shop, shopping) =
+                (store(&server).namespace("shop"), store(&server).namespace("shop-2"));
             let (shop, shopping, bare) =
                 (shop.build().unwrap(), shopping.build().unwrap(), store(&server).build().unwrap());
             for redis in [&shop, &shopping, &bare] {
@@ -56,8 +57,17 @@ fn all_servers_of_a_cluster_are_cleared() {
     runtime().block_on(async {
         let redis = at(&cluster.url()).namespace("shop").build().unwrap();
         write(&redis, 300).await;
-        let there = || cluster.nodes()[..3].iter().map(|node| node.command(&["DBSIZE"]).int()).collect::<Vec<_>>();
-        assert!(there().iter().all(|keys| *keys > 0) && there().iter().sum::<i64>() == 600, "{:?}", there());
+        let there = || {
+            cluster.nodes()[..3]
+                .iter()
+                .map(|node| node.command(&["DBSIZE"]).int())
+                .collect::<Vec<_>>()
+        };
+        assert!(
+            there().iter().all(|keys| *keys > 0) && there().iter().sum::<i64>() == 600,
+            "{:?}",
+            there()
+        );
         assert_eq!(redis.clear().await.unwrap(), 600);
         assert_eq!(there(), [0, 0, 0]);
     });

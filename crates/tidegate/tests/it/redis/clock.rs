@@ -1,4 +1,5 @@
-//! The clock of a real server goes back, or a server with an earlier clock takes over: usage is kept, and counts from the new time on.
+//! The clock of a real server goes back, or a server with an earlier clock takes over: usage is
+//! kept, and counts from the new time on.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -32,14 +33,18 @@ impl Clocked {
     /// Sets the server's clock so many seconds ahead, in the middle of a window.
     fn set(&self, ahead: i64) {
         self.shim.set(self.middle + ahead);
-        let is_set = || (server_secs(&self.server) - machine_secs() - self.middle - ahead).abs() < 60;
+        let is_set =
+            || (server_secs(&self.server) - machine_secs() - self.middle - ahead).abs() < 60;
         wait_until("the server has seen it", PATIENCE, is_set);
     }
 }
 
 pub(super) fn shimmed(flavor: Flavor, shim: &ClockShim) -> Server {
     let builder = Server::builder(flavor).arg("--repl-diskless-sync-delay", "0");
-    shim.environment().into_iter().fold(builder, |builder, (name, value)| builder.env(name, &value)).start()
+    shim.environment()
+        .into_iter()
+        .fold(builder, |builder, (name, value)| builder.env(name, &value))
+        .start()
 }
 
 fn machine_secs() -> i64 {
@@ -59,7 +64,8 @@ async fn admitted(redis: &Redis, limits: &Limits, tries: u64) -> u64 {
     admitted
 }
 
-/// Limits, and how many states of them are rebased when the clock goes back within a window and a step, and over their edges.
+/// Limits, and how many states of them are rebased when the clock goes back within a window and a
+/// step, and over their edges.
 const LIMITS: [(&str, u64, u64); 8] = [
     ("1/h burst 100", 1, 1),
     ("100/1000s window", 0, 1),
@@ -71,7 +77,8 @@ const LIMITS: [(&str, u64, u64); 8] = [
     ("100/1000s window; 100/h", 1, 2),
 ];
 
-/// By a minute, by less than the period, by more, and by a day; a process that remembers the time before, and one that does not.
+/// By a minute, by less than the period, by more, and by a day; a process that remembers the time
+/// before, and one that does not.
 #[test]
 fn usage_is_kept_when_the_servers_clock_goes_back() {
     for flavor in [Flavor::Redis62, Flavor::Redis7, Flavor::Valkey9] {
@@ -89,8 +96,16 @@ fn usage_is_kept_when_the_servers_clock_goes_back() {
                     let peek = Check::of(Op::Peek).charge("k", &limits, 1);
                     let peek = runtime.block_on(redis.decide(&peek)).unwrap();
                     assert_eq!(peek.remaining(), 30, "{text}, {back} s back");
-                    assert_eq!(redis.stats().clock_regressions, 0, "{text}, {back} s back: a peek writes nothing");
-                    assert_eq!(runtime.block_on(admitted(&redis, &limits, 100)), 30, "{text}, {back} s back");
+                    assert_eq!(
+                        redis.stats().clock_regressions,
+                        0,
+                        "{text}, {back} s back: a peek writes nothing"
+                    );
+                    assert_eq!(
+                        runtime.block_on(admitted(&redis, &limits, 100)),
+                        30,
+                        "{text}, {back} s back"
+                    );
                     let stats = redis.stats();
                     let expected = if back == 60 { within } else { beyond };
                     assert_eq!(stats.clock_regressions, expected, "{text}, {back} s back");
@@ -103,7 +118,8 @@ fn usage_is_kept_when_the_servers_clock_goes_back() {
     }
 }
 
-/// The wait that is told after the step is the one that it takes, and all nodes agree on it, whatever they remember.
+/// The wait that is told after the step is the one that it takes, and all nodes agree on it,
+/// whatever they remember.
 #[test]
 fn a_key_is_free_again_when_the_denial_after_a_step_said() {
     let clocked = Clocked::start(Flavor::Valkey9);
@@ -120,21 +136,33 @@ fn a_key_is_free_again_when_the_denial_after_a_step_said() {
         let denied = runtime.block_on(ask(&one, "k", &limits)).unwrap();
         let wait = denied.retry().micros().unwrap();
         assert!(!denied.allowed() && (1..=1_000_000).contains(&wait), "{text}: {denied:?}");
-        wait_until("it is free again", PATIENCE, || runtime.block_on(ask(&one, "k", &limits)).unwrap().allowed());
+        wait_until("it is free again", PATIENCE, || {
+            runtime.block_on(ask(&one, "k", &limits)).unwrap().allowed()
+        });
         let waited = begun.elapsed();
-        assert!(waited >= Duration::from_micros(wait) && waited < Duration::from_secs(30), "{text}: {waited:?}");
+        assert!(
+            waited >= Duration::from_micros(wait) && waited < Duration::from_secs(30),
+            "{text}: {waited:?}"
+        );
         // The other one remembers a full key in an hour. It does not bring that back.
-        wait_until("it is free again", PATIENCE, || runtime.block_on(ask(&other, "k", &limits)).unwrap().allowed());
+        wait_until("it is free again", PATIENCE, || {
+            runtime.block_on(ask(&other, "k", &limits)).unwrap().allowed()
+        });
         for stats in [one.stats(), other.stats()] {
             assert_eq!((stats.regressions, stats.repairs), (0, 0), "{text}");
         }
-        assert_eq!(one.stats().clock_regressions + other.stats().clock_regressions, 1, "{text}: once");
+        assert_eq!(
+            one.stats().clock_regressions + other.stats().clock_regressions,
+            1,
+            "{text}: once"
+        );
         assert_all_expire(&clocked.server);
         clocked.server.command(&["FLUSHALL"]);
     }
 }
 
-/// A replica whose clock is behind takes over: what it was told counts from its own time on; what it never heard of is brought along.
+/// A replica whose clock is behind takes over: what it was told counts from its own time on; what
+/// it never heard of is brought along.
 #[test]
 fn a_replica_whose_clock_is_behind_takes_over() {
     for text in ["1/h burst 100", "100/1000s window", "100/1000s estimate", "100/1000s log"] {
@@ -190,11 +218,18 @@ fn nodes_are_counted_after_a_step_back() {
     let limits = limits("1000000/s");
     let counted = |nodes: u64| {
         wait_until("the nodes are counted", PATIENCE, || {
-            assert!(runtime.block_on(one.decide(&Check::new().charge("k", &limits, 1))).unwrap().allowed());
+            assert!(
+                runtime
+                    .block_on(one.decide(&Check::new().charge("k", &limits, 1)))
+                    .unwrap()
+                    .allowed()
+            );
             one.stats().nodes == nodes
         });
     };
-    assert!(runtime.block_on(other.decide(&Check::new().charge("k", &limits, 1))).unwrap().allowed());
+    assert!(
+        runtime.block_on(other.decide(&Check::new().charge("k", &limits, 1))).unwrap().allowed()
+    );
     counted(2);
     drop(other); // it is gone, and has not said so
     clocked.set(0);

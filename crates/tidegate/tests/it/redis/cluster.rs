@@ -1,4 +1,5 @@
-//! Clusters that are well: one call for one subject, several for several, never too much, and nothing left behind by a denial.
+//! Clusters that are well: one call for one subject, several for several, never too much, and
+//! nothing left behind by a denial.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -13,11 +14,13 @@ use crate::conformance::{Random, StepsBack, Trial};
 
 pub(crate) const FLAVORS: [Flavor; 2] = [Flavor::Redis7, Flavor::Valkey9];
 
-/// A cluster for tests that break nothing: those that run at the same time share it, each in its own namespace.
+/// A cluster for tests that break nothing: those that run at the same time share it, each in its
+/// own namespace.
 pub(crate) fn shared(flavor: Flavor) -> Arc<Cluster> {
     static CLUSTERS: Mutex<Vec<(Flavor, Weak<Cluster>)>> = Mutex::new(Vec::new());
     let mut clusters = CLUSTERS.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = clusters.iter().find_map(|(known, cluster)| cluster.upgrade().filter(|_| *known == flavor));
+    let known =
+        clusters.iter().find_map(|(known, cluster)| cluster.upgrade().filter(|_| *known == flavor));
     known.unwrap_or_else(|| {
         let cluster = Arc::new(Cluster::patient(flavor, Duration::from_secs(5)));
         clusters.retain(|(known, _)| *known != flavor);
@@ -27,7 +30,10 @@ pub(crate) fn shared(flavor: Flavor) -> Arc<Cluster> {
 }
 
 /// Runs a test on both kinds of cluster, side by side, and looks for keys that would stay for ever.
-pub(crate) fn on_clusters(start: impl Fn(Flavor) -> Arc<Cluster> + Sync, test: impl Fn(&Cluster) + Sync) {
+pub(crate) fn on_clusters(
+    start: impl Fn(Flavor) -> Arc<Cluster> + Sync,
+    test: impl Fn(&Cluster) + Sync,
+) {
     thread::scope(|scope| {
         for flavor in FLAVORS {
             let (start, test) = (&start, &test);
@@ -48,14 +54,27 @@ fn on_shared(test: impl Fn(&Cluster) + Sync) {
 
 /// The slot that a key was put into: found by its name, which ends with it.
 pub(crate) fn slot_of(cluster: &Cluster, key: &str) -> u16 {
-    let name = cluster.nodes().iter().filter_map(|node| node.try_command(&["KEYS", "tg1:*"]).ok()).find_map(|names| {
-        names.array().iter().map(|name| name.text().to_owned()).find(|name| name.ends_with(&format!(":{key}")))
-    });
+    let name = cluster
+        .nodes()
+        .iter()
+        .filter_map(|node| node.try_command(&["KEYS", "tg1:*"]).ok())
+        .find_map(|names| {
+            names
+                .array()
+                .iter()
+                .map(|name| name.text().to_owned())
+                .find(|name| name.ends_with(&format!(":{key}")))
+        });
     cluster.slot_of(&name.unwrap_or_else(|| panic!("{key} is on no node")))
 }
 
 /// Keys that live on the three masters, one each, in the order of the nodes. Each is charged once.
-pub(crate) async fn one_per_master(cluster: &Cluster, redis: &Redis, limits: &Limits, stem: &str) -> Vec<String> {
+pub(crate) async fn one_per_master(
+    cluster: &Cluster,
+    redis: &Redis,
+    limits: &Limits,
+    stem: &str,
+) -> Vec<String> {
     let mut found: Vec<Option<String>> = vec![None; 3];
     for n in 0..200 {
         let key = format!("{stem}:{n}");
@@ -76,7 +95,8 @@ fn all_limits_of_one_subject_are_one_call() {
     on_shared(|cluster| {
         runtime().block_on(async {
             let redis = at(&cluster.url()).namespace("one-call").build().unwrap();
-            let many = limits("10/s; 120/min; 1000/h window; 5000/day sliding; 9 concurrent ttl 1s");
+            let many =
+                limits("10/s; 120/min; 1000/h window; 5000/day sliding; 9 concurrent ttl 1s");
             for n in 0..50_u64 {
                 let key = format!("user:{n}:{{x}}");
                 assert!(ask(&redis, &key, &many).await.unwrap().allowed());
@@ -89,7 +109,8 @@ fn all_limits_of_one_subject_are_one_call() {
     });
 }
 
-/// Three subjects on three masters. Whichever of them is used up denies, the others keep what they had, to the last unit.
+/// Three subjects on three masters. Whichever of them is used up denies, the others keep what they
+/// had, to the last unit.
 #[test]
 fn whoever_denies_leaves_the_others_as_they_were() {
     const LIMITS: [&str; 7] = [
@@ -111,11 +132,17 @@ fn whoever_denies_leaves_the_others_as_they_were() {
                     let name = format!("deny{number}-{place}");
                     let redis = at(&cluster.url()).namespace(name).clock(clock).build().unwrap();
                     let keys = one_per_master(cluster, &redis, &limits, "user").await;
-                    let together =
-                        |op| keys.iter().fold(Check::of(op), |check, key| check.charge(key.as_str(), &limits, 1));
+                    let together = |op| {
+                        keys.iter().fold(Check::of(op), |check, key| {
+                            check.charge(key.as_str(), &limits, 1)
+                        })
+                    };
                     let all = redis.decide(&together(Op::Check)).await.unwrap();
                     assert!(all.allowed(), "{limit}");
-                    assert!(all.charges().iter().all(|charge| charge.remaining == 3), "{limit}: {all:?}");
+                    assert!(
+                        all.charges().iter().all(|charge| charge.remaining == 3),
+                        "{limit}: {all:?}"
+                    );
                     for _ in 0..3 {
                         assert!(ask(&redis, &keys[place], &limits).await.unwrap().allowed());
                     }
@@ -127,24 +154,37 @@ fn whoever_denies_leaves_the_others_as_they_were() {
                     for redis in [&redis, &stranger] {
                         let before = redis.stats().calls;
                         let denied = redis.decide(&together(Op::Check)).await.unwrap();
-                        assert!(!denied.allowed() && denied.retry() != Retry::Now, "{limit}: {denied:?}");
+                        assert!(
+                            !denied.allowed() && denied.retry() != Retry::Now,
+                            "{limit}: {denied:?}"
+                        );
                         let calls = redis.stats().calls - before;
                         assert!(calls <= 6, "{limit}: {calls} calls");
                         for (at, charge) in denied.charges().iter().enumerate() {
                             assert_eq!(charge.allowed, at != place, "{limit}, {at}");
-                            assert_eq!(charge.remaining, if at == place { 0 } else { 3 }, "{limit}, {at}");
+                            assert_eq!(
+                                charge.remaining,
+                                if at == place { 0 } else { 3 },
+                                "{limit}, {at}"
+                            );
                         }
                         for (at, key) in keys.iter().enumerate() {
                             let expected = if at == place { 0 } else { 3 };
                             assert_eq!(left(redis, key, &limits).await, expected, "{limit}, {at}");
                         }
                     }
-                    // Whoever remembers who was used up asks there first and takes nothing anywhere.
-                    let small = matches!(limit.split(' ').nth(1), None | Some("window" | "estimate"));
+                    // Whoever remembers who was used up asks there first and takes nothing
+                    // anywhere.
+                    let small =
+                        matches!(limit.split(' ').nth(1), None | Some("window" | "estimate"));
                     if small {
                         let before = redis.stats().calls;
                         assert!(!redis.decide(&together(Op::Check)).await.unwrap().allowed());
-                        assert_eq!(redis.stats().calls - before, 3, "{limit}: one denies, two say how they stand");
+                        assert_eq!(
+                            redis.stats().calls - before,
+                            3,
+                            "{limit}: one denies, two say how they stand"
+                        );
                     }
                 }
             }
@@ -152,19 +192,28 @@ fn whoever_denies_leaves_the_others_as_they_were() {
     });
 }
 
-/// The cluster decides over several slots what the core decides over a plain map, in every field. What must differ:
+/// The cluster decides over several slots what the core decides over a plain map, in every field.
+/// What must differ:
 ///
-/// - A clock that goes back. A denial that was taken and given back leaves the state aged to its moment.
-/// - A key whose limit changes between calls. What was converted for a charge stays converted after it was given back.
-/// - An id that some subjects of a `take` know and others do not. Each slot answers for itself; the core, which sees all at
-///   once, takes nothing anywhere. One id is meant for one call, and then all know it or none does.
-/// - The id of a decision over a `concurrent` limit that had none. It is given one, to be able to take the lease back.
+/// - A clock that goes back. A denial that was taken and given back leaves the state aged to its
+///   moment.
+/// - A key whose limit changes between calls. What was converted for a charge stays converted after
+///   it was given back.
+/// - An id that some subjects of a `take` know and others do not. Each slot answers for itself; the
+///   core, which sees all at once, takes nothing anywhere. One id is meant for one call, and then
+///   all know it or none does.
+/// - The id of a decision over a `concurrent` limit that had none. It is given one, to be able to
+///   take the lease back.
 #[test]
 fn over_several_slots_the_answers_are_those_of_the_core() {
     const HISTORIES: u64 = 4;
-    let steps = std::env::var("TIDEGATE_CLUSTER_STEPS").ok().and_then(|steps| steps.parse().ok()).unwrap_or(20_000);
+    let steps = std::env::var("TIDEGATE_CLUSTER_STEPS")
+        .ok()
+        .and_then(|steps| steps.parse().ok())
+        .unwrap_or(20_000);
     let steps: usize = steps / FLAVORS.len() / 4;
-    let seed: u64 = std::env::var("TIDEGATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    let seed: u64 =
+        std::env::var("TIDEGATE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     on_shared(|cluster| {
         let runtime = runtime();
         let url = cluster.url();
@@ -186,8 +235,15 @@ fn over_several_slots_the_answers_are_those_of_the_core() {
                         seed,
                     };
                     trial.run(steps).await;
-                    assert!(redis.stats().calls > steps as u64 * 5 / 4, "some checks were over several slots");
-                    assert_eq!(redis.stats().regressions, 0, "nothing was lost, so nothing may be restored");
+                    assert!(
+                        redis.stats().calls > steps as u64 * 5 / 4,
+                        "some checks were over several slots"
+                    );
+                    assert_eq!(
+                        redis.stats().regressions,
+                        0,
+                        "nothing was lost, so nothing may be restored"
+                    );
                     assert_eq!(redis.stats().repairs, 0);
                 })
             })
@@ -198,7 +254,8 @@ fn over_several_slots_the_answers_are_those_of_the_core() {
     });
 }
 
-/// Each of the subjects gives as much as the poorest, and keeps the rest; also of leases, which otherwise end as a whole.
+/// Each of the subjects gives as much as the poorest, and keeps the rest; also of leases, which
+/// otherwise end as a whole.
 #[test]
 fn taking_from_several_slots_takes_the_same_from_all() {
     on_shared(|cluster| {
@@ -212,7 +269,8 @@ fn taking_from_several_slots_takes_the_same_from_all() {
                     let reset = Check::of(Op::Reset).charge(key.as_str(), &rich, 0);
                     assert!(redis.decide(&reset).await.unwrap().allowed());
                 }
-                let take = Check::of(Op::Take).charge(&keys[0], &rich, 6).charge(&keys[1], &poor, 6);
+                let take =
+                    Check::of(Op::Take).charge(&keys[0], &rich, 6).charge(&keys[1], &poor, 6);
                 let taken = redis.decide(&take).await.unwrap();
                 assert!(
                     taken.allowed() && taken.charges().iter().all(|charge| charge.granted == 4),
@@ -220,12 +278,15 @@ fn taking_from_several_slots_takes_the_same_from_all() {
                 );
                 assert_eq!(left(&redis, &keys[0], &rich).await, 5, "{kind}");
                 assert_eq!(left(&redis, &keys[1], &poor).await, 0, "{kind}");
-                // The smaller limit is asked first. If the larger has less left, what the smaller gave too much goes back.
+                // The smaller limit is asked first. If the larger has less left, what the smaller
+                // gave too much goes back.
                 for key in &keys {
                     let reset = Check::of(Op::Reset).charge(key.as_str(), &rich, 0);
                     assert!(redis.decide(&reset).await.unwrap().allowed());
                 }
-                assert!(redis.decide(&Check::new().charge(&keys[0], &rich, 7)).await.unwrap().allowed());
+                assert!(
+                    redis.decide(&Check::new().charge(&keys[0], &rich, 7)).await.unwrap().allowed()
+                );
                 let taken = redis.decide(&take).await.unwrap();
                 assert!(
                     taken.allowed() && taken.charges().iter().all(|charge| charge.granted == 2),
@@ -235,19 +296,27 @@ fn taking_from_several_slots_takes_the_same_from_all() {
                 assert_eq!(left(&redis, &keys[1], &poor).await, 2, "{kind}");
                 let refund = Check::of(Op::Refund).charge(&keys[0], &rich, 4);
                 assert_eq!(redis.decide(&refund).await.unwrap().granted(), 4, "{kind}");
-                assert!(redis.decide(&Check::new().charge(&keys[1], &poor, 2)).await.unwrap().allowed());
+                assert!(
+                    redis.decide(&Check::new().charge(&keys[1], &poor, 2)).await.unwrap().allowed()
+                );
                 // Nothing is to be had of one: nobody gives, and each says whether it would have.
-                let take = Check::of(Op::Take).charge(&keys[0], &rich, 6).charge(&keys[1], &poor, 6);
+                let take =
+                    Check::of(Op::Take).charge(&keys[0], &rich, 6).charge(&keys[1], &poor, 6);
                 let take = take.charge(&keys[2], &empty, 6);
                 let denied = redis.decide(&take).await.unwrap();
-                let would: Vec<bool> = denied.charges().iter().map(|charge| charge.allowed).collect();
+                let would: Vec<bool> =
+                    denied.charges().iter().map(|charge| charge.allowed).collect();
                 assert_eq!((denied.allowed(), would), (false, vec![true, false, true]), "{kind}");
                 assert_eq!(left(&redis, &keys[0], &rich).await, 4, "{kind}");
                 assert_eq!(left(&redis, &keys[2], &empty).await, 1, "{kind}");
                 // Without an id it is given back by whoever took last, on both sides.
-                let refund = Check::of(Op::Refund).charge(&keys[0], &rich, 3).charge(&keys[1], &poor, 3);
+                let refund =
+                    Check::of(Op::Refund).charge(&keys[0], &rich, 3).charge(&keys[1], &poor, 3);
                 let back = redis.decide(&refund).await.unwrap();
-                assert!(back.charges().iter().all(|charge| charge.granted == 3), "{kind}: {back:?}");
+                assert!(
+                    back.charges().iter().all(|charge| charge.granted == 3),
+                    "{kind}: {back:?}"
+                );
                 assert_eq!(left(&redis, &keys[0], &rich).await, 7, "{kind}");
                 assert_eq!(left(&redis, &keys[1], &poor).await, 3, "{kind}");
             }
@@ -255,20 +324,25 @@ fn taking_from_several_slots_takes_the_same_from_all() {
     });
 }
 
-/// Asked again under the same id, nothing is taken again, and nothing is given back of what was taken then.
+/// Asked again under the same id, nothing is taken again, and nothing is given back of what was
+/// taken then.
 #[test]
 fn taking_again_under_the_same_id_changes_nothing() {
     on_shared(|cluster| {
         runtime().block_on(async {
             let redis = at(&cluster.url()).namespace("take-again").build().unwrap();
             for kind in ["concurrent ttl 1h", "/1000d window", "/1000d log"] {
-                let [rich, poor] = [9, 4].map(|amount| limits(&format!("{amount} {kind}").replace(" /", "/")));
+                let [rich, poor] =
+                    [9, 4].map(|amount| limits(&format!("{amount} {kind}").replace(" /", "/")));
                 let keys = one_per_master(cluster, &redis, &rich, kind).await;
                 for key in &keys {
                     let reset = Check::of(Op::Reset).charge(key.as_str(), &rich, 0);
                     assert!(redis.decide(&reset).await.unwrap().allowed());
                 }
-                let take = Check::of(Op::Take).charge(&keys[0], &rich, 6).charge(&keys[1], &poor, 6).with_id(Id(7));
+                let take = Check::of(Op::Take)
+                    .charge(&keys[0], &rich, 6)
+                    .charge(&keys[1], &poor, 6)
+                    .with_id(Id(7));
                 for round in 0..3 {
                     assert!(redis.decide(&take).await.unwrap().allowed(), "{kind}, {round}");
                     assert_eq!(left(&redis, &keys[0], &rich).await, 5, "{kind}, {round}");
@@ -289,7 +363,10 @@ fn an_id_of_zero_is_no_id() {
                 let limits = limits(limit);
                 let keys = one_per_master(cluster, &redis, &limits, limit).await;
                 let before = left(&redis, &keys[0], &limits).await;
-                let check = Check::new().charge(&keys[0], &limits, 1).charge(&keys[1], &limits, 1).with_id(Id(0));
+                let check = Check::new()
+                    .charge(&keys[0], &limits, 1)
+                    .charge(&keys[1], &limits, 1)
+                    .with_id(Id(0));
                 for round in 1..=3 {
                     assert!(redis.decide(&check).await.unwrap().allowed(), "{limit}");
                     assert_eq!(left(&redis, &keys[0], &limits).await, before - round, "{limit}");
@@ -299,7 +376,8 @@ fn an_id_of_zero_is_no_id() {
     });
 }
 
-/// A slot that cannot answer is no denial: what the others took is given back, also under a limit that counts what it denies.
+/// A slot that cannot answer is no denial: what the others took is given back, also under a limit
+/// that counts what it denies.
 #[test]
 fn no_answer_from_one_slot_charges_no_other() {
     on_shared(|cluster| {
@@ -310,10 +388,15 @@ fn no_answer_from_one_slot_charges_no_other() {
                 let keys = one_per_master(cluster, &redis, &limits, limit).await;
                 let before = left(&redis, &keys[0], &limits).await;
                 // Somebody else has put a list where the state of the second was.
-                let names = cluster.nodes().iter().filter_map(|node| node.try_command(&["KEYS", "tg1:*"]).ok());
+                let names = cluster
+                    .nodes()
+                    .iter()
+                    .filter_map(|node| node.try_command(&["KEYS", "tg1:*"]).ok());
                 let end = format!(":{}", keys[1]);
                 let broken: Vec<String> = names
-                    .flat_map(|names| names.array().iter().map(|name| name.text().to_owned()).collect::<Vec<_>>())
+                    .flat_map(|names| {
+                        names.array().iter().map(|name| name.text().to_owned()).collect::<Vec<_>>()
+                    })
                     .collect();
                 let broken = broken.iter().find(|name| name.ends_with(&end)).unwrap();
                 let node = cluster.master_of(cluster.slot_of(broken));
@@ -330,8 +413,8 @@ fn no_answer_from_one_slot_charges_no_other() {
     });
 }
 
-/// Sixteen tasks, everybody in a hurry: of each user and of all together exactly as much is admitted as there is, and what was
-/// given back by checks that failed is there to the last unit.
+/// Sixteen tasks, everybody in a hurry: of each user and of all together exactly as much is
+/// admitted as there is, and what was given back by checks that failed is there to the last unit.
 #[test]
 fn many_at_once_never_get_too_much() {
     const USERS: usize = 40;
@@ -350,11 +433,14 @@ fn many_at_once_never_get_too_much() {
         let runtime = runtime();
         let per_user: Arc<Vec<Limits>> = Arc::new(kinds.iter().map(|kind| limits(kind)).collect());
         let everybody = limits(&format!("{TOTAL}/1000d window"));
-        let admitted: Arc<Vec<AtomicU64>> = Arc::new((0..USERS).map(|_| AtomicU64::new(0)).collect());
-        let redis = runtime.block_on(async { at(&cluster.url()).namespace("hurry").build() }).unwrap();
+        let admitted: Arc<Vec<AtomicU64>> =
+            Arc::new((0..USERS).map(|_| AtomicU64::new(0)).collect());
+        let redis =
+            runtime.block_on(async { at(&cluster.url()).namespace("hurry").build() }).unwrap();
         let tasks: Vec<_> = (0..TASKS)
             .map(|task| {
-                let (redis, per_user, everybody) = (redis.clone(), Arc::clone(&per_user), everybody.clone());
+                let (redis, per_user, everybody) =
+                    (redis.clone(), Arc::clone(&per_user), everybody.clone());
                 let admitted = Arc::clone(&admitted);
                 runtime.spawn(async move {
                     let mut random = Random(task);
@@ -374,7 +460,8 @@ fn many_at_once_never_get_too_much() {
         let sum = || admitted.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>();
         assert!(sum() <= TOTAL, "{} admitted", sum());
         runtime.block_on(async {
-            // Somebody may have been denied because somebody else held a unit for a moment. Alone, everybody gets the rest.
+            // Somebody may have been denied because somebody else held a unit for a moment. Alone,
+            // everybody gets the rest.
             for user in (0..USERS).cycle().take(USERS * 60) {
                 let key = format!("user:{user}");
                 let check = Check::new().charge(&key, &per_user[user % per_user.len()], 1);
@@ -394,7 +481,8 @@ fn many_at_once_never_get_too_much() {
             let count = count.load(Ordering::Relaxed);
             assert!(count <= PER_USER, "user {user}: {count}");
             let limits = &per_user[user % per_user.len()];
-            // A bucket gives back what cannot have drained meanwhile; the microseconds it keeps have drained soon.
+            // A bucket gives back what cannot have drained meanwhile; the microseconds it keeps
+            // have drained soon.
             wait_until("the bucket has drained the last moments", Duration::from_secs(5), || {
                 runtime.block_on(left(&redis, &format!("user:{user}"), limits)) == PER_USER - count
                     || !kinds[user % kinds.len()].contains("burst")
@@ -411,15 +499,18 @@ fn many_at_once_never_get_too_much() {
 fn no_call_touches_what_it_did_not_declare() {
     on_shared(|cluster| {
         for node in cluster.nodes() {
-            // Scripts that declare nothing may be allowed to cross slots; ours are not asked for that.
+            // Scripts that declare nothing may be allowed to cross slots; ours are not asked for
+            // that.
             let reply = node.command(&["CONFIG", "GET", "*cross-slot*"]);
             assert!(
                 matches!(&reply, Reply::Array(found) if found.iter().all(|word| word != &Reply::Text("yes".into())))
             );
         }
         let runtime = runtime();
-        let redis = runtime.block_on(async { at(&cluster.url()).namespace("declared").build() }).unwrap();
-        let all = limits("9/h; 9/h window; 9/h sliding; 9/h estimate; 9/h log; 9 concurrent ttl 1h");
+        let redis =
+            runtime.block_on(async { at(&cluster.url()).namespace("declared").build() }).unwrap();
+        let all =
+            limits("9/h; 9/h window; 9/h sliding; 9/h estimate; 9/h log; 9 concurrent ttl 1h");
         for op in [
             Op::Check,
             Op::Peek,
@@ -437,7 +528,9 @@ fn no_call_touches_what_it_did_not_declare() {
                 for id in [None, Some(tidegate::Id(7))] {
                     let check = Check::of(op).charge(&one, &all, 1).charge(&other, &all, 1);
                     let check = if let Some(id) = id { check.with_id(id) } else { check };
-                    let _ = runtime.block_on(redis.decide(&check)).unwrap_or_else(|error| panic!("{op:?}: {error}"));
+                    let _ = runtime
+                        .block_on(redis.decide(&check))
+                        .unwrap_or_else(|error| panic!("{op:?}: {error}"));
                 }
             }
         }

@@ -49,7 +49,8 @@ fn checks_that_are_sent_together_are_decided_as_one_by_one() {
         runtime.block_on(async {
             let clock = ManualClock::new();
             clock.advance(Duration::from_secs(1_000_000));
-            let redis = Arc::new(store(&server).clock(clock.clone()).coalesce(true).build().unwrap());
+            let redis =
+                Arc::new(store(&server).clock(clock.clone()).coalesce(true).build().unwrap());
             redis.prepare().await.unwrap();
             let memory = Memory::builder().clock(clock.clone()).max_keys(1024).build();
             let mut random = Random(7);
@@ -57,12 +58,17 @@ fn checks_that_are_sent_together_are_decided_as_one_by_one() {
                 let text: &'static str = random.pick::<&str>(&texts);
                 // Now and then another limit on a key that has been used.
                 let key: &'static str = if random.below(10) == 0 { "shared" } else { text };
-                // What each asks, and how much later than the one before, if it is another time at all.
+                // What each asks, and how much later than the one before, if it is another time at
+                // all.
                 let asks: Vec<(u64, u64, &'static str)> = (0..1 + random.below(200))
                     .map(|_| {
                         let other = random.below(40) == 0 && key == "shared";
                         let text = if other { *random.pick::<&str>(&texts) } else { text };
-                        (random.below(5), if random.below(20) == 0 { random.below(5_000) } else { 0 }, text)
+                        (
+                            random.below(5),
+                            if random.below(20) == 0 { random.below(5_000) } else { 0 },
+                            text,
+                        )
                     })
                     .collect();
                 let asking = asks.iter().map(|&(cost, later, text)| {
@@ -79,7 +85,8 @@ fn checks_that_are_sent_together_are_decided_as_one_by_one() {
                 clock.set(begin);
                 for ((cost, later, text), answer) in asks.iter().zip(&together) {
                     clock.advance(Duration::from_micros(*later));
-                    let alone = memory.decide(&Check::new().charge(key, &limits(text), *cost)).unwrap();
+                    let alone =
+                        memory.decide(&Check::new().charge(key, &limits(text), *cost)).unwrap();
                     assert_eq!(*answer, alone, "{flavor}, round {round}: {text}, cost {cost}");
                 }
                 assert_eq!(clock.now(), end);
@@ -107,7 +114,8 @@ fn whoever_goes_away_in_a_crowd_disturbs_nobody() {
     for _ in 0..rounds {
         let tasks: Vec<_> = (0..100)
             .map(|_| {
-                let (redis, limits, patience) = (Arc::clone(&redis), limits.clone(), random.below(3_000));
+                let (redis, limits, patience) =
+                    (Arc::clone(&redis), limits.clone(), random.below(3_000));
                 runtime.spawn(async move {
                     let check = Check::new().charge("k", &limits, 1);
                     let asking = redis.decide(&check);
@@ -117,9 +125,15 @@ fn whoever_goes_away_in_a_crowd_disturbs_nobody() {
                 })
             })
             .collect();
-        answered +=
-            tasks.into_iter().filter(|_| true).map(|task| u64::from(runtime.block_on(task).unwrap())).sum::<u64>();
+        answered += tasks
+            .into_iter()
+            .filter(|_| true)
+            .map(|task| u64::from(runtime.block_on(task).unwrap()))
+            .sum::<u64>();
     }
     let used = 1_000_000 - runtime.block_on(left(&redis, "k", &limits));
-    assert!((answered..=rounds * 100).contains(&used), "{answered} were answered and {used} charged");
+    assert!(
+        (answered..=rounds * 100).contains(&used),
+        "{answered} were answered and {used} charged"
+    );
 }

@@ -1,4 +1,5 @@
-//! Clusters that lose a master while everybody asks: in agreement, without a single failure; by death, within the bound.
+//! Clusters that lose a master while everybody asks: in agreement, without a single failure; by
+//! death, within the bound.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -37,13 +38,21 @@ struct Counts {
 
 impl Load {
     /// Everybody takes one of every key, in one check.
-    pub(crate) fn start(runtime: &Runtime, redis: &Redis, keys: &[String], limits: &Limits) -> Load {
+    pub(crate) fn start(
+        runtime: &Runtime,
+        redis: &Redis,
+        keys: &[String],
+        limits: &Limits,
+    ) -> Load {
         let counts = Arc::new(Counts::default());
         let task = |_| {
-            let (counts, redis, keys, limits) = (Arc::clone(&counts), redis.clone(), keys.to_vec(), limits.clone());
+            let (counts, redis, keys, limits) =
+                (Arc::clone(&counts), redis.clone(), keys.to_vec(), limits.clone());
             runtime.spawn(async move {
                 while !counts.stop.load(Ordering::Relaxed) {
-                    let check = keys.iter().fold(Check::new(), |check, key| check.charge(key.as_str(), &limits, 1));
+                    let check = keys
+                        .iter()
+                        .fold(Check::new(), |check, key| check.charge(key.as_str(), &limits, 1));
                     match redis.decide(&check).await {
                         Ok(decision) => {
                             assert!(decision.allowed(), "there is plenty: {decision:?}");
@@ -51,7 +60,8 @@ impl Load {
                         }
                         Err(error) => {
                             counts.failed.fetch_add(1, Ordering::Relaxed);
-                            *counts.last_failure.lock().unwrap() = Some((Instant::now(), error.to_string()));
+                            *counts.last_failure.lock().unwrap() =
+                                Some((Instant::now(), error.to_string()));
                             // Whoever was refused does not ask again at once.
                             tokio::time::sleep(Duration::from_millis(2)).await;
                         }
@@ -94,7 +104,11 @@ const KINDS: [&str; 3] = ["window", "estimate", "bucket"];
 /// A limit of this kind that nobody can use up: of [`BUDGET`], or of a tenth of it for a bucket.
 pub(crate) fn plenty(kind: &str) -> Limits {
     // A bucket's budget comes back all the time; of this one not a whole unit in ten minutes.
-    limits(&if kind == "bucket" { format!("1/10min burst {}", BUDGET / 10) } else { format!("{BUDGET}/1000d {kind}") })
+    limits(&if kind == "bucket" {
+        format!("1/10min burst {}", BUDGET / 10)
+    } else {
+        format!("{BUDGET}/1000d {kind}")
+    })
 }
 
 fn fresh(flavor: tidegate_testkit::Flavor) -> Arc<Cluster> {
@@ -105,16 +119,18 @@ fn patient(flavor: tidegate_testkit::Flavor) -> Arc<Cluster> {
     Arc::new(Cluster::patient(flavor, Duration::from_secs(20)))
 }
 
-/// The two sides change places while calls are on their way. The old master holds them back until the new one has
-/// everything, and then says where to go: nobody notices, and nothing is counted twice or not at all. A third master may hear that the old one has no slots
-/// any more before it hears who has them, and say for some milliseconds that the cluster is down; that is waited out.
+/// The two sides change places while calls are on their way. The old master holds them back until
+/// the new one has everything, and then says where to go: nobody notices, and nothing is counted
+/// twice or not at all. A third master may hear that the old one has no slots any more before it
+/// hears who has them, and say for some milliseconds that the cluster is down; that is waited out.
 #[test]
 fn a_failover_in_agreement_fails_nobody_and_admits_nobody_too_much() {
     on_clusters(patient, |cluster| {
         let runtime = runtime();
         for (master, kind) in KINDS.into_iter().enumerate() {
             let limits = plenty(kind);
-            let redis = runtime.block_on(async { at(&cluster.url()).namespace(kind).build() }).unwrap();
+            let redis =
+                runtime.block_on(async { at(&cluster.url()).namespace(kind).build() }).unwrap();
             let mut keys = runtime.block_on(one_per_master(cluster, &redis, &limits, "user"));
             keys.rotate_left(master);
             let budget = runtime.block_on(left(&redis, &keys[0], &limits));
@@ -133,7 +149,12 @@ fn a_failover_in_agreement_fails_nobody_and_admits_nobody_too_much() {
             assert_eq!((one.failed(), all.failed()), (0, 0), "{kind}: {failures:?}");
             runtime.block_on(async {
                 let (one, all) = (one.admitted(), all.admitted());
-                assert_eq!(left(&redis, &keys[0], &limits).await, budget - one - all, "{kind}: {:?}", redis.stats());
+                assert_eq!(
+                    left(&redis, &keys[0], &limits).await,
+                    budget - one - all,
+                    "{kind}: {:?}",
+                    redis.stats()
+                );
                 for key in &keys[1..] {
                     assert_eq!(left(&redis, key, &limits).await, budget - all, "{kind}");
                 }
@@ -143,17 +164,22 @@ fn a_failover_in_agreement_fails_nobody_and_admits_nobody_too_much() {
     });
 }
 
-/// A master dies. Until its replica is elected nobody is answered there; what the replica never heard of is told to it by the
-/// caller; whatever is admitted in all stays within the budget and the calls that were on their way.
+/// A master dies. Until its replica is elected nobody is answered there; what the replica never
+/// heard of is told to it by the caller; whatever is admitted in all stays within the budget and
+/// the calls that were on their way.
 #[test]
 fn a_master_that_dies_costs_no_more_than_the_calls_on_their_way() {
     on_clusters(fresh, |cluster| {
         let runtime = runtime();
         let limits = plenty("window");
-        let build = |witness| at(&cluster.url()).timeout(Duration::from_millis(500)).witness_keys(witness);
-        let build = |name, witness| runtime.block_on(async { build(witness).namespace(name).build() }).unwrap();
+        let build =
+            |witness| at(&cluster.url()).timeout(Duration::from_millis(500)).witness_keys(witness);
+        let build = |name, witness| {
+            runtime.block_on(async { build(witness).namespace(name).build() }).unwrap()
+        };
         let (redis, forgetful) = (build("seen", 1000), build("forgotten", 0));
-        let patient = runtime.block_on(async { at(&cluster.url()).namespace("seen").build() }).unwrap();
+        let patient =
+            runtime.block_on(async { at(&cluster.url()).namespace("seen").build() }).unwrap();
         let keys = runtime.block_on(one_per_master(cluster, &patient, &limits, "user"));
         let (dying, living) = (&keys[0], &keys[1]);
         let slot = slot_of(cluster, dying);
@@ -177,10 +203,20 @@ fn a_master_that_dies_costs_no_more_than_the_calls_on_their_way() {
         load.stop(&runtime);
         unseen.stop(&runtime);
         elsewhere.stop(&runtime);
-        assert_eq!(elsewhere.failed(), 0, "only the slots of the dead are gone: {:?}", elsewhere.last_failure());
+        assert_eq!(
+            elsewhere.failed(),
+            0,
+            "only the slots of the dead are gone: {:?}",
+            elsewhere.last_failure()
+        );
 
-        let (last, why) = load.last_failure().expect("nobody can have been answered while there was no master");
-        assert!(last < elected + Duration::from_secs(5), "{why}, {:?} after the election", last - elected);
+        let (last, why) =
+            load.last_failure().expect("nobody can have been answered while there was no master");
+        assert!(
+            last < elected + Duration::from_secs(5),
+            "{why}, {:?} after the election",
+            last - elected
+        );
         let (admitted, failed) = (load.admitted() + 1, load.failed());
         let left_here = runtime.block_on(left(&redis, dying, &limits));
         let over = (admitted + left_here).saturating_sub(BUDGET);
@@ -196,7 +232,10 @@ fn a_master_that_dies_costs_no_more_than_the_calls_on_their_way() {
         // What was counted and never answered is lost to the caller: at most every failure.
         assert!(BUDGET - left_here <= admitted + failed + 1, "{left_here} left after {admitted}");
         let left_there = runtime.block_on(left(&forgetful, dying, &limits));
-        println!("without a witness: {} too many", (unseen.admitted() + left_there).saturating_sub(BUDGET));
+        println!(
+            "without a witness: {} too many",
+            (unseen.admitted() + left_there).saturating_sub(BUDGET)
+        );
         let mut again = Load::start(&runtime, &redis, &keys[..2], &limits);
         again.goes_on("calls go on", 300);
         again.stop(&runtime);

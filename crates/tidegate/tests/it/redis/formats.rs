@@ -1,6 +1,7 @@
-//! What is kept in Redis outlives the program that wrote it, and programs of two releases share it while one replaces the other. So the names and the
-//! values of the format `tg1` are promises, kept here to the byte: this release writes them as the file says, and reads what the file says as
-//! the release that wrote it would have. How a format is changed is said in decision 0033.
+//! What is kept in Redis outlives the program that wrote it, and programs of two releases share it
+//! while one replaces the other. So the names and the values of the format `tg1` are promises, kept
+//! here to the byte: this release writes them as the file says, and reads what the file says as the
+//! release that wrote it would have. How a format is changed is said in decision 0033.
 
 use std::collections::BTreeSet;
 
@@ -41,7 +42,9 @@ impl Asked {
             match word.split_at(1) {
                 ("#", id) => asked.id = Some(Id(id.parse().unwrap())),
                 ("@", at) => asked.at = at.parse().unwrap(),
-                _ if word.starts_with(|first: char| first.is_ascii_digit()) => asked.cost = word.parse().unwrap(),
+                _ if word.starts_with(|first: char| first.is_ascii_digit()) => {
+                    asked.cost = word.parse().unwrap()
+                }
                 _ => {
                     let ops = [Op::Check, Op::Debit, Op::Refund, Op::Settle, Op::Release, Op::Peek];
                     asked.op = ops.into_iter().find(|op| op.name() == word).expect("an operation");
@@ -68,14 +71,23 @@ impl Asked {
 impl Case<'_> {
     fn parse(line: &str) -> Case<'_> {
         let parts: Vec<&str> = line.split('|').map(str::trim).collect();
-        let [name, limits, asked, kept, then, said] = parts[..] else { panic!("six parts: {line}") };
+        let [name, limits, asked, kept, then, said] = parts[..] else {
+            panic!("six parts: {line}")
+        };
         let kept = kept.split_whitespace().map(|pair| {
             let (key, value) = pair.split_once('=').expect("a key and its value");
             let pairs = value.as_bytes().chunks(2).map(|two| std::str::from_utf8(two).unwrap());
             (key, pairs.map(|two| u8::from_str_radix(two, 16).unwrap()).collect())
         });
         let asked = asked.split(',').map(Asked::parse).collect();
-        Case { name, limits: limits.parse().unwrap(), asked, kept: kept.collect(), then: Asked::parse(then), said }
+        Case {
+            name,
+            limits: limits.parse().unwrap(),
+            asked,
+            kept: kept.collect(),
+            then: Asked::parse(then),
+            said,
+        }
     }
 
     fn all() -> impl Iterator<Item = Case<'static>> {
@@ -85,7 +97,8 @@ impl Case<'_> {
 
 /// Everything that a decision says.
 fn said(decision: &Decision) -> String {
-    let retry = decision.retry_after().map_or("never".to_owned(), |wait| wait.as_micros().to_string());
+    let retry =
+        decision.retry_after().map_or("never".to_owned(), |wait| wait.as_micros().to_string());
     format!(
         "{} {} left, retry {retry}, reset {}",
         if decision.allowed() { "allowed" } else { "denied" },
@@ -129,13 +142,19 @@ fn names_and_values_are_written_as_they_always_were() {
             for case in Case::all() {
                 server.command(&["FLUSHALL"]);
                 let clock = ManualClock::new();
-                let redis = store(&server).namespace("shop").clock(clock.clone()).witness_keys(0).build().unwrap();
+                let redis = store(&server)
+                    .namespace("shop")
+                    .clock(clock.clone())
+                    .witness_keys(0)
+                    .build()
+                    .unwrap();
                 for asked in &case.asked {
                     let _ = asked.ask(&redis, &clock, &case.limits).await;
                 }
                 let now = kept(&server);
                 let then = said(&case.then.ask(&redis, &clock, &case.limits).await);
-                let before = case.kept.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
+                let before =
+                    case.kept.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
                 if now != before.collect::<Vec<_>>() || then != case.said {
                     changed += &format!("{}: {} | {then}\n", case.name, written(&now));
                 }

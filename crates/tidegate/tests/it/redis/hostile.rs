@@ -1,4 +1,5 @@
-//! Keys that somebody else has written to: a clear error or a repair on the strict side, never a crash, never unlimited.
+//! Keys that somebody else has written to: a clear error or a repair on the strict side, never a
+//! crash, never unlimited.
 
 use tidegate::{Check, Id, Limits, ManualClock, Op, Redis, Store, StoreError, Timestamp};
 use tidegate_testkit::{Flavor, Reply, ScriptedPeer, Server};
@@ -40,7 +41,8 @@ async fn take(redis: &Redis, limits: &Limits, id: Option<u64>) -> Result<bool, S
 
 #[test]
 fn a_flood_of_attributes_is_an_error_and_no_overflow_of_the_stack() {
-    let flood = |attributes: usize| format!("{}$1\r\na\r\n", "|0\r\n".repeat(attributes)).into_bytes();
+    let flood =
+        |attributes: usize| format!("{}$1\r\na\r\n", "|0\r\n".repeat(attributes)).into_bytes();
     let greeting = b"%1\r\n+proto\r\n:3\r\n".to_vec();
     for parts in [
         vec![flood(1_000_000)],
@@ -82,7 +84,12 @@ fn garbage_counts_as_used_up_and_ends_by_itself() {
     let server = Server::start(Flavor::Redis7);
     runtime().block_on(async {
         for limit in LIMITS {
-            for garbage in ["x", "12", "b", "some text that is longer than any state could be, at least of this kind"] {
+            for garbage in [
+                "x",
+                "12",
+                "b",
+                "some text that is longer than any state could be, at least of this kind",
+            ] {
                 let limits: Limits = limit.parse().unwrap();
                 let redis = store(&server).witness_keys(0).build().unwrap();
                 assert!(take(&redis, &limits, None).await.unwrap());
@@ -92,15 +99,19 @@ fn garbage_counts_as_used_up_and_ends_by_itself() {
                 assert_eq!(redis.stats().repairs, 1, "{limit}, {garbage:?}");
                 assert_all_expire(&server); // it was written again, with an end
                 assert!(!take(&redis, &limits, None).await.unwrap(), "{limit}, {garbage:?}");
-                assert_eq!(redis.stats().repairs, 1, "{limit}, {garbage:?}: repaired once is enough");
+                assert_eq!(
+                    redis.stats().repairs,
+                    1,
+                    "{limit}, {garbage:?}: repaired once is enough"
+                );
                 server.command(&["FLUSHALL"]);
             }
         }
     });
 }
 
-/// Bytes changed, cut off or added at random in what Tidegate wrote, and ends taken away: every call is answered or refused by
-/// name, and whatever is written afterwards has an end again.
+/// Bytes changed, cut off or added at random in what Tidegate wrote, and ends taken away: every
+/// call is answered or refused by name, and whatever is written afterwards has an end again.
 #[test]
 fn no_damage_crashes_the_script() {
     let server = Server::start(Flavor::Valkey9);
@@ -115,17 +126,28 @@ fn no_damage_crashes_the_script() {
                 let check = Check::of(op).charge_named("rule", "victim", &limits, 1);
                 if round % 2 == 0 { check.with_id(Id(1 + round % 5)) } else { check }
             };
-            let op = *random.pick(&[Op::Check, Op::Check, Op::Take, Op::Refund, Op::Settle, Op::Release, Op::Debit]);
+            let op = *random.pick(&[
+                Op::Check,
+                Op::Check,
+                Op::Take,
+                Op::Refund,
+                Op::Settle,
+                Op::Release,
+                Op::Debit,
+            ]);
             let answer = redis.decide(&check(op)).await;
             assert!(answer.is_ok(), "round {round}, {op:?}, {limits:?}: {answer:?}");
             clock.set(clock.now().after_micros(random.below(2_000_000)));
             for name in names(&server) {
-                let Some(mut value) = bytes(&server.command(&[b"GET".as_slice(), &name])) else { continue };
+                let Some(mut value) = bytes(&server.command(&[b"GET".as_slice(), &name])) else {
+                    continue;
+                };
                 if value.is_empty() {
                     continue;
                 }
                 match random.below(6) {
-                    0 => value.truncate(usize::try_from(random.below(1 + value.len() as u64)).unwrap()),
+                    0 => value
+                        .truncate(usize::try_from(random.below(1 + value.len() as u64)).unwrap()),
                     1 => value.extend_from_slice(&random.next().to_le_bytes()),
                     2 | 3 => {
                         let at = usize::try_from(random.below(value.len() as u64)).unwrap();
@@ -147,8 +169,9 @@ fn no_damage_crashes_the_script() {
     });
 }
 
-/// Whoever takes the end off a key (`PERSIST`) finds it back soon: with the next write, or, of a window that is changed in place,
-/// when another 64 are used. What nobody uses any more stays as he left it.
+/// Whoever takes the end off a key (`PERSIST`) finds it back soon: with the next write, or, of a
+/// window that is changed in place, when another 64 are used. What nobody uses any more stays as he
+/// left it.
 #[test]
 fn an_end_that_was_taken_off_is_back_within_a_few_writes() {
     let with_next = |limit: &str| -> (Limits, u32) { (limit.parse().unwrap(), 1) };
@@ -167,7 +190,8 @@ fn an_end_that_was_taken_off_is_back_within_a_few_writes() {
             let redis = store(&server).build().unwrap();
             let lasting = || server.keys_without_ttl("tg1:").len();
             for (limits, most) in &kinds {
-                // At every place between two such writes, by ones and by more; a log becomes longer than what is read at once.
+                // At every place between two such writes, by ones and by more; a log becomes longer
+                // than what is read at once.
                 for round in 0..40 {
                     let cost = [1, 1, 1, 3, 64, 100][round % 6];
                     for _ in 0..round * 7 % 65 + 1 {
@@ -188,7 +212,10 @@ fn an_end_that_was_taken_off_is_back_within_a_few_writes() {
                         writes += 1;
                     }
                     let left = server.command(&[b"PTTL".as_slice(), &name]).int();
-                    assert!((1..=2 * 3_600_000 + 1).contains(&left), "{flavor}, {limits:?}: {left} ms");
+                    assert!(
+                        (1..=2 * 3_600_000 + 1).contains(&left),
+                        "{flavor}, {limits:?}: {left} ms"
+                    );
                 }
                 server.command(&["FLUSHALL"]);
             }
@@ -209,7 +236,10 @@ fn a_small_window_ends_again_when_the_next_one_begins() {
             let again = || async { take(&redis, &limits, None).await.unwrap() };
             let began = std::time::Instant::now();
             while !again().await {
-                assert!(began.elapsed() < std::time::Duration::from_secs(10), "{limit}: no next window");
+                assert!(
+                    began.elapsed() < std::time::Duration::from_secs(10),
+                    "{limit}: no next window"
+                );
             }
             assert_all_expire(&server);
             server.command(&["FLUSHALL"]);
@@ -243,7 +273,9 @@ fn a_state_from_the_future_ends_within_its_period() {
 fn the_longest_timeout_is_no_problem() {
     let server = Server::start(Flavor::Redis7);
     runtime().block_on(async {
-        let builder = store(&server).timeout(std::time::Duration::MAX).connect_timeout(std::time::Duration::MAX);
+        let builder = store(&server)
+            .timeout(std::time::Duration::MAX)
+            .connect_timeout(std::time::Duration::MAX);
         let redis = builder.build().unwrap();
         assert!(take(&redis, &"5/s".parse().unwrap(), None).await.unwrap());
     });

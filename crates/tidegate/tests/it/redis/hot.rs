@@ -20,7 +20,10 @@ const CALLERS: u64 = 128;
 
 /// Over all processes. `TIDEGATE_HOT_REQUESTS=10000000` is the full run.
 fn requests() -> u64 {
-    env::var("TIDEGATE_HOT_REQUESTS").ok().and_then(|requests| requests.parse().ok()).unwrap_or(200_000)
+    env::var("TIDEGATE_HOT_REQUESTS")
+        .ok()
+        .and_then(|requests| requests.parse().ok())
+        .unwrap_or(200_000)
 }
 
 /// Half of what will be asked of a key.
@@ -28,7 +31,8 @@ fn amount() -> u64 {
     requests() / KEYS / 2
 }
 
-/// What a key is limited to: every algorithm gets some keys. Nothing comes back before the test is over.
+/// What a key is limited to: every algorithm gets some keys. Nothing comes back before the test is
+/// over.
 fn limit_of(key: u64) -> Limits {
     let amount = amount();
     limits(&match key % 7 {
@@ -48,8 +52,15 @@ fn four_processes_admit_exactly_the_limit_of_every_key() {
     let processes: Vec<_> = (0..PROCESSES)
         .map(|number| {
             let mut process = Command::new(env::current_exe().unwrap());
-            process.args(["--exact", "redis::hot::one_of_the_processes", "--ignored", "--nocapture"]);
-            process.env("TIDEGATE_HOT_URL", server.url()).env("TIDEGATE_HOT_NUMBER", number.to_string());
+            process.args([
+                "--exact",
+                "redis::hot::one_of_the_processes",
+                "--ignored",
+                "--nocapture",
+            ]);
+            process
+                .env("TIDEGATE_HOT_URL", server.url())
+                .env("TIDEGATE_HOT_NUMBER", number.to_string());
             process.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap()
         })
         .collect();
@@ -106,7 +117,8 @@ fn one_of_the_processes() {
                 while asked.fetch_add(1, Ordering::Relaxed) < share {
                     let key = usize::try_from(random.below(KEYS)).unwrap();
                     let (name, limits) = &limits[key];
-                    if redis.decide(&Check::new().charge(name, limits, 1)).await.unwrap().allowed() {
+                    if redis.decide(&Check::new().charge(name, limits, 1)).await.unwrap().allowed()
+                    {
                         admitted[key].fetch_add(1, Ordering::Relaxed);
                     }
                 }

@@ -26,7 +26,14 @@ fn a_fresh_server_has_nothing_worse_than_notes() {
         let server = Server::start(flavor);
         let inspection = inspect(&server.url());
         assert_eq!(inspection.worst(), Severity::Note, "{inspection}");
-        for topic in [Topic::Version, Topic::Role, Topic::Eviction, Topic::Rights, Topic::Decision, Topic::Clock] {
+        for topic in [
+            Topic::Version,
+            Topic::Role,
+            Topic::Eviction,
+            Topic::Rights,
+            Topic::Decision,
+            Topic::Clock,
+        ] {
             assert_eq!(on(&inspection, topic).severity, Severity::Ok, "{flavor}: {inspection}");
         }
         let name = if flavor == Flavor::Valkey9 { "Valkey 9." } else { "Redis " };
@@ -40,11 +47,14 @@ fn a_fresh_server_has_nothing_worse_than_notes() {
 #[test]
 fn a_server_that_lacks_nothing_has_not_even_notes() {
     let start = |server: tidegate_testkit::Builder| server.arg("--repl-diskless-sync-delay", "0");
-    let primary = start(Server::builder(Flavor::Redis8)).arg("--appendonly", "yes").arg("--min-replicas-to-write", "1");
+    let primary = start(Server::builder(Flavor::Redis8))
+        .arg("--appendonly", "yes")
+        .arg("--min-replicas-to-write", "1");
     let primary = primary.start();
     let replica = start(Server::builder(Flavor::Redis8)).start();
     replica.command(&["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
-    let replicated = || primary.command(&["INFO", "replication"]).text().contains("min_slaves_good_slaves:1");
+    let replicated =
+        || primary.command(&["INFO", "replication"]).text().contains("min_slaves_good_slaves:1");
     wait_until("the replica follows", Duration::from_secs(20), replicated);
     let inspection = inspect(&primary.url());
     assert_eq!(inspection.worst(), Severity::Ok, "{inspection}");
@@ -55,7 +65,9 @@ fn a_server_that_lacks_nothing_has_not_even_notes() {
 
 #[test]
 fn an_evicting_policy_is_a_warning_that_names_it_and_the_better_one() {
-    let server = Server::builder(Flavor::Redis7).arg("--maxmemory", "100mb").arg("--maxmemory-policy", "allkeys-lru");
+    let server = Server::builder(Flavor::Redis7)
+        .arg("--maxmemory", "100mb")
+        .arg("--maxmemory-policy", "allkeys-lru");
     let server = server.start();
     let inspection = inspect(&server.url());
     let finding = on(&inspection, Topic::Eviction);
@@ -63,7 +75,11 @@ fn an_evicting_policy_is_a_warning_that_names_it_and_the_better_one() {
         (finding.severity, finding.found.as_str()),
         (Severity::Warning, "allkeys-lru with a maxmemory of 100 MB")
     );
-    assert!(finding.advice.starts_with("CONFIG SET maxmemory-policy noeviction"), "{}", finding.advice);
+    assert!(
+        finding.advice.starts_with("CONFIG SET maxmemory-policy noeviction"),
+        "{}",
+        finding.advice
+    );
     server.command(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(on(&self::inspect(&server.url()), Topic::Eviction).severity, Severity::Note);
 }
@@ -74,7 +90,10 @@ fn a_server_that_is_full_has_no_decision() {
     let inspection = inspect(&server.url());
     let finding = on(&inspection, Topic::Decision);
     assert_eq!(finding.severity, Severity::Problem, "{inspection}");
-    assert!(finding.found.contains("out of memory") && finding.advice.contains("maxmemory"), "{inspection}");
+    assert!(
+        finding.found.contains("out of memory") && finding.advice.contains("maxmemory"),
+        "{inspection}"
+    );
 }
 
 #[test]
@@ -87,7 +106,10 @@ fn a_cluster_is_looked_at_node_by_node() {
         let finding = on(&inspection, topic);
         assert_eq!((finding.severity, finding.servers.len()), (Severity::Ok, 3), "{inspection}");
     }
-    assert_eq!(on(&inspection, Topic::Cluster).found, "ok: all 16384 slots are served by 3 servers");
+    assert_eq!(
+        on(&inspection, Topic::Cluster).found,
+        "ok: all 16384 slots are served by 3 servers"
+    );
     assert_eq!(cluster.keys_without_ttl("tg1:"), Vec::<String>::new());
 
     let as_single = inspect(&cluster.nodes()[0].url());
@@ -106,7 +128,9 @@ fn the_primary_behind_sentinel_is_looked_at() {
 #[test]
 fn without_a_server_there_is_nothing_to_look_at() {
     let server = Server::builder(Flavor::Valkey9).password("s3cret").start();
-    let failed = |url: &str| runtime().block_on(async { at(url).build().unwrap().inspect().await.unwrap_err() });
+    let failed = |url: &str| {
+        runtime().block_on(async { at(url).build().unwrap().inspect().await.unwrap_err() })
+    };
     let port = server.port();
     for (url, kind) in [
         (format!("redis://127.0.0.1:{port}"), FailureKind::NoAuth),
@@ -130,7 +154,10 @@ fn round_trips_are_measured() {
         let trips = redis.measure(50, Duration::from_secs(60)).await.unwrap();
         for times in [&trips.ping, &trips.decision] {
             assert_eq!(times.samples(), 50);
-            assert!(Duration::ZERO < times.percentile(50) && times.percentile(50) <= times.percentile(99));
+            assert!(
+                Duration::ZERO < times.percentile(50)
+                    && times.percentile(50) <= times.percentile(99)
+            );
             assert!(times.percentile(99) <= times.max());
         }
         // There is an end to it, whatever was asked for.

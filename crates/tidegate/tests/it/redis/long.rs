@@ -1,4 +1,5 @@
-//! States too long to be read at once: a log of thousands of hits, a thousand steps, hundreds of leases.
+//! States too long to be read at once: a log of thousands of hits, a thousand steps, hundreds of
+//! leases.
 
 use tidegate::{Check, Id, Limits, ManualClock, Op, Store, Timestamp};
 use tidegate_testkit::{Flavor, Server};
@@ -63,7 +64,8 @@ fn long_states_agree_too() {
 const LONGEST: &str = "local n = 0 for _, key in ipairs(redis.call('KEYS', 'tg1:*')) do \
      n = math.max(n, redis.call('STRLEN', key)) end return n";
 
-/// The server does nothing else while a script runs: giving much back must not go through a long log hit by hit.
+/// The server does nothing else while a script runs: giving much back must not go through a long
+/// log hit by hit.
 #[test]
 fn giving_back_from_a_long_log_does_not_read_it_hit_by_hit() {
     let server = Server::start(Flavor::Redis7);
@@ -80,7 +82,8 @@ fn giving_back_from_a_long_log_does_not_read_it_hit_by_hit() {
         let decision = redis.decide(&refund).await.unwrap();
         assert_eq!((decision.granted(), decision.remaining()), (1990, 2990));
         let stats = server.command(&["INFO", "commandstats"]).text().to_owned();
-        let reads = stats.split("cmdstat_getrange:calls=").nth(1).and_then(|rest| rest.split(',').next());
+        let reads =
+            stats.split("cmdstat_getrange:calls=").nth(1).and_then(|rest| rest.split(',').next());
         let reads: u32 = reads.expect("it reads ranges").parse().unwrap();
         assert!(reads < 100, "{reads} reads");
     });

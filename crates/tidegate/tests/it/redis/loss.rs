@@ -1,5 +1,5 @@
-//! A server that loses what it knew: how much is admitted twice, with a witness and without. (`witness.rs` has the stale
-//! replica; the failovers of clusters and sentinels are beside.)
+//! A server that loses what it knew: how much is admitted twice, with a witness and without.
+//! (`witness.rs` has the stale replica; the failovers of clusters and sentinels are beside.)
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ const BEFORE: u64 = 70;
 const LIMITS: [&str; 4] =
     ["1/h burst 100", "100/1000d window", "100/1000d window from first hit", "100/1000d estimate"];
 
-/// How many of `tries` calls are admitted. Whoever has no answer, because the connection is being made again, asks again.
+/// How many of `tries` calls are admitted. Whoever has no answer, because the connection is being
+/// made again, asks again.
 async fn admitted(redis: &Redis, limits: &Limits, tries: u64) -> u64 {
     let (mut admitted, mut asked) = (0, 0);
     let end = tokio::time::Instant::now() + PATIENCE;
@@ -46,7 +47,9 @@ fn lose(server: &Server, name: &str, text: &str, lose: impl Fn(&Runtime)) {
         let after = runtime.block_on(admitted(&redis, &limits, 2 * AMOUNT));
         let over = (BEFORE + after).saturating_sub(AMOUNT);
         let regressions = redis.stats().regressions;
-        println!("{name}, {text}, witness of {witness} keys: {over} too many, {regressions} regressions");
+        println!(
+            "{name}, {text}, witness of {witness} keys: {over} too many, {regressions} regressions"
+        );
         let expected = if witness > 0 { (0, 1) } else { (BEFORE, 0) };
         assert_eq!((over, regressions), expected, "{name}, {text}, witness of {witness} keys");
         assert_all_expire(server);
@@ -96,8 +99,8 @@ fn an_eviction_is_noticed_and_made_good() {
     }
 }
 
-/// The clock of the server jumps a month ahead for a moment: whatever ended before that is thrown away, and when the
-/// clock is right again it would have counted for long.
+/// The clock of the server jumps a month ahead for a moment: whatever ended before that is thrown
+/// away, and when the clock is right again it would have counted for long.
 #[test]
 fn a_clock_that_jumps_ahead_and_back_is_noticed_and_made_good() {
     let shim = ClockShim::build();
@@ -105,7 +108,9 @@ fn a_clock_that_jumps_ahead_and_back_is_noticed_and_made_good() {
     for limit in ["100/day window from first hit", "1/h burst 100"] {
         lose(&server, "clock ahead and back", limit, |_| {
             shim.set(30 * 86_400);
-            wait_until("everything has expired", PATIENCE, || server.command(&["DBSIZE"]).int() == 0);
+            wait_until("everything has expired", PATIENCE, || {
+                server.command(&["DBSIZE"]).int() == 0
+            });
             shim.set(0);
             wait_until("the server has seen it", PATIENCE, || is_right(&server));
         });

@@ -1,4 +1,5 @@
-//! The secret that slots depend on: shared, the budgets are; not shared, neither are they; and it is shown nowhere.
+//! The secret that slots depend on: shared, the budgets are; not shared, neither are they; and it
+//! is shown nowhere.
 
 use tidegate_testkit::{Cluster, Flavor, Server};
 
@@ -15,7 +16,10 @@ fn whoever_shares_the_secret_shares_the_budgets() {
         let secret = store(&server).secret(SECRET).build().unwrap();
         let in_url = at(&format!("{}?secret={SECRET}", server.url())).build().unwrap();
         // What is said to the builder counts instead of what is in the URL.
-        let other = at(&format!("{}?secret={SECRET}", server.url())).secret("another-0123456789").build().unwrap();
+        let other = at(&format!("{}?secret={SECRET}", server.url()))
+            .secret("another-0123456789")
+            .build()
+            .unwrap();
         assert!(ask(&secret, "k", &limits).await.unwrap().allowed());
         assert_eq!(left(&in_url, "k", &limits).await, 4);
         assert_eq!(left(&plain, "k", &limits).await, 5);

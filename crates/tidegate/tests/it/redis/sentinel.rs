@@ -1,4 +1,5 @@
-//! A master and its replica, watched by sentinels: the store finds whoever is the master, and believes nobody else.
+//! A master and its replica, watched by sentinels: the store finds whoever is the master, and
+//! believes nobody else.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +9,14 @@ use tidegate_testkit::{Flavor, Sentinels, wait_until};
 use super::failover::{BUDGET, CALLERS, Load, PATIENCE, plenty};
 use super::{ask, assert_all_expire, at, left, runtime};
 
-/// What was admitted beyond the budget, if what is left is spent too. `failed` calls may have been counted without an answer.
+/// What was admitted beyond the budget, if what is left is spent too. `failed` calls may have been
+/// counted without an answer.
 #[track_caller]
 fn too_many(admitted: u64, failed: u64, left: u64) -> u64 {
-    assert!(BUDGET - left <= admitted + failed, "{left} left after {admitted} admitted and {failed} failed");
+    assert!(
+        BUDGET - left <= admitted + failed,
+        "{left} left after {admitted} admitted and {failed} failed"
+    );
     (admitted + left).saturating_sub(BUDGET)
 }
 
@@ -23,7 +28,9 @@ fn a_master_that_dies_is_replaced_and_costs_no_more_than_the_calls_on_their_way(
         let limits = plenty("window");
         let short = || at(&sentinels.url()).timeout(Duration::from_millis(500));
         let redis = runtime.block_on(async { short().build() }).unwrap();
-        let forgetful = runtime.block_on(async { short().namespace("forgotten").witness_keys(0).build() }).unwrap();
+        let forgetful = runtime
+            .block_on(async { short().namespace("forgotten").witness_keys(0).build() })
+            .unwrap();
         let key = ["k".to_owned()];
         let mut load = Load::start(&runtime, &redis, &key, &limits);
         let mut unseen = Load::start(&runtime, &forgetful, &key, &limits);
@@ -37,8 +44,13 @@ fn a_master_that_dies_is_replaced_and_costs_no_more_than_the_calls_on_their_way(
         unseen.goes_on("calls go on by themselves", 500);
         load.stop(&runtime);
         unseen.stop(&runtime);
-        let (last, why) = load.last_failure().expect("nobody can have been answered while there was no master");
-        assert!(last < elected + Duration::from_secs(5), "{why}, {:?} after the election", last - elected);
+        let (last, why) =
+            load.last_failure().expect("nobody can have been answered while there was no master");
+        assert!(
+            last < elected + Duration::from_secs(5),
+            "{why}, {:?} after the election",
+            last - elected
+        );
         let left_here = runtime.block_on(left(&redis, "k", &limits));
         let left_there = runtime.block_on(left(&forgetful, "k", &limits));
         let over = too_many(load.admitted(), load.failed(), left_here);
@@ -57,34 +69,44 @@ fn a_master_that_dies_is_replaced_and_costs_no_more_than_the_calls_on_their_way(
     }
 }
 
-/// `SENTINEL FAILOVER`: the replica is promoted while the old master still takes calls. What that one admits after the
-/// replica was cut off is lost; the caller has seen it and says so.
+/// `SENTINEL FAILOVER`: the replica is promoted while the old master still takes calls. What that
+/// one admits after the replica was cut off is lost; the caller has seen it and says so.
 #[test]
 fn a_failover_by_order_stays_within_the_bound() {
     let sentinels = Sentinels::start(Flavor::Redis8);
     let runtime = runtime();
     let limits = plenty("window");
-    let redis = runtime.block_on(async { at(&sentinels.url()).timeout(Duration::from_secs(2)).build() }).unwrap();
+    let redis = runtime
+        .block_on(async { at(&sentinels.url()).timeout(Duration::from_secs(2)).build() })
+        .unwrap();
     let mut load = Load::start(&runtime, &redis, &["k".to_owned()], &limits);
     load.goes_on("calls go on", 500);
     let master = sentinels.failover();
     load.goes_on("calls go on by themselves", 500);
     assert_eq!(master.port(), sentinels.master().port());
     load.stop(&runtime);
-    let over = too_many(load.admitted(), load.failed(), runtime.block_on(left(&redis, "k", &limits)));
-    println!("by order: {} admitted, {} failed, {over} too many, {:?}", load.admitted(), load.failed(), redis.stats());
+    let over =
+        too_many(load.admitted(), load.failed(), runtime.block_on(left(&redis, "k", &limits)));
+    println!(
+        "by order: {} admitted, {} failed, {over} too many, {:?}",
+        load.admitted(),
+        load.failed(),
+        redis.stats()
+    );
     assert!(over <= CALLERS, "{over} too many: {:?}", redis.stats());
     sentinels.servers().iter().for_each(assert_all_expire);
 }
 
-/// A master that was stopped, replaced and woken up again still answers for a moment, then it is told to follow and takes no
-/// writes. Nobody is admitted by it once the store knows the new one.
+/// A master that was stopped, replaced and woken up again still answers for a moment, then it is
+/// told to follow and takes no writes. Nobody is admitted by it once the store knows the new one.
 #[test]
 fn a_master_that_comes_back_from_sleep_is_not_believed() {
     let sentinels = Sentinels::start(Flavor::Redis7);
     let runtime = runtime();
     let limits = plenty("window");
-    let redis = runtime.block_on(async { at(&sentinels.url()).timeout(Duration::from_millis(500)).build() }).unwrap();
+    let redis = runtime
+        .block_on(async { at(&sentinels.url()).timeout(Duration::from_millis(500)).build() })
+        .unwrap();
     let mut load = Load::start(&runtime, &redis, &["k".to_owned()], &limits);
     load.goes_on("calls go on", 500);
     let old = sentinels.master();
@@ -96,38 +118,49 @@ fn a_master_that_comes_back_from_sleep_is_not_believed() {
     sentinels.wait_until_ok();
     load.goes_on("calls go on", 500);
     load.stop(&runtime);
-    let over = too_many(load.admitted(), load.failed(), runtime.block_on(left(&redis, "k", &limits)));
+    let over =
+        too_many(load.admitted(), load.failed(), runtime.block_on(left(&redis, "k", &limits)));
     assert!(over <= CALLERS, "{over} too many: {:?}", redis.stats());
     let value = |server: &tidegate_testkit::Server| server.command(&["DBSIZE"]).int();
     assert_eq!((value(old), value(new)), (1, 1), "the old one follows the new one");
     sentinels.servers().iter().for_each(assert_all_expire);
 }
 
-/// A server that was made a replica says READONLY: that is no answer, and it was not counted. As soon as it is the master
-/// again, the same store goes on.
+/// A server that was made a replica says READONLY: that is no answer, and it was not counted. As
+/// soon as it is the master again, the same store goes on.
 #[test]
 fn a_demoted_master_admits_nobody() {
     Flavor::on_all(|flavor| {
-        let (server, other) = (tidegate_testkit::Server::start(flavor), tidegate_testkit::Server::start(flavor));
+        let (server, other) =
+            (tidegate_testkit::Server::start(flavor), tidegate_testkit::Server::start(flavor));
         let runtime = runtime();
         let limits = plenty("window");
-        let redis = runtime.block_on(async { super::store(&server).timeout(Duration::from_secs(2)).build() }).unwrap();
+        let redis = runtime
+            .block_on(async { super::store(&server).timeout(Duration::from_secs(2)).build() })
+            .unwrap();
         assert!(runtime.block_on(ask(&redis, "k", &limits)).unwrap().allowed());
         server.command(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
         for _ in 0..20 {
             let error = runtime.block_on(ask(&redis, "k", &limits)).unwrap_err();
             let StoreError::Unavailable(source) = &error else { panic!("{flavor}: {error}") };
-            let no_answer = source.downcast_ref::<NoAnswer>().unwrap_or_else(|| panic!("{flavor}: {error}"));
+            let no_answer =
+                source.downcast_ref::<NoAnswer>().unwrap_or_else(|| panic!("{flavor}: {error}"));
             assert!(!no_answer.may_have_been_counted(), "{flavor}: {error}");
-            // It says READONLY; if it has lost the other one or is still fetching from it, it says that.
+            // It says READONLY; if it has lost the other one or is still fetching from it, it says
+            // that.
             let kind = no_answer.failure().kind();
             assert!(
-                matches!(kind, FailureKind::ReadOnly | FailureKind::MasterDown | FailureKind::Loading),
+                matches!(
+                    kind,
+                    FailureKind::ReadOnly | FailureKind::MasterDown | FailureKind::Loading
+                ),
                 "{flavor}: {error}"
             );
         }
         server.command(&["REPLICAOF", "NO", "ONE"]);
-        wait_until("the store goes on", PATIENCE, || runtime.block_on(ask(&redis, "k", &limits)).is_ok());
+        wait_until("the store goes on", PATIENCE, || {
+            runtime.block_on(ask(&redis, "k", &limits)).is_ok()
+        });
         assert_all_expire(&server);
     });
 }

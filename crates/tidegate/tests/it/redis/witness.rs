@@ -9,13 +9,15 @@ use super::{runtime, store};
 async fn admitted(redis: &Redis, limits: &Limits, tries: usize) -> u64 {
     let mut admitted = 0;
     for _ in 0..tries {
-        admitted += u64::from(redis.decide(&Check::new().charge("k", limits, 1)).await.unwrap().allowed());
+        admitted +=
+            u64::from(redis.decide(&Check::new().charge("k", limits, 1)).await.unwrap().allowed());
     }
     admitted
 }
 
 /// Limits whose period outlasts any test, so that nothing comes back in the meantime.
-const LIMITS: [&str; 4] = ["100/day", "100/day window", "100/day window from first hit", "100/day estimate"];
+const LIMITS: [&str; 4] =
+    ["100/day", "100/day window", "100/day window from first hit", "100/day estimate"];
 
 #[test]
 fn a_flush_mints_nothing() {
@@ -27,7 +29,11 @@ fn a_flush_mints_nothing() {
             assert_eq!(admitted(&redis, &limits, 70).await, 70);
             server.command(&["FLUSHALL"]);
             assert_eq!(admitted(&redis, &limits, 70).await, 30, "{limit}");
-            assert_eq!(redis.stats().regressions, 1, "{limit}: restored once, then the server knows again");
+            assert_eq!(
+                redis.stats().regressions,
+                1,
+                "{limit}: restored once, then the server knows again"
+            );
             // Without a witness everything is forgotten, which shows that it was the witness.
             let forgetful = store(&server).witness_keys(0).build().unwrap();
             server.command(&["FLUSHALL"]);
@@ -63,12 +69,14 @@ fn give_backs_are_not_taken_for_losses() {
     });
 }
 
-/// A change of the limit converts the state, and drains it at another rate from then on; nobody takes that for a loss.
+/// A change of the limit converts the state, and drains it at another rate from then on; nobody
+/// takes that for a loss.
 #[test]
 fn a_changed_limit_is_not_taken_for_a_loss() {
     let server = Server::start(Flavor::Redis62);
     runtime().block_on(async {
-        let (slow, fast): (Limits, Limits) = ("100/day".parse().unwrap(), "1000000/s burst 100".parse().unwrap());
+        let (slow, fast): (Limits, Limits) =
+            ("100/day".parse().unwrap(), "1000000/s burst 100".parse().unwrap());
         let (one, other) = (store(&server).build().unwrap(), store(&server).build().unwrap());
         assert_eq!(admitted(&one, &slow, 90).await, 90);
         assert_eq!(admitted(&other, &fast, 5).await, 5); // at a million a second it is soon empty
@@ -78,7 +86,8 @@ fn a_changed_limit_is_not_taken_for_a_loss() {
     });
 }
 
-/// A replica that lagged behind is promoted in the primary's place: what it never heard of is told to it by the caller.
+/// A replica that lagged behind is promoted in the primary's place: what it never heard of is told
+/// to it by the caller.
 #[test]
 fn a_stale_replica_that_is_promoted_is_told_what_it_lost() {
     // Redis 6.2 cannot change its port while it runs.
@@ -94,7 +103,10 @@ fn a_stale_replica_that_is_promoted_is_told_what_it_lost() {
                 assert_eq!(admitted(&redis, &limits, 20).await, 20);
                 wait_until("the replica has it", Duration::from_secs(20), || {
                     replica.command(&["DBSIZE"]).int() == 1
-                        && replica.command(&["INFO", "replication"]).text().contains("master_link_status:up")
+                        && replica
+                            .command(&["INFO", "replication"])
+                            .text()
+                            .contains("master_link_status:up")
                 });
                 replica.command(&["REPLICAOF", "127.0.0.1", "1"]); // it hears nothing any more
                 assert_eq!(admitted(&redis, &limits, 50).await, 50);
@@ -104,13 +116,18 @@ fn a_stale_replica_that_is_promoted_is_told_what_it_lost() {
                 let mut after = 0;
                 let mut asked = 0;
                 while asked < 60 {
-                    // While the connection is being made again there is no answer, and nobody is admitted.
-                    if let Ok(decision) = redis.decide(&Check::new().charge("k", &limits, 1)).await {
+                    // While the connection is being made again there is no answer, and nobody is
+                    // admitted.
+                    if let Ok(decision) = redis.decide(&Check::new().charge("k", &limits, 1)).await
+                    {
                         after += u64::from(decision.allowed());
                         asked += 1;
                     }
                 }
-                assert_eq!(after, 30, "{flavor:?}, {limit}: 100 in all, although the replica knew of 20 only");
+                assert_eq!(
+                    after, 30,
+                    "{flavor:?}, {limit}: 100 in all, although the replica knew of 20 only"
+                );
                 assert_eq!(redis.stats().regressions, 1, "{flavor:?}, {limit}");
             });
         }
@@ -128,7 +145,8 @@ fn at(secs: u64) -> ManualClock {
     clock
 }
 
-/// Booked places reach beyond what a bucket holds. What was seen of them must not stand in for what was taken since.
+/// Booked places reach beyond what a bucket holds. What was seen of them must not stand in for what
+/// was taken since.
 #[test]
 fn lost_bookings_do_not_leave_the_gate_open() {
     let server = Server::start(Flavor::Redis7);
@@ -150,14 +168,17 @@ fn lost_bookings_do_not_leave_the_gate_open() {
     });
 }
 
-/// Whoever has a smaller limit on the same key may restore no more than that limit allows, and may not undo what others hold.
+/// Whoever has a smaller limit on the same key may restore no more than that limit allows, and may
+/// not undo what others hold.
 #[test]
 fn a_smaller_limit_never_lowers_what_is_kept() {
     let server = Server::start(Flavor::Redis7);
     runtime().block_on(async {
-        for (large, small) in
-            [("1/s burst 100", "1/s burst 10"), ("100/h window", "10/h window"), ("100/h estimate", "10/h estimate")]
-        {
+        for (large, small) in [
+            ("1/s burst 100", "1/s burst 10"),
+            ("100/h window", "10/h window"),
+            ("100/h estimate", "10/h estimate"),
+        ] {
             let (large, small): (Limits, Limits) = (large.parse().unwrap(), small.parse().unwrap());
             let clock = at(0);
             let (one, other) = (told(&server, &clock), told(&server, &clock));
@@ -178,12 +199,14 @@ fn a_smaller_limit_never_lowers_what_is_kept() {
     });
 }
 
-/// A replica that is promoted may have a clock that is behind. What is restored is then counted from its now, once.
+/// A replica that is promoted may have a clock that is behind. What is restored is then counted
+/// from its now, once.
 #[test]
 fn a_clock_that_is_behind_after_a_loss_does_not_leave_the_gate_open() {
     let server = Server::start(Flavor::Redis7);
     runtime().block_on(async {
-        for limit in ["10/min", "10/min window", "10/min window from first hit", "10/min estimate"] {
+        for limit in ["10/min", "10/min window", "10/min window from first hit", "10/min estimate"]
+        {
             for behind in [1, 5, 70] {
                 let limits: Limits = limit.parse().unwrap();
                 let clock = at(122);
@@ -199,7 +222,8 @@ fn a_clock_that_is_behind_after_a_loss_does_not_leave_the_gate_open() {
     });
 }
 
-/// What was given back before a loss is not charged after it, although somebody remembers the time before.
+/// What was given back before a loss is not charged after it, although somebody remembers the time
+/// before.
 #[test]
 fn what_was_given_back_stays_given_back_after_a_loss() {
     let server = Server::start(Flavor::Valkey9);

@@ -1,5 +1,5 @@
-//! How much several nodes together may let pass beyond the limit, in every mode, over random histories with faults: the bounds of
-//! `docs/guarantees.md`.
+//! How much several nodes together may let pass beyond the limit, in every mode, over random
+//! histories with faults: the bounds of `docs/guarantees.md`.
 
 use std::time::Duration;
 
@@ -26,8 +26,9 @@ struct History {
 
 const KEY: &str = "key";
 
-/// Some nodes over one store, random requests, and lines that fall silent, lose answers and fail, all of it from one seed. At the end all
-/// is well again, and it is checked that everybody notices and nothing is missing.
+/// Some nodes over one store, random requests, and lines that fall silent, lose answers and fail,
+/// all of it from one seed. At the end all is well again, and it is checked that everybody notices
+/// and nothing is missing.
 async fn history(sync: SyncMode, limit: &str, seed: u64, faults: bool) -> History {
     let mut random = Random(seed);
     let clock = ManualClock::with_runtime();
@@ -35,11 +36,17 @@ async fn history(sync: SyncMode, limit: &str, seed: u64, faults: bool) -> Histor
     let remote = Remote::new(&clock);
     let nodes = 1 + random.below(4);
     let lines: Vec<Remote> = (0..nodes).map(|_| remote.another_line()).collect();
-    let build = |(at, line): (usize, &Remote)| node(line, &clock, nodes, seed * 10 + at as u64).build();
+    let build =
+        |(at, line): (usize, &Remote)| node(line, &clock, nodes, seed * 10 + at as u64).build();
     let resilients: Vec<Resilient> = lines.iter().enumerate().map(build).collect();
     let limits = limits(limit);
     let policy = Policy { sync, ..Policy::default() };
-    let mut history = History { passed: Vec::new(), limit: *limits.as_slice().first().unwrap(), nodes, resilient: 0 };
+    let mut history = History {
+        passed: Vec::new(),
+        limit: *limits.as_slice().first().unwrap(),
+        nodes,
+        resilient: 0,
+    };
     for _ in 0..1500 {
         if faults && random.below(60) == 0 {
             let line = random.pick(&lines);
@@ -55,7 +62,8 @@ async fn history(sync: SyncMode, limit: &str, seed: u64, faults: bool) -> Histor
             history.resilient += 1;
         }
         if decision.allowed() {
-            let (at_us, units, source) = (decision.at().as_micros(), decision.granted(), decision.source());
+            let (at_us, units, source) =
+                (decision.at().as_micros(), decision.granted(), decision.source());
             history.passed.push(Passed { at_us, units, source });
         }
         let pause = *random.pick(&[0, 0, 0, 100, 500, 1000, 3000]);
@@ -82,17 +90,26 @@ async fn history(sync: SyncMode, limit: &str, seed: u64, faults: bool) -> Histor
         );
         resilient.close().await;
         let stats = resilient.stats();
-        assert_eq!((stats.lease_units_held, stats.unsynced_units, stats.in_flight), (0, 0, 0), "seed {seed}");
+        assert_eq!(
+            (stats.lease_units_held, stats.unsynced_units, stats.in_flight),
+            (0, 0, 0),
+            "seed {seed}"
+        );
         let gone = stats.lease_units_spent + stats.lease_units_returned + stats.lease_units_expired;
-        assert_eq!(stats.lease_units_granted, gone, "seed {seed}: nothing is made and nothing is lost");
+        assert_eq!(
+            stats.lease_units_granted, gone,
+            "seed {seed}: nothing is made and nothing is lost"
+        );
     }
     history
 }
 
 impl History {
-    /// The most that passed beyond what the limit allows, over all spans; of those whose source is one of these.
+    /// The most that passed beyond what the limit allows, over all spans; of those whose source is
+    /// one of these.
     fn beyond(&self, of: &[Source]) -> u64 {
-        let mut passed: Vec<Passed> = self.passed.iter().copied().filter(|one| of.contains(&one.source)).collect();
+        let mut passed: Vec<Passed> =
+            self.passed.iter().copied().filter(|one| of.contains(&one.source)).collect();
         passed.sort_by_key(|one| one.at_us);
         let mut worst = 0;
         match self.limit.algorithm() {
@@ -100,8 +117,10 @@ impl History {
                 let mut at = 0;
                 while at < passed.len() {
                     let number = passed[at].at_us / window.period;
-                    let same = passed[at..].iter().take_while(|one| one.at_us / window.period == number);
-                    let (count, units) = same.fold((0, 0), |(count, units), one| (count + 1, units + one.units));
+                    let same =
+                        passed[at..].iter().take_while(|one| one.at_us / window.period == number);
+                    let (count, units) =
+                        same.fold((0, 0), |(count, units), one| (count + 1, units + one.units));
                     worst = worst.max(units.saturating_sub(window.amount));
                     at += count;
                 }
@@ -134,7 +153,11 @@ async fn direct_lets_nothing_pass_beyond_the_limit_but_what_nodes_alone_let_pass
         for limit in LIMITS {
             let history = history(SyncMode::Direct, limit, seed, true).await;
             assert_eq!(history.beyond(ANSWERED), 0, "{limit}, seed {seed}");
-            assert_eq!(history.beyond(ALONE), 0, "{limit}, seed {seed}: the shares together are the limit");
+            assert_eq!(
+                history.beyond(ALONE),
+                0,
+                "{limit}, seed {seed}: the shares together are the limit"
+            );
         }
     }
 }
@@ -151,7 +174,11 @@ async fn leases_move_no_more_in_time_than_all_nodes_may_hold() {
                 _ => held,
             };
             let beyond = history.beyond(ANSWERED);
-            assert!(beyond <= bound, "{limit}, seed {seed}, {} nodes: {beyond} beyond, bound {bound}", history.nodes);
+            assert!(
+                beyond <= bound,
+                "{limit}, seed {seed}, {} nodes: {beyond} beyond, bound {bound}",
+                history.nodes
+            );
             assert_eq!(history.beyond(ALONE), 0, "{limit}, seed {seed}");
             resilient += history.resilient;
         }
@@ -170,7 +197,10 @@ async fn async_lets_pass_no_more_than_the_cap_of_each_other_node() {
             let cap = if n == 1 { capacity } else { (capacity * 50 / 1000 / (n - 1)).max(1) };
             let bound = (n - 1) * cap.min(capacity);
             let beyond = history.beyond(ANSWERED);
-            assert!(beyond <= bound, "{limit}, seed {seed}, {n} nodes: {beyond} beyond, bound {bound}");
+            assert!(
+                beyond <= bound,
+                "{limit}, seed {seed}, {n} nodes: {beyond} beyond, bound {bound}"
+            );
             assert_eq!(history.beyond(ALONE), 0, "{limit}, seed {seed}");
             resilient += history.resilient;
         }

@@ -1,4 +1,5 @@
-//! A store that is slow, silent or gone: an answer in time, marked and counted, and back again soon.
+//! A store that is slow, silent or gone: an answer in time, marked and counted, and back again
+//! soon.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,7 +29,11 @@ async fn a_silent_store_delays_nobody_once_the_breaker_is_open_and_is_back_withi
         assert!(began.elapsed() <= Duration::from_millis(18));
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    assert!(stalled.elapsed() <= Duration::from_millis(100), "opened after {:?}", stalled.elapsed());
+    assert!(
+        stalled.elapsed() <= Duration::from_millis(100),
+        "opened after {:?}",
+        stalled.elapsed()
+    );
     for _ in 0..1000 {
         let began = Instant::now();
         assert_eq!(ask(&resilient, "k", &limits, 1).await.source(), Source::Fallback);
@@ -41,7 +46,8 @@ async fn a_silent_store_delays_nobody_once_the_breaker_is_open_and_is_back_withi
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert!(back.elapsed() <= Duration::from_millis(500), "back after {:?}", back.elapsed());
-    // And from then on everything: on a real machine single answers may be late at any time, here none is.
+    // And from then on everything: on a real machine single answers may be late at any time, here
+    // none is.
     for _ in 0..1000 {
         assert_eq!(ask(&resilient, "k", &limits, 1).await.source(), Source::Store);
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -51,7 +57,8 @@ async fn a_silent_store_delays_nobody_once_the_breaker_is_open_and_is_back_withi
     assert!(stats.fallback_allowed > 1000 && stats.not_asked >= 1000);
 }
 
-/// Requests that come one behind the other, as those of a pipeline do, wait for a stalled store once, and not each for itself.
+/// Requests that come one behind the other, as those of a pipeline do, wait for a stalled store
+/// once, and not each for itself.
 #[tokio::test(start_paused = true)]
 async fn only_those_who_notice_a_stall_first_wait_for_it() {
     let clock = ManualClock::with_runtime();
@@ -79,14 +86,21 @@ async fn only_those_who_notice_a_stall_first_wait_for_it() {
             }
         }
         assert_eq!(resilient.stats().breaker, BreakerState::Closed);
-        assert!(alone > 0 && waited <= 2, "{sync:?}: {waited} waited, {alone} were answered without the store");
+        assert!(
+            alone > 0 && waited <= 2,
+            "{sync:?}: {waited} waited, {alone} were answered without the store"
+        );
         // Those who listen hear it as soon as it speaks.
         remote.silent(false);
         let back = Instant::now();
         while resilient.decide(&check).await.unwrap().source() == Source::Fallback {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        assert!(back.elapsed() <= Duration::from_millis(10), "{sync:?}: back after {:?}", back.elapsed());
+        assert!(
+            back.elapsed() <= Duration::from_millis(10),
+            "{sync:?}: back after {:?}",
+            back.elapsed()
+        );
         assert_eq!(resilient.stats().opened, 0);
     }
 }
@@ -115,11 +129,14 @@ async fn each_charge_has_its_policy() {
     let resilient = node(&remote, &clock, 1, 7).build();
     remote.fails(true);
     let limits = limits("2/h");
-    for (on_failure, allowed) in [(OnFailure::Local, 2), (OnFailure::Open, 10), (OnFailure::Closed, 0)] {
+    for (on_failure, allowed) in
+        [(OnFailure::Local, 2), (OnFailure::Open, 10), (OnFailure::Closed, 0)]
+    {
         let policy = Policy { on_failure: Some(on_failure), ..Policy::default() };
         let mut passed = 0;
         for _ in 0..10 {
-            let check = Check::new().policy(policy).charge_named(on_failure.name(), "k", &limits, 1);
+            let check =
+                Check::new().policy(policy).charge_named(on_failure.name(), "k", &limits, 1);
             let decision = resilient.decide(&check).await.unwrap();
             assert_eq!(decision.source(), Source::Fallback);
             passed += usize::from(decision.allowed());
@@ -128,7 +145,13 @@ async fn each_charge_has_its_policy() {
     }
     // What only looks does not pass uncharged.
     let policy = Policy { on_failure: Some(OnFailure::Open), ..Policy::default() };
-    assert!(resilient.decide(&Check::new().policy(policy).charge("k", &limits, 0)).await.unwrap().allowed());
+    assert!(
+        resilient
+            .decide(&Check::new().policy(policy).charge("k", &limits, 0))
+            .await
+            .unwrap()
+            .allowed()
+    );
     assert_eq!(resilient.stats().fail_open, 10);
 }
 
@@ -161,5 +184,7 @@ async fn giving_back_to_a_store_that_is_gone_is_an_error() {
     let resilient = node(&remote, &clock, 1, 7).build();
     remote.fails(true);
     let limits = limits("2/h");
-    assert!(resilient.decide(&Check::of(tidegate::Op::Refund).charge("k", &limits, 1)).await.is_err());
+    assert!(
+        resilient.decide(&Check::of(tidegate::Op::Refund).charge("k", &limits, 1)).await.is_err()
+    );
 }

@@ -1,4 +1,5 @@
-//! What was denied a moment ago is denied here, as long as that is certain, and not a moment longer.
+//! What was denied a moment ago is denied here, as long as that is certain, and not a moment
+//! longer.
 
 use std::time::Duration;
 
@@ -21,7 +22,10 @@ async fn a_denial_is_repeated_without_asking_until_its_wait_is_over() {
     let second = ask(&resilient, "k", &limits, 5).await;
     assert_eq!((second.allowed(), second.source(), remote.calls()), (false, Source::Local, calls));
     let (first_wait, wait) = (first.retry().micros().unwrap(), second.retry().micros().unwrap());
-    assert!(wait <= first_wait - 300_000 + 1000 && wait >= first_wait - 300_000, "{first_wait} then {wait}");
+    assert!(
+        wait <= first_wait - 300_000 + 1000 && wait >= first_wait - 300_000,
+        "{first_wait} then {wait}"
+    );
     // What costs more waits longer, by as long as the difference takes.
     let dearer = ask(&resilient, "k", &limits, 7).await;
     assert_eq!((dearer.retry(), remote.calls()), (Retry::After(wait + 200_000), calls));
@@ -40,7 +44,11 @@ async fn whatever_gives_back_or_changes_the_limit_ends_it() {
     let resilient = node(&remote, &clock, 1, 1).build();
     let hour = limits("10/h window");
     for op in [Op::Refund, Op::Reset] {
-        assert!(ask(&resilient, "k", &hour, ask(&resilient, "k", &hour, 0).await.remaining()).await.allowed());
+        assert!(
+            ask(&resilient, "k", &hour, ask(&resilient, "k", &hour, 0).await.remaining())
+                .await
+                .allowed()
+        );
         assert!(!ask(&resilient, "k", &hour, 1).await.allowed());
         assert_eq!(ask(&resilient, "k", &hour, 1).await.source(), Source::Local);
         let _ = resilient.decide(&Check::of(op).charge("k", &hour, 1)).await.unwrap();
@@ -72,10 +80,14 @@ async fn all_charges_of_a_denied_check_are_told() {
     for _ in 0..2 {
         assert!(resilient.decide(&check).await.unwrap().allowed());
     }
-    let (asked, here) = (resilient.decide(&check).await.unwrap(), resilient.decide(&check).await.unwrap());
+    let (asked, here) =
+        (resilient.decide(&check).await.unwrap(), resilient.decide(&check).await.unwrap());
     assert_eq!((asked.source(), here.source()), (Source::Store, Source::Local));
     for (asked, here) in asked.charges().iter().zip(here.charges()) {
-        assert_eq!((asked.allowed, asked.remaining, asked.amount), (here.allowed, here.remaining, here.amount));
+        assert_eq!(
+            (asked.allowed, asked.remaining, asked.amount),
+            (here.allowed, here.remaining, here.amount)
+        );
     }
     assert_eq!(here.binding_index(), 0);
 }
@@ -83,8 +95,15 @@ async fn all_charges_of_a_denied_check_are_told() {
 /// Whatever is denied here would be denied there: one node, any limit, any cost, random times.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_denied_that_the_store_would_allow() {
-    let all =
-        ["7/s", "30/min burst 4", "5/s window", "5/s window from first hit", "6/s sliding", "6/s estimate", "4/s log"];
+    let all = [
+        "7/s",
+        "30/min burst 4",
+        "5/s window",
+        "5/s window from first hit",
+        "6/s sliding",
+        "6/s estimate",
+        "4/s log",
+    ];
     let mut all_here = 0;
     for seed in 0..40 {
         let mut random = Random(seed);
@@ -95,7 +114,8 @@ async fn nothing_is_denied_that_the_store_would_allow() {
         let resilient = node(&remote, &clock, 1, seed).build();
         let mut here = 0;
         for _ in 0..300 {
-            // A key of its own for each limit: if limits take turns on one, the wait of a denial may be longer than it must be.
+            // A key of its own for each limit: if limits take turns on one, the wait of a denial
+            // may be longer than it must be.
             let key = *random.pick::<&str>(&all);
             let limits = limits(key);
             let cost = random.below(5);
@@ -111,7 +131,8 @@ async fn nothing_is_denied_that_the_store_would_allow() {
                 && decision.source() == Source::Store
                 && random.below(2) == 0
             {
-                // The answer took half of the delay: to the very moment at which the store would allow it, or a little beside it.
+                // The answer took half of the delay: to the very moment at which the store would
+                // allow it, or a little beside it.
                 pause = (wait + random.below(3)).saturating_sub(delay / 2 + random.below(2));
             }
             tokio::time::sleep(Duration::from_micros(pause)).await;
@@ -122,7 +143,12 @@ async fn nothing_is_denied_that_the_store_would_allow() {
 }
 
 /// Many at once: how many passed, what was denied, and how many calls that took.
-async fn all_at_once(resilient: &Resilient, limits: &Limits, costs: &[u64], remote: &Remote) -> (u64, Vec<u64>, u64) {
+async fn all_at_once(
+    resilient: &Resilient,
+    limits: &Limits,
+    costs: &[u64],
+    remote: &Remote,
+) -> (u64, Vec<u64>, u64) {
     let calls = remote.calls();
     let tasks: Vec<_> = costs
         .iter()
@@ -197,7 +223,10 @@ async fn what_is_denied_because_of_what_is_under_way_would_not_have_fitted() {
             left -= passed;
             here += resilient.stats().denied_here - before;
             assert_eq!(left, remote.left("k", &limits));
-            assert!(denied.iter().all(|cost| *cost > left), "seed {seed}: {denied:?} were denied of {left}");
+            assert!(
+                denied.iter().all(|cost| *cost > left),
+                "seed {seed}: {denied:?} were denied of {left}"
+            );
         }
     }
     assert!(here > 5000, "only {here} were denied here");

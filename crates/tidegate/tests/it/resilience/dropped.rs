@@ -1,4 +1,5 @@
-//! Callers who go away at any moment leave nothing behind: no place among the calls under way, no units.
+//! Callers who go away at any moment leave nothing behind: no place among the calls under way, no
+//! units.
 
 use std::time::Duration;
 
@@ -35,11 +36,18 @@ async fn a_check_that_is_dropped_after_any_number_of_polls_leaves_nothing_behind
             }
             let after = resilient.stats();
             assert_eq!(after.in_flight, 0, "{sync:?} after {polls} polls");
-            assert_eq!(before.lease_units_spent, after.lease_units_spent, "{sync:?} after {polls} polls");
+            assert_eq!(
+                before.lease_units_spent, after.lease_units_spent,
+                "{sync:?} after {polls} polls"
+            );
             resilient.close().await;
             tokio::time::sleep(Duration::from_millis(100)).await;
             let stats = resilient.stats();
-            assert_eq!((stats.lease_units_held, stats.unsynced_units), (0, 0), "{sync:?} after {polls} polls");
+            assert_eq!(
+                (stats.lease_units_held, stats.unsynced_units),
+                (0, 0),
+                "{sync:?} after {polls} polls"
+            );
             assert_eq!(remote.left("near", &near_by), 100_000 - 50, "{sync:?} after {polls} polls");
             assert_eq!(
                 stats.lease_units_granted,
@@ -55,10 +63,17 @@ async fn every_operation_that_is_dropped_leaves_nothing_behind() {
         let clock = ManualClock::with_runtime();
         let remote = Remote::new(&clock);
         let resilient = node(&remote, &clock, 1, 3).build();
-        every_operation(|limits| Limiter::builder(limits).resilient(resilient.clone()).sync(sync).build()).await;
+        every_operation(|limits| {
+            Limiter::builder(limits).resilient(resilient.clone()).sync(sync).build()
+        })
+        .await;
         resilient.close().await;
         tokio::time::sleep(Duration::from_millis(100)).await;
         let stats = resilient.stats();
-        assert_eq!((stats.in_flight, stats.lease_units_held, stats.unsynced_units), (0, 0, 0), "{sync:?}");
+        assert_eq!(
+            (stats.in_flight, stats.lease_units_held, stats.unsynced_units),
+            (0, 0, 0),
+            "{sync:?}"
+        );
     }
 }

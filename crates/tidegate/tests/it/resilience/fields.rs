@@ -1,10 +1,12 @@
-//! The fields of a denial that the node answers itself are those that the store would return: the same calls at the same instants go to a
-//! node and to a bare store, and every answer must be the same.
+//! The fields of a denial that the node answers itself are those that the store would return: the
+//! same calls at the same instants go to a node and to a bare store, and every answer must be the
+//! same.
 
 use std::time::Duration;
 
 use tidegate::{
-    Check, Decision, Limits, ManualClock, Memory, Op, Policy, Resilient, Retry, Source, Store, SyncMode, Timestamp,
+    Check, Decision, Limits, ManualClock, Memory, Op, Policy, Resilient, Retry, Source, Store,
+    SyncMode, Timestamp,
 };
 
 use super::limits;
@@ -22,7 +24,8 @@ impl Pair {
         let clock = ManualClock::new();
         clock.set(Timestamp::from_secs(1_700_000_000));
         let store = || Memory::builder().clock(clock.clone()).max_keys(1024).build();
-        let resilient = Resilient::builder(store()).clock(clock.clone()).nodes(1).seed(seed).build();
+        let resilient =
+            Resilient::builder(store()).clock(clock.clone()).nodes(1).seed(seed).build();
         Pair { resilient, bare: store(), clock }
     }
 
@@ -32,11 +35,18 @@ impl Pair {
 
     /// Asks both, and expects the same answer, whoever gives it.
     async fn ask(&self, check: &Check<'_>) -> Decision {
-        let (resilient, bare) = (self.resilient.decide(check).await.unwrap(), self.bare.decide(check).unwrap());
+        let (resilient, bare) =
+            (self.resilient.decide(check).await.unwrap(), self.bare.decide(check).unwrap());
         let source = resilient.source();
-        let all = check.charges().iter().map(|charge| format!("{} cost {}", charge.limit, charge.cost));
+        let all =
+            check.charges().iter().map(|charge| format!("{} cost {}", charge.limit, charge.cost));
         let all: Vec<_> = all.collect();
-        assert_eq!(resilient.clone().with_source(Source::Store), bare, "{:?} from {source:?} of {all:?}", check.op());
+        assert_eq!(
+            resilient.clone().with_source(Source::Store),
+            bare,
+            "{:?} from {source:?} of {all:?}",
+            check.op()
+        );
         resilient
     }
 
@@ -68,19 +78,27 @@ async fn a_cost_that_can_never_pass_one_limit_is_never_allowed_by_several() {
     }
 }
 
-/// The common case costs no call: the same cost, or a higher one, again and again until the wait is over.
+/// The common case costs no call: the same cost, or a higher one, again and again until the wait is
+/// over.
 #[tokio::test(start_paused = true)]
 async fn a_denied_bucket_or_window_is_not_asked_for_again() {
-    for (text, first) in [("100/s", 1), ("7/min burst 3", 1), ("10/s", 4), ("5/s window", 1), ("3/h burst 2", 2)] {
+    for (text, first) in
+        [("100/s", 1), ("7/min burst 3", 1), ("10/s", 4), ("5/s window", 1), ("3/h burst 2", 2)]
+    {
         let (pair, limits) = (Pair::new(1), limits(text));
         let all = pair.op(Op::Peek, &limits, 0).await.remaining();
         assert!(pair.op(Op::Check, &limits, all).await.allowed());
-        let wait = pair.op(Op::Check, &limits, first).await.retry().micros().unwrap().min(1_000_000);
+        let wait =
+            pair.op(Op::Check, &limits, first).await.retry().micros().unwrap().min(1_000_000);
         for part in 0..100 {
             if part > 0 {
                 pair.advance_us(wait / 100);
             }
-            assert_eq!(pair.op(Op::Check, &limits, first).await.source(), Source::Local, "{text} after {part} %");
+            assert_eq!(
+                pair.op(Op::Check, &limits, first).await.source(),
+                Source::Local,
+                "{text} after {part} %"
+            );
         }
     }
 }
@@ -107,13 +125,24 @@ async fn every_field_of_every_answer_is_the_one_of_the_bare_store() {
         "999983/day burst 10000000000",
         "3000000/s burst 5",
     ];
-    const OPS: &[Op] =
-        &[Op::Check, Op::Check, Op::Check, Op::Check, Op::Check, Op::Peek, Op::Take, Op::Debit, Op::Refund, Op::Reset];
+    const OPS: &[Op] = &[
+        Op::Check,
+        Op::Check,
+        Op::Check,
+        Op::Check,
+        Op::Check,
+        Op::Peek,
+        Op::Take,
+        Op::Debit,
+        Op::Refund,
+        Op::Reset,
+    ];
     let all: Vec<Limits> = LIMITS.iter().map(|text| limits(text)).collect();
     let mut here = 0;
     for seed in 0..200 {
         let (pair, mut random) = (Pair::new(seed), Random(seed));
-        // Most histories are of one list of limits; some change it at every call, also under the name of one rule.
+        // Most histories are of one list of limits; some change it at every call, also under the
+        // name of one rule.
         let (changes, own) = (seed % 4 == 0, random.pick(&all).clone());
         let mut edges;
         for _ in 0..300 {
@@ -131,7 +160,11 @@ async fn every_field_of_every_answer_is_the_one_of_the_bare_store() {
             let decision = pair.ask(&check).await;
             here += u32::from(decision.source() == Source::Local);
             let binding = decision.binding();
-            edges = [binding.retry.micros().unwrap_or(0), binding.next_after_us, binding.reset_after_us];
+            edges = [
+                binding.retry.micros().unwrap_or(0),
+                binding.next_after_us,
+                binding.reset_after_us,
+            ];
             let pause = match random.below(8) {
                 0..4 => 0,
                 4 => *random.pick(&[1, 999, 150_000, 333_333, 1_000_000, 61_000_000]),
@@ -152,7 +185,9 @@ async fn a_crowd_is_told_what_the_last_of_it_would_be_told() {
         let all = pair.op(Op::Check, &limits, 1).await.remaining();
         let ask = |_| {
             let (resilient, limits) = (pair.resilient.clone(), limits.clone());
-            tokio::spawn(async move { resilient.decide(&Check::new().charge("k", &limits, 1)).await.unwrap() })
+            tokio::spawn(async move {
+                resilient.decide(&Check::new().charge("k", &limits, 1)).await.unwrap()
+            })
         };
         let tasks: Vec<_> = (0..500).map(ask).collect();
         for _ in 0..all {
@@ -172,18 +207,23 @@ async fn a_crowd_is_told_what_the_last_of_it_would_be_told() {
     }
 }
 
-/// A denial in `async` mode has the fields that the store has once this node has charged what it let pass.
+/// A denial in `async` mode has the fields that the store has once this node has charged what it
+/// let pass.
 #[tokio::test(start_paused = true)]
 async fn an_async_denial_counts_what_is_not_yet_charged() {
     let policy = Policy { sync: SyncMode::Async, ..Policy::default() };
-    for text in ["50/h window", "50/h", "9/h; 50/h window", "20/h log", "30/h sliding", "20/h estimate"] {
+    for text in
+        ["50/h window", "50/h", "9/h; 50/h window", "20/h log", "30/h sliding", "20/h estimate"]
+    {
         let (pair, limits) = (Pair::new(3), limits(text));
         let check = |cost| Check::new().policy(policy).charge("k", &limits, cost);
         assert!(pair.ask(&check(1)).await.allowed());
         let mut here = 0;
         for _ in 0..60 {
-            let (resilient, bare) =
-                (pair.resilient.decide(&check(2)).await.unwrap(), pair.bare.decide(&check(2)).unwrap());
+            let (resilient, bare) = (
+                pair.resilient.decide(&check(2)).await.unwrap(),
+                pair.bare.decide(&check(2)).unwrap(),
+            );
             assert_eq!(resilient.allowed(), bare.allowed(), "{text}");
             if !resilient.allowed() {
                 assert_eq!(resilient.charges(), bare.charges(), "{text}");

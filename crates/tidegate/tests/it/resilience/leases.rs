@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use tidegate::{BreakerState, Check, Decision, Limits, ManualClock, Policy, Resilient, Source, Store, SyncMode};
+use tidegate::{
+    BreakerState, Check, Decision, Limits, ManualClock, Policy, Resilient, Source, Store, SyncMode,
+};
 
 use super::{Remote, limits, node};
 
@@ -17,7 +19,10 @@ async fn warmed_up(limit: &str) -> (ManualClock, Remote, Resilient, Limits) {
     warmed_up_with(limit, tidegate::DEFAULT_DEADLINE).await
 }
 
-async fn warmed_up_with(limit: &str, deadline: Duration) -> (ManualClock, Remote, Resilient, Limits) {
+async fn warmed_up_with(
+    limit: &str,
+    deadline: Duration,
+) -> (ManualClock, Remote, Resilient, Limits) {
     let clock = ManualClock::with_runtime();
     clock.advance(Duration::from_secs(1_000_000));
     let remote = Remote::new(&clock);
@@ -70,7 +75,8 @@ async fn what_cannot_be_given_back_is_given_back_later() {
     let (_, remote, resilient, limits) = warmed_up("100000/h window").await;
     let held = resilient.stats().lease_units_held;
     assert!(held > 0);
-    // Others find out that the store is away. Nobody asks for what is held, so it is given back, which comes to nothing while the breaker is open.
+    // Others find out that the store is away. Nobody asks for what is held, so it is given back,
+    // which comes to nothing while the breaker is open.
     remote.fails(true);
     while resilient.stats().breaker == BreakerState::Closed {
         let _ = resilient.decide(&Check::new().charge("other", &limits, 1)).await;
@@ -78,7 +84,11 @@ async fn what_cannot_be_given_back_is_given_back_later() {
     }
     tokio::time::sleep(Duration::from_millis(400)).await;
     let stats = resilient.stats();
-    assert_eq!((stats.lease_units_held, stats.lease_units_expired), (held, 0), "it is not lost yet");
+    assert_eq!(
+        (stats.lease_units_held, stats.lease_units_expired),
+        (held, 0),
+        "it is not lost yet"
+    );
     remote.fails(false);
     tokio::time::sleep(Duration::from_secs(2)).await;
     let stats = resilient.stats();
@@ -128,7 +138,11 @@ async fn whoever_waits_for_a_lease_has_no_more_time_than_others() {
     // What was asked for is on its way, and will not come.
     let start = tokio::time::Instant::now();
     assert_eq!(ask(&resilient, &limits).await.source(), Source::Fallback);
-    assert!(start.elapsed() <= tidegate::DEFAULT_DEADLINE + Duration::from_millis(1), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() <= tidegate::DEFAULT_DEADLINE + Duration::from_millis(1),
+        "{:?}",
+        start.elapsed()
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -136,9 +150,17 @@ async fn whoever_charges_first_what_is_owed_has_no_more_time_than_others() {
     let clock = ManualClock::with_runtime();
     clock.advance(Duration::from_secs(1_000_000));
     let remote = Remote::new(&clock);
-    let resilient = node(&remote, &clock, 2, 1).async_cap(5).async_period(Duration::from_secs(10)).build();
-    let (limits, policy) = (limits("1000/s"), Policy { sync: SyncMode::Async, ..Policy::default() });
-    let ask = async || resilient.decide(&Check::new().policy(policy).charge("k", &limits, 1)).await.unwrap().source();
+    let resilient =
+        node(&remote, &clock, 2, 1).async_cap(5).async_period(Duration::from_secs(10)).build();
+    let (limits, policy) =
+        (limits("1000/s"), Policy { sync: SyncMode::Async, ..Policy::default() });
+    let ask = async || {
+        resilient
+            .decide(&Check::new().policy(policy).charge("k", &limits, 1))
+            .await
+            .unwrap()
+            .source()
+    };
     assert_eq!(ask().await, Source::Store);
     remote.silent(true);
     for _ in 0..5 {
@@ -146,13 +168,20 @@ async fn whoever_charges_first_what_is_owed_has_no_more_time_than_others() {
     }
     let start = tokio::time::Instant::now();
     assert_eq!(ask().await, Source::Fallback);
-    assert!(start.elapsed() <= tidegate::DEFAULT_DEADLINE + Duration::from_millis(1), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() <= tidegate::DEFAULT_DEADLINE + Duration::from_millis(1),
+        "{:?}",
+        start.elapsed()
+    );
 }
 
-/// At least twenty times the throughput of one round trip each, from two thousand per node on, and nothing beyond the limit.
+/// At least twenty times the throughput of one round trip each, from two thousand per node on, and
+/// nothing beyond the limit.
 #[tokio::test(start_paused = true)]
 async fn two_thousand_per_node_are_enough_for_leases_to_pay() {
-    for (limit, nodes, amount) in [("2000/h window", 1, 2000), ("4000/h window", 2, 4000), ("4000/h", 2, 4000)] {
+    for (limit, nodes, amount) in
+        [("2000/h window", 1, 2000), ("4000/h window", 2, 4000), ("4000/h", 2, 4000)]
+    {
         let clock = ManualClock::with_runtime();
         clock.advance(Duration::from_secs(3_600_000));
         let remote = Remote::new(&clock);
@@ -161,7 +190,13 @@ async fn two_thousand_per_node_are_enough_for_leases_to_pay() {
         // One round trip each, as the timers of the runtime have it.
         let began = tokio::time::Instant::now();
         for _ in 0..100 {
-            assert!(resilient.decide(&Check::new().charge("direct", &limits, 1)).await.unwrap().allowed());
+            assert!(
+                resilient
+                    .decide(&Check::new().charge("direct", &limits, 1))
+                    .await
+                    .unwrap()
+                    .allowed()
+            );
         }
         let direct_us = u64::try_from(began.elapsed().as_micros()).unwrap() / 100;
         let (began, mut passed) = (tokio::time::Instant::now(), 0_u64);
@@ -170,7 +205,11 @@ async fn two_thousand_per_node_are_enough_for_leases_to_pay() {
         }
         let took_us = u64::try_from(began.elapsed().as_micros()).unwrap();
         assert_eq!(passed, amount, "{limit}");
-        assert!(took_us * 20 <= amount * direct_us, "{limit} over {nodes}: {} times", amount * direct_us / took_us);
+        assert!(
+            took_us * 20 <= amount * direct_us,
+            "{limit} over {nodes}: {} times",
+            amount * direct_us / took_us
+        );
         let stats = resilient.stats();
         assert_eq!((stats.fallback_allowed, stats.fallback_denied), (0, 0));
     }
@@ -179,12 +218,16 @@ async fn two_thousand_per_node_are_enough_for_leases_to_pay() {
 #[tokio::test(start_paused = true)]
 async fn what_is_held_is_given_back_before_something_larger_is_denied() {
     // Three calls one after the other, on timers that count in milliseconds.
-    let (_, remote, resilient, limits) = warmed_up_with("10000/d window", Duration::from_millis(50)).await;
+    let (_, remote, resilient, limits) =
+        warmed_up_with("10000/d window", Duration::from_millis(50)).await;
     let held = resilient.stats().lease_units_held;
     assert!(held > 0);
     let rest = remote.left("hot", &limits) + held;
     let check = Check::new().policy(LEASE).charge("hot", &limits, rest);
-    assert!(resilient.decide(&check).await.unwrap().allowed(), "{rest} are left, of which {held} are held here");
+    assert!(
+        resilient.decide(&check).await.unwrap().allowed(),
+        "{rest} are left, of which {held} are held here"
+    );
     assert_eq!(remote.left("hot", &limits), 0);
     assert!(!ask(&resilient, &limits).await.allowed());
 }

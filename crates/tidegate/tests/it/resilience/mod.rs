@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tidegate::{
-    Check, Deciding, Decision, Limits, ManualClock, Memory, Op, Resilient, ResilientBuilder, Store, StoreError,
+    Check, Deciding, Decision, Limits, ManualClock, Memory, Op, Resilient, ResilientBuilder, Store,
+    StoreError,
 };
 
 /// A store elsewhere: in memory, some time away, and silent when told to be.
@@ -104,7 +105,12 @@ pub(crate) fn limits(text: &str) -> Limits {
 }
 
 /// A node before this store, one of `nodes`, the same at every run.
-pub(crate) fn node(remote: &Remote, clock: &ManualClock, nodes: u64, seed: u64) -> ResilientBuilder {
+pub(crate) fn node(
+    remote: &Remote,
+    clock: &ManualClock,
+    nodes: u64,
+    seed: u64,
+) -> ResilientBuilder {
     Resilient::builder(remote.clone()).clock(clock.clone()).nodes(nodes).seed(seed)
 }
 

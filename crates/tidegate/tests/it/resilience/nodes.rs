@@ -1,4 +1,5 @@
-//! How many nodes there are: counted in the store, kept when it does not answer; a node that never reached it assumes that it is alone.
+//! How many nodes there are: counted in the store, kept when it does not answer; a node that never
+//! reached it assumes that it is alone.
 
 use std::time::Duration;
 
@@ -32,7 +33,10 @@ async fn nodes_that_come_leave_and_die_are_counted() {
     assert_eq!((stats.nodes, stats.nodes_from), (1, NodesFrom::Counted));
     resilients.extend((2..5).map(|seed| counting(&remote, &clock, seed)));
     seconds(5).await;
-    assert_eq!(resilients.iter().map(|resilient| resilient.stats().nodes).collect::<Vec<_>>(), [4; 4]);
+    assert_eq!(
+        resilients.iter().map(|resilient| resilient.stats().nodes).collect::<Vec<_>>(),
+        [4; 4]
+    );
     resilients.pop().unwrap().close().await;
     seconds(4).await;
     assert_eq!(resilients[0].stats().nodes, 3, "one has said that it goes");
@@ -49,7 +53,10 @@ async fn the_number_stays_when_the_store_is_silent_and_a_newcomer_assumes_that_i
     seconds(5).await;
     remote.silent(true);
     seconds(60).await;
-    assert_eq!(resilients.iter().map(|resilient| resilient.stats().nodes).collect::<Vec<_>>(), [3; 3]);
+    assert_eq!(
+        resilients.iter().map(|resilient| resilient.stats().nodes).collect::<Vec<_>>(),
+        [3; 3]
+    );
     let newcomer = counting(&remote, &clock, 9);
     let limits = limits("300/h window");
     let mut passed = 0;
@@ -61,20 +68,25 @@ async fn the_number_stays_when_the_store_is_silent_and_a_newcomer_assumes_that_i
     assert_eq!(passed, 300, "all of it: it has never heard of others");
     let status = newcomer.status();
     assert_eq!((status.nodes, status.nodes_from), (1, NodesFrom::Assumed));
-    assert_eq!(status.enforced(), "each limit in full on this node (1 node, assumed: the store was never reached)");
+    assert_eq!(
+        status.enforced(),
+        "each limit in full on this node (1 node, assumed: the store was never reached)"
+    );
     remote.silent(false);
     seconds(10).await;
     assert_eq!(resilients[0].stats().nodes, 4);
     assert_eq!(newcomer.stats().nodes, 4);
 }
 
-/// Until the nodes are counted there may be others: what is taken ahead then is little, though nothing else is known.
+/// Until the nodes are counted there may be others: what is taken ahead then is little, though
+/// nothing else is known.
 #[tokio::test(start_paused = true)]
 async fn a_newcomer_takes_little_ahead_until_the_nodes_are_counted() {
     let clock = clock();
     let remote = Remote::new(&clock);
     let newcomer = counting(&remote, &clock, 9);
-    let (limits, policy) = (limits("100000/h window"), Policy { sync: SyncMode::Lease, ..Policy::default() });
+    let (limits, policy) =
+        (limits("100000/h window"), Policy { sync: SyncMode::Lease, ..Policy::default() });
     let (mut before, mut after) = (0, 0);
     for _ in 0..3000 {
         let check = Check::new().policy(policy).charge("k", &limits, 1);
@@ -84,7 +96,10 @@ async fn a_newcomer_takes_little_ahead_until_the_nodes_are_counted() {
         *most = stats.lease_units_held.max(*most);
         tokio::time::sleep(Duration::from_micros(200)).await;
     }
-    assert!(before < 120 && after > 120, "{before} units were held before, {after} after they were counted");
+    assert!(
+        before < 120 && after > 120,
+        "{before} units were held before, {after} after they were counted"
+    );
 }
 
 /// A renewal that fails, or whose answer is lost, leaves no second lease of the same node.
@@ -96,13 +111,19 @@ async fn a_lone_node_whose_renewal_fails_is_counted_once() {
         let resilient = counting(&remote, &clock, 7);
         seconds(3).await;
         assert_eq!(resilient.stats().nodes, 1);
-        let broken = |broken| if loses_answers { remote.loses_answers(broken) } else { remote.fails(broken) };
+        let broken = |broken| {
+            if loses_answers { remote.loses_answers(broken) } else { remote.fails(broken) }
+        };
         broken(true);
         seconds(2).await;
         broken(false);
         for tenths in 0..100 {
             tokio::time::sleep(Duration::from_millis(100)).await;
-            assert_eq!(resilient.stats().nodes, 1, "{tenths} tenths of a second later, loses answers: {loses_answers}");
+            assert_eq!(
+                resilient.stats().nodes,
+                1,
+                "{tenths} tenths of a second later, loses answers: {loses_answers}"
+            );
         }
         resilient.close().await;
         let newcomer = counting(&remote, &clock, 8);

@@ -26,7 +26,8 @@ pub(in super::super) enum Taken {
 }
 
 impl Conn {
-    /// Moves what waits to be sent into `out`, which must be empty, and its owners behind `sent`; unless they `may_wait`.
+    /// Moves what waits to be sent into `out`, which must be empty, and its owners behind `sent`;
+    /// unless they `may_wait`.
     pub(in super::super) fn take(
         &self,
         out: &mut Vec<u8>,
@@ -64,8 +65,15 @@ impl Conn {
         Taken::Commands(count)
     }
 
-    /// Gives back the commands in `out` of which the socket took nothing, when it took `at` bytes. They belong to the last `count` of `sent`.
-    pub(in super::super) fn give_back(&self, out: &mut Vec<u8>, at: usize, sent: &mut VecDeque<Queued>, count: usize) {
+    /// Gives back the commands in `out` of which the socket took nothing, when it took `at` bytes.
+    /// They belong to the last `count` of `sent`.
+    pub(in super::super) fn give_back(
+        &self,
+        out: &mut Vec<u8>,
+        at: usize,
+        sent: &mut VecDeque<Queued>,
+        count: usize,
+    ) {
         if count == 0 {
             return;
         }
@@ -101,7 +109,11 @@ impl Conn {
     }
 
     /// Puts replies into the places of those who wait for them, and wakes them.
-    pub(in super::super) fn deliver(&self, replies: &mut Vec<(u32, Reply)>, woken: &mut Vec<Waker>) {
+    pub(in super::super) fn deliver(
+        &self,
+        replies: &mut Vec<(u32, Reply)>,
+        woken: &mut Vec<Waker>,
+    ) {
         let mut dropped = 0;
         let mut line = self.line.lock();
         for (index, reply) in replies.drain(..) {
@@ -141,7 +153,8 @@ impl Conn {
         Some(line.epoch)
     }
 
-    /// The connection was let go and everything sent over it is answered. Those in line wait for the next.
+    /// The connection was let go and everything sent over it is answered. Those in line wait for
+    /// the next.
     pub(in super::super) fn retired(&self) {
         let mut line = self.line.lock();
         if matches!(line.state, State::Retiring) {
@@ -161,7 +174,8 @@ impl Conn {
 
     /// There is no driver any more. The next caller starts another.
     pub(in super::super) fn abandoned(&self) {
-        let failure = Failure::local(FailureKind::Disconnected, "the runtime of the connection has ended");
+        let failure =
+            Failure::local(FailureKind::Disconnected, "the runtime of the connection has ended");
         self.settle(State::Idle, &failure);
     }
 

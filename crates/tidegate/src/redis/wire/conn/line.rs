@@ -74,7 +74,8 @@ pub(super) enum State {
     /// The first attempt, or the first after a break. Worth waiting for.
     Connecting,
     Up,
-    /// The server is the wrong one. What was sent is still answered; everybody else waits for the next connection.
+    /// The server is the wrong one. What was sent is still answered; everybody else waits for the
+    /// next connection.
     Retiring,
     /// The last attempt failed. Callers are told at once; the driver tries on.
     Down(Failure),

@@ -1,9 +1,10 @@
 //! One connection as its callers see it: a line in which everybody has a place.
 //!
-//! Callers write their commands into one buffer under a short lock and wait. The driver ([`super::driver`]) takes the buffer,
-//! gives it to the socket, and puts replies into the places of those who wait. Whoever goes away leaves their place behind, to
-//! be cleared by the driver when the reply has come, so nobody can ever read a reply that is not theirs. A command whose
-//! caller went away before the driver took it is not sent at all.
+//! Callers write their commands into one buffer under a short lock and wait. The driver
+//! ([`super::driver`]) takes the buffer, gives it to the socket, and puts replies into the places
+//! of those who wait. Whoever goes away leaves their place behind, to be cleared by the driver when
+//! the reply has come, so nobody can ever read a reply that is not theirs. A command whose caller
+//! went away before the driver took it is not sent at all.
 
 mod drive;
 mod line;
@@ -38,7 +39,11 @@ pub(super) struct Conn {
 }
 
 impl Conn {
-    pub(super) fn new(dialer: Dialer, settings: Arc<Settings>, counting: Arc<Counting>) -> Arc<Self> {
+    pub(super) fn new(
+        dialer: Dialer,
+        settings: Arc<Settings>,
+        counting: Arc<Counting>,
+    ) -> Arc<Self> {
         Arc::new(Conn { line: Mutex::new(Line::new()), dialer, settings, counting })
     }
 
@@ -77,7 +82,8 @@ impl Conn {
         matches!(self.line.lock().state, State::Up)
     }
 
-    /// Whether a call would be sent without delay. If nobody has tried to connect yet, that is begun.
+    /// Whether a call would be sent without delay. If nobody has tried to connect yet, that is
+    /// begun.
     pub(super) fn is_up_or_starts(self: &Arc<Self>) -> bool {
         let mut line = self.line.lock();
         if matches!(line.state, State::Idle) {
@@ -90,7 +96,12 @@ impl Conn {
     }
 
     /// Takes a place in line.
-    fn join(self: &Arc<Self>, shape: Shape, encode: &impl Fn(&mut Vec<u8>), waker: &Waker) -> Result<u32, Failure> {
+    fn join(
+        self: &Arc<Self>,
+        shape: Shape,
+        encode: &impl Fn(&mut Vec<u8>),
+        waker: &Waker,
+    ) -> Result<u32, Failure> {
         let mut line = self.line.lock();
         let mut start = false;
         match &line.state {
@@ -104,7 +115,12 @@ impl Conn {
                 wake(driver);
                 return Err(failure);
             }
-            State::Closed => return Err(Failure::local(FailureKind::Disconnected, "the connection was closed here")),
+            State::Closed => {
+                return Err(Failure::local(
+                    FailureKind::Disconnected,
+                    "the connection was closed here",
+                ));
+            }
         }
         let before = line.bytes.len();
         let full = line.waiting >= self.settings.max_in_flight;
@@ -116,7 +132,9 @@ impl Conn {
             let calls = line.waiting;
             drop(line);
             self.counting.overloads.one();
-            let text = format!("too many calls are waiting for the server: {calls} calls, {before} bytes unsent");
+            let text = format!(
+                "too many calls are waiting for the server: {calls} calls, {before} bytes unsent"
+            );
             return Err(Failure::local(FailureKind::Overloaded, text));
         }
         let taken = Place::Queued(waker.clone());
@@ -162,12 +180,15 @@ impl Conn {
                     line.free.push(place);
                     Poll::Ready(reply)
                 }
-                _ => unreachable!("a place is freed only by its owner, or after its owner has left it"),
+                _ => unreachable!(
+                    "a place is freed only by its owner, or after its owner has left it"
+                ),
             },
         }
     }
 
-    /// Gives up a place. Says how far its command has come, or what the reply was, if it came after all.
+    /// Gives up a place. Says how far its command has come, or what the reply was, if it came after
+    /// all.
     fn leave(&self, place: u32) -> Result<Reply, Stage> {
         // As in `look`.
         let _waker;
@@ -203,12 +224,16 @@ impl Conn {
         self.settle(State::Closed, &failure);
     }
 
-    /// Lets go of connection `epoch`, because the next one may lead to another server or be better authenticated. Says whether a call has a
-    /// chance to fare better: not if this connection was made a moment ago, because it would be made again at every call.
+    /// Lets go of connection `epoch`, because the next one may lead to another server or be better
+    /// authenticated. Says whether a call has a chance to fare better: not if this connection was
+    /// made a moment ago, because it would be made again at every call.
     pub(super) fn retire(&self, epoch: u64) -> bool {
         let mut line = self.line.lock();
         if line.epoch != epoch || !matches!(line.state, State::Up) {
-            return matches!(line.state, State::Up | State::Retiring | State::Connecting | State::Idle);
+            return matches!(
+                line.state,
+                State::Up | State::Retiring | State::Connecting | State::Idle
+            );
         }
         if line.since.elapsed() < MIN_LIFE {
             return false;

@@ -31,19 +31,22 @@ fn count(server: &Server) -> u64 {
     }
 }
 
-/// A process that is not let run for a while finds answers and passed deadlines together. What lies in the socket has come in time.
+/// A process that is not let run for a while finds answers and passed deadlines together. What lies
+/// in the socket has come in time.
 #[test]
 fn an_answer_that_came_while_the_process_did_not_run_is_an_answer() {
     let server = Server::start(Flavor::Redis7);
     // With one thread it is certain who is polled first.
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let all = runtime.spawn(async move {
         let (router, script) = (router(&server.url()), incr());
         until_applied(&router, &script).await;
         for number in 0..10 {
             let (own, script, before) = (router.clone(), script.clone(), count(&server));
             let (began, within) = (Instant::now(), Duration::from_millis(5));
-            let waiting = tokio::spawn(async move { call(&own, &script, &number.to_string(), within).await });
+            let waiting =
+                tokio::spawn(async move { call(&own, &script, &number.to_string(), within).await });
             // The caller, then the one who writes.
             for _ in 0..4 {
                 tokio::task::yield_now().await;
@@ -72,13 +75,18 @@ async fn a_stalled_server_costs_a_call_its_deadline_and_no_more() {
             let failure = unknown(call(&router, &script, "late", Duration::from_millis(20)).await);
             assert_eq!(failure.kind(), FailureKind::Timeout, "{flavor}: {failure}");
             assert!(start.elapsed() >= Duration::from_millis(20), "{flavor}");
-            assert!(start.elapsed() < Duration::from_millis(500), "{flavor}: {:?}", start.elapsed());
+            assert!(
+                start.elapsed() < Duration::from_millis(500),
+                "{flavor}: {:?}",
+                start.elapsed()
+            );
         }
         // After a second of silence the connection is given up; then nobody waits any more.
         until_async("callers are refused at once", || async {
             let start = Instant::now();
             let outcome = call(&router, &script, "late", Duration::from_secs(5)).await;
-            matches!(outcome, Outcome::NotApplied(_)) && start.elapsed() < Duration::from_millis(100)
+            matches!(outcome, Outcome::NotApplied(_))
+                && start.elapsed() < Duration::from_millis(100)
         })
         .await;
         server.continue_signal();
@@ -109,7 +117,11 @@ async fn a_short_stall_is_survived_and_late_replies_are_nobodys() {
         let nonce = format!("own {number}");
         assert_eq!(call(&router, &script, &nonce, PATIENCE).await, Outcome::Applied(bulk(&nonce)));
     }
-    assert_eq!(count(&server), before + sent + 100, "what was unknown was applied, once, and nothing else");
+    assert_eq!(
+        count(&server),
+        before + sent + 100,
+        "what was unknown was applied, once, and nothing else"
+    );
     let counters = router.counters();
     assert_eq!((counters.dropped_replies, counters.timeouts, counters.connects), (sent, 100, 1));
 }
@@ -163,7 +175,8 @@ async fn what_was_not_handed_to_the_socket_is_never_sent_after_it_was_given_up()
         async move { call(&router, &script, &big, Duration::from_millis(500)).await }
     })
     .await;
-    let unsent = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::NotApplied(_))).count();
+    let unsent =
+        outcomes.iter().filter(|outcome| matches!(outcome, Outcome::NotApplied(_))).count();
     let sent = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Unknown(_))).count();
     assert_eq!(sent + unsent, 200);
     assert!(unsent > 20 && sent > 20, "{sent} sent, {unsent} not");
@@ -243,8 +256,8 @@ async fn lost_replies_are_unknown_and_not_replayed() {
         unknown(call(&router, &script, "lost", Duration::from_millis(20)).await);
     }
     until("all were applied", || count(&server) == before + 10).await;
-    // The connection is out of step: a reply that is missing must not be made up for by the next. It is given up as soon as
-    // it has been silent for too long.
+    // The connection is out of step: a reply that is missing must not be made up for by the next.
+    // It is given up as soon as it has been silent for too long.
     until("the silence is noticed", || proxy.counts().connections > 1).await;
     proxy.set(Fault::Pass);
     proxy.cut();
@@ -267,7 +280,17 @@ async fn replies_that_come_in_crumbs_are_whole() {
     }
     // Too slow for the deadline: given up, and later replies are still the right ones.
     proxy.set(Fault::Drip { bytes: 1, pause: Duration::from_millis(5) });
-    unknown(router.eval(&script, 0, NO_KEYS, &["y".repeat(100)], Instant::now() + Duration::from_millis(50)).await);
+    unknown(
+        router
+            .eval(
+                &script,
+                0,
+                NO_KEYS,
+                &["y".repeat(100)],
+                Instant::now() + Duration::from_millis(50),
+            )
+            .await,
+    );
     proxy.set(Fault::Pass);
     echoes(&router, &script, "after").await;
     assert_eq!(router.counters().protocol_errors, 0);
@@ -302,7 +325,8 @@ async fn a_network_that_does_everything_at_once_never_gives_a_caller_the_wrong_r
     let callers: Vec<_> = (0..16)
         .map(|caller| {
             let (router, script) = (router.clone(), script.clone());
-            let (applied, unknown, done) = (Arc::clone(&applied), Arc::clone(&unknown), Arc::clone(&done));
+            let (applied, unknown, done) =
+                (Arc::clone(&applied), Arc::clone(&unknown), Arc::clone(&done));
             tokio::spawn(async move {
                 let mut number = 0;
                 while !done.load(Ordering::Relaxed) {
@@ -316,7 +340,9 @@ async fn a_network_that_does_everything_at_once_never_gives_a_caller_the_wrong_r
                         Outcome::Unknown(_) => {
                             unknown.fetch_add(1, Ordering::Relaxed);
                         }
-                        Outcome::NotApplied(_) => tokio::time::sleep(Duration::from_millis(2)).await,
+                        Outcome::NotApplied(_) => {
+                            tokio::time::sleep(Duration::from_millis(2)).await
+                        }
                     }
                 }
             })
@@ -342,7 +368,10 @@ async fn a_network_that_does_everything_at_once_never_gives_a_caller_the_wrong_r
     // What was answered was done, and what was not applied was not.
     let (applied, unknown) = (applied.load(Ordering::Relaxed), unknown.load(Ordering::Relaxed));
     let done = count(&server) - before;
-    assert!((applied..=applied + unknown).contains(&done), "{applied} applied, {unknown} unknown, {done} done");
+    assert!(
+        (applied..=applied + unknown).contains(&done),
+        "{applied} applied, {unknown} unknown, {done} done"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -354,7 +383,10 @@ async fn replies_beyond_their_bound_end_the_connection() {
     assert!(matches!(run(&long(65_000)).await, Outcome::Applied(_)));
     let failure = unknown(run(&long(66_000)).await);
     assert_eq!(failure.kind(), FailureKind::Protocol, "{failure}");
-    until_async("calls are answered again", || async { matches!(run(&long(1)).await, Outcome::Applied(_)) }).await;
+    until_async("calls are answered again", || async {
+        matches!(run(&long(1)).await, Outcome::Applied(_))
+    })
+    .await;
 
     // Commands may have more.
     server.command(&["SET", "big", &"x".repeat(1_000_000)]);
@@ -388,7 +420,11 @@ async fn a_server_that_dies_is_told_at_once_and_found_again_soon() {
             }
             let attempts = router.counters().failed_connects - before;
             let most = 8 + start.elapsed().as_millis() / 10;
-            assert!(u128::from(attempts) <= most, "{flavor}: {attempts} attempts in {:?}", start.elapsed());
+            assert!(
+                u128::from(attempts) <= most,
+                "{flavor}: {attempts} attempts in {:?}",
+                start.elapsed()
+            );
             server.restart();
             let back = until_applied(&router, &script).await;
             assert!(back < Duration::from_secs(1), "{flavor}: back after {back:?}");
@@ -435,7 +471,10 @@ async fn forgotten_scripts_fail_no_call_and_are_loaded_once() {
                     while !done.load(Ordering::Relaxed) {
                         calls += 1;
                         let nonce = format!("{caller}:{calls}");
-                        assert_eq!(call(&router, &script, &nonce, PATIENCE).await, Outcome::Applied(bulk(&nonce)));
+                        assert_eq!(
+                            call(&router, &script, &nonce, PATIENCE).await,
+                            Outcome::Applied(bulk(&nonce))
+                        );
                     }
                     calls
                 })
@@ -457,7 +496,8 @@ async fn forgotten_scripts_fail_no_call_and_are_loaded_once() {
     }
 }
 
-/// Whoever finds no script while another is loading it over the same connection asks again at once, and is answered behind the script: two trips in all, not three.
+/// Whoever finds no script while another is loading it over the same connection asks again at once,
+/// and is answered behind the script: two trips in all, not three.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_finds_no_script_does_not_wait_for_the_end_of_its_load() {
     const TRIP: Duration = Duration::from_millis(100);
@@ -475,7 +515,9 @@ async fn who_finds_no_script_does_not_wait_for_the_end_of_its_load() {
         let calls: Vec<_> = (0..10)
             .map(|number: u32| {
                 let (router, script) = (router.clone(), script.clone());
-                tokio::spawn(async move { call(&router, &script, &number.to_string(), PATIENCE).await })
+                tokio::spawn(
+                    async move { call(&router, &script, &number.to_string(), PATIENCE).await },
+                )
             })
             .collect();
         for (number, call) in calls.into_iter().enumerate() {
@@ -489,8 +531,11 @@ async fn who_finds_no_script_does_not_wait_for_the_end_of_its_load() {
 async fn an_idle_connection_that_was_lost_is_noticed_before_the_next_call() {
     let server = Server::start(Flavor::Redis7);
     let proxy = FaultProxy::start(&server);
-    let settings =
-        Settings { silence: Duration::from_millis(200), ping_every: Duration::from_millis(200), ..Settings::default() };
+    let settings = Settings {
+        silence: Duration::from_millis(200),
+        ping_every: Duration::from_millis(200),
+        ..Settings::default()
+    };
     let router = Router::new(parsed(proxy.url()), settings).unwrap();
     until_applied(&router, &incr()).await;
     proxy.set(Fault::SwallowReplies);

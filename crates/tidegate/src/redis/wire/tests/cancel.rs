@@ -10,7 +10,9 @@ use super::*;
 async fn dropped_after(polls: usize, call: impl Future<Output = Outcome>) -> Option<Outcome> {
     let mut call = pin!(call);
     for _ in 0..polls {
-        if let Poll::Ready(outcome) = std::future::poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await {
+        if let Poll::Ready(outcome) =
+            std::future::poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await
+        {
             return Some(outcome);
         }
         tokio::task::yield_now().await;
@@ -33,7 +35,9 @@ async fn a_caller_who_goes_away_never_lets_another_read_their_reply() {
                     let nonce = format!("{caller}:{number}");
                     let args = [nonce.as_str()];
                     let call = router.eval(&script, 0, &["tg:n"], &args, soon());
-                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    random = random
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
                     let outcome = match random >> 60 {
                         0..4 => Some(call.await),
                         // After some time rather than some polls.
@@ -109,5 +113,8 @@ async fn dropping_the_router_closes_its_connections() {
     drop(router);
     echoes(&clone, &echo(), "still here").await;
     drop(clone);
-    until("nobody is connected", || !server.command(&["CLIENT", "LIST"]).text().contains("name=tidegate")).await;
+    until("nobody is connected", || {
+        !server.command(&["CLIENT", "LIST"]).text().contains("name=tidegate")
+    })
+    .await;
 }

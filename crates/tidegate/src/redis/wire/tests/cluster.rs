@@ -35,19 +35,28 @@ async fn every_slot_is_served_by_its_owner() {
                 assert_eq!(outcome, Outcome::Applied(Value::Int(round)), "{flavor} {tag}");
             }
         }
-        let owners: Vec<u16> = TAGS.iter().map(|tag| cluster.master_of(cluster.slot_of(tag)).port()).collect();
+        let owners: Vec<u16> =
+            TAGS.iter().map(|tag| cluster.master_of(cluster.slot_of(tag)).port()).collect();
         let mut masters = router.masters(soon()).await.unwrap();
-        let mut expected: Vec<NodeId> =
-            owners.iter().map(|&port| NodeId(Place::Tcp(Host { name: "127.0.0.1".into(), port }))).collect();
+        let mut expected: Vec<NodeId> = owners
+            .iter()
+            .map(|&port| NodeId(Place::Tcp(Host { name: "127.0.0.1".into(), port })))
+            .collect();
         masters.sort_by_key(NodeId::to_string);
         expected.sort_by_key(NodeId::to_string);
         assert_eq!(masters, expected, "{flavor}");
         for master in &masters {
-            let Outcome::Applied(role) = router.command(master, &["ROLE"], soon()).await else { panic!("{flavor}") };
+            let Outcome::Applied(role) = router.command(master, &["ROLE"], soon()).await else {
+                panic!("{flavor}")
+            };
             assert_eq!(role.as_array().unwrap()[0], bulk("master"), "{flavor}");
         }
         let counters = router.counters();
-        assert_eq!((counters.redirects, counters.retries, counters.discoveries), (0, 0, 1), "{flavor}");
+        assert_eq!(
+            (counters.redirects, counters.retries, counters.discoveries),
+            (0, 0, 1),
+            "{flavor}"
+        );
         assert_eq!(counters.script_loads, 3, "{flavor}");
     }
 }
@@ -71,9 +80,19 @@ async fn a_slot_that_is_moved_is_followed_and_remembered() {
     assert_eq!(router.counters().redirects, 0);
 
     // Moved, but the slot is not: ASK, every time, also when the script has to be loaded there.
-    ok(source.command(&["MIGRATE", "127.0.0.1", &target.port().to_string(), &key(tag), "0", "5000"]));
+    ok(source.command(&[
+        "MIGRATE",
+        "127.0.0.1",
+        &target.port().to_string(),
+        &key(tag),
+        "0",
+        "5000",
+    ]));
     for round in 3..=5 {
-        assert_eq!(increment(&router, &script, tag, soon()).await, Outcome::Applied(Value::Int(round)));
+        assert_eq!(
+            increment(&router, &script, tag, soon()).await,
+            Outcome::Applied(Value::Int(round))
+        );
     }
     assert_eq!(router.counters().redirects, 3);
 
@@ -89,7 +108,10 @@ async fn a_slot_that_is_moved_is_followed_and_remembered() {
     ok(source.command(&["CLUSTER", "SETSLOT", &number, "NODE", &target_id]));
     let redirects = router.counters().redirects;
     for round in 6..=9 {
-        assert_eq!(increment(&router, &script, tag, soon()).await, Outcome::Applied(Value::Int(round)));
+        assert_eq!(
+            increment(&router, &script, tag, soon()).await,
+            Outcome::Applied(Value::Int(round))
+        );
     }
     assert_eq!(router.counters().redirects, redirects + 1);
     until("the map is read again", || router.counters().discoveries == before + 1).await;
@@ -160,7 +182,10 @@ async fn a_dead_owner_is_replaced_and_the_other_slots_do_not_notice() {
                 Outcome::Applied(_) => break,
                 Outcome::NotApplied(_) | Outcome::Unknown(_) => failures += 1,
             }
-            assert!(Instant::now() < deadline + Duration::from_secs(1), "a call outlived its deadline");
+            assert!(
+                Instant::now() < deadline + Duration::from_secs(1),
+                "a call outlived its deadline"
+            );
             assert!(start.elapsed() < PATIENCE, "the slot was not served again");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -182,7 +207,8 @@ async fn lost_slots_are_reported_and_the_cluster_that_comes_back_is_used() {
         increment(&router, &script, tag, soon()).await;
     }
     // Two of three masters gone: nobody can elect anybody, and the third stops serving.
-    let gone: Vec<_> = TAGS[1..].iter().map(|tag| cluster.kill_master_of(cluster.slot_of(tag))).collect();
+    let gone: Vec<_> =
+        TAGS[1..].iter().map(|tag| cluster.kill_master_of(cluster.slot_of(tag))).collect();
     until_async("the cluster is down", || async {
         let outcome = increment(&router, &script, TAGS[0], soon()).await;
         matches!(outcome, Outcome::NotApplied(failure) if failure.kind() == FailureKind::ClusterDown)
@@ -207,9 +233,12 @@ async fn lost_slots_are_reported_and_the_cluster_that_comes_back_is_used() {
 async fn keys_of_two_slots_are_refused_and_nothing_is_done() {
     let cluster = Cluster::start(Flavor::Redis62);
     let router = router(&cluster.url());
-    let script = Script::new("redis.call('SET', KEYS[1], 1) redis.call('SET', KEYS[2], 1) return 1");
+    let script =
+        Script::new("redis.call('SET', KEYS[1], 1) redis.call('SET', KEYS[2], 1) return 1");
     let slot = cluster.slot_of(TAGS[0]);
-    let failure = not_applied(router.eval(&script, slot, &[key(TAGS[0]), key(TAGS[1])], NO_KEYS, soon()).await);
+    let failure = not_applied(
+        router.eval(&script, slot, &[key(TAGS[0]), key(TAGS[1])], NO_KEYS, soon()).await,
+    );
     assert_eq!(failure.kind(), FailureKind::CrossSlot, "{failure}");
 }
 
@@ -243,7 +272,11 @@ async fn a_plain_address_of_a_cluster_says_which_address_to_use() {
     let moved: Vec<Failure> = moved.collect();
     assert_eq!(moved.len(), 2);
     for failure in moved {
-        assert_eq!((failure.kind(), failure.is_permanent()), (FailureKind::Topology, true), "{failure}");
+        assert_eq!(
+            (failure.kind(), failure.is_permanent()),
+            (FailureKind::Topology, true),
+            "{failure}"
+        );
         assert_eq!(failure.advice(), "It is part of a cluster: write redis+cluster://.");
     }
 }

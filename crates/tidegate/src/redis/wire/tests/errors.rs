@@ -16,7 +16,10 @@ async fn run(router: &Router) -> Outcome {
 
 /// Waits until calls are answered again.
 async fn until_applied(router: &Router) {
-    until_async("calls are answered again", || async { matches!(run(router).await, Outcome::Applied(_)) }).await;
+    until_async("calls are answered again", || async {
+        matches!(run(router).await, Outcome::Applied(_))
+    })
+    .await;
 }
 
 fn ok(reply: KitReply) {
@@ -34,7 +37,11 @@ async fn by_setting(name: &str, [bad, good]: [&str; 2], kind: FailureKind, menti
         assert_eq!(failure.kind(), kind, "{flavor}: {failure}");
         assert!(failure.to_string().contains(mention), "{flavor}: {failure}");
         ok(server.command(&["CONFIG", "SET", name, good]));
-        assert_eq!(run(&router).await, Outcome::Applied(Value::Int(2)), "{flavor}: it was not applied");
+        assert_eq!(
+            run(&router).await,
+            Outcome::Applied(Value::Int(2)),
+            "{flavor}: it was not applied"
+        );
         let counters = router.counters();
         assert_eq!((counters.connects, counters.retries), (1, 0), "{flavor}");
     }
@@ -47,7 +54,13 @@ async fn out_of_memory() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn too_few_replicas() {
-    by_setting("min-replicas-to-write", ["2", "0"], FailureKind::NoReplicas, "min-replicas-to-write").await;
+    by_setting(
+        "min-replicas-to-write",
+        ["2", "0"],
+        FailureKind::NoReplicas,
+        "min-replicas-to-write",
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -142,7 +155,9 @@ async fn a_server_that_is_loading() {
                     loop {
                         match run(&router).await {
                             Outcome::NotApplied(failure) => break failure,
-                            Outcome::Applied(_) => assert!(Instant::now() < end && !reload.is_finished(), "{flavor}"),
+                            Outcome::Applied(_) => {
+                                assert!(Instant::now() < end && !reload.is_finished(), "{flavor}")
+                            }
                             Outcome::Unknown(failure) => panic!("{flavor}: {failure}"),
                         }
                     }
@@ -152,7 +167,11 @@ async fn a_server_that_is_loading() {
             reload.join().unwrap();
         });
         until_applied(&router).await;
-        assert_eq!(router.counters().connects, 1, "{flavor}: nobody reconnects to a server that answers");
+        assert_eq!(
+            router.counters().connects,
+            1,
+            "{flavor}: nobody reconnects to a server that answers"
+        );
     }
 }
 
@@ -195,7 +214,9 @@ async fn a_user_who_may_not() {
         let failure = not_applied(run(&user("elsewhere", &["~other:*", "+@all"])).await);
         assert_eq!(failure.kind(), FailureKind::NoPerm, "{flavor}: {failure}");
         // A command inside the script: it may have done something before.
-        let failure = unknown(run(&user("reader", &["~tg:*", "+evalsha", "+eval", "+script|load", "+get"])).await);
+        let failure = unknown(
+            run(&user("reader", &["~tg:*", "+evalsha", "+eval", "+script|load", "+get"])).await,
+        );
         assert_eq!(failure.kind(), FailureKind::NoPerm, "{flavor}: {failure}");
         let limited = user("limiter", &["~tg:*", "+evalsha", "+eval", "+script|load", "+incr"]);
         assert_eq!(run(&limited).await, Outcome::Applied(Value::Int(1)), "{flavor}");
@@ -244,8 +265,13 @@ async fn too_many_clients() {
             ok(others[0].command(&["CONFIG", "SET", "maxclients", "20"]).unwrap());
             until_applied(&router).await;
             drop(router);
-            let mut connected =
-                || others[0].command(&["INFO", "clients"]).unwrap().text().contains("connected_clients:8\r");
+            let mut connected = || {
+                others[0]
+                    .command(&["INFO", "clients"])
+                    .unwrap()
+                    .text()
+                    .contains("connected_clients:8\r")
+            };
             wait_until("the connection of the router is closed", PATIENCE, &mut connected);
             ok(others[0].command(&["CONFIG", "SET", "maxclients", "8"]).unwrap());
         }
@@ -263,12 +289,25 @@ async fn a_key_of_another_type_and_a_script_that_fails() {
         for text in ["return nil + 1", "error('boom')", "error({err='boom'})"] {
             let outcome = router.eval(&Script::new(text), 0, NO_KEYS, NO_KEYS, soon()).await;
             let failure = unknown(outcome);
-            assert!(matches!(failure.kind(), FailureKind::Script | FailureKind::Other), "{flavor} {text}: {failure:?}");
+            assert!(
+                matches!(failure.kind(), FailureKind::Script | FailureKind::Other),
+                "{flavor} {text}: {failure:?}"
+            );
         }
-        let failure = not_applied(router.eval(&Script::new("retur 1"), 0, NO_KEYS, NO_KEYS, soon()).await);
-        assert_eq!(failure.kind(), FailureKind::Script, "{flavor}: {failure}");
         let failure =
-            unknown(router.eval(&Script::new("return redis.error_reply('MY own')"), 0, NO_KEYS, NO_KEYS, soon()).await);
+            not_applied(router.eval(&Script::new("retur 1"), 0, NO_KEYS, NO_KEYS, soon()).await);
+        assert_eq!(failure.kind(), FailureKind::Script, "{flavor}: {failure}");
+        let failure = unknown(
+            router
+                .eval(
+                    &Script::new("return redis.error_reply('MY own')"),
+                    0,
+                    NO_KEYS,
+                    NO_KEYS,
+                    soon(),
+                )
+                .await,
+        );
         assert_eq!(failure.kind(), FailureKind::Other, "{flavor}: {failure}");
         let failure = not_applied(command(&router, &["NONSENSE", "s3cret"]).await);
         assert!(!failure.to_string().contains("s3cret"), "{failure}");

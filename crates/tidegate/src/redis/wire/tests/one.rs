@@ -44,7 +44,9 @@ async fn both_protocols_are_spoken() {
                 _ => Value::Array(vec![bulk("maxmemory"), bulk("0")]),
             };
             assert_eq!(outcome, Outcome::Applied(expected), "{flavor} {option}");
-            let Outcome::Applied(name) = command(&router, &["CLIENT", "GETNAME"]).await else { panic!() };
+            let Outcome::Applied(name) = command(&router, &["CLIENT", "GETNAME"]).await else {
+                panic!()
+            };
             assert_eq!(name, bulk("tidegate"), "{flavor} {option}");
         }
     }
@@ -55,7 +57,11 @@ async fn databases_are_kept_apart() {
     let server = Server::start(Flavor::Redis7);
     for database in ["", "/0", "/5"] {
         let router = router(&format!("{}{database}", server.url()));
-        assert_eq!(command(&router, &["GET", "k"]).await, Outcome::Applied(Value::Nil), "{database}");
+        assert_eq!(
+            command(&router, &["GET", "k"]).await,
+            Outcome::Applied(Value::Nil),
+            "{database}"
+        );
         if database == "/5" {
             command(&router, &["SET", "k", "v"]).await;
         }
@@ -66,7 +72,10 @@ async fn databases_are_kept_apart() {
 
     let failure = not_applied(command(&router(&format!("{}/999", server.url())), &["PING"]).await);
     let text = failure.to_string();
-    assert!(text.contains("rejected SELECT 999") && text.contains("DB index is out of range"), "{text}");
+    assert!(
+        text.contains("rejected SELECT 999") && text.contains("DB index is out of range"),
+        "{text}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -87,10 +96,23 @@ async fn unix_sockets_work_with_login_and_database() {
 async fn passwords_and_users_are_accepted_in_both_protocols() {
     for flavor in Flavor::ALL {
         let server = Server::builder(flavor).password("p@ss:w/rd?").start();
-        server.command(&["ACL", "SETUSER", "limiter", "on", ">us%r", "~tg:*", "+evalsha", "+eval", "+script|load"]);
+        server.command(&[
+            "ACL",
+            "SETUSER",
+            "limiter",
+            "on",
+            ">us%r",
+            "~tg:*",
+            "+evalsha",
+            "+eval",
+            "+script|load",
+        ]);
         for protocol in ["2", "3"] {
             for login in [":p%40ss%3Aw%2Frd%3F", "default:p%40ss:w/rd%3F", "limiter:us%25r"] {
-                let router = router(&format!("redis://{login}@127.0.0.1:{}?protocol={protocol}", server.port()));
+                let router = router(&format!(
+                    "redis://{login}@127.0.0.1:{}?protocol={protocol}",
+                    server.port()
+                ));
                 echoes(&router, &echo(), login).await;
             }
         }
@@ -107,7 +129,8 @@ async fn a_wrong_login_is_told_at_once_and_not_tried_over_and_over() {
             ("nobody:s3cret@", FailureKind::WrongPass),
         ] {
             for protocol in ["2", "3"] {
-                let text = format!("redis://{login}127.0.0.1:{}?protocol={protocol}", server.port());
+                let text =
+                    format!("redis://{login}127.0.0.1:{}?protocol={protocol}", server.port());
                 let router = router(&text);
                 let failure = not_applied(router.eval(&echo(), 0, NO_KEYS, &["x"], soon()).await);
                 assert_eq!(failure.kind(), kind, "{flavor} {text}: {failure}");
@@ -115,7 +138,8 @@ async fn a_wrong_login_is_told_at_once_and_not_tried_over_and_over() {
                 // Callers are told what is known; nobody asks the server again.
                 let start = Instant::now();
                 while start.elapsed() < Duration::from_millis(300) {
-                    let failure = not_applied(router.eval(&echo(), 0, NO_KEYS, &["x"], soon()).await);
+                    let failure =
+                        not_applied(router.eval(&echo(), 0, NO_KEYS, &["x"], soon()).await);
                     assert_eq!(failure.kind(), kind);
                     tokio::task::yield_now().await;
                 }

@@ -32,11 +32,26 @@ fn every_error_has_its_row() {
         ("CROSSSLOT Keys in request don't hash to the same slot", true, K::CrossSlot, GiveUp),
         ("NOAUTH Authentication required.", true, K::NoAuth, Reconnect),
         ("DENIED Redis is running in protected mode because", true, K::NoAuth, GiveUp),
-        ("WRONGPASS invalid username-password pair or user is disabled.", true, K::WrongPass, GiveUp),
-        ("NOPERM this user has no permissions to run the 'evalsha' command", true, K::NoPerm, GiveUp),
+        (
+            "WRONGPASS invalid username-password pair or user is disabled.",
+            true,
+            K::WrongPass,
+            GiveUp,
+        ),
+        (
+            "NOPERM this user has no permissions to run the 'evalsha' command",
+            true,
+            K::NoPerm,
+            GiveUp,
+        ),
         ("OOM command not allowed when used memory > 'maxmemory'.", true, K::Oom, GiveUp),
         ("MISCONF Redis is configured to save RDB snapshots, but it is", true, K::Misconf, GiveUp),
-        ("WRONGTYPE Operation against a key holding the wrong kind of value", false, K::WrongType, GiveUp),
+        (
+            "WRONGTYPE Operation against a key holding the wrong kind of value",
+            false,
+            K::WrongType,
+            GiveUp,
+        ),
         ("ERR max number of clients reached", true, K::MaxClients, GiveUp),
         ("ERR max number of clients + cluster connections reached", true, K::MaxClients, GiveUp),
         ("ERR unknown command 'FOO', with args beginning with: 'a' ", true, K::Unsupported, GiveUp),
@@ -60,8 +75,18 @@ fn every_error_has_its_row() {
             K::Oom,
             GiveUp,
         ),
-        ("MISCONF Errors writing to the AOF file script: 7a, on @user_script:1.", true, K::Misconf, GiveUp),
-        ("NOREPLICAS Not enough good replicas to write. script: 7a, on @user_script:1.", true, K::NoReplicas, GiveUp),
+        (
+            "MISCONF Errors writing to the AOF file script: 7a, on @user_script:1.",
+            true,
+            K::Misconf,
+            GiveUp,
+        ),
+        (
+            "NOREPLICAS Not enough good replicas to write. script: 7a, on @user_script:1.",
+            true,
+            K::NoReplicas,
+            GiveUp,
+        ),
         (
             "ERR Error running script (call to f_7a): @user_script:1: @user_script: 1: -READONLY You can't write against a read only replica. ",
             true,
@@ -81,9 +106,19 @@ fn every_error_has_its_row() {
             Rediscover,
         ),
         // It never ran.
-        ("ERR Error compiling script (new function): user_script:1: '=' expected near 'nil'", true, K::Script, GiveUp),
+        (
+            "ERR Error compiling script (new function): user_script:1: '=' expected near 'nil'",
+            true,
+            K::Script,
+            GiveUp,
+        ),
         // These may come after a write of the same script.
-        ("WRONGTYPE Operation against a key script: 7a, on @user_script:1.", false, K::WrongType, GiveUp),
+        (
+            "WRONGTYPE Operation against a key script: 7a, on @user_script:1.",
+            false,
+            K::WrongType,
+            GiveUp,
+        ),
         (
             "ERR Error running script (call to f_7a): @user_script:1: WRONGTYPE Operation against a key holding",
             false,
@@ -91,7 +126,12 @@ fn every_error_has_its_row() {
             GiveUp,
         ),
         ("NOPERM no permissions script: 7a, on @user_script:1.", false, K::NoPerm, GiveUp),
-        ("ERR ACL failure in script: User u has no permissions script: on @user_script:1.", false, K::NoPerm, GiveUp),
+        (
+            "ERR ACL failure in script: User u has no permissions script: on @user_script:1.",
+            false,
+            K::NoPerm,
+            GiveUp,
+        ),
         (
             "ERR Error running script (call to f_7a): @user_script:1: @user_script: 1: The user executing the script can't run this command",
             false,
@@ -104,17 +144,41 @@ fn every_error_has_its_row() {
             K::Unsupported,
             GiveUp,
         ),
-        ("ERR Unknown Redis command called from script script: 7a, on @user_script:1.", false, K::Unsupported, GiveUp),
-        ("ERR Unknown command called from script script: on @user_script:1.", false, K::Unsupported, GiveUp),
-        ("ERR Error running script (call to f_7a): @user_script:1: user_script:1: boom", false, K::Script, GiveUp),
-        ("ERR user_script:1: attempt to index a nil value script: 7a, on @user_script:1.", false, K::Script, GiveUp),
+        (
+            "ERR Unknown Redis command called from script script: 7a, on @user_script:1.",
+            false,
+            K::Unsupported,
+            GiveUp,
+        ),
+        (
+            "ERR Unknown command called from script script: on @user_script:1.",
+            false,
+            K::Unsupported,
+            GiveUp,
+        ),
+        (
+            "ERR Error running script (call to f_7a): @user_script:1: user_script:1: boom",
+            false,
+            K::Script,
+            GiveUp,
+        ),
+        (
+            "ERR user_script:1: attempt to index a nil value script: 7a, on @user_script:1.",
+            false,
+            K::Script,
+            GiveUp,
+        ),
         ("ERR user_script:1: boom", false, K::Script, GiveUp),
         ("ERR something that nobody has ever seen", false, K::Other, GiveUp),
         ("STRANGE", false, K::Other, GiveUp),
         ("", false, K::Other, GiveUp),
     ] {
         let ruling = rule(error);
-        assert_eq!((ruling.not_applied, ruling.kind, ruling.then), (not_applied, kind, then), "{error}");
+        assert_eq!(
+            (ruling.not_applied, ruling.kind, ruling.then),
+            (not_applied, kind, then),
+            "{error}"
+        );
     }
 }
 
@@ -152,6 +216,10 @@ fn what_waiting_cannot_mend_has_advice() {
     ];
     for kind in kinds {
         let failure = Failure::local(kind, "something that no table knows");
-        assert!(failure.is_permanent() && failure.advice().ends_with('.'), "{kind:?}: {:?}", failure.advice());
+        assert!(
+            failure.is_permanent() && failure.advice().ends_with('.'),
+            "{kind:?}: {:?}",
+            failure.advice()
+        );
     }
 }

@@ -2,17 +2,20 @@
 
 use proptest::prelude::*;
 
-use super::super::resp::{Malformed, Scanner, decode, put_command, put_header, put_number_word, put_word};
+use super::super::resp::{
+    Malformed, Scanner, decode, put_command, put_header, put_number_word, put_word,
+};
 use super::*;
 
 const MAX: usize = 64 << 10;
 
 /// A value as a server would write it, in RESP3.
 fn written(value: &Value, out: &mut Vec<u8>) {
-    let all = |mark: u8, count: usize, items: &mut dyn Iterator<Item = &Value>, out: &mut Vec<u8>| {
-        out.extend_from_slice(format!("{}{count}\r\n", char::from(mark)).as_bytes());
-        items.for_each(|item| written(item, out));
-    };
+    let all =
+        |mark: u8, count: usize, items: &mut dyn Iterator<Item = &Value>, out: &mut Vec<u8>| {
+            out.extend_from_slice(format!("{}{count}\r\n", char::from(mark)).as_bytes());
+            items.for_each(|item| written(item, out));
+        };
     match value {
         Value::Nil => out.extend_from_slice(b"_\r\n"),
         Value::Int(number) => out.extend_from_slice(format!(":{number}\r\n").as_bytes()),
@@ -25,7 +28,9 @@ fn written(value: &Value, out: &mut Vec<u8>) {
         Value::Bool(yes) => out.extend_from_slice(if *yes { b"#t\r\n" } else { b"#f\r\n" }),
         Value::Double(text) => out.extend_from_slice(format!(",{text}\r\n").as_bytes()),
         Value::Array(items) => all(b'*', items.len(), &mut items.iter(), out),
-        Value::Map(pairs) => all(b'%', pairs.len(), &mut pairs.iter().flat_map(|(k, v)| [k, v]), out),
+        Value::Map(pairs) => {
+            all(b'%', pairs.len(), &mut pairs.iter().flat_map(|(k, v)| [k, v]), out)
+        }
         Value::Push(items) => all(b'>', items.len(), &mut items.iter(), out),
         Value::Error(text) => out.extend_from_slice(format!("-{text}\r\n").as_bytes()),
     }
@@ -127,7 +132,10 @@ fn every_kind_of_reply_is_understood() {
         ("|1\r\n+ttl\r\n:5\r\n:7\r\n", Value::Int(7)),
         ("|0\r\n:7\r\n", Value::Int(7)),
         ("|0\r\n|1\r\n|0\r\n+a\r\n*1\r\n:9\r\n:7\r\n", Value::Int(7)),
-        ("%1\r\n|0\r\n+k\r\n*0\r\n", Value::Map(vec![(Value::Simple("k".into()), Value::Array(vec![]))])),
+        (
+            "%1\r\n|0\r\n+k\r\n*0\r\n",
+            Value::Map(vec![(Value::Simple("k".into()), Value::Array(vec![]))]),
+        ),
         ("*2\r\n:1\r\n|1\r\n+a\r\n+b\r\n:2\r\n", Value::Array(vec![Value::Int(1), Value::Int(2)])),
     ] {
         assert_eq!(fed(bytes.as_bytes(), &[]), Ok((vec![value.clone()], 0)), "{bytes:?}");
@@ -176,12 +184,17 @@ fn attributes_and_levels_cost_no_stack_and_are_bounded() {
     let reply = |attributes: usize| format!("{}+OK\r\n", "|0\r\n".repeat(attributes)).into_bytes();
     assert_eq!(fed(&reply(64), &[]), Ok((vec![Value::Simple("OK".into())], 0)));
     assert_eq!(fed(&reply(65), &[]), Err(Malformed::TooManyAttributes));
-    // Without the scanner before it: what is decoded needs no stack either, on a thread that has almost none.
+    // Without the scanner before it: what is decoded needs no stack either, on a thread that has
+    // almost none.
     let deep = move || {
-        let floods = [reply(1_000_000), format!("*1\r\n{}:1\r\n", "|1\r\n+a\r\n+b\r\n".repeat(1_000_000)).into_bytes()];
+        let floods = [
+            reply(1_000_000),
+            format!("*1\r\n{}:1\r\n", "|1\r\n+a\r\n+b\r\n".repeat(1_000_000)).into_bytes(),
+        ];
         (floods.map(|flood| decode(&flood)), decode(&b"*1\r\n".repeat(1_000_000)))
     };
-    let (flat, nested) = std::thread::Builder::new().stack_size(64 << 10).spawn(deep).unwrap().join().unwrap();
+    let (flat, nested) =
+        std::thread::Builder::new().stack_size(64 << 10).spawn(deep).unwrap().join().unwrap();
     assert_eq!(flat, [Ok(Value::Simple("OK".into())), Ok(Value::Array(vec![Value::Int(1)]))]);
     assert_eq!(nested, Err(Malformed::TooDeep));
     // Sixteen levels are taken, in any mixture.
@@ -191,7 +204,8 @@ fn attributes_and_levels_cost_no_stack_and_are_bounded() {
 
 #[test]
 fn a_drip_of_bytes_is_not_read_over_and_over() {
-    // A reply of the largest size, a byte at a time. Scanning from the start each time would take minutes.
+    // A reply of the largest size, a byte at a time. Scanning from the start each time would take
+    // minutes.
     let mut bytes = b"*6000\r\n".to_vec();
     bytes.extend(b"$2\r\nab\r\n".repeat(6000));
     assert!(bytes.len() < MAX);

@@ -31,7 +31,11 @@ async fn the_primary_is_found_and_found_again_after_it_died() {
         let service = Sentinels::start(flavor);
         let router = router(&service.url());
         let script = incr();
-        assert_eq!(increment(&router, &script, soon()).await, Outcome::Applied(Value::Int(1)), "{flavor}");
+        assert_eq!(
+            increment(&router, &script, soon()).await,
+            Outcome::Applied(Value::Int(1)),
+            "{flavor}"
+        );
         assert_eq!(only_master(&router).await.to_string(), "the primary of mymaster");
 
         let old = service.kill_master().port();
@@ -107,7 +111,10 @@ async fn a_sentinel_that_names_a_replica_is_not_believed() {
     match increment(&router, &incr(), soon()).await {
         Outcome::NotApplied(failure) => {
             assert_eq!(failure.kind(), FailureKind::ReadOnly, "{failure}");
-            assert!(failure.to_string().contains("is to be the primary but says it is slave"), "{failure}");
+            assert!(
+                failure.to_string().contains("is to be the primary but says it is slave"),
+                "{failure}"
+            );
         }
         Outcome::Applied(_) => {} // They were quicker.
         other => panic!("{other:?}"),
@@ -120,7 +127,8 @@ async fn a_primary_that_was_replaced_behind_its_back_is_left() {
     let router = router(&service.url());
     let script = incr();
     increment(&router, &script, soon()).await;
-    // The sentinels can no longer log in, so to them it is dead. To us it is well, and it takes writes as before.
+    // The sentinels can no longer log in, so to them it is dead. To us it is well, and it takes
+    // writes as before.
     let old = service.master();
     let mut client = old.client().unwrap();
     client.command(&["CONFIG", "SET", "requirepass", "pw"]).unwrap();
@@ -134,12 +142,19 @@ async fn a_primary_that_was_replaced_behind_its_back_is_left() {
         increment(&router, &script, soon()).await;
         // Whoever makes it the primary closes the connections of its clients, ours among them.
         let ask = |words: &[&str]| new.try_command(words).ok();
-        let role = ask(&["INFO", "replication"]).is_some_and(|reply| reply.text().contains("role:master"));
+        let role =
+            ask(&["INFO", "replication"]).is_some_and(|reply| reply.text().contains("role:master"));
         let before = ask(&["GET", "tg:n"]);
         let outcome = increment(&router, &script, soon()).await;
         let after = ask(&["GET", "tg:n"]);
-        role && matches!(outcome, Outcome::Applied(_)) && before.is_some() && after.is_some() && after != before
+        role && matches!(outcome, Outcome::Applied(_))
+            && before.is_some()
+            && after.is_some()
+            && after != before
     })
     .await;
-    assert!(client.command(&["INFO", "replication"]).unwrap().text().contains("role:master"), "both are, and yet");
+    assert!(
+        client.command(&["INFO", "replication"]).unwrap().text().contains("role:master"),
+        "both are, and yet"
+    );
 }

@@ -19,7 +19,9 @@ async fn a_server_is_trusted_by_its_authority_and_by_no_other() {
         let failure = not_applied(stranger.eval(&echo(), 0, NO_KEYS, &["x"], soon()).await);
         assert_eq!(failure.kind(), FailureKind::Tls, "{failure}");
         assert!(
-            failure.to_string().ends_with("its certificate is not signed by an authority that is trusted here"),
+            failure
+                .to_string()
+                .ends_with("its certificate is not signed by an authority that is trusted here"),
             "{failure}"
         );
         // The authorities of the system do not know it either.
@@ -38,11 +40,18 @@ async fn a_client_certificate_is_shown_where_it_is_wanted() {
         let server = Server::builder(flavor).mutual_tls(&certs).start();
         let with = |cert: &Certs| {
             let (ca, cert, key) = (certs.ca(), cert.client_cert(), cert.client_key());
-            format!("{}?ca={}&cert={}&key={}", server.url(), ca.display(), cert.display(), key.display())
+            format!(
+                "{}?ca={}&cert={}&key={}",
+                server.url(),
+                ca.display(),
+                cert.display(),
+                key.display()
+            )
         };
         echoes(&router(&with(&certs)), &echo(), "hello").await;
         for wrong in [with(&others), format!("{}?ca={}", server.url(), certs.ca().display())] {
-            let failure = not_applied(router(&wrong).eval(&echo(), 0, NO_KEYS, &["x"], soon()).await);
+            let failure =
+                not_applied(router(&wrong).eval(&echo(), 0, NO_KEYS, &["x"], soon()).await);
             assert_eq!(failure.kind(), FailureKind::Tls, "{failure}");
         }
     }
@@ -69,7 +78,10 @@ async fn a_certificate_that_is_replaced_is_used_from_the_next_connection_on() {
 fn files_that_are_missing_or_wrong_are_named() {
     let certs = Certs::new();
     let refused = |query: String| {
-        Router::new(parsed(&format!("rediss://h?{query}")), Settings::default()).err().expect("refused").to_string()
+        Router::new(parsed(&format!("rediss://h?{query}")), Settings::default())
+            .err()
+            .expect("refused")
+            .to_string()
     };
     let (ca, cert, key) = (certs.ca(), certs.client_cert(), certs.client_key());
     let text = refused("ca=/nowhere/ca.pem".into());
@@ -80,13 +92,15 @@ fn files_that_are_missing_or_wrong_are_named() {
     assert_eq!(text, "key \"/nowhere/k.pem\": no such file: correct the path, or create it");
     let text = refused(format!("ca={}", key.display()));
     assert!(text.contains("no certificate in it: expected PEM with BEGIN CERTIFICATE"), "{text}");
-    let text = refused(format!("ca={}&cert={}&key={}", ca.display(), cert.display(), cert.display()));
+    let text =
+        refused(format!("ca={}&cert={}&key={}", ca.display(), cert.display(), cert.display()));
     assert!(text.contains("no private key in it: expected PEM with BEGIN PRIVATE KEY"), "{text}");
     let text = refused(format!("ca={}&cert={}&key={}", ca.display(), ca.display(), key.display()));
     assert!(text.ends_with(": the key does not belong to the certificate"), "{text}");
 }
 
-/// A certificate of a real server that cannot be one of this server: the problem, and what to do about it.
+/// A certificate of a real server that cannot be one of this server: the problem, and what to do
+/// about it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_that_is_not_the_servers_own_is_named_with_advice() {
     for (certs, problem, advice) in [
@@ -115,7 +129,8 @@ async fn a_certificate_that_is_not_the_servers_own_is_named_with_advice() {
     }
 }
 
-/// A plain server waits for the end of a command while a client waits for a handshake: both would wait for ever.
+/// A plain server waits for the end of a command while a client waits for a handshake: both would
+/// wait for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_without_tls_is_told_from_one_that_is_silent() {
     for password in [None, Some("s3cret")] {
@@ -124,11 +139,15 @@ async fn a_server_without_tls_is_told_from_one_that_is_silent() {
             Some(word) => Server::builder(Flavor::Redis7).password(word).start(),
         };
         let url = server.url().replace("redis://", "rediss://");
-        let failure =
-            not_applied(router(&format!("{url}?insecure=true")).eval(&echo(), 0, NO_KEYS, &["x"], soon()).await);
+        let failure = not_applied(
+            router(&format!("{url}?insecure=true")).eval(&echo(), 0, NO_KEYS, &["x"], soon()).await,
+        );
         assert_eq!((failure.kind(), failure.is_permanent()), (FailureKind::Tls, true), "{failure}");
         assert!(failure.to_string().ends_with(": it answers without TLS"), "{failure}");
-        assert_eq!(failure.advice(), "Write redis:// instead of rediss://, or name the port on which it speaks TLS.");
+        assert_eq!(
+            failure.advice(),
+            "Write redis:// instead of rediss://, or name the port on which it speaks TLS."
+        );
     }
     // A server that accepts and says nothing, in whatever protocol, is only silent.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -23,13 +23,22 @@ fn addresses_are_read_and_shown_without_credentials() {
         ("unix:///run/my%20redis.sock?db=2", "redis+unix:///run/my%20redis.sock?db=2"),
         ("unix:///run/a@b.sock?user=u&password=p%26q", "redis+unix:///run/a%40b.sock"),
         ("redis+sentinel://a,b:7,c/main", "redis+sentinel://a:26379,b:7,c:26379/main"),
-        ("rediss+sentinel://u:p@a/my%2Fmain/4?sentinel_password=x", "rediss+sentinel://***@a:26379/my%2Fmain/4"),
+        (
+            "rediss+sentinel://u:p@a/my%2Fmain/4?sentinel_password=x",
+            "rediss+sentinel://***@a:26379/my%2Fmain/4",
+        ),
         ("redis+cluster://a,[::1]:7001,c", "redis+cluster://a:6379,[::1]:7001,c:6379"),
         ("valkey+cluster://:p@a", "valkey+cluster://***@a:6379"),
         ("redis://h/1?secret=0123456789abcdef", "redis://h:6379/1"),
-        ("redis+cluster://a?secret=%26%3d%40%23-and-many-more&protocol=3", "redis+cluster://a:6379"),
+        (
+            "redis+cluster://a?secret=%26%3d%40%23-and-many-more&protocol=3",
+            "redis+cluster://a:6379",
+        ),
         ("unix:///s?secret=0123456789abcdef&db=2", "redis+unix:///s?db=2"),
-        ("rediss://h?ca=/ca.pem&cert=/c.pem&key=/k.pem&insecure=false&protocol=2", "rediss://h:6379"),
+        (
+            "rediss://h?ca=/ca.pem&cert=/c.pem&key=/k.pem&insecure=false&protocol=2",
+            "rediss://h:6379",
+        ),
     ] {
         let url = parsed(text);
         assert_eq!(url.to_string(), shown, "{text}");
@@ -48,8 +57,9 @@ fn every_part_is_where_it_belongs() {
     assert_eq!((url.database, url.protocol), (2, Some(Protocol::Resp3)));
     assert!(url.tls.is_none());
 
-    let url =
-        parsed("rediss+sentinel://u:p@a,b/svc/1?sentinel_user=su&sentinel_password=s%25p&ca=/x%20y&insecure=true");
+    let url = parsed(
+        "rediss+sentinel://u:p@a,b/svc/1?sentinel_user=su&sentinel_password=s%25p&ca=/x%20y&insecure=true",
+    );
     let Servers::Sentinel { sentinels, service, login } = &url.servers else { panic!("{url:?}") };
     assert_eq!((sentinels.len(), service.as_str()), (2, "svc"));
     assert_eq!((login.user.as_deref(), login.password.as_deref()), (Some("su"), Some("s%p")));
@@ -69,10 +79,16 @@ fn every_part_is_where_it_belongs() {
 #[test]
 fn mistakes_are_named_with_what_was_expected() {
     for (text, message) in [
-        ("localhost:6379", "store URL: no scheme: expected redis://HOST:PORT: write redis://localhost:6379"),
+        (
+            "localhost:6379",
+            "store URL: no scheme: expected redis://HOST:PORT: write redis://localhost:6379",
+        ),
         ("user:s3cret@h", "store URL: no scheme: expected redis://HOST:PORT"),
         ("s3cret", "store URL: no scheme: expected redis://HOST:PORT"),
-        ("rediss:127.0.0.1", "store URL: no scheme: expected redis://HOST:PORT: write rediss://127.0.0.1"),
+        (
+            "rediss:127.0.0.1",
+            "store URL: no scheme: expected redis://HOST:PORT: write rediss://127.0.0.1",
+        ),
         (
             "http://h",
             "store URL: scheme \"http\": expected redis, rediss, redis+unix, redis+sentinel, rediss+sentinel, redis+cluster or rediss+cluster, or the same with valkey",
@@ -83,8 +99,14 @@ fn mistakes_are_named_with_what_was_expected() {
         ("redis://h:+1", "store URL: port: expected a number from 1 to 65535"),
         ("redis://h/one", "store URL: database \"one\": expected a number"),
         ("redis://h/+1", "store URL: database \"+1\": expected a number"),
-        ("redis://::1:6379", "store URL: host \"::1:6379\": expected an IPv6 address in brackets: [::1]:6379"),
-        ("redis://[::1", "store URL: host \"[::1\": expected a closing bracket after an IPv6 address: [::1]:6379"),
+        (
+            "redis://::1:6379",
+            "store URL: host \"::1:6379\": expected an IPv6 address in brackets: [::1]:6379",
+        ),
+        (
+            "redis://[::1",
+            "store URL: host \"[::1\": expected a closing bracket after an IPv6 address: [::1]:6379",
+        ),
         (
             "redis://[::1]6379",
             "store URL: host \"[::1]6379\": expected a colon and a port after the bracket, or nothing",
@@ -103,11 +125,23 @@ fn mistakes_are_named_with_what_was_expected() {
             "redis://h?ca=x",
             "store URL: option \"ca\": expected it only with TLS: rediss://, rediss+sentinel:// or rediss+cluster://",
         ),
-        ("rediss://h?cert=x", "store URL: key: expected the file of the key, because there is a cert"),
-        ("rediss://h?key=x", "store URL: cert: expected the file of the certificate, because there is a key"),
+        (
+            "rediss://h?cert=x",
+            "store URL: key: expected the file of the key, because there is a cert",
+        ),
+        (
+            "rediss://h?key=x",
+            "store URL: cert: expected the file of the certificate, because there is a key",
+        ),
         ("rediss://h?insecure=yes", "store URL: insecure \"yes\": expected true or false"),
-        ("redis://h?secret=short", "store URL: secret: expected 16 to 512 bytes at random, found 5"),
-        ("redis://h?secret=%zz", "store URL: secret: expected percent-encoded UTF-8: %XX with two hexadecimal digits"),
+        (
+            "redis://h?secret=short",
+            "store URL: secret: expected 16 to 512 bytes at random, found 5",
+        ),
+        (
+            "redis://h?secret=%zz",
+            "store URL: secret: expected percent-encoded UTF-8: %XX with two hexadecimal digits",
+        ),
         ("redis://h?protocol=2&protocol=3", "store URL: option \"protocol\": expected it once"),
         ("redis://h?protocol", "store URL: option \"protocol\": expected a value: name=value"),
         (
@@ -119,8 +153,14 @@ fn mistakes_are_named_with_what_was_expected() {
             "redis+unix://relative",
             "store URL: path \"relative\": expected an absolute path: redis+unix:///path/to/socket",
         ),
-        ("redis://:%zz@h", "store URL: password: expected percent-encoded UTF-8: %XX with two hexadecimal digits"),
-        ("redis://:%ff@h", "store URL: password: expected percent-encoded UTF-8: %XX with two hexadecimal digits"),
+        (
+            "redis://:%zz@h",
+            "store URL: password: expected percent-encoded UTF-8: %XX with two hexadecimal digits",
+        ),
+        (
+            "redis://:%ff@h",
+            "store URL: password: expected percent-encoded UTF-8: %XX with two hexadecimal digits",
+        ),
     ] {
         assert_eq!(text.parse::<RedisUrl>().unwrap_err().to_string(), message, "{text}");
     }
@@ -128,7 +168,8 @@ fn mistakes_are_named_with_what_was_expected() {
 
 #[test]
 fn a_mistake_never_shows_a_password() {
-    // Every way to get an address wrong around a password, its special characters not encoded, the @ forgotten.
+    // Every way to get an address wrong around a password, its special characters not encoded, the
+    // @ forgotten.
     let passwords = [
         "op3nup",
         "op3nup?",
@@ -141,18 +182,33 @@ fn a_mistake_never_shows_a_password() {
         "op3 nup",
         "op3,nup",
     ];
-    let after = ["@h:bad", "@h:99999", "@[::1", "@h/x", "@", "", "@a,b", "@h?x=1", "@h?protocol=9", "@h?ca=1", "@h o"];
+    let after = [
+        "@h:bad",
+        "@h:99999",
+        "@[::1",
+        "@h/x",
+        "@",
+        "",
+        "@a,b",
+        "@h?x=1",
+        "@h?protocol=9",
+        "@h?ca=1",
+        "@h o",
+    ];
     let before = ["user:", ":", "us er:", ""];
     let all = |scheme: &str, check: &dyn Fn(&str, &str, &str)| {
         for password in passwords {
             for start in before {
-                after.iter().for_each(|end| check(&format!("{scheme}://{start}{password}{end}"), start, end));
+                after.iter().for_each(|end| {
+                    check(&format!("{scheme}://{start}{password}{end}"), start, end)
+                });
             }
         }
     };
     for scheme in ["redis", "rediss", "redis+sentinel", "redis+cluster", "http", "redis+x"] {
         all(scheme, &|text, start, end| match text.parse::<RedisUrl>() {
-            // Without a colon it is a user or a host; without anything after it, a port or a service.
+            // Without a colon it is a user or a host; without anything after it, a port or a
+            // service.
             _ if start.is_empty() => {}
             Ok(_) if end.is_empty() => {}
             Ok(url) => assert!(!format!("{url} {url:?}").contains("nup"), "{text}"),
@@ -160,15 +216,29 @@ fn a_mistake_never_shows_a_password() {
         });
     }
     // The same among the options, where an ampersand ends it; `sesame` is in no word of ours.
-    for secret in
-        ["sesame", "sesame-0123456789", "0123456789abcdef&sesame", "sesame%", "ses#sesame", "@sesame", "a=b&sesame=1"]
-    {
+    for secret in [
+        "sesame",
+        "sesame-0123456789",
+        "0123456789abcdef&sesame",
+        "sesame%",
+        "ses#sesame",
+        "@sesame",
+        "a=b&sesame=1",
+    ] {
         for option in ["secret", "sentinel_password", "password", "pass"] {
-            for scheme in ["redis://h", "redis+sentinel://h/s", "redis+cluster://h", "unix:///s", "rediss://h"] {
+            for scheme in [
+                "redis://h",
+                "redis+sentinel://h/s",
+                "redis+cluster://h",
+                "unix:///s",
+                "rediss://h",
+            ] {
                 for more in ["", "&protocol=9", "&x=1", "&secret=short", "&ca=1"] {
                     let text = format!("{scheme}?{option}={secret}{more}");
                     let told = match text.parse::<RedisUrl>() {
-                        Ok(url) => format!("{url} {url:?} {:?}", crate::Redis::builder(url.clone())),
+                        Ok(url) => {
+                            format!("{url} {url:?} {:?}", crate::Redis::builder(url.clone()))
+                        }
                         Err(error) => format!("{error} {error:?}"),
                     };
                     assert!(!told.contains("sesame"), "{text}: {told}");

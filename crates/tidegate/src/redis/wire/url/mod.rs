@@ -27,10 +27,12 @@ pub(crate) use self::secret::Secret;
 /// | `redis+sentinel://h1,h2,h3/service/0` | the primary of a service, found through Sentinel; `rediss+sentinel://` |
 /// | `redis+cluster://h1,h2,h3` | a cluster, found through any of its nodes; `rediss+cluster://` |
 ///
-/// `valkey` stands for `redis` everywhere. `user:password@` goes before the hosts, percent-encoded where it has to be. Options:
-/// `protocol=2` or `3` (otherwise 3, or 2 where the server knows no other); with TLS `ca=FILE`, `cert=FILE` with `key=FILE`, and `insecure=true`, which
-/// trusts any certificate; for Sentinel its own `sentinel_user` and `sentinel_password`; for unix sockets `db`, `user` and `password`; and
-/// `secret`, as [`RedisBuilder::secret`](crate::RedisBuilder::secret).
+/// `valkey` stands for `redis` everywhere. `user:password@` goes before the hosts, percent-encoded
+/// where it has to be. Options: `protocol=2` or `3` (otherwise 3, or 2 where the server knows no
+/// other); with TLS `ca=FILE`, `cert=FILE` with `key=FILE`, and `insecure=true`, which trusts any
+/// certificate; for Sentinel its own `sentinel_user` and `sentinel_password`; for unix sockets
+/// `db`, `user` and `password`; and `secret`, as
+/// [`RedisBuilder::secret`](crate::RedisBuilder::secret).
 ///
 /// Neither `Display` nor `Debug` shows the user, a password or the secret.
 ///
@@ -140,11 +142,13 @@ impl fmt::Debug for Login {
 }
 
 impl Host {
-    /// One that a server names: it may say what it likes, so what cannot be a name or an address is none.
+    /// One that a server names: it may say what it likes, so what cannot be a name or an address is
+    /// none.
     pub(super) fn told(name: &str, port: u16) -> Option<Host> {
         const LONGEST: usize = 255;
         let is_plain = name.chars().all(|char| char.is_alphanumeric() || ".-_:%".contains(char));
-        (is_plain && !name.is_empty() && name.len() <= LONGEST && port > 0).then(|| Host { name: name.into(), port })
+        (is_plain && !name.is_empty() && name.len() <= LONGEST && port > 0)
+            .then(|| Host { name: name.into(), port })
     }
 }
 

@@ -1,4 +1,5 @@
-//! Reading an address, part by part. Errors name the part and what was found, unless it could be a secret.
+//! Reading an address, part by part. Errors name the part and what was found, unless it could be a
+//! secret.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -10,7 +11,8 @@ const SENTINEL_PORT: u16 = 26379;
 /// The most servers one URL may name.
 const MAX_HOSTS: usize = 64;
 
-/// The URL that a text without a scheme most likely means: nothing, unless it is a host alone, which is no secret.
+/// The URL that a text without a scheme most likely means: nothing, unless it is a host alone,
+/// which is no secret.
 fn with_scheme(text: &str) -> String {
     let is_host = !text.is_empty()
         && text.len() < 64
@@ -36,17 +38,23 @@ impl FromStr for RedisUrl {
         let error = RedisUrlError::new;
         let Some((scheme, rest)) = text.split_once("://") else {
             // Without a scheme it is not known where a password would be, so nothing is shown.
-            return Err(RedisUrlError::new("no scheme", None, format!("redis://HOST:PORT{}", with_scheme(text))));
+            return Err(RedisUrlError::new(
+                "no scheme",
+                None,
+                format!("redis://HOST:PORT{}", with_scheme(text)),
+            ));
         };
         let (valkey, tls, kind) = read_scheme(scheme)?;
 
-        let (before_query, query) = rest.split_once('?').map_or((rest, ""), |(before, query)| (before, query));
+        let (before_query, query) =
+            rest.split_once('?').map_or((rest, ""), |(before, query)| (before, query));
         let (login, hosts_and_path) = match before_query.rsplit_once('@') {
             Some((login, rest)) if kind != Kind::Unix => (read_login(login)?, rest),
             _ => (Login::default(), before_query),
         };
-        // An @ further on may mean that a password has an unescaped question mark. Then nothing that follows is shown.
-        // So may one that stands among the options, with an unescaped ampersand.
+        // An @ further on may mean that a password has an unescaped question mark. Then nothing
+        // that follows is shown. So may one that stands among the options, with an unescaped
+        // ampersand.
         let in_query = ["secret=", "password=", "pass="].iter().any(|name| query.contains(name));
         let secret = query.contains('@') || rest.contains('#') || in_query;
         let show = Show { secret };
@@ -67,7 +75,11 @@ impl FromStr for RedisUrl {
         let url = if kind == Kind::Unix {
             let path = percent_decoded("path", before_query)?;
             if !path.starts_with('/') {
-                return Err(error("path", show.this(&path), "an absolute path: redis+unix:///path/to/socket"));
+                return Err(error(
+                    "path",
+                    show.this(&path),
+                    "an absolute path: redis+unix:///path/to/socket",
+                ));
             }
             let database = match options.take("db")? {
                 None => 0,
@@ -77,14 +89,23 @@ impl FromStr for RedisUrl {
             let password = options.take("password")?.or(options.take("pass")?);
             let login = Login { user: options.take("user")?, password };
             check_login(&login)?;
-            RedisUrl { servers: Servers::Unix(path.into()), login, database, protocol, tls, secret, valkey }
+            RedisUrl {
+                servers: Servers::Unix(path.into()),
+                login,
+                database,
+                protocol,
+                tls,
+                secret,
+                valkey,
+            }
         } else {
             let (hosts, path) = hosts_and_path.split_once('/').unwrap_or((hosts_and_path, ""));
             let port = if kind == Kind::Sentinel { SENTINEL_PORT } else { SERVER_PORT };
             let mut hosts = read_hosts(hosts, port, show)?;
             let (servers, database) = match kind {
                 Kind::One if hosts.len() > 1 => {
-                    let expected = "one host; several are for redis+sentinel:// or redis+cluster://";
+                    let expected =
+                        "one host; several are for redis+sentinel:// or redis+cluster://";
                     return Err(error("host", show.this(hosts_and_path), expected));
                 }
                 Kind::One => (Servers::One(hosts.swap_remove(0)), path),
@@ -93,9 +114,14 @@ impl FromStr for RedisUrl {
                     let (service, database) = path.split_once('/').unwrap_or((path, ""));
                     let service = percent_decoded("service", service)?;
                     if service.is_empty() {
-                        return Err(error("service", None, "its name after the hosts: redis+sentinel://host/service"));
+                        return Err(error(
+                            "service",
+                            None,
+                            "its name after the hosts: redis+sentinel://host/service",
+                        ));
                     }
-                    let (user, password) = (options.take("sentinel_user")?, options.take("sentinel_password")?);
+                    let (user, password) =
+                        (options.take("sentinel_user")?, options.take("sentinel_password")?);
                     let login = Login { user, password };
                     check_login(&login)?;
                     (Servers::Sentinel { sentinels: hosts, service, login }, database)
@@ -149,7 +175,10 @@ fn read_login(text: &str) -> Result<Login, RedisUrlError> {
     };
     let user = percent_decoded("user", user)?;
     let password = password.map(|text| percent_decoded("password", text)).transpose()?;
-    let login = Login { user: (!user.is_empty()).then_some(user), password: password.filter(|text| !text.is_empty()) };
+    let login = Login {
+        user: (!user.is_empty()).then_some(user),
+        password: password.filter(|text| !text.is_empty()),
+    };
     check_login(&login)?;
     Ok(login)
 }
@@ -171,7 +200,11 @@ fn read_hosts(text: &str, default_port: u16, show: Show) -> Result<Vec<Host>, Re
     for item in text.split(',') {
         let (name, port) = if let Some(bracketed) = item.strip_prefix('[') {
             let Some((name, after)) = bracketed.split_once(']') else {
-                return Err(error("host", show.this(item), "a closing bracket after an IPv6 address: [::1]:6379"));
+                return Err(error(
+                    "host",
+                    show.this(item),
+                    "a closing bracket after an IPv6 address: [::1]:6379",
+                ));
             };
             if name.parse::<std::net::Ipv6Addr>().is_err() {
                 return Err(error("host", show.this(item), "an IPv6 address between the brackets"));
@@ -179,7 +212,13 @@ fn read_hosts(text: &str, default_port: u16, show: Show) -> Result<Vec<Host>, Re
             match after.strip_prefix(':') {
                 Some(port) => (name.to_owned(), Some(port)),
                 None if after.is_empty() => (name.to_owned(), None),
-                None => return Err(error("host", show.this(item), "a colon and a port after the bracket, or nothing")),
+                None => {
+                    return Err(error(
+                        "host",
+                        show.this(item),
+                        "a colon and a port after the bracket, or nothing",
+                    ));
+                }
             }
         } else {
             let (name, port) = match item.split_once(':') {
@@ -187,14 +226,18 @@ fn read_hosts(text: &str, default_port: u16, show: Show) -> Result<Vec<Host>, Re
                 None => (item, None),
             };
             if port.is_some_and(|port| port.contains(':')) {
-                // Shown only where it can be nothing but an address: `user:pass:word` looks the same.
-                let address = |text: &&str| text.bytes().all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte));
+                // Shown only where it can be nothing but an address: `user:pass:word` looks the
+                // same.
+                let address = |text: &&str| {
+                    text.bytes().all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte))
+                };
                 let item = Some(item).filter(address).and_then(|text| show.this(text));
                 return Err(error("host", item, "an IPv6 address in brackets: [::1]:6379"));
             }
             (percent_decoded("host", name)?, port)
         };
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:%".contains(&byte) || byte >= 0x80;
+        let plain =
+            |byte: u8| byte.is_ascii_alphanumeric() || b".-_:%".contains(&byte) || byte >= 0x80;
         if name.is_empty() {
             return Err(error("host", None, "a name or an address"));
         }
@@ -212,8 +255,13 @@ fn read_hosts(text: &str, default_port: u16, show: Show) -> Result<Vec<Host>, Re
                 Ok(port) if port > 0 && text.bytes().all(|byte| byte.is_ascii_digit()) => port,
                 // What is not a number may be a password whose @host was forgotten.
                 _ => {
-                    let number = Some(text).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
-                    return Err(error("port", number.and_then(|text| show.this(text)), "a number from 1 to 65535"));
+                    let number =
+                        Some(text).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+                    return Err(error(
+                        "port",
+                        number.and_then(|text| show.this(text)),
+                        "a number from 1 to 65535",
+                    ));
                 }
             },
         };
@@ -238,8 +286,12 @@ fn read_tls(options: &mut Options<'_>, show: Show) -> Result<TlsFiles, RedisUrlE
     let identity = match (options.take("cert")?, options.take("key")?) {
         (None, None) => None,
         (Some(cert), Some(key)) => Some((cert.into(), key.into())),
-        (Some(_), None) => return Err(error("key", None, "the file of the key, because there is a cert")),
-        (None, Some(_)) => return Err(error("cert", None, "the file of the certificate, because there is a key")),
+        (Some(_), None) => {
+            return Err(error("key", None, "the file of the key, because there is a cert"));
+        }
+        (None, Some(_)) => {
+            return Err(error("cert", None, "the file of the certificate, because there is a key"));
+        }
     };
     let insecure = match options.raw("insecure") {
         None | Some("false") => false,
@@ -289,15 +341,19 @@ impl<'a> Options<'a> {
             "db" | "user" | "password" | "pass" => {
                 "it only with redis+unix://; elsewhere redis://user:password@host/db"
             }
-            _ => "protocol, secret, ca, cert, key, insecure, sentinel_user, sentinel_password, db, user or password",
+            _ => {
+                "protocol, secret, ca, cert, key, insecure, sentinel_user, sentinel_password, db, user or password"
+            }
         };
         Err(RedisUrlError::new("option", show.this(name), expected))
     }
 }
 
-/// The text behind percent signs. What it was is not shown where it cannot be read: it may be a password.
+/// The text behind percent signs. What it was is not shown where it cannot be read: it may be a
+/// password.
 fn percent_decoded(part: &'static str, text: &str) -> Result<String, RedisUrlError> {
-    let error = || RedisUrlError::new(part, None, "percent-encoded UTF-8: %XX with two hexadecimal digits");
+    let error =
+        || RedisUrlError::new(part, None, "percent-encoded UTF-8: %XX with two hexadecimal digits");
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {

@@ -1,4 +1,5 @@
-//! A word that all processes of a store share and nobody else knows, so that nobody else can tell which slot a key falls into.
+//! A word that all processes of a store share and nobody else knows, so that nobody else can tell
+//! which slot a key falls into.
 
 use std::fmt;
 
@@ -21,7 +22,11 @@ impl Secret {
 
     /// The bytes to make a key of.
     pub(crate) fn checked(&self) -> Result<&[u8], InvalidSecret> {
-        if BYTES.contains(&self.0.len()) { Ok(self.0.as_bytes()) } else { Err(InvalidSecret(self.0.len())) }
+        if BYTES.contains(&self.0.len()) {
+            Ok(self.0.as_bytes())
+        } else {
+            Err(InvalidSecret(self.0.len()))
+        }
     }
 }
 
