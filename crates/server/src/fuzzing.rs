@@ -1,5 +1,5 @@
 //! What must hold of any bytes that anybody sends, as functions that panic where it does not. The
-//! targets in `fuzz/` call them, and so does a test with inputs made from the same seeds. Only
+//! targets in `tools/fuzz/` call them, and so does a test with inputs made from the same seeds. Only
 //! there with the feature `fuzzing`.
 
 use std::net::IpAddr;
@@ -27,7 +27,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 /// A function that any bytes may be given to.
 pub type Target = fn(&[u8]);
 
-/// All targets and their names, as in `fuzz/fuzz_targets/`.
+/// All targets and their names, as in `tools/fuzz/fuzz_targets/`.
 pub const TARGETS: [(&str, Target); 11] = [
     ("resp", resp),
     ("json", json),

@@ -1,4 +1,4 @@
-//! The targets of `fuzz/` on inputs made from its seeds: not as clever as a fuzzer, but the same in
+//! The targets of `tools/fuzz/` on inputs made from its seeds: not as clever as a fuzzer, but the same in
 //! every run, and always run.
 
 use std::fs;
@@ -68,7 +68,7 @@ fn redis_peer_holds() {
 
 #[test]
 fn every_target_is_a_program_of_the_fuzzer() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fuzz_targets");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/fuzz/fuzz_targets");
     let mut files: Vec<String> = fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -81,7 +81,7 @@ fn every_target_is_a_program_of_the_fuzzer() {
 
 fn runs(name: &str) {
     let (_, target) = TARGETS.iter().find(|(own, _)| *own == name).unwrap();
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(name);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/fuzz/corpus").join(name);
     let mut files: Vec<_> =
         fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();

@@ -1,4 +1,4 @@
-//! The only `unsafe` of this crate, each piece with what it buys (`bench/`, two cores at 2.8 GHz;
+//! The only `unsafe` of this crate, each piece with what it buys (`tools/bench/`, two cores at 2.8 GHz;
 //! `docs/decisions/0004-unsafe.md` and `0016-reading-without-a-lock.md`).
 //!
 //! - [`Versioned`]: a lock that counts how often it was given back, so that whoever only reads need
