@@ -233,7 +233,7 @@ fn in_fuzz(args: &[&str]) -> Command {
 
 fn cargo_in(folder: &str, args: &[&str]) -> Command {
     let mut command = Command::new(cargo_path());
-    command.current_dir(root().join(folder)).args(args);
+    command.current_dir(root().join("tools").join(folder)).args(args);
     command
 }
 
