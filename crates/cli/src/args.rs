@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use tidegate_core::{Algorithm, Limit, Limits, Op, ParseError, trace};
+use tidegate_core::{Algorithm, Limit, Limits, Op, ParseError};
 use tidegate_server::auth::Secret;
 use tidegate_server::observe;
+use tidegate_trace as trace;
 
 /// An exact rate limiter: check keys, simulate limits before you enforce them, and understand what
 /// a limit means.

@@ -28,9 +28,7 @@ mod admit;
 pub mod algorithm;
 mod decide;
 mod decision;
-pub mod denial;
 mod exact;
-pub mod headers;
 mod limit;
 mod meter;
 mod notation;
@@ -38,7 +36,6 @@ mod reading;
 mod rebase;
 mod state;
 mod time;
-pub mod trace;
 mod words;
 
 pub use admit::{admit, report};

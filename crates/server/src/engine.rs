@@ -10,10 +10,14 @@ use std::time::Instant;
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
+use tidegate::batch::Series;
 use tidegate::http::ClientIp;
+use tidegate::memory::ReservedLimits;
+use tidegate::redis::Redis;
+use tidegate::resilience::{OnFailure, Resilient};
 use tidegate::{
-    Check, Decision, Id, Limit, Limiter, Memory, OnFailure, Op, Redis, ReservedLimits, Resilient,
-    Scope, Series, Source, Store, StoreError, Timestamp, Verdict,
+    Check, Decision, Id, Limit, Limiter, Memory, Op, Scope, Source, Store, StoreError, Timestamp,
+    Verdict,
 };
 
 use crate::http::ResponseOptions;

@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use prost::Message;
 use tidegate::http::{ClientIp, Found};
-use tidegate::{
-    Check, Connect, Connecting, Limits, Link, ManualClock, Memory, Redis, Store, Timestamp,
-};
+use tidegate::redis::{Connect, Connecting, Link, Redis};
+use tidegate::{Check, Limits, ManualClock, Memory, Store, Timestamp};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio::sync::watch;
 
@@ -370,7 +369,7 @@ pub fn forward(data: &[u8]) {
 ///
 /// The first byte says how large the pieces are.
 pub fn redis_reply(data: &[u8]) {
-    tidegate::fuzzing::replies(data);
+    tidegate::redis::fuzzing::replies(data);
 }
 
 /// A Redis server that answers each piece that it reads with the next part of `data`, and then

@@ -13,7 +13,8 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tidegate::{Gate, Limit, Memory, Period};
+use tidegate::batch::Gate;
+use tidegate::{Limit, Memory, Period};
 
 /// Guesses of one address in a minute.
 pub const PER_ADDRESS: u64 = 10;

@@ -5,7 +5,8 @@ use std::str::FromStr;
 use std::time::Duration;
 use std::{fmt, fs};
 
-use tidegate::{Memory, MemoryBuilder, Overflow};
+use tidegate::memory::Overflow;
+use tidegate::{Memory, MemoryBuilder};
 
 use crate::snapshot::{EVERY, Snapshot};
 
@@ -30,7 +31,7 @@ pub struct MemorySettings {
 impl Default for MemorySettings {
     fn default() -> Self {
         MemorySettings {
-            max_keys: tidegate::DEFAULT_MAX_KEYS,
+            max_keys: tidegate::memory::DEFAULT_MAX_KEYS,
             max_bytes: Bytes::default(),
             overflow: Overflow::default(),
             snapshot_file: None,

@@ -20,7 +20,7 @@ pub async fn preflight(config: &Config) -> Vec<Finding> {
         |found: &[Finding]| found.iter().any(|one| one.message.starts_with("store_secret_file"));
     // A URL that cannot be read is an error of the text.
     if config.store != "memory"
-        && config.store.parse::<tidegate::RedisUrl>().is_ok()
+        && config.store.parse::<tidegate::redis::RedisUrl>().is_ok()
         && !has_store_error(&found)
     {
         store(config, &mut found).await;

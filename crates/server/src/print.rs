@@ -8,7 +8,8 @@ use std::fmt::Write;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use tidegate::{Overflow, RedisUrl};
+use tidegate::memory::Overflow;
+use tidegate::redis::RedisUrl;
 
 use crate::config::{Config, Envoy};
 use crate::rules::{

@@ -14,7 +14,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
-use tidegate::{LoadError, Loaded, Memory, MemoryBuilder, Saved};
+use tidegate::memory::{LoadError, Loaded, Saved};
+use tidegate::{Memory, MemoryBuilder};
 
 use crate::observe::Observer;
 

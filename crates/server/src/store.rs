@@ -6,9 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate::{
-    Failure, OnFailure, Redis, RedisError, RedisUrl, Resilient, SlowStore, StoreState, StoreStatus,
-};
+use tidegate::redis::{Failure, Redis, RedisError, RedisUrl, SlowStore};
+use tidegate::resilience::{OnFailure, Resilient, StoreState, StoreStatus};
 
 use crate::config::Config;
 use crate::engine::{Backend, Engine};

@@ -42,19 +42,19 @@
 //! [`tidegate_core`], whose types are re-exported here.
 
 mod acquire;
+pub mod batch;
 mod clock;
 mod events;
 mod files;
 mod held;
 pub mod http;
 mod limiter;
-mod memory;
-mod missing;
+pub mod memory;
 #[cfg(feature = "redis")]
-mod redis;
-mod resilience;
+pub mod redis;
+pub mod resilience;
 mod retries;
-mod store;
+pub mod store;
 mod sync;
 #[cfg(feature = "tower")]
 pub mod tower;
@@ -66,35 +66,12 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use files::{MAX_SECRET_FILE_BYTES, read_file, read_text_file, why_unreadable};
 pub use held::{Lease, Reservation};
 pub use limiter::{Ask, Limiter, LimiterBuilder};
-pub use memory::{
-    DEFAULT_MAX_KEYS, Gate, LoadError, Loaded, Memory, MemoryBuilder, Overflow, ReservedLimits,
-    Saved, Series,
-};
-pub use missing::Missing;
-#[cfg(feature = "fuzzing")]
-#[doc(hidden)]
-pub use redis::wire::fuzzing;
-#[cfg(feature = "redis")]
-pub use redis::{
-    ClearError, Connect, Connecting, DEFAULT_WITNESS_KEYS, Failure, FailureKind, Finding,
-    Inspection, InvalidNamespace, InvalidSecret, Link, MAX_NAMESPACE_BYTES, NoAnswer, Redis,
-    RedisBuilder, RedisError, RedisStats, RedisUrl, RedisUrlError, RoundTrips, Severity, SlowStore,
-    Times, Topic,
-};
-#[cfg(feature = "redis-tls")]
-#[doc(hidden)]
-pub use redis::{no_pem, pem_problem, rustls_problem, tls_problem};
-pub use resilience::{
-    BreakerState, DEFAULT_DEADLINE, NodesFrom, OnFailure, Policy, ResilienceStats, Resilient,
-    ResilientBuilder, StoreState, StoreStatus, SyncMode,
-};
-pub use store::{
-    Charge, Check, Deciding, InvalidCheck, MAX_CHARGES, MAX_KEY_BYTES, Scope, Store, StoreError,
-    Subject,
-};
+pub use memory::{Memory, MemoryBuilder};
+pub use store::{Charge, Check, InvalidCheck, Scope, Store, StoreError, Subject};
+pub use tidegate_core as core;
 pub use tidegate_core::{
-    self, Algorithm, Decision, EXACT, Id, Limit, LimitError, Limits, MAX_LIMITS, Op, Parameter,
-    ParseError, Period, Retry, Source, Timestamp, Verdict, denial, headers,
+    Algorithm, Decision, Id, Limit, LimitError, Limits, Op, ParseError, Period, Retry, Source,
+    Timestamp, Verdict,
 };
 
 /// The code on the pages is compiled and run with the tests.

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use tidegate_core::headers::{self, Families};
+use crate::http::headers::{self, Families};
 use tidegate_core::{Algorithm, Decision, Id, Limits, Op, Source};
 use tokio::runtime::Handle;
 
@@ -117,7 +117,7 @@ impl LimiterBuilder {
 
     /// Keeps state in Redis or Valkey, whose clock judges.
     #[cfg(feature = "redis")]
-    pub fn redis(self, redis: crate::Redis) -> Self {
+    pub fn redis(self, redis: crate::redis::Redis) -> Self {
         self.store(redis, crate::SystemClock::new())
     }
 

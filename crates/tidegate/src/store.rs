@@ -25,7 +25,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// Which parts of the store would decide `check`, a bit for each, if parts can fail by
     /// themselves: the servers of a cluster. What stands before the store,
-    /// [`Resilient`](crate::Resilient), keeps apart how they fare.
+    /// [`Resilient`](crate::resilience::Resilient), keeps apart how they fare.
     fn parts(&self, _check: &Check<'_>) -> u64 {
         1
     }
@@ -220,7 +220,7 @@ impl<'a> Check<'a> {
     }
 
     /// Charges that are added from here on are decided on these terms, by what stands before a
-    /// remote store ([`Resilient`](crate::Resilient)) and by a store in memory that has no room.
+    /// remote store ([`Resilient`](crate::resilience::Resilient)) and by a store in memory that has no room.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self

@@ -9,8 +9,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::http::{Request, Response};
+use tidegate::redis::Redis;
+use tidegate::resilience::Resilient;
 use tidegate::tower::{RateLimitLayer, Rule, key};
-use tidegate::{Limiter, Redis, Resilient, Source};
+use tidegate::{Limiter, Source};
 use tidegate_testkit::{ClockShim, Fault, FaultProxy, Flavor, Server, wait_until};
 use tower::{Layer, ServiceExt, service_fn};
 use tracing::field::{Field, Visit};

@@ -2,7 +2,7 @@
 //! memory store.
 
 use divan::{Bencher, black_box};
-use tidegate::tidegate_core::{Charge, Record, decide};
+use tidegate::core::{Charge, Record, decide};
 use tidegate::{Check, Limit, ManualClock, Memory, Op, Timestamp};
 
 const LIMITS: &[&str] = &[

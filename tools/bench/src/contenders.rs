@@ -10,7 +10,8 @@ use governor::middleware::NoOpMiddleware;
 use governor::nanos::Nanos;
 use governor::state::keyed::DashMapStateStore;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
-use tidegate::{Clock, Gate, Limit, ManualClock, Memory, SystemClock};
+use tidegate::batch::Gate;
+use tidegate::{Clock, Limit, ManualClock, Memory, SystemClock};
 
 /// Decides whether `key` may pass now.
 #[allow(clippy::ptr_arg, reason = "governor looks a `String` up by `&String`")]

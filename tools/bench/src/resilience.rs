@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tidegate::{
-    BreakerState, Check, Limits, Memory, Policy, Redis, Resilient, Source, Store, SyncMode,
-};
+use tidegate::redis::Redis;
+use tidegate::resilience::{BreakerState, Policy, Resilient, SyncMode};
+use tidegate::{Check, Limits, Memory, Source, Store};
 use tidegate_testkit::{Flavor, Server};
 
 type Failure = Box<dyn std::error::Error>;
@@ -48,7 +48,7 @@ async fn all(rate: u64) -> Result<(), Failure> {
 
 async fn resilient(server: &Server) -> Result<Resilient, Failure> {
     let redis =
-        Redis::builder(server.url().parse()?).timeout(tidegate::DEFAULT_DEADLINE).build()?;
+        Redis::builder(server.url().parse()?).timeout(tidegate::resilience::DEFAULT_DEADLINE).build()?;
     redis.prepare().await?;
     Ok(Resilient::builder(redis).nodes(1).build())
 }

@@ -35,7 +35,7 @@ const MOST_WAITING: usize = 64;
 /// How often requests are sent.
 const PACE: Duration = Duration::from_micros(200);
 /// How long a server waits for Redis.
-const DEADLINE: Duration = tidegate::DEFAULT_DEADLINE;
+const DEADLINE: Duration = tidegate::resilience::DEFAULT_DEADLINE;
 /// An answer that comes later is no use: the deadline and 5 ms.
 const IN_TIME: Duration = Duration::from_millis(20);
 

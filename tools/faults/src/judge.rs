@@ -13,7 +13,7 @@ use crate::stage::{Change, Run};
 /// Nobody waits longer for a decision, whatever happens to the store.
 pub(crate) const HARD: Duration = Duration::from_millis(20);
 /// How long nodes wait for the store.
-const DEADLINE: Duration = tidegate::DEFAULT_DEADLINE;
+const DEADLINE: Duration = tidegate::resilience::DEFAULT_DEADLINE;
 /// What happened is looked at by pieces of this.
 const SLICE: Duration = Duration::from_millis(50);
 /// On a machine that is not quiet, this many times a bound, and at least [`PATIENT`].

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
-use tidegate::{Connect, Connecting, Link};
+use tidegate::redis::{Connect, Connecting, Link};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// How a connection stands, as its client sees it.

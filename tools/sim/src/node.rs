@@ -8,9 +8,9 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tidegate::{
-    Check, Decision, ManualClock, Redis, ResilienceStats, Resilient, Store, StoreError, Timestamp,
-};
+use tidegate::redis::Redis;
+use tidegate::resilience::{ResilienceStats, Resilient};
+use tidegate::{Check, Decision, ManualClock, Store, StoreError, Timestamp};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::AbortHandle;
 

@@ -3,7 +3,8 @@
 
 use std::fmt;
 
-use tidegate::{Limits, OnFailure, Op, Policy, SyncMode};
+use tidegate::resilience::{OnFailure, Policy, SyncMode};
+use tidegate::{Limits, Op};
 
 use crate::random::Random;
 

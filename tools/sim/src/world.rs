@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::hash::Hasher;
 use std::sync::Arc;
 
-use tidegate::{BreakerState, Source};
+use tidegate::resilience::BreakerState;
+use tidegate::Source;
 use tokio::task::AbortHandle;
 
 use crate::check::{Checks, Failure};

@@ -9,7 +9,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tidegate::{Check, Connect, Connecting, Id, Limits, Link, ManualClock, Op, Store, Timestamp};
+use tidegate::redis::{Connect, Connecting, Link};
+use tidegate::{Check, Id, Limits, ManualClock, Op, Store, Timestamp};
 use tidegate_sim::random::Random;
 use tidegate_sim::redis::{Client, Redis, parse, write};
 use tidegate_testkit::{Flavor, Server};
@@ -253,7 +254,7 @@ fn calls_of_the_product_are_answered_as_by_real_servers() {
             let clock = ManualClock::new();
             clock.set(Timestamp::from_secs(1_700_000_000));
             let url = "redis://server/?protocol=2".parse().unwrap();
-            let builder = tidegate::Redis::builder(url).connector(tap.clone()).clock(clock.clone());
+            let builder = tidegate::redis::Redis::builder(url).connector(tap.clone()).clock(clock.clone());
             let store = builder.timeout(Duration::from_secs(10)).build().unwrap();
             let mut random = Random::new(11, "calls");
             let limits: Vec<Limits> = LIMITS.iter().map(|limit| limit.parse().unwrap()).collect();

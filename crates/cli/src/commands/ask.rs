@@ -96,7 +96,8 @@ pub(super) fn post(
         let name = ServerName::try_from(server.name().to_owned()).context("its name")?;
         let stream = TlsConnector::from(Arc::new(tls)).connect(name, stream).await;
         exchange(
-            stream.map_err(|error| anyhow!("TLS failed: {}", tidegate::tls_problem(&error)))?,
+            stream
+                .map_err(|error| anyhow!("TLS failed: {}", tidegate::redis::tls_problem(&error)))?,
             &request,
         )
         .await
@@ -188,11 +189,13 @@ fn trusting(ca: Option<&Path>) -> Result<ClientConfig> {
         let text = text.map_err(|error| failed(tidegate::why_unreadable(&error)))?;
         for certificate in CertificateDer::pem_slice_iter(&text) {
             let certificate = certificate
-                .map_err(|error| failed(tidegate::pem_problem(&error, "CERTIFICATE")))?;
-            roots.add(certificate).map_err(|error| failed(tidegate::rustls_problem(&error)))?;
+                .map_err(|error| failed(tidegate::redis::pem_problem(&error, "CERTIFICATE")))?;
+            roots
+                .add(certificate)
+                .map_err(|error| failed(tidegate::redis::rustls_problem(&error)))?;
         }
         if roots.is_empty() {
-            return Err(failed(tidegate::no_pem("CERTIFICATE")));
+            return Err(failed(tidegate::redis::no_pem("CERTIFICATE")));
         }
     } else {
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);

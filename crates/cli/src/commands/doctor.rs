@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
-use tidegate::{DEFAULT_DEADLINE, Failure, Finding, Inspection, RoundTrips, Severity, Times};
+use tidegate::redis::{Failure, Finding, Inspection, RoundTrips, Severity, Times};
+use tidegate::resilience::DEFAULT_DEADLINE;
 
 use super::Outcome;
 use super::store::{self, Remote};
@@ -16,7 +17,7 @@ use crate::output::{self, Paint, grouped, wrapped};
 const MEASURING: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(args: &Doctor) -> Result<Outcome> {
-    let set = |builder: tidegate::RedisBuilder| match &args.namespace {
+    let set = |builder: tidegate::redis::RedisBuilder| match &args.namespace {
         Some(namespace) => builder.namespace(namespace),
         None => builder,
     };

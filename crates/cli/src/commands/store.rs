@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use tidegate::{Failure, NoAnswer, Redis, RedisBuilder, RedisUrl, StoreError};
+use tidegate::StoreError;
+use tidegate::redis::{Failure, NoAnswer, Redis, RedisBuilder, RedisUrl};
 use tokio::runtime::Runtime;
 
 use crate::args::StoreUrl;

@@ -10,7 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tidegate::{Check, Limits, Op, Redis, Store};
+use tidegate::redis::Redis;
+use tidegate::{Check, Limits, Op, Store};
 use tidegate_testkit::{Client, Flavor, Reply, Server, wait_until};
 
 /// A server, and where its listeners are.

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::{fs, iter};
 
-use tidegate_core::trace::{Event, Line};
 use tidegate_core::{Algorithm, Charge, Decision, Id, Limits, Op, Record, decide};
+use tidegate_trace::{Event, Line};
 
 #[test]
 fn every_transcript_holds() {

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
-use tidegate::Overflow;
-use tidegate::denial::{self, DenyStatus};
-use tidegate::headers::Families;
+use tidegate::http::denial::{self, DenyStatus};
+use tidegate::http::headers::Families;
 use tidegate::http::{ClientIp, DotSegments, EscapedSlashes, Network, PathPolicy, TrustedProxies};
+use tidegate::memory::Overflow;
 
 use super::outline::Outline;
 use super::rule_file::RuleFile;

@@ -101,7 +101,7 @@ pub struct ResilienceSettings {
     pub lease_error_percent: u32,
     /// How often what was let pass is charged.
     pub async_period: Duration,
-    /// How many units of a key may be let pass and not yet charged; what [`tidegate::Resilient`]
+    /// How many units of a key may be let pass and not yet charged; what [`tidegate::resilience::Resilient`]
     /// makes of it, if nothing.
     pub async_cap: Option<u32>,
     /// How many calls to the store may be under way.
@@ -111,7 +111,7 @@ pub struct ResilienceSettings {
 impl Default for ResilienceSettings {
     fn default() -> Self {
         ResilienceSettings {
-            deadline: tidegate::DEFAULT_DEADLINE,
+            deadline: tidegate::resilience::DEFAULT_DEADLINE,
             nodes: None,
             lease_error_percent: 1,
             async_period: Duration::from_millis(50),
@@ -310,7 +310,7 @@ impl ConfigError {
 
 #[cfg(test)]
 mod tests {
-    use tidegate::headers::Families;
+    use tidegate::http::headers::Families;
 
     use super::*;
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, de};
+use tidegate::Limits;
 use tidegate::http::DEFAULT_IPV6_PREFIX;
-use tidegate::{Limits, SyncMode};
+use tidegate::resilience::SyncMode;
 
 use super::file::{DenyStatusWord, FailureWord, OverflowWord, Text};
 use crate::nearest::nearest;

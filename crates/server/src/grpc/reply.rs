@@ -2,8 +2,8 @@
 
 use prost_types::value::Kind;
 use prost_types::{Duration, ListValue, Struct, Value};
-use tidegate::denial::{Body, DenyStatus, Reason, Reply};
-use tidegate::headers::{self, Families};
+use tidegate::http::denial::{Body, DenyStatus, Reason, Reply};
+use tidegate::http::headers::{self, Families};
 use tidegate::{Decision, Limit, Retry, Timestamp};
 
 use super::decide::{Asked, Drawn, binds_more};

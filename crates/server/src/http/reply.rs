@@ -8,8 +8,8 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use serde_json::json;
-use tidegate::denial::{self, Reply};
-use tidegate::headers::{self, Draft, Families};
+use tidegate::http::denial::{self, Reply};
+use tidegate::http::headers::{self, Draft, Families};
 use tidegate::{Decision, Limit, Source, StoreError, Verdict};
 
 use super::ResponseOptions;

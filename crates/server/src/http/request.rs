@@ -10,7 +10,7 @@ use axum::http::HeaderValue;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
-use tidegate::headers::Draft;
+use tidegate::http::headers::Draft;
 use tidegate::{Id, Limit, Limits, Op};
 
 use super::reply::policy;

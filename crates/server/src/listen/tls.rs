@@ -200,7 +200,7 @@ impl Current {
                 for certificate in certificates(file, text)? {
                     roots
                         .add(certificate)
-                        .map_err(|error| failed(file, tidegate::rustls_problem(&error)))?;
+                        .map_err(|error| failed(file, tidegate::redis::rustls_problem(&error)))?;
                 }
                 let verifier =
                     WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
@@ -210,12 +210,13 @@ impl Current {
             }
             _ => builder.with_no_client_auth(),
         };
-        let key = PrivateKeyDer::from_pem_slice(&read.key)
-            .map_err(|error| failed(&files.key, tidegate::pem_problem(&error, "PRIVATE KEY")))?;
+        let key = PrivateKeyDer::from_pem_slice(&read.key).map_err(|error| {
+            failed(&files.key, tidegate::redis::pem_problem(&error, "PRIVATE KEY"))
+        })?;
         let config = builder.with_single_cert(certificates(&files.cert, &read.cert)?, key).map_err(|error| {
             let problem = match error {
                 Error::InconsistentKeys(_) => "this certificate was made for another key".into(),
-                error => tidegate::rustls_problem(&error),
+                error => tidegate::redis::rustls_problem(&error),
             };
             failed(
                 &files.key,
@@ -239,6 +240,7 @@ impl Current {
 fn certificates(file: &Path, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let failed = |problem: String| TlsError { file: file.display().to_string(), problem };
     let found = CertificateDer::pem_slice_iter(text).collect::<Result<Vec<_>, _>>();
-    let found = found.map_err(|error| failed(tidegate::pem_problem(&error, "CERTIFICATE")))?;
-    if found.is_empty() { Err(failed(tidegate::no_pem("CERTIFICATE"))) } else { Ok(found) }
+    let found =
+        found.map_err(|error| failed(tidegate::redis::pem_problem(&error, "CERTIFICATE")))?;
+    if found.is_empty() { Err(failed(tidegate::redis::no_pem("CERTIFICATE"))) } else { Ok(found) }
 }

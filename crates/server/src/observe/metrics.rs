@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
-use tidegate::{BreakerState, ResilienceStats};
+use tidegate::resilience::{BreakerState, ResilienceStats};
 
 use super::in_force::InForce;
 use crate::engine::{Backend, Protocol, Ruling};

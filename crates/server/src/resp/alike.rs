@@ -2,7 +2,8 @@
 //! connections send: the shortest way. What they ask is read once, and of each only its key is
 //! looked at. The answers are the same as by the way that all others go.
 
-use tidegate::{Limit, Scope, Series, Source};
+use tidegate::batch::Series;
+use tidegate::{Limit, Scope, Source};
 
 use super::command::{CELL, CELL_SCOPE, Session, Under};
 use super::frame::{Key, NO_SHAPE, Shape};

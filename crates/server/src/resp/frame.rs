@@ -1,7 +1,7 @@
 //! Bytes into commands: RESP arrays of strings, and lines as people type them. Memory is used only
 //! for bytes that came, and nothing is copied but the words of a typed line.
 
-use tidegate::MAX_KEY_BYTES;
+use tidegate::store::MAX_KEY_BYTES;
 
 /// The most words of a command.
 pub const MAX_WORDS: usize = 64;

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use tidegate::Limits;
 use tidegate::http::DEFAULT_IPV6_PREFIX;
-use tidegate::{Limits, SyncMode};
+use tidegate::resilience::SyncMode;
 
 use super::{Budget, Cost, MAX_NAME_BYTES, Mode, Rule};
 use crate::nearest::nearest;

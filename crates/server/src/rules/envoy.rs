@@ -16,9 +16,10 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use tidegate::headers::Families;
 use tidegate::http::DEFAULT_IPV6_PREFIX;
-use tidegate::{Algorithm, Limit, Limits, MAX_KEY_BYTES, Period};
+use tidegate::http::headers::Families;
+use tidegate::store::MAX_KEY_BYTES;
+use tidegate::{Algorithm, Limit, Limits, Period};
 
 use super::{Budget, Cost, Match, Mode, Pattern, Rule, envoy_check};
 use crate::config::findings::{self, Finding};

@@ -21,9 +21,11 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use tidegate::denial::DenyStatus;
+use tidegate::http::denial::DenyStatus;
 use tidegate::http::group;
-use tidegate::{Limits, OnFailure, Overflow, Policy, Scope, Subject, SyncMode};
+use tidegate::memory::Overflow;
+use tidegate::resilience::{OnFailure, Policy, SyncMode};
+use tidegate::{Limits, Scope, Subject};
 
 pub(crate) use compare::{covers, excludes};
 pub use known::Named;
@@ -34,7 +36,7 @@ pub use request::{
     HeaderLines, HttpRequest, HttpRequestError, MAX_CLAIMS_BYTES, MAX_METHOD_BYTES, MAX_URI_BYTES,
     Repeated,
 };
-pub use tidegate::Missing;
+pub use tidegate::http::Missing;
 
 /// The most rules there may be.
 pub const MAX_RULES: usize = 1000;

@@ -4,7 +4,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use tidegate::{ManualClock, Memory, Redis, RedisBuilder, Resilient, Timestamp};
+use tidegate::redis::{Redis, RedisBuilder};
+use tidegate::resilience::Resilient;
+use tidegate::{ManualClock, Memory, Timestamp};
 use tidegate_server::config::Config;
 use tidegate_server::engine::Backend;
 use tidegate_server::{Options, Running, start_over};

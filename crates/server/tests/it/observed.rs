@@ -252,12 +252,12 @@ fn keys_in_lines_about_the_store_are_hashed() {
     let _entered = runtime.enter();
     let limits: Limits = "1/h".parse().unwrap();
     let check = Check::of(Op::Check).charge("alice@example.com", &limits, 1);
-    let redis = tidegate::Redis::new(&server.url()).unwrap();
+    let redis = tidegate::redis::Redis::new(&server.url()).unwrap();
     assert!(runtime.block_on(tidegate::Store::decide(&redis, &check)).unwrap().allowed());
     let name = server.command(&["KEYS", "*alice*"]).array()[0].text().to_owned();
     server.command(&["DEL", &name]);
     server.command(&["LPUSH", &name, "x"]);
-    let resilient = || tidegate::Resilient::builder(redis.clone()).nodes(1).build();
+    let resilient = || tidegate::resilience::Resilient::builder(redis.clone()).nodes(1).build();
     for show_keys in [false, true] {
         for store in [Backend::Redis(redis.clone()), Backend::Resilient(resilient(), redis.clone())]
         {
@@ -288,7 +288,7 @@ fn keys_in_lines_about_the_store_are_hashed() {
 fn the_store_is_seen_to_be_down_and_up_again() {
     let server = Server::start(Flavor::Redis7);
     let listeners =
-        Listeners::in_redis(RULES, tidegate::Redis::builder(server.url().parse().unwrap()));
+        Listeners::in_redis(RULES, tidegate::redis::Redis::builder(server.url().parse().unwrap()));
     let up = || series(&get(&listeners, "/metrics"))[r#"tidegate_store_up{store="redis"}"#];
     ask(&listeners, "/v1/check", r#"{"key":"k","limit":"1/s"}"#);
     assert_eq!(up(), 1.0);
@@ -335,11 +335,11 @@ fn the_page_has_every_metric() {
     let server = Server::start(Flavor::Redis7);
     let (memory, redis) = (
         Listeners::in_memory(RULES),
-        Listeners::in_redis(RULES, tidegate::Redis::builder(server.url().parse().unwrap())),
+        Listeners::in_redis(RULES, tidegate::redis::Redis::builder(server.url().parse().unwrap())),
     );
     let mut real = BTreeMap::new();
     let resilient =
-        Listeners::resilient(RULES, tidegate::Redis::builder(server.url().parse().unwrap()));
+        Listeners::resilient(RULES, tidegate::redis::Redis::builder(server.url().parse().unwrap()));
     for listeners in [&memory, &redis, &resilient] {
         let text = get(listeners, "/metrics");
         let kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));

@@ -1,7 +1,7 @@
 //! A reset empties the budgets that it names, and no other.
 
 use serde_json::{Value, json};
-use tidegate::Redis;
+use tidegate::redis::Redis;
 use tidegate_testkit::{Flavor, Reply, Server};
 
 use crate::listeners::{Http, Listeners};

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use tidegate::Redis;
+use tidegate::redis::Redis;
 use tidegate_server::config::Config;
 use tidegate_server::{Options, Running, start};
 use tidegate_testkit::{Client, Fault, FaultProxy, Flavor, Reply, Server, redis_cli, wait_until};

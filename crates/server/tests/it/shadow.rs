@@ -1,6 +1,6 @@
 //! Rules that are only tried out.
 
-use tidegate::Redis;
+use tidegate::redis::Redis;
 use tidegate_testkit::{Flavor, Server};
 
 use crate::listeners::Listeners;

@@ -251,7 +251,7 @@ rules:
 /// An error of the store itself, without anything before it.
 #[test]
 fn an_error_of_the_store_is_for_the_log() {
-    let builder = tidegate::Redis::builder("redis://127.0.0.1:1/".parse().unwrap());
+    let builder = tidegate::redis::Redis::builder("redis://127.0.0.1:1/".parse().unwrap());
     let listeners = Listeners::in_redis(
         "trusted_proxies: [127.0.0.1]\nrules: [{ name: all, limit: 5/min }]\n",
         builder,

@@ -10,10 +10,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
-use tidegate::{Check, Decision, Id, Limits, ManualClock, Memory, Op, Redis, Retry, Timestamp};
+use tidegate::redis::Redis;
+use tidegate::{Check, Decision, Id, Limits, ManualClock, Memory, Op, Retry, Timestamp};
 use tidegate_core::Algorithm;
-use tidegate_core::trace::Line;
 use tidegate_testkit::{Client, Flavor, Server};
+use tidegate_trace::Line;
 
 use crate::listeners::{Http, Listeners};
 

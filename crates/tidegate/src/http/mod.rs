@@ -13,10 +13,15 @@ mod network;
 mod path;
 mod target;
 
+pub mod denial;
+pub mod headers;
+mod missing;
+
 pub use authorization::bearer_token;
 pub use client::{
     Client, ClientIp, ClientIpError, DEFAULT_IPV6_PREFIX, Found, Group, MAX_HOPS, group,
 };
+pub use missing::Missing;
 pub use network::{MAX_NETWORKS, Network, NetworkError, TrustedProxies};
 pub use path::{DotSegments, EscapedSlashes, PathPolicy, RefusedPath, Target};
 pub use target::{MAX_HOST_BYTES, MAX_PATH_BYTES, TargetTooLong, normal_host, normal_path};

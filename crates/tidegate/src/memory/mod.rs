@@ -158,7 +158,7 @@ impl MemoryBuilder {
     }
 
     /// What happens to new keys when all places are taken by keys in use. A charge may have
-    /// [policy](crate::Policy) of its own.
+    /// [policy](crate::resilience::Policy) of its own.
     pub fn overflow(mut self, overflow: Overflow) -> Self {
         self.overflow = overflow;
         self

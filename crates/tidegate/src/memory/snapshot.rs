@@ -103,7 +103,7 @@ impl Memory {
     ///
     /// With the keys goes the secret by which they are hashed: whoever can read it can find keys
     /// that share a budget. Keep it as private as a password. What new keys
-    /// [share](crate::Overflow::SharedBucket) while there is no room for them is not saved.
+    /// [share](crate::memory::Overflow::SharedBucket) while there is no room for them is not saved.
     ///
     /// ```
     /// use tidegate::{Limit, ManualClock, Memory};

@@ -2,7 +2,8 @@
 //! that shares the server.
 //!
 //! ```no_run
-//! use tidegate::{Limiter, Redis};
+//! use tidegate::redis::Redis;
+//! use tidegate::Limiter;
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! let redis = Redis::new("redis://127.0.0.1/")?;
 //! let limiter = Limiter::builder("10/s; 120/m".parse()?).redis(redis).build();
@@ -57,6 +58,9 @@ pub use self::clear::ClearError;
 pub use self::inspect::{Finding, Inspection, Severity, Topic};
 pub use self::keys::{InvalidNamespace, MAX_NAMESPACE_BYTES};
 pub use self::measure::{RoundTrips, SlowStore, Times};
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use self::wire::fuzzing;
 pub use self::wire::{
     Connect, Connecting, Failure, FailureKind, InvalidSecret, Link, RedisUrl, RedisUrlError,
 };

@@ -2,7 +2,9 @@
 //! whatever the store does.
 //!
 //! ```no_run
-//! use tidegate::{Limiter, Resilient, Redis, SyncMode};
+//! use tidegate::redis::Redis;
+//! use tidegate::resilience::{Resilient, SyncMode};
+//! use tidegate::Limiter;
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! let resilient = Resilient::new(Redis::new("redis://127.0.0.1/")?);
 //! let limiter = Limiter::builder("10000/s".parse()?).resilient(resilient.clone()).sync(SyncMode::Lease).build();
@@ -296,7 +298,7 @@ impl Resilient {
     /// starts, to learn at once whether the store is [unreachable](StoreState::Unreachable) or
     /// [refuses](StoreState::Refused); otherwise the first requests find out.
     ///
-    /// A [`Redis`](crate::Redis) has to be connected before, by [`prepare`](crate::Redis::prepare):
+    /// A [`Redis`](crate::redis::Redis) has to be connected before, by [`prepare`](crate::redis::Redis::prepare):
     /// a probe has no more time than any other call.
     pub async fn probe(&self) -> StoreStatus {
         self.inner.probe_all().await

@@ -81,8 +81,8 @@ impl Reason {
 pub(super) fn heard(error: &StoreError) -> Heard {
     let StoreError::Unavailable(why) = error else { return Heard::Answer };
     #[cfg(feature = "redis")]
-    if let Some(no_answer) = why.downcast_ref::<crate::NoAnswer>() {
-        use crate::FailureKind as K;
+    if let Some(no_answer) = why.downcast_ref::<crate::redis::NoAnswer>() {
+        use crate::redis::FailureKind as K;
         let failure = no_answer.failure();
         let reason = Reason { why: failure.to_string().into(), advice: failure.advice() };
         if failure.is_refusal() {

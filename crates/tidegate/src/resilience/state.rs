@@ -73,7 +73,7 @@ impl StoreState {
 }
 
 /// The state of the store, and how limits are enforced without it. See
-/// [`Resilient::status`](crate::Resilient::status).
+/// [`Resilient::status`](crate::resilience::Resilient::status).
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StoreStatus {

@@ -1,9 +1,9 @@
 //! The answer to a request that is denied, in the form that its client reads.
 
+use crate::http::denial::{Body, Reply};
 use ::http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
 use ::http::{HeaderValue, Response, StatusCode};
 use tidegate_core::Decision;
-use tidegate_core::denial::{Body, Reply};
 
 use super::grpc;
 use super::head::Head;

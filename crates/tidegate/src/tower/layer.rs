@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::http::headers::{Families, Item};
 use ::http::{HeaderValue, Response};
-use tidegate_core::headers::{Families, Item};
 use tidegate_core::{Algorithm, Decision, Limits};
 use tower_layer::Layer;
 
@@ -153,7 +153,7 @@ impl RateLimitLayer {
     /// Keeps state in Redis or Valkey. Put [`Resilient`] before it, so that there is an answer in
     /// time whatever happens.
     #[cfg(feature = "redis")]
-    pub fn redis(self, redis: crate::Redis) -> Self {
+    pub fn redis(self, redis: crate::redis::Redis) -> Self {
         self.with(|setup| setup.limiter = builder().redis(redis).build())
     }
 

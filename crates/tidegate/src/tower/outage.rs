@@ -11,7 +11,7 @@ use crate::store::StoreError;
 /// a row are one outage.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// The outage of a store that stands behind a layer without [`Resilient`](crate::Resilient), which
+/// The outage of a store that stands behind a layer without [`Resilient`](crate::resilience::Resilient), which
 /// reports its own.
 #[derive(Debug)]
 pub(super) struct Outage {

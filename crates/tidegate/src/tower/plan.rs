@@ -5,9 +5,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use crate::http::denial::Reply;
+use crate::http::headers::Told;
 use ::http::{Request, StatusCode, Uri};
-use tidegate_core::denial::Reply;
-use tidegate_core::headers::Told;
 use tidegate_core::{Algorithm, Decision, Limits, Source, Timestamp, Verdict};
 
 use super::after::After;
@@ -18,9 +18,9 @@ use super::of::{Got, Later};
 use super::rule::{Meter, Pay, Rule};
 use super::tell::{Tell, limits_of};
 use super::text::Text;
+use crate::http::Missing;
 use crate::http::{RefusedPath, Target};
 use crate::memory::Brief;
-use crate::missing::Missing;
 use crate::resilience::{OnFailure, Policy};
 use crate::store::{Check, Scope, StoreError, Subject};
 

@@ -10,7 +10,7 @@ use tidegate_core::Limits;
 use super::head::ResponseHead;
 use super::key::Key;
 use super::of::Of;
-use crate::missing::Missing;
+use crate::http::Missing;
 
 /// Limits for some requests: how much, for whom, at what cost.
 ///
@@ -80,7 +80,7 @@ impl Rule {
     /// PERMISSION_DENIED, and no rule is charged.
     ///
     /// ```
-    /// use tidegate::Missing;
+    /// use tidegate::http::Missing;
     /// use tidegate::tower::{Rule, key};
     /// let rule = Rule::new("per-key", "100/min".parse()?, key::header("x-api-key")).missing(Missing::Deny);
     /// # Ok::<(), tidegate::ParseError>(())

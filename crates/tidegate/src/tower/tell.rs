@@ -2,9 +2,9 @@
 
 use std::mem;
 
+use crate::http::denial::Reply;
+use crate::http::headers::{self, Families, Told};
 use ::http::{HeaderMap, HeaderName, HeaderValue, Response};
-use tidegate_core::denial::Reply;
-use tidegate_core::headers::{self, Families, Told};
 use tidegate_core::{Decision, Limit};
 
 use super::layer::{Setup, name_of};

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use crate::model::{self, Model};
-use tidegate::tidegate_core::{Charge as CoreCharge, Record, decide, decide_on_store_clock};
+use tidegate::core::{Charge as CoreCharge, Record, decide, decide_on_store_clock};
 use tidegate::{
     Algorithm, Charge, Check, Decision, Id, Limit, Limits, ManualClock, Memory, Op, Scope, Store,
     StoreError, Subject, Timestamp,

@@ -1,9 +1,8 @@
 //! The largest and the strangest numbers that can be written down: nothing panics, and the memory
 //! store agrees with the core.
 
-use tidegate::{
-    Check, Id, Limit, ManualClock, Memory, Op, Period, Scope, Subject, Timestamp, headers,
-};
+use tidegate::http::headers;
+use tidegate::{Check, Id, Limit, ManualClock, Memory, Op, Period, Scope, Subject, Timestamp};
 
 use crate::conformance::{Plain, Random, StepsBack};
 

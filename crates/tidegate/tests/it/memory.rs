@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
+use tidegate::memory::Overflow;
 use tidegate::{
-    Check, Id, Limit, ManualClock, Memory, Op, Overflow, Period, Scope, Subject, Timestamp, Verdict,
+    Check, Id, Limit, ManualClock, Memory, Op, Period, Scope, Subject, Timestamp, Verdict,
 };
 
 use crate::conformance::Random;

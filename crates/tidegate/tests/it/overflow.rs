@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use tidegate::{
-    AcquireError, Check, Limit, Limiter, Limits, ManualClock, Memory, Op, Overflow, Policy,
-};
+use tidegate::memory::Overflow;
+use tidegate::resilience::Policy;
+use tidegate::{AcquireError, Check, Limit, Limiter, Limits, ManualClock, Memory, Op};
 
 const KEYS: usize = 1_000;
 

@@ -3,7 +3,9 @@
 use std::io::{self, Read, Write};
 use std::sync::Mutex;
 
-use tidegate::{Check, Deciding, Limit, LoadError, Loaded, ManualClock, Memory, Store, Timestamp};
+use tidegate::memory::{LoadError, Loaded};
+use tidegate::store::Deciding;
+use tidegate::{Check, Limit, ManualClock, Memory, Store, Timestamp};
 
 use crate::conformance::{StepsBack, Trial};
 

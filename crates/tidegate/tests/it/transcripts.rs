@@ -7,8 +7,8 @@ use std::fs;
 use std::path::Path;
 
 use tidegate::{Check, Decision, ManualClock, Memory};
-use tidegate_core::trace::Line;
 use tidegate_core::{Algorithm, Id, Limits, Op};
+use tidegate_trace::Line;
 
 #[test]
 fn every_transcript_holds() {

@@ -2,8 +2,8 @@
 
 use axum::body::Body;
 use axum::http::Request;
-use tidegate::Missing;
 use tidegate::http::ClientIp;
+use tidegate::http::Missing;
 use tidegate::tower::{Key, RateLimitLayer, Rule, key};
 
 use crate::{behind, request, still};

@@ -15,8 +15,9 @@ use axum::http::{Request, Response, StatusCode};
 use axum::routing::get;
 use axum::{Router, ServiceExt};
 use http_body::Frame;
+use tidegate::store::Deciding;
 use tidegate::tower::{RateLimitLayer, Rule, key};
-use tidegate::{Check, Clock, Deciding, Limiter, ManualClock, Memory, Op, Store, StoreError};
+use tidegate::{Check, Clock, Limiter, ManualClock, Memory, Op, Store, StoreError};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tower::{Layer, ServiceExt as _, service_fn};
@@ -167,7 +168,8 @@ async fn leases_in_memory_end_with_their_responses() {
 #[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_in_redis_end_with_their_responses() {
-    use tidegate::{Redis, Resilient};
+    use tidegate::redis::Redis;
+    use tidegate::resilience::Resilient;
     use tidegate_testkit::{Flavor, Server};
 
     let server = Server::start(Flavor::Redis7);

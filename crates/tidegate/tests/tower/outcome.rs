@@ -8,8 +8,9 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::{Request, Response};
 use http_body_util::BodyExt;
+use tidegate::store::Deciding;
 use tidegate::tower::{Meter, RateLimit, RateLimitLayer, Rule, key};
-use tidegate::{Check, Clock, Deciding, Limit, Memory, Op, Store};
+use tidegate::{Check, Clock, Limit, Memory, Op, Store};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{answer, request, still};

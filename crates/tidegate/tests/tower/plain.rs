@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
-use tidegate::headers::Families;
+use tidegate::http::headers::Families;
+use tidegate::resilience::{OnFailure, Resilient};
+use tidegate::store::Deciding;
 use tidegate::tower::{RateLimitLayer, Rule, key, of, of_async};
-use tidegate::{Check, Deciding, Limits, ManualClock, OnFailure, Resilient, Store, StoreError};
+use tidegate::{Check, Limits, ManualClock, Store, StoreError};
 use tower::{Layer, Service, ServiceExt};
 
 use crate::{answer, behind, request, still};

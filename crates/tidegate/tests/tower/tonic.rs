@@ -1,9 +1,10 @@
 //! Before a server of tonic, asked by a client of tonic.
 
 use prost::Message;
-use tidegate::OnFailure;
+use tidegate::resilience::OnFailure;
+use tidegate::store::Deciding;
 use tidegate::tower::{RateLimitLayer, Rule, key};
-use tidegate::{Check, Deciding, ManualClock, Store, StoreError};
+use tidegate::{Check, ManualClock, Store, StoreError};
 use tokio::net::TcpListener;
 use tonic::Code;
 use tonic::transport::server::TcpIncoming;

@@ -10,7 +10,8 @@ mod throughput;
 use std::process::exit;
 use std::time::Duration;
 
-use tidegate::{Check, Id, Limits, Op, Redis, Store};
+use tidegate::redis::Redis;
+use tidegate::{Check, Id, Limits, Op, Store};
 use tidegate_testkit::{Flavor, Server, redis_cell};
 
 use tokio::runtime::Runtime;

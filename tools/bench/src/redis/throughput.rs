@@ -8,7 +8,8 @@ use std::time::Instant;
 
 use fred::interfaces::{ClientLike, LuaInterface};
 use redis::aio::MultiplexedConnection;
-use tidegate::{Check, Limits, Redis, Store};
+use tidegate::redis::Redis;
+use tidegate::{Check, Limits, Store};
 use tidegate_testkit::{Flavor, Server};
 
 use super::pipe::cpu_ns;

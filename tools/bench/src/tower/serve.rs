@@ -9,7 +9,7 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Json, Router, ServiceExt};
 use serde::{Deserialize, Serialize};
-use tidegate::headers::Families;
+use tidegate::http::headers::Families;
 use tidegate::tower::{Key, RateLimitLayer, key};
 use tokio::net::TcpListener;
 use tower::util::MapResponseLayer;

@@ -6,7 +6,8 @@ mod relay;
 
 use std::time::Duration;
 
-use tidegate::{Check, Limits, Op, Redis, Store};
+use tidegate::redis::Redis;
+use tidegate::{Check, Limits, Op, Store};
 
 pub(crate) use self::metrics::Metrics;
 pub(crate) use self::node::{Change, Node, beside};

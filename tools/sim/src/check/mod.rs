@@ -7,7 +7,8 @@ mod level;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tidegate::{Algorithm, Decision, OnFailure, Op, ResilienceStats, Source, SyncMode};
+use tidegate::resilience::{OnFailure, ResilienceStats, SyncMode};
+use tidegate::{Algorithm, Decision, Op, Source};
 
 use self::lent::Lent;
 use self::level::Level;

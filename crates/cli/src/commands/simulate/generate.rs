@@ -2,7 +2,7 @@
 //! are only integers.
 
 use tidegate_core::Op;
-use tidegate_core::trace::Micros;
+use tidegate_trace::Micros;
 
 use super::{Event, Scene};
 use crate::args::{Generated, Pattern, Rate};

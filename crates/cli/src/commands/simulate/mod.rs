@@ -22,8 +22,8 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 
 use anyhow::{Context, Result, bail};
-use tidegate_core::trace::Expectation;
 use tidegate_core::{Decision, Op};
+use tidegate_trace::Expectation;
 
 use self::contender::Contender;
 use self::progress::Progress;

@@ -13,7 +13,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use tidegate::{Check, ManualClock, Redis, RedisStats, Store, StoreError, Timestamp};
+use tidegate::redis::{Redis, RedisStats};
+use tidegate::{Check, ManualClock, Store, StoreError, Timestamp};
 use tidegate_core::Decision;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
@@ -49,7 +50,7 @@ impl Elsewhere {
         let random = RandomState::new().hash_one(std::process::id());
         let namespace = format!("sim-{:08x}", random & 0xffff_ffff);
         // Nothing is lost in between, so there is nothing to remember.
-        let settings = |builder: tidegate::RedisBuilder| {
+        let settings = |builder: tidegate::redis::RedisBuilder| {
             builder.namespace(&namespace).clock(clock.clone()).witness_keys(0)
         };
         let Some(remote) = Remote::open(url, settings)? else { return Ok(None) };

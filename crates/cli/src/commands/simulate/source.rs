@@ -5,8 +5,8 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
-use tidegate::MAX_KEY_BYTES;
-use tidegate_core::trace::Line;
+use tidegate::store::MAX_KEY_BYTES;
+use tidegate_trace::Line;
 
 use super::generate::Generator;
 use super::{Event, Scene};

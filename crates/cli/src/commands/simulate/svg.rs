@@ -7,7 +7,7 @@
 use std::fmt::Write;
 
 use tidegate_core::Algorithm;
-use tidegate_core::trace::Micros;
+use tidegate_trace::Micros;
 
 use super::Scene;
 use super::contender::{Contender, Window};

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
 
-use tidegate_core::trace::Micros;
+use tidegate_trace::Micros;
 
 /// The most slots in which something happened.
 const MOST_SLOTS: usize = 1 << 14;

@@ -1,6 +1,6 @@
 //! Settings outside of rules that cannot work, or hardly do what their author meant.
 
-use tidegate::RedisUrl;
+use tidegate::redis::RedisUrl;
 
 use super::super::Config;
 use super::super::findings::Finding;

@@ -1,7 +1,8 @@
 //! Files of envoyproxy/ratelimit: what they may say, how folders are read, and what is reported
 //! about them.
 
-use tidegate::{MAX_KEY_BYTES, Period};
+use tidegate::Period;
+use tidegate::store::MAX_KEY_BYTES;
 
 use crate::config::{ConfigError, MAX_FILE_BYTES};
 use crate::rules::envoy::{Domains, MAX_DEPTH, MAX_FILES, Unit, files, override_key};

@@ -5,7 +5,8 @@ mod envoy;
 
 use std::sync::Arc;
 
-use tidegate::{OnFailure, Overflow, Policy, SyncMode};
+use tidegate::memory::Overflow;
+use tidegate::resilience::{OnFailure, Policy, SyncMode};
 
 use super::*;
 

@@ -5,7 +5,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
-use tidegate::{ManualClock, Memory, Redis};
+use tidegate::redis::Redis;
+use tidegate::{ManualClock, Memory};
 use tidegate_server::auth::Auth;
 use tidegate_server::config::Config;
 use tidegate_server::engine::Backend;
@@ -269,9 +270,11 @@ fn the_order_to_stop_under_load_loses_nothing_that_was_accepted() {
 #[test]
 fn an_answer_without_the_store_is_marked() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let redis = runtime.block_on(async { tidegate::Redis::new("redis://127.0.0.1:1/") }).unwrap();
-    let resilient =
-        runtime.block_on(async { tidegate::Resilient::builder(redis.clone()).nodes(1).build() });
+    let redis =
+        runtime.block_on(async { tidegate::redis::Redis::new("redis://127.0.0.1:1/") }).unwrap();
+    let resilient = runtime.block_on(async {
+        tidegate::resilience::Resilient::builder(redis.clone()).nodes(1).build()
+    });
     let config = "rules:\n  - { name: per-ip, by: [ip], limit: 2/min }\n";
     let protocol = Protocol::over(
         Backend::Resilient(resilient, redis),

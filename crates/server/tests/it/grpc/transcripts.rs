@@ -10,11 +10,12 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use tidegate::{Algorithm, Check, Decision, Id, Limits, ManualClock, Memory, Op, Redis, Retry};
-use tidegate_core::trace::{Event, Line};
+use tidegate::redis::Redis;
+use tidegate::{Algorithm, Check, Decision, Id, Limits, ManualClock, Memory, Op, Retry};
 use tidegate_server::auth::Auth;
 use tidegate_server::engine::Backend;
 use tidegate_testkit::{Flavor, Server};
+use tidegate_trace::{Event, Line};
 
 use super::{Protocol, back, descriptor, hits, request, shown};
 

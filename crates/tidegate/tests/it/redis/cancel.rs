@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use tidegate::{Check, Limiter, Limits, Redis, RedisBuilder};
+use tidegate::redis::{Redis, RedisBuilder};
+use tidegate::{Check, Limiter, Limits};
 use tidegate_testkit::{Flavor, Server, wait_until};
 use tokio::runtime::Runtime;
 

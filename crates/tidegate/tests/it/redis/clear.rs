@@ -1,6 +1,7 @@
 //! What a store has written can be removed, and nobody else's.
 
-use tidegate::{Check, ClearError, Limits, Redis, Store};
+use tidegate::redis::{ClearError, Redis};
+use tidegate::{Check, Limits, Store};
 use tidegate_testkit::{Cluster, Flavor, Server};
 
 use super::{at, runtime, store};

@@ -3,7 +3,9 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tidegate::{Check, Limits, Op, Redis, Resilient, Store};
+use tidegate::redis::Redis;
+use tidegate::resilience::Resilient;
+use tidegate::{Check, Limits, Op, Store};
 use tidegate_testkit::{ClockShim, Flavor, Server, wait_until};
 
 use super::{ask, assert_all_expire, limits, runtime, store};

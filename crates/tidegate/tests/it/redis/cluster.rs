@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
-use tidegate::{Check, Id, Limits, ManualClock, Op, Redis, Retry, Store};
+use tidegate::redis::Redis;
+use tidegate::{Check, Id, Limits, ManualClock, Op, Retry, Store};
 use tidegate_testkit::{Cluster, Flavor, Reply, wait_until};
 
 use super::{ask, at, left, limits, runtime};

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tidegate::{Check, Limits, Redis, Store};
+use tidegate::redis::Redis;
+use tidegate::{Check, Limits, Store};
 use tidegate_testkit::{Cluster, wait_until};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;

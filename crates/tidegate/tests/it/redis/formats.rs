@@ -5,7 +5,8 @@
 
 use std::collections::BTreeSet;
 
-use tidegate::{Check, Decision, Id, Limits, ManualClock, Op, Redis, Store, Timestamp};
+use tidegate::redis::Redis;
+use tidegate::{Check, Decision, Id, Limits, ManualClock, Op, Store, Timestamp};
 use tidegate_testkit::{Flavor, Reply, Server};
 
 use super::{runtime, store};

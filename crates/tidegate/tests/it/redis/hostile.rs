@@ -1,7 +1,8 @@
 //! Keys that somebody else has written to: a clear error or a repair on the strict side, never a
 //! crash, never unlimited.
 
-use tidegate::{Check, Id, Limits, ManualClock, Op, Redis, Store, StoreError, Timestamp};
+use tidegate::redis::Redis;
+use tidegate::{Check, Id, Limits, ManualClock, Op, Store, StoreError, Timestamp};
 use tidegate_testkit::{Flavor, Reply, ScriptedPeer, Server};
 
 use super::{assert_all_expire, at, runtime, store};

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use tidegate::{Check, Limits, Redis, Store};
+use tidegate::redis::Redis;
+use tidegate::{Check, Limits, Store};
 use tidegate_testkit::{Flavor, Server};
 
 use super::{assert_all_expire, at, limits, runtime};

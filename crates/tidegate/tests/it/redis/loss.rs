@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use tidegate::{Limits, Redis};
+use tidegate::Limits;
+use tidegate::redis::Redis;
 use tidegate_testkit::{ClockShim, Flavor, Server, wait_until};
 use tokio::runtime::Runtime;
 

@@ -22,7 +22,8 @@ mod witness;
 
 use std::time::Duration;
 
-use tidegate::{Check, Decision, Limits, Op, Redis, RedisBuilder, Store, StoreError};
+use tidegate::redis::{Redis, RedisBuilder};
+use tidegate::{Check, Decision, Limits, Op, Store, StoreError};
 use tidegate_testkit::Server;
 use tokio::runtime::Runtime;
 

@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tidegate::{
-    BreakerState, Check, FailureKind, Limiter, NodesFrom, Policy, Redis, Resilient, Source, Store,
-    SyncMode,
-};
+use tidegate::redis::{FailureKind, Redis};
+use tidegate::resilience::{BreakerState, NodesFrom, Policy, Resilient, SyncMode};
+use tidegate::{Check, Limiter, Source, Store};
 use tidegate_testkit::{Cluster, Fault, FaultProxy, Flavor, Reply, Server, wait_until};
 
 use super::cluster::{one_per_master, slot_of};
@@ -601,7 +600,7 @@ fn a_pause_of_the_process_is_not_taken_for_silence() {
     // With one thread it is certain who is polled first.
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let resilient = runtime.block_on(patient_node(&server, tidegate::DEFAULT_DEADLINE));
+    let resilient = runtime.block_on(patient_node(&server, tidegate::resilience::DEFAULT_DEADLINE));
     ask_until(&runtime, &resilient, Source::Store);
     let before = resilient.stats();
     let own = resilient.clone();
@@ -631,7 +630,8 @@ fn a_pause_of_the_process_is_not_taken_for_silence() {
             }
             // From here until there is an answer this thread does nothing else.
             wait_until("the server has answered, too late", BOUND, || {
-                scripts(&server) > before && began.elapsed() > 2 * tidegate::DEFAULT_DEADLINE
+                scripts(&server) > before
+                    && began.elapsed() > 2 * tidegate::resilience::DEFAULT_DEADLINE
             });
             assert_eq!(waiting.await.unwrap(), Source::Store);
         }

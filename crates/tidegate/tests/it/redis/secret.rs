@@ -44,6 +44,6 @@ fn a_cluster_finds_the_keys_of_a_secret() {
             assert_eq!(left(&redis, &key, &limits).await, 2);
         }
         assert_eq!(redis.stats().redirects, 0);
-        assert!(redis.inspect().await.unwrap().worst() < tidegate::Severity::Problem);
+        assert!(redis.inspect().await.unwrap().worst() < tidegate::redis::Severity::Problem);
     });
 }

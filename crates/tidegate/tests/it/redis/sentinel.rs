@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use tidegate::{FailureKind, NoAnswer, StoreError};
+use tidegate::StoreError;
+use tidegate::redis::{FailureKind, NoAnswer};
 use tidegate_testkit::{Flavor, Sentinels, wait_until};
 
 use super::failover::{BUDGET, CALLERS, Load, PATIENCE, plenty};

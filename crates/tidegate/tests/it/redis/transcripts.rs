@@ -1,6 +1,7 @@
 //! Every transcript, replayed on every server, and on a cluster.
 
-use tidegate::{ManualClock, Redis, RedisBuilder, Store};
+use tidegate::redis::{Redis, RedisBuilder};
+use tidegate::{ManualClock, Store};
 use tidegate_testkit::{Flavor, Server};
 
 use super::{assert_all_expire, at, runtime, store};

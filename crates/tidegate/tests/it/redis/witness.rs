@@ -1,7 +1,8 @@
 //! State that a server loses is restored from what its callers have seen.
 
 use std::time::Duration;
-use tidegate::{Check, Limits, ManualClock, Op, Redis, Store, Timestamp};
+use tidegate::redis::Redis;
+use tidegate::{Check, Limits, ManualClock, Op, Store, Timestamp};
 use tidegate_testkit::{Flavor, Server, wait_until};
 
 use super::{runtime, store};

@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use tidegate::{Algorithm, Check, Limit, ManualClock, Policy, Resilient, Source, Store, SyncMode};
+use tidegate::resilience::{Policy, Resilient, SyncMode};
+use tidegate::{Algorithm, Check, Limit, ManualClock, Source, Store};
 
 use super::{Remote, limits, node};
 use crate::conformance::Random;

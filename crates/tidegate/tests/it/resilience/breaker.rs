@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tidegate::{BreakerState, Check, ManualClock, OnFailure, Policy, Source, Store, SyncMode};
+use tidegate::resilience::{BreakerState, OnFailure, Policy, SyncMode};
+use tidegate::{Check, ManualClock, Source, Store};
 use tokio::time::Instant;
 
 use super::{Remote, ask, limits, node};

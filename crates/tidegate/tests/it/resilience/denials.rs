@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use tidegate::{Check, Limits, ManualClock, Op, Resilient, Retry, Source, Store};
+use tidegate::resilience::Resilient;
+use tidegate::{Check, Limits, ManualClock, Op, Retry, Source, Store};
 
 use super::{Remote, ask, limits, node};
 use crate::conformance::Random;

@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use tidegate::{Check, Limiter, ManualClock, Policy, Store, SyncMode};
+use tidegate::resilience::{Policy, SyncMode};
+use tidegate::{Check, Limiter, ManualClock, Store};
 
 use super::{Remote, ask, limits, node};
 use crate::dropped::{every_operation, poll_at_most};

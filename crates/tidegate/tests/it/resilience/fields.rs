@@ -4,10 +4,8 @@
 
 use std::time::Duration;
 
-use tidegate::{
-    Check, Decision, Limits, ManualClock, Memory, Op, Policy, Resilient, Retry, Source, Store,
-    SyncMode, Timestamp,
-};
+use tidegate::resilience::{Policy, Resilient, SyncMode};
+use tidegate::{Check, Decision, Limits, ManualClock, Memory, Op, Retry, Source, Store, Timestamp};
 
 use super::limits;
 use crate::conformance::Random;

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use tidegate::{
-    BreakerState, Check, Decision, Limits, ManualClock, Policy, Resilient, Source, Store, SyncMode,
-};
+use tidegate::resilience::{BreakerState, Policy, Resilient, SyncMode};
+use tidegate::{Check, Decision, Limits, ManualClock, Source, Store};
 
 use super::{Remote, limits, node};
 
@@ -16,7 +15,7 @@ async fn ask(resilient: &Resilient, limits: &Limits) -> Decision {
 
 /// Asks every millisecond until something is decided here.
 async fn warmed_up(limit: &str) -> (ManualClock, Remote, Resilient, Limits) {
-    warmed_up_with(limit, tidegate::DEFAULT_DEADLINE).await
+    warmed_up_with(limit, tidegate::resilience::DEFAULT_DEADLINE).await
 }
 
 async fn warmed_up_with(
@@ -139,7 +138,7 @@ async fn whoever_waits_for_a_lease_has_no_more_time_than_others() {
     let start = tokio::time::Instant::now();
     assert_eq!(ask(&resilient, &limits).await.source(), Source::Fallback);
     assert!(
-        start.elapsed() <= tidegate::DEFAULT_DEADLINE + Duration::from_millis(1),
+        start.elapsed() <= tidegate::resilience::DEFAULT_DEADLINE + Duration::from_millis(1),
         "{:?}",
         start.elapsed()
     );
@@ -169,7 +168,7 @@ async fn whoever_charges_first_what_is_owed_has_no_more_time_than_others() {
     let start = tokio::time::Instant::now();
     assert_eq!(ask().await, Source::Fallback);
     assert!(
-        start.elapsed() <= tidegate::DEFAULT_DEADLINE + Duration::from_millis(1),
+        start.elapsed() <= tidegate::resilience::DEFAULT_DEADLINE + Duration::from_millis(1),
         "{:?}",
         start.elapsed()
     );

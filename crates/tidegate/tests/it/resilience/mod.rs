@@ -12,10 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tidegate::{
-    Check, Deciding, Decision, Limits, ManualClock, Memory, Op, Resilient, ResilientBuilder, Store,
-    StoreError,
-};
+use tidegate::resilience::{Resilient, ResilientBuilder};
+use tidegate::store::Deciding;
+use tidegate::{Check, Decision, Limits, ManualClock, Memory, Op, Store, StoreError};
 
 /// A store elsewhere: in memory, some time away, and silent when told to be.
 #[derive(Clone)]

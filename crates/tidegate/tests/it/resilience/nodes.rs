@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use tidegate::{Check, ManualClock, NodesFrom, Policy, Resilient, Source, Store, SyncMode};
+use tidegate::resilience::{NodesFrom, Policy, Resilient, SyncMode};
+use tidegate::{Check, ManualClock, Source, Store};
 
 use super::{Remote, ask, limits};
 

@@ -237,7 +237,7 @@ fn a_mistake_never_shows_a_password() {
                     let text = format!("{scheme}?{option}={secret}{more}");
                     let told = match text.parse::<RedisUrl>() {
                         Ok(url) => {
-                            format!("{url} {url:?} {:?}", crate::Redis::builder(url.clone()))
+                            format!("{url} {url:?} {:?}", crate::redis::Redis::builder(url.clone()))
                         }
                         Err(error) => format!("{error} {error:?}"),
                     };

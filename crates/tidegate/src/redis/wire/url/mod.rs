@@ -32,15 +32,15 @@ pub(crate) use self::secret::Secret;
 /// other); with TLS `ca=FILE`, `cert=FILE` with `key=FILE`, and `insecure=true`, which trusts any
 /// certificate; for Sentinel its own `sentinel_user` and `sentinel_password`; for unix sockets
 /// `db`, `user` and `password`; and `secret`, as
-/// [`RedisBuilder::secret`](crate::RedisBuilder::secret).
+/// [`RedisBuilder::secret`](crate::redis::RedisBuilder::secret).
 ///
 /// Neither `Display` nor `Debug` shows the user, a password or the secret.
 ///
 /// ```
-/// # use tidegate::RedisUrl;
+/// # use tidegate::redis::RedisUrl;
 /// let url: RedisUrl = "rediss://limiter:s3cret@redis.example:6380/2".parse()?;
 /// assert_eq!(url.to_string(), "rediss://***@redis.example:6380/2");
-/// # Ok::<(), tidegate::RedisUrlError>(())
+/// # Ok::<(), tidegate::redis::RedisUrlError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisUrl {

@@ -5,7 +5,8 @@
 //! left down.
 //!
 //! ```
-//! use tidegate_core::{Charge, Limit, Op, Record, Timestamp, decide, headers};
+//! use crate::http::headers;
+//! use tidegate_core::{Charge, Limit, Op, Record, Timestamp, decide};
 //! let limit: Limit = "100/min burst 20".parse()?;
 //! let decision = decide(Op::Check, &mut [Charge::new(&limit, &mut Record::default(), 1)], Timestamp::from_secs(7));
 //! let headers = headers::of(&decision, &[("search", &limit)], headers::Families::ALL);
@@ -15,16 +16,13 @@
 //! # Ok::<(), tidegate_core::ParseError>(())
 //! ```
 
-use alloc::borrow::Cow;
-use alloc::format;
-use alloc::string::{String, ToString};
-use alloc::vec::Vec;
-use core::fmt::{self, Write};
-use core::str::FromStr;
+use std::borrow::Cow;
+use std::fmt::{self, Write};
+use std::str::FromStr;
 
-use crate::algorithm::Algorithm;
-use crate::decision::{Decision, Retry, Verdict};
-use crate::limit::Limit;
+use tidegate_core::Algorithm;
+use tidegate_core::Limit;
+use tidegate_core::{Decision, Retry, Verdict};
 
 /// The largest integer a structured field may carry.
 const MAX_FIELD_INTEGER: u64 = 999_999_999_999_999;
@@ -216,7 +214,8 @@ pub(crate) fn of_policies(
 /// and its notation. What is still the same is numbered.
 ///
 /// ```
-/// use tidegate_core::{Limit, headers};
+/// use crate::http::headers;
+/// use tidegate_core::Limit;
 /// let (second, minute): (Limit, Limit) = ("10/s".parse()?, "120/min".parse()?);
 /// let names = headers::names(&[("per-ip", &second), ("per-ip", &minute), ("search", &second)]);
 /// assert_eq!(names, ["per-ip 10/s", "per-ip 120/m", "search"]);
@@ -246,7 +245,7 @@ pub fn names<'a>(limits: &[(&'a str, &Limit)]) -> Vec<Cow<'a, str>> {
 /// that a line before it has.
 ///
 /// ```
-/// use tidegate_core::headers::told_apart;
+/// use tidegate::http::headers::told_apart;
 /// assert_eq!(told_apart(&[r#""a";r=1, "b";r=2"#, r#""a";r=3"#]), [r#""a";r=1, "b";r=2"#, r#""a #2";r=3"#]);
 /// ```
 pub fn told_apart(lines: &[&str]) -> Vec<String> {
@@ -365,7 +364,8 @@ pub fn push_rate_limit<'a>(
 /// every answer. It lies where it is used, and nothing is allocated for it.
 ///
 /// ```
-/// use tidegate_core::{Verdict, headers::{Item, Told}};
+/// use crate::http::headers::{Item, Told};
+/// use tidegate_core::Verdict;
 /// # let verdict = Verdict { remaining: 7, amount: 10, next_after_us: 900_000, ..Verdict::default() };
 /// assert_eq!(Told::of(&verdict).as_bytes(), b";r=7;t=1");
 /// let item = Item::of("per-ip").expect("a short name");
@@ -474,7 +474,7 @@ impl Item {
 /// A name as it stands in the lists of `RateLimit` and `RateLimit-Policy`: between quotes.
 ///
 /// ```
-/// use tidegate_core::headers::item;
+/// use tidegate::http::headers::item;
 /// assert_eq!(item("per-ip"), "\"per-ip\"");
 /// ```
 pub fn item(name: &str) -> String {
@@ -576,7 +576,7 @@ pub fn visible(name: &str) -> Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Charge, Limits, Op, Record, Timestamp, decide};
+    use tidegate_core::{Charge, Limits, Op, Record, Timestamp, decide};
 
     fn denied(limit: &Limit, cost: u64) -> Decision {
         let mut record = Record::default();

@@ -14,17 +14,15 @@
 //!
 //! Lines are read one by one, so a trace may be longer than memory:
 //! ```
-//! use tidegate_core::trace::Line;
+//! use tidegate_trace::Line;
 //! let Line::Event(event) = Line::parse("499ms user:7 2 -> deny retry 1ms", 1)? else { panic!() };
 //! assert_eq!((event.at.as_micros(), event.key, event.cost), (499_000, "user:7", 2));
 //! assert_eq!(event.to_string(), "499ms user:7 2 check -> deny retry 1ms");
-//! # Ok::<(), tidegate_core::trace::TraceError>(())
+//! # Ok::<(), tidegate_trace::TraceError>(())
 //! ```
 
-use alloc::borrow::Cow;
-use alloc::format;
-use alloc::string::String;
-use core::fmt;
+use std::borrow::Cow;
+use std::fmt;
 
 mod duration;
 mod expect;
@@ -32,8 +30,8 @@ mod expect;
 pub use duration::{Micros, duration};
 pub use expect::{Expectation, Mismatch};
 
-use crate::decide::Op;
-use crate::time::Timestamp;
+use tidegate_core::Op;
+use tidegate_core::Timestamp;
 
 /// The key of a line that names none.
 pub const DEFAULT_KEY: &str = "-";
@@ -246,14 +244,12 @@ impl core::error::Error for TraceError {}
 
 #[cfg(test)]
 mod tests {
-    use alloc::string::ToString;
-    use alloc::vec::Vec;
 
     use proptest::prelude::*;
 
     use super::*;
-    use crate::decision::Verdict;
-    use crate::{Decision, MAX_WAIT_US, Retry};
+    use tidegate_core::Verdict;
+    use tidegate_core::{Decision, MAX_WAIT_US, Retry};
 
     fn event(text: &str) -> Event<'_> {
         match Line::parse(text, 1) {

@@ -5,7 +5,7 @@
 //! internals.
 //!
 //! ```
-//! use tidegate_core::denial::{Body, Reason, Reply};
+//! use tidegate::http::denial::{Body, Reason, Reply};
 //! let body = Body::Problem.asked_for(Some("text/plain, application/json;q=0.5"));
 //! assert_eq!((body, body.content_type()), (Body::Text, "text/plain; charset=utf-8"));
 //! let reply = Reply::new(Reason::Quota { retry_after_secs: Some(3) }, ["search"]);
@@ -13,16 +13,13 @@
 //! assert_eq!(reply.body(body), "Too many requests. Try again in 3 seconds. Violated policies: search.\n");
 //! ```
 
-use alloc::borrow::Cow;
-use alloc::format;
-use alloc::string::String;
-use alloc::vec::Vec;
-use core::fmt::{self, Write};
-use core::str::FromStr;
+use std::borrow::Cow;
+use std::fmt::{self, Write};
+use std::str::FromStr;
 
-use crate::decision::Decision;
-use crate::headers::{self, Families, Policy};
-use crate::limit::Limit;
+use crate::http::headers::{self, Families, Policy};
+use tidegate_core::Decision;
+use tidegate_core::Limit;
 
 /// How many ranges of an `Accept` are looked at; those behind them are as if they were not there.
 const MAX_RANGES: usize = 32;
@@ -352,10 +349,9 @@ impl core::error::Error for BodyError {}
 
 #[cfg(test)]
 mod tests {
-    use alloc::string::ToString;
 
     use super::*;
-    use crate::{Charge, Op, Record, Timestamp, decide};
+    use tidegate_core::{Charge, Op, Record, Timestamp, decide};
 
     #[test]
     fn what_is_accepted_decides() {

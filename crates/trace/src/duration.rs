@@ -1,10 +1,9 @@
 //! Durations as people write them, exactly.
 
-use alloc::borrow::Cow;
-use alloc::format;
-use core::fmt;
+use std::borrow::Cow;
+use std::fmt;
 
-use crate::time::MAX_WAIT_US;
+use tidegate_core::MAX_WAIT_US;
 
 /// Reads `0`, `499ms`, `1.5s`, `250us`, `2m`, `1h` or `1d`, exactly: microseconds.
 ///

@@ -1,12 +1,10 @@
 //! What a transcript says will be answered, and how an answer differs from it.
 
-use alloc::format;
-use alloc::string::{String, ToString};
-use core::fmt;
+use std::fmt;
 
 use super::duration::{Micros, duration};
 use super::{Fields, TraceError};
-use crate::decision::{Decision, Retry};
+use tidegate_core::{Decision, Retry};
 
 /// What a transcript says will be answered. What it does not say may be anything.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -1,0 +1,3 @@
+//! Checks of many keys under one limit, in one call.
+
+pub use crate::memory::{Gate, Series};
