@@ -5,7 +5,7 @@
 //! question, one length in digits, and nothing among the headers that says how the connection or
 //! the body is to be treated. Whatever else comes, or comes in pieces, or is HTTP/2, goes to hyper
 //! together with what was read, and the connection stays there. Answers are the same to the byte.
-//! What it saves: `docs/decisions/0021-short-way-over-http.md`.
+//! What it saves: `docs/decisions/0021-http-fast-path.md`.
 
 use std::cell::RefCell;
 use std::io;

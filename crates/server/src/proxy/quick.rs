@@ -6,7 +6,7 @@
 //! stays there: a request that is something else with all its bytes; a response that is something
 //! else, or none, together with the request, which hyper reads again, and the connection to the
 //! upstream, on which hyper finds the response. What it saves:
-//! `docs/decisions/0027-short-way-of-the-proxy.md`.
+//! `docs/decisions/0027-proxy-fast-path.md`.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
