@@ -12,7 +12,9 @@ use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use tidegate::{Check, Limit, Memory};
-use tidegate_server::engine::{Backend, Engine, Protocol};
+use tidegate_server::backend::Backend;
+use tidegate_server::engine::Engine;
+use tidegate_server::protocol::Protocol;
 use tidegate_server::rules::Rules;
 
 const ROUNDS: u32 = 200_000;

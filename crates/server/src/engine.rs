@@ -8,100 +8,23 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use arc_swap::{ArcSwap, Guard};
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tidegate::batch::Series;
-use tidegate::http::ClientIp;
 use tidegate::memory::ReservedLimits;
-use tidegate::redis::Redis;
-use tidegate::resilience::{OnFailure, Resilient};
+use tidegate::resilience::OnFailure;
 use tidegate::{
-    Check, Decision, Id, Limit, Limiter, Memory, Op, Scope, Source, Store, StoreError, Timestamp,
-    Verdict,
+    Check, Decision, Id, Limit, Limiter, Op, Scope, Source, StoreError, Subject, Verdict,
 };
 
-use crate::http::ResponseOptions;
+use crate::backend::Backend;
+use crate::live::LiveSettings;
 use crate::observe::{Observer, Outcome};
-use crate::reset::InvalidTarget;
-use crate::rules::envoy::{Domains, EnvoyOptions};
-use crate::rules::{
-    Attributes, Budget, HttpRequest, InvalidCost, Match, Mode, Repeated, RequestPolicy, Rule, Rules,
-};
-
-/// Where state is kept.
-#[derive(Clone, Debug)]
-pub enum Backend {
-    /// In this process.
-    Memory(Memory),
-    /// In Redis or Valkey, asked every time; without an answer there is an error.
-    Redis(Redis),
-    /// In Redis or Valkey, with an answer in time whatever it does.
-    Resilient(Resilient, Redis),
-}
-
-impl Backend {
-    /// Decides a check.
-    ///
-    /// # Errors
-    /// If the check is not valid or the store has no answer.
-    pub async fn decide(&self, check: &Check<'_>) -> Result<Decision, StoreError> {
-        match self {
-            Backend::Memory(memory) => Ok(memory.decide(check)?),
-            Backend::Redis(redis) => redis.decide(check).await,
-            Backend::Resilient(resilient, _) => resilient.decide(check).await,
-        }
-    }
-
-    /// Whether it does not decide: it is unreachable or refuses, and this node decides locally.
-    pub fn is_away(&self) -> bool {
-        matches!(self, Backend::Resilient(resilient, _) if !resilient.status().state.is_healthy())
-    }
-}
-
-/// Where a question comes in.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Protocol {
-    /// Within this process: readiness, explanations, tests.
-    #[default]
-    Internal,
-    /// HTTP.
-    Http,
-    /// gRPC.
-    Grpc,
-    /// RESP.
-    Resp,
-    /// HTTP for those who look after it.
-    Admin,
-    /// HTTP that goes on to an upstream.
-    Proxy,
-}
-
-impl Protocol {
-    /// All of them.
-    pub const ALL: [Protocol; 6] = [
-        Protocol::Internal,
-        Protocol::Http,
-        Protocol::Grpc,
-        Protocol::Resp,
-        Protocol::Admin,
-        Protocol::Proxy,
-    ];
-    /// Those that others can come through.
-    pub const OUTER: [Protocol; 5] =
-        [Protocol::Http, Protocol::Grpc, Protocol::Resp, Protocol::Admin, Protocol::Proxy];
-
-    /// The word used in configuration, metrics and logs.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Protocol::Internal => "internal",
-            Protocol::Http => "http",
-            Protocol::Grpc => "grpc",
-            Protocol::Resp => "resp",
-            Protocol::Admin => "admin",
-            Protocol::Proxy => "proxy",
-        }
-    }
-}
+use crate::protocol::Protocol;
+use crate::reset::{self, Emptied, InvalidTarget, Target};
+use crate::rules::envoy::Domains;
+use crate::rules::{Attributes, Budget, HttpRequest, InvalidCost, Match, Mode, Repeated, Rules};
+use crate::ruling::{Charged, Ruling, Shadowed};
 
 /// Rules over a store, as one listener sees them. Cheap to clone; clones share everything.
 #[derive(Clone, Debug)]
@@ -115,59 +38,13 @@ struct Inner {
     store: Backend,
     rules: ArcSwap<Rules>,
     domains: ArcSwap<Domains>,
-    envoy_options: ArcSwap<EnvoyOptions>,
-    response_options: ArcSwap<ResponseOptions>,
-    clients: ArcSwap<ClientIp>,
-    requests: ArcSwap<RequestPolicy>,
+    settings: LiveSettings,
     observer: Observer,
     /// Ends leases, and goes on trying while the store does not answer.
     leases: Limiter,
     /// The limits of all rules, if the store is in memory: callers bring others, and must not take
     /// their room.
     reserved: Mutex<Option<ReservedLimits>>,
-}
-
-/// What the rules say about a request.
-#[derive(Clone, Debug)]
-pub struct Ruling {
-    /// Whether it may pass.
-    pub allowed: bool,
-    /// What the limits say; nothing, if no rule with limits applies.
-    pub decision: Option<Decision>,
-    /// Whose limits they are, in the order of the decision's charges.
-    pub charges: Vec<Charged>,
-    /// The rule that lets nothing pass, if one applies.
-    pub refused_by: Option<Arc<Rule>>,
-    /// The attribute whose absence that rule denies, if that is why.
-    pub refused_for: Option<Arc<str>>,
-    /// The rule that exempts the request from all others, if one does.
-    pub exempted_by: Option<Arc<Rule>>,
-    /// What rules in shadow mode would have said.
-    pub shadow: Vec<Shadowed>,
-}
-
-/// One limit of one rule.
-#[derive(Clone, Debug)]
-pub struct Charged {
-    /// The rule.
-    pub rule: Arc<Rule>,
-    /// Whose budget.
-    pub key: Vec<u8>,
-    /// The limit.
-    pub limit: Limit,
-    /// What it cost.
-    pub cost: u64,
-}
-
-/// What a rule in shadow mode would have said.
-#[derive(Clone, Debug)]
-pub struct Shadowed {
-    /// The rule.
-    pub rule: Arc<Rule>,
-    /// Whether it would have let the request pass.
-    pub allowed: bool,
-    /// What its limits say, if it has any; its source is [`Source::Shadow`].
-    pub decision: Option<Decision>,
 }
 
 /// There is no ruling.
@@ -188,19 +65,6 @@ pub enum EngineError {
     Target(#[from] InvalidTarget),
 }
 
-impl Ruling {
-    /// The charge that binds, and what it says.
-    pub fn binding(&self) -> Option<(&Charged, &Verdict)> {
-        let decision = self.decision.as_ref()?;
-        Some((self.charges.get(decision.binding_index())?, decision.binding()))
-    }
-
-    /// When it was decided, if limits were asked.
-    pub fn at(&self) -> Option<Timestamp> {
-        self.decision.as_ref().map(Decision::at)
-    }
-}
-
 impl Engine {
     /// These rules over this store.
     pub fn new(store: Backend, rules: Rules) -> Self {
@@ -209,11 +73,7 @@ impl Engine {
 
     /// The same, with somebody to tell what happens.
     pub fn observed(store: Backend, rules: Rules, observer: Observer) -> Self {
-        let (rules, domains, envoy_options) =
-            (ArcSwap::from_pointee(rules), ArcSwap::default(), ArcSwap::default());
-        let (response_options, clients) =
-            (ArcSwap::default(), ArcSwap::from_pointee(ClientIp::of_peer()));
-        let requests = ArcSwap::default();
+        let (rules, domains) = (ArcSwap::from_pointee(rules), ArcSwap::default());
         let leases = Limiter::builder("1/s".parse().expect("it is a limit"));
         let leases = match &store {
             Backend::Memory(memory) => leases.memory(memory.clone()),
@@ -226,10 +86,7 @@ impl Engine {
             store,
             rules,
             domains,
-            envoy_options,
-            response_options,
-            clients,
-            requests,
+            settings: LiveSettings::default(),
             observer,
             leases,
             reserved,
@@ -353,44 +210,9 @@ impl Engine {
         look_up(&self.inner.domains.load(), &self.inner.rules.load())
     }
 
-    /// How requests in Envoy's protocol are answered.
-    pub fn envoy_options(&self) -> EnvoyOptions {
-        **self.inner.envoy_options.load()
-    }
-
-    /// Answers requests in Envoy's protocol this way from now on.
-    pub fn set_envoy_options(&self, envoy_options: EnvoyOptions) {
-        self.inner.envoy_options.store(Arc::new(envoy_options));
-    }
-
-    /// How answers over HTTP are dressed.
-    pub fn response_options(&self) -> ResponseOptions {
-        **self.inner.response_options.load()
-    }
-
-    /// Dresses answers over HTTP this way from now on.
-    pub fn set_response_options(&self, response_options: ResponseOptions) {
-        self.inner.response_options.store(Arc::new(response_options));
-    }
-
-    /// How the address of a client is found, as it is set now.
-    pub fn clients(&self) -> Guard<Arc<ClientIp>> {
-        self.inner.clients.load()
-    }
-
-    /// Finds the addresses of clients this way from now on, also on connections that are open.
-    pub fn set_clients(&self, clients: ClientIp) {
-        self.inner.clients.store(Arc::new(clients));
-    }
-
-    /// Which requests over HTTP can be judged, as it is set now.
-    pub fn requests(&self) -> Guard<Arc<RequestPolicy>> {
-        self.inner.requests.load()
-    }
-
-    /// Judges requests over HTTP this way from now on, also on connections that are open.
-    pub fn set_requests(&self, requests: RequestPolicy) {
-        self.inner.requests.store(Arc::new(requests));
+    /// The settings that change without a restart.
+    pub fn settings(&self) -> &LiveSettings {
+        &self.inner.settings
     }
 
     /// Whether a request has once, at most, what the rules look at by name.
@@ -398,7 +220,8 @@ impl Engine {
     /// # Errors
     /// What it has more than once.
     pub(crate) fn check_repeated(&self, request: &HttpRequest<'_>) -> Result<(), Repeated> {
-        request.check_repeated(self.inner.rules.load().named(), &self.inner.requests.load().headers)
+        let requests = self.inner.settings.requests();
+        request.check_repeated(self.inner.rules.load().named(), &requests.headers)
     }
 
     /// Whether a request was denied only because the store has no answer, by a rule that then lets
@@ -637,5 +460,33 @@ impl Engine {
             })
             .collect();
         Ok((Some(self.ask(&check, timed).await?), charges))
+    }
+
+    /// Empties the budgets that `target` names, and returns them.
+    ///
+    /// The budgets are reset one after the other. After an error some of them may have been reset;
+    /// the same call again resets all.
+    ///
+    /// # Errors
+    /// If there are no such budgets, or the store has no answer.
+    pub async fn reset(&self, target: &Target) -> Result<Vec<Emptied>, EngineError> {
+        let rules = self.rules();
+        let found = reset::find(&rules, target)?;
+        let mut emptied = Vec::with_capacity(found.len());
+        for (rule, given) in found {
+            let Some(limits) = reset::longest(&rule) else { continue };
+            let key = rule.key_of(given);
+            let subject = Subject { scope: Scope::Rule((&*rule.name).into()), key: (&key).into() };
+            let check =
+                Check::of(Op::Reset).policy(rule.policy()).charge_subject(subject, limits, 0);
+            // A reset is never denied.
+            let _decision = self.decide(&check).await?;
+            let value = |name: &Arc<str>| {
+                given.iter().find(|(own, _)| **own == **name).map(|(_, value)| value.clone())
+            };
+            let by = rule.by.iter().map(|name| (Arc::clone(name), value(name))).collect();
+            emptied.push(Emptied { rule, by });
+        }
+        Ok(emptied)
     }
 }

@@ -13,8 +13,9 @@ use tidegate::{Check, Limits, ManualClock, Memory, Store, Timestamp};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio::sync::watch;
 
+use crate::backend::Backend;
 use crate::config::Config;
-use crate::engine::{Backend, Engine};
+use crate::engine::Engine;
 use crate::grpc::message::{RateLimitRequest, RateLimitResponse};
 use crate::resp;
 use crate::rules::envoy::Domains;

@@ -8,7 +8,8 @@ use tidegate::{Check, Limit, Op, Period};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use crate::engine::{Engine, Protocol};
+use crate::engine::Engine;
+use crate::protocol::Protocol;
 
 /// How long an answer of the store is good for: however often readiness is asked for, the store is
 /// asked ten times a second at most.

@@ -9,7 +9,7 @@ use std::fmt;
 
 use crate::engine::Engine;
 use crate::probe::StoreProbe;
-use crate::store::store_problem;
+use crate::store_problem::store_problem;
 use crate::supervise::Health;
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};

@@ -81,11 +81,11 @@ impl ConfigFile {
         self.bounds.set(Bounds { handshake, patience, ..config.bounds });
         engine.observer().set(&config.log);
         let ipv6_prefix = config.clients.prefix();
-        engine.set_clients(config.clients);
-        engine.set_envoy_options(config.envoy.options);
-        engine.set_response_options(config.response_options);
+        engine.settings().set_clients(config.clients);
+        engine.settings().set_envoy_options(config.envoy.options);
+        engine.settings().set_response_options(config.response_options);
         self.guard.set_hosts(config.hosts);
-        engine.set_requests(config.requests);
+        engine.settings().set_requests(config.requests);
         engine.set_rules(config.rules.and(&self.more_rules).with_ipv6_prefix(ipv6_prefix));
         Ok(Loaded { count, warnings, needs_restart })
     }

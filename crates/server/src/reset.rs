@@ -6,9 +6,8 @@
 
 use std::sync::Arc;
 
-use tidegate::{Check, Limits, Op, Scope, Subject};
+use tidegate::Limits;
 
-use crate::engine::{Engine, EngineError};
 use crate::nearest::nearest;
 use crate::rules::{Attributes, Budget, Missing, Rule, Rules};
 
@@ -105,40 +104,10 @@ pub enum InvalidTarget {
     NoneApplies,
 }
 
-impl Engine {
-    /// Empties the budgets that `target` names, and returns them.
-    ///
-    /// The budgets are reset one after the other. After an error some of them may have been reset;
-    /// the same call again resets all.
-    ///
-    /// # Errors
-    /// If there are no such budgets, or the store has no answer.
-    pub async fn reset(&self, target: &Target) -> Result<Vec<Emptied>, EngineError> {
-        let rules = self.rules();
-        let found = find(&rules, target)?;
-        let mut emptied = Vec::with_capacity(found.len());
-        for (rule, given) in found {
-            let Some(limits) = longest(&rule) else { continue };
-            let key = rule.key_of(given);
-            let subject = Subject { scope: Scope::Rule((&*rule.name).into()), key: (&key).into() };
-            let check =
-                Check::of(Op::Reset).policy(rule.policy()).charge_subject(subject, limits, 0);
-            // A reset is never denied.
-            let _decision = self.decide(&check).await?;
-            let value = |name: &Arc<str>| {
-                given.iter().find(|(own, _)| **own == **name).map(|(_, value)| value.clone())
-            };
-            let by = rule.by.iter().map(|name| (Arc::clone(name), value(name))).collect();
-            emptied.push(Emptied { rule, by });
-        }
-        Ok(emptied)
-    }
-}
-
-type Given<'a> = &'a [(String, String)];
+pub(crate) type Given<'a> = &'a [(String, String)];
 
 /// The rules whose budgets are named, each with the attributes that say which budget.
-fn find<'a>(
+pub(crate) fn find<'a>(
     rules: &Rules,
     target: &'a Target,
 ) -> Result<Vec<(Arc<Rule>, Given<'a>)>, InvalidTarget> {
@@ -180,7 +149,7 @@ fn find<'a>(
 }
 
 /// Of the rule's own limits and those of its overrides the list with the most positions.
-fn longest(rule: &Rule) -> Option<&Limits> {
+pub(crate) fn longest(rule: &Rule) -> Option<&Limits> {
     let budgets =
         std::iter::once(&rule.budget).chain(rule.overrides.iter().map(|other| &other.budget));
     let limits = budgets.filter_map(|budget| match budget {

@@ -13,12 +13,14 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::auth::{Auth, Guard, Secret};
+use crate::backend::Backend;
 use crate::config::{Config, ConfigError, Overlay, TokenFiles, findings};
-use crate::engine::{Backend, Engine, Protocol};
+use crate::engine::Engine;
 use crate::http::Part;
 use crate::listen::tls::{Tls, TlsError};
 use crate::listen::{Entrance, SharedBounds};
 use crate::observe::{Log, Observer};
+use crate::protocol::Protocol;
 use crate::reload::{ConfigFile, Source};
 use crate::rules::Rule;
 use crate::rules::envoy::Domains;
@@ -299,10 +301,10 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     if let Some(check) = checked {
         store::report_check(&check, &observer);
     }
-    engine.set_envoy_options(config.envoy.options);
-    engine.set_response_options(config.response_options);
-    engine.set_requests(config.requests);
-    engine.set_clients(config.clients);
+    engine.settings().set_envoy_options(config.envoy.options);
+    engine.settings().set_response_options(config.response_options);
+    engine.settings().set_requests(config.requests);
+    engine.settings().set_clients(config.clients);
     if let Some(folder) = &config.envoy.config {
         let domains = Domains::load(folder)?;
         findings::log(observer.log(), domains.warnings());

@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::listen::http::caught;
 use crate::observe::Observer;
+use crate::panics::caught;
 use crate::probe::StoreProbe;
 
 /// How long to wait before a task is started again.
@@ -135,7 +135,7 @@ mod tests {
         tokio::time::sleep(WITHIN + PAUSE).await;
         assert!(!health.is_failing(), "a minute later it is forgotten");
         let text =
-            observer.metrics().text(&crate::engine::Backend::Memory(tidegate::Memory::new()), 0);
+            observer.metrics().text(&crate::backend::Backend::Memory(tidegate::Memory::new()), 0);
         assert!(
             text.contains("tidegate_panics_total 1\n")
                 && text.contains("tidegate_task_restarts_total 3\n"),

@@ -177,7 +177,7 @@ mod tests {
 
     fn count(observer: &Observer, subject: Subject) -> u64 {
         let text =
-            observer.metrics().text(&crate::engine::Backend::Memory(tidegate::Memory::new()), 0);
+            observer.metrics().text(&crate::backend::Backend::Memory(tidegate::Memory::new()), 0);
         let name = format!("tidegate_stalls_total{{what=\"{}\"}} ", subject.name());
         let line = text.lines().find_map(|line| line.strip_prefix(&name));
         line.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("no {name} in {text}"))

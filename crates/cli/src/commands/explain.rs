@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde_json::json;
+use tidegate_server::backend::Backend;
 use tidegate_server::config::Config;
-use tidegate_server::engine::{Backend, Engine, EngineError};
+use tidegate_server::engine::{Engine, EngineError};
 use tidegate_server::explain::{Explanation, WOULD_BE_DENIED, WOULD_PASS};
 use tidegate_server::remote_store;
 

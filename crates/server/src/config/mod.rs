@@ -27,12 +27,12 @@ use findings::Finding;
 use outline::Outline;
 
 use crate::browser::Hosts;
-use crate::http::ResponseOptions;
 use crate::listen::Bounds;
 use crate::listen::tls::TlsFiles;
 use crate::memory::MemorySettings;
 use crate::observe::Settings;
 use crate::proxy::ProxySettings;
+use crate::response_options::ResponseOptions;
 use crate::rules::envoy::EnvoyOptions;
 use crate::rules::{Failure, RequestPolicy, Rules};
 use crate::threads::Threads;

@@ -12,9 +12,10 @@ use tidegate::{Limit, Op, Source, Verdict};
 
 use super::message::{Descriptor, RateLimitRequest, RateLimitResponse};
 use super::{Problem, reply};
-use crate::engine::{Engine, EngineError, Ruling};
+use crate::engine::{Engine, EngineError};
 use crate::rules::envoy::{Domains, EnvoyOptions, Limited, Unit, override_key};
 use crate::rules::{self, Attributes, Budget, Cost, Match, Mode, Rule, Rules};
+use crate::ruling::Ruling;
 
 /// The most descriptors of one request.
 pub const MAX_DESCRIPTORS: usize = 64;
@@ -32,7 +33,7 @@ pub(crate) async fn decide(
     request: &RateLimitRequest,
 ) -> Result<RateLimitResponse, Problem> {
     bounded(request)?;
-    let options = engine.envoy_options();
+    let options = engine.settings().envoy_options();
     let mut asked = engine.read(|domains, rules| Asked::of(domains, rules, &options, request))?;
     if let Some(why) = &asked.warning {
         engine.observer().misnamed(engine.protocol(), why);
@@ -42,7 +43,7 @@ pub(crate) async fn decide(
     } else {
         asked.together(engine).await?
     };
-    Ok(reply::of(&asked, over, &options, || engine.response_options().deny_status))
+    Ok(reply::of(&asked, over, &options, || engine.settings().response_options().deny_status))
 }
 
 /// A request, and what was said about it.
@@ -354,7 +355,7 @@ fn told(found: &Match, ruling: &Ruling) -> Told {
     }
 }
 
-fn shadowed(found: &Match, said: Option<&crate::engine::Shadowed>) -> Told {
+fn shadowed(found: &Match, said: Option<&crate::ruling::Shadowed>) -> Told {
     let Some(said) = said else { return Told::default() };
     let limit = match (&found.budget, &said.decision) {
         (Budget::Limits(limits), Some(decision)) => {

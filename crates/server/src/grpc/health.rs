@@ -10,7 +10,8 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse, health_server};
 
 use super::SERVICE;
-use crate::engine::{Engine, Protocol};
+use crate::engine::Engine;
+use crate::protocol::Protocol;
 use crate::readiness::Readiness;
 use crate::supervise;
 

@@ -36,9 +36,10 @@ pub use self::decide::{MAX_DESCRIPTORS, MAX_ENTRIES, MAX_TEXT_BYTES};
 use self::message::{RateLimitRequest, RateLimitResponse};
 pub(crate) use self::unary::Unary;
 use crate::auth::{Auth, Guard, May};
-use crate::engine::{Engine, EngineError, Protocol};
+use crate::engine::{Engine, EngineError};
 use crate::listen::http::Hall;
 use crate::listen::{Bounds, Entrance};
+use crate::protocol::Protocol;
 use crate::supervise;
 
 /// The largest message, in bytes.

@@ -8,9 +8,9 @@ use tidegate::{Decision, Limit, Retry, Timestamp};
 
 use super::decide::{Asked, Drawn, binds_more};
 use super::message::{Code, CurrentLimit, DescriptorStatus, HeaderValue, RateLimitResponse};
-use crate::engine::Ruling;
 use crate::rules::Budget;
 use crate::rules::envoy::{EnvoyOptions, Unit};
+use crate::ruling::Ruling;
 
 /// What Envoy is told to add when the answer is not the store's.
 const MODE: &str = "x-tidegate-mode";

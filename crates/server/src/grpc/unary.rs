@@ -193,7 +193,8 @@ mod tests {
     use super::super::message::{Descriptor, Entry, Override};
     use super::super::{SERVICE, Services};
     use super::*;
-    use crate::engine::{Backend, Protocol};
+    use crate::backend::Backend;
+    use crate::protocol::Protocol;
     use crate::rules::Rules;
     use crate::rules::envoy::{Domains, EnvoyOptions};
     use crate::supervise::Health;
@@ -220,7 +221,7 @@ descriptors:
         let mut domains = Domains::default();
         domains.add(EDGE, "test").unwrap();
         engine.set_domains(domains);
-        engine.set_envoy_options(options);
+        engine.settings().set_envoy_options(options);
         engine
     }
 

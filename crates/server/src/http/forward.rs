@@ -44,7 +44,7 @@ pub(super) async fn auth(
 ) -> Response<Body> {
     headers.remove(TOKEN);
     let observer = desk.engine.observer();
-    if !desk.engine.clients().trusts(peer) {
+    if !desk.engine.settings().clients().trusts(peer) {
         // Gateways show this answer to their clients, who need not know where the gateway is.
         let detail = "may not say what others ask for: expected a peer in trusted_proxies";
         observer.metrics().refused(desk.engine.protocol(), Refusal::Untrusted);
@@ -65,10 +65,10 @@ pub(super) async fn auth(
 
 async fn ruling(desk: &Desk, peer: IpAddr, headers: &HeaderMap) -> Result<Response<Body>, String> {
     let (told, client) = {
-        let clients = desk.engine.clients();
+        let clients = desk.engine.settings().clients();
         (Told::by(headers, &clients)?, clients.find_in(peer, headers))
     };
-    let policy = desk.engine.requests().paths;
+    let policy = desk.engine.settings().requests().paths;
     let target = match HttpRequest::target(&told.target, &policy) {
         Ok(target) => target,
         // That is the client's mistake, and not one of the gateway.
@@ -84,15 +84,16 @@ async fn ruling(desk: &Desk, peer: IpAddr, headers: &HeaderMap) -> Result<Respon
     {
         return Ok(mistake(StatusCode::BAD_REQUEST, &problem));
     }
-    if let Some(problem) = desk
-        .engine
-        .read(|_, rules| ambiguous(headers, rules.named(), &desk.engine.requests().headers))
-    {
+    if let Some(problem) = desk.engine.read(|_, rules| {
+        ambiguous(headers, rules.named(), &desk.engine.settings().requests().headers)
+    }) {
         return Ok(mistake(StatusCode::BAD_REQUEST, &problem));
     }
     Ok(match desk.engine.rule(Op::Check, &request, 1, None).await {
         Err(error) => unanswered(&error),
-        Ok(ruling) if ruling.allowed => pass(&ruling, desk.engine.response_options().headers),
+        Ok(ruling) if ruling.allowed => {
+            pass(&ruling, desk.engine.settings().response_options().headers)
+        }
         // The gateway passes on what its client accepts, and the answer is for that client.
         Ok(ruling) => {
             denial(&desk.engine, &ruling, headers.get(header::ACCEPT).map(HeaderValue::as_bytes))
@@ -235,7 +236,7 @@ pub(crate) async fn answer_to(
 ) -> u16 {
     let (health, patience) =
         (crate::supervise::Health::default(), std::time::Duration::from_secs(1));
-    engine.set_clients(clients);
+    engine.settings().set_clients(clients);
     let desk = Desk { engine: engine.clone(), health, patience };
     auth(State(desk), Extension(Peer(peer)), headers).await.status().as_u16()
 }

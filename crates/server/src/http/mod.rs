@@ -17,8 +17,6 @@ use axum::http::{HeaderValue, Response, StatusCode, Uri, header};
 use axum::routing::{MethodRouter, any, get, post};
 use axum::{Extension, Router};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use tidegate::http::denial::{self, DenyStatus};
-use tidegate::http::headers::Families;
 use tidegate::{Check, Op, StoreError};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -30,34 +28,14 @@ pub(crate) use self::request::Verb;
 use self::request::{About, Asked, Question};
 pub use self::request::{MAX_ATTRIBUTES, MAX_BATCH, MAX_BODY_BYTES};
 use crate::auth::{Auth, Guard, May};
-use crate::engine::{Engine, EngineError, Protocol};
+use crate::engine::{Engine, EngineError};
 use crate::listen::http::Hall;
 use crate::listen::{Bounds, Entrance};
 use crate::nearest::nearest;
 use crate::observe::metrics::Refusal;
+use crate::protocol::Protocol;
 use crate::readiness::Readiness;
 use crate::supervise::Health;
-
-/// How answers are dressed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ResponseOptions {
-    /// Which families of headers are sent.
-    pub headers: Families,
-    /// How a denial is written to those who did not say how they want it.
-    pub denial: denial::Body,
-    /// The status with which a rule answers that lets nothing pass, unless it says otherwise.
-    pub deny_status: DenyStatus,
-}
-
-impl Default for ResponseOptions {
-    fn default() -> Self {
-        ResponseOptions {
-            headers: Families::ALL,
-            denial: denial::Body::Problem,
-            deny_status: DenyStatus::default(),
-        }
-    }
-}
 
 /// What the handlers need.
 #[derive(Clone, Debug)]
@@ -267,7 +245,7 @@ pub(crate) async fn decide(
     match request::read(body, verb) {
         Err(problem) => mistake(StatusCode::BAD_REQUEST, &problem),
         Ok(Asked::One(question)) => match answer(engine, verb, &question).await {
-            Ok(answer) => answer.into_response(engine.response_options().denial, accept),
+            Ok(answer) => answer.into_response(engine.settings().response_options().denial, accept),
             Err(error) => failure(&error),
         },
         Ok(Asked::Batch(questions)) => {
@@ -311,13 +289,17 @@ async fn answer(engine: &Engine, verb: Verb, question: &Question) -> Result<Answ
                 verb.name(),
                 brought,
                 &decision,
-                engine.response_options().headers,
+                engine.settings().response_options().headers,
             ))
         }
         About::Attributes(attributes) => {
             let ruling = engine.rule(op, &attributes[..], question.cost, question.id).await?;
-            let answer =
-                Answer::of_rules(question, verb.name(), &ruling, engine.response_options());
+            let answer = Answer::of_rules(
+                question,
+                verb.name(),
+                &ruling,
+                engine.settings().response_options(),
+            );
             Ok(match engine.unknown_attributes(attributes) {
                 Some(why) => answer.with_warning(&why),
                 None => answer,

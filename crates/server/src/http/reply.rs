@@ -12,12 +12,13 @@ use tidegate::http::denial::{self, Reply};
 use tidegate::http::headers::{self, Draft, Families};
 use tidegate::{Decision, Limit, Source, StoreError, Verdict};
 
-use super::ResponseOptions;
 use super::request::{About, Brought, Question};
 use crate::digits;
-use crate::engine::{Charged, Engine, EngineError, Ruling};
+use crate::engine::{Engine, EngineError};
 use crate::reset::Emptied;
+use crate::response_options::ResponseOptions;
 use crate::rules::Rule;
+use crate::ruling::{Charged, Ruling};
 
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -336,7 +337,7 @@ pub(crate) fn pass(ruling: &Ruling, families: Families) -> Response<Body> {
 /// denied, and when to try again. The whole decision is for callers of the check API. Without a
 /// store, under a rule that then lets nothing pass, it is the answer to a [failure](unanswered).
 pub(crate) fn denial(engine: &Engine, ruling: &Ruling, accept: Option<&[u8]>) -> Response<Body> {
-    let response_options = engine.response_options();
+    let response_options = engine.settings().response_options();
     let reply = match (&ruling.refused_by, &ruling.decision) {
         (None, Some(_)) if engine.is_closed(ruling) => return unavailable(),
         (None, Some(decision)) => Reply::to(decision, &limits_of(ruling), response_options.headers),

@@ -11,11 +11,9 @@
 use std::borrow::Cow;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::Poll;
 use std::time::Duration;
 
 use axum::Router;
@@ -37,12 +35,14 @@ use super::turns::{Rounds, Turns};
 use super::{SharedBounds, Visitor};
 use crate::auth::{Admission, Caller, Guard, May};
 use crate::browser::{self, Foreign, Hosts};
-use crate::engine::{Engine, Protocol};
+use crate::engine::Engine;
 use crate::grpc::Unary;
 use crate::guesses::seconds;
 use crate::http::{AUTH_PATH, Brief, Peer, READY_PATH, TOKEN, Verb, decide, mistake};
 use crate::observe::Observer;
 use crate::observe::metrics::Refusal;
+use crate::panics::caught;
+use crate::protocol::Protocol;
 
 /// The largest head of a request, in bytes; more is answered with 431.
 pub const MAX_HEAD_BYTES: usize = 32 << 10;
@@ -502,15 +502,4 @@ impl<'a> Said<'a> {
             Some(value) => bearer_token(value).map_or(Said::Something, Said::Token),
         }
     }
-}
-
-/// What a future comes to; nothing if it panics.
-pub(crate) async fn caught<F: Future>(future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    // After a panic the future is not asked again.
-    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
-        Ok(polled) => polled.map(Some),
-        Err(_) => Poll::Ready(None),
-    })
-    .await
 }

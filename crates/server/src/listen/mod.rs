@@ -44,9 +44,9 @@ use tokio_rustls::server::TlsStream;
 pub use self::places::Place;
 use self::places::Places;
 use self::tls::Tls;
-use crate::engine::Protocol;
 use crate::observe::Observer;
 use crate::observe::metrics::Refusal;
+use crate::protocol::Protocol;
 
 /// How long to wait before accepting again when there are no files left, or the like.
 const BREATH: Duration = Duration::from_millis(50);

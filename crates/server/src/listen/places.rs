@@ -19,9 +19,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::sleep;
 
 use super::SharedBounds;
-use crate::engine::Protocol;
 use crate::observe::Observer;
 use crate::observe::metrics::Refusal;
+use crate::protocol::Protocol;
 
 /// How long a place stays taken after misuse, for each that the address has in this state.
 const HOLD: Duration = Duration::from_secs(1);

@@ -17,9 +17,9 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{Error, RootCertStore, ServerConfig};
 
-use crate::engine::Protocol;
 use crate::observe::Observer;
 use crate::observe::metrics::Reloaded;
+use crate::protocol::Protocol;
 
 /// How often to look at the files.
 const EVERY: Duration = Duration::from_secs(1);

@@ -17,7 +17,9 @@ use arc_swap::ArcSwap;
 use tidegate::resilience::{BreakerState, ResilienceStats};
 
 use super::in_force::InForce;
-use crate::engine::{Backend, Protocol, Ruling};
+use crate::backend::Backend;
+use crate::protocol::Protocol;
+use crate::ruling::Ruling;
 use crate::watchdog::Subject;
 
 /// One in so many decisions in this process is timed.

@@ -23,7 +23,9 @@ pub use self::log::{Format, Level, Log};
 pub use self::metrics::{Metrics, Outcome};
 use self::pages::Pages;
 pub use self::top::Top;
-use crate::engine::{Backend, Protocol, Ruling};
+use crate::backend::Backend;
+use crate::protocol::Protocol;
+use crate::ruling::Ruling;
 
 /// How often in a second it is said why the store did not decide.
 const MISSES_PER_SECOND: u64 = 3;

@@ -18,10 +18,12 @@ use super::head::{self, Head, Peer, Refused};
 use super::later::Later;
 use super::tunnel::Tunnel;
 use super::upstream::{Answer, Failed, Upstreams};
-use crate::engine::{Engine, Ruling};
+use crate::engine::Engine;
 use crate::http::{denial, mistake, tell, unanswered};
-use crate::listen::http::{MAX_TARGET_BYTES, NO_SNIFF, caught};
+use crate::listen::http::{MAX_TARGET_BYTES, NO_SNIFF};
+use crate::panics::caught;
 use crate::rules::{HttpRequest, HttpRequestError, Match};
+use crate::ruling::Ruling;
 
 /// What every request needs.
 #[derive(Debug)]
@@ -157,12 +159,16 @@ impl Desk {
         head: &mut Head<'a, impl Headers>,
         peer: &Peer,
     ) -> Result<(Target<'a>, bool), No> {
-        let policy = self.engine.requests();
+        let policy = self.engine.settings().requests();
         let target = if head.target.is_empty() { "/" } else { head.target };
         let target = HttpRequest::target(target, &policy.paths).map_err(|error| unfit(&error))?;
         stays_within(&self.upstreams.settings.upstream.base, &target.sent).map_err(refuse)?;
-        let trailers =
-            head::clean(&mut *head.headers, peer, &self.engine.clients(), &policy.headers);
+        let trailers = head::clean(
+            &mut *head.headers,
+            peer,
+            &self.engine.settings().clients(),
+            &policy.headers,
+        );
         Ok((target, trailers))
     }
 
@@ -212,7 +218,7 @@ impl Desk {
 
     /// Our headers stand in place of those that the upstream may have sent.
     fn tell(&self, headers: &mut impl Headers, ruling: &Ruling) {
-        tell(ruling, self.engine.response_options().headers, |name, value| {
+        tell(ruling, self.engine.settings().response_options().headers, |name, value| {
             headers.put(name, value)
         });
     }
@@ -254,7 +260,7 @@ impl Desk {
 
     /// Whose request it is.
     fn client(&self, headers: &impl Headers, peer: &Peer) -> Client {
-        let clients = self.engine.clients();
+        let clients = self.engine.settings().clients();
         if !clients.trusts(peer.ip) {
             return clients.find(peer.ip, []); // the header need not even be looked for
         }

@@ -15,10 +15,11 @@ use tidegate::{Decision, Id, Op, Source};
 use tokio::time::Instant;
 
 use super::fields::Headers;
-use crate::engine::{Engine, EngineError, Ruling};
+use crate::engine::{Engine, EngineError};
 use crate::ids::fresh_id;
 use crate::rules::outcome::is_concurrent;
 use crate::rules::{Attributes, Match, Measure, Settle};
+use crate::ruling::Ruling;
 
 #[derive(Debug)]
 pub(super) struct Later {
@@ -190,9 +191,9 @@ mod tests {
     use tidegate::{ManualClock, Memory};
 
     use super::*;
+    use crate::backend::Backend;
     use crate::config::Config;
-    use crate::engine::Backend;
-    use crate::listen::http::caught;
+    use crate::panics::caught;
 
     #[tokio::test]
     async fn leases_end_when_a_request_panics_or_is_dropped() {

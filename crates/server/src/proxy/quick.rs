@@ -34,8 +34,9 @@ use super::socket::Socket;
 use super::upstream::{Begun, Failed, TRIES};
 use super::whole::{self, Answered, Asked};
 use crate::listen::Stream;
-use crate::listen::http::{Left, NO_SNIFF, Waits, caught};
+use crate::listen::http::{Left, NO_SNIFF, Waits};
 use crate::listen::quick::write;
+use crate::panics::caught;
 
 /// The most of a request. What is longer goes the other way.
 const REQUEST_BYTES: usize = 8 << 10;

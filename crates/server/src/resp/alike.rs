@@ -131,8 +131,10 @@ mod tests {
     use super::super::turn::{TURN, answer_one_by_one, answer_turn};
     use super::*;
     use crate::auth::{Auth, Caller, Guard};
-    use crate::engine::{Backend, Engine, Protocol};
+    use crate::backend::Backend;
+    use crate::engine::Engine;
     use crate::observe::{Log, Observer, Settings};
+    use crate::protocol::Protocol;
     use crate::rules::Rules;
 
     /// One end of a connection over a store of its own.

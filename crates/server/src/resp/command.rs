@@ -16,11 +16,12 @@ use super::reply::Replies;
 use super::throttle::{Parameters, Throttle};
 use super::transaction::Transaction;
 use crate::auth::{Admission, Caller, Guard, May};
-use crate::engine::{Engine, Protocol};
+use crate::engine::Engine;
 use crate::guesses;
 use crate::ids::fresh_id;
 use crate::nearest::nearest;
 use crate::observe::metrics::Refusal;
+use crate::protocol::Protocol;
 use crate::reset::{Emptied, Target};
 
 /// Keys of `CL.THROTTLE` are a namespace of their own. No rule can have this name.

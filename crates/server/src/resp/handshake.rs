@@ -5,7 +5,7 @@ use super::arity;
 use super::command::Session;
 use super::reply::Replies;
 use crate::auth::{Admission, May};
-use crate::engine::Backend;
+use crate::backend::Backend;
 
 /// The longest name that a client may give itself, in bytes.
 const MAX_NAME_BYTES: usize = 128;

@@ -42,10 +42,11 @@ use self::{
 };
 pub use crate::auth::Auth;
 use crate::auth::{Caller, Guard};
-use crate::engine::{Engine, Protocol};
+use crate::engine::Engine;
 use crate::listen::room::Room;
 use crate::listen::{Bounds, Entrance, Visitor};
 use crate::observe::metrics::Refusal;
+use crate::protocol::Protocol;
 
 /// How much is read at once: a pipeline of some two hundred commands.
 const READ_BYTES: usize = 16 << 10;

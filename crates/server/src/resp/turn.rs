@@ -7,8 +7,8 @@ use super::frame::{self, Known, MAX_COMMAND_BYTES, MAX_UNKNOWN_BYTES, Next, Word
 use super::reply::Replies;
 use super::transaction::Transaction;
 use crate::auth::May;
-use crate::engine::Protocol;
 use crate::observe::metrics::Refusal;
+use crate::protocol::Protocol;
 
 /// Answers that may wait to be written before more is read.
 pub(crate) const MAX_ANSWERS_BYTES: usize = 64 << 10;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tidegate::{ManualClock, Memory};
+use tidegate_server::backend::Backend;
 use tidegate_server::config::Config;
-use tidegate_server::engine::Backend;
 use tidegate_server::grpc::SERVICE;
 use tidegate_server::grpc::message::{
     Code, Descriptor, Entry, RateLimitRequest, RateLimitResponse,

@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tidegate::{Check, Limits, Memory, Op};
+use tidegate_server::backend::Backend;
 use tidegate_server::config::Config;
-use tidegate_server::engine::{Backend, Engine, Protocol};
+use tidegate_server::engine::Engine;
 use tidegate_server::observe::{Format, Level, Log, Observer, Settings};
+use tidegate_server::protocol::Protocol;
 use tidegate_testkit::{Flavor, Server};
 use tokio::runtime::Runtime;
 

@@ -247,7 +247,7 @@ fn trusted_proxies_log_and_connections_change_without_a_restart() {
             .engine()
             .observer()
             .metrics()
-            .connections(tidegate_server::engine::Protocol::Http)
+            .connections(tidegate_server::protocol::Protocol::Http)
             == 1
     });
     server.write(&text(

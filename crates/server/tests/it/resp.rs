@@ -4,7 +4,8 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use tidegate::{ManualClock, Memory, Timestamp};
-use tidegate_server::engine::{Backend, Engine};
+use tidegate_server::backend::Backend;
+use tidegate_server::engine::Engine;
 use tidegate_server::resp::{Auth, MAX_COMMAND_BYTES, Settings, serve};
 use tidegate_server::rules::Rules;
 use tidegate_testkit::{Client, Reply, wait_until};

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidegate_server::auth::{Auth, Guard, May};
+use tidegate_server::backend::Backend;
 use tidegate_server::config::Config;
-use tidegate_server::engine::{Backend, Protocol};
 use tidegate_server::listen::http::Hall;
 use tidegate_server::listen::{Bounds, Entrance};
 use tidegate_server::observe::Observer;
+use tidegate_server::protocol::Protocol;
 use tidegate_server::{Options, Running, start};
 use tidegate_testkit::{Certs, Flavor, Server, attacks_held, wait_until};
 use tokio::runtime::Runtime;

@@ -6,7 +6,7 @@ use super::super::Config;
 use super::super::findings::Finding;
 use super::super::outline::Step::{Item, Key};
 use super::patterns::host_bits;
-use crate::engine::Protocol;
+use crate::protocol::Protocol;
 
 impl Config {
     pub(super) fn check_settings(&self, found: &mut Vec<Finding>) {

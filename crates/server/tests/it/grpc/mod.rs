@@ -13,8 +13,9 @@ use prost::Message;
 use prost_types::value::Kind;
 use tidegate::{ManualClock, Memory, Timestamp};
 use tidegate_server::auth::Auth;
+use tidegate_server::backend::Backend;
 use tidegate_server::config::Config;
-use tidegate_server::engine::{Backend, Engine};
+use tidegate_server::engine::Engine;
 use tidegate_server::grpc::message::{
     Code, Descriptor, Entry, Override, RateLimitRequest, RateLimitResponse,
 };
@@ -60,7 +61,7 @@ impl Protocol {
     ) -> Protocol {
         let config = Config::parse(config, "test").unwrap();
         let engine = Engine::new(store, config.rules);
-        engine.set_envoy_options(config.envoy.options);
+        engine.settings().set_envoy_options(config.envoy.options);
         let mut domains = Domains::default();
         if !domain.is_empty() {
             domains.add(domain, "test").unwrap();

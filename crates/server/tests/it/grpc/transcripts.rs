@@ -13,7 +13,7 @@ use std::time::Duration;
 use tidegate::redis::Redis;
 use tidegate::{Algorithm, Check, Decision, Id, Limits, ManualClock, Memory, Op, Retry};
 use tidegate_server::auth::Auth;
-use tidegate_server::engine::Backend;
+use tidegate_server::backend::Backend;
 use tidegate_testkit::{Flavor, Server};
 use tidegate_trace::{Event, Line};
 
