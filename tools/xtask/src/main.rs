@@ -1,12 +1,11 @@
 //! `cargo xtask`: everything that has to be done to this repository, by one command each.
 
 mod attack;
-#[cfg(test)]
-mod facts;
 mod mutants;
 mod packages;
 mod previous;
 mod servers;
+mod tidy;
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -33,6 +32,8 @@ cargo xtask COMMAND
   servers [--bench]   installs the Redis and Valkey servers and the gateways (nginx, Caddy, HAProxy, Envoy) that the tests start, and the
                       clients that they let talk to the listeners, into target/servers/ (or where TIDEGATE_SERVERS says); a second run only looks.
                       --bench adds the module redis-cell, which measurements and some tests are made beside
+  tidy [PATH...]      checks what rustfmt and clippy do not: width, words, names of types, file length, import cycles,
+                      links, paths, lists and facts that stand twice; of everything, or of these files and folders
   packages            checks licences and banned packages over `cargo metadata`
   sim [ARGS]          runs simulated nodes over a network and a server that fail, one seed after the other (default 2000 seeds);
                       --help tells more
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         Some("packages") => packages::check(&root()),
         Some("sim") => sim(&rest),
         Some("pictures") => pictures(),
+        Some("tidy") => tidy::run(&root(), &rest, say),
         Some("help" | "--help" | "-h") => {
             say(HELP);
             Ok(())
