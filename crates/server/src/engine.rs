@@ -14,7 +14,8 @@ use tidegate::batch::Series;
 use tidegate::memory::ReservedLimits;
 use tidegate::resilience::OnFailure;
 use tidegate::{
-    Check, Decision, Id, Limit, Limiter, Op, Scope, Source, StoreError, Subject, Verdict,
+    Check, Decision, Id, LeaseReleaser, Limit, Op, Scope, Source, StoreError, Subject, SystemClock,
+    Verdict,
 };
 
 use crate::backend::Backend;
@@ -41,7 +42,7 @@ struct Inner {
     settings: LiveSettings,
     observer: Observer,
     /// Ends leases, and goes on trying while the store does not answer.
-    leases: Limiter,
+    leases: LeaseReleaser,
     /// The limits of all rules, if the store is in memory: callers bring others, and must not take
     /// their room.
     reserved: Mutex<Option<ReservedLimits>>,
@@ -74,13 +75,13 @@ impl Engine {
     /// The same, with somebody to tell what happens.
     pub fn observed(store: Backend, rules: Rules, observer: Observer) -> Self {
         let (rules, domains) = (ArcSwap::from_pointee(rules), ArcSwap::default());
-        let leases = Limiter::builder("1/s".parse().expect("it is a limit"));
         let leases = match &store {
-            Backend::Memory(memory) => leases.memory(memory.clone()),
-            Backend::Redis(redis) => leases.redis(redis.clone()),
-            Backend::Resilient(resilient, _) => leases.resilient(resilient.clone()),
+            Backend::Memory(memory) => LeaseReleaser::of_memory(memory.clone()),
+            Backend::Redis(redis) => LeaseReleaser::of_store(redis.clone(), SystemClock::new()),
+            Backend::Resilient(resilient, _) => {
+                LeaseReleaser::of_store(resilient.clone(), resilient.clock().clone())
+            }
         };
-        let leases = leases.build();
         let reserved = Mutex::default();
         let inner = Inner {
             store,

@@ -41,31 +41,30 @@
 //! out; a denial is a decision, a [`StoreError`] is the lack of one. The rule itself is in
 //! [`tidegate_core`], whose types are re-exported here.
 
-mod acquire;
 pub mod batch;
 mod clock;
 mod events;
 mod files;
-mod held;
 pub mod http;
 mod limiter;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
 pub mod resilience;
-mod retries;
 pub mod store;
 mod sync;
 #[cfg(feature = "tower")]
 pub mod tower;
 mod turns;
 
-pub use acquire::{Acquire, AcquireError, Pass};
 pub use clock::{Clock, ManualClock, SystemClock};
 #[doc(hidden)]
 pub use files::{MAX_SECRET_FILE_BYTES, read_file, read_text_file, why_unreadable};
-pub use held::{Lease, Reservation};
-pub use limiter::{Ask, Limiter, LimiterBuilder};
+#[doc(hidden)]
+pub use limiter::LeaseReleaser;
+pub use limiter::{
+    Acquire, AcquireError, Lease, Limiter, LimiterBuilder, LimiterCall, Pass, Reservation,
+};
 pub use memory::{Memory, MemoryBuilder};
 pub use store::{Charge, Check, InvalidCheck, Scope, Store, StoreError, Subject};
 pub use tidegate_core as core;

@@ -92,8 +92,8 @@ pub(super) struct Settlement {
 
 impl Drop for After {
     fn drop(&mut self) {
-        let shared = Arc::clone(self.setup.limiter.shared());
-        let elapsed_us = || u128::from(shared.clock.now().micros_since(self.started));
+        let store = Arc::clone(&self.setup.store);
+        let elapsed_us = || u128::from(store.clock.now().micros_since(self.started));
         let costs: Vec<(usize, u64)> = self
             .pays
             .iter()
@@ -111,7 +111,7 @@ impl Drop for After {
             })
             .collect();
         if let Some(settlement) = self.settlement(&costs) {
-            shared.give_up(settlement.check);
+            store.call_in_background(settlement.check);
         }
         if !self.leases.is_empty() {
             let leases = self
@@ -119,7 +119,7 @@ impl Drop for After {
                 .iter()
                 .filter_map(|index| self.check.charges().get(*index).cloned())
                 .collect();
-            shared.release(self.check.with_charges(leases), self.decision.source());
+            store.release(self.check.with_charges(leases), self.decision.source());
         }
     }
 }

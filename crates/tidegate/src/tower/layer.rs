@@ -16,7 +16,7 @@ use super::service::RateLimit;
 use super::tell::Fixed;
 use crate::clock::Clock;
 use crate::http::PathPolicy;
-use crate::limiter::{Backend, Limiter, LimiterBuilder};
+use crate::limiter::{Backend, StoreHandle};
 use crate::memory::{Memory, Series};
 use crate::resilience::{OnFailure, Resilient};
 use crate::store::{Charge, Scope, Store};
@@ -42,7 +42,7 @@ pub struct RateLimitLayer {
 #[derive(Clone)]
 pub(super) struct Setup {
     pub(super) rules: Vec<Rule>,
-    pub(super) limiter: Limiter,
+    pub(super) store: Arc<StoreHandle>,
     pub(super) on_failure: Option<OnFailure>,
     /// Whether the store answers.
     pub(super) outage: Arc<Outage>,
@@ -117,7 +117,7 @@ impl RateLimitLayer {
             metered: rules.iter().any(|rule| matches!(rule.pay, Pay::Metered)),
             fixed: Fixed::of(&rules),
             rules,
-            limiter: builder().build(),
+            store: Arc::new(StoreHandle::of_memory(Memory::new())),
             on_failure: None,
             outage: Arc::default(),
             grpc: false,
@@ -139,27 +139,32 @@ impl RateLimitLayer {
         self
     }
 
+    fn with_store(self, store: StoreHandle) -> Self {
+        self.with(|setup| setup.store = Arc::new(store))
+    }
+
     /// Keeps state in this memory store, and judges by its clock: a
     /// [`ManualClock`](crate::ManualClock) in tests.
     pub fn memory(self, memory: Memory) -> Self {
-        self.with(|setup| setup.limiter = builder().memory(memory).build())
+        self.with_store(StoreHandle::of_memory(memory))
     }
 
     /// Keeps state in any store; `clock` measures how long requests take.
     pub fn store(self, store: impl Store, clock: impl Into<Clock>) -> Self {
-        self.with(|setup| setup.limiter = builder().store(store, clock).build())
+        self.with_store(StoreHandle::new(Backend::Other(Box::new(store)), clock.into()))
     }
 
     /// Keeps state in Redis or Valkey. Put [`Resilient`] before it, so that there is an answer in
     /// time whatever happens.
     #[cfg(feature = "redis")]
     pub fn redis(self, redis: crate::redis::Redis) -> Self {
-        self.with(|setup| setup.limiter = builder().redis(redis).build())
+        self.store(redis, crate::SystemClock::new())
     }
 
     /// Keeps state in a remote store, with [`Resilient`] before it.
     pub fn resilient(self, resilient: Resilient) -> Self {
-        self.with(|setup| setup.limiter = builder().resilient(resilient).build())
+        let clock = resilient.clock().clone();
+        self.store(resilient, clock)
     }
 
     /// What happens when the store has no answer. With `Closed`, requests are answered with 503:
@@ -236,11 +241,6 @@ impl RateLimitLayer {
     }
 }
 
-/// For the store and the clock; the rules bring their own limits.
-fn builder() -> LimiterBuilder {
-    Limiter::builder("1/s".parse().expect("it is one"))
-}
-
 impl<S> Layer<S> for RateLimitLayer {
     type Service = RateLimit<S>;
 
@@ -259,7 +259,7 @@ impl Short {
 impl Setup {
     /// The memory store, if that is where state is kept.
     pub(super) fn memory(&self) -> Option<&Memory> {
-        match &self.limiter.shared().backend {
+        match &self.store.backend {
             Backend::Memory(memory) => Some(memory),
             Backend::Other(_) => None,
         }

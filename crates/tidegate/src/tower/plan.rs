@@ -319,7 +319,7 @@ async fn ask(
     meter: Option<Meter>,
     shadow: bool,
 ) -> Result<Asked, StoreError> {
-    let shared = setup.limiter.shared();
+    let store = &setup.store;
     let mut check =
         Check::new().policy(Policy { on_failure: setup.on_failure, ..Policy::default() });
     let mut pays: Vec<(usize, Pay)> = Vec::new();
@@ -339,12 +339,12 @@ async fn ask(
     }
     let leases: Vec<usize> =
         (0..check.charges().len()).filter(|index| is_lease(&check, *index)).collect();
-    let started = shared.clock.now();
+    let started = store.clock.now();
     let (decision, check) = if pays.is_empty() && leases.is_empty() {
-        (shared.backend.decide(&check).await?, check)
+        (store.backend.decide(&check).await?, check)
     } else {
-        let check = check.with_id(shared.ids.next());
-        (shared.decide_or_undo(&check).await?, check)
+        let check = check.with_id(store.next_id());
+        (store.decide_or_undo(&check).await?, check)
     };
     let decision = if shadow { decision.with_source(Source::Shadow) } else { decision };
     setup.observe(check.charges(), &decision, shadow);

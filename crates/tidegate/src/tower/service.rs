@@ -249,9 +249,9 @@ fn settle(mut passed: Passed, response: &ResponseHead<'_>) -> Result<Passed, Lat
     let settling = async move {
         for (after, settlement) in passed.after.iter_mut().zip(settlements) {
             let Some(settlement) = settlement else { continue };
-            let shared = Arc::clone(after.setup.limiter.shared());
+            let store = Arc::clone(&after.setup.store);
             // Without an answer the estimate stays.
-            if let Ok(decision) = shared.decide(settlement.check.clone()).await
+            if let Ok(decision) = store.decide(settlement.check.clone()).await
                 && let Some(tell) = after.settled(&settlement, &decision)
             {
                 passed.tell = tell;
