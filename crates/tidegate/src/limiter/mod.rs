@@ -18,8 +18,8 @@ use crate::http::headers::{self, Families};
 use crate::memory::Memory;
 use crate::resilience::{OnFailure, Policy, Resilient, SyncMode};
 use crate::store::{Check, Scope, Store, StoreError, Subject, distinct};
-pub use acquire::{Acquire, AcquireError, Pass};
 use acquire::Queues;
+pub use acquire::{Acquire, AcquireError, Pass};
 pub use handle::LeaseReleaser;
 pub(crate) use handle::{Backend, StoreHandle};
 use handle::{MAX_WAITING, MAX_WAITING_PER_KEY};
@@ -212,11 +212,7 @@ impl Limiter {
 
     /// Takes `units` even if fewer are left, down to the limit's debt: for work that is done
     /// already.
-    pub fn debit<'a, K: AsRef<[u8]> + ?Sized>(
-        &'a self,
-        key: &'a K,
-        units: u64,
-    ) -> LimiterCall<'a> {
+    pub fn debit<'a, K: AsRef<[u8]> + ?Sized>(&'a self, key: &'a K, units: u64) -> LimiterCall<'a> {
         self.call(Op::Debit, key.as_ref(), units)
     }
 
