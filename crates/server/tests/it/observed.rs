@@ -320,11 +320,11 @@ fn numbers_are_written_anew_only_so_often() {
     assert!(pages.len() as u64 <= most, "{} pages, at most {most}", pages.len());
 }
 
-/// The table of docs/operations.md names every metric with its kind, and no other.
+/// The table of docs/metrics.md names every metric with its kind, and no other.
 #[test]
 fn the_page_has_every_metric() {
     let page =
-        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operations.md"))
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics.md"))
             .unwrap();
     let told: BTreeMap<String, String> = page
         .lines()
