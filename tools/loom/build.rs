@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs};
 
-const UNDER_TEST: &str = "../../crates/tidegate/src/memory/version.rs";
+const UNDER_TEST: &str = "../../crates/tidegate/src/sync/version.rs";
 
 fn main() {
     println!("cargo::rerun-if-changed={UNDER_TEST}");

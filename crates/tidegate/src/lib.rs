@@ -48,6 +48,7 @@ mod files;
 pub mod http;
 mod limiter;
 pub mod memory;
+mod raw;
 #[cfg(feature = "redis")]
 pub mod redis;
 pub mod resilience;

@@ -6,8 +6,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 use tidegate_core::Timestamp;
 
-use crate::memory::{raw, version};
-use crate::sync::{AtomicU64, Ordering};
+use crate::raw;
+use crate::sync::{AtomicU64, Ordering, version};
 
 /// How long the processor's counter is trusted after the operating system was last asked.
 const TRUST_US: u64 = 5_000;

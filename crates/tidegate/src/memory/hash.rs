@@ -14,7 +14,7 @@ use std::hash::Hasher;
 use aes::hazmat::cipher_round;
 use siphasher::sip128::{Hasher128, SipHasher13};
 
-use super::raw::Aes;
+use crate::raw::Aes;
 
 /// Keys of up to so many bytes have a place for every block.
 const LONGEST: usize = 1024;

@@ -6,7 +6,7 @@ use tidegate_core::algorithm::Window;
 use tidegate_core::{Algorithm, Limit, Timestamp};
 
 use super::gate::Answer;
-use super::raw;
+use crate::raw;
 use super::shard::{self, Shard, Tag};
 use super::slots::Words;
 

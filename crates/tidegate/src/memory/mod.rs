@@ -10,12 +10,10 @@ mod hash;
 mod interned;
 mod line;
 mod overflow;
-pub(crate) mod raw;
 mod series;
 mod shard;
 mod slots;
 mod snapshot;
-pub(crate) mod version;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -26,6 +24,7 @@ use tidegate_core::algorithm::bucket::Level;
 use tidegate_core::{Algorithm, Decision, Limit, Op, Record, Timestamp, Verdict};
 
 use crate::clock::Clock;
+use crate::raw;
 use crate::store::{Charge, Check, Deciding, InvalidCheck, Scope, Store};
 #[cfg(feature = "tower")]
 pub(crate) use gate::Brief;
@@ -35,7 +34,7 @@ use hash::Hashing;
 pub use interned::ReservedLimits;
 use interned::{Interned, Pinned};
 use line::Line;
-pub use overflow::Overflow;
+pub use crate::store::Overflow;
 use overflow::{Ask, Held, Home, Overflows};
 pub use series::Series;
 use shard::{Packed, Shard, Tag};

@@ -4,22 +4,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tidegate_core::{Algorithm, Id, Limit, Op, Record, Timestamp};
 
+use crate::store::Overflow;
+
 /// The most limits that can have a shared state for overflowing keys; a check over several may go a
 /// few beyond it.
 const MAX_OVERFLOWS: usize = 1024;
-
-/// What happens to a new key when every place is taken by a key that is in use. A key in use is
-/// never forgotten for a new one.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Overflow {
-    /// All keys that find no place share one state per limit: together they get what one key gets.
-    #[default]
-    SharedBucket,
-    /// New keys are denied.
-    DenyNew,
-    /// New keys are allowed and not counted.
-    AllowNew,
-}
 
 /// The shared states of keys that found no place.
 #[derive(Debug, Default)]

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use super::raw::{self, FEW, HUGE, Later};
+use crate::raw::{self, FEW, HUGE, Later, Slot};
 
 /// What a key is known by: a keyed hash in 128 bits. The bytes of the key are not kept.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -40,16 +40,6 @@ impl Entry {
     fn is_empty(&self) -> bool {
         self.high == 0
     }
-}
-
-/// One key: half a cache line. Written only by who holds the lock of its shard.
-#[derive(Debug)]
-#[repr(C, align(32))]
-pub(crate) struct Slot {
-    order: AtomicU64,
-    other: AtomicU64,
-    low: AtomicU64,
-    high: AtomicU64,
 }
 
 impl Slot {

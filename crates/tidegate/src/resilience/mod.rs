@@ -33,7 +33,6 @@ mod last_answer;
 mod lease;
 mod nodes;
 mod outage;
-mod policy;
 mod share;
 mod state;
 mod stats;
@@ -49,9 +48,9 @@ use tidegate_core::{Decision, Id, Op, Source, Timestamp, Verdict};
 
 pub use self::breaker::BreakerState;
 pub use self::nodes::NodesFrom;
-pub use self::policy::{OnFailure, Policy, SyncMode};
 pub use self::state::{StoreState, StoreStatus};
 pub use self::stats::ResilienceStats;
+pub use crate::store::{OnFailure, Policy, SyncMode};
 
 use self::async_sync::{Here, Unsynced};
 use self::background::Stray;

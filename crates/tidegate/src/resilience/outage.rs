@@ -17,7 +17,7 @@ use super::breaker::Change;
 use super::state::{Changed, StoreState, StoreStatus};
 use super::stats::one;
 use super::{Inner, PARTS, Policy};
-use crate::events;
+use crate::events::{self, StoreOutage};
 use crate::store::{Charge, Check, Scope, StoreError, Subject};
 use crate::turns::in_time;
 
@@ -396,7 +396,18 @@ impl Inner {
     /// Reports that the state of the store is another now.
     fn tell(&self) {
         let status = self.status();
-        events::store(&status);
+        let outage = StoreOutage {
+            why: status.state.why(),
+            advice: status.state.advice(),
+            nodes: status.nodes,
+            nodes_from: status.nodes_from.name(),
+            enforced: &status.enforced(),
+        };
+        match status.state {
+            StoreState::Healthy => events::store_decides(),
+            StoreState::Unreachable { .. } => events::store_unreachable(&outage),
+            StoreState::Refused { .. } => events::store_refuses(&outage),
+        }
         if let Some(tell) = self.on_state.get() {
             tell(&status);
         }

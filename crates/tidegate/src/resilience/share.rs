@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tidegate_core::{Algorithm, Decision, Limit, Op, Period, Retry, Source, Timestamp, Verdict};
 
-use super::policy::OnFailure;
+use crate::store::OnFailure;
 use crate::clock::Clock;
 use crate::memory::Memory;
 use crate::store::{Charge, Check, InvalidCheck};

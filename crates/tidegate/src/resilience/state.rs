@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::nodes::NodesFrom;
-use super::policy::OnFailure;
+use crate::store::OnFailure;
 
 /// Whether the store decides, as far as this node knows; of a cluster, whether all of it does.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -1,6 +1,6 @@
 //! The product's file itself.
 
-#[path = "../../../../crates/tidegate/src/memory/version.rs"]
+#[path = "../../../../crates/tidegate/src/sync/version.rs"]
 pub(super) mod version;
 
 #[path = "../scenarios.rs"]

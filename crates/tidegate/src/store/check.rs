@@ -1,90 +1,41 @@
-//! The port between the limiter and whatever keeps its state: a check goes in, a decision comes
-//! out.
-//!
-//! No get, no set, no compare-and-swap: a store is atomic by itself, and brings the clock that
-//! judges.
+//! Checks: what a store decides.
 
 use std::borrow::Cow;
-use std::error::Error;
-use std::future::Future;
-use std::pin::Pin;
 
-use tidegate_core::{Algorithm, Decision, Id, Limit, Limits, Op};
+use tidegate_core::{Algorithm, Id, Limit, Limits, Op};
 
-use crate::resilience::Policy;
+use super::policy::Policy;
 
-/// The most charges one check may have.
+/// The maximum number of charges in a check.
 pub const MAX_CHARGES: usize = 64;
-/// The longest key, in bytes.
+/// The maximum length of a key, in bytes.
 pub const MAX_KEY_BYTES: usize = 1024;
 
-/// Keeps the state of every key, and the clock that judges it.
-pub trait Store: Send + Sync + 'static {
-    /// Decides `check` and does what it says, as one atomic step.
-    fn decide<'a>(&'a self, check: &'a Check<'a>) -> Deciding<'a>;
-
-    /// Which parts of the store would decide `check`, a bit for each, if parts can fail by
-    /// themselves: the servers of a cluster. What stands before the store,
-    /// [`Resilient`](crate::resilience::Resilient), keeps apart how they fare.
-    fn parts(&self, _check: &Check<'_>) -> u64 {
-        1
-    }
-}
-
-/// What [`Store::decide`] returns.
-pub type Deciding<'a> = Pin<Box<dyn Future<Output = Result<Decision, StoreError>> + Send + 'a>>;
-
-/// There is no decision: the request was neither allowed nor denied.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StoreError {
-    /// The check itself is not one that can be decided; trying again will not help.
-    #[error("invalid check: {0}")]
-    Invalid(#[from] InvalidCheck),
-    /// The store did not answer; the same check may succeed in a moment.
-    #[error("the store did not answer: {0}")]
-    Unavailable(#[source] Box<dyn Error + Send + Sync>),
-    /// A key holds something that Tidegate did not write.
-    #[error("key {key:?} holds something that Tidegate did not write: {reason}")]
-    Corrupt {
-        /// The key, escaped and shortened.
-        key: String,
-        /// What was found.
-        reason: String,
-    },
-}
-
-/// Each of these limits once, in the order of a check's charges.
-pub(crate) fn distinct(limits: &Limits) -> Vec<&Limit> {
-    let mut distinct = Vec::with_capacity(limits.as_slice().len());
-    for limit in limits {
-        if !distinct.contains(&limit) {
-            distinct.push(limit);
-        }
-    }
-    distinct
-}
-
-/// What is wrong with a check.
+/// Why no store can decide a check.
+///
+/// ```
+/// use tidegate::{Check, InvalidCheck};
+/// assert_eq!(Check::new().validate(), Err(InvalidCheck::Empty));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidCheck {
-    /// It charges nothing.
+    /// The check has no charges.
     #[error("no charges: expected at least one key with a limit")]
     Empty,
-    /// It charges too much at once.
+    /// The check has too many charges.
     #[error("{charges} charges: expected at most {MAX_CHARGES}")]
     TooManyCharges {
-        /// How many it has.
+        /// The number of its charges.
         charges: usize,
     },
-    /// A key is too long to be kept by every store.
+    /// A key is too long.
     #[error("a key of {bytes} bytes: expected at most {MAX_KEY_BYTES}")]
     KeyTooLong {
-        /// How long it is.
+        /// The length of the key.
         bytes: usize,
     },
-    /// `take` grants the same from every charge, so all must ask for the same.
+    /// The costs of a `take` differ. A `take` grants the same number of units from every charge.
     #[error(
         "take asks for {first} of one limit and {other} of another: expected the same cost everywhere"
     )]
@@ -96,7 +47,7 @@ pub enum InvalidCheck {
     },
 }
 
-/// One or more charges that are decided together, all or nothing.
+/// An operation on one or more charges, decided together: all or nothing.
 ///
 /// ```
 /// use tidegate::{Check, Limits};
@@ -111,15 +62,15 @@ pub struct Check<'a> {
     op: Op,
     charges: Charges<'a>,
     id: Option<Id>,
-    /// Of the charges that are added next.
+    /// The policy of charges that are added from now on.
     policy: Policy,
 }
 
-/// The charges of a check. Most checks have one, which is held without an allocation.
+/// The charges of a check. A single charge needs no allocation.
 #[derive(Clone, Debug)]
 enum Charges<'a> {
     One(Charge<'a>),
-    /// None, or several.
+    /// No charge, or several.
     Many(Vec<Charge<'a>>),
 }
 
@@ -150,25 +101,41 @@ impl<'a> Charges<'a> {
     }
 }
 
-/// One limit on one key.
+/// One limit on one key, and the units to take.
+///
+/// ```
+/// use tidegate::{Check, Limit};
+/// let limit: Limit = "10/s".parse()?;
+/// let check = Check::new().charge("user:7", [&limit], 3);
+/// let charge = &check.charges()[0];
+/// assert_eq!((charge.limit, charge.cost), (limit, 3));
+/// # Ok::<(), tidegate::ParseError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Charge<'a> {
-    /// Whose budget.
+    /// The key and its scope.
     pub subject: Subject<'a>,
     /// The limit.
     pub limit: Limit,
-    /// Which of the subject's limits it is. Together with the subject it says whose state this is.
+    /// The index of the limit among those of the subject. State belongs to subject and position.
     pub position: u16,
-    /// How much.
+    /// The units to take.
     pub cost: u64,
-    /// For `settle`: how much had been charged before.
+    /// For `settle`: the units that were charged before.
     pub reserved: u64,
-    /// How near to a remote store it may be decided, and what happens without an answer, or without
-    /// room.
+    /// What happens if the store cannot decide it as usual.
     pub policy: Policy,
 }
 
-/// Whose budget: a key within a scope. Keys of different scopes never meet.
+/// A key within a scope. Equal keys in different scopes are independent.
+///
+/// ```
+/// use tidegate::{Check, Limit, Scope, Subject};
+/// let limit: Limit = "10/s".parse()?;
+/// let subject = Subject { scope: Scope::Rule("logins".into()), key: b"user:7".into() };
+/// let check = Check::new().charge_subject(subject, [&limit], 1);
+/// # Ok::<(), tidegate::ParseError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Subject<'a> {
     /// The scope.
@@ -177,21 +144,28 @@ pub struct Subject<'a> {
     pub key: Cow<'a, [u8]>,
 }
 
-/// Where a key belongs.
+/// The namespace of a key.
+///
+/// ```
+/// use tidegate::{Limit, Memory, Scope};
+/// let (memory, limit): (Memory, Limit) = (Memory::new(), "1/s".parse()?);
+/// let [a, b] = ["logins", "uploads"].map(|name| memory.prepare(&Scope::Rule(name.into()), &limit));
+/// assert!(a.check("user:7", 1).allowed && b.check("user:7", 1).allowed);
+/// # Ok::<(), tidegate::ParseError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Scope<'a> {
-    /// Given by the caller together with its limits. Its state is known by key, algorithm and
-    /// position, so that two callers who use one key with different algorithms do not disturb each
-    /// other.
+    /// The scope of limits without a name. State belongs to key, algorithm and position, so two
+    /// callers that use one key with different algorithms are independent.
     AdHoc,
-    /// Of a named rule. Its state is known by name, key and position: a rule that changes keeps
-    /// what was used.
+    /// The scope of a named rule. State belongs to name, key and position, so a rule that changes
+    /// keeps the usage of its keys.
     Rule(Cow<'a, str>),
 }
 
 impl Charge<'_> {
-    /// The same charge, with a key and a name of its own.
+    /// The charge with an owned key and name.
     pub(crate) fn into_owned(self) -> Charge<'static> {
         let scope = match self.subject.scope {
             Scope::AdHoc => Scope::AdHoc,
@@ -205,7 +179,7 @@ impl Charge<'_> {
 }
 
 impl<'a> Check<'a> {
-    /// A check of nothing yet.
+    /// Creates a check without charges.
     #[allow(
         clippy::new_without_default,
         reason = "a check without charges is not one that can be decided"
@@ -214,13 +188,13 @@ impl<'a> Check<'a> {
         Self::of(Op::Check)
     }
 
-    /// The same for another operation.
+    /// Creates another operation without charges.
     pub fn of(op: Op) -> Self {
         Check { op, charges: Charges::Many(Vec::new()), id: None, policy: Policy::default() }
     }
 
-    /// Charges that are added from here on are decided on these terms, by what stands before a
-    /// remote store ([`Resilient`](crate::resilience::Resilient)) and by a store in memory that has no room.
+    /// Sets the policy of charges that are added from now on. The resilience layer
+    /// ([`Resilient`](crate::resilience::Resilient)) follows it, and a memory store that is full.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self
@@ -240,12 +214,12 @@ impl<'a> Check<'a> {
         self.charge_subject(subject, limits, cost)
     }
 
-    /// The same under the name of a rule or budget: its state is known by that name and the key,
-    /// whatever else is in the check.
+    /// Adds a charge of `cost` for each of `limits` on `key` in the scope of a named rule or
+    /// budget.
     ///
-    /// Without a name the state of a limit is known by its position among those of its key, so a
-    /// check over two budgets of one key must always list them in the same order. With names each
-    /// can also be asked about alone.
+    /// Without a name, the state of a limit belongs to its position among the limits of its key, so
+    /// two budgets of one key must be listed in the same order in every check. With names, each
+    /// budget can also be checked separately.
     pub fn charge_named<K>(
         self,
         name: &'a str,
@@ -261,8 +235,8 @@ impl<'a> Check<'a> {
         self.charge_subject(subject, limits, cost)
     }
 
-    /// Adds a charge of `cost` for each of `limits` on a subject. Equal limits are charged
-    /// together.
+    /// Adds a charge of `cost` for each of `limits` on `subject`. A limit that is listed twice gets
+    /// one charge of the sum.
     pub fn charge_subject(
         mut self,
         subject: Subject<'a>,
@@ -273,7 +247,6 @@ impl<'a> Check<'a> {
             let mut own =
                 self.charges.as_mut_slice().iter_mut().filter(|charge| charge.subject == subject);
             if let Some(equal) = own.find(|charge| charge.limit == *limit) {
-                // A key charged twice by one limit pays the sum, in one go.
                 equal.cost = equal.cost.saturating_add(cost);
                 continue;
             }
@@ -293,20 +266,20 @@ impl<'a> Check<'a> {
         self
     }
 
-    /// Gives the call an id, by which it can be settled, refunded or released, and under which it
-    /// is not taken twice.
+    /// Sets the id by which the charge can be settled, refunded or released. A check with the id of
+    /// an earlier one is not charged again.
     pub fn with_id(mut self, id: Id) -> Self {
         self.id = Some(id);
         self
     }
 
-    /// For a settlement: how much every charge had been reserved at.
+    /// For `settle`: sets the units at which every charge was reserved.
     pub fn reserving(mut self, units: u64) -> Self {
         self.charges.as_mut_slice().iter_mut().for_each(|charge| charge.reserved = units);
         self
     }
 
-    /// What to do.
+    /// The operation.
     pub fn op(&self) -> Op {
         self.op
     }
@@ -330,12 +303,12 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Its id, if it has one.
+    /// The id, if there is one.
     pub fn id(&self) -> Option<Id> {
         self.id
     }
 
-    /// The same check, with keys and names of its own.
+    /// The check with owned keys and names.
     pub(crate) fn into_owned(self) -> Check<'static> {
         let charges = match self.charges {
             Charges::One(charge) => Charges::One(charge.into_owned()),
@@ -346,7 +319,8 @@ impl<'a> Check<'a> {
         Check { op: self.op, charges, id: self.id, policy: self.policy }
     }
 
-    /// The same operation without charges on `concurrent` limits: leases are not settled, they end.
+    /// The check without charges on `concurrent` limits, whose leases are not settled but end.
+    /// Hidden because only the server of this workspace needs it.
     #[doc(hidden)]
     pub fn without_leases(mut self) -> Self {
         let is_lease =
@@ -359,18 +333,18 @@ impl<'a> Check<'a> {
         self
     }
 
-    /// The same operation on charges that were made elsewhere.
+    /// The check with other charges.
     pub(crate) fn with_charges(&self, charges: Vec<Charge<'a>>) -> Self {
         Check { op: self.op, charges: Charges::Many(charges), id: self.id, policy: self.policy }
     }
 
-    /// The same charges for another operation.
+    /// The check with another operation.
     pub(crate) fn into_op(mut self, op: Op) -> Self {
         self.op = op;
         self
     }
 
-    /// The same without a name of its own.
+    /// The check without its id.
     pub(crate) fn without_id(mut self) -> Self {
         self.id = None;
         self
@@ -380,10 +354,10 @@ impl<'a> Check<'a> {
         self.charges.as_mut_slice()
     }
 
-    /// Whether any store could decide it.
+    /// Returns an error if no store can decide the check.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Why it cannot be decided.
     pub fn validate(&self) -> Result<(), InvalidCheck> {
         let Some(first) = self.charges.as_slice().first() else { return Err(InvalidCheck::Empty) };
         if self.charges.as_slice().len() > MAX_CHARGES {
@@ -400,3 +374,15 @@ impl<'a> Check<'a> {
         Ok(())
     }
 }
+
+/// The limits without repetitions, in the order of a check's charges.
+pub(crate) fn distinct(limits: &Limits) -> Vec<&Limit> {
+    let mut distinct = Vec::with_capacity(limits.as_slice().len());
+    for limit in limits {
+        if !distinct.contains(&limit) {
+            distinct.push(limit);
+        }
+    }
+    distinct
+}
+

@@ -5,8 +5,7 @@ use std::ops::{Deref, Range};
 use std::ptr::{NonNull, null_mut};
 use std::sync::OnceLock;
 
-use super::version;
-use crate::sync::{AtomicPtr, AtomicUsize};
+use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, version};
 
 /// Types for which all bytes zero are a value, that need no dropping and are shared between
 /// threads.
@@ -15,8 +14,18 @@ use crate::sync::{AtomicPtr, AtomicUsize};
 /// Both must be true.
 pub(crate) unsafe trait Zero: Sync + Send {}
 
+/// One key of the memory store: half a cache line. Written only under the lock of its shard.
+#[derive(Debug)]
+#[repr(C, align(32))]
+pub(crate) struct Slot {
+    pub(crate) order: AtomicU64,
+    pub(crate) other: AtomicU64,
+    pub(crate) low: AtomicU64,
+    pub(crate) high: AtomicU64,
+}
+
 // SAFETY: four zero words are four zero words.
-unsafe impl Zero for crate::memory::slots::Slot {}
+unsafe impl Zero for Slot {}
 
 const LINE: usize = 64;
 /// A huge page, on most machines. Memory of one or more is made of them where the system can, which

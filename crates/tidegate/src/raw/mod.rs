@@ -17,9 +17,8 @@ mod zeroed;
 
 use lock_api::{GuardSend, Mutex, MutexGuard, RawMutex};
 
-use super::version;
-use crate::sync::AtomicU64;
-pub(crate) use zeroed::{FEW, HUGE, Later};
+use crate::sync::{AtomicU64, version};
+pub(crate) use zeroed::{FEW, HUGE, Later, Slot};
 
 /// How often to look again before letting other threads run.
 const SPINS: u32 = 64;
