@@ -6,9 +6,9 @@ use tidegate_core::algorithm::Window;
 use tidegate_core::{Algorithm, Limit, Timestamp};
 
 use super::gate::Answer;
-use crate::raw;
 use super::shard::{self, Shard, Tag};
 use super::slots::Words;
+use crate::raw;
 
 /// A shard's lock on a cache line of its own. The shard itself is elsewhere, so that the locks take
 /// little of the cache.

@@ -25,6 +25,7 @@ use tidegate_core::{Algorithm, Decision, Limit, Op, Record, Timestamp, Verdict};
 
 use crate::clock::Clock;
 use crate::raw;
+pub use crate::store::Overflow;
 use crate::store::{Charge, Check, Deciding, InvalidCheck, Scope, Store};
 #[cfg(feature = "tower")]
 pub(crate) use gate::Brief;
@@ -34,7 +35,6 @@ use hash::Hashing;
 pub use interned::ReservedLimits;
 use interned::{Interned, Pinned};
 use line::Line;
-pub use crate::store::Overflow;
 use overflow::{Ask, Held, Home, Overflows};
 pub use series::Series;
 use shard::{Packed, Shard, Tag};

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tidegate_core::{Algorithm, Decision, Limit, Op, Period, Retry, Source, Timestamp, Verdict};
 
-use crate::store::OnFailure;
 use crate::clock::Clock;
 use crate::memory::Memory;
+use crate::store::OnFailure;
 use crate::store::{Charge, Check, InvalidCheck};
 
 /// How many keys can be decided alone.

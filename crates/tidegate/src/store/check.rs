@@ -385,4 +385,3 @@ pub(crate) fn distinct(limits: &Limits) -> Vec<&Limit> {
     }
     distinct
 }
-
