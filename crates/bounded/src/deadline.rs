@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 const TURNS: usize = 3;
 
 /// Waits for `answer` until `deadline`. None, if it has not come.
-pub(crate) async fn in_time<F: Future>(deadline: Instant, answer: F) -> Option<F::Output> {
+pub async fn in_time<F: Future>(deadline: Instant, answer: F) -> Option<F::Output> {
     let mut answer = pin!(answer);
     if let Ok(answer) = timeout_at(deadline, answer.as_mut()).await {
         return Some(answer);

@@ -8,15 +8,16 @@ use std::time::Duration;
 
 /// Where chance comes from. Clones draw from the same.
 #[derive(Clone, Debug)]
-pub(crate) struct Chance(Arc<AtomicU64>);
+pub struct Chance(Arc<AtomicU64>);
 
 impl Chance {
-    pub(crate) fn of_seed(seed: u64) -> Self {
+    /// The same numbers for the same seed.
+    pub fn of_seed(seed: u64) -> Self {
         Chance(Arc::new(AtomicU64::new(seed)))
     }
 
     /// Any number.
-    pub(crate) fn number(&self) -> u64 {
+    pub fn number(&self) -> u64 {
         let mut z = self.0.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

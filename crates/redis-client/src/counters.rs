@@ -7,8 +7,8 @@ macro_rules! counters {
         /// What has happened so far.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
-        pub(crate) struct Counters {
-            $($(#[$doc])* pub(crate) $name: u64,)*
+        pub struct Counters {
+            $($(#[$doc])* pub $name: u64,)*
         }
 
         /// The same while it is being counted.

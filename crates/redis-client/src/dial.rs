@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use super::handshake;
 use super::outcome::{Failure, FailureKind, escaped};
 use super::sentinel::{Primary, Sentinels};
-#[cfg(feature = "redis-tls")]
+#[cfg(feature = "tls")]
 use super::tls::TlsClient;
 use super::url::{Host, Login, Protocol};
 
@@ -37,7 +37,7 @@ pub(super) struct Profile {
     pub(super) protocol: Option<Protocol>,
     pub(super) client_name: String,
     pub(super) connector: Option<Connector>,
-    #[cfg(feature = "redis-tls")]
+    #[cfg(feature = "tls")]
     pub(super) tls: Option<TlsClient>,
 }
 
@@ -59,7 +59,14 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Link for T {}
 
 /// Somebody who makes streams.
 #[derive(Clone)]
-pub(crate) struct Connector(pub(crate) Arc<dyn Connect>);
+pub struct Connector(Arc<dyn Connect>);
+
+impl Connector {
+    /// Makes streams by `connect`.
+    pub fn new(connect: impl Connect) -> Self {
+        Connector(Arc::new(connect))
+    }
+}
 
 impl fmt::Debug for Connector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -179,7 +186,7 @@ pub(super) async fn connect(
     let stream = connect_to_one(place, &addresses).await?;
     // One write per batch already; waiting for more bytes would only add delay.
     let _ = stream.set_nodelay(true);
-    #[cfg(feature = "redis-tls")]
+    #[cfg(feature = "tls")]
     if let Some(tls) = &profile.tls {
         return tls.connect(host, stream).await;
     }
@@ -247,7 +254,7 @@ pub(super) enum Stream {
     Tcp(TcpStream),
     #[cfg(unix)]
     Unix(UnixStream),
-    #[cfg(feature = "redis-tls")]
+    #[cfg(feature = "tls")]
     Tls(Box<tokio_rustls::client::TlsStream<TcpStream>>),
     Other(Box<dyn Link>),
 }
@@ -258,7 +265,7 @@ macro_rules! each {
             Stream::Tcp($stream) => $call,
             #[cfg(unix)]
             Stream::Unix($stream) => $call,
-            #[cfg(feature = "redis-tls")]
+            #[cfg(feature = "tls")]
             Stream::Tls($stream) => $call,
             Stream::Other($stream) => $call,
         }

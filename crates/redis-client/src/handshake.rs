@@ -164,7 +164,7 @@ impl Chat {
         let why = escaped(&error.to_string());
         let text = format!("the connection to {} broke during the greeting: {why}", self.place);
         // A server that wants another certificate says so only now.
-        #[cfg(feature = "redis-tls")]
+        #[cfg(feature = "tls")]
         if super::tls::is_about_tls(error) {
             return Failure::local(FailureKind::Tls, text);
         }

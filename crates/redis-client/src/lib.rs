@@ -1,19 +1,36 @@
-//! The connection layer: commands go to the server that owns a slot, and every one ends as applied,
-//! not applied, or unknown.
+//! The connection to Redis and Valkey: a command goes to the server that owns its slot, and every
+//! call ends as applied, not applied, or unknown.
 //!
-//! In reading order: [`Router`] is what the store holds. It knows the [`node`]s of a topology, each
-//! a few [`conn`]ections that many callers share. A task per connection, [`driver`], connects;
-//! while a connection is up, [`serving`] is the only one that touches the socket. What replies and
-//! failures mean stands in one table, [`outcome`].
+//! One server, Sentinel and Cluster, over TCP, TLS or unix sockets, chosen by a [`RedisUrl`]. Many
+//! callers share few connections; their commands are pipelined.
+//!
+//! ```no_run
+//! use tidegate_redis_client::{Outcome, Router, Script, Settings, slot_of};
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let router = Router::new("redis://127.0.0.1/".parse()?, Settings::default())?;
+//! let script = Script::new("return redis.call('INCRBY', KEYS[1], ARGV[1])");
+//! let slot = slot_of(b"visits");
+//! match router.eval(&script, slot, &["visits"], &["3"], router.deadline()).await {
+//!     Outcome::Applied(value) => println!("{:?} visits", value.as_int()),
+//!     Outcome::NotApplied(failure) => println!("{failure}; it is safe to try again"),
+//!     Outcome::Unknown(failure) => println!("{failure}; trying again may count twice"),
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! In reading order: `router.rs` sends calls to the nodes of a topology (`node.rs`), each with a few
+//! connections (`conn/`) that many callers share. A task per connection (`driver.rs`) connects and
+//! reconnects; while a connection is up, only `serving.rs` touches the socket. `outcome.rs` is the
+//! one table of what replies and failures mean.
 //!
 //! ```text
 //!  caller            caller           caller
 //!    | eval            | eval           |            encode into one buffer, under a short lock
 //!    +--------+--------+--------+-------+
 //!             v                 |
-//!       queue of a connection   |  a place in line each; a caller that goes away leaves its place
+//!       queue of a connection   |  an entry per call; a cancelled call leaves its entry behind
 //!             |                 |
-//!       driver: one write for all that wait, one read for all that came back
+//!       driver: one write for all queued calls, one read for all replies
 //!             |
 //!           server
 //! ```
@@ -23,9 +40,9 @@
 //! - It ends by its deadline, whatever the server, the network or the driver do.
 //! - *Not applied* means that no byte of it was given to the socket, or that the server said so.
 //!   Only such a call is tried again, once.
-//! - A caller gets its own reply or none. Places in line are given up only by the driver, when the
-//!   reply has come.
-//! - Queues, replies, redirects, attempts to connect and the places in line are bounded.
+//! - A caller gets its own reply or none. Only the driver frees the entry of a sent call, when its
+//!   reply has arrived.
+//! - Queues, replies, redirects, attempts to connect and entries are bounded.
 
 mod chance;
 mod cluster;
@@ -34,6 +51,7 @@ mod counters;
 mod dial;
 mod driver;
 #[cfg(feature = "fuzzing")]
+#[doc(hidden)]
 pub mod fuzzing;
 mod handshake;
 mod node;
@@ -44,10 +62,10 @@ mod script;
 mod sentinel;
 mod serving;
 mod slot;
-#[cfg(feature = "redis-tls")]
+#[cfg(feature = "tls")]
 mod tls;
-#[cfg(feature = "redis-tls")]
-mod tls_problem;
+#[cfg(feature = "tls")]
+pub mod tls_problem;
 mod url;
 
 #[cfg(test)]
@@ -55,54 +73,49 @@ mod tests;
 
 use std::time::Duration;
 
-pub(crate) use chance::Chance;
-pub(crate) use counters::Counters;
-pub(crate) use dial::Connector;
-pub use dial::{Connect, Connecting, Link};
-pub(crate) use node::NodeId;
-pub use outcome::{Failure, FailureKind};
-pub(crate) use outcome::{Outcome, is_unknown_command};
-pub(crate) use resp::Value;
-pub(crate) use router::Router;
-pub(crate) use script::Script;
-pub(crate) use slot::slot_of;
-#[cfg(feature = "redis-tls")]
-pub use tls_problem::{described as rustls_problem, no_pem, pem_problem, tls_problem};
-pub(crate) use url::Secret;
-pub use url::{InvalidSecret, RedisUrl, RedisUrlError};
+pub use chance::Chance;
+pub use counters::Counters;
+pub use dial::{Connect, Connecting, Connector, Link};
+pub use node::NodeId;
+pub use outcome::{Failure, FailureKind, Outcome, is_unknown_command};
+pub use resp::Value;
+pub use router::Router;
+pub use script::Script;
+pub use slot::slot_of;
+pub use url::{InvalidSecret, RedisUrl, RedisUrlError, Secret};
 
 /// How to connect, and what may be waited for and kept. [`Router::new`] refuses what makes no
 /// sense.
 #[derive(Clone, Debug)]
-pub(crate) struct Settings {
+pub struct Settings {
     /// How long one call may take, everything included. [`Router::deadline`] counts from now.
-    pub(crate) timeout: Duration,
+    pub timeout: Duration,
     /// How long connecting may take, from the name of the server to its greeting.
-    pub(crate) connect_timeout: Duration,
+    pub connect_timeout: Duration,
     /// How long a server may say nothing to calls that wait, before the connection counts as dead.
-    pub(crate) silence: Duration,
+    pub silence: Duration,
     /// After how long without calls the server is asked whether it is still there.
-    pub(crate) ping_every: Duration,
+    pub ping_every: Duration,
     /// Connections to each server: 1 to [`MAX_CONNECTIONS`].
-    pub(crate) connections_per_node: usize,
+    pub connections_per_node: usize,
     /// Calls that may wait on one connection, queued or unanswered.
-    pub(crate) max_in_flight: usize,
+    pub max_in_flight: usize,
     /// Bytes of calls that may wait to be sent on one connection.
-    pub(crate) max_queued_bytes: usize,
+    pub max_queued_bytes: usize,
     /// The largest reply to a script.
-    pub(crate) max_script_reply: usize,
+    pub max_script_reply: usize,
     /// The largest reply to a command of [`Router::command`].
-    pub(crate) max_command_reply: usize,
+    pub max_command_reply: usize,
     /// What the connections are called on the server.
-    pub(crate) client_name: String,
+    pub client_name: String,
     /// Who makes streams, if they are not to be sockets.
-    pub(crate) connector: Option<Connector>,
+    pub connector: Option<Connector>,
     /// Where chance comes from.
-    pub(crate) chance: Chance,
+    pub chance: Chance,
 }
 
 /// The most connections to one server.
-pub(crate) const MAX_CONNECTIONS: usize = 8;
+pub const MAX_CONNECTIONS: usize = 8;
 
 impl Default for Settings {
     fn default() -> Self {

@@ -21,7 +21,7 @@ const MAX_MISSES: usize = 3;
 
 /// Which server. `Display` is its address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct NodeId(pub(super) Place);
+pub struct NodeId(pub(super) Place);
 
 impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

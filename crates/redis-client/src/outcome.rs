@@ -11,7 +11,7 @@ use super::resp::Value;
 
 /// What became of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub enum Outcome {
     /// The server ran it to the end and this is its answer.
     Applied(Value),
     /// It was certainly not run. It may be tried again.
@@ -142,7 +142,7 @@ impl Failure {
     }
 
     /// A failure on this side of the wire. `text` must be a sentence without credentials.
-    pub(crate) fn local(kind: FailureKind, text: impl Into<Arc<str>>) -> Self {
+    pub fn local(kind: FailureKind, text: impl Into<Arc<str>>) -> Self {
         Failure { kind, text: text.into(), passes: false }
     }
 
@@ -279,7 +279,7 @@ fn lacks_permission(error: &str) -> bool {
 /// What servers say when a script calls a command that they do not have: `Unknown Redis command
 /// called from Lua script` (6.2), `Unknown Redis command called from script` (7.0 and later),
 /// `Unknown command called from script` (Valkey).
-pub(crate) fn is_unknown_command(error: &str) -> bool {
+pub fn is_unknown_command(error: &str) -> bool {
     error.contains("Unknown Redis command called from")
         || error.contains("Unknown command called from")
 }

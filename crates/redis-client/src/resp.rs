@@ -18,7 +18,7 @@ const MAX_NUMBER_LINE: usize = 32;
 
 /// A reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Value {
+pub enum Value {
     /// Nothing: RESP3 null, or a null string or array of RESP2.
     Nil,
     /// An integer.
@@ -43,7 +43,7 @@ pub(crate) enum Value {
 
 impl Value {
     /// The integer, or the integer that a text is.
-    pub(crate) fn as_int(&self) -> Option<i64> {
+    pub fn as_int(&self) -> Option<i64> {
         match self {
             Value::Int(number) => Some(*number),
             Value::Bulk(bytes) => parse_int(bytes),
@@ -53,7 +53,7 @@ impl Value {
     }
 
     /// The bytes of a text.
-    pub(crate) fn as_bytes(&self) -> Option<&[u8]> {
+    pub fn as_bytes(&self) -> Option<&[u8]> {
         match self {
             Value::Bulk(bytes) => Some(bytes),
             Value::Simple(text) => Some(text.as_bytes()),
@@ -62,12 +62,12 @@ impl Value {
     }
 
     /// A text, where it is UTF-8.
-    pub(crate) fn as_str(&self) -> Option<&str> {
+    pub fn as_str(&self) -> Option<&str> {
         self.as_bytes().and_then(|bytes| std::str::from_utf8(bytes).ok())
     }
 
     /// The items of a list.
-    pub(crate) fn as_array(&self) -> Option<&[Value]> {
+    pub fn as_array(&self) -> Option<&[Value]> {
         match self {
             Value::Array(items) => Some(items),
             _ => None,

@@ -27,7 +27,7 @@ const MOMENT: (Duration, u32) = (Duration::from_millis(50), 4);
 /// Calls to the servers behind one address. Cheap to clone; everything ends when the last clone is
 /// dropped.
 #[derive(Clone)]
-pub(crate) struct Router(Arc<Inner>);
+pub struct Router(Arc<Inner>);
 
 struct Inner {
     topology: Topology,
@@ -44,9 +44,9 @@ enum Topology {
 impl Router {
     /// Checks address and settings, and reads the files of TLS. Connects when the first call is
     /// made, so a server that is down stops nobody from starting.
-    pub(crate) fn new(url: RedisUrl, settings: Settings) -> Result<Router, Failure> {
+    pub fn new(url: RedisUrl, settings: Settings) -> Result<Router, Failure> {
         check(&settings)?;
-        #[cfg(not(feature = "redis-tls"))]
+        #[cfg(not(feature = "tls"))]
         if url.tls.is_some() {
             let text = format!(
                 "{url} is over TLS: expected tidegate to be built with its feature redis-tls"
@@ -60,7 +60,7 @@ impl Router {
                 protocol: url.protocol,
                 client_name: settings.client_name.clone(),
                 connector: settings.connector.clone(),
-                #[cfg(feature = "redis-tls")]
+                #[cfg(feature = "tls")]
                 tls: url.tls.as_ref().map(super::tls::TlsClient::new).transpose()?,
             })
         };
@@ -89,13 +89,13 @@ impl Router {
     }
 
     /// When a call that begins now must have ended.
-    pub(crate) fn deadline(&self) -> Instant {
+    pub fn deadline(&self) -> Instant {
         Instant::now() + self.0.settings.timeout
     }
 
     /// Runs a script once on the server that owns `slot`. A server that does not have the script is
     /// given it.
-    pub(crate) async fn eval<K: AsRef<[u8]>, A: AsRef<[u8]>>(
+    pub async fn eval<K: AsRef<[u8]>, A: AsRef<[u8]>>(
         &self,
         script: &Script,
         slot: u16,
@@ -147,7 +147,7 @@ impl Router {
     }
 
     /// Runs one command on one server, once.
-    pub(crate) async fn command<W: AsRef<[u8]>>(
+    pub async fn command<W: AsRef<[u8]>>(
         &self,
         node: &NodeId,
         words: &[W],
@@ -167,7 +167,7 @@ impl Router {
     }
 
     /// The servers that take writes, as far as is known; found out if nothing is.
-    pub(crate) async fn masters(&self, deadline: Instant) -> Result<Vec<NodeId>, Failure> {
+    pub async fn masters(&self, deadline: Instant) -> Result<Vec<NodeId>, Failure> {
         match &self.0.topology {
             Topology::One(node) => Ok(vec![node.id().clone()]),
             Topology::Cluster(cluster) => cluster.masters(deadline).await,
@@ -176,7 +176,7 @@ impl Router {
 
     /// Which server decides about a slot, as far as is known: a number that is the same for the
     /// same server, for a while. Slots without a server have a number of their own.
-    pub(crate) fn place(&self, slot: u16) -> u16 {
+    pub fn place(&self, slot: u16) -> u16 {
         match &self.0.topology {
             Topology::One(_) => 0,
             Topology::Cluster(cluster) => cluster.place(slot).unwrap_or(u16::MAX),
@@ -184,12 +184,12 @@ impl Router {
     }
 
     /// Whether keys are spread over slots, so that a script must not touch two.
-    pub(crate) fn is_cluster(&self) -> bool {
+    pub fn is_cluster(&self) -> bool {
         matches!(self.0.topology, Topology::Cluster(_))
     }
 
     /// What has happened so far.
-    pub(crate) fn counters(&self) -> Counters {
+    pub fn counters(&self) -> Counters {
         self.0.counting.read()
     }
 

@@ -4,7 +4,7 @@ use super::resp::{put_header, put_number_word, put_word};
 
 /// A Lua script and its SHA-1. Make it once and keep it.
 #[derive(Clone, Debug)]
-pub(crate) struct Script {
+pub struct Script {
     text: String,
     sha: String,
     /// `EVALSHA` and the digest as words of a command: the same in every call.
@@ -12,7 +12,8 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    pub(crate) fn new(text: impl Into<String>) -> Self {
+    /// A script of this text; computes its digest.
+    pub fn new(text: impl Into<String>) -> Self {
         let text = text.into();
         let sha = sha1_smol::Sha1::from(&text).digest().to_string();
         let mut by_digest = Vec::new();
@@ -21,12 +22,13 @@ impl Script {
         Script { text, sha, by_digest }
     }
 
-    pub(crate) fn text(&self) -> &str {
+    /// The text.
+    pub fn text(&self) -> &str {
         &self.text
     }
 
     /// Forty hexadecimal digits in lower case.
-    pub(crate) fn sha(&self) -> &str {
+    pub fn sha(&self) -> &str {
         &self.sha
     }
 

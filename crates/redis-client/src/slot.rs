@@ -4,7 +4,7 @@
 pub(super) const SLOTS: usize = 16384;
 
 /// The slot of a hash tag, or of a key without one: CRC-16/XMODEM, modulo 16384.
-pub(crate) fn slot_of(tag: &[u8]) -> u16 {
+pub fn slot_of(tag: &[u8]) -> u16 {
     let crc = tag
         .iter()
         .fold(0_u16, |crc, &byte| (crc << 8) ^ TABLE[usize::from((crc >> 8) as u8 ^ byte)]);

@@ -30,9 +30,9 @@ use tokio_rustls::rustls::{
 
 use super::dial::Stream;
 use super::outcome::{Failure, FailureKind, escaped};
-use super::tls_problem::{described, no_pem, pem_problem, tls_problem};
+use super::tls_problem::{no_pem, pem_problem, rustls_problem, tls_problem};
 use super::url::{Host, TlsFiles};
-use crate::files::{MAX_SECRET_FILE_BYTES, read_file};
+use tidegate_bounded::files::{MAX_SECRET_FILE_BYTES, read_file};
 
 /// How long a server may be silent in a handshake before it is asked whether it speaks without TLS.
 const BEFORE_PING: Duration = Duration::from_millis(300);
@@ -151,7 +151,7 @@ fn connector(files: &TlsFiles) -> Result<TlsConnector, Failure> {
                     failed(format!("key {key:?}: {}", pem_problem(&error, "PRIVATE KEY")))
                 })?;
             builder.with_client_auth_cert(chain, secret).map_err(|error| {
-                failed(format!("cert {cert:?} with key {key:?}: {}", described(&error)))
+                failed(format!("cert {cert:?} with key {key:?}: {}", rustls_problem(&error)))
             })?
         }
     };
@@ -172,7 +172,7 @@ fn authorities_of(path: &Path) -> Result<RootCertStore, Failure> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates("ca", path)? {
         roots.add(certificate).map_err(|error| {
-            Failure::local(FailureKind::Tls, format!("ca {path:?}: {}", described(&error)))
+            Failure::local(FailureKind::Tls, format!("ca {path:?}: {}", rustls_problem(&error)))
         })?;
     }
     Ok(roots)

@@ -5,12 +5,12 @@ use std::io;
 use tokio_rustls::rustls::pki_types::pem;
 use tokio_rustls::rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
 
-use crate::files::why_unreadable;
+use tidegate_bounded::files::why_unreadable;
 
 /// What went wrong with a handshake or on an encrypted connection, for people.
 pub fn tls_problem(error: &io::Error) -> String {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
-        Some(error) => described(error),
+        Some(error) => rustls_problem(error),
         None if error.kind() == io::ErrorKind::UnexpectedEof => {
             "the other side closed the connection".into()
         }
@@ -19,7 +19,7 @@ pub fn tls_problem(error: &io::Error) -> String {
 }
 
 /// The same of an error of rustls itself.
-pub fn described(error: &Error) -> String {
+pub fn rustls_problem(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(problem) => certificate(problem),
         Error::NoCertificatesPresented => "the other side has no certificate".into(),

@@ -39,18 +39,17 @@ impl Secret {
     /// # Errors
     /// If it cannot be read or is not a token.
     pub fn read(file: &Path) -> Result<Secret, String> {
-        let text =
-            tidegate::read_text_file(file, MAX_TOKEN_FILE_BYTES).map_err(|error| {
-                match error.kind() {
-                    std::io::ErrorKind::NotFound => {
-                        format!(
-                            "{}: no such file: correct the path, or write the token into it",
-                            file.display()
-                        )
-                    }
-                    _ => format!("{}: {error}", file.display()),
+        let text = tidegate_bounded::files::read_text_file(file, MAX_TOKEN_FILE_BYTES).map_err(
+            |error| match error.kind() {
+                std::io::ErrorKind::NotFound => {
+                    format!(
+                        "{}: no such file: correct the path, or write the token into it",
+                        file.display()
+                    )
                 }
-            })?;
+                _ => format!("{}: {error}", file.display()),
+            },
+        )?;
         text.trim_end_matches(['\r', '\n'])
             .parse()
             .map_err(|error| format!("{}: {error}", file.display()))

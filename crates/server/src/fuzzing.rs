@@ -370,7 +370,7 @@ pub fn forward(data: &[u8]) {
 ///
 /// The first byte says how large the pieces are.
 pub fn redis_reply(data: &[u8]) {
-    tidegate::redis::fuzzing::replies(data);
+    tidegate_redis_client::fuzzing::replies(data);
 }
 
 /// A Redis server that answers each piece that it reads with the next part of `data`, and then

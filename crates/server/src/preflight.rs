@@ -115,8 +115,10 @@ fn files(config: &Config) -> Vec<Finding> {
 
 /// Why a file cannot be used, if it is not there, cannot be read or is empty.
 fn unusable(file: &Path) -> Option<String> {
-    match tidegate::read_file(file, tidegate::MAX_SECRET_FILE_BYTES) {
-        Err(error) => Some(format!("{}: {}", file.display(), tidegate::why_unreadable(&error))),
+    match tidegate_bounded::files::read_file(file, tidegate_bounded::files::MAX_SECRET_FILE_BYTES) {
+        Err(error) => {
+            Some(format!("{}: {}", file.display(), tidegate_bounded::files::why_unreadable(&error)))
+        }
         Ok(bytes) if bytes.trim_ascii().is_empty() => {
             Some(format!("{}: the file is empty: expected PEM, or the secret", file.display()))
         }

@@ -132,12 +132,18 @@ impl Source {
     fn fingerprint(&self) -> Option<Vec<u8>> {
         match self {
             Source::Configuration(config) => {
-                tidegate::read_file(&config.file, crate::config::MAX_FILE_BYTES).ok()
+                tidegate_bounded::files::read_file(&config.file, crate::config::MAX_FILE_BYTES).ok()
             }
             Source::Tokens(files, _) => {
                 let mut print = Vec::new();
                 for file in [&files.checks, &files.admin].into_iter().flatten() {
-                    print.extend(tidegate::read_file(file, tidegate::MAX_SECRET_FILE_BYTES).ok()?);
+                    print.extend(
+                        tidegate_bounded::files::read_file(
+                            file,
+                            tidegate_bounded::files::MAX_SECRET_FILE_BYTES,
+                        )
+                        .ok()?,
+                    );
                     print.push(b'\n');
                 }
                 Some(print)

@@ -113,8 +113,11 @@ fn build(
     if has_secret {
         return Err(wrong(&"the URL of the store brings a secret, too: expected one of them"));
     }
-    let secret = tidegate::read_text_file(file, tidegate::MAX_SECRET_FILE_BYTES)
-        .map_err(|error| wrong(&error))?;
+    let secret = tidegate_bounded::files::read_text_file(
+        file,
+        tidegate_bounded::files::MAX_SECRET_FILE_BYTES,
+    )
+    .map_err(|error| wrong(&error))?;
     match builder.secret(secret.trim_end_matches(['\r', '\n'])).build() {
         Err(RedisError::Secret(invalid)) => Err(wrong(&invalid)),
         built => Ok(built?),

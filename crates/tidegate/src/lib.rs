@@ -44,7 +44,6 @@
 pub mod batch;
 mod clock;
 mod events;
-mod files;
 pub mod http;
 mod limiter;
 pub mod memory;
@@ -56,11 +55,8 @@ pub mod store;
 mod sync;
 #[cfg(feature = "tower")]
 pub mod tower;
-mod turns;
 
 pub use clock::{Clock, ManualClock, SystemClock};
-#[doc(hidden)]
-pub use files::{MAX_SECRET_FILE_BYTES, read_file, read_text_file, why_unreadable};
 #[doc(hidden)]
 pub use limiter::LeaseReleaser;
 pub use limiter::{

@@ -21,8 +21,6 @@ mod resilience;
 mod resilience_server;
 mod server;
 mod tower;
-#[path = "../../../crates/tidegate/src/turns.rs"]
-mod turns; // of which the connection layer in `wire` is made, too
 mod wire;
 
 fn main() {

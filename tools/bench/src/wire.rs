@@ -1,21 +1,16 @@
-//! `cargo run --release -- wire`: one script over one connection, Tidegate's connection layer
-//! beside the `redis` crate's.
+//! `cargo run --release -- wire`: one script over one connection, Tidegate's client beside the
+//! crate `redis`.
 //!
 //! Both send the same EVALSHA to the same server from the same runtime, in turns, many short rounds
 //! each. Beside calls per second it shows the processor time of the client and of the server per
 //! call, which a busy machine disturbs less.
-
-// The layer is not public, so its files are compiled in.
-#[allow(dead_code, unused_imports, unreachable_pub, missing_docs)]
-#[path = "../../../crates/tidegate/src/redis/wire/mod.rs"]
-mod layer;
 
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use layer::{Outcome, Router, Script, Settings, Value};
+use tidegate_redis_client::{Outcome, Router, Script, Settings, Value};
 use tidegate_testkit::{Flavor, Server};
 
 const ROUNDS: usize = 9;

@@ -96,8 +96,9 @@ pub(super) fn post(
         let name = ServerName::try_from(server.name().to_owned()).context("its name")?;
         let stream = TlsConnector::from(Arc::new(tls)).connect(name, stream).await;
         exchange(
-            stream
-                .map_err(|error| anyhow!("TLS failed: {}", tidegate::redis::tls_problem(&error)))?,
+            stream.map_err(|error| {
+                anyhow!("TLS failed: {}", tidegate_redis_client::tls_problem::tls_problem(&error))
+            })?,
             &request,
         )
         .await
@@ -185,17 +186,21 @@ fn trusting(ca: Option<&Path>) -> Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
     if let Some(file) = ca {
         let failed = |why: String| anyhow!("--ca {}: {why}", file.display());
-        let text = tidegate::read_file(file, tidegate::MAX_SECRET_FILE_BYTES);
-        let text = text.map_err(|error| failed(tidegate::why_unreadable(&error)))?;
+        let text = tidegate_bounded::files::read_file(
+            file,
+            tidegate_bounded::files::MAX_SECRET_FILE_BYTES,
+        );
+        let text = text.map_err(|error| failed(tidegate_bounded::files::why_unreadable(&error)))?;
         for certificate in CertificateDer::pem_slice_iter(&text) {
-            let certificate = certificate
-                .map_err(|error| failed(tidegate::redis::pem_problem(&error, "CERTIFICATE")))?;
-            roots
-                .add(certificate)
-                .map_err(|error| failed(tidegate::redis::rustls_problem(&error)))?;
+            let certificate = certificate.map_err(|error| {
+                failed(tidegate_redis_client::tls_problem::pem_problem(&error, "CERTIFICATE"))
+            })?;
+            roots.add(certificate).map_err(|error| {
+                failed(tidegate_redis_client::tls_problem::rustls_problem(&error))
+            })?;
         }
         if roots.is_empty() {
-            return Err(failed(tidegate::redis::no_pem("CERTIFICATE")));
+            return Err(failed(tidegate_redis_client::tls_problem::no_pem("CERTIFICATE")));
         }
     } else {
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);

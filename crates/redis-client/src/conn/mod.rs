@@ -25,7 +25,7 @@ use super::counters::Counting;
 use super::dial::Dialer;
 use super::outcome::{Failure, FailureKind};
 use super::{Settings, driver};
-use crate::turns::in_time;
+use tidegate_bounded::in_time;
 
 /// How long a connection must have lived before it is let go in the hope of a better one.
 const MIN_LIFE: Duration = Duration::from_millis(100);

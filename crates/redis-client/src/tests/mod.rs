@@ -8,7 +8,7 @@ mod one;
 mod outcome;
 mod resp;
 mod sentinel;
-#[cfg(feature = "redis-tls")]
+#[cfg(feature = "tls")]
 mod tls;
 mod url;
 

@@ -236,9 +236,7 @@ fn a_mistake_never_shows_a_password() {
                 for more in ["", "&protocol=9", "&x=1", "&secret=short", "&ca=1"] {
                     let text = format!("{scheme}?{option}={secret}{more}");
                     let told = match text.parse::<RedisUrl>() {
-                        Ok(url) => {
-                            format!("{url} {url:?} {:?}", crate::redis::Redis::builder(url.clone()))
-                        }
+                        Ok(url) => format!("{url} {url:?}"),
                         Err(error) => format!("{error} {error:?}"),
                     };
                     assert!(!told.contains("sesame"), "{text}: {told}");

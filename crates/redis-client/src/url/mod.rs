@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use self::secret::InvalidSecret;
-pub(crate) use self::secret::Secret;
+pub use self::secret::Secret;
 
 /// The address of a Redis or Valkey server, of a service watched by Sentinel, or of a cluster.
 ///
@@ -31,16 +31,16 @@ pub(crate) use self::secret::Secret;
 /// where it has to be. Options: `protocol=2` or `3` (otherwise 3, or 2 where the server knows no
 /// other); with TLS `ca=FILE`, `cert=FILE` with `key=FILE`, and `insecure=true`, which trusts any
 /// certificate; for Sentinel its own `sentinel_user` and `sentinel_password`; for unix sockets
-/// `db`, `user` and `password`; and `secret`, as
-/// [`RedisBuilder::secret`](crate::redis::RedisBuilder::secret).
+/// `db`, `user` and `password`; and `secret`, a text that only the processes sharing the store know,
+/// from which the store derives slots.
 ///
 /// Neither `Display` nor `Debug` shows the user, a password or the secret.
 ///
 /// ```
-/// # use tidegate::redis::RedisUrl;
+/// # use tidegate_redis_client::RedisUrl;
 /// let url: RedisUrl = "rediss://limiter:s3cret@redis.example:6380/2".parse()?;
 /// assert_eq!(url.to_string(), "rediss://***@redis.example:6380/2");
-/// # Ok::<(), tidegate::redis::RedisUrlError>(())
+/// # Ok::<(), tidegate_redis_client::RedisUrlError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisUrl {
@@ -124,7 +124,8 @@ impl RedisUrl {
         self.secret.is_some()
     }
 
-    pub(crate) fn secret(&self) -> Option<&Secret> {
+    /// The secret of the option `secret`, if there is one.
+    pub fn secret(&self) -> Option<&Secret> {
         self.secret.as_ref()
     }
 }

@@ -8,7 +8,7 @@ const BYTES: std::ops::RangeInclusive<usize> = 16..=512;
 
 /// A secret, not checked yet. `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Secret(String);
+pub struct Secret(String);
 
 /// A secret that cannot be used. It is not shown, only its length.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -16,12 +16,13 @@ pub(crate) struct Secret(String);
 pub struct InvalidSecret(usize);
 
 impl Secret {
-    pub(crate) fn new(text: impl Into<String>) -> Self {
+    /// A secret of any length; [`Secret::checked`] checks it.
+    pub fn new(text: impl Into<String>) -> Self {
         Secret(text.into())
     }
 
     /// The bytes to make a key of.
-    pub(crate) fn checked(&self) -> Result<&[u8], InvalidSecret> {
+    pub fn checked(&self) -> Result<&[u8], InvalidSecret> {
         if BYTES.contains(&self.0.len()) {
             Ok(self.0.as_bytes())
         } else {
@@ -32,7 +33,7 @@ impl Secret {
 
 impl InvalidSecret {
     /// What can be used.
-    pub(crate) fn expected(&self) -> String {
+    pub fn expected(&self) -> String {
         format!("{} to {} bytes at random, found {}", BYTES.start(), BYTES.end(), self.0)
     }
 }

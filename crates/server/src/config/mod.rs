@@ -174,7 +174,7 @@ impl Default for Listen {
 #[non_exhaustive]
 pub enum ConfigError {
     /// It cannot be read.
-    #[error("{file}: {}", tidegate::why_unreadable(why))]
+    #[error("{file}: {}", tidegate_bounded::files::why_unreadable(why))]
     Unreadable {
         /// The file.
         file: String,
@@ -223,7 +223,8 @@ impl Config {
         if bytes > MAX_FILE_BYTES {
             return Err(ConfigError::TooLarge { file, bytes });
         }
-        let text = tidegate::read_text_file(path, MAX_FILE_BYTES).map_err(unreadable)?;
+        let text =
+            tidegate_bounded::files::read_text_file(path, MAX_FILE_BYTES).map_err(unreadable)?;
         Self::examine_text(&text, &file)
     }
 
@@ -292,7 +293,9 @@ impl ConfigError {
     pub fn findings(&self) -> Vec<Finding> {
         let (place, message) = match self {
             ConfigError::Refused(findings) => return findings.clone(),
-            ConfigError::Unreadable { file, why } => (file.clone(), tidegate::why_unreadable(why)),
+            ConfigError::Unreadable { file, why } => {
+                (file.clone(), tidegate_bounded::files::why_unreadable(why))
+            }
             ConfigError::TooLarge { file, bytes } => {
                 (file.clone(), format!("{bytes} bytes: expected at most {MAX_FILE_BYTES}"))
             }

@@ -183,7 +183,7 @@ fn bytes(file: &Path) -> Result<Vec<u8>, TlsError> {
     if size > MAX_BYTES {
         return Err(failed(format!("{size} bytes: expected at most {MAX_BYTES}")));
     }
-    tidegate::read_file(file, MAX_BYTES).map_err(|error| failed(error.to_string()))
+    tidegate_bounded::files::read_file(file, MAX_BYTES).map_err(|error| failed(error.to_string()))
 }
 
 impl Current {
@@ -198,9 +198,9 @@ impl Current {
             (Some(file), Some(text)) => {
                 let mut roots = RootCertStore::empty();
                 for certificate in certificates(file, text)? {
-                    roots
-                        .add(certificate)
-                        .map_err(|error| failed(file, tidegate::redis::rustls_problem(&error)))?;
+                    roots.add(certificate).map_err(|error| {
+                        failed(file, tidegate_redis_client::tls_problem::rustls_problem(&error))
+                    })?;
                 }
                 let verifier =
                     WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
@@ -211,12 +211,15 @@ impl Current {
             _ => builder.with_no_client_auth(),
         };
         let key = PrivateKeyDer::from_pem_slice(&read.key).map_err(|error| {
-            failed(&files.key, tidegate::redis::pem_problem(&error, "PRIVATE KEY"))
+            failed(
+                &files.key,
+                tidegate_redis_client::tls_problem::pem_problem(&error, "PRIVATE KEY"),
+            )
         })?;
         let config = builder.with_single_cert(certificates(&files.cert, &read.cert)?, key).map_err(|error| {
             let problem = match error {
                 Error::InconsistentKeys(_) => "this certificate was made for another key".into(),
-                error => tidegate::redis::rustls_problem(&error),
+                error => tidegate_redis_client::tls_problem::rustls_problem(&error),
             };
             failed(
                 &files.key,
@@ -240,7 +243,12 @@ impl Current {
 fn certificates(file: &Path, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let failed = |problem: String| TlsError { file: file.display().to_string(), problem };
     let found = CertificateDer::pem_slice_iter(text).collect::<Result<Vec<_>, _>>();
-    let found =
-        found.map_err(|error| failed(tidegate::redis::pem_problem(&error, "CERTIFICATE")))?;
-    if found.is_empty() { Err(failed(tidegate::redis::no_pem("CERTIFICATE"))) } else { Ok(found) }
+    let found = found.map_err(|error| {
+        failed(tidegate_redis_client::tls_problem::pem_problem(&error, "CERTIFICATE"))
+    })?;
+    if found.is_empty() {
+        Err(failed(tidegate_redis_client::tls_problem::no_pem("CERTIFICATE")))
+    } else {
+        Ok(found)
+    }
 }

@@ -219,7 +219,7 @@ impl Domains {
             if bytes > MAX_FILE_BYTES {
                 return Err(ConfigError::TooLarge { file, bytes });
             }
-            let text = tidegate::read_text_file(&path, MAX_FILE_BYTES)
+            let text = tidegate_bounded::files::read_text_file(&path, MAX_FILE_BYTES)
                 .map_err(|source| unreadable(&path, source))?;
             domains.add(&text, &file)?;
         }

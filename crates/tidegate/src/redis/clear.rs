@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::Redis;
 use super::cross_slot::join_all;
-use super::wire::{Failure, FailureKind, NodeId, Outcome, Value};
+use tidegate_redis_client::{Failure, FailureKind, NodeId, Outcome, Value};
 
 /// How many keys a server looks at in one go. Names have up to 1.2 kB, and an answer up to a
 /// megabyte.

@@ -16,8 +16,8 @@ use tokio::sync::oneshot;
 
 use super::call::Time;
 use super::{Asked, FailureKind, Inner, NoAnswer};
-use crate::redis::wire::Failure;
 use crate::store::{Charge, Check, StoreError};
+use tidegate_redis_client::Failure;
 
 /// So many calls of one key are sent as they come.
 const ALONE: usize = 4;

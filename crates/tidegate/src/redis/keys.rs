@@ -16,8 +16,8 @@ use siphasher::sip::SipHasher13;
 use std::hash::Hasher;
 use tidegate_core::Algorithm;
 
-use super::wire::{InvalidSecret, Secret, slot_of};
 use crate::store::{Charge, Scope, Subject};
+use tidegate_redis_client::{InvalidSecret, Secret, slot_of};
 
 /// The version of the format, and the beginning of every key.
 pub(crate) const VERSION: &str = "tg1:";

@@ -8,9 +8,9 @@ use tokio::time::Instant;
 
 use super::call::Head;
 use super::inspect::probe;
-use super::wire::{Failure, FailureKind, Outcome};
 use super::{NoAnswer, Redis};
 use crate::store::StoreError;
+use tidegate_redis_client::{Failure, FailureKind, Outcome};
 
 /// The most samples that are kept.
 const MOST: usize = 1_000_000;

@@ -17,8 +17,8 @@
 //! stands as the twin of its Rust.
 //!
 //! In reading order: [`keys`] names the states, [`call`] writes the call and reads its answer,
-//! [`witness`] remembers what was seen, [`cross_slot`] decides over several slots of a cluster,
-//! [`wire`] talks to the servers. Beside them stand what is done before the first decision,
+//! [`witness`] remembers what was seen, [`cross_slot`] decides over several slots of a cluster, and
+//! [`tidegate_redis_client`] talks to the servers. Beside them stand what is done before the first decision,
 //! [`prepare`], the startup check, [`inspect`], what measures, [`measure`], and what cleans up,
 //! [`clear`].
 
@@ -31,8 +31,6 @@ mod keys;
 mod measure;
 mod prepare;
 mod steps;
-#[allow(dead_code, unused_imports, reason = "its tests use the rest")]
-pub(crate) mod wire;
 mod witness;
 
 use std::fmt;
@@ -47,25 +45,20 @@ use self::call::{Answer, Head, Time};
 use self::coalesce::{Coalescer, Turn};
 use self::keys::{InvalidKeys, Keys};
 use self::steps::Steps;
-use self::wire::{Chance, Connector, Outcome, Router, Script, Secret, Settings, Value};
 use self::witness::Witness;
 use crate::clock::Clock;
 use crate::events;
 use crate::store::{Charge, Check, Deciding, Store, StoreError};
-use crate::turns::in_time;
+use tidegate_bounded::in_time;
+use tidegate_redis_client::{Chance, Connector, Outcome, Router, Script, Secret, Settings, Value};
 
 pub use self::clear::ClearError;
 pub use self::inspect::{Finding, Inspection, Severity, Topic};
 pub use self::keys::{InvalidNamespace, MAX_NAMESPACE_BYTES};
 pub use self::measure::{RoundTrips, SlowStore, Times};
-#[cfg(feature = "fuzzing")]
-#[doc(hidden)]
-pub use self::wire::fuzzing;
-pub use self::wire::{
+pub use tidegate_redis_client::{
     Connect, Connecting, Failure, FailureKind, InvalidSecret, Link, RedisUrl, RedisUrlError,
 };
-#[cfg(feature = "redis-tls")]
-pub use self::wire::{no_pem, pem_problem, rustls_problem, tls_problem};
 
 /// The whole script, in the order in which it runs.
 pub(crate) const SCRIPT: &str = concat!(
@@ -278,7 +271,7 @@ impl RedisBuilder {
     /// Reaches servers by streams that `connector` makes, instead of sockets and TLS of our own:
     /// for simulations, and for whoever has another way.
     pub fn connector(mut self, connector: impl Connect) -> Self {
-        self.settings.connector = Some(Connector(Arc::new(connector)));
+        self.settings.connector = Some(Connector::new(connector));
         self
     }
 
@@ -365,18 +358,18 @@ impl Redis {
     pub fn stats(&self) -> RedisStats {
         let Inner { router, regressions, clock_regressions, repairs, calls, coalesced, .. } =
             &*self.inner;
-        let wire = router.counters();
+        let client = router.counters();
         RedisStats {
             calls: calls.load(Ordering::Relaxed),
             coalesced: coalesced.load(Ordering::Relaxed),
             regressions: regressions.load(Ordering::Relaxed),
             clock_regressions: clock_regressions.load(Ordering::Relaxed),
             repairs: repairs.load(Ordering::Relaxed),
-            reconnects: wire.reconnects,
-            retries: wire.retries,
-            redirects: wire.redirects,
-            script_loads: wire.script_loads,
-            timeouts: wire.timeouts,
+            reconnects: client.reconnects,
+            retries: client.retries,
+            redirects: client.redirects,
+            script_loads: client.script_loads,
+            timeouts: client.timeouts,
         }
     }
 }

@@ -11,7 +11,7 @@ use super::Redis;
 use super::call::Head;
 use super::inspect::{Shard, missing_rights, probe, shards};
 use super::measure::failure_of;
-use super::wire::{Failure, NodeId, Outcome};
+use tidegate_redis_client::{Failure, NodeId, Outcome};
 
 /// How long one step may take, if a call may not take longer.
 const PATIENCE: Duration = Duration::from_secs(5);

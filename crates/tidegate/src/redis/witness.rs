@@ -17,7 +17,7 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 use tidegate_core::{Reading, State, Timestamp};
 
 use super::call::Found;
-use super::wire::Chance;
+use tidegate_redis_client::Chance;
 
 /// Epoch and state: at most those of an estimate.
 const MOST_BYTES: usize = 7 + 28;

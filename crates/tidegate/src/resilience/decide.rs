@@ -17,7 +17,7 @@ use super::{Asking, Done, Inner, OnFailure, SyncMode, async_sync, lease};
 use crate::events;
 use crate::resilience::fingerprint::Fingerprint;
 use crate::store::{Charge, Check, StoreError};
-use crate::turns::in_time;
+use tidegate_bounded::in_time;
 
 /// Why there is no answer.
 pub(super) enum Missed {

@@ -19,7 +19,7 @@ use super::stats::one;
 use super::{Inner, PARTS, Policy};
 use crate::events::{self, StoreOutage};
 use crate::store::{Charge, Check, Scope, StoreError, Subject};
-use crate::turns::in_time;
+use tidegate_bounded::in_time;
 
 /// A scope that no rule can have: the names of rules have no spaces.
 const SCOPE: &str = "tidegate probe";

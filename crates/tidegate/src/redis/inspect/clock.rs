@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::super::wire::Value;
 use super::{Finding, Severity, Topic};
+use tidegate_redis_client::Value;
 
 /// From here on a difference is one that people notice.
 const NOTICEABLE_US: u64 = 1_000_000;

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
-use super::super::wire::Value;
 use super::{Finding, Severity, Topic};
+use tidegate_redis_client::Value;
 
 /// The oldest Redis that is supported: 6.2.
 const OLDEST: (u32, u32) = (6, 2);

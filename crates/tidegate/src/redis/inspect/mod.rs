@@ -19,7 +19,7 @@ use self::facts::Info;
 pub(super) use self::facts::{Shard, shards};
 pub(super) use self::rights::{missing_rights, probe};
 use super::Redis;
-use super::wire::{Failure, FailureKind, NodeId, Outcome, Value};
+use tidegate_redis_client::{Failure, FailureKind, NodeId, Outcome, Value};
 
 /// How long one question may take. A server that is slower than this is not one to keep limits on.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -8,10 +8,10 @@ use tokio::time::Instant;
 
 use super::super::call::Head;
 use super::super::keys::Keys;
-use super::super::wire::{Failure, FailureKind, Outcome, Script, Value, is_unknown_command};
 use super::super::{NoAnswer, Redis};
 use super::{Finding, Inspection, Severity, Topic, patience};
 use crate::store::{Charge, Scope, StoreError, Subject};
+use tidegate_redis_client::{Failure, FailureKind, Outcome, Script, Value, is_unknown_command};
 
 /// Tries all commands that the script calls.
 const RIGHTS: &str = include_str!("../lua/rights.lua");
