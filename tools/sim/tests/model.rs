@@ -254,7 +254,8 @@ fn calls_of_the_product_are_answered_as_by_real_servers() {
             let clock = ManualClock::new();
             clock.set(Timestamp::from_secs(1_700_000_000));
             let url = "redis://server/?protocol=2".parse().unwrap();
-            let builder = tidegate::redis::Redis::builder(url).connector(tap.clone()).clock(clock.clone());
+            let builder =
+                tidegate::redis::Redis::builder(url).connector(tap.clone()).clock(clock.clone());
             let store = builder.timeout(Duration::from_secs(10)).build().unwrap();
             let mut random = Random::new(11, "calls");
             let limits: Vec<Limits> = LIMITS.iter().map(|limit| limit.parse().unwrap()).collect();
