@@ -1,7 +1,7 @@
 //! The catalogue of faults.
 
 use super::Kind::{Net, Real, Tests};
-use super::{Row, failing, failover, forgetful, host, network, nodes};
+use super::{Row, failing, failover, forgetful, host, network, nodes, surges};
 
 /// All rows, in the order of their numbers.
 #[rustfmt::skip]
@@ -281,28 +281,28 @@ pub(crate) static ROWS: &[Row] = &[
     },
     Row {
         name: "F40", quick: false,
-        kind: Real(nodes::f40),
+        kind: Real(surges::f40),
         fault: "Everybody reconnects at once",
         inject: "Redis restarted under twelve nodes",
         holds: "few connections, Redis not busier than before, in sync ≤ 1 s",
     },
     Row {
         name: "F41", quick: false,
-        kind: Real(nodes::f41),
+        kind: Real(surges::f41),
         fault: "A herd at the turn of the window",
         inject: "twelve thousand a second at every full two seconds",
         holds: "no error, no window passes more than its amount",
     },
     Row {
         name: "F42", quick: false,
-        kind: Real(nodes::f42),
+        kind: Real(surges::f42),
         fault: "Whoever is denied asks again at once",
         inject: "ten times the load, nearly all of it denied",
         holds: "no error, what passes stays ≥ 90 % of before",
     },
     Row {
         name: "F43", quick: true,
-        kind: Real(nodes::f43),
+        kind: Real(surges::f43),
         fault: "One key that everybody asks about",
         inject: "one key at 10 000 a second, sync: lease",
         holds: "no error, at most 50 calls a second and node, nothing beyond the limit",

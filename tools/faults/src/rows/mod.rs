@@ -7,6 +7,7 @@ mod forgetful;
 mod host;
 mod network;
 mod nodes;
+mod surges;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
