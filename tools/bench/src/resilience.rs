@@ -47,8 +47,9 @@ async fn all(rate: u64) -> Result<(), Failure> {
 }
 
 async fn resilient(server: &Server) -> Result<Resilient, Failure> {
-    let redis =
-        Redis::builder(server.url().parse()?).timeout(tidegate::resilience::DEFAULT_DEADLINE).build()?;
+    let redis = Redis::builder(server.url().parse()?)
+        .timeout(tidegate::resilience::DEFAULT_DEADLINE)
+        .build()?;
     redis.prepare().await?;
     Ok(Resilient::builder(redis).nodes(1).build())
 }
