@@ -4,6 +4,7 @@ mod attack;
 mod mutants;
 mod packages;
 mod previous;
+mod quick;
 mod servers;
 mod tidy;
 
@@ -15,36 +16,44 @@ use std::time::Instant;
 const HELP: &str = "\
 cargo xtask COMMAND
 
-  test                what must pass before anything lands: format, lints, tests, documentation, examples, packages,
-                      and a short exactness run. Installs what is missing where it can.
-  ci                  the same; what continuous integration runs
-  exact [--ops N]     runs N decisions per algorithm against an independent online checker (default 1e9: minutes each);
-                      further arguments: --algorithm NAME, --seed S
-  loom                tries every order in which threads can meet where something is read without a lock, and shows of each
-                      memory ordering that it is needed
-  bench [ARGS]        measures beside rivals and bounds in one run, as ratios (see tools/bench/README.md)
-  faults [ROW...]     does to real processes under load what goes wrong in the field, and judges what they answer: F1, F2, ... or all;
-                      --list shows them, --quick runs the covering few, --help says more
-  attack [--long]     runs the tests that attack the built program and real backends, and counts the cases that held by class; --long tries
-                      a hundred times as many random ones
-  mutants [AREA]      changes the code that decides (core) and judges requests (client, paths, rules) in every way that cargo-mutants knows, and
-                      shows the changes that no test notices; hours for all of it. Behind AREA: options of cargo-mutants, such as --jobs 2
-  servers [--bench]   installs the Redis and Valkey servers and the gateways (nginx, Caddy, HAProxy, Envoy) that the tests start, and the
-                      clients that they let talk to the listeners, into target/servers/ (or where TIDEGATE_SERVERS says); a second run only looks.
-                      --bench adds the module redis-cell, which measurements and some tests are made beside
-  tidy [PATH...]      checks what rustfmt and clippy do not: width, words, names of types, file length, import cycles,
-                      links, paths, lists and facts that stand twice; of everything, or of these files and folders
-  packages            checks licences and banned packages over `cargo metadata`
-  sim [ARGS]          runs simulated nodes over a network and a server that fail, one seed after the other (default 2000 seeds);
-                      --help tells more
-  pictures            makes the pictures under docs/pictures/ again
+  test [--quick]      everything that must pass before a change lands: format, lints, tests,
+                      documentation, examples, packages, simulator. Installs what is missing.
+                      --quick: format, lints, tidy, unit tests, and one test of each protocol
+                      and store; about three minutes once everything is compiled
+  ci                  the same as test; continuous integration runs it
+  tidy [PATH...]      checks what rustfmt and clippy do not: width, banned words, type names,
+                      file length, import cycles, links, paths, lists and facts that stand
+                      twice. With paths: prints only findings in these files and folders
+  exact [--ops N]     compares N decisions per algorithm with an independent online checker
+                      (default 1e9: minutes each); also: --algorithm NAME, --seed S
+  loom                runs lock-free code in every order of threads, and shows for each memory
+                      ordering that the tests fail without it
+  sim [ARGS]          simulates nodes over a network and a server that fail, one seed after
+                      the other (default 2000 seeds); see --help
+  faults [ROW...]     injects faults into real processes under load and judges their answers:
+                      F1, F2, ... or all; --list, --quick, --help
+  attack [--long]     runs the tests that attack the built program and real backends, and counts
+                      cases per class; --long runs a hundred times as many random cases
+  mutants [AREA]      changes the deciding code in every way that cargo-mutants knows, and lists
+                      the changes that no test notices; hours for all areas. Options after AREA
+                      go to cargo-mutants, for example --jobs 2
+  bench [ARGS]        measures beside rivals and bounds in one run (see tools/bench/README.md)
+  servers [--bench]   installs the Redis and Valkey servers, gateways (nginx, Caddy, HAProxy,
+                      Envoy) and clients that tests use into target/servers/, or into
+                      TIDEGATE_SERVERS. --bench adds the module redis-cell
+  packages            checks licences and banned packages with `cargo metadata`
+  pictures            draws the pictures under docs/pictures/ again
 ";
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
     let rest: Vec<&str> = args.iter().skip(1).map(String::as_str).collect();
     let result = match args.first().map(String::as_str) {
-        Some("test" | "ci") => test(),
+        Some("test" | "ci") => match rest[..] {
+            [] => test(),
+            ["--quick"] => test_quick(),
+            _ => Err(format!("test {}: expected nothing or --quick", rest.join(" "))),
+        },
         Some("exact") => exact(&rest),
         Some("loom") => loom(),
         Some("bench") => bench(&rest),
@@ -77,21 +86,7 @@ fn main() -> ExitCode {
 
 fn test() -> Result<(), String> {
     let start = Instant::now();
-    need_component("fmt", "rustfmt")?;
-    need_component("clippy", "clippy")?;
-    step("format", cargo(&["fmt", "--all", "--check"]))?;
-    step(
-        "lints",
-        cargo(&[
-            "clippy",
-            "--workspace",
-            "--all-targets",
-            "--all-features",
-            "--",
-            "-D",
-            "warnings",
-        ]),
-    )?;
+    format_and_lints()?;
     step("packages: licences and bans", || packages::check(&root()))?;
     step("servers", || servers::install(&["--bench"]))?;
     let report = attack::Report::new(&target())?;
@@ -138,6 +133,35 @@ fn test() -> Result<(), String> {
     step("simulator: 2000 seeds", || sim(&["--seeds", "2000"]))?;
     say(&format!("\neverything passed in {} s\n", start.elapsed().as_secs()));
     Ok(())
+}
+
+/// What is worth running after each change.
+fn test_quick() -> Result<(), String> {
+    let start = Instant::now();
+    format_and_lints()?;
+    step("tidy", || tidy::run(&root(), &[], say))?;
+    step("servers", || servers::install(&["--bench"]))?;
+    step("tests", || quick::tests(&cargo_path(), |command| run(command)))?;
+    say(&format!("\nthe quick tests passed in {} s\n", start.elapsed().as_secs()));
+    Ok(())
+}
+
+fn format_and_lints() -> Result<(), String> {
+    need_component("fmt", "rustfmt")?;
+    need_component("clippy", "clippy")?;
+    step("format", cargo(&["fmt", "--all", "--check"]))?;
+    step(
+        "lints",
+        cargo(&[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--all-features",
+            "--",
+            "-D",
+            "warnings",
+        ]),
+    )
 }
 
 /// Every example of the library runs to its end.
@@ -244,7 +268,7 @@ fn pictures() -> Result<(), String> {
     run(Command::new("bash").arg(script))
 }
 
-/// A step of a longer command, announced, so that whoever waits knows for what.
+/// A step of a longer command, announced, so that a long command shows what it does.
 fn step(name: &str, action: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     say(&format!("\n== {name}\n"));
     action().map_err(|problem| format!("{name}: {problem}"))
