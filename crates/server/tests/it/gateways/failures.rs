@@ -172,9 +172,12 @@ fn closable(to: SocketAddr) -> (SocketAddr, Arc<AtomicBool>) {
 #[test]
 fn without_a_store_a_closed_rule_lets_nothing_pass() {
     let text = "listen: { http: 127.0.0.1:0, grpc: off, resp: off }\ntrusted_proxies: [127.0.0.1]\nrules: [{ name: strict, limit: 5/min, on_store_failure: closed }]\n";
-    for (kind, status) in
-        [(GatewayKind::Nginx, 500), (GatewayKind::Caddy, 503), (GatewayKind::Haproxy, 503)]
-    {
+    for (kind, status) in [
+        (GatewayKind::Nginx, 500),
+        (GatewayKind::Caddy, 503),
+        (GatewayKind::Haproxy, 503),
+        (GatewayKind::Traefik, 503),
+    ] {
         let (listeners, app) = (Listeners::without_store(text), App::start());
         let gateway = gateway(kind, &folder(), listeners.http, &app, &PATIENT);
         let (seen, passed, _) = ask(gateway.address(), &app);
@@ -325,6 +328,20 @@ fn caddy_without_tidegate_refuses_and_logs_it() {
         (404, false, ""),
     ];
     without_tidegate(GatewayKind::Caddy, &folder(), &[], all(&runtime, closed));
+}
+
+/// A Tidegate that hangs is not among these: Traefik waits 30 s for it, which no setting changes.
+#[test]
+fn traefik_without_tidegate_refuses_and_logs_it() {
+    let expected = [
+        (Absent::down(), 500, false, "connect: connection refused"),
+        // Traefik takes any 2xx as leave to go on.
+        (Absent::Another(App::start()), 200, true, ""),
+        (Absent::Another(App::answering("404 Not Found")), 404, false, ""),
+    ];
+    let of = |(absent, status, passes, log)| Expected { absent, status, passes, log };
+    let expected = expected.into_iter().map(of).collect();
+    without_tidegate(GatewayKind::Traefik, &folder(), &[], expected);
 }
 
 /// The short forms of the pages do not wait either.
