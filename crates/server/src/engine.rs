@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use tidegate::batch::Series;
+use tidegate::batch::Prepared;
 use tidegate::memory::ReservedLimits;
 use tidegate::resilience::OnFailure;
 use tidegate::{
@@ -250,27 +250,25 @@ impl Engine {
     }
 
     /// Questions that differ in nothing but their keys, if they can be answered here and now.
-    pub(crate) fn series(&self, scope: &Scope<'_>, limit: &Limit) -> Option<Series> {
+    pub(crate) fn prepare(&self, scope: &Scope<'_>, limit: &Limit) -> Option<Prepared> {
         let Backend::Memory(memory) = &self.inner.store else { return None };
-        Some(memory.series(scope, limit))
+        Some(memory.prepare(scope, limit))
     }
 
-    /// Decides one charge on each key, one after the other, as [`decide`](Engine::decide) does; at
-    /// one moment, and counted once. `rule` is the name of the rule whose keys they are, or
-    /// nothing.
+    /// Decides each key and cost independently, in order, as [`decide`](Engine::decide) does, at one
+    /// reading of the clock. `rule` is the name of the rule whose keys they are, or empty.
     #[inline]
     pub(crate) fn check_each(
         &self,
-        series: &Series,
+        prepared: &Prepared,
         rule: &str,
-        keys: &[&[u8]],
-        cost: u64,
+        charges: &[(&[u8], u64)],
         mut answer: impl FnMut(&Verdict),
     ) {
         let observer = &self.inner.observer;
-        let began = observer.metrics().clock_of_some(self.protocol, keys.len() as u64);
+        let began = observer.metrics().clock_of_some(self.protocol, charges.len() as u64);
         let (mut allowed, mut denied) = (0, 0);
-        series.check_each(keys, cost, series.memory().clock().now(), |key, verdict| {
+        prepared.check_each(charges, |key, verdict: Verdict| {
             if verdict.allowed {
                 allowed += 1;
             } else {

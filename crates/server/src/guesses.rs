@@ -13,7 +13,8 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tidegate::batch::Gate;
+use tidegate::Scope;
+use tidegate::batch::Prepared;
 use tidegate::{Limit, Memory, Period};
 
 /// Guesses of one address in a minute.
@@ -27,8 +28,8 @@ const REMEMBERED: usize = 4096;
 
 /// What is known about guesses. Its size does not depend on what clients send.
 pub(crate) struct Guesses {
-    per_address: Gate,
-    all_together: Gate,
+    per_address: Prepared,
+    all_together: Prepared,
     wrong: Marks,
     right: Marks,
 }
@@ -54,8 +55,11 @@ impl Guesses {
             Limit::bucket(amount, Period::MINUTE).build().expect("a constant that is a valid limit")
         };
         Guesses {
-            per_address: memory().max_keys(ADDRESSES).build().gate(&limit(PER_ADDRESS)),
-            all_together: memory().max_keys(1).build().gate(&limit(ALL_TOGETHER)),
+            per_address: memory()
+                .max_keys(ADDRESSES)
+                .build()
+                .prepare(&Scope::AdHoc, &limit(PER_ADDRESS)),
+            all_together: memory().max_keys(1).build().prepare(&Scope::AdHoc, &limit(ALL_TOGETHER)),
             wrong: Marks::default(),
             right: Marks::default(),
         }
@@ -108,8 +112,8 @@ pub(crate) fn advice(wait: Duration) -> String {
 
 /// Takes `cost` of a budget of guesses, and says whether there was one; for no cost, whether there
 /// is one left.
-fn left(engine: &Gate, key: &[u8], cost: u64) -> Answer {
-    let verdict = engine.check(key, cost);
+fn left(prepared: &Prepared, key: &[u8], cost: u64) -> Answer {
+    let verdict = prepared.check(key, cost);
     if verdict.allowed && (cost > 0 || verdict.remaining > 0) {
         return Answer::Verdict;
     }

@@ -10,8 +10,8 @@ use governor::middleware::NoOpMiddleware;
 use governor::nanos::Nanos;
 use governor::state::keyed::DashMapStateStore;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
-use tidegate::batch::Gate;
-use tidegate::{Clock, Limit, ManualClock, Memory, SystemClock};
+use tidegate::batch::Prepared;
+use tidegate::{Clock, Limit, ManualClock, Memory, Scope, SystemClock};
 
 /// Decides whether `key` may pass now.
 #[allow(clippy::ptr_arg, reason = "governor looks a `String` up by `&String`")]
@@ -26,7 +26,7 @@ pub trait Contender: Sync {
 }
 
 pub struct Tidegate {
-    gate: Gate,
+    prepared: Prepared,
 }
 
 /// One unit comes back in this time.
@@ -55,21 +55,21 @@ impl Tidegate {
         // One an hour: a key that was hit once stays live for the whole run.
         let limit: Limit = format!("24/d burst {burst}").parse().expect("a limit");
         Tidegate {
-            gate: Memory::builder()
+            prepared: Memory::builder()
                 .max_keys((keys * 2).max(1 << 20))
                 .clock(clock)
                 .build()
-                .gate(&limit),
+                .prepare(&Scope::AdHoc, &limit),
         }
     }
 
     pub fn memory(&self) -> &Memory {
-        self.gate.memory()
+        self.prepared.memory()
     }
 
     #[inline(always)]
     pub fn ask(&self, key: &str) -> bool {
-        self.gate.allows(key, 1)
+        self.prepared.allows(key, 1)
     }
 }
 
@@ -82,7 +82,8 @@ impl Contender for Tidegate {
         self.ask(key)
     }
     fn check_many(&self, keys: &[(String, u64)], allowed: &mut Vec<bool>) -> usize {
-        self.gate.allows_many_into(keys, allowed);
+        allowed.clear();
+        self.prepared.check_each(keys, |_, is_allowed: bool| allowed.push(is_allowed));
         allowed.iter().filter(|allowed| **allowed).count()
     }
 }

@@ -2,7 +2,7 @@
 //! connections send: the shortest way. What they ask is read once, and of each only its key is
 //! looked at. The answers are the same as by the way that all others go.
 
-use tidegate::batch::Series;
+use tidegate::batch::Prepared;
 use tidegate::{Limit, Scope, Source};
 
 use super::command::{CELL, CELL_SCOPE, Session, Under};
@@ -26,7 +26,7 @@ pub(crate) struct Alike {
 /// Their keys are all that is missing.
 #[derive(Debug)]
 struct Asked {
-    series: Series,
+    prepared: Prepared,
     cost: u64,
     is_throttle: bool,
 }
@@ -58,12 +58,12 @@ impl Session {
         if is_for_others || self.may == May::Nothing {
             return answered;
         }
-        let mut keys = [&[][..]; AHEAD];
+        let mut keys = [(&[][..], 0); AHEAD];
         while out.bytes.len() <= MAX_ANSWERS_BYTES {
             let (mut found, mut end) = (0, answered.bytes);
             for key in keys.iter_mut().take(most - answered.commands) {
                 let Some(Key { bytes: own, taken }) = self.known.key(&bytes[end..]) else { break };
-                (*key, end) = (own, end + taken);
+                (key.0, end) = (own, end + taken);
                 found += 1;
             }
             if found == 0 {
@@ -72,13 +72,14 @@ impl Session {
             if self.alike.shape != self.known.shape() {
                 self.learn();
             }
-            let Some(Asked { series, cost, is_throttle }) = &self.alike.asked else { break };
+            let Some(Asked { prepared, cost, is_throttle }) = &self.alike.asked else { break };
+            keys[..found].iter_mut().for_each(|key| key.1 = *cost);
             if *is_throttle {
-                self.engine.check_each(series, CELL, &keys[..found], *cost, |verdict| {
+                self.engine.check_each(prepared, CELL, &keys[..found], |verdict| {
                     out.throttle(Throttle::numbers(verdict.allowed, verdict), Source::Store);
                 });
             } else {
-                self.engine.check_each(series, "", &keys[..found], *cost, |verdict| {
+                self.engine.check_each(prepared, "", &keys[..found], |verdict| {
                     out.verdict(verdict.allowed, verdict, &[], Source::Store);
                 });
             }
@@ -103,17 +104,17 @@ impl Session {
                     _ => return None,
                 },
             };
-            let series = match before {
-                Some(Asked { series, is_throttle: same, .. })
-                    if same == is_throttle && *series.limit() == limit =>
+            let prepared = match before {
+                Some(Asked { prepared, is_throttle: same, .. })
+                    if same == is_throttle && *prepared.limit() == limit =>
                 {
-                    series
+                    prepared
                 }
                 _ => self
                     .engine
-                    .series(if is_throttle { &CELL_SCOPE } else { &Scope::AdHoc }, &limit)?,
+                    .prepare(if is_throttle { &CELL_SCOPE } else { &Scope::AdHoc }, &limit)?,
             };
-            Some(Asked { series, cost: question.cost, is_throttle })
+            Some(Asked { prepared, cost: question.cost, is_throttle })
         });
         self.alike = Alike { shape: known.shape(), asked };
         self.known = known;

@@ -41,7 +41,7 @@ const BYTES_PART: usize = 16;
 /// At least so many, however few bytes there are.
 const LEAST: usize = 64;
 /// What one takes, about: its words, its holders, and its place in the map.
-const BYTES_EACH: usize = size_of::<Entry>() + 2 * size_of::<(u64, u32)>();
+const BYTES_EACH: usize = size_of::<LimitEntry>() + 2 * size_of::<(u64, u32)>();
 
 /// A sweep takes a step when so many states in a row would have liked a number.
 const REFUSALS_PER_STEP: u32 = 16;
@@ -59,7 +59,7 @@ const RETIRED: u64 = 8;
 
 /// One number: the limit as words, and how many hold it.
 #[derive(Debug, Default)]
-struct Entry {
+struct LimitEntry {
     head: AtomicU64,
     debt: AtomicU64,
     amount: AtomicU64,
@@ -85,7 +85,7 @@ fn head_of(limit: &Limit) -> Option<u64> {
     Some(TAKEN | kind | if limit.counts_rejected() { COUNTS_REJECTED } else { 0 })
 }
 
-impl Entry {
+impl LimitEntry {
     /// Whether it is this limit's; not while it is retired.
     #[inline(always)]
     fn is(&self, limit: &Limit) -> bool {
@@ -164,12 +164,12 @@ impl Entry {
     }
 }
 
-type Chunk = [Entry; CHUNK];
+type Chunk = [LimitEntry; CHUNK];
 
 /// Limits by number, from 1. Reading one takes no lock.
 #[derive(Debug)]
 pub(crate) struct Interned {
-    known: RwLock<Known>,
+    known: RwLock<KnownLimits>,
     /// Who was asked for last: most programs have few limits, and comparing is cheaper than
     /// hashing.
     last: AtomicU32,
@@ -185,7 +185,7 @@ pub(crate) struct Interned {
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct KnownLimits {
     /// By a hash that nobody outside can foresee. Of two limits with one hash, the second has no
     /// number.
     numbers: HashMap<u64, u32>,
@@ -215,7 +215,7 @@ impl Interned {
     }
 
     #[inline(always)]
-    fn entry(&self, number: u32) -> Option<&Entry> {
+    fn entry(&self, number: u32) -> Option<&LimitEntry> {
         let number = number as usize;
         Some(&self.chunks.get(number / CHUNK)?.get()?[number % CHUNK])
     }
@@ -271,7 +271,7 @@ impl Interned {
     /// The number that a limit has, or else a free one.
     fn known_or_new(
         &self,
-        known: &mut Known,
+        known: &mut KnownLimits,
         limit: &Limit,
         hash: u64,
         is_reserved: bool,
@@ -299,7 +299,7 @@ impl Interned {
             }
         };
         let chunk = &self.chunks[number as usize / CHUNK];
-        let entry = &chunk.get_or_init(|| Box::new(std::array::from_fn(|_| Entry::default())))
+        let entry = &chunk.get_or_init(|| Box::new(std::array::from_fn(|_| LimitEntry::default())))
             [number as usize % CHUNK];
         entry.write(limit, head);
         // What cannot be told from its words would be saved as another.
@@ -314,7 +314,7 @@ impl Interned {
     }
 
     /// Tells the store how many bytes there are now.
-    fn count(&self, known: &mut Known) {
+    fn count(&self, known: &mut KnownLimits) {
         let chunks = (known.highest as usize / CHUNK + 1) * size_of::<Chunk>();
         // A map has a byte for each place, and places for an eighth more than it can hold.
         let map = known.numbers.capacity() * 8 / 7 * (size_of::<(u64, u32)>() + 1);
@@ -402,7 +402,7 @@ impl Interned {
     }
 
     /// Retires what nobody holds and no slot has. Says whether there is any.
-    fn retire(&self, known: &Known, is_in_use: impl Fn(u32) -> bool) -> bool {
+    fn retire(&self, known: &KnownLimits, is_in_use: impl Fn(u32) -> bool) -> bool {
         let mut is_any = false;
         for &number in known.numbers.values() {
             let Some(entry) = self.entry(number) else { continue };
@@ -415,8 +415,8 @@ impl Interned {
     }
 
     /// Frees what is retired and in no slot; what came into one meanwhile stays.
-    fn free(&self, known: &mut Known, is_in_use: impl Fn(u32) -> bool) {
-        let Known { numbers, free, .. } = known;
+    fn free(&self, known: &mut KnownLimits, is_in_use: impl Fn(u32) -> bool) {
+        let KnownLimits { numbers, free, .. } = known;
         numbers.retain(|_, &mut number| {
             let Some(entry) = self.entry(number) else { return true };
             if entry.head.load(Ordering::Relaxed) & RETIRED == 0 {

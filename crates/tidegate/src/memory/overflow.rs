@@ -1,4 +1,4 @@
-//! Records at work, and what becomes of those that find no place.
+//! Records while they are decided, and the shared records of charges that found the store full.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -6,35 +6,35 @@ use tidegate_core::{Algorithm, Id, Limit, Op, Record, Timestamp};
 
 use crate::store::Overflow;
 
-/// The most limits that can have a shared state for overflowing keys; a check over several may go a
-/// few beyond it.
+/// The maximum number of limits with a shared record. A check over several limits may exceed it by
+/// a few.
 const MAX_OVERFLOWS: usize = 1024;
 
-/// The shared states of keys that found no place.
+/// The shared records of charges that found the store full.
 #[derive(Debug, Default)]
 pub(super) struct Overflows {
-    /// By limit and by which charge of a call it was, so that no two charges of one call share a
-    /// record.
+    /// By limit and index of the charge in its check, so that two charges of one check do not share
+    /// a record.
     records: Vec<(Limit, usize, Record)>,
-    /// How many bytes of theirs the store knows of.
+    /// The bytes that are included in the store's counter.
     counted: usize,
 }
 
-/// One charge of a call.
+/// One charge of a check.
 #[derive(Clone, Copy)]
-pub(super) struct Ask<'a> {
+pub(super) struct MemoryCharge<'a> {
     pub(super) limit: &'a Limit,
-    /// Which charge of the call it is.
+    /// Its index in the check.
     pub(super) ordinal: usize,
     pub(super) cost: u64,
     pub(super) reserved: u64,
     pub(super) id: Option<Id>,
-    /// What becomes of it without room, if not what the store says.
+    /// What happens to it in a full store; the default is the store's setting.
     pub(super) overflow: Option<Overflow>,
 }
 
-impl<'a> Ask<'a> {
-    /// Whether its state is kept beside the table.
+impl<'a> MemoryCharge<'a> {
+    /// Whether its state is kept in the list beside the table.
     pub(super) fn is_listed(&self) -> bool {
         let in_a_slot = match self.limit.algorithm() {
             Algorithm::Bucket(_) => true,
@@ -44,7 +44,7 @@ impl<'a> Ask<'a> {
         !in_a_slot || self.id.is_some()
     }
 
-    /// Whether its state may be larger afterwards than that of a key that is there.
+    /// Whether it may enlarge the state of a known key.
     pub(super) fn may_grow(&self, op: Op) -> bool {
         let takes = matches!(op, Op::Check | Op::Take | Op::Debit | Op::Book { .. });
         let has_list = matches!(
@@ -65,59 +65,61 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// A record at work.
-pub(super) struct Held {
+/// A record while it is decided.
+pub(super) struct HeldRecord {
     pub(super) record: Record,
-    pub(super) home: Home,
+    pub(super) placement: Placement,
 }
 
-impl Held {
-    /// Of a key that found no place: as if everything had just been used. Nothing of it is kept.
-    pub(super) fn exhausted(ask: &Ask<'_>, now: Timestamp) -> Held {
+impl HeldRecord {
+    /// A record that is used up, for a charge that is denied because the store is full. It is not
+    /// kept.
+    pub(super) fn exhausted(charge: &MemoryCharge<'_>, now: Timestamp) -> HeldRecord {
         let mut record = Record::default();
-        let everything = tidegate_core::Charge::new(ask.limit, &mut record, ask.limit.capacity());
+        let everything =
+            tidegate_core::Charge::new(charge.limit, &mut record, charge.limit.capacity());
         let _ = tidegate_core::decide(Op::Check, &mut [everything], now);
-        Held { record, home: Home::Nowhere }
+        HeldRecord { record, placement: Placement::Nowhere }
     }
 
-    /// What others have used is not this key's to forget.
+    /// A reset of one key must not forget the usage of others in a shared record.
     pub(super) fn spare_others(&mut self, op: Op) {
-        if let (Op::Reset, Home::Shared) = (op, &self.home) {
-            self.home = Home::Nowhere;
+        if let (Op::Reset, Placement::Shared) = (op, &self.placement) {
+            self.placement = Placement::Nowhere;
         }
     }
 }
 
-/// Where a record is kept.
-pub(super) enum Home {
-    /// In the slot of its key, which is made if there is anything to keep.
+/// Where a record is stored after the decision.
+pub(super) enum Placement {
+    /// In the slot of its key, which is added if there is state to keep.
     Slot,
-    /// With all others that found no place.
+    /// In the shared record of its limit.
     Shared,
-    /// It is not.
+    /// It is discarded.
     Nowhere,
 }
 
 impl Overflows {
-    /// The shared record of a limit, taken out until [`store`](Overflows::store) brings it back; or
-    /// an exhausted one if there are too many.
-    pub(super) fn load(&mut self, ask: &Ask<'_>, now: Timestamp) -> Held {
-        if let Some(record) = self.find(ask) {
-            return Held { record: std::mem::take(record), home: Home::Shared };
+    /// Takes the shared record of a limit until [`store`](Overflows::store) puts it back, or an
+    /// exhausted one if there are too many.
+    pub(super) fn load(&mut self, charge: &MemoryCharge<'_>, now: Timestamp) -> HeldRecord {
+        if let Some(record) = self.find(charge) {
+            return HeldRecord { record: std::mem::take(record), placement: Placement::Shared };
         }
         if self.records.len() >= MAX_OVERFLOWS {
             self.records.retain(|(_, _, record)| now < record.idle_at());
         }
         if self.records.len() >= MAX_OVERFLOWS {
-            return Held::exhausted(ask, now);
+            return HeldRecord::exhausted(charge, now);
         }
-        Held { record: Record::default(), home: Home::Shared }
+        HeldRecord { record: Record::default(), placement: Placement::Shared }
     }
 
-    pub(super) fn store(&mut self, ask: &Ask<'_>, record: Record, bytes: &AtomicUsize) {
-        match self.find(ask) {
+    pub(super) fn store(&mut self, charge: &MemoryCharge<'_>, record: Record, bytes: &AtomicUsize) {
+        match self.find(charge) {
             Some(kept) => *kept = record,
-            None => self.records.push((*ask.limit, ask.ordinal, record)),
+            None => self.records.push((*charge.limit, charge.ordinal, record)),
         }
         let heap: usize = self.records.iter().map(|(_, _, record)| record.heap_bytes()).sum();
         let now = heap + self.records.capacity() * size_of::<(Limit, usize, Record)>();
@@ -125,9 +127,10 @@ impl Overflows {
         self.counted = now;
     }
 
-    fn find(&mut self, ask: &Ask<'_>) -> Option<&mut Record> {
-        let known =
-            |entry: &&mut (Limit, usize, Record)| (&entry.0, entry.1) == (ask.limit, ask.ordinal);
+    fn find(&mut self, charge: &MemoryCharge<'_>) -> Option<&mut Record> {
+        let known = |entry: &&mut (Limit, usize, Record)| {
+            (&entry.0, entry.1) == (charge.limit, charge.ordinal)
+        };
         self.records.iter_mut().find(known).map(|(_, _, record)| record)
     }
 }

@@ -13,7 +13,7 @@ use tidegate_core::algorithm::window::Count;
 use tidegate_core::{Algorithm, EXACT, Limit, Record, State, Timestamp};
 
 use super::interned::Interned;
-use super::slots::{Arena, Entry, Hash, Slots};
+use super::slots::{Arena, Hash, SlotEntry, Slots};
 
 /// Bits of a slot's word that hold a number below 2^53; the other eleven hold half of the tag.
 const NUMBER_BITS: u32 = 53;
@@ -34,7 +34,7 @@ const SEARCH: usize = 2048;
 #[derive(Debug)]
 pub(crate) struct Shard {
     slots: Slots,
-    list: Option<Box<List>>,
+    list: Option<Box<RecordList>>,
     search: Search,
     /// How many [bytes](Shard::bytes) the store knows of.
     counted: usize,
@@ -63,14 +63,14 @@ impl Search {
 
 /// Records that do not fit into a slot.
 #[derive(Debug, Default)]
-struct List {
+struct RecordList {
     records: Vec<Option<Record>>,
     free: Vec<usize>,
     /// What the records hold beside themselves.
     heap: usize,
 }
 
-impl List {
+impl RecordList {
     fn get(&self, place: usize) -> Option<&Record> {
         self.records.get(place)?.as_ref()
     }
@@ -97,7 +97,7 @@ impl List {
     }
 
     fn bytes(&self) -> usize {
-        size_of::<List>()
+        size_of::<RecordList>()
             + self.records.capacity() * size_of::<Option<Record>>()
             + self.free.capacity() * size_of::<usize>()
             + self.heap
@@ -106,14 +106,14 @@ impl List {
 
 /// The tag of a limit's states, as the two words of a slot hold it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tag {
+pub(crate) struct LimitTag {
     low: u64,
     high: u64,
 }
 
-impl Tag {
+impl LimitTag {
     fn new(tag: u32) -> Self {
-        Tag {
+        LimitTag {
             low: u64::from(tag & TAG) << NUMBER_BITS,
             high: u64::from(tag >> TAG_BITS) << NUMBER_BITS,
         }
@@ -122,7 +122,7 @@ impl Tag {
     /// The tag of states that the limit of this number wrote; one that no slot has, if there is
     /// none.
     pub(crate) fn of(number: Option<u32>) -> Self {
-        Tag::new(number.map_or(NO_TAG, |number| number + FIRST_TAG))
+        LimitTag::new(number.map_or(NO_TAG, |number| number + FIRST_TAG))
     }
 
     /// The numbers of a slot with this tag.
@@ -169,8 +169,8 @@ impl Packed {
     }
 
     #[inline]
-    pub(crate) fn tag(self) -> Tag {
-        Tag::new(self.tag)
+    pub(crate) fn tag(self) -> LimitTag {
+        LimitTag::new(self.tag)
     }
 
     /// The words of a slot. The tag is never zero in its upper half, so that an occupied slot never
@@ -220,7 +220,8 @@ impl Shard {
     /// How many bytes more it takes at most to keep one more key, in a slot of the table or in the
     /// list.
     pub(crate) fn bytes_for_one_more(&self, is_listed: bool) -> usize {
-        let table = if self.slots.is_crowded() { self.slots.bytes() / 4 + SMALL_TABLE } else { 0 };
+        let table =
+            if self.slots.is_nearly_full() { self.slots.bytes() / 4 + SMALL_TABLE } else { 0 };
         let list = match &self.list {
             _ if !is_listed => 0,
             Some(list) if !list.free.is_empty() || list.records.len() < list.records.capacity() => {
@@ -345,9 +346,9 @@ impl Shard {
         now: Timestamp,
     ) {
         let (low, high) = packed.words();
-        let entry = Entry { hash, low, high };
+        let entry = SlotEntry { hash, low, high };
         let mut index = index;
-        if self.slots.is_crowded() {
+        if self.slots.is_nearly_full() {
             let Shard { slots, list, .. } = self;
             if slots.replace(index, entry, |other| {
                 now >= idle_at(other, list, limits) && forget(other, list)
@@ -363,18 +364,18 @@ impl Shard {
     }
 
     /// Shows every key and what is kept for it.
-    pub(crate) fn for_each(&self, show: &mut impl FnMut(Hash, Kept<'_>)) {
+    pub(crate) fn for_each(&self, show: &mut impl FnMut(Hash, KeptState<'_>)) {
         self.slots.for_each(|entry| {
             let Packed { tag, first, second } = Packed::of((entry.low, entry.high));
             if tag != LISTED {
                 show(
                     entry.hash,
-                    Kept::Packed { number: tag.wrapping_sub(FIRST_TAG), first, second },
+                    KeptState::Packed { number: tag.wrapping_sub(FIRST_TAG), first, second },
                 );
             } else if let Some(record) =
                 self.list.as_ref().and_then(|list| list.get(list_place(first)))
             {
-                show(entry.hash, Kept::Whole(record));
+                show(entry.hash, KeptState::Record(record));
             }
         });
     }
@@ -473,14 +474,11 @@ impl Shard {
 }
 
 /// What is kept for a key.
-pub(crate) enum Kept<'a> {
+pub(crate) enum KeptState<'a> {
     /// Two numbers that the limit of this number wrote.
-    Packed {
-        number: u32,
-        first: u64,
-        second: u64,
-    },
-    Whole(&'a Record),
+    Packed { number: u32, first: u64, second: u64 },
+    /// Any other state.
+    Record(&'a Record),
 }
 
 /// The record of two numbers that `limit` wrote, if it is a limit that writes two numbers, and they
@@ -496,7 +494,7 @@ pub(crate) fn record_of(limit: &Limit, [first, second]: [u64; 2]) -> Option<Reco
 }
 
 /// From when on a slot is the same as none.
-fn idle_at(entry: &Entry, list: &Option<Box<List>>, limits: &Interned) -> Timestamp {
+fn idle_at(entry: &SlotEntry, list: &Option<Box<RecordList>>, limits: &Interned) -> Timestamp {
     let packed = Packed::of((entry.low, entry.high));
     if packed.tag != LISTED {
         return packed.state(limits).idle_at();
@@ -509,7 +507,7 @@ fn idle_at(entry: &Entry, list: &Option<Box<List>>, limits: &Interned) -> Timest
 }
 
 /// Frees what a slot that is to be taken out has in the list.
-fn forget(entry: &Entry, list: &mut Option<Box<List>>) -> bool {
+fn forget(entry: &SlotEntry, list: &mut Option<Box<RecordList>>) -> bool {
     let packed = Packed::of((entry.low, entry.high));
     if let (LISTED, Some(list)) = (packed.tag, list) {
         list.free(list_place(packed.first));

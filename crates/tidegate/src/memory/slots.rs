@@ -30,13 +30,13 @@ pub(crate) struct Hash {
 
 /// What is in a slot. `low` and `high` are the store's; a slot whose `high` is zero is empty.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Entry {
+pub(crate) struct SlotEntry {
     pub(crate) hash: Hash,
     pub(crate) low: u64,
     pub(crate) high: u64,
 }
 
-impl Entry {
+impl SlotEntry {
     fn is_empty(&self) -> bool {
         self.high == 0
     }
@@ -49,17 +49,17 @@ impl Slot {
     }
 
     #[inline(always)]
-    fn load(&self) -> Entry {
+    fn load(&self) -> SlotEntry {
         let hash = Hash {
             order: self.order.load(Ordering::Relaxed),
             other: self.other.load(Ordering::Relaxed),
         };
         let (low, high) = self.words();
-        Entry { hash, low, high }
+        SlotEntry { hash, low, high }
     }
 
     #[inline(always)]
-    fn store(&self, entry: Entry) {
+    fn store(&self, entry: SlotEntry) {
         self.order.store(entry.hash.order, Ordering::Relaxed);
         self.other.store(entry.hash.other, Ordering::Relaxed);
         self.set_words((entry.low, entry.high));
@@ -135,7 +135,7 @@ impl Words for &Slot {
 /// which it learns from memory lets nothing behind that overtake it, not even the next key on its
 /// way; so both are written, one of them with what was there.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct InLine<'a> {
+pub(crate) struct SlotPair<'a> {
     first: &'a Slot,
     second: &'a Slot,
     /// The one of them that it is.
@@ -143,7 +143,7 @@ pub(crate) struct InLine<'a> {
     words: (u64, u64),
 }
 
-impl<'a> InLine<'a> {
+impl<'a> SlotPair<'a> {
     /// Looks for `hash` in one cache line.
     #[inline(always)]
     fn look(first: &'a Slot, second: &'a Slot, hash: Hash) -> Option<Self> {
@@ -151,11 +151,11 @@ impl<'a> InLine<'a> {
         // Nobody can guess in which half it is, so there is no branch; and reading at an address
         // that is learned from memory holds nobody up.
         let slot = select_unpredictable(is_first, first, second);
-        slot.is_of(hash).then(|| InLine { first, second, slot, words: slot.words() })
+        slot.is_of(hash).then(|| SlotPair { first, second, slot, words: slot.words() })
     }
 }
 
-impl Words for InLine<'_> {
+impl Words for SlotPair<'_> {
     #[inline(always)]
     fn words(&self) -> (u64, u64) {
         self.words
@@ -340,10 +340,10 @@ fn look_at<'a>(first: &'a Slot, second: &'a Slot, hash: Hash) -> Option<&'a Slot
 pub(crate) fn look_ahead(
     [first, second, third, fourth, fifth, sixth]: &AtHome,
     hash: Hash,
-) -> Option<InLine<'_>> {
-    InLine::look(first, second, hash)
-        .or_else(|| InLine::look(third, fourth, hash))
-        .or_else(|| InLine::look(fifth, sixth, hash))
+) -> Option<SlotPair<'_>> {
+    SlotPair::look(first, second, hash)
+        .or_else(|| SlotPair::look(third, fourth, hash))
+        .or_else(|| SlotPair::look(fifth, sixth, hash))
 }
 
 /// Fetches the first two cache lines. Few keys are in the third.
@@ -454,7 +454,7 @@ impl Slots {
         Err(index)
     }
 
-    pub(crate) fn get(&self, index: usize) -> Entry {
+    pub(crate) fn get(&self, index: usize) -> SlotEntry {
         self.slot(index).load()
     }
 
@@ -463,13 +463,13 @@ impl Slots {
     }
 
     /// Shows all entries, in order.
-    pub(crate) fn for_each(&self, mut show: impl FnMut(Entry)) {
+    pub(crate) fn for_each(&self, mut show: impl FnMut(SlotEntry)) {
         let entries = self.arena.table(self.shard, self.capacity).map(Slot::load);
         entries.filter(|entry| !entry.is_empty()).for_each(&mut show);
     }
 
     /// Whether another key would make the runs long: five eighths of the slots are taken.
-    pub(crate) fn is_crowded(&self) -> bool {
+    pub(crate) fn is_nearly_full(&self) -> bool {
         self.used * 8 >= 2 * self.lines * 5
     }
 
@@ -479,8 +479,8 @@ impl Slots {
     pub(crate) fn replace(
         &mut self,
         index: usize,
-        entry: Entry,
-        mut idle: impl FnMut(&Entry) -> bool,
+        entry: SlotEntry,
+        mut idle: impl FnMut(&SlotEntry) -> bool,
     ) -> bool {
         for place in index..self.capacity {
             let own = self.get(place);
@@ -504,7 +504,7 @@ impl Slots {
     }
 
     /// Puts an entry at `index`, where [`find`](Slots::find) said it belongs.
-    pub(crate) fn insert(&mut self, index: usize, entry: Entry) {
+    pub(crate) fn insert(&mut self, index: usize, entry: SlotEntry) {
         let gap = (index..self.capacity).find(|index| self.slot(*index).is_empty()).unwrap_or_else(
             || {
                 // The run at the end has used up the spare slots: one more chunk of them, and
@@ -532,7 +532,7 @@ impl Slots {
             self.slot(index).store(next);
             index += 1;
         }
-        self.slot(index).store(Entry::default());
+        self.slot(index).store(SlotEntry::default());
         self.used -= 1;
     }
 
@@ -542,7 +542,7 @@ impl Slots {
         &mut self,
         from: usize,
         count: usize,
-        mut idle: impl FnMut(&Entry) -> bool,
+        mut idle: impl FnMut(&SlotEntry) -> bool,
     ) -> (usize, usize) {
         let mut index = if from < self.capacity { from } else { 0 };
         let before = self.used;
@@ -564,12 +564,12 @@ impl Slots {
 
     /// Rebuilds the table without the entries for which `idle` says so, with five twelfths of the
     /// homes free, or a few more, and with at least so many slots.
-    pub(crate) fn rebuild(&mut self, least: usize, mut idle: impl FnMut(&Entry) -> bool) {
+    pub(crate) fn rebuild(&mut self, least: usize, mut idle: impl FnMut(&SlotEntry) -> bool) {
         let mut kept = 0;
         self.arena.table(self.shard, self.capacity).for_each(|slot| {
             let entry = slot.load();
             if !entry.is_empty() && idle(&entry) {
-                slot.store(Entry::default());
+                slot.store(SlotEntry::default());
             } else if !entry.is_empty() {
                 kept += 1;
             }
@@ -609,7 +609,7 @@ impl Slots {
 fn relocate(from: &Slot, to: &Slot) {
     if !std::ptr::eq(from, to) {
         to.store(from.load());
-        from.store(Entry::default());
+        from.store(SlotEntry::default());
     }
 }
 
@@ -651,11 +651,11 @@ mod tests {
         match slots.find(hash) {
             Ok(index) => slots.set(index, low, 1),
             Err(_) => {
-                if slots.is_crowded() {
+                if slots.is_nearly_full() {
                     slots.rebuild(0, |_| false);
                 }
                 let Err(index) = slots.find(hash) else { panic!("it was not there") };
-                slots.insert(index, Entry { hash, low, high: 1 });
+                slots.insert(index, SlotEntry { hash, low, high: 1 });
             }
         }
     }
@@ -706,7 +706,7 @@ mod tests {
             let hash = Hash { order: random.next() & 0xff << 56, other: random.next() };
             let Err(index) = slots.find(hash) else { panic!("it was not there") };
             let mut taken_out = None;
-            let is_in = slots.replace(index, Entry { hash, low: step, high: 1 }, |entry| {
+            let is_in = slots.replace(index, SlotEntry { hash, low: step, high: 1 }, |entry| {
                 let idle = entry.low % 3 == 0;
                 taken_out = idle.then_some(entry.hash);
                 idle
@@ -749,7 +749,7 @@ mod tests {
                     }
                 }
             }
-            let odd = |entry: &Entry| entry.low % 2 == 1;
+            let odd = |entry: &SlotEntry| entry.low % 2 == 1;
             slots.sweep(0, usize::MAX, odd);
             map.retain(|_, low| *low % 2 == 0);
             assert_eq!(slots.len(), map.len());

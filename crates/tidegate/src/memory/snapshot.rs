@@ -16,10 +16,11 @@ use std::io::{self, Read, Write};
 use thiserror::Error;
 use tidegate_core::{CLOCK_TOLERANCE_US, Limit, Record};
 
+use super::inner::RoomFor;
 use super::interned::MAX_INTERNED;
-use super::shard::Kept;
+use super::shard::KeptState;
 use super::slots::Hash;
-use super::{Memory, MemoryBuilder, More};
+use super::{Memory, MemoryBuilder};
 
 const MAGIC: [u8; 8] = *b"tidegate";
 /// The first had keys by another hash.
@@ -148,7 +149,7 @@ impl Memory {
                     starts.push(words.len());
                     words.extend([hash.order, hash.other]);
                     match kept {
-                        Kept::Packed { number, first, second } => {
+                        KeptState::Packed { number, first, second } => {
                             let saved = match last {
                                 Some((last, saved)) if last == number => saved,
                                 _ => *seen.entry(number).or_insert_with(|| {
@@ -170,7 +171,7 @@ impl Memory {
                                 Record { state, ..Record::default() }.write(&mut words);
                             }
                         }
-                        Kept::Whole(record) => {
+                        KeptState::Record(record) => {
                             words.push(WHOLE);
                             record.write(&mut words);
                         }
@@ -323,7 +324,7 @@ impl Memory {
                 continue;
             }
             let mut shard = inner.line(hash).shard.lock();
-            let more = More::Key { most: inner.max_keys_per_shard, is_listed: limit.is_none() };
+            let more = RoomFor::Key { most: inner.max_keys_per_shard, is_listed: limit.is_none() };
             if inner.has_room(&shard, more)
                 && shard.restore(hash, record, limit, &inner.limits, now)
             {
@@ -333,8 +334,7 @@ impl Memory {
                 loaded.lost += 1;
             }
             shard.count(&inner.bytes);
-            inner.lines[inner.shard_number(hash)]
-                .store(shard.lines(), std::sync::atomic::Ordering::Relaxed);
+            inner.publish_lines(hash, &shard);
         }
     }
 }

@@ -14,10 +14,11 @@ use super::outage::Outage;
 use super::rule::{Pay, Rule};
 use super::service::RateLimit;
 use super::tell::Fixed;
+use crate::batch::Prepared;
 use crate::clock::Clock;
 use crate::http::PathPolicy;
 use crate::limiter::{Backend, StoreHandle};
-use crate::memory::{Memory, Series};
+use crate::memory::Memory;
 use crate::resilience::{OnFailure, Resilient};
 use crate::store::{Charge, Scope, Store};
 
@@ -68,7 +69,7 @@ pub(super) struct Setup {
 /// in one place.
 #[derive(Clone)]
 pub(super) struct Short {
-    pub(super) series: Series,
+    pub(super) prepared: Prepared,
     /// What every request costs, if that is always the same and no request is excepted.
     pub(super) cost: Option<u64>,
     /// If the key is nothing but the other end of the connection: how many bits of IPv6 count.
@@ -282,7 +283,7 @@ impl Setup {
             if self.families == Families::IETF { Item::of(&rule.name).zip(policy) } else { None };
         let cost =
             if rule.skip.value() == Some(&false) { rule.cost.value().copied() } else { None };
-        Some(Short { series: memory.series(&scope, limit), cost, peer: rule.key.peer(), usual })
+        Some(Short { prepared: memory.prepare(&scope, limit), cost, peer: rule.key.peer(), usual })
     }
 
     pub(super) fn observe(&self, charges: &[Charge<'_>], decision: &Decision, shadow: bool) {

@@ -20,7 +20,6 @@ use super::tell::{Tell, limits_of};
 use super::text::Text;
 use crate::http::Missing;
 use crate::http::{RefusedPath, Target};
-use crate::memory::Brief;
 use crate::resilience::{OnFailure, Policy};
 use crate::store::{Check, Scope, StoreError, Subject};
 
@@ -155,17 +154,15 @@ pub(super) fn quickly(setup: &Setup, short: &Short, head: &Head<'_>) -> Option<Q
             Err(ruling) => return Some(Quick::Ruled(Box::new(ruling))),
         }
     }
-    let now = short.series.memory().clock().now();
-    let Some((item, policy)) = &short.usual else {
-        return Some(ruled(setup, short, short.series.check(key.as_bytes(), cost, now), now));
-    };
-    Some(match short.series.check_briefly(key.as_bytes(), cost, now) {
-        Brief::Allowed { remaining, amount, next_after_us } => {
+    let now = short.prepared.memory().clock().now();
+    let verdict: Verdict = short.prepared.check_at(key.as_bytes(), cost, now);
+    Some(match &short.usual {
+        Some((item, policy)) if verdict.allowed => {
             let mut told = Told::empty();
-            told.tell(item, remaining, amount, next_after_us);
+            told.tell(item, verdict.remaining, verdict.amount, verdict.next_after_us);
             Quick::Pass(Tell::usual(policy, &told))
         }
-        Brief::Denied(verdict) => ruled(setup, short, verdict, now),
+        _ => ruled(setup, short, verdict, now),
     })
 }
 
@@ -174,7 +171,7 @@ pub(super) fn quickly(setup: &Setup, short: &Short, head: &Head<'_>) -> Option<Q
 fn ruled(setup: &Setup, short: &Short, verdict: Verdict, now: Timestamp) -> Quick {
     let rule = short.rule(setup);
     let decision = Decision::of_one(verdict, verdict.allowed, now);
-    let limits = [(&*rule.name, short.series.limit())];
+    let limits = [(&*rule.name, short.prepared.limit())];
     if verdict.allowed {
         return Quick::Pass(setup.tell_named(&limits, &decision));
     }

@@ -134,7 +134,7 @@ fn nothing_panics_and_all_agree() {
             let verdict = if random.below(2) == 0 {
                 memory.check("fast", quick, cost)
             } else {
-                memory.gate(quick).check("fast", cost)
+                memory.prepare(&Scope::AdHoc, quick).check("fast", cost)
             };
             assert_eq!(verdict, expected, "seed {seed}, step {step}, at {latest}: {check:?}");
         }

@@ -17,7 +17,7 @@ fn memory() -> (Memory, ManualClock) {
 }
 
 #[test]
-fn check_allows_and_check_many_say_the_same_as_decide() {
+fn every_check_decides_like_a_check_of_one_charge() {
     let limits: Vec<Limit> = [
         "3/s",
         "5/s burst 2",
@@ -55,13 +55,16 @@ fn check_allows_and_check_many_say_the_same_as_decide() {
         let allowed: Vec<bool> =
             asks.iter().map(|(key, cost)| d.allows(key, limit, *cost)).collect();
         assert_eq!(one_by_one, general);
-        assert_eq!(c.check_many(&asks, limit), general);
+        let mut batch = Vec::new();
+        c.prepare(&Scope::AdHoc, limit)
+            .check_each(&asks, |_, verdict: Verdict| batch.push(verdict));
+        assert_eq!(batch, general);
         assert_eq!(allowed, general.iter().map(|verdict| verdict.allowed).collect::<Vec<_>>());
     }
 }
 
 #[test]
-fn a_series_says_the_same_as_each_by_itself() {
+fn a_prepared_store_decides_like_a_check_of_one_charge() {
     let limits: Vec<Limit> = ["3/s", "5/s burst 2", "3/s window", "2/s log", "2/s count rejected"]
         .iter()
         .map(|text| text.parse().unwrap())
@@ -86,13 +89,15 @@ fn a_series_says_the_same_as_each_by_itself() {
                 *one.decide(&Check::new().charge_subject(subject, [limit], cost)).unwrap().binding()
             })
             .collect();
-        let (mut told, mut told_of) = (Vec::new(), Vec::new());
-        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
-        other.series(scope, limit).check_each(&keys, cost, other.clock().now(), |key, verdict| {
-            told_of.push(key);
-            told.push(verdict);
+        let (mut verdicts, mut decided_keys) = (Vec::new(), Vec::new());
+        let batch: Vec<_> = keys.iter().map(|key| (key.as_bytes(), cost)).collect();
+        let prepared = other.prepare(scope, limit);
+        prepared.check_each(&batch, |key, verdict: Verdict| {
+            decided_keys.push(*key);
+            verdicts.push(verdict);
         });
-        assert_eq!((told, told_of), (general, keys));
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
+        assert_eq!((verdicts, decided_keys), (general, keys));
     }
 }
 
@@ -327,9 +332,9 @@ fn a_number_that_is_given_again_does_not_confuse_states_saved_or_held() {
     let builder = Memory::builder().clock(clock.clone()).max_keys(1 << 16).max_bytes(8 << 20);
     let memory = builder.clone().build();
     let lasting: Limit = "5/d".parse().unwrap();
-    let gate = memory.gate(&"6/d".parse().unwrap());
+    let prepared = memory.prepare(&Scope::AdHoc, &"6/d".parse().unwrap());
     assert_eq!(memory.check("lasting", &lasting, 2).remaining, 3);
-    assert_eq!(gate.check("held", 2).remaining, 4);
+    assert_eq!(prepared.check("held", 2).remaining, 4);
     let limit = |amount: u64| Limit::window(amount, Period::SECOND).build().unwrap();
     // Each second as many limits as have numbers, and some more; those of the second before are
     // idle then.
@@ -349,7 +354,7 @@ fn a_number_that_is_given_again_does_not_confuse_states_saved_or_held() {
             );
         }
         assert_eq!(memory.check("lasting", &lasting, 0).remaining, 3);
-        assert_eq!(gate.check("held", 0).remaining, 4);
+        assert_eq!(prepared.check("held", 0).remaining, 4);
         let mut file = Vec::new();
         let saved = memory.save(&mut file).unwrap();
         let (again, loaded) = builder.clone().load(&mut &file[..]).unwrap();

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tidegate::{Check, Limit, ManualClock, Memory};
+use tidegate::{Check, Limit, ManualClock, Memory, Scope};
 
 const THREADS: usize = 4;
 
@@ -75,16 +75,13 @@ fn keys_that_are_added_and_forgotten_by_many_threads_stay_exact() {
         let admitted = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for _ in 0..THREADS {
-                let (memory, limit, admitted) = (&memory, &limit, &admitted);
+                let (prepared, admitted) = (memory.prepare(&Scope::AdHoc, &limit), &admitted);
                 scope.spawn(move || {
                     for key in 0..5_000 {
-                        let asks = [(format!("{round}:{key}"), 1), (format!("{round}:{key}"), 1)];
-                        let own = memory
-                            .check_many(&asks, limit)
-                            .iter()
-                            .filter(|verdict| verdict.allowed)
-                            .count();
-                        admitted.fetch_add(own as u64, Ordering::Relaxed);
+                        let batch = [(format!("{round}:{key}"), 1), (format!("{round}:{key}"), 1)];
+                        prepared.check_each(&batch, |_, is_allowed: bool| {
+                            admitted.fetch_add(u64::from(is_allowed), Ordering::Relaxed);
+                        });
                     }
                 });
             }

@@ -1,46 +1,49 @@
-//! One shard as its callers meet it: a lock, and the decision on one key by the shortest way.
+//! A shard behind its lock, and the fast path for one key.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tidegate_core::algorithm::Window;
 use tidegate_core::{Algorithm, Limit, Timestamp};
 
-use super::gate::Answer;
-use super::shard::{self, Shard, Tag};
+use super::prepared::CheckResult;
+use super::shard::{self, LimitTag, Shard};
 use super::slots::Words;
 use crate::raw;
 
-/// A shard's lock on a cache line of its own. The shard itself is elsewhere, so that the locks take
-/// little of the cache.
+/// A shard's lock, on a cache line of its own. The shard is boxed, so that the locks take little
+/// cache.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(super) struct Line {
+pub(super) struct ShardLine {
     pub(super) shard: raw::Versioned<Box<Shard>>,
-    /// Whether the last check here was charged: then the next is likely to be, too.
+    /// Whether the last check was charged: the next one is then likely to be charged, too.
     charges: AtomicBool,
 }
 
-impl Line {
+impl ShardLine {
     pub(super) fn new(shard: Shard) -> Self {
-        Line { shard: raw::Versioned::new(Box::new(shard)), charges: AtomicBool::new(false) }
+        ShardLine { shard: raw::Versioned::new(Box::new(shard)), charges: AtomicBool::new(false) }
     }
 
-    /// Decides by reading without the lock, and taking it only to write, if nobody has written
-    /// since. A denial changes nothing, so it takes no lock at all, and many threads that are
-    /// denied do not disturb each other.
+    /// Decides by a read without the lock, and takes the lock only to write, if no other thread has
+    /// written since. A denial changes nothing and takes no lock, so denied threads do not disturb
+    /// each other.
     ///
-    /// Where checks are charged, the lock is taken first: a processor can wait for the slot's
-    /// memory and go on with what comes next meanwhile, but not past the taking of a lock.
+    /// Where checks are usually charged, the lock is taken first: a processor can continue while it
+    /// waits for the slot's memory, but not past a lock that is taken after it.
+    ///
+    /// Returns nothing if the decision needs the lock: the key is not found or another limit's, its
+    /// state is not packed, or another thread was writing.
     #[inline(always)]
-    pub(super) fn try_check<A: Answer, W: Words>(
+    pub(super) fn try_check<R: CheckResult, W: Words>(
         &self,
         limit: &Limit,
         cost: u64,
         now: Timestamp,
-        tag_of: impl Fn((u64, u64)) -> Option<Tag>,
+        tag_of: impl Fn((u64, u64)) -> Option<LimitTag>,
         look: impl FnOnce() -> Option<W>,
-    ) -> Option<A> {
-        // Two ways, so that neither has to ask on which it is.
+    ) -> Option<R> {
+        // Two calls, so that neither has a branch on the kind of hold.
         if self.charges.load(Ordering::Relaxed) {
             let writing = self.shard.try_write()?;
             self.check_read(Hold::Lock(writing), limit, cost, now, tag_of, look)
@@ -50,71 +53,70 @@ impl Line {
         }
     }
 
-    /// The rest of [`try_check`](Line::try_check): under the lock, or from the version on.
+    /// The rest of [`try_check`](ShardLine::try_check): under the lock, or from the version on.
     #[allow(
         clippy::too_many_arguments,
-        reason = "it is one step with the one before, written twice by the compiler"
+        reason = "it is one step with the one before, compiled twice"
     )]
     #[inline(always)]
-    fn check_read<A: Answer, W: Words>(
+    fn check_read<R: CheckResult, W: Words>(
         &self,
         hold: Hold<'_>,
         limit: &Limit,
         cost: u64,
         now: Timestamp,
-        tag_of: impl Fn((u64, u64)) -> Option<Tag>,
+        tag_of: impl Fn((u64, u64)) -> Option<LimitTag>,
         look: impl FnOnce() -> Option<W>,
-    ) -> Option<A> {
+    ) -> Option<R> {
         let found = look()?;
         let words = found.words();
         let tag = tag_of(words)?;
-        let read = Read { found, hold, tag, numbers: tag.unpack(words)? };
+        let read = SlotReading { found, hold, tag, numbers: tag.unpack(words)? };
         match limit.algorithm() {
             Algorithm::Bucket(bucket) => {
                 let mut level = shard::level_of(read.numbers);
                 let outcome = tidegate_core::admit(limit, bucket, &mut level, now, cost);
                 let changed = (level.units, level.at.as_micros());
                 self.write(limit, read, outcome.0, cost, changed)
-                    .then(|| A::of(limit, bucket, outcome, cost))
+                    .then(|| R::from_outcome(limit, bucket, outcome, cost))
             }
             Algorithm::Window(window) => self.try_window(limit, window, cost, now, read),
             _ => None,
         }
     }
 
-    /// The rest of [`try_check`](Line::try_check) for windows, out of the way of the most usual
-    /// limits.
+    /// The rest of [`try_check`](ShardLine::try_check) for windows, kept out of the code for
+    /// buckets.
     #[cold]
     #[inline(never)]
-    fn try_window<A: Answer, W: Words>(
+    fn try_window<R: CheckResult, W: Words>(
         &self,
         limit: &Limit,
         window: &Window,
         cost: u64,
         now: Timestamp,
-        read: Read<'_, W>,
-    ) -> Option<A> {
+        read: SlotReading<'_, W>,
+    ) -> Option<R> {
         let mut count = shard::count_of(read.numbers, window.period);
         let outcome = tidegate_core::admit(limit, window, &mut count, now, cost);
         let changed = (count.used, count.last.as_micros());
         self.write(limit, read, outcome.0, cost, changed)
-            .then(|| A::of(limit, window, outcome, cost))
+            .then(|| R::from_outcome(limit, window, outcome, cost))
     }
 
-    /// Writes what has changed, if anything has, and says whether what was read still held until
-    /// then.
+    /// Writes the change, if there is one. Returns whether the slot had not changed since it was
+    /// read.
     #[inline(always)]
     fn write<W: Words>(
         &self,
         limit: &Limit,
-        read: Read<'_, W>,
+        read: SlotReading<'_, W>,
         is_allowed: bool,
         cost: u64,
         changed: (u64, u64),
     ) -> bool {
-        let Read { found, hold, tag, .. } = read;
-        // What is denied is not charged, unless the limit counts that, too; and looking costs
-        // nothing.
+        let SlotReading { found, hold, tag, .. } = read;
+        // A denial is charged only by a limit that counts rejected requests, and a cost of 0 never.
         let is_charged = (is_allowed || limit.counts_rejected()) && cost > 0;
         match hold {
             Hold::Lock(_writing) => {
@@ -136,16 +138,16 @@ impl Line {
     }
 }
 
-/// What makes sure of what was read: the lock, or that it has this version still.
+/// What makes a read valid: the lock, or an unchanged version.
 enum Hold<'a> {
     Lock(raw::Writing<'a>),
     Version(u64),
 }
 
-/// What was read of a key.
-struct Read<'a, W> {
+/// The slot of a key, and what it holds.
+struct SlotReading<'a, W> {
     found: W,
     hold: Hold<'a>,
-    tag: Tag,
+    tag: LimitTag,
     numbers: (u64, u64),
 }
