@@ -1,12 +1,13 @@
-//! `cargo xtask bench attack`: what others notice while somebody misuses HTTP/2 or is slow on
+//! `cargo xtask bench attack`: what other clients notice during an HTTP/2 attack or slow clients on
 //! purpose, at the listener for HTTP; `attack proxy`: the same through the proxy, before an
-//! upstream that answers at once. `cargo xtask bench crowd`: what twenty thousand connections take.
+//! upstream that answers immediately. `cargo xtask bench connections`: what 20 000 connections
+//! take.
 //!
-//! Whoever attacks comes again as soon as he is told to go. Bystanders ask over HTTP/1.1, a few
-//! hundred times a second each, and the slowest in a hundred of their answers is looked at, in
-//! turns: with nobody else, beside somebody who asks properly as fast as he can, and during each
-//! attack. Whoever attacks has a core of his own, and server and bystanders share another, as if he
-//! were on another machine; what his frames cost the server counts.
+//! The attacker reconnects as soon as it gets GOAWAY. Bystanders ask over HTTP/1.1, a few hundred
+//! times a second each, and the slowest in a hundred of their answers is looked at, in turns: with
+//! no other client, beside a client that asks properly as fast as it can, and during each attack.
+//! The attacker has a core of its own, and server and bystanders share another, as if it were on
+//! another machine; what its frames cost the server counts.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -18,7 +19,7 @@ use crate::server::{Own, median, until_left_alone};
 
 const ROUNDS: usize = 9;
 const ROUND: Duration = Duration::from_millis(800);
-/// What comes before a round, and is told apart: who comes again and again is kept out after that.
+/// What precedes a round and is counted apart: clients that come again and again are refused later.
 const BEGINNING: Duration = Duration::from_millis(100);
 const BYSTANDERS: usize = 4;
 /// Between two questions of a bystander.
@@ -176,7 +177,7 @@ fn attack(kind: &str, address: SocketAddr) {
         for _ in 0..ATTACKERS {
             scope.spawn(|| {
                 loop {
-                    // Whoever is thrown out comes again.
+                    // A client whose connection is closed reconnects.
                     let _ = once(kind, address);
                 }
             });
@@ -192,7 +193,7 @@ fn drip(address: SocketAddr) -> std::io::Result<()> {
         while streams.len() < SLOW.0 {
             streams.push((come(address)?, 0));
         }
-        // Whoever is thrown out comes again.
+        // A client whose connection is closed reconnects.
         let pause = SLOW.1 / u32::try_from(SLOW.0).expect("a few");
         streams.retain_mut(|(stream, at)| {
             std::thread::sleep(pause);
@@ -217,7 +218,7 @@ fn once(kind: &str, address: SocketAddr) -> std::io::Result<()> {
         }
     }
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")?;
-    // Whoever does not want to read leaves no room for answers.
+    // A client that does not read leaves no window for answers.
     let window: &[u8] = if kind == "unread" { &[0, 4, 0, 0, 0, 0] } else { &[] };
     stream.write_all(&frame(SETTINGS, 0, 0, window))?;
     stream.set_nonblocking(true)?;
@@ -233,7 +234,7 @@ fn once(kind: &str, address: SocketAddr) -> std::io::Result<()> {
         }
         match stream.read(&mut answers) {
             Ok(0) => return Ok(()),
-            // Whoever is told to go comes again at once, and does not wait for the end.
+            // After GOAWAY, reconnect immediately and do not wait for the end.
             Ok(count) if says_go_away(&answers[..count]) => return Ok(()),
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -308,20 +309,22 @@ fn resident(pid: u32) -> u64 {
     line.split_whitespace().nth(1).and_then(|word| word.parse().ok()).expect("a number")
 }
 
-/// As many connections at once as the limit on files lets a server have, from several processes.
-pub fn crowd(args: &[&str]) {
+/// As many concurrent connections as the file limit of a server allows, from several processes.
+pub fn connections(args: &[&str]) {
     match args {
-        [] => crowd_of(2, 9_500),
+        [] => connections_of(2, 9_500),
         ["server"] => crate::server::serve_tidegate(20_000, 20_000, "auto"),
         ["client", address, count] => {
             be_many(address.parse().expect("an address"), count.parse().expect("a number"))
         }
-        _ => crowd_of(2, args.join(" ").parse::<usize>().expect("a number of connections") / 2),
+        _ => {
+            connections_of(2, args.join(" ").parse::<usize>().expect("a number of connections") / 2)
+        }
     }
 }
 
-fn crowd_of(processes: usize, each: usize) {
-    let own = Own::start_as(&["crowd", "server"]);
+fn connections_of(processes: usize, each: usize) {
+    let own = Own::start_as(&["connections", "server"]);
     let mut probe = connect(own.resp);
     let mut answer = |count: usize| -> f64 {
         let mut took: Vec<f64> =
@@ -334,8 +337,9 @@ fn crowd_of(processes: usize, each: usize) {
     let began = Instant::now();
     let address = own.resp.to_string();
     let (each_text, count) = (each.to_string(), processes * each);
-    let clients: Vec<Own> =
-        (0..processes).map(|_| Own::start_as(&["crowd", "client", &address, &each_text])).collect();
+    let clients: Vec<Own> = (0..processes)
+        .map(|_| Own::start_as(&["connections", "client", &address, &each_text]))
+        .collect();
     let (after, beside) = (resident(own.child.id()), answer(2_000));
     let per = (after - before) as f64 / count as f64;
     println!(

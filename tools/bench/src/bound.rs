@@ -1,7 +1,7 @@
 //! The bound for `CL.THROTTLE` over RESP: tokio, a flat table of sixteen bytes a key, and a reply
 //! of five numbers.
 //!
-//! It takes everything on trust: commands as redis-benchmark writes them, hashes that nobody
+//! It takes everything on trust: commands as redis-benchmark writes them, hashes that no client
 //! attacks, a table that never grows or forgets. It counts nothing, bounds nothing, has one
 //! command, and writes numbers of two digits. No product could ship it; no product that uses the
 //! same runtime has much to win beyond it.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Counts what a process does from one time it is asked to the next.
+/// Counts the instructions of a process from one call to the next.
 pub struct Counter {
     pid: u32,
     file: PathBuf,
@@ -13,12 +13,12 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// Of a process that callgrind was told to write about into `file`.
+    /// Of a process whose counts callgrind writes to `file`.
     pub fn of(pid: u32, file: &Path) -> Counter {
         Counter { pid, file: file.to_owned(), dumps: 0 }
     }
 
-    /// The instructions since the last time, by the file that callgrind leaves when it is told to.
+    /// The instructions since the last time, from the file that callgrind writes on request.
     pub fn since(&mut self) -> f64 {
         let told = Command::new("callgrind_control").args(["-d", &self.pid.to_string()]).output();
         let told = told.expect("callgrind_control: apt-get install -y valgrind");

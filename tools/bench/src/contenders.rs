@@ -1,5 +1,5 @@
-//! Who is measured: each decides one string key at the current time, and is asked through the same
-//! trait.
+//! What is measured: each decides one string key at the current time, and is called through the
+//! same trait.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use tidegate::{Clock, Limit, ManualClock, Memory, Scope, SystemClock};
 pub trait Contender: Sync {
     fn name(&self) -> &'static str;
     fn check(&self, key: &String) -> bool;
-    /// Decides a few keys at once, if it can do that better than one by one. `allowed` is a list
+    /// Decides a few keys in one call, if that is better than one by one. `allowed` is a list
     /// that the caller keeps.
     fn check_many(&self, keys: &[(String, u64)], _allowed: &mut Vec<bool>) -> usize {
         keys.iter().filter(|(key, _)| self.check(key)).count()
@@ -32,7 +32,7 @@ pub struct Tidegate {
 /// One unit comes back in this time.
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A burst that nobody uses up.
+/// A burst that is never used up.
 pub const ENDLESS: u32 = 400_000;
 /// A burst that is used up soon.
 pub const SHORT: u32 = 600;
@@ -146,7 +146,7 @@ impl Contender for GovernorWithoutClock {
 /// Between two that pass, in counts of the clock, more or less.
 const INTERVAL: u64 = 3_600_000_000_000;
 
-/// The bound for one call at a time: a flat table of sixteen bytes a key, a hash that nobody
+/// The bound for one call at a time: a flat table of sixteen bytes a key, a hash that no client
 /// attacks, one compare-and-swap. It keeps 64 bits of hash and one rounded timestamp, never grows
 /// and never forgets: no product could ship it.
 pub struct Flat16 {

@@ -3,7 +3,7 @@
 //!
 //! Each server is a process of its own with a runtime of its own. The bare one has the same
 //! messages and answers every request with the same constant; what Tidegate adds is the whole
-//! decision. One client asks both in turns, many short rounds each: connections times requests at
+//! decision. One client asks both in turns, many short rounds each: connections times concurrent
 //! once on each. Beside requests per second it shows the server's processor time per request, which
 //! a busy machine disturbs less.
 
@@ -32,7 +32,7 @@ use tonic_prost::ProstCodec;
 const ROUNDS: usize = 9;
 const ROUND: Duration = Duration::from_millis(500);
 const KEYS: u64 = 100_000;
-/// Connections, and requests at once on each.
+/// Connections, and concurrent requests on each.
 const SHAPES: [(usize, usize); 3] = [(1, 1), (50, 1), (10, 32)];
 
 pub(crate) fn run(words: &[&str]) {
@@ -63,7 +63,7 @@ pub(crate) fn run(words: &[&str]) {
                 }
             }
         }
-        println!("{connections} connection(s), {streams} request(s) at once on each");
+        println!("{connections} connection(s), {streams} concurrent request(s) on each");
         let [ours, bare] = measured.map(|rounds| Round::median(&rounds));
         for (name, round) in [("tidegate", &ours), ("bare tonic", &bare)] {
             println!(
@@ -194,7 +194,7 @@ async fn ask(channel: Channel, number: u64) {
     assert!(answer.overall_code == 1 && answer.statuses.len() == 1, "{answer:?}");
 }
 
-/// Serves until whoever started it is gone.
+/// Serves until the process that started it ends.
 fn serve(which: &str) {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");

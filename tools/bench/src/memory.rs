@@ -49,7 +49,7 @@ impl Keys {
     }
 }
 
-/// All threads begin at the same time, as nearly as they can, and nobody is asleep then.
+/// All threads begin at the same time, as nearly as they can, and none is asleep then.
 struct Together {
     arrived: AtomicUsize,
     threads: usize,
@@ -351,7 +351,7 @@ pub fn parts() {
     time("std lock+unlock", &|_| {
         *mutex.lock().unwrap() += 1;
     });
-    // What the memory store's own lock does when nobody else wants it.
+    // What the memory store's own lock does without contention.
     let taken = std::sync::atomic::AtomicBool::new(false);
     time("taken and given back by a store", &|_| {
         use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};

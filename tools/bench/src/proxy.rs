@@ -3,8 +3,8 @@
 //! Both stand before the same upstream, an nginx that answers a few bytes by itself, and both keep
 //! connections to it. Each is a process of its own, loaded by wrk in turns; what counts is the
 //! processor time that a request costs. nginx is one process with one worker, the proxy has a
-//! thread for each core, as each comes when it is told to use what there is without being told how
-//! much.
+//! thread for each core, as each does by default when it may use all cores without a setting that
+//! says how much.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use tidegate_server::config::Config;
 use tidegate_server::{Options, start};
 use tidegate_testkit::wait_until;
 
-use crate::server::{Contender, Own, table, until_left_alone, wrk};
+use crate::server::{Own, ServerContender, table, until_left_alone, wrk};
 
 const ROUNDS: usize = 9;
 const CONNECTIONS: &str = "50";
@@ -54,9 +54,19 @@ fn measure(rounds: usize) {
     let own = Own::start_as(&["proxy", "serve", &upstream.at.to_string()]);
     for path in ["/", "/large"] {
         let mut contenders = [
-            Contender::new("the upstream itself", upstream.child.id(), upstream.at.port(), &[]),
-            Contender::new(NGINX, nginx.child.id(), nginx.at.port(), &[]),
-            Contender::new("tidegate proxy, 1000000/s by ip", own.child.id(), own.http.port(), &[]),
+            ServerContender::new(
+                "the upstream itself",
+                upstream.child.id(),
+                upstream.at.port(),
+                &[],
+            ),
+            ServerContender::new(NGINX, nginx.child.id(), nginx.at.port(), &[]),
+            ServerContender::new(
+                "tidegate proxy, 1000000/s by ip",
+                own.child.id(),
+                own.http.port(),
+                &[],
+            ),
         ];
         for round in 0..rounds {
             let mut order: Vec<usize> = (0..contenders.len()).collect();

@@ -2,7 +2,7 @@
 //! leases beside one round trip each, and ten times the load: `cargo xtask bench resilience
 //! [REQUESTS_PER_SECOND]`.
 //!
-//! Each latency is told beside that of the same load on a store in memory, which shows what the
+//! Each latency is printed beside that of the same load on a store in memory, which shows what the
 //! machine itself adds.
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tidegate_testkit::{Flavor, Server};
 
 type Failure = Box<dyn std::error::Error>;
 
-/// One answer: when it was asked for, how long it took, and who gave it.
+/// One answer: when it was requested, how long it took, and its source.
 #[derive(Clone, Copy)]
 struct Answer {
     asked: Instant,
@@ -176,7 +176,7 @@ async fn stopped(server: &Server, rate: u64) -> Result<(), Failure> {
 }
 
 async fn leases(server: &Server) -> Result<(), Failure> {
-    println!("one hot key, one after the other, as long as it is let pass");
+    println!("one hot key, one after the other, as long as it is allowed");
     // More patient than usual, so that a busy machine does not measure the breaker.
     let redis = Redis::builder(server.url().parse()?).timeout(Duration::from_secs(1)).build()?;
     redis.prepare().await?;
@@ -242,7 +242,7 @@ async fn leases(server: &Server) -> Result<(), Failure> {
 /// An answer that comes later is no use: the deadline and 5 ms.
 const IN_TIME: Duration = Duration::from_millis(20);
 
-/// How many answers a second come in time when it is asked so often, and how many of them are the
+/// How many answers a second come in time at this rate, and how many of them are the
 /// store's.
 async fn goodput(resilient: &Resilient, rate: u64) -> (u64, u64) {
     const SECONDS: u64 = 2;

@@ -53,8 +53,8 @@ pub fn run(args: &[&str]) {
     }
 }
 
-/// Somebody who is measured.
-pub(crate) struct Contender {
+/// A server that is measured.
+pub(crate) struct ServerContender {
     label: &'static str,
     pid: u32,
     port: u16,
@@ -63,14 +63,14 @@ pub(crate) struct Contender {
     cpu_us: Vec<f64>,
 }
 
-impl Contender {
+impl ServerContender {
     pub(crate) fn new(
         label: &'static str,
         pid: u32,
         port: u16,
         words: &[&'static str],
-    ) -> Contender {
-        Contender {
+    ) -> ServerContender {
+        ServerContender {
             label,
             pid,
             port,
@@ -89,7 +89,7 @@ impl Contender {
     }
 }
 
-pub(crate) fn table(contenders: &[Contender], beside: &[&str]) {
+pub(crate) fn table(contenders: &[ServerContender], beside: &[&str]) {
     for one in contenders {
         let (rate, cpu) = (median(&one.per_second), median(&one.cpu_us));
         print!("  {:<34} {:>9.0} /s {:>8.2} us CPU", one.label, rate, cpu);
@@ -126,17 +126,22 @@ fn resp(depths: &[u32]) {
         };
         let throttle = ["CL.THROTTLE", "key:__rand_int__", "15", "30", "60", "1"];
         let mut contenders = [
-            Contender::new("Redis PING", server.pid(), server.port(), &["PING"]),
-            Contender::new("redis-cell CL.THROTTLE", server.pid(), server.port(), &throttle),
-            Contender::new("tidegate CL.THROTTLE", own.child.id(), own.resp.port(), &throttle),
-            Contender::new(
+            ServerContender::new("Redis PING", server.pid(), server.port(), &["PING"]),
+            ServerContender::new("redis-cell CL.THROTTLE", server.pid(), server.port(), &throttle),
+            ServerContender::new(
+                "tidegate CL.THROTTLE",
+                own.child.id(),
+                own.resp.port(),
+                &throttle,
+            ),
+            ServerContender::new(
                 "tidegate, one thread, CL.THROTTLE",
                 alone.child.id(),
                 alone.resp.port(),
                 &throttle,
             ),
-            Contender::new("tidegate PING", own.child.id(), own.resp.port(), &["PING"]),
-            Contender::new(
+            ServerContender::new("tidegate PING", own.child.id(), own.resp.port(), &["PING"]),
+            ServerContender::new(
                 "bound: tokio, flat16, the reply",
                 bound.child.id(),
                 bound.resp.port(),
@@ -187,13 +192,13 @@ fn http() {
     let (bytes, json) = (Own::start("axum"), Own::start("axum-json"));
     let script = script();
     let mut contenders = vec![
-        Contender::new("axum, fixed answer", bytes.child.id(), bytes.http.port(), &[]),
-        Contender::new("axum, JSON in and out", json.child.id(), json.http.port(), &[]),
-        Contender::new("tidegate POST /v1/check", own.child.id(), own.http.port(), &[]),
+        ServerContender::new("axum, fixed answer", bytes.child.id(), bytes.http.port(), &[]),
+        ServerContender::new("axum, JSON in and out", json.child.id(), json.http.port(), &[]),
+        ServerContender::new("tidegate POST /v1/check", own.child.id(), own.http.port(), &[]),
     ];
     let crab = throttlecrab();
     contenders.extend(crab.as_ref().map(|(child, port)| {
-        Contender::new("throttlecrab POST /throttle", child.id(), *port, &["crab"])
+        ServerContender::new("throttlecrab POST /throttle", child.id(), *port, &["crab"])
     }));
     for round in 0..ROUNDS {
         let mut order: Vec<usize> = (0..contenders.len()).collect();
@@ -270,7 +275,7 @@ fn script() -> (PathBuf, PathBuf) {
     )
 }
 
-/// throttlecrab, if somebody installed it.
+/// throttlecrab, if it is installed.
 fn throttlecrab() -> Option<(Child, u16)> {
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())
@@ -341,10 +346,10 @@ impl Drop for Own {
     }
 }
 
-/// Says where it listens, and ends with whoever started it.
+/// Says where it listens, and ends with the process that started it.
 pub(crate) fn until_left_alone(http: SocketAddr, resp: SocketAddr) {
     println!("{http} {resp}");
-    std::io::stdout().flush().expect("somebody reads");
+    std::io::stdout().flush().expect("the parent reads");
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 

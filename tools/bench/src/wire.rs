@@ -33,9 +33,10 @@ pub(crate) fn run(words: &[&str]) {
         "calls per second and processor time per call, median of {ROUNDS} interleaved rounds of {ROUND:?}\n"
     );
     for callers in callers {
-        let mut rounds: [Vec<Round>; 2] = Default::default();
-        let contenders = runtime
-            .block_on(async { [Contender::ours(&server), Contender::theirs(&server).await] });
+        let mut rounds: [Vec<WireRound>; 2] = Default::default();
+        let contenders = runtime.block_on(async {
+            [WireContender::ours(&server), WireContender::theirs(&server).await]
+        });
         for round in 0..=ROUNDS {
             for (contender, rounds) in contenders.iter().zip(&mut rounds) {
                 let measured = measure(&runtime, &server, contender, callers);
@@ -46,9 +47,9 @@ pub(crate) fn run(words: &[&str]) {
             }
         }
         println!("{callers} caller(s)");
-        let medians = rounds.map(|rounds| Round::median(&rounds));
+        let medians = rounds.map(|rounds| WireRound::median(&rounds));
         for (contender, median) in contenders.iter().zip(&medians) {
-            let Round { calls, client_us, server_us, batch } = median;
+            let WireRound { calls, client_us, server_us, batch } = median;
             let ratio = calls / medians[1].calls;
             println!(
                 "  {:<10} {calls:>9.0} calls/s   x {ratio:.2}   client {client_us:>5.2} us   server {server_us:>5.2} us   {batch:.1} calls a read",
@@ -60,16 +61,16 @@ pub(crate) fn run(words: &[&str]) {
 }
 
 #[derive(Clone)]
-enum Contender {
+enum WireContender {
     Ours(Router, Arc<Script>),
     Theirs(redis::aio::MultiplexedConnection, String),
 }
 
-impl Contender {
+impl WireContender {
     fn ours(server: &Server) -> Self {
         let url = server.url().parse().expect("a URL");
         let router = Router::new(url, Settings::default()).expect("a router");
-        Contender::Ours(router, Arc::new(Script::new(SCRIPT)))
+        WireContender::Ours(router, Arc::new(Script::new(SCRIPT)))
     }
 
     async fn theirs(server: &Server) -> Self {
@@ -81,13 +82,13 @@ impl Contender {
         let mut load = redis::cmd("SCRIPT");
         let sha =
             load.arg("LOAD").arg(SCRIPT).query_async(&mut connection).await.expect("a digest");
-        Contender::Theirs(connection, sha)
+        WireContender::Theirs(connection, sha)
     }
 
     fn name(&self) -> &'static str {
         match self {
-            Contender::Ours(..) => "tidegate",
-            Contender::Theirs(..) => "redis",
+            WireContender::Ours(..) => "tidegate",
+            WireContender::Theirs(..) => "redis",
         }
     }
 
@@ -95,7 +96,7 @@ impl Contender {
         let key = format!("tg:{{{:016x}}}", number % KEYS);
         let nonce = number.to_string();
         match self {
-            Contender::Ours(router, script) => {
+            WireContender::Ours(router, script) => {
                 let args = ["1", "60000", nonce.as_str()];
                 // The rival's deadline is as far away.
                 let deadline = tokio::time::Instant::now() + PATIENCE;
@@ -103,7 +104,7 @@ impl Contender {
                 let Outcome::Applied(Value::Array(items)) = outcome else { panic!("{outcome:?}") };
                 assert_eq!(items[2].as_bytes(), Some(nonce.as_bytes()));
             }
-            Contender::Theirs(connection, sha) => {
+            WireContender::Theirs(connection, sha) => {
                 let mut call = redis::cmd("EVALSHA");
                 call.arg(&*sha).arg(1).arg(&key).arg(1).arg(60_000).arg(&nonce);
                 let items: (i64, i64, String) =
@@ -114,7 +115,7 @@ impl Contender {
     }
 }
 
-struct Round {
+struct WireRound {
     calls: f64,
     client_us: f64,
     server_us: f64,
@@ -122,14 +123,14 @@ struct Round {
     batch: f64,
 }
 
-impl Round {
-    fn median(rounds: &[Round]) -> Round {
-        let of = |field: fn(&Round) -> f64| {
+impl WireRound {
+    fn median(rounds: &[WireRound]) -> WireRound {
+        let of = |field: fn(&WireRound) -> f64| {
             let mut values: Vec<f64> = rounds.iter().map(field).collect();
             values.sort_by(f64::total_cmp);
             values[values.len() / 2]
         };
-        Round {
+        WireRound {
             calls: of(|r| r.calls),
             client_us: of(|r| r.client_us),
             server_us: of(|r| r.server_us),
@@ -141,9 +142,9 @@ impl Round {
 fn measure(
     runtime: &tokio::runtime::Runtime,
     server: &Server,
-    contender: &Contender,
+    contender: &WireContender,
     callers: u64,
-) -> Round {
+) -> WireRound {
     let (done, total) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let reads_before = reads(server);
     let (client_before, server_before) =
@@ -172,7 +173,7 @@ fn measure(
     });
     let elapsed = start.elapsed().as_secs_f64();
     let calls = total.load(Ordering::Relaxed) as f64;
-    Round {
+    WireRound {
         calls: calls / elapsed,
         client_us: (processor_time("self") - client_before).as_secs_f64() * 1e6 / calls,
         server_us: (processor_time(&server.pid().to_string()) - server_before).as_secs_f64() * 1e6

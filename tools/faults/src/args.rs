@@ -1,4 +1,4 @@
-//! What was asked for.
+//! The arguments of the command.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What is done to the processes while somebody asks.
+//! What is done to the processes under load.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};

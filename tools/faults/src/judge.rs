@@ -6,11 +6,11 @@
 
 use std::time::Duration;
 
-use crate::load::{Answer, Outcome as Became, Record, Source, percentile};
+use crate::load::{Answer, Outcome, Record, Source, percentile};
 use crate::rows::Context;
 use crate::stage::{Change, Run};
 
-/// Nobody waits longer for a decision, whatever happens to the store.
+/// No client waits longer for a decision, whatever happens to the store.
 pub(crate) const HARD: Duration = Duration::from_millis(20);
 /// How long nodes wait for the store.
 const DEADLINE: Duration = tidegate::resilience::DEFAULT_DEADLINE;
@@ -36,7 +36,7 @@ impl Verdict {
 }
 
 /// What came of a row.
-pub(crate) struct Outcome {
+pub(crate) struct RowOutcome {
     pub(crate) row: &'static str,
     pub(crate) verdict: Verdict,
     pub(crate) line: String,
@@ -100,7 +100,7 @@ impl<'a> Judge<'a> {
         });
     }
 
-    /// Nobody waited longer than the hard bound, beyond what the machine itself added at that
+    /// No client waited longer than the hard bound, beyond what the machine itself added at that
     /// moment; and whatever befalls the store, a node is no slower with requests about nothing than
     /// one without a store.
     pub(crate) fn latency(&mut self) {
@@ -163,7 +163,7 @@ impl<'a> Judge<'a> {
     }
 
     /// From `from` on, until `to`, the store is not heard: within this long every node says that it
-    /// asks no more, and whoever comes then does not wait.
+    /// is not called any more, and later requests do not wait.
     pub(crate) fn open_after(&mut self, from: Duration, to: Duration, bound: Duration) {
         let first = |own: &Vec<Change>| {
             own.iter().find_map(|change| match change {
@@ -273,8 +273,8 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// When requests about nothing were first answered in time again, from `go` on: what had been
-    /// asked before was done.
+    /// When requests about nothing were first answered in time again, from `go` on: all earlier
+    /// requests are answered then.
     pub(crate) fn caught_up(&mut self, go: Duration) -> Duration {
         let (end, mut slice) = (self.run.record.lasted, go);
         while slice < end && self.noise(slice, SLICE) >= DEADLINE {
@@ -282,7 +282,7 @@ impl<'a> Judge<'a> {
         }
         self.say(format!("caught up after {}", ms(slice - go)));
         self.figure("caught_up_ms", to_ms(slice - go));
-        self.holds(slice < end, || "what had been asked was not answered until the end".into());
+        self.holds(slice < end, || "earlier requests were not answered until the end".into());
         slice
     }
 
@@ -314,7 +314,7 @@ impl<'a> Judge<'a> {
         });
     }
 
-    /// Of budgets that do not come back: the store let pass no more than there is, and nodes alone
+    /// Of budgets that do not come back: the store allowed no more than there is, and nodes alone
     /// no more than their shares together.
     pub(crate) fn budgets(&mut self, class: &str, amount: u64) {
         self.admitted(class, 2 * amount.max(self.run.nodes));
@@ -324,10 +324,10 @@ impl<'a> Judge<'a> {
                 self.passed(class, key, |answer| answer.source != Some(Source::Fallback));
             let alone = self.passed(class, key, |answer| answer.source == Some(Source::Fallback));
             self.holds(by_store <= amount, || {
-                format!("{class}:{key}: the store let pass {by_store} of {amount}")
+                format!("{class}:{key}: the store allowed {by_store} of {amount}")
             });
             self.holds(alone <= shares, || {
-                format!("{class}:{key}: the nodes alone let pass {alone} of {shares}")
+                format!("{class}:{key}: the nodes without a store allowed {alone} of {shares}")
             });
         }
     }
@@ -359,14 +359,14 @@ impl<'a> Judge<'a> {
             let passed = by_store.iter().filter(|a| a.allowed()).count() as u64;
             let unseen = (on_their_way + before) as u64;
             self.holds(passed <= amount + unseen, || {
-                format!("{class}:{key}: the store let pass {passed} of {amount}; at most {unseen} beyond may be unseen")
+                format!("{class}:{key}: the store allowed {passed} of {amount}; at most {unseen} beyond may be unseen")
             });
             most = most.max(unseen);
             beyond = beyond.max(passed.saturating_sub(amount));
             let alone = self.passed(class, key, |answer| answer.source == Some(Source::Fallback));
             let shares = amount.max(self.run.nodes);
             self.holds(alone <= shares, || {
-                format!("{class}:{key}: the nodes alone let pass {alone} of {shares}")
+                format!("{class}:{key}: the nodes without a store allowed {alone} of {shares}")
             });
         }
         self.say(format!("{beyond} ≤ {most} beyond what there is"));
@@ -380,7 +380,7 @@ impl<'a> Judge<'a> {
         self.run.record.of(class).filter(|a| a.key == key && a.allowed() && which(a)).count() as u64
     }
 
-    /// Nothing is charged twice: of each budget the store has charged what it let pass, and at most
+    /// Nothing is charged twice: of each budget the store has charged what it allowed, and at most
     /// what had no answer besides. `left` says what is left of a key.
     pub(crate) fn charged_once(
         &mut self,
@@ -424,7 +424,7 @@ impl<'a> Judge<'a> {
         self.holds(found <= most, || format!("{name} is {found}, and at most {most} was expected"));
     }
 
-    /// How much of what was asked within this time the nodes decided alone.
+    /// How many of the requests within this time the nodes decided without the store.
     pub(crate) fn alone(&mut self, what: &str, from: Duration, to: Duration) -> f64 {
         let asked: Vec<&Answer> = self.run.record.between(from, to).collect();
         let alone = asked.iter().filter(|answer| answer.source == Some(Source::Fallback)).count();
@@ -460,7 +460,7 @@ impl<'a> Judge<'a> {
     }
 
     /// Requests of these kinds of failures.
-    pub(crate) fn failures(&self, which: impl Fn(Became) -> bool) -> usize {
+    pub(crate) fn failures(&self, which: impl Fn(Outcome) -> bool) -> usize {
         self.run.record.answers.iter().filter(|answer| which(answer.outcome)).count()
     }
 

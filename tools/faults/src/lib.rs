@@ -8,7 +8,7 @@
 //! counters say.
 //!
 //! - `stage`: the processes, and networks of their own
-//! - `load`: who asks, and what was answered
+//! - `load`: the clients, and what was answered
 //! - `inject`: what is done to the processes
 //! - `judge`: whether it was as it must be
 //! - `rows`: the faults themselves
@@ -59,8 +59,8 @@ fn all(args: &Args) -> ExitCode {
             judge::Verdict::Failed => failed.push(row.name),
         }
     }
-    // A row that runs in a network of its own is told by the process that runs it, which has only
-    // this one.
+    // A row that runs in a network of its own is reported by the process that runs it, which has
+    // only this one.
     if !args.json && !args.inside {
         let seconds = began.elapsed().as_secs();
         let failed = if failed.is_empty() {

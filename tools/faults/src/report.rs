@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::judge::{Judged, Outcome, Verdict};
+use crate::judge::{Judged, RowOutcome, Verdict};
 use crate::rows::{Kind, ROWS};
 
 #[allow(clippy::print_stdout, reason = "it is a command for people")]
@@ -30,7 +30,7 @@ pub(crate) fn list() {
     }
 }
 
-pub(crate) fn outcome(outcome: &Outcome, json: bool) {
+pub(crate) fn outcome(outcome: &RowOutcome, json: bool) {
     if json {
         return say(&format!("{}\n", to_json(outcome)));
     }
@@ -46,7 +46,7 @@ pub(crate) fn outcome(outcome: &Outcome, json: bool) {
     }
 }
 
-fn to_json(outcome: &Outcome) -> Value {
+fn to_json(outcome: &RowOutcome) -> Value {
     let figures: Map<String, Value> =
         outcome.figures.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
     json!({

@@ -1,6 +1,6 @@
 //! At most three threads, a few steps each: what the memory store and its clock do, without what
-//! they compute. Nobody waits here: who comes at the wrong moment goes away, so that there are
-//! finitely many ways to meet. To wait is to come again.
+//! they compute. No thread waits here: one that comes at the wrong moment gives up, so that there
+//! are finitely many ways to meet. To wait is to come again.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(crate) type Scenario = (fn(), Option<usize>);
 /// Those with the fewest ways first.
 pub(crate) const ALL: &[Scenario] = &[
     (what_is_shown_is_whole, None),
-    (what_is_read_while_somebody_writes_does_not_count, None),
+    (what_is_read_during_a_write_does_not_count, None),
     (who_holds_the_lock_is_alone, None),
     (no_update_is_lost_between_two, None),
     (a_limit_of_one_admits_one_of_two, None),
@@ -25,7 +25,7 @@ pub(crate) const ALL: &[Scenario] = &[
     (a_limit_of_one_admits_one_of_three, Some(2)),
 ];
 
-/// Two words that are always equal, for whoever reads them in one piece.
+/// Two words that are always equal, for a reader that gets both in one piece.
 struct Words {
     version: AtomicU64,
     low: AtomicU64,
@@ -50,7 +50,7 @@ impl Words {
         self.high.store(value, Ordering::Relaxed);
     }
 
-    /// Adds one under the lock, unless somebody else has it.
+    /// Adds one under the lock, unless another thread has it.
     fn add_locked(&self) -> bool {
         let taken = version::take_now(&self.version);
         if taken {
@@ -62,7 +62,7 @@ impl Words {
         taken
     }
 
-    /// Reads, and takes the lock only to write, if nobody has written since.
+    /// Reads, and takes the lock only to write, if no thread has written since.
     fn add(&self) -> bool {
         let seen = version::begin(&self.version) & !1;
         let (low, high) = self.read();
@@ -76,13 +76,13 @@ impl Words {
     }
 }
 
-fn what_is_read_while_somebody_writes_does_not_count() {
+fn what_is_read_during_a_write_does_not_count() {
     let words = Words::new();
     let writer = thread::spawn({
         let words = Arc::clone(&words);
         move || {
             for value in 1..=2 {
-                assert!(version::take_now(&words.version), "nobody else writes");
+                assert!(version::take_now(&words.version), "no other thread writes");
                 words.write(value);
                 version::give_back(&words.version);
             }
@@ -135,7 +135,7 @@ fn a_limit_of_one_admits_one_of_three() {
 
 fn a_limit_of_one_admits_one_of(threads: usize) {
     let words = Words::new();
-    // Admitted, denied, or nobody knows.
+    // Admitted, denied, or unknown.
     let ask = |words: Arc<Words>| {
         move || {
             let seen = version::begin(&words.version);
@@ -164,7 +164,7 @@ fn who_holds_the_lock_is_alone() {
         version: AtomicU64,
         value: UnsafeCell<u64>,
     }
-    // SAFETY: loom notices if two have the value at once.
+    // SAFETY: loom notices if two have the value at the same time.
     unsafe impl Sync for Locked {}
     // SAFETY: as above.
     unsafe impl Send for Locked {}

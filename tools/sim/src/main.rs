@@ -26,7 +26,7 @@ cargo xtask sim [--seeds N] [--from S] [--seed S] [--verbose] [--sabotage NAME]
                    hide-fallback, lose-answers, leave-a-hole, wait-for-the-clock
 ";
 
-/// Tells, also if nobody listens to the end.
+/// Prints, also if the reader closes the pipe.
 macro_rules! say {
     ($($word:tt)*) => {
         let _ = writeln!(std::io::stdout(), $($word)*);

@@ -35,7 +35,7 @@ pub(crate) struct Pipe {
 
 pub(crate) type SharedPipe = Arc<Mutex<Pipe>>;
 
-/// Tells whoever waits at the client's end that something has happened.
+/// Wakes the task that waits at the client's end.
 pub(crate) fn happened(pipe: &SharedPipe, change: impl FnOnce(&mut Pipe)) {
     let waker = {
         let mut pipe = pipe.lock();
@@ -54,7 +54,7 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Connections that were asked for since the last time.
+    /// Connections that were opened since the last time.
     pub(crate) fn dialled(&self) -> Vec<SharedPipe> {
         std::mem::take(&mut *self.dialled.lock())
     }

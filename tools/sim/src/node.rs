@@ -184,7 +184,7 @@ impl Drop for Node {
     }
 }
 
-/// Makes a check of what is asked; it borrows names and keys from the rules.
+/// Makes a check of a request; it borrows names and keys from the rules.
 impl Ask {
     fn check<'a>(&self, rules: &'a [Rule]) -> Check<'a> {
         let mut check = Check::of(self.op);

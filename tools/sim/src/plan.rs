@@ -1,4 +1,4 @@
-//! Everything a seed decides before anything happens: who takes part, what is asked, and what goes
+//! Everything a seed decides before anything happens: the nodes, the requests, and what goes
 //! wrong.
 
 use std::fmt;
@@ -16,7 +16,7 @@ pub const MS: u64 = 1000;
 pub struct Plan {
     pub seed: u64,
     pub nodes: u64,
-    /// Whether nodes are told how many they are, or count.
+    /// Whether nodes are configured with their number, or count.
     pub told_nodes: bool,
     pub lease_error_per_mille: u64,
     pub rules: Vec<Rule>,
@@ -31,7 +31,7 @@ pub struct Plan {
     pub delay_us: (u64, u64),
 }
 
-/// A budget that everybody shares: one key under one limit.
+/// A budget that all nodes share: one key under one limit.
 #[derive(Clone, Debug)]
 pub struct Rule {
     pub name: String,
@@ -41,17 +41,17 @@ pub struct Rule {
     pub other: Limits,
 }
 
-/// Something is asked of a node.
+/// A request to a node.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub at: u64,
     pub node: usize,
     pub ask: Ask,
-    /// The client goes away after so long.
+    /// The client disconnects after so long.
     pub cancel_after: Option<u64>,
 }
 
-/// What is asked.
+/// The content of a request.
 #[derive(Clone, Debug)]
 pub struct Ask {
     pub op: Op,
@@ -225,7 +225,7 @@ fn rule(at: u64, random: &mut Random) -> Rule {
 }
 
 impl Rule {
-    /// The most it lets pass at once.
+    /// The most it allows in one moment.
     pub fn capacity(&self) -> u64 {
         self.limits.as_slice().first().map_or(1, tidegate::Limit::capacity)
     }
@@ -244,7 +244,7 @@ fn requests(plan: &Plan, mut random: Random) -> Vec<Request> {
     let ids = random.once_in(3).then(|| random.between(2, 20));
     let resets = random.once_in(4).then(|| random.between(50, 300));
     let mut requests = Vec::new();
-    // Each rule is offered up to three times what it lets pass, in up to a few hundred requests a
+    // Each rule is offered up to three times what it allows, in up to a few hundred requests a
     // second.
     for (at, rule) in plan.rules.iter().enumerate() {
         let offered = rule.per_second() * random.between(1, 12) / 4 + 4;

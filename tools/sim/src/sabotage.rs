@@ -6,7 +6,7 @@ pub enum Sabotage {
     /// The clock of a node stands still while it is paused or its machine sleeps, so it spends
     /// leases that are over.
     StoppedClock,
-    /// Every node believes it is alone, and lets the whole limit pass when the store is away.
+    /// Every node believes it is alone, and allows the whole limit when the store is unavailable.
     WholeShare,
     /// A call whose answer was lost is made again.
     Replay,
@@ -40,7 +40,7 @@ impl Sabotage {
     pub fn laws(self) -> &'static [&'static str] {
         match self {
             Sabotage::StoppedClock => {
-                &["leases are spent while they live", "nothing is denied in vain"]
+                &["leases are spent while they live", "nothing is denied unnecessarily"]
             }
             Sabotage::WholeShare => {
                 &["alone within its share", "no more is owed than the cap", "not beyond the bound"]

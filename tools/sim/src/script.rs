@@ -53,8 +53,9 @@ impl Kept {
     }
 }
 
-/// Reads what is kept under a key. A bucket drains as whoever asks says: one that another limit
-/// wrote is carried over to theirs as it stood then, and if nobody knows better, as it was written.
+/// Reads what is kept under a key. A bucket drains by the limit of the caller: one that another
+/// limit wrote is carried over to theirs as it stood then, and without such a limit, as it was
+/// written.
 pub(crate) fn kept(value: &[u8], wall_us: u64, asked: Option<&Limit>) -> Option<Kept> {
     let mut bytes = Bytes(value);
     match bytes.byte()? {

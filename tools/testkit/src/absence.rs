@@ -1,6 +1,6 @@
 //! When processors did not run.
 //!
-//! A machine that is a guest of another does not run while its host lets somebody else run, and
+//! A virtual machine does not run while its host lets another one run, and
 //! times that are measured then say something about the host. Its kernel counts that in hundredths
 //! of a second and late; so a thread on each processor, before which no other program goes, sleeps
 //! for a moment again and again and notes when it was woken too late.
@@ -16,7 +16,7 @@ const MOMENT: Duration = Duration::from_millis(1);
 /// What is less than this is nothing.
 const LATE: Duration = Duration::from_micros(500);
 
-/// Looks on until it is asked what it saw.
+/// Watches until its findings are read.
 #[derive(Debug)]
 pub struct AbsenceWatch {
     stop: Arc<AtomicBool>,
@@ -28,8 +28,8 @@ pub struct AbsenceWatch {
 pub struct Absences(Vec<(Instant, Instant)>);
 
 impl AbsenceWatch {
-    /// Begins to look. Where nobody may go before others (`chrt` of util-linux needs the right to),
-    /// nothing will have been seen.
+    /// Begins to look. Where no process may go before others (`chrt` of util-linux needs the right
+    /// to), nothing will have been seen.
     pub fn begin() -> AbsenceWatch {
         let stop = Arc::new(AtomicBool::new(false));
         let processors = thread::available_parallelism().map_or(1, std::num::NonZero::get);

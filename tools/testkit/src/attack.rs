@@ -16,7 +16,7 @@ pub fn attacks_held(class: &str, cases: usize) {
     let Some(file) = std::env::var_os(REPORT) else { return };
     let mut report =
         OpenOptions::new().create(true).append(true).open(file).expect("the report can be opened");
-    // One write for a line, so that tests that run at once do not mix theirs.
+    // One write for a line, so that concurrent tests do not mix theirs.
     report.write_all(format!("{class}\t{cases}\n").as_bytes()).expect("the report can be written");
 }
 

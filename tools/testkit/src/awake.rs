@@ -1,9 +1,9 @@
 //! Processors that do not fall asleep.
 //!
-//! A machine that is a guest gives a processor back to its host whenever there is nothing to do,
-//! and has to wait until the host lets it run again: several milliseconds for each wake-up, on a
-//! host with other guests. So while times are judged strictly, every processor has something to do
-//! that gives way to anything else.
+//! A virtual machine gives a processor back to its host whenever there is nothing to do, and has to
+//! wait until the host lets it run again: several milliseconds for each wake-up, on a host with
+//! other machines. So while times are judged strictly, every processor has something to do that
+//! gives way to anything else.
 
 use std::process::{Child, Stdio};
 use std::thread;

@@ -152,7 +152,7 @@ impl Backend {
 impl Drop for Backend {
     fn drop(&mut self) {
         if let Running::Program { child, .. } = &mut self.running {
-            // gunicorn ends its workers when it is asked to end, and leaves them alone when it is
+            // gunicorn ends its workers on SIGTERM, and leaves them alone when it is
             // killed.
             if self.kind == BackendKind::Flask
                 && let Some(id) =

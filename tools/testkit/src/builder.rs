@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::{Certs, Flavor, Server};
 
-/// How often another port is tried if somebody took the chosen one.
+/// How often another port is tried if another process took the chosen one.
 const PORTS: usize = 5;
 
 /// Relative to the server's folder, in which it runs.
@@ -133,7 +133,7 @@ impl Builder {
         self
     }
 
-    /// A replica is sent everything at once, instead of after five seconds in case another one
+    /// A replica gets everything immediately, instead of after five seconds in case another one
     /// comes, and hears from its master every second instead of every ten; until it has heard, a
     /// cluster does not count it.
     pub(crate) fn follows_at_once(self) -> Builder {

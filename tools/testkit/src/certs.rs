@@ -32,7 +32,7 @@ impl Certs {
         certs
     }
 
-    /// The certificate of the authority, which whoever is to trust the others is given.
+    /// The certificate of the authority, for clients that are to trust the others.
     pub fn ca(&self) -> PathBuf {
         self.path("ca.pem")
     }

@@ -16,7 +16,8 @@ const LAST_LINES: usize = 80;
 const FAILOVER: Duration = Duration::from_secs(6);
 
 /// A running cluster. Its nodes are ordinary [`Server`]s: each can be stopped, killed and started
-/// again by itself, and finds its way back. A master that is silent for two seconds is replaced.
+/// again by itself, and finds its way back. A master that is unresponsive for two seconds is
+/// replaced.
 #[derive(Debug)]
 pub struct Cluster {
     nodes: Vec<Server>,
@@ -32,9 +33,9 @@ impl Cluster {
         Self::patient(flavor, Duration::from_secs(2))
     }
 
-    /// The same, whose nodes wait so long before they take one that is silent for dead. For tests
-    /// in which nobody dies: on a busy machine two seconds are not much, and a cluster that takes a
-    /// living master for dead says that it is down.
+    /// The same, whose nodes wait so long before they take an unresponsive one for dead. For tests
+    /// in which no node dies: on a busy machine two seconds are not much, and a cluster that takes
+    /// a living master for dead says that it is down.
     ///
     /// # Panics
     /// If that takes longer than a minute.
@@ -75,7 +76,7 @@ impl Cluster {
     /// The node that serves a slot, by its own account.
     ///
     /// # Panics
-    /// If nobody does, as between the death of a master and the election of the next.
+    /// None, as between the death of a master and the election of the next.
     #[track_caller]
     pub fn master_of(&self, slot: u16) -> &Server {
         self.find_master(slot).unwrap_or_else(|| panic!("slot {slot} has no master that is awake"))
@@ -101,7 +102,7 @@ impl Cluster {
     }
 
     /// Lets master and replica of a slot change places, in agreement (`CLUSTER FAILOVER`): nothing
-    /// is lost. Comes back when everybody knows, with the new master.
+    /// is lost. Returns the new master when all nodes know it.
     #[track_caller]
     pub fn failover(&self, slot: u16) -> &Server {
         let replica = self.replica_of(slot);
@@ -135,7 +136,7 @@ impl Cluster {
         master
     }
 
-    /// Comes back when a slot whose master was killed or stopped has another and everybody knows;
+    /// Comes back when a slot whose master was killed or stopped has another and all nodes know;
     /// with the new master.
     #[track_caller]
     pub fn wait_for_failover(&self, slot: u16) -> &Server {
@@ -199,17 +200,17 @@ impl Cluster {
             // Masters with the same epoch would first have to settle whose is whose.
             ask(node, &["SET-CONFIG-EPOCH", &(number + 1).to_string()]);
         }
-        // Everybody is introduced to everybody. One introduction each would do, but gossip takes
-        // seconds.
+        // Every node is introduced to every other one. One introduction each would do, but gossip
+        // takes seconds.
         for (number, node) in self.nodes.iter().enumerate() {
             for other in &self.nodes[number + 1..] {
                 ask(node, &["MEET", "127.0.0.1", &other.port().to_string()]);
             }
         }
-        let everybody = format!("cluster_known_nodes:{}\r\n", self.nodes.len());
+        let all_nodes = format!("cluster_known_nodes:{}\r\n", self.nodes.len());
         wait_until("the nodes know each other", PATIENCE, || {
             self.nodes.iter().all(|node| {
-                info(node).is_some_and(|info| info.contains(&everybody))
+                info(node).is_some_and(|info| info.contains(&all_nodes))
                     && lines(node).is_some_and(|lines| {
                         !lines.contains("handshake") && !lines.contains("noaddr")
                     })
@@ -231,7 +232,7 @@ impl Cluster {
 
 /// A test that fails shows what the nodes have to say about it.
 impl Drop for Cluster {
-    #[allow(clippy::print_stderr, reason = "for whoever reads why a test failed")]
+    #[allow(clippy::print_stderr, reason = "it shows why a test failed")]
     fn drop(&mut self) {
         if !thread::panicking() {
             return;
@@ -258,7 +259,7 @@ struct Own {
     slots: Vec<(u16, u16)>,
 }
 
-/// The line of `CLUSTER NODES` about the node that was asked: `id address flags master ping pong
+/// The line of `CLUSTER NODES` about the node that answers: `id address flags master ping pong
 /// epoch link slot slot-slot ...`. A slot in brackets is on its way and not counted.
 fn myself(node: &Server) -> Option<Own> {
     let lines = lines(node)?;

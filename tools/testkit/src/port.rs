@@ -1,6 +1,6 @@
 //! Ports that stay ours, even while the server behind them is down.
 //!
-//! Binding port 0 and letting go leaves a gap in which anybody may take the port, above all the
+//! Binding port 0 and letting go leaves a gap in which any process may take the port, above all the
 //! kernel for an outgoing connection. So ports are chosen below the range that the kernel gives
 //! out, and each is reserved by a locked file for as long as it is held, so that test programs that
 //! run side by side do not choose the same.
@@ -18,7 +18,7 @@ const COUNT: u16 = 12_000;
 /// How far a cluster node's second port is from its first.
 pub(crate) const BUS: u16 = 10_000;
 
-/// A port on 127.0.0.1 that nobody listened on when it was chosen. It is let go when this is
+/// A port on 127.0.0.1 that no process listened on when it was chosen. It is released when this is
 /// dropped.
 #[derive(Debug)]
 pub(crate) struct Port {
@@ -47,7 +47,7 @@ impl Port {
 }
 
 fn reserve(number: u16) -> Option<File> {
-    // Of this user, since nobody could lock what belongs to another.
+    // Of this user, since a user cannot lock what belongs to another.
     let user = rustix::process::getuid().as_raw();
     let folder = std::env::temp_dir().join(format!("tidegate-ports-{user}"));
     fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
@@ -57,7 +57,7 @@ fn reserve(number: u16) -> Option<File> {
     Some(file)
 }
 
-/// Closes a port for everybody. Closing our end is not enough: a process that another thread has
+/// Closes a port in all processes. Closing our end is not enough: a process that another thread has
 /// just forked has an end too until it becomes another program, and who connects meanwhile would be
 /// accepted.
 pub(crate) fn close(listener: &TcpListener) {

@@ -1,4 +1,4 @@
-//! A TCP server that answers what a test says, whatever it is asked.
+//! A TCP server that answers what a test says, whatever the request.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -36,7 +36,7 @@ impl ScriptedPeer {
     }
 }
 
-/// Until the client goes away.
+/// Until the client disconnects.
 fn answer(mut stream: TcpStream, parts: &[Vec<u8>]) {
     let mut asked = [0; 4096];
     for number in 0.. {

@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// After so long a failover by order has come to nothing: three times its timeout.
 const FAILOVER: Duration = Duration::from_secs(9);
 
-/// Two servers and three sentinels, two of which have to agree. A master that is silent for a
+/// Two servers and three sentinels, two of which have to agree. A master that is unresponsive for a
 /// second (two with [`Flavor::Redis62`]) is replaced.
 ///
 /// All are ordinary [`Server`]s: each can be stopped, killed and started again by itself.
@@ -119,7 +119,7 @@ impl Sentinels {
     }
 
     /// Lets master and replica change places by order of a sentinel (`SENTINEL FAILOVER`), and
-    /// comes back when everybody knows; with the new master. What is written meanwhile may be lost.
+    /// returns the new master when all sentinels know it. What is written meanwhile may be lost.
     #[track_caller]
     pub fn failover(&self) -> &Server {
         let replica = self.replica();
@@ -155,10 +155,10 @@ impl Sentinels {
         self.master()
     }
 
-    /// Comes back when both servers run, one follows the other, and all sentinels know everybody.
+    /// Comes back when both servers run, one follows the other, and all sentinels know all servers.
     #[track_caller]
     pub fn wait_until_ok(&self) {
-        wait_until("the sentinels know everybody", PATIENCE, || {
+        wait_until("the sentinels know all servers", PATIENCE, || {
             let know = |sentinel: &Server| {
                 let fields = fields(sentinel);
                 let is =

@@ -24,7 +24,7 @@ const START: Duration = Duration::from_secs(20);
 
 /// A running server with an empty folder and a port of its own. It is killed when this is dropped.
 ///
-/// Nothing is saved (`--save '' --appendonly no`) unless the builder is told otherwise.
+/// Nothing is saved (`--save '' --appendonly no`) unless the builder says otherwise.
 #[derive(Debug)]
 pub struct Server {
     setup: Builder,
@@ -50,7 +50,8 @@ impl Server {
     ///
     /// ```
     /// # use tidegate_testkit::{Flavor, Server};
-    /// let server = Server::builder(Flavor::Valkey9).arg("--maxmemory", "3mb").unix_socket().start();
+    /// let server =
+    ///     Server::builder(Flavor::Valkey9).arg("--maxmemory", "3mb").unix_socket().start();
     /// # assert!(server.socket_path().unwrap().exists());
     /// ```
     pub fn builder(flavor: Flavor) -> Builder {
@@ -97,7 +98,7 @@ impl Server {
         self.child().as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
     }
 
-    /// Whether it can be asked something: it runs and was not stopped.
+    /// Whether it answers: it runs and was not stopped.
     pub fn is_awake(&self) -> bool {
         self.is_running() && !self.stopped.load(Ordering::SeqCst)
     }

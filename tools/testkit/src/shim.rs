@@ -7,7 +7,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// Lies to a program about the wall clock: it is ahead by as many seconds as it was told last.
+/// Lies to a program about the wall clock: it is ahead by as many seconds as it was set last.
 /// Clocks that only run forward are left alone.
 #[derive(Debug)]
 pub struct ClockShim {

@@ -38,7 +38,7 @@ fn starter() -> &'static Mutex<mpsc::Sender<Order>> {
         let (sender, receiver) = mpsc::channel::<Order>();
         let run = move || {
             for (mut command, answer) in receiver {
-                // Nobody waits for the answer any more: then the child is nobody's, and must not
+                // The caller has given up: then no process owns the child, and it must not
                 // stay.
                 if let Err(mpsc::SendError(Ok(mut child))) = answer.send(command.spawn()) {
                     let _ = child.kill().and_then(|()| child.wait());

@@ -11,7 +11,10 @@ const POLL: Duration = Duration::from_millis(5);
 /// If that takes longer than `bound`, with `what` was waited for.
 #[track_caller]
 pub fn wait_until(what: &str, bound: Duration, mut condition: impl FnMut() -> bool) {
-    assert!(becomes_true(bound, &mut condition), "waited {bound:?} in vain until {what}");
+    assert!(
+        becomes_true(bound, &mut condition),
+        "waited {bound:?} and it did not become true: {what}"
+    );
 }
 
 /// The same as a question.

@@ -34,7 +34,7 @@ const BANNED: &[(&str, &str)] = &[
     ("serde_yml", "unsound (RUSTSEC-2025-0068)"),
     ("bincode", "unmaintained (RUSTSEC-2025-0141)"),
     ("dashmap", "its guards deadlock; the memory store has its own table"),
-    ("prost-build", "generated code is committed, so that nobody needs protoc"),
+    ("prost-build", "generated code is committed, so that builds need no protoc"),
     ("libloading", "nothing is loaded at run time"),
 ];
 

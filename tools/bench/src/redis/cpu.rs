@@ -17,8 +17,8 @@ const COUNTED: usize = 3;
 /// Enough places in the witness that none is taken away.
 const WITNESS: usize = 8 * KEYS;
 
-/// Somebody who is measured, and beside whom.
-struct Contender {
+/// What is measured, and beside what.
+struct RedisContender {
     label: &'static str,
     beside: Option<&'static str>,
     batches: Batches,
@@ -59,7 +59,7 @@ pub fn instructions(flavor: Flavor) {
 /// `so_far` is what the server has used since it began, in the unit that is printed.
 fn measure(
     server: &Server,
-    contenders: &mut [Contender],
+    contenders: &mut [RedisContender],
     rounds: usize,
     mut so_far: impl FnMut() -> f64,
 ) {
@@ -68,7 +68,7 @@ fn measure(
         pipe.send(&mut contender.batches, COUNT);
     }
     for round in 0..rounds {
-        // In turns, and every other round backwards, so that nobody always follows the same
+        // In turns, and every other round backwards, so that none always follows the same
         // neighbour.
         let mut order: Vec<usize> = (0..contenders.len()).collect();
         if round % 2 == 1 {
@@ -83,8 +83,8 @@ fn measure(
     }
 }
 
-fn print(contenders: &[Contender], digits: usize) {
-    for Contender { label, beside, cost, .. } in contenders {
+fn print(contenders: &[RedisContender], digits: usize) {
+    for RedisContender { label, beside, cost, .. } in contenders {
         print!("  {label:<44} {:>8.digits$}", median(cost.clone()));
         let rival = contenders.iter().find(|rival| Some(rival.label) == *beside);
         match rival {
@@ -107,10 +107,15 @@ const WINDOW_SET: &str = "plain window script (SET NX, INCRBY, PTTL)";
 const CELL: &str = "redis-cell CL.THROTTLE, allowed";
 
 /// Those that a promise is about, or all.
-fn contenders(server: &Server, all_of_them: bool) -> Vec<Contender> {
+fn contenders(server: &Server, all_of_them: bool) -> Vec<RedisContender> {
     let mut all = Vec::new();
     let mut add = |label, beside, commands: Vec<Command>| {
-        all.push(Contender { label, beside, batches: Batches::of(&commands), cost: Vec::new() });
+        all.push(RedisContender {
+            label,
+            beside,
+            batches: Batches::of(&commands),
+            cost: Vec::new(),
+        });
     };
     let keys =
         |command: &dyn Fn(usize) -> Command| -> Vec<Command> { (0..KEYS).map(command).collect() };

@@ -1,5 +1,7 @@
--- A plain GCRA script, as most that are published: a float for the time until which everything is taken, kept as text.
-local rate, period, burst, cost = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+-- A plain GCRA script, as most that are published: a float for the time until which everything is
+-- taken, kept as text.
+local rate, period = tonumber(ARGV[1]), tonumber(ARGV[2])
+local burst, cost = tonumber(ARGV[3]), tonumber(ARGV[4])
 local interval = period / rate
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000

@@ -70,7 +70,7 @@ fn name(prefix: &str, key: usize) -> String {
     name
 }
 
-/// A key as callers give it. Whoever is measured has a letter of its own, and so keys of its own.
+/// A key as callers give it. Each contender has a letter of its own, and so keys of its own.
 fn user(letter: char, key: usize) -> String {
     format!("use{letter}:{key:08}")
 }
@@ -88,7 +88,7 @@ fn limits(text: &str) -> Limits {
     text.parse().expect("limits")
 }
 
-/// What is asked about each key.
+/// The request about each key.
 #[derive(Clone, Copy, PartialEq)]
 enum Ask {
     /// A check without an id.

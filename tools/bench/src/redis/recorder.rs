@@ -22,7 +22,8 @@ impl Recorder {
         let heard = Arc::new(Mutex::new(Vec::new()));
         let (port, kept) = (server.port(), Arc::clone(&heard));
         std::thread::spawn(move || {
-            // The library is told to keep one connection, and nobody else knows the port.
+            // The library is configured to keep one connection, and no other process knows the
+            // port.
             let (from, _) = listener.accept().expect("a connection");
             let to = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("the server");
             let (replies, back) =
@@ -37,7 +38,7 @@ impl Recorder {
         &self.url
     }
 
-    /// The calls of scripts since the last time this was asked.
+    /// The calls of scripts since the last call of this.
     pub fn calls(&self) -> Vec<Command> {
         let bytes = std::mem::take(&mut *self.heard.lock().expect("no panic"));
         commands(&bytes).into_iter().filter(|command| command[0] == b"EVALSHA").collect()
@@ -56,7 +57,7 @@ fn relay(mut from: TcpStream, mut to: TcpStream, keep: impl Fn(&[u8])) {
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// The commands that these bytes are; whoever waits for the replies knows that all have come.
+/// The commands that these bytes are; once the replies have arrived, all commands have.
 fn commands(mut bytes: &[u8]) -> Vec<Command> {
     let mut commands = Vec::new();
     while !bytes.is_empty() {

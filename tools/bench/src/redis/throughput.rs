@@ -32,7 +32,7 @@ const GCRA: usize = 1;
 /// Who comes after those that `commands` are for.
 const FRED: usize = 3;
 
-/// Everybody, connected.
+/// All contenders, connected.
 struct Contenders {
     ours: Redis,
     limits: Limits,
@@ -85,7 +85,7 @@ pub fn run(flavor: Flavor) {
                 }
             }
             println!(
-                "  {concurrency} at once{:>38} {:>12} {:>12}",
+                "  {concurrency} concurrent{:>38} {:>12} {:>12}",
                 "per second", "client us", "server us"
             );
             for (label, rounds) in LABELS.iter().zip(&found) {
@@ -204,7 +204,7 @@ pub fn rivals(flavor: Flavor) {
                 });
             }
         }
-        println!("  {concurrency} at once");
+        println!("  {concurrency} concurrent");
         let ours = found[0].1.clone();
         for (label, found) in found {
             let ratios = ours.iter().zip(&found).map(|(ours, theirs)| ours / theirs).collect();

@@ -1,4 +1,5 @@
--- A plain fixed window that tells the caller how long to wait: it counts, and asks how much of the window is left.
+-- A plain fixed window that tells the caller how long to wait: it counts, and asks how much of the
+-- window is left.
 local used = redis.call('INCR', KEYS[1])
 if used == 1 then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])

@@ -1,5 +1,5 @@
--- The least that a window of microseconds can be: it asks for the time, reads a state and writes one of as many bytes. It
--- decides nothing.
+-- The least that a window of microseconds can be: it asks for the time, reads a state and writes
+-- one of as many bytes. It decides nothing.
 local time = redis.call('TIME')
 local state = redis.call('GET', KEYS[1])
 if state then

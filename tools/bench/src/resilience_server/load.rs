@@ -33,9 +33,9 @@ pub(super) enum Kind {
     Error,
 }
 
-/// One answer: when it was asked for, how long it took, and who gave it.
+/// One answer: when it was requested, how long it took, and its source.
 #[derive(Clone, Copy)]
-pub(super) struct Answer {
+pub(super) struct ServerAnswer {
     pub(super) asked: Instant,
     pub(super) took: Duration,
     pub(super) kind: Kind,
@@ -110,7 +110,7 @@ impl Protocol {
     }
 }
 
-/// When those were asked that have no answer yet: so many at each moment.
+/// When the requests without an answer were sent: so many at each moment.
 type Waiting = Arc<Mutex<Queue>>;
 
 #[derive(Default)]
@@ -125,7 +125,7 @@ impl Queue {
         self.length += count;
     }
 
-    /// When the first one was asked, which is answered now.
+    /// When the first one was sent, which is answered now.
     fn pop(&mut self) -> Option<Instant> {
         let (asked, left) = self.asked.front_mut()?;
         let first = *asked;
@@ -140,15 +140,15 @@ impl Queue {
 
 /// Answers, and how many requests were not sent because too many waited.
 pub(super) struct Load {
-    pub(super) answers: Vec<Answer>,
+    pub(super) answers: Vec<ServerAnswer>,
     pub(super) unsent: u64,
 }
 
 /// A connection, and those who wait on it.
 type Line = (OwnedWriteHalf, Waiting);
 
-/// Sends what is due. Whoever sleeps here has a thread of his own: tokio's clock counts in
-/// milliseconds, and twenty requests at once are a crowd that there would not be.
+/// Sends what is due. It sleeps on a thread of its own: tokio's clock counts in
+/// milliseconds, and would send twenty requests in a burst.
 fn send(
     protocol: Protocol,
     rate: u64,
@@ -163,7 +163,7 @@ fn send(
         std::thread::sleep(PACE);
         let due = rate * u64::try_from(began.elapsed().as_micros()).unwrap_or(0) / 1_000_000;
         // Over RESP those that are due at one moment go out together, evenly over the connections;
-        // over HTTP each to whoever has nothing to do.
+        // over HTTP each on an idle connection.
         let at_once = match protocol {
             Protocol::Resp => usize::try_from(due - sent).unwrap_or(0).div_ceil(lines.len()),
             Protocol::Http => 1,
@@ -197,7 +197,7 @@ fn send(
     Ok((lines, unsent))
 }
 
-/// Asks `rate` times a second for so long. `questions` are asked in turns.
+/// Sends `rate` requests a second for so long, taking `questions` in turns.
 pub(super) async fn load(
     protocol: Protocol,
     at: SocketAddr,
@@ -229,7 +229,7 @@ pub(super) async fn load(
                 while let Some((length, kind)) = protocol.answer(&bytes[used..]) {
                     used += length;
                     let asked = own.pop().unwrap_or(now);
-                    answers.push(Answer { asked, took: now - asked, kind });
+                    answers.push(ServerAnswer { asked, took: now - asked, kind });
                 }
                 bytes.drain(..used);
             }

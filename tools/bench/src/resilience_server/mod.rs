@@ -1,12 +1,12 @@
 //! `cargo xtask bench resilience-server [REQUESTS_PER_SECOND [fixed] [resp]]`: a server over a real
 //! Redis that is stopped under load and goes on, asked through its listeners for RESP and HTTP; and
-//! how much it still answers when it is asked for ten times as much as it can do.
+//! how much it still answers at ten times the load that it can serve.
 //!
 //! Requests are sent when they are due, whatever the answers do. At the same time, over connections
 //! of their own, a tenth as many are about nothing, which shows what the machine itself adds. If
-//! Redis cannot decide that many, fewer are asked for, unless the rate is `fixed`. With `resp` only
-//! that listener is asked, and no more than that is measured. The server has a core of its own;
-//! whoever asks and Redis share the other, where Redis goes first, as if it had a machine of its
+//! Redis cannot decide that many, the rate is lower, unless it is `fixed`. With `resp` only
+//! that listener is measured, and nothing else. The server has a core of its own;
+//! clients and Redis share the other, where Redis goes first, as if it had a machine of its
 //! own.
 
 mod load;
@@ -18,7 +18,7 @@ use tidegate_server::config::Config;
 use tidegate_server::{Options, start};
 use tidegate_testkit::{AbsenceWatch, Absences, Awake, Flavor, Server};
 
-use self::load::{Answer, Kind, Load, Protocol, load};
+use self::load::{Kind, Load, Protocol, ServerAnswer, load};
 use crate::cores::{CLIENTS, SERVERS, go_first, stay_on};
 use crate::server::{Own, until_left_alone};
 
@@ -30,7 +30,7 @@ const DEADLINE: Duration = tidegate::resilience::DEFAULT_DEADLINE;
 const IN_TIME: Duration = Duration::from_millis(20);
 
 pub fn run(args: &[&str]) {
-    // Whoever asks has one core.
+    // The clients have one core.
     let threads = if matches!(args, ["serve", _]) { 2 } else { 1 };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads)
@@ -69,7 +69,7 @@ async fn serve(url: &str) -> Result<(), Failure> {
 }
 
 async fn all(rate: u64, fixed: bool, http: bool) -> Result<(), Failure> {
-    // What it takes to wake a processor that the host gave to somebody else is not what is
+    // What it takes to wake a processor that the host gave to another VM is not what is
     // measured.
     let _awake = Awake::keep();
     stay_on(CLIENTS);
@@ -87,8 +87,8 @@ async fn all(rate: u64, fixed: bool, http: bool) -> Result<(), Failure> {
 }
 
 /// How long they took; and how long without what the host did not let processors run meanwhile.
-fn line(name: &str, answers: &[Answer], absences: &Absences) {
-    let sorted = |of: &dyn Fn(&Answer) -> Duration| {
+fn line(name: &str, answers: &[ServerAnswer], absences: &Absences) {
+    let sorted = |of: &dyn Fn(&ServerAnswer) -> Duration| {
         let mut took: Vec<Duration> = answers.iter().map(of).collect();
         took.sort();
         took
@@ -98,7 +98,7 @@ fn line(name: &str, answers: &[Answer], absences: &Absences) {
             .copied()
             .unwrap_or_default()
     };
-    let there = |answer: &Answer| {
+    let there = |answer: &ServerAnswer| {
         answer.took.saturating_sub(absences.within(answer.asked, answer.asked + answer.took))
     };
     let (took, less) = (sorted(&|answer| answer.took), sorted(&there));
@@ -131,7 +131,8 @@ async fn stopped(
     let mut rate = rate;
     loop {
         let tried = load(protocol, at, rate, second, &questions).await?;
-        let by_store = |answer: &&Answer| answer.took <= IN_TIME && answer.kind == Kind::Store;
+        let by_store =
+            |answer: &&ServerAnswer| answer.took <= IN_TIME && answer.kind == Kind::Store;
         let good = tried.answers.iter().filter(by_store).count();
         if fixed || good as u64 * 100 >= rate * 99 || rate < 2000 {
             break;
@@ -160,7 +161,7 @@ async fn stopped(
     let Load { answers, unsent } = loading.await??;
     let nothing = beside.await??.answers;
     let absences = watch.end();
-    let between = |answers: &[Answer], from: Instant, to: Instant| -> Vec<Answer> {
+    let between = |answers: &[ServerAnswer], from: Instant, to: Instant| -> Vec<ServerAnswer> {
         answers.iter().copied().filter(|answer| answer.asked >= from && answer.asked < to).collect()
     };
     let of = |from: Instant, to: Instant| between(&answers, from, to);
@@ -186,8 +187,9 @@ async fn stopped(
         .filter(|answer| answer.kind == Kind::Alone)
         .map(|answer| answer.asked - go_on)
         .max();
-    let alone =
-        |answers: Vec<Answer>| answers.iter().filter(|answer| answer.kind == Kind::Alone).count();
+    let alone = |answers: Vec<ServerAnswer>| {
+        answers.iter().filter(|answer| answer.kind == Kind::Alone).count()
+    };
     println!(
         "  without Redis: {} before the stop, {} later than 500 ms after it goes on",
         alone(of(stop - 60 * second, stop)),
@@ -227,7 +229,7 @@ async fn goodput(at: SocketAddr) -> Result<(), Failure> {
     let lasts = Duration::from_secs(2);
     let measure = async |rate: u64| -> Result<(u64, u64), Failure> {
         let Load { answers, unsent } = load(protocol, at, rate, lasts, &questions).await?;
-        let good = |of: &dyn Fn(&Answer) -> bool| {
+        let good = |of: &dyn Fn(&ServerAnswer) -> bool| {
             answers.iter().filter(|answer| answer.took <= IN_TIME && of(answer)).count() as u64
                 / lasts.as_secs()
         };

@@ -1,14 +1,14 @@
-//! Connections that stay open and ask all at once, again and again: the same requests in the same
-//! order for every contender.
+//! Connections that stay open and send concurrent requests, again and again: the same requests in
+//! the same order for every contender.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// How many connections ask at once.
+/// How many connections ask concurrently.
 pub(super) const CONNECTIONS: usize = 50;
 
-/// What is asked, and how the answer ends: nothing comes after it until there is another request.
+/// The request, and how the answer ends: nothing comes after it until there is another request.
 #[derive(Clone)]
 pub(super) struct Exchange {
     request: Vec<u8>,
@@ -34,21 +34,21 @@ impl Exchange {
     }
 }
 
-pub(super) struct Crowd {
+pub(super) struct Connections {
     exchange: Exchange,
     streams: Vec<TcpStream>,
     buffer: Vec<u8>,
 }
 
-impl Crowd {
-    pub(super) fn at(server: SocketAddr, exchange: &Exchange) -> Crowd {
+impl Connections {
+    pub(super) fn at(server: SocketAddr, exchange: &Exchange) -> Connections {
         let connect = |_| {
             let stream = TcpStream::connect(server).expect("the server");
             stream.set_nodelay(true).expect("a socket");
             stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket");
             stream
         };
-        Crowd {
+        Connections {
             exchange: exchange.clone(),
             streams: (0..CONNECTIONS).map(connect).collect(),
             buffer: vec![0; 4096],

@@ -19,12 +19,12 @@ mod serve;
 
 use std::process::{Command, Stdio, exit};
 
-use self::load::{CONNECTIONS, Crowd, Exchange};
+use self::load::{CONNECTIONS, Connections, Exchange};
 use crate::callgrind::Counter;
 use crate::redis::pipe::cpu_ns;
 use crate::server::{Own, median};
 
-/// How often every process is started, and how often all of them are asked then.
+/// How often every process is started, and how many rounds of requests follow.
 const STARTS: usize = 6;
 const ROUNDS: usize = 25;
 /// How often every connection asks in a round.
@@ -79,7 +79,7 @@ fn stay() {
     assert!(stays.is_ok_and(|status| status.success()), "taskset: apt-get install -y util-linux");
 }
 
-/// These, and the services that they are measured by; all, if nobody is named.
+/// These, and the services that they are measured by; all, if none is named.
 fn chosen(whom: &[&str]) -> Vec<(&'static str, &'static str)> {
     if let Some(unknown) =
         whom.iter().find(|whom| !CONTENDERS.iter().any(|(_, what)| what == *whom))
@@ -102,15 +102,15 @@ fn measure(rounds: usize, whom: &[(&str, &str)]) {
     for _ in 0..STARTS {
         let own: Vec<Own> =
             whom.iter().map(|(_, what)| Own::start_as(&["tower", "serve", what])).collect();
-        let mut crowds: Vec<Crowd> = own
+        let mut clients: Vec<Connections> = own
             .iter()
             .zip(whom)
-            .map(|(own, (_, what))| Crowd::at(own.http, &Exchange::with(what)))
+            .map(|(own, (_, what))| Connections::at(own.http, &Exchange::with(what)))
             .collect();
-        crowds.iter_mut().for_each(|crowd| crowd.ask(TIMES));
+        clients.iter_mut().for_each(|client| client.ask(TIMES));
         for round in 0..rounds {
             let mut order: Vec<usize> = (0..whom.len()).collect();
-            // Everybody follows everybody else, sooner or later.
+            // Each follows each other one, sooner or later.
             order.rotate_left(round % whom.len());
             if round % 2 == 1 {
                 order.reverse();
@@ -118,7 +118,7 @@ fn measure(rounds: usize, whom: &[(&str, &str)]) {
             for index in order {
                 let pid = own[index].child.id();
                 let before = cpu_ns(pid);
-                crowds[index].ask(TIMES);
+                clients[index].ask(TIMES);
                 costs[index]
                     .push((cpu_ns(pid) - before) as f64 / 1e3 / (TIMES * CONNECTIONS) as f64);
             }
@@ -144,12 +144,12 @@ fn instructions() {
         let written = format!("--callgrind-out-file={}", file.display());
         let valgrind = ["valgrind", "--tool=callgrind", "--log-file=/dev/null", &written];
         let own = Own::start_under(&valgrind, &["tower", "serve", what]);
-        let (mut crowd, mut counter) =
-            (Crowd::at(own.http, &Exchange::with(what)), Counter::of(own.child.id(), &file));
-        crowd.ask(TIMES);
+        let (mut client, mut counter) =
+            (Connections::at(own.http, &Exchange::with(what)), Counter::of(own.child.id(), &file));
+        client.ask(TIMES);
         counter.since();
         let counted = |_| {
-            crowd.ask(TIMES);
+            client.ask(TIMES);
             counter.since() / (TIMES * CONNECTIONS) as f64
         };
         costs.push((0..COUNTED).map(counted).collect());

@@ -48,7 +48,7 @@ pub(super) fn serve(what: &str) {
             "json" => served(listener, json).await,
             "json-peer" => around(listener, limits(key::peer_ip()), json).await,
             "header-around" => around(listener, limits(key::header("x-api-key")), app).await,
-            _ => panic!("{what}: expected somebody who is measured"),
+            _ => panic!("{what}: expected the name of a contender"),
         }
     });
     until_left_alone(at, at);
@@ -78,7 +78,7 @@ where
     axum::serve(listener, app).await.expect("a service");
 }
 
-/// What nobody can do without who tells of a limit: the two headers of the IETF's draft, here
+/// The least that any layer must do to report a limit: the two headers of the IETF's draft, here
 /// without anything to decide, and without writing them.
 fn with_two_headers(mut response: Response) -> Response {
     let headers = response.headers_mut();

@@ -14,7 +14,7 @@ use super::record::{Outcome, Source};
 
 /// Connections to one node; a listener lets in 1024 from one address.
 const CONNECTIONS: usize = 600;
-/// Whoever waits longer for an answer has none.
+/// A request that waits longer counts as not answered.
 const PATIENCE: Duration = Duration::from_secs(4);
 
 /// A request as bytes.
@@ -25,7 +25,7 @@ pub(super) fn post(path: &str, body: &str) -> Rc<[u8]> {
         .into()
 }
 
-/// Connections to a node that nobody uses at the moment.
+/// Idle connections to a node.
 pub(crate) struct Pool {
     address: String,
     idle: RefCell<Vec<Connection>>,

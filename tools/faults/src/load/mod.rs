@@ -1,10 +1,10 @@
 //! Those who ask: at their own pace, whatever the answers do, over HTTP, and everything that was
 //! answered is written down.
 //!
-//! Beside the nodes that are judged there is one that keeps its state in memory and is asked a
+//! Beside the nodes that are judged there is one that keeps its state in memory and gets a
 //! tenth as often, by the same thread over the same kind of connection. No fault befalls it, so how
-//! long it takes is what the machine adds; the rest is the product's. As often the node that was
-//! asked is asked about nothing, because the machine may let one process wait and not another.
+//! long it takes is what the machine adds; the rest is the product's. As often, the node that was
+//! called gets an empty request, because the machine may let one process wait and not another.
 
 mod http;
 mod record;
@@ -25,9 +25,9 @@ pub(crate) use self::record::{Answer, Outcome, Record, Source, percentile};
 use self::stolen::Stolen;
 use crate::random::Random;
 
-/// How long is waited at the end for whoever has no answer yet.
+/// How long to wait at the end for requests without an answer.
 const LAST: Duration = Duration::from_secs(5);
-/// How long a busy machine may take until nobody decides alone any more, and how long that must
+/// How long a busy machine may take until no node decides alone any more, and how long that must
 /// last.
 const SETTLING: Duration = Duration::from_secs(10);
 const CALM: Duration = Duration::from_millis(300);
@@ -167,12 +167,12 @@ impl Load {
         self.orders.stop.store(true, Ordering::Relaxed);
         let mut record = self.thread.join().expect("the load does not panic");
         record.absences = Some((self.began, self.absences.end()));
-        record.stolen = self.watch.join().expect("whoever looks on does not panic");
+        record.stolen = self.watch.join().expect("the watch does not panic");
         record
     }
 }
 
-/// What was made ready before anything is asked.
+/// What is prepared before the first request.
 struct Asking {
     /// Of each class and key.
     requests: Vec<Vec<Rc<[u8]>>>,
@@ -182,8 +182,8 @@ struct Asking {
 }
 
 impl Asking {
-    /// Opens as many connections as are in use while a node waits for its store: whoever asks has
-    /// them, and to open them all at once is not the fault that is judged.
+    /// Opens as many connections as are in use while a node waits for its store: clients have
+    /// them, and to open them all in one moment is not the fault that is judged.
     async fn prepare(plan: &Plan) -> Asking {
         let of = |class: &Class| {
             (0..class.keys).map(|key| http::post("/v1/check", &class.body(key))).collect()
@@ -214,8 +214,8 @@ impl Asking {
             tick.tick().await;
             let now = Instant::now();
             record.borrow_mut().runs(now - began, now - last);
-            // What could not be asked during a pause of the machine is asked afterwards, but not
-            // more than a moment's worth at once.
+            // Requests that were due during a pause of the machine are sent afterwards, but not
+            // more than a moment's worth in one go.
             let rate = orders.rate.load(Ordering::Relaxed);
             due += (now - last).min(Duration::from_millis(100)).as_secs_f64()
                 * f64::from(u32::try_from(rate).unwrap_or(u32::MAX));

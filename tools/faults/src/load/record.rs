@@ -26,7 +26,7 @@ pub(crate) enum Outcome {
     Error(u16),
     /// The connection ended before the answer.
     Broken,
-    /// Nobody listened.
+    /// No process listened.
     Refused,
     /// No answer for seconds.
     Silent,
@@ -48,7 +48,7 @@ impl Outcome {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Answer {
-    /// When it was asked, since the load began.
+    /// When it was sent, since the load began.
     pub(crate) asked: Duration,
     pub(crate) took: Duration,
     pub(crate) class: u8,
@@ -187,7 +187,7 @@ impl Record {
         self.answers.iter().filter(move |answer| answer.class == class)
     }
 
-    /// What was asked within this time.
+    /// The requests within this time.
     pub(crate) fn between(&self, from: Duration, to: Duration) -> impl Iterator<Item = &Answer> {
         self.answers.iter().filter(move |answer| answer.asked >= from && answer.asked < to)
     }

@@ -1,5 +1,5 @@
-//! What the host takes. A machine that is a guest of another does not run while its host lets
-//! somebody else run; its kernel counts how long.
+//! What the host takes. A virtual machine does not run while its host lets
+//! another one run; its kernel counts how long.
 
 use std::fs;
 use std::sync::atomic::Ordering;

@@ -18,7 +18,7 @@ pub(crate) static ROWS: &[Row] = &[
         kind: Real(forgetful::f2),
         fault: "Redis is killed and comes back empty",
         inject: "kill -9, 1 s later a restart without data",
-        holds: "no error; beyond the limit no more than what nobody had seen; the loss is counted; in sync ≤ 500 ms after the port opens",
+        holds: "no error; beyond the limit no more than what no replica had; the loss is counted; in sync ≤ 500 ms after the port opens",
     },
     Row {
         name: "F3", quick: false,
@@ -44,9 +44,9 @@ pub(crate) static ROWS: &[Row] = &[
     Row {
         name: "F6", quick: false,
         kind: Real(failing::f6),
-        fault: "BUSY: an endless script of somebody else",
+        fault: "BUSY: an endless script of another client",
         inject: "EVAL of an endless loop for 1.5 s",
-        holds: "as F1; nobody but the operator kills the script",
+        holds: "as F1; only the operator kills the script",
     },
     Row {
         name: "F7", quick: false,
@@ -67,7 +67,7 @@ pub(crate) static ROWS: &[Row] = &[
         kind: Real(forgetful::f9),
         fault: "Eviction of live counters",
         inject: "maxmemory 3mb, volatile-lru, and a flood of keys",
-        holds: "beyond the limit no more than what nobody had seen; the loss is counted",
+        holds: "beyond the limit no more than what no replica had; the loss is counted",
     },
     Row {
         name: "F10", quick: false,
@@ -107,7 +107,7 @@ pub(crate) static ROWS: &[Row] = &[
     Row {
         name: "F15", quick: false,
         kind: Real(failover::f15),
-        fault: "CLUSTERDOWN: slots that nobody serves",
+        fault: "CLUSTERDOWN: slots without a server",
         inject: "a master of a cluster and its replica stopped",
         holds: "only keys of the lost slots are decided alone; within the shares",
     },
@@ -149,7 +149,7 @@ pub(crate) static ROWS: &[Row] = &[
     Row {
         name: "F21", quick: true,
         kind: Real(forgetful::f21),
-        fault: "Somebody deletes everything",
+        fault: "FLUSHALL deletes everything",
         inject: "FLUSHALL",
         holds: "as F9",
     },
@@ -186,7 +186,7 @@ pub(crate) static ROWS: &[Row] = &[
         kind: Real(failover::f26),
         fault: "The master under Sentinel dies",
         inject: "kill -9",
-        holds: "no error, nothing above 20 ms, in sync ≤ 1 s after the promotion; beyond the limit no more than what nobody had seen",
+        holds: "no error, nothing above 20 ms, in sync ≤ 1 s after the promotion; beyond the limit no more than what no replica had",
     },
     Row {
         name: "F27", quick: false,
@@ -207,7 +207,7 @@ pub(crate) static ROWS: &[Row] = &[
         kind: Real(forgetful::f29),
         fault: "A replica that lagged is promoted",
         inject: "the replica is cut off, the primary goes on and is killed, the address moves to the replica",
-        holds: "beyond the limit no more than what nobody had seen; the loss is counted",
+        holds: "beyond the limit no more than what no replica had; the loss is counted",
     },
     Row {
         name: "F30", quick: false,
@@ -256,7 +256,7 @@ pub(crate) static ROWS: &[Row] = &[
         kind: Real(network::f36),
         fault: "Nonsense instead of answers",
         inject: "a proxy replaces one reply in five",
-        holds: "no error, nothing above 20 ms, nobody believes it",
+        holds: "no error, nothing above 20 ms, no node believes it",
     },
     Row {
         name: "F37", quick: false,
@@ -282,7 +282,7 @@ pub(crate) static ROWS: &[Row] = &[
     Row {
         name: "F40", quick: false,
         kind: Real(surges::f40),
-        fault: "Everybody reconnects at once",
+        fault: "All nodes reconnect in one moment",
         inject: "Redis restarted under twelve nodes",
         holds: "few connections, Redis not busier than before, in sync ≤ 1 s",
     },
@@ -296,14 +296,14 @@ pub(crate) static ROWS: &[Row] = &[
     Row {
         name: "F42", quick: false,
         kind: Real(surges::f42),
-        fault: "Whoever is denied asks again at once",
+        fault: "Denied clients retry immediately",
         inject: "ten times the load, nearly all of it denied",
         holds: "no error, what passes stays ≥ 90 % of before",
     },
     Row {
         name: "F43", quick: true,
         kind: Real(surges::f43),
-        fault: "One key that everybody asks about",
+        fault: "One key that all clients use",
         inject: "one key at 10 000 a second, sync: lease",
         holds: "no error, at most 50 calls a second and node, nothing beyond the limit",
     },
@@ -331,7 +331,7 @@ pub(crate) static ROWS: &[Row] = &[
     Row {
         name: "F47", quick: true,
         kind: Real(nodes::f47),
-        fault: "A node is told to stop",
+        fault: "A node gets SIGTERM",
         inject: "SIGTERM under load, with leases",
         holds: "it ends soon, everything accepted is answered, leases are given back",
     },
@@ -361,7 +361,7 @@ pub(crate) static ROWS: &[Row] = &[
         kind: Tests(&[(&["-p", "tidegate-cli", "--test", "it"], "running_out_of_files_is_survived_at_every_door")]),
         fault: "No files left",
         inject: "prlimit and 80 connections",
-        holds: "served on, and the rest as soon as somebody leaves",
+        holds: "served on, and the rest as soon as a connection ends",
     },
     Row {
         name: "F52", quick: false,
@@ -375,7 +375,7 @@ pub(crate) static ROWS: &[Row] = &[
         kind: Real(host::f53),
         fault: "A starved processor and far too much to do",
         inject: "nodes on one processor with two busy loops, five times the load",
-        holds: "no error, health is answered, in sync 500 ms after what had been asked is answered",
+        holds: "no error, health is answered, in sync 500 ms after the waiting requests are answered",
     },
     Row {
         name: "F54", quick: false,
@@ -422,7 +422,7 @@ pub(crate) static ROWS: &[Row] = &[
     Row {
         name: "F60", quick: false,
         kind: Tests(&[(&["-p", "tidegate", "--test", "it"], "a_check_that_is_dropped_after_any_number_of_polls_leaves_nothing_behind"), (&["-p", "tidegate", "--test", "it"], "a_check_over_several_slots_is_never_left_in_the_middle")]),
-        fault: "A caller goes away",
+        fault: "A client disconnects",
         inject: "dropped after every number of polls",
         holds: "counted once or not at all, nothing left behind",
     },
@@ -437,15 +437,15 @@ pub(crate) static ROWS: &[Row] = &[
         name: "F62", quick: false,
         kind: Tests(&[(&["-p", "tidegate-server", "--lib"], "watchdog::")]),
         fault: "A lock that is never let go",
-        inject: "a store that lets nobody in, a task that never lets others run",
-        holds: "noticed, counted and logged; not ready after a second; the machine's own pauses are nobody's fault",
+        inject: "a store that accepts no connection, a task that never lets others run",
+        holds: "noticed, counted and logged; not ready after a second; pauses of the machine are not counted",
     },
     Row {
         name: "F63", quick: false,
         kind: Real(nodes::f63),
         fault: "Old and new versions side by side",
         inject: "two nodes of an earlier release and two of this one before one Redis",
-        holds: "they count each other; nothing beyond any limit; whoever is asked says the same is left",
+        holds: "they count each other; nothing beyond any limit; every node reports the same remainder",
     },
     Row {
         name: "F65", quick: false,
@@ -457,7 +457,7 @@ pub(crate) static ROWS: &[Row] = &[
     Row {
         name: "F66", quick: false,
         kind: Real(host::f66),
-        fault: "Whoever asks for numbers and never reads",
+        fault: "A client that requests metrics and never reads",
         inject: "a hundred connections to /metrics that never read",
         holds: "no error, nothing above 20 ms",
     },

@@ -9,9 +9,9 @@ use crate::inject::every;
 use crate::judge::{Judge, Judged};
 use crate::stage::{PATIENCE, Relay, Scene, Setup, Stage, left};
 
-/// What holds of every fault that takes the store away and gives it back whole: nobody notices but
-/// by the source of the answers, nothing passes beyond the shares, nothing is charged twice, and
-/// the store is back soon.
+/// What holds of every fault that takes the store away and gives it back whole: clients notice
+/// nothing but by the source of the answers, nothing passes beyond the shares, nothing is charged
+/// twice, and the store is back soon.
 fn whole<'a>(context: &'a Context, scene: &'a Scene, redis: &Server) -> Judge<'a> {
     let mut judge = Judge::new(context, &scene.run);
     judge.no_errors();
@@ -22,7 +22,7 @@ fn whole<'a>(context: &'a Context, scene: &'a Scene, redis: &Server) -> Judge<'a
     judge
 }
 
-/// What the server refuses is asked for all the same and decided alone each time; nobody gives up
+/// What the server refuses is sent all the same and decided locally each time; no node gives up
 /// asking.
 fn refused<'a>(context: &'a Context, scene: &'a Scene, redis: &Server) -> Judge<'a> {
     let mut judge = whole(context, scene, redis);
@@ -121,7 +121,7 @@ pub(crate) fn f5(context: &Context) -> Judged {
     judge.end(&format!("stalls of 50 ms at {}/s", run.rate))
 }
 
-/// Busy with the endless script of somebody else.
+/// Busy with the endless script of another client.
 pub(crate) fn f6(context: &Context) -> Judged {
     let redis = Server::builder(Flavor::Redis7).arg("--busy-reply-threshold", "200").start();
     let stage = Stage::start(context, &Setup::new(&redis.url(), 2));
@@ -237,7 +237,7 @@ pub(crate) fn f11(context: &Context) -> Judged {
     let scene = stage.play(
         [1000, 600, 2000],
         || {
-            // Nobody writes while they change places, so nothing is lost.
+            // No client writes while they change places, so nothing is lost.
             redis.command(&["CLIENT", "PAUSE", "10000", "WRITE"]);
             let offset = |server: &Server, name: &str| {
                 let info = server.command(&["INFO", "replication"]).text().to_owned();
@@ -307,7 +307,7 @@ pub(crate) fn f19(context: &Context) -> Judged {
     let connections = |info: &Reply| -> u64 {
         let line =
             info.text().lines().find_map(|line| line.strip_prefix("total_connections_received:"));
-        line.and_then(|number| number.parse().ok()).expect("it is told")
+        line.and_then(|number| number.parse().ok()).expect("the server reports it")
     };
     let before = connections(&said(&["INFO", "stats"]));
     load.goes_on(millis(1500));
@@ -346,7 +346,7 @@ pub(crate) fn f20(context: &Context) -> Judged {
     let mut first = others.remove(0);
     let clients = |info: &Reply| -> u64 {
         let line = info.text().lines().find_map(|line| line.strip_prefix("connected_clients:"));
-        line.and_then(|number| number.parse().ok()).expect("it is told")
+        line.and_then(|number| number.parse().ok()).expect("the server reports it")
     };
     let load = stage.load();
     load.goes_on(millis(1000));

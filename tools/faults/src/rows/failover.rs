@@ -34,14 +34,14 @@ pub(crate) fn f26(context: &Context) -> Judged {
     judge.end(&format!("the master under Sentinel killed at {}/s", run.rate))
 }
 
-/// A replica is never asked, not even when there is nobody else.
+/// A replica is never called, not even when there is no other server.
 pub(crate) fn f13(context: &Context) -> Judged {
     let sentinels = Sentinels::start(Flavor::Redis7);
     let replica = sentinels.replica();
     replica.command(&["CONFIG", "SET", "replica-serve-stale-data", "no"]);
     replica.command(&["CONFIG", "RESETSTAT"]);
     let stage = Stage::start(context, &Setup::new(&sentinels.url(), 2)).rate(1000);
-    // The master is silent for less than Sentinel needs to replace it.
+    // The master is unresponsive for less than Sentinel needs to replace it.
     let master = sentinels.master();
     let scene = stage.play([700, 500, 1500], || master.stop_signal(), || master.continue_signal());
     let mut judge = Judge::new(context, &scene.run);
@@ -50,7 +50,7 @@ pub(crate) fn f13(context: &Context) -> Judged {
     let stats = replica.command(&["INFO", "commandstats"]).text().to_owned();
     let was_master = replica.command(&["ROLE"]).array()[0] == Reply::Text("master".into());
     judge.holds(was_master || !stats.contains("evalsha"), || {
-        format!("a replica was asked: {stats}")
+        format!("a replica was called: {stats}")
     });
     judge.say(if was_master {
         "the replica was promoted meanwhile"
@@ -160,7 +160,7 @@ pub(crate) fn f28(context: &Context) -> Judged {
     judge.end(&format!("three masters change places with their replicas at {}/s", run.rate))
 }
 
-/// Slots without anybody who serves them.
+/// Slots without a server.
 pub(crate) fn f15(context: &Context) -> Judged {
     let cluster = Cluster::start(Flavor::Redis7);
     for node in cluster.nodes() {
@@ -172,7 +172,7 @@ pub(crate) fn f15(context: &Context) -> Judged {
     let scene = stage.play(
         [500, 5000, 4000],
         || {
-            // The replica first, so that nobody takes over.
+            // The replica first, so that no other server takes over.
             [cluster.replica_of(slot), cluster.master_of(slot)]
                 .into_iter()
                 .for_each(Server::stop_signal);
@@ -190,7 +190,7 @@ pub(crate) fn f15(context: &Context) -> Judged {
     };
     let ((lost_alone, lost_all), (alone, all)) = (part(true), part(false));
     judge.say(format!("lost slots {lost_alone} of {lost_all} alone, others {alone} of {all}"));
-    judge.holds(lost_alone > 0, || "the lost slots were decided by somebody".into());
+    judge.holds(lost_alone > 0, || "a server decided about the lost slots".into());
     judge.holds(!context.strict || alone * 50 <= all, || {
         format!("other slots: {alone} of {all} alone")
     });
@@ -304,7 +304,7 @@ pub(crate) fn f44(context: &Context) -> Judged {
     let load = stage.load();
     load.goes_on(millis(700));
     let from = load.now();
-    // Somebody's slot that is not that of the rule for all.
+    // A slot of a user that is not that of the rule for all.
     let all = key_of(&cluster, "r0:3:all:").expect("the rule for all is somewhere");
     let owner = cluster.master_of(cluster.slot_of(&all)).port();
     let other = cluster.nodes().iter().find(|node| {

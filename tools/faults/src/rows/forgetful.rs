@@ -1,4 +1,4 @@
-//! A server that loses what it knew, or holds what nobody wrote.
+//! A server that loses what it knew, or holds what no node wrote.
 
 use std::time::Duration;
 
@@ -101,7 +101,7 @@ pub(crate) fn f9(context: &Context) -> Judged {
     judge.end(&format!("evicting at {}/s", run.rate))
 }
 
-/// Somebody deletes everything, twice.
+/// FLUSHALL, twice.
 pub(crate) fn f21(context: &Context) -> Judged {
     let redis = Server::start(Flavor::Redis62);
     let stage = Stage::start(context, &Setup::new(&redis.url(), 2));
@@ -117,7 +117,7 @@ pub(crate) fn f21(context: &Context) -> Judged {
     judge.end(&format!("FLUSHALL at {}/s", run.rate))
 }
 
-/// Somebody else writes into our keys: nonsense, and things of another type.
+/// Another client writes into our keys: nonsense, and things of another type.
 pub(crate) fn f22(context: &Context) -> Judged {
     let redis = Server::start(Flavor::Redis7);
     let stage = Stage::start(context, &Setup::new(&redis.url(), 2));
@@ -139,7 +139,8 @@ pub(crate) fn f22(context: &Context) -> Judged {
     let mut judge = Judge::new(context, &run);
     judge.no_errors();
     judge.latency();
-    // What is damaged counts as used up; what has another type is nobody's, and nodes decide alone.
+    // What is damaged counts as used up; keys of another type are ignored, and nodes decide
+    // locally.
     judge.budgets("tight", context.tight());
     judge.counted("tidegate_store_events_total{event=\"repair\"}", 1.0);
     let plenty = run.record.of("plenty").filter(|answer| !answer.allowed()).count();
@@ -192,8 +193,8 @@ pub(crate) fn f29(context: &Context) -> Judged {
     let stage = Stage::start(context, &Setup::new(&relay.url(), 2));
     let load = stage.load();
     load.goes_on(millis(500));
-    // It loses its primary, and is asked to follow somebody who is not there: from here on it hears
-    // nothing.
+    // It loses its primary, and has to follow a server that does not exist: from here on it
+    // hears nothing.
     replica.command(&["REPLICAOF", "127.0.0.1", "1"]);
     load.goes_on(millis(600));
     let loss = load.now();

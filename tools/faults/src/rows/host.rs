@@ -1,4 +1,4 @@
-//! The machine, the clock, and whoever looks after it.
+//! The machine, the clock, and the operator.
 
 use std::fs;
 use std::io::Write;
@@ -297,7 +297,7 @@ pub(crate) fn f53(context: &Context) -> Judged {
     judge.no_errors();
     judge.say(format!("health within {}", ms(slowest)));
     judge.holds(well, || "health was not answered".into());
-    // Whoever asked kept asking, and all of that waits at the nodes: until it is answered, whatever
+    // Clients kept sending, and all of that waits at the nodes: until it is answered, whatever
     // they ask the store is late by as much.
     let caught_up = judge.caught_up(go);
     judge.back(caught_up, millis(500));
@@ -361,7 +361,7 @@ pub(crate) fn f56(context: &Context) -> Judged {
     judge.counted("tidegate_reloads_total{what=\"rules\",result=\"failed\"}", 1.0);
     judge.at_most("tidegate_panics_total", 0.0);
     for key in 0..5 {
-        // While a file that is good by chance is another rule, a request may be nobody's, and
+        // While a file that is good by chance is another rule, no rule may match a request, and
         // passes.
         let passed = judge.passed("own", key, |answer| {
             answer.node == 1 && answer.source != Some(Source::Fallback)
@@ -423,7 +423,7 @@ pub(crate) fn f66(context: &Context) -> Judged {
                 let mut stream =
                     std::net::TcpStream::connect(&stage.nodes[0].http).expect("the node listens");
                 stream.set_write_timeout(Some(millis(50))).expect("it can be set");
-                // Far more answers than anybody keeps for one who does not read.
+                // Far more answers than a server keeps for a client that does not read.
                 let _ = stream.write_all(
                     "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(500).as_bytes(),
                 );

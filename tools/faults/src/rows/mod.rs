@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use self::catalogue::ROWS;
 use crate::args::Args;
-use crate::judge::{Judged, Outcome, Verdict};
+use crate::judge::{Judged, RowOutcome, Verdict};
 use crate::report;
 use crate::stage::beside;
 
@@ -47,7 +47,7 @@ pub(crate) struct Context {
     quick: bool,
     /// Requests a second, as usual.
     pub(crate) rate: u64,
-    /// The file in which every answer is written down, if somebody wants that.
+    /// The file in which every answer is written down, if that is wanted.
     pub(crate) record: Option<PathBuf>,
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn millis(ms: u64) -> Duration {
 }
 
 /// Plays a row.
-pub(crate) fn play(row: &'static Row, args: &Args) -> Outcome {
+pub(crate) fn play(row: &'static Row, args: &Args) -> RowOutcome {
     let began = Instant::now();
     let (verdict, judged) = match &row.kind {
         Kind::Real(play) => real(row, *play, args),
@@ -85,7 +85,7 @@ pub(crate) fn play(row: &'static Row, args: &Args) -> Outcome {
         Kind::Tests(tests) => by_tests(tests),
     };
     let Judged { line, figures, problems } = judged;
-    Outcome {
+    RowOutcome {
         row: row.name,
         verdict,
         line,
@@ -109,7 +109,7 @@ fn real(row: &Row, play: fn(&Context) -> Judged, args: &Args) -> (Verdict, Judge
 }
 
 /// Plays it by another process of this program whose network is its own: whatever is done to it
-/// befalls nobody else and ends with it.
+/// affects no other process and ends with it.
 fn in_a_network(row: &Row, args: &Args) -> (Verdict, Judged) {
     let mut command = Command::new("unshare");
     if !rustix::process::getuid().is_root() {

@@ -136,10 +136,10 @@ pub(crate) fn f39(context: &Context) -> Judged {
         let alone =
             judge.passed("tight", key, |a| a.node == node && a.source == Some(Source::Fallback));
         judge.holds(alone <= share, || {
-            format!("tight:{key}: node {node} let pass {alone} alone, at most {share}")
+            format!("tight:{key}: node {node} allowed {alone} without the store, at most {share}")
         });
     }
-    // The other two are asked by a machine that may be too busy for them; then their shares count
+    // The other two run on a machine that may be too busy for them; then their shares count
     // as well.
     let connected = |from, to| scene.run.record.between(from, to).filter(|answer| answer.node > 0);
     let alone =

@@ -58,7 +58,7 @@ pub(crate) fn f46(context: &Context) -> Judged {
     let passed = judge.passed("hot", 0, |answer| answer.source != Some(Source::Fallback));
     let fallback = judge.passed("hot", 0, |answer| answer.source == Some(Source::Fallback));
     let lost = amount.saturating_sub(passed);
-    // A hundredth of the amount over all nodes is taken ahead, and what was answered by nobody may
+    // A hundredth of the amount over all nodes is taken ahead, and requests without an answer may
     // have been charged.
     let broken = judge.failures(|outcome| outcome == Outcome::Broken) as u64;
     judge.say(format!(
@@ -71,7 +71,7 @@ pub(crate) fn f46(context: &Context) -> Judged {
     judge.end(&format!("a node with leases killed at {}/s", run.rate))
 }
 
-/// A node that held units is told to stop: it gives them back.
+/// A node that held units gets SIGTERM: it gives them back.
 pub(crate) fn f47(context: &Context) -> Judged {
     const AMOUNT: u64 = 10_000_000;
     let redis = Server::start(Flavor::Redis7);
@@ -89,7 +89,7 @@ pub(crate) fn f47(context: &Context) -> Judged {
     judge.holds(status.success(), || format!("the node says that something was cut off: {status}"));
     judge.say(format!("ended after {}", ms(took)));
     judge.time("the node ended after", took, millis(1000));
-    // Whoever wrote into a connection that was being closed was not accepted; whoever was accepted
+    // Requests on a connection that was being closed were not accepted; each that was accepted
     // has an answer.
     let bad = judge.failures(|outcome| matches!(outcome, Outcome::Error(_) | Outcome::Silent));
     judge.holds(bad == 0, || format!("{bad} requests were answered by an error"));
@@ -125,7 +125,7 @@ pub(crate) fn f48(context: &Context) -> Judged {
     load.goes_on(millis(2500));
     let run = stage.end(load);
     let mut judge = Judge::new(context, &run);
-    // Whoever asked the node that was paused waited for it; nobody else did.
+    // Clients of the paused node waited for it; no others did.
     let others =
         run.record.answers.iter().filter(|a| a.node == 1 && !a.outcome.is_answer()).count();
     judge.holds(others == 0, || format!("{others} requests to the other node had no answer"));
@@ -160,13 +160,13 @@ pub(crate) fn f59(context: &Context) -> Judged {
         })
     });
     redis.stop_signal();
-    wait_until("it is known to be away", PATIENCE, || {
+    wait_until("it is known to be unavailable", PATIENCE, || {
         stage.nodes.iter().all(|node| {
             let _ = node.http().post("/v1/check", r#"{"key":"x","limit":"1000000/s"}"#);
             node.metrics().is_some_and(|metrics| metrics.get("tidegate_breaker_open") > 0.5)
         })
     });
-    // Two more that have never heard of anybody.
+    // Two more that have never heard of another node.
     for _ in 0..2 {
         stage.nodes.push(Node::start(&setup.config(0)));
     }
@@ -182,9 +182,9 @@ pub(crate) fn f59(context: &Context) -> Judged {
     for (node, most) in [(0, amount / 2), (1, amount / 2), (2, amount), (3, amount)] {
         let passed = judge.passed("tight", 0, |answer| answer.node == node);
         judge.say(format!("{passed} ≤ {most}"));
-        judge.holds(passed <= most, || format!("node {node} let pass {passed}, at most {most}"));
+        judge.holds(passed <= most, || format!("node {node} allowed {passed}, at most {most}"));
     }
-    judge.end(&format!("two of four nodes start while the store is away, at {}/s", run.rate))
+    judge.end(&format!("two of four nodes start while the store is unavailable, at {}/s", run.rate))
 }
 
 /// Nodes of the release before beside nodes of this one: every state is read and written by both.
@@ -224,7 +224,7 @@ pub(crate) fn f63(context: &Context) -> Judged {
     judge.no_errors();
     for (name, text) in KINDS {
         judge.budgets(name, amount);
-        // Whoever is asked says the same, and it is what was let pass.
+        // Every node reports the same, and it is what was allowed.
         judge.charged_once(name, amount, |key| {
             let body = format!(r#"{{"key":"{key}","limit":"{}"}}"#, limit(text));
             let said: Vec<u64> = stage.nodes.iter().map(|node| left_of(node, &body)).collect();
@@ -248,8 +248,8 @@ pub(crate) fn f63(context: &Context) -> Judged {
         .iter()
         .filter(|a| usize::from(a.node) >= NODES / 2 && a.allowed())
         .count();
-    judge.say(format!("{old} let pass by the release before, {new} by this one"));
-    judge.holds(old > 0 && new > 0, || "one of the releases let nothing pass".into());
+    judge.say(format!("{old} allowed by the release before, {new} by this one"));
+    judge.holds(old > 0 && new > 0, || "one of the releases allowed nothing".into());
     judge.end(&format!("two nodes of each of two releases at {}/s", run.rate))
 }
 
@@ -261,7 +261,7 @@ pub(crate) fn f65(context: &Context) -> Judged {
     let load = stage.load();
     load.goes_on(millis(500));
     let commands = |redis: &Server| {
-        // Not the kit's own questions, and not those of the nodes that are asked.
+        // Not the kit's own questions, and not those of the nodes under load.
         let stats = redis.command(&["INFO", "commandstats"]).text().to_owned();
         let count = |name: &str| {
             let line =
@@ -381,7 +381,7 @@ pub(crate) fn f45(context: &Context) -> Judged {
     judge.no_errors();
     let mut charged = 0;
     wait_until("the store says what is left", PATIENCE, || {
-        let answer = stage.nodes[0].http().post("/v1/peek", r#"{"attributes":{"user":"nobody"}}"#);
+        let answer = stage.nodes[0].http().post("/v1/peek", r#"{"attributes":{"user":"none"}}"#);
         let Ok((_, text)) = answer else { return false };
         let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
         let own = value["charges"]

@@ -18,7 +18,7 @@ fn numbers(redis: &Server) -> BTreeMap<String, f64> {
     pairs.filter_map(|(name, value)| Some((name.to_owned(), value.trim().parse().ok()?))).collect()
 }
 
-/// The server comes back, and everybody wants to talk to it.
+/// The server comes back, and all nodes reconnect.
 pub(crate) fn f40(context: &Context) -> Judged {
     const NODES: usize = 12;
     let redis = Server::start(Flavor::Redis7);
@@ -56,7 +56,7 @@ pub(crate) fn f40(context: &Context) -> Judged {
     judge.end(&format!("restarted under {NODES} nodes at {}/s", run.rate))
 }
 
-/// Everybody comes back at the moment the window begins.
+/// All clients come back at the moment the window begins.
 pub(crate) fn f41(context: &Context) -> Judged {
     const AMOUNT: u64 = 200;
     let redis = Server::start(Flavor::Redis7);
@@ -68,7 +68,7 @@ pub(crate) fn f41(context: &Context) -> Judged {
     }];
     let stage = Stage::start(context, &Setup::new(&redis.url(), 2)).asks(mix).rate(200);
     let load = stage.load();
-    // Calm, and at every full two seconds a crowd.
+    // Calm, and at every full two seconds a burst.
     for _ in 0..3 {
         let now =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
@@ -83,7 +83,8 @@ pub(crate) fn f41(context: &Context) -> Judged {
     let mut judge = Judge::new(context, &run);
     judge.no_errors();
     judge.latency();
-    // Windows are the store's: none passes more than its amount and what nodes alone may let pass.
+    // Windows are the store's: none passes more than its amount and what nodes may allow without
+    // it.
     let span = run.record.lasted.as_secs() / 2 + 2;
     let passed = judge.passed("herd", 0, |answer| answer.source != Some(Source::Fallback));
     let alone = judge.passed("herd", 0, |answer| answer.source == Some(Source::Fallback));
@@ -97,7 +98,7 @@ pub(crate) fn f41(context: &Context) -> Judged {
 /// Ten times the load.
 pub(crate) fn f42(context: &Context) -> Judged {
     let redis = Server::start(Flavor::Redis7);
-    // Nearly everybody is denied, and asks again at once.
+    // Nearly every client is denied, and retries immediately.
     let mix = vec![Class { name: "storm", ask: Ask::Limit("100/s".into()), keys: 20, weight: 1 }];
     let stage = Stage::start(context, &Setup::new(&redis.url(), 2)).asks(mix).rate(2500);
     let load = stage.load();
@@ -118,7 +119,7 @@ pub(crate) fn f42(context: &Context) -> Judged {
         allowed as f64 / (to - from).as_secs_f64()
     };
     let (calm, storm) = (good(millis(500), from), good(from + millis(200), to));
-    judge.say(format!("let pass {calm:.0}/s before and {storm:.0}/s in the storm"));
+    judge.say(format!("allowed {calm:.0}/s before and {storm:.0}/s in the storm"));
     judge.figure("goodput_before", calm);
     judge.figure("goodput_storm", storm);
     judge.holds(!context.strict || storm >= 0.9 * calm, || {
@@ -137,7 +138,7 @@ pub(crate) fn f42(context: &Context) -> Judged {
     judge.end(&format!("a storm of retries at {}/s", context.scaled(25_000)))
 }
 
-/// One key that everybody asks about.
+/// One key that all clients use.
 pub(crate) fn f43(context: &Context) -> Judged {
     let amount = context.scaled(40_000);
     let redis = Server::start(Flavor::Redis7);
@@ -154,7 +155,7 @@ pub(crate) fn f43(context: &Context) -> Judged {
     let (before, from) = (calls(&redis), load.now());
     load.goes_on(millis(2000));
     let (each, to) = ((calls(&redis) - before) / 2.0 / 2.0, load.now());
-    // More is asked for than there is.
+    // More is requested than there is.
     load.goes_on(millis(2500));
     let run = stage.end(load);
     let mut judge = Judge::new(context, &run);

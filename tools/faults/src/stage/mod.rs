@@ -1,4 +1,4 @@
-//! The processes of a row: nodes in front of a store, one in memory beside them, and who asks them.
+//! The processes of a row: nodes in front of a store, one in memory beside them, and their clients.
 
 mod metrics;
 mod node;
@@ -55,7 +55,7 @@ pub(crate) struct Setup {
     pub(crate) stores: Vec<String>,
     /// `resilience:` of all, without the number of nodes.
     pub(crate) resilience: String,
-    /// How many each is told there are, or that it shall count.
+    /// The number of nodes that each is configured with, or none if it shall count.
     pub(crate) told: Option<usize>,
     /// Lines of YAML.
     pub(crate) rules: String,
@@ -120,7 +120,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Something else is asked than usually.
+    /// Sends other requests than usual.
     pub(crate) fn asks(mut self, mix: Vec<Class>) -> Self {
         self.mix = mix;
         self

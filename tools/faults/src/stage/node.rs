@@ -128,7 +128,7 @@ impl Node {
         Some(Metrics::parse(&text))
     }
 
-    /// Comes back when the store decides; of a node in memory, at once.
+    /// Comes back when the store decides; of a node in memory, immediately.
     pub(crate) fn is_warm(&self) {
         let mut http = self.http();
         wait_until("the store decides", PATIENCE, || {

@@ -39,12 +39,12 @@ impl Relay {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Leads elsewhere whoever connects from now on. Who is connected stays.
+    /// Leads new connections elsewhere. Open ones stay.
     pub(crate) fn leads_newcomers_to(&self, target: u16) {
         self.shared.target.store(target, Ordering::SeqCst);
     }
 
-    /// Leads everybody elsewhere from now on.
+    /// Leads all connections elsewhere from now on.
     pub(crate) fn leads_to(&self, target: u16) {
         self.leads_newcomers_to(target);
         let mut open = self.shared.open.lock().unwrap_or_else(PoisonError::into_inner);

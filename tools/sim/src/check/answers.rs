@@ -25,7 +25,7 @@ impl Checks {
             Err(Failure { law, at: now, text: format!("request {number}: {text}") })
         };
         let Some(open) = self.open.remove(&number) else {
-            return fail("answered once", "a second answer, or one to nobody".into());
+            return fail("answered once", "a second answer, or one without a request".into());
         };
         self.answered += 1;
         let gives_back = !matches!(open.ask.op, Op::Check | Op::Peek);
@@ -68,7 +68,7 @@ impl Checks {
             }
             Source::Local => self
                 .denied_here(&open, now, used)
-                .or_else(|text| fail("nothing is denied in vain", text)),
+                .or_else(|text| fail("nothing is denied unnecessarily", text)),
             _ => self
                 .alone(&open, decision, now, clock_us, &stats)
                 .or_else(|(law, text)| fail(law, text)),
@@ -76,7 +76,7 @@ impl Checks {
     }
 
     /// The store has decided: there must be a call of this node that it executed meanwhile, that
-    /// decided just so, and by which nobody else was answered. What it did not decide was spent
+    /// decided just so, and that answered no other request. What it did not decide was spent
     /// here.
     pub(super) fn by_the_store(
         &mut self,
@@ -99,7 +99,7 @@ impl Checks {
                 && done.charges.iter().all(own)
         };
         // What it says nothing about may have been spent here. One that would not do may be the
-        // answer to somebody who did not wait for it.
+        // answer to a client that did not wait for it.
         let Life { own, executed: all, .. } = &mut *life;
         let would_do = |executed: &Executed| {
             let says = |rule| {
@@ -149,7 +149,7 @@ impl Checks {
                 SyncMode::Direct => {
                     return Err((
                         "no pass without a charge",
-                        format!("nobody has decided about r{rule}"),
+                        format!("no store has decided about r{rule}"),
                     ));
                 }
             }
@@ -172,11 +172,13 @@ impl Checks {
             budget.passed.push((if budget.window { wall_us } else { now + self.stepped_us }, cost));
             match budget.sync {
                 SyncMode::Lease => {
-                    own.lent.spend(cost, open.asked_at.max(now.saturating_sub(LONGEST_US))).map_err(|live| {
-                        (
-                            ALIVE,
-                            format!("node {} spent {cost} of r{rule}, but {live} were lent to it and live", open.node),
-                        )
+                    let since = open.asked_at.max(now.saturating_sub(LONGEST_US));
+                    own.lent.spend(cost, since).map_err(|live| {
+                        let node = open.node;
+                        let text = format!(
+                            "node {node} spent {cost} of r{rule}, but {live} were lent to it and live"
+                        );
+                        (ALIVE, text)
                     })?;
                     life.spent_least += cost;
                     life.spent_most += cost;
@@ -187,7 +189,7 @@ impl Checks {
                     let cap = cap(budget.capacity, nodes);
                     if own.owed > i64::try_from(cap).unwrap_or(i64::MAX) {
                         let text = format!(
-                            "node {} has let pass {} of r{rule} that are not charged, of at most {cap}",
+                            "node {} has allowed {} of r{rule} that are not charged, of at most {cap}",
                             open.node, own.owed
                         );
                         return Err(("no more is owed than the cap", text));

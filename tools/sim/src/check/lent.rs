@@ -7,7 +7,7 @@ const LIFE_US: u64 = 1_000_000;
 #[derive(Debug, Default)]
 pub(crate) struct Lent {
     grants: Vec<Grant>,
-    /// Spent or not: nobody can tell from outside.
+    /// Spent or not: an observer cannot know.
     perhaps: u64,
 }
 
@@ -52,7 +52,7 @@ impl Lent {
     /// Something was given back, so it cannot be spent any more. Says whether there was so much
     /// that had not been spent.
     pub(crate) fn returned(&mut self, id: u64, units: u64) -> bool {
-        // More may be asked for than there was, by somebody who did not hear how much it was.
+        // More may be requested than there was, by a node that does not know how much it was.
         let most = self.grants.iter().filter(|grant| grant.id == id).map(|grant| grant.units).sum();
         let mut due = units.min(most);
         // What was put back after a request was denied may be under another id than it was taken
@@ -60,7 +60,7 @@ impl Lent {
         let (mut own, others): (Vec<_>, Vec<_>) =
             self.grants.iter_mut().partition(|grant| grant.id == id);
         for grant in &mut own {
-            // Of what the server has forgotten it may be told again.
+            // The server may learn again what it has forgotten.
             let again = due.min(grant.forgotten);
             (grant.forgotten, due) = (grant.forgotten - again, due - again);
         }
@@ -72,7 +72,7 @@ impl Lent {
         due <= self.perhaps
     }
 
-    /// The server has lost what it was told last; nobody knows how much of it that was.
+    /// The server has lost its last writes; how many of them is unknown.
     pub(crate) fn server_forgets(&mut self) {
         self.grants.iter_mut().for_each(|grant| grant.forgotten = grant.returned);
     }

@@ -1,4 +1,4 @@
-//! How much of a limit is in use, counted by somebody who knows nothing of the product: a bucket
+//! How much of a limit is in use, counted without knowledge of the product: a bucket
 //! that drains, or a count for each window.
 
 use std::collections::BTreeMap;

@@ -43,8 +43,8 @@ impl Checks {
     }
 
     /// What this node had sent about a rule before that costs no more and is not answered: it
-    /// counts as taken, unless the server has counted it already. If that was denied, whoever comes
-    /// behind it is denied as it was, so what has drained since does not count.
+    /// counts as taken, unless the server has counted it already. If that was denied, the next one
+    /// behind it is denied like it, so what has drained since does not count.
     pub(super) fn ahead_of(&self, open: &Open, rule: usize, cost: u64, now: u64) -> f64 {
         // Of a request about several rules, those that are decided here are not sent: what is left
         // may be one charge.
@@ -116,7 +116,7 @@ impl Checks {
             });
             if unused.is_some() {
                 return Err((
-                    "degraded if and only if nobody answered",
+                    "degraded if and only if there was no answer",
                     format!("the store had answered about r{rule} in time"),
                 ));
             }
@@ -148,7 +148,7 @@ impl Checks {
                 _ => {}
             }
             if !single && budget.sync != SyncMode::Direct {
-                // Spent here, or alone: nobody can tell from outside.
+                // Spent here, or decided locally: an observer cannot know.
                 match budget.sync {
                     SyncMode::Lease => {
                         life.spent_most += cost;
@@ -166,7 +166,7 @@ impl Checks {
             own.alone.add(cost as f64, clock_us);
             if own.alone.used() > share + 1e-6 {
                 let text = format!(
-                    "node {} let {:.3} of r{rule} pass alone, its share is {share:.3} per {period_us} us",
+                    "node {} allowed {:.3} of r{rule} alone, its share is {share:.3} per {period_us} us",
                     open.node,
                     own.alone.used()
                 );
@@ -179,7 +179,7 @@ impl Checks {
     }
 }
 
-/// What one of `nodes` may let pass alone: how much at once or in a window, how long that is, and
+/// What one of `nodes` may allow without the store: its burst or window, how long that is, and
 /// units per microsecond.
 fn share(budget: &Budget, nodes: u64) -> (f64, u64, f64) {
     let nodes = nodes.max(1);

@@ -33,7 +33,7 @@ type Holds = Result<(), Failure>;
 const ALIVE: &str = "leases are spent while they live";
 /// How long a request may take: a deadline, and twice the grain of the timers.
 const LONGEST_US: u64 = 15 * MS + 2 * MS;
-/// For how long the answer of a store may still come after nobody waits for it.
+/// For how long the answer of a store may still come after its request has ended.
 const STRAY_US: u64 = 1500 * MS;
 /// How long a denial is certain without asking.
 const CERTAIN_US: u64 = 1000 * MS + 20 * MS;
@@ -58,7 +58,7 @@ struct Executed {
     forward_us: u64,
     done: Done,
     delivered: Option<u64>,
-    /// Somebody was answered by it.
+    /// A request was answered by it.
     taken: bool,
 }
 
@@ -76,7 +76,7 @@ struct Budget {
     /// What the server lost, or was given back, or may have counted twice because its clock
     /// stepped: this may pass beyond the limit.
     excused: f64,
-    /// When somebody may have been given something that others had not heard of.
+    /// When a node may have got something that others had not heard of.
     eased_at: Option<u64>,
     /// What passed by the store or by leave of it: units and when, of a window by the server's
     /// clock, of a bucket by one that follows it but never goes back. So steps back may not let
@@ -85,27 +85,27 @@ struct Budget {
     clock_stepped: bool,
     /// How often the server's clock went back: so many windows may have been there once more.
     steps_back: u64,
-    /// Nodes that ended with something that they had let pass and not charged.
+    /// Nodes that ended with something that they had allowed and not charged.
     ended: u64,
 }
 
 /// What is known of one rule on one node, as long as it lives.
 struct Own {
     lent: Lent,
-    /// What was let pass by it alone.
+    /// What it allowed without the store.
     alone: Level,
-    /// Let pass to be charged afterwards, less what was taken back, and charged.
+    /// Allowed, to be charged afterwards, less what was taken back, and charged.
     owed: i64,
     let_pass: u64,
     debited: u64,
     took_back: bool,
-    /// When somebody last asked to forget everything.
+    /// The last request to forget everything.
     reset_at: Option<u64>,
     checks_asked: u64,
     checks_executed: u64,
     /// Denials about it that reached the node, of checks on something that may be lent.
     denials_heard: u64,
-    /// When somebody last left without the answer of the store, which may still come.
+    /// When a request last ended without the answer of the store, which may still come.
     stray_at: Option<u64>,
 }
 
@@ -260,7 +260,7 @@ impl Checks {
             .insert(number, Open { node, ask: ask.clone(), capacity, asked_at: now, ran, crowded });
     }
 
-    /// The client has gone away.
+    /// The client has disconnected.
     pub(crate) fn cancelled(&mut self, number: usize, now: u64) {
         let Some(open) = self.open.remove(&number) else { return };
         for (rule, _) in open.ask.parts {
@@ -275,7 +275,7 @@ impl Checks {
         self.budgets.iter_mut().for_each(|budget| budget.ended += 1);
     }
 
-    /// Looks after those who wait. `ran` says how long a node has run.
+    /// Checks the requests that wait. `ran` says how long a node has run.
     pub(crate) fn tick(&self, now: u64, ran: impl Fn(usize) -> u64) -> Holds {
         for (number, open) in &self.open {
             let waited = ran(open.node).saturating_sub(open.ran);
@@ -301,15 +301,15 @@ impl Checks {
 impl Own {
     fn let_pass(&mut self, cost: u64, asked_at: u64) {
         self.let_pass += cost;
-        // What was asked before everything was forgotten may have passed before it, too, though it
-        // is answered only now.
+        // What was requested before everything was forgotten may have passed before it, too, though
+        // it is answered only now.
         if self.reset_at.is_none_or(|reset| reset < asked_at) {
             self.owed += i64::try_from(cost).unwrap_or(0);
         }
     }
 }
 
-/// The most a node may have let pass and not charged: five per cent over the other nodes,
+/// The most a node may have allowed and not charged: five per cent over the other nodes,
 /// everything for a single one.
 fn cap(capacity: u64, nodes: u64) -> u64 {
     if nodes <= 1 { capacity } else { (capacity * 50 / 1000 / (nodes - 1)).max(1).min(capacity) }

@@ -21,7 +21,7 @@ impl Checks {
             if let (true, Some(start)) = (charge.rebased, charge.start) {
                 self.budgets[rule].charged.rebase(start);
             }
-            // What a node sent that has ended meanwhile is charged, and nobody's.
+            // What a node sent that has ended meanwhile is charged, and belongs to no node.
             let mut gone = (!lives).then(|| self.life());
             let (budget, life) =
                 (&mut self.budgets[rule], gone.as_mut().unwrap_or(&mut self.lives[node]));
@@ -30,7 +30,7 @@ impl Checks {
                 own.checks_executed += 1;
                 if own.checks_executed > own.checks_asked + own.denials_heard {
                     let text = format!(
-                        "node {node} was asked to check r{rule} {} times and heard of {} denials for which it might give a lease back, the server executed {}",
+                        "node {node} got {} checks of r{rule} and heard of {} denials for which it might give a lease back, the server executed {}",
                         own.checks_asked, own.denials_heard, own.checks_executed
                     );
                     return Err(Failure { law: "no replay", at: now, text });

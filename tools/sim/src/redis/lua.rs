@@ -78,7 +78,7 @@ impl Vm {
         };
         result().unwrap_or_else(|error| {
             let text = innermost(&error);
-            // What a command said is told as it is, with where it was said; everything else is a
+            // An error of a command is returned as it is, with its place; everything else is a
             // mistake of the script.
             let known = text.split(' ').next().is_some_and(|word| {
                 word.len() > 2 && !word.contains(|c: char| !c.is_ascii_uppercase())

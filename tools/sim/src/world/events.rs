@@ -18,7 +18,7 @@ impl World<'_> {
                 if let Some(task) = self.tasks.remove(&number) {
                     task.abort();
                     self.note(&[2, number as u64], || {
-                        format!("the client of request {number} goes away")
+                        format!("the client of request {number} disconnects")
                     });
                     self.checks.cancelled(number, now);
                     let node = self.plan.requests[number].node;

@@ -25,7 +25,7 @@ use crate::sabotage::Sabotage;
 
 /// What the server's clock says when the world begins.
 const WALL_US: u64 = 1_700_000_000_000_000;
-/// How long after the last fault everybody must be in sync, how long it is watched whether they
+/// How long after the last fault all nodes must be in sync, how long it is watched whether they
 /// stay, and the time to end.
 const RECOVERY: u64 = 2000 * MS;
 const STEADY: u64 = 1000 * MS;
@@ -40,7 +40,7 @@ pub struct Outcome {
     pub answered: u64,
     /// Answers by the store, by leave of it, and alone.
     pub sources: [u64; 3],
-    /// What happened, if it was to be told.
+    /// What happened, if it was recorded.
     pub timeline: Vec<(u64, String)>,
 }
 

@@ -1,8 +1,8 @@
 //! A proxy between a client and a server that does to their bytes whatever a bad network would.
 //!
-//! It knows nothing of what the bytes mean: what one side wrote at once, the other reads at once,
-//! and a fault befalls such a piece. A call of a client with one small command is one piece there
-//! and one back, so faults befall calls.
+//! It knows nothing of what the bytes mean: what one side wrote in one piece, the other reads in
+//! one piece, and a fault befalls such a piece. A call of a client with one small command is one
+//! piece there and one back, so faults befall calls.
 
 mod pump;
 mod random;
@@ -21,7 +21,7 @@ use crate::Server;
 use crate::port::{Port, close};
 use random::Random;
 
-/// More connections than this at once are closed as soon as they come.
+/// More concurrent connections than this are closed as soon as they come.
 const CONNECTIONS: usize = 1024;
 /// How long the server behind may take to accept a connection, and the proxy's own port to open or
 /// close.
@@ -51,7 +51,7 @@ pub enum Fault {
     SwallowReplies,
     /// The connection is closed when a request comes; the server does not see the request.
     CutBeforeRequest,
-    /// The connection is closed when the reply comes; the server has done what was asked.
+    /// The connection is closed when the reply comes; the server has executed the command.
     CutAfterRequest,
     /// The connection is closed after this many bytes of the reply.
     CutInReply {
@@ -60,7 +60,7 @@ pub enum Fault {
     },
     /// Replies arrive in crumbs.
     Drip {
-        /// How many bytes at once; at least one.
+        /// How many bytes in one piece; at least one.
         bytes: usize,
         /// How long between two crumbs.
         pause: Duration,
@@ -68,8 +68,8 @@ pub enum Fault {
     /// Instead of each reply come as many bytes of nonsense, as the seed decides. The first is
     /// never one that a reply of Redis begins with.
     Garbage,
-    /// Nobody listens: who connects is refused. Connections that are open stay; [`FaultProxy::cut`]
-    /// ends them.
+    /// The port is closed: new connections are refused. Connections that are open stay;
+    /// [`FaultProxy::cut`] ends them.
     Refuse,
 }
 
@@ -89,8 +89,8 @@ pub struct Counts {
     pub faults: u64,
 }
 
-/// A proxy on a port of its own, in front of a server. It passes everything until it is told
-/// otherwise. When it is dropped, its connections are closed and nobody listens any more.
+/// A proxy on a port of its own, in front of a server. It passes everything until it is set
+/// otherwise. When it is dropped, its connections and its port are closed.
 ///
 /// ```
 /// use std::io::ErrorKind;
@@ -241,7 +241,7 @@ impl FaultProxy {
 
     fn ring(&self) {
         use std::io::Write;
-        // If it cannot be rung the listener has ended, and then there is nobody to tell.
+        // If it cannot be rung the listener has ended, and needs no message.
         let _ = (&self.bell).write_all(&[0]);
     }
 }
@@ -312,9 +312,9 @@ impl Shared {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes whoever waits look again.
+    /// Makes waiting threads look again.
     fn wake(&self) {
-        // Under the lock, so that nobody is between looking and waiting.
+        // Under the lock, so that no thread is between looking and waiting.
         let _state = self.state();
         self.changed.notify_all();
     }
@@ -475,7 +475,8 @@ fn wait_for_client(listener: Option<&TcpListener>, mut rung: &UnixStream) -> Opt
     listener.and_then(|listener| listener.accept().ok()).map(|(client, _)| client)
 }
 
-/// Opens the connection to the server. It is on this machine, so it is there at once or not at all.
+/// Opens the connection to the server. It is on this machine, so it is there immediately or not at
+/// all.
 fn connect(target: SocketAddr) -> io::Result<TcpStream> {
     let server = TcpStream::connect_timeout(&target, PATIENCE)?;
     server.set_nodelay(true)?;

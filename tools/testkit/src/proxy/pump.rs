@@ -17,7 +17,7 @@ use super::{Connection, Fault, Shared, Way, connect};
 const PIECE: usize = 16 << 10;
 const WAITING: usize = 64;
 
-/// Some bytes that were read at once, and when.
+/// Some bytes that were read in one piece, and when.
 struct Piece {
     came: Instant,
     bytes: Vec<u8>,
@@ -32,7 +32,7 @@ pub(super) fn run(shared: &Shared, connection: &Connection, mut random: Random) 
             (Random::new(random.next(), 0), Random::new(random.next(), 1));
         let client = &connection.client;
         thread::scope(|scope| {
-            // It may have been cut before there was a server to cut; then all four find the end at
+            // It may have been cut before there was a server to cut; then all four find the end in
             // once.
             if connection.has_ended() {
                 connection.cut();
@@ -84,7 +84,7 @@ impl Pump<'_> {
         }
     }
 
-    /// Closes the connection, and wakes whoever waits on its behalf.
+    /// Closes the connection, and wakes the threads that wait for it.
     fn end(&self) {
         self.connection.cut();
         self.shared.wake();
@@ -120,7 +120,7 @@ impl Pump<'_> {
     }
 
     fn put(&self, bytes: &[u8]) -> bool {
-        // Counted first: who has read the bytes may look at the count at once.
+        // Counted first: a test that has read the bytes may look at the count immediately.
         self.counter().fetch_add(bytes.len() as u64, Ordering::SeqCst);
         (&mut &*self.to).write_all(bytes).is_ok()
     }

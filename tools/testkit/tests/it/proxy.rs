@@ -29,7 +29,7 @@ fn raw(proxy: &FaultProxy) -> TcpStream {
     stream
 }
 
-/// How often the server was told to count.
+/// How often the server counted.
 fn count(server: &Server) -> Reply {
     server.command(&["GET", "n"])
 }

@@ -66,11 +66,8 @@ fn a_unix_socket_and_a_password_are_in_the_url() {
     let socket = server.socket_path().unwrap();
     assert_eq!(server.url(), format!("redis+unix://{}?pass=tide", socket.display()));
     assert_eq!(server.command(&["PING"]), text("PONG"));
-    let stranger = Client::connect_unix(&socket).unwrap().command(&["PING"]).unwrap();
-    assert!(
-        matches!(&stranger, Reply::Error(error) if error.starts_with("NOAUTH")),
-        "{stranger:?}"
-    );
+    let foreign = Client::connect_unix(&socket).unwrap().command(&["PING"]).unwrap();
+    assert!(matches!(&foreign, Reply::Error(error) if error.starts_with("NOAUTH")), "{foreign:?}");
     assert!(Client::connect(server.port()).is_err(), "it listens on no port");
 
     let server = Server::builder(Flavor::Redis7).password("tide").start();
@@ -150,7 +147,7 @@ fn a_server_that_cannot_start_shows_its_log() {
     );
 }
 
-/// The threads of tests end before their program does; a server that somebody else still holds must
+/// The threads of tests end before their program does; a server that another owner still holds must
 /// not end with them.
 #[test]
 fn a_server_outlives_the_thread_that_started_it() {
@@ -176,14 +173,14 @@ fn no_server_outlives_an_aborted_test_program() {
     assert!(Path::new(&server).exists());
     child.kill().unwrap();
     child.wait().unwrap();
-    // Whoever adopted the dead server may not have buried it yet.
+    // The process that adopted the dead server may not have reaped it yet.
     let is_gone = || {
         fs::read_to_string(&server)
             .ok()
             .is_none_or(|stat| stat.contains(") Z ") || stat.contains(") X "))
     };
     wait_until("the server is gone", SOON, is_gone);
-    // Nobody was left to do that.
+    // No owner was left to do that.
     fs::remove_dir_all(folder).unwrap();
 }
 

@@ -47,14 +47,14 @@ struct Server {
     /// What the program is called by; Redis is one program that looks at its name to know what it
     /// is.
     called: &'static str,
-    /// How it is asked for its version.
+    /// The arguments that print its version.
     asked: &'static str,
     /// What it then has to print somewhere in its first line. Debian's point releases may change
     /// the rest.
     version: &'static str,
 }
 
-/// How most programs are asked for their version.
+/// The arguments with which most programs print their version.
 const VERSION: &str = "--version";
 
 /// Change this line when what is written into the folder changes, and everyone installs again.
@@ -223,7 +223,7 @@ pub(crate) fn install(args: &[&str]) -> Result<(), String> {
     let folder = folder();
     fs::create_dir_all(folder.join("stamps"))
         .map_err(|error| format!("{}: {error}", folder.display()))?;
-    // Two runs at once would rename each other's folders away. The second waits, and finds
+    // Two concurrent runs would rename each other's folders away. The second waits, and finds
     // everything done.
     let lock = File::create(folder.join("lock")).and_then(|file| file.lock().map(|()| file));
     let _lock = lock.map_err(|error| format!("{}: {error}", folder.join("lock").display()))?;
@@ -249,12 +249,12 @@ pub(crate) fn install(args: &[&str]) -> Result<(), String> {
 
 fn install_missing(missing: &[&Source], folder: &Path) -> Result<(), String> {
     if let Err(problem) = fetch::need_this_machine() {
-        // Where nothing can be installed, what somebody has put there is as good if it is what it
+        // Where nothing can be installed, a copy that is already there is as good if it is what it
         // should be.
         let mut servers = missing.iter().flat_map(|source| source.servers);
         return servers.try_for_each(|server| match server.try_version(folder) {
             Ok(version) => {
-                say(&format!("{}: {version}, put there by somebody\n", server.name));
+                say(&format!("{}: {version}, already there\n", server.name));
                 Ok(())
             }
             Err(missing) => Err(format!("{problem}\n{missing}")),
@@ -418,7 +418,7 @@ fn sweep(folder: &Path) {
     }
 }
 
-/// Writes a file so that nobody ever sees half of it.
+/// Writes a file so that no reader sees half of it.
 fn replace(path: &Path, text: &str, mode: u32) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let new = path.with_extension("new");
@@ -469,7 +469,7 @@ mod tests {
             program("1.5");
             assert!(
                 !SOURCE.is_installed(folder),
-                "it has no stamp: somebody may have been interrupted"
+                "it has no stamp: an earlier run may have been interrupted"
             );
             stamp(&SOURCE.stamp());
             assert!(SOURCE.is_installed(folder));

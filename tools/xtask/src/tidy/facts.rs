@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Finding;
-use super::source::Source;
+use super::source::SourceText;
 use super::tree::Tree;
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -13,7 +13,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 /// Whether there is `unsafe` code in a file, or it is allowed there.
-fn has_unsafe(source: &Source) -> bool {
+fn has_unsafe(source: &SourceText) -> bool {
     let starts = |rest: &str| {
         let rest = rest.trim_start();
         ["{", "fn", "impl", "trait", "extern"].iter().any(|word| rest.starts_with(word))

@@ -1,7 +1,7 @@
-//! Source text taken apart: code, comments and string literals, each at its place.
+//! SourceText text taken apart: code, comments and string literals, each at its place.
 
 /// Three texts with the lines and columns of the source; what belongs to another is a space.
-pub(super) struct Source {
+pub(super) struct SourceText {
     pub(super) code: String,
     pub(super) comments: String,
     pub(super) strings: String,
@@ -17,7 +17,7 @@ enum Kind {
 /// Reads a source once, from its start to its end.
 struct Reader<'a> {
     rest: &'a str,
-    out: Source,
+    out: SourceText,
 }
 
 impl Reader<'_> {
@@ -25,7 +25,7 @@ impl Reader<'_> {
     fn take(&mut self, bytes: usize, kind: Kind) {
         let (taken, rest) = self.rest.split_at(bytes);
         self.rest = rest;
-        let Source { code, comments, strings } = &mut self.out;
+        let SourceText { code, comments, strings } = &mut self.out;
         for (text, own) in [(code, Kind::Code), (comments, Kind::Comment), (strings, Kind::Text)] {
             text.extend(taken.chars().map(|c| if own == kind || c == '\n' { c } else { ' ' }));
         }
@@ -96,7 +96,7 @@ impl Reader<'_> {
     }
 }
 
-impl Source {
+impl SourceText {
     pub(super) fn rust(text: &str) -> Self {
         let mut reader = Reader::new(text);
         while let Some(next) = reader.rest.chars().next() {
@@ -161,7 +161,8 @@ impl Source {
 
 impl<'a> Reader<'a> {
     fn new(text: &'a str) -> Self {
-        let out = Source { code: String::new(), comments: String::new(), strings: String::new() };
+        let out =
+            SourceText { code: String::new(), comments: String::new(), strings: String::new() };
         Self { rest: text, out }
     }
 }
@@ -200,7 +201,7 @@ mod tests {
 
     #[test]
     fn rust_is_taken_apart() {
-        let source = Source::rust(
+        let source = SourceText::rust(
             "let a = \"b // c\"; // d \"e\"\nlet f = 'g'; let h: &'i str = r#\"j\"k\"#; /* l\nm */ n",
         );
         let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
@@ -212,13 +213,13 @@ mod tests {
 
     #[test]
     fn an_escape_is_no_part_of_a_word() {
-        let source = Source::rust(r#"print("one\ntwo \"three\"")"#);
+        let source = SourceText::rust(r#"print("one\ntwo \"three\"")"#);
         assert_eq!(source.strings.split_whitespace().collect::<Vec<_>>(), ["one", "two", "three"]);
     }
 
     #[test]
     fn lua_is_taken_apart() {
-        let source = Source::lua("local a = 'b' -- c\n--[[ d\ne ]] f");
+        let source = SourceText::lua("local a = 'b' -- c\n--[[ d\ne ]] f");
         assert_eq!(
             source.comments.split_whitespace().collect::<Vec<_>>(),
             ["--", "c", "--[[", "d", "e", "]]"]
@@ -230,7 +231,7 @@ mod tests {
     fn what_only_tests_see_is_no_product() {
         let text = "struct A;\n#[cfg(test)]\nuse x::{B, C};\n#[cfg(test)]\nmod laws;\n\
             #[cfg(test)]\nmod tests {\n    struct D;\n}\nstruct E;\n";
-        let (code, modules) = Source::rust(text).product();
+        let (code, modules) = SourceText::rust(text).product();
         assert_eq!(modules, ["laws"]);
         assert_eq!(code.split_whitespace().collect::<Vec<_>>(), ["struct", "A;", "struct", "E;"]);
         assert_eq!(code.lines().count(), text.lines().count());

@@ -4,21 +4,21 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use super::source::Source;
+use super::source::SourceText;
 
 /// A text file: its path from the root of the repository, and what it says.
 pub(super) struct File {
     pub(super) path: String,
     pub(super) text: String,
     /// The text taken apart, if it is Rust or Lua.
-    pub(super) source: Option<Source>,
+    pub(super) source: Option<SourceText>,
 }
 
 impl File {
     pub(super) fn new(path: &str, text: &str) -> Self {
         let source = match path.rsplit_once('.') {
-            Some((_, "rs")) => Some(Source::rust(text)),
-            Some((_, "lua")) => Some(Source::lua(text)),
+            Some((_, "rs")) => Some(SourceText::rust(text)),
+            Some((_, "lua")) => Some(SourceText::lua(text)),
             _ => None,
         };
         Self { path: path.to_owned(), text: text.to_owned(), source }
@@ -29,7 +29,7 @@ impl File {
     }
 
     /// The source, if the file is Rust.
-    pub(super) fn rust(&self) -> Option<&Source> {
+    pub(super) fn rust(&self) -> Option<&SourceText> {
         self.source.as_ref().filter(|_| self.path.ends_with(".rs"))
     }
 }
@@ -83,7 +83,7 @@ impl Tree {
         self.files.iter().filter(|file| file.is_page())
     }
 
-    pub(super) fn rust(&self) -> impl Iterator<Item = (&File, &Source)> {
+    pub(super) fn rust(&self) -> impl Iterator<Item = (&File, &SourceText)> {
         self.files.iter().filter_map(|file| Some((file, file.rust()?)))
     }
 

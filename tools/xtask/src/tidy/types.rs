@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Finding;
-use super::source::Source;
+use super::source::SourceText;
 use super::tree::Tree;
 
 /// Names that may be shared, because the module is a part of the name wherever they are used.
@@ -62,7 +62,7 @@ pub(super) fn is_of(path: &str, stem: &str) -> bool {
 }
 
 /// The types that a file declares in modules, not in functions.
-fn types(source: &Source) -> Vec<(String, usize)> {
+fn types(source: &SourceText) -> Vec<(String, usize)> {
     let (code, _) = source.product();
     let (mut found, mut blocks, mut statement) = (Vec::new(), Vec::new(), String::new());
     let mut line = 1;

@@ -1,7 +1,7 @@
 //! Lines of at most 100 columns, in code, comments and the code of pages.
 
 use super::Finding;
-use super::source::Source;
+use super::source::SourceText;
 use super::tree::{File, Tree, page_lines};
 
 const COLUMNS: usize = 100;
@@ -17,7 +17,7 @@ fn check_file(file: &File) -> Vec<Finding> {
     }
 }
 
-fn check_source(file: &File, source: &Source) -> Vec<Finding> {
+fn check_source(file: &File, source: &SourceText) -> Vec<Finding> {
     let lines = file.text.lines().zip(source.strings.lines()).enumerate();
     let long = lines.filter(|(_, (line, strings))| {
         // What stands in a literal is the author's to break.
