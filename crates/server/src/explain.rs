@@ -371,7 +371,7 @@ pub(crate) fn rule_to_json(rule: &Rule) -> Value {
         "name": &*rule.name, "when": conditions(&rule.when), "by": by, "missing": rule.missing.name(), "limit": budget(&rule.budget),
         "cost": cost,
         "overrides": overrides, "mode": mode(rule.mode), "refunds": rule.refunds, "on_store_failure": failure,
-        "overflow": rule.overflow.map(crate::print::overflow),
+        "overflow": rule.overflow.map(crate::rules::overflow_name),
         "sync": rule.sync.name(),
     })
 }

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use crate::auth::{MIN_REMOTE_TOKEN_BYTES, Secret, too_short};
 use crate::config::Config;
-use crate::config::findings::Finding;
-use crate::config::outline::Step::{self, Key};
+use crate::findings::Finding;
 use crate::listen::tls::Tls;
+use crate::parse::outline::Step::{self, Key};
 use crate::rules::envoy::Domains;
-use crate::run::StartError;
+use crate::start_error::StartError;
 use crate::store::{check_store, unknown};
 
 /// What is wrong with the files and the store that a configuration names. Nothing is written, and
@@ -93,7 +93,7 @@ fn files(config: &Config) -> Vec<Finding> {
         found.push(Finding::error(place(&[Key("memory"), Key("snapshot_file")]), message));
     }
     if let Some(file) = &config.memory.snapshot_file
-        && let Err(error) = crate::snapshot::look_at(file)
+        && let Err(error) = crate::memory::snapshot::look_at(file)
     {
         let message = format!("memory.snapshot_file: {}: {error}", file.display());
         found.push(Finding::error(place(&[Key("memory"), Key("snapshot_file")]), message));

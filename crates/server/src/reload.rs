@@ -15,9 +15,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::auth::{Auth, Guard, Secret};
 use crate::config::changes::{Change, needing_restart};
-use crate::config::findings::{self, Finding};
 use crate::config::{Config, Overlay, TokenFiles};
 use crate::engine::Engine;
+use crate::findings::Finding;
 use crate::listen::{Bounds, SharedBounds};
 use crate::observe::metrics::Reloaded;
 use crate::rules::Rule;
@@ -132,7 +132,7 @@ impl Source {
     fn fingerprint(&self) -> Option<Vec<u8>> {
         match self {
             Source::Configuration(config) => {
-                tidegate_bounded::files::read_file(&config.file, crate::config::MAX_FILE_BYTES).ok()
+                tidegate_bounded::files::read_file(&config.file, crate::findings::MAX_FILE_BYTES).ok()
             }
             Source::Tokens(files, _) => {
                 let mut print = Vec::new();
@@ -240,7 +240,7 @@ fn report(source: &Source, engine: &Engine, loaded: &Result<Loaded, String>, is_
         Ok(Loaded { count, warnings, needs_restart }) => {
             if !is_first {
                 log.info(&format!("{name} reloaded"), &[("file", &file), (source.items(), count)]);
-                findings::log(log, warnings);
+                log.findings(warnings);
             }
             for Change { setting, running, read } in needs_restart {
                 log.warn(

@@ -7,24 +7,25 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidegate::redis::{RedisError, RedisUrl};
+use tidegate::redis::RedisUrl;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::auth::{Auth, Guard, Secret};
 use crate::backend::Backend;
-use crate::config::{Config, ConfigError, Overlay, TokenFiles, findings};
+use crate::config::{Config, Overlay, TokenFiles};
 use crate::engine::Engine;
 use crate::http::Part;
-use crate::listen::tls::{Tls, TlsError};
+use crate::listen::tls::Tls;
 use crate::listen::{Entrance, SharedBounds};
+use crate::memory::snapshot::{self, Found, Held, Saver};
 use crate::observe::{Log, Observer};
 use crate::protocol::Protocol;
 use crate::reload::{ConfigFile, Source};
 use crate::rules::Rule;
 use crate::rules::envoy::Domains;
-use crate::snapshot::{self, Found, Held, Saver};
+use crate::start_error::StartError;
 use crate::store::StoreCheck;
 use crate::supervise::Health;
 use crate::watchdog::Watchdog;
@@ -65,83 +66,6 @@ pub struct Running {
     protocols: JoinSet<io::Result<()>>,
     saver: Option<Saver>,
     _watchdog: Watchdog,
-}
-
-/// The listeners could not be opened.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// An address cannot be listened on.
-    #[error("cannot listen on {address} for {protocol}: {source}{}", listen_advice(source))]
-    Listen {
-        /// Which listener.
-        protocol: &'static str,
-        /// Where.
-        address: SocketAddr,
-        /// Why not.
-        source: io::Error,
-    },
-    /// A listener would be open to everybody.
-    #[error(
-        "{protocol} on {address} would be open to everybody: add a token (--token-file FILE) or certificates of clients (--tls-client-ca FILE), listen on 127.0.0.1 alone, or write --insecure to allow it"
-    )]
-    Open {
-        /// Which listener.
-        protocol: &'static str,
-        /// Where.
-        address: SocketAddr,
-    },
-    /// The configuration for Envoy cannot be used.
-    #[error(transparent)]
-    Domains(#[from] ConfigError),
-    /// The store's URL cannot be used.
-    #[error("store: {0}")]
-    Store(#[from] RedisError),
-    /// The store refuses, and waiting cannot mend it.
-    #[error("store {store}: {why}\n{advice}")]
-    StoreRefuses {
-        /// Which store, without credentials.
-        store: String,
-        /// What it said.
-        why: String,
-        /// What to do about it.
-        advice: &'static str,
-    },
-    /// The file with the store's secret cannot be used.
-    #[error("store_secret_file: {0}")]
-    StoreSecret(String),
-    /// The file in which state is kept cannot be used.
-    #[error("memory.snapshot_file: {file}: {source}")]
-    Snapshot {
-        /// Which file.
-        file: String,
-        /// Why not.
-        source: io::Error,
-    },
-    /// A certificate or key cannot be used.
-    #[error("tls: {0}")]
-    Tls(#[from] TlsError),
-    /// A file with a token cannot be used.
-    #[error("token file {0}")]
-    Token(String),
-    /// A token is too short for a listener that other machines can reach.
-    #[error("{0}")]
-    ShortToken(String),
-}
-
-fn listen_advice(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            "\nAnother program listens there: stop it, or choose another address, such as --http 127.0.0.1:8090."
-        }
-        io::ErrorKind::AddrNotAvailable => {
-            "\nThis machine does not have that address: 0.0.0.0 stands for all that it has."
-        }
-        io::ErrorKind::PermissionDenied => {
-            "\nPorts below 1024 need a privilege: choose a higher one."
-        }
-        _ => "",
-    }
 }
 
 /// What is not in the rules file.
@@ -262,8 +186,8 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     let grpc = house.entrance(Protocol::Grpc, config.listen.grpc).await?;
     let resp = house.entrance(Protocol::Resp, config.listen.resp).await?;
     let admin = house.entrance(Protocol::Admin, config.listen.admin).await?;
-    findings::log(observer.log(), &started_with.warnings());
-    findings::log(observer.log(), &started_with.warnings_of_options(&options.more_rules));
+    observer.log().findings(&started_with.warnings());
+    observer.log().findings(&started_with.warnings_of_options(&options.more_rules));
     for option in &options.tokens_in_arguments {
         let advice = format!("use {option}-file FILE or {}", variable(option));
         let fields: [crate::observe::log::Field<'_>; 2] = [("option", option), ("advice", &advice)];
@@ -307,7 +231,7 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     engine.settings().set_clients(config.clients);
     if let Some(folder) = &config.envoy.config {
         let domains = Domains::load(folder)?;
-        findings::log(observer.log(), domains.warnings());
+        observer.log().findings(domains.warnings());
         engine.set_domains(domains);
     }
     let health = Health::default();

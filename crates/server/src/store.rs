@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::engine::Engine;
 use crate::observe::Observer;
 use crate::observe::log::Field;
-use crate::run::StartError;
+use crate::start_error::StartError;
 use crate::store_problem;
 
 /// How long a server may take at the start to connect and decide, before the start goes on without

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
 use crate::observe::Observer;
+use crate::observe::metrics::Stall;
 use crate::supervise::Health;
 
 /// How often it looks.
@@ -25,26 +26,6 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const NOT_READY: Duration = Duration::from_secs(1);
 /// At most one line of the log about each in this time.
 const QUIET: Duration = Duration::from_secs(10);
-
-/// Who may be stuck.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Subject {
-    /// Tasks do not run.
-    Runtime,
-    /// A shard of the store does not let anybody in.
-    Store,
-}
-
-impl Subject {
-    pub(crate) const ALL: [Subject; 2] = [Subject::Runtime, Subject::Store];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Subject::Runtime => "runtime",
-            Subject::Store => "store",
-        }
-    }
-}
 
 /// Looks on until it is dropped.
 #[derive(Debug)]
@@ -62,7 +43,7 @@ impl Watchdog {
     ) -> Self {
         let runtime = Handle::current();
         let (stop, stopped) = mpsc::channel::<()>();
-        let task = Watched::new(Subject::Runtime, move |answer| {
+        let task = Watched::new(Stall::Runtime, move |answer| {
             _ = runtime.spawn(async move { answer.give() })
         });
         let store = enter.and_then(|enter| {
@@ -75,7 +56,7 @@ impl Watchdog {
                 }
             };
             std::thread::Builder::new().name("watchdog-store".into()).spawn(go).ok()?;
-            Some(Watched::new(Subject::Store, move |answer| _ = ask.send(answer)))
+            Some(Watched::new(Stall::Store, move |answer| _ = ask.send(answer)))
         });
         let mut watched: Vec<Watched> = [Some(task), store].into_iter().flatten().collect();
         let watch = move || {
@@ -116,7 +97,7 @@ impl Answer {
 }
 
 struct Watched {
-    subject: Subject,
+    subject: Stall,
     ask: Box<dyn Fn(Answer) + Send>,
     /// Since when somebody is asked, less what we were late ourselves.
     asked: Option<(Instant, Answer)>,
@@ -125,7 +106,7 @@ struct Watched {
 }
 
 impl Watched {
-    fn new(subject: Subject, ask: impl Fn(Answer) + Send + 'static) -> Self {
+    fn new(subject: Stall, ask: impl Fn(Answer) + Send + 'static) -> Self {
         Watched { subject, ask: Box::new(ask), asked: None, is_stuck: false, last_said: None }
     }
 
@@ -134,7 +115,7 @@ impl Watched {
             *since += pause;
             let waited = now.saturating_duration_since(*since);
             if !answer.0.load(Ordering::Acquire) {
-                if self.subject == Subject::Store && waited >= NOT_READY {
+                if self.subject == Stall::Store && waited >= NOT_READY {
                     health.set_stuck(true);
                 }
                 if waited >= PATIENCE && !self.is_stuck {
@@ -147,7 +128,7 @@ impl Watched {
             if std::mem::take(&mut self.is_stuck) {
                 self.say(now, observer, "goes on", waited);
             }
-            if self.subject == Subject::Store {
+            if self.subject == Stall::Store {
                 health.set_stuck(false);
             }
         }
@@ -175,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    fn count(observer: &Observer, subject: Subject) -> u64 {
+    fn count(observer: &Observer, subject: Stall) -> u64 {
         let text =
             observer.metrics().text(&crate::backend::Backend::Memory(tidegate::Memory::new()), 0);
         let name = format!("tidegate_stalls_total{{what=\"{}\"}} ", subject.name());
@@ -199,9 +180,9 @@ mod tests {
             move || drop(lock.lock().unwrap())
         };
         let watchdog = Watchdog::start(Some(enter), observer.clone(), health.clone());
-        until("it is noticed", || count(&observer, Subject::Store) == 1);
+        until("it is noticed", || count(&observer, Stall::Store) == 1);
         until("nothing is ready", || health.is_failing());
-        assert_eq!(count(&observer, Subject::Store), 1, "once, however long it lasts");
+        assert_eq!(count(&observer, Stall::Store), 1, "once, however long it lasts");
         drop(held);
         until("all is well", || !health.is_failing());
         drop(watchdog);
@@ -218,7 +199,7 @@ mod tests {
         runtime.spawn(async move {
             let _ = wait.recv();
         });
-        until("it is noticed", || count(&observer, Subject::Runtime) == 1);
+        until("it is noticed", || count(&observer, Stall::Runtime) == 1);
         assert!(!health.is_failing());
         drop(release);
         drop(watchdog);
@@ -227,13 +208,13 @@ mod tests {
     #[test]
     fn what_the_machine_was_late_is_nobodys_fault() {
         let (observer, health) = (Observer::default(), Health::default());
-        let mut one = Watched::new(Subject::Store, |_| {});
+        let mut one = Watched::new(Stall::Store, |_| {});
         let start = Instant::now();
         one.look(start, Duration::ZERO, &observer, &health);
         let minute = Duration::from_secs(60);
         one.look(start + minute, minute - PATIENCE / 2, &observer, &health);
-        assert_eq!(count(&observer, Subject::Store), 0);
+        assert_eq!(count(&observer, Stall::Store), 0);
         one.look(start + minute + PATIENCE, Duration::ZERO, &observer, &health);
-        assert_eq!(count(&observer, Subject::Store), 1);
+        assert_eq!(count(&observer, Stall::Store), 1);
     }
 }

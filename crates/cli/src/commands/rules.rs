@@ -3,8 +3,8 @@
 use std::io::Write;
 
 use anyhow::{Context, Result};
-use tidegate_server::config::findings::{self, Finding, Severity};
 use tidegate_server::config::{Config, ConfigError};
+use tidegate_server::findings::{self, Finding, Severity};
 use tidegate_server::preflight;
 use tidegate_server::rules::envoy::Domains;
 

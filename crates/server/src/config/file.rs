@@ -10,7 +10,6 @@ use tidegate::http::headers::Families;
 use tidegate::http::{ClientIp, DotSegments, EscapedSlashes, Network, PathPolicy, TrustedProxies};
 use tidegate::memory::Overflow;
 
-use super::outline::Outline;
 use super::rule_file::RuleFile;
 use super::{Config, Envoy, Listen, MAX_DEADLINE_MS, ResilienceSettings, TokenFiles};
 use crate::browser::{HostName, Hosts};
@@ -18,6 +17,8 @@ use crate::listen::Bounds;
 use crate::listen::tls::TlsFiles;
 use crate::memory::{Bytes, MemorySettings};
 use crate::observe::{Format, Level, Settings};
+use crate::parse::outline::Outline;
+use crate::parse::values::{Text, Within};
 use crate::proxy::settings::ProxyFile;
 use crate::response_options::ResponseOptions;
 use crate::rules::envoy::EnvoyOptions;
@@ -320,19 +321,6 @@ impl ResilienceFile {
     }
 }
 
-/// A number between two others.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Within<const LEAST: u32, const MOST: u32>(pub(crate) u32);
-
-impl<'de, const LEAST: u32, const MOST: u32> Deserialize<'de> for Within<LEAST, MOST> {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        match u32::deserialize(from)? {
-            number if (LEAST..=MOST).contains(&number) => Ok(Within(number)),
-            number => Err(D::Error::custom(format!("{number}: expected {LEAST} to {MOST}"))),
-        }
-    }
-}
-
 /// A number between two others, or `auto`.
 #[derive(Debug, Clone, Copy, Default)]
 struct AutoOr<const LEAST: u32, const MOST: u32>(Option<u32>);
@@ -559,21 +547,6 @@ impl From<FailureWord> for Failure {
             FailureWord::Open => Failure::Open,
             FailureWord::Closed => Failure::Closed,
             FailureWord::Local => Failure::Local,
-        }
-    }
-}
-
-/// Text that is not blank.
-#[derive(Debug)]
-pub(crate) struct Text(pub(crate) String);
-
-impl<'de> Deserialize<'de> for Text {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(from)?;
-        if text.trim().is_empty() {
-            Err(D::Error::custom("a blank value: expected text"))
-        } else {
-            Ok(Text(text))
         }
     }
 }

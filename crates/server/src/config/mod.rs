@@ -4,13 +4,10 @@
 //! errors, so that a misspelt one is not silently a rule without a limit.
 
 pub(crate) mod changes;
-pub(crate) mod check;
+mod check;
 mod file;
-pub mod findings;
-pub(crate) mod outline;
+mod print;
 mod rule_file;
-pub(crate) mod words;
-pub(crate) mod yaml;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -22,23 +19,22 @@ use tidegate::http::ClientIp;
 
 use file::File;
 pub use file::expected_address;
-pub(crate) use file::{Text, Within};
-use findings::Finding;
-use outline::Outline;
 
 use crate::browser::Hosts;
+use crate::findings::Finding;
+pub use crate::findings::{ConfigError, MAX_FILE_BYTES};
 use crate::listen::Bounds;
 use crate::listen::tls::TlsFiles;
 use crate::memory::MemorySettings;
 use crate::observe::Settings;
+use crate::parse::outline::Outline;
+use crate::parse::yaml;
 use crate::proxy::ProxySettings;
 use crate::response_options::ResponseOptions;
 use crate::rules::envoy::EnvoyOptions;
 use crate::rules::{Failure, RequestPolicy, Rules};
 use crate::threads::Threads;
 
-/// The largest file that is read, in bytes.
-pub const MAX_FILE_BYTES: u64 = 1 << 20;
 /// The longest a call to the store may take.
 pub const MAX_DEADLINE_MS: u32 = 10_000;
 
@@ -169,39 +165,6 @@ impl Default for Listen {
     }
 }
 
-/// What is wrong with a file.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// It cannot be read.
-    #[error("{file}: {}", tidegate_bounded::files::why_unreadable(why))]
-    Unreadable {
-        /// The file.
-        file: String,
-        /// Why.
-        why: std::io::Error,
-    },
-    /// It is too large.
-    #[error("{file}: {bytes} bytes: expected at most {MAX_FILE_BYTES}")]
-    TooLarge {
-        /// The file.
-        file: String,
-        /// How large.
-        bytes: u64,
-    },
-    /// It says something that cannot be.
-    #[error("{file}:{problem}")]
-    Invalid {
-        /// The file.
-        file: String,
-        /// Line, column and what was expected.
-        problem: String,
-    },
-    /// It can be read, but cannot work.
-    #[error("{}", findings::lines(_0))]
-    Refused(Vec<Finding>),
-}
-
 impl Config {
     /// Reads a file.
     ///
@@ -285,29 +248,6 @@ impl Overlay {
 impl fmt::Debug for Overlay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Overlay")
-    }
-}
-
-impl ConfigError {
-    /// What is wrong or looks wrong, each by itself.
-    pub fn findings(&self) -> Vec<Finding> {
-        let (place, message) = match self {
-            ConfigError::Refused(findings) => return findings.clone(),
-            ConfigError::Unreadable { file, why } => {
-                (file.clone(), tidegate_bounded::files::why_unreadable(why))
-            }
-            ConfigError::TooLarge { file, bytes } => {
-                (file.clone(), format!("{bytes} bytes: expected at most {MAX_FILE_BYTES}"))
-            }
-            ConfigError::Invalid { file, problem } => match problem.strip_prefix(' ') {
-                Some(message) => (file.clone(), message.into()),
-                None => match problem.split_once(": ") {
-                    Some((at, message)) => (format!("{file}:{at}"), message.into()),
-                    None => (file.clone(), problem.clone()),
-                },
-            },
-        };
-        vec![Finding::error(place, message)]
     }
 }
 

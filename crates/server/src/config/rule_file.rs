@@ -9,8 +9,9 @@ use tidegate::Limits;
 use tidegate::http::DEFAULT_IPV6_PREFIX;
 use tidegate::resilience::SyncMode;
 
-use super::file::{DenyStatusWord, FailureWord, OverflowWord, Text};
+use super::file::{DenyStatusWord, FailureWord, OverflowWord};
 use crate::nearest::nearest;
+use crate::parse::values::Text;
 use crate::rules::{
     Budget, Condition, Cost, MAX_NAME_BYTES, Measure, Missing, Mode, Override, Pattern, Rule,
     Settle,

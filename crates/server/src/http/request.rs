@@ -14,8 +14,8 @@ use tidegate::http::headers::Draft;
 use tidegate::{Id, Limit, Limits, Op};
 
 use super::reply::policy;
-use crate::config::words;
 use crate::ids::fresh_id;
+use crate::parse::messages;
 use crate::reset::Target;
 
 /// The largest body, in bytes.
@@ -234,7 +234,7 @@ fn mistake_in(bytes: &[u8], error: &serde_json::Error) -> String {
         let again = serde_path_to_error::deserialize::<_, Object>(
             &mut serde_json::Deserializer::from_slice(bytes),
         );
-        let problem = words::plain(&error.to_string()).replace("unknown key", "unknown member");
+        let problem = messages::plain(&error.to_string()).replace("unknown key", "unknown member");
         // A message about the name of a member has that name.
         let is_about_name =
             problem.starts_with("unknown member") || problem.contains(" is there twice: remove");

@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::findings::{Finding, Severity};
+
 /// Lines that may wait to be written.
 const QUEUE: usize = 1024;
 /// The longest value, in characters; what is longer is cut.
@@ -173,6 +175,18 @@ impl Log {
         let (done, written) = sync_channel(1);
         if self.inner.queue.try_send(Job::Flush(done)).is_ok() {
             let _ = written.recv_timeout(at_most);
+        }
+    }
+
+    /// Logs each finding in a line of its own, at the level of its severity.
+    pub(crate) fn findings(&self, findings: &[Finding]) {
+        for Finding { severity, place, message } in findings {
+            let (level, name) = match severity {
+                Severity::Error => (Level::Error, "error"),
+                Severity::Warning => (Level::Warn, "warning"),
+                Severity::Note => (Level::Info, "note"),
+            };
+            self.line(level, "configuration", &[("place", place), (name, message)]);
         }
     }
 

@@ -20,7 +20,6 @@ use super::in_force::InForce;
 use crate::backend::Backend;
 use crate::protocol::Protocol;
 use crate::ruling::Ruling;
-use crate::watchdog::Subject;
 
 /// One in so many decisions in this process is timed.
 pub const TIMED: u64 = 64;
@@ -141,6 +140,27 @@ impl Reloaded {
     }
 }
 
+/// What the watchdog has found stalled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stall {
+    /// The event loop runs no tasks.
+    Runtime,
+    /// A shard of the store in memory stays locked.
+    Store,
+}
+
+impl Stall {
+    const ALL: [Stall; 2] = [Stall::Runtime, Stall::Store];
+
+    /// The word used in metrics and logs.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Stall::Runtime => "runtime",
+            Stall::Store => "store",
+        }
+    }
+}
+
 /// How state was written to its file.
 #[derive(Debug, Default)]
 struct Snapshots {
@@ -166,7 +186,7 @@ pub struct Metrics {
     accept_errors: AtomicU64,
     panics: AtomicU64,
     restarts: AtomicU64,
-    stalls: [AtomicU64; Subject::ALL.len()],
+    stalls: [AtomicU64; Stall::ALL.len()],
     snapshots: Snapshots,
     /// When the store last failed, as microseconds since the start plus one; and when it last
     /// answered.
@@ -427,7 +447,7 @@ impl Metrics {
         micros.store(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    pub(crate) fn stalled(&self, who: Subject) {
+    pub(crate) fn stalled(&self, who: Stall) {
         self.stalls[who as usize].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -693,7 +713,7 @@ impl Metrics {
             "counter",
             "Times that somebody was stuck for a tenth of a second. Expected: 0.",
         );
-        for who in Subject::ALL {
+        for who in Stall::ALL {
             let count = self.stalls[who as usize].load(Ordering::Relaxed);
             page.line("tidegate_stalls_total", &format!(r#"what="{}""#, who.name()), count);
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-use crate::config::{Text, Within};
+use crate::parse::values::{Text, Within};
 
 /// Where requests go, and how long things may take.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -22,12 +22,11 @@ use tidegate::store::MAX_KEY_BYTES;
 use tidegate::{Algorithm, Limit, Limits, Period};
 
 use super::{Budget, Cost, Match, Mode, Pattern, Rule, envoy_check};
-use crate::config::findings::{self, Finding};
-use crate::config::outline::Outline;
-use crate::config::yaml::located;
-use crate::config::{ConfigError, MAX_FILE_BYTES};
 use crate::digits;
+use crate::findings::{self, ConfigError, Finding, MAX_FILE_BYTES};
 use crate::nearest::nearest;
+use crate::parse::outline::Outline;
+use crate::parse::yaml::located;
 
 /// How deep descriptors may be nested. The parser of YAML takes 64 lists and maps within one
 /// another, of which each level needs two.

@@ -4,11 +4,11 @@ use std::collections::HashSet;
 
 use super::Pattern;
 use super::envoy::{DescriptorFile, File};
-use crate::config::check::regex::{self, Rewritten};
-use crate::config::findings::Finding;
-use crate::config::outline::Outline;
-use crate::config::outline::Step::{self, Item, Key};
+use super::regex::{self, Rewritten};
+use crate::findings::Finding;
 use crate::nearest::nearest;
+use crate::parse::outline::Outline;
+use crate::parse::outline::Step::{self, Item, Key};
 
 /// The findings about one file.
 pub(super) fn findings(read: &File, outline: &Outline) -> Vec<Finding> {

@@ -12,6 +12,7 @@ mod known;
 pub(crate) mod outcome;
 mod pattern;
 mod policy;
+pub(crate) mod regex;
 mod request;
 #[cfg(test)]
 mod tests;
@@ -293,6 +294,15 @@ impl InvalidCost {
     /// What the client that sent it is told: nothing about the rule.
     pub(crate) fn for_client(&self) -> String {
         format!("{} is {:?}: expected a whole number", self.attribute, self.value)
+    }
+}
+
+/// The word for an overflow policy in configuration files and explanations.
+pub(crate) fn overflow_name(policy: Overflow) -> &'static str {
+    match policy {
+        Overflow::SharedBucket => "shared_bucket",
+        Overflow::DenyNew => "deny_new",
+        Overflow::AllowNew => "allow_new",
     }
 }
 

@@ -3,9 +3,9 @@
 use axum::http::HeaderName;
 
 use super::super::Config;
-use super::super::findings::Finding;
-use super::super::words;
+use crate::findings::Finding;
 use crate::nearest::nearest;
+use crate::parse::messages;
 
 /// Attributes that every request over HTTP has.
 const ALWAYS_SUPPLIED: [&str; 4] = ["ip", "method", "path", "host"];
@@ -157,7 +157,7 @@ impl Config {
         self.judges_http_alone().then(|| {
             let hint = match nearest(name, PLAIN) {
                 Some(right) => format!("did you mean {right}?"),
-                None => format!("expected {}", words::one_of(&SUPPLIED)),
+                None => format!("expected {}", messages::one_of(&SUPPLIED)),
             };
             Finding::warning(
                 place,
@@ -206,7 +206,7 @@ pub(super) fn of_response(label: &str, name: &str, place: &str) -> Option<Findin
         _ => {
             let hint = match name.to_ascii_lowercase().split_once('.') {
                 Some(("headers" | "header", rest)) => format!("did you mean header.{rest}?"),
-                _ => words::hint(name, &["status", "header.NAME"]),
+                _ => messages::hint(name, &["status", "header.NAME"]),
             };
             Some(Finding::error(
                 place,

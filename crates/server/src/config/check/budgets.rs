@@ -3,8 +3,8 @@
 use tidegate::Limits;
 
 use super::super::Config;
-use super::super::findings::Finding;
-use super::super::outline::Step::{self, Item, Key};
+use crate::findings::Finding;
+use crate::parse::outline::Step::{self, Item, Key};
 use crate::rules::{Budget, Cost, Missing, Mode, Rule};
 
 impl Config {

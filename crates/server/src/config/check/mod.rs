@@ -7,12 +7,11 @@ mod attributes;
 mod budgets;
 mod patterns;
 mod reach;
-pub(crate) mod regex;
 mod settings;
 
 use super::Config;
-use super::findings::{self, Finding, Severity};
-use super::outline::Step::{self, Item, Key};
+use crate::findings::{self, Finding, Severity};
+use crate::parse::outline::Step::{self, Item, Key};
 use crate::rules::{Condition, Cost, Rule};
 
 impl Config {

@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use tidegate::http::{Network, normal_host, normal_path};
 
 use super::super::Config;
-use super::super::findings::Finding;
-use super::super::words;
-use super::regex::{self, About, NOTATION};
+use crate::findings::Finding;
 use crate::nearest::nearest;
+use crate::parse::messages;
 use crate::rules::Pattern;
+use crate::rules::regex::{self, About, NOTATION};
 
 /// Methods that servers know.
 const METHODS: [&str; 18] = [
@@ -98,7 +98,7 @@ fn method(label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
     } else if let Some(right) = nearest(method, METHODS) {
         format!("{label}: unknown method: did you mean {right}?")
     } else {
-        format!("{label}: unknown method: expected {}", words::one_of(&METHODS[..9]))
+        format!("{label}: unknown method: expected {}", messages::one_of(&METHODS[..9]))
     };
     Some(Finding::warning(place, message))
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::super::Config;
-use super::super::findings::Finding;
-use super::super::outline::Step::{Item, Key};
+use crate::findings::Finding;
+use crate::parse::outline::Step::{Item, Key};
 use crate::rules::{Budget, Condition, Mode, Rule, covers, excludes};
 
 impl Config {

@@ -3,10 +3,10 @@
 use tidegate::redis::RedisUrl;
 
 use super::super::Config;
-use super::super::findings::Finding;
-use super::super::outline::Step::{Item, Key};
 use super::patterns::host_bits;
 use crate::protocol::Protocol;
+use crate::findings::Finding;
+use crate::parse::outline::Step::{Item, Key};
 
 impl Config {
     pub(super) fn check_settings(&self, found: &mut Vec<Finding>) {

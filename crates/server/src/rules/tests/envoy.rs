@@ -4,7 +4,7 @@
 use tidegate::Period;
 use tidegate::store::MAX_KEY_BYTES;
 
-use crate::config::{ConfigError, MAX_FILE_BYTES};
+use crate::findings::{ConfigError, MAX_FILE_BYTES};
 use crate::rules::envoy::{Domains, MAX_DEPTH, MAX_FILES, Unit, files, override_key};
 
 #[test]

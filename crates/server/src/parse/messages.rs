@@ -3,16 +3,16 @@
 use crate::nearest::nearest;
 
 /// Where a list is expected.
-pub(super) const LIST: &str = "expected a list: `- ITEM` on lines of their own, or [ITEM, ITEM]";
+pub(crate) const LIST: &str = "expected a list: `- ITEM` on lines of their own, or [ITEM, ITEM]";
 /// Where keys and values are expected.
-pub(super) const KEYS: &str =
+pub(crate) const KEYS: &str =
     "expected keys and values: `KEY: VALUE` on lines of their own, or { KEY: VALUE }";
 
 /// Where a number is expected.
-pub(super) const WHOLE: &str = "expected a whole number, without a unit";
+pub(crate) const WHOLE: &str = "expected a whole number, without a unit";
 
 /// The key that a message says is missing.
-pub(super) fn missing(message: &str) -> Option<&str> {
+pub(crate) fn missing(message: &str) -> Option<&str> {
     without_place(message).strip_prefix("missing field `")?.strip_suffix('`')
 }
 
@@ -105,7 +105,7 @@ fn without_place(message: &str) -> &str {
 }
 
 /// `did you mean limit?`, or `expected a, b or c`.
-pub(super) fn hint(word: &str, choices: &[&str]) -> String {
+pub(crate) fn hint(word: &str, choices: &[&str]) -> String {
     match nearest(word, choices.iter().copied()) {
         Some(choice) => format!("did you mean {choice}?"),
         None => format!("expected {}", one_of(choices)),
@@ -113,7 +113,7 @@ pub(super) fn hint(word: &str, choices: &[&str]) -> String {
 }
 
 /// `a, b or c`.
-pub(super) fn one_of(choices: &[&str]) -> String {
+pub(crate) fn one_of(choices: &[&str]) -> String {
     match choices {
         [] => "nothing".into(),
         [one] => (*one).into(),

@@ -1,4 +1,6 @@
-//! How much the store in this process may keep.
+//! The store in this process: how much it may keep, and the file that keeps it over a restart.
+
+pub(crate) mod snapshot;
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -8,7 +10,7 @@ use std::{fmt, fs};
 use tidegate::memory::Overflow;
 use tidegate::{Memory, MemoryBuilder};
 
-use crate::snapshot::{EVERY, Snapshot};
+use self::snapshot::{EVERY, Snapshot};
 
 /// The least that can be asked for.
 const LEAST: u64 = 1 << 20;

@@ -3,7 +3,7 @@
 use serde_saphyr::Error;
 use serde_saphyr::budget::BudgetBreach;
 
-use super::words;
+use super::messages;
 
 /// About YAML that cannot be read for a reason that has no sentence of its own.
 const UNREADABLE: &str = "this is not YAML: check brackets, colons and indentation, and quote text that begins with one of * ! & @ % ` [ {";
@@ -16,13 +16,13 @@ const ENDED: &str = "the text ends within a list or a map: close it with ] or }"
 /// `3:12: what is wrong`, of a text that could not be read.
 pub(crate) fn located(error: &serde_saphyr::Error, text: &str) -> String {
     let message = error.without_snippet().to_string();
-    let Some(location) = error.location() else { return format!(" {}", words::plain(&message)) };
+    let Some(location) = error.location() else { return format!(" {}", messages::plain(&message)) };
     let place = usize::try_from(location.line()).ok().zip(usize::try_from(location.column()).ok());
-    let Some((line, column)) = place else { return format!(" {}", words::plain(&message)) };
-    if let Some(told) = indented_otherwise(words::missing(&message), text, line, column) {
+    let Some((line, column)) = place else { return format!(" {}", messages::plain(&message)) };
+    if let Some(told) = indented_otherwise(messages::missing(&message), text, line, column) {
         return told;
     }
-    let message = broken(error.without_snippet()).unwrap_or_else(|| words::plain(&message));
+    let message = broken(error.without_snippet()).unwrap_or_else(|| messages::plain(&message));
     if [UNREADABLE, UNCLOSED, ENDED].contains(&message.as_str())
         && let Some((line, column, open)) = unclosed_bracket(text, line)
     {
@@ -36,7 +36,7 @@ pub(crate) fn located(error: &serde_saphyr::Error, text: &str) -> String {
         let line = before.last().map_or(line, |(index, _)| index + 1);
         return format!("{line}:1: {message}");
     }
-    let is_container = message == words::LIST || message == words::KEYS;
+    let is_container = message == messages::LIST || message == messages::KEYS;
     let message =
         about(key_at(text, line, column, is_container), value_at(text, line, column), &message);
     format!("{line}:{column}: {message}")
@@ -190,7 +190,7 @@ fn is_tag(key: &str, value: &str) -> bool {
 /// The message with the key that it is about, and with what to write where that is known.
 fn about(key: Option<&str>, value: &str, message: &str) -> String {
     let Some(key) = key else {
-        if message == words::KEYS {
+        if message == messages::KEYS {
             return "this is not a configuration: expected keys and values such as `rules:`; is it the right file?"
                 .into();
         }
@@ -201,22 +201,22 @@ fn about(key: Option<&str>, value: &str, message: &str) -> String {
         && !value.contains(": ")
         && !value.ends_with(':');
     match message {
-        words::LIST if is_scalar && key == "rules" => {
+        messages::LIST if is_scalar && key == "rules" => {
             format!(
                 "rules: {value}: expected a list of rules: write [{{ name: per-ip, by: [ip], limit: 10/s }}]"
             )
         }
-        words::LIST if is_scalar => format!("{key}: expected a list: write {key}: [{value}]"),
-        words::LIST => {
+        messages::LIST if is_scalar => format!("{key}: expected a list: write {key}: [{value}]"),
+        messages::LIST => {
             format!("{key}: expected a list: begin each item with a dash, as in `- name: per-ip`")
         }
-        words::KEYS if key == "when" || key == "charge_when" => {
+        messages::KEYS if key == "when" || key == "charge_when" => {
             format!("{key}: expected attributes and their patterns, as in {{ path: \"/v1/*\" }}")
         }
-        words::KEYS if key == "listen" => {
+        messages::KEYS if key == "listen" => {
             format!("{key}: expected addresses by protocol, as in {{ http: 127.0.0.1:8080 }}")
         }
-        words::KEYS => format!("{key}: {message}"),
+        messages::KEYS => format!("{key}: {message}"),
         _ => match message.strip_prefix("nothing: ") {
             Some(_) if is_tag(key, value) => format!("{key}: {TAG}"),
             Some(expected) => format!("{key} has no value: {expected}"),
@@ -233,7 +233,7 @@ fn about(key: Option<&str>, value: &str, message: &str) -> String {
                 || message.starts_with("a list") =>
             {
                 match value.split(|char: char| !char.is_ascii_digit()).next() {
-                    Some(digits) if !digits.is_empty() && message == words::WHOLE => {
+                    Some(digits) if !digits.is_empty() && message == messages::WHOLE => {
                         let written = value.split([' ', ',', '}', ']']).next().unwrap_or(value);
                         format!("{key}: {written}: {message}: write {digits}")
                     }

@@ -8,12 +8,12 @@ use std::fmt::Write;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use tidegate::memory::Overflow;
 use tidegate::redis::RedisUrl;
 
-use crate::config::{Config, Envoy};
+use super::{Config, Envoy};
 use crate::rules::{
     Budget, Condition, Cost, Failure, Measure, Missing, Mode, RequestPolicy, Rule, Settle,
+    overflow_name,
 };
 
 impl Config {
@@ -29,7 +29,7 @@ impl Config {
             let _ = writeln!(out, "store_secret_file: {}", path(file));
         }
         let memory = &self.memory;
-        let overflow = overflow(memory.overflow);
+        let overflow = overflow_name(memory.overflow);
         let _ = writeln!(
             out,
             "memory:\n  max_keys: {}\n  max_bytes: {}\n  overflow: {overflow}",
@@ -244,7 +244,7 @@ fn rule(out: &mut String, rule: &Rule) {
         let _ = writeln!(out, "    deny_status: {status}");
     }
     if let Some(policy) = rule.overflow {
-        let _ = writeln!(out, "    overflow: {}", overflow(policy));
+        let _ = writeln!(out, "    overflow: {}", overflow_name(policy));
     }
     if let Some(policy) = rule.on_store_failure {
         let _ = writeln!(out, "    on_store_failure: {}", failure(policy));
@@ -279,15 +279,6 @@ fn failure(policy: Failure) -> &'static str {
 
 fn protocol(at: Option<SocketAddr>) -> String {
     at.map_or_else(|| quoted("off"), |at| quoted(&at.to_string()))
-}
-
-/// As files say it.
-pub(crate) fn overflow(policy: Overflow) -> &'static str {
-    match policy {
-        Overflow::SharedBucket => "shared_bucket",
-        Overflow::DenyNew => "deny_new",
-        Overflow::AllowNew => "allow_new",
-    }
 }
 
 fn path(file: &Path) -> String {

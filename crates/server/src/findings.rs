@@ -6,7 +6,8 @@
 
 use std::fmt;
 
-use crate::observe::Log;
+/// The largest file that is read, in bytes.
+pub const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Whether a server starts in spite of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -82,25 +83,66 @@ pub fn sort(findings: &mut [Finding]) {
     });
 }
 
+/// What is wrong with a file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// It cannot be read.
+    #[error("{file}: {}", tidegate_bounded::files::why_unreadable(why))]
+    Unreadable {
+        /// The file.
+        file: String,
+        /// Why.
+        why: std::io::Error,
+    },
+    /// It is too large.
+    #[error("{file}: {bytes} bytes: expected at most {MAX_FILE_BYTES}")]
+    TooLarge {
+        /// The file.
+        file: String,
+        /// How large.
+        bytes: u64,
+    },
+    /// It says something that cannot be.
+    #[error("{file}:{problem}")]
+    Invalid {
+        /// The file.
+        file: String,
+        /// Line, column and what was expected.
+        problem: String,
+    },
+    /// It can be read, but cannot work.
+    #[error("{}", lines(_0))]
+    Refused(Vec<Finding>),
+}
+
+impl ConfigError {
+    /// What is wrong or looks wrong, each by itself.
+    pub fn findings(&self) -> Vec<Finding> {
+        let (place, message) = match self {
+            ConfigError::Refused(findings) => return findings.clone(),
+            ConfigError::Unreadable { file, why } => (file.clone(), tidegate_bounded::files::why_unreadable(why)),
+            ConfigError::TooLarge { file, bytes } => {
+                (file.clone(), format!("{bytes} bytes: expected at most {MAX_FILE_BYTES}"))
+            }
+            ConfigError::Invalid { file, problem } => match problem.strip_prefix(' ') {
+                Some(message) => (file.clone(), message.into()),
+                None => match problem.split_once(": ") {
+                    Some((at, message)) => (format!("{file}:{at}"), message.into()),
+                    None => (file.clone(), problem.clone()),
+                },
+            },
+        };
+        vec![Finding::error(place, message)]
+    }
+}
+
 /// `tidegate.yaml:3:12: what is wrong`, a line for each error.
-pub(super) fn lines(findings: &[Finding]) -> String {
+fn lines(findings: &[Finding]) -> String {
     let lines: Vec<String> = findings
         .iter()
         .filter(|one| one.is_error())
         .map(|one| format!("{}: {}", one.place, one.message))
         .collect();
     lines.join("\n")
-}
-
-/// Logs each finding: a line for each, at the level of its severity.
-pub(crate) fn log(log: &Log, findings: &[Finding]) {
-    for Finding { severity, place, message } in findings {
-        match severity {
-            Severity::Error => log.error("configuration", &[("place", place), ("error", message)]),
-            Severity::Note => log.info("configuration", &[("place", place), ("note", message)]),
-            Severity::Warning => {
-                log.warn("configuration", &[("place", place), ("warning", message)])
-            }
-        }
-    }
 }
