@@ -9,6 +9,9 @@ use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use axum::http::{HeaderMap, HeaderName, Uri, header};
+use serde::{Deserialize, Serialize};
+
+use crate::parse::values::Text;
 
 /// Which relation a page has to the server that it calls, in the words of the browser.
 pub(crate) const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -18,11 +21,12 @@ const MAX_SHOWN: usize = 64;
 const MAX_NAME_BYTES: usize = 253;
 
 /// Names under which the HTTP listeners are called, beside IP addresses and `localhost`.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 pub struct Hosts(Vec<HostName>);
 
 /// A name, or all names below one: `*.example.com`.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(try_from = "Text", into = "String")]
 pub struct HostName {
     /// In lower case, without the wildcard.
     name: String,
@@ -59,6 +63,20 @@ impl HostName {
             let (below, end) = host.split_at(host.len() - own.len());
             below.ends_with(b".") && end.eq_ignore_ascii_case(own)
         }
+    }
+}
+
+impl TryFrom<Text> for HostName {
+    type Error = String;
+
+    fn try_from(text: Text) -> Result<Self, String> {
+        text.0.parse()
+    }
+}
+
+impl From<HostName> for String {
+    fn from(name: HostName) -> String {
+        name.to_string()
     }
 }
 

@@ -368,7 +368,7 @@ pub(crate) fn rule_to_json(rule: &Rule) -> Value {
     });
     let by: Vec<&str> = rule.by.iter().map(|name| &**name).collect();
     json!({
-        "name": &*rule.name, "when": conditions(&rule.when), "by": by, "missing": rule.missing.name(), "limit": budget(&rule.budget),
+        "name": &*rule.name, "when": conditions(&rule.when), "by": by, "missing": rule.missing.unwrap_or_default().name(), "limit": budget(&rule.budget),
         "cost": cost,
         "overrides": overrides, "mode": mode(rule.mode), "refunds": rule.refunds, "on_store_failure": failure,
         "overflow": rule.overflow.map(crate::rules::overflow_name),

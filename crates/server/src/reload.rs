@@ -80,12 +80,13 @@ impl ConfigFile {
         let Bounds { handshake, patience, .. } = self.started_with.bounds;
         self.bounds.set(Bounds { handshake, patience, ..config.bounds });
         engine.observer().set(&config.log);
-        let ipv6_prefix = config.clients.prefix();
-        engine.settings().set_clients(config.clients);
+        let clients = config.clients();
+        let ipv6_prefix = clients.prefix();
+        engine.settings().set_clients(clients);
         engine.settings().set_envoy_options(config.envoy.options);
-        engine.settings().set_response_options(config.response_options);
-        self.guard.set_hosts(config.hosts);
-        engine.settings().set_requests(config.requests);
+        engine.settings().set_response_options(config.http.response_options());
+        engine.settings().set_requests(config.requests());
+        self.guard.set_hosts(config.http.hosts);
         engine.set_rules(config.rules.and(&self.more_rules).with_ipv6_prefix(ipv6_prefix));
         Ok(Loaded { count, warnings, needs_restart })
     }

@@ -121,8 +121,11 @@ pub(crate) fn find<'a>(
                 return Err(InvalidTarget::NoLimits(Arc::clone(&rule.name)));
             }
             if let Some(attribute) = without_budget(rule, &by[..]) {
-                let (rule, attribute, missing) =
-                    (Arc::clone(&rule.name), Arc::clone(attribute), rule.missing);
+                let (rule, attribute, missing) = (
+                    Arc::clone(&rule.name),
+                    Arc::clone(attribute),
+                    rule.missing.unwrap_or_default(),
+                );
                 return Err(InvalidTarget::Empty { rule, attribute, missing });
             }
             Ok(vec![(Arc::clone(rule), by)])

@@ -154,7 +154,7 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     let (started_with, bounds) = (config.clone(), SharedBounds::from(config.bounds.clone()));
     let observer =
         Observer::new(Log::to(io::stderr(), config.log.level, config.log.format), &config.log);
-    let tls = config.tls.map(Tls::load).transpose()?;
+    let tls = config.tls.clone().map(Tls::load).transpose()?;
     let token = |own: Option<Secret>, file: &Option<PathBuf>| match (own, file) {
         (None, Some(file)) => Secret::read(file).map(Some).map_err(StartError::Token),
         (own, _) => Ok(own),
@@ -173,7 +173,7 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     } else {
         Guard::new(auth.clone())
     };
-    guard.set_hosts(config.hosts);
+    guard.set_hosts(config.http.hosts.clone());
     let guard = Arc::new(guard);
     let known = auth.checks.is_some() || tls.as_ref().is_some_and(Tls::knows_clients);
     let house = House {
@@ -202,9 +202,10 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     let proxy = front
         .entrance(Protocol::Proxy, config.listen.proxy.filter(|_| config.proxy.is_some()))
         .await?;
+    let clients = config.clients();
     let engine = Engine::observed(
         store,
-        config.rules.and(&options.more_rules).with_ipv6_prefix(config.clients.prefix()),
+        config.rules.clone().and(&options.more_rules).with_ipv6_prefix(clients.prefix()),
         observer.clone(),
     );
     if let Backend::Resilient(resilient, redis) = engine.store() {
@@ -226,9 +227,9 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
         store::report_check(&check, &observer);
     }
     engine.settings().set_envoy_options(config.envoy.options);
-    engine.settings().set_response_options(config.response_options);
-    engine.settings().set_requests(config.requests);
-    engine.settings().set_clients(config.clients);
+    engine.settings().set_response_options(config.http.response_options());
+    engine.settings().set_requests(config.requests());
+    engine.settings().set_clients(clients);
     if let Some(folder) = &config.envoy.config {
         let domains = Domains::load(folder)?;
         observer.log().findings(domains.warnings());

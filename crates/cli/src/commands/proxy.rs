@@ -5,7 +5,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use tidegate::http::ClientIp;
 use tidegate_server::Options;
 use tidegate_server::config::{Config, Overlay};
 use tidegate_server::listen::tls::TlsFiles;
@@ -89,9 +88,7 @@ fn overlay(config: &mut Config, args: &args::Proxy) -> Result<()> {
     }
     config.threads = args.threads.unwrap_or(config.threads);
     if let Some(trusted) = &args.trust {
-        let clients = ClientIp::behind(trusted.clone());
-        config.clients =
-            clients.header(config.clients.header_name())?.ipv6_prefix(config.clients.prefix())?;
+        config.trusted_proxies.clone_from(trusted);
     }
     if let Some(words) = args.log {
         config.log.level = words.level.unwrap_or(config.log.level);

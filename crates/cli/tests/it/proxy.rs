@@ -181,7 +181,7 @@ fn mistakes_are_named() {
     let printed =
         shown(&["proxy", "--upstream", "http://a", "--limit", "1/s by ip", "--print-config"], "");
     assert!(
-        printed.contains("upstream: \"http://a:80\"") && printed.contains("by: [\"ip\"]"),
+        printed.contains("upstream: http://a:80\n") && printed.contains("by:\n      - ip\n"),
         "{printed}"
     );
 }

@@ -290,13 +290,10 @@ fn the_file_is_overridden_by_the_environment_and_that_by_options() {
     };
     let path = file.to_str().unwrap();
     let of_file = print(&["--config", path], &[], "");
-    assert!(
-        of_file.contains("http: \"127.0.0.1:1\"") && of_file.contains("level: \"warn\""),
-        "{of_file}"
-    );
+    assert!(of_file.contains("http: 127.0.0.1:1") && of_file.contains("level: warn"), "{of_file}");
     assert!(of_file.contains("\nthreads: 5\n"), "{of_file}");
     assert!(
-        of_file.contains("store: \"redis://:***@127.0.0.1:1\"") && !of_file.contains("hush"),
+        of_file.contains("store: redis://:***@127.0.0.1:1\n") && !of_file.contains("hush"),
         "{of_file}"
     );
     let variables = [
@@ -312,14 +309,14 @@ fn the_file_is_overridden_by_the_environment_and_that_by_options() {
     let mixed = print(&["--resp", "off", "--log", "json,debug"], &variables, "");
     for expected in [
         "# a check token was given, and is not shown\n",
-        "store: \"memory\"",
-        "store_secret_file: \"/run/slots\"",
+        "store: memory",
+        "store_secret_file: /run/slots",
         "threads: 2\n",
-        "http: \"127.0.0.1:2\"",
+        "http: 127.0.0.1:2",
         "resp: \"off\"",
-        "level: \"debug\"",
+        "level: debug",
         "format: json",
-        "admin_file: \"/run/admin\"",
+        "admin_file: /run/admin",
     ] {
         assert!(mixed.contains(expected), "{expected} is not in\n{mixed}");
     }

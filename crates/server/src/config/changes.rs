@@ -65,8 +65,7 @@ pub(crate) fn needing_restart(running: &Config, read: &Config) -> Vec<Change> {
 /// All settings that take a restart, by their place in the file, as the configuration prints
 /// itself.
 fn settings(config: &Config) -> BTreeMap<String, String> {
-    let printed: Value =
-        serde_saphyr::from_str(&config.to_yaml()).expect("a configuration prints itself as YAML");
+    let printed = serde_json::to_value(config).expect("a configuration is made of JSON's values");
     let mut found = BTreeMap::new();
     flatten(String::new(), &printed, &mut found);
     found

@@ -5,164 +5,127 @@
 
 pub(crate) mod changes;
 mod check;
-mod file;
 mod print;
-mod rule_file;
+mod settings;
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use tidegate::http::ClientIp;
+use serde::{Deserialize, Deserializer, Serialize};
+use tidegate::http::{ClientIp, PathPolicy, TrustedProxies};
 
-use file::File;
-pub use file::expected_address;
-
-use crate::browser::Hosts;
+pub use self::settings::{
+    ClientIpSettings, Envoy, HttpSettings, Listen, MAX_DEADLINE_MS, ResilienceSettings, TokenFiles,
+    expected_address,
+};
 use crate::findings::Finding;
 pub use crate::findings::{ConfigError, MAX_FILE_BYTES};
 use crate::listen::Bounds;
 use crate::listen::tls::TlsFiles;
 use crate::memory::MemorySettings;
-use crate::observe::Settings;
+use crate::observe::LogSettings;
 use crate::parse::outline::Outline;
+use crate::parse::values::{self, Text};
 use crate::parse::yaml;
 use crate::proxy::ProxySettings;
-use crate::response_options::ResponseOptions;
-use crate::rules::envoy::EnvoyOptions;
-use crate::rules::{Failure, RequestPolicy, Rules};
+use crate::rules::{Failure, HeaderPolicy, RequestPolicy, Rules};
 use crate::threads::Threads;
 
-/// The longest a call to the store may take.
-pub const MAX_DEADLINE_MS: u32 = 10_000;
-
-/// Everything the server can be told by a file.
-#[derive(Clone, Debug)]
+/// The effective configuration of a server: what its file states, overridden by options. Field by
+/// field it is the file as it is written.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Where state is kept: `memory`, or the URL of a Redis or Valkey.
+    #[serde(deserialize_with = "store", serialize_with = "print::as_shown_store")]
     pub store: String,
-    /// A file with the secret that keeps others from choosing slots of a cluster; instead of one in
+    /// The file with the secret that protects the slots of a cluster; an alternative to a secret in
     /// the URL.
+    #[serde(deserialize_with = "values::some_path", skip_serializing_if = "Option::is_none")]
     pub store_secret_file: Option<PathBuf>,
-    /// What a store in memory may keep.
+    /// The store in memory.
     pub memory: MemorySettings,
-    /// How many threads serve.
+    /// The number of threads.
+    #[serde(with = "values::text")]
     pub threads: Threads,
-    /// Where each listener listens.
+    /// The address of each listener.
     pub listen: Listen,
-    /// Who is the client of a request, and whose word about that is believed.
-    pub clients: ClientIp,
-    /// What to do when the store does not answer, unless a rule says otherwise.
+    /// Proxies that may state the address of a client.
+    #[serde(with = "settings::trusted_proxies")]
+    pub trusted_proxies: TrustedProxies,
+    /// How the address of a client is found.
+    pub client_ip: ClientIpSettings,
+    /// What happens when the store does not answer, unless a rule has its own policy.
     pub on_store_failure: Failure,
-    /// What stands before a remote store.
+    /// The layer before a remote store.
     pub resilience: ResilienceSettings,
     /// TLS at every listener, if files are named.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsFiles>,
     /// Files with tokens.
     pub tokens: TokenFiles,
-    /// How many may come, and how slow they may be.
+    /// Bounds of connections.
+    #[serde(rename = "connections")]
     pub bounds: Bounds,
     /// What is logged, and how.
-    pub log: Settings,
-    /// Listeners may be open to everybody.
+    pub log: LogSettings,
+    /// Whether listeners may be open to other machines without a token.
     pub insecure: bool,
-    /// An option or a variable brings the token for checks.
-    pub is_given_token: bool,
-    /// How requests in Envoy's protocol are answered.
+    /// Envoy's rate limit service.
     pub envoy: Envoy,
-    /// How answers over HTTP are dressed.
-    pub response_options: ResponseOptions,
-    /// Which requests over HTTP can be judged, and what of them goes on.
-    pub requests: RequestPolicy,
-    /// Names under which the HTTP listeners are called.
-    pub hosts: Hosts,
-    /// Where the proxy leads, if there is one.
+    /// Responses over HTTP, and the names of the HTTP listeners.
+    pub http: HttpSettings,
+    /// Paths that servers read in different ways.
+    #[serde(with = "settings::Paths")]
+    pub paths: PathPolicy,
+    /// Headers of requests.
+    pub headers: HeaderPolicy,
+    /// The proxy, if there is an upstream.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub proxy: Option<ProxySettings>,
     /// The rules.
     pub rules: Rules,
-    /// Where in the file everything is.
+    /// Whether an option or a variable supplies the token for checks.
+    #[serde(skip)]
+    pub is_given_token: bool,
+    /// The place of every value in the file.
+    #[serde(skip)]
     pub(crate) outline: Outline,
 }
 
-/// What stands before a remote store.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ResilienceSettings {
-    /// How long one call to the store may take.
-    pub deadline: Duration,
-    /// By how many nodes limits are divided; counted in the store, if nothing.
-    pub nodes: Option<u32>,
-    /// How many per cent of a limit all nodes together may have taken ahead.
-    pub lease_error_percent: u32,
-    /// How often what was let pass is charged.
-    pub async_period: Duration,
-    /// How many units of a key may be let pass and not yet charged; what [`tidegate::resilience::Resilient`]
-    /// makes of it, if nothing.
-    pub async_cap: Option<u32>,
-    /// How many calls to the store may be under way.
-    pub max_in_flight: u32,
-}
-
-impl Default for ResilienceSettings {
+impl Default for Config {
     fn default() -> Self {
-        ResilienceSettings {
-            deadline: tidegate::resilience::DEFAULT_DEADLINE,
-            nodes: None,
-            lease_error_percent: 1,
-            async_period: Duration::from_millis(50),
-            async_cap: None,
-            max_in_flight: 1024,
+        Config {
+            store: "memory".into(),
+            store_secret_file: None,
+            memory: MemorySettings::default(),
+            threads: Threads::default(),
+            listen: Listen::default(),
+            trusted_proxies: TrustedProxies::none(),
+            client_ip: ClientIpSettings::default(),
+            on_store_failure: Failure::default(),
+            resilience: ResilienceSettings::default(),
+            tls: None,
+            tokens: TokenFiles::default(),
+            bounds: Bounds::default(),
+            log: LogSettings::default(),
+            insecure: false,
+            envoy: Envoy::default(),
+            http: HttpSettings::default(),
+            paths: PathPolicy::default(),
+            headers: HeaderPolicy::default(),
+            proxy: None,
+            rules: Rules::default(),
+            is_given_token: false,
+            outline: Outline::default(),
         }
     }
 }
 
-/// What Envoy's rate limit service needs.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Envoy {
-    /// The folder with the configuration of envoyproxy/ratelimit, if there is one.
-    pub config: Option<PathBuf>,
-    /// How requests are answered.
-    pub options: EnvoyOptions,
-}
-
-/// Where tokens are read from.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct TokenFiles {
-    /// The token for checks.
-    pub checks: Option<PathBuf>,
-    /// The token for everything.
-    pub admin: Option<PathBuf>,
-}
-
-/// Where each listener listens; `None` is closed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Listen {
-    /// HTTP.
-    pub http: Option<SocketAddr>,
-    /// gRPC.
-    pub grpc: Option<SocketAddr>,
-    /// RESP.
-    pub resp: Option<SocketAddr>,
-    /// Metrics, dashboard and admin calls, if they shall have a listener of their own.
-    pub admin: Option<SocketAddr>,
-    /// The proxy, if there is an upstream.
-    pub proxy: Option<SocketAddr>,
-}
-
-impl Listen {
-    /// Whether other machines can reach a listener that asks for tokens. The proxy asks for none.
-    pub(crate) fn is_beyond_loopback(&self) -> bool {
-        let listeners = [self.http, self.grpc, self.resp, self.admin];
-        listeners.into_iter().flatten().any(|address| !address.ip().is_loopback())
-    }
-}
-
-impl Default for Listen {
-    fn default() -> Self {
-        let at = |port| Some(SocketAddr::from(([127, 0, 0, 1], port)));
-        Listen { http: at(8080), grpc: at(8081), resp: at(6380), admin: None, proxy: at(8000) }
-    }
+/// Reads the URL of a store.
+fn store<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    Ok(Text::deserialize(from)?.0)
 }
 
 impl Config {
@@ -215,12 +178,30 @@ impl Config {
 
     fn examine_text(text: &str, file: &str) -> Result<(Config, Vec<Finding>), ConfigError> {
         let invalid = |problem: String| ConfigError::Invalid { file: file.into(), problem };
-        let read: File =
-            serde_saphyr::from_str(text).map_err(|error| invalid(yaml::located(&error, text)))?;
-        let mut config = read.checked().map_err(|problem| invalid(format!(" {problem}")))?;
-        config.outline = Outline::of(text, file);
+        let outline = Outline::of(text, file);
+        let mut config: Config = serde_saphyr::from_str(text).map_err(|error| {
+            let line = error.location().map_or(0, |location| location.line());
+            if outline.has_blank_setting(line) {
+                ConfigError::Refused(check::blanks(&outline))
+            } else {
+                invalid(yaml::located(&error, text))
+            }
+        })?;
+        config.outline = outline;
+        let ipv6_prefix = config.clients().prefix();
+        config.rules = config.rules.with_ipv6_prefix(ipv6_prefix);
         let findings = config.findings();
         Ok((config, findings))
+    }
+
+    /// How the address of a client is found.
+    pub fn clients(&self) -> ClientIp {
+        self.client_ip.behind(self.trusted_proxies.clone())
+    }
+
+    /// What is refused or changed before rules see a request.
+    pub fn requests(&self) -> RequestPolicy {
+        RequestPolicy { paths: self.paths, headers: self.headers.clone() }
     }
 }
 
@@ -256,6 +237,7 @@ mod tests {
     use tidegate::http::headers::Families;
 
     use super::*;
+    use crate::rules::envoy::EnvoyOptions;
 
     const PAGE: &str = "\
 store: memory

@@ -1,293 +1,54 @@
-//! A configuration as text that can be read again: what `--print-config` shows.
+//! The effective configuration as a file that can be read again: what `--print-config` prints.
 //!
-//! Everything is written, defaults too, so that nobody has to know them. Tokens are not part of a
-//! configuration, only the files they are in; a password in the URL of the store is three stars,
-//! and a secret in it is left out, which a comment says.
+//! The output has every setting of every section, defaults included, and what the rules state.
+//! Tokens are not part of a configuration, only the files that have them. A password in the URL of
+//! the store is printed as three stars; a secret in it is left out, with a comment.
 
-use std::fmt::Write;
-use std::net::SocketAddr;
-use std::path::Path;
-
+use serde::Serializer;
+use serde_saphyr::ser_options;
 use tidegate::redis::RedisUrl;
 
-use super::{Config, Envoy};
-use crate::rules::{
-    Budget, Condition, Cost, Failure, Measure, Missing, Mode, RequestPolicy, Rule, Settle,
-    overflow_name,
-};
+use super::Config;
 
 impl Config {
-    /// As YAML, which [`Config::parse`] reads as the same configuration, but for password and
-    /// secret of the store.
+    /// Prints YAML that [`Config::parse`] reads as the same configuration, except for the password
+    /// and the secret of the store.
     pub fn to_yaml(&self) -> String {
-        let mut out = String::new();
+        let options = ser_options! { compact_list_indent: false, prefer_block_scalars: false };
+        let text = serde_saphyr::to_string_with_options(self, options)
+            .expect("a configuration is made of maps, lists and scalars");
         if self.hides_secret() {
-            let _ = writeln!(out, "# the URL of the store has a secret, which is not shown");
-        }
-        let _ = writeln!(out, "store: {}", quoted(&self.shown_store()));
-        if let Some(file) = &self.store_secret_file {
-            let _ = writeln!(out, "store_secret_file: {}", path(file));
-        }
-        let memory = &self.memory;
-        let overflow = overflow_name(memory.overflow);
-        let _ = writeln!(
-            out,
-            "memory:\n  max_keys: {}\n  max_bytes: {}\n  overflow: {overflow}",
-            memory.max_keys, memory.max_bytes
-        );
-        if let Some(file) = &memory.snapshot_file {
-            let _ = writeln!(out, "  snapshot_file: {}", path(file));
-        }
-        let _ = writeln!(out, "  snapshot_secs: {}", memory.snapshot_every.as_secs());
-        let _ = writeln!(out, "threads: {}", self.threads);
-        let listen = &self.listen;
-        let protocols = [
-            ("http", listen.http),
-            ("grpc", listen.grpc),
-            ("resp", listen.resp),
-            ("admin", listen.admin),
-            ("proxy", listen.proxy),
-        ];
-        let _ = writeln!(out, "listen:");
-        for (name, at) in protocols {
-            let _ = writeln!(out, "  {name}: {}", protocol(at));
-        }
-        let clients = &self.clients;
-        let proxies: Vec<String> =
-            clients.trusted().networks().iter().map(|net| quoted(&net.to_string())).collect();
-        let _ = writeln!(out, "trusted_proxies: [{}]", proxies.join(", "));
-        let (header, prefix) = (quoted(clients.header_name()), clients.prefix());
-        let _ = writeln!(out, "client_ip:\n  header: {header}\n  ipv6_prefix: {prefix}");
-        let _ = writeln!(out, "on_store_failure: {}", failure(self.on_store_failure));
-        let resilient = &self.resilience;
-        let auto = |number: Option<u32>| {
-            number.map_or_else(|| "auto".to_string(), |number| number.to_string())
-        };
-        let _ = writeln!(
-            out,
-            "resilience:\n  deadline_ms: {}\n  nodes: {}\n  lease_error_percent: {}\n  async_period_ms: {}\n  async_cap: {}\n  max_in_flight: {}",
-            resilient.deadline.as_millis(),
-            auto(resilient.nodes),
-            resilient.lease_error_percent,
-            resilient.async_period.as_millis(),
-            auto(resilient.async_cap),
-            resilient.max_in_flight
-        );
-        let _ = writeln!(out, "insecure: {}", self.insecure);
-        if let Some(tls) = &self.tls {
-            let _ = writeln!(out, "tls:\n  cert: {}\n  key: {}", path(&tls.cert), path(&tls.key));
-            if let Some(file) = &tls.client_ca {
-                let _ = writeln!(out, "  client_ca: {}", path(file));
-            }
-        }
-        if self.tokens != Default::default() {
-            let _ = writeln!(out, "tokens:");
-            for (name, file) in
-                [("check_file", &self.tokens.checks), ("admin_file", &self.tokens.admin)]
-            {
-                if let Some(file) = file {
-                    let _ = writeln!(out, "  {name}: {}", path(file));
-                }
-            }
-        }
-        let bounds = &self.bounds;
-        let _ = writeln!(
-            out,
-            "connections:\n  max: {}\n  max_per_ip: {}\n  idle_secs: {}",
-            bounds.max_connections,
-            bounds.max_connections_per_ip,
-            bounds.idle.as_secs()
-        );
-        let log = &self.log;
-        let _ = writeln!(
-            out,
-            "log:\n  level: {}\n  format: {}\n  denials_per_second: {}\n  show_keys: {}",
-            quoted(log.level.name()),
-            log.format.name(),
-            log.denials_per_second,
-            log.show_keys
-        );
-        let families = self.response_options.headers.to_string().replace(' ', ", ");
-        let _ = writeln!(
-            out,
-            "http:\n  headers: [{families}]\n  denial: {}\n  deny_status: {}\n  hosts: [{}]",
-            self.response_options.denial,
-            self.response_options.deny_status,
-            self.hosts.iter().map(|host| quoted(&host)).collect::<Vec<_>>().join(", ")
-        );
-        let RequestPolicy { paths, headers } = &self.requests;
-        let _ = writeln!(
-            out,
-            "paths:\n  escaped_slashes: {}\n  dot_segments: {}",
-            paths.escaped_slashes, paths.dot_segments
-        );
-        let underscores = if headers.keeps_underscores { "keep" } else { "drop" };
-        let lists: Vec<String> = headers.lists.iter().map(|name| quoted(name)).collect();
-        let _ = writeln!(
-            out,
-            "headers:\n  underscores: {underscores}\n  lists: [{}]",
-            lists.join(", ")
-        );
-        self.print_envoy(&mut out);
-        if let Some(proxy) = &self.proxy {
-            out.push_str(&proxy.to_yaml());
-        }
-        if self.rules.iter().next().is_none() {
-            let _ = writeln!(out, "rules: []");
+            format!("# the URL of the store has a secret, which is not shown\n{text}")
         } else {
-            let _ = writeln!(out, "rules:");
-        }
-        for one in self.rules.iter() {
-            rule(&mut out, one);
-        }
-        out
-    }
-
-    fn print_envoy(&self, out: &mut String) {
-        let Envoy { config, options } = &self.envoy;
-        let _ = writeln!(out, "envoy:");
-        if let Some(folder) = config {
-            let _ = writeln!(out, "  config: {}", path(folder));
-        }
-        if options.count_rejected {
-            let _ = writeln!(out, "  compat: count_rejected");
-        }
-        let overrides = match options.overrides {
-            None => quoted("off"),
-            Some(u32::MAX) => quoted("on"),
-            Some(most) => most.to_string(),
-        };
-        let families = options
-            .headers
-            .map_or(String::new(), |families| families.to_string().replace(' ', ", "));
-        let _ = writeln!(out, "  overrides: {overrides}\n  headers: [{families}]");
-        if options.body {
-            let _ = writeln!(out, "  body: problem");
+            text
         }
     }
 
-    /// Whether the URL of the store brings a secret. Without it the same configuration keeps its
-    /// state elsewhere.
+    /// Whether the URL of the store has a secret. Without it the same configuration keeps its state
+    /// elsewhere.
     fn hides_secret(&self) -> bool {
         self.store.parse::<RedisUrl>().is_ok_and(|url| url.has_secret())
     }
 
     /// Where state is kept, without a password or a secret.
     pub fn shown_store(&self) -> String {
-        match self.store.as_str() {
-            "memory" => "memory".into(),
-            // With the colon it is a URL again.
-            url => match url.parse::<RedisUrl>() {
-                Ok(url) => url.to_string().replacen("//***@", "//:***@", 1),
-                Err(_) => "***".into(),
-            },
-        }
+        shown_store(&self.store)
     }
 }
 
-fn rule(out: &mut String, rule: &Rule) {
-    let _ = writeln!(out, "  - name: {}", quoted(&rule.name));
-    if !rule.when.is_empty() {
-        let _ = writeln!(out, "    when: {}", conditions(&rule.when));
-    }
-    if !rule.by.is_empty() {
-        let by: Vec<String> = rule.by.iter().map(|name| quoted(name)).collect();
-        let _ = writeln!(out, "    by: [{}]", by.join(", "));
-    }
-    if !rule.by.is_empty() || rule.missing != Missing::default() {
-        let _ = writeln!(out, "    missing: {}", rule.missing.name());
-    }
-    let _ = writeln!(out, "    limit: {}", budget(&rule.budget));
-    match &rule.cost {
-        Cost::Fixed(units) => _ = writeln!(out, "    cost: {units}"),
-        Cost::From { attribute, min, max } => {
-            let _ = writeln!(
-                out,
-                "    cost: {{ from: {}, min: {min}, max: {max} }}",
-                quoted(attribute)
-            );
-        }
-    }
-    if !rule.overrides.is_empty() {
-        let _ = writeln!(out, "    overrides:");
-    }
-    for other in &rule.overrides {
-        let _ = writeln!(
-            out,
-            "      - when: {}\n        limit: {}",
-            conditions(&other.when),
-            budget(&other.budget)
-        );
-    }
-    let mode = match rule.mode {
-        Mode::Enforce => "enforce",
-        Mode::Shadow => "shadow",
-    };
-    let _ = writeln!(
-        out,
-        "    mode: {mode}\n    refunds: {}",
-        quoted(if rule.refunds { "on" } else { "off" })
-    );
-    let _ = writeln!(out, "    sync: {}", rule.sync.name());
-    if !rule.charge_when.is_empty() {
-        let _ = writeln!(out, "    charge_when: {}", conditions(&rule.charge_when));
-    }
-    if let Some(Settle { by, per }) = &rule.settle {
-        let by = match by {
-            Measure::Bytes => "response_bytes".into(),
-            Measure::Millis => "response_ms".into(),
-            Measure::Header(name) => quoted(&format!("header.{name}")),
-        };
-        let _ = writeln!(out, "    settle: {{ by: {by}, per: {per} }}");
-    }
-    if let Some(status) = rule.deny_status {
-        let _ = writeln!(out, "    deny_status: {status}");
-    }
-    if let Some(policy) = rule.overflow {
-        let _ = writeln!(out, "    overflow: {}", overflow_name(policy));
-    }
-    if let Some(policy) = rule.on_store_failure {
-        let _ = writeln!(out, "    on_store_failure: {}", failure(policy));
+fn shown_store(store: &str) -> String {
+    match store {
+        "memory" => "memory".into(),
+        // With the colon it is a URL again.
+        url => match url.parse::<RedisUrl>() {
+            Ok(url) => url.to_string().replacen("//***@", "//:***@", 1),
+            Err(_) => "***".into(),
+        },
     }
 }
 
-fn conditions(when: &[Condition]) -> String {
-    let pairs = when.iter().map(|condition| {
-        let any_of: Vec<String> =
-            condition.any_of.iter().map(|pattern| quoted(pattern.text())).collect();
-        format!("{}: [{}]", quoted(&condition.attribute), any_of.join(", "))
-    });
-    format!("{{ {} }}", pairs.collect::<Vec<_>>().join(", "))
-}
-
-fn budget(budget: &Budget) -> String {
-    match budget {
-        Budget::Limits(limits) => quoted(&limits.to_string()),
-        Budget::Unlimited => "unlimited".into(),
-        Budget::Deny => "deny".into(),
-        Budget::Exempt => "exempt".into(),
-    }
-}
-
-fn failure(policy: Failure) -> &'static str {
-    match policy {
-        Failure::Open => "open",
-        Failure::Closed => "closed",
-        Failure::Local => "local",
-    }
-}
-
-fn protocol(at: Option<SocketAddr>) -> String {
-    at.map_or_else(|| quoted("off"), |at| quoted(&at.to_string()))
-}
-
-fn path(file: &Path) -> String {
-    quoted(&file.to_string_lossy())
-}
-
-/// Text in double quotes. JSON's are YAML's.
-fn quoted(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
+pub(super) fn as_shown_store<S: Serializer>(store: &str, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&shown_store(store))
 }
 
 #[cfg(test)]
@@ -354,11 +115,11 @@ proxy: { upstream: "h2c://app:81/base", connect_ms: 7, answer_secs: 8, idle_secs
     #[test]
     fn passwords_are_not_printed() {
         let printed = Config::parse(FULL, "test").unwrap().to_yaml();
-        assert!(printed.starts_with("store: \"redis://:***@127.0.0.1:6390/3\"\n"), "{printed}");
+        assert!(printed.starts_with("store: redis://:***@127.0.0.1:6390/3\n"), "{printed}");
         assert!(!printed.contains("sesame"));
         let secret = "store: redis+cluster://127.0.0.1?secret=open-sesame-0123456789\n";
         let printed = Config::parse(secret, "test").unwrap().to_yaml();
-        let expected = "# the URL of the store has a secret, which is not shown\nstore: \"redis+cluster://127.0.0.1:6379\"\n";
+        let expected = "# the URL of the store has a secret, which is not shown\nstore: redis+cluster://127.0.0.1:6379\n";
         assert!(printed.starts_with(expected) && !printed.contains("sesame"), "{printed}");
         // A flag may say what no file can.
         let mut config = Config::without_file();

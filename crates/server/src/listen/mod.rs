@@ -35,6 +35,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -46,6 +47,7 @@ use self::places::Places;
 use self::tls::Tls;
 use crate::observe::Observer;
 use crate::observe::metrics::Refusal;
+use crate::parse::values;
 use crate::protocol::Protocol;
 
 /// How long to wait before accepting again when there are no files left, or the like.
@@ -119,17 +121,24 @@ impl Drop for UpstreamFiles {
 }
 
 /// Bounds of every listener.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Bounds {
     /// Connections at once, at each listener.
+    #[serde(rename = "max", deserialize_with = "values::count")]
     pub max_connections: usize,
     /// Connections at once from one address, at each listener.
+    #[serde(rename = "max_per_ip", deserialize_with = "values::count")]
     pub max_connections_per_ip: usize,
     /// How long a TLS handshake may take.
+    #[serde(skip)]
     pub handshake: Duration,
     /// How long a head, a body or a command may take once begun, and answers to be read.
+    #[serde(skip)]
     pub patience: Duration,
     /// How long an HTTP connection may be kept without a request.
+    #[serde(rename = "idle_secs", deserialize_with = "values::secs::<1, 1_000_000, _>")]
+    #[serde(serialize_with = "values::as_secs")]
     pub idle: Duration,
 }
 

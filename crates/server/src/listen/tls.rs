@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use serde::{Deserialize, Serialize};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -19,6 +20,7 @@ use tokio_rustls::rustls::{Error, RootCertStore, ServerConfig};
 
 use crate::observe::Observer;
 use crate::observe::metrics::Reloaded;
+use crate::parse::values;
 use crate::protocol::Protocol;
 
 /// How often to look at the files.
@@ -27,13 +29,18 @@ const EVERY: Duration = Duration::from_secs(1);
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Who we are, and whom we let in. PEM files.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct TlsFiles {
     /// Our certificate, and those between it and its authority.
+    #[serde(deserialize_with = "values::path")]
     pub cert: PathBuf,
     /// Its key.
+    #[serde(deserialize_with = "values::path")]
     pub key: PathBuf,
     /// The authorities of clients; if named, nobody gets in without a certificate by one of them.
+    #[serde(default, deserialize_with = "values::some_path")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub client_ca: Option<PathBuf>,
 }
 

@@ -7,26 +7,35 @@ use std::str::FromStr;
 use std::time::Duration;
 use std::{fmt, fs};
 
+use serde::{Deserialize, Serialize};
 use tidegate::memory::Overflow;
 use tidegate::{Memory, MemoryBuilder};
 
 use self::snapshot::{EVERY, Snapshot};
+use crate::parse::values;
 
 /// The least that can be asked for.
 const LEAST: u64 = 1 << 20;
 
 /// Bounds of a store in memory.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct MemorySettings {
     /// The most keys.
+    #[serde(deserialize_with = "values::within::<1, 4_000_000_000, _, _>")]
     pub max_keys: usize,
     /// The most bytes.
+    #[serde(with = "values::text")]
     pub max_bytes: Bytes,
     /// What becomes of whatever finds no room.
+    #[serde(with = "values::Overflow")]
     pub overflow: Overflow,
     /// The file in which it is kept over a restart, if in any.
+    #[serde(deserialize_with = "values::some_path", skip_serializing_if = "Option::is_none")]
     pub snapshot_file: Option<PathBuf>,
     /// How often that is written.
+    #[serde(rename = "snapshot_secs", deserialize_with = "values::secs::<1, 1_000_000, _>")]
+    #[serde(serialize_with = "values::as_secs")]
     pub snapshot_every: Duration,
 }
 

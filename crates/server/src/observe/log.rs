@@ -5,7 +5,7 @@
 //! is room. Values are escaped, so that no key, name or error can end a line or speak to a
 //! terminal.
 
-use std::fmt::{Display, Write as _};
+use std::fmt::{self, Display, Write as _};
 use std::io::Write;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -67,6 +67,18 @@ impl Format {
             Format::Human => "human",
             Format::Json => "json",
         }
+    }
+}
+
+impl Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

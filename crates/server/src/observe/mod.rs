@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use axum::body::Bytes;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tidegate::{Check, Decision, Op, Scope, StoreError};
 
 pub use self::in_force::InForce;
@@ -24,6 +25,7 @@ pub use self::metrics::{Metrics, Outcome};
 use self::pages::Pages;
 pub use self::top::Top;
 use crate::backend::Backend;
+use crate::parse::values;
 use crate::protocol::Protocol;
 use crate::ruling::Ruling;
 
@@ -37,11 +39,14 @@ const MISASKED_PER_SECOND: u64 = 1;
 const PAGES_PER_SECOND: u64 = 50;
 
 /// What is to be told, and how.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Settings {
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LogSettings {
     /// Which lines.
+    #[serde(with = "values::text_or_off")]
     pub level: Level,
     /// In which form.
+    #[serde(with = "values::text")]
     pub format: Format,
     /// Denials that are logged in a second; the rest is counted.
     pub denials_per_second: u32,
@@ -50,9 +55,9 @@ pub struct Settings {
     pub show_keys: bool,
 }
 
-impl Default for Settings {
+impl Default for LogSettings {
     fn default() -> Self {
-        Settings {
+        LogSettings {
             level: Level::Info,
             format: Format::Human,
             denials_per_second: 10,
@@ -90,13 +95,13 @@ struct Inner {
 impl Default for Observer {
     /// Counts, and says nothing.
     fn default() -> Self {
-        Self::new(Log::silent(), &Settings::default())
+        Self::new(Log::silent(), &LogSettings::default())
     }
 }
 
 impl Observer {
     /// Writes to this log.
-    pub fn new(log: Log, settings: &Settings) -> Self {
+    pub fn new(log: Log, settings: &LogSettings) -> Self {
         Observer {
             inner: Arc::new(Inner {
                 log,
@@ -237,7 +242,7 @@ impl Observer {
     }
 
     /// Logs in another way from now on.
-    pub fn set(&self, settings: &Settings) {
+    pub fn set(&self, settings: &LogSettings) {
         self.inner.log.set(settings.level, settings.format);
         self.inner.top.set_show_keys(settings.show_keys);
         self.inner.denials_per_second.store(settings.denials_per_second.into(), Ordering::Relaxed);

@@ -138,6 +138,23 @@ impl Outline {
         found
     }
 
+    /// Whether this line has a key without a value, in a section all of whose settings have
+    /// defaults.
+    pub(crate) fn has_blank_setting(&self, line: u64) -> bool {
+        fn is_in(node: &Node, line: u64) -> bool {
+            let Inside::Map(pairs) = &node.inside else { return false };
+            pairs.iter().any(|(key, node)| match node.inside {
+                Inside::Blank => key.referenced.line() == line,
+                _ => is_in(node, line),
+            })
+        }
+        let Some(Node { inside: Inside::Map(pairs), .. }) = &self.root else { return false };
+        pairs.iter().any(|(key, node)| match node.inside {
+            Inside::Blank => key.referenced.line() == line,
+            _ => !["rules", "tls", "proxy"].contains(&&*key.value) && is_in(node, line),
+        })
+    }
+
     /// The value as deep as there is one, and how many steps were left over.
     fn walk(&self, steps: &[Step<'_>]) -> Option<(&Node, usize)> {
         let mut node = self.root.as_ref()?;

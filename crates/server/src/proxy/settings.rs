@@ -4,13 +4,13 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Serialize};
 
-use crate::parse::values::{Text, Within};
+use crate::parse::values::{self, Within};
 
 /// Where requests go, and how long things may take.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(from = "ProxyFile", into = "ProxyFile")]
 pub struct ProxySettings {
     /// Where requests go.
     pub upstream: Upstream,
@@ -168,11 +168,13 @@ impl fmt::Display for Upstream {
     }
 }
 
-/// The section `proxy` of the file.
-#[derive(Deserialize, Debug)]
+/// The section `proxy` of the file. Not the type above, because the default of one setting depends
+/// on another one, and the file has no level for the minimum rate.
+#[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct ProxyFile {
-    upstream: UpstreamText,
+struct ProxyFile {
+    #[serde(with = "values::text")]
+    upstream: Upstream,
     connect_ms: Option<Within<1, 600_000>>,
     answer_secs: Option<Within<1, 86_400>>,
     idle_secs: Option<Within<1, 86_400>>,
@@ -185,43 +187,57 @@ pub(crate) struct ProxyFile {
     keep_secs: Option<Within<1, 3600>>,
 }
 
-#[derive(Debug)]
-struct UpstreamText(Upstream);
-
-impl<'de> Deserialize<'de> for UpstreamText {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        Text::deserialize(from)?.0.parse().map(UpstreamText).map_err(D::Error::custom)
+impl From<ProxySettings> for ProxyFile {
+    fn from(settings: ProxySettings) -> Self {
+        fn some<const LEAST: u32, const MOST: u32>(
+            number: impl TryInto<u32>,
+        ) -> Option<Within<LEAST, MOST>> {
+            number.try_into().ok().map(Within)
+        }
+        ProxyFile {
+            upstream: settings.upstream,
+            connect_ms: some(settings.connect.as_millis()),
+            answer_secs: some(settings.answer.as_secs()),
+            idle_secs: some(settings.idle.as_secs()),
+            upgraded_idle_secs: some(settings.upgraded_idle.as_secs()),
+            min_body_bytes_per_second: some(settings.min_body_rate.bytes_per_second),
+            body_grace_secs: some(settings.min_body_rate.grace.as_secs()),
+            max_in_flight: some(settings.max_in_flight),
+            max_in_flight_per_client: some(settings.max_in_flight_per_client),
+            keep: some(settings.keep),
+            keep_secs: some(settings.keep_idle.as_secs()),
+        }
     }
 }
 
-impl ProxyFile {
-    pub(crate) fn checked(self) -> ProxySettings {
-        let default = ProxySettings::to(self.upstream.0);
+impl From<ProxyFile> for ProxySettings {
+    fn from(file: ProxyFile) -> Self {
+        let default = ProxySettings::to(file.upstream);
         let secs = |number: u32| Duration::from_secs(number.into());
         let max_in_flight =
-            self.max_in_flight.map_or(default.max_in_flight, |number| number.0 as usize);
+            file.max_in_flight.map_or(default.max_in_flight, |number| number.0 as usize);
         let min_rate = default.min_body_rate;
         ProxySettings {
-            connect: self
+            connect: file
                 .connect_ms
                 .map_or(default.connect, |number| Duration::from_millis(number.0.into())),
-            answer: self.answer_secs.map_or(default.answer, |number| secs(number.0)),
-            idle: self.idle_secs.map_or(default.idle, |number| secs(number.0)),
-            upgraded_idle: self
+            answer: file.answer_secs.map_or(default.answer, |number| secs(number.0)),
+            idle: file.idle_secs.map_or(default.idle, |number| secs(number.0)),
+            upgraded_idle: file
                 .upgraded_idle_secs
                 .map_or(default.upgraded_idle, |number| secs(number.0)),
             min_body_rate: MinRate {
-                bytes_per_second: self
+                bytes_per_second: file
                     .min_body_bytes_per_second
                     .map_or(min_rate.bytes_per_second, |number| number.0),
-                grace: self.body_grace_secs.map_or(min_rate.grace, |number| secs(number.0)),
+                grace: file.body_grace_secs.map_or(min_rate.grace, |number| secs(number.0)),
             },
             max_in_flight,
-            max_in_flight_per_client: self
+            max_in_flight_per_client: file
                 .max_in_flight_per_client
                 .map_or(part_of(max_in_flight), |number| (number.0 as usize).min(max_in_flight)),
-            keep: self.keep.map_or(default.keep, |number| number.0 as usize),
-            keep_idle: self.keep_secs.map_or(default.keep_idle, |number| secs(number.0)),
+            keep: file.keep.map_or(default.keep, |number| number.0 as usize),
+            keep_idle: file.keep_secs.map_or(default.keep_idle, |number| secs(number.0)),
             short_way: default.short_way,
             upstream: default.upstream,
         }
@@ -236,24 +252,6 @@ impl ProxySettings {
             // One for all requests, and another while it is replaced.
             Speech::Second => 2,
         }
-    }
-
-    /// As the section of a file that says the same.
-    pub(crate) fn to_yaml(&self) -> String {
-        format!(
-            "proxy:\n  upstream: \"{}\"\n  connect_ms: {}\n  answer_secs: {}\n  idle_secs: {}\n  upgraded_idle_secs: {}\n  min_body_bytes_per_second: {}\n  body_grace_secs: {}\n  max_in_flight: {}\n  max_in_flight_per_client: {}\n  keep: {}\n  keep_secs: {}\n",
-            self.upstream,
-            self.connect.as_millis(),
-            self.answer.as_secs(),
-            self.idle.as_secs(),
-            self.upgraded_idle.as_secs(),
-            self.min_body_rate.bytes_per_second,
-            self.min_body_rate.grace.as_secs(),
-            self.max_in_flight,
-            self.max_in_flight_per_client,
-            self.keep,
-            self.keep_idle.as_secs()
-        )
     }
 }
 

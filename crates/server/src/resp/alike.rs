@@ -134,7 +134,7 @@ mod tests {
     use crate::auth::{Auth, Caller, Guard};
     use crate::backend::Backend;
     use crate::engine::Engine;
-    use crate::observe::{Log, Observer, Settings};
+    use crate::observe::{Log, LogSettings, Observer};
     use crate::protocol::Protocol;
     use crate::rules::Rules;
 
@@ -152,8 +152,10 @@ mod tests {
             let clock = ManualClock::new();
             clock.set(Timestamp::from_micros(1_700_000_000_000_000));
             let store = Backend::Memory(Memory::builder().clock(clock.clone()).build());
-            let observer =
-                Observer::new(Log::silent(), &Settings { show_keys: true, ..Settings::default() });
+            let observer = Observer::new(
+                Log::silent(),
+                &LogSettings { show_keys: true, ..LogSettings::default() },
+            );
             let engine = Engine::observed(store, Rules::default(), observer).at(Protocol::Resp);
             let session = Session::new(
                 engine,

@@ -8,6 +8,7 @@ mod by;
 mod compare;
 pub mod envoy;
 mod envoy_check;
+mod file;
 mod known;
 pub(crate) mod outcome;
 mod pattern;
@@ -22,6 +23,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tidegate::http::denial::DenyStatus;
 use tidegate::http::group;
 use tidegate::memory::Overflow;
@@ -38,6 +40,8 @@ pub use request::{
     Repeated,
 };
 pub use tidegate::http::Missing;
+
+use crate::parse::values;
 
 /// The most rules there may be.
 pub const MAX_RULES: usize = 1000;
@@ -72,40 +76,60 @@ pub struct Rules {
 }
 
 /// One rule. It was checked when it was read.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct Rule {
     /// By which it is known in answers, metrics and logs; its state, too, is known by it.
+    #[serde(deserialize_with = "file::name", serialize_with = "file::as_name")]
     pub name: Arc<str>,
     /// All of these must hold.
+    #[serde(default, deserialize_with = "file::conditions")]
+    #[serde(serialize_with = "file::as_conditions", skip_serializing_if = "Vec::is_empty")]
     pub when: Vec<Condition>,
     /// One budget for each combination of values of these attributes; none: one budget for all.
+    #[serde(default, deserialize_with = "file::names")]
+    #[serde(serialize_with = "file::as_names", skip_serializing_if = "Vec::is_empty")]
     pub by: Vec<Arc<str>>,
-    /// What becomes of requests that lack an attribute of `by`.
-    pub missing: Missing,
+    /// What becomes of requests that lack an attribute of `by`; they share one budget if `None`.
+    #[serde(default, with = "file::missing", skip_serializing_if = "Option::is_none")]
+    pub missing: Option<Missing>,
     /// How much there is.
+    #[serde(rename = "limit")]
     pub budget: Budget,
     /// What a request costs.
+    #[serde(default)]
     pub cost: Cost,
     /// Other budgets for some requests; the first that matches counts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub overrides: Vec<Override>,
     /// Whether it is enforced.
+    #[serde(default)]
     pub mode: Mode,
     /// Whether callers may give back what this rule took without an id.
+    #[serde(default = "file::yes", with = "values::on_off")]
     pub refunds: bool,
     /// What to do when the store does not answer; what the whole file says, if nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_store_failure: Option<Failure>,
     /// How near to a remote store it is decided.
+    #[serde(default, with = "file::SyncMode")]
     pub sync: SyncMode,
     /// What becomes of new keys when a store in memory has no room; what the whole file says, if
     /// nothing.
+    #[serde(default, with = "values::some_overflow", skip_serializing_if = "Option::is_none")]
     pub overflow: Option<Overflow>,
     /// Which responses count, where responses are seen; all, if nothing is said.
+    #[serde(default, deserialize_with = "file::conditions_on_response")]
+    #[serde(serialize_with = "file::as_conditions", skip_serializing_if = "Vec::is_empty")]
     pub charge_when: Vec<Condition>,
     /// What a response costs, where responses are seen; what was taken before, if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settle: Option<Settle>,
     /// The status of the answer where it lets nothing pass; what the whole file says, if nothing.
+    #[serde(default, with = "values::some_text", skip_serializing_if = "Option::is_none")]
     pub deny_status: Option<DenyStatus>,
     /// How many bits of an IPv6 address make a client: budgets by `ip` are kept by this network.
+    #[serde(skip, default = "file::ipv6_prefix")]
     pub ipv6_prefix: u8,
 }
 
@@ -120,11 +144,14 @@ pub struct Condition {
 }
 
 /// Another budget for some requests of a rule: tiers, big customers.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct Override {
     /// All of these must hold.
+    #[serde(deserialize_with = "file::conditions", serialize_with = "file::as_conditions")]
     pub when: Vec<Condition>,
     /// How much there is.
+    #[serde(rename = "limit")]
     pub budget: Budget,
 }
 
@@ -159,7 +186,8 @@ pub enum Cost {
 }
 
 /// Whether a rule is enforced.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// What it denies is denied.
     #[default]
@@ -169,7 +197,8 @@ pub enum Mode {
 }
 
 /// What to do when the store does not answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Failure {
     /// Let everything pass.
     Open,
@@ -403,7 +432,11 @@ impl Rule {
 
     /// What `missing` means: nothing on a rule that exempts, which has no budgets.
     fn on_missing(&self) -> Missing {
-        if self.budget == Budget::Exempt { Missing::Share } else { self.missing }
+        if self.budget == Budget::Exempt {
+            Missing::Share
+        } else {
+            self.missing.unwrap_or_default()
+        }
     }
 
     /// The first condition that does not hold, and the value it was about.

@@ -296,6 +296,7 @@ fn reset_finds_the_shared_budget_and_no_other() {
         (200, r#"{"op":"reset","reset":[{"rule":"shared","by":{"header.x-shared":null}}]}"#.into())
     );
     let rules = listeners.engine().rules();
-    let words: Vec<&str> = rules.iter().map(|rule| rule.missing.name()).collect();
+    let words: Vec<&str> =
+        rules.iter().map(|rule| rule.missing.unwrap_or_default().name()).collect();
     assert_eq!(words, ["share", "skip", "deny"]);
 }

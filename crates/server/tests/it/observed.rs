@@ -13,7 +13,7 @@ use tidegate::{Check, Limits, Memory, Op};
 use tidegate_server::backend::Backend;
 use tidegate_server::config::Config;
 use tidegate_server::engine::Engine;
-use tidegate_server::observe::{Format, Level, Log, Observer, Settings};
+use tidegate_server::observe::{Format, Level, Log, LogSettings, Observer};
 use tidegate_server::protocol::Protocol;
 use tidegate_testkit::{Flavor, Server};
 use tokio::runtime::Runtime;
@@ -212,8 +212,10 @@ impl Write for Page {
 #[test]
 fn denials_are_logged_a_few_a_second_with_the_number_of_the_rest() {
     for show_keys in [false, true] {
-        let (page, settings) =
-            (Page::default(), Settings { denials_per_second: 3, show_keys, ..Settings::default() });
+        let (page, settings) = (
+            Page::default(),
+            LogSettings { denials_per_second: 3, show_keys, ..LogSettings::default() },
+        );
         let log = Log::to(page.clone(), Level::Info, Format::Json);
         let rules = Config::parse(RULES, "test").unwrap().rules;
         let engine =
@@ -265,7 +267,7 @@ fn keys_in_lines_about_the_store_are_hashed() {
         {
             let page = Page::default();
             let log = Log::to(page.clone(), Level::Debug, Format::Human);
-            let observer = Observer::new(log, &Settings { show_keys, ..Settings::default() });
+            let observer = Observer::new(log, &LogSettings { show_keys, ..LogSettings::default() });
             if let Backend::Resilient(resilient, _) = &store {
                 let own = observer.clone();
                 resilient.on_miss(move |error| own.missed(error));

@@ -57,7 +57,7 @@ const OTHER_NAMES: [(&str, &str); 12] = [
 impl Config {
     /// Whether requests over HTTP are judged as they are: by the proxy, or for a gateway.
     pub(super) fn judges_http(&self) -> bool {
-        self.proxy.is_some() || (self.listen.http.is_some() && !self.clients.trusted().is_empty())
+        self.proxy.is_some() || (self.listen.http.is_some() && !self.trusted_proxies.is_empty())
     }
 
     /// Whether attributes come from requests over HTTP alone: no caller can bring others.
@@ -142,7 +142,7 @@ impl Config {
     /// A header that no request has because its name has a `_`.
     fn dropped(&self, label: &str, prefix: &str, rest: &str, place: &str) -> Option<Finding> {
         let is_dropped =
-            prefix == "header" && rest.contains('_') && !self.requests.headers.keeps_underscores;
+            prefix == "header" && rest.contains('_') && !self.headers.keeps_underscores;
         (is_dropped && self.judges_http()).then(|| {
             let right = rest.replace('_', "-");
             let message = format!(

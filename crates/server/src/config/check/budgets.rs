@@ -141,7 +141,7 @@ impl Config {
         let (name, at) = (&rule.name, [Key("rules"), Item(index)]);
         let missing_at = [&at[..], &[Key("missing")]].concat();
         let is_said = self.outline.has(&missing_at);
-        let word = rule.missing.name();
+        let word = rule.missing.unwrap_or_default().name();
         if is_said && (rule.by.is_empty() || rule.budget == Budget::Exempt) {
             let why = if rule.by.is_empty() {
                 "the rule has no by"

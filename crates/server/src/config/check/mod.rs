@@ -11,8 +11,16 @@ mod settings;
 
 use super::Config;
 use crate::findings::{self, Finding, Severity};
+use crate::parse::outline::Outline;
 use crate::parse::outline::Step::{self, Item, Key};
 use crate::rules::{Condition, Cost, Rule};
+
+/// Keys and items without a value.
+pub(super) fn blanks(outline: &Outline) -> Vec<Finding> {
+    let blanks = outline.blanks().into_iter();
+    let message = |key| format!("{key} has no value: write one, or remove {key}");
+    blanks.map(|(place, key)| Finding::error(place, message(key))).collect()
+}
 
 impl Config {
     /// What is wrong with this configuration or looks wrong, by place.
@@ -21,12 +29,7 @@ impl Config {
         if !self.outline.is_of_file() {
             return found;
         }
-        for (place, key) in self.outline.blanks() {
-            found.push(Finding::error(
-                place,
-                format!("{key} has no value: write one, or remove {key}"),
-            ));
-        }
+        found.extend(blanks(&self.outline));
         self.check_settings(&mut found);
         for (index, rule) in self.rules.iter().enumerate() {
             self.check_rule(index, rule, &mut found);

@@ -66,7 +66,7 @@ impl Config {
     /// A path that no request has because such targets are refused or rewritten.
     fn refused_path(&self, label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
         let path = pattern.exact().filter(|_| self.judges_http())?;
-        if matches!(self.requests.paths.read(path), Ok(target) if target.path == path) {
+        if matches!(self.paths.read(path), Ok(target) if target.path == path) {
             return None;
         }
         let message = format!(

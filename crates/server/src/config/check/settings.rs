@@ -4,9 +4,9 @@ use tidegate::redis::RedisUrl;
 
 use super::super::Config;
 use super::patterns::host_bits;
-use crate::protocol::Protocol;
 use crate::findings::Finding;
 use crate::parse::outline::Step::{Item, Key};
+use crate::protocol::Protocol;
 
 impl Config {
     pub(super) fn check_settings(&self, found: &mut Vec<Finding>) {

@@ -77,7 +77,7 @@ fn a_missing_attribute_shares_skips_or_denies() {
     for (missing, expected) in
         [(Missing::Share, "everyone::1"), (Missing::Skip, ""), (Missing::Deny, "everyone::1 user")]
     {
-        let rules = Rules::new(vec![Rule { missing, ..rule("10/s by user") }]);
+        let rules = Rules::new(vec![Rule { missing: Some(missing), ..rule("10/s by user") }]);
         for text in ["ip=192.0.2.7", "user="] {
             let found = rules.matching(&request(text)[..], 1).unwrap();
             let denies = found.iter().filter_map(|one| one.missing.as_deref());
@@ -89,8 +89,11 @@ fn a_missing_attribute_shares_skips_or_denies() {
         }
         assert_eq!(matching(&rules, "user=ann", 1), "everyone:ann:1", "{missing:?}");
         // A rule that exempts has no budgets, whose key could be missing.
-        let exempting =
-            Rules::new(vec![Rule { missing, budget: Budget::Exempt, ..rule("10/s by user") }]);
+        let exempting = Rules::new(vec![Rule {
+            missing: Some(missing),
+            budget: Budget::Exempt,
+            ..rule("10/s by user")
+        }]);
         assert_eq!(matching(&exempting, "ip=192.0.2.7", 1), "everyone::1", "{missing:?}");
     }
 }
@@ -205,11 +208,14 @@ fn only_a_rule_that_may_deny_outright_is_said_to() {
         Override { when: vec![condition("plan", &["gold"])], budget: Budget::Unlimited };
     for (expected, rule) in [
         (false, rule("1/s by user")),
-        (false, Rule { missing: Missing::Skip, ..rule("1/s by user") }),
+        (false, Rule { missing: Some(Missing::Skip), ..rule("1/s by user") }),
         (false, Rule { overrides: vec![unlimited.clone()], ..rule("1/s") }),
-        (false, Rule { budget: Budget::Exempt, missing: Missing::Deny, ..rule("1/s by user") }),
+        (
+            false,
+            Rule { budget: Budget::Exempt, missing: Some(Missing::Deny), ..rule("1/s by user") },
+        ),
         (true, Rule { budget: Budget::Deny, ..rule("1/s") }),
-        (true, Rule { missing: Missing::Deny, ..rule("1/s by user") }),
+        (true, Rule { missing: Some(Missing::Deny), ..rule("1/s by user") }),
         (true, Rule { overrides: vec![unlimited, denying], ..rule("1/s") }),
     ] {
         assert_eq!(rule.can_deny_outright(), expected, "{rule:?}");
