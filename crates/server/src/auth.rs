@@ -15,7 +15,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 
 use crate::browser::Hosts;
-use crate::guesses::{Answer, Guesses};
+use crate::guesses::{GuessVerdict, Guesses};
 
 /// The longest token, in bytes.
 pub const MAX_TOKEN_BYTES: usize = 512;
@@ -200,14 +200,14 @@ impl Caller {
 
 /// Who may: compares tokens and limits guesses.
 pub struct Guard {
-    auth: ArcSwap<Known>,
+    auth: ArcSwap<CurrentTokens>,
     guesses: Guesses,
     hosts: ArcSwap<Hosts>,
     min_token_bytes: usize,
 }
 
 /// The tokens that are right, and how often they have changed, from 1 on.
-struct Known {
+struct CurrentTokens {
     auth: Auth,
     generation: u64,
 }
@@ -222,7 +222,7 @@ impl Guard {
     /// Guards with these tokens.
     pub fn new(auth: Auth) -> Self {
         Guard {
-            auth: ArcSwap::from_pointee(Known { auth, generation: 1 }),
+            auth: ArcSwap::from_pointee(CurrentTokens { auth, generation: 1 }),
             guesses: Guesses::default(),
             hosts: ArcSwap::default(),
             min_token_bytes: 1,
@@ -255,7 +255,7 @@ impl Guard {
         if auth.checks == known.auth.checks && auth.admin == known.auth.admin {
             return Ok(());
         }
-        self.auth.store(Arc::new(Known { auth, generation: known.generation + 1 }));
+        self.auth.store(Arc::new(CurrentTokens { auth, generation: known.generation + 1 }));
         self.guesses.forget_tokens();
         Ok(())
     }
@@ -286,9 +286,9 @@ impl Guard {
             return Admission::Wrong;
         }
         match (self.guesses.judge(caller.ip, token, may.is_some()), may) {
-            (Answer::Nothing(wait), _) => Admission::Limited(wait),
-            (Answer::Verdict, None) => Admission::Wrong,
-            (Answer::Verdict, Some(may)) => {
+            (GuessVerdict::Nothing(wait), _) => Admission::Limited(wait),
+            (GuessVerdict::Verdict, None) => Admission::Wrong,
+            (GuessVerdict::Verdict, Some(may)) => {
                 caller.shown.store(mark.unwrap_or(0), Ordering::Relaxed);
                 Admission::May(may)
             }

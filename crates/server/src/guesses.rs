@@ -36,7 +36,7 @@ pub(crate) struct Guesses {
 
 /// What an address may be told about a token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Answer {
+pub(crate) enum GuessVerdict {
     /// Whether it is right.
     Verdict,
     /// Nothing for as long as this.
@@ -66,26 +66,27 @@ impl Guesses {
     }
 
     /// What a client at `peer` may be told about a token that is right, or is not.
-    pub(crate) fn judge(&self, peer: IpAddr, token: &[u8], is_right: bool) -> Answer {
+    pub(crate) fn judge(&self, peer: IpAddr, token: &[u8], is_right: bool) -> GuessVerdict {
         let network = Network::of(peer);
         if !is_right && self.wrong.has(token) {
-            return Answer::Verdict;
+            return GuessVerdict::Verdict;
         }
         let cost = u64::from(!is_right);
         let is_known = self.right.has(network.as_ref());
         // No address is counted before there is a guess for it, so the table of addresses is never
         // full.
-        let mut answer = if is_known { Answer::Verdict } else { left(&self.all_together, &[], 0) };
-        if answer == Answer::Verdict {
+        let mut answer =
+            if is_known { GuessVerdict::Verdict } else { left(&self.all_together, &[], 0) };
+        if answer == GuessVerdict::Verdict {
             answer = left(&self.per_address, network.as_ref(), cost);
         }
-        if answer == Answer::Verdict && !is_known {
+        if answer == GuessVerdict::Verdict && !is_known {
             answer = left(&self.all_together, &[], cost);
         }
         match answer {
-            Answer::Verdict if is_right => self.right.set(network.as_ref()),
-            Answer::Verdict => self.wrong.set(token),
-            Answer::Nothing(_) => {}
+            GuessVerdict::Verdict if is_right => self.right.set(network.as_ref()),
+            GuessVerdict::Verdict => self.wrong.set(token),
+            GuessVerdict::Nothing(_) => {}
         }
         answer
     }
@@ -112,12 +113,12 @@ pub(crate) fn advice(wait: Duration) -> String {
 
 /// Takes `cost` of a budget of guesses, and says whether there was one; for no cost, whether there
 /// is one left.
-fn left(prepared: &Prepared, key: &[u8], cost: u64) -> Answer {
+fn left(prepared: &Prepared, key: &[u8], cost: u64) -> GuessVerdict {
     let verdict = prepared.check(key, cost);
     if verdict.allowed && (cost > 0 || verdict.remaining > 0) {
-        return Answer::Verdict;
+        return GuessVerdict::Verdict;
     }
-    Answer::Nothing(verdict.next_after())
+    GuessVerdict::Nothing(verdict.next_after())
 }
 
 /// An address of IPv4, or the /64 of an address of IPv6, which is what one client has.
@@ -202,11 +203,11 @@ mod tests {
     }
 
     fn guess(guesses: &Guesses, peer: IpAddr, number: u64) -> bool {
-        guesses.judge(peer, format!("wrong-{number}").as_bytes(), false) == Answer::Verdict
+        guesses.judge(peer, format!("wrong-{number}").as_bytes(), false) == GuessVerdict::Verdict
     }
 
     fn knows(guesses: &Guesses, peer: IpAddr) -> bool {
-        guesses.judge(peer, b"right", true) == Answer::Verdict
+        guesses.judge(peer, b"right", true) == GuessVerdict::Verdict
     }
 
     #[test]
@@ -214,12 +215,12 @@ mod tests {
         let (guesses, clock) = guesses();
         assert!((0..PER_ADDRESS).all(|number| guess(&guesses, HERE, number)));
         let second = Duration::from_secs(1);
-        assert_eq!(guesses.judge(HERE, b"wrong-10", false), Answer::Nothing(6 * second));
+        assert_eq!(guesses.judge(HERE, b"wrong-10", false), GuessVerdict::Nothing(6 * second));
         // Otherwise the right one could be found by guessing on.
-        assert_eq!(guesses.judge(HERE, b"right", true), Answer::Nothing(6 * second));
+        assert_eq!(guesses.judge(HERE, b"right", true), GuessVerdict::Nothing(6 * second));
         assert!(knows(&guesses, [192, 0, 2, 8].into()), "other addresses are not affected");
         clock.advance(5 * second);
-        assert_eq!(guesses.judge(HERE, b"right", true), Answer::Nothing(second));
+        assert_eq!(guesses.judge(HERE, b"right", true), GuessVerdict::Nothing(second));
         clock.advance(second);
         assert!((0..100).all(|_| knows(&guesses, HERE)), "a right token costs nothing");
         assert!(guess(&guesses, HERE, 10) && !guess(&guesses, HERE, 11));

@@ -28,7 +28,7 @@ const EVERY: Duration = Duration::from_millis(500);
 
 /// What is reloaded.
 #[derive(Clone, Debug)]
-pub(crate) enum Source {
+pub(crate) enum WatchedSource {
     /// The configuration file.
     Configuration(Arc<ConfigFile>),
     /// A folder with the configuration of envoyproxy/ratelimit.
@@ -92,12 +92,12 @@ impl ConfigFile {
     }
 }
 
-impl Source {
+impl WatchedSource {
     fn path(&self) -> &Path {
         match self {
-            Source::Configuration(config) => &config.file,
-            Source::Domains(path) => path,
-            Source::Tokens(files, _) => {
+            WatchedSource::Configuration(config) => &config.file,
+            WatchedSource::Domains(path) => path,
+            WatchedSource::Tokens(files, _) => {
                 files.checks.as_deref().or(files.admin.as_deref()).unwrap_or(Path::new(""))
             }
         }
@@ -106,25 +106,25 @@ impl Source {
     /// The word for it in the log.
     fn name(&self) -> &'static str {
         match self {
-            Source::Configuration(_) => "configuration",
-            Source::Domains(_) => "domains",
-            Source::Tokens(..) => "tokens",
+            WatchedSource::Configuration(_) => "configuration",
+            WatchedSource::Domains(_) => "domains",
+            WatchedSource::Tokens(..) => "tokens",
         }
     }
 
     /// What is counted in it.
     fn items(&self) -> &'static str {
         match self {
-            Source::Configuration(_) => "rules",
-            Source::Domains(_) => "limits",
-            Source::Tokens(..) => "tokens",
+            WatchedSource::Configuration(_) => "rules",
+            WatchedSource::Domains(_) => "limits",
+            WatchedSource::Tokens(..) => "tokens",
         }
     }
 
     fn counted(&self) -> Reloaded {
         match self {
-            Source::Configuration(_) | Source::Domains(_) => Reloaded::Rules,
-            Source::Tokens(..) => Reloaded::Tokens,
+            WatchedSource::Configuration(_) | WatchedSource::Domains(_) => Reloaded::Rules,
+            WatchedSource::Tokens(..) => Reloaded::Tokens,
         }
     }
 
@@ -132,10 +132,10 @@ impl Source {
     /// identity and times.
     fn fingerprint(&self) -> Option<Vec<u8>> {
         match self {
-            Source::Configuration(config) => {
+            WatchedSource::Configuration(config) => {
                 tidegate_bounded::files::read_file(&config.file, crate::findings::MAX_FILE_BYTES).ok()
             }
-            Source::Tokens(files, _) => {
+            WatchedSource::Tokens(files, _) => {
                 let mut print = Vec::new();
                 for file in [&files.checks, &files.admin].into_iter().flatten() {
                     print.extend(
@@ -149,7 +149,7 @@ impl Source {
                 }
                 Some(print)
             }
-            Source::Domains(folder) => {
+            WatchedSource::Domains(folder) => {
                 let mut print = Vec::new();
                 for path in envoy::files(folder).ok()? {
                     let about = std::fs::metadata(&path).ok()?;
@@ -171,24 +171,24 @@ impl Source {
     /// The fingerprint of what the server started with, if that is known.
     fn at_start(&self) -> Option<Vec<u8>> {
         match self {
-            Source::Configuration(config) => {
+            WatchedSource::Configuration(config) => {
                 Some(config.started_with.outline.text().as_bytes().into())
             }
-            Source::Domains(_) | Source::Tokens(..) => None,
+            WatchedSource::Domains(_) | WatchedSource::Tokens(..) => None,
         }
     }
 
     /// Reads it and puts it into force.
     fn load(&self, engine: &Engine) -> Result<Loaded, String> {
         match self {
-            Source::Configuration(config) => config.load(engine),
-            Source::Domains(folder) => {
+            WatchedSource::Configuration(config) => config.load(engine),
+            WatchedSource::Domains(folder) => {
                 let domains = Domains::load(folder).map_err(|error| error.to_string())?;
                 let (count, warnings) = (domains.limits(), domains.warnings().to_vec());
                 engine.set_domains(domains);
                 Ok(Loaded { count, warnings, ..Loaded::default() })
             }
-            Source::Tokens(files, guard) => {
+            WatchedSource::Tokens(files, guard) => {
                 let read = |file: &Option<PathBuf>| file.as_deref().map(Secret::read).transpose();
                 let auth = Auth { checks: read(&files.checks)?, admin: read(&files.admin)? };
                 let count = usize::from(auth.checks.is_some()) + usize::from(auth.admin.is_some());
@@ -200,7 +200,7 @@ impl Source {
 }
 
 /// Reloads `source` into `gate` whenever it changes, and on SIGHUP, for ever.
-pub(crate) async fn watch(source: Source, engine: Engine) {
+pub(crate) async fn watch(source: WatchedSource, engine: Engine) {
     let mut hangup = signal(SignalKind::hangup()).ok();
     let mut known = source.at_start();
     // What the server started with is not known: it is read once more, without a word, since it may
@@ -231,7 +231,12 @@ pub(crate) async fn watch(source: Source, engine: Engine) {
 }
 
 /// Logs and counts what came of a reload, and remembers how the file and what runs differ.
-fn report(source: &Source, engine: &Engine, loaded: &Result<Loaded, String>, is_first: bool) {
+fn report(
+    source: &WatchedSource,
+    engine: &Engine,
+    loaded: &Result<Loaded, String>,
+    is_first: bool,
+) {
     let (observer, name, file) = (engine.observer(), source.name(), source.path().display());
     let log = observer.log();
     if !is_first {

@@ -19,10 +19,10 @@ use crate::engine::Engine;
 use crate::http::Part;
 use crate::listen::tls::Tls;
 use crate::listen::{Entrance, SharedBounds};
-use crate::memory::snapshot::{self, Found, Held, Saver};
+use crate::memory::snapshot::{self, Held, Restored, Saver};
 use crate::observe::{Log, Observer};
 use crate::protocol::Protocol;
-use crate::reload::{ConfigFile, Source};
+use crate::reload::{ConfigFile, WatchedSource};
 use crate::rules::Rule;
 use crate::rules::envoy::Domains;
 use crate::start_error::StartError;
@@ -111,7 +111,7 @@ pub async fn start(config: Config, options: Options) -> Result<Running, StartErr
 struct Opened {
     store: Backend,
     /// It is to be kept in a file, and this was in it.
-    found: Option<(Found, Held)>,
+    found: Option<(Restored, Held)>,
     /// It is the one that the configuration names, and this was found out about it.
     checked: Option<StoreCheck>,
 }
@@ -308,7 +308,7 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     let has_files = token_files != TokenFiles::default();
     let (overlay, more_rules) = (options.overlay, options.more_rules);
     let configuration = |file| {
-        Source::Configuration(Arc::new(ConfigFile {
+        WatchedSource::Configuration(Arc::new(ConfigFile {
             file,
             overlay,
             more_rules,
@@ -319,8 +319,8 @@ async fn open(opened: Opened, config: Config, options: Options) -> Result<Runnin
     };
     let sources = [
         ("configuration", options.rules_file.map(configuration)),
-        ("domains", config.envoy.config.map(Source::Domains)),
-        ("tokens", has_files.then(|| Source::Tokens(token_files, Arc::clone(&guard)))),
+        ("domains", config.envoy.config.map(WatchedSource::Domains)),
+        ("tokens", has_files.then(|| WatchedSource::Tokens(token_files, Arc::clone(&guard)))),
     ];
     for (name, source) in sources {
         if let Some(source) = source {

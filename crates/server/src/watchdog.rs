@@ -48,7 +48,7 @@ impl Watchdog {
         });
         let store = enter.and_then(|enter| {
             // If it is stuck, it stays so, and nobody waits for it at the end.
-            let (ask, asked) = mpsc::channel::<Answer>();
+            let (ask, asked) = mpsc::channel::<Heartbeat>();
             let go = move || {
                 for answer in asked {
                     enter();
@@ -88,9 +88,9 @@ impl Drop for Watchdog {
 
 /// Whether somebody has answered.
 #[derive(Clone)]
-struct Answer(Arc<AtomicBool>);
+struct Heartbeat(Arc<AtomicBool>);
 
-impl Answer {
+impl Heartbeat {
     fn give(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -98,15 +98,15 @@ impl Answer {
 
 struct Watched {
     subject: Stall,
-    ask: Box<dyn Fn(Answer) + Send>,
+    ask: Box<dyn Fn(Heartbeat) + Send>,
     /// Since when somebody is asked, less what we were late ourselves.
-    asked: Option<(Instant, Answer)>,
+    asked: Option<(Instant, Heartbeat)>,
     is_stuck: bool,
     last_said: Option<Instant>,
 }
 
 impl Watched {
-    fn new(subject: Stall, ask: impl Fn(Answer) + Send + 'static) -> Self {
+    fn new(subject: Stall, ask: impl Fn(Heartbeat) + Send + 'static) -> Self {
         Watched { subject, ask: Box::new(ask), asked: None, is_stuck: false, last_said: None }
     }
 
@@ -132,7 +132,7 @@ impl Watched {
                 health.set_stuck(false);
             }
         }
-        let answer = Answer(Arc::default());
+        let answer = Heartbeat(Arc::default());
         (self.ask)(answer.clone());
         self.asked = Some((now, answer));
     }

@@ -13,7 +13,7 @@ use tidegate::{Limit, Op, Source, Verdict};
 use super::message::{Descriptor, RateLimitRequest, RateLimitResponse};
 use super::{Problem, reply};
 use crate::engine::{Engine, EngineError};
-use crate::rules::envoy::{Domains, EnvoyOptions, Limited, Unit, override_key};
+use crate::rules::envoy::{DescriptorLimit, Domains, EnvoyOptions, Unit, override_key};
 use crate::rules::{self, Attributes, Budget, Cost, Match, Mode, Rule, Rules};
 use crate::ruling::Ruling;
 
@@ -65,7 +65,7 @@ pub(super) struct Drawn {
     pub(super) found: Match,
     wants: Wants,
     /// The descriptor of the Envoy configuration, if it is from there.
-    pub(super) limited: Option<Arc<Limited>>,
+    pub(super) limited: Option<Arc<DescriptorLimit>>,
     /// As it was stated, if it was in Envoy's words.
     pub(super) stated: Option<(u32, Unit)>,
     /// What to call it in the answer.

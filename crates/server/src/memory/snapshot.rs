@@ -37,7 +37,7 @@ pub(crate) struct Snapshot {
 
 /// What became of the file at the start.
 #[derive(Debug)]
-pub(crate) enum Found {
+pub(crate) enum Restored {
     Nothing,
     Loaded(Loaded),
     /// A part of it; the whole is kept as this.
@@ -46,19 +46,21 @@ pub(crate) enum Found {
     Unreadable(LoadError, PathBuf),
 }
 
-impl Found {
+impl Restored {
     /// Says it.
     pub(crate) fn tell(&self, settings: &Snapshot, observer: &Observer) {
         let (file, log) = (settings.file.display(), observer.log());
         match self {
-            Found::Nothing => log.info("no snapshot yet: the store is empty", &[("file", &file)]),
-            Found::Loaded(loaded) => {
+            Restored::Nothing => {
+                log.info("no snapshot yet: the store is empty", &[("file", &file)])
+            }
+            Restored::Loaded(loaded) => {
                 let fields: [(&str, &dyn std::fmt::Display); 3] =
                     [("file", &file), ("keys", &loaded.keys), ("idle", &loaded.idle)];
                 log.info("the store is as it was saved", &fields);
                 warn_of_rebased(loaded, observer);
             }
-            Found::Partly(loaded, kept) => {
+            Restored::Partly(loaded, kept) => {
                 let kept = kept.display();
                 let fields: [(&str, &dyn std::fmt::Display); 6] = [
                     ("file", &file),
@@ -71,7 +73,7 @@ impl Found {
                 log.warn("only a part of the snapshot could be read", &fields);
                 warn_of_rebased(loaded, observer);
             }
-            Found::Unreadable(error, kept) => {
+            Restored::Unreadable(error, kept) => {
                 let kept = kept.display();
                 let fields: [(&str, &dyn std::fmt::Display); 3] =
                     [("file", &file), ("problem", error), ("kept_as", &kept)];
@@ -99,7 +101,7 @@ fn warn_of_rebased(loaded: &Loaded, observer: &Observer) {
 pub(crate) fn open(
     settings: &Snapshot,
     builder: MemoryBuilder,
-) -> io::Result<(Memory, Found, Held)> {
+) -> io::Result<(Memory, Restored, Held)> {
     // Before the lock is made: nothing is written beside what is no file.
     look_at(&settings.file)?;
     let held = Held::take(&settings.file, PATIENCE)?;
@@ -108,7 +110,7 @@ pub(crate) fn open(
     let file = OpenOptions::new().read(true).custom_flags(flags).open(&settings.file);
     let mut file = match file {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Ok((builder.build(), Found::Nothing, held));
+            return Ok((builder.build(), Restored::Nothing, held));
         }
         file => file?,
     };
@@ -116,17 +118,17 @@ pub(crate) fn open(
     let about = file.metadata()?;
     usable(&about, rustix::process::geteuid().as_raw())?;
     if about.len() == 0 {
-        return Ok((builder.build(), Found::Nothing, held));
+        return Ok((builder.build(), Restored::Nothing, held));
     }
     match builder.clone().load(&mut file.by_ref().take(about.len())) {
-        Ok((memory, loaded)) if loaded.is_whole() => Ok((memory, Found::Loaded(loaded), held)),
+        Ok((memory, loaded)) if loaded.is_whole() => Ok((memory, Restored::Loaded(loaded), held)),
         Ok((memory, loaded)) => {
             // With other settings, or by other means, more of it might be read: it is not written
             // over.
             let kept = free_name(&settings.file, ".partly");
             // Where one file cannot have two names, it gets another one.
             fs::hard_link(&settings.file, &kept).or_else(|_| fs::rename(&settings.file, &kept))?;
-            Ok((memory, Found::Partly(loaded, kept), held))
+            Ok((memory, Restored::Partly(loaded, kept), held))
         }
         Err(LoadError::Io(error)) => Err(error),
         Err(LoadError::NotASnapshot) if is_text(&settings.file)? => Err(io::Error::new(
@@ -137,7 +139,7 @@ pub(crate) fn open(
             // Whatever it is, somebody may want it: it is not written over.
             let kept = free_name(&settings.file, ".unreadable");
             fs::rename(&settings.file, &kept)?;
-            Ok((builder.build(), Found::Unreadable(error, kept), held))
+            Ok((builder.build(), Restored::Unreadable(error, kept), held))
         }
     }
 }
@@ -391,7 +393,7 @@ mod tests {
         // As those of before were, which others may read; and as it should be.
         for mode in [0o644, MODE] {
             fs::set_permissions(&settings.file, PermissionsExt::from_mode(mode)).unwrap();
-            assert!(matches!(open(&settings, Memory::builder()).unwrap().1, Found::Loaded(_)));
+            assert!(matches!(open(&settings, Memory::builder()).unwrap().1, Restored::Loaded(_)));
         }
         let about = fs::metadata(&settings.file).unwrap();
         let error = usable(&about, about.uid() + 1).unwrap_err().to_string();
@@ -428,7 +430,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let settings = settings(folder.path());
         let (memory, found, _) = open(&settings, Memory::builder()).unwrap();
-        assert!(memory.is_empty() && matches!(found, Found::Nothing));
+        assert!(memory.is_empty() && matches!(found, Restored::Nothing));
         let (memory, limit) = some();
         // One that was left over, which everybody may read.
         fs::write(beside(&settings.file, ".new"), "rest").unwrap();
@@ -440,7 +442,7 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
         let (memory, found, _) = open(&settings, Memory::builder()).unwrap();
         assert!(
-            matches!(found, Found::Loaded(loaded) if loaded.is_whole() && loaded.keys == 1),
+            matches!(found, Restored::Loaded(loaded) if loaded.is_whole() && loaded.keys == 1),
             "{found:?}"
         );
         assert_eq!(memory.check("k", &limit, 0).remaining, 3);
@@ -461,7 +463,7 @@ mod tests {
             for ending in ["state.unreadable", "state.unreadable.1"] {
                 put(&settings.file, text);
                 let (memory, found, _) = open(&settings, Memory::builder()).unwrap();
-                let Found::Unreadable(_, kept) = found else { panic!("{found:?}") };
+                let Restored::Unreadable(_, kept) = found else { panic!("{found:?}") };
                 assert!(memory.is_empty() && !settings.file.exists() && kept.ends_with(ending));
                 assert_eq!(fs::read(kept).unwrap(), text);
             }
@@ -470,7 +472,7 @@ mod tests {
         let settings = settings(folder.path());
         put(&settings.file, &file[..file.len() - 1]);
         let (memory, found, _) = open(&settings, Memory::builder()).unwrap();
-        let Found::Partly(Loaded { truncated: true, .. }, kept) = found else {
+        let Restored::Partly(Loaded { truncated: true, .. }, kept) = found else {
             panic!("{found:?}")
         };
         assert_eq!(memory.len(), 1);
@@ -478,7 +480,7 @@ mod tests {
         save(&memory, &settings.file).unwrap();
         assert_eq!(fs::read(kept).unwrap(), file[..file.len() - 1]);
         put(&settings.file, b"");
-        assert!(matches!(open(&settings, Memory::builder()).unwrap().1, Found::Nothing));
+        assert!(matches!(open(&settings, Memory::builder()).unwrap().1, Restored::Nothing));
     }
 
     /// Saved an hour from now, because the machine's clock went back: what was used stays used.
@@ -494,7 +496,7 @@ mod tests {
         save(&memory, &settings.file).unwrap();
         let (memory, found, _) = open(&settings, Memory::builder()).unwrap();
         assert!(
-            matches!(found, Found::Loaded(loaded) if (loaded.keys, loaded.rebased) == (1, 1)),
+            matches!(found, Restored::Loaded(loaded) if (loaded.keys, loaded.rebased) == (1, 1)),
             "{found:?}"
         );
         assert_eq!(memory.check("k", &limit, 0).remaining, 2);

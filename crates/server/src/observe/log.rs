@@ -104,11 +104,11 @@ impl FromStr for Format {
 /// Writes lines. Cheap to clone; clones write to the same place.
 #[derive(Clone, Debug)]
 pub struct Log {
-    inner: Arc<Inner>,
+    inner: Arc<LogState>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct LogState {
     /// A [`Level`] and a [`Format`]: both can change at any time.
     level: AtomicU8,
     format: AtomicU8,
@@ -143,7 +143,7 @@ impl Log {
 
     fn through(queue: SyncSender<Job>, level: Level, format: Format) -> Self {
         let (level, format) = (AtomicU8::new(level as u8), AtomicU8::new(format as u8));
-        Log { inner: Arc::new(Inner { level, format, queue, lost: AtomicU64::new(0) }) }
+        Log { inner: Arc::new(LogState { level, format, queue, lost: AtomicU64::new(0) }) }
     }
 
     /// Writes lines of another level, in another form, from now on.

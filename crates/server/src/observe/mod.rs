@@ -69,11 +69,11 @@ impl Default for LogSettings {
 /// Sees everything. Cheap to clone; clones see the same.
 #[derive(Clone, Debug)]
 pub struct Observer {
-    inner: Arc<Inner>,
+    inner: Arc<ObserverState>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct ObserverState {
     log: Log,
     metrics: Metrics,
     top: Top,
@@ -103,7 +103,7 @@ impl Observer {
     /// Writes to this log.
     pub fn new(log: Log, settings: &LogSettings) -> Self {
         Observer {
-            inner: Arc::new(Inner {
+            inner: Arc::new(ObserverState {
                 log,
                 metrics: Metrics::default(),
                 top: Top::new(settings.show_keys),

@@ -27,7 +27,7 @@ const MAX_SHOWN_BYTES: usize = 256;
 
 /// One of the most limited keys.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Limited {
+pub struct LimitedKey {
     /// The rule, or nothing for limits that callers brought.
     pub rule: String,
     /// The key as it is, or its keyed hash.
@@ -41,7 +41,7 @@ pub struct Limited {
 /// Counts denials.
 #[derive(Debug)]
 pub struct Top {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<TopShard>]>,
     /// Different in every process.
     hashing: RandomState,
     show_keys: AtomicBool,
@@ -51,7 +51,7 @@ pub struct Top {
 }
 
 #[derive(Debug, Default)]
-struct Shard {
+struct TopShard {
     generation: u64,
     now: Summary,
     before: Summary,
@@ -59,7 +59,7 @@ struct Shard {
 
 #[derive(Debug, Default)]
 struct Summary {
-    places: Vec<Place>,
+    places: Vec<TopEntry>,
     /// Denials of each place, next to each other: whoever looks for the fewest looks at all of
     /// them.
     denied: Vec<u64>,
@@ -67,7 +67,7 @@ struct Summary {
 }
 
 #[derive(Debug)]
-struct Place {
+struct TopEntry {
     hash: u64,
     rule: Box<str>,
     shown: Option<Box<str>>,
@@ -143,7 +143,7 @@ impl Top {
     }
 
     /// The most limited, most limited first.
-    pub fn list(&self, most: usize) -> Vec<Limited> {
+    pub fn list(&self, most: usize) -> Vec<LimitedKey> {
         let mut found = Vec::new();
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -187,7 +187,7 @@ fn shard_of(hash: u64) -> usize {
     (hash >> 60) as usize % SHARDS
 }
 
-impl Shard {
+impl TopShard {
     fn turn(&mut self, generation: u64) {
         if generation > self.generation {
             self.before = if generation == self.generation + 1 {
@@ -202,8 +202,8 @@ impl Shard {
 
     /// Both generations as one: what one does not know, it may have forgotten at its smallest
     /// count.
-    fn limited(&self) -> Vec<Limited> {
-        let shown = |place: &Place| match &place.shown {
+    fn limited(&self) -> Vec<LimitedKey> {
+        let shown = |place: &TopEntry| match &place.shown {
             Some(text) => text.to_string(),
             None => format!("#{:016x}", place.hash),
         };
@@ -218,7 +218,7 @@ impl Shard {
                     Some(at) => (other.denied[at], other.places[at].error),
                     None => (other.forgotten(), other.forgotten()),
                 };
-                found.push(Limited {
+                found.push(LimitedKey {
                     rule: place.rule.to_string(),
                     key: shown(place),
                     denied: denied + more,
@@ -239,7 +239,7 @@ impl Summary {
         let (rule, shown) = describe();
         if self.places.len() < PLACES {
             self.at.insert(hash, self.places.len());
-            self.places.push(Place { hash, rule, shown, error: 0 });
+            self.places.push(TopEntry { hash, rule, shown, error: 0 });
             self.denied.push(1);
             return;
         }
@@ -248,7 +248,7 @@ impl Summary {
         let Some(at) = self.denied.iter().position(|denied| *denied == error) else { return };
         self.at.remove(&self.places[at].hash);
         self.at.insert(hash, at);
-        self.places[at] = Place { hash, rule, shown, error };
+        self.places[at] = TopEntry { hash, rule, shown, error };
         self.denied[at] = error + 1;
     }
 
@@ -293,8 +293,8 @@ mod tests {
 
     #[test]
     fn generations_are_added_and_end() {
-        let mut shard = Shard::default();
-        let count = |shard: &mut Shard, hash| {
+        let mut shard = TopShard::default();
+        let count = |shard: &mut TopShard, hash| {
             shard.now.count(hash, || ("r".into(), Some(format!("{hash}").into())))
         };
         count(&mut shard, 1);

@@ -37,17 +37,17 @@ pub const MAX_FILES: usize = 1000;
 /// All domains.
 #[derive(Clone, Debug, Default)]
 pub struct Domains {
-    domains: HashMap<Box<str>, Node>,
+    domains: HashMap<Box<str>, DescriptorNode>,
     /// What in the files works, but is hardly meant.
     warnings: Vec<Finding>,
 }
 
 /// One place in a domain's tree.
 #[derive(Clone, Debug, Default)]
-struct Node {
+struct DescriptorNode {
     /// What is below it, by key.
     below: HashMap<Box<str>, Values>,
-    limit: Option<Arc<Limited>>,
+    limit: Option<Arc<DescriptorLimit>>,
     /// All values that the wildcard matches share one budget.
     shared: bool,
 }
@@ -55,16 +55,16 @@ struct Node {
 /// Places with the same key, by value.
 #[derive(Clone, Debug, Default)]
 struct Values {
-    exact: HashMap<Box<str>, Node>,
+    exact: HashMap<Box<str>, DescriptorNode>,
     /// Values with `*` in them, in the order of the file.
-    wild: Vec<(Pattern, Node)>,
+    wild: Vec<(Pattern, DescriptorNode)>,
     /// Any other value.
-    bare: Option<Box<Node>>,
+    bare: Option<Box<DescriptorNode>>,
 }
 
-impl Node {
+impl DescriptorNode {
     fn example(&self) -> Option<Vec<(&str, &str)>> {
-        let mut steps: Vec<(&str, &str, &Node)> = Vec::new();
+        let mut steps: Vec<(&str, &str, &DescriptorNode)> = Vec::new();
         for (key, values) in &self.below {
             steps.extend(values.exact.iter().map(|(value, node)| (&**key, &**value, node)));
             steps.extend(values.bare.iter().map(|node| (&**key, "a", &**node)));
@@ -79,7 +79,7 @@ impl Node {
 
 /// A node with a limit.
 #[derive(Clone, Debug)]
-pub struct Limited {
+pub struct DescriptorLimit {
     /// The rule it is in Tidegate's model.
     pub rule: Arc<Rule>,
     /// The name it gave itself.
@@ -191,9 +191,9 @@ const UNITS: [&str; 7] = ["second", "minute", "hour", "day", "week", "month", "y
 
 /// What a descriptor came to.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct DescriptorMatch {
     /// Its limit.
-    pub limited: Arc<Limited>,
+    pub limited: Arc<DescriptorLimit>,
     /// What to charge.
     pub charge: Match,
 }
@@ -255,7 +255,7 @@ impl Domains {
             return Err(invalid(format!(" duplicate domain '{}' in config file", read.domain)));
         }
         let warnings = envoy_check::findings(&read, &Outline::of(text, file));
-        let root = Node::read(read.descriptors, &read.domain, 0)
+        let root = DescriptorNode::read(read.descriptors, &read.domain, 0)
             .map_err(|problem| invalid(format!(" {problem}")))?;
         self.domains.insert(read.domain.into(), root);
         self.warnings.extend(warnings);
@@ -282,7 +282,7 @@ impl Domains {
 
     /// The rules of all of them.
     pub fn rules(&self) -> impl Iterator<Item = &Arc<Rule>> {
-        let mut open: Vec<&Node> = self.domains.values().collect();
+        let mut open: Vec<&DescriptorNode> = self.domains.values().collect();
         std::iter::from_fn(move || {
             let node = open.pop()?;
             open.extend(node.below());
@@ -292,7 +292,7 @@ impl Domains {
     }
 
     /// The limit of a descriptor, if there is one.
-    pub fn find(&self, domain: &str, entries: &[impl Pair], cost: u64) -> Option<Found> {
+    pub fn find(&self, domain: &str, entries: &[impl Pair], cost: u64) -> Option<DescriptorMatch> {
         let mut node = self.domains.get(domain)?;
         let mut key = Vec::with_capacity(64);
         put(&mut key, domain);
@@ -323,7 +323,7 @@ impl Domains {
             cost,
             missing: None,
         };
-        Some(Found { limited, charge })
+        Some(DescriptorMatch { limited, charge })
     }
 }
 
@@ -393,8 +393,8 @@ fn known(problem: &str) -> String {
     }
 }
 
-impl Node {
-    fn below(&self) -> impl Iterator<Item = &Node> {
+impl DescriptorNode {
+    fn below(&self) -> impl Iterator<Item = &DescriptorNode> {
         self.below.values().flat_map(|values| {
             values
                 .exact
@@ -404,11 +404,15 @@ impl Node {
         })
     }
 
-    fn read(descriptors: Vec<DescriptorFile>, path: &str, depth: usize) -> Result<Node, String> {
+    fn read(
+        descriptors: Vec<DescriptorFile>,
+        path: &str,
+        depth: usize,
+    ) -> Result<DescriptorNode, String> {
         if depth > MAX_DEPTH {
             return Err(format!("descriptors of {path} are nested more than {MAX_DEPTH} deep"));
         }
-        let mut node = Node::default();
+        let mut node = DescriptorNode::default();
         for descriptor in descriptors {
             if descriptor.key.trim().is_empty() {
                 return Err(format!("descriptor has empty key, below {path}"));
@@ -426,10 +430,10 @@ impl Node {
                     "share_threshold can only be used with wildcard values (ending with '*'), but found key '{key}' at {own}: add * to the value or remove share_threshold"
                 ));
             }
-            let mut child = Node::read(descriptor.descriptors, &own, depth + 1)?;
+            let mut child = DescriptorNode::read(descriptor.descriptors, &own, depth + 1)?;
             child.shared = descriptor.share_threshold;
             if let Some(limit) = descriptor.rate_limit {
-                child.limit = Some(Arc::new(Limited {
+                child.limit = Some(Arc::new(DescriptorLimit {
                     metadata: descriptor.metadata,
                     ..limit.checked(&own, descriptor.shadow_mode, descriptor.quota_mode)?
                 }));
@@ -513,7 +517,7 @@ pub(super) struct Replaced {
 }
 
 impl LimitFile {
-    fn checked(self, path: &str, shadow: bool, quota: bool) -> Result<Limited, String> {
+    fn checked(self, path: &str, shadow: bool, quota: bool) -> Result<DescriptorLimit, String> {
         let unit = match &self.unit {
             Some(word) => Some(Unit::from_word(word).ok_or_else(|| {
                 let hint = match nearest(word, UNITS) {
@@ -578,7 +582,7 @@ impl LimitFile {
         if name.is_some() && replaces.iter().any(|other| Some(other) == name.as_ref()) {
             return Err(format!("replaces should not contain name of same descriptor, at {path}"));
         }
-        Ok(Limited { rule: Arc::new(rule), name, replaces, quota, stated, metadata: None })
+        Ok(DescriptorLimit { rule: Arc::new(rule), name, replaces, quota, stated, metadata: None })
     }
 }
 

@@ -50,7 +50,11 @@ fn level<'a>(
         let at = |key| outline.value(&[&steps[..], &[Key(key)]].concat());
         let (key, own) = (&descriptor.key, format!("{path}.{}", descriptor.key));
         if let Some(value) = descriptor.value.as_deref().filter(|value| !value.is_empty()) {
-            let about = if key == "path" { regex::About::Path } else { regex::About::Other };
+            let about = if key == "path" {
+                regex::PatternContext::Path
+            } else {
+                regex::PatternContext::Other
+            };
             if let Some(rewritten) = regex::rewritten(value, about) {
                 // Here only a star means something, and there are no lists.
                 let advice = match &rewritten {

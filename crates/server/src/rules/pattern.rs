@@ -15,18 +15,18 @@ use tidegate::http::Network;
 pub struct Pattern {
     text: Box<str>,
     not: bool,
-    kind: Kind,
+    kind: PatternKind,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Kind {
+enum PatternKind {
     Exact(Box<str>),
-    Glob(Vec<Piece>),
+    Glob(Vec<PatternPiece>),
     Network(Network),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Piece {
+enum PatternPiece {
     Char(char),
     One,
     Any,
@@ -60,18 +60,18 @@ impl Pattern {
         if text.len() > MAX_PATTERN_BYTES {
             return Err(PatternError::TooLong(text.len()));
         }
-        let mut pieces: Vec<Piece> = Vec::new();
+        let mut pieces: Vec<PatternPiece> = Vec::new();
         for char in text.chars() {
             match char {
-                '*' if pieces.last() == Some(&Piece::Any) => {}
-                '*' => pieces.push(Piece::Any),
-                char => pieces.push(Piece::Char(char)),
+                '*' if pieces.last() == Some(&PatternPiece::Any) => {}
+                '*' => pieces.push(PatternPiece::Any),
+                char => pieces.push(PatternPiece::Char(char)),
             }
         }
         if pieces.is_empty() {
             return Err(PatternError::Blank);
         }
-        Ok(Pattern { text: text.into(), not: false, kind: Kind::Glob(pieces) })
+        Ok(Pattern { text: text.into(), not: false, kind: PatternKind::Glob(pieces) })
     }
 
     /// As it was written.
@@ -88,8 +88,11 @@ impl Pattern {
         let (not, body) = text.strip_prefix('!').map_or((false, text), |body| (true, body));
         match body.as_bytes() {
             [class @ b'0'..=b'9', b'x' | b'X', b'x' | b'X'] => {
-                let kind =
-                    Kind::Glob(vec![Piece::Char(char::from(*class)), Piece::One, Piece::One]);
+                let kind = PatternKind::Glob(vec![
+                    PatternPiece::Char(char::from(*class)),
+                    PatternPiece::One,
+                    PatternPiece::One,
+                ]);
                 Ok(Pattern { text: text.into(), not, kind })
             }
             _ => text.parse(),
@@ -109,7 +112,7 @@ impl Pattern {
     /// The one value that it is about, if it is about one.
     pub(crate) fn exact(&self) -> Option<&str> {
         match &self.kind {
-            Kind::Exact(text) => Some(text),
+            PatternKind::Exact(text) => Some(text),
             _ => None,
         }
     }
@@ -117,7 +120,7 @@ impl Pattern {
     /// The network that it is about, if it is about one.
     pub(crate) fn network(&self) -> Option<&Network> {
         match &self.kind {
-            Kind::Network(network) => Some(network),
+            PatternKind::Network(network) => Some(network),
             _ => None,
         }
     }
@@ -125,7 +128,7 @@ impl Pattern {
     /// Whether it matches every value that `other` matches. False where that is not certain.
     pub(crate) fn covers(&self, other: &Pattern) -> bool {
         if self == other
-            || matches!((self.not, &self.kind), (false, Kind::Glob(pieces)) if pieces[..] == [Piece::Any])
+            || matches!((self.not, &self.kind), (false, PatternKind::Glob(pieces)) if pieces[..] == [PatternPiece::Any])
         {
             return true;
         }
@@ -147,14 +150,14 @@ impl Pattern {
     /// The same for two that are not negated.
     fn includes(&self, other: &Pattern) -> bool {
         match (&self.kind, &other.kind) {
-            (_, Kind::Exact(text)) => self.matches(text),
-            (Kind::Network(wide), Kind::Network(narrow)) => {
+            (_, PatternKind::Exact(text)) => self.matches(text),
+            (PatternKind::Network(wide), PatternKind::Network(narrow)) => {
                 wide.prefix() <= narrow.prefix() && wide.contains(narrow.address())
             }
             // Of globs those are known that end with a star, and of which the other is a
             // continuation.
-            (Kind::Glob(pieces), Kind::Glob(others)) => match pieces.split_last() {
-                Some((Piece::Any, before)) => others.starts_with(before),
+            (PatternKind::Glob(pieces), PatternKind::Glob(others)) => match pieces.split_last() {
+                Some((PatternPiece::Any, before)) => others.starts_with(before),
                 _ => false,
             },
             _ => false,
@@ -163,28 +166,25 @@ impl Pattern {
 
     /// Whether no value matches both. False where that is not certain.
     pub(crate) fn excludes(&self, other: &Pattern) -> bool {
-        if let (Kind::Exact(text), false) = (&other.kind, other.not) {
+        if let (PatternKind::Exact(text), false) = (&other.kind, other.not) {
             return !self.matches(text);
         }
-        if let (Kind::Exact(text), false) = (&self.kind, self.not) {
+        if let (PatternKind::Exact(text), false) = (&self.kind, self.not) {
             return !other.matches(text);
         }
         match (self.not, other.not) {
-            (false, false) => {
-                match (&self.kind, &other.kind) {
-                    (Kind::Network(one), Kind::Network(two)) => {
-                        !one.contains(two.address()) && !two.contains(one.address())
-                    }
-                    (Kind::Glob(one), Kind::Glob(two)) => {
-                        let letters = one
-                            .iter()
-                            .zip(two)
-                            .take_while(|(one, two)| **one != Piece::Any && **two != Piece::Any);
-                        letters.into_iter().any(|pair| matches!(pair, (Piece::Char(one), Piece::Char(two)) if one != two))
-                    }
-                    _ => false,
+            (false, false) => match (&self.kind, &other.kind) {
+                (PatternKind::Network(one), PatternKind::Network(two)) => {
+                    !one.contains(two.address()) && !two.contains(one.address())
                 }
-            }
+                (PatternKind::Glob(one), PatternKind::Glob(two)) => {
+                    let letters = one.iter().zip(two).take_while(|(one, two)| {
+                        **one != PatternPiece::Any && **two != PatternPiece::Any
+                    });
+                    letters.into_iter().any(|pair| matches!(pair, (PatternPiece::Char(one), PatternPiece::Char(two)) if one != two))
+                }
+                _ => false,
+            },
             (true, false) => Pattern { not: false, ..self.clone() }.covers(other),
             (false, true) => Pattern { not: false, ..other.clone() }.covers(self),
             (true, true) => false,
@@ -194,28 +194,30 @@ impl Pattern {
     /// Whether `value` is such a value.
     pub fn matches(&self, value: &str) -> bool {
         let matches = match &self.kind {
-            Kind::Exact(text) => **text == *value,
-            Kind::Glob(pieces) => glob(pieces, value),
-            Kind::Network(network) => value.parse::<IpAddr>().is_ok_and(|ip| network.contains(ip)),
+            PatternKind::Exact(text) => **text == *value,
+            PatternKind::Glob(pieces) => glob(pieces, value),
+            PatternKind::Network(network) => {
+                value.parse::<IpAddr>().is_ok_and(|ip| network.contains(ip))
+            }
         };
         matches != self.not
     }
 }
 
 /// Linear in the value for each `*`: goes back to the last one only.
-fn glob(pieces: &[Piece], value: &str) -> bool {
+fn glob(pieces: &[PatternPiece], value: &str) -> bool {
     let (mut piece, mut rest) = (0, value.chars());
     let mut retry: Option<(usize, std::str::Chars<'_>)> = None;
     loop {
-        if let Some(Piece::Any) = pieces.get(piece) {
+        if let Some(PatternPiece::Any) = pieces.get(piece) {
             piece += 1;
             retry = Some((piece, rest.clone()));
             continue;
         }
         let fits = match (pieces.get(piece), rest.next()) {
             (None, None) => return true,
-            (Some(Piece::One), Some(_)) => true,
-            (Some(Piece::Char(expected)), Some(found)) => *expected == found,
+            (Some(PatternPiece::One), Some(_)) => true,
+            (Some(PatternPiece::Char(expected)), Some(found)) => *expected == found,
             (Some(_), None) => return false,
             _ => false,
         };
@@ -250,32 +252,32 @@ impl FromStr for Pattern {
         if body.contains('/')
             && let Ok(network) = body.parse()
         {
-            return Ok(Pattern { text: text.into(), not, kind: Kind::Network(network) });
+            return Ok(Pattern { text: text.into(), not, kind: PatternKind::Network(network) });
         }
         let mut pieces = Vec::new();
         let mut chars = body.chars();
         while let Some(char) = chars.next() {
             match char {
-                '*' if pieces.last() == Some(&Piece::Any) => {}
-                '*' => pieces.push(Piece::Any),
-                '?' => pieces.push(Piece::One),
+                '*' if pieces.last() == Some(&PatternPiece::Any) => {}
+                '*' => pieces.push(PatternPiece::Any),
+                '?' => pieces.push(PatternPiece::One),
                 '\\' => match chars.next() {
-                    Some(next) => pieces.push(Piece::Char(next)),
+                    Some(next) => pieces.push(PatternPiece::Char(next)),
                     None => return Err(PatternError::Unfinished(text.into())),
                 },
-                char => pieces.push(Piece::Char(char)),
+                char => pieces.push(PatternPiece::Char(char)),
             }
         }
         let exact: Option<String> = pieces
             .iter()
             .map(|piece| match piece {
-                Piece::Char(char) => Some(*char),
+                PatternPiece::Char(char) => Some(*char),
                 _ => None,
             })
             .collect();
         let kind = match exact {
-            Some(exact) => Kind::Exact(exact.into()),
-            None => Kind::Glob(pieces),
+            Some(exact) => PatternKind::Exact(exact.into()),
+            None => PatternKind::Glob(pieces),
         };
         Ok(Pattern { text: text.into(), not, kind })
     }

@@ -33,7 +33,7 @@ impl Rewritten {
 
 /// What a pattern is about, by which it is told what its author meant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum About {
+pub(crate) enum PatternContext {
     /// Paths, in which a dot hardly begins a name and a bar hardly stands for itself.
     Path,
     /// Methods, which have no bar.
@@ -43,7 +43,7 @@ pub(crate) enum About {
 }
 
 /// What to write instead, if `text` looks like a regular expression.
-pub(crate) fn rewritten(text: &str, about: About) -> Option<Rewritten> {
+pub(crate) fn rewritten(text: &str, about: PatternContext) -> Option<Rewritten> {
     let (not, body) = match text.strip_prefix('!') {
         Some(body) => ("!", body),
         None => ("", text),
@@ -68,12 +68,12 @@ pub(crate) fn rewritten(text: &str, about: About) -> Option<Rewritten> {
 }
 
 /// `GET|POST`, `/a|/b`.
-fn is_alternative(text: &str, about: About) -> bool {
-    about != About::Other && text.contains('|') && !text.contains(['(', '\\'])
+fn is_alternative(text: &str, about: PatternContext) -> bool {
+    about != PatternContext::Other && text.contains('|') && !text.contains(['(', '\\'])
 }
 
-fn looks_like_one(text: &str, about: About) -> bool {
-    let is_path = about == About::Path;
+fn looks_like_one(text: &str, about: PatternContext) -> bool {
+    let is_path = about == PatternContext::Path;
     // `.*bot.*`, `.*\.example\.com`: no value begins with a dot before anything.
     if text.starts_with(".*")
         || text.starts_with(".+")
@@ -195,19 +195,19 @@ mod tests {
             ("\\bword\\b", "write each value that is meant, as a list"),
         ] {
             assert_eq!(
-                rewritten(text, About::Path).map(|one| one.advice()).as_deref(),
+                rewritten(text, PatternContext::Path).map(|one| one.advice()).as_deref(),
                 Some(expected),
                 "{text}"
             );
         }
         for (text, about, expected) in [
-            ("GET|POST", About::Method, "write [\"GET\", \"POST\"]"),
-            ("/a|/b", About::Path, "write [\"/a\", \"/b\"]"),
-            ("/api.*", About::Path, "write \"/api*\""),
-            (".*", About::Path, "write \"*\""),
-            (".*.example.com", About::Other, "write \"*.example.com\""),
-            (".*bot.*", About::Other, "write \"*bot*\""),
-            ("(?i)bot", About::Other, "write each value that is meant, as a list"),
+            ("GET|POST", PatternContext::Method, "write [\"GET\", \"POST\"]"),
+            ("/a|/b", PatternContext::Path, "write [\"/a\", \"/b\"]"),
+            ("/api.*", PatternContext::Path, "write \"/api*\""),
+            (".*", PatternContext::Path, "write \"*\""),
+            (".*.example.com", PatternContext::Other, "write \"*.example.com\""),
+            (".*bot.*", PatternContext::Other, "write \"*bot*\""),
+            ("(?i)bot", PatternContext::Other, "write each value that is meant, as a list"),
         ] {
             assert_eq!(
                 rewritten(text, about).map(|one| one.advice()).as_deref(),
@@ -226,8 +226,12 @@ mod tests {
             "$",
             "a|b",
         ] {
-            assert_eq!(rewritten(text, About::Other), None, "{text}");
+            assert_eq!(rewritten(text, PatternContext::Other), None, "{text}");
         }
-        assert_eq!(rewritten("/\\.*", About::Path), None, "with a backslash a dot is meant");
+        assert_eq!(
+            rewritten("/\\.*", PatternContext::Path),
+            None,
+            "with a backslash a dot is meant"
+        );
     }
 }

@@ -9,7 +9,7 @@ use crate::findings::Finding;
 use crate::nearest::nearest;
 use crate::parse::messages;
 use crate::rules::Pattern;
-use crate::rules::regex::{self, About, NOTATION};
+use crate::rules::regex::{self, NOTATION, PatternContext};
 
 /// Methods that servers know.
 const METHODS: [&str; 18] = [
@@ -45,9 +45,9 @@ impl Config {
     ) -> Option<Finding> {
         let label = format!("{label}: {attribute} {:?}", pattern.text());
         let about = match attribute {
-            "path" => About::Path,
-            "method" => About::Method,
-            _ => About::Other,
+            "path" => PatternContext::Path,
+            "method" => PatternContext::Method,
+            _ => PatternContext::Other,
         };
         if let Some(rewritten) = regex::rewritten(pattern.text(), about) {
             return Some(like_a_regex(&label, &rewritten, place));
@@ -261,7 +261,7 @@ pub(super) fn of_response(
     place: &str,
 ) -> Option<Finding> {
     let label = format!("{label}: {attribute} {:?}", pattern.text());
-    if let Some(rewritten) = regex::rewritten(pattern.text(), About::Other) {
+    if let Some(rewritten) = regex::rewritten(pattern.text(), PatternContext::Other) {
         return Some(like_a_regex(&label, &rewritten, place));
     }
     let is_possible = || {
