@@ -546,7 +546,7 @@ pub(crate) struct Serve {
     /// The authority that has signed the certificates of clients, who need one then
     #[arg(long, value_name = "FILE", env = "TIDEGATE_TLS_CLIENT_CA", help_heading = SECURITY)]
     pub(crate) tls_client_ca: Option<PathBuf>,
-    /// Yes, listen beyond this machine, open to everybody who can reach it
+    /// Allow listeners that accept any client from other machines
     #[arg(long, env = "TIDEGATE_INSECURE", help_heading = SECURITY)]
     pub(crate) insecure: bool,
 }

@@ -29,7 +29,7 @@ const MAX_TOKEN_FILE_BYTES: u64 = 64 << 10;
 pub struct Secret(String);
 
 impl Secret {
-    /// The word itself, for whoever has to say it.
+    /// The token itself, for the code that sends it.
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -89,7 +89,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The words that let somebody in; none: everybody is.
+/// The tokens that admit a caller; if there is none, every caller is admitted.
 #[derive(Clone, Debug, Default)]
 pub struct Auth {
     /// For checks.
@@ -98,10 +98,10 @@ pub struct Auth {
     pub admin: Option<Secret>,
 }
 
-/// What somebody may do.
+/// What a caller may do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum May {
-    /// Say who they are.
+    /// Authenticate.
     Nothing,
     /// Check, and everything that goes with it.
     Check,
@@ -124,8 +124,8 @@ impl Auth {
         Ok(())
     }
 
-    /// What somebody may do who has said nothing yet.
-    fn stranger(&self) -> May {
+    /// What a caller may do that has sent no token.
+    fn without_token(&self) -> May {
         match (&self.checks, &self.admin) {
             (Some(_), _) => May::Nothing,
             (None, Some(_)) => May::Check,
@@ -133,7 +133,7 @@ impl Auth {
         }
     }
 
-    /// What somebody may do who says `word`.
+    /// What a caller may do that sends `word`.
     fn knows(&self, word: &[u8]) -> Option<May> {
         let is = |token: &Option<Secret>| {
             token.as_ref().is_some_and(|token| same(token.0.as_bytes(), word))
@@ -148,7 +148,7 @@ impl Auth {
     }
 }
 
-/// The error for a token that is too short to be asked for beyond this machine.
+/// The error for a token that is too short for a listener that other machines can reach.
 pub(crate) fn too_short(bytes: usize, least: usize) -> String {
     format!(
         "{bytes} characters: expected at least {least} where other machines can connect; make one with `openssl rand -hex 32`, or listen on 127.0.0.1 alone"
@@ -244,7 +244,7 @@ impl Guard {
     /// ends.
     ///
     /// # Errors
-    /// If a token is too short for where it is asked for. Nothing changes then.
+    /// If a token is too short for the listeners that require it. Nothing changes then.
     pub fn change(&self, auth: Auth) -> Result<(), String> {
         auth.check_length(self.min_token_bytes)?;
         let known = self.auth.load();
@@ -260,9 +260,9 @@ impl Guard {
         Ok(())
     }
 
-    /// What somebody may do who has said nothing yet.
-    pub fn stranger(&self) -> May {
-        self.auth.load().auth.stranger()
+    /// What a caller may do that has sent no token.
+    pub fn without_token(&self) -> May {
+        self.auth.load().auth.without_token()
     }
 
     /// Whether there are any tokens.
@@ -271,7 +271,7 @@ impl Guard {
         known.auth.checks.is_some() || known.auth.admin.is_some()
     }
 
-    /// What a caller may do who sends this token.
+    /// What a caller may do that sends this token.
     pub fn admit(&self, caller: &Caller, token: &[u8]) -> Admission {
         let known = self.auth.load();
         let may = known.auth.knows(token);
@@ -316,9 +316,9 @@ mod tests {
     }
 
     #[test]
-    fn tokens_let_in_those_who_say_them() {
+    fn a_token_admits_the_caller_that_sends_it() {
         use May::{Check, Everything, Nothing};
-        for (checks, admin, stranger, with_c, with_a) in [
+        for (checks, admin, without, with_c, with_a) in [
             (None, None, Everything, None, None),
             (Some("c"), None, Nothing, Some(Everything), None),
             (None, Some("a"), Check, None, Some(Everything)),
@@ -326,8 +326,8 @@ mod tests {
         ] {
             let auth = auth(checks, admin);
             assert_eq!(
-                (auth.stranger(), auth.knows(b"c"), auth.knows(b"a")),
-                (stranger, with_c, with_a),
+                (auth.without_token(), auth.knows(b"c"), auth.knows(b"a")),
+                (without, with_c, with_a),
                 "{checks:?} {admin:?}"
             );
             assert_eq!((auth.knows(b""), auth.knows(b"cc"), auth.knows(b"\0")), (None, None, None));

@@ -209,7 +209,7 @@ fn is_address(name: &str) -> bool {
     }
 }
 
-/// `localhost` and every name below it: no DNS server is asked for them.
+/// `localhost` and every name below it, which are never looked up in DNS.
 fn is_localhost(name: &str) -> bool {
     const LOCALHOST: &[u8] = b"localhost";
     let name = name.as_bytes();

@@ -121,7 +121,9 @@ impl ConfigError {
     pub fn findings(&self) -> Vec<Finding> {
         let (place, message) = match self {
             ConfigError::Refused(findings) => return findings.clone(),
-            ConfigError::Unreadable { file, why } => (file.clone(), tidegate_bounded::files::why_unreadable(why)),
+            ConfigError::Unreadable { file, why } => {
+                (file.clone(), tidegate_bounded::files::why_unreadable(why))
+            }
             ConfigError::TooLarge { file, bytes } => {
                 (file.clone(), format!("{bytes} bytes: expected at most {MAX_FILE_BYTES}"))
             }

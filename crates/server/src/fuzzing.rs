@@ -1,4 +1,4 @@
-//! What must hold of any bytes that anybody sends, as functions that panic where it does not. The
+//! What must hold for any bytes that a client sends, as functions that panic where it does not. The
 //! targets in `tools/fuzz/` call them, and so does a test with inputs made from the same seeds. Only
 //! there with the feature `fuzzing`.
 
@@ -42,8 +42,8 @@ pub const TARGETS: [(&str, Target); 11] = [
     ("redis_peer", redis_peer),
 ];
 
-/// A conversation with the RESP listener, cut into pieces: as many whole values come back as
-/// commands were whole, whatever the cuts, and they are what each command is answered by itself.
+/// Bytes sent to the RESP listener in pieces: each complete command has one reply, wherever the cuts
+/// are, and the reply is the one that the command has by itself.
 ///
 /// The first byte says how large the pieces are.
 pub fn resp(data: &[u8]) {
@@ -63,7 +63,8 @@ pub fn resp(data: &[u8]) {
         let mut answers = Vec::new();
         let mut buffer = [0; 4096];
         for piece in stream.chunks(piece) {
-            // Answers are taken while more is sent; who does not read would not be read from.
+            // Replies are read while more is sent: the listener stops reading from a client that does
+            // not read.
             let mut sent = 0;
             while sent < piece.len() {
                 tokio::select! {
@@ -229,8 +230,8 @@ pub fn limits(data: &[u8]) {
     assert!(memory.decide(&check).is_ok() || limits.as_slice().len() > 64, "{written}");
 }
 
-/// A snapshot, whose checksums are made right first, or nothing else of it would ever be looked at:
-/// what is loaded is saved and loaded again as the same, and decides.
+/// A snapshot. Its checksums are corrected first, because the loader reads nothing else of a block
+/// with a wrong one. What is loaded can be saved and loaded again, and decides.
 pub fn snapshot_load(data: &[u8]) {
     const HEADER: usize = 16;
     let mut file = data.to_vec();
@@ -283,10 +284,10 @@ pub const SAVED_LIMITS: [&str; 7] = [
 /// Who is trusted in [`xff_ip`] and [`forward`].
 const TRUSTED: &str = "10.0.0.0/8, 127.0.0.1, 2001:db8::/32";
 
-/// Lines of the header that says who the client is: whoever is not trusted is believed nothing, and
-/// nothing that stands on the left changes what is found on the right.
+/// Lines of the header with the client's address: it is ignored from an untrusted peer, and nothing
+/// further left changes what is found on the right.
 ///
-/// The first byte says which header it is, and who the peer is.
+/// The first byte selects the header and the peer.
 pub fn xff_ip(data: &[u8]) {
     let Some((first, rest)) = data.split_first() else { return };
     let plain = first & 1 == 0;
@@ -294,9 +295,9 @@ pub fn xff_ip(data: &[u8]) {
     let clients =
         clients.header(if plain { "x-forwarded-for" } else { "forwarded" }).expect("a header");
     let lines: Vec<&[u8]> = rest.split(|byte| *byte == b'\n').collect();
-    let stranger: IpAddr = [198, 51, 100, 1].into();
-    let found = clients.find(stranger, lines.iter().copied());
-    assert_eq!((found.ip(), found.found()), (stranger, Found::Peer));
+    let untrusted: IpAddr = [198, 51, 100, 1].into();
+    let found = clients.find(untrusted, lines.iter().copied());
+    assert_eq!((found.ip(), found.found()), (untrusted, Found::Peer));
     let peer: IpAddr = if first & 2 == 0 {
         [10, 0, 0, 1].into()
     } else {
@@ -311,7 +312,7 @@ pub fn xff_ip(data: &[u8]) {
         assert_eq!(clients.find(peer, [&joined[..]]), found, "several lines are one list");
     }
     if found.found() != Found::LastHop {
-        // Somebody who stands further out writes what he likes.
+        // A hop further out can write anything.
         for lie in ["203.0.113.77", "for=203.0.113.77", "\"", "for=\"", "\\", ",,,", "10.0.0.2"] {
             let with = [&[lie.as_bytes()], &lines[..]].concat();
             assert_eq!(clients.find(peer, with), found, "{lie:?} before it");
@@ -328,8 +329,8 @@ pub fn xff_ip(data: &[u8]) {
     }
 }
 
-/// Headers of a gateway's question, a line each: an answer, and none that lets pass unless
-/// everything was said.
+/// Headers of a forward-auth request, one per line: each has a response, and only a complete request
+/// can be allowed.
 pub fn forward(data: &[u8]) {
     let mut headers = HeaderMap::new();
     for line in data.split(|byte| *byte == b'\n').take(100) {
@@ -351,10 +352,10 @@ pub fn forward(data: &[u8]) {
     let began = Instant::now();
     block_on(async {
         let engine = engine();
-        let stranger =
+        let status_of_untrusted =
             http::answer_to(&engine, clients.clone(), [198, 51, 100, 1].into(), headers.clone())
                 .await;
-        assert_eq!(stranger, 403);
+        assert_eq!(status_of_untrusted, 403);
         let status =
             http::answer_to(&engine, clients, [127, 0, 0, 1].into(), headers.clone()).await;
         assert!(

@@ -21,7 +21,7 @@ use tidegate::{Limit, Memory, Period};
 pub const PER_ADDRESS: u64 = 10;
 /// Guesses of all addresses together in a minute.
 pub const ALL_TOGETHER: u64 = 600;
-/// Addresses whose guesses are counted. Each has cost one of [`ALL_TOGETHER`] in the last minute.
+/// The most addresses with counted guesses. Each has cost one of [`ALL_TOGETHER`] in the last minute.
 const ADDRESSES: usize = 10_000;
 /// Wrong tokens, and addresses with a right one, that are remembered.
 const REMEMBERED: usize = 4096;
@@ -34,7 +34,7 @@ pub(crate) struct Guesses {
     right: Marks,
 }
 
-/// What an address may be told about a token.
+/// What the response to a token may reveal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum GuessVerdict {
     /// Whether it is right.
@@ -65,7 +65,7 @@ impl Guesses {
         }
     }
 
-    /// What a client at `peer` may be told about a token that is right, or is not.
+    /// What the response to a client at `peer` may reveal about its token.
     pub(crate) fn judge(&self, peer: IpAddr, token: &[u8], is_right: bool) -> GuessVerdict {
         let network = Network::of(peer);
         if !is_right && self.wrong.has(token) {

@@ -11,11 +11,11 @@ use tokio::time::Instant;
 use crate::engine::Engine;
 use crate::protocol::Protocol;
 
-/// How long an answer of the store is good for: however often readiness is asked for, the store is
-/// asked ten times a second at most.
+/// How long a result is reused: the store is called at most ten times a second, however often
+/// readiness is requested.
 const FRESH: Duration = Duration::from_millis(100);
 
-/// A real decision by the store, shared by all that ask for readiness. Clones are the same.
+/// A real decision by the store, shared by all requests for readiness. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StoreProbe {
     last: Arc<Mutex<Option<(Instant, ProbeResult)>>>,
@@ -25,8 +25,8 @@ pub(crate) struct StoreProbe {
 pub(crate) type ProbeResult = Result<(), Arc<str>>;
 
 impl StoreProbe {
-    /// The last result if it is fresh. Otherwise the store is asked, and calls that arrive
-    /// meanwhile wait for the same answer.
+    /// Returns the last result if it is fresh. Otherwise calls the store; calls that arrive meanwhile
+    /// wait for the same result.
     pub(crate) async fn ask(&self, engine: &Engine) -> ProbeResult {
         let mut last = Arc::clone(&self.last).lock_owned().await;
         if let Some((at, result)) = &*last
@@ -35,8 +35,8 @@ impl StoreProbe {
             return result.clone();
         }
         let engine = engine.at(Protocol::Internal);
-        // In a task of its own: a client that leaves while it waits would otherwise have the next
-        // one ask again.
+        // In a task of its own: otherwise a client that disconnects would cancel the probe for the
+        // others.
         let probe = tokio::spawn(async move {
             let limit = Limit::bucket(1, Period::SECOND).build().expect("one a second is a limit");
             let check = Check::of(Op::Peek).charge("tidegate-readyz", [&limit], 1);

@@ -1,7 +1,7 @@
-//! Whether this server should get requests, and what is not as configured: the answer of `/readyz`
+//! Whether this server should get requests, and what is not as configured: the response of `/readyz`
 //! and of health over gRPC.
 //!
-//! The answer is text: `ready`, `degraded` or `not ready`, then a line for each reason, `store: …`.
+//! The response is text: `ready`, `degraded` or `not ready`, then a line for each reason, `store: …`.
 //! Only `not ready` is a 503: a load balancer should send requests elsewhere. `degraded` means that
 //! requests are answered, but not as the configuration says.
 
@@ -14,23 +14,23 @@ use crate::supervise::Health;
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 
-/// What is not as it should be; nothing, if all is well.
+/// The reasons why the server is not fully ready; empty if it is.
 #[derive(Debug, Default)]
 pub(crate) struct Readiness(Vec<Reason>);
 
-/// One thing that is not as it should be.
+/// A reason why the server is not fully ready.
 #[derive(Debug)]
 pub(crate) struct Reason {
-    /// What it is about, in one word.
+    /// The part of the server, in one word.
     pub(crate) about: &'static str,
-    /// What is wrong, and what happens meanwhile.
+    /// What is wrong, and how requests are handled meanwhile.
     pub(crate) text: String,
-    /// Requests should go elsewhere.
+    /// Whether requests should go to another server.
     pub(crate) is_fatal: bool,
 }
 
 impl Readiness {
-    /// Looks at everything.
+    /// Checks the process, the store and the configuration.
     pub(crate) async fn of(engine: &Engine, health: &Health) -> Self {
         let mut reasons = Vec::new();
         if let Some(problem) = health.problem() {
@@ -51,7 +51,7 @@ impl Readiness {
         !self.0.iter().any(|reason| reason.is_fatal)
     }
 
-    /// The answer of `/readyz`; only its word, if it is to be brief.
+    /// The response of `/readyz`; only its first word if `is_brief`.
     pub(crate) fn into_response(self, is_brief: bool) -> Response<Body> {
         let mut text = self.to_string();
         if is_brief {
@@ -95,14 +95,14 @@ mod tests {
 
     #[test]
     fn reasons_stand_below_the_word_and_one_that_is_fatal_is_enough() {
-        let reason = |about, is_fatal| Reason { about, text: "is away".into(), is_fatal };
+        let reason = |about, is_fatal| Reason { about, text: "is unavailable".into(), is_fatal };
         for (reasons, ready, text) in [
             (vec![], true, "ready\n"),
-            (vec![reason("store", false)], true, "degraded\nstore: is away\n"),
+            (vec![reason("store", false)], true, "degraded\nstore: is unavailable\n"),
             (
                 vec![reason("store", true), reason("config", false)],
                 false,
-                "not ready\nstore: is away\nconfig: is away\n",
+                "not ready\nstore: is unavailable\nconfig: is unavailable\n",
             ),
         ] {
             let readiness = Readiness(reasons);

@@ -133,7 +133,8 @@ impl WatchedSource {
     fn fingerprint(&self) -> Option<Vec<u8>> {
         match self {
             WatchedSource::Configuration(config) => {
-                tidegate_bounded::files::read_file(&config.file, crate::findings::MAX_FILE_BYTES).ok()
+                tidegate_bounded::files::read_file(&config.file, crate::findings::MAX_FILE_BYTES)
+                    .ok()
             }
             WatchedSource::Tokens(files, _) => {
                 let mut print = Vec::new();

@@ -12,24 +12,24 @@ use crate::listen::tls::TlsError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// An address cannot be listened on.
+    /// The address of a listener cannot be bound.
     #[error("cannot listen on {address} for {protocol}: {source}{}", listen_advice(source))]
     Listen {
-        /// Which listener.
+        /// The listener.
         protocol: &'static str,
-        /// Where.
+        /// Its address.
         address: SocketAddr,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// A listener would be open to everybody.
+    /// A listener would accept any client.
     #[error(
-        "{protocol} on {address} would be open to everybody: add a token (--token-file FILE) or certificates of clients (--tls-client-ca FILE), listen on 127.0.0.1 alone, or write --insecure to allow it"
+        "{protocol} on {address} would accept any client: add a token (--token-file FILE) or certificates of clients (--tls-client-ca FILE), listen on 127.0.0.1 alone, or write --insecure to allow it"
     )]
     Open {
-        /// Which listener.
+        /// The listener.
         protocol: &'static str,
-        /// Where.
+        /// Its address.
         address: SocketAddr,
     },
     /// The configuration for Envoy cannot be used.
@@ -38,14 +38,14 @@ pub enum StartError {
     /// The store's URL cannot be used.
     #[error("store: {0}")]
     Store(#[from] RedisError),
-    /// The store refuses, and waiting cannot mend it.
+    /// The store refuses charges for a reason that does not pass by itself.
     #[error("store {store}: {why}\n{advice}")]
     StoreRefuses {
-        /// Which store, without credentials.
+        /// The store, without credentials.
         store: String,
-        /// What it said.
+        /// The reason that it gave.
         why: String,
-        /// What to do about it.
+        /// How to fix it.
         advice: &'static str,
     },
     /// The file with the store's secret cannot be used.
@@ -54,9 +54,9 @@ pub enum StartError {
     /// The file in which state is kept cannot be used.
     #[error("memory.snapshot_file: {file}: {source}")]
     Snapshot {
-        /// Which file.
+        /// The file.
         file: String,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// A certificate or key cannot be used.

@@ -1,5 +1,4 @@
-//! Background tasks that stay: one that panics or ends is started again, counted and logged, and
-//! the process goes on.
+//! Background tasks: one that panics or ends is restarted, counted and logged.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -18,11 +17,11 @@ use crate::probe::StoreProbe;
 
 /// How long to wait before a task is started again.
 const PAUSE: Duration = Duration::from_millis(50);
-/// More ends than this within [`WITHIN`], and the service says that it is not ready.
+/// After more ends than this within [`WITHIN`], the server is not ready.
 const MANY: usize = 3;
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// What has become of the tasks.
+/// How the background tasks and the store in memory are doing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Health {
     ends: Arc<Mutex<VecDeque<Instant>>>,
@@ -31,25 +30,24 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    /// Why somebody should look, and nothing is ready: tasks that end too often, or a store that
-    /// lets nobody in.
+    /// Why the process is not ready: tasks that end too often, or a stalled store.
     pub(crate) fn problem(&self) -> Option<&'static str> {
         if self.is_stuck.load(Ordering::Relaxed) {
-            return Some("the store in memory lets nobody in: the log has since when");
+            return Some("the store in memory is stalled: the log has since when");
         }
         let mut ends = self.ends.lock();
         while ends.front().is_some_and(|at| at.elapsed() > WITHIN) {
             ends.pop_front();
         }
-        (ends.len() > MANY).then_some("background tasks end again and again: the log has why")
+        (ends.len() > MANY).then_some("background tasks end repeatedly: the log has why")
     }
 
-    /// What all listeners ask the store with.
+    /// The probe of the store that all listeners share.
     pub(crate) fn store_probe(&self) -> &StoreProbe {
         &self.store_probe
     }
 
-    /// Whether there is one.
+    /// Whether there is a problem.
     #[cfg(test)]
     pub(crate) fn is_failing(&self) -> bool {
         self.problem().is_some()
@@ -68,7 +66,7 @@ impl Health {
     }
 }
 
-/// Keeps a task going until `stopped` says so. `task` makes it, each time anew.
+/// Runs the task that `task` makes until `stopped`, and restarts it whenever it ends.
 pub(crate) async fn keep<T, F>(
     name: &'static str,
     task: T,
@@ -109,7 +107,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_panics_is_started_again_and_too_many_are_told() {
+    async fn a_task_that_panics_is_restarted_and_too_many_ends_are_not_ready() {
         let (runs, health, observer) =
             (Arc::new(AtomicU64::new(0)), Health::default(), Observer::default());
         let (stop, stopped) = watch::channel(false);

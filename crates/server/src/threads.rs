@@ -1,20 +1,20 @@
-//! How many threads serve.
+//! The number of threads that serve.
 
 use std::str::FromStr;
 use std::{fmt, io};
 
 use tokio::runtime::{Builder, Runtime};
 
-/// The most threads that can be asked for.
+/// The most threads that can be configured.
 pub const MAX_THREADS: usize = 1024;
 
-/// How many threads serve; `auto`, which is one for each core that this process may use, unless
-/// told otherwise.
+/// The number of threads that serve. The default is `auto`: one for each core that this process may
+/// use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Threads(Option<usize>);
 
 impl Threads {
-    /// A runtime with so many threads, for [`start`](crate::start).
+    /// Builds a runtime with this number of threads, for [`start`](crate::start).
     ///
     /// # Errors
     /// If the operating system gives none.
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_as_were_asked_for_serve() {
+    fn the_runtime_has_the_configured_number_of_threads() {
         for number in [1, 3] {
             let runtime = number.to_string().parse::<Threads>().unwrap().runtime().unwrap();
             assert_eq!(runtime.metrics().num_workers(), number);
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn numbers_out_of_range_are_refused() {
         for text in ["", "0", "-1", "1025", "many", "2.5"] {
             let error = text.parse::<Threads>().unwrap_err();
             assert_eq!(

@@ -1,10 +1,10 @@
-//! A thread that looks whether the others are stuck.
+//! A thread that detects stalls of the event loop and of the store in memory.
 //!
-//! A lock that nobody lets go, or a task that never lets others run, ends all answers and says
-//! nothing. So a thread of its own asks the runtime to run a task, over and over, and another to go
-//! through every shard of a store in memory. What takes longer than a tenth of a second is counted
-//! and logged, when it is noticed and when it is over. A store that is stuck for a second is not
-//! ready; whether a runtime is that is stuck, it could not say.
+//! A lock that is never released, or a task that never yields, stops all responses without a trace.
+//! A separate thread therefore has the runtime run a task, again and again, and has another thread
+//! lock every shard of a store in memory. A delay of more than 100 ms is counted, and logged when it
+//! is detected and when it ends. A store that is stalled for a second is not ready. A stalled event
+//! loop could not answer a request for readiness.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,19 +15,20 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
 use crate::observe::Observer;
+use crate::observe::log::Field;
 use crate::observe::metrics::Stall;
 use crate::supervise::Health;
 
-/// How often it looks.
+/// The period of the checks.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Whoever takes longer is stuck.
+/// A check that takes longer is a stall.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// Not ready from then on.
+/// A store that is stalled for longer is not ready.
 const NOT_READY: Duration = Duration::from_secs(1);
-/// At most one line of the log about each in this time.
+/// The log has at most one line about each in this time.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// Looks on until it is dropped.
+/// The thread, which ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Watchdog {
     stop: Option<mpsc::Sender<()>>,
@@ -35,7 +36,7 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Watches the runtime of the caller, and whatever `enter` goes through, if there is anything.
+    /// Watches the runtime of the caller, and the locks that `enter` takes, if there are any.
     pub(crate) fn start(
         enter: Option<impl Fn() + Send + 'static>,
         observer: Observer,
@@ -47,7 +48,7 @@ impl Watchdog {
             _ = runtime.spawn(async move { answer.give() })
         });
         let store = enter.and_then(|enter| {
-            // If it is stuck, it stays so, and nobody waits for it at the end.
+            // A stalled thread is not joined at the end.
             let (ask, asked) = mpsc::channel::<Heartbeat>();
             let go = move || {
                 for answer in asked {
@@ -63,7 +64,7 @@ impl Watchdog {
             let mut last = Instant::now();
             while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
                 let now = Instant::now();
-                // If we were late ourselves, the machine stood still, or had no time for anybody.
+                // A late wake-up of this thread means that the machine was suspended or overloaded.
                 let pause = (now - last).saturating_sub(PERIOD);
                 last = now;
                 for one in &mut watched {
@@ -72,7 +73,7 @@ impl Watchdog {
             }
         };
         let thread = std::thread::Builder::new().name("watchdog".into()).spawn(watch);
-        // Without it the server serves as well.
+        // The server works without a watchdog.
         Watchdog { stop: Some(stop), thread: thread.ok() }
     }
 }
@@ -86,7 +87,7 @@ impl Drop for Watchdog {
     }
 }
 
-/// Whether somebody has answered.
+/// Whether the watched thread has run since the last check.
 #[derive(Clone)]
 struct Heartbeat(Arc<AtomicBool>);
 
@@ -99,7 +100,7 @@ impl Heartbeat {
 struct Watched {
     subject: Stall,
     ask: Box<dyn Fn(Heartbeat) + Send>,
-    /// Since when somebody is asked, less what we were late ourselves.
+    /// The check under way: when it began, less the delays of this thread.
     asked: Option<(Instant, Heartbeat)>,
     is_stuck: bool,
     last_said: Option<Instant>,
@@ -121,12 +122,12 @@ impl Watched {
                 if waited >= PATIENCE && !self.is_stuck {
                     self.is_stuck = true;
                     observer.metrics().stalled(self.subject);
-                    self.say(now, observer, "stuck", waited);
+                    self.say(now, observer, "stalled", waited);
                 }
                 return;
             }
             if std::mem::take(&mut self.is_stuck) {
-                self.say(now, observer, "goes on", waited);
+                self.say(now, observer, "resumed", waited);
             }
             if self.subject == Stall::Store {
                 health.set_stuck(false);
@@ -143,10 +144,13 @@ impl Watched {
         }
         self.last_said = Some(now);
         let ms = waited.as_millis();
-        observer.log().error(
-            "somebody does not answer in time",
-            &[("who", &self.subject.name()), ("state", &what), ("waited_ms", &ms)],
-        );
+        let message = match self.subject {
+            Stall::Runtime => "the event loop stalled; the machine may be overloaded",
+            Stall::Store => "a shard of the store in memory stalled",
+        };
+        let fields: [Field<'_>; 3] =
+            [("what", &self.subject.name()), ("state", &what), ("waited_ms", &ms)];
+        observer.log().error(message, &fields);
     }
 }
 
@@ -169,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_lets_nobody_in_is_noticed_and_not_ready() {
+    fn a_stalled_store_is_detected_and_not_ready() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let _inside = runtime.enter();
         let (observer, health) = (Observer::default(), Health::default());
@@ -180,16 +184,16 @@ mod tests {
             move || drop(lock.lock().unwrap())
         };
         let watchdog = Watchdog::start(Some(enter), observer.clone(), health.clone());
-        until("it is noticed", || count(&observer, Stall::Store) == 1);
-        until("nothing is ready", || health.is_failing());
+        until("it is detected", || count(&observer, Stall::Store) == 1);
+        until("it is not ready", || health.is_failing());
         assert_eq!(count(&observer, Stall::Store), 1, "once, however long it lasts");
         drop(held);
-        until("all is well", || !health.is_failing());
+        until("it is ready", || !health.is_failing());
         drop(watchdog);
     }
 
     #[test]
-    fn a_runtime_that_runs_nothing_is_noticed() {
+    fn a_stalled_event_loop_is_detected() {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
         let _inside = runtime.enter();
@@ -199,14 +203,14 @@ mod tests {
         runtime.spawn(async move {
             let _ = wait.recv();
         });
-        until("it is noticed", || count(&observer, Stall::Runtime) == 1);
+        until("it is detected", || count(&observer, Stall::Runtime) == 1);
         assert!(!health.is_failing());
         drop(release);
         drop(watchdog);
     }
 
     #[test]
-    fn what_the_machine_was_late_is_nobodys_fault() {
+    fn delays_of_the_watchdog_itself_are_not_stalls() {
         let (observer, health) = (Observer::default(), Health::default());
         let mut one = Watched::new(Stall::Store, |_| {});
         let start = Instant::now();

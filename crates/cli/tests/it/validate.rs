@@ -406,7 +406,7 @@ fn every_finding_about_a_file_says_what_to_write() {
         ),
         (
             "rules: []\nlisten: { http: 0.0.0.0:80 }\n",
-            "warning: 2:17: listen.http: 0.0.0.0:80 would be open to everybody, which serve refuses unless a token is given: write tokens.check_file, tls.client_ca, or `insecure: true` if that is meant\n",
+            "warning: 2:17: listen.http: 0.0.0.0:80 would accept any client, which serve refuses unless a token is given: write tokens.check_file, tls.client_ca, or `insecure: true` if that is meant\n",
         ),
         (
             "rules:\n  - { name: a, limit: 1/s }\n  - { name: b, limit: 1/s }\n  - { name: a, limit: 2/s }\n",

@@ -335,7 +335,7 @@ impl Hall {
         }
         let may = match said {
             _ if !guard.has_tokens() => May::Everything,
-            Said::Nothing => guard.stranger(),
+            Said::Nothing => guard.without_token(),
             Said::Token(token) => match guard.admit(caller, token) {
                 Admission::May(may) if may >= needs => return None,
                 Admission::May(_) => {

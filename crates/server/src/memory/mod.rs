@@ -14,7 +14,7 @@ use tidegate::{Memory, MemoryBuilder};
 use self::snapshot::{EVERY, Snapshot};
 use crate::parse::values;
 
-/// The least that can be asked for.
+/// The least that can be configured.
 const LEAST: u64 = 1 << 20;
 
 /// Bounds of a store in memory.
@@ -27,13 +27,13 @@ pub struct MemorySettings {
     /// The most bytes.
     #[serde(with = "values::text")]
     pub max_bytes: Bytes,
-    /// What becomes of whatever finds no room.
+    /// What happens to a new key when the store is full.
     #[serde(with = "values::Overflow")]
     pub overflow: Overflow,
-    /// The file in which it is kept over a restart, if in any.
+    /// The snapshot file that keeps the store over a restart, if there is one.
     #[serde(deserialize_with = "values::some_path", skip_serializing_if = "Option::is_none")]
     pub snapshot_file: Option<PathBuf>,
-    /// How often that is written.
+    /// The period in which the snapshot is written.
     #[serde(rename = "snapshot_secs", deserialize_with = "values::secs::<1, 1_000_000, _>")]
     #[serde(serialize_with = "values::as_secs")]
     pub snapshot_every: Duration,
@@ -52,7 +52,7 @@ impl Default for MemorySettings {
 }
 
 impl MemorySettings {
-    /// Where and how often it is written, if at all.
+    /// The file and the period of snapshots, if there is a file.
     pub(crate) fn snapshot(&self) -> Option<Snapshot> {
         Some(Snapshot { file: self.snapshot_file.clone()?, every: self.snapshot_every })
     }
@@ -64,12 +64,12 @@ impl MemorySettings {
     }
 }
 
-/// A number of bytes; `auto`, which is half of what this process may have, unless told otherwise.
+/// A number of bytes. The default is `auto`: half of the memory that this process may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Bytes(Option<u64>);
 
 impl Bytes {
-    /// How many that is, here.
+    /// The number of bytes on this machine.
     pub fn number(self) -> u64 {
         self.0.unwrap_or_else(|| (available(Path::new("/")) / 2).max(LEAST))
     }
@@ -113,8 +113,8 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// How many bytes of memory this process may have: what the machine has, or less if a control group
-/// says so. `root` is where the system's files are.
+/// How many bytes of memory this process may have: the memory of the machine, or the lowest limit of
+/// its control groups. `root` is where the system's files are.
 fn available(root: &Path) -> u64 {
     let read = |file: &str| fs::read_to_string(root.join(file)).unwrap_or_default();
     let machine = read("proc/meminfo").lines().find_map(|line| {
@@ -142,7 +142,7 @@ fn available(root: &Path) -> u64 {
         });
         numbers.collect()
     });
-    // Where nobody says anything, what a small machine has.
+    // Without any number, assume a small machine.
     bounds.chain(machine).min().unwrap_or(1 << 30)
 }
 
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_may_have_is_the_least_that_anybody_says() {
+    fn the_lowest_limit_of_machine_and_control_groups_holds() {
         const FILES: [(&str, &str); 7] = [
             ("proc/meminfo", "MemTotal:        1000 kB\nMemFree: 3 kB\n"),
             ("proc/self/cgroup", "4:cpu,memory:/a/b\n3:cpu:/c\n0::/d/e\n"),

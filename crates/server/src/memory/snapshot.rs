@@ -1,8 +1,8 @@
-//! State in memory, kept in a file, so that a restart forgets little.
+//! Snapshots: the store in memory in a file, so that a restart loses little.
 //!
-//! A thread of its own writes it every so often, and once more at the end: beside the file, to the
-//! disk, and then in its place, so that there is always a whole one. If that does not work,
-//! decisions go on as before and the old file stays; it is logged and counted.
+//! A separate thread writes the file periodically and once more at the end: to a temporary file
+//! beside it, which is synced and renamed, so that a complete file is always there. A failure is
+//! logged and counted; the old file stays, and decisions are not affected.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -19,35 +19,35 @@ use tidegate::{Memory, MemoryBuilder};
 
 use crate::observe::Observer;
 
-/// How often it is written unless told otherwise.
+/// The default period of snapshots.
 pub(crate) const EVERY: Duration = Duration::from_secs(1);
-/// Of the time, no more than one part in so many is spent on writing.
+/// Writing takes at most one part of the time in this many.
 const RARELY: u32 = 10;
 /// How long to wait for another server to stop, which may take as long as its last requests.
 const PATIENCE: Duration = Duration::from_secs(11);
-/// Only for whoever runs the server: it has the secret by which keys are hashed.
+/// Readable by the user of the server only: the file has the secret that hashes keys.
 const MODE: u32 = 0o600;
 
-/// Where it is kept, and how often it is written.
+/// The snapshot file, and the period in which it is written.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Snapshot {
     pub(crate) file: PathBuf,
     pub(crate) every: Duration,
 }
 
-/// What became of the file at the start.
+/// What was read from the file at the start.
 #[derive(Debug)]
 pub(crate) enum Restored {
     Nothing,
     Loaded(Loaded),
-    /// A part of it; the whole is kept as this.
+    /// A part of the file, which is kept under this name.
     Partly(Loaded, PathBuf),
-    /// It cannot be read; it is now called so.
+    /// An unreadable file, which is kept under this name.
     Unreadable(LoadError, PathBuf),
 }
 
 impl Restored {
-    /// Says it.
+    /// Logs it.
     pub(crate) fn tell(&self, settings: &Snapshot, observer: &Observer) {
         let (file, log) = (settings.file.display(), observer.log());
         match self {
@@ -92,20 +92,20 @@ fn warn_of_rebased(loaded: &Loaded, observer: &Observer) {
     }
 }
 
-/// The store of a file, as much of it as can be read; an empty one if there is no file, or nothing
-/// in it that can be. Nobody else may use the file until the [`Held`] is dropped.
+/// Loads the store from its file, as much of it as can be read; it is empty if there is no file, or
+/// none that can be read. Other servers cannot use the file until the [`Held`] is dropped.
 ///
 /// # Errors
-/// If there is something that is not a file of ours to read and to replace, or somebody else uses
-/// it: that is a mistake in the configuration, and nothing is overwritten.
+/// If the file cannot be a snapshot of this server or another server uses it: that is a mistake in
+/// the configuration, and nothing is overwritten.
 pub(crate) fn open(
     settings: &Snapshot,
     builder: MemoryBuilder,
 ) -> io::Result<(Memory, Restored, Held)> {
-    // Before the lock is made: nothing is written beside what is no file.
+    // Before the lock file is made: nothing is written beside something that is not a file.
     look_at(&settings.file)?;
     let held = Held::take(&settings.file, PATIENCE)?;
-    // Whatever waits for a writer is not waited for.
+    // Do not wait for the writer of a pipe.
     let flags = no_follow() | OFlags::NONBLOCK.bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(&settings.file);
     let mut file = match file {
@@ -114,7 +114,7 @@ pub(crate) fn open(
         }
         file => file?,
     };
-    // Once more, of what is really read.
+    // Again, for the file that was really opened.
     let about = file.metadata()?;
     usable(&about, rustix::process::geteuid().as_raw())?;
     if about.len() == 0 {
@@ -123,10 +123,9 @@ pub(crate) fn open(
     match builder.clone().load(&mut file.by_ref().take(about.len())) {
         Ok((memory, loaded)) if loaded.is_whole() => Ok((memory, Restored::Loaded(loaded), held)),
         Ok((memory, loaded)) => {
-            // With other settings, or by other means, more of it might be read: it is not written
-            // over.
+            // Other tools might read more of it: it is not overwritten.
             let kept = free_name(&settings.file, ".partly");
-            // Where one file cannot have two names, it gets another one.
+            // Rename it where the file system has no hard links.
             fs::hard_link(&settings.file, &kept).or_else(|_| fs::rename(&settings.file, &kept))?;
             Ok((memory, Restored::Partly(loaded, kept), held))
         }
@@ -136,7 +135,7 @@ pub(crate) fn open(
             "is a text: expected a snapshot, or no file yet",
         )),
         Err(error) => {
-            // Whatever it is, somebody may want it: it is not written over.
+            // It may be of value to its owner: it is not overwritten.
             let kept = free_name(&settings.file, ".unreadable");
             fs::rename(&settings.file, &kept)?;
             Ok((builder.build(), Restored::Unreadable(error, kept), held))
@@ -155,8 +154,8 @@ pub(crate) fn look_at(file: &Path) -> io::Result<()> {
     }
 }
 
-/// What is read decides what clients may do, and brings the secret by which keys are hashed: so it
-/// has to be a file that only `user` can have written.
+/// The file decides what clients may do, and has the secret that hashes keys: only `user` may be able
+/// to write it.
 fn usable(about: &Metadata, user: u32) -> io::Result<()> {
     let wrong = |problem: String| Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
     let (kind, mode) = (about.file_type(), about.mode() & 0o777);
@@ -179,20 +178,20 @@ fn usable(about: &Metadata, user: u32) -> io::Result<()> {
     if mode & 0o022 != 0 {
         return wrong(format!(
             "other users may write to it (mode {mode:o}): expected mode 600; \
-             remove it, or `chmod 600` it if nobody has changed it"
+             remove it, or `chmod 600` it if its content can be trusted"
         ));
     }
     Ok(())
 }
 
-/// Somebody's configuration, say, and no snapshot that was damaged.
+/// Whether the file is text, such as a configuration, and not a damaged snapshot.
 fn is_text(file: &Path) -> io::Result<bool> {
     let mut beginning = Vec::new();
     File::open(file)?.take(256).read_to_end(&mut beginning)?;
     Ok(beginning.iter().all(|byte| !byte.is_ascii_control() || byte.is_ascii_whitespace()))
 }
 
-/// A name that nobody has yet.
+/// A name that is not in use yet.
 fn free_name(file: &Path, ending: &str) -> PathBuf {
     let names = std::iter::once(ending.to_string())
         .chain((1..1000).map(|number| format!("{ending}.{number}")));
@@ -200,15 +199,14 @@ fn free_name(file: &Path, ending: &str) -> PathBuf {
     names.find(|name| name.symlink_metadata().is_err()).unwrap_or_else(|| beside(file, ending))
 }
 
-/// As long as it is there, nobody else uses the file. The system ends it with the process, however
-/// that ends.
+/// A lock on the file, against other servers. The system releases it with the process.
 #[derive(Debug)]
 pub(crate) struct Held {
     _lock: File,
 }
 
 impl Held {
-    /// Waits for whoever is about to stop, and not longer.
+    /// Takes the lock; waits for a server that is about to stop.
     fn take(file: &Path, patience: Duration) -> io::Result<Held> {
         let mut options = OpenOptions::new();
         let name = beside(file, ".lock");
@@ -220,8 +218,8 @@ impl Held {
             .custom_flags(no_follow())
             .open(name)
         {
-            // Where nothing can be written nobody else can, either; that it cannot be is said
-            // when it is tried.
+            // On a read-only file system no other server can write either; the error is reported
+            // when the snapshot is written.
             Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
                 return Ok(Held { _lock: File::open("/dev/null")? });
             }
@@ -244,7 +242,7 @@ impl Held {
     }
 }
 
-/// A symbolic link in its place could lead anywhere.
+/// A symbolic link in place of the file could lead anywhere.
 fn no_follow() -> i32 {
     OFlags::NOFOLLOW.bits().cast_signed()
 }
@@ -255,7 +253,7 @@ fn beside(file: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
-/// Writes a whole file, or none.
+/// Writes the complete file, or leaves the old one.
 fn save(memory: &Memory, file: &Path) -> io::Result<Saved> {
     let new = beside(file, ".new");
     let written = write(memory, &new).and_then(|saved| {
@@ -272,7 +270,7 @@ fn save(memory: &Memory, file: &Path) -> io::Result<Saved> {
 }
 
 fn write(memory: &Memory, new: &Path) -> io::Result<Saved> {
-    // One that was left over may be open, or anybody's to read.
+    // A file that was left over may be open elsewhere or readable by others.
     match fs::remove_file(new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -283,7 +281,7 @@ fn write(memory: &Memory, new: &Path) -> io::Result<Saved> {
     Ok(saved)
 }
 
-/// Writes until it is told to stop.
+/// The thread that writes snapshots until it is stopped.
 #[derive(Debug)]
 pub(crate) struct Saver {
     stop: Option<mpsc::Sender<()>>,
@@ -291,7 +289,7 @@ pub(crate) struct Saver {
 }
 
 impl Saver {
-    /// The file stays ours until the last time.
+    /// Starts the thread, which holds the lock until its last snapshot.
     pub(crate) fn start(
         memory: Memory,
         settings: Snapshot,
@@ -302,8 +300,7 @@ impl Saver {
         let work = move || {
             let _held = held;
             let mut failing = false;
-            // At once for the first time: whoever looks at the log after a start knows whether it
-            // works.
+            // The first one immediately, so that the log of the start has its errors.
             let mut pause = Duration::ZERO;
             loop {
                 let is_last = stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout);
@@ -338,7 +335,7 @@ impl Saver {
         Ok(Saver { stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Writes once more. Whoever gives up waiting leaves the file of before.
+    /// Writes the last snapshot; after `patience`, the one before stays.
     pub(crate) async fn finish(mut self, patience: Duration, observer: &Observer) {
         self.stop = None;
         let Some(thread) = self.thread.take() else { return };
@@ -432,13 +429,13 @@ mod tests {
         let (memory, found, _) = open(&settings, Memory::builder()).unwrap();
         assert!(memory.is_empty() && matches!(found, Restored::Nothing));
         let (memory, limit) = some();
-        // One that was left over, which everybody may read.
+        // A file that was left over, readable by other users.
         fs::write(beside(&settings.file, ".new"), "rest").unwrap();
         for _ in 0..2 {
             assert_eq!(save(&memory, &settings.file).unwrap().keys, 1);
         }
         assert_eq!(fs::metadata(&settings.file).unwrap().permissions().mode() & 0o777, MODE);
-        // With the one that says whose it is.
+        // With the owner that the message names.
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
         let (memory, found, _) = open(&settings, Memory::builder()).unwrap();
         assert!(
@@ -503,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn somebodys_text_is_left_alone() {
+    fn a_text_file_is_not_touched() {
         let folder = tempfile::tempdir().unwrap();
         let settings = settings(folder.path());
         put(&settings.file, b"rules:\n  - name: a\n");

@@ -1,19 +1,18 @@
-//! Whether what the files say is what runs.
+//! Whether the running configuration is that of the files.
 
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
-/// Files that say something else than what is in force, and why. `/readyz` and
-/// `tidegate_config_in_force` follow from it.
+/// Files whose content is not in force, and why. `/readyz` and `tidegate_config_in_force` report it.
 #[derive(Debug, Default)]
 pub struct InForce {
     differences: Mutex<BTreeMap<&'static str, String>>,
 }
 
 impl InForce {
-    /// Remembers how a source (`configuration`, `rules`, `tokens`, `certificates`) differs;
-    /// nothing, if it does not. Returns whether it is another difference than before.
+    /// Sets how a source (`configuration`, `rules`, `tokens`, `certificates`) differs; `None` if it
+    /// does not. Returns whether the difference has changed.
     pub(crate) fn set(&self, source: &'static str, difference: Option<String>) -> bool {
         let mut differences = self.differences.lock();
         let before = differences.remove(source);
@@ -24,7 +23,7 @@ impl InForce {
         is_other
     }
 
-    /// Whether everything that the files say is in force.
+    /// Whether the content of all files is in force.
     pub fn is_whole(&self) -> bool {
         self.differences.lock().is_empty()
     }

@@ -1,9 +1,8 @@
-//! The log: one line for each thing that happened, for people or as JSON.
+//! The log: one line per event, for people or as JSON.
 //!
-//! Whoever logs never waits. A line is put into a bounded queue, and a thread of its own writes it;
-//! if the reader of the log is too slow, lines are left out, and how many is said as soon as there
-//! is room. Values are escaped, so that no key, name or error can end a line or speak to a
-//! terminal.
+//! Logging never blocks. A line is put into a bounded queue, and a separate thread writes it. If the
+//! reader of the log is too slow, lines are dropped and counted. Values are escaped, so that no key,
+//! name or error can end a line or control a terminal.
 
 use std::fmt::{self, Display, Write as _};
 use std::io::Write;
@@ -23,20 +22,20 @@ const MAX_VALUE_CHARS: usize = 512;
 /// How important a line is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Level {
-    /// Nothing is logged at this level; to ask for silence.
+    /// Nothing is logged.
     Off,
     /// Something does not work.
     Error,
-    /// Something needs somebody's attention.
+    /// Something needs attention.
     Warn,
     /// Something happened.
     #[default]
     Info,
-    /// More than anybody wants to know.
+    /// Details, for debugging.
     Debug,
 }
 
-/// What lines look like.
+/// The form of lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Format {
     /// `2026-11-16T02:44:33.123Z info  configuration reloaded file=tidegate.yaml rules=3`
@@ -48,7 +47,7 @@ pub enum Format {
 }
 
 impl Level {
-    /// The word for it.
+    /// The word used in configuration and log lines.
     pub const fn name(self) -> &'static str {
         match self {
             Level::Off => "off",
@@ -61,7 +60,7 @@ impl Level {
 }
 
 impl Format {
-    /// The word for it.
+    /// The word used in configuration and log lines.
     pub const fn name(self) -> &'static str {
         match self {
             Format::Human => "human",
@@ -101,7 +100,7 @@ impl FromStr for Format {
     }
 }
 
-/// Writes lines. Cheap to clone; clones write to the same place.
+/// The log. Cheap to clone; clones write to the same place.
 #[derive(Clone, Debug)]
 pub struct Log {
     inner: Arc<LogState>,
@@ -131,13 +130,13 @@ impl Log {
         let (queue, lines) = sync_channel(QUEUE);
         let started =
             std::thread::Builder::new().name("log".into()).spawn(move || write(&lines, out));
-        // Without a thread there is no log; the service is worth more than its log.
+        // If no thread can be started, the server runs without a log.
         drop(started);
         Self::through(queue, level, format)
     }
 
-    /// No log at all.
-    pub fn silent() -> Self {
+    /// A log that drops every line.
+    pub fn disabled() -> Self {
         Self::through(sync_channel(0).0, Level::Off, Format::Human)
     }
 
@@ -172,17 +171,17 @@ impl Log {
         self.line(Level::Info, message, fields);
     }
 
-    /// More than anybody wants to know.
+    /// Details, for debugging.
     pub fn debug(&self, message: &str, fields: &[Field<'_>]) {
         self.line(Level::Debug, message, fields);
     }
 
-    /// Lines that were left out since the start, because nobody took them.
+    /// Lines that were dropped since the start, because the queue was full.
     pub fn lost(&self) -> u64 {
         self.inner.lost.load(Ordering::Relaxed)
     }
 
-    /// Waits until everything said so far is written, at most this long.
+    /// Waits until all lines so far are written, at most this long.
     pub fn flush(&self, at_most: Duration) {
         let (done, written) = sync_channel(1);
         if self.inner.queue.try_send(Job::Flush(done)).is_ok() {
@@ -218,7 +217,7 @@ impl Log {
 fn write(lines: &Receiver<Job>, mut out: impl Write) {
     for job in lines {
         match job {
-            // Whoever has closed the log wants none.
+            // An error means that the log was closed.
             Job::Line(line) => _ = out.write_all(line.as_bytes()),
             Job::Flush(done) => {
                 let _ = out.flush();
@@ -270,8 +269,8 @@ fn rendered(
     line
 }
 
-/// Anything that is not to be seen as itself: control characters, and those that change the
-/// direction of what follows.
+/// Whether a character must be escaped: control characters, and those that change the direction of
+/// text.
 fn odd(char: char) -> bool {
     char.escape_debug().next() == Some('\\')
 }
@@ -322,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn no_value_can_end_a_line_or_speak_to_a_terminal() {
+    fn no_value_can_end_a_line_or_control_a_terminal() {
         let at = UNIX_EPOCH;
         let nasty = "a\r\n\x1b[31m\u{202e}\"=";
         let human =
@@ -340,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_logs_never_waits() {
+    fn logging_never_blocks() {
         struct Stuck(Receiver<()>);
         impl Write for Stuck {
             fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {

@@ -1,8 +1,8 @@
-//! What can be seen of the server: numbers, lines, and who is limited most.
+//! Observability: metrics, the log, and the most limited keys.
 //!
-//! All of it happens between listeners and store, once: no listener records anything by itself. The
-//! engine tells the [`Observer`] what was decided, the entrance of the listeners tells it who came.
-//! On the way of a decision there is no lock and no allocation as long as it is allowed.
+//! The engine reports decisions to the [`Observer`], and the acceptor reports connections, so no
+//! protocol records decisions itself. Recording an allowed decision takes no lock and does not
+//! allocate.
 
 mod in_force;
 pub mod log;
@@ -29,29 +29,29 @@ use crate::parse::values;
 use crate::protocol::Protocol;
 use crate::ruling::Ruling;
 
-/// How often in a second it is said why the store did not decide.
+/// Lines per second about calls that the store did not decide.
 const MISSES_PER_SECOND: u64 = 3;
 
-/// How often in a second it is said that a gateway asks in a way that cannot be answered.
+/// Lines per second about requests of gateways that cannot be answered.
 const MISASKED_PER_SECOND: u64 = 1;
 
-/// How often in a second the numbers are written anew.
+/// How often per second the page of metrics is rendered.
 const PAGES_PER_SECOND: u64 = 50;
 
-/// What is to be told, and how.
+/// The section `log` of the configuration.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogSettings {
-    /// Which lines.
+    /// The least important level that is logged.
     #[serde(with = "values::text_or_off")]
     pub level: Level,
-    /// In which form.
+    /// The form of lines.
     #[serde(with = "values::text")]
     pub format: Format,
-    /// Denials that are logged in a second; the rest is counted.
+    /// The most denials that are logged per second; the rest is counted.
     pub denials_per_second: u32,
-    /// Keys are shown as they are, in the log and among the most limited; otherwise only a keyed
-    /// hash is.
+    /// Whether the log and the most limited keys show keys as they are; otherwise they show a keyed
+    /// hash.
     pub show_keys: bool,
 }
 
@@ -66,7 +66,7 @@ impl Default for LogSettings {
     }
 }
 
-/// Sees everything. Cheap to clone; clones see the same.
+/// Records metrics, log lines and the most limited keys. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Observer {
     inner: Arc<ObserverState>,
@@ -87,20 +87,20 @@ struct ObserverState {
     guessed: Sampled,
     upstream: Sampled,
     written: Sampled,
-    /// The numbers as they were told last.
+    /// The page of metrics as it was rendered last.
     page: Mutex<Bytes>,
     pages: Pages,
 }
 
 impl Default for Observer {
-    /// Counts, and says nothing.
+    /// Records metrics, and logs nothing.
     fn default() -> Self {
-        Self::new(Log::silent(), &LogSettings::default())
+        Self::new(Log::disabled(), &LogSettings::default())
     }
 }
 
 impl Observer {
-    /// Writes to this log.
+    /// An observer that writes to this log.
     pub fn new(log: Log, settings: &LogSettings) -> Self {
         Observer {
             inner: Arc::new(ObserverState {
@@ -123,22 +123,22 @@ impl Observer {
         }
     }
 
-    /// Lines.
+    /// The log.
     pub fn log(&self) -> &Log {
         &self.inner.log
     }
 
-    /// Numbers.
+    /// The metrics.
     pub fn metrics(&self) -> &Metrics {
         &self.inner.metrics
     }
 
-    /// Who is limited most.
+    /// The most limited keys.
     pub fn top(&self) -> &Top {
         &self.inner.top
     }
 
-    /// A check whose limits the caller brought was decided, or not.
+    /// Records the result of a check with limits of the caller.
     pub(crate) fn decided(
         &self,
         protocol: Protocol,
@@ -161,7 +161,7 @@ impl Observer {
         }
     }
 
-    /// Several requests were decided that arrived together.
+    /// Records the results of requests that were decided as a batch.
     pub(crate) fn decided_together(
         &self,
         protocol: Protocol,
@@ -175,7 +175,7 @@ impl Observer {
         metrics.some_took(protocol, began, allowed + denied);
     }
 
-    /// A request was decided by rules.
+    /// Records the result of a check against the rules.
     pub(crate) fn ruled(&self, protocol: Protocol, op: Op, ruling: &Ruling) {
         let metrics = &self.inner.metrics;
         metrics.decided(protocol, if ruling.allowed { Outcome::Allowed } else { Outcome::Denied });
@@ -191,7 +191,7 @@ impl Observer {
         }
     }
 
-    /// There was no decision.
+    /// Records an error of a check.
     pub(crate) fn failed(&self, protocol: Protocol, error: &StoreError) {
         let StoreError::Invalid(_) = error else {
             self.inner.metrics.decided(protocol, Outcome::Failed);
@@ -208,7 +208,7 @@ impl Observer {
         self.inner.metrics.decided(protocol, Outcome::Invalid);
     }
 
-    /// The upstream of the proxy has no response.
+    /// Records that the upstream of the proxy did not respond.
     pub(crate) fn upstream_failed(
         &self,
         protocol: Protocol,
@@ -223,14 +223,14 @@ impl Observer {
         }
     }
 
-    /// Waits until a long page may be sent: so that asking for pages takes nothing from decisions.
-    /// False if too many want one.
+    /// Waits until a long page may be sent, so that pages do not delay decisions. False if too many
+    /// requests wait.
     pub(crate) async fn may_send_a_page(&self) -> bool {
         self.inner.pages.turn().await
     }
 
-    /// The numbers as text. They are written anew some fifty times a second at most, one page at a
-    /// time; whoever asks more often is told the last ones again.
+    /// The metrics as text. They are rendered at most fifty times a second; other requests get the
+    /// last page.
     pub fn page(&self, store: &Backend) -> Bytes {
         let mut page = self.inner.page.lock();
         if page.is_empty()
@@ -241,15 +241,15 @@ impl Observer {
         page.clone()
     }
 
-    /// Logs in another way from now on.
+    /// Changes what is logged, and how.
     pub fn set(&self, settings: &LogSettings) {
         self.inner.log.set(settings.level, settings.format);
         self.inner.top.set_show_keys(settings.show_keys);
         self.inner.denials_per_second.store(settings.denials_per_second.into(), Ordering::Relaxed);
     }
 
-    /// A call to the store came to nothing, and this node decided alone. The reason is said a few
-    /// times a second at most.
+    /// Logs why a call to the store failed and this node decided locally, a few times a second at
+    /// most.
     pub fn missed(&self, error: &StoreError) {
         let Some(left_out) = self.inner.misses.one_more(MISSES_PER_SECOND, self.inner.top.secs())
         else {
@@ -262,7 +262,7 @@ impl Observer {
             .warn("the store did not decide", if left_out == 0 { &fields[..1] } else { &fields });
     }
 
-    /// Why there was no decision; a key in it only as a hash, unless keys may be shown.
+    /// Why there was no decision. A key in it is hashed unless keys may be shown.
     fn why(&self, error: &StoreError) -> String {
         match error {
             StoreError::Corrupt { key, reason } if !self.inner.top.shows_keys() => {
@@ -275,7 +275,7 @@ impl Observer {
         }
     }
 
-    /// A gateway asked in a way that cannot be answered: nobody else would see why.
+    /// Logs why a request of a gateway cannot be answered: gateways do not show the response.
     pub(crate) fn misasked(&self, why: &str) {
         let Some(left_out) =
             self.inner.misasked.one_more(MISASKED_PER_SECOND, self.inner.top.secs())
@@ -289,7 +289,7 @@ impl Observer {
         );
     }
 
-    /// A call brought only attributes that no rule looks at.
+    /// Logs a check with attributes that no rule uses.
     pub(crate) fn misnamed(&self, protocol: Protocol, why: &str) {
         let Some(left_out) =
             self.inner.misnamed.one_more(MISASKED_PER_SECOND, self.inner.top.secs())
@@ -304,8 +304,7 @@ impl Observer {
         );
     }
 
-    /// A request was refused because a web page sent it, or because of the name that it was sent
-    /// to.
+    /// Logs a request that was refused because a web page sent it, or because of its `Host`.
     pub(crate) fn foreign(&self, protocol: Protocol, why: &dyn std::fmt::Display) {
         let Some(left_out) =
             self.inner.foreign.one_more(MISASKED_PER_SECOND, self.inner.top.secs())
@@ -320,8 +319,7 @@ impl Observer {
         );
     }
 
-    /// A token was not looked at, because too many wrong ones came before it. One line a minute
-    /// says so.
+    /// Logs, once a minute, that tokens are not compared after too many wrong ones.
     pub(crate) fn guessed(&self, protocol: Protocol, address: std::net::IpAddr) {
         let Some(left_out) = self.inner.guessed.one_more(1, self.inner.top.secs() / 60 + 1) else {
             return;
@@ -334,15 +332,14 @@ impl Observer {
             .warn("too many wrong tokens: no token from there is looked at for a while", fields);
     }
 
-    /// Somebody was denied something, by a rule or, if it has no name, by a limit that the caller
-    /// brought.
+    /// Records a denial by a rule or, if the name is empty, by a limit of the caller.
     pub(crate) fn denied(&self, protocol: Protocol, rule: &str, key: &[u8]) {
         let secs = self.inner.top.secs();
         self.inner.top.denied(rule, key, secs);
         self.sample(protocol, rule, Some(key), secs);
     }
 
-    /// Logs a denial, if not too many were logged within this second.
+    /// Logs a denial, unless too many were logged in this second.
     fn sample(&self, protocol: Protocol, rule: &str, key: Option<&[u8]>, secs: u64) {
         if !self.inner.log.wants(Level::Info) {
             return;
@@ -369,12 +366,12 @@ impl Observer {
     }
 }
 
-/// Whether somebody is denied something if the answer is no: not by a look, and not by giving back.
+/// Whether a negative result is a denial: peeking and refunding deny nothing.
 fn asks(op: Op) -> bool {
     matches!(op, Op::Check | Op::Take | Op::Debit)
 }
 
-/// The rule that limits a key; nothing if the caller does.
+/// The rule that limits a key; empty for a limit of the caller.
 fn name_of<'a>(scope: &'a Scope<'_>) -> &'a str {
     match scope {
         Scope::Rule(name) => name,
@@ -382,7 +379,7 @@ fn name_of<'a>(scope: &'a Scope<'_>) -> &'a str {
     }
 }
 
-/// At most so many a second, and how many were left out.
+/// Limits log lines per second, and counts those that are left out.
 #[derive(Debug, Default)]
 struct Sampled {
     second: AtomicU64,
@@ -391,8 +388,8 @@ struct Sampled {
 }
 
 impl Sampled {
-    /// Whether there is room for one more in this second; and then how many had none since the last
-    /// that had.
+    /// Whether one more line may be logged in this second; if so, how many were left out since the
+    /// last one.
     fn one_more(&self, most: u64, second: u64) -> Option<u64> {
         if self.second.load(Ordering::Relaxed) != second {
             self.second.store(second, Ordering::Relaxed);

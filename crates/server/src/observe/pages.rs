@@ -1,10 +1,9 @@
-//! How often long pages are sent.
+//! The rate at which long pages are sent.
 //!
-//! A decision is a few hundred bytes; a page of numbers is some ten thousand, and the description
-//! of all paths ninety thousand. Whoever asks for them in a loop, or over many connections for
-//! hundreds at once, would have the processors copy bytes while decisions wait. So all who want a
-//! page stand in one line, which moves at a pace that takes little of a processor. Whoever comes
-//! now and then does not wait.
+//! A decision is a few hundred bytes; the page of metrics is some ten thousand, and the description
+//! of all paths ninety thousand. Many concurrent requests for pages would keep the processors busy
+//! with copying while decisions wait. Requests for pages therefore share one queue with a limited
+//! rate. An occasional request does not wait.
 
 use std::time::Duration;
 
@@ -13,15 +12,15 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 /// One page for each of these,
 const EVERY: Duration = Duration::from_millis(5);
-/// and so many at once after a pause.
-const AT_ONCE: u32 = 20;
-/// Nobody stands in line longer than this.
+/// and this many without a delay after a pause.
+const BURST: u32 = 20;
+/// The longest wait.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// The line of those who want a page.
+/// The queue of requests for pages.
 #[derive(Debug)]
 pub(crate) struct Pages {
-    /// When the next page is due; of this lock, whoever comes first is first.
+    /// When the next page may be sent. The lock is fair: requests take it in order.
     due: Mutex<Instant>,
 }
 
@@ -32,13 +31,13 @@ impl Default for Pages {
 }
 
 impl Pages {
-    /// Waits until it is this one's turn. False if that takes too long: too many want a page.
+    /// Waits for a turn. False if that takes too long because too many requests wait.
     pub(crate) async fn turn(&self) -> bool {
         let waiting = async {
             let mut due = self.due.lock().await;
             let now = Instant::now();
-            let at = now.checked_sub(EVERY * (AT_ONCE - 1)).map_or(*due, |saved| saved.max(*due));
-            // Who goes away meanwhile has taken nobody's turn.
+            let at = now.checked_sub(EVERY * (BURST - 1)).map_or(*due, |saved| saved.max(*due));
+            // A request that is cancelled here has not used a turn.
             sleep_until(at).await;
             *due = at + EVERY;
         };
@@ -52,7 +51,7 @@ mod tests {
 
     use super::*;
 
-    async fn crowd(pages: &Arc<Pages>, size: u64) -> Vec<(Duration, bool)> {
+    async fn concurrent(pages: &Arc<Pages>, size: u64) -> Vec<(Duration, bool)> {
         let began = Instant::now();
         let all: Vec<_> = (0..size)
             .map(|_| {
@@ -71,28 +70,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_few_do_not_wait_a_crowd_moves_at_its_pace_and_nobody_waits_for_ever() {
+    async fn a_few_do_not_wait_many_have_a_rate_and_the_wait_is_bounded() {
         let pages = Arc::new(Pages::default());
         tokio::time::sleep(Duration::from_secs(60)).await;
-        let turns = crowd(&pages, 1000).await;
+        let turns = concurrent(&pages, 1000).await;
         let served: Vec<Duration> = turns.iter().filter(|turn| turn.1).map(|turn| turn.0).collect();
-        assert_eq!(
-            served.iter().filter(|at| **at < EVERY).count(),
-            20,
-            "after a pause so many at once, not more"
-        );
+        assert_eq!(served.iter().filter(|at| **at < EVERY).count(), 20, "the burst after a pause");
         for (place, at) in served.iter().enumerate().skip(20) {
             assert!(*at >= EVERY * u32::try_from(place - 20).unwrap(), "{place}: {at:?}");
         }
         assert!((400..=430).contains(&served.len()), "{}", served.len());
         assert!(turns.iter().all(|turn| turn.0 <= LONGEST + EVERY), "{:?}", turns.last());
-        // Whoever was refused has taken no turn.
-        let next = crowd(&pages, 1).await;
+        // A refused request has used no turn.
+        let next = concurrent(&pages, 1).await;
         assert!(next[0].1 && next[0].0 <= 2 * EVERY, "{next:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_goes_away_takes_no_turn() {
+    async fn a_cancelled_request_uses_no_turn() {
         let pages = Arc::new(Pages::default());
         for _ in 0..100 {
             let _ = timeout(Duration::ZERO, pages.turn()).await;

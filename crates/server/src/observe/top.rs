@@ -1,4 +1,4 @@
-//! Who is limited most, in bounded memory.
+//! The most limited keys, in bounded memory.
 //!
 //! Space-Saving: each shard keeps [`PLACES`] keys. A key that has no place takes that of the one
 //! with the fewest denials and inherits its count as a possible error, so a count is never too
@@ -38,7 +38,7 @@ pub struct LimitedKey {
     pub error: u64,
 }
 
-/// Counts denials.
+/// Counts denials by key.
 #[derive(Debug)]
 pub struct Top {
     shards: Box<[Mutex<TopShard>]>,
@@ -46,7 +46,7 @@ pub struct Top {
     hashing: RandomState,
     show_keys: AtomicBool,
     started: Instant,
-    /// Denials that found their shard taken by somebody else: left out rather than waited for.
+    /// Denials that were not counted because another thread held the lock of the shard.
     left_out: AtomicU64,
 }
 
@@ -60,8 +60,7 @@ struct TopShard {
 #[derive(Debug, Default)]
 struct Summary {
     places: Vec<TopEntry>,
-    /// Denials of each place, next to each other: whoever looks for the fewest looks at all of
-    /// them.
+    /// Denials of each entry, in one array: finding the fewest reads all of them.
     denied: Vec<u64>,
     at: HashMap<u64, usize, Same>,
 }
@@ -114,7 +113,7 @@ impl Top {
         }
     }
 
-    /// A denial of this key, so many seconds after the start. Never waits.
+    /// Counts a denial of this key, this many seconds after the start. Never blocks.
     pub(crate) fn denied(&self, rule: &str, key: &[u8], secs: u64) {
         let hash = self.hash(rule, key);
         let Some(mut shard) = self.shards[shard_of(hash)].try_lock() else {
@@ -136,8 +135,8 @@ impl Top {
         self.show_keys.load(Ordering::Relaxed)
     }
 
-    /// Shows the keys that come from now on as they are, or only their hashes. Those that are here
-    /// stay as they came.
+    /// Keeps new keys as they are, or only their hashes. Keys that are listed already stay as they
+    /// are.
     pub(crate) fn set_show_keys(&self, show_keys: bool) {
         self.show_keys.store(show_keys, Ordering::Relaxed);
     }
@@ -162,12 +161,12 @@ impl Top {
         since.min(GENERATION + in_this)
     }
 
-    /// Denials that were not counted because two came at once.
+    /// Denials that were not counted because of a concurrent one in the same shard.
     pub fn left_out(&self) -> u64 {
         self.left_out.load(Ordering::Relaxed)
     }
 
-    /// How a key is shown if it may not be.
+    /// The hash that stands for a key that is not shown.
     pub(crate) fn hashed(&self, rule: &str, key: &[u8]) -> String {
         format!("#{:016x}", self.hash(rule, key))
     }
@@ -267,8 +266,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Counts are never too small, and too large by no more than they say; whoever is denied
-        /// often enough is there.
+        /// Counts are never too small, and too large by at most their error; a key that is denied
+        /// often enough is listed.
         #[test]
         fn counts_are_within_their_errors(keys in prop::collection::vec((0u32..2000).prop_map(|n| n * n / 2000), 1..6000)) {
             let top = Top::new(true);

@@ -153,7 +153,7 @@ mod tests {
             clock.set(Timestamp::from_micros(1_700_000_000_000_000));
             let store = Backend::Memory(Memory::builder().clock(clock.clone()).build());
             let observer = Observer::new(
-                Log::silent(),
+                Log::disabled(),
                 &LogSettings { show_keys: true, ..LogSettings::default() },
             );
             let engine = Engine::observed(store, Rules::default(), observer).at(Protocol::Resp);

@@ -72,7 +72,7 @@ pub(crate) struct Command<'b, 'a> {
 
 impl Session {
     pub(crate) fn new(engine: Engine, guard: Arc<Guard>, caller: Caller, number: i64) -> Self {
-        let may = guard.stranger();
+        let may = guard.without_token();
         Session {
             engine,
             guard,
@@ -165,7 +165,7 @@ impl Session {
                 out.simple("OK");
             }
             (b"RESET", []) => {
-                (self.may, self.name) = (self.guard.stranger(), Vec::new());
+                (self.may, self.name) = (self.guard.without_token(), Vec::new());
                 (out.three, out.marked) = (false, false);
                 self.transaction = Transaction::None;
                 out.simple("RESET");

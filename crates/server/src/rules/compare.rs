@@ -2,8 +2,7 @@
 
 use super::Condition;
 
-/// Whether everything that `narrow` lets through, `wide` lets through, too. False where that is not
-/// certain.
+/// Whether every request that matches `narrow` also matches `wide`. False where that is not certain.
 pub(crate) fn covers(wide: &[Condition], narrow: &[Condition]) -> bool {
     wide.iter().all(|own| {
         let mut others = narrow.iter().filter(|other| other.attribute == own.attribute);
@@ -94,8 +93,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// What is said to be wider lets everything through that the narrower does, and what is
-        /// said to exclude has nothing in common.
+        /// A wider pattern matches all values of the narrower one, and patterns that exclude each
+        /// other match no common value.
         #[test]
         fn what_is_said_holds_of_values(one in "!?[ab*?]{1,4}", other in "!?[ab*?]{1,4}", value in "[ab]{0,5}") {
             let (one, other): (Pattern, Pattern) = (one.parse().unwrap(), other.parse().unwrap());

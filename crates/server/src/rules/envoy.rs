@@ -638,7 +638,7 @@ descriptors:
         );
         let deep = [("message_type", "marketing"), ("to_number", "2061111111")];
         assert_eq!(name(&deep).as_deref(), Some("edge.message_type_marketing.to_number"));
-        assert_eq!(name(&[("ip", "192.0.2.1")]), None, "a value without a limit is let through");
+        assert_eq!(name(&[("ip", "192.0.2.1")]), None, "a value without a limit is allowed");
         assert_eq!(find(&[("ip", "192.0.2.2")]).unwrap().1, Budget::Deny);
         assert_eq!(name(&[("unknown", "x")]), None);
     }

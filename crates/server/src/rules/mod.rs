@@ -1,4 +1,4 @@
-//! Rules: which limits apply to a request, and whose budget it draws on.
+//! Rules: which limits apply to a request, and which budget it is charged to.
 //!
 //! A request is a set of named values, its [`Attributes`]. A [`Rule`] says on which of them it
 //! applies (`when`), by which of them budgets are kept apart (`by`), and how much there is. All
@@ -79,56 +79,55 @@ pub struct Rules {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
-    /// By which it is known in answers, metrics and logs; its state, too, is known by it.
+    /// Its name in responses, metrics and logs, and in the keys of its state.
     #[serde(deserialize_with = "file::name", serialize_with = "file::as_name")]
     pub name: Arc<str>,
-    /// All of these must hold.
+    /// Conditions that must all hold.
     #[serde(default, deserialize_with = "file::conditions")]
     #[serde(serialize_with = "file::as_conditions", skip_serializing_if = "Vec::is_empty")]
     pub when: Vec<Condition>,
-    /// One budget for each combination of values of these attributes; none: one budget for all.
+    /// The attributes with one budget per combination of values; one budget for all if empty.
     #[serde(default, deserialize_with = "file::names")]
     #[serde(serialize_with = "file::as_names", skip_serializing_if = "Vec::is_empty")]
     pub by: Vec<Arc<str>>,
     /// What becomes of requests that lack an attribute of `by`; they share one budget if `None`.
     #[serde(default, with = "file::missing", skip_serializing_if = "Option::is_none")]
     pub missing: Option<Missing>,
-    /// How much there is.
+    /// The budget.
     #[serde(rename = "limit")]
     pub budget: Budget,
-    /// What a request costs.
+    /// The cost of a request.
     #[serde(default)]
     pub cost: Cost,
-    /// Other budgets for some requests; the first that matches counts.
+    /// Other budgets for some requests; the first that matches applies.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub overrides: Vec<Override>,
     /// Whether it is enforced.
     #[serde(default)]
     pub mode: Mode,
-    /// Whether callers may give back what this rule took without an id.
+    /// Whether callers may refund charges of this rule that have no id.
     #[serde(default = "file::yes", with = "values::on_off")]
     pub refunds: bool,
-    /// What to do when the store does not answer; what the whole file says, if nothing.
+    /// The policy when the store does not answer; that of the file if `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_store_failure: Option<Failure>,
-    /// How near to a remote store it is decided.
+    /// How a remote store takes part in decisions.
     #[serde(default, with = "file::SyncMode")]
     pub sync: SyncMode,
-    /// What becomes of new keys when a store in memory has no room; what the whole file says, if
-    /// nothing.
+    /// What happens to new keys when a store in memory is full; the policy of the file if `None`.
     #[serde(default, with = "values::some_overflow", skip_serializing_if = "Option::is_none")]
     pub overflow: Option<Overflow>,
-    /// Which responses count, where responses are seen; all, if nothing is said.
+    /// Which responses are charged, where the server sees responses; all if empty.
     #[serde(default, deserialize_with = "file::conditions_on_response")]
     #[serde(serialize_with = "file::as_conditions", skip_serializing_if = "Vec::is_empty")]
     pub charge_when: Vec<Condition>,
-    /// What a response costs, where responses are seen; what was taken before, if nothing is said.
+    /// The cost of a response, where the server sees responses; `cost` if `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settle: Option<Settle>,
-    /// The status of the answer where it lets nothing pass; what the whole file says, if nothing.
+    /// The status of an outright denial by this rule; that of the file if `None`.
     #[serde(default, with = "values::some_text", skip_serializing_if = "Option::is_none")]
     pub deny_status: Option<DenyStatus>,
-    /// How many bits of an IPv6 address make a client: budgets by `ip` are kept by this network.
+    /// The prefix length by which IPv6 addresses are one client in budgets by `ip`.
     #[serde(skip, default = "file::ipv6_prefix")]
     pub ipv6_prefix: u8,
 }
@@ -147,10 +146,10 @@ pub struct Condition {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Override {
-    /// All of these must hold.
+    /// Conditions that must all hold.
     #[serde(deserialize_with = "file::conditions", serialize_with = "file::as_conditions")]
     pub when: Vec<Condition>,
-    /// How much there is.
+    /// The budget.
     #[serde(rename = "limit")]
     pub budget: Budget,
 }
@@ -160,7 +159,7 @@ pub struct Override {
 pub enum Budget {
     /// As much as these limits say, all of them.
     Limits(Limits),
-    /// As much as anybody wants.
+    /// No limit.
     Unlimited,
     /// Nothing at all.
     Deny,
@@ -196,15 +195,15 @@ pub enum Mode {
     Shadow,
 }
 
-/// What to do when the store does not answer.
+/// The policy when the store does not answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Failure {
-    /// Let everything pass.
+    /// Allow everything.
     Open,
-    /// Let nothing pass.
+    /// Deny everything.
     Closed,
-    /// Decide in this process alone.
+    /// Decide locally, in this process.
     #[default]
     Local,
 }
@@ -214,11 +213,11 @@ pub enum Failure {
 pub struct Match {
     /// The rule.
     pub rule: Arc<Rule>,
-    /// Whose budget, among those of the rule.
+    /// The key of the budget, among those of the rule.
     pub key: Vec<u8>,
-    /// How much there is for this request.
+    /// The budget for this request.
     pub budget: Budget,
-    /// What it costs.
+    /// The cost of this request.
     pub cost: u64,
     /// The attribute whose absence denies the request, if one does.
     pub missing: Option<Arc<str>>,
@@ -320,7 +319,7 @@ pub struct InvalidCost {
 }
 
 impl InvalidCost {
-    /// What the client that sent it is told: nothing about the rule.
+    /// The message for the client that sent it, which does not name the rule.
     pub(crate) fn for_client(&self) -> String {
         format!("{} is {:?}: expected a whole number", self.attribute, self.value)
     }
@@ -346,14 +345,14 @@ impl From<Failure> for OnFailure {
 }
 
 impl Rule {
-    /// Whether it lets nothing pass, for all requests that match or for some of them.
+    /// Whether it denies outright all requests that match, or some of them.
     pub(crate) fn can_deny_outright(&self) -> bool {
         self.budget == Budget::Deny
             || self.on_missing() == Missing::Deny
             || self.overrides.iter().any(|other| other.budget == Budget::Deny)
     }
 
-    /// On which terms a store decides it.
+    /// The policy for the store.
     pub fn policy(&self) -> Policy {
         Policy {
             sync: self.sync,

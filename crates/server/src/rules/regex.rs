@@ -31,7 +31,7 @@ impl Rewritten {
     }
 }
 
-/// What a pattern is about, by which it is told what its author meant.
+/// The attribute that a pattern is for, which shows what its author meant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PatternContext {
     /// Paths, in which a dot hardly begins a name and a bar hardly stands for itself.

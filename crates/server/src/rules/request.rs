@@ -1,10 +1,9 @@
 //! A request over HTTP as attributes: `ip method path host header.* query.* cookie.* bearer
 //! bearer.*`.
 //!
-//! Whoever stands in the way of HTTP (forward-auth, the proxy) describes a request with this, so
-//! that a rule means the same wherever it is applied. Path and host are in their one spelling, and
-//! the client has been found by whoever makes one of these. The rest is looked up when a rule asks
-//! for it.
+//! Forward-auth and the proxy describe a request with this type, so that a rule means the same in
+//! both. Path and host are normalized, and the caller has found the client's address. Everything
+//! else is looked up when a rule needs it.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -63,7 +62,7 @@ pub enum HttpRequestError {
     /// The method is none.
     #[error("method {0:?}: expected 1 to {MAX_METHOD_BYTES} letters such as GET")]
     Method(String),
-    /// The target is none that a server is asked for.
+    /// The target is not one that a client sends to a server.
     #[error("target {0:?}: expected a path such as /v1/search?q=1")]
     Target(String),
     /// The target can be read as several paths.
@@ -196,7 +195,7 @@ impl<'a> HttpRequest<'a> {
     /// The values of all lines of a header; as the standard says, they are one list.
     fn header(&self, name: &str) -> Option<Cow<'_, str>> {
         if name.eq_ignore_ascii_case("host") {
-            return Some(Cow::Borrowed(&*self.host)); // that of the connection may be somebody else's
+            return Some(Cow::Borrowed(&*self.host)); // the header of the connection may be the gateway's
         }
         let between = if name.eq_ignore_ascii_case("cookie") { "; " } else { ", " };
         let mut lines = self.lines(name).map(String::from_utf8_lossy);

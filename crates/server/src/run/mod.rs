@@ -36,14 +36,14 @@ use crate::store::{self, StoreCheck};
 use crate::supervise::Health;
 use crate::watchdog::Watchdog;
 
-/// How long requests that were accepted may take to finish after the order to stop. With the last
-/// lines of the log, ten seconds at most.
+/// How long accepted requests may take to finish after a stop. Together with the last snapshot and
+/// the last lines of the log, ten seconds at most.
 pub const DRAIN: Duration = Duration::from_secs(9);
 
-/// How long giving back to the store may take at the end.
+/// How long the last calls to the store may take at the end.
 const GIVING_BACK: Duration = Duration::from_millis(500);
 
-/// Rules for whoever starts without any: enough to try every listener.
+/// The rules of a server that was started without any: enough to try every listener.
 pub const BUILT_IN: &str = "\
 rules:
   - name: per-ip
@@ -53,18 +53,18 @@ rules:
     limit: 1000/s
 ";
 
-/// Open listeners.
+/// A running server.
 #[derive(Debug)]
 pub struct Running {
-    /// Where HTTP listens.
+    /// The address of the HTTP listener.
     pub http: Option<SocketAddr>,
-    /// Where gRPC listens.
+    /// The address of the gRPC listener.
     pub grpc: Option<SocketAddr>,
-    /// Where RESP listens.
+    /// The address of the RESP listener.
     pub resp: Option<SocketAddr>,
-    /// Where HTTP listens for those who look after it.
+    /// The address of the admin listener.
     pub admin: Option<SocketAddr>,
-    /// Where the proxy listens.
+    /// The address of the proxy.
     pub proxy: Option<SocketAddr>,
     engine: Engine,
     stop: watch::Sender<bool>,
@@ -73,22 +73,22 @@ pub struct Running {
     _watchdog: Watchdog,
 }
 
-/// What is not in the rules file.
+/// What a server needs beside its configuration.
 #[derive(Debug, Default)]
 pub struct Options {
-    /// The file the configuration came from, to be reloaded when it changes.
+    /// The file of the configuration, which is reloaded when it changes.
     pub rules_file: Option<PathBuf>,
-    /// What overrides that file, also when it has changed. The configuration that `start` gets has
-    /// it already.
+    /// The options that override the file, applied again after each reload. The configuration that
+    /// `start` gets has them already.
     pub overlay: Overlay,
-    /// Rules that apply beside those of the file, also when it has changed.
+    /// Rules that apply in addition to those of the file, also after a reload.
     pub more_rules: Vec<Rule>,
-    /// Addresses beyond this machine are meant.
+    /// Whether listeners may accept any client from other machines.
     pub insecure: bool,
-    /// The token for checks and the one for everything; those that are missing are read from the
-    /// files that the configuration names.
+    /// Tokens that are given outright; missing ones are read from the files of the configuration.
     pub auth: Auth,
-    /// The arguments of the process that have a token as their value, which other users can see.
+    /// Command line options that have a token as their value, which other users of the machine can
+    /// see.
     pub tokens_in_arguments: Vec<&'static str>,
 }
 
@@ -112,12 +112,12 @@ pub async fn start(config: Config, options: Options) -> Result<Running, StartErr
     open(store, config, options).await
 }
 
-/// A store, and what was found out when it was opened.
+/// A store, and what was found when it was opened.
 struct Opened {
     store: Backend,
-    /// It is to be kept in a file, and this was in it.
+    /// What was read from its snapshot file, if it has one.
     found: Option<(Restored, Held)>,
-    /// It is the one that the configuration names, and this was found out about it.
+    /// The result of the check of a remote store.
     checked: Option<StoreCheck>,
 }
 
@@ -127,7 +127,7 @@ impl Opened {
     }
 }
 
-/// A store in memory, with what was saved of it, if that is wanted.
+/// Opens a store in memory, with its snapshot if it has one.
 async fn memory(config: &Config) -> Result<Opened, StartError> {
     let builder = config.memory.builder();
     let Some(settings) = config.memory.snapshot() else {
@@ -141,7 +141,7 @@ async fn memory(config: &Config) -> Result<Opened, StartError> {
     Ok(Opened { found: Some((found, held)), ..Opened::of(Backend::Memory(memory)) })
 }
 
-/// The same over a store that the caller brings, whatever the configuration says.
+/// Opens the listeners over a store of the caller, instead of the one of the configuration.
 ///
 /// # Errors
 /// If an address, a certificate or a token cannot be used.
@@ -325,15 +325,15 @@ impl Running {
         &self.engine
     }
 
-    /// Closes the listeners, waits for what was accepted, at most [`DRAIN`]; says whether
-    /// everything was answered.
+    /// Closes the listeners, and waits for accepted requests, at most for [`DRAIN`]. Returns whether
+    /// all of them were answered.
     pub async fn stop(mut self) -> bool {
         let _ = self.stop.send(true);
         let begun = Instant::now();
         let drained = async { while self.tasks.join_next().await.is_some() {} };
         let drained = tokio::time::timeout(DRAIN, drained).await.is_ok();
         if let Backend::Resilient(resilient, _) = self.engine.store() {
-            // What was taken ahead is given back, and what was let pass is charged.
+            // Returns leases, and charges what was allowed locally.
             let _ = tokio::time::timeout(GIVING_BACK, resilient.close()).await;
         }
         if let Some(saver) = self.saver {

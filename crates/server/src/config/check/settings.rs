@@ -34,8 +34,8 @@ impl Config {
             let steps = [Key("trusted_proxies"), Item(number)];
             let Some(text) = self.outline.scalar(&steps).map(str::trim) else { continue };
             let advice = host_bits(text).or_else(|| {
-                let is_everybody = text.ends_with("/0");
-                is_everybody.then(|| {
+                let is_everything = text.ends_with("/0");
+                is_everything.then(|| {
                     "every client can claim any address: expected the networks of your proxies"
                         .into()
                 })
@@ -84,7 +84,7 @@ impl Config {
                 && !self.insecure;
             if is_open {
                 let message = format!(
-                    "listen.{name}: {address} would be open to everybody, which serve refuses unless a token is given: write tokens.check_file, tls.client_ca, or `insecure: true` if that is meant"
+                    "listen.{name}: {address} would accept any client, which serve refuses unless a token is given: write tokens.check_file, tls.client_ca, or `insecure: true` if that is meant"
                 );
                 found.push(Finding::warning(place(), message));
             }

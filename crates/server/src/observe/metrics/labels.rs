@@ -1,15 +1,15 @@
 //! The values of labels: each is one series of its metric.
 
-/// How a question ended.
+/// The outcome of a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// It may pass.
+    /// It is allowed.
     Allowed,
-    /// It may not.
+    /// It is denied.
     Denied,
-    /// It was not a question that can be decided.
+    /// It is not a valid check.
     Invalid,
-    /// The store had no answer.
+    /// The store did not answer.
     Failed,
 }
 
@@ -27,30 +27,30 @@ impl Outcome {
     }
 }
 
-/// Why somebody at a listener was not served.
+/// Why a listener did not serve a connection or a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
     /// Too many connections.
     Full,
     /// Too many connections from one address.
     FullForAddress,
-    /// No TLS came about.
+    /// The TLS handshake failed.
     Tls,
     /// A wrong token, or none.
     Token,
-    /// Somebody who is not trusted spoke for others.
+    /// An untrusted peer stated the address of a client.
     Untrusted,
-    /// Too slow: a head, a body, a command or the reading of answers took too long.
+    /// A head, a body, a command or the reading of responses took too long.
     Slow,
-    /// Too many frames of HTTP/2 about nothing: it had to wait.
+    /// Too many HTTP/2 frames without a request: the connection was delayed.
     Flood,
-    /// HTTP/2 was misused: the connection ended, and its place stayed taken for a while.
+    /// HTTP/2 abuse: the connection was closed, and keeps its slot for a while.
     Misuse,
     /// The upstream of the proxy did not answer.
     Upstream,
-    /// Too many wrong tokens came before: the token was not looked at.
+    /// The token was not compared after too many wrong ones.
     Guessing,
-    /// A web page of another origin sent it, or it was sent to a name that is not known.
+    /// A web page of another origin sent it, or its `Host` is unknown.
     Browser,
 }
 
@@ -86,7 +86,7 @@ impl Refusal {
     }
 }
 
-/// What is read again when it changes.
+/// What is reloaded when it changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reloaded {
     /// The rules.

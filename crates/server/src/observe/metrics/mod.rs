@@ -1,10 +1,10 @@
-//! Numbers, in the text format of Prometheus.
+//! The metrics.
 //!
-//! Labels are listeners, outcomes and the names of rules, never anything a client chooses, so the
-//! number of series is bounded by the rules file. What is counted for every decision is spread over
-//! shards, one for each thread as far as they go, so that threads do not wait for each other's
-//! cache lines. Decisions in this process take less time than reading a clock twice would add, so
-//! one in [`TIMED`] is timed; decisions that cross a network are all timed.
+//! Labels are protocols, outcomes and the names of rules, never anything a client chooses, so the
+//! number of series is bounded by the rules file. Counters of every decision are sharded by thread,
+//! so that threads do not share cache lines. Reading a clock twice takes longer than a decision in
+//! memory, so one in [`TIMED`] is timed; all calls over a network are. →
+//! docs/decisions/0050-metrics-without-a-crate.md
 
 mod labels;
 mod text;
@@ -23,7 +23,7 @@ use super::in_force::InForce;
 use crate::protocol::Protocol;
 use crate::ruling::Ruling;
 
-/// One in so many decisions in this process is timed.
+/// One in this many decisions in memory is timed.
 pub const TIMED: u64 = 64;
 /// The most rules that are counted by name; the rest, of Envoy's files, is counted together.
 pub const MAX_NAMES: usize = 2000;
@@ -44,13 +44,13 @@ struct Snapshots {
     micros: AtomicU64,
 }
 
-/// All numbers.
+/// All metrics.
 #[derive(Debug)]
 pub struct Metrics {
     started: Instant,
     shards: Box<[Shard]>,
     rules: ArcSwap<HashMap<Arc<str>, Arc<RuleCounts>>>,
-    /// Of rules that are in no file: what Envoy brings in its requests.
+    /// Rules beyond the bound, and those of Envoy's requests, which are in no file.
     other: RuleCounts,
     protocols: [ProtocolCounts; Protocol::ALL.len()],
     reloads: [[AtomicU64; 2]; Reloaded::ALL.len()],
@@ -82,7 +82,7 @@ struct RuleShard {
     denied: AtomicU64,
 }
 
-/// What one rule has said.
+/// The decisions of one rule.
 #[derive(Debug)]
 struct RuleCounts {
     shards: Box<[RuleShard]>,
@@ -175,8 +175,8 @@ impl RuleCounts {
 }
 
 impl Metrics {
-    /// These are the rules now: name, and whether it is in shadow mode. What was counted under a
-    /// name that stays is kept.
+    /// Sets the names of the rules, and whether each is in shadow mode. Counts of names that stay
+    /// are kept.
     pub(crate) fn set_rules<'a>(&self, names: impl Iterator<Item = (&'a Arc<str>, bool)>) {
         let known = self.rules.load();
         let fresh = names.map(|(name, shadow)| {
@@ -199,7 +199,7 @@ impl Metrics {
         timed.then(Instant::now)
     }
 
-    /// The same for up to `most` decisions at once in this process, if one of them is to be timed.
+    /// A clock for a batch of up to `most` decisions in memory, if one of them is to be timed.
     pub(crate) fn clock_of_some(&self, protocol: Protocol, most: u64) -> Option<Instant> {
         let own = &self.shard().decisions[protocol as usize];
         let since = (own[0].load(Ordering::Relaxed) + own[1].load(Ordering::Relaxed)) % TIMED;
@@ -251,7 +251,7 @@ impl Metrics {
         }
     }
 
-    /// Every rule that took part is counted by what it said itself.
+    /// Counts the decision of each rule that took part.
     pub(crate) fn ruled(&self, ruling: &Ruling) {
         let rules = self.rules.load();
         let of = |name: &Arc<str>| rules.get(name).map_or(&self.other, |counts| &**counts);
@@ -319,8 +319,8 @@ impl Metrics {
         micros.store(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    pub(crate) fn stalled(&self, who: Stall) {
-        self.stalls[who as usize].fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn stalled(&self, what: Stall) {
+        self.stalls[what as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Which files say something else than what is in force.

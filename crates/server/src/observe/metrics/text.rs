@@ -1,4 +1,4 @@
-//! The numbers in the text format of Prometheus.
+//! The metrics in the text format of Prometheus.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use crate::backend::Backend;
 use crate::protocol::Protocol;
 
 impl Metrics {
-    /// All numbers as text. Makes a few hundred lines, and twice as many as there are rules.
+    /// All metrics as text: a few hundred lines, and two per rule.
     pub fn text(&self, store: &Backend, log_lines_lost: u64) -> String {
         let mut page = Page(String::with_capacity(16 << 10));
         self.decisions(&mut page);
@@ -23,11 +23,7 @@ impl Metrics {
     }
 
     fn decisions(&self, page: &mut Page) {
-        page.head(
-            "tidegate_decisions_total",
-            "counter",
-            "Questions asked through a listener, by how they ended.",
-        );
+        page.head("tidegate_decisions_total", "counter", "Checks by protocol and outcome.");
         for protocol in Protocol::OUTER {
             for outcome in Outcome::ALL {
                 let of = |shard: &Shard| {
@@ -42,7 +38,7 @@ impl Metrics {
         page.head(
             "tidegate_decision_seconds",
             "histogram",
-            "Time from question to answer within the engine; in this process one in 64 is timed.",
+            "Time of a check in the engine; with a store in memory one in 64 is timed.",
         );
         for protocol in Protocol::OUTER {
             let labels = format!(r#"protocol="{}""#, protocol.name());
@@ -59,11 +55,11 @@ impl Metrics {
         let mut names: Vec<_> = rules.iter().collect();
         names.sort_by(|a, b| a.0.cmp(b.0));
         let parts = [
-            (false, "tidegate_rule_decisions_total", "What each enforced rule said itself."),
+            (false, "tidegate_rule_decisions_total", "Decisions of each enforced rule."),
             (
                 true,
                 "tidegate_shadow_decisions_total",
-                "What each rule in shadow mode would have said.",
+                "Decisions of each rule in shadow mode, which are not enforced.",
             ),
         ];
         for (shadow, metric, help) in parts {
@@ -87,7 +83,7 @@ impl Metrics {
     }
 
     fn of_protocols(&self, page: &mut Page) {
-        page.head("tidegate_connections", "gauge", "Connections that are open at a listener.");
+        page.head("tidegate_connections", "gauge", "Open connections of a listener.");
         for protocol in Protocol::OUTER {
             page.line(
                 "tidegate_connections",
@@ -95,11 +91,7 @@ impl Metrics {
                 self.connections(protocol),
             );
         }
-        page.head(
-            "tidegate_connections_total",
-            "counter",
-            "Connections that were let in at a listener.",
-        );
+        page.head("tidegate_connections_total", "counter", "Connections that a listener accepted.");
         for protocol in Protocol::OUTER {
             let accepted = self.protocols[protocol as usize].accepted.load(Ordering::Relaxed);
             page.line(
@@ -124,7 +116,7 @@ impl Metrics {
         page.single(
             "tidegate_accept_errors_total",
             "counter",
-            "Times no connection could be accepted, as when files ran out.",
+            "Errors of accept(), for example without file descriptors.",
             &self.accept_errors,
         );
     }
@@ -134,7 +126,7 @@ impl Metrics {
         page.head(
             "tidegate_store_seconds",
             "histogram",
-            "Time the store took; in this process one call in 64 is timed.",
+            "Time of a call to the store; in memory one call in 64 is timed.",
         );
         page.histogram(
             "tidegate_store_seconds",
@@ -154,7 +146,7 @@ impl Metrics {
             u8::from(!store.is_away() && (failed == 0 || answered > failed)),
         );
         if let Backend::Memory(memory) = store {
-            page.head("tidegate_store_keys", "gauge", "Keys that are kept.");
+            page.head("tidegate_store_keys", "gauge", "Keys in the store.");
             page.line("tidegate_store_keys", "", memory.len());
             page.head("tidegate_store_bytes", "gauge", "Bytes the store has allocated.");
             page.line("tidegate_store_bytes", "", memory.allocated_bytes());
@@ -163,16 +155,12 @@ impl Metrics {
             page.head(
                 "tidegate_store_overflows_total",
                 "counter",
-                "Charges that found no room in the store.",
+                "Charges of new keys while the store was full.",
             );
             page.line("tidegate_store_overflows_total", "", memory.without_room());
             let number = |number: &AtomicU64| number.load(Ordering::Relaxed);
             let Snapshots { saved, failed, bytes, at, micros } = &self.snapshots;
-            page.head(
-                "tidegate_snapshots_total",
-                "counter",
-                "Times that state was written to its file, or could not be.",
-            );
+            page.head("tidegate_snapshots_total", "counter", "Snapshots by result.");
             for (result, count) in [("ok", saved), ("failed", failed)] {
                 page.line(
                     "tidegate_snapshots_total",
@@ -183,12 +171,12 @@ impl Metrics {
             page.head(
                 "tidegate_snapshot_timestamp_seconds",
                 "gauge",
-                "When state was last written; 0: not yet.",
+                "When the last snapshot was written; 0 if none was.",
             );
             page.line("tidegate_snapshot_timestamp_seconds", "", number(at));
-            page.head("tidegate_snapshot_bytes", "gauge", "Bytes that were written then.");
+            page.head("tidegate_snapshot_bytes", "gauge", "Bytes of the last snapshot.");
             page.line("tidegate_snapshot_bytes", "", number(bytes));
-            page.head("tidegate_snapshot_duration_seconds", "gauge", "How long that took.");
+            page.head("tidegate_snapshot_duration_seconds", "gauge", "Time of the last snapshot.");
             page.line("tidegate_snapshot_duration_seconds", "", number(micros) as f64 / 1e6);
         }
         if let Backend::Redis(redis) | Backend::Resilient(_, redis) = store {
@@ -209,23 +197,19 @@ impl Metrics {
                     page.head(
                         "tidegate_store_events_total",
                         "counter",
-                        "What the connection to the store has counted.",
+                        "Events of the connection to the store.",
                     );
                 }
                 page.line("tidegate_store_events_total", &format!(r#"event="{event}""#), count);
             }
         }
         if let Backend::Resilient(resilient, _) = store {
-            near_the_store(page, &resilient.stats());
+            resilience(page, &resilient.stats());
         }
     }
 
     fn of_the_process(&self, page: &mut Page, log_lines_lost: u64) {
-        page.head(
-            "tidegate_reloads_total",
-            "counter",
-            "Files read again because they changed, and whether they were good.",
-        );
+        page.head("tidegate_reloads_total", "counter", "Reloads of changed files, by result.");
         for what in Reloaded::ALL {
             for (at, result) in ["ok", "failed"].into_iter().enumerate() {
                 let count = self.reloads[what as usize][at].load(Ordering::Relaxed);
@@ -239,7 +223,7 @@ impl Metrics {
         page.head(
             "tidegate_config_in_force",
             "gauge",
-            "1 if everything that the files say is in force; 0 if a file is refused or a setting needs a restart.",
+            "1 if the content of all files is in force; 0 if a file is refused or a setting needs a restart.",
         );
         page.line("tidegate_config_in_force", "", u8::from(self.in_force.is_whole()));
         page.single(
@@ -251,19 +235,23 @@ impl Metrics {
         page.single(
             "tidegate_task_restarts_total",
             "counter",
-            "Background tasks that were started again.",
+            "Restarts of background tasks.",
             &self.restarts,
         );
         page.head(
             "tidegate_stalls_total",
             "counter",
-            "Times that somebody was stuck for a tenth of a second. Expected: 0.",
+            "Stalls of the event loop or of the store in memory, of more than 100 ms. Expected: 0.",
         );
-        for who in Stall::ALL {
-            let count = self.stalls[who as usize].load(Ordering::Relaxed);
-            page.line("tidegate_stalls_total", &format!(r#"what="{}""#, who.name()), count);
+        for what in Stall::ALL {
+            let count = self.stalls[what as usize].load(Ordering::Relaxed);
+            page.line("tidegate_stalls_total", &format!(r#"what="{}""#, what.name()), count);
         }
-        page.head("tidegate_log_lines_lost_total", "counter", "Lines of the log that nobody took.");
+        page.head(
+            "tidegate_log_lines_lost_total",
+            "counter",
+            "Lines of the log that were dropped because the queue was full.",
+        );
         page.line("tidegate_log_lines_lost_total", "", log_lines_lost);
         page.head("tidegate_uptime_seconds", "gauge", "Time since the start.");
         page.line("tidegate_uptime_seconds", "", self.started.elapsed().as_secs());
@@ -272,44 +260,40 @@ impl Metrics {
     }
 }
 
-/// What stands before a remote store.
-fn near_the_store(page: &mut Page, stats: &ResilienceStats) {
+/// Metrics of the resilience layer.
+fn resilience(page: &mut Page, stats: &ResilienceStats) {
     let open = u8::from(stats.breaker == BreakerState::Open);
     for (name, help, value) in [
         (
             "tidegate_breaker_open",
-            "1 if the store is not called now: it does not answer, or refuses for good.",
+            "1 if the store is not called: it does not answer, or refuses permanently.",
             u64::from(open),
         ),
-        (
-            "tidegate_store_calls_in_flight",
-            "Calls to the store that are under way.",
-            stats.in_flight,
-        ),
-        ("tidegate_leases", "Keys of which this node has taken units ahead.", stats.leases),
+        ("tidegate_store_calls_in_flight", "Concurrent calls to the store.", stats.in_flight),
+        ("tidegate_leases", "Keys with a lease of this node.", stats.leases),
         (
             "tidegate_lease_units_held",
-            "Units that were taken ahead and can still be spent.",
+            "Units of leases that are not spent yet.",
             stats.lease_units_held,
         ),
         (
             "tidegate_unsynced_units",
-            "Units that were let pass and are not yet charged.",
+            "Units that were allowed locally and are not charged yet.",
             stats.unsynced_units,
         ),
-        ("tidegate_nodes", "By how many nodes limits are divided.", stats.nodes),
+        ("tidegate_nodes", "Number of nodes by which limits are divided.", stats.nodes),
     ] {
         page.head(name, "gauge", help);
         page.line(name, "", value);
     }
-    page.head("tidegate_mode_changes_total", "counter", "Times the breaker opened and closed.");
+    page.head("tidegate_mode_changes_total", "counter", "State changes of the circuit breaker.");
     for (to, count) in [("open", stats.opened), ("closed", stats.closed)] {
         page.line("tidegate_mode_changes_total", &format!(r#"to="{to}""#), count);
     }
     page.head(
         "tidegate_local_decisions_total",
         "counter",
-        "Decisions made here from what the store had told, by kind.",
+        "Local decisions by a cached denial, a lease or asynchronous charging.",
     );
     for (kind, count) in
         [("denial", stats.denied_here), ("lease", stats.spent_here), ("async", stats.async_here)]
@@ -319,7 +303,7 @@ fn near_the_store(page: &mut Page, stats: &ResilienceStats) {
     page.head(
         "tidegate_fallback_decisions_total",
         "counter",
-        "Decisions made here because the store did not answer.",
+        "Local decisions because the store did not answer.",
     );
     for (outcome, count) in [("allowed", stats.fallback_allowed), ("denied", stats.fallback_denied)]
     {
@@ -328,18 +312,14 @@ fn near_the_store(page: &mut Page, stats: &ResilienceStats) {
     page.head(
         "tidegate_store_missed_total",
         "counter",
-        "Questions the store did not answer or was not asked, by reason.",
+        "Checks that the store did not decide, by reason.",
     );
     for (reason, count) in
         [("no_answer", stats.misses), ("breaker", stats.not_asked), ("overload", stats.overloads)]
     {
         page.line("tidegate_store_missed_total", &format!(r#"reason="{reason}""#), count);
     }
-    page.head(
-        "tidegate_lease_units_total",
-        "counter",
-        "Units taken ahead, and what became of them.",
-    );
+    page.head("tidegate_lease_units_total", "counter", "Units of leases by what happened to them.");
     for (fate, count) in [
         ("granted", stats.lease_units_granted),
         ("spent", stats.lease_units_spent),
@@ -348,17 +328,21 @@ fn near_the_store(page: &mut Page, stats: &ResilienceStats) {
     ] {
         page.line("tidegate_lease_units_total", &format!(r#"fate="{fate}""#), count);
     }
-    page.head("tidegate_synced_units_total", "counter", "Units that were charged afterwards.");
+    page.head(
+        "tidegate_synced_units_total",
+        "counter",
+        "Units that were charged after they were allowed locally.",
+    );
     page.line("tidegate_synced_units_total", "", stats.synced_units);
     page.head(
         "tidegate_fail_open_total",
         "counter",
-        "Requests that passed uncharged, because a rule fails open.",
+        "Requests that were allowed without a charge because a rule fails open.",
     );
     page.line("tidegate_fail_open_total", "", stats.fail_open);
 }
 
-/// Text in the making.
+/// The text as far as it is written.
 struct Page(String);
 
 impl Page {

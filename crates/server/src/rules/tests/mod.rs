@@ -1,4 +1,4 @@
-//! Which rules apply to a request, what they take and whose budget it is: rule by rule, without a
+//! Which rules apply to a request, what they charge and to which budget: rule by rule, without a
 //! store.
 
 mod envoy;
