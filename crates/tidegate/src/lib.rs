@@ -89,3 +89,8 @@ struct PageOnClients;
 #[cfg(all(doctest, feature = "axum"))]
 #[doc = include_str!("../../../docs/tower.md")]
 struct PageOnTheLayer;
+
+/// And the README.
+#[cfg(all(doctest, feature = "axum", feature = "redis"))]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
