@@ -13,9 +13,9 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::http1::Line;
 use super::in_flight::Slot;
-use super::later::Later;
 use super::settings::MinRate;
-use super::starts::Start;
+use super::settlement::Later;
+use super::slow_start::Start;
 use super::upstream::{Failed, Upstreams};
 use super::window::Waiting;
 use crate::listen::pace::Answering;

@@ -15,7 +15,7 @@ use super::Guest;
 use super::body::Returned;
 use super::fields::Headers;
 use super::head::{self, Head, Peer, Refused};
-use super::later::Later;
+use super::settlement::Later;
 use super::tunnel::Tunnel;
 use super::upstream::{Answer, Failed, Upstreams};
 use crate::engine::Engine;

@@ -2,7 +2,7 @@
 //! ways.
 //!
 //! On the other way they are hyper's, a table with a piece of memory for each value. On the [short
-//! way](super::quick) they are a list over the text that arrived, and what is added stands behind
+//! way](super::fast_path) they are a list over the text that arrived, and what is added stands behind
 //! it: a message has so few of them that looking at one after the other costs less than a table
 //! does, and nothing is allocated for a request but once in a conversation.
 

@@ -3,7 +3,7 @@
 //! A connection is driven by whoever has a request on it, in the same task: first for the head of
 //! the response, then with every piece of its body. Nothing is handed from task to task on the way.
 //! Between requests a connection lies in the pool, and is looked at before it is used again: one
-//! that the upstream has closed is dropped. Whoever goes the [short way](super::quick) uses the
+//! that the upstream has closed is dropped. Whoever goes the [short way](super::fast_path) uses the
 //! same connections, without hyper.
 
 use std::collections::VecDeque;

@@ -11,20 +11,20 @@
 //! Nothing is kept of a body but the piece that is on its way.
 
 mod body;
+mod codec;
 mod exchange;
+mod fast_path;
 mod fields;
 mod head;
 mod http1;
 mod http2;
 mod in_flight;
-mod later;
-mod quick;
 pub(crate) mod settings;
+mod settlement;
+mod slow_start;
 mod socket;
-mod starts;
 mod tunnel;
 mod upstream;
-mod whole;
 mod window;
 
 use std::convert::Infallible;
@@ -39,11 +39,11 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use self::exchange::{Desk, Passed};
+use self::fast_path::Next;
 use self::head::Peer;
 use self::in_flight::LastShare;
-use self::quick::Next;
 pub use self::settings::{InvalidUpstream, ProxySettings, Speech, Upstream};
-use self::starts::Starts;
+use self::slow_start::Starts;
 use self::tunnel::Tunnel;
 use self::upstream::{Begun, Upstreams};
 use self::window::Windows;

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::http1::Line;
-use super::later::Later;
+use super::settlement::Later;
 
 /// Bytes on their way in one direction.
 const BUFFER_BYTES: usize = 16 << 10;

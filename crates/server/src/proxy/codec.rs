@@ -1,4 +1,4 @@
-//! Messages of HTTP/1.1 for the [short way](super::quick): heads as hyper reads them, and written
+//! Messages of HTTP/1.1 for the [short way](super::fast_path): heads as hyper reads them, and written
 //! as it writes them.
 //!
 //! Only what has one meaning is read here. Whatever says something about how the connection or the

@@ -24,15 +24,15 @@ use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::Guest;
+use super::codec::{self, Answered, Asked};
 use super::exchange::{Admitted, Desk, No, Passed};
 use super::fields::{Fields, Headers};
 use super::head::Head;
 use super::http1::Line;
 use super::in_flight::Slot;
-use super::later::Later;
+use super::settlement::Later;
 use super::socket::Socket;
 use super::upstream::{Begun, Failed, TRIES};
-use super::whole::{self, Answered, Asked};
 use crate::listen::Stream;
 use crate::listen::http::{Left, NO_SNIFF, Waits};
 use crate::listen::quick::write;
@@ -112,7 +112,7 @@ impl Desk {
                     return Next::Over(Left::Done);
                 }
             }
-            let Some(asked) = whole::request(&talk.bytes, &mut talk.fields) else {
+            let Some(asked) = codec::request(&talk.bytes, &mut talk.fields) else {
                 return Next::Other(talk.bytes);
             };
             let used = asked.used;
@@ -207,7 +207,7 @@ impl Talk<'_> {
         self.out.clear();
         // The host is the one that the client said, where the client said it.
         let target = rewritten.as_ref().map_or(&self.bytes[target], String::as_bytes);
-        whole::write_request(&mut self.out, &self.bytes[method], (base, target), &self.fields);
+        codec::write_request(&mut self.out, &self.bytes[method], (base, target), &self.fields);
         self.out.extend_from_slice(&self.bytes[body_at..used]);
         match self.ask(&mut passed).await {
             Ok(coming) => self.give(&mut passed, coming, down).await,
@@ -259,7 +259,7 @@ impl Talk<'_> {
                 return Err(Not::No(desk.unanswered(&late, passed).await));
             }
         }
-        if let Some(answered) = whole::response(&self.read, &mut self.fields) {
+        if let Some(answered) = codec::response(&self.read, &mut self.fields) {
             return Ok(Coming { answered, source: Source { stream, slot } });
         }
         match Line::resumed(stream, std::mem::take(&mut self.read)).await {
@@ -320,7 +320,7 @@ impl Talk<'_> {
             self.fields.put(CONNECTION, HeaderValue::from_static("close"));
         }
         self.out.clear();
-        whole::write_response(&mut self.out, &answered, &self.read, &self.fields);
+        codec::write_response(&mut self.out, &answered, &self.read, &self.fields);
         let mut rest =
             Rest { left: answered.length, later, source: Some(source), stays: answered.stays };
         let body = rest.take(self.desk, &self.read[answered.body_at..]);
