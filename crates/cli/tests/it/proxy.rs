@@ -163,7 +163,7 @@ fn mistakes_are_named() {
         ),
         (
             &["proxy", "--upstream", "https://a", "--limit", "1/s"],
-            "TLS towards the upstream is not spoken",
+            "TLS to the upstream is not supported",
         ),
         (&["proxy", "--upstream", "a:1", "--limit", "1/s"], "expected http://HOST:PORT"),
         (

@@ -1,4 +1,4 @@
-//! Bodies on their way: a piece at a time, never more than is read, and not for ever.
+//! Request and response bodies: streamed piece by piece, with timeouts.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -11,82 +11,82 @@ use axum::body::Bytes;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
-use super::http1::Line;
+use super::http1::Http1Connection;
 use super::in_flight::Slot;
 use super::settings::MinRate;
-use super::settlement::Later;
-use super::slow_start::Start;
-use super::upstream::{Failed, Upstreams};
-use super::window::Waiting;
+use super::settlement::Settlement;
+use super::slow_start::StartPermit;
+use super::upstream::{ForwardError, Upstreams};
+use super::window::WindowWait;
 use crate::listen::pace::Answering;
 
-/// A body that does not go on.
+/// Why relaying a body failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Broken {
-    /// Nothing has come for too long.
-    #[error("nothing has come for {} seconds", .0.as_secs())]
+pub(super) enum RelayError {
+    /// No data arrived for too long.
+    #[error("no data for {} seconds", .0.as_secs())]
     Stalled(Duration),
-    /// It came with fewer bytes a second than it has to.
-    #[error("it came with fewer than {0} bytes a second")]
+    /// The client sent fewer bytes a second than the minimum rate.
+    #[error("slower than {0} bytes a second")]
     Slow(u32),
-    /// Whoever sends it has failed.
+    /// The sender failed.
     #[error(transparent)]
     Lost(#[from] hyper::Error),
 }
 
-/// How long a body has stood still. The clock is asked only while it does.
+/// Measures how long a body has stalled. Reads the clock only while it does.
 #[derive(Debug)]
-struct Patience {
+struct IdleTimer {
     most: Duration,
-    bell: Option<Pin<Box<Sleep>>>,
-    /// It has moved since the bell was set.
+    timer: Option<Pin<Box<Sleep>>>,
+    /// Whether data arrived since the timer was set.
     moved: bool,
 }
 
-impl Patience {
+impl IdleTimer {
     fn new(most: Duration) -> Self {
-        Patience { most, bell: None, moved: true }
+        IdleTimer { most, timer: None, moved: true }
     }
 
-    /// Nothing has come: whether that is too much by now.
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Broken> {
-        let bell = self.bell.get_or_insert_with(|| Box::pin(sleep(self.most)));
+    /// Called when no data is available: ready when the timeout has passed.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<RelayError> {
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.most)));
         if std::mem::replace(&mut self.moved, false) {
-            bell.as_mut().reset(Instant::now() + self.most);
+            timer.as_mut().reset(Instant::now() + self.most);
         }
-        bell.as_mut().poll(context).map(|()| Broken::Stalled(self.most))
+        timer.as_mut().poll(context).map(|()| RelayError::Stalled(self.most))
     }
 }
 
-/// The body of a request, on its way to the upstream.
+/// The body of a request, streamed to the upstream.
 #[derive(Debug)]
-pub(super) struct Sent {
+pub(super) struct RequestBody {
     body: Incoming,
-    /// What was read of it, its end included, before there was a slot at the upstream.
+    /// The first frame (or the end), read before the request had a slot at the upstream.
     first: Option<Option<Frame<Bytes>>>,
-    /// How long it may stand still.
+    /// How long it may stall.
     idle: Duration,
     min_rate: MinRate,
-    /// Bytes that have come.
+    /// Bytes received.
     bytes: u64,
-    /// How long the client was waited for until the last piece came. Time that the upstream took to
-    /// read does not count.
+    /// How long the proxy has waited for the client, up to the last piece. Time that the upstream
+    /// takes to read does not count.
     waited: Duration,
-    /// Since when the client is waited for. The clock is read only while it is.
+    /// When the current wait for the client began. The clock is read only during a wait.
     since: Option<Instant>,
-    bell: Option<Pin<Box<Sleep>>>,
+    timer: Option<Pin<Box<Sleep>>>,
     progress: Arc<Progress>,
 }
 
-/// How far a request has come.
+/// How much of a request was sent, for the timeouts of its response.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     pieces: AtomicU64,
-    /// The client did not go on with its body, or too slowly: [`STALLED`] or [`SLOW`].
+    /// Why the client's body was given up, if it was: [`STALLED`] or [`SLOW`].
     late: AtomicU8,
-    /// At least how many bytes a second were expected.
+    /// The minimum rate, in bytes a second.
     min_rate: u32,
-    /// The response has begun: from then on each side may take its time.
+    /// Whether the response has begun: from then on the minimum rate does not apply.
     is_answered: AtomicBool,
 }
 
@@ -99,11 +99,11 @@ impl Progress {
         self.pieces.load(Ordering::Relaxed)
     }
 
-    /// Why the client's body was not waited for any longer, if so.
-    pub(super) fn late(&self) -> Option<Failed> {
+    /// Why the client's body was given up, if it was.
+    pub(super) fn late(&self) -> Option<ForwardError> {
         match self.late.load(Ordering::Relaxed) {
-            STALLED => Some(Failed::BodyTimeout),
-            SLOW => Some(Failed::BodySlow(self.min_rate)),
+            STALLED => Some(ForwardError::BodyTimeout),
+            SLOW => Some(ForwardError::BodySlow(self.min_rate)),
             _ => None,
         }
     }
@@ -113,13 +113,13 @@ impl Progress {
     }
 }
 
-impl Sent {
+impl RequestBody {
     pub(super) fn new(body: Incoming, idle: Duration, min_rate: MinRate) -> (Self, Arc<Progress>) {
         let progress =
             Arc::new(Progress { min_rate: min_rate.bytes_per_second, ..Progress::default() });
         let (bytes, waited, own) = (0, Duration::ZERO, Arc::clone(&progress));
         (
-            Sent {
+            RequestBody {
                 body,
                 first: None,
                 idle,
@@ -127,7 +127,7 @@ impl Sent {
                 bytes,
                 waited,
                 since: None,
-                bell: None,
+                timer: None,
                 progress: own,
             },
             progress,
@@ -135,15 +135,18 @@ impl Sent {
     }
 
     /// Waits for the first piece, or the end.
-    pub(super) async fn begin(&mut self) -> Result<(), Failed> {
+    pub(super) async fn begin(&mut self) -> Result<(), ForwardError> {
         let first = poll_fn(|context| Pin::new(&mut *self).poll_frame(context)).await;
-        self.first =
-            Some(first.transpose().map_err(|_| self.progress.late().unwrap_or(Failed::BodyLost))?);
+        self.first = Some(
+            first
+                .transpose()
+                .map_err(|_| self.progress.late().unwrap_or(ForwardError::BodyLost))?,
+        );
         Ok(())
     }
 
-    /// Nothing has come: whether that is too much by now.
-    fn poll_late(&mut self, context: &mut Context<'_>) -> Poll<Broken> {
+    /// Called when no data is available: ready when the body is too late.
+    fn poll_late(&mut self, context: &mut Context<'_>) -> Poll<RelayError> {
         let since = *self.since.get_or_insert_with(Instant::now);
         let stalled = since + self.idle;
         let is_dialogue = self.progress.is_answered.load(Ordering::Relaxed);
@@ -152,28 +155,28 @@ impl Sent {
             .map(|longest| since + longest.saturating_sub(self.waited))
             .filter(|slow| *slow < stalled);
         let until = slow.unwrap_or(stalled);
-        let bell = self.bell.get_or_insert_with(|| Box::pin(sleep_until(until)));
-        if bell.deadline() != until {
-            bell.as_mut().reset(until);
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
+        if timer.deadline() != until {
+            timer.as_mut().reset(until);
         }
-        ready!(bell.as_mut().poll(context));
+        ready!(timer.as_mut().poll(context));
         let (late, broken) = match slow {
-            Some(_) => (SLOW, Broken::Slow(self.min_rate.bytes_per_second)),
-            None => (STALLED, Broken::Stalled(self.idle)),
+            Some(_) => (SLOW, RelayError::Slow(self.min_rate.bytes_per_second)),
+            None => (STALLED, RelayError::Stalled(self.idle)),
         };
         self.progress.late.store(late, Ordering::Relaxed);
         Poll::Ready(broken)
     }
 }
 
-impl HttpBody for Sent {
+impl HttpBody for RequestBody {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = RelayError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, RelayError>>> {
         if let Some(first) = self.first.take() {
             return Poll::Ready(first.map(Ok));
         }
@@ -186,7 +189,7 @@ impl HttpBody for Sent {
                     self.bytes += data_bytes(frame);
                 }
                 self.progress.pieces.fetch_add(1, Ordering::Relaxed);
-                Poll::Ready(frame.map(|frame| frame.map_err(Broken::from)))
+                Poll::Ready(frame.map(|frame| frame.map_err(RelayError::from)))
             }
             Poll::Pending => self.poll_late(context).map(|broken| Some(Err(broken))),
         }
@@ -213,67 +216,67 @@ fn data_bytes(frame: &Frame<Bytes>) -> u64 {
     frame.data_ref().map_or(0, |data| data.len() as u64)
 }
 
-/// The body of a response, on its way to the client.
+/// The body of a response, streamed to the client.
 #[derive(Debug)]
-pub(super) struct Returned {
-    kind: Kind,
-    patience: Patience,
-    /// Why it does not go on, to be told when what came before is on its way.
-    broken: Option<Broken>,
-    /// Until it is dropped, the connection is busy with it.
+pub(super) struct ResponseBody {
+    source: BodySource,
+    idle_timer: IdleTimer,
+    /// An error to return once the bytes before it are written.
+    broken: Option<RelayError>,
+    /// Marks the connection as busy until this is dropped.
     pub(super) answering: Option<Answering>,
-    /// What is settled or ends when it is over.
-    pub(super) later: Option<Box<Later>>,
-    /// Whether it waits for a window, over HTTP/2.
-    pub(super) waiting: Option<Waiting>,
-    /// Until it is taken, over HTTP/2.
-    pub(super) start: Option<Start>,
+    /// The settlement, due when the body ends.
+    pub(super) settlement: Option<Box<Settlement>>,
+    /// Tracks a closed flow-control window, over HTTP/2.
+    pub(super) waiting: Option<WindowWait>,
+    /// The start permit, until the client reads the body, over HTTP/2.
+    pub(super) start: Option<StartPermit>,
 }
 
 #[derive(Debug)]
-enum Kind {
-    /// What we say ourselves.
+enum BodySource {
+    /// Written by the proxy itself.
     Own(Option<Bytes>),
-    /// From an upstream that speaks HTTP/1.1, with what it is read by.
-    First(Incoming, Option<Box<Reading>>),
-    /// From one that speaks HTTP/2.
-    Second(Incoming, Option<Slot>),
+    /// From an HTTP/1.1 upstream, with the connection that it is read from.
+    Http1(Incoming, Option<Box<ReadingConnection>>),
+    /// From an HTTP/2 upstream.
+    Http2(Incoming, Option<Slot>),
 }
 
-impl Kind {
+impl BodySource {
     fn is_end_stream(&self) -> bool {
         match self {
-            Kind::Own(text) => text.is_none(),
-            Kind::First(body, _) | Kind::Second(body, _) => body.is_end_stream(),
+            BodySource::Own(text) => text.is_none(),
+            BodySource::Http1(body, _) | BodySource::Http2(body, _) => body.is_end_stream(),
         }
     }
 }
 
-/// A connection whose response is being read.
+/// An upstream connection whose response is being read.
 #[derive(Debug)]
-pub(super) struct Reading {
-    pub(super) line: Line,
+pub(super) struct ReadingConnection {
+    pub(super) http1: Http1Connection,
     pub(super) home: Arc<Upstreams>,
     pub(super) slot: Slot,
 }
 
-impl Reading {
-    /// The response is over: the connection is free for the next.
+impl ReadingConnection {
+    /// Returns the connection to the pool after the response.
     pub(super) fn end(self) {
         drop(self.slot);
-        self.home.pool.keep(self.line);
+        self.home.pool.keep(self.http1);
     }
 }
 
-impl Returned {
-    fn new(kind: Kind, most: Duration) -> Self {
-        let patience = Patience::new(most);
-        Returned {
-            kind,
-            patience,
+impl ResponseBody {
+    fn new(source: BodySource, most: Duration) -> Self {
+        let idle_timer = IdleTimer::new(most);
+        ResponseBody {
+            source,
+            idle_timer,
             broken: None,
             answering: None,
-            later: None,
+            settlement: None,
             waiting: None,
             start: None,
         }
@@ -281,32 +284,32 @@ impl Returned {
 
     pub(super) fn own(text: impl Into<Bytes>) -> Self {
         let text = Some(text.into()).filter(|text: &Bytes| !text.is_empty());
-        Self::new(Kind::Own(text), Duration::ZERO)
+        Self::new(BodySource::Own(text), Duration::ZERO)
     }
 
-    pub(super) fn first(body: Incoming, reading: Reading, most: Duration) -> Self {
+    pub(super) fn from_http1(body: Incoming, reading: ReadingConnection, most: Duration) -> Self {
         if body.is_end_stream() {
             reading.end();
             return Self::own(Bytes::new());
         }
-        Self::new(Kind::First(body, Some(Box::new(reading))), most)
+        Self::new(BodySource::Http1(body, Some(Box::new(reading))), most)
     }
 
-    pub(super) fn second(body: Incoming, slot: Slot, most: Duration) -> Self {
-        Self::new(Kind::Second(body, Some(slot)), most)
+    pub(super) fn from_http2(body: Incoming, slot: Slot, most: Duration) -> Self {
+        Self::new(BodySource::Http2(body, Some(slot)), most)
     }
 }
 
-/// The next piece of a response that is read on this connection.
-fn poll_first(
+/// Polls the next piece of a response on this connection.
+fn poll_http1(
     body: &mut Incoming,
-    reading: &mut Option<Box<Reading>>,
+    reading: &mut Option<Box<ReadingConnection>>,
     context: &mut Context<'_>,
 ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-    // Twice: the connection reads only what was asked for, and is asked by the body.
+    // Twice: the connection reads only what the body requests, and the poll is the request.
     for _ in 0..2 {
         if let Some(reading) = reading {
-            reading.line.drive(context);
+            reading.http1.drive(context);
         }
         if let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(context) {
             match &frame {
@@ -324,26 +327,28 @@ fn poll_first(
     Poll::Pending
 }
 
-impl HttpBody for Returned {
+impl HttpBody for ResponseBody {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = RelayError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, RelayError>>> {
         let this = &mut *self;
         if let Some(broken) = this.broken.take() {
             return Poll::Ready(Some(Err(broken)));
         }
-        this.waiting.iter().for_each(Waiting::was_asked);
+        this.waiting.iter().for_each(WindowWait::polled);
         if let Some(start) = this.start.take() {
-            start.taken();
+            start.response_read();
         }
-        let polled = match &mut this.kind {
-            Kind::Own(text) => return Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
-            Kind::First(body, reading) => poll_first(body, reading, context),
-            Kind::Second(body, slot) => {
+        let polled = match &mut this.source {
+            BodySource::Own(text) => {
+                return Poll::Ready(text.take().map(|text| Ok(Frame::data(text))));
+            }
+            BodySource::Http1(body, reading) => poll_http1(body, reading, context),
+            BodySource::Http2(body, slot) => {
                 let polled = Pin::new(body).poll_frame(context);
                 if let Poll::Ready(None) = polled {
                     drop(slot.take());
@@ -353,44 +358,44 @@ impl HttpBody for Returned {
         };
         match polled {
             Poll::Ready(Some(Err(error))) => {
-                this.later = None;
-                // An error ends the connection at once, with what is still to be written: a moment
-                // later it is not so much.
+                this.settlement = None;
+                // An error closes the connection and drops what is still to be written. One poll
+                // later less of it is left.
                 this.broken = Some(error.into());
                 context.waker().wake_by_ref();
                 Poll::Pending
             }
             Poll::Ready(frame) => {
-                this.patience.moved = true;
-                this.waiting.iter().for_each(Waiting::gave);
-                if let (Some(later), Some(Ok(frame))) = (&mut this.later, &frame) {
-                    later.bytes += data_bytes(frame);
+                this.idle_timer.moved = true;
+                this.waiting.iter().for_each(WindowWait::sent);
+                if let (Some(settlement), Some(Ok(frame))) = (&mut this.settlement, &frame) {
+                    settlement.bytes += data_bytes(frame);
                 }
-                // Over before the last piece is sent: a client that has read it finds its lease
+                // Settle before the last piece is sent: a client that has read it finds its lease
                 // ended.
-                if frame.is_none() || (this.later.is_some() && this.kind.is_end_stream()) {
-                    this.later = None;
+                if frame.is_none() || (this.settlement.is_some() && this.source.is_end_stream()) {
+                    this.settlement = None;
                 }
-                Poll::Ready(frame.map(|frame| frame.map_err(Broken::from)))
+                Poll::Ready(frame.map(|frame| frame.map_err(RelayError::from)))
             }
             Poll::Pending => {
-                let broken = ready!(this.patience.poll(context));
-                this.later = None;
+                let broken = ready!(this.idle_timer.poll(context));
+                this.settlement = None;
                 Poll::Ready(Some(Err(broken)))
             }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.kind.is_end_stream()
+        self.source.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.kind {
-            Kind::Own(text) => {
+        match &self.source {
+            BodySource::Own(text) => {
                 SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64))
             }
-            Kind::First(body, _) | Kind::Second(body, _) => body.size_hint(),
+            BodySource::Http1(body, _) | BodySource::Http2(body, _) => body.size_hint(),
         }
     }
 }

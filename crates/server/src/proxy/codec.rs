@@ -1,8 +1,8 @@
-//! Messages of HTTP/1.1 for the [short way](super::fast_path): heads as hyper reads them, and written
-//! as it writes them.
+//! HTTP/1.1 heads for the [fast path](super::fast_path): parsed as hyper parses them, and written
+//! as hyper writes them.
 //!
-//! Only what has one meaning is read here. Whatever says something about how the connection or the
-//! body is to be treated, beyond one length in digits, is none of these.
+//! Only unambiguous messages are parsed here. A header that controls the connection or the body,
+//! other than one length in digits, makes a message unsupported.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -12,25 +12,25 @@ use axum::http::StatusCode;
 use super::fields::{Fields, write_field};
 use crate::listen::quick::{decides_how, push_date};
 
-/// More headers than that go the other way.
+/// Messages with more headers take the general path.
 const MAX_HEADERS: usize = 64;
-/// Longer lengths go the other way.
+/// Longer lengths take the general path.
 const MAX_DIGITS: usize = 15;
 
-/// A request that has arrived whole: where its parts are.
+/// A complete request: where its parts are.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct ParsedRequest {
     pub(super) method: Range<usize>,
     pub(super) target: Range<usize>,
     /// How many bytes the head takes.
     pub(super) body_at: usize,
-    /// How many bytes all of it takes.
+    /// How many bytes head and body take together.
     pub(super) used: usize,
 }
 
-/// The request at the front of `bytes`, if it is one for the short way; its headers are then in
-/// `fields`.
-pub(super) fn request(bytes: &[u8], fields: &mut Fields) -> Option<Asked> {
+/// The request at the front of `bytes`, if the fast path supports it; `fields` receives its
+/// headers.
+pub(super) fn request(bytes: &[u8], fields: &mut Fields) -> Option<ParsedRequest> {
     let mut lines = [const { MaybeUninit::uninit() }; MAX_HEADERS];
     let mut parsed = httparse::Request::new(&mut []);
     let Ok(httparse::Status::Complete(body_at)) =
@@ -41,7 +41,7 @@ pub(super) fn request(bytes: &[u8], fields: &mut Fields) -> Option<Asked> {
     let (Some(method), Some(target), Some(1)) = (parsed.method, parsed.path, parsed.version) else {
         return None;
     };
-    // What is answered to these has no body, whatever it says.
+    // Their responses have no body, whatever the headers say.
     if matches!(method, "CONNECT" | "HEAD") {
         return None;
     }
@@ -54,10 +54,10 @@ pub(super) fn request(bytes: &[u8], fields: &mut Fields) -> Option<Asked> {
         return None;
     }
     let (method, target) = (range(bytes, method.as_bytes()), range(bytes, target.as_bytes()));
-    Some(Asked { method, target, body_at, used })
+    Some(ParsedRequest { method, target, body_at, used })
 }
 
-/// Whether nobody reads this byte of a target in a way of his own; a fragment, for one, is cut off.
+/// Whether all servers read this byte of a target alike. A fragment, for example, is cut off.
 fn is_plain(byte: u8) -> bool {
     matches!(byte, 0x21 | 0x24..=0x3b | 0x3d | 0x3f..=0x5f | 0x61..=0x7a | 0x7c | 0x7e)
 }
@@ -68,23 +68,23 @@ fn range(bytes: &[u8], part: &[u8]) -> Range<usize> {
     start..start + part.len()
 }
 
-/// A response whose head has arrived, and maybe some of its body.
+/// A response head, and where the body starts.
 #[derive(Debug)]
-pub(super) struct Answered {
+pub(super) struct ParsedResponse {
     pub(super) status: StatusCode,
-    /// Its own words, if they are not the usual ones.
+    /// The reason phrase, if it is not the usual one.
     reason: Option<Range<usize>>,
     /// How many bytes the head takes.
     pub(super) body_at: usize,
     /// How long the body is.
     pub(super) length: u64,
     /// Whether the connection can be used again.
-    pub(super) stays: bool,
+    pub(super) is_reusable: bool,
 }
 
-/// The response at the front of `bytes`, if it is one for the short way; its headers are then in
-/// `fields`.
-pub(super) fn response(bytes: &[u8], fields: &mut Fields) -> Option<Answered> {
+/// The response at the front of `bytes`, if the fast path supports it; `fields` receives its
+/// headers.
+pub(super) fn response(bytes: &[u8], fields: &mut Fields) -> Option<ParsedResponse> {
     let mut lines = [const { MaybeUninit::uninit() }; MAX_HEADERS];
     let mut parsed = httparse::Response::new(&mut []);
     let read = httparse::ParserConfig::default().parse_response_with_uninit_headers(
@@ -109,17 +109,16 @@ pub(super) fn response(bytes: &[u8], fields: &mut Fields) -> Option<Answered> {
         Some(length) if !bodiless => length,
         _ => return None,
     };
-    Some(Answered { status, reason: own, body_at, length, stays: !framing.closes })
+    Some(ParsedResponse { status, reason: own, body_at, length, is_reusable: !framing.closes })
 }
 
-/// What the headers of a message say about its end, and that of the connection.
+/// The framing of a message: body length, and whether the connection closes.
 struct Framing {
     length: Option<u64>,
     closes: bool,
 }
 
-/// Reads the headers of a message; nothing if there is one among them that the short way does not
-/// know how to treat.
+/// Reads the headers of a message; `None` if the fast path does not support one of them.
 fn read_fields(
     lines: &[httparse::Header<'_>],
     head: &[u8],
@@ -176,24 +175,24 @@ pub(super) fn write_request(
 /// Writes the head of a response that was read from `bytes`.
 pub(super) fn write_response(
     out: &mut Vec<u8>,
-    answered: &Answered,
+    response: &ParsedResponse,
     bytes: &[u8],
     fields: &Fields,
 ) {
     out.extend_from_slice(b"HTTP/1.1 ");
-    out.extend_from_slice(answered.status.as_str().as_bytes());
+    out.extend_from_slice(response.status.as_str().as_bytes());
     out.push(b' ');
-    match &answered.reason {
+    match &response.reason {
         None => {
-            out.extend_from_slice(answered.status.canonical_reason().unwrap_or_default().as_bytes())
+            out.extend_from_slice(response.status.canonical_reason().unwrap_or_default().as_bytes())
         }
         Some(own) => out.extend_from_slice(&bytes[own.clone()]),
     }
     out.extend_from_slice(b"\r\n");
     let (mut empty, mut dated) = (false, false);
     for (name, value) in fields.iter() {
-        // A length of nothing comes last.
-        if answered.length == 0 && name == b"content-length" {
+        // hyper writes a length of 0 last.
+        if response.length == 0 && name == b"content-length" {
             empty = true;
             continue;
         }
@@ -215,12 +214,12 @@ pub(super) fn write_response(
 mod tests {
     use super::*;
 
-    fn request(bytes: &[u8]) -> Option<Asked> {
+    fn request(bytes: &[u8]) -> Option<ParsedRequest> {
         super::request(bytes, &mut Fields::default())
     }
 
     #[test]
-    fn requests_that_arrive_whole_go_the_short_way() {
+    fn complete_requests_take_the_fast_path() {
         for (text, body) in [
             ("GET / HTTP/1.1\r\nhost: a\r\n\r\n", ""),
             (
@@ -230,15 +229,15 @@ mod tests {
             ("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello", "hello"),
             ("PURGE / HTTP/1.1\r\ncontent-length: 0\r\n\r\n", ""),
         ] {
-            let asked = request(text.as_bytes()).unwrap_or_else(|| panic!("{text}"));
+            let parsed = request(text.as_bytes()).unwrap_or_else(|| panic!("{text}"));
             assert_eq!(
-                (&text[asked.body_at..asked.used], asked.used),
+                (&text[parsed.body_at..parsed.used], parsed.used),
                 (body, text.len()),
                 "{text}"
             );
-            // What comes behind it is not touched, and none of its beginnings is a request.
+            // The bytes behind it are not consumed, and no prefix of it is a request.
             assert_eq!(
-                request(format!("{text}GET").as_bytes()).map(|asked| asked.used),
+                request(format!("{text}GET").as_bytes()).map(|parsed| parsed.used),
                 Some(text.len()),
                 "{text}"
             );
@@ -249,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn all_other_requests_go_the_other_way() {
+    fn all_other_requests_take_the_general_path() {
         for head in [
             "GET / HTTP/1.0\r\nHost: a",
             "GET * HTTP/1.1\r\nHost: a",
@@ -279,8 +278,8 @@ mod tests {
     }
 
     #[test]
-    fn responses_of_a_length_go_the_short_way() {
-        for (head, length, stays) in [
+    fn responses_with_a_length_take_the_fast_path() {
+        for (head, length, is_reusable) in [
             ("HTTP/1.1 200 OK\r\nContent-Length: 5", Some(5), true),
             ("HTTP/1.1 200\r\nContent-Length: 0\r\nConnection: keep-alive", Some(0), true),
             (
@@ -303,7 +302,7 @@ mod tests {
         ] {
             let found = response(format!("{head}\r\n\r\n").as_bytes(), &mut Fields::default());
             assert_eq!(found.as_ref().map(|found| found.length), length, "{head}");
-            assert!(found.is_none_or(|found| found.stays == stays), "{head}");
+            assert!(found.is_none_or(|found| found.is_reusable == is_reusable), "{head}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One request: what the rules say about it, and what the upstream answers.
+//! One request: checks it against the rules, forwards it, and relays the response.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use hyper::body::{Body as _, Incoming};
 use tidegate::Op;
 use tidegate::http::{Client, DEFAULT_IPV6_PREFIX, Group, Target, group, normal_path};
 
-use super::Guest;
-use super::body::Returned;
+use super::ProxyConnection;
+use super::body::ResponseBody;
 use super::fields::Headers;
-use super::head::{self, Head, Peer, Refused};
-use super::settlement::Later;
+use super::head::{self, ConnectionPeer, RefusedRequest, RequestHead};
+use super::settlement::Settlement;
 use super::tunnel::Tunnel;
-use super::upstream::{Answer, Failed, Upstreams};
+use super::upstream::{ForwardError, UpstreamResponse, Upstreams};
 use crate::engine::Engine;
 use crate::http::{denial, mistake, tell, unanswered};
 use crate::listen::http::{MAX_TARGET_BYTES, NO_SNIFF};
@@ -25,54 +25,54 @@ use crate::panics::caught;
 use crate::rules::{HttpRequest, HttpRequestError, Match};
 use crate::ruling::Ruling;
 
-/// What every request needs.
+/// What every request needs: the engine and the upstream.
 #[derive(Debug)]
-pub(super) struct Desk {
+pub(super) struct Forwarder {
     pub(super) engine: Engine,
     pub(super) upstreams: Arc<Upstreams>,
 }
 
-/// A request that may go on.
+/// A request that the rules allow.
 #[derive(Debug)]
-pub(super) struct Passed {
+pub(super) struct AllowedRequest {
     ruling: Ruling,
-    /// What is settled or ends when there is a response.
-    later: Option<Box<Later>>,
-    /// Whose share of the slots at the upstream it takes.
+    /// The settlement, due when the response is known.
+    settlement: Option<Box<Settlement>>,
+    /// The client whose slots at the upstream it uses.
     pub(super) client: Group,
 }
 
-/// A request that may go on and whose head is ready for that.
-pub(super) struct Admitted {
-    pub(super) passed: Passed,
+/// An allowed request whose head is ready to send.
+pub(super) struct PreparedRequest {
+    pub(super) allowed: AllowedRequest,
     pub(super) host: Option<HeaderValue>,
-    /// The target that goes on, if it is not the one that came.
+    /// The target to send, if it differs from the one received.
     pub(super) target: Option<String>,
 }
 
-/// The answer to a request that does not go on, or has no response.
-pub(super) type No = Box<Response<axum::body::Body>>;
+/// A response written by the proxy itself.
+pub(super) type OwnResponse = Box<Response<axum::body::Body>>;
 
-impl Desk {
+impl Forwarder {
     pub(super) async fn answer(
         &self,
         request: Request<Incoming>,
-        guest: &Arc<Guest>,
-    ) -> Response<Returned> {
-        let answering = guest.pace.request();
-        let mut response = match caught(self.pass_on(request, guest)).await {
+        shared: &Arc<ProxyConnection>,
+    ) -> Response<ResponseBody> {
+        let answering = shared.pace.request();
+        let mut response = match caught(self.pass_on(request, shared)).await {
             Some(Ok(response)) => response,
-            Some(Err(no)) => own(*no).await,
+            Some(Err(response)) => own(*response).await,
             None => own(self.panicked()).await,
         };
-        if guest.pace.last.load(Ordering::Relaxed)
-            && !guest.pace.is_second()
+        if shared.pace.last.load(Ordering::Relaxed)
+            && !shared.pace.is_second()
             && response.status() != StatusCode::SWITCHING_PROTOCOLS
         {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        if guest.pace.is_second() {
-            response.body_mut().waiting = Some(guest.windows.wait());
+        if shared.pace.is_second() {
+            response.body_mut().waiting = Some(shared.windows.wait());
         }
         response.body_mut().answering = Some(answering);
         response
@@ -81,87 +81,96 @@ impl Desk {
     async fn pass_on(
         &self,
         mut request: Request<Incoming>,
-        guest: &Arc<Guest>,
-    ) -> Result<Response<Returned>, No> {
+        shared: &Arc<ProxyConnection>,
+    ) -> Result<Response<ResponseBody>, OwnResponse> {
         let client_side = hyper::upgrade::on(&mut request);
         let (mut head, body) = request.into_parts();
-        let (before, begun) =
-            guest.asked.lock().take().map_or((None, None), |(passed, begun)| (Some(passed), begun));
+        let (before, sent_request) = shared
+            .handed_over
+            .lock()
+            .take()
+            .map_or((None, None), |(allowed, sent_request)| (Some(allowed), sent_request));
         let upgrade = head::upgrade(&head);
-        let Admitted { mut passed, host, target } =
-            self.admit(Head::of(&mut head), &guest.peer, before).await?;
+        let PreparedRequest { mut allowed, host, target } =
+            self.admit(RequestHead::of(&mut head), &shared.peer, before).await?;
         if let Some(target) = target {
             head.uri = with_target(head.uri, &target).ok_or_else(|| refuse(NO_TARGET))?;
         }
-        let start = if guest.pace.is_second() { Some(guest.starts.next().await) } else { None };
-        let share = self.upstreams.in_flight.share(passed.client, &guest.share);
-        match self.upstreams.ask(head, body, host.as_ref(), upgrade, begun, &share).await {
-            Ok(Answer::Http(mut response)) => {
+        let start =
+            if shared.pace.is_second() { Some(shared.slow_start.next().await) } else { None };
+        let share = self.upstreams.in_flight.share(allowed.client, &shared.share);
+        match self.upstreams.send(head, body, host.as_ref(), upgrade, sent_request, &share).await {
+            Ok(UpstreamResponse::Http(mut response)) => {
                 match start {
-                    // There is nothing more to take.
-                    Some(start) if response.body().is_end_stream() => start.taken(),
+                    // There is no body to read.
+                    Some(start) if response.body().is_end_stream() => start.response_read(),
                     start => response.body_mut().start = start,
                 }
-                // The version is that of one connection, too: what comes from an old server goes on
-                // as our own.
+                // The version belongs to one connection: a response from an HTTP/1.0 upstream is
+                // sent as HTTP/1.1.
                 *response.version_mut() = Version::HTTP_11;
                 head::one_length(response.headers_mut());
                 let status = response.status();
-                let later = self.returned(&mut passed, status, response.headers_mut()).await;
-                // Without a body it is over now.
-                response.body_mut().later = later.filter(|_| !response.body().is_end_stream());
+                let settlement =
+                    self.prepare_response(&mut allowed, status, response.headers_mut()).await;
+                // Without a body the settlement is complete.
+                response.body_mut().settlement =
+                    settlement.filter(|_| !response.body().is_end_stream());
                 Ok(response)
             }
-            Ok(Answer::Upgraded(response, upstream)) => {
+            Ok(UpstreamResponse::Upgraded(response, upstream)) => {
                 let idle = self.upstreams.settings.upgraded_idle;
                 let protocol = response.headers().get(UPGRADE).cloned();
-                let mut response = response.map(|()| Returned::own(""));
+                let mut response = response.map(|()| ResponseBody::own(""));
                 let status = response.status();
-                let later = self.returned(&mut passed, status, response.headers_mut()).await;
-                *guest.tunnel.lock() = Some(Tunnel { client: client_side, upstream, idle, later });
+                let settlement =
+                    self.prepare_response(&mut allowed, status, response.headers_mut()).await;
+                *shared.tunnel.lock() =
+                    Some(Tunnel { client: client_side, upstream, idle, settlement });
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
                 if let Some(protocol) = protocol {
                     response.headers_mut().insert(UPGRADE, protocol);
                 }
                 Ok(response)
             }
-            Err(failed) => Err(self.unanswered(&failed, &mut passed).await),
+            Err(failed) => Err(self.error_response(&failed, &mut allowed).await),
         }
     }
 
-    /// Whether a request may go on; its head is then as it goes on. What the rules say is not asked
-    /// if it was said before.
+    /// Checks a request against the rules, unless `before` has the result, and turns its head into
+    /// the one to send.
     pub(super) async fn admit(
         &self,
-        mut head: Head<'_, impl Headers>,
-        peer: &Peer,
-        before: Option<Passed>,
-    ) -> Result<Admitted, No> {
-        possible(&head).map_err(refuse)?;
+        mut head: RequestHead<'_, impl Headers>,
+        peer: &ConnectionPeer,
+        before: Option<AllowedRequest>,
+    ) -> Result<PreparedRequest, OwnResponse> {
+        check_forwardable(&head).map_err(refuse)?;
         let host = head::host(&head, peer).map_err(refuse)?;
-        let (target, trailers) = self.cleaned(&mut head, peer)?;
-        let passed = match before {
-            Some(passed) => passed,
-            None => self.ruled(&head, &target, host.as_ref(), peer).await?,
+        let (target, trailers) = self.clean(&mut head, peer)?;
+        let allowed = match before {
+            Some(allowed) => allowed,
+            None => self.check(&head, &target, host.as_ref(), peer).await?,
         };
         head::prepare(&mut head, host.as_ref(), peer, trailers).map_err(refuse)?;
         let target = match target.sent {
             Cow::Owned(sent) => Some(sent),
             Cow::Borrowed(_) => None,
         };
-        Ok(Admitted { passed, host, target })
+        Ok(PreparedRequest { allowed, host, target })
     }
 
-    /// Makes a head what rules judge and the upstream gets. The target, and whether the client
-    /// takes trailers.
-    fn cleaned<'a>(
+    /// Cleans a head before the rules see it and the upstream gets it. Returns the target, and
+    /// whether the client accepts trailers.
+    fn clean<'a>(
         &self,
-        head: &mut Head<'a, impl Headers>,
-        peer: &Peer,
-    ) -> Result<(Target<'a>, bool), No> {
+        head: &mut RequestHead<'a, impl Headers>,
+        peer: &ConnectionPeer,
+    ) -> Result<(Target<'a>, bool), OwnResponse> {
         let policy = self.engine.settings().requests();
         let target = if head.target.is_empty() { "/" } else { head.target };
-        let target = HttpRequest::target(target, &policy.paths).map_err(|error| unfit(&error))?;
+        let target =
+            HttpRequest::target(target, &policy.paths).map_err(|error| unreadable(&error))?;
         stays_within(&self.upstreams.settings.upstream.base, &target.sent).map_err(refuse)?;
         let trailers = head::clean(
             &mut *head.headers,
@@ -172,29 +181,33 @@ impl Desk {
         Ok((target, trailers))
     }
 
-    /// Makes the headers of a response those that the client gets, and settles what is known by
-    /// them; what is not is returned.
-    pub(super) async fn returned(
+    /// Turns the headers of a response into those that the client gets, and settles what they
+    /// decide. Returns the settlement if part of it is still open.
+    pub(super) async fn prepare_response(
         &self,
-        passed: &mut Passed,
+        allowed: &mut AllowedRequest,
         status: StatusCode,
         headers: &mut impl Headers,
-    ) -> Option<Box<Later>> {
+    ) -> Option<Box<Settlement>> {
         head::strip(headers, |_| false);
-        let later = self.settled(passed, status, headers).await;
-        self.tell(headers, &passed.ruling);
-        later
+        let settlement = self.settle(allowed, status, headers).await;
+        self.write_limit_headers(headers, &allowed.ruling);
+        settlement
     }
 
-    /// What is said when there is no response.
-    pub(super) async fn unanswered(&self, failed: &Failed, passed: &mut Passed) -> No {
-        let mut no = self.failed(failed);
-        drop(self.settled(passed, no.status(), no.headers()).await);
-        self.tell(no.headers_mut(), &passed.ruling);
-        no
+    /// The response to a request that has none from the upstream.
+    pub(super) async fn error_response(
+        &self,
+        failed: &ForwardError,
+        allowed: &mut AllowedRequest,
+    ) -> OwnResponse {
+        let mut response = self.failure(failed);
+        drop(self.settle(allowed, response.status(), response.headers()).await);
+        self.write_limit_headers(response.headers_mut(), &allowed.ruling);
+        response
     }
 
-    /// What is said when we have failed.
+    /// The response after a panic.
     pub(super) fn panicked(&self) -> Response<axum::body::Body> {
         self.engine.observer().metrics().panicked();
         self.engine
@@ -204,44 +217,44 @@ impl Desk {
         mistake(StatusCode::INTERNAL_SERVER_ERROR, "this is our mistake, not yours")
     }
 
-    /// Settles what is known by the head of a response; what is not is returned.
-    async fn settled(
+    /// Settles what the head of a response decides. Returns the settlement if part of it is open.
+    async fn settle(
         &self,
-        passed: &mut Passed,
+        allowed: &mut AllowedRequest,
         status: StatusCode,
         headers: &impl Headers,
-    ) -> Option<Box<Later>> {
-        let mut later = passed.later.take()?;
-        later.begin(status, headers, &mut passed.ruling).await;
-        later.is_open().then_some(later)
+    ) -> Option<Box<Settlement>> {
+        let mut settlement = allowed.settlement.take()?;
+        settlement.begin(status, headers, &mut allowed.ruling).await;
+        settlement.is_open().then_some(settlement)
     }
 
-    /// Our headers stand in place of those that the upstream may have sent.
-    fn tell(&self, headers: &mut impl Headers, ruling: &Ruling) {
+    /// Writes the rate limit headers, in place of any that the upstream sent.
+    fn write_limit_headers(&self, headers: &mut impl Headers, ruling: &Ruling) {
         tell(ruling, self.engine.settings().response_options().headers, |name, value| {
             headers.put(name, value)
         });
     }
 
-    /// What the rules say, or the answer to a request that they deny.
-    async fn ruled(
+    /// Checks a request against the rules. A denied request is an error with its response.
+    async fn check(
         &self,
-        head: &Head<'_, impl Headers>,
+        head: &RequestHead<'_, impl Headers>,
         target: &Target<'_>,
         host: Option<&HeaderValue>,
-        peer: &Peer,
-    ) -> Result<Passed, No> {
+        peer: &ConnectionPeer,
+    ) -> Result<AllowedRequest, OwnResponse> {
         let host = host.and_then(|host| host.to_str().ok()).filter(|host| !host.is_empty());
         let client = self.client(&*head.headers, peer);
         let share = group(client.ip(), DEFAULT_IPV6_PREFIX);
-        // Who names no host, as HTTP/1.0 may, means the only one there is.
+        // HTTP/1.0 requests may have no host; there is only one.
         let host = host.unwrap_or(&self.upstreams.settings.upstream.host);
-        let asked = HttpRequest::new(client, head.method, target, host, &*head.headers);
-        let asked = asked.map_err(|error| unfit(&error))?;
-        self.engine.check_repeated(&asked).map_err(|repeated| unfit(&repeated.into()))?;
-        let ruled = match self.engine.matching(&asked, 1) {
+        let request = HttpRequest::new(client, head.method, target, host, &*head.headers);
+        let request = request.map_err(|error| unreadable(&error))?;
+        self.engine.check_repeated(&request).map_err(|repeated| unreadable(&repeated.into()))?;
+        let ruled = match self.engine.matching(&request, 1) {
             Ok(found) if found.iter().any(Match::has_outcome) => {
-                Later::rule(&self.engine, found).await
+                Settlement::check(&self.engine, found).await
             }
             Ok(found) => {
                 self.engine.rule_on(Op::Check, found, None).await.map(|ruling| (ruling, None))
@@ -249,7 +262,9 @@ impl Desk {
             Err(invalid) => Err(invalid.into()),
         };
         match ruled {
-            Ok((ruling, later)) if ruling.allowed => Ok(Passed { ruling, later, client: share }),
+            Ok((ruling, settlement)) if ruling.allowed => {
+                Ok(AllowedRequest { ruling, settlement, client: share })
+            }
             Ok((ruling, _)) => {
                 let accept = head.headers.lines(ACCEPT).next();
                 Err(Box::new(denial(&self.engine, &ruling, accept)))
@@ -258,17 +273,17 @@ impl Desk {
         }
     }
 
-    /// Whose request it is.
-    fn client(&self, headers: &impl Headers, peer: &Peer) -> Client {
+    /// The client of a request.
+    fn client(&self, headers: &impl Headers, peer: &ConnectionPeer) -> Client {
         let clients = self.engine.settings().clients();
         if !clients.trusts(peer.ip) {
-            return clients.find(peer.ip, []); // the header need not even be looked for
+            return clients.find(peer.ip, []); // the header does not count
         }
         let lines: Vec<&[u8]> = headers.lines(clients.header_name()).collect();
         clients.find(peer.ip, lines)
     }
 
-    fn failed(&self, failed: &Failed) -> No {
+    fn failure(&self, failed: &ForwardError) -> OwnResponse {
         if failed.is_upstreams() {
             self.engine.observer().upstream_failed(
                 self.engine.protocol(),
@@ -279,24 +294,24 @@ impl Desk {
         if let Some(why) = failed.refusal() {
             self.engine.observer().metrics().refused(self.engine.protocol(), why);
         }
-        let mut no = mistake(failed.status(), &failed.to_string());
-        no.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        let mut response = mistake(failed.status(), &failed.to_string());
+        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         match failed {
-            Failed::Busy | Failed::BusyForClient(_) => {
-                no.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            ForwardError::Busy | ForwardError::BusyForClient(_) => {
+                response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
             }
-            // What is still to come of the body must not be taken for a request.
-            Failed::BodyTimeout | Failed::BodySlow(_) | Failed::BodyLost => {
-                no.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            // The rest of the body must not be parsed as the next request.
+            ForwardError::BodyTimeout | ForwardError::BodySlow(_) | ForwardError::BodyLost => {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             _ => {}
         }
-        Box::new(no)
+        Box::new(response)
     }
 }
 
-/// What cannot go on, whatever the rules say.
-fn possible(head: &Head<'_, impl Headers>) -> Result<(), Refused> {
+/// Refuses requests that cannot be forwarded, whatever the rules say.
+fn check_forwardable(head: &RequestHead<'_, impl Headers>) -> Result<(), RefusedRequest> {
     if head.method == "CONNECT" {
         return Err((
             StatusCode::METHOD_NOT_ALLOWED,
@@ -312,8 +327,8 @@ fn possible(head: &Head<'_, impl Headers>) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Dots in a path, where they are kept, must not lead out of the base of the upstream.
-fn stays_within(base: &str, target: &str) -> Result<(), Refused> {
+/// Refuses dot segments, where they are kept, that lead out of the upstream's base path.
+fn stays_within(base: &str, target: &str) -> Result<(), RefusedRequest> {
     let leaves = |path: &str| {
         normal_path(path)
             .is_ok_and(|path| path.strip_prefix(base).is_none_or(|rest| !rest.starts_with('/')))
@@ -325,35 +340,35 @@ fn stays_within(base: &str, target: &str) -> Result<(), Refused> {
     Ok(())
 }
 
-const NO_TARGET: Refused =
+const NO_TARGET: RefusedRequest =
     (StatusCode::BAD_REQUEST, "the target is none: expected a path such as /v1/search?q=1");
 
-/// The same with another path and query.
+/// The URI with another path and query.
 fn with_target(uri: Uri, target: &str) -> Option<Uri> {
     let mut parts = uri.into_parts();
     parts.path_and_query = Some(target.parse().ok()?);
     Uri::from_parts(parts).ok()
 }
 
-/// The answer to a request that rules cannot judge.
-fn unfit(error: &HttpRequestError) -> No {
+/// The response to a request that the rules cannot read.
+fn unreadable(error: &HttpRequestError) -> OwnResponse {
     let status =
         if error.is_too_long() { StatusCode::URI_TOO_LONG } else { StatusCode::BAD_REQUEST };
     Box::new(mistake(status, &error.to_string()))
 }
 
-/// Who sends what cannot be is not listened to any further.
-fn refuse((status, detail): Refused) -> No {
-    let mut no = mistake(status, detail);
-    no.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-    Box::new(no)
+/// The response to an invalid request. It closes the connection.
+fn refuse((status, detail): RefusedRequest) -> OwnResponse {
+    let mut response = mistake(status, detail);
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    Box::new(response)
 }
 
-/// An answer of our own. Its body is in memory already.
-async fn own(response: Response<axum::body::Body>) -> Response<Returned> {
+/// A response of the proxy itself. Its body is in memory already.
+async fn own(response: Response<axum::body::Body>) -> Response<ResponseBody> {
     let (mut head, body) = response.into_parts();
     let (name, value) = NO_SNIFF;
     head.headers.insert(name, value);
     let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-    Response::from_parts(head, Returned::own(bytes))
+    Response::from_parts(head, ResponseBody::own(bytes))
 }

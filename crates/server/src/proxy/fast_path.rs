@@ -1,12 +1,11 @@
-//! A short way for most requests: HTTP/1.1 on both sides, a request that arrives whole, and a
-//! response of a length that it says.
+//! The fast path of the proxy: HTTP/1.1 on both sides, without hyper.
 //!
-//! What is asked, changed and settled is asked, changed and settled by the same functions as on the
-//! other way; only hyper is not in between. Whatever else comes goes to hyper, and the connection
-//! stays there: a request that is something else with all its bytes; a response that is something
-//! else, or none, together with the request, which hyper reads again, and the connection to the
-//! upstream, on which hyper finds the response. What it saves:
-//! `docs/decisions/0027-proxy-fast-path.md`.
+//! It serves requests that arrive complete in one read, and responses with a `Content-Length`.
+//! Rules, headers and settlement are the functions of the general path. Everything else moves the
+//! connection to the general path for good: an unsupported request with all its bytes; an
+//! unsupported response together with its request, which hyper parses again, and with the upstream
+//! connection, on which hyper finds the response. `tests/it/proxy/fast_path.rs` compares both
+//! paths; measurements are in `docs/decisions/0027-proxy-fast-path.md`.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -14,140 +13,150 @@ use std::io;
 use std::ops::Range;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use axum::http::header::CONNECTION;
 use axum::http::{HeaderValue, Response, Version};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
-
 use tokio::sync::watch;
-use tokio::time::{Instant, Sleep, sleep};
 
-use super::Guest;
-use super::codec::{self, Answered, Asked};
-use super::exchange::{Admitted, Desk, No, Passed};
+use super::ProxyConnection;
+use super::codec::{self, ParsedRequest, ParsedResponse};
+use super::exchange::{AllowedRequest, Forwarder, OwnResponse, PreparedRequest};
 use super::fields::{Fields, Headers};
-use super::head::Head;
-use super::http1::Line;
+use super::head::RequestHead;
+use super::http1::Http1Connection;
 use super::in_flight::Slot;
-use super::settlement::Later;
+use super::settlement::Settlement;
 use super::socket::Socket;
-use super::upstream::{Begun, Failed, TRIES};
+use super::timer::ConnectionTimer;
+use super::upstream::{ForwardError, SentRequest, TRIES};
 use crate::listen::Stream;
 use crate::listen::http::{Left, NO_SNIFF, Waits};
 use crate::listen::quick::write;
 use crate::panics::caught;
 
-/// The most of a request. What is longer goes the other way.
+/// The longest request. Longer ones take the general path.
 const REQUEST_BYTES: usize = 8 << 10;
-/// The longest target that hyper takes.
+/// The longest target that hyper accepts.
 const MAX_URI_BYTES: usize = u16::MAX as usize - 1;
-/// What is read of a response together with its head.
+/// The most that is read of a response together with its head.
 const FIRST_BYTES: usize = 16 << 10;
-/// What is read at once.
+/// The most that one read returns.
 const READ_BYTES: usize = 64 << 10;
-
 thread_local! {
-    /// Where bytes are read to; they stay there for no longer than one turn of a task, so that a
-    /// connection without a request needs no memory for them.
+    /// The read buffer of all connections on this thread. Bytes stay in it for one poll only, so
+    /// that an idle connection needs no buffer.
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into());
 }
 
-/// How a conversation goes on.
-pub(super) enum Next {
-    /// Not at all.
-    Over(Left),
-    /// On the other way; this was read.
-    Other(Vec<u8>),
+/// What follows when the fast path is done with a connection.
+pub(super) enum AfterFastPath {
+    /// The connection is over.
+    Ended(Left),
+    /// The general path serves it from here; these bytes were read already.
+    GeneralPath(Vec<u8>),
 }
 
-/// Whether the next request may come, or how else it goes on.
-type Go = Result<(), Next>;
+/// `Ok` when the fast path reads the next request.
+type FastPathResult = Result<(), AfterFastPath>;
 
-/// Why something is not waited for any longer.
-enum End {
-    /// The client has gone.
-    Gone,
-    /// It took too long.
-    Late,
+/// Why waiting ended early.
+enum Interruption {
+    /// The client closed the connection.
+    ClientGone,
+    /// The deadline passed.
+    TimedOut,
 }
 
-/// Why a request that was passed on does not go further on this way.
-enum Not {
-    /// There is an answer of our own.
-    No(No),
-    /// Somebody else knows what to do.
-    Other(Option<Box<Begun>>),
-    /// There is nobody left to answer.
-    Over(Left),
+/// Why the fast path has no upstream response for an allowed request.
+enum NotForwarded {
+    /// The proxy answers itself.
+    Answer(OwnResponse),
+    /// The general path continues, with the request if it was sent.
+    GeneralPath(Option<Box<SentRequest>>),
+    /// The client is gone.
+    Ended(Left),
 }
 
-impl Desk {
-    /// Serves requests for as long as they go the short way.
-    pub(super) async fn talk_briefly(
+impl Forwarder {
+    /// Serves requests until one needs the general path or the connection ends.
+    pub(super) async fn serve_fast_path(
         &self,
         stream: &mut Stream,
-        guest: &Guest,
+        shared: &ProxyConnection,
         waits: Waits,
         shutdown: &mut watch::Receiver<bool>,
-    ) -> Next {
+    ) -> AfterFastPath {
         let settings = &self.upstreams.settings;
         let tick = [waits.patience / 2, waits.unread, waits.idle, settings.answer, settings.idle];
-        let bell = Bell::of(tick.into_iter().min().unwrap_or(waits.patience), waits.idle);
+        let timer =
+            ConnectionTimer::of(tick.into_iter().min().unwrap_or(waits.patience), waits.idle);
         let (bytes, read, out, fields) = (Vec::new(), Vec::new(), Vec::new(), Fields::default());
-        let mut talk = Talk { desk: self, guest, waits, stream, bytes, read, fields, out, bell };
+        let mut connection = FastConnection {
+            forwarder: self,
+            shared,
+            waits,
+            stream,
+            bytes,
+            read,
+            fields,
+            out,
+            timer,
+        };
         let down = shutdown.clone();
         let mut stop = pin!(shutdown.wait_for(|down| *down));
         loop {
-            if talk.bytes.is_empty() {
-                talk.bell.set(waits.idle);
-                let asked = poll_fn(|context| match talk.poll_client(context) {
+            if connection.bytes.is_empty() {
+                connection.timer.set(waits.idle);
+                let readable = poll_fn(|context| match connection.poll_client(context) {
                     Poll::Ready(more) => Poll::Ready(more.then_some(())),
                     Poll::Pending if stop.as_mut().poll(context).is_ready() => {
                         Poll::Ready(Some(()))
                     }
-                    Poll::Pending => talk.bell.poll(context).map(|()| None),
+                    Poll::Pending => connection.timer.poll(context).map(|()| None),
                 });
-                if asked.await.is_none() {
-                    return Next::Over(Left::Done);
+                if readable.await.is_none() {
+                    return AfterFastPath::Ended(Left::Done);
                 }
             }
-            let Some(asked) = codec::request(&talk.bytes, &mut talk.fields) else {
-                return Next::Other(talk.bytes);
+            let Some(request) = codec::request(&connection.bytes, &mut connection.fields) else {
+                return AfterFastPath::GeneralPath(connection.bytes);
             };
-            let used = asked.used;
-            let gone_on = match caught(talk.exchange(asked, &down)).await {
-                Some(gone_on) => gone_on,
-                None => talk.say(self.panicked(), &down).await,
+            let used = request.used;
+            let next = match caught(connection.exchange(request, &down)).await {
+                Some(next) => next,
+                None => connection.respond(self.panicked(), &down).await,
             };
-            match gone_on {
-                Ok(()) => _ = talk.bytes.drain(..used),
-                Err(Next::Other(_)) => return Next::Other(talk.bytes),
+            match next {
+                Ok(()) => _ = connection.bytes.drain(..used),
+                Err(AfterFastPath::GeneralPath(_)) => {
+                    return AfterFastPath::GeneralPath(connection.bytes);
+                }
                 Err(over) => return over,
             }
         }
     }
 }
 
-/// A conversation.
-struct Talk<'a> {
-    desk: &'a Desk,
-    guest: &'a Guest,
+/// One client connection on the fast path.
+struct FastConnection<'a> {
+    forwarder: &'a Forwarder,
+    shared: &'a ProxyConnection,
     waits: Waits,
     stream: &'a mut Stream,
-    /// What was read of the client: the request that is served, and what came after it.
+    /// Bytes from the client: the request being served, and what came after it.
     bytes: Vec<u8>,
-    /// What was read of the upstream: the head of a response, and some of its body.
+    /// Bytes from the upstream: the head of a response, and the start of its body.
     read: Vec<u8>,
-    /// The headers of the request, and then of the response.
+    /// The headers of the request, later those of the response.
     fields: Fields,
-    /// What is to be written, to either side.
+    /// Bytes to write, to either side.
     out: Vec<u8>,
-    bell: Bell,
+    timer: ConnectionTimer,
 }
 
-impl Talk<'_> {
-    /// Reads what the client says; false when it has gone.
+impl FastConnection<'_> {
+    /// Reads from the client; false when it closed the connection.
     fn poll_client(&mut self, context: &mut Context<'_>) -> Poll<bool> {
         SCRATCH.with_borrow_mut(|scratch| {
             let mut read = ReadBuf::new(&mut scratch[..REQUEST_BYTES]);
@@ -157,132 +166,148 @@ impl Talk<'_> {
         })
     }
 
-    /// While something else is waited for: whether the client has gone, or the time is up.
-    fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<End> {
-        // What comes before its turn waits, but there is an end to that.
+    /// Watches the client and the deadline while something else is awaited.
+    fn poll_interruption(&mut self, context: &mut Context<'_>) -> Poll<Interruption> {
+        // Pipelined requests wait here, up to a bound.
         while self.bytes.len() < REQUEST_BYTES {
             match self.poll_client(context) {
                 Poll::Ready(true) => {}
-                Poll::Ready(false) => return Poll::Ready(End::Gone),
+                Poll::Ready(false) => return Poll::Ready(Interruption::ClientGone),
                 Poll::Pending => break,
             }
         }
-        self.bell.poll(context).map(|()| End::Late)
+        self.timer.poll(context).map(|()| Interruption::TimedOut)
     }
 
-    /// What `work` comes to, unless the client goes or the time is up before.
-    async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> Result<T, End> {
+    /// Runs `work` until it is done, the client closes the connection, or the deadline passes.
+    async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Interruption> {
         let mut work = pin!(work);
         poll_fn(|context| match work.as_mut().poll(context) {
             Poll::Ready(done) => Poll::Ready(Ok(done)),
-            Poll::Pending => self.poll_end(context).map(Err),
+            Poll::Pending => self.poll_interruption(context).map(Err),
         })
         .await
     }
 
-    /// One request, from the rules to the last byte of the response.
-    async fn exchange(&mut self, asked: Asked, down: &watch::Receiver<bool>) -> Go {
-        let Asked { method, target, body_at, used } = asked;
+    /// Serves one request, from the rules to the last byte of the response.
+    async fn exchange(
+        &mut self,
+        ParsedRequest { method, target, body_at, used }: ParsedRequest,
+        down: &watch::Receiver<bool>,
+    ) -> FastPathResult {
         let text = |range: &Range<usize>| {
             std::str::from_utf8(&self.bytes[range.clone()]).unwrap_or_default()
         };
-        let (version, headers) = (Version::HTTP_11, &mut self.fields);
-        let head = Head {
+        let head = RequestHead {
             method: text(&method),
             target: text(&target),
             authority: None,
-            version,
-            headers,
+            version: Version::HTTP_11,
+            headers: &mut self.fields,
         };
-        let admitted = self.desk.admit(head, &self.guest.peer, None).await;
-        let (mut passed, rewritten) = match admitted {
-            Ok(Admitted { passed, target, .. }) => (passed, target),
-            Err(no) => return self.say(*no, down).await,
+        let prepared = self.forwarder.admit(head, &self.shared.peer, None).await;
+        let (mut allowed, rewritten) = match prepared {
+            Ok(PreparedRequest { allowed, target, .. }) => (allowed, target),
+            Err(response) => return self.respond(*response, down).await,
         };
-        let base = self.desk.upstreams.settings.upstream.base.as_str();
+        let base = self.forwarder.upstreams.settings.upstream.base.as_str();
         if base.len() + target.len() > MAX_URI_BYTES {
-            let no = self.desk.unanswered(&Failed::Target, &mut passed).await;
-            return self.say(*no, down).await;
+            let response = self.forwarder.error_response(&ForwardError::Target, &mut allowed).await;
+            return self.respond(*response, down).await;
         }
         self.out.clear();
-        // The host is the one that the client said, where the client said it.
+        // `Host` stays where the client wrote it.
         let target = rewritten.as_ref().map_or(&self.bytes[target], String::as_bytes);
         codec::write_request(&mut self.out, &self.bytes[method], (base, target), &self.fields);
         self.out.extend_from_slice(&self.bytes[body_at..used]);
-        match self.ask(&mut passed).await {
-            Ok(coming) => self.give(&mut passed, coming, down).await,
-            Err(Not::No(no)) => self.say(*no, down).await,
-            Err(Not::Over(left)) => Err(Next::Over(left)),
-            Err(Not::Other(begun)) => {
-                *self.guest.asked.lock() = Some((passed, begun.map(|begun| *begun)));
-                Err(Next::Other(Vec::new()))
+        match self.forward(&mut allowed).await {
+            Ok(response) => self.relay(&mut allowed, response, down).await,
+            Err(NotForwarded::Answer(response)) => self.respond(*response, down).await,
+            Err(NotForwarded::Ended(left)) => Err(AfterFastPath::Ended(left)),
+            Err(NotForwarded::GeneralPath(sent_request)) => {
+                *self.shared.handed_over.lock() =
+                    Some((allowed, sent_request.map(|sent_request| *sent_request)));
+                Err(AfterFastPath::GeneralPath(Vec::new()))
             }
         }
     }
 }
 
-/// A response that has begun to come.
-struct Coming {
-    answered: Answered,
-    source: Source,
+/// A response whose head has arrived.
+struct IncomingResponse {
+    head: ParsedResponse,
+    source: ResponseConnection,
 }
 
-/// What a response comes from.
-struct Source {
+/// The upstream connection that a response arrives on, and the slot of its request.
+struct ResponseConnection {
     stream: Socket,
     slot: Slot,
 }
 
-impl Talk<'_> {
-    /// Sends the request that is to be written, and waits for the head of the response.
-    async fn ask(&mut self, passed: &mut Passed) -> Result<Coming, Not> {
-        let (desk, settings) = (self.desk, &self.desk.upstreams.settings);
-        let in_flight = &desk.upstreams.in_flight;
-        let share = in_flight.share(passed.client, &self.guest.share);
-        let Some(slot) = in_flight.slot_at_once(&share) else { return Err(Not::Other(None)) };
+impl FastConnection<'_> {
+    /// Sends the request in `out` and waits for the head of the response.
+    async fn forward(
+        &mut self,
+        allowed: &mut AllowedRequest,
+    ) -> Result<IncomingResponse, NotForwarded> {
+        let (forwarder, settings) = (self.forwarder, &self.forwarder.upstreams.settings);
+        let in_flight = &forwarder.upstreams.in_flight;
+        let share = in_flight.share(allowed.client, &self.shared.share);
+        let Some(slot) = in_flight.try_slot(&share) else {
+            return Err(NotForwarded::GeneralPath(None));
+        };
         let mut stream = match self.send().await {
             Ok(stream) => stream,
-            Err(Ok(failed)) => return Err(Not::No(desk.unanswered(&failed, passed).await)),
-            Err(Err(left)) => return Err(Not::Over(left)),
+            Err(Ok(failed)) => {
+                return Err(NotForwarded::Answer(forwarder.error_response(&failed, allowed).await));
+            }
+            Err(Err(left)) => return Err(NotForwarded::Ended(left)),
         };
         self.read.clear();
-        self.bell.set(settings.answer);
+        self.timer.set(settings.answer);
         let came = poll_fn(|context| match poll_more(&mut stream, &mut self.read, context) {
             Poll::Ready(()) => Poll::Ready(Ok(())),
-            Poll::Pending => self.poll_end(context).map(Err),
+            Poll::Pending => self.poll_interruption(context).map(Err),
         });
         match came.await {
             Ok(()) => {}
-            Err(End::Gone) => return Err(Not::Over(Left::Done)),
-            Err(End::Late) => {
-                let late = Failed::AnswerTimeout(settings.answer);
-                return Err(Not::No(desk.unanswered(&late, passed).await));
+            Err(Interruption::ClientGone) => return Err(NotForwarded::Ended(Left::Done)),
+            Err(Interruption::TimedOut) => {
+                let late = ForwardError::AnswerTimeout(settings.answer);
+                return Err(NotForwarded::Answer(forwarder.error_response(&late, allowed).await));
             }
         }
-        if let Some(answered) = codec::response(&self.read, &mut self.fields) {
-            return Ok(Coming { answered, source: Source { stream, slot } });
+        if let Some(head) = codec::response(&self.read, &mut self.fields) {
+            return Ok(IncomingResponse { head, source: ResponseConnection { stream, slot } });
         }
-        match Line::resumed(stream, std::mem::take(&mut self.read)).await {
-            Ok(line) => Err(Not::Other(Some(Box::new(Begun { line, slot })))),
-            Err(error) => Err(Not::No(desk.unanswered(&error.into(), passed).await)),
+        match Http1Connection::resumed(stream, std::mem::take(&mut self.read)).await {
+            Ok(http1) => {
+                Err(NotForwarded::GeneralPath(Some(Box::new(SentRequest { http1, slot }))))
+            }
+            Err(error) => {
+                Err(NotForwarded::Answer(forwarder.error_response(&error.into(), allowed).await))
+            }
         }
     }
 
-    /// Sends the request, on a connection that is good for it. What failed, or how the conversation
-    /// ends.
-    async fn send(&mut self) -> Result<Socket, Result<Failed, Left>> {
-        let upstreams = &self.desk.upstreams;
+    /// Sends the request on an open connection. An error is the failure to report, or how the
+    /// client connection ended.
+    async fn send(&mut self) -> Result<Socket, Result<ForwardError, Left>> {
+        let upstreams = &self.forwarder.upstreams;
         for _ in 0..TRIES {
             let mut stream = match upstreams.pool.take_bare() {
                 Some(stream) => stream,
                 None => {
-                    // It has a bound of its own, which is the smaller one.
-                    self.bell.set(upstreams.settings.connect.saturating_mul(2));
+                    // `connect` has a shorter timeout of its own.
+                    self.timer.set(upstreams.settings.connect.saturating_mul(2));
                     match self.meanwhile(upstreams.connect()).await {
                         Ok(connected) => connected.map_err(Ok)?,
-                        Err(End::Gone) => return Err(Err(Left::Done)),
-                        Err(End::Late) => {
-                            return Err(Ok(Failed::ConnectTimeout(upstreams.settings.connect)));
+                        Err(Interruption::ClientGone) => return Err(Err(Left::Done)),
+                        Err(Interruption::TimedOut) => {
+                            return Err(Ok(ForwardError::ConnectTimeout(
+                                upstreams.settings.connect,
+                            )));
                         }
                     }
                 }
@@ -291,60 +316,70 @@ impl Talk<'_> {
                 Ok(sent) if sent == self.out.len() => return Ok(stream),
                 Ok(sent) => sent,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-                // It was closed while nobody looked; nothing of the request was sent.
+                // The upstream closed it while it was idle; no byte of the request was sent.
                 Err(_) => continue,
             };
             let out = std::mem::take(&mut self.out);
-            self.bell.set(upstreams.settings.answer);
+            self.timer.set(upstreams.settings.answer);
             return match self.meanwhile(stream.write_all(&out[sent..])).await {
-                // If that failed, there is no answer, and whoever looks for it will find out.
+                // A failed write shows as a missing response when the head is read.
                 Ok(_) => Ok(stream),
-                Err(End::Gone) => Err(Err(Left::Done)),
-                Err(End::Late) => Err(Ok(Failed::AnswerTimeout(upstreams.settings.answer))),
+                Err(Interruption::ClientGone) => Err(Err(Left::Done)),
+                Err(Interruption::TimedOut) => {
+                    Err(Ok(ForwardError::AnswerTimeout(upstreams.settings.answer)))
+                }
             };
         }
-        Err(Ok(Failed::Closed))
+        Err(Ok(ForwardError::Closed))
     }
 
-    /// Gives a response to the client, as it comes.
-    async fn give(
+    /// Relays a response to the client as it arrives.
+    async fn relay(
         &mut self,
-        passed: &mut Passed,
-        coming: Coming,
+        allowed: &mut AllowedRequest,
+        IncomingResponse { head, source }: IncomingResponse,
         down: &watch::Receiver<bool>,
-    ) -> Go {
-        let Coming { answered, source } = coming;
-        let later = self.desk.returned(passed, answered.status, &mut self.fields).await;
+    ) -> FastPathResult {
+        let settlement =
+            self.forwarder.prepare_response(allowed, head.status, &mut self.fields).await;
         let last = *down.borrow();
         if last {
             self.fields.put(CONNECTION, HeaderValue::from_static("close"));
         }
         self.out.clear();
-        codec::write_response(&mut self.out, &answered, &self.read, &self.fields);
-        let mut rest =
-            Rest { left: answered.length, later, source: Some(source), stays: answered.stays };
-        let body = rest.take(self.desk, &self.read[answered.body_at..]);
+        codec::write_response(&mut self.out, &head, &self.read, &self.fields);
+        let mut rest = RemainingBody {
+            left: head.length,
+            settlement,
+            source: Some(source),
+            is_reusable: head.is_reusable,
+        };
+        let body = rest.take(self.forwarder, &self.read[head.body_at..]);
         self.out.extend_from_slice(body);
         self.read.shrink_to(REQUEST_BYTES);
         self.fields.shrink_to(REQUEST_BYTES);
         self.flush().await?;
         while rest.left > 0 {
-            self.bell.set(self.desk.upstreams.settings.idle);
+            self.timer.set(self.forwarder.upstreams.settings.idle);
             let more = poll_fn(|context| match self.poll_rest(&mut rest, context) {
                 Poll::Ready(more) => Poll::Ready(more.is_ok()),
-                // Whoever stands still, the response has broken off.
-                Poll::Pending => self.poll_end(context).map(|_| false),
+                // Whichever side stalls, the response is incomplete.
+                Poll::Pending => self.poll_interruption(context).map(|_| false),
             });
             if !more.await {
-                return Err(Next::Over(Left::Done));
+                return Err(AfterFastPath::Ended(Left::Done));
             }
             self.flush().await?;
         }
         if last { self.end().await } else { Ok(()) }
     }
 
-    /// Takes another piece of a response, and hands on what can be handed on at once.
-    fn poll_rest(&mut self, rest: &mut Rest, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    /// Reads more of a response, and writes as much as the client takes without waiting.
+    fn poll_rest(
+        &mut self,
+        rest: &mut RemainingBody,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
         SCRATCH.with_borrow_mut(|scratch| {
             let Some(source) = &mut rest.source else { return Poll::Ready(Ok(())) };
             let mut read = ReadBuf::new(scratch);
@@ -352,7 +387,7 @@ impl Talk<'_> {
             if read.filled().is_empty() {
                 return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
             }
-            let piece = rest.take(self.desk, read.filled());
+            let piece = rest.take(self.forwarder, read.filled());
             let taken = match Pin::new(&mut *self.stream).poll_write(context, piece) {
                 Poll::Ready(taken) => taken?,
                 Poll::Pending => 0,
@@ -362,12 +397,12 @@ impl Talk<'_> {
         })
     }
 
-    /// Says something of our own.
-    async fn say(
+    /// Answers without the upstream.
+    async fn respond(
         &mut self,
         mut response: Response<axum::body::Body>,
         down: &watch::Receiver<bool>,
-    ) -> Go {
+    ) -> FastPathResult {
         let (name, value) = NO_SNIFF;
         response.headers_mut().insert(name, value);
         if *down.borrow() {
@@ -376,14 +411,14 @@ impl Talk<'_> {
         let last = response.headers().contains_key(CONNECTION);
         self.out.clear();
         if write(&mut self.out, response).await.is_none() {
-            return Err(Next::Over(Left::Done));
+            return Err(AfterFastPath::Ended(Left::Done));
         }
         self.flush().await?;
         if last { self.end().await } else { Ok(()) }
     }
 
-    /// Writes what is to be written to the client.
-    async fn flush(&mut self) -> Go {
+    /// Writes `out` to the client.
+    async fn flush(&mut self) -> FastPathResult {
         let (mut at, mut waits) = (0, false);
         let flushed = poll_fn(|context| {
             loop {
@@ -398,32 +433,32 @@ impl Talk<'_> {
                     Poll::Ready(Ok(Some(bytes))) => (at, waits) = (at + bytes, false),
                     Poll::Pending => {
                         if !std::mem::replace(&mut waits, true) {
-                            self.bell.set(self.waits.unread);
+                            self.timer.set(self.waits.unread);
                         }
-                        return self.bell.poll(context).map(|()| Err(Left::TooSlow));
+                        return self.timer.poll(context).map(|()| Err(Left::TooSlow));
                     }
                 }
             }
         });
-        let flushed = flushed.await;
+        let flushed = flushed.await.map_err(AfterFastPath::Ended);
         self.out.clear();
         self.out.shrink_to(REQUEST_BYTES);
-        flushed.map_err(Next::Over)
+        flushed
     }
 
-    /// Ends the conversation in order.
-    async fn end(&mut self) -> Go {
-        self.bell.set(self.waits.patience);
+    /// Shuts the client connection down.
+    async fn end(&mut self) -> FastPathResult {
+        self.timer.set(self.waits.patience);
         poll_fn(|context| match Pin::new(&mut *self.stream).poll_shutdown(context) {
             Poll::Ready(_) => Poll::Ready(()),
-            Poll::Pending => self.bell.poll(context),
+            Poll::Pending => self.timer.poll(context),
         })
         .await;
-        Err(Next::Over(Left::Done))
+        Err(AfterFastPath::Ended(Left::Done))
     }
 }
 
-/// Reads more from an upstream. What is wrong with it is found by whoever reads on.
+/// Reads more from an upstream. An error shows as a response that cannot be parsed.
 fn poll_more(stream: &mut Socket, read: &mut Vec<u8>, context: &mut Context<'_>) -> Poll<()> {
     SCRATCH.with_borrow_mut(|scratch| {
         let mut more = ReadBuf::new(&mut scratch[..FIRST_BYTES]);
@@ -433,64 +468,33 @@ fn poll_more(stream: &mut Socket, read: &mut Vec<u8>, context: &mut Context<'_>)
     })
 }
 
-/// What is still to come of a response.
-struct Rest {
+/// The part of a response that has not arrived yet.
+struct RemainingBody {
     left: u64,
-    later: Option<Box<Later>>,
-    /// Until the last byte was read.
-    source: Option<Source>,
-    stays: bool,
+    settlement: Option<Box<Settlement>>,
+    /// The connection, until the last byte is read.
+    source: Option<ResponseConnection>,
+    is_reusable: bool,
 }
 
-impl Rest {
-    /// The part of `piece` that belongs to the response. With the last of it, what it came to is
-    /// settled, and its connection is free for the next.
-    fn take<'a>(&mut self, desk: &Desk, piece: &'a [u8]) -> &'a [u8] {
+impl RemainingBody {
+    /// The part of `piece` that belongs to the response. The last part settles the request and
+    /// returns the connection to the pool.
+    fn take<'a>(&mut self, forwarder: &Forwarder, piece: &'a [u8]) -> &'a [u8] {
         let own = usize::try_from(self.left).map_or(piece, |left| &piece[..left.min(piece.len())]);
         self.left -= own.len() as u64;
-        if let Some(later) = &mut self.later {
-            later.bytes += own.len() as u64;
+        if let Some(settlement) = &mut self.settlement {
+            settlement.bytes += own.len() as u64;
         }
         if self.left == 0
-            && let Some(Source { stream, slot }) = self.source.take()
+            && let Some(ResponseConnection { stream, slot }) = self.source.take()
         {
-            drop((self.later.take(), slot));
-            // Whoever says more than was asked for is not asked again.
-            if self.stays && own.len() == piece.len() {
-                desk.upstreams.pool.keep(stream);
+            drop((self.settlement.take(), slot));
+            // An upstream that sends more than its response is not reused.
+            if self.is_reusable && own.len() == piece.len() {
+                forwarder.upstreams.pool.keep(stream);
             }
         }
         own
-    }
-}
-
-/// One timer for a whole conversation. It rings more often than it has to, so that it need not be
-/// set anew for everything that may take long.
-struct Bell {
-    sleep: Pin<Box<Sleep>>,
-    tick: Duration,
-    until: Instant,
-}
-
-impl Bell {
-    /// For times that are not shorter than `tick`.
-    fn of(tick: Duration, first: Duration) -> Self {
-        Bell { sleep: Box::pin(sleep(tick)), tick, until: Instant::now() + first }
-    }
-
-    /// From now on something else is waited for, and for so long.
-    fn set(&mut self, most: Duration) {
-        self.until = Instant::now() + most;
-    }
-
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        loop {
-            ready!(self.sleep.as_mut().poll(context));
-            let now = Instant::now();
-            if now >= self.until {
-                return Poll::Ready(());
-            }
-            self.sleep.as_mut().reset(self.until.min(now + self.tick));
-        }
     }
 }

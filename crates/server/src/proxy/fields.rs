@@ -1,10 +1,9 @@
-//! Headers of a message, wherever they are kept: what is done to them is written once, for both
-//! ways.
+//! Headers of a message behind one trait, so that both paths share the code that changes them.
 //!
-//! On the other way they are hyper's, a table with a piece of memory for each value. On the [short
-//! way](super::fast_path) they are a list over the text that arrived, and what is added stands behind
-//! it: a message has so few of them that looking at one after the other costs less than a table
-//! does, and nothing is allocated for a request but once in a conversation.
+//! The general path has hyper's table, with an allocation per value. The
+//! [fast path](super::fast_path) has a list over the received text, with added values appended to
+//! it: messages have so few headers that a scan costs less than a table, and a connection allocates
+//! once instead of once per request.
 
 use axum::http::header::AsHeaderName;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
@@ -19,20 +18,19 @@ pub(super) trait Headers: HeaderLines {
         name: N,
     ) -> impl Iterator<Item = &'a [u8]>;
 
-    /// Whether there is a name of which this is true.
+    /// Whether a name satisfies `is`.
     fn any_name(&self, is: impl Fn(&[u8]) -> bool) -> bool;
 
-    /// Takes out all lines of this name.
-    fn take_out(&mut self, name: &HeaderName);
+    /// Removes all lines of this name.
+    fn remove_lines(&mut self, name: &HeaderName);
 
-    /// Takes out all lines of names of which this is true.
-    fn take_out_if(&mut self, is: impl Fn(&[u8]) -> bool);
+    /// Removes all lines whose name satisfies `is`.
+    fn remove_lines_if(&mut self, is: impl Fn(&[u8]) -> bool);
 
-    /// Takes white space off the ends of values. Over HTTP/1.1 that is done by the parser; over
-    /// HTTP/2 they arrive with it.
+    /// Trims white space off values. The HTTP/1.1 parser does so; HTTP/2 values may have it.
     fn trim(&mut self);
 
-    /// One line of this name, in place of those that there are.
+    /// Replaces all lines of this name with one.
     fn put(&mut self, name: HeaderName, value: HeaderValue);
 
     /// Whether there is a line of this name.
@@ -53,11 +51,11 @@ impl Headers for HeaderMap {
         self.keys().any(|name| is(name.as_str().as_bytes()))
     }
 
-    fn take_out(&mut self, name: &HeaderName) {
+    fn remove_lines(&mut self, name: &HeaderName) {
         self.remove(name);
     }
 
-    fn take_out_if(&mut self, is: impl Fn(&[u8]) -> bool) {
+    fn remove_lines_if(&mut self, is: impl Fn(&[u8]) -> bool) {
         if self.any_name(&is) {
             let names: Vec<HeaderName> =
                 self.keys().filter(|name| is(name.as_str().as_bytes())).cloned().collect();
@@ -81,32 +79,31 @@ impl Headers for HeaderMap {
     }
 }
 
-/// The headers of one message after the other, in one piece of memory. They stand as hyper's table
-/// would have them: lines of one name together, and in place of a name that was taken out the one
-/// that was last.
+/// The headers of one message, in one buffer that is reused. The order is that of hyper's table:
+/// lines of one name are adjacent, and the last name takes the place of a removed one.
 #[derive(Debug, Default)]
 pub(super) struct Fields {
     text: Vec<u8>,
-    list: Vec<Field>,
+    list: Vec<FieldSpan>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Field {
-    name: Span,
-    value: Span,
+struct FieldSpan {
+    name: TextSpan,
+    value: TextSpan,
 }
 
 /// A part of the text.
 #[derive(Clone, Copy, Debug)]
-struct Span {
+struct TextSpan {
     start: u32,
     end: u32,
 }
 
-impl Span {
+impl TextSpan {
     #[allow(clippy::cast_possible_truncation, reason = "heads are read in pieces of kilobytes")]
     fn of(start: usize, end: usize) -> Self {
-        Span { start: start as u32, end: end as u32 }
+        TextSpan { start: start as u32, end: end as u32 }
     }
 
     fn within(self, text: &[u8]) -> &[u8] {
@@ -115,24 +112,24 @@ impl Span {
 }
 
 impl Fields {
-    /// Begins anew, with the text in which the lines of a head stand.
+    /// Starts over with the text of another head.
     pub(super) fn begin(&mut self, head: &[u8]) {
         self.list.clear();
         self.text.clear();
         self.text.extend_from_slice(head);
     }
 
-    /// Adds a line that stands in the text.
+    /// Adds a line of the text.
     pub(super) fn add(&mut self, head: &[u8], line: &httparse::Header<'_>) {
-        // What is empty may stand anywhere.
+        // An empty part has no position of its own.
         let span = |part: &[u8]| match part.is_empty() {
-            true => Span::of(0, 0),
+            true => TextSpan::of(0, 0),
             false => {
                 let start = part.as_ptr() as usize - head.as_ptr() as usize;
-                Span::of(start, start + part.len())
+                TextSpan::of(start, start + part.len())
             }
         };
-        let field = Field { name: span(line.name.as_bytes()), value: span(line.value) };
+        let field = FieldSpan { name: span(line.name.as_bytes()), value: span(line.value) };
         self.text[field.name.start as usize..field.name.end as usize].make_ascii_lowercase();
         let name = field.name.within(&self.text);
         match self.list.iter().rposition(|own| own.name.within(&self.text) == name) {
@@ -141,24 +138,24 @@ impl Fields {
         }
     }
 
-    /// Names and values, in the order in which they are written.
+    /// Names and values, in the order of writing.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         self.list
             .iter()
             .map(|field| (field.name.within(&self.text), field.value.within(&self.text)))
     }
 
-    /// Writes them as they go over the wire.
+    /// Writes the header lines of the message.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         self.iter().for_each(|(name, value)| write_field(out, name, value));
     }
 
-    /// Gives back memory beyond this.
+    /// Frees buffer memory beyond `bytes`.
     pub(super) fn shrink_to(&mut self, bytes: usize) {
         self.text.shrink_to(bytes);
     }
 
-    /// Where the lines of this name stand.
+    /// The range of the lines whose name satisfies `is`.
     fn found(&self, is: impl Fn(&[u8]) -> bool) -> Option<std::ops::Range<usize>> {
         let start = self.list.iter().position(|field| is(field.name.within(&self.text)))?;
         let same =
@@ -166,8 +163,8 @@ impl Fields {
         Some(start..start + same)
     }
 
-    /// Takes lines of one name out, and puts the last name in their place.
-    fn take_out_at(&mut self, lines: std::ops::Range<usize>) {
+    /// Removes the lines of one name, and moves the last name to their place.
+    fn remove_at(&mut self, lines: std::ops::Range<usize>) {
         if lines.end == self.list.len() {
             self.list.truncate(lines.start);
             return;
@@ -184,10 +181,10 @@ impl Fields {
         }
     }
 
-    fn push(&mut self, bytes: &[u8]) -> Span {
+    fn push(&mut self, bytes: &[u8]) -> TextSpan {
         let start = self.text.len();
         self.text.extend_from_slice(bytes);
-        Span::of(start, self.text.len())
+        TextSpan::of(start, self.text.len())
     }
 }
 
@@ -210,22 +207,22 @@ impl Headers for Fields {
         self.iter().any(|(name, _)| is(name))
     }
 
-    fn take_out(&mut self, name: &HeaderName) {
+    fn remove_lines(&mut self, name: &HeaderName) {
         let name = name.as_str().as_bytes();
         if let Some(lines) = self.found(|own| own == name) {
-            self.take_out_at(lines);
+            self.remove_at(lines);
         }
     }
 
-    fn take_out_if(&mut self, is: impl Fn(&[u8]) -> bool) {
-        // Which they are is known before the first of them is gone, for others take its place.
+    fn remove_lines_if(&mut self, is: impl Fn(&[u8]) -> bool) {
+        // Collected first, because a removal moves other names.
         if self.any_name(&is) {
             let names = self.iter().map(|(name, _)| name).filter(|name| is(name));
             let mut names: Vec<Vec<u8>> = names.map(<[u8]>::to_vec).collect();
             names.dedup();
             for name in names {
                 if let Some(lines) = self.found(|own| own == name) {
-                    self.take_out_at(lines);
+                    self.remove_at(lines);
                 }
             }
         }
@@ -233,7 +230,7 @@ impl Headers for Fields {
 
     fn trim(&mut self) {
         let is_trimmed = |(_, value): (&[u8], &[u8])| value.len() == value.trim_ascii().len();
-        debug_assert!(self.iter().all(is_trimmed), "the parser takes white space off");
+        debug_assert!(self.iter().all(is_trimmed), "the parser trims white space");
     }
 
     fn put(&mut self, name: HeaderName, value: HeaderValue) {
@@ -242,7 +239,7 @@ impl Headers for Fields {
         match self.found(|own| own == name) {
             None => {
                 let name = self.push(name);
-                self.list.push(Field { name, value });
+                self.list.push(FieldSpan { name, value });
             }
             Some(lines) => {
                 self.list[lines.start].value = value;
@@ -268,41 +265,47 @@ mod tests {
 
     const NAMES: [&str; 6] = ["via", "x-a", "x-bc", "cookie", "close", "connection"];
 
-    /// What is done to headers.
+    /// A change to headers.
     #[derive(Clone, Debug)]
-    enum Step {
-        TakeOut(usize),
-        TakeOutX,
+    enum HeaderEdit {
+        Remove(usize),
+        RemoveX,
         Put(usize, usize),
     }
 
-    fn step() -> impl Strategy<Value = Step> {
+    fn step() -> impl Strategy<Value = HeaderEdit> {
         prop_oneof![
-            3 => (0..NAMES.len()).prop_map(Step::TakeOut),
-            1 => Just(Step::TakeOutX),
-            3 => (0..NAMES.len(), 0..10_usize).prop_map(|(name, value)| Step::Put(name, value)),
+            3 => (0..NAMES.len()).prop_map(HeaderEdit::Remove),
+            1 => Just(HeaderEdit::RemoveX),
+            3 => (0..NAMES.len(), 0..10_usize)
+                .prop_map(|(name, value)| HeaderEdit::Put(name, value)),
         ]
     }
 
-    fn change(headers: &mut impl Headers, step: &Step) {
+    fn change(headers: &mut impl Headers, step: &HeaderEdit) {
         match step {
-            Step::TakeOut(name) => headers.take_out(&HeaderName::from_static(NAMES[*name])),
-            Step::TakeOutX => headers.take_out_if(|name| name.starts_with(b"x-")),
-            Step::Put(name, value) => {
+            HeaderEdit::Remove(name) => {
+                headers.remove_lines(&HeaderName::from_static(NAMES[*name]))
+            }
+            HeaderEdit::RemoveX => headers.remove_lines_if(|name| name.starts_with(b"x-")),
+            HeaderEdit::Put(name, value) => {
                 headers.put(HeaderName::from_static(NAMES[*name]), (*value).into())
             }
         }
     }
 
     proptest! {
-        /// Both ways write the same heads because the list does what the table does.
+        /// Both paths write the same heads because the list behaves like the table.
         #[test]
-        fn the_list_does_what_the_table_does(
+        fn the_list_behaves_like_the_table(
             lines in prop::collection::vec((0..NAMES.len(), 0..10_usize), 0..12),
             steps in prop::collection::vec(step(), 0..8),
         ) {
-            // With white space around values, which the parser takes off.
-            let head: String = lines.iter().map(|(name, value)| format!("{}: \t {value} \t\r\n", NAMES[*name].to_uppercase())).collect();
+            // With white space around values, which the parser trims.
+            let line = |(name, value): &(usize, usize)| {
+                format!("{}: \t {value} \t\r\n", NAMES[*name].to_uppercase())
+            };
+            let head: String = lines.iter().map(line).collect();
             let head = format!("GET / HTTP/1.1\r\n{head}\r\n");
             let mut parsed = [httparse::EMPTY_HEADER; 16];
             let mut request = httparse::Request::new(&mut parsed);
@@ -311,7 +314,8 @@ mod tests {
             list.begin(head.as_bytes());
             for line in request.headers.iter() {
                 list.add(head.as_bytes(), line);
-                table.append(HeaderName::from_bytes(line.name.as_bytes()).unwrap(), HeaderValue::from_bytes(line.value).unwrap());
+                let name = HeaderName::from_bytes(line.name.as_bytes()).unwrap();
+                table.append(name, HeaderValue::from_bytes(line.value).unwrap());
             }
             table.trim();
             list.trim();
@@ -320,11 +324,14 @@ mod tests {
                 change(&mut list, step);
             }
             let (mut from_table, mut from_list) = (Vec::new(), Vec::new());
-            table.iter().for_each(|(name, value)| write_field(&mut from_table, name.as_str().as_bytes(), value.as_bytes()));
+            table.iter().for_each(|(name, value)| {
+                write_field(&mut from_table, name.as_str().as_bytes(), value.as_bytes());
+            });
             list.write(&mut from_list);
             prop_assert_eq!(String::from_utf8(from_list), String::from_utf8(from_table));
             for name in NAMES {
-                prop_assert_eq!(list.lines(name).collect::<Vec<_>>(), table.lines(name).collect::<Vec<_>>());
+                let (of_list, of_table) = (list.lines(name), table.lines(name));
+                prop_assert_eq!(of_list.collect::<Vec<_>>(), of_table.collect::<Vec<_>>());
                 prop_assert_eq!(list.line(name, 1), table.line(name, 1));
             }
         }

@@ -1,10 +1,9 @@
 //! Connections to an upstream that speaks HTTP/1.1.
 //!
-//! A connection is driven by whoever has a request on it, in the same task: first for the head of
-//! the response, then with every piece of its body. Nothing is handed from task to task on the way.
-//! Between requests a connection lies in the pool, and is looked at before it is used again: one
-//! that the upstream has closed is dropped. Whoever goes the [short way](super::fast_path) uses the
-//! same connections, without hyper.
+//! The task of the client's connection drives the upstream connection, first for the head of the
+//! response, then for each piece of its body, so no data crosses tasks. Between requests a
+//! connection is in the pool. It is checked before it is reused, and dropped if the upstream closed
+//! it. The [fast path](super::fast_path) uses the same connections without hyper.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -23,55 +22,55 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use tokio::time::Instant;
 
-use super::body::Sent;
+use super::body::RequestBody;
 use super::socket::Socket;
 use crate::listen::quick::Begun;
 
-/// The most bytes of a response's head, and what is read of a body at once.
+/// The most bytes of a response's head, and of one read of a body.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Connections that wait for the next request.
+/// Idle connections, kept for the next request.
 #[derive(Debug)]
 pub(super) struct Pool {
-    idle: Mutex<VecDeque<Idle>>,
+    idle: Mutex<VecDeque<PooledConnection>>,
     most: usize,
     keep: Duration,
 }
 
 #[derive(Debug)]
-struct Idle {
-    kept: Kept,
+struct PooledConnection {
+    kept: IdleConnection,
     since: Instant,
 }
 
 /// A connection between two requests.
 #[derive(Debug)]
-pub(super) enum Kept {
-    /// As hyper has it.
-    Line(Line),
-    /// As it is.
+pub(super) enum IdleConnection {
+    /// Owned by a hyper connection.
+    Hyper(Http1Connection),
+    /// A bare socket.
     Bare(Socket),
 }
 
-/// One connection.
-pub(super) struct Line {
-    sender: SendRequest<Sent>,
-    connection: Box<Connection<TokioIo<Wire>, Sent>>,
+/// One connection, with its hyper client.
+pub(super) struct Http1Connection {
+    sender: SendRequest<RequestBody>,
+    connection: Box<Connection<TokioIo<ReplayStream>, RequestBody>>,
     over: bool,
-    /// It was begun without hyper.
+    /// Whether the fast path sent its first request, without hyper.
     resumed: bool,
 }
 
-impl std::fmt::Debug for Line {
+impl std::fmt::Debug for Http1Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Line").field("over", &self.over).finish_non_exhaustive()
+        f.debug_struct("Http1Connection").field("over", &self.over).finish_non_exhaustive()
     }
 }
 
-/// There is no answer; the request, if nothing of it was sent.
-pub(super) struct Unanswered {
+/// A request without a response; the request itself, if no byte of it was sent.
+pub(super) struct SendError {
     pub(super) error: hyper::Error,
-    pub(super) request: Option<Request<Sent>>,
+    pub(super) request: Option<Request<RequestBody>>,
 }
 
 impl Pool {
@@ -79,8 +78,8 @@ impl Pool {
         Pool { idle: Mutex::default(), most, keep }
     }
 
-    /// A connection that is still good: the one that was used last.
-    pub(super) fn take(&self) -> Option<Kept> {
+    /// A usable connection: the one that was used last.
+    pub(super) fn take(&self) -> Option<IdleConnection> {
         loop {
             let mut idle = self.idle.lock().pop_back()?;
             if idle.since.elapsed() < self.keep && idle.kept.is_good() {
@@ -89,7 +88,7 @@ impl Pool {
         }
     }
 
-    /// The same without hyper.
+    /// A usable connection without hyper.
     pub(super) fn take_bare(&self) -> Option<Socket> {
         loop {
             if let Some(stream) = self.take()?.into_bare() {
@@ -98,18 +97,18 @@ impl Pool {
         }
     }
 
-    /// Keeps a connection, if it is good for another request.
-    pub(super) fn keep(&self, kept: impl Into<Kept>) {
+    /// Keeps a connection, if it can carry another request.
+    pub(super) fn keep(&self, kept: impl Into<IdleConnection>) {
         let mut kept = kept.into();
         if self.most == 0 || !kept.is_good() {
             return;
         }
-        if let Kept::Line(Line { resumed: true, .. }) = kept {
-            // It would drop the next request, too.
+        if let IdleConnection::Hyper(Http1Connection { resumed: true, .. }) = kept {
+            // Its stream would drop the next request as well.
             let Some(stream) = kept.into_bare() else { return };
-            kept = Kept::Bare(stream);
+            kept = IdleConnection::Bare(stream);
         }
-        let kept = Idle { kept, since: Instant::now() };
+        let kept = PooledConnection { kept, since: Instant::now() };
         let mut idle = self.idle.lock();
         let oldest = if idle.len() >= self.most { idle.pop_front() } else { None };
         idle.push_back(kept);
@@ -117,98 +116,100 @@ impl Pool {
         drop(oldest);
     }
 
-    /// Drops those that nobody needs, and those that the upstream has closed.
+    /// Drops connections that were idle for too long or that the upstream closed.
     pub(super) fn sweep(&self) {
         let looked_at = self.idle.lock().len();
         for _ in 0..looked_at {
             let Some(mut idle) = self.idle.lock().pop_front() else { return };
             if idle.since.elapsed() < self.keep && idle.kept.is_good() {
-                // Behind the others for a moment: which of them is used next does not matter.
+                // The order changes for a moment; which connection is used next does not matter.
                 self.idle.lock().push_back(idle);
             }
         }
     }
 }
 
-impl From<Line> for Kept {
-    fn from(line: Line) -> Self {
-        Kept::Line(line)
+impl From<Http1Connection> for IdleConnection {
+    fn from(http1: Http1Connection) -> Self {
+        IdleConnection::Hyper(http1)
     }
 }
 
-impl From<Socket> for Kept {
+impl From<Socket> for IdleConnection {
     fn from(stream: Socket) -> Self {
-        Kept::Bare(stream)
+        IdleConnection::Bare(stream)
     }
 }
 
-impl Kept {
+impl IdleConnection {
     /// Whether another request can be sent.
     fn is_good(&mut self) -> bool {
         match self {
-            Kept::Line(line) => line.is_good(),
-            // What comes before anything was asked, the end included, makes it useless. The
-            // operating system is asked only if it said that there is something.
-            Kept::Bare(stream) => {
-                matches!(stream.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+            IdleConnection::Hyper(http1) => http1.is_good(),
+            // Data before the next request, the end included, makes it unusable. `try_read` makes
+            // no system call unless the socket is readable.
+            IdleConnection::Bare(stream) => {
+                let read = stream.try_read(&mut [0]);
+                read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
             }
         }
     }
 
-    pub(super) async fn into_line(self) -> Result<Line, hyper::Error> {
+    pub(super) async fn into_hyper(self) -> Result<Http1Connection, hyper::Error> {
         match self {
-            Kept::Line(line) => Ok(line),
-            Kept::Bare(stream) => Line::on(stream).await,
+            IdleConnection::Hyper(http1) => Ok(http1),
+            IdleConnection::Bare(stream) => Http1Connection::on(stream).await,
         }
     }
 
     fn into_bare(self) -> Option<Socket> {
         match self {
-            Kept::Line(line) => {
-                let parts = line.connection.into_parts();
+            IdleConnection::Hyper(http1) => {
+                let parts = http1.connection.into_parts();
                 let wire = parts.io.into_inner();
                 (parts.read_buf.is_empty() && wire.read.at == wire.read.bytes.len())
                     .then_some(wire.read.stream)
             }
-            Kept::Bare(stream) => Some(stream),
+            IdleConnection::Bare(stream) => Some(stream),
         }
     }
 }
 
-/// The stream of a connection. If its request was sent before hyper came to it, what hyper writes
-/// of it goes nowhere, and what was read of the response comes first.
+/// The stream under a hyper connection. If the fast path sent the request already, hyper's copy of
+/// it is discarded, and hyper reads the bytes of the response that have arrived.
 #[derive(Debug)]
-struct Wire {
+struct ReplayStream {
     read: Begun<Socket>,
-    sent: Option<Again>,
+    sent: Option<Replay>,
 }
 
-/// A request that was sent is written again.
+/// Whether hyper has written its copy of a request that the fast path sent.
 #[derive(Debug)]
-enum Again {
-    /// Not yet; who wants to read the response before that waits, as for any response.
-    Not(Option<Waker>),
-    Begun,
+enum Replay {
+    /// Not yet; reads wait until it has.
+    Waiting(Option<Waker>),
+    /// It has begun to.
+    Written,
 }
 
-impl Wire {
-    /// Whether what is written now was sent before.
+impl ReplayStream {
+    /// Whether the bytes written now are to be discarded.
     fn was_sent(&mut self) -> bool {
-        if let Some(Again::Not(Some(reader))) = self.sent.as_ref() {
+        if let Some(Replay::Waiting(Some(reader))) = self.sent.as_ref() {
             reader.wake_by_ref();
         }
-        self.sent = self.sent.take().map(|_| Again::Begun);
+        self.sent = self.sent.take().map(|_| Replay::Written);
         self.sent.is_some()
     }
 }
 
-impl AsyncRead for Wire {
+impl AsyncRead for ReplayStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if let Some(Again::Not(reader)) = &mut self.sent {
+        if let Some(Replay::Waiting(reader)) = &mut self.sent {
             *reader = Some(context.waker().clone());
             return Poll::Pending;
         }
@@ -216,7 +217,7 @@ impl AsyncRead for Wire {
     }
 }
 
-impl AsyncWrite for Wire {
+impl AsyncWrite for ReplayStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -253,28 +254,36 @@ impl AsyncWrite for Wire {
     }
 }
 
-impl Line {
+impl Http1Connection {
     /// A new connection on this stream.
-    pub(super) async fn on(stream: Socket) -> Result<Line, hyper::Error> {
-        Self::of(Wire { read: Begun { bytes: Vec::new(), at: 0, stream }, sent: None }).await
+    pub(super) async fn on(stream: Socket) -> Result<Http1Connection, hyper::Error> {
+        Self::of(ReplayStream { read: Begun { bytes: Vec::new(), at: 0, stream }, sent: None })
+            .await
     }
 
-    /// A connection on which a request was sent already, and so much of the response has come. It
-    /// is to be asked the same.
-    pub(super) async fn resumed(stream: Socket, bytes: Vec<u8>) -> Result<Line, hyper::Error> {
-        Self::of(Wire { read: Begun { bytes, at: 0, stream }, sent: Some(Again::Not(None)) }).await
+    /// A connection on which the fast path sent a request, with the bytes of the response so far.
+    /// The caller sends the same request again.
+    pub(super) async fn resumed(
+        stream: Socket,
+        bytes: Vec<u8>,
+    ) -> Result<Http1Connection, hyper::Error> {
+        Self::of(ReplayStream {
+            read: Begun { bytes, at: 0, stream },
+            sent: Some(Replay::Waiting(None)),
+        })
+        .await
     }
 
-    async fn of(wire: Wire) -> Result<Line, hyper::Error> {
+    async fn of(wire: ReplayStream) -> Result<Http1Connection, hyper::Error> {
         let resumed = wire.sent.is_some();
         let (sender, connection) =
             Builder::new().max_buf_size(BUFFER_BYTES).handshake(TokioIo::new(wire)).await?;
-        Ok(Line { sender, connection: Box::new(connection), over: false, resumed })
+        Ok(Http1Connection { sender, connection: Box::new(connection), over: false, resumed })
     }
 
-    /// Lets it read and write what it can.
+    /// Reads and writes as much as possible without waiting.
     pub(super) fn drive(&mut self, context: &mut Context<'_>) {
-        // How it ended is told by the response or its body.
+        // The response or its body reports how the connection ended.
         if !self.over && Pin::new(&mut *self.connection).poll(context).is_ready() {
             self.over = true;
         }
@@ -287,10 +296,10 @@ impl Line {
     }
 
     /// Sends a request, and waits for the head of the response.
-    pub(super) async fn ask(
+    pub(super) async fn send(
         &mut self,
-        request: Request<Sent>,
-    ) -> Result<Response<Incoming>, Unanswered> {
+        request: Request<RequestBody>,
+    ) -> Result<Response<Incoming>, SendError> {
         let mut answer = pin!(self.sender.try_send_request(request));
         let polled = poll_fn(|context| {
             if !self.over && Pin::new(&mut *self.connection).poll(context).is_ready() {
@@ -300,12 +309,11 @@ impl Line {
         });
         polled.await.map_err(|mut failed| {
             let request = failed.take_message();
-            Unanswered { error: failed.into_error(), request }
+            SendError { error: failed.into_error(), request }
         })
     }
 
-    /// The stream, once HTTP is over on it because something else is spoken from now on; and what
-    /// of that was read already.
+    /// The stream after an upgrade, and the bytes of the new protocol that were read already.
     pub(super) async fn into_stream(mut self) -> (Socket, Bytes) {
         poll_fn(|context| {
             self.drive(context);

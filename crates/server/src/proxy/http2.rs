@@ -1,4 +1,4 @@
-//! The connection to an upstream that speaks HTTP/2: one for all requests, made anew when it ends.
+//! The connection to an HTTP/2 upstream: one for all requests, replaced when it ends.
 
 use axum::http::{Request, Response};
 use hyper::body::Incoming;
@@ -7,27 +7,28 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 
 use tokio::sync::Mutex;
 
-use super::body::Sent;
-use super::http1::Unanswered;
+use super::body::RequestBody;
+use super::http1::SendError;
 use super::socket::Socket;
 use crate::listen::http::MAX_HEAD_BYTES;
 
-/// Bytes of a body that may be under way on one stream, and on the connection.
+/// The flow-control windows of one stream, and of the connection.
 const STREAM_BYTES: u32 = 256 << 10;
 const CONNECTION_BYTES: u32 = 4 << 20;
 
+/// The connection that all requests share.
 #[derive(Debug, Default)]
-pub(super) struct Shared {
-    current: Mutex<Option<SendRequest<Sent>>>,
+pub(super) struct SharedConnection {
+    current: Mutex<Option<SendRequest<RequestBody>>>,
 }
 
-impl Shared {
-    /// Somebody to send by; `connect` is asked for a stream if there is nobody. While one waits for
-    /// it, so do the others.
+impl SharedConnection {
+    /// A sender on the open connection, or on a new one made by `connect`. Concurrent callers wait
+    /// for the same connection.
     pub(super) async fn sender<E>(
         &self,
         connect: impl Future<Output = Result<Socket, E>>,
-    ) -> Result<SendRequest<Sent>, E>
+    ) -> Result<SendRequest<RequestBody>, E>
     where
         E: From<hyper::Error>,
     {
@@ -43,7 +44,7 @@ impl Shared {
             .max_header_list_size(u32::try_from(MAX_HEAD_BYTES).unwrap_or(u32::MAX))
             .handshake(TokioIo::new(stream))
             .await?;
-        // It ends when nobody has a sender any more, or the upstream says so.
+        // The task ends with the last sender, or when the upstream closes the connection.
         tokio::spawn(connection);
         *current = Some(sender.clone());
         Ok(sender)
@@ -51,15 +52,15 @@ impl Shared {
 }
 
 /// Sends a request, and waits for the head of the response.
-pub(super) async fn ask(
-    sender: &mut SendRequest<Sent>,
-    request: Request<Sent>,
-) -> Result<Response<Incoming>, Unanswered> {
+pub(super) async fn send(
+    sender: &mut SendRequest<RequestBody>,
+    request: Request<RequestBody>,
+) -> Result<Response<Incoming>, SendError> {
     if let Err(error) = sender.ready().await {
-        return Err(Unanswered { error, request: Some(request) });
+        return Err(SendError { error, request: Some(request) });
     }
     sender.try_send_request(request).await.map_err(|mut failed| {
         let request = failed.take_message();
-        Unanswered { error: failed.into_error(), request }
+        SendError { error: failed.into_error(), request }
     })
 }

@@ -1,7 +1,7 @@
-//! Requests at the upstream at once: in all, and of one client.
+//! Limits concurrent requests at the upstream: in total, and per client.
 //!
-//! A client (an IPv4 address, or the /64 of an IPv6 address) has at most a part of all slots, so no
-//! client can keep the others out. A request takes its slot when there is something to send: the
+//! A client (an IPv4 address, or the /64 of an IPv6 address) gets at most a share of the slots, so
+//! no client can block the others. A request takes its slot when there is something to send: the
 //! head alone, or the first piece of a body.
 
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use tidegate::http::Group;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
-use super::upstream::Failed;
+use super::upstream::ForwardError;
 
 /// All slots of one proxy.
 #[derive(Debug)]
@@ -37,8 +37,8 @@ pub(super) struct ClientShare {
     home: Arc<Shares>,
 }
 
-/// The share that a connection used last: most connections carry requests of one client, and need
-/// not look it up for each of them.
+/// The share that a connection used last. Most connections carry requests of one client, so this
+/// saves the lookup.
 #[derive(Debug, Default)]
 pub(super) struct LastShare(Mutex<Option<Arc<ClientShare>>>);
 
@@ -56,7 +56,7 @@ impl Drop for Slot {
 }
 
 impl InFlight {
-    /// So many in all, and so many of one client.
+    /// A limit for all clients, and one for each.
     pub(super) fn new(all: usize, of_one_client: usize) -> Self {
         let all = all.min(Semaphore::MAX_PERMITS);
         let shares = Shares { most: of_one_client.min(all), by_client: Mutex::default() };
@@ -73,34 +73,34 @@ impl InFlight {
     }
 
     /// A slot, if one is free.
-    pub(super) fn slot_at_once(&self, share: &Arc<ClientShare>) -> Option<Slot> {
+    pub(super) fn try_slot(&self, share: &Arc<ClientShare>) -> Option<Slot> {
         let own = share.free.try_acquire().ok()?;
         let one = Arc::clone(&self.all).try_acquire_owned().ok()?;
         own.forget();
         Some(Slot { share: Arc::clone(share), _one: one })
     }
 
-    /// A slot, as soon as one is free, but within this time.
+    /// Waits for a slot, for at most `within`.
     pub(super) async fn slot(
         &self,
         share: &Arc<ClientShare>,
         within: Duration,
-    ) -> Result<Slot, Failed> {
-        if let Some(slot) = self.slot_at_once(share) {
+    ) -> Result<Slot, ForwardError> {
+        if let Some(slot) = self.try_slot(share) {
             return Ok(slot);
         }
         let end = Instant::now() + within;
         let Ok(Ok(own)) = timeout_at(end, share.free.acquire()).await else {
-            // The client is to blame only if there is room for others.
+            // It is the client's own limit only if other clients have free slots.
             let is_full = self.all.available_permits() == 0;
             return Err(if is_full {
-                Failed::Busy
+                ForwardError::Busy
             } else {
-                Failed::BusyForClient(self.shares.most)
+                ForwardError::BusyForClient(self.shares.most)
             });
         };
         let Ok(Ok(one)) = timeout_at(end, Arc::clone(&self.all).acquire_owned()).await else {
-            return Err(Failed::Busy);
+            return Err(ForwardError::Busy);
         };
         own.forget();
         Ok(Slot { share: Arc::clone(share), _one: one })
@@ -126,7 +126,7 @@ impl Shares {
 impl Drop for ClientShare {
     fn drop(&mut self) {
         let mut by_client = self.home.by_client.lock();
-        // A new share of the same client may stand there already.
+        // The map may hold a newer share of the same client.
         if by_client.get(&self.client).is_some_and(|share| share.strong_count() == 0) {
             by_client.remove(&self.client);
         }
@@ -146,36 +146,38 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_client_has_a_part_and_the_rest_is_for_others() {
+    async fn a_client_gets_at_most_its_share() {
         let in_flight = InFlight::new(8, 2);
         let last = LastShare::default();
         let greedy = in_flight.share(client("192.0.2.1"), &last);
         assert!(Arc::ptr_eq(&greedy, &in_flight.share(client("192.0.2.1"), &LastShare::default())));
-        let held =
-            [in_flight.slot_at_once(&greedy).unwrap(), in_flight.slot_at_once(&greedy).unwrap()];
-        assert!(in_flight.slot_at_once(&greedy).is_none());
-        assert!(matches!(in_flight.slot(&greedy, WITHIN).await, Err(Failed::BusyForClient(2))));
+        let held = [in_flight.try_slot(&greedy).unwrap(), in_flight.try_slot(&greedy).unwrap()];
+        assert!(in_flight.try_slot(&greedy).is_none());
+        assert!(matches!(
+            in_flight.slot(&greedy, WITHIN).await,
+            Err(ForwardError::BusyForClient(2))
+        ));
         // Addresses of one /64 are one client.
         let (one, other) = (client("2001:db8::1"), client("2001:db8::ffff:2"));
         let one = in_flight.share(one, &last);
         let others =
-            [in_flight.slot_at_once(&one).unwrap(), in_flight.slot(&one, WITHIN).await.unwrap()];
-        assert!(in_flight.slot_at_once(&in_flight.share(other, &last)).is_none());
+            [in_flight.try_slot(&one).unwrap(), in_flight.slot(&one, WITHIN).await.unwrap()];
+        assert!(in_flight.try_slot(&in_flight.share(other, &last)).is_none());
         drop(held);
-        assert!(in_flight.slot_at_once(&greedy).is_some());
+        assert!(in_flight.try_slot(&greedy).is_some());
         drop(others);
         assert_eq!(in_flight.all.available_permits(), 8);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn when_all_are_taken_it_is_no_clients_fault_and_the_next_one_gets_what_is_given_back() {
+    async fn when_all_slots_are_taken_the_next_free_one_goes_to_a_waiting_request() {
         let in_flight = Arc::new(InFlight::new(2, 1));
         let shares = ["192.0.2.1", "192.0.2.2", "192.0.2.3"]
             .map(|ip| in_flight.share(client(ip), &LastShare::default()));
         let slots: Vec<Slot> =
-            shares[..2].iter().map(|share| in_flight.slot_at_once(share).unwrap()).collect();
+            shares[..2].iter().map(|share| in_flight.try_slot(share).unwrap()).collect();
         for share in &shares {
-            assert!(matches!(in_flight.slot(share, WITHIN).await, Err(Failed::Busy)));
+            assert!(matches!(in_flight.slot(share, WITHIN).await, Err(ForwardError::Busy)));
         }
         let (waiting, third) = (Arc::clone(&in_flight), Arc::clone(&shares[2]));
         let waiting = tokio::spawn(async move { waiting.slot(&third, WITHIN).await.is_ok() });
@@ -185,11 +187,11 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_have_left_are_forgotten() {
+    fn shares_of_disconnected_clients_are_dropped() {
         let in_flight = InFlight::new(8, 2);
         for last in 0..100 {
             let share = in_flight.share(group([192, 0, 2, last].into(), 64), &LastShare::default());
-            let slot = in_flight.slot_at_once(&share).unwrap();
+            let slot = in_flight.try_slot(&share).unwrap();
             drop(share);
             assert_eq!(in_flight.shares.by_client.lock().len(), 1);
             drop(slot);

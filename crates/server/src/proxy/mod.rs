@@ -1,14 +1,14 @@
-//! The proxy listener: requests that the rules let pass go on to an upstream, and its responses
-//! come back.
+//! The proxy listener: forwards requests that the rules allow to an upstream, and relays its
+//! responses.
 //!
 //! ```text
-//! client --> talk: a connection, HTTP/1.1 or HTTP/2; quick: what arrives whole over HTTP/1.1, without the detour by hyper
-//!              --> exchange: attributes --> the engine --> denied: 429
-//!                     --> head (what goes on) --> upstream: first (HTTP/1.1) or second (HTTP/2)
-//!              <-- body: a piece at a time; tunnel: what is no longer HTTP; later: what it came to is settled
+//! client --> serve_connection (hyper), or fast_path (HTTP/1.1 without hyper)
+//!              --> exchange: attributes --> engine --> denied: 429
+//!                     --> head (headers to send) --> upstream: http1 or http2
+//!              <-- body: relays pieces; tunnel: after an upgrade; settlement: charges by outcome
 //! ```
 //!
-//! Nothing is kept of a body but the piece that is on its way.
+//! Bodies are streamed: at most one piece of each is in memory.
 
 mod body;
 mod codec;
@@ -23,6 +23,7 @@ pub(crate) mod settings;
 mod settlement;
 mod slow_start;
 mod socket;
+mod timer;
 mod tunnel;
 mod upstream;
 mod window;
@@ -38,15 +39,15 @@ use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use self::exchange::{Desk, Passed};
-use self::fast_path::Next;
-use self::head::Peer;
+use self::exchange::{AllowedRequest, Forwarder};
+use self::fast_path::AfterFastPath;
+use self::head::ConnectionPeer;
 use self::in_flight::LastShare;
-pub use self::settings::{InvalidUpstream, ProxySettings, Speech, Upstream};
-use self::slow_start::Starts;
+pub use self::settings::{InvalidUpstream, ProxySettings, Upstream, UpstreamProtocol};
+use self::slow_start::SlowStart;
 use self::tunnel::Tunnel;
-use self::upstream::{Begun, Upstreams};
-use self::window::Windows;
+use self::upstream::{SentRequest, Upstreams};
+use self::window::WindowWatch;
 use crate::engine::Engine;
 use crate::listen::http::{Left, Waits, attend, builder};
 use crate::listen::pace::{Pace, Paced};
@@ -55,25 +56,25 @@ use crate::listen::{self, Entrance, Stream, Visitor};
 use crate::observe::log::Field;
 use crate::observe::metrics::Refusal;
 
-/// How often connections that wait for a request are looked at.
+/// How often idle upstream connections are checked.
 const SWEEP: Duration = Duration::from_secs(5);
 
-/// What one visitor's requests share.
+/// State that the requests of one client connection share.
 #[derive(Debug)]
-struct Guest {
-    peer: Peer,
+struct ProxyConnection {
+    peer: ConnectionPeer,
     pace: Arc<Pace>,
-    /// What becomes of the connection when HTTP is over.
+    /// The tunnel that the connection becomes after an upgrade.
     tunnel: Mutex<Option<Tunnel>>,
-    /// What the first request that comes to hyper has met already, on the short way.
-    asked: Mutex<Option<(Passed, Option<Begun>)>>,
-    windows: Arc<Windows>,
-    starts: Arc<Starts>,
-    /// The slots of the client whose request came last.
+    /// What the fast path did already for the first request on the general path.
+    handed_over: Mutex<Option<(AllowedRequest, Option<SentRequest>)>>,
+    windows: Arc<WindowWatch>,
+    slow_start: Arc<SlowStart>,
+    /// The slots of the client that sent the last request.
     share: LastShare,
 }
 
-/// Serves until `shutdown` says so, then finishes what has begun.
+/// Serves until `shutdown`, then finishes the requests in flight.
 pub(crate) async fn serve_at(
     entrance: Entrance,
     engine: Engine,
@@ -94,10 +95,11 @@ pub(crate) async fn serve_at(
             [("reserved", &files), ("wanted", &wanted), ("advice", &advice)];
         engine.observer().log().warn("few files for connections to the upstream", &fields);
     }
-    let desk = Arc::new(Desk { engine, upstreams: Arc::clone(&upstreams) });
+    let forwarder = Arc::new(Forwarder { engine, upstreams: Arc::clone(&upstreams) });
     let down = shutdown.clone();
-    let received = entrance
-        .receive(shutdown, move |visitor| talk(Arc::clone(&desk), visitor, waits(), down.clone()));
+    let received = entrance.receive(shutdown, move |accepted| {
+        serve_connection(Arc::clone(&forwarder), accepted, waits(), down.clone())
+    });
     let sweeping = async {
         loop {
             tokio::time::sleep(SWEEP).await;
@@ -110,55 +112,57 @@ pub(crate) async fn serve_at(
     }
 }
 
-/// Serves one visitor to the end.
-async fn talk(
-    desk: Arc<Desk>,
-    visitor: Visitor,
+/// Serves one client connection until it ends.
+async fn serve_connection(
+    forwarder: Arc<Forwarder>,
+    accepted: Visitor,
     waits: Waits,
     mut shutdown: watch::Receiver<bool>,
 ) {
-    let Visitor { mut stream, peer, place, .. } = visitor;
+    let Visitor { mut stream, peer, place, .. } = accepted;
     let pace = Arc::new(Pace::default());
     let secure = matches!(stream, Stream::Tls(_));
-    let peer = Peer::new(peer.ip(), secure);
-    let guest = Arc::new(Guest {
+    let peer = ConnectionPeer::new(peer.ip(), secure);
+    let shared = Arc::new(ProxyConnection {
         peer,
         pace: Arc::clone(&pace),
         tunnel: Mutex::default(),
-        asked: Mutex::default(),
+        handed_over: Mutex::default(),
         windows: Arc::default(),
-        starts: Arc::default(),
+        slow_start: Arc::default(),
         share: LastShare::default(),
     });
-    let refused = |why| desk.engine.observer().metrics().refused(desk.engine.protocol(), why);
+    let refused =
+        |why| forwarder.engine.observer().metrics().refused(forwarder.engine.protocol(), why);
     let mut bytes = Vec::new();
-    if desk.upstreams.are_near() {
-        match desk.talk_briefly(&mut stream, &guest, waits, &mut shutdown).await {
-            Next::Other(read) => bytes = read,
-            Next::Over(Left::Done) => return,
-            Next::Over(Left::TooSlow) => return refused(Refusal::Slow),
+    if forwarder.upstreams.has_fast_path() {
+        match forwarder.serve_fast_path(&mut stream, &shared, waits, &mut shutdown).await {
+            AfterFastPath::GeneralPath(read) => bytes = read,
+            AfterFastPath::Ended(Left::Done) => return,
+            AfterFastPath::Ended(Left::TooSlow) => return refused(Refusal::Slow),
         }
     }
     let stream = listen::quick::Begun { bytes, at: 0, stream };
     let service = {
-        let (desk, guest) = (Arc::clone(&desk), Arc::clone(&guest));
+        let (forwarder, shared) = (Arc::clone(&forwarder), Arc::clone(&shared));
         service_fn(move |request| {
-            let (desk, guest) = (Arc::clone(&desk), Arc::clone(&guest));
-            // It is large, and handed from one to the other before it begins.
-            Box::pin(async move { Ok::<_, Infallible>(desk.answer(request, &guest).await) })
+            let (forwarder, shared) = (Arc::clone(&forwarder), Arc::clone(&shared));
+            // The future is large, and moved several times before its first poll.
+            Box::pin(async move { Ok::<_, Infallible>(forwarder.answer(request, &shared).await) })
         })
     };
     let turns = Turns::default();
-    let (builder, mut rounds) = (builder(desk.engine.protocol(), turns.clone()), Rounds::of(turns));
+    let (builder, mut rounds) =
+        (builder(forwarder.engine.protocol(), turns.clone()), Rounds::of(turns));
     let left = {
         let io = TokioIo::new(Paced::new(stream, Arc::clone(&pace)));
         let connection = pin!(builder.serve_connection_with_upgrades(io, service));
         tokio::select! {
             left = attend(connection, &mut rounds, &pace, waits, &mut shutdown) => left,
-            () = guest.windows.starve(waits.unread) => Left::TooSlow,
+            () = shared.windows.stalled(waits.unread) => Left::TooSlow,
         }
     };
-    // Whatever is under way ends with the connection.
+    // Requests in flight end with the connection.
     rounds.end().await;
     if pace.was_flooded() {
         refused(Refusal::Flood);
@@ -169,7 +173,7 @@ async fn talk(
     if left == Left::TooSlow {
         return refused(Refusal::Slow);
     }
-    let tunnel = guest.tunnel.lock().take();
+    let tunnel = shared.tunnel.lock().take();
     if let Some(tunnel) = tunnel {
         tunnel.run(shutdown).await;
     }

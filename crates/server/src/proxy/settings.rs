@@ -1,4 +1,4 @@
-//! What the proxy can be told.
+//! The settings of the proxy.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,37 +8,37 @@ use serde::{Deserialize, Serialize};
 
 use crate::parse::values::{self, Within};
 
-/// Where requests go, and how long things may take.
+/// The upstream of the proxy, its timeouts and its limits.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(from = "ProxyFile", into = "ProxyFile")]
 pub struct ProxySettings {
-    /// Where requests go.
+    /// The upstream that requests are forwarded to.
     pub upstream: Upstream,
-    /// How long a connection to the upstream may take, and a place among those that are under way.
+    /// The timeout for connecting to the upstream, and for a slot among the requests in flight.
     pub connect: Duration,
-    /// How long the upstream may take to begin its answer, once the request is with it.
+    /// The timeout for the head of a response, once the request is sent.
     pub answer: Duration,
-    /// How long a body may stand still, in either direction.
+    /// How long a body may stall, in either direction.
     pub idle: Duration,
-    /// How long a connection that was upgraded may be silent.
+    /// How long an upgraded connection may be idle.
     pub upgraded_idle: Duration,
-    /// How fast the body of a request has to come, until the response begins.
+    /// The minimum rate of a request body, until the response begins.
     pub min_body_rate: MinRate,
-    /// Requests at the upstream at once.
+    /// The most concurrent requests at the upstream.
     pub max_in_flight: usize,
-    /// Of these, requests of one client: an IPv4 address, or the /64 of an IPv6 address.
+    /// The most concurrent requests of one client: an IPv4 address, or the /64 of an IPv6 address.
     pub max_in_flight_per_client: usize,
-    /// Connections to the upstream that are kept for the next request.
+    /// The most idle connections to the upstream that are kept for reuse.
     pub keep: usize,
-    /// How long they are kept.
+    /// How long an idle connection is kept.
     pub keep_idle: Duration,
-    /// Whether exchanges over HTTP/1.1 that arrive whole go a shorter way, which makes no
-    /// difference but in what they cost. No file says this.
-    pub short_way: bool,
+    /// Whether HTTP/1.1 exchanges may take the fast path. It changes only the cost of a request; no
+    /// configuration key sets it.
+    pub has_fast_path: bool,
 }
 
 impl ProxySettings {
-    /// To this upstream, with the usual bounds.
+    /// The default settings for an upstream.
     pub fn to(upstream: Upstream) -> Self {
         ProxySettings {
             upstream,
@@ -51,22 +51,22 @@ impl ProxySettings {
             max_in_flight_per_client: part_of(4096),
             keep: 256,
             keep_idle: Duration::from_secs(30),
-            short_way: true,
+            has_fast_path: true,
         }
     }
 }
 
-/// How many of so many slots one client may have, unless said: a quarter.
+/// The default share of one client: a quarter of all slots.
 const fn part_of(max_in_flight: usize) -> usize {
     max_in_flight.div_ceil(4)
 }
 
-/// How fast the body of a request has to come. Only time in which the client is waited for counts.
+/// The minimum rate of a request body. Only time spent waiting for the client counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MinRate {
-    /// Bytes a second; 0: as slow as it likes.
+    /// Bytes a second; 0 for no minimum.
     pub bytes_per_second: u32,
-    /// How long a body may take beyond that.
+    /// Extra time that every body gets.
     pub grace: Duration,
 }
 
@@ -77,7 +77,7 @@ impl Default for MinRate {
 }
 
 impl MinRate {
-    /// The longest time in which so many bytes may come; nothing if there is no minimum.
+    /// The longest time that so many bytes may take; `None` if there is no minimum.
     pub(super) fn longest(self, bytes: u64) -> Option<Duration> {
         let micros = u128::from(bytes) * 1_000_000 / u128::from(self.bytes_per_second.max(1));
         let more = Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX));
@@ -85,23 +85,23 @@ impl MinRate {
     }
 }
 
-/// Which HTTP the upstream speaks.
+/// The HTTP version of the upstream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Speech {
+pub enum UpstreamProtocol {
     /// HTTP/1.1.
-    First,
-    /// HTTP/2 without TLS, from the first byte on.
-    Second,
+    Http1,
+    /// HTTP/2 without TLS, with prior knowledge.
+    Http2,
 }
 
 /// Where requests go: `http://HOST[:PORT][/PATH]`, or `h2c://…` for HTTP/2 without TLS.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Upstream {
-    pub(super) speech: Speech,
-    /// As it is looked up: an address without brackets, or a name.
+    pub(super) protocol: UpstreamProtocol,
+    /// An address without brackets, or a name to resolve.
     pub(super) host: String,
     pub(super) port: u16,
-    /// What stands before every path; without a slash at the end.
+    /// The prefix of every path, without a slash at the end.
     pub(super) base: String,
 }
 
@@ -121,19 +121,19 @@ impl FromStr for Upstream {
     fn from_str(url: &str) -> Result<Self, InvalidUpstream> {
         let wrong = |problem| InvalidUpstream { url: url.chars().take(128).collect(), problem };
         let parsed: axum::http::Uri = url.trim().parse().map_err(|_| wrong("not a URL"))?;
-        let speech = match parsed.scheme_str() {
-            Some("http") => Speech::First,
-            Some("h2c") => Speech::Second,
-            Some("https") => return Err(wrong("TLS towards the upstream is not spoken")),
+        let protocol = match parsed.scheme_str() {
+            Some("http") => UpstreamProtocol::Http1,
+            Some("h2c") => UpstreamProtocol::Http2,
+            Some("https") => return Err(wrong("TLS to the upstream is not supported")),
             Some(_) => return Err(wrong("unknown scheme")),
-            None => return Err(wrong("no scheme, as the http:// in http://127.0.0.1:3000")),
+            None => return Err(wrong("no scheme, such as the http:// of http://127.0.0.1:3000")),
         };
         let authority = parsed.authority().ok_or_else(|| wrong("no host"))?;
         if authority.as_str().contains('@') {
-            return Err(wrong("a user stands before the host"));
+            return Err(wrong("it has a user before the host"));
         }
         if parsed.query().is_some() {
-            return Err(wrong("a query stands after the path"));
+            return Err(wrong("it has a query after the path"));
         }
         let host = authority.host().trim_start_matches('[').trim_end_matches(']');
         if host.is_empty() {
@@ -145,7 +145,7 @@ impl FromStr for Upstream {
             _ => return Err(wrong("not a port")),
         };
         Ok(Upstream {
-            speech,
+            protocol,
             host: host.into(),
             port,
             base: parsed.path().trim_end_matches('/').into(),
@@ -163,7 +163,7 @@ impl Upstream {
 
 impl fmt::Display for Upstream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = if self.speech == Speech::First { "http" } else { "h2c" };
+        let scheme = if self.protocol == UpstreamProtocol::Http1 { "http" } else { "h2c" };
         write!(f, "{scheme}://{}{}", self.authority(), self.base)
     }
 }
@@ -238,19 +238,19 @@ impl From<ProxyFile> for ProxySettings {
                 .map_or(part_of(max_in_flight), |number| (number.0 as usize).min(max_in_flight)),
             keep: file.keep.map_or(default.keep, |number| number.0 as usize),
             keep_idle: file.keep_secs.map_or(default.keep_idle, |number| secs(number.0)),
-            short_way: default.short_way,
+            has_fast_path: default.has_fast_path,
             upstream: default.upstream,
         }
     }
 }
 
 impl ProxySettings {
-    /// Connections to the upstream that requests can need at once, with those that are kept.
+    /// The most open connections to the upstream, in use and idle.
     pub(super) fn most_connections(&self) -> usize {
-        match self.upstream.speech {
-            Speech::First => self.max_in_flight.saturating_add(self.keep),
-            // One for all requests, and another while it is replaced.
-            Speech::Second => 2,
+        match self.upstream.protocol {
+            UpstreamProtocol::Http1 => self.max_in_flight.saturating_add(self.keep),
+            // One for all requests, and a second one while it is replaced.
+            UpstreamProtocol::Http2 => 2,
         }
     }
 }

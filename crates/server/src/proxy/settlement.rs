@@ -1,8 +1,8 @@
-//! What a request came to, once there is a response: rules that count some responses only, or by
-//! their size or time, are settled, and leases of `concurrent` limits end.
+//! Settles a request by its response: the final cost of rules that count only some responses, or
+//! count by size or time, and the end of `concurrent` leases.
 //!
-//! It happens whatever becomes of the response: the owner of a [`Later`] drops it when the last
-//! byte is on its way, when the client has gone, or when there is no response.
+//! Dropping a [`Settlement`] completes it, so it happens in every case: when the last byte is sent,
+//! when the client disconnects, or when there is no response.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -21,29 +21,30 @@ use crate::rules::outcome::is_concurrent;
 use crate::rules::{Attributes, Match, Measure, Settle};
 use crate::ruling::Ruling;
 
+/// What is still to be settled for one request.
 #[derive(Debug)]
-pub(super) struct Later {
+pub(super) struct Settlement {
     engine: Engine,
-    /// Under which it was taken.
+    /// The id of the original charge.
     id: Id,
-    /// What is to be settled.
+    /// Charges whose final cost is not known yet.
     open: Vec<Match>,
-    /// What ends with the response.
+    /// Leases that end with the response.
     leases: Vec<Match>,
-    /// What granted the leases.
+    /// The source that granted the leases.
     source: Source,
     began: Instant,
-    /// Of the response's body, so far.
+    /// Bytes of the response's body so far.
     pub(super) bytes: u64,
 }
 
-/// What is known of a response.
-struct Head<'a, H> {
+/// The attributes that the head of a response supplies.
+struct ResponseAttributes<'a, H> {
     status: StatusCode,
     headers: &'a H,
 }
 
-impl<H: Headers> Attributes for Head<'_, H> {
+impl<H: Headers> Attributes for ResponseAttributes<'_, H> {
     fn get(&self, name: &str) -> Option<Cow<'_, str>> {
         match name {
             "status" => Some(Cow::Borrowed(self.status.as_str())),
@@ -54,12 +55,12 @@ impl<H: Headers> Attributes for Head<'_, H> {
     }
 }
 
-impl Later {
-    /// Rules on what was found, and keeps what is done about it when there is a response.
+impl Settlement {
+    /// Checks the matched rules, and returns the ruling with the settlement that it needs.
     ///
     /// # Errors
     /// As [`Engine::rule_on`].
-    pub(super) async fn rule(
+    pub(super) async fn check(
         engine: &Engine,
         found: Vec<Match>,
     ) -> Result<(Ruling, Option<Box<Self>>), EngineError> {
@@ -67,21 +68,28 @@ impl Later {
         let settled = found.iter().filter(|one| one.rule.is_settled_later()).cloned().collect();
         let leases = found.iter().filter(|one| one.is_lease()).cloned().collect();
         let (open, source, began) = (Vec::new(), Source::Store, Instant::now());
-        // From here on leases may be held. They end also if the client goes, or the store does not
-        // answer, before there is a ruling.
-        let mut later =
-            Box::new(Later { engine: engine.clone(), id, open, leases, source, began, bytes: 0 });
+        // From here on the store may hold leases. They end on drop even if the client disconnects
+        // or the store does not answer before there is a ruling.
+        let mut settlement = Box::new(Settlement {
+            engine: engine.clone(),
+            id,
+            open,
+            leases,
+            source,
+            began,
+            bytes: 0,
+        });
         let ruling = engine.rule_on(Op::Check, found, Some(id)).await?;
-        later.ruled(settled, &ruling);
-        Ok((ruling, Some(later).filter(|later| later.is_open())))
+        settlement.keep_charged(settled, &ruling);
+        Ok((ruling, Some(settlement).filter(|settlement| settlement.is_open())))
     }
 
-    /// Forgets what took nothing: everything if the request was denied, otherwise what rules in
-    /// shadow mode denied.
-    fn ruled(&mut self, settled: Vec<Match>, ruling: &Ruling) {
+    /// Drops what charged nothing: everything if the request was denied, otherwise the rules in
+    /// shadow mode that denied it.
+    fn keep_charged(&mut self, settled: Vec<Match>, ruling: &Ruling) {
         self.source = ruling.decision.as_ref().map_or(Source::Store, Decision::source);
         if !ruling.allowed {
-            // Without an answer of the store this node denied it, but the store may have taken it.
+            // If the store did not answer and the fallback denied, the store may have granted it.
             if self.source != Source::Fallback {
                 self.leases.clear();
             }
@@ -99,19 +107,19 @@ impl Later {
         self.began = Instant::now();
     }
 
-    /// Whether something is left to do.
+    /// Whether anything is left to settle or release.
     pub(super) fn is_open(&self) -> bool {
         !self.open.is_empty() || !self.leases.is_empty()
     }
 
-    /// The response has begun: settles what is known by now, and has the ruling say what is left.
+    /// Settles what the head of the response decides, and updates the ruling with the result.
     pub(super) async fn begin(
         &mut self,
         status: StatusCode,
         headers: &impl Headers,
         ruling: &mut Ruling,
     ) {
-        let head = Head { status, headers };
+        let head = ResponseAttributes { status, headers };
         for one in std::mem::take(&mut self.open) {
             let cost = match &one.rule.settle {
                 _ if !one.rule.counts(&head) => Some(0),
@@ -119,7 +127,7 @@ impl Later {
                     let said =
                         headers.line(name, 0).and_then(|value| std::str::from_utf8(value).ok());
                     let measured = said.and_then(|value| value.trim().parse().ok());
-                    // Without a number, what was taken stays taken.
+                    // Without a number, the original charge stays.
                     measured.map_or(Some(one.cost), |measured| Some(settle.cost(measured)))
                 }
                 Some(_) => None,
@@ -138,7 +146,7 @@ impl Later {
     }
 }
 
-/// Puts what was settled in place of what was said before.
+/// Replaces the verdicts of a charge with those of its settlement.
 fn amend(ruling: &mut Ruling, settled: &Match, decision: &Decision) {
     let Some(before) = &ruling.decision else { return };
     let mut verdicts = before.charges().to_vec();
@@ -155,19 +163,19 @@ fn amend(ruling: &mut Ruling, settled: &Match, decision: &Decision) {
     ruling.decision = Some(Decision::of_many(verdicts, true, decision.at()).with_source(source));
 }
 
-impl Drop for Later {
+impl Drop for Settlement {
     fn drop(&mut self) {
         let millis = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         for one in std::mem::take(&mut self.open) {
             let cost = match &one.rule.settle {
                 Some(settle @ Settle { by: Measure::Bytes, .. }) => settle.cost(self.bytes),
                 Some(settle @ Settle { by: Measure::Millis, .. }) => settle.cost(millis),
-                // Nobody knows what it would have come to: what was taken stays taken.
+                // The outcome is unknown: the original charge stays.
                 _ => continue,
             };
             if cost != one.cost {
                 let (engine, id) = (self.engine.clone(), self.id);
-                soon(async move { _ = engine.settle(&one, id, cost).await });
+                settle_in_background(async move { _ = engine.settle(&one, id, cost).await });
             }
         }
         for one in &self.leases {
@@ -176,8 +184,8 @@ impl Drop for Later {
     }
 }
 
-/// Does it at once if that is possible, as with state in this process; otherwise as a task.
-fn soon(work: impl Future<Output = ()> + Send + 'static) {
+/// Runs `work` immediately if it need not wait, as with the memory store; otherwise as a task.
+fn settle_in_background(work: impl Future<Output = ()> + Send + 'static) {
     let mut work = Box::pin(work);
     if pin!(&mut work).poll(&mut Context::from_waker(Waker::noop())) == Poll::Pending
         && let Ok(runtime) = tokio::runtime::Handle::try_current()
@@ -212,18 +220,18 @@ mod tests {
                 .is_ok_and(|ruling| ruling.allowed && shadow(&ruling))
         };
         let panicked = caught(async {
-            let (ruling, later) = Later::rule(&engine, found()).await.unwrap();
-            assert!(ruling.allowed && later.is_some());
+            let (ruling, settlement) = Settlement::check(&engine, found()).await.unwrap();
+            assert!(ruling.allowed && settlement.is_some());
             assert!(!free().await);
             panic!("on purpose");
         });
         assert!(panicked.await.is_none());
         assert!(free().await, "after a panic");
-        let (_, later) = Later::rule(&engine, found()).await.unwrap();
-        let denied = Later::rule(&engine, found()).await.unwrap();
-        assert!(!denied.0.allowed && denied.1.is_none(), "what was denied holds nothing");
+        let (_, settlement) = Settlement::check(&engine, found()).await.unwrap();
+        let denied = Settlement::check(&engine, found()).await.unwrap();
+        assert!(!denied.0.allowed && denied.1.is_none(), "a denied request holds no lease");
         assert!(!free().await);
-        drop(later);
+        drop(settlement);
         assert!(free().await, "after it was dropped");
     }
 }

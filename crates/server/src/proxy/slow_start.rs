@@ -1,11 +1,10 @@
-//! When requests of one connection of HTTP/2 go to the upstream: a few at once, and more as answers
-//! are taken.
+//! Limits how many requests of one HTTP/2 connection are at the upstream: few at first, more as the
+//! client reads responses.
 //!
-//! Somebody who asks for hundreds of things at once and takes none of the answers would have a
-//! connection to the upstream made for each of them, in a moment and for nothing. So a connection
-//! begins with a few requests, and each answer whose body the client begins to take lets one more
-//! than before be under way. Nobody waits for long: whoever has many requests that are answered
-//! late, as those of a long poll are, has them all under way a moment later.
+//! Otherwise a client that sends hundreds of requests and reads no response would open as many
+//! upstream connections in a moment. A connection starts with a few permits, and each response that
+//! the client begins to read adds one. A request waits for a permit for at most 100 ms, so many
+//! slow requests, such as long polls, are all at the upstream a moment later.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -16,55 +15,58 @@ use tokio::time::timeout;
 
 use crate::listen::http::MAX_STREAMS;
 
-/// So many are under way before any answer was taken.
+/// Permits before the client has read a response.
 const FIRST: u32 = 16;
-/// Nobody waits for longer than this.
+/// The longest wait for a permit.
 const LONGEST: Duration = Duration::from_millis(100);
 
-/// Of one connection.
+/// The permits of one HTTP/2 connection.
 #[derive(Debug)]
-pub(super) struct Starts {
-    places: Arc<Semaphore>,
-    /// How many places there are, taken or not.
+pub(super) struct SlowStart {
+    permits: Arc<Semaphore>,
+    /// How many permits there are, in use or not.
     count: AtomicU32,
 }
 
-/// A request that is under way.
+/// The permit of one request at the upstream.
 #[derive(Debug)]
-pub(super) struct Start {
-    starts: Arc<Starts>,
-    /// Whoever has waited for too long has gone without.
-    place: Option<OwnedSemaphorePermit>,
+pub(super) struct StartPermit {
+    slow_start: Arc<SlowStart>,
+    /// `None` if the wait was too long and the request went ahead without one.
+    permit: Option<OwnedSemaphorePermit>,
 }
 
-impl Default for Starts {
+impl Default for SlowStart {
     fn default() -> Self {
-        Starts { places: Arc::new(Semaphore::new(FIRST as usize)), count: AtomicU32::new(FIRST) }
+        SlowStart {
+            permits: Arc::new(Semaphore::new(FIRST as usize)),
+            count: AtomicU32::new(FIRST),
+        }
     }
 }
 
-impl Starts {
-    /// Waits until it is the next one's turn, in the order in which they ask.
-    pub(super) async fn next(self: &Arc<Self>) -> Start {
-        let place = match Arc::clone(&self.places).try_acquire_owned() {
-            Ok(place) => Some(place),
-            Err(_) => timeout(LONGEST, Arc::clone(&self.places).acquire_owned())
+impl SlowStart {
+    /// Waits for a permit, in the order of the calls.
+    pub(super) async fn next(self: &Arc<Self>) -> StartPermit {
+        let permit = match Arc::clone(&self.permits).try_acquire_owned() {
+            Ok(permit) => Some(permit),
+            Err(_) => timeout(LONGEST, Arc::clone(&self.permits).acquire_owned())
                 .await
                 .ok()
                 .and_then(Result::ok),
         };
-        Start { starts: Arc::clone(self), place }
+        StartPermit { slow_start: Arc::clone(self), permit }
     }
 }
 
-impl Start {
-    /// The client takes the answer. Who is dropped without that leaves things as they were.
-    pub(super) fn taken(self) {
+impl StartPermit {
+    /// Adds a permit when the client begins to read the response. Dropping one adds none.
+    pub(super) fn response_read(self) {
         let more = |count: u32| (count < MAX_STREAMS).then_some(count + 1);
-        if self.starts.count.fetch_update(Relaxed, Relaxed, more).is_ok() {
-            self.starts.places.add_permits(1);
+        if self.slow_start.count.fetch_update(Relaxed, Relaxed, more).is_ok() {
+            self.slow_start.permits.add_permits(1);
         }
-        drop(self.place);
+        drop(self.permit);
     }
 }
 
@@ -78,10 +80,10 @@ mod tests {
 
     use super::*;
 
-    /// As many as may go on now.
-    fn at_once(starts: &Arc<Starts>) -> Vec<Start> {
+    /// Takes all permits that are free.
+    fn start_all(slow_start: &Arc<SlowStart>) -> Vec<StartPermit> {
         let mut context = Context::from_waker(Waker::noop());
-        let next = || match pin!(starts.next()).poll(&mut context) {
+        let next = || match pin!(slow_start.next()).poll(&mut context) {
             std::task::Poll::Ready(start) => Some(start),
             std::task::Poll::Pending => None,
         };
@@ -89,41 +91,45 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn more_are_under_way_as_answers_are_taken() {
-        let starts = Arc::<Starts>::default();
-        let mut under_way = at_once(&starts);
+    async fn more_requests_start_as_responses_are_read() {
+        let slow_start = Arc::<SlowStart>::default();
+        let mut under_way = start_all(&slow_start);
         assert_eq!(under_way.len(), 16);
-        assert_eq!(at_once(&starts).len(), 0, "nobody took an answer");
+        assert_eq!(start_all(&slow_start).len(), 0, "no response was read");
         drop(under_way.split_off(10));
         assert_eq!(
-            at_once(&starts).len(),
+            start_all(&slow_start).len(),
             6,
-            "those that ended in another way leave things as they were"
+            "requests that end without a reader add no permit"
         );
-        under_way.into_iter().for_each(Start::taken);
-        let under_way = at_once(&starts);
+        under_way.into_iter().for_each(StartPermit::response_read);
+        let under_way = start_all(&slow_start);
         assert_eq!(under_way.len(), 26, "one more for each");
-        under_way.into_iter().for_each(Start::taken);
+        under_way.into_iter().for_each(StartPermit::response_read);
         for _ in 0..10 {
-            at_once(&starts).into_iter().for_each(Start::taken);
+            start_all(&slow_start).into_iter().for_each(StartPermit::response_read);
         }
-        assert_eq!(at_once(&starts).len(), MAX_STREAMS as usize, "as many as there can be");
+        assert_eq!(
+            start_all(&slow_start).len(),
+            MAX_STREAMS as usize,
+            "the limit of HTTP/2 streams"
+        );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_for_long() {
-        let starts = Arc::<Starts>::default();
-        let first = at_once(&starts);
+    async fn a_request_waits_for_at_most_a_moment() {
+        let slow_start = Arc::<SlowStart>::default();
+        let first = start_all(&slow_start);
         let began = Instant::now();
-        let mut late = pin!(starts.next());
+        let mut late = pin!(slow_start.next());
         assert!(late.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         advance(LONGEST / 2).await;
         assert!(late.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         let late = late.await;
         assert!(began.elapsed() <= LONGEST + Duration::from_millis(2), "{:?}", began.elapsed());
         drop(late);
-        assert_eq!(at_once(&starts).len(), 0, "it had no place of its own to leave");
+        assert_eq!(start_all(&slow_start).len(), 0, "it had no permit to return");
         drop(first);
-        assert_eq!(at_once(&starts).len(), 16);
+        assert_eq!(start_all(&slow_start).len(), 16);
     }
 }

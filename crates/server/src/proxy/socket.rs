@@ -1,4 +1,4 @@
-//! A connection to the upstream, which counts among the files of the process.
+//! A TCP connection to the upstream that counts against the process's file limit.
 
 use std::io;
 use std::ops::Deref;
@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, ToSocketAddrs};
 use tokio::sync::OwnedSemaphorePermit;
 
-/// A TCP connection with the file that it takes.
+/// A TCP connection and the permit for its file descriptor.
 #[derive(Debug)]
 pub(super) struct Socket {
     stream: TcpStream,

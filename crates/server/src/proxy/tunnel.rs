@@ -1,5 +1,5 @@
-//! What is no longer HTTP: bytes in both directions, until both sides are done or nothing has come
-//! for long.
+//! Upgraded connections: copies bytes in both directions until both sides are done or the tunnel is
+//! idle for too long.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,32 +11,34 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::http1::Line;
-use super::settlement::Later;
+use super::http1::Http1Connection;
+use super::settlement::Settlement;
 
-/// Bytes on their way in one direction.
+/// The buffer of one direction.
 const BUFFER_BYTES: usize = 16 << 10;
-/// How long both sides may take to begin.
-const BEGINNING: Duration = Duration::from_secs(10);
-/// How long both sides may go on after the order to stop.
-const FAREWELL: Duration = Duration::from_secs(3);
+/// How long both upgrades may take.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a tunnel may continue during shutdown.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(3);
 
-/// Two connections that become one.
+/// Two upgraded connections, joined.
 #[derive(Debug)]
 pub(super) struct Tunnel {
     pub(super) client: OnUpgrade,
-    pub(super) upstream: Line,
+    pub(super) upstream: Http1Connection,
     pub(super) idle: Duration,
-    /// What is settled or ends when it is over.
-    pub(super) later: Option<Box<Later>>,
+    /// The settlement, due when the tunnel ends.
+    pub(super) settlement: Option<Box<Settlement>>,
 }
 
 impl Tunnel {
-    /// Carries bytes until there are no more.
+    /// Copies bytes until the tunnel ends.
     pub(super) async fn run(self, mut shutdown: watch::Receiver<bool>) {
-        let Tunnel { client, upstream, idle, mut later } = self;
+        let Tunnel { client, upstream, idle, mut settlement } = self;
         let both = async { tokio::join!(client, upstream.into_stream()) };
-        let Ok((Ok(client), (upstream, first))) = timeout(BEGINNING, both).await else { return };
+        let Ok((Ok(client), (upstream, first))) = timeout(HANDSHAKE_TIMEOUT, both).await else {
+            return;
+        };
         let (moved, returned) = (AtomicU64::new(0), AtomicU64::new(first.len() as u64));
         let (from_client, mut to_client) = split(TokioIo::new(client));
         let (from_upstream, to_upstream) = split(upstream);
@@ -44,33 +46,33 @@ impl Tunnel {
             to_client.write_all(&first).await?;
             pump(from_upstream, to_client, &returned).await
         };
-        // An end is carried on and the other direction goes on; a side that has failed ends both.
-        let carried = async { tokio::try_join!(down, pump(from_client, to_upstream, &moved)) };
-        let silent = async {
-            let look =
+        // The end of one direction is forwarded and the other continues; an error ends both.
+        let copied = async { tokio::try_join!(down, pump(from_client, to_upstream, &moved)) };
+        let idle_for_too_long = async {
+            let total =
                 || moved.load(Ordering::Relaxed).wrapping_add(returned.load(Ordering::Relaxed));
             let mut seen = None;
-            while seen != Some(look()) {
-                seen = Some(look());
+            while seen != Some(total()) {
+                seen = Some(total());
                 sleep(idle).await;
             }
         };
-        let told = async {
+        let stopped = async {
             let _ = shutdown.wait_for(|down| *down).await;
-            sleep(FAREWELL).await;
+            sleep(SHUTDOWN_GRACE).await;
         };
         tokio::select! {
-            _ = carried => {}
-            () = silent => {}
-            () = told => {}
+            _ = copied => {}
+            () = idle_for_too_long => {}
+            () = stopped => {}
         }
-        if let Some(later) = &mut later {
-            later.bytes = returned.load(Ordering::Relaxed);
+        if let Some(settlement) = &mut settlement {
+            settlement.bytes = returned.load(Ordering::Relaxed);
         }
     }
 }
 
-/// Carries bytes in one direction; the end is carried, too.
+/// Copies bytes in one direction, and forwards the end.
 async fn pump(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,

@@ -1,4 +1,4 @@
-//! The upstream: a request goes there, and the head of a response comes back.
+//! The upstream: sends requests and waits for the heads of responses.
 
 use std::io;
 use std::sync::Arc;
@@ -9,39 +9,39 @@ use axum::http::{HeaderValue, Request, Response, StatusCode, Uri, Version, reque
 use hyper::body::{Body, Incoming};
 use tokio::time::timeout;
 
-use super::body::{Progress, Reading, Returned, Sent};
+use super::body::{Progress, ReadingConnection, RequestBody, ResponseBody};
 use super::head;
-use super::http1::{Line, Pool, Unanswered};
-use super::http2::{self, Shared};
+use super::http1::{Http1Connection, Pool, SendError};
+use super::http2::{self, SharedConnection};
 use super::in_flight::{ClientShare, InFlight, Slot};
-use super::settings::{ProxySettings, Speech};
+use super::settings::{ProxySettings, UpstreamProtocol};
 use super::socket::Socket;
 use crate::listen::UpstreamFiles;
 use crate::observe::metrics::Refusal;
 
-/// How often a request that was not sent is tried anew, on another connection.
+/// How many connections are tried for a request of which no byte was sent.
 pub(super) const TRIES: usize = 3;
 
-/// A request that was sent already, and its slot among those that are under way.
+/// A request that the fast path sent already, with its connection and its slot.
 #[derive(Debug)]
-pub(super) struct Begun {
-    pub(super) line: Line,
+pub(super) struct SentRequest {
+    pub(super) http1: Http1Connection,
     pub(super) slot: Slot,
 }
 
-/// Everything that leads to the upstream.
+/// The connections to the upstream, and the limits on them.
 #[derive(Debug)]
 pub(super) struct Upstreams {
     pub(super) settings: ProxySettings,
     pub(super) pool: Pool,
-    shared: Shared,
+    shared: SharedConnection,
     pub(super) in_flight: InFlight,
     pub(super) files: UpstreamFiles,
 }
 
-/// Why there is no response.
+/// Why a request has no response from the upstream.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Failed {
+pub(super) enum ForwardError {
     #[error("too many requests are at the upstream already: try again in a moment")]
     Busy,
     #[error(
@@ -54,7 +54,7 @@ pub(super) enum Failed {
     ConnectTimeout(Duration),
     #[error("the upstream did not begin to answer within {} seconds", .0.as_secs())]
     AnswerTimeout(Duration),
-    #[error("the body of the request stood still for too long")]
+    #[error("the body of the request stalled for too long")]
     BodyTimeout,
     #[error("the body of the request came too slowly: expected at least {0} bytes a second")]
     BodySlow(u32),
@@ -70,42 +70,45 @@ pub(super) enum Failed {
     Lost(#[from] hyper::Error),
 }
 
-impl Failed {
+impl ForwardError {
     pub(super) fn status(&self) -> StatusCode {
         match self {
-            Failed::Busy => StatusCode::SERVICE_UNAVAILABLE,
-            Failed::BusyForClient(_) => StatusCode::TOO_MANY_REQUESTS,
-            Failed::ConnectTimeout(_) | Failed::AnswerTimeout(_) => StatusCode::GATEWAY_TIMEOUT,
-            Failed::BodyTimeout | Failed::BodySlow(_) => StatusCode::REQUEST_TIMEOUT,
-            Failed::BodyLost | Failed::Target => StatusCode::BAD_REQUEST,
-            Failed::Connect(_) | Failed::Closed | Failed::NotHttp | Failed::Lost(_) => {
-                StatusCode::BAD_GATEWAY
+            ForwardError::Busy => StatusCode::SERVICE_UNAVAILABLE,
+            ForwardError::BusyForClient(_) => StatusCode::TOO_MANY_REQUESTS,
+            ForwardError::ConnectTimeout(_) | ForwardError::AnswerTimeout(_) => {
+                StatusCode::GATEWAY_TIMEOUT
             }
+            ForwardError::BodyTimeout | ForwardError::BodySlow(_) => StatusCode::REQUEST_TIMEOUT,
+            ForwardError::BodyLost | ForwardError::Target => StatusCode::BAD_REQUEST,
+            ForwardError::Connect(_)
+            | ForwardError::Closed
+            | ForwardError::NotHttp
+            | ForwardError::Lost(_) => StatusCode::BAD_GATEWAY,
         }
     }
 
-    /// Whether it is the upstream that failed.
+    /// Whether the upstream failed, rather than the client or a limit of the proxy.
     pub(super) fn is_upstreams(&self) -> bool {
-        use Failed::{BodyLost, BodySlow, BodyTimeout, BusyForClient, Target};
+        use ForwardError::{BodyLost, BodySlow, BodyTimeout, BusyForClient, Target};
         !matches!(self, BusyForClient(_) | BodyTimeout | BodySlow(_) | BodyLost | Target)
     }
 
-    /// As what it is counted, if it is the client that failed.
+    /// The metric that counts it, if the client failed.
     pub(super) fn refusal(&self) -> Option<Refusal> {
         match self {
-            Failed::BusyForClient(_) => Some(Refusal::FullForAddress),
-            Failed::BodyTimeout | Failed::BodySlow(_) => Some(Refusal::Slow),
+            ForwardError::BusyForClient(_) => Some(Refusal::FullForAddress),
+            ForwardError::BodyTimeout | ForwardError::BodySlow(_) => Some(Refusal::Slow),
             _ => None,
         }
     }
 }
 
-/// The head of a response, with what its body is read by.
-pub(super) enum Answer {
-    /// A response.
-    Http(Response<Returned>),
-    /// Something else is spoken from now on.
-    Upgraded(Response<()>, Line),
+/// A response of the upstream.
+pub(super) enum UpstreamResponse {
+    /// An HTTP response.
+    Http(Response<ResponseBody>),
+    /// A switch to another protocol on this connection.
+    Upgraded(Response<()>, Http1Connection),
 }
 
 impl Upstreams {
@@ -113,27 +116,29 @@ impl Upstreams {
         let pool = Pool::new(settings.keep, settings.keep_idle);
         let in_flight = InFlight::new(settings.max_in_flight, settings.max_in_flight_per_client);
         let files = UpstreamFiles::reserve(settings.most_connections());
-        Upstreams { settings, pool, shared: Shared::default(), in_flight, files }
+        Upstreams { settings, pool, shared: SharedConnection::default(), in_flight, files }
     }
 
-    /// Whether requests over HTTP/1.1 can go the short way.
-    pub(super) fn are_near(&self) -> bool {
-        self.settings.short_way && self.settings.upstream.speech == Speech::First
+    /// Whether HTTP/1.1 requests may take the fast path.
+    pub(super) fn has_fast_path(&self) -> bool {
+        self.settings.has_fast_path && self.settings.upstream.protocol == UpstreamProtocol::Http1
     }
 
-    /// Sends a request whose head is ready but for what depends on the upstream; if it was sent
-    /// already, waits for the response alone.
-    pub(super) async fn ask(
+    /// Adapts a prepared request to the upstream's HTTP version and sends it. If the fast path sent
+    /// it already, only waits for the response.
+    pub(super) async fn send(
         self: &Arc<Self>,
         mut head: request::Parts,
         body: Incoming,
         host: Option<&HeaderValue>,
         upgrade: Option<HeaderValue>,
-        begun: Option<Begun>,
+        sent_request: Option<SentRequest>,
         share: &Arc<ClientShare>,
-    ) -> Result<Answer, Failed> {
-        let target = head::target(&head.uri, &self.settings.upstream.base).ok_or(Failed::Target)?;
-        let (mut sent, progress) = Sent::new(body, self.settings.idle, self.settings.min_body_rate);
+    ) -> Result<UpstreamResponse, ForwardError> {
+        let target =
+            head::target(&head.uri, &self.settings.upstream.base).ok_or(ForwardError::Target)?;
+        let (mut sent, progress) =
+            RequestBody::new(body, self.settings.idle, self.settings.min_body_rate);
         if head.headers.contains_key(CONTENT_LENGTH) {
             // One length, of the body that is sent: HTTP/2 lets a client repeat the header.
             match sent.size_hint().exact() {
@@ -141,12 +146,12 @@ impl Upstreams {
                 None => _ = head.headers.remove(CONTENT_LENGTH),
             }
         }
-        let (line, slot) = match begun {
-            Some(Begun { line, slot }) => (Some(line), slot),
+        let (http1, slot) = match sent_request {
+            Some(SentRequest { http1, slot }) => (Some(http1), slot),
             None => {
-                // Where both sides speak HTTP/2, the client may wait for the upstream to begin.
+                // If both sides speak HTTP/2, the client may wait for the upstream to begin.
                 let is_dialogue = head.version == Version::HTTP_2
-                    && self.settings.upstream.speech == Speech::Second
+                    && self.settings.upstream.protocol == UpstreamProtocol::Http2
                     && sent.size_hint().exact().is_none();
                 if !is_dialogue && !sent.is_end_stream() {
                     sent.begin().await?;
@@ -154,8 +159,8 @@ impl Upstreams {
                 (None, self.in_flight.slot(share, self.settings.connect).await?)
             }
         };
-        match self.settings.upstream.speech {
-            Speech::First => {
+        match self.settings.upstream.protocol {
+            UpstreamProtocol::Http1 => {
                 head::direct(&mut head, target, host);
                 let headers = &mut head.headers;
                 if headers.contains_key(TE) {
@@ -169,10 +174,10 @@ impl Upstreams {
                     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
                     headers.insert(UPGRADE, protocol);
                 }
-                self.ask_first(Request::from_parts(head, sent), &progress, slot, upgrades, line)
+                self.send_http1(Request::from_parts(head, sent), &progress, slot, upgrades, http1)
                     .await
             }
-            Speech::Second => {
+            UpstreamProtocol::Http2 => {
                 let authority =
                     host.and_then(|host| host.to_str().ok()?.parse::<uri::Authority>().ok());
                 let uri = Uri::builder().scheme("http").path_and_query(target);
@@ -180,121 +185,126 @@ impl Upstreams {
                 head.uri = uri
                     .authority(authority.map_or_else(own, |it| it.to_string()))
                     .build()
-                    .map_err(|_| Failed::Target)?;
+                    .map_err(|_| ForwardError::Target)?;
                 head.version = Version::HTTP_2;
                 head.headers.remove(HOST);
-                self.ask_second(Request::from_parts(head, sent), &progress, slot).await
+                self.send_http2(Request::from_parts(head, sent), &progress, slot).await
             }
         }
     }
 
-    async fn ask_first(
+    async fn send_http1(
         self: &Arc<Self>,
-        mut request: Request<Sent>,
+        mut request: Request<RequestBody>,
         progress: &Progress,
         slot: Slot,
         upgrades: bool,
-        mut begun: Option<Line>,
-    ) -> Result<Answer, Failed> {
+        mut resumed: Option<Http1Connection>,
+    ) -> Result<UpstreamResponse, ForwardError> {
         for _ in 0..TRIES {
-            let mut line = match begun.take() {
-                Some(line) => line,
+            let mut http1 = match resumed.take() {
+                Some(http1) => http1,
                 None => match self.pool.take() {
-                    Some(kept) => kept.into_line().await?,
-                    None => Line::on(self.connect().await?).await?,
+                    Some(kept) => kept.into_hyper().await?,
+                    None => Http1Connection::on(self.connect().await?).await?,
                 },
             };
-            let answered = self.in_time(line.ask(request), progress).await?;
+            let answered = self.in_time(http1.send(request), progress).await?;
             if answered.is_ok() {
                 progress.set_answered();
             }
             match answered {
                 Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                     if !upgrades {
-                        return Err(Failed::NotHttp);
+                        return Err(ForwardError::NotHttp);
                     }
-                    return Ok(Answer::Upgraded(response.map(|_| ()), line));
+                    return Ok(UpstreamResponse::Upgraded(response.map(|_| ()), http1));
                 }
                 Ok(response) => {
                     let home = Arc::clone(self);
                     let body = |body| {
-                        Returned::first(body, Reading { line, home, slot }, self.settings.idle)
+                        ResponseBody::from_http1(
+                            body,
+                            ReadingConnection { http1, home, slot },
+                            self.settings.idle,
+                        )
                     };
-                    return Ok(Answer::Http(response.map(body)));
+                    return Ok(UpstreamResponse::Http(response.map(body)));
                 }
-                // It was closed while nobody looked; nothing of the request was sent.
-                Err(Unanswered { request: Some(unsent), .. }) => request = unsent,
-                Err(Unanswered { error, request: None }) => return Err(why(error, progress)),
+                // The upstream closed it while it was idle; no byte of the request was sent.
+                Err(SendError { request: Some(unsent), .. }) => request = unsent,
+                Err(SendError { error, request: None }) => return Err(why(error, progress)),
             }
         }
-        Err(Failed::Closed)
+        Err(ForwardError::Closed)
     }
 
-    async fn ask_second(
+    async fn send_http2(
         self: &Arc<Self>,
-        mut request: Request<Sent>,
+        mut request: Request<RequestBody>,
         progress: &Progress,
         slot: Slot,
-    ) -> Result<Answer, Failed> {
+    ) -> Result<UpstreamResponse, ForwardError> {
         for _ in 0..TRIES {
-            // All wait for one connection, nobody longer than for one of its own.
+            // All requests wait for one connection, each with its own timeout.
             let sender = timeout(self.settings.connect, self.shared.sender(self.connect())).await;
             let mut sender =
-                sender.map_err(|_| Failed::ConnectTimeout(self.settings.connect))??;
-            let answered = self.in_time(http2::ask(&mut sender, request), progress).await?;
+                sender.map_err(|_| ForwardError::ConnectTimeout(self.settings.connect))??;
+            let answered = self.in_time(http2::send(&mut sender, request), progress).await?;
             if answered.is_ok() {
                 progress.set_answered();
             }
             match answered {
                 Ok(response) => {
-                    return Ok(Answer::Http(
-                        response.map(|body| Returned::second(body, slot, self.settings.idle)),
+                    return Ok(UpstreamResponse::Http(
+                        response
+                            .map(|body| ResponseBody::from_http2(body, slot, self.settings.idle)),
                     ));
                 }
-                Err(Unanswered { request: Some(unsent), .. }) => request = unsent,
-                Err(Unanswered { error, request: None }) => return Err(why(error, progress)),
+                Err(SendError { request: Some(unsent), .. }) => request = unsent,
+                Err(SendError { error, request: None }) => return Err(why(error, progress)),
             }
         }
-        Err(Failed::Closed)
+        Err(ForwardError::Closed)
     }
 
-    pub(super) async fn connect(&self) -> Result<Socket, Failed> {
+    pub(super) async fn connect(&self) -> Result<Socket, ForwardError> {
         let (upstream, within) = (&self.settings.upstream, self.settings.connect);
-        let file = timeout(within, self.files.take()).await.map_err(|_| Failed::Busy)?;
+        let file = timeout(within, self.files.take()).await.map_err(|_| ForwardError::Busy)?;
         let socket =
             timeout(within, Socket::connect((upstream.host.as_str(), upstream.port), file)).await;
-        socket.map_err(|_| Failed::ConnectTimeout(within))?.map_err(Failed::Connect)
+        socket.map_err(|_| ForwardError::ConnectTimeout(within))?.map_err(ForwardError::Connect)
     }
 
-    /// An answer must begin in time, counted from when the last piece of the request was sent.
+    /// Waits for `answer` with the response timeout, which restarts with each piece sent.
     async fn in_time<T>(
         &self,
         answer: impl Future<Output = T>,
         progress: &Progress,
-    ) -> Result<T, Failed> {
+    ) -> Result<T, ForwardError> {
         let mut answer = std::pin::pin!(answer);
         loop {
             let before = progress.pieces();
             match timeout(self.settings.answer, answer.as_mut()).await {
                 Ok(answer) => return Ok(answer),
                 Err(_) if progress.pieces() != before => {}
-                Err(_) => return Err(Failed::AnswerTimeout(self.settings.answer)),
+                Err(_) => return Err(ForwardError::AnswerTimeout(self.settings.answer)),
             }
         }
     }
 }
 
-/// Why a request that was sent, or was being sent, has no response.
-fn why(error: hyper::Error, progress: &Progress) -> Failed {
+/// Why a request that was sent at least in part has no response.
+fn why(error: hyper::Error, progress: &Progress) -> ForwardError {
     if let Some(late) = progress.late() {
         late
     } else if error.is_user() {
-        Failed::BodyLost
+        ForwardError::BodyLost
     } else if error.is_parse() {
-        Failed::NotHttp
+        ForwardError::NotHttp
     } else if error.is_incomplete_message() || error.is_canceled() || error.is_closed() {
-        Failed::Closed
+        ForwardError::Closed
     } else {
-        Failed::Lost(error)
+        ForwardError::Lost(error)
     }
 }

@@ -1,6 +1,5 @@
-//! Responses over HTTP/2 whose client opens no window. hyper does not ask for more of them, so
-//! somebody else has to notice: the connection takes every byte that is sent on it, and still
-//! nothing moves.
+//! Detects HTTP/2 clients that open no flow-control window for a response. hyper polls such a body
+//! no further, and the connection still accepts bytes, so no other timeout applies.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
@@ -9,53 +8,53 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
-/// Those of one connection: at most as many as it may have requests at once.
+/// The responses of one connection: at most as many as it may have concurrent streams.
 #[derive(Debug, Default)]
-pub(super) struct Windows {
+pub(super) struct WindowWatch {
     round: AtomicU64,
     waiting: Mutex<Vec<Weak<AtomicU64>>>,
 }
 
-/// One response. It waits from when it gave a piece until it is asked for the next.
+/// One response. It waits from the piece it returned until the next poll.
 #[derive(Debug)]
-pub(super) struct Waiting {
-    /// One more than the round since which it waits; nothing if it does not.
+pub(super) struct WindowWait {
+    /// One more than the round in which the wait began; 0 if it does not wait.
     since: Arc<AtomicU64>,
-    windows: Arc<Windows>,
+    windows: Arc<WindowWatch>,
 }
 
-impl Waiting {
-    pub(super) fn gave(&self) {
+impl WindowWait {
+    pub(super) fn sent(&self) {
         self.since.store(self.windows.round.load(Relaxed) + 1, Relaxed);
     }
 
-    pub(super) fn was_asked(&self) {
+    pub(super) fn polled(&self) {
         self.since.store(0, Relaxed);
     }
 }
 
-impl Windows {
-    pub(super) fn wait(self: &Arc<Self>) -> Waiting {
-        let waiting = Waiting { since: Arc::default(), windows: Arc::clone(self) };
-        waiting.gave();
+impl WindowWatch {
+    pub(super) fn wait(self: &Arc<Self>) -> WindowWait {
+        let waiting = WindowWait { since: Arc::default(), windows: Arc::clone(self) };
+        waiting.sent();
         let mut all = self.waiting.lock();
         all.retain(|other| other.strong_count() > 0);
         all.push(Arc::downgrade(&waiting.since));
         waiting
     }
 
-    /// Returns when one of them has waited for so long, or a little longer.
-    pub(super) async fn starve(&self, most: Duration) {
+    /// Returns when a response has waited for `most`, or up to half as long again.
+    pub(super) async fn stalled(&self, most: Duration) {
         loop {
             sleep(most / 2).await;
             let round = self.round.fetch_add(1, Relaxed) + 1;
-            let starved = |since: u64| since > 0 && round - (since - 1) > 2;
+            let is_stalled = |since: u64| since > 0 && round - (since - 1) > 2;
             if self
                 .waiting
                 .lock()
                 .iter()
                 .filter_map(Weak::upgrade)
-                .any(|since| starved(since.load(Relaxed)))
+                .any(|since| is_stalled(since.load(Relaxed)))
             {
                 return;
             }
@@ -70,17 +69,17 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_for_too_long_is_noticed() {
-        let windows = Arc::<Windows>::default();
+    async fn a_response_that_waits_for_too_long_is_noticed() {
+        let windows = Arc::<WindowWatch>::default();
         let (most, began) = (Duration::from_secs(60), Instant::now());
         let (first, second) = (windows.wait(), windows.wait());
-        first.was_asked();
+        first.polled();
         drop(second);
         tokio::select! {
-            () = windows.starve(most) => panic!("nobody waits"),
-            () = sleep(Duration::from_secs(600)) => first.gave(),
+            () = windows.stalled(most) => panic!("no response waits"),
+            () = sleep(Duration::from_secs(600)) => first.sent(),
         }
-        windows.starve(most).await;
+        windows.stalled(most).await;
         let waited = (Instant::now() - began).as_secs() - 600;
         assert!((60..=90).contains(&waited), "{waited}");
     }

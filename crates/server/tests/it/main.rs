@@ -21,9 +21,9 @@ mod openapi;
 mod overflow;
 mod pages;
 mod proxy;
-/// The same tests without the short way, on which everything has to be as it is with it.
+/// The same tests on the general path, without the fast path.
 #[path = "proxy/mod.rs"]
-#[allow(clippy::duplicate_mod, reason = "each of them must hold on both ways")]
+#[allow(clippy::duplicate_mod, reason = "each test must hold on both paths")]
 mod proxy_by_hyper;
 mod readiness;
 mod reload;

@@ -58,7 +58,7 @@ struct At {
 
 /// Plays the history against a server of its own.
 fn play(ask: impl Fn(&At, &str, &[(&str, &str)]) -> bool) {
-    for short_way in [true, false] {
+    for has_fast_path in [true, false] {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -69,7 +69,7 @@ fn play(ask: impl Fn(&At, &str, &[(&str, &str)]) -> bool) {
             upstream()
         );
         let mut config = Config::parse(&text, "test").unwrap();
-        config.proxy.as_mut().unwrap().short_way = short_way;
+        config.proxy.as_mut().unwrap().has_fast_path = has_fast_path;
         let clock = ManualClock::new();
         clock.set(BEGIN);
         let store = Backend::Memory(Memory::builder().clock(clock).build());

@@ -1,5 +1,5 @@
-//! Heads of requests and responses as they go on: without what was meant for one connection alone,
-//! and with who stands before us.
+//! Heads of forwarded requests and responses: removes hop-by-hop headers, and adds `Via`,
+//! `Forwarded` and `X-Forwarded-*`.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto")
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const CLOSE: HeaderName = HeaderName::from_static("close");
 
-/// What is meant for one connection, whatever `Connection` says.
+/// Hop-by-hop headers, whether `Connection` names them or not.
 const HOP_BY_HOP: [HeaderName; 8] = [
     KEEP_ALIVE,
     PROXY_CONNECTION,
@@ -37,62 +37,73 @@ const HOP_BY_HOP: [HeaderName; 8] = [
     HTTP2_SETTINGS,
 ];
 
-/// What we are called in `Via`.
+/// The name of this proxy in `Via`.
 const OWN_NAME: &str = "tidegate";
-/// A request that has been here so often goes round in circles.
-const MAX_ROUNDS: usize = 8;
+/// A request that has passed this proxy so often is in a loop.
+const MAX_PASSES: usize = 8;
 
-/// Who is at the other end of a connection.
+/// The peer of a client connection.
 #[derive(Debug)]
-pub(super) struct Peer {
+pub(super) struct ConnectionPeer {
     pub(super) ip: IpAddr,
-    /// As text, for every request.
+    /// The address as text, formatted once.
     shown: HeaderValue,
     pub(super) scheme: &'static str,
-    /// The last host it asked for, and what `Forwarded` says of that. Who asks one host asks it
-    /// again.
+    /// The last requested host, and its `Forwarded` element. Most connections request one host
+    /// only.
     hop: Mutex<Option<(Option<HeaderValue>, HeaderValue)>>,
 }
 
-/// The head of a request, wherever its headers are kept.
+/// The head of a request, for any [`Headers`].
 #[derive(Debug)]
-pub(super) struct Head<'a, H> {
+pub(super) struct RequestHead<'a, H> {
     pub(super) method: &'a str,
     /// Path and query; empty if there is only a host.
     pub(super) target: &'a str,
-    /// The host that stands in the target.
+    /// The host of an absolute target.
     pub(super) authority: Option<&'a uri::Authority>,
     pub(super) version: Version,
     pub(super) headers: &'a mut H,
 }
 
-impl<'a> Head<'a, HeaderMap> {
+impl<'a> RequestHead<'a, HeaderMap> {
     pub(super) fn of(parts: &'a mut request::Parts) -> Self {
         let target = parts.uri.path_and_query().map_or("", |target| target.as_str());
         let (method, authority) = (parts.method.as_str(), parts.uri.authority());
-        Head { method, target, authority, version: parts.version, headers: &mut parts.headers }
+        RequestHead {
+            method,
+            target,
+            authority,
+            version: parts.version,
+            headers: &mut parts.headers,
+        }
     }
 }
 
-impl Peer {
+impl ConnectionPeer {
     pub(super) fn new(ip: IpAddr, secure: bool) -> Self {
         let ip = ip.to_canonical();
         let shown = HeaderValue::try_from(ip.to_string()).expect("an address has plain characters");
-        Peer { ip, shown, scheme: if secure { "https" } else { "http" }, hop: Mutex::default() }
+        ConnectionPeer {
+            ip,
+            shown,
+            scheme: if secure { "https" } else { "http" },
+            hop: Mutex::default(),
+        }
     }
 }
 
-/// A request that does not go on: which status, and why.
-pub(super) type Refused = (StatusCode, &'static str);
+/// Status and detail of a refused request.
+pub(super) type RefusedRequest = (StatusCode, &'static str);
 
-const NO_HOST: Refused =
+const NO_HOST: RefusedRequest =
     (StatusCode::BAD_REQUEST, "Host is not one: expected a name or address, perhaps with a port");
 
-/// The host that a request is for. What it says in several places must be the same.
+/// The host that a request is for. An absolute target, `:authority` and `Host` must agree.
 pub(super) fn host(
-    head: &Head<'_, impl Headers>,
-    peer: &Peer,
-) -> Result<Option<HeaderValue>, Refused> {
+    head: &RequestHead<'_, impl Headers>,
+    peer: &ConnectionPeer,
+) -> Result<Option<HeaderValue>, RefusedRequest> {
     let mut hosts = head.headers.lines(HOST);
     let (own, more) = (hosts.next(), hosts.next());
     if more.is_some() {
@@ -102,7 +113,7 @@ pub(super) fn host(
         (head.authority, own, peer.hop.lock().as_ref())
         && last.as_bytes() == own
     {
-        return Ok(Some(last.clone())); // which was looked at
+        return Ok(Some(last.clone())); // validated before
     }
     let own = own.map(HeaderValue::from_bytes).transpose().map_err(|_| NO_HOST)?;
     if let Some(host) = &own
@@ -116,17 +127,16 @@ pub(super) fn host(
         return Err(NO_HOST);
     }
     match (head.authority, own) {
-        (Some(authority), _) if has_user(authority) => Err((
-            StatusCode::BAD_REQUEST,
-            "a user stands before the host of the target: expected none",
-        )),
+        (Some(authority), _) if has_user(authority) => {
+            Err((StatusCode::BAD_REQUEST, "the target has a user before the host: expected none"))
+        }
         (Some(authority), Some(host))
             if head.version == Version::HTTP_2
                 && !host.as_bytes().eq_ignore_ascii_case(authority.as_str().as_bytes()) =>
         {
             Err((StatusCode::BAD_REQUEST, ":authority and Host are not the same"))
         }
-        // A target with a host counts more than the header.
+        // The host of an absolute target overrides the header.
         (Some(authority), _) => Ok(HeaderValue::try_from(authority.as_str()).ok()),
         (None, None) if head.version == Version::HTTP_11 => {
             Err((StatusCode::BAD_REQUEST, "no Host: expected one in HTTP/1.1"))
@@ -139,8 +149,8 @@ fn has_user(authority: &uri::Authority) -> bool {
     authority.as_str().contains('@')
 }
 
-/// What a client wants to speak instead of HTTP, if it may: HTTP/1.1 alone has that, and HTTP/2 is
-/// not begun this way.
+/// The protocol that a client asks to upgrade to, if the proxy supports it: from HTTP/1.1 only, and
+/// not to HTTP/2.
 pub(super) fn upgrade(head: &request::Parts) -> Option<HeaderValue> {
     let wanted = head.headers.get(UPGRADE)?;
     let named = names(&head.headers).any(|name| name.eq_ignore_ascii_case(b"upgrade"));
@@ -160,7 +170,7 @@ fn names(headers: &impl Headers) -> impl Iterator<Item = &[u8]> {
         .map(|name| name.trim_ascii())
 }
 
-/// What `Connection` names most is not made anew every time.
+/// The header name of a `Connection` option; the usual ones are constants.
 fn name_of(name: &[u8]) -> Option<HeaderName> {
     match name {
         _ if name.eq_ignore_ascii_case(b"keep-alive") => Some(KEEP_ALIVE),
@@ -169,33 +179,31 @@ fn name_of(name: &[u8]) -> Option<HeaderName> {
     }
 }
 
-/// Takes out what was meant for one connection. `stays` is true of names that the other side cannot
-/// have taken out.
+/// Removes hop-by-hop headers. `stays` is true of names that `Connection` cannot remove.
 pub(super) fn strip(headers: &mut impl Headers, stays: impl Fn(&[u8]) -> bool) {
     if headers.has(&CONNECTION) {
         let named: Vec<HeaderName> = names(headers).filter_map(name_of).collect();
         for name in named {
-            // What frames a message or says whom it is for cannot be taken out by the other side.
+            // `Connection` cannot remove the framing of a message or its host.
             if ![CONTENT_LENGTH, TRANSFER_ENCODING, HOST].contains(&name)
                 && !stays(name.as_str().as_bytes())
             {
-                headers.take_out(&name);
+                headers.remove_lines(&name);
             }
         }
-        headers.take_out(&CONNECTION);
+        headers.remove_lines(&CONNECTION);
     }
-    // Most messages have none of them, which is found out in one look.
+    // Most messages have none of them: one pass finds that out.
     if headers.any_name(|name| HOP_BY_HOP.iter().any(|own| own.as_str().as_bytes() == name)) {
-        // The transfer coding framed the body; a length beside it says something else (RFC 9112,
-        // 6.3).
+        // The transfer coding framed the body and overrides a length beside it (RFC 9112, 6.3).
         if headers.has(&TRANSFER_ENCODING) {
-            headers.take_out(&CONTENT_LENGTH);
+            headers.remove_lines(&CONTENT_LENGTH);
         }
-        HOP_BY_HOP.iter().for_each(|name| headers.take_out(name));
+        HOP_BY_HOP.iter().for_each(|name| headers.remove_lines(name));
     }
 }
 
-/// Whether a client takes trailers.
+/// Whether a client accepts trailers.
 fn takes_trailers(headers: &impl Headers) -> bool {
     let mut words = headers.lines(TE).flat_map(|line| line.split(|byte| *byte == b','));
     words.any(|word| {
@@ -203,25 +211,25 @@ fn takes_trailers(headers: &impl Headers) -> bool {
     })
 }
 
-/// Makes the headers of a request those that rules judge and the upstream gets: without what was
-/// meant for one connection, what nobody but a trusted proxy may say, and white space around
-/// values. Whether the client takes trailers.
+/// Cleans the headers of a request before the rules see them and the upstream gets them: removes
+/// hop-by-hop headers, headers that only a trusted proxy may set, and white space around values.
+/// Returns whether the client accepts trailers.
 pub(super) fn clean(
     headers: &mut impl Headers,
-    peer: &Peer,
+    peer: &ConnectionPeer,
     clients: &ClientIp,
     policy: &HeaderPolicy,
 ) -> bool {
     let trailers = takes_trailers(headers);
-    // A client of a trusted proxy could otherwise have taken out what that proxy says about it.
+    // Otherwise a client could remove what a trusted proxy says about it.
     strip(headers, |name| names_client(name, clients));
-    // Whoever stands before us has been told to go on already.
-    headers.take_out(&EXPECT);
+    // The client has its `100 Continue` already.
+    headers.remove_lines(&EXPECT);
     if !policy.keeps_underscores {
-        headers.take_out_if(|name| name.contains(&b'_'));
+        headers.remove_lines_if(|name| name.contains(&b'_'));
     }
     if !clients.trusts(peer.ip) {
-        headers.take_out_if(|name| names_client(name, clients));
+        headers.remove_lines_if(|name| names_client(name, clients));
     }
     headers.trim();
     join_cookies(headers);
@@ -231,8 +239,8 @@ pub(super) fn clean(
     trailers
 }
 
-/// Whether a header says something about the client that only a trusted proxy can know. CGI-like
-/// services read `_` as `-`.
+/// Whether a header identifies the client, which only a trusted proxy may do. CGI-like services
+/// read `_` as `-`.
 fn names_client(name: &[u8], clients: &ClientIp) -> bool {
     let is = |other: &str| {
         let same = |(own, other): (&u8, u8)| *own == other || *own == b'_' && other == b'-';
@@ -244,7 +252,7 @@ fn names_client(name: &[u8], clients: &ClientIp) -> bool {
             .any(|own| own.len() == name.len() && is(own))
 }
 
-/// Makes one line of the lines of a list.
+/// Joins the lines of a list into one.
 fn join(headers: &mut impl Headers, name: &str) {
     let Ok(name) = HeaderName::from_bytes(name.as_bytes()) else { return };
     if headers.lines(&name).nth(1).is_some()
@@ -255,13 +263,13 @@ fn join(headers: &mut impl Headers, name: &str) {
     }
 }
 
-/// Adds to the headers of a request what the upstream gets from us.
+/// Adds the headers that the upstream gets from this proxy.
 pub(super) fn prepare(
-    head: &mut Head<'_, impl Headers>,
+    head: &mut RequestHead<'_, impl Headers>,
     host: Option<&HeaderValue>,
-    peer: &Peer,
+    peer: &ConnectionPeer,
     trailers: bool,
-) -> Result<(), Refused> {
+) -> Result<(), RefusedRequest> {
     let headers = &mut *head.headers;
     if trailers {
         headers.put(TE, HeaderValue::from_static("trailers"));
@@ -309,7 +317,7 @@ pub(super) fn one_length(headers: &mut HeaderMap) {
     }
 }
 
-/// One line, which ends with this.
+/// Appends a value to a list, on one line.
 fn append(headers: &mut impl Headers, name: HeaderName, value: HeaderValue) {
     if !headers.has(&name) {
         return headers.put(name, value);
@@ -325,20 +333,20 @@ fn append(headers: &mut impl Headers, name: HeaderName, value: HeaderValue) {
     }
 }
 
-/// What we have seen, as RFC 7239 writes it.
-fn hop(peer: &Peer, host: Option<&HeaderValue>) -> Option<HeaderValue> {
+/// The `Forwarded` element of this hop (RFC 7239).
+fn hop(peer: &ConnectionPeer, host: Option<&HeaderValue>) -> Option<HeaderValue> {
     let mut last = peer.hop.lock();
     if let Some((of, hop)) = last.as_ref()
         && of.as_ref() == host
     {
         return Some(hop.clone());
     }
-    let hop = hop_anew(peer, host)?;
+    let hop = new_hop(peer, host)?;
     *last = Some((host.cloned(), hop.clone()));
     Some(hop)
 }
 
-fn hop_anew(peer: &Peer, host: Option<&HeaderValue>) -> Option<HeaderValue> {
+fn new_hop(peer: &ConnectionPeer, host: Option<&HeaderValue>) -> Option<HeaderValue> {
     let mut hop = String::with_capacity(96);
     let _ = match peer.ip {
         IpAddr::V4(v4) => write!(hop, "for={v4}"),
@@ -346,14 +354,14 @@ fn hop_anew(peer: &Peer, host: Option<&HeaderValue>) -> Option<HeaderValue> {
     };
     if let Some(host) = host.and_then(|host| host.to_str().ok()).filter(|host| !host.is_empty()) {
         let token = host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
-        // It was read as a host, so there is nothing in it that would end the quotes.
+        // It was parsed as a host, so it has no quotes.
         let _ = if token { write!(hop, ";host={host}") } else { write!(hop, ";host=\"{host}\"") };
     }
     let _ = write!(hop, ";proto={}", peer.scheme);
     HeaderValue::try_from(hop).ok()
 }
 
-fn via(headers: &mut impl Headers, version: Version) -> Result<(), Refused> {
+fn via(headers: &mut impl Headers, version: Version) -> Result<(), RefusedRequest> {
     let own = match version {
         Version::HTTP_2 => HeaderValue::from_static("2.0 tidegate"),
         Version::HTTP_10 => HeaderValue::from_static("1.0 tidegate"),
@@ -364,17 +372,17 @@ fn via(headers: &mut impl Headers, version: Version) -> Result<(), Refused> {
         .flat_map(|line| line.split(','))
         .filter(|hop| hop.trim_end().ends_with(OWN_NAME))
         .count();
-    if rounds >= MAX_ROUNDS {
+    if rounds >= MAX_PASSES {
         return Err((
             StatusCode::LOOP_DETECTED,
-            "this request goes round in circles: the upstream leads back to the proxy",
+            "request loop: the upstream leads back to the proxy",
         ));
     }
     append(headers, VIA, own);
     Ok(())
 }
 
-/// The target as the upstream gets it: behind the base of its URL.
+/// The target for the upstream: the base path of its URL, then the client's target.
 pub(super) fn target(uri: &Uri, base: &str) -> Option<uri::PathAndQuery> {
     match uri.path_and_query() {
         Some(own) if base.is_empty() || own == "*" => Some(own.clone()),
@@ -383,7 +391,7 @@ pub(super) fn target(uri: &Uri, base: &str) -> Option<uri::PathAndQuery> {
     }
 }
 
-/// Turns a prepared head to an upstream that speaks HTTP/1.1.
+/// Adapts a prepared head to an HTTP/1.1 upstream.
 pub(super) fn direct(
     head: &mut request::Parts,
     target: uri::PathAndQuery,

@@ -11,10 +11,10 @@ fn prepared(lines: &[(&str, &str)], trusted: &str) -> HeaderMap {
     }
     let clients = ClientIp::behind(trusted.parse().unwrap());
     let (mut head, ()) = request.body(()).unwrap().into_parts();
-    let peer = Peer::new("10.0.0.9".parse().unwrap(), true);
-    let host = host(&Head::of(&mut head), &peer).unwrap();
+    let peer = ConnectionPeer::new("10.0.0.9".parse().unwrap(), true);
+    let host = host(&RequestHead::of(&mut head), &peer).unwrap();
     let trailers = clean(&mut head.headers, &peer, &clients, &HeaderPolicy::default());
-    prepare(&mut Head::of(&mut head), host.as_ref(), &peer, trailers).unwrap();
+    prepare(&mut RequestHead::of(&mut head), host.as_ref(), &peer, trailers).unwrap();
     head.headers
 }
 
@@ -23,7 +23,7 @@ fn joined(headers: &HeaderMap, name: &str) -> String {
 }
 
 #[test]
-fn what_was_meant_for_one_connection_stays_behind() {
+fn hop_by_hop_headers_are_removed() {
     let headers = prepared(
         &[
             ("host", "a.example"),
@@ -90,7 +90,7 @@ fn a_message_has_one_length_and_none_beside_a_transfer_coding() {
 }
 
 #[test]
-fn only_the_trusted_are_believed_about_others() {
+fn only_trusted_proxies_identify_clients() {
     let said = [
         ("host", "a.example:8443"),
         ("x-forwarded-for", "192.0.2.1"),
@@ -119,7 +119,7 @@ fn only_the_trusted_are_believed_about_others() {
 }
 
 #[test]
-fn names_with_underscores_are_other_names_of_headers() {
+fn headers_with_underscores_are_removed_by_default() {
     let cleaned = |trusted: &str, keeps_underscores| {
         let mut headers = HeaderMap::new();
         for name in [
@@ -137,7 +137,12 @@ fn names_with_underscores_are_other_names_of_headers() {
         }
         let clients = ClientIp::behind(trusted.parse().unwrap());
         let policy = HeaderPolicy { keeps_underscores, ..HeaderPolicy::default() };
-        clean(&mut headers, &Peer::new("10.0.0.9".parse().unwrap(), true), &clients, &policy);
+        clean(
+            &mut headers,
+            &ConnectionPeer::new("10.0.0.9".parse().unwrap(), true),
+            &clients,
+            &policy,
+        );
         let mut names: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         names.join(" ")
@@ -147,13 +152,13 @@ fn names_with_underscores_are_other_names_of_headers() {
     assert_eq!(
         cleaned("", true),
         "x-api-key x_api_key x_forwarde",
-        "no stranger says who others are"
+        "an untrusted peer identifies no client"
     );
     assert_eq!(cleaned("10.0.0.0/8", true).split(' ').count(), 6);
 }
 
 #[test]
-fn what_a_trusted_proxy_says_about_a_client_stays() {
+fn connection_options_remove_nothing_that_a_trusted_proxy_set() {
     let said = [
         ("connection", "X-Forwarded-For, X-Api-Key"),
         ("x-forwarded-for", "192.0.2.1"),
@@ -165,7 +170,7 @@ fn what_a_trusted_proxy_says_about_a_client_stays() {
 }
 
 #[test]
-fn lines_of_a_list_are_one_line() {
+fn lines_of_a_list_become_one_line() {
     let mut headers = HeaderMap::new();
     for value in ["a, b ", "c", " d"] {
         headers.append("x-tags", HeaderValue::from_static(value));
@@ -174,7 +179,7 @@ fn lines_of_a_list_are_one_line() {
     let policy = HeaderPolicy { lists: vec!["x-tags".into()], ..HeaderPolicy::default() };
     clean(
         &mut headers,
-        &Peer::new("10.0.0.9".parse().unwrap(), true),
+        &ConnectionPeer::new("10.0.0.9".parse().unwrap(), true),
         &ClientIp::of_peer(),
         &policy,
     );
@@ -183,49 +188,49 @@ fn lines_of_a_list_are_one_line() {
 }
 
 #[test]
-fn a_host_is_one_host() {
+fn a_request_has_one_valid_host() {
     let of = |uri: &str, version, hosts: &[&str]| {
         let mut request = Request::builder().uri(uri).version(version);
         for one in hosts {
             request = request.header("host", *one);
         }
         let (mut head, ()) = request.body(()).unwrap().into_parts();
-        let peer = Peer::new("10.0.0.9".parse().unwrap(), true);
-        match host(&Head::of(&mut head), &peer) {
+        let peer = ConnectionPeer::new("10.0.0.9".parse().unwrap(), true);
+        match host(&RequestHead::of(&mut head), &peer) {
             Ok(host) => host.map_or("-".into(), |host| host.to_str().unwrap().to_string()),
             Err((status, _)) => status.as_u16().to_string(),
         }
     };
-    let (first, second, old) = (Version::HTTP_11, Version::HTTP_2, Version::HTTP_10);
+    let (http1, http2, http10) = (Version::HTTP_11, Version::HTTP_2, Version::HTTP_10);
     for (uri, version, hosts, expected) in [
-        ("/", first, &["a"][..], "a"),
-        ("/", first, &[][..], "400"),
-        ("/", old, &[][..], "-"),
-        ("/", first, &["a", "a"][..], "400"),
-        ("/", first, &["a b"][..], "400"),
-        ("/", first, &["a/b"][..], "400"),
-        ("/", first, &["u@a"][..], "400"),
-        ("http://b/", first, &["a"][..], "b"),
-        ("http://u@b/", first, &["a"][..], "400"),
-        ("http://b/", second, &["a"][..], "400"),
-        ("http://b/", second, &["B"][..], "b"),
-        ("http://b/", second, &[][..], "b"),
+        ("/", http1, &["a"][..], "a"),
+        ("/", http1, &[][..], "400"),
+        ("/", http10, &[][..], "-"),
+        ("/", http1, &["a", "a"][..], "400"),
+        ("/", http1, &["a b"][..], "400"),
+        ("/", http1, &["a/b"][..], "400"),
+        ("/", http1, &["u@a"][..], "400"),
+        ("http://b/", http1, &["a"][..], "b"),
+        ("http://u@b/", http1, &["a"][..], "400"),
+        ("http://b/", http2, &["a"][..], "400"),
+        ("http://b/", http2, &["B"][..], "b"),
+        ("http://b/", http2, &[][..], "b"),
     ] {
         assert_eq!(of(uri, version, hosts), expected, "{uri} {version:?} {hosts:?}");
     }
 }
 
 #[test]
-fn what_goes_round_in_circles_is_stopped() {
+fn request_loops_are_stopped() {
     let (mut head, ()) = Request::builder().uri("/").body(()).unwrap().into_parts();
-    for _ in 0..MAX_ROUNDS {
+    for _ in 0..MAX_PASSES {
         via(&mut head.headers, Version::HTTP_11).unwrap();
     }
     assert_eq!(via(&mut head.headers, Version::HTTP_11).unwrap_err().0, StatusCode::LOOP_DETECTED);
 }
 
 #[test]
-fn another_protocol_is_asked_for_in_one_way() {
+fn upgrades_need_both_headers_and_http_1_1() {
     let of = |version, connection: &str, upgrade: &str| {
         let request = Request::builder()
             .version(version)
@@ -242,7 +247,7 @@ fn another_protocol_is_asked_for_in_one_way() {
 }
 
 #[test]
-fn targets_stand_behind_the_base() {
+fn targets_follow_the_base_path() {
     let of = |uri: &str, base: &str| target(&uri.parse().unwrap(), base).unwrap().to_string();
     assert_eq!(of("/a?b", ""), "/a?b");
     assert_eq!(of("http://h", ""), "/");

@@ -1,4 +1,4 @@
-//! Upstreams that fail, and clients that are slow.
+//! Failing upstreams and slow clients.
 
 use std::io::{BufRead, Read, Write};
 use std::net::TcpListener;
@@ -10,12 +10,12 @@ use tidegate_testkit::wait_until;
 use super::{FREE, LONG, Stage, bare, noting, read_message};
 
 #[test]
-fn an_upstream_that_fails_is_told_apart() {
-    let nobody = {
+fn each_failure_of_an_upstream_has_its_status_and_detail() {
+    let unused = {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.local_addr().unwrap()
     };
-    let silent = bare(|mut stream| _ = stream.read_to_end(&mut Vec::new()));
+    let unresponsive = bare(|mut stream| _ = stream.read_to_end(&mut Vec::new()));
     let closing = bare(|mut stream| _ = read_message(&mut stream));
     let babbling = bare(|mut stream| {
         let _ = read_message(&mut stream);
@@ -29,10 +29,10 @@ fn an_upstream_that_fails_is_told_apart() {
         let _ = stream.read_to_end(&mut Vec::new());
     });
     let settings = ", answer_secs: 1, connect_ms: 2000";
-    for (scheme, at, status, told) in [
-        ("http", nobody, 502, "cannot connect to the upstream"),
-        ("h2c", nobody, 502, "cannot connect to the upstream"),
-        ("http", silent, 504, "did not begin to answer within 1 seconds"),
+    for (scheme, at, status, detail) in [
+        ("http", unused, 502, "cannot connect to the upstream"),
+        ("h2c", unused, 502, "cannot connect to the upstream"),
+        ("http", unresponsive, 504, "did not begin to answer within 1 seconds"),
         ("http", closing, 502, "closed the connection without an answer"),
         ("http", babbling, 502, "not HTTP"),
         ("http", switching, 502, "not HTTP"),
@@ -40,10 +40,10 @@ fn an_upstream_that_fails_is_told_apart() {
         let stage = Stage::with(&format!("{scheme}://{at}"), settings, FREE);
         let answer = stage.connect().get("/", "");
         assert_eq!(answer.status, status, "{}", answer.body);
-        assert!(answer.body.contains(told), "{}", answer.body);
+        assert!(answer.body.contains(detail), "{}", answer.body);
         assert!(
             !answer.body.contains(&at.port().to_string()),
-            "where the upstream is, is nobody's business: {}",
+            "the address of the upstream is not shown: {}",
             answer.body
         );
         assert_eq!(answer.field("content-type"), Some("application/problem+json"));
@@ -55,11 +55,11 @@ fn an_upstream_that_fails_is_told_apart() {
 }
 
 #[test]
-fn connections_that_the_upstream_has_closed_are_not_used_again() {
+fn connections_that_the_upstream_closed_are_not_reused() {
     let closed = Arc::new(AtomicUsize::new(0));
     let noted = Arc::clone(&closed);
     let at = bare(move |mut stream| {
-        // One request for each connection, without saying so.
+        // One request per connection, without `Connection: close`.
         if read_message(&mut stream).is_some() {
             let _ = stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
             drop(stream);
@@ -78,13 +78,13 @@ fn connections_that_the_upstream_has_closed_are_not_used_again() {
 }
 
 #[test]
-fn connections_are_kept_for_the_next_request() {
+fn upstream_connections_are_reused() {
     let connections = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&connections);
     let at = bare(move |mut stream| {
         count.fetch_add(1, Ordering::SeqCst);
         while read_message(&mut stream).is_some() {
-            // In pieces, and of unknown length.
+            // In pieces, without a length.
             for piece in [
                 "HTTP/1.1 200 OK\r\ntransfer-",
                 "encoding: chunked\r\n\r\n2\r\n",
@@ -104,7 +104,7 @@ fn connections_are_kept_for_the_next_request() {
 }
 
 #[test]
-fn a_response_that_breaks_off_breaks_off() {
+fn an_incomplete_response_stays_incomplete() {
     let at = bare(|mut stream| {
         let _ = read_message(&mut stream);
         let _ =
@@ -120,7 +120,7 @@ fn a_response_that_breaks_off_breaks_off() {
 }
 
 #[test]
-fn a_response_that_stands_still_is_cut_off() {
+fn a_stalled_response_is_cut_off() {
     let at = bare(|mut stream| {
         let _ = read_message(&mut stream);
         let _ =
@@ -136,7 +136,7 @@ fn a_response_that_stands_still_is_cut_off() {
 }
 
 #[test]
-fn a_body_that_stands_still_is_cut_off() {
+fn a_stalled_request_body_is_cut_off() {
     let (at, _) = noting();
     let stage = Stage::with(&format!("http://{at}"), ", idle_secs: 1", FREE);
     let mut client = stage.connect();
@@ -146,16 +146,16 @@ fn a_body_that_stands_still_is_cut_off() {
 }
 
 #[test]
-fn when_a_client_goes_the_upstream_is_told() {
-    let (told, heard) = std::sync::mpsc::channel();
+fn the_upstream_connection_closes_when_the_client_disconnects() {
+    let (notify, heard) = std::sync::mpsc::channel();
     let at = bare(move |mut stream| {
         let mut line = String::new();
         while !line.ends_with("\r\n\r\n") {
             stream.read_line(&mut line).unwrap();
         }
-        told.send("began").unwrap();
+        notify.send("began").unwrap();
         let _ = stream.read_to_end(&mut Vec::new());
-        told.send("ended").unwrap();
+        notify.send("ended").unwrap();
     });
     let stage = Stage::before(&format!("http://{at}"), FREE);
     let mut client = stage.connect();
@@ -166,10 +166,10 @@ fn when_a_client_goes_the_upstream_is_told() {
 }
 
 #[test]
-fn too_many_at_once_wait_and_then_are_told_to_come_again() {
-    let silent = bare(|mut stream| _ = stream.read_to_end(&mut Vec::new()));
+fn requests_beyond_max_in_flight_wait_and_then_get_503() {
+    let unresponsive = bare(|mut stream| _ = stream.read_to_end(&mut Vec::new()));
     let stage = Stage::with(
-        &format!("http://{silent}"),
+        &format!("http://{unresponsive}"),
         ", max_in_flight: 1, connect_ms: 200, answer_secs: 5",
         FREE,
     );
@@ -183,13 +183,13 @@ fn too_many_at_once_wait_and_then_are_told_to_come_again() {
 }
 
 #[test]
-fn slow_heads_are_cut_off_and_what_has_begun_is_finished_at_the_end() {
+fn slow_heads_are_cut_off_and_requests_in_flight_finish_on_shutdown() {
     let (at, _) = noting();
     let (begun, go) = (std::sync::mpsc::channel(), Arc::new(std::sync::Barrier::new(2)));
-    let (told, engine) = (begun.0, Arc::clone(&go));
+    let (notify, engine) = (begun.0, Arc::clone(&go));
     let slow = bare(move |mut stream| {
         let _ = read_message(&mut stream);
-        told.send(()).unwrap();
+        notify.send(()).unwrap();
         engine.wait();
         let _ = stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
     });
@@ -205,7 +205,7 @@ fn slow_heads_are_cut_off_and_what_has_begun_is_finished_at_the_end() {
     let running = stage.running.take().unwrap();
     let stopped = stage.runtime.spawn(running.stop());
     let closed = || std::net::TcpStream::connect(stage.at).is_err();
-    wait_until("nobody is let in any more", LONG, closed);
+    wait_until("the listener is closed", LONG, closed);
     go.wait();
     let answer = client.read().unwrap();
     assert_eq!((answer.status, answer.field("connection")), (200, Some("close")));

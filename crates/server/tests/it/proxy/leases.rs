@@ -16,13 +16,13 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tidegate_testkit::{Flavor, Server, wait_until};
 use tokio::sync::Semaphore;
 
-use super::second::{HEADERS, OPENING, RESET, fields, frame};
+use super::http2::{HEADERS, OPENING, RESET, fields, frame};
 use super::upgrades::{begin, echo, frame as websocket_frame, read_frame};
 use super::{Client, LONG, Stage, Upstream, bare, read_message};
 
 const ONE: &str = "rules: [{ name: one, limit: 1 concurrent ttl 10m }]\n";
 
-/// A body of two lines; the second comes when `go` says so.
+/// A body of two lines; the second needs a permit of `go`.
 struct TwoLines {
     first: Option<&'static str>,
     second: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
@@ -179,7 +179,7 @@ fn a_lease_is_held_while_the_body_is_sent() {
 }
 
 #[test]
-fn a_client_that_goes_ends_its_lease() {
+fn a_client_that_disconnects_ends_its_lease() {
     let (_server, stores) = stores();
     let upstream = upstream(&Arc::new(Semaphore::new(0)));
     for store in &stores {
@@ -235,8 +235,8 @@ fn a_lease_ends_with_an_upstream_that_fails() {
             assert_eq!(status(&stage, "/"), 200, "{store}after {path}");
         }
     }
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let stage = Stage::before(&format!("http://{nobody}"), ONE);
+    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let stage = Stage::before(&format!("http://{unused}"), ONE);
     for _ in 0..3 {
         assert_eq!(status(&stage, "/"), 502, "no connection, and no lease");
     }
@@ -295,7 +295,7 @@ fn a_stream_of_http_2_ends_its_lease_when_it_ends_or_is_reset() {
     }
 }
 
-/// Begins a WebSocket session, and reads its first frame.
+/// Starts a WebSocket session, and reads its first frame.
 fn open_session(stage: &Stage) -> Client {
     let mut client = stage.connect();
     assert_eq!(begin(&mut client).status, 101);
@@ -370,7 +370,7 @@ fn rules_beside_a_concurrent_one_keep_what_they_took() {
         "{denied}"
     );
     drop(held);
-    // Four were taken of `rate` by now, and the fifth takes no lease.
+    // `rate` has charged four, and the fifth request takes no lease.
     wait_until("the leases have ended", LONG, || {
         get("/").body.contains(r#""violated-policies":["rate"]"#)
     });
@@ -393,9 +393,9 @@ fn a_shadow_rule_counts_leases_as_if_it_were_enforced() {
     });
 }
 
-/// Leases that the store granted end also if it is away at that moment.
+/// Leases that the store granted end even if it is unavailable at that moment.
 #[test]
-fn a_store_that_is_away_when_a_response_ends_hears_of_it_later() {
+fn leases_that_end_during_an_outage_are_released_afterwards() {
     let server = Server::start(Flavor::Redis7);
     let go = Arc::new(Semaphore::new(0));
     let upstream = upstream(&go);
@@ -406,7 +406,7 @@ fn a_store_that_is_away_when_a_response_ends_hears_of_it_later() {
         )
     };
     let stage = Stage::before(&upstream.http(), &store(50));
-    // Another node, which has no leases of its own and waits for what the store says.
+    // Another node, which has no leases of its own and waits for the store's decisions.
     let other = Stage::before(&upstream.http(), &store(5000));
     let mut client = wait_until_held(&stage, &other);
     server.stop_signal();
@@ -421,7 +421,7 @@ fn a_store_that_is_away_when_a_response_ends_hears_of_it_later() {
     wait_for_the_lease(&other, "the release arrived");
 }
 
-/// A response under way whose lease is in the store.
+/// A response in flight whose lease is in the store.
 fn wait_until_held(stage: &Stage, other: &Stage) -> Client {
     let mut held = None;
     wait_until("the store granted the lease", LONG, || {

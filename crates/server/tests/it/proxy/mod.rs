@@ -1,16 +1,16 @@
-//! The proxy between real connections: clients on one side, upstreams of these tests on the other.
+//! The proxy over real connections, with clients and upstreams written by these tests.
 
 mod failures;
-mod judged;
+mod fast_path;
+mod forwarding;
+mod http2;
 mod leases;
 mod outcome;
-mod passing;
 mod peers;
-mod second;
+mod rules;
 mod slow_bodies;
 mod smuggling;
 mod upgrades;
-mod ways;
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -32,7 +32,7 @@ use tokio::runtime::Runtime;
 /// Long enough for a busy machine.
 const LONG: Duration = Duration::from_secs(20);
 
-/// A proxy before an upstream.
+/// A proxy in front of an upstream.
 struct Stage {
     runtime: Runtime,
     running: Option<Running>,
@@ -40,18 +40,18 @@ struct Stage {
 }
 
 impl Stage {
-    /// Before whatever `upstream` starts; `text` is the rest of the file.
+    /// A proxy in front of the URL `upstream`; `text` is the rest of the configuration.
     fn before(upstream: &str, text: &str) -> Stage {
         Self::with(upstream, "", text)
     }
 
-    /// The same with more settings of the proxy.
+    /// Like `before`, with more settings of the proxy.
     fn with(upstream: &str, settings: &str, text: &str) -> Stage {
-        Self::by(!module_path!().contains("by_hyper"), upstream, settings, text)
+        Self::on_path(!module_path!().contains("by_hyper"), upstream, settings, text)
     }
 
-    /// The same, with or without the short way.
-    fn by(short_way: bool, upstream: &str, settings: &str, text: &str) -> Stage {
+    /// Like `with`, with or without the fast path.
+    fn on_path(has_fast_path: bool, upstream: &str, settings: &str, text: &str) -> Stage {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -60,7 +60,7 @@ impl Stage {
         let listen = "listen: { http: off, grpc: off, resp: off, proxy: 127.0.0.1:0 }\nlog: { level: off }\n";
         let text = format!("{listen}proxy: {{ upstream: \"{upstream}\"{settings} }}\n{text}");
         let mut config = Config::parse(&text, "test").unwrap();
-        config.proxy.as_mut().unwrap().short_way = short_way;
+        config.proxy.as_mut().unwrap().has_fast_path = has_fast_path;
         let running = runtime.block_on(start(config, Options::default())).unwrap();
         let at = running.proxy.unwrap();
         Stage { runtime, running: Some(running), at }
@@ -70,7 +70,7 @@ impl Stage {
         Client::to(self.at)
     }
 
-    /// From another address of this machine: 127.0.0.`host`.
+    /// Connects from another loopback address: 127.0.0.`host`.
     fn connect_from(&self, host: u8) -> Client {
         let connected = self.runtime.block_on(async {
             let socket = tokio::net::TcpSocket::new_v4()?;
@@ -99,8 +99,7 @@ impl Drop for Stage {
     }
 }
 
-/// An upstream that answers by a function, HTTP/1.1 or HTTP/2 as it is spoken to. It ends with its
-/// runtime.
+/// An upstream that answers by a function, over HTTP/1.1 or HTTP/2. It ends with its runtime.
 struct Upstream {
     _runtime: Runtime,
     at: SocketAddr,
@@ -135,17 +134,17 @@ impl Upstream {
         Upstream { _runtime: runtime, at }
     }
 
-    /// Says in the body what it was asked.
-    fn telling() -> Upstream {
+    /// Echoes the request in the body of the response.
+    fn echoing() -> Upstream {
         Self::answering(|request| async {
-            let mut told =
+            let mut echo =
                 format!("{} {} {:?}\n", request.method(), request.uri(), request.version());
             for (name, value) in request.headers() {
-                told += &format!("{name}: {}\n", String::from_utf8_lossy(value.as_bytes()));
+                echo += &format!("{name}: {}\n", String::from_utf8_lossy(value.as_bytes()));
             }
             let body = http_body_util::BodyExt::collect(request.into_body()).await.unwrap();
-            told += &format!("\n{}", String::from_utf8_lossy(&body.to_bytes()));
-            Response::new(Body::from(told))
+            echo += &format!("\n{}", String::from_utf8_lossy(&body.to_bytes()));
+            Response::new(Body::from(echo))
         })
     }
 
@@ -158,8 +157,7 @@ impl Upstream {
     }
 }
 
-/// An upstream without any library: every connection is handed to a function, in a thread of its
-/// own.
+/// An upstream without an HTTP library: a function serves each connection on its own thread.
 fn bare(serve: impl Fn(BufReader<TcpStream>) + Clone + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
@@ -172,10 +170,10 @@ fn bare(serve: impl Fn(BufReader<TcpStream>) + Clone + Send + 'static) -> Socket
     at
 }
 
-/// Heads and bodies as they arrived.
+/// Heads and bodies as the upstream received them.
 type Seen = Arc<Mutex<VecDeque<(String, Vec<u8>)>>>;
 
-/// A bare upstream that notes every request as it arrived, strictly, and says `ok`.
+/// A bare upstream that parses strictly, records every request as it arrived, and answers `ok`.
 fn noting() -> (SocketAddr, Seen) {
     let seen = Seen::default();
     let noted = Arc::clone(&seen);
@@ -194,7 +192,7 @@ fn noting() -> (SocketAddr, Seen) {
     (at, seen)
 }
 
-/// One message with its body, `content-length` or chunked; nothing at the end.
+/// One message with its body, `content-length` or chunked; `None` at the end.
 fn read_message(stream: &mut impl BufRead) -> Option<(String, Vec<u8>)> {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
@@ -238,7 +236,7 @@ fn read_message(stream: &mut impl BufRead) -> Option<(String, Vec<u8>)> {
     Some((head, body))
 }
 
-/// A client of HTTP/1.1 that says what it likes.
+/// An HTTP/1.1 client that sends arbitrary bytes.
 struct Client {
     stream: BufReader<TcpStream>,
 }
@@ -268,7 +266,7 @@ impl Client {
         self.stream.get_mut().write_all(text.as_ref()).unwrap();
     }
 
-    /// The next response; nothing if the connection is over.
+    /// The next response; `None` if the connection is over.
     fn read(&mut self) -> Option<Answer> {
         let (head, body) = read_message(&mut self.stream)?;
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
@@ -284,7 +282,7 @@ impl Client {
         self.ask(format!("GET {path} HTTP/1.1\r\nHost: a.example\r\n{headers}\r\n"))
     }
 
-    /// Whether the other side has closed the connection.
+    /// Whether the proxy has closed the connection.
     fn is_over(&mut self) -> bool {
         matches!(self.stream.read(&mut [0; 1]), Ok(0) | Err(_))
     }

@@ -1,4 +1,4 @@
-//! Costs that are known only when there is a response.
+//! Costs that depend on the response.
 
 use axum::body::Body;
 use axum::http::Response;
@@ -6,8 +6,8 @@ use tidegate_testkit::wait_until;
 
 use super::{LONG, Stage, Upstream};
 
-/// Answers `/status/401` with that, `/bytes/1000` with so many, and `/tokens/7` with a header that
-/// says so.
+/// Answers `/status/401` with that status, `/bytes/1000` with that many bytes, and `/tokens/7` with
+/// a header of that value.
 fn obeying() -> Upstream {
     Upstream::answering(|request| async move {
         let (kind, number) = request.uri().path()[1..].split_once('/').unwrap();
@@ -32,11 +32,11 @@ fn only_failures_count() {
         assert_eq!(answer.status, status);
         answer.field("x-ratelimit-remaining").unwrap().parse::<u64>().unwrap()
     };
-    // status, what is left then
+    // Status, and what remains after it.
     for (status, remaining) in [(200, 2), (404, 2), (200, 2), (401, 1), (200, 1), (503, 0)] {
         assert_eq!(left(status, &mut client), remaining, "{status}");
     }
-    assert_eq!(client.get("/status/200", "").status, 429, "nobody gets another try");
+    assert_eq!(client.get("/status/200", "").status, 429, "the budget is used up");
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn a_class_of_statuses_counts() {
 }
 
 #[test]
-fn responses_are_paid_by_their_size() {
+fn responses_are_charged_by_size() {
     let upstream = obeying();
     let rules = "rules:\n  - { name: egress, by: ip, limit: 100/h, settle: { by: response_bytes, per: 1000 } }\n";
     let stage = Stage::before(&upstream.http(), rules);
@@ -72,13 +72,13 @@ fn responses_are_paid_by_their_size() {
     wait_until("31 are paid, and one is taken before", LONG, || {
         remaining(&mut client) == 100 - 31 - 1
     });
-    // More than there is left: it becomes a debt.
+    // More than remains: it becomes a debt.
     assert_eq!(client.get("/bytes/500000", "").status, 200);
     wait_until("it is denied now", LONG, || client.get("/bytes/0", "").status == 429);
 }
 
 #[test]
-fn responses_are_paid_by_what_they_say() {
+fn responses_are_charged_by_a_header() {
     let upstream = obeying();
     let rules = "rules:\n  - { name: tokens, by: bearer, limit: 100/h, cost: 10, settle: header.X-Tokens }\n";
     let stage = Stage::before(&upstream.http(), rules);
@@ -95,7 +95,7 @@ fn responses_are_paid_by_what_they_say() {
 }
 
 #[test]
-fn responses_are_paid_by_their_time() {
+fn responses_are_charged_by_duration() {
     let upstream = Upstream::answering(|request| async move {
         let millis = request.uri().path()[1..].parse().unwrap();
         tokio::time::sleep(std::time::Duration::from_millis(millis)).await;
@@ -108,16 +108,16 @@ fn responses_are_paid_by_their_time() {
     let remaining = |client: &mut super::Client| {
         client.get("/0", "").field("x-ratelimit-remaining").unwrap().parse::<u64>().unwrap()
     };
-    // Fifty at least, and far less than the thousand that were taken before; one thousand is taken
-    // by whoever asks.
+    // At least 50 and far less than the 1000 charged at first; the request that reads the remaining
+    // budget charges 1000 itself.
     wait_until("it is settled", LONG, || (990_000..=998_950).contains(&remaining(&mut client)));
 }
 
 #[test]
-fn rules_that_only_look_on_are_settled_too_and_failures_of_the_upstream_have_a_status() {
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+fn shadow_rules_are_settled_and_failures_of_the_upstream_count_by_status() {
+    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let rules = "rules:\n  - { name: a, limit: 1/h, charge_when: { status: 200 } }\n  - { name: b, mode: shadow, limit: 1/h, charge_when: { status: 200 } }\n";
-    let stage = Stage::before(&format!("http://{nobody}"), rules);
+    let stage = Stage::before(&format!("http://{unused}"), rules);
     for _ in 0..3 {
         assert_eq!(
             stage.connect().get("/", "").status,

@@ -12,7 +12,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 
-use super::second::{DATA, HEADERS, OPENING, fields, frame, said};
+use super::http2::{DATA, HEADERS, OPENING, fields, frame, said};
 use super::{FREE, Stage, bare, noting, read_message};
 
 /// An application under Python's `wsgiref`, which reads several lines of a header as one with
@@ -113,13 +113,13 @@ fn cookie_crumbs_reach_a_wsgi_application_as_one_header() {
         .unwrap();
     let response = ask(&stage, request);
     assert_eq!(text(&stage, response), "session=S-7 length=4 body=four");
-    // Two lines over HTTP/1.1 are joined, too.
+    // Two lines over HTTP/1.1 are joined as well.
     let answer = stage.connect().get("/", "Cookie: theme=dark\r\nCookie: session=S-8\r\n");
     assert!(answer.body.starts_with("session=S-8 "), "{}", answer.body);
 }
 
 #[test]
-fn a_length_that_http_2_repeats_goes_on_once() {
+fn a_length_repeated_over_http_2_is_forwarded_once() {
     let (at, seen) = noting();
     let application = Python::running(WSGI);
     for upstream in [format!("http://{at}"), application.http()] {
@@ -148,7 +148,7 @@ fn a_length_that_http_2_repeats_goes_on_once() {
 }
 
 #[test]
-fn a_response_with_a_transfer_coding_comes_whole_and_without_a_length() {
+fn a_response_with_a_transfer_coding_is_complete_and_has_no_length() {
     let upstream = Python::running(BOTH);
     let stage = Stage::before(&upstream.http(), FREE);
     for path in ["/short", "/long"] {
@@ -166,7 +166,7 @@ fn a_response_with_a_transfer_coding_comes_whole_and_without_a_length() {
 }
 
 #[test]
-fn a_response_that_repeats_its_length_has_one() {
+fn a_repeated_length_of_a_response_is_reduced_to_one() {
     let upstream = bare(|mut stream| {
         while let Some((head, _)) = read_message(&mut stream) {
             let lengths = if head.starts_with("GET /list") {

@@ -1,4 +1,4 @@
-//! Bodies that come slowly: they do not keep other clients out, and end in time.
+//! Slow request bodies: they do not block other clients, and they time out.
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ fn post(bytes: usize) -> String {
 }
 
 #[test]
-fn one_client_with_slow_bodies_does_not_keep_others_out() {
+fn one_client_with_slow_bodies_does_not_block_others() {
     let (at, _) = noting();
     let stage = Stage::with(
         &format!("http://{at}"),
@@ -25,7 +25,7 @@ fn one_client_with_slow_bodies_does_not_keep_others_out() {
         FREE,
     );
     let mut greedy: Vec<Client> = (0..40).map(|_| stage.connect_from(2)).collect();
-    // Each has begun its body, so that there is something to send.
+    // Each has sent part of its body, so the proxy has something to send.
     greedy.iter_mut().for_each(|client| client.send(post(1000) + "x"));
     wait_until("38 found no slot: a quarter of 8 is 2", LONG, || stage.metric(FULL) == 38);
     for host in [1, 3, 4] {
@@ -50,7 +50,7 @@ fn one_client_with_slow_bodies_does_not_keep_others_out() {
 }
 
 #[test]
-fn the_part_of_one_client_can_be_set() {
+fn the_share_of_one_client_is_configurable() {
     let silent = bare(|mut stream| _ = stream.read_to_end(&mut Vec::new()));
     let settings =
         ", max_in_flight: 8, max_in_flight_per_client: 5, connect_ms: 200, answer_secs: 60";
@@ -59,7 +59,7 @@ fn the_part_of_one_client_can_be_set() {
     held.iter_mut().for_each(|client| client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n"));
     wait_until("they are at the upstream", LONG, || stage.metric(ALLOWED) == 5);
     assert_eq!(stage.connect_from(2).get("/", "").status, 429);
-    // The rest is for others, and when nothing is left it is nobody's fault.
+    // The rest is for other clients. When no slot is left, the status is 503 for all of them.
     let mut others: Vec<Client> = (0..3).map(|_| stage.connect_from(3)).collect();
     others.iter_mut().for_each(|client| client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n"));
     wait_until("they are at the upstream", LONG, || stage.metric(ALLOWED) == 9);
@@ -70,7 +70,7 @@ fn the_part_of_one_client_can_be_set() {
 }
 
 #[test]
-fn a_body_that_has_not_begun_takes_no_slot() {
+fn a_request_whose_body_has_not_begun_takes_no_slot() {
     let (at, seen) = noting();
     let stage = Stage::with(&format!("http://{at}"), ", max_in_flight: 1, connect_ms: 200", FREE);
     let mut slow: Vec<Client> = (0..5).map(|_| stage.connect_from(2)).collect();
@@ -83,7 +83,7 @@ fn a_body_that_has_not_begun_takes_no_slot() {
         assert_eq!(client.ask("hello").status, 200);
     }
     assert_eq!(chunked.ask("3\r\nabc\r\n0\r\n\r\n").status, 200);
-    // What came before there was a slot is sent, too, and only once.
+    // The part read before there was a slot is sent once.
     let seen: Vec<(String, Vec<u8>)> = seen.lock().unwrap().drain(..).skip(1).collect();
     assert_eq!(seen.len(), 6);
     for (head, body) in &seen[..5] {
@@ -102,11 +102,11 @@ fn a_body_that_has_not_begun_takes_no_slot() {
 }
 
 #[test]
-fn a_body_that_comes_too_slowly_is_cut_off() {
+fn a_body_below_the_minimum_rate_is_cut_off() {
     let (at, _) = noting();
     let settings = ", body_grace_secs: 1, min_body_bytes_per_second: 1000";
     let stage = Stage::with(&format!("http://{at}"), settings, FREE);
-    // Before anything of the body has come, and after.
+    // Before the first byte of the body, and after it.
     for begin in ["", "0123456789"] {
         let (mut client, began) = (stage.connect(), Instant::now());
         let answer = client.ask(post(10_000) + begin);
@@ -120,7 +120,7 @@ fn a_body_that_comes_too_slowly_is_cut_off() {
         assert!(client.is_over());
     }
     assert_eq!(stage.metric(SLOW), 2);
-    // 3000 bytes may take three seconds more.
+    // 3000 bytes extend the deadline by three seconds.
     let (mut client, began) = (stage.connect(), Instant::now());
     assert_eq!(client.ask(post(10_000) + &"x".repeat(3000)).status, 408);
     assert!(began.elapsed() >= Duration::from_secs(4), "{:?}", began.elapsed());
@@ -134,11 +134,11 @@ fn without_a_minimum_a_body_may_be_slow() {
     let stage = Stage::with(&format!("http://{at}"), settings, FREE);
     let answer = stage.connect().ask(post(10_000) + "x");
     assert_eq!(answer.status, 408, "{}", answer.body);
-    assert!(answer.body.contains("stood still"), "{}", answer.body);
+    assert!(answer.body.contains("stalled"), "{}", answer.body);
 }
 
 #[test]
-fn time_that_the_upstream_takes_is_not_the_clients() {
+fn time_that_the_upstream_takes_does_not_count() {
     const BYTES: usize = 16 << 20;
     let (go, gone) = std::sync::mpsc::channel::<()>();
     let gone = std::sync::Arc::new(std::sync::Mutex::new(gone));

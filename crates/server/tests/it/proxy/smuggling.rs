@@ -1,11 +1,11 @@
-//! Requests that two servers could read differently. The proxy refuses them, or writes them anew so
-//! that they can be read in one way only.
+//! Requests that two servers could read differently. The proxy refuses them, or rewrites them so
+//! that they have one meaning.
 
 use tidegate_testkit::attacks_held;
 
 use super::{FREE, Stage, noting};
 
-/// What becomes of bytes: the statuses that are answered, and the targets that reach the upstream.
+/// Sends bytes; returns the statuses of the responses, and the targets that reach the upstream.
 fn through(bytes: &str) -> (Vec<u16>, Vec<String>, Vec<String>) {
     let (at, seen) = noting();
     let stage = Stage::before(&format!("http://{at}"), FREE);
@@ -20,7 +20,7 @@ fn through(bytes: &str) -> (Vec<u16>, Vec<String>, Vec<String>) {
 }
 
 #[test]
-fn what_can_be_read_in_two_ways_is_refused() {
+fn ambiguous_requests_are_refused() {
     let cases = [
         (
             "two lengths",
@@ -97,7 +97,7 @@ fn what_can_be_read_in_two_ways_is_refused() {
 }
 
 #[test]
-fn bad_chunks_end_everything() {
+fn invalid_chunks_end_the_connection() {
     let cases = [
         ("not a number", "zz\r\nab\r\n0\r\n\r\n"),
         ("a sign", "+2\r\nab\r\n0\r\n\r\n"),
@@ -124,13 +124,13 @@ fn bad_chunks_end_everything() {
 }
 
 #[test]
-fn what_has_one_meaning_is_written_in_one_way() {
+fn unambiguous_requests_are_normalized() {
     let post =
         |headers: &str, body: &str| format!("POST /a HTTP/1.1\r\nHost: a\r\n{headers}\r\n{body}");
     let next = "GET /next HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
     let cases = [
-        // The length counts for nothing then, and the connection ends with it: what follows is not
-        // read as a request.
+        // The length is ignored and the connection closes, so what follows is not parsed as a
+        // request.
         ("length and chunked", post("Content-Length: 3\r\nTransfer-Encoding: chunked\r\n", "2\r\nab\r\n0\r\n\r\n") + next, &["/a"][..], &["ab"][..]),
         ("chunked and length", post("Transfer-Encoding: chunked\r\nContent-Length: 3\r\n", "2\r\nab\r\n0\r\n\r\n") + next, &["/a"], &["ab"]),
         ("the same length twice", post("Content-Length: 2\r\nContent-Length: 2\r\n", "ab") + next, &["/a", "/next"], &["ab", ""]),
@@ -138,7 +138,7 @@ fn what_has_one_meaning_is_written_in_one_way() {
         ("the length is named as ours alone", post("Connection: content-length\r\nContent-Length: 2\r\n", "ab") + next, &["/a", "/next"], &["ab", ""]),
         ("another host in the target", "GET http://b/x HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".into(), &["/x"], &[""]),
         ("HTTP/2 is not begun", "GET /a HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\nConnection: close\r\n\r\n".into(), &["/a"], &[""]),
-        // Line feeds alone are read as ends of lines, and written as what they mean.
+        // Bare line feeds are read as line ends, and rewritten as CRLF.
         ("bare line feeds", "GET /a HTTP/1.1\nHost: a\n\n".to_string() + next, &["/a", "/next"], &["", ""]),
         ("a body of GET", "GET /a HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 37\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n12".into(), &["/a"], &["GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n12"]),
     ];
@@ -152,7 +152,7 @@ fn what_has_one_meaning_is_written_in_one_way() {
 }
 
 #[test]
-fn the_host_of_the_target_counts() {
+fn the_host_of_the_target_overrides_the_header() {
     let (at, seen) = noting();
     let stage = Stage::before(
         &format!("http://{at}"),
@@ -165,7 +165,7 @@ fn the_host_of_the_target_counts() {
 }
 
 #[test]
-fn nobody_climbs_out_of_the_base() {
+fn no_path_leaves_the_base() {
     let (at, seen) = noting();
     let upstream = format!("http://{at}/base");
     let keeping = Stage::before(&upstream, &format!("paths: {{ dot_segments: keep }}\n{FREE}"));

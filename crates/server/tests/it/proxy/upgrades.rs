@@ -1,4 +1,4 @@
-//! WebSocket, and what else begins as HTTP.
+//! WebSocket and other upgrades.
 
 use std::io::{Read, Write};
 
@@ -10,7 +10,7 @@ use super::{Client, FREE, Stage, bare, read_message};
 
 const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
 
-/// One frame: its code and its text.
+/// One frame: opcode and payload.
 pub(super) fn read_frame(stream: &mut impl Read) -> Option<(u8, Vec<u8>)> {
     let mut head = [0; 2];
     stream.read_exact(&mut head).ok()?;
@@ -50,7 +50,7 @@ pub(super) fn frame(code: u8, text: &[u8], masked: bool) -> Vec<u8> {
     out
 }
 
-/// Says everything again, and answers pings and the end.
+/// Echoes frames, and answers pings and the close frame.
 pub(super) fn echo() -> std::net::SocketAddr {
     bare(|mut stream| {
         let Some((head, _)) = read_message(&mut stream) else { return };
@@ -65,7 +65,7 @@ pub(super) fn echo() -> std::net::SocketAddr {
         let answer = format!(
             "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accept}\r\n\r\n"
         );
-        // The first frame comes together with the answer.
+        // The first frame arrives together with the response.
         let first = [answer.as_bytes(), &frame(1, b"welcome", false)].concat();
         stream.get_mut().write_all(&first).unwrap();
         while let Some((code, text)) = read_frame(&mut stream) {
@@ -86,7 +86,7 @@ pub(super) fn begin(client: &mut Client) -> super::Answer {
 }
 
 #[test]
-fn a_websocket_session_goes_through() {
+fn a_websocket_session_is_forwarded() {
     let stage = Stage::before(&format!("http://{}", echo()), FREE);
     let mut client = stage.connect();
     let answer = begin(&mut client);
@@ -103,11 +103,11 @@ fn a_websocket_session_goes_through() {
     }
     client.send(frame(8, &[3, 232], true));
     assert_eq!(read_frame(&mut client.stream), Some((8, vec![3, 232])));
-    assert!(client.is_over(), "the end comes through, too");
+    assert!(client.is_over(), "the end is forwarded");
 }
 
 #[test]
-fn upgrades_are_counted_by_the_rules_and_may_be_declined() {
+fn rules_count_upgrades_and_upstreams_may_decline_them() {
     let stage =
         Stage::before(&format!("http://{}", echo()), "rules: [{ name: all, limit: 1/h }]\n");
     let mut first = stage.connect();
@@ -129,7 +129,7 @@ fn upgrades_are_counted_by_the_rules_and_may_be_declined() {
 }
 
 #[test]
-fn a_silent_session_ends() {
+fn an_idle_session_ends() {
     let stage = Stage::with(&format!("http://{}", echo()), ", upgraded_idle_secs: 1", FREE);
     let mut client = stage.connect();
     assert_eq!(begin(&mut client).status, 101);

@@ -1,5 +1,5 @@
-//! What rules see is what goes on: before real servers, each of which reads a request in its own
-//! way.
+//! Rules see the request that the upstream gets, with real servers that each parse requests in
+//! their own way.
 
 use std::fmt::Write;
 
@@ -18,8 +18,8 @@ rules:
   - { name: search, when: { path: /v1/search }, limit: 1/h }
 ";
 
-/// Targets that lead to `/login` or `/v1/search` at one server at least, and what becomes of them
-/// with `decode` and `resolve`.
+/// Targets that at least one server reads as `/login` or `/v1/search`, and their status with
+/// `decode` and `resolve`.
 const WAYS_AROUND: [(&str, u16); 14] = [
     ("/%2flogin", 429),
     ("/%2Flogin", 429),
@@ -42,7 +42,7 @@ fn before(backend: &Backend, text: &str) -> Stage {
 }
 
 #[test]
-fn no_spelling_of_a_path_leads_around_its_rule() {
+fn no_spelling_of_a_path_bypasses_its_rule() {
     for kind in BackendKind::ALL {
         let backend = Backend::start(kind);
         let reached = |target: &str| {
@@ -93,7 +93,7 @@ fn no_spelling_of_a_path_leads_around_its_rule() {
 }
 
 #[test]
-fn the_target_that_was_judged_is_the_one_that_goes_on() {
+fn the_upstream_gets_the_target_that_rules_saw() {
     let (at, seen) = noting();
     let sent = |settings: &str, target: &str| {
         let stage = Stage::before(&format!("http://{at}"), &format!("{settings}{FREE}"));
@@ -118,7 +118,7 @@ fn the_target_that_was_judged_is_the_one_that_goes_on() {
 
 #[test]
 fn white_space_around_a_value_makes_no_new_budget() {
-    let upstream = Upstream::telling();
+    let upstream = Upstream::echoing();
     let stage = Stage::before(
         &upstream.h2c(),
         "rules: [{ name: key, by: [header.x-api-key], limit: 1/h }]\n",
@@ -135,9 +135,9 @@ fn white_space_around_a_value_makes_no_new_budget() {
             let response = sender.send_request(request.body(Body::empty()).unwrap()).await.unwrap();
             statuses.push(response.status().as_u16());
             let body = response.into_body().collect().await.unwrap().to_bytes();
-            let told = String::from_utf8(body.to_vec()).unwrap();
-            // Over HTTP/2 nobody would take it off on the way.
-            assert!(statuses.len() > 1 || told.contains("\nx-api-key: KEY\n"), "{told:?}");
+            let echo = String::from_utf8(body.to_vec()).unwrap();
+            // Over HTTP/2 the value arrives with the white space.
+            assert!(statuses.len() > 1 || echo.contains("\nx-api-key: KEY\n"), "{echo:?}");
         }
         statuses
     });
@@ -153,7 +153,7 @@ rules:
 ";
 
 #[test]
-fn what_a_rule_names_is_there_once() {
+fn repeated_attributes_of_a_rule_are_refused() {
     for kind in [BackendKind::Flask, BackendKind::Php, BackendKind::Go] {
         let backend = Backend::start(kind);
         let stage = before(&backend, BY_NAME);
@@ -197,7 +197,7 @@ fn what_a_rule_names_is_there_once() {
                 "{kind:?}: {target} {lines:?}: {status} {body}"
             );
         }
-        // Nobody looks at these.
+        // No rule uses these.
         let (status, _) =
             get(stage.at, "/?q=1&q=2", &["X-Other: 1", "X-Other: 2", "Cookie: a=1; a=2"]);
         assert_eq!(status, 200, "{kind:?}");
@@ -217,7 +217,7 @@ fn lines_of_a_list_header_are_one_value() {
 }
 
 #[test]
-fn what_a_connection_names_is_gone_before_rules_look() {
+fn headers_named_by_connection_are_removed_before_rules_see_them() {
     let backend = Backend::start(BackendKind::Flask);
     let stage = before(
         &backend,
@@ -229,14 +229,14 @@ fn what_a_connection_names_is_gone_before_rules_look() {
         get(stage.at, "/", &["Connection: X-Api-Key", &key])
     };
     let (status, body) = ask("r1");
-    assert!(status == 200 && body.contains("\nkey: \n"), "the service does not see it: {body}");
+    assert!(status == 200 && body.contains("\nkey: \n"), "the upstream does not see it: {body}");
     assert_eq!(ask("r2").0, 429, "all without a key share one budget");
     assert_eq!(get(stage.at, "/", &["X-Api-Key: r1"]).0, 200, "which is not that of the key");
     attacks_held("judged", 1);
 }
 
 #[test]
-fn names_with_underscores_do_not_go_on() {
+fn headers_with_underscores_are_not_forwarded() {
     let backend = Backend::start(BackendKind::Php);
     let rules = "rules: [{ name: key, by: [header.x-api-key], missing: share, limit: 100/h }]\n";
     let lines = ["X_Api_Key: KEY", "X_Forwarded_For: 192.0.2.1"];
@@ -254,7 +254,7 @@ fn names_with_underscores_do_not_go_on() {
 }
 
 #[test]
-fn a_request_that_says_it_costs_nothing_costs_the_least() {
+fn a_cost_of_zero_from_a_request_counts_as_one() {
     let (at, _) = noting();
     let statuses = |cost: &str, header: &str| {
         let stage = Stage::before(

@@ -1,15 +1,14 @@
-//! The short way and the other one: the same requests and responses, and nobody can tell which way
-//! they went.
+//! The fast path and the general path give the same answers, and send the same requests upstream.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 
 use super::{Client, Stage, bare, read_message};
 
-/// What a client was told: heads and bodies, and nothing for a connection that ended.
-type Told = Vec<Option<(String, String)>>;
+/// The responses that a client received: heads and bodies, `None` if the connection ended.
+type Responses = Vec<Option<(String, String)>>;
 
-/// As they are sent, each in one piece.
+/// Requests as text, each sent in one write.
 fn requests() -> Vec<String> {
     let heads = [
         "GET /plain HTTP/1.1\r\nHost: a.example\r\n",
@@ -54,8 +53,8 @@ fn requests() -> Vec<String> {
 
 const DATE: &str = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
 
-/// What the upstream says to each path, in pieces; if there is nothing more to say after them, it
-/// closes.
+/// The upstream's response to each path, in pieces. Unless the last one is `stay`, it closes the
+/// connection.
 const RESPONSES: &[(&str, &[&str])] = &[
     (
         "/plain",
@@ -148,8 +147,8 @@ const RESPONSES: &[(&str, &[&str])] = &[
     ("/nothing", &[]),
 ];
 
-/// What a client and the upstream were told, with or without the short way.
-fn told(short_way: bool) -> (Told, Vec<(String, String)>) {
+/// What a client and the upstream receive, with or without the fast path.
+fn exchanged(has_fast_path: bool) -> (Responses, Vec<(String, String)>) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&seen);
     let at = bare(move |mut stream| {
@@ -177,10 +176,10 @@ fn told(short_way: bool) -> (Told, Vec<(String, String)>) {
         }
     });
     let rules = "rules: [{ name: all, limit: 1000/day }, { name: few, when: { header.x-limited: yes }, limit: 1/h }]\n";
-    let stage = Stage::by(short_way, &format!("http://{at}"), "", rules);
-    let mut all = Told::new();
+    let stage = Stage::on_path(has_fast_path, &format!("http://{at}"), "", rules);
+    let mut all = Responses::new();
     for request in requests() {
-        // A connection each: one that has gone the other way stays there.
+        // One connection each: a connection that took the general path stays on it.
         let mut client = stage.connect();
         client.send(&request);
         let answer = client.read();
@@ -194,8 +193,8 @@ fn told(short_way: bool) -> (Told, Vec<(String, String)>) {
         if ends {
             assert!(client.is_over(), "{request}");
         } else if !request.contains("HTTP/1.0") && !request.contains("Connection: close") {
-            // It stays. An upstream that closes without a word may do so while the next request is
-            // on its way to it, which is told as 502.
+            // The client's connection stays open. An upstream that closes without notice may do so
+            // while the next request is being sent, which gives 502.
             let path = request.split([' ', '?']).nth(1).unwrap_or_default();
             let closes = RESPONSES
                 .iter()
@@ -204,7 +203,7 @@ fn told(short_way: bool) -> (Told, Vec<(String, String)>) {
             assert!(status == 200 || closes && status == 502, "{status} after {request}");
         }
     }
-    // Whether the upstream saw the request that met its closing depends on time.
+    // Whether the upstream saw a request sent while it closed depends on timing.
     let seen = seen
         .lock()
         .unwrap()
@@ -215,7 +214,7 @@ fn told(short_way: bool) -> (Told, Vec<(String, String)>) {
     (all, seen)
 }
 
-/// Without what depends on when it was said: numbers of the lines that tell the time.
+/// Replaces the digits of lines that depend on the time.
 fn steady(text: &str) -> String {
     let timed = ["date:", "ratelimit:", "x-ratelimit-reset:", "retry-after:", "{"];
     let line = |line: &str| match timed.iter().any(|own| line.starts_with(own)) {
@@ -231,33 +230,33 @@ fn steady(text: &str) -> String {
 }
 
 #[test]
-fn nobody_can_tell_which_way_it_went() {
-    let ((short, short_seen), (long, long_seen)) = (told(true), told(false));
+fn both_paths_exchange_the_same_messages() {
+    let ((fast, fast_seen), (general, general_seen)) = (exchanged(true), exchanged(false));
     let mut differ = String::new();
-    for ((request, short), long) in
-        requests().iter().zip(&short).zip(&long).filter(|((_, short), long)| short != long)
+    for ((request, fast), general) in
+        requests().iter().zip(&fast).zip(&general).filter(|((_, fast), general)| fast != general)
     {
         let shown = |text: &str| text.chars().take(1000).collect::<String>();
         differ += &format!(
             "{}{}\n{}\n",
             shown(request),
-            shown(&format!("{short:?}")),
-            shown(&format!("{long:?}"))
+            shown(&format!("{fast:?}")),
+            shown(&format!("{general:?}"))
         );
     }
     assert_eq!(differ, "", "to the client");
-    assert_eq!(short_seen, long_seen, "to the upstream");
-    assert!(short_seen.len() > 40, "{}", short_seen.len());
+    assert_eq!(fast_seen, general_seen, "to the upstream");
+    assert!(fast_seen.len() > 40, "{}", fast_seen.len());
 }
 
 #[test]
-fn what_is_asked_in_one_piece_is_answered_one_by_one() {
+fn pipelined_requests_are_answered_in_order() {
     let (at, seen) = super::noting();
-    for short_way in [true, false] {
-        let stage = Stage::by(short_way, &format!("http://{at}"), "", super::FREE);
+    for has_fast_path in [true, false] {
+        let stage = Stage::on_path(has_fast_path, &format!("http://{at}"), "", super::FREE);
         let mut client = Client::to(stage.at);
         let one = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi";
-        // Behind three that can go the short way comes one that cannot.
+        // Three requests for the fast path, then one that needs the general path.
         client
             .send(format!("{one}{one}{one}GET / HTTP/1.1\r\nHost: a\r\nTE: trailers\r\n\r\n{one}"));
         for _ in 0..5 {

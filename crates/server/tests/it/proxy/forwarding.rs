@@ -1,4 +1,4 @@
-//! What goes through, and what the rules say about it.
+//! Requests and responses through the proxy.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -15,8 +15,8 @@ use tidegate_testkit::Certs;
 use super::{FREE, LONG, Stage, Upstream, noting};
 
 #[test]
-fn a_request_goes_on_and_its_response_comes_back() {
-    let upstream = Upstream::telling();
+fn requests_are_forwarded_and_responses_relayed() {
+    let upstream = Upstream::echoing();
     let stage = Stage::before(&upstream.http(), FREE);
     let mut client = stage.connect();
     let answer = client.ask(
@@ -24,10 +24,10 @@ fn a_request_goes_on_and_its_response_comes_back() {
          Keep-Alive: 1\r\nTE: trailers\r\nX-Kept: yes\r\nContent-Length: 5\r\n\r\nhello",
     );
     assert_eq!(answer.status, 200, "{}", answer.head);
-    let told = &answer.body;
+    let echo = &answer.body;
     assert!(
-        told.starts_with("POST /a%20b//c;d?x=/../%2F HTTP/1.1\n"),
-        "the target goes on as it came: {told}"
+        echo.starts_with("POST /a%20b//c;d?x=/../%2F HTTP/1.1\n"),
+        "the target goes on as it came: {echo}"
     );
     for line in [
         "host: a.example:81",
@@ -40,16 +40,16 @@ fn a_request_goes_on_and_its_response_comes_back() {
         "forwarded: for=127.0.0.1;host=\"a.example:81\";proto=http",
         "via: 1.1 tidegate",
     ] {
-        assert!(told.contains(&format!("\n{line}\n")), "{line} is missing in {told}");
+        assert!(echo.contains(&format!("\n{line}\n")), "{line} is missing in {echo}");
     }
     for name in ["x-own", "keep-alive"] {
-        assert!(!told.contains(&format!("\n{name}:")), "{name} is in {told}");
+        assert!(!echo.contains(&format!("\n{name}:")), "{name} is in {echo}");
     }
-    assert!(told.ends_with("\nhello"), "{told}");
-    // The connection stays, and so does the one to the upstream.
+    assert!(echo.ends_with("\nhello"), "{echo}");
+    // Both connections stay open.
     assert_eq!(client.get("/again", "").status, 200);
     assert_eq!(client.get("/", "Connection: close\r\n").status, 200);
-    assert!(client.is_over(), "as it wanted");
+    assert!(client.is_over(), "as the client requested");
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn denied_requests_do_not_reach_the_upstream() {
         assert_eq!(answer.field("x-ratelimit-remaining"), Some(left.to_string().as_str()));
         assert_eq!(answer.field("ratelimit-policy"), Some("\"per-key\";q=2;w=3600"));
     }
-    // Another spelling of the same path is the same path.
+    // Other spellings of a path count as that path.
     let answer = client.get("/v1//%73earch;v=1", "X-API-Key: k\r\n");
     assert_eq!(answer.status, 429, "{}", answer.head);
     assert_eq!(answer.field("content-type"), Some("application/problem+json"));
@@ -79,7 +79,7 @@ fn denied_requests_do_not_reach_the_upstream() {
 }
 
 #[test]
-fn the_client_is_found_behind_those_who_are_trusted() {
+fn the_client_is_found_behind_trusted_proxies() {
     let (at, seen) = noting();
     let rules = "rules: [{ name: per-ip, by: ip, limit: 1/h }]\n";
     let spoofing = Stage::before(&format!("http://{at}"), rules);
@@ -105,15 +105,15 @@ fn the_client_is_found_behind_those_who_are_trusted() {
 }
 
 #[test]
-fn bodies_of_unknown_length_and_trailers_go_both_ways() {
+fn bodies_of_unknown_length_and_trailers_are_streamed_both_ways() {
     let upstream = Upstream::answering(|request| async {
         let body = request.into_body().collect().await.unwrap();
         let sum = body.trailers().and_then(|trailers| trailers.get("x-sum").cloned());
-        let told = body.to_bytes();
+        let echo = body.to_bytes();
         let trailers = [("x-answer".parse().unwrap(), sum.unwrap_or("none".parse().unwrap()))]
             .into_iter()
             .collect();
-        let frames = [Frame::data(told), Frame::trailers(trailers)].into();
+        let frames = [Frame::data(echo), Frame::trailers(trailers)].into();
         let mut response = Response::new(Body::new(Frames(frames)));
         response.headers_mut().insert("trailer", "x-answer".parse().unwrap());
         response
@@ -145,7 +145,7 @@ impl HttpBody for Frames {
 }
 
 #[test]
-fn responses_are_as_they_were() {
+fn responses_are_unchanged() {
     let upstream = Upstream::answering(|request| async move {
         let mut response = Response::new(match request.uri().path() {
             "/empty" | "/none" => Body::empty(),
@@ -189,7 +189,7 @@ fn responses_are_as_they_were() {
     client.send("GET /none HTTP/1.1\r\nHost: a\r\n\r\n");
     assert_eq!(client.read().unwrap().status, 204);
     assert_eq!(client.get("/", "").body, "body");
-    // The length that GET would have, and no body.
+    // The length of the GET response, and no body.
     client.send("HEAD / HTTP/1.1\r\nHost: a\r\n\r\nGET /empty HTTP/1.1\r\nHost: a\r\n\r\n");
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
@@ -200,7 +200,7 @@ fn responses_are_as_they_were() {
 }
 
 #[test]
-fn a_client_that_waits_for_permission_gets_it_or_a_denial() {
+fn expect_100_continue_is_answered_or_denied() {
     let (at, seen) = noting();
     let stage = Stage::before(&format!("http://{at}"), "rules: [{ name: all, limit: 1/h }]\n");
     let head = "POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n";
@@ -212,13 +212,13 @@ fn a_client_that_waits_for_permission_gets_it_or_a_denial() {
 }
 
 #[test]
-fn tls_comes_in() {
+fn clients_may_use_tls() {
     use tokio_rustls::rustls::pki_types::pem::PemObject;
     use tokio_rustls::rustls::{
         ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto::ring,
     };
     let certs = Certs::new();
-    let upstream = Upstream::telling();
+    let upstream = Upstream::echoing();
     let tls = format!(
         "tls: {{ cert: {}, key: {} }}\n",
         certs.server_cert().display(),

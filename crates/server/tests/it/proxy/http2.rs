@@ -1,4 +1,4 @@
-//! HTTP/2, in and out.
+//! HTTP/2 from clients and to upstreams.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use tidegate_testkit::{attacks_held, wait_until};
 use super::{Client, FREE, LONG, Stage, Upstream, bare, noting};
 
 #[test]
-fn http_2_comes_in_and_goes_out() {
-    let upstream = Upstream::telling();
+fn http_2_is_supported_on_both_sides() {
+    let upstream = Upstream::echoing();
     for (out, version) in [(upstream.http(), "HTTP/1.1"), (upstream.h2c(), "HTTP/2.0")] {
         let stage = Stage::before(&out, FREE);
-        let told = stage.runtime.block_on(async {
+        let echo = stage.runtime.block_on(async {
             let stream = tokio::net::TcpStream::connect(stage.at).await.unwrap();
             let (sender, connection) =
                 http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
@@ -38,33 +38,33 @@ fn http_2_comes_in_and_goes_out() {
             }
             asked.join_all().await
         });
-        for (number, told) in told {
+        for (number, echo) in echo {
             let target = if version == "HTTP/2.0" {
                 format!("http://a.example/{number}")
             } else {
                 format!("/{number}")
             };
-            assert!(told.starts_with(&format!("POST {target} {version}\n")), "{}", &told[..200]);
+            assert!(echo.starts_with(&format!("POST {target} {version}\n")), "{}", &echo[..200]);
             assert!(
-                told.contains("\nvia: 2.0 tidegate\n") && told.contains("\nte: trailers\n"),
+                echo.contains("\nvia: 2.0 tidegate\n") && echo.contains("\nte: trailers\n"),
                 "{}",
-                &told[..400]
+                &echo[..400]
             );
-            assert_eq!(told.contains("\nhost: a.example\n"), version == "HTTP/1.1");
-            assert!(told.ends_with(&number.to_string().repeat(10_000)));
+            assert_eq!(echo.contains("\nhost: a.example\n"), version == "HTTP/1.1");
+            assert!(echo.ends_with(&number.to_string().repeat(10_000)));
         }
-        // HTTP/1.1 in beside it.
+        // A client over HTTP/1.1 as well.
         assert!(stage.connect().get("/x", "").body.contains(&format!("/x {version}\n")));
     }
 }
 
-/// A frame of HTTP/2.
+/// An HTTP/2 frame.
 pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// Headers, none of them in any table.
+/// A header block without table references.
 pub(super) fn fields(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut out = Vec::new();
     for (name, value) in fields {
@@ -83,7 +83,7 @@ pub(super) const HEADERS: u8 = 1;
 pub(super) const RESET: u8 = 3;
 const GOAWAY: u8 = 7;
 
-/// What the proxy says to one request: a status, a reset of the stream, or the end of the
+/// The proxy's answer to one request: a status, a reset of the stream, or the end of the
 /// connection.
 pub(super) fn said(client: &mut Client) -> String {
     loop {
@@ -113,7 +113,7 @@ fn over_http_2_on_both_sides_the_upstream_may_answer_before_the_body_begins() {
 }
 
 #[test]
-fn what_is_not_a_request_of_http_2_goes_nowhere() {
+fn invalid_http_2_requests_are_not_forwarded() {
     let usual = [(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/")];
     let with = |more: &[(&'static str, &'static str)]| [&usual[..], more].concat();
     let without =
@@ -171,7 +171,7 @@ fn what_is_not_a_request_of_http_2_goes_nowhere() {
 }
 
 #[test]
-fn a_body_that_is_not_as_long_as_it_says_breaks_off() {
+fn a_body_of_the_wrong_length_is_cut_off() {
     let (at, seen) = noting();
     let stage = Stage::before(&format!("http://{at}"), FREE);
     let request = [
@@ -193,7 +193,7 @@ fn a_body_that_is_not_as_long_as_it_says_breaks_off() {
 }
 
 #[test]
-fn who_takes_back_request_after_request_is_sent_away() {
+fn a_client_that_resets_request_after_request_is_disconnected() {
     let (at, _) = noting();
     let stage = Stage::before(&format!("http://{at}"), FREE);
     let request =
@@ -206,7 +206,7 @@ fn who_takes_back_request_after_request_is_sent_away() {
     }
     let mut client = stage.connect();
     let mut own = client.stream.get_ref().try_clone().unwrap();
-    // It may be closed before everything is sent.
+    // The proxy may close the connection before everything is sent.
     let sending = std::thread::spawn(move || _ = own.write_all(&attack));
     let mut bystander = stage.connect();
     for _ in 0..100 {
@@ -218,12 +218,12 @@ fn who_takes_back_request_after_request_is_sent_away() {
     attacks_held("floods", 1);
 }
 
-/// Whoever is thrown out keeps his place at the listener for a while, but none at the upstream.
+/// After misuse, a connection keeps its slot at the listener for a while, but none at the upstream.
 #[test]
-fn what_is_under_way_ends_with_a_connection_that_was_misused() {
-    let silent = bare(|mut stream| _ = stream.read_to_end(&mut Vec::new()));
+fn requests_in_flight_end_with_a_misused_connection() {
+    let unresponsive = bare(|mut stream| _ = stream.read_to_end(&mut Vec::new()));
     let stage = Stage::with(
-        &format!("http://{silent}"),
+        &format!("http://{unresponsive}"),
         ", max_in_flight: 1, connect_ms: 200, answer_secs: 1",
         FREE,
     );
@@ -238,20 +238,20 @@ fn what_is_under_way_ends_with_a_connection_that_was_misused() {
     });
     client.send(resets.flatten().collect::<Vec<u8>>());
     let misuse = r#"tidegate_refused_total{protocol="proxy",reason="misuse"}"#;
-    wait_until("the listener has enough of it", LONG, || stage.metric(misuse) == 1);
+    wait_until("the listener ends the connection", LONG, || stage.metric(misuse) == 1);
     let answer = stage.connect().get("/", "");
     assert_eq!(
         answer.status, 504,
-        "there is a place at the upstream, who is silent: {}",
+        "a slot is free at the upstream, which does not answer: {}",
         answer.body
     );
     attacks_held("floods", 1);
 }
 
-/// Requests go to the upstream a few at a time, until answers are taken; but whoever asks for many
-/// things that take long has them all under way soon.
+/// Requests start a few at a time until responses are read, but many slow requests are all in
+/// flight soon.
 #[test]
-fn many_that_wait_for_each_other_are_all_under_way() {
+fn many_requests_that_wait_for_each_other_are_all_in_flight() {
     let all = Arc::new(tokio::sync::Barrier::new(200));
     let upstream = Upstream::answering(move |_| {
         let all = Arc::clone(&all);
@@ -261,7 +261,7 @@ fn many_that_wait_for_each_other_are_all_under_way() {
         }
     });
     let stage = Stage::before(&upstream.http(), FREE);
-    let told = stage.runtime.block_on(async {
+    let echo = stage.runtime.block_on(async {
         let stream = tokio::net::TcpStream::connect(stage.at).await.unwrap();
         let (sender, connection) =
             http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
@@ -277,5 +277,5 @@ fn many_that_wait_for_each_other_are_all_under_way() {
         }
         asked.join_all().await
     });
-    assert!(told.len() == 200 && told.iter().all(|told| told == "at last"), "{told:?}");
+    assert!(echo.len() == 200 && echo.iter().all(|echo| echo == "at last"), "{echo:?}");
 }
