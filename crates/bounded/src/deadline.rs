@@ -1,9 +1,8 @@
-//! Waiting until a deadline, and not a moment less.
+//! Waiting for an answer until a deadline, also on a machine that stalls.
 //!
-//! A process that had no turn for a while, because the machine gave it none, finds everything at
-//! once when it goes on: answers that lie in its sockets, and deadlines that have passed meanwhile.
-//! A runtime may show whoever waits the deadline first. So before somebody gives up, those who read
-//! have a few turns: what has come by then has come in time.
+//! After a stall of the process, replies are in its sockets and deadlines have passed. The runtime
+//! may report the deadline to a waiting task before the reply. So after the deadline, the tasks that
+//! read get a few more turns; an answer that arrives by then is in time.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -11,11 +10,11 @@ use std::task::Poll;
 
 use tokio::time::{Instant, timeout_at};
 
-/// In the first the runtime looks at its sockets and wakes who reads from them, perhaps behind the
-/// one who waits; in the second they read. One more for an answer that is passed on.
+/// In the first turn the runtime polls its sockets and wakes the readers; in the second they read.
+/// One more is for an answer that another task passes on.
 const TURNS: usize = 3;
 
-/// Waits for `answer` until `deadline`. None, if it has not come.
+/// Waits for `answer` until `deadline`. Nothing, if there is none by then.
 pub async fn in_time<F: Future>(deadline: Instant, answer: F) -> Option<F::Output> {
     let mut answer = pin!(answer);
     if let Ok(answer) = timeout_at(deadline, answer.as_mut()).await {
@@ -41,7 +40,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn what_does_not_come_is_not_waited_for() {
+    async fn an_answer_that_does_not_arrive_times_out() {
         let began = Instant::now();
         let deadline = began + Duration::from_millis(5);
         assert_eq!(in_time(deadline, std::future::pending::<()>()).await, None);
@@ -50,16 +49,15 @@ mod tests {
         assert_eq!(in_time(deadline, tokio::time::sleep(Duration::from_millis(1))).await, None);
     }
 
-    /// An answer that goes through two other hands, both of which have something to do already when
-    /// the deadline is seen.
+    /// The answer passes through two tasks, which are ready to run when the deadline fires.
     #[tokio::test(start_paused = true)]
-    async fn what_is_on_its_way_here_when_the_deadline_is_seen_has_come_in_time() {
-        let (tell, told) = oneshot::channel();
+    async fn an_answer_in_flight_at_the_deadline_is_in_time() {
+        let (send, sent) = oneshot::channel();
         let (pass_on, answer) = oneshot::channel();
         let deadline = Instant::now();
         let waiting = in_time(deadline, answer);
-        tokio::spawn(async move { pass_on.send(told.await.unwrap()).unwrap() });
-        tokio::spawn(async move { tell.send(7).unwrap() });
+        tokio::spawn(async move { pass_on.send(sent.await.unwrap()).unwrap() });
+        tokio::spawn(async move { send.send(7).unwrap() });
         assert_eq!(waiting.await, Some(Ok(7)));
     }
 }

@@ -1,5 +1,5 @@
-//! Files that a configuration names, read no further than they may be long: a path may lead to a
-//! device that never ends.
+//! Files that a configuration names, read up to a maximum length, because a path may name a device
+//! without an end. Hidden in the API: only the server and the binary of this workspace use it.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -8,7 +8,7 @@ use std::path::Path;
 /// The longest file of certificates, keys or a secret.
 pub const MAX_SECRET_FILE_BYTES: u64 = 4 << 20;
 
-/// What is in a file of at most `max_bytes` bytes.
+/// Reads a file of at most `max_bytes` bytes.
 ///
 /// # Errors
 /// If it cannot be read, or is longer.
@@ -22,10 +22,10 @@ pub fn read_file(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The same as text.
+/// Reads a text file of at most `max_bytes` bytes.
 ///
 /// # Errors
-/// If it is not UTF-8, too.
+/// If it cannot be read, is longer, or is not UTF-8.
 pub fn read_text_file(path: &Path, max_bytes: u64) -> io::Result<String> {
     String::from_utf8(read_file(path, max_bytes)?).map_err(|_| {
         io::Error::new(io::ErrorKind::InvalidData, "stream did not contain valid UTF-8")

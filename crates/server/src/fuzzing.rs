@@ -255,7 +255,10 @@ pub fn snapshot_load(data: &[u8]) {
     let written = memory.save(&mut saved).expect("a list has room");
     assert_eq!(written.keys, loaded.keys);
     let (again, reloaded) = builder.load(&mut &saved[..]).expect("what was saved can be loaded");
-    assert!(reloaded.is_whole() && reloaded.keys == loaded.keys, "{loaded:?}, then {reloaded:?}");
+    assert!(
+        reloaded.is_complete() && reloaded.keys == loaded.keys,
+        "{loaded:?}, then {reloaded:?}"
+    );
     for limit in SAVED_LIMITS {
         let limit = limit.parse().expect("a limit");
         for step in 0..3 {

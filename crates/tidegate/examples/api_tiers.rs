@@ -1,5 +1,5 @@
-//! Plans by API key: what a customer may do is looked up while the request waits, and everybody
-//! else is limited by address.
+//! Plans by API key: the limits of a customer are looked up while the request waits; requests
+//! without a key are limited by address.
 //!
 //! `cargo run -p tidegate --features axum --example api_tiers`
 
@@ -12,7 +12,7 @@ use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::Request;
 use axum::routing::get;
-use tidegate::tower::{RateLimitLayer, Rule, key, of, of_async};
+use tidegate::tower::{RateLimitLayer, Rule, key, per_request, per_request_async};
 use tidegate::{Limits, ManualClock, Memory};
 use tower::ServiceExt;
 
@@ -29,9 +29,9 @@ async fn plan_of(key: Option<String>) -> Limits {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plans = Rule::new("plan", "2/min".parse()?, key::header("x-api-key").or(key::peer_ip()))
-        .limit(of_async(|head| plan_of(head.header("x-api-key").map(str::to_owned))))
-        .cost(of(|head| if head.path() == "/report" { 10 } else { 1 }))
-        .skip(of(|head| head.path() == "/healthz"));
+        .limit(per_request_async(|head| plan_of(head.header("x-api-key").map(str::to_owned))))
+        .cost(per_request(|head| if head.path() == "/report" { 10 } else { 1 }))
+        .skip(per_request(|head| head.path() == "/healthz"));
     let limits =
         RateLimitLayer::rules([plans]).memory(Memory::builder().clock(ManualClock::new()).build());
     let app = Router::new()

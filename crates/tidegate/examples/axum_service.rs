@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // All it takes is this line, and `connect_info` below, so that the layer knows who asks.
+    // The layer is this line; it gets the address of the client from `connect_info` below.
     let limits = RateLimitLayer::new("10/s burst 2; 120/m".parse()?, key::peer_ip());
     let app = Router::new().route("/", get(|| async { "hello\n" })).layer(limits);
 

@@ -1,4 +1,4 @@
-//! At most so many at once: a lease for each, released when the work is done.
+//! A limit on concurrent work: a lease for each task, released when the task is done.
 //!
 //! `cargo run -p tidegate --example concurrency`
 
@@ -12,8 +12,7 @@ use tidegate::{Limiter, ManualClock, Memory};
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let clock = ManualClock::new();
     let memory = Memory::builder().clock(clock.clone()).build();
-    // Two at once. A lease that nobody releases ends after 30 s: nobody has to clean up after a
-    // crash.
+    // Two concurrent leases. A lease that is not released ends after 30 s, also after a crash.
     let limiter = Limiter::builder("2 concurrent ttl 30s".parse()?).memory(memory).build();
 
     let first = limiter.lease("report").await?;

@@ -15,7 +15,7 @@ use axum::routing::post;
 use axum::{Extension, Router};
 use http_body::Frame;
 use http_body_util::BodyExt;
-use tidegate::tower::{Meter, RateLimitLayer, Rule, key, of};
+use tidegate::tower::{Meter, RateLimitLayer, Rule, key, per_request};
 use tidegate::{ManualClock, Memory};
 use tower::ServiceExt;
 
@@ -52,7 +52,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Rule::new("requests", "10/min".parse()?, key::bearer()),
         // The estimate is what the client allows for at most, or a thousand.
         Rule::new("tokens", "3000/min".parse()?, key::bearer())
-            .cost(of(|head| {
+            .cost(per_request(|head| {
                 head.header("x-max-tokens")
                     .and_then(|text| text.parse().ok())
                     .unwrap_or(1000)

@@ -50,7 +50,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         ask([192, 0, 2, 66], guess).await?;
     }
     ask([192, 0, 2, 66], "correct horse").await?; // not even the right one, for now
-    ask([192, 0, 2, 7], "correct horse").await?; // somebody else is not locked out
+    ask([192, 0, 2, 7], "correct horse").await?; // another client is not locked out
     clock.advance(std::time::Duration::from_secs(20));
     ask([192, 0, 2, 66], "iloveyou").await?; // one more guess every 20 seconds
     Ok(())

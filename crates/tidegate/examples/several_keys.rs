@@ -1,4 +1,4 @@
-//! One request that counts against several budgets: the user's and everybody's, all or nothing.
+//! One request that is charged to several budgets, the user's and a global one: all or nothing.
 //!
 //! `cargo run -p tidegate --example several_keys`
 
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for user in ["alice", "alice", "alice", "alice", "bob", "bob", "carol"] {
         let check = Check::new().charge(user, &per_user, 1).charge("everyone", &everyone, 1);
         let decision = memory.decide(&check)?;
-        // The charges are in the order in which they were added: two of the user, one of everybody.
+        // The charges are in the order in which they were added: two of the user, one global.
         let binding = &check.charges()[decision.binding_index()];
         let whose = String::from_utf8_lossy(&binding.subject.key);
         let answer = if decision.allowed() { "allowed" } else { "denied " };
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         );
     }
 
-    // Carol was denied by what everybody had used, so she was not charged herself.
+    // Carol was denied by the global limit, so her own budget was not charged.
     let carol = memory.decide(&Check::of(tidegate::Op::Peek).charge("carol", &per_user, 1))?;
     println!("carol still has {} of {}", carol.remaining(), carol.amount());
     Ok(())

@@ -1,4 +1,4 @@
-//! Plans with different limits over one store. A customer who changes plan keeps what was used.
+//! Plans with different limits over one store. A customer that changes plan keeps its usage.
 //!
 //! `cargo run -p tidegate --example tiers`
 
@@ -21,7 +21,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         "initech" => &pro,
         _ => &free,
     };
-    for customer in ["acme", "initech", "somebody"] {
+    for customer in ["acme", "initech", "umbrella"] {
         let decision = plan_of(customer).check(customer).await?;
         println!("{customer:<9} {:>4} of {:>4} left", decision.remaining(), decision.amount());
     }

@@ -1,5 +1,4 @@
-//! A gRPC service with limits: clients are told in the words of gRPC, and those that retry by
-//! themselves know when.
+//! A gRPC service with limits: denials are gRPC statuses, with the wait for clients that retry.
 //!
 //! `cargo run -p tidegate --features tonic --example tonic_service`
 

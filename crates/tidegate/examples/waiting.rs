@@ -1,4 +1,4 @@
-//! Waiting for a turn instead of being turned away: in order, bounded, and not in vain.
+//! Waiting instead of a denial: in order, bounded, and only if the wait can succeed.
 //!
 //! `cargo run -p tidegate --example waiting`
 
@@ -10,7 +10,7 @@ use tidegate::{AcquireError, Limiter};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // One every 50 ms, and no two at once.
+    // One every 50 ms, and no burst.
     let limiter = Limiter::new("20/s burst 1".parse()?);
 
     let start = Instant::now();
@@ -34,7 +34,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     match slow.acquire("newsletter", Duration::from_secs(1)).await {
         Err(AcquireError::TooLong(denied)) => {
             println!(
-                "refused at once: it would have been {:.0?}",
+                "refused without waiting: it would have been {:.0?}",
                 denied.retry_after().unwrap_or_default()
             );
         }

@@ -1,4 +1,4 @@
-//! Requests that weigh more: a cost, a look without taking, and a part of what was asked for.
+//! Requests with a cost, checks that take nothing, and requests for as much as there is.
 //!
 //! `cargo run -p tidegate --example weights`
 

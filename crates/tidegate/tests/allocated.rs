@@ -8,7 +8,7 @@
 //! cargo test -p tidegate --test allocated
 //! ```
 
-#![allow(clippy::print_stdout, reason = "figures for whoever runs it")]
+#![allow(clippy::print_stdout, reason = "the figures are its output")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(
     unsafe_code,
@@ -47,7 +47,7 @@ fn main() {
     }
 }
 
-/// Others have an allocator of their own, and no numbers that could be asked for in the same way.
+/// Other systems have other allocators, without these numbers.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 fn main() {}
 

@@ -159,7 +159,7 @@ fn a_store_behind_a_layer_that_dies(captured: &Captured) {
     let server = Server::start(Flavor::Valkey9);
     let runtime = runtime();
     for is_shadow in [false, true] {
-        let rule = Rule::new("all", "1000000/s".parse().unwrap(), key::everybody());
+        let rule = Rule::new("all", "1000000/s".parse().unwrap(), key::global());
         let rule = if is_shadow { rule.shadow() } else { rule };
         let redis = runtime.block_on(async { Redis::new(&server.url()) }).unwrap();
         let answer =

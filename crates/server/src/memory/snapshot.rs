@@ -121,7 +121,9 @@ pub(crate) fn open(
         return Ok((builder.build(), Restored::Nothing, held));
     }
     match builder.clone().load(&mut file.by_ref().take(about.len())) {
-        Ok((memory, loaded)) if loaded.is_whole() => Ok((memory, Restored::Loaded(loaded), held)),
+        Ok((memory, loaded)) if loaded.is_complete() => {
+            Ok((memory, Restored::Loaded(loaded), held))
+        }
         Ok((memory, loaded)) => {
             // Other tools might read more of it: it is not overwritten.
             let kept = free_name(&settings.file, ".partly");
@@ -439,7 +441,7 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
         let (memory, found, _) = open(&settings, Memory::builder()).unwrap();
         assert!(
-            matches!(found, Restored::Loaded(loaded) if loaded.is_whole() && loaded.keys == 1),
+            matches!(found, Restored::Loaded(loaded) if loaded.is_complete() && loaded.keys == 1),
             "{found:?}"
         );
         assert_eq!(memory.check("k", &limit, 0).remaining, 3);

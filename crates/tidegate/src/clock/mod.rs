@@ -1,4 +1,4 @@
-//! Clocks: where the time comes from that the core is told.
+//! Clocks: the source of the time for decisions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,17 +10,23 @@ pub use system::SystemClock;
 use tidegate_core::Timestamp;
 use tokio::sync::Notify;
 
-/// Says what time it is, and waits until it is later.
+/// A clock: the system's, or a manual one for tests.
+///
+/// ```
+/// use tidegate::{Clock, ManualClock, Memory, SystemClock};
+/// let clocks: [Clock; 2] = [SystemClock::new().into(), ManualClock::new().into()];
+/// let stores = clocks.map(|clock| Memory::builder().clock(clock).build());
+/// ```
 #[derive(Clone, Debug)]
 pub enum Clock {
-    /// The machine's.
+    /// The system's clock.
     System(SystemClock),
-    /// A test's.
+    /// A manual clock.
     Manual(ManualClock),
 }
 
 impl Clock {
-    /// What time it is.
+    /// The time now.
     #[inline]
     pub fn now(&self) -> Timestamp {
         match self {
@@ -62,7 +68,7 @@ impl From<ManualClock> for Clock {
     }
 }
 
-/// A clock that stands still until it is told otherwise: for tests. Clones are the same clock.
+/// A clock for tests, which moves only when it is set or advanced. Clones are the same clock.
 ///
 /// ```
 /// use std::time::Duration;
@@ -85,24 +91,24 @@ pub struct ManualClock {
 struct Manual {
     now_us: AtomicU64,
     moved: Notify,
-    /// The clock of the runtime counts, too, from here on.
+    /// The start on the runtime's clock, if that one is added.
     since: Option<tokio::time::Instant>,
 }
 
 impl ManualClock {
-    /// A clock at the Unix epoch.
+    /// Creates a clock at the Unix epoch.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A clock at the Unix epoch that moves with tokio's, which tests can pause. What it is
-    /// [advanced](ManualClock::advance) by is added to that, as when a machine has slept.
+    /// Creates a clock at the Unix epoch that moves with tokio's clock, which tests can pause.
+    /// [`advance`](ManualClock::advance) adds to it, as if the machine had slept.
     pub fn with_runtime() -> Self {
         let since = Some(tokio::time::Instant::now());
         ManualClock { inner: Arc::new(Manual { since, ..Manual::default() }) }
     }
 
-    /// What time it is.
+    /// The time now.
     #[inline]
     pub fn now(&self) -> Timestamp {
         let own = Timestamp::from_kept_micros(self.inner.now_us.load(Ordering::Acquire));
@@ -112,7 +118,7 @@ impl ManualClock {
         }
     }
 
-    /// Sets the time, also to an earlier one.
+    /// Sets the time, which may be earlier.
     pub fn set(&self, now: Timestamp) {
         self.inner.now_us.store(now.as_micros(), Ordering::Release);
         self.inner.moved.notify_waiters();
@@ -120,7 +126,7 @@ impl ManualClock {
 
     /// Moves the time forward.
     pub fn advance(&self, by: Duration) {
-        // In one step: two that move it at once move it by the sum.
+        // One atomic step, so that two concurrent calls add up.
         let later = |now_us| Some(Timestamp::from_micros(now_us).after(by).as_micros());
         let _ = self.inner.now_us.fetch_update(Ordering::AcqRel, Ordering::Acquire, later);
         self.inner.moved.notify_waiters();
@@ -135,7 +141,7 @@ impl ManualClock {
             }
             match self.inner.since {
                 None => moved.await,
-                // Whichever comes first: the runtime's clock or somebody who moves this one.
+                // The runtime's clock moves it, or another call does.
                 Some(_) => {
                     _ = tokio::time::timeout(Duration::from_micros(then.micros_since(now)), moved)
                         .await

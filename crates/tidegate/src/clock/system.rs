@@ -1,4 +1,4 @@
-//! The machine's clock: wall time that never goes backwards, read in a few nanoseconds.
+//! The system's clock: wall time that never goes backwards, read in a few nanoseconds.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,7 +9,7 @@ use tidegate_core::Timestamp;
 use crate::raw;
 use crate::sync::{AtomicU64, Ordering, version};
 
-/// How long the processor's counter is trusted after the operating system was last asked.
+/// The time for which the processor's counter is trusted after a call to the operating system.
 const TRUST_US: u64 = 5_000;
 /// The shortest and longest time over which the speed of the counter is measured.
 const SHORTEST_US: u64 = 2_000;
@@ -17,13 +17,19 @@ const LONGEST_US: u64 = 1_000_000;
 
 /// Wall time that never goes backwards. Clones are the same clock.
 ///
-/// It is the wall clock as it was when this clock was made, plus what has passed since on a clock
-/// that only goes forward and runs while the machine sleeps (`CLOCK_BOOTTIME`, where there is one).
-/// It does not follow later corrections of the wall clock: a step of the wall clock must neither
-/// refill a bucket nor lock anybody out.
+/// It is the wall time when the clock was created, plus the time since then on a monotonic clock
+/// that runs while the machine sleeps (`CLOCK_BOOTTIME`, where available). It does not follow later
+/// corrections of the wall clock: a step of the wall clock must neither refill a bucket nor extend
+/// a denial.
 ///
-/// Asking the operating system costs more than a decision, so it is asked every 5 ms at most; in
-/// between the processor's cycle counter fills in, at the speed it was last measured to run at.
+/// A call to the operating system costs more than a decision, so there is at most one every 5 ms.
+/// In between, the time comes from the processor's cycle counter at its last measured speed.
+///
+/// ```
+/// use tidegate::SystemClock;
+/// let clock = SystemClock::new();
+/// assert!(clock.now() <= clock.now());
+/// ```
 #[derive(Clone, Debug)]
 pub struct SystemClock {
     inner: Arc<Inner>,
@@ -32,43 +38,42 @@ pub struct SystemClock {
 #[derive(Debug)]
 struct Inner {
     counter: Counter,
-    /// Add this to the forward clock to have the wall clock, in microseconds.
+    /// The difference between wall time and the monotonic clock, in microseconds.
     offset_us: u64,
-    /// Odd while the three numbers below are being changed.
+    /// The version of the four numbers below; odd while they change.
     version: AtomicU64,
-    /// The counter when the operating system was last asked,
-    asked_at: AtomicU64,
-    /// what it answered,
-    answer_us: AtomicU64,
-    /// and for how many counts the counter may be believed from there on.
+    /// The counter at the last call to the operating system.
+    read_at: AtomicU64,
+    /// The time that call returned.
+    time_us: AtomicU64,
+    /// The number of counts for which the counter is trusted from then on.
     trusted: AtomicU64,
     /// Microseconds per count, in units of 2^-32.
     speed: AtomicU64,
-    /// The counter and the operating system's answer itself, when it was last asked.
-    asked: Mutex<(u64, u64)>,
+    /// The counter and the monotonic clock at the last call to the operating system.
+    last: Mutex<(u64, u64)>,
 }
 
-/// The processor's cycle counter; where there is none that is steady, whatever `quanta` finds
-/// instead.
+/// The processor's cycle counter, or the one that `quanta` finds if that is not steady.
 #[derive(Debug)]
 struct Counter {
     is_steady: bool,
-    otherwise: quanta::Clock,
+    fallback: quanta::Clock,
 }
 
 impl Counter {
     fn new() -> Self {
-        Counter { is_steady: raw::cycles_are_steady(), otherwise: quanta::Clock::new() }
+        Counter { is_steady: raw::cycles_are_steady(), fallback: quanta::Clock::new() }
     }
 
     #[inline(always)]
     fn read(&self) -> u64 {
-        if self.is_steady { raw::cycles() } else { self.otherwise.raw() }
+        if self.is_steady { raw::cycles() } else { self.fallback.raw() }
     }
 }
 
 impl SystemClock {
-    /// A clock that agrees with the wall clock now.
+    /// Creates a clock that agrees with the wall clock now.
     pub fn new() -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let wall_us = u64::try_from(wall.as_micros()).unwrap_or(u64::MAX);
@@ -76,9 +81,9 @@ impl SystemClock {
         let (count, forward) = both(&counter);
         let offset_us = wall_us.saturating_sub(forward);
         let inner = Inner {
-            asked_at: AtomicU64::new(count),
-            answer_us: AtomicU64::new(offset_us + forward),
-            asked: Mutex::new((count, forward)),
+            read_at: AtomicU64::new(count),
+            time_us: AtomicU64::new(offset_us + forward),
+            last: Mutex::new((count, forward)),
             counter,
             offset_us,
             version: AtomicU64::new(0),
@@ -88,20 +93,20 @@ impl SystemClock {
         SystemClock { inner: Arc::new(inner) }
     }
 
-    /// What time it is.
+    /// The time now.
     #[inline]
     pub fn now(&self) -> Timestamp {
         let inner = &*self.inner;
         let count = inner.counter.read();
         let seen = version::begin(&inner.version);
-        let counted = count.wrapping_sub(inner.asked_at.load(Ordering::Relaxed));
-        let answer_us = inner.answer_us.load(Ordering::Relaxed);
+        let counted = count.wrapping_sub(inner.read_at.load(Ordering::Relaxed));
+        let time_us = inner.time_us.load(Ordering::Relaxed);
         let trusted = inner.trusted.load(Ordering::Relaxed);
         let speed = inner.speed.load(Ordering::Relaxed);
         if counted < trusted && version::is_still(&inner.version, seen) {
-            return Timestamp::from_micros(answer_us + (counted.wrapping_mul(speed) >> 32));
+            return Timestamp::from_micros(time_us + (counted.wrapping_mul(speed) >> 32));
         }
-        inner.ask()
+        inner.read_system()
     }
 }
 
@@ -112,23 +117,23 @@ impl Default for SystemClock {
 }
 
 impl Inner {
-    /// Asks the operating system, and measures how fast the counter ran since it was last asked.
+    /// Calls the operating system, and measures the speed of the counter since the last call.
     #[cold]
-    fn ask(&self) -> Timestamp {
-        let mut asked = self.asked.lock();
+    fn read_system(&self) -> Timestamp {
+        let mut last = self.last.lock();
         let (count, forward) = both(&self.counter);
         let (trusted, speed) =
             (self.trusted.load(Ordering::Relaxed), self.speed.load(Ordering::Relaxed));
-        let (counted, passed_us) = (count.wrapping_sub(asked.0), forward.saturating_sub(asked.1));
-        // What the counter has made others say, at most: never say less.
-        let said_us = self.answer_us.load(Ordering::Relaxed)
-            + (counted.min(trusted).wrapping_mul(speed) >> 32);
+        let (counted, passed_us) = (count.wrapping_sub(last.0), forward.saturating_sub(last.1));
+        // The latest time that other threads may have read: never return an earlier one.
+        let latest_us =
+            self.time_us.load(Ordering::Relaxed) + (counted.min(trusted).wrapping_mul(speed) >> 32);
         if counted < trusted {
-            return Timestamp::from_micros(said_us); // somebody else has just asked
+            return Timestamp::from_micros(latest_us); // another thread has just called
         }
-        let now_us = (self.offset_us + forward).max(said_us);
+        let now_us = (self.offset_us + forward).max(latest_us);
         if passed_us < SHORTEST_US {
-            return Timestamp::from_micros(now_us); // too soon to measure anything
+            return Timestamp::from_micros(now_us); // too soon to measure the speed
         }
         let measured = match passed_us {
             SHORTEST_US..=LONGEST_US if counted > passed_us && counted < 1 << 40 => {
@@ -136,19 +141,18 @@ impl Inner {
             }
             _ => 0,
         };
-        // A machine that slept, or a counter that was reset, shows as another speed: then begin
-        // anew.
+        // After a sleep of the machine or a reset of the counter the speed differs: measure again.
         let steady = speed == 0 || measured.abs_diff(speed) < speed / 64;
         let (trusted, speed) = match measured {
             0 => (0, 0),
             measured if steady => ((TRUST_US << 32) / measured.max(1), measured),
             _ => (0, 0),
         };
-        *asked = (count, forward);
+        *last = (count, forward);
         let written = version::take_now(&self.version);
-        debug_assert!(written, "only who holds the lock writes");
-        self.asked_at.store(count, Ordering::Relaxed);
-        self.answer_us.store(now_us, Ordering::Relaxed);
+        debug_assert!(written, "the lock is held");
+        self.read_at.store(count, Ordering::Relaxed);
+        self.time_us.store(now_us, Ordering::Relaxed);
         self.trusted.store(trusted, Ordering::Relaxed);
         self.speed.store(speed, Ordering::Relaxed);
         version::give_back(&self.version);
@@ -156,7 +160,7 @@ impl Inner {
     }
 }
 
-/// The counter and the forward clock at the same moment, or as near to it as a few tries can get.
+/// The counter and the monotonic clock at nearly the same moment: the best of a few attempts.
 fn both(counter: &Counter) -> (u64, u64) {
     let attempts = (0..5).map(|_| {
         let (before, forward, after) = (counter.read(), forward_us(), counter.read());
@@ -185,7 +189,7 @@ fn forward_us() -> u64 {
 mod tests {
     use super::*;
 
-    /// Long enough for the counter to be measured, trusted and asked again many times.
+    /// Enough for the counter to be measured, trusted and measured again many times.
     const READINGS: usize = 2_000_000;
 
     #[test]
@@ -201,8 +205,7 @@ mod tests {
                         let now = clock.now();
                         let after = clock.inner.offset_us + forward_us();
                         assert!(now >= last, "{now:?} after {last:?}");
-                        // A counter measured over 5 ms or more may be off by a little, never by a
-                        // decision's worth.
+                        // A counter measured over 5 ms may be off by less than a decision matters.
                         assert!(now.as_micros() + 200 >= before && now.as_micros() <= after + 200);
                         last = now;
                     }

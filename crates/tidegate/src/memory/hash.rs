@@ -1,13 +1,12 @@
-//! What keys are known by: 128 bits, by a function that each store draws at random from a family of
-//! them.
+//! The hash of keys: 128 bits, by a function that each store draws at random from a family.
 //!
-//! A key is blocks of 16 bytes, each place has four random keys, each length a random number, and
-//! the hash is the exclusive or of that number and of all blocks, each after four rounds of AES
-//! under the keys of its place. Two different keys have the same hash under at most one in 2^113 of
-//! the functions, whoever chose the keys; two of one length up to 16 bytes under none, since rounds
-//! can be undone. That is a theorem about AES, not a hope, and costs four instructions for a block
-//! (`docs/decisions/0032-a-hash-of-aes-rounds.md`). It holds for keys that were chosen without
-//! knowing the function, and nobody is told hashes.
+//! A key is a sequence of 16-byte blocks. Each position has four random round keys, and each length
+//! has a random number. The hash is the exclusive or of that number and of all blocks, each after
+//! four rounds of AES under the keys of its position. Two different keys collide under at most one
+//! in 2^113 of the functions; two keys of equal length up to 16 bytes never collide, because rounds
+//! are invertible. That is proved, and costs four instructions per block
+//! (`docs/decisions/0032-a-hash-of-aes-rounds.md`). It holds for keys that are chosen without
+//! knowledge of the function; no interface shows hashes.
 
 use std::hash::Hasher;
 
@@ -16,61 +15,61 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 
 use crate::raw::Aes;
 
-/// Keys of up to so many bytes have a place for every block.
+/// The longest key whose blocks each have a position.
 const LONGEST: usize = 1024;
-/// Two more for the name of a rule: for the lengths, and for what fills its last block up.
+/// Two more positions for the name of a rule: for the lengths, and for the padding.
 const PLACES: usize = LONGEST / 16 + 3;
-/// Keys shorter than this have a number of their own. With the longer ones, their length is one
-/// more block.
+/// Keys shorter than this have a number for their length. The length of longer ones is another
+/// block.
 const SHORT: usize = 64;
 
-/// The lower and the upper 64 bits of 128.
+/// The lower and upper 64 bits of 128.
 type Halves = (u64, u64);
 
-/// What a block is mixed by: before the first round, and after all but the last.
+/// The keys of a position: added before the first round and after all but the last.
 type RoundKeys = [u128; 4];
 
 /// A function of the family.
 #[derive(Clone, Debug)]
 pub(super) struct Hashing {
-    /// For each place.
+    /// The round keys of each position.
     keys: [RoundKeys; PLACES],
-    /// What is added in the end, by the length of the key.
+    /// The number that is added last, by the length of the key.
     ends: [u128; SHORT],
-    /// The same for longer keys, those of rules and those that were shortened.
+    /// That number for longer keys, keys of rules and shortened keys.
     long: u128,
     named: u128,
     shortened: u128,
-    /// The processor's own rounds, if it has them.
+    /// The AES instructions, if the processor has them.
     aes: Option<Aes>,
-    /// Draws all of the above, and shortens what is too long.
+    /// Draws all of the above, and shortens long keys.
     seed: SipHasher13,
 }
 
-/// The name of a rule, and the sum of its blocks.
+/// The name of a rule, with the sum of its blocks.
 #[derive(Clone, Debug)]
 pub(super) struct Named {
     name: Box<str>,
     sum: Halves,
 }
 
-/// The name of a rule and a key may have so many bytes together to have a place for every block.
+/// The longest name and key of a rule whose blocks each have a position.
 const LONGEST_NAMED: usize = LONGEST - 16;
 
-/// One block that tells where the name ends and the key begins.
+/// A block with the lengths of name and key.
 #[inline(always)]
 fn lengths(name: &str, key: &[u8]) -> Halves {
     (name.len() as u64, key.len() as u64)
 }
 
-/// How many places are taken by the lengths and the name.
+/// The number of positions for the lengths and the name.
 #[inline(always)]
 fn places_of(name: &str) -> usize {
     1 + name.len().div_ceil(16).max(1)
 }
 
 impl Hashing {
-    /// The function that these numbers choose.
+    /// The function that these seeds select.
     pub(super) fn new(k0: u64, k1: u64) -> Self {
         let seed = SipHasher13::new_with_keys(k0, k1);
         let mut drawn = 0_u64;
@@ -88,7 +87,7 @@ impl Hashing {
     #[inline(always)]
     pub(super) fn hash(&self, key: &[u8]) -> Halves {
         match (key.first_chunk::<8>(), key.last_chunk::<8>()) {
-            // Most keys are one block, whose halves may overlap.
+            // A short key is one block of two halves, which may overlap.
             (Some(first), Some(last)) if key.len() <= 16 => {
                 let block = (u64::from_le_bytes(*first), u64::from_le_bytes(*last));
                 self.mixed(block, 0, &self.ends[key.len()])
@@ -97,7 +96,7 @@ impl Hashing {
         }
     }
 
-    /// Of a key of any length.
+    /// Both halves of the hash of a key of any length.
     #[cold]
     #[inline(never)]
     fn hash_other(&self, key: &[u8]) -> Halves {
@@ -110,7 +109,7 @@ impl Hashing {
         self.blocks(self.mixed((key.len() as u64, 0), 0, &self.long), key, 1)
     }
 
-    /// The same for a key of a rule.
+    /// Both halves of the hash of a rule's key.
     pub(super) fn hash_named(&self, name: &str, key: &[u8]) -> Halves {
         let lengths = lengths(name, key);
         if name.len() + key.len() > LONGEST_NAMED {
@@ -125,7 +124,7 @@ impl Hashing {
         self.blocks(self.blocks(sum, name.as_bytes(), 1), key, places_of(name))
     }
 
-    /// What keys of this rule have in common, so that it need not be computed for each.
+    /// The common part of the hashes of a rule's keys.
     pub(super) fn begin_named(&self, name: &str) -> Named {
         let fits = name.len() <= LONGEST_NAMED;
         let sum = if fits {
@@ -136,7 +135,7 @@ impl Hashing {
         Named { name: name.into(), sum }
     }
 
-    /// As [`hash_named`](Hashing::hash_named), of which the first part is done.
+    /// The result of [`hash_named`](Hashing::hash_named), from the common part.
     #[inline(always)]
     pub(super) fn hash_begun(&self, begun: &Named, key: &[u8]) -> Halves {
         let name = &begun.name;
@@ -146,8 +145,7 @@ impl Hashing {
         self.blocks(sum(begun.sum, self.mixed(lengths(name, key), 0, &0)), key, places_of(name))
     }
 
-    /// What is too long is shortened first, by a function of which nobody knows two keys that it
-    /// takes for one.
+    /// The hash of a long key, which is shortened first by SipHash with 128 bits.
     #[cold]
     fn hash_shortened(&self, pieces: &[&[u8]]) -> Halves {
         let mut hasher = self.seed;
@@ -155,21 +153,20 @@ impl Hashing {
         self.mixed(halves(hasher.finish128().as_u128()), 0, &self.shortened)
     }
 
-    /// Adds the blocks of `bytes` from `place` on, at least one. Bytes of one length are told apart
-    /// by them.
+    /// Adds the blocks of `bytes` from `place` on, at least one.
     #[inline(always)]
     fn blocks(&self, start: Halves, bytes: &[u8], place: usize) -> Halves {
         let Some(last) = bytes.last_chunk::<16>() else {
             return sum(start, self.mixed(few(bytes), place, &0));
         };
         let (whole, rest) = bytes.as_chunks::<16>();
-        let last = (!rest.is_empty()).then_some(last); // may overlap with the one before
+        let last = (!rest.is_empty()).then_some(last); // may overlap with the block before
         whole.iter().chain(last).zip(place..).fold(start, |start, (block, place)| {
             sum(start, self.mixed(halves(u128::from_le_bytes(*block)), place, &0))
         })
     }
 
-    /// A block after four rounds of AES under the keys of a place, and `end` added.
+    /// A block after four rounds of AES under the keys of a position, with `end` added.
     #[inline(always)]
     fn mixed(&self, block: Halves, place: usize, end: &u128) -> Halves {
         let keys = &self.keys[place];
@@ -180,8 +177,7 @@ impl Hashing {
     }
 }
 
-/// The same for processors without an instruction for it, and to tell whether that does what it
-/// should.
+/// Four rounds for processors without AES instructions, and for comparison in tests.
 #[cold]
 #[inline(never)]
 fn four_rounds((low, high): Halves, keys: &RoundKeys, end: &u128) -> Halves {
@@ -230,7 +226,7 @@ mod tests {
         Hashing::new(0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908)
     }
 
-    /// The definition, block by block: what the fast one must agree with.
+    /// The definition, block by block, for comparison.
     fn by_definition(hashing: &Hashing, key: &[u8]) -> Halves {
         let mut blocks = Vec::new();
         let end = hashing.ends.get(key.len()).unwrap_or_else(|| {
@@ -288,11 +284,11 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_look_alike_are_told_apart() {
+    fn similar_keys_have_different_hashes() {
         let hashing = hashing();
         let mut seen = HashMap::new();
         let mut see = |hash: (u64, u64), what: String| {
-            // Each half alone tells a few thousand keys apart.
+            // Each half is different for a few thousand keys.
             for half in [(hash.0, 0), (0, hash.1)] {
                 if let Some(other) = seen.insert(half, what.clone()) {
                     panic!("{what} and {other} have the hash {half:?}");
@@ -305,7 +301,7 @@ mod tests {
             one.push(1);
             see(hashing.hash(&one), format!("{length} zeroes and a one"));
         }
-        // Wherever the border between name and key is.
+        // For every border between name and key.
         let text = "a".repeat(LONGEST + 40);
         for length in 1..text.len() {
             let cuts: BTreeSet<usize> = [0, 1, 7, 8, 9, 16, 17, length / 2, length].into();
@@ -330,10 +326,10 @@ mod tests {
         }
     }
 
-    /// Keys that count up, keys that differ in one bit, keys of one letter: all are spread as
-    /// evenly as chance would.
+    /// Counted keys, keys that differ in one bit, and keys of one letter are spread as evenly as
+    /// random numbers.
     #[test]
-    fn the_half_that_chooses_the_place_is_even_whatever_the_keys_look_like() {
+    fn the_half_that_selects_the_slot_is_uniform() {
         const KEYS: u32 = 1 << 16;
         const BINS: usize = 256;
         type Named = (&'static str, fn(u32) -> Vec<u8>);

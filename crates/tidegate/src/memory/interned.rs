@@ -1,21 +1,20 @@
-//! Limits by number, so that a slot can say in two bytes which limit wrote it.
+//! Numbers for limits, so that a slot refers to its limit in two bytes.
 //!
-//! Only limits whose states fit into a slot have a number: buckets, and windows that are aligned. A
-//! number is read without a lock, by whoever holds the lock of a shard and by whoever reads a slot
-//! without it; so what it stands for is a few atomic words that may be written over when the number
-//! is given to another limit. That happens only when no key refers to it any more, which [`Sweep`]
-//! finds out:
+//! Only limits whose state fits into a slot have a number: buckets and aligned windows. Numbers are
+//! read without a lock on this table, with and without the lock of a shard. So the limit of a number
+//! is a few atomic words, which are overwritten when the number is given to another limit. That
+//! happens only if no key refers to the number, as [`Sweep`] finds out:
 //!
-//! 1. It visits all shards and notes which numbers their slots have. The others, unless they are
-//!    [held](Pinned), are *retired*: no state is written with them from then on, unless their limit
-//!    is asked for again.
-//! 2. It visits all shards once more. Whoever was about to write a retired number held the lock of
-//!    its shard since before, so its slot is seen now. What is still retired and in no slot is
-//!    free.
+//! 1. It visits all shards and collects the numbers in their slots. The other numbers, unless they
+//!    are [held](Pinned), are *retired*: no state is written with them, unless their limit is used
+//!    again.
+//! 2. It visits all shards again. A thread that was about to write a retired number held the lock of
+//!    its shard since before, so its slot is found now. Numbers that are still retired and in no
+//!    slot are free.
 //!
-//! A reading without a lock that finds the words of a number's next limit has begun before its slot
-//! was emptied, so the version of its shard has changed since, and the reading does not count.
-//! `fence(Release)` before the words are written makes sure that it sees that.
+//! A read without a lock that finds the words of a number's next limit started before its slot was
+//! emptied. The version of its shard has changed since, so the read is not valid. The
+//! `fence(Release)` before the words are written makes the new version visible to it.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -32,49 +31,49 @@ use super::shard::{count_of, level_of};
 const CHUNK: usize = 256;
 const CHUNKS: usize = 256;
 
-/// The most limits that have a number. States of further ones are kept in full instead.
+/// The maximum number of limits with a number. States of other limits are kept as records.
 pub(crate) const MAX_INTERNED: usize = CHUNK * CHUNKS - 1;
-/// Limits that nobody [holds](Pinned) get at most one number in so many.
+/// Limits that are not reserved get at most one of this many numbers.
 const AD_HOC_PART: usize = 4;
-/// And take at most this part of the bytes that a store may have.
+/// The table takes at most this part of the store's maximum bytes.
 const BYTES_PART: usize = 16;
-/// At least so many, however few bytes there are.
+/// The minimum for limits that are not reserved.
 const LEAST: usize = 64;
-/// What one takes, about: its words, its holders, and its place in the map.
+/// The approximate bytes of one: its words, its holders, and its entry in the map.
 const BYTES_EACH: usize = size_of::<LimitEntry>() + 2 * size_of::<(u64, u32)>();
 
-/// A sweep takes a step when so many states in a row would have liked a number.
+/// A sweep takes a step after this many states could not get a number.
 const REFUSALS_PER_STEP: u32 = 16;
-/// A sweep that found all that there was to find is not begun again for so long.
+/// The interval between sweeps.
 const SWEEP_EVERY_US: u64 = 1_000_000;
 
-/// The number is given to a limit.
+/// The number has a limit.
 const TAKEN: u64 = 1;
 /// The limit is an aligned window, not a bucket.
 const WINDOW: u64 = 2;
-/// It counts what it denies.
+/// The limit counts denied requests.
 const COUNTS_REJECTED: u64 = 4;
-/// No state may be written with the number: it is about to be free.
+/// No state may be written with the number, which is about to be free.
 const RETIRED: u64 = 8;
 
-/// One number: the limit as words, and how many hold it.
+/// One number: the limit as words, and the number of its holders.
 #[derive(Debug, Default)]
 struct LimitEntry {
     head: AtomicU64,
     debt: AtomicU64,
     amount: AtomicU64,
     period: AtomicU64,
-    /// The rest is zero for windows.
+    /// This word and the next ones are zero for windows.
     capacity: AtomicU64,
     p: AtomicU64,
     q: AtomicU64,
     grid: AtomicU64,
-    /// How many hold the number, and how many of those may have one whatever others have.
+    /// The number of holders, and of those that reserve it.
     holders: AtomicU32,
     reserved: AtomicU32,
 }
 
-/// The head of a limit's words; none if its states do not fit into a slot.
+/// The head word of a limit; none if its states do not fit into a slot.
 #[inline(always)]
 fn head_of(limit: &Limit) -> Option<u64> {
     let kind = match limit.algorithm() {
@@ -86,7 +85,7 @@ fn head_of(limit: &Limit) -> Option<u64> {
 }
 
 impl LimitEntry {
-    /// Whether it is this limit's; not while it is retired.
+    /// Whether it is the number of this limit and not retired.
     #[inline(always)]
     fn is(&self, limit: &Limit) -> bool {
         head_of(limit).is_some_and(|head| {
@@ -122,8 +121,7 @@ impl LimitEntry {
             Algorithm::Window(window) => (window.amount, window.period, 0, Rate::default()),
             _ => return,
         };
-        // Whoever sees any of these without a lock also sees that the slot it came from has
-        // changed.
+        // A read without a lock that sees one of these words also sees that its slot has changed.
         fence(Ordering::Release);
         for (own, word) in [
             (&self.debt, limit.debt()),
@@ -139,7 +137,7 @@ impl LimitEntry {
         }
     }
 
-    /// The limit; for whoever knows that it does not change meanwhile.
+    /// The limit. The caller must know that it does not change meanwhile.
     fn limit(&self) -> Option<Limit> {
         let read = |own: &AtomicU64| own.load(Ordering::Relaxed);
         let (head, debt, period) =
@@ -166,40 +164,39 @@ impl LimitEntry {
 
 type Chunk = [LimitEntry; CHUNK];
 
-/// Limits by number, from 1. Reading one takes no lock.
+/// Limits by number, from 1. Reads take no lock.
 #[derive(Debug)]
 pub(crate) struct Interned {
     known: RwLock<KnownLimits>,
-    /// Who was asked for last: most programs have few limits, and comparing is cheaper than
-    /// hashing.
+    /// The number that was looked up last: most programs have few limits, and a comparison is
+    /// cheaper than a hash.
     last: AtomicU32,
     chunks: [OnceLock<Box<Chunk>>; CHUNKS],
     hasher: RandomState,
-    /// How many there may be that nobody holds.
+    /// The maximum number of limits that are not reserved.
     max_ad_hoc: usize,
-    /// What the store has allocated; what this takes is part of it.
+    /// The bytes that the store has allocated, including those of this table.
     bytes: Arc<AtomicUsize>,
-    /// How many states would have liked a number since the last step of a sweep.
+    /// The number of states that could not get a number since the last step of a sweep.
     refusals: AtomicU32,
     sweep: Mutex<Sweep>,
 }
 
 #[derive(Debug, Default)]
 struct KnownLimits {
-    /// By a hash that nobody outside can foresee. Of two limits with one hash, the second has no
-    /// number.
+    /// By a keyed hash. Of two limits with the same hash, the second gets no number.
     numbers: HashMap<u64, u32>,
     free: Vec<u32>,
-    /// The highest number ever given.
+    /// The highest number so far.
     highest: u32,
-    /// How many bytes of these the store knows of.
+    /// The bytes of this table that are included in the store's counter.
     counted: usize,
-    /// How many are reserved.
+    /// The number of reserved limits.
     reserved: usize,
 }
 
 impl Interned {
-    /// An empty one for a store that may have so many bytes, and counts them here.
+    /// An empty table for a store that counts its bytes in `bytes`, up to `max_bytes`.
     pub(crate) fn new(max_bytes: usize, bytes: Arc<AtomicUsize>) -> Self {
         let most = max_bytes / BYTES_PART / BYTES_EACH;
         Interned {
@@ -220,14 +217,14 @@ impl Interned {
         Some(&self.chunks.get(number / CHUNK)?.get()?[number % CHUNK])
     }
 
-    /// Whether a slot with this number was written by `limit`. For whoever has no lock, that counts
-    /// only if the slot has not changed since it was read.
+    /// Whether a slot with this number was written by `limit`. Without the lock of the shard, the
+    /// result is valid only if the slot has not changed since it was read.
     #[inline(always)]
     pub(crate) fn is(&self, number: u32, limit: &Limit) -> bool {
         self.entry(number).is_some_and(|entry| entry.is(limit))
     }
 
-    /// The state that the two numbers of a slot are; for whoever holds the lock of its shard.
+    /// The state in the two numbers of a slot. The caller must hold the lock of its shard.
     pub(crate) fn state(&self, number: u32, numbers: (u64, u64)) -> State {
         let Some(entry) = self.entry(number) else { return State::Idle };
         let read = |own: &AtomicU64| own.load(Ordering::Relaxed);
@@ -244,13 +241,13 @@ impl Interned {
         }
     }
 
-    /// The limit of a slot's number; for whoever holds the lock of its shard.
+    /// The limit of a slot's number. The caller must hold the lock of its shard.
     pub(crate) fn limit(&self, number: u32) -> Option<Limit> {
         self.entry(number)?.limit()
     }
 
-    /// The number of a limit, to be written into a slot by whoever holds the lock of its shard;
-    /// `None` if its states do not fit into one, or there are too many limits.
+    /// The number of a limit, to be written into a slot under the lock of its shard. `None` if its
+    /// states do not fit into a slot, or there are too many limits.
     pub(crate) fn number(&self, limit: &Limit) -> Option<u32> {
         let last = self.last.load(Ordering::Relaxed);
         if self.is(last, limit) {
@@ -268,7 +265,7 @@ impl Interned {
         Some(number)
     }
 
-    /// The number that a limit has, or else a free one.
+    /// The number of a limit, or a new one.
     fn known_or_new(
         &self,
         known: &mut KnownLimits,
@@ -302,7 +299,7 @@ impl Interned {
         let entry = &chunk.get_or_init(|| Box::new(std::array::from_fn(|_| LimitEntry::default())))
             [number as usize % CHUNK];
         entry.write(limit, head);
-        // What cannot be told from its words would be saved as another.
+        // A limit that its words do not determine would be saved as another one.
         if entry.limit().as_ref() != Some(limit) {
             entry.head.store(0, Ordering::Relaxed);
             known.free.push(number);
@@ -313,18 +310,18 @@ impl Interned {
         Some(number)
     }
 
-    /// Tells the store how many bytes there are now.
+    /// Updates the store's counter of bytes.
     fn count(&self, known: &mut KnownLimits) {
         let chunks = (known.highest as usize / CHUNK + 1) * size_of::<Chunk>();
-        // A map has a byte for each place, and places for an eighth more than it can hold.
+        // A map has a control byte per bucket, and an eighth more buckets than its capacity.
         let map = known.numbers.capacity() * 8 / 7 * (size_of::<(u64, u32)>() + 1);
         let bytes = chunks + map + known.free.capacity() * size_of::<u32>();
         self.bytes.fetch_add(bytes.wrapping_sub(known.counted), Ordering::Relaxed);
         known.counted = bytes;
     }
 
-    /// A number that stays the limit's; [`release`](Interned::release) gives it back. One that is
-    /// reserved is not counted among those of callers.
+    /// Holds the number of a limit until [`release`](Interned::release). A reserved one does not
+    /// count towards the maximum.
     fn hold(&self, limit: &Limit, is_reserved: bool) -> Option<u32> {
         head_of(limit)?;
         let mut known = self.known.write();
@@ -347,15 +344,14 @@ impl Interned {
         entry.holders.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether it is time for the next [step](Interned::sweep) of a sweep: numbers have been
-    /// refused.
+    /// Whether the next [step](Interned::sweep) of a sweep is due, because numbers were refused.
     #[inline]
     pub(crate) fn wants_sweep(&self) -> bool {
         self.refusals.load(Ordering::Relaxed) >= REFUSALS_PER_STEP
     }
 
-    /// Visits the next of so many shards: `visit` locks it, forgets its idle keys, and shows the
-    /// numbers of the others. For whoever holds no lock.
+    /// Visits the next of `shards` shards: `visit` locks it, removes its idle keys, and calls its
+    /// argument with the numbers of the others. The caller must hold no lock.
     pub(crate) fn sweep(
         &self,
         shards: usize,
@@ -401,7 +397,7 @@ impl Interned {
         }
     }
 
-    /// Retires what nobody holds and no slot has. Says whether there is any.
+    /// Retires the numbers that are not held and in no slot. Returns whether there are any.
     fn retire(&self, known: &KnownLimits, is_in_use: impl Fn(u32) -> bool) -> bool {
         let mut is_any = false;
         for &number in known.numbers.values() {
@@ -414,7 +410,7 @@ impl Interned {
         is_any
     }
 
-    /// Frees what is retired and in no slot; what came into one meanwhile stays.
+    /// Frees the retired numbers that are in no slot, and keeps those that are in use again.
     fn free(&self, known: &mut KnownLimits, is_in_use: impl Fn(u32) -> bool) {
         let KnownLimits { numbers, free, .. } = known;
         numbers.retain(|_, &mut number| {
@@ -443,20 +439,20 @@ impl Interned {
     }
 }
 
-/// Which numbers are in use, found out a shard at a time.
+/// The search for unused numbers, one shard at a time.
 #[derive(Debug, Default)]
 struct Sweep {
     /// The next shard to visit.
     next: usize,
-    /// Whether it visits them for the second time.
+    /// Whether this is the second round.
     is_second: bool,
-    /// The numbers that were seen this time, a bit each.
+    /// The numbers that were found in this round, one bit each.
     in_use: Vec<u64>,
-    /// When the last one was done.
+    /// The end of the last sweep.
     ended_at: Option<Timestamp>,
 }
 
-/// A number that stays its limit's, whether a key refers to it or not.
+/// The held number of a limit, if it has one.
 #[derive(Debug)]
 pub(super) struct Pinned {
     pub(super) memory: Memory,
@@ -465,7 +461,7 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// For as long as it lives, if there is one; whatever others have, if it `is_reserved`.
+    /// Holds the number of a limit while this value lives.
     pub(super) fn new(memory: &Memory, limit: &Limit, is_reserved: bool) -> Self {
         Pinned {
             memory: memory.clone(),
@@ -481,7 +477,7 @@ impl Pinned {
 
 impl Clone for Pinned {
     fn clone(&self) -> Self {
-        // There is a holder, so nobody takes it away meanwhile.
+        // `self` holds the number, so it is not freed meanwhile.
         if let Some(entry) = self.number.and_then(|number| self.memory.inner.limits.entry(number)) {
             entry.holders.fetch_add(1, Ordering::Relaxed);
             entry.reserved.fetch_add(u32::from(self.is_reserved), Ordering::Relaxed);
@@ -498,8 +494,7 @@ impl Drop for Pinned {
     }
 }
 
-/// Limits that a memory store keeps in the least room for as long as this lives, whatever other
-/// limits its callers bring: see [`Memory::reserve_limits`].
+/// Limits whose numbers are reserved while this value lives; see [`Memory::reserve_limits`].
 #[derive(Clone, Debug)]
 #[must_use = "the limits are reserved for as long as it lives"]
 pub struct ReservedLimits {
@@ -528,7 +523,7 @@ mod tests {
         Limit::window(amount as u64, Period::SECOND).build().unwrap()
     }
 
-    /// A whole sweep over one shard, whose slots have these numbers.
+    /// A sweep over one shard whose slots have these numbers.
     fn sweep(interned: &Interned, seconds: u64, in_use: &[u32]) {
         for _ in 0..2 {
             interned.sweep(1, Timestamp::from_secs(seconds), |_, show| {
@@ -637,7 +632,7 @@ mod tests {
             "slots can still be read"
         );
         assert!(!interned.is(one, &window(1)), "but nothing is written with them");
-        // The first is asked for, the second was about to be written, the third is not needed.
+        // The first is used again, the second was about to be written, the third is unused.
         assert_eq!(interned.number(&window(1)), Some(one));
         interned.sweep(1, now, |_, show| show(two));
         assert!(

@@ -1,8 +1,8 @@
-//! A shard: a part of the keys behind one lock, and how states are packed into its slots.
+//! A shard: a part of the keys behind one lock, and the packing of states into its slots.
 //!
 //! Most states are two numbers: a bucket's level and time, a window's count and time. They are
-//! packed into a slot together with the number of the limit that wrote them. Everything else lives
-//! in a list beside the table, and the slot says where.
+//! packed into a slot together with the number of the limit that wrote them. Other states are in a
+//! list beside the table, and the slot has their index.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,10 +25,10 @@ const LISTED: u32 = (1 << (2 * TAG_BITS)) - 1;
 /// A tag that no slot has.
 const NO_TAG: u32 = 0;
 
-/// A table, or a list, that is not worth making smaller.
+/// The size of a table or list below which it is not made smaller.
 const SMALL_TABLE: usize = 4096;
 
-/// How many slots one insertion into a full shard looks at to find an idle one.
+/// The number of slots that one insertion into a full shard searches for idle keys.
 const SEARCH: usize = 2048;
 
 #[derive(Debug)]
@@ -36,25 +36,25 @@ pub(crate) struct Shard {
     slots: Slots,
     list: Option<Box<RecordList>>,
     search: Search,
-    /// How many [bytes](Shard::bytes) the store knows of.
+    /// The [bytes](Shard::bytes) that are included in the store's counter.
     counted: usize,
 }
 
-/// A search for idle keys, a piece at a time, that does not begin again before there can be one.
+/// A search for idle keys in steps, which does not start again before a key can be idle.
 #[derive(Debug, Default)]
 struct Search {
-    /// Where it goes on.
+    /// The next slot.
     hand: usize,
-    /// How many slots it has passed without finding anything.
+    /// The number of slots since the last idle key.
     passed: usize,
-    /// When the first of those will be idle.
+    /// The earliest time at which one of those keys is idle.
     first_idle_at: Option<Timestamp>,
-    /// Having passed all of them: no key is idle before this.
+    /// After a complete round, the earliest time at which a key is idle.
     nothing_before: Timestamp,
 }
 
 impl Search {
-    /// A key that may stand where the search has been, or move there, is idle from `idle_at` on.
+    /// Records a key that may be in slots the search has passed.
     fn expect(&mut self, idle_at: Timestamp) {
         self.nothing_before = self.nothing_before.min(idle_at);
         self.first_idle_at = self.first_idle_at.map(|first| first.min(idle_at));
@@ -66,7 +66,7 @@ impl Search {
 struct RecordList {
     records: Vec<Option<Record>>,
     free: Vec<usize>,
-    /// What the records hold beside themselves.
+    /// The heap memory of the records.
     heap: usize,
 }
 
@@ -104,7 +104,7 @@ impl RecordList {
     }
 }
 
-/// The tag of a limit's states, as the two words of a slot hold it.
+/// The tag of a limit's states, as in the two words of a slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LimitTag {
     low: u64,
@@ -119,8 +119,7 @@ impl LimitTag {
         }
     }
 
-    /// The tag of states that the limit of this number wrote; one that no slot has, if there is
-    /// none.
+    /// The tag of a limit's number. Without a number, a tag that no slot has.
     pub(crate) fn of(number: Option<u32>) -> Self {
         LimitTag::new(number.map_or(NO_TAG, |number| number + FIRST_TAG))
     }
@@ -156,8 +155,7 @@ impl Packed {
         Packed { tag, first: low & NUMBER, second: high & NUMBER }
     }
 
-    /// Whether `limit` wrote it. Nobody did if the state is in the list, or if somebody was writing
-    /// while it was read.
+    /// Whether `limit` wrote it. False if the state is in the list, or was read during a write.
     #[inline]
     pub(crate) fn is_of(self, limit: &Limit, limits: &Interned) -> bool {
         limits.is(self.tag.wrapping_sub(FIRST_TAG), limit)
@@ -173,18 +171,18 @@ impl Packed {
         LimitTag::new(self.tag)
     }
 
-    /// The words of a slot. The tag is never zero in its upper half, so that an occupied slot never
-    /// looks empty.
+    /// The words of a slot. The upper half of the tag is never zero, because a zero word marks an
+    /// empty slot.
     fn words(self) -> (u64, u64) {
         self.tag().pack((self.first & NUMBER, self.second & NUMBER))
     }
 }
 
-/// Tags begin here, so that their upper half is never zero.
+/// The first tag, so that the upper half of tags is never zero.
 const FIRST_TAG: u32 = TAG + 1;
 
 impl Shard {
-    /// A shard with its table in `arena`, empty.
+    /// Creates an empty shard with its table in `arena`.
     pub(crate) fn new(arena: Arc<Arena>, number: usize) -> Self {
         Shard {
             slots: Slots::new(arena, number),
@@ -198,7 +196,7 @@ impl Shard {
         self.slots.len()
     }
 
-    /// How many cache lines its table has where keys are at home.
+    /// The number of cache lines that can be a home.
     pub(crate) fn lines(&self) -> usize {
         self.slots.lines()
     }
@@ -207,7 +205,7 @@ impl Shard {
         self.slots.bytes() + self.list.as_ref().map_or(0, |list| list.bytes())
     }
 
-    /// Tells the store how many bytes there are now.
+    /// Updates the store's counter of bytes.
     #[inline]
     pub(crate) fn count(&mut self, all: &AtomicUsize) {
         let bytes = self.bytes();
@@ -217,8 +215,7 @@ impl Shard {
         }
     }
 
-    /// How many bytes more it takes at most to keep one more key, in a slot of the table or in the
-    /// list.
+    /// The maximum number of bytes that another key takes, in a slot or in the list.
     pub(crate) fn bytes_for_one_more(&self, is_listed: bool) -> usize {
         let table =
             if self.slots.is_nearly_full() { self.slots.bytes() / 4 + SMALL_TABLE } else { 0 };
@@ -232,7 +229,7 @@ impl Shard {
         table + list
     }
 
-    /// Whether it has much more room than it needs.
+    /// Whether its table is much larger than it needs.
     pub(crate) fn is_spacious(&self) -> bool {
         self.slots.bytes() > SMALL_TABLE && self.slots.len() * 4 < self.slots.capacity()
     }
@@ -252,7 +249,7 @@ impl Shard {
         self.slots.set(index, low, high);
     }
 
-    /// Takes the record at `index` out to work on it; [`put`](Shard::put) brings it back.
+    /// Takes the record at `index` until [`put`](Shard::put) puts it back.
     pub(crate) fn take(&mut self, index: usize, limits: &Interned) -> Record {
         let packed = self.packed(index);
         if packed.tag == LISTED {
@@ -262,8 +259,7 @@ impl Shard {
         Record { state: packed.state(limits), ..Record::default() }
     }
 
-    /// Brings a record back that was taken out at `index`, or forgets the key if there is nothing
-    /// to keep.
+    /// Puts back a record that was taken at `index`, or removes the key if it is idle.
     pub(crate) fn put(
         &mut self,
         index: usize,
@@ -281,7 +277,7 @@ impl Shard {
             return;
         }
         if was.tag != LISTED && !record.state.fits(limit.algorithm()) {
-            return; // another limit's, and nothing was changed: it stays as that one wrote it
+            return; // unchanged state of another limit: it stays as that one wrote it
         }
         if let Some(packed) = pack(&record, limit, limits) {
             self.free(was);
@@ -294,7 +290,7 @@ impl Shard {
         }
     }
 
-    /// Adds a new key; `index` is where [`find`](Shard::find) said it belongs.
+    /// Adds a new key at `index`, from [`find`](Shard::find).
     pub(crate) fn add(
         &mut self,
         hash: Hash,
@@ -313,8 +309,7 @@ impl Shard {
         self.add_packed(hash, index, packed, limits, now);
     }
 
-    /// The same for the level of a bucket, without a detour over a record. Not if there are too
-    /// many limits.
+    /// Adds a new key with the level of a bucket. Returns false if the limit has no number.
     pub(crate) fn add_level(
         &mut self,
         hash: Hash,
@@ -355,15 +350,14 @@ impl Shard {
             }) {
                 return;
             }
-            // Keys that come again would have to be made room for again: the table gets shorter by
-            // half at most.
+            // The table shrinks by half at most, because removed keys are likely to be used again.
             self.rebuild_for(self.slots.capacity() / 2, limits, now);
             index = self.slots.find(hash).unwrap_or_else(|place| place);
         }
         self.slots.insert(index, entry);
     }
 
-    /// Shows every key and what is kept for it.
+    /// Calls `show` with every key and its state.
     pub(crate) fn for_each(&self, show: &mut impl FnMut(Hash, KeptState<'_>)) {
         self.slots.for_each(|entry| {
             let Packed { tag, first, second } = Packed::of((entry.low, entry.high));
@@ -380,8 +374,7 @@ impl Shard {
         });
     }
 
-    /// Adds a key that was kept elsewhere meanwhile; `limit` is what wrote it, if it was packed.
-    /// Says whether it is there now.
+    /// Adds a key from a snapshot; `limit` wrote it, if it was packed. Returns whether it was added.
     pub(crate) fn restore(
         &mut self,
         hash: Hash,
@@ -399,7 +392,7 @@ impl Shard {
         true
     }
 
-    /// Looks for idle keys to forget when the shard is full, some further each time.
+    /// Searches a part of a full shard for idle keys and removes them.
     pub(crate) fn look_for_idle(&mut self, limits: &Interned, now: Timestamp) {
         if now < self.search.nothing_before {
             return;
@@ -421,7 +414,7 @@ impl Shard {
         }
     }
 
-    /// Forgets every key that is idle, and shows the numbers of the limits that wrote the others.
+    /// Removes all idle keys, and calls `show` with the limits' numbers of the others.
     pub(crate) fn show_limits(
         &mut self,
         limits: &Interned,
@@ -441,7 +434,7 @@ impl Shard {
         });
     }
 
-    /// Forgets every key that is idle, and gives memory back if there is much more than is needed.
+    /// Removes all idle keys, and returns memory if there is much more than needed.
     pub(crate) fn rebuild(&mut self, limits: &Interned, now: Timestamp) {
         self.rebuild_for(0, limits, now);
     }
@@ -473,7 +466,7 @@ impl Shard {
     }
 }
 
-/// What is kept for a key.
+/// The state of a key.
 pub(crate) enum KeptState<'a> {
     /// Two numbers that the limit of this number wrote.
     Packed { number: u32, first: u64, second: u64 },
@@ -481,8 +474,8 @@ pub(crate) enum KeptState<'a> {
     Record(&'a Record),
 }
 
-/// The record of two numbers that `limit` wrote, if it is a limit that writes two numbers, and they
-/// are possible ones.
+/// The record of two numbers that `limit` wrote, if the limit packs its states and the numbers are
+/// valid.
 pub(crate) fn record_of(limit: &Limit, [first, second]: [u64; 2]) -> Option<Record> {
     let packs = match limit.algorithm() {
         Algorithm::Bucket(_) => second < EXACT,
@@ -493,7 +486,7 @@ pub(crate) fn record_of(limit: &Limit, [first, second]: [u64; 2]) -> Option<Reco
         .then(|| Record { state: unpack((first, second), limit), ..Record::default() })
 }
 
-/// From when on a slot is the same as none.
+/// The time from which on the state in a slot is idle.
 fn idle_at(entry: &SlotEntry, list: &Option<Box<RecordList>>, limits: &Interned) -> Timestamp {
     let packed = Packed::of((entry.low, entry.high));
     if packed.tag != LISTED {
@@ -501,12 +494,12 @@ fn idle_at(entry: &SlotEntry, list: &Option<Box<RecordList>>, limits: &Interned)
     }
     match list.as_ref().and_then(|list| list.records.get(list_place(packed.first))) {
         Some(Some(record)) => record.idle_at(),
-        Some(None) => Timestamp::MAX, // taken out to be worked on
+        Some(None) => Timestamp::MAX, // taken for a decision
         None => Timestamp::EPOCH,
     }
 }
 
-/// Frees what a slot that is to be taken out has in the list.
+/// Frees the record in the list of a slot that is to be removed.
 fn forget(entry: &SlotEntry, list: &mut Option<Box<RecordList>>) -> bool {
     let packed = Packed::of((entry.low, entry.high));
     if let (LISTED, Some(list)) = (packed.tag, list) {
@@ -515,12 +508,12 @@ fn forget(entry: &SlotEntry, list: &mut Option<Box<RecordList>>) -> bool {
     true
 }
 
-#[allow(clippy::cast_possible_truncation, reason = "it was an index of this machine's memory")]
+#[allow(clippy::cast_possible_truncation, reason = "it was an index of this process")]
 fn list_place(number: u64) -> usize {
     number as usize
 }
 
-/// A state as two numbers, if it is of that kind and its limit has a number.
+/// A state as two numbers, if it can be packed and its limit has a number.
 fn pack(record: &Record, limit: &Limit, limits: &Interned) -> Option<Packed> {
     if !record.receipts.is_empty() || !record.state.fits(limit.algorithm()) {
         return None;
@@ -570,7 +563,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_that_comes_behind_the_search_is_found_when_it_is_idle() {
+    fn a_key_added_behind_the_search_is_found_when_idle() {
         const MOST: usize = 2 * SEARCH;
         // Among the last that the first piece of a search looks at.
         const PASSED: u64 = SEARCH as u64 - 8;
@@ -594,8 +587,8 @@ mod tests {
         for place in 1..=MOST as u64 {
             add(&mut shard, place, &day, Timestamp::EPOCH);
         }
-        // The first piece of a search; then one key it has passed leaves, and another that is soon
-        // idle comes in its place.
+        // After the first step of a search, a key that it has passed is replaced by another one that
+        // is soon idle.
         assert!(!has_room(&mut shard, Timestamp::EPOCH));
         let index = shard.find(Hash { order: PASSED << 50, other: PASSED }).unwrap();
         let _ = shard.take(index, &limits);

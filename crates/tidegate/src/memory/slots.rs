@@ -2,14 +2,13 @@
 //!
 //! A key's home is its hash scaled to the table's length, so that keys in order of hash are also in
 //! order of home. The table keeps them sorted: a look-up starts at home and stops at the first
-//! greater hash, found or not; a rebuild for more room, or to drop what is idle, is a few passes
-//! from one end to the other that never jump. A few spare slots at the end spare the wrap-around.
+//! greater hash, found or not. A rebuild, to grow or to drop idle keys, is a few sequential passes.
+//! A few spare slots at the end make a wrap-around unnecessary.
 //! There are no tombstones.
 //!
-//! All shards have their tables in one [`Arena`], which grows with them and never moves: whoever
-//! looks something up without holding the shard's lock may find nonsense while somebody else
-//! writes, and has to ask the lock's version whether that was so, but it never finds memory that is
-//! no longer there.
+//! All shards have their tables in one [`Arena`], which grows with them and never moves. A look-up
+//! without the shard's lock may read inconsistent slots during a write, which the version of the
+//! lock shows, but it never reads freed memory.
 
 use std::hint::select_unpredictable;
 use std::sync::Arc;
@@ -19,16 +18,17 @@ use parking_lot::Mutex;
 
 use crate::raw::{self, FEW, HUGE, Later, Slot};
 
-/// What a key is known by: a keyed hash in 128 bits. The bytes of the key are not kept.
+/// The identity of a state: a keyed 128-bit hash. The bytes of the key are not kept.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(crate) struct Hash {
-    /// Orders the table and chooses the shard: the same for all limits of a key.
+    /// Orders the table and selects the shard: equal for all limits of a key.
     pub(crate) order: u64,
     /// The other half, with the algorithm and position of the limit mixed in.
     pub(crate) other: u64,
 }
 
-/// What is in a slot. `low` and `high` are the store's; a slot whose `high` is zero is empty.
+/// The content of a slot. `low` and `high` belong to the store; a slot with `high` of zero is
+/// empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SlotEntry {
     pub(crate) hash: Hash,
@@ -77,7 +77,7 @@ impl Slot {
         self.high.store(high, Ordering::Relaxed);
     }
 
-    /// Whether it is that of `hash`, or empty and `hash` is zero.
+    /// Whether the slot has this hash. An empty slot has the hash zero.
     #[inline(always)]
     fn is_of(&self, hash: Hash) -> bool {
         let (order, other) =
@@ -90,8 +90,7 @@ impl Slot {
         self.high.load(Ordering::Relaxed) == 0
     }
 
-    /// Where this slot stands if one looks for `hash`. Keys with equal order are the limits of one
-    /// key.
+    /// The position of this slot relative to `hash`. The limits of one key have equal order.
     #[inline(always)]
     fn place(&self, hash: Hash) -> Place {
         let own = Hash {
@@ -108,11 +107,11 @@ impl Slot {
     }
 }
 
-/// The two words of a key, wherever they were found.
+/// The two words of a key's slot.
 pub(crate) trait Words {
     /// `low` and `high`.
     fn words(&self) -> (u64, u64);
-    /// Only for who holds the lock since they were read, or knows that nobody has written since.
+    /// The caller must hold the lock, and no write may have happened since the words were read.
     fn set_words(&self, words: (u64, u64));
 }
 
@@ -128,17 +127,17 @@ impl Words for &Slot {
     }
 }
 
-/// The slot of a key, and the other one of its cache line, with what was in them: for a key whose
-/// memory is still on its way.
+/// The slot of a key, and the other slot of its cache line, with their words: for a key whose memory
+/// is still being fetched.
 ///
-/// Which of the two it is, only their memory tells. A processor that has to write to an address
-/// which it learns from memory lets nothing behind that overtake it, not even the next key on its
-/// way; so both are written, one of them with what was there.
+/// Only the memory itself shows which of the two slots it is. A store to an address that depends on
+/// a load blocks later loads, among them those for the next key. So both slots are written, one of
+/// them with its old words.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlotPair<'a> {
     first: &'a Slot,
     second: &'a Slot,
-    /// The one of them that it is.
+    /// The slot of the key.
     slot: &'a Slot,
     words: (u64, u64),
 }
@@ -148,8 +147,8 @@ impl<'a> SlotPair<'a> {
     #[inline(always)]
     fn look(first: &'a Slot, second: &'a Slot, hash: Hash) -> Option<Self> {
         let is_first = first.order.load(Ordering::Relaxed) == hash.order;
-        // Nobody can guess in which half it is, so there is no branch; and reading at an address
-        // that is learned from memory holds nobody up.
+        // The half is unpredictable, so there is no branch; a load from an address that depends on
+        // a load blocks nothing.
         let slot = select_unpredictable(is_first, first, second);
         slot.is_of(hash).then(|| SlotPair { first, second, slot, words: slot.words() })
     }
@@ -176,21 +175,21 @@ impl Words for SlotPair<'_> {
     }
 }
 
-/// Where a slot stands, seen from a key.
+/// The position of a slot relative to a key.
 enum Place {
     Before,
     Here,
     Behind,
 }
 
-/// The first chunk has so many slots for each shard. Chunks get longer by a quarter of a power of
-/// two: four of 8, four of 16, four of 32 and so on.
+/// The number of slots of the first chunk, per shard. Chunks grow by a quarter of a power of two:
+/// four of 8, four of 16, four of 32 and so on.
 const SMALLEST: usize = 8;
-/// What makes the arithmetic of chunks easy: the first chunk begins where four of its length would
+/// An offset that simplifies the arithmetic: the first chunk starts where four of its length would
 /// have ended.
 const OFFSET: usize = 4 * SMALLEST;
-/// Chunks are numbered from here on: what [`locate`] computes needs nothing taken away. There are
-/// enough for more slots than any machine has.
+/// The number of the first chunk, chosen so that [`locate`] needs no subtraction. There are enough
+/// chunks for more slots than fit into any machine.
 const FIRST_CHUNK: u8 = 24;
 const END_OF_CHUNKS: u8 = FIRST_CHUNK + 4 * 36;
 
@@ -199,23 +198,23 @@ const END_OF_CHUNKS: u8 = FIRST_CHUNK + 4 * 36;
 #[derive(Debug)]
 pub(crate) struct Arena {
     shards: usize,
-    /// What the store has allocated, and may.
+    /// The bytes that the store has allocated, and its maximum.
     bytes: Arc<AtomicUsize>,
     max_bytes: usize,
     chunks: Later<Slot>,
-    /// How many shards' tables reach into each chunk.
+    /// The number of tables that reach into each chunk.
     users: [Mutex<usize>; END_OF_CHUNKS as usize],
 }
 
 impl Arena {
-    /// Without memory yet, for a store that may have so many bytes, and counts them here.
+    /// An arena without memory, for a store that counts its bytes in `bytes`, up to `max_bytes`.
     pub(crate) fn new(shards: usize, max_bytes: usize, bytes: Arc<AtomicUsize>) -> Self {
         let users = [const { Mutex::new(0) }; END_OF_CHUNKS as usize];
         Arena { shards, bytes, max_bytes, chunks: Later::default(), users }
     }
 
-    /// The slots of a chunk from that one on which a shard's table has at `index`. Those of the
-    /// next shard follow behind the table's own.
+    /// The slots of a chunk from the one at `index` of a shard's table on. Those of the next shard
+    /// follow after the table's own.
     #[inline(always)]
     fn from(&self, shard: usize, index: usize) -> Option<&[Slot]> {
         let (chunk, position) = locate(shard, index);
@@ -229,8 +228,8 @@ impl Arena {
             .expect("a table has all the chunks it reaches into")
     }
 
-    /// The slots where `hash` is expected in a table of so many cache lines: its home, and the
-    /// next.
+    /// The slots where `hash` is expected in a table of `lines` cache lines: its home and the next
+    /// ones.
     #[inline(always)]
     pub(crate) fn at_home(&self, shard: usize, lines: usize, hash: Hash) -> &AtHome {
         let (chunk, position) = locate(shard, home(hash.order, lines));
@@ -250,7 +249,7 @@ impl Arena {
         None
     }
 
-    /// The slots of a shard's table, in order. `capacity` is where a chunk ends.
+    /// The slots of a shard's table, in order. `capacity` is the end of a chunk.
     fn table(&self, shard: usize, capacity: usize) -> impl DoubleEndedIterator<Item = &Slot> {
         let end = chunks().find(|chunk| end_before(*chunk) >= capacity).unwrap_or(END_OF_CHUNKS);
         (FIRST_CHUNK..end).flat_map(move |chunk| {
@@ -260,7 +259,7 @@ impl Arena {
         })
     }
 
-    /// One more table reaches as far as `to` instead of `from`.
+    /// Records that a table now reaches to `to` instead of `from`.
     fn reach(&self, from: usize, to: usize) {
         for chunk in chunks_within(from, to) {
             let mut users = self.users[usize::from(chunk)].lock();
@@ -273,14 +272,14 @@ impl Arena {
                     self.shards * end_before(small.end),
                 );
             } else {
-                // A huge page has pieces of many tables. If not all of them may come to use theirs,
-                // pages have to be small, or they would take memory that is counted nowhere.
+                // A huge page has parts of many tables. If the bound on bytes may prevent some
+                // tables from using their part, the pages must be small, because unused parts are
+                // not counted.
                 let bytes = self.bytes.load(Ordering::Relaxed);
                 let has_room = bytes.saturating_add(length * size_of::<Slot>()) <= self.max_bytes;
                 self.chunks.make(chunk, length, has_room);
             }
-            // The small ones are all in use now. A page at a time, so that nobody waits for all of
-            // them.
+            // All small chunks are in use now. Collapsed page by page, so that no call takes long.
             if chunk == small.end {
                 self.chunks.gather(*users);
             }
@@ -288,14 +287,14 @@ impl Arena {
         }
     }
 
-    /// The chunks that have less than a huge page.
+    /// The chunks that are smaller than a huge page.
     fn small(&self) -> std::ops::Range<u8> {
         let is_small = |chunk: &u8| self.shards * length_of(*chunk) * size_of::<Slot>() < HUGE;
         FIRST_CHUNK..chunks().find(|chunk| !is_small(chunk)).unwrap_or(END_OF_CHUNKS)
     }
 
-    /// One table reaches as far as `to` only, not `from`, and has left nothing behind. What nobody
-    /// uses is given back.
+    /// Records that a table now reaches to `to` instead of `from`, where its slots are empty. Unused
+    /// memory is returned to the system.
     fn leave(&self, from: usize, to: usize) {
         for chunk in chunks_within(to, from) {
             let mut users = self.users[usize::from(chunk)].lock();
@@ -310,12 +309,12 @@ impl Arena {
 /// Three homes, which are three cache lines.
 pub(crate) type AtHome = [Slot; FEW];
 
-/// Where keys are expected as long as there is no memory for them.
+/// The slots where keys are expected while the arena has no memory.
 pub(crate) static NOWHERE: AtHome = [const { Slot::empty() }; FEW];
 
-/// The slot of `hash` among those where it is [expected](Arena::at_home): all but one key in a
-/// hundred are there. [`Arena::get`] is for the others, and for the one key in 2^128 whose hash
-/// looks like an empty slot's. As quick as can be once they are in the cache.
+/// The slot of `hash` among those where it is [expected](Arena::at_home), as 99 of 100 keys are.
+/// [`Arena::get`] finds the others, and the one key in 2^128 with the hash of an empty slot. The
+/// fastest look-up once the slots are in the cache.
 #[inline(always)]
 pub(crate) fn look(
     [first, second, third, fourth, fifth, sixth]: &AtHome,
@@ -326,8 +325,8 @@ pub(crate) fn look(
         .or_else(|| look_at(fifth, sixth, hash))
 }
 
-/// Most are in the first cache line, but nobody can guess in which half of a line: choose without a
-/// branch.
+/// Most keys are in the first cache line; the half of the line is unpredictable, so there is no
+/// branch on it.
 #[inline(always)]
 fn look_at<'a>(first: &'a Slot, second: &'a Slot, hash: Hash) -> Option<&'a Slot> {
     let slot =
@@ -335,7 +334,7 @@ fn look_at<'a>(first: &'a Slot, second: &'a Slot, hash: Hash) -> Option<&'a Slot
     slot.is_of(hash).then_some(slot)
 }
 
-/// The same for slots that are still on their way.
+/// The slot of `hash` like [`look`], for slots that are still being fetched.
 #[inline(always)]
 pub(crate) fn look_ahead(
     [first, second, third, fourth, fifth, sixth]: &AtHome,
@@ -346,21 +345,21 @@ pub(crate) fn look_ahead(
         .or_else(|| SlotPair::look(fifth, sixth, hash))
 }
 
-/// Fetches the first two cache lines. Few keys are in the third.
+/// Starts to fetch the first two cache lines. Few keys are in the third.
 #[inline(always)]
 pub(crate) fn prefetch([first, _, third, ..]: &AtHome) {
     raw::prefetch(first);
     raw::prefetch(third);
 }
 
-/// The home of a hash in a table of so many cache lines: the first slot of one.
+/// The home of a hash in a table of `lines` cache lines: the first slot of a line.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation, reason = "the product shifted by 64 is below `lines`")]
 fn home(order: u64, lines: usize) -> usize {
     (((u128::from(order) * lines as u128) >> 64) as usize).wrapping_mul(2)
 }
 
-/// In which chunk a slot of a table is, and where there.
+/// The chunk of a table's slot, and its index there.
 #[inline(always)]
 #[allow(
     clippy::cast_possible_truncation,
@@ -368,23 +367,21 @@ fn home(order: u64, lines: usize) -> usize {
 )]
 fn locate(shard: usize, index: usize) -> (u8, usize) {
     let number = index.wrapping_add(OFFSET);
-    // Homes are even, so an odd number is one step further, and in the same chunk; and it has a
-    // logarithm.
+    // Homes are even, so the odd number is in the same chunk, and is not zero.
     let odd = number | 1;
     let log_length = raw::log2(odd).wrapping_sub(2);
     let quarter = odd.wrapping_shr(log_length); // 4 to 7
     let chunk = (log_length as usize).wrapping_mul(4).wrapping_add(quarter).wrapping_add(8);
-    // The shard's first slot in the chunk, and what is left of the number when that of the chunk's
-    // first slot is taken away.
+    // The shard's first slot in the chunk, plus the distance from the chunk's first slot.
     (chunk as u8, shard.wrapping_sub(quarter).wrapping_shl(log_length).wrapping_add(number))
 }
 
-/// How many slots a chunk has for each shard.
+/// The number of slots of a chunk, per shard.
 fn length_of(chunk: u8) -> usize {
     1 << (chunk / 4 - 3)
 }
 
-/// How many slots the chunks before this one have for each shard.
+/// The number of slots of all chunks before this one, per shard.
 fn end_before(chunk: u8) -> usize {
     (usize::from(4 + chunk % 4) * length_of(chunk)) - OFFSET
 }
@@ -393,15 +390,14 @@ fn chunks() -> std::ops::Range<u8> {
     FIRST_CHUNK..END_OF_CHUNKS
 }
 
-/// The chunks that begin at or behind `from` and before `to`.
+/// The chunks that start at or after `from` and before `to`.
 fn chunks_within(from: usize, to: usize) -> impl Iterator<Item = u8> {
     chunks()
         .skip_while(move |chunk| end_before(*chunk) < from)
         .take_while(move |chunk| end_before(*chunk) < to)
 }
 
-/// The table of one shard, in the hands of who holds its lock. It always reaches to the end of a
-/// chunk.
+/// The table of one shard, used under its lock. It always ends at the end of a chunk.
 #[derive(Debug)]
 pub(crate) struct Slots {
     arena: Arc<Arena>,
@@ -412,27 +408,27 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// The table of a shard, empty.
+    /// Creates the empty table of a shard.
     pub(crate) fn new(arena: Arc<Arena>, shard: usize) -> Self {
         Slots { arena, shard, lines: 0, capacity: 0, used: 0 }
     }
 
-    /// How many keys there are.
+    /// The number of keys.
     pub(crate) fn len(&self) -> usize {
         self.used
     }
 
-    /// How many slots there are.
+    /// The number of slots.
     pub(crate) fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// How many bytes the table takes.
+    /// The size of the table in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.capacity * size_of::<Slot>()
     }
 
-    /// Cache lines where keys are at home, without the spare ones at the end.
+    /// The number of cache lines that can be a home, without the spare ones at the end.
     pub(crate) fn lines(&self) -> usize {
         self.lines
     }
@@ -441,7 +437,7 @@ impl Slots {
         self.arena.slot(self.shard, index)
     }
 
-    /// Where `hash` is, or where it belongs.
+    /// The index of `hash`, or the index where to insert it.
     pub(crate) fn find(&self, hash: Hash) -> Result<usize, usize> {
         let mut index = home(hash.order, self.lines);
         while index < self.capacity {
@@ -462,20 +458,20 @@ impl Slots {
         self.slot(index).set_words((low, high));
     }
 
-    /// Shows all entries, in order.
+    /// Calls `show` with all entries, in order.
     pub(crate) fn for_each(&self, mut show: impl FnMut(SlotEntry)) {
         let entries = self.arena.table(self.shard, self.capacity).map(Slot::load);
         entries.filter(|entry| !entry.is_empty()).for_each(&mut show);
     }
 
-    /// Whether another key would make the runs long: five eighths of the slots are taken.
+    /// Whether another key would make runs long: five eighths of the slots are taken.
     pub(crate) fn is_nearly_full(&self) -> bool {
         self.used * 8 >= 2 * self.lines * 5
     }
 
-    /// Puts an entry at `index`, where [`find`](Slots::find) said it belongs, and takes out the
-    /// next one behind it for which `idle` says so, if there is one before the next gap: nothing
-    /// has to be moved beyond it, and the table gets no fuller. Says whether there was.
+    /// Inserts an entry at `index`, from [`find`](Slots::find), in place of the next idle entry, if
+    /// there is one before the next gap. Then few entries move, and the table gets no fuller.
+    /// Returns whether there was one.
     pub(crate) fn replace(
         &mut self,
         index: usize,
@@ -496,19 +492,18 @@ impl Slots {
         false
     }
 
-    /// Moves those from `index` on one further, up to `gap`, which nobody needs.
+    /// Moves the entries from `index` on by one, up to `gap`, which is overwritten.
     fn shift(&mut self, index: usize, gap: usize) {
         for index in (index..gap).rev() {
             self.slot(index + 1).store(self.get(index));
         }
     }
 
-    /// Puts an entry at `index`, where [`find`](Slots::find) said it belongs.
+    /// Inserts an entry at `index`, from [`find`](Slots::find).
     pub(crate) fn insert(&mut self, index: usize, entry: SlotEntry) {
         let gap = (index..self.capacity).find(|index| self.slot(*index).is_empty()).unwrap_or_else(
             || {
-                // The run at the end has used up the spare slots: one more chunk of them, and
-                // nothing else moves.
+                // The run at the end has used all spare slots: add a chunk of them.
                 let gap = self.capacity;
                 self.capacity = end_after(gap + 1);
                 self.arena.reach(gap, self.capacity);
@@ -520,7 +515,7 @@ impl Slots {
         self.used += 1;
     }
 
-    /// Takes out the entry at `index`, and lets the ones behind it move up.
+    /// Removes the entry at `index` and closes the gap.
     pub(crate) fn remove(&mut self, index: usize) {
         let lines = self.lines;
         let mut index = index;
@@ -536,8 +531,8 @@ impl Slots {
         self.used -= 1;
     }
 
-    /// Walks over up to `count` slots from `from` and takes out those for which `idle` says so.
-    /// Returns where to go on, and how many it took out.
+    /// Removes the idle entries among up to `count` slots from `from` on. Returns the index to
+    /// continue at, and the number of removed entries.
     pub(crate) fn sweep(
         &mut self,
         from: usize,
@@ -553,7 +548,7 @@ impl Slots {
             }
             let entry = self.get(index);
             if !entry.is_empty() && idle(&entry) {
-                self.remove(index); // what moved up stands at this index now
+                self.remove(index); // the next entry is at this index now
             } else {
                 index += 1;
                 left -= 1;
@@ -562,8 +557,8 @@ impl Slots {
         (index, before - self.used)
     }
 
-    /// Rebuilds the table without the entries for which `idle` says so, with five twelfths of the
-    /// homes free, or a few more, and with at least so many slots.
+    /// Rebuilds the table without idle entries, with at least five twelfths of the homes free and at
+    /// least `least` slots.
     pub(crate) fn rebuild(&mut self, least: usize, mut idle: impl FnMut(&SlotEntry) -> bool) {
         let mut kept = 0;
         self.arena.table(self.shard, self.capacity).for_each(|slot| {
@@ -587,8 +582,8 @@ impl Slots {
             .fold(0, |next, slot| home(slot.order.load(Ordering::Relaxed), lines).max(next) + 1);
         let capacity = end_after(end.max(capacity));
 
-        // All to the far end, in order; then each to its new place, which is never behind where it
-        // is.
+        // All entries move to the end, in order; then each to its new index, which is never after
+        // its current one.
         let (before, most) = (self.capacity, self.capacity.max(capacity));
         self.arena.reach(before, capacity);
         let from = self.arena.table(self.shard, before).rev().filter(|slot| !slot.is_empty());
@@ -613,13 +608,13 @@ fn relocate(from: &Slot, to: &Slot) {
     }
 }
 
-/// Cache lines of a table of so many slots where keys are at home: all but a few at the end, so
-/// that a run there has somewhere to go.
+/// The number of cache lines that can be a home in a table of `capacity` slots: all but a few at the
+/// end, which are for the runs there.
 fn lines_of(capacity: usize) -> usize {
     (capacity - (capacity / 8).min(16)) / 2
 }
 
-/// The end of the chunk in which the last of so many slots is.
+/// The end of the chunk that has the last of `capacity` slots.
 fn end_after(capacity: usize) -> usize {
     end_before(locate(0, capacity.max(1) - 1).0 + 1)
 }
@@ -630,7 +625,7 @@ mod tests {
 
     use super::*;
 
-    /// A small generator, so that every run is the same.
+    /// A small generator, so that every run of the test is equal.
     struct Random(u64);
 
     impl Random {
@@ -642,7 +637,7 @@ mod tests {
         }
     }
 
-    /// The second of four, so that a mistake shows in the others.
+    /// The second of four tables, so that a write out of bounds shows in the others.
     fn table() -> Slots {
         Slots::new(Arc::new(Arena::new(4, usize::MAX, Arc::default())), 1)
     }
@@ -661,7 +656,7 @@ mod tests {
     }
 
     #[test]
-    fn every_slot_has_a_place_of_its_own() {
+    fn every_slot_has_its_own_memory() {
         let (shards, slots) = (4, 1_000);
         let mut places: Vec<_> = (0..shards)
             .flat_map(|shard| (0..slots).map(move |index| locate(shard, index)))
@@ -677,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_are_all_at_home_at_the_end_find_room_there() {
+    fn many_keys_with_the_last_home_are_found() {
         let mut slots = table();
         for step in 0..1_000 {
             put(&mut slots, Hash { order: u64::MAX - step * step % 977, other: step }, step);
@@ -693,7 +688,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_one_that_is_idle_gives_its_room() {
+    fn an_insertion_replaces_the_next_idle_key() {
         let mut random = Random(77);
         let (mut slots, mut map) = (table(), BTreeMap::new());
         for step in 0..1_000u64 {
@@ -726,7 +721,7 @@ mod tests {
     }
 
     #[test]
-    fn agrees_with_an_ordered_map_whatever_is_put_in_and_taken_out() {
+    fn the_table_agrees_with_an_ordered_map() {
         for spread in [u64::MAX, 1 << 40, 255] {
             let mut random = Random(0x1234_5678 ^ spread);
             let (mut slots, mut map) = (table(), BTreeMap::new());

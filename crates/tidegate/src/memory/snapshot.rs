@@ -1,14 +1,14 @@
-//! The keys of a memory store in a file, and back.
+//! Snapshots: the keys of a memory store in a file.
 //!
 //! A file is `tidegate`, the version of the format, and blocks: a header of four numbers of 32 bits
 //! (kind, bytes, checksum of the bytes, checksum of the header), and the bytes, which are words of
 //! 64 bits or text. The first block has the numbers by which keys are hashed, and the last says how
 //! many keys there were. In between are limits, numbered in the order in which they come, and keys.
-//! A key is its hash and what is kept for it: the number of a limit and two numbers, or a whole
-//! [`Record`]. Everything is little-endian.
+//! A key is its hash and its state: the number of a limit and two numbers, or a [`Record`].
+//! Everything is little-endian.
 //!
-//! Every block is checked by itself. One that was damaged is left out, and so is what follows if
-//! its header was.
+//! Every block has its own checksums. A damaged block is skipped; with a damaged header, the rest
+//! of the file is lost.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -23,7 +23,7 @@ use super::slots::Hash;
 use super::{Memory, MemoryBuilder};
 
 const MAGIC: [u8; 8] = *b"tidegate";
-/// The first had keys by another hash.
+/// The version of the format. The first one had another hash.
 const VERSION: u64 = 2;
 
 const HEAD: u32 = 1;
@@ -31,80 +31,100 @@ const LIMITS: u32 = 2;
 const KEYS: u32 = 3;
 const END: u32 = 4;
 
-/// Blocks of keys are about that long; one key may be longer.
+/// The approximate length of blocks of keys; a single key may be longer.
 const BLOCK_WORDS: usize = 1 << 17;
-/// A shard is in the order of its hashes, and would grow slowly if they came back in that order,
-/// all of them at its end: so every so many'th comes first.
+/// A shard is sorted by hash, and insertion in that order, at its end, would be slow. So keys are
+/// inserted in strides.
 const STRIDE: usize = 64;
-/// Nobody has written a longer one: a key has at most 200 000 hits, or as many leases.
+/// The longest valid block: a key has at most 200 000 hits or leases.
 const MAX_BLOCK_BYTES: u32 = 64 << 20;
-/// Stands where the number of a limit would, and means that a whole record follows.
-const WHOLE: u64 = u64::MAX;
+/// In place of the number of a limit: a record follows.
+const RECORD: u64 = u64::MAX;
 
-/// What was written.
+/// What a snapshot contains.
+///
+/// ```
+/// let memory = tidegate::Memory::new();
+/// let saved = memory.save(&mut Vec::new()).unwrap();
+/// assert_eq!(saved.keys, 0);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Saved {
-    /// How many keys.
+    /// The number of keys.
     pub keys: u64,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
-/// What was read.
+/// What was read from a snapshot, and what was lost.
+///
+/// ```
+/// let mut file = Vec::new();
+/// tidegate::Memory::new().save(&mut file).unwrap();
+/// let (memory, loaded) = tidegate::Memory::builder().load(&mut &file[..]).unwrap();
+/// assert!(loaded.is_complete() && memory.is_empty());
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Loaded {
-    /// How many keys are there again.
+    /// The number of restored keys.
     pub keys: u64,
-    /// How many had become the same as keys never seen.
+    /// The number of keys that are idle now and were not restored.
     pub idle: u64,
-    /// How many of those that are there again were later than now, and drain from now on: the clock
-    /// of this machine went back.
+    /// The number of restored keys whose time is in the future, because the clock went back. They
+    /// drain from now on.
     pub rebased: u64,
-    /// How many blocks were damaged; their keys are not there.
+    /// The number of damaged blocks, whose keys are lost.
     pub damaged_blocks: u64,
-    /// How many keys are not there although they were saved, as far as that is known: damaged, no
-    /// room for them, or what is kept for them makes no sense here.
+    /// The number of saved keys that were not restored, as far as it is known: damaged, invalid, or
+    /// beyond the bounds of this store.
     pub lost: u64,
-    /// Whether the end is missing, or could not be found because of damage.
+    /// Whether the end of the file is missing, or was not found because of damage.
     pub truncated: bool,
 }
 
 impl Loaded {
-    /// Whether nothing is missing.
-    pub fn is_whole(&self) -> bool {
+    /// Whether every key was restored.
+    pub fn is_complete(&self) -> bool {
         self.damaged_blocks == 0 && self.lost == 0 && !self.truncated
     }
 }
 
-/// Why nothing could be read.
+/// Why no snapshot could be read.
+///
+/// ```
+/// use tidegate::memory::LoadError;
+/// let error = tidegate::Memory::builder().load(&mut &b"something else"[..]).unwrap_err();
+/// assert!(matches!(error, LoadError::NotASnapshot));
+/// ```
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// It could not be read.
+    /// The file could not be read.
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
-    /// It is something else, or too short.
+    /// The file is not a snapshot.
     #[error("is not a snapshot: expected `tidegate` at its beginning")]
     NotASnapshot,
-    /// It was written by another release, whose keys are hashed or kept in another way.
+    /// The file has another version of the format.
     #[error("has version {0} of the format: expected {VERSION}")]
     Version(u64),
-    /// Without its beginning nobody knows what the rest is about.
+    /// The first block is damaged, without which no other can be read.
     #[error("is damaged at its beginning: nothing of it can be read")]
     Damaged,
 }
 
 impl Memory {
-    /// Writes all keys, as they are while it writes: each shard of them at one moment, one shard
-    /// after the other. Decisions go on; those about keys of the shard that is being copied wait
-    /// for it: some ten microseconds for every thousand of its buckets or windows, and longer for
-    /// keys that keep every hit.
+    /// Writes a snapshot of all keys, one shard after the other, each consistent at one time.
     ///
-    /// With the keys goes the secret by which they are hashed: whoever can read it can find keys
-    /// that share a budget. Keep it as private as a password. What new keys
-    /// [share](crate::memory::Overflow::SharedBucket) while there is no room for them is not saved.
+    /// Decisions continue meanwhile. Those on keys of the shard that is being copied wait: some ten
+    /// microseconds for every thousand of its buckets or windows, and longer for keys that have a
+    /// list of hits.
+    ///
+    /// The snapshot contains the secret of the hash, with which collisions can be found: keep it as
+    /// private as a password. The records that [overflowing](crate::store::Overflow::SharedBucket)
+    /// keys share are not saved.
     ///
     /// ```
     /// use tidegate::{Limit, ManualClock, Memory};
@@ -117,7 +137,7 @@ impl Memory {
     /// memory.save(&mut file)?;
     ///
     /// let (again, loaded) = Memory::builder().clock(clock).load(&mut &file[..])?;
-    /// assert!(loaded.is_whole());
+    /// assert!(loaded.is_complete());
     /// assert_eq!(again.check("user:7", &limit, 1).remaining, 5);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -130,8 +150,8 @@ impl Memory {
         blocks.write_all(&MAGIC)?;
         blocks.write_all(&VERSION.to_le_bytes())?;
         blocks.words(HEAD, &[inner.seeds.0, inner.seeds.1, inner.clock.now().as_micros()])?;
-        // The number of each limit in the file. Here it may have another, and that may be given to
-        // another limit meanwhile.
+        // The number of each limit in the file, which is not its number in the store: that one may
+        // be given to another limit meanwhile.
         let mut known: HashMap<Limit, u64> = HashMap::new();
         let mut keys = 0;
         let (mut words, mut starts, mut block) = (Vec::new(), Vec::new(), Vec::new());
@@ -141,8 +161,8 @@ impl Memory {
             let mut texts: Vec<String> = Vec::new();
             {
                 let shard = line.shard.lock();
-                // What a number stands for does not change while a slot of this shard has it. Most
-                // keys have the limit of the one before.
+                // The limit of a number does not change while a slot of this shard has it. Most
+                // keys have the limit of the key before.
                 let mut seen: HashMap<u32, Option<u64>> = HashMap::new();
                 let mut last = None;
                 shard.for_each(&mut |hash, kept| {
@@ -166,13 +186,13 @@ impl Memory {
                             if let Some(saved) = saved {
                                 words.extend([saved, first, second]);
                             } else {
-                                words.push(WHOLE);
+                                words.push(RECORD);
                                 let state = inner.limits.state(number, (first, second));
                                 Record { state, ..Record::default() }.write(&mut words);
                             }
                         }
                         KeptState::Record(record) => {
-                            words.push(WHOLE);
+                            words.push(RECORD);
                             record.write(&mut words);
                         }
                     }
@@ -202,15 +222,15 @@ impl Memory {
 }
 
 impl MemoryBuilder {
-    /// The store that [`Memory::save`] wrote, with these settings; the settings of then are not
-    /// kept. Of what was damaged, as much is read as can be, and [`Loaded`] says what is missing.
+    /// Builds a store with these settings and the keys of a snapshot by [`Memory::save`]. Of a
+    /// damaged snapshot the undamaged blocks are read; [`Loaded`] has what is missing.
     ///
-    /// What has happened to time meanwhile is what the builder's clock says: if that jumped ahead,
-    /// budgets have drained for as long; if it went back by more than a second, what was used stays
-    /// used and drains from now on.
+    /// The time since the snapshot is the builder's clock's: if it moved ahead, budgets have
+    /// drained for that time. If it went back by more than a second, usage is kept and drains from
+    /// now on.
     ///
     /// # Errors
-    /// If nothing of it can be read. Then start with an [empty](MemoryBuilder::build) one.
+    /// If no key can be read. Then start with an [empty](MemoryBuilder::build) store.
     pub fn load(self, input: &mut impl Read) -> Result<(Memory, Loaded), LoadError> {
         let mut first = [0; 16];
         input.read_exact(&mut first).map_err(|error| match error.kind() {
@@ -228,7 +248,7 @@ impl MemoryBuilder {
         }
         let now = self.clock.now();
         let (memory, clock_went_back) = match next_block(input)? {
-            Block::Whole(HEAD, bytes) => match words_of(&bytes)[..] {
+            Block::Intact(HEAD, bytes) => match words_of(&bytes)[..] {
                 [k0, k1, saved_at] => {
                     let went_back = saved_at.saturating_sub(now.as_micros()) > CLOCK_TOLERANCE_US;
                     (self.build_with((k0, k1)), went_back)
@@ -240,26 +260,26 @@ impl MemoryBuilder {
         let mut loaded = Loaded::default();
         let mut limits = Vec::new();
         loop {
-            // What cannot be read from here on is as good as cut off.
+            // An unreadable rest is the same as a truncated file.
             match next_block(input).unwrap_or(Block::None) {
-                Block::Whole(LIMITS, bytes) => {
+                Block::Intact(LIMITS, bytes) => {
                     let (text, room) =
                         (String::from_utf8_lossy(&bytes), MAX_INTERNED - limits.len());
                     limits.extend(text.lines().take(room).map(|line| line.parse::<Limit>().ok()));
                 }
-                Block::Whole(KEYS, bytes) => {
+                Block::Intact(KEYS, bytes) => {
                     memory.restore(&words_of(&bytes), &limits, clock_went_back, &mut loaded)
                 }
-                Block::Whole(END, bytes) => {
+                Block::Intact(END, bytes) => {
                     let saved = words_of(&bytes).first().copied().unwrap_or(0);
                     loaded.lost = loaded.lost.max(saved.saturating_sub(loaded.keys + loaded.idle));
                     break;
                 }
-                Block::Whole(_, _) => loaded.damaged_blocks += 1,
+                Block::Intact(_, _) => loaded.damaged_blocks += 1,
                 Block::Damaged(kind) => {
                     loaded.damaged_blocks += 1;
-                    // Nobody knows which numbers the next ones have: what they are for is lost,
-                    // too, but nothing is read as something else.
+                    // The numbers of later limits are unknown: their keys are lost, too, but no
+                    // key gets a wrong limit.
                     if kind == LIMITS {
                         limits.resize(MAX_INTERNED, None);
                     }
@@ -275,7 +295,7 @@ impl MemoryBuilder {
 }
 
 impl Memory {
-    /// Brings the keys of a block back.
+    /// Restores the keys of a block.
     fn restore(
         &self,
         words: &[u64],
@@ -292,8 +312,8 @@ impl Memory {
             };
             rest = behind;
             let hash = Hash { order, other };
-            let record = if limit == WHOLE {
-                // What is behind a record that makes no sense cannot be found.
+            let record = if limit == RECORD {
+                // The end of an invalid record is unknown.
                 let Some(record) = Record::read(&mut rest) else {
                     loaded.lost += 1;
                     return;
@@ -339,7 +359,7 @@ impl Memory {
     }
 }
 
-/// What a file is written through.
+/// The writer of blocks.
 struct Blocks<'a, W> {
     output: &'a mut W,
     bytes: u64,
@@ -371,14 +391,14 @@ impl<W: Write> Blocks<'_, W> {
 }
 
 enum Block {
-    Whole(u32, Vec<u8>),
-    /// Its header is as it was, so what comes behind it can be found.
+    Intact(u32, Vec<u8>),
+    /// A damaged block with an intact header: the next block can be found.
     Damaged(u32),
-    /// The end, or nothing that is a block.
+    /// The end of the file, or an invalid header.
     None,
 }
 
-/// Reads no more than there is, whatever a header claims.
+/// Reads a block. Allocates no more than the file has, even if a header claims more.
 fn next_block(input: &mut impl Read) -> Result<Block, LoadError> {
     let mut header = Vec::with_capacity(16);
     input.by_ref().take(16).read_to_end(&mut header)?;
@@ -394,7 +414,7 @@ fn next_block(input: &mut impl Read) -> Result<Block, LoadError> {
         return Ok(Block::None);
     }
     Ok(if crc32fast::hash(&bytes) == checksum {
-        Block::Whole(kind, bytes)
+        Block::Intact(kind, bytes)
     } else {
         Block::Damaged(kind)
     })

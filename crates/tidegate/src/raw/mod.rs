@@ -1,12 +1,11 @@
-//! The only `unsafe` of this crate, each piece with what it buys (`tools/bench/`, two cores at 2.8 GHz;
+//! The `unsafe` code of this crate, each piece with its purpose (`tools/bench/`, two cores at 2.8 GHz;
 //! `docs/decisions/0004-unsafe.md` and `0016-reading-without-a-lock.md`).
 //!
-//! - [`Versioned`]: a lock that counts how often it was given back, so that whoever only reads need
-//!   not take it.
-//! - [`zeroed`]: memory that is zero and not resident until it is used.
+//! - [`Versioned`]: a lock with a version, so that reads need not take it.
+//! - [`zeroed`]: memory that is zero, and not resident until it is used.
 //! - [`prefetch`]: fetching the slots of the next keys while one is decided.
-//! - [`Aes`]: a hash of a third of the instructions.
-//! - [`log2`]: an instruction that does not wait for the last decision.
+//! - [`Aes`]: a hash with a third of the instructions.
+//! - [`log2`]: an instruction without a dependency on the last decision.
 
 #![allow(
     unsafe_code,
@@ -20,11 +19,11 @@ use lock_api::{GuardSend, Mutex, MutexGuard, RawMutex};
 use crate::sync::{AtomicU64, version};
 pub(crate) use zeroed::{FEW, HUGE, Later, Slot};
 
-/// How often to look again before letting other threads run.
+/// The number of attempts before the thread yields.
 const SPINS: u32 = 64;
 
-/// A lock for critical sections that are much shorter than a system call. Its version is odd while
-/// somebody holds it, and another one each time it is given back.
+/// A lock for critical sections much shorter than a system call. Its version is odd while it is
+/// held, and has a new value after each release.
 #[derive(Debug)]
 pub(crate) struct VersionLock {
     version: AtomicU64,
@@ -71,9 +70,9 @@ unsafe impl RawMutex for VersionLock {
     }
 }
 
-/// A value behind a lock, and beside it other memory of atomics that is only written by who holds
-/// the lock and may be read without: a reading counts if the version was even before it and the
-/// same after it.
+/// A value behind a lock that also protects atomics elsewhere. The atomics are written under the
+/// lock and may be read without it: a read is valid if the version was even before it and unchanged
+/// after it.
 #[derive(Debug)]
 pub(crate) struct Versioned<T> {
     mutex: Mutex<VersionLock, T>,
@@ -81,7 +80,7 @@ pub(crate) struct Versioned<T> {
 
 pub(crate) type Guard<'a, T> = MutexGuard<'a, VersionLock, T>;
 
-/// The lock while two words are written: given back when dropped.
+/// The lock while two words are written. Dropping it releases the lock.
 pub(crate) struct Writing<'a> {
     lock: &'a VersionLock,
 }
@@ -98,34 +97,34 @@ impl<T> Versioned<T> {
 
     #[inline(always)]
     fn raw(&self) -> &VersionLock {
-        // SAFETY: the lock is given back only by who took it, see `Writing`.
+        // SAFETY: only the holder releases the lock, see `Writing`.
         unsafe { self.mutex.raw() }
     }
 
-    /// The version from which a reading begins; odd if somebody is writing.
+    /// The version at the start of a read; odd during a write.
     #[inline(always)]
     pub(crate) fn version(&self) -> u64 {
         version::begin(&self.raw().version)
     }
 
-    /// Whether nobody has written since it was `version`.
+    /// Whether there was no write since `version`.
     #[inline(always)]
     pub(crate) fn is_still(&self, version: u64) -> bool {
         version::is_still(&self.raw().version, version)
     }
 
-    /// Takes the lock if nobody has it.
+    /// Takes the lock if it is free.
     #[inline(always)]
     pub(crate) fn try_write(&self) -> Option<Writing<'_>> {
         let lock = self.raw();
         version::take_now(&lock.version).then(|| Writing { lock })
     }
 
-    /// Takes the lock if nobody has written since it was `version`.
+    /// Takes the lock if there was no write since `version`.
     #[inline(always)]
     pub(crate) fn write_if_still(&self, version: u64) -> Option<Writing<'_>> {
         let lock = self.raw();
-        // Not before it is taken: what is made is also dropped.
+        // Created only after the lock is taken, because dropping it releases the lock.
         (version & 1 == 0 && version::take(&lock.version, version)).then(|| Writing { lock })
     }
 }
@@ -137,7 +136,7 @@ impl Drop for Writing<'_> {
     }
 }
 
-/// Whether [`cycles`] counts at one speed, whatever the processor is doing.
+/// Whether [`cycles`] counts at a constant speed.
 pub(crate) fn cycles_are_steady() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
@@ -163,12 +162,12 @@ pub(crate) fn cycles() -> u64 {
     0
 }
 
-/// The processor's own instruction for a round of AES: whoever has this may use it.
+/// A proof that the processor has the AES instructions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Aes(());
 
 impl Aes {
-    /// If this processor has it.
+    /// The proof, if this processor has them.
     pub(crate) fn of_this_processor() -> Option<Self> {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         return std::arch::is_x86_feature_detected!("aes").then_some(Aes(()));
@@ -176,8 +175,8 @@ impl Aes {
         None
     }
 
-    /// Four rounds, the lower half of the block first. Written here, not called by its name: a
-    /// function for processors that have it cannot become part of one for all processors.
+    /// Four rounds, the lower half of the block first. Assembly, because a function with a target
+    /// feature cannot be inlined into one without it.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     #[inline(always)]
     #[allow(clippy::cast_sign_loss, clippy::cast_possible_wrap, reason = "bits, not numbers")]
@@ -211,7 +210,7 @@ impl Aes {
         }
     }
 
-    /// Nobody has one.
+    /// There is no proof on this target.
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     pub(crate) fn four_rounds(self, block: (u64, u64), _: &[u128; 4], _: &u128) -> (u64, u64) {
         block
@@ -220,9 +219,9 @@ impl Aes {
 
 /// The binary logarithm of a number that is not zero.
 ///
-/// The instruction leaves its register as it was for zero, so that it waits for whatever was in
-/// there before: what the last decision read from memory, as the compiler happened to choose it,
-/// and then no two decisions are under way at the same time. So the register is set first.
+/// For zero the instruction leaves its output register unchanged, so it depends on the old value.
+/// That may be a value that the last decision loads from memory, and then two decisions do not
+/// overlap. So the register is set first.
 #[inline(always)]
 pub(crate) fn log2(number: usize) -> u32 {
     debug_assert!(number > 0, "zero has no logarithm");
@@ -239,7 +238,7 @@ pub(crate) fn log2(number: usize) -> u32 {
     number.ilog2()
 }
 
-/// Asks the processor to fetch the memory of a value soon.
+/// Starts to fetch the memory of a value.
 #[inline(always)]
 pub(crate) fn prefetch<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -252,8 +251,8 @@ pub(crate) fn prefetch<T>(value: &T) {
     let _ = value;
 }
 
-/// The same for a value that is going to be written, so that no other processor has it any longer.
-/// Processors that do not know this do nothing.
+/// Starts to fetch the memory of a value for writing, so that no other processor caches it.
+/// Processors without the instruction do nothing.
 #[inline(always)]
 pub(crate) fn prefetch_to_write<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! Memory that is zero and not resident until it is used, and that never moves.
+//! Memory that is zero, not resident until it is used, and never moves.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::ops::{Deref, Range};
@@ -7,11 +7,11 @@ use std::sync::OnceLock;
 
 use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, version};
 
-/// Types for which all bytes zero are a value, that need no dropping and are shared between
+/// Types that are valid when all bytes are zero, have no destructor, and can be shared between
 /// threads.
 ///
 /// # Safety
-/// Both must be true.
+/// Zero bytes must be a valid value, and the type must need no drop.
 pub(crate) unsafe trait Zero: Sync + Send {}
 
 /// One key of the memory store: half a cache line. Written only under the lock of its shard.
@@ -28,19 +28,19 @@ pub(crate) struct Slot {
 unsafe impl Zero for Slot {}
 
 const LINE: usize = 64;
-/// A huge page, on most machines. Memory of one or more is made of them where the system can, which
-/// spares most of the walks through the page tables: a trip to a random slot among a million is a
-/// fifth shorter.
+/// The size of a huge page on most machines. Larger memory uses huge pages where the system can,
+/// which saves most page table walks: access to a random slot among a million takes a fifth less
+/// time.
 pub(crate) const HUGE: usize = 1 << 21;
 
-/// A slice of zeroes at the beginning of a cache line, or of a huge page if it has one. Memory from
-/// the operating system is zero already, and is not touched here, so that even a large one costs
-/// nothing until it is used.
+/// A slice of zeroes, aligned to a cache line, or to a huge page if it is that large. Memory from
+/// the operating system is zero and is not touched here, so a large slice costs nothing until it is
+/// used.
 #[derive(Debug)]
 struct Zeroed<T: Zero> {
     start: NonNull<T>,
     length: usize,
-    /// All of it, `start` being somewhat later.
+    /// The complete allocation; `start` is in it.
     allocated: NonNull<u8>,
     layout: Layout,
 }
@@ -58,21 +58,21 @@ impl<T: Zero> Zeroed<T> {
         let layout = Layout::from_size_align(bytes, align_of::<u64>()).expect("it fits memory");
         const { assert!(align_of::<T>() <= LINE) };
         let Some(allocated) = system::zeroes(layout) else { handle_alloc_error(layout) };
-        // SAFETY: `start` is rounded up by less than what was added.
+        // SAFETY: `start` is rounded up by less than the padding.
         let start = unsafe { allocated.add(allocated.align_offset(aligned)).cast::<T>() };
         Zeroed { start, length, allocated, layout }
     }
 
-    /// Advises the operating system about those pages that are all within `range`. If the system
-    /// refuses, nothing happens.
+    /// Advises the operating system about the complete pages in `range`. Ignored if the system
+    /// refuses.
     fn advise(&self, range: &Range<usize>, page: usize, advice: system::Advice) {
         let range = range.start.min(self.length)..range.end.min(self.length);
         let (first, start) = (self.start.cast::<u8>(), self.start.addr().get());
         let (from, to) = (start + range.start * size_of::<T>(), start + range.end * size_of::<T>());
         let (from, to) = (from.next_multiple_of(page), to / page * page);
         if to > from {
-            // SAFETY: whole pages of memory that is ours. Those not needed are private, so they
-            // read as zeroes afterwards.
+            // SAFETY: complete pages of this allocation. Pages that are not needed are private, so
+            // they read as zeroes afterwards.
             unsafe { system::advise(first.add(from - start), to - from, advice) };
         }
     }
@@ -87,43 +87,41 @@ impl<T: Zero> Deref for Zeroed<T> {
 
     #[inline(always)]
     fn deref(&self) -> &[T] {
-        // SAFETY: so many were allocated, zeroes are values of `T`, and nobody has them
-        // exclusively.
+        // SAFETY: `length` values were allocated, zeroes are values of `T`, and there is no
+        // exclusive reference to them.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 }
 
 impl<T: Zero> Drop for Zeroed<T> {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and nobody has references to it any longer. `T` needs
-        // no dropping.
+        // SAFETY: allocated with this layout, and there are no references to it. `T` needs no drop.
         unsafe { system::give_back(self.allocated, self.layout) };
     }
 }
 
-/// Slices of zeroes by number, each made when it is needed, and never moved.
+/// Slices of zeroes by number, each allocated when it is needed, and never moved.
 #[derive(Debug)]
 pub(crate) struct Later<T: Zero> {
-    /// Of each slice, once it is made: nothing else need be asked on the way to a few of its
-    /// values.
+    /// The address of each slice, once it is allocated: all that a read of its values needs.
     starts: [AtomicPtr<T>; SLICES],
-    /// How many of its values have `FEW - 1` more behind them.
+    /// The number of values with `FEW - 1` more after them.
     fews: [AtomicUsize; SLICES],
     made: [OnceLock<Made<T>>; SLICES],
-    /// What slices of less than a huge page are parts of: side by side they have some.
+    /// The allocations that small slices share, so that together they fill huge pages.
     parts: OnceLock<Zeroed<T>>,
 }
 
 #[derive(Debug)]
 enum Made<T: Zero> {
-    Whole(Zeroed<T>),
+    Own(Zeroed<T>),
     Part(Range<usize>),
 }
 
-/// How many values are looked at together.
+/// The number of values that are read together.
 pub(crate) const FEW: usize = 6;
 
-/// As many as a byte can number, so that nobody has to ask whether there is such a slice.
+/// As many slices as a byte can number, so that the index needs no check.
 const SLICES: usize = 1 << u8::BITS;
 
 impl<T: Zero> Default for Later<T> {
@@ -138,7 +136,7 @@ impl<T: Zero> Default for Later<T> {
 }
 
 impl<T: Zero> Later<T> {
-    /// Makes a slice, if that was not done, on huge pages or on none.
+    /// Allocates a slice, unless it exists, with or without huge pages.
     pub(crate) fn make(&self, number: u8, length: usize, is_huge: bool) {
         self.made[usize::from(number)].get_or_init(|| {
             let zeroed = Zeroed::new(length);
@@ -146,16 +144,16 @@ impl<T: Zero> Later<T> {
                 if is_huge { system::Advice::HugePages } else { system::Advice::NoHugePages };
             zeroed.advise(&zeroed.all(), HUGE, advice);
             self.publish(number, &zeroed);
-            Made::Whole(zeroed)
+            Made::Own(zeroed)
         });
     }
 
-    /// Makes a slice that is one of several with `length` values together, if that was not done.
+    /// Allocates a slice as one of several with `length` values together, unless it exists.
     pub(crate) fn make_part(&self, number: u8, range: Range<usize>, length: usize) {
         self.made[usize::from(number)].get_or_init(|| {
             let parts = self.parts.get_or_init(|| {
                 let parts = Zeroed::new(length);
-                // A few values would take a huge page where the system gives them unasked.
+                // Otherwise a few values could take a huge page, where the system uses them by default.
                 parts.advise(&parts.all(), HUGE, system::Advice::NoHugePages);
                 parts
             });
@@ -164,9 +162,8 @@ impl<T: Zero> Later<T> {
         });
     }
 
-    /// Moves one more of the pages of the parts together into a huge one: the first, second and so
-    /// on. For when all of them are in use. It takes the system as long as it takes to copy one,
-    /// less than a millisecond.
+    /// Collapses the next pages of the shared allocation into a huge page, once all of them are in
+    /// use. The system copies them in less than a millisecond.
     pub(crate) fn gather(&self, page: usize) {
         let Some(parts) = self.parts.get() else { return };
         let values = HUGE / size_of::<T>();
@@ -184,12 +181,12 @@ impl<T: Zero> Later<T> {
     #[inline(always)]
     pub(crate) fn get(&self, number: u8) -> Option<&[T]> {
         match self.made[usize::from(number)].get()? {
-            Made::Whole(zeroed) => Some(zeroed),
+            Made::Own(zeroed) => Some(zeroed),
             Made::Part(range) => self.parts.get()?.get(range.clone()),
         }
     }
 
-    /// A few values of a slice from `position` on; if there are none, `otherwise`.
+    /// A few values of a slice from `position` on, or `otherwise` if there are none.
     #[inline(always)]
     pub(crate) fn few<'a>(
         &'a self,
@@ -199,25 +196,25 @@ impl<T: Zero> Later<T> {
     ) -> &'a [T; FEW] {
         let place = usize::from(number);
         match version::published(&self.starts[place], &self.fews[place], position) {
-            // SAFETY: whoever sees a number other than zero sees the start that was stored before
-            // it, and so many values have `FEW - 1` behind them. `made` and `parts` keep the memory
-            // until `self` is dropped; zeroes are values of `T`, and nobody has them exclusively.
+            // SAFETY: a thread that sees a count other than zero sees the start that was stored
+            // before it, and that many values have `FEW - 1` after them. `made` and `parts` keep the
+            // memory until `self` is dropped; zeroes are values of `T`, and there is no exclusive
+            // reference to them.
             Some(start) => unsafe { &*start.add(position).cast() },
             None => cold(otherwise),
         }
     }
 
-    /// Makes a slice all zero again, and gives the memory back to the operating system where that
-    /// is possible.
+    /// Zeroes a slice, and returns its memory to the operating system where possible.
     ///
-    /// What is not whole pages must be zero already. Nobody may be writing to it; whoever reads it
-    /// reads either the old values or zeroes.
+    /// The parts that are not complete pages must be zero already. There must be no writer; a
+    /// reader gets either the old values or zeroes.
     pub(crate) fn release(&self, number: u8) {
-        const PAGE: usize = 65_536; // the largest that is usual; every smaller one divides it
+        const PAGE: usize = 65_536; // the largest common page size; a multiple of the smaller ones
         let advise =
             |zeroed: &Zeroed<T>, range| zeroed.advise(range, PAGE, system::Advice::DontNeed);
         match self.made[usize::from(number)].get() {
-            Some(Made::Whole(zeroed)) => advise(zeroed, &zeroed.all()),
+            Some(Made::Own(zeroed)) => advise(zeroed, &zeroed.all()),
             Some(Made::Part(range)) => {
                 advise(self.parts.get().expect("it is a part of them"), range)
             }
@@ -226,15 +223,14 @@ impl<T: Zero> Later<T> {
     }
 }
 
-/// Tells the compiler that this hardly ever happens, and is worth no step on the usual way.
+/// Tells the compiler that this branch is rare.
 #[cold]
 #[inline(never)]
 fn cold<T>(value: T) -> T {
     value
 }
 
-/// Memory from the system itself: an allocator that has memory left which was used before would
-/// write the zeroes.
+/// Memory directly from the system. An allocator would have to write zeroes to reused memory.
 #[cfg(target_os = "linux")]
 mod system {
     use std::alloc::Layout;
@@ -242,34 +238,33 @@ mod system {
 
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-    /// What the system can be told about memory; the numbers are Linux's.
+    /// Advice about memory, with the numbers of Linux.
     #[derive(Clone, Copy)]
     pub(super) enum Advice {
         DontNeed = 4,
         HugePages = 14,
         NoHugePages = 15,
-        /// Make a huge page of it now. Known since Linux 6.1; before that the system does so some
-        /// time later, if it likes.
+        /// Collapse it into a huge page now. Since Linux 6.1; older systems may do so later.
         Collapse = 25,
     }
 
     pub(super) fn zeroes(layout: Layout) -> Option<NonNull<u8>> {
         let (access, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
-        // SAFETY: new memory, wherever the system likes.
+        // SAFETY: new memory, at any address.
         let mapped = unsafe { mmap_anonymous(null_mut(), layout.size(), access, flags) };
         NonNull::new(mapped.ok()?.cast())
     }
 
     /// # Safety
-    /// It came from [`zeroes`] with this layout, and nobody uses it any longer.
+    /// It came from [`zeroes`] with this layout and is not used any longer.
     pub(super) unsafe fn give_back(start: NonNull<u8>, layout: Layout) {
-        // SAFETY: as above. That there is no such memory is the only error.
+        // SAFETY: as above. The only error is unmapped memory.
         let _ = unsafe { munmap(start.as_ptr().cast(), layout.size()) };
     }
 
     /// # Safety
-    /// Whole pages that came from [`zeroes`]; if they are not needed, nobody is writing to them.
+    /// Complete pages that came from [`zeroes`]; pages that are not needed have no writer.
     pub(super) unsafe fn advise(start: NonNull<u8>, bytes: usize, advice: Advice) {
         unsafe extern "C" {
             fn madvise(address: *mut u8, length: usize, advice: i32) -> i32;
@@ -279,8 +274,7 @@ mod system {
     }
 }
 
-/// Memory from the allocator, which has to be zero because it was asked for as such, and stays with
-/// us until we are done with all of it.
+/// Zeroed memory from the allocator.
 #[cfg(not(target_os = "linux"))]
 mod system {
     use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -300,7 +294,7 @@ mod system {
     }
 
     /// # Safety
-    /// It came from [`zeroes`] with this layout, and nobody uses it any longer.
+    /// It came from [`zeroes`] with this layout and is not used any longer.
     pub(super) unsafe fn give_back(start: NonNull<u8>, layout: Layout) {
         // SAFETY: as above.
         unsafe { dealloc(start.as_ptr(), layout) };

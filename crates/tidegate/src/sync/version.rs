@@ -1,64 +1,64 @@
-//! The orderings of everything that is read without a lock, in one place. `cargo xtask loom` tries
-//! all ways in which threads can meet here, and shows of each ordering that it is needed.
+//! The memory orderings of all values that are read without a lock. `cargo xtask loom` checks this
+//! file under every interleaving of threads, and shows that each ordering is necessary.
 //!
-//! A version is odd while somebody writes, and another one each time they are done. A reading
-//! counts if the version was even before it and the same after it; what is read in between are
-//! atomics, read and written `Relaxed`.
+//! A version is odd during a write, and has a new value after it. A read is valid if the version
+//! was even before it and unchanged after it. The values between are atomics, read and written
+//! `Relaxed`.
 
 use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// The version from which a reading begins; odd if somebody is writing.
+/// The version at the start of a read; odd during a write.
 #[inline(always)]
 pub(crate) fn begin(version: &AtomicU64) -> u64 {
     version.load(Ordering::Acquire)
 }
 
-/// Whether nobody has written since it was `seen`.
+/// Whether there was no write since the version was `seen`.
 #[inline(always)]
 pub(crate) fn is_still(version: &AtomicU64, seen: u64) -> bool {
     fence(Ordering::Acquire);
     seen & 1 == 0 && version.load(Ordering::Relaxed) == seen
 }
 
-/// Begins to write if nobody has written since it was `seen`, which is even. What was read before
-/// counts then: whoever writes later has seen that this was [done].
+/// Starts a write if there was no write since the version was `seen`, which is even. Reads since
+/// then are valid, because the next writer sees that this write is [done].
 #[inline(always)]
 pub(crate) fn take(version: &AtomicU64, seen: u64) -> bool {
-    // Relaxed: whoever has `seen` it has [begun](begin) with it, and it comes once only.
+    // Relaxed: `seen` comes from [`begin`], which acquires, and each version occurs once.
     before_writing(
         version.compare_exchange(seen, seen | 1, Ordering::Relaxed, Ordering::Relaxed).is_ok(),
     )
 }
 
-/// Begins to write if nobody is writing. Whoever is told no has changed nothing: the version was
-/// odd.
+/// Starts a write if no other write is in progress. A failed attempt changes nothing, because the
+/// version was odd.
 #[inline(always)]
 pub(crate) fn take_now(version: &AtomicU64) -> bool {
-    // One instruction, which waits for nothing that was read before.
+    // One instruction that does not depend on an earlier read.
     before_writing(version.fetch_or(1, Ordering::Acquire) & 1 == 0)
 }
 
-/// Whoever sees anything that is written from here on also sees that the version is odd.
+/// Makes the odd version visible to every thread that sees a value written from here on.
 #[inline(always)]
 fn before_writing(taken: bool) -> bool {
     fence(Ordering::Release);
     taken
 }
 
-/// Is done with writing, which began when the version was `seen`.
+/// Ends a write that started at the version `seen`.
 #[inline(always)]
 pub(crate) fn done(version: &AtomicU64, seen: u64) {
     version.store(seen.wrapping_add(2), Ordering::Release);
 }
 
-/// The same for who has forgotten when it began: nobody else writes the version while it is odd.
+/// Ends a write whose first version is not known: no other thread changes an odd version.
 #[inline(always)]
 pub(crate) fn give_back(version: &AtomicU64) {
     let odd = version.load(Ordering::Relaxed);
     done(version, odd.wrapping_sub(1));
 }
 
-/// Shows others that from `start` on there are so many values. Done once.
+/// Publishes the address and number of values, once.
 pub(crate) fn publish<T>(
     start: &AtomicPtr<T>,
     count: &AtomicUsize,
@@ -69,7 +69,7 @@ pub(crate) fn publish<T>(
     count.store(values_count, Ordering::Release);
 }
 
-/// Where the values start, if the one at `position` is among them.
+/// The address of the published values, if there is one at `position`.
 #[inline(always)]
 pub(crate) fn published<T>(
     start: &AtomicPtr<T>,

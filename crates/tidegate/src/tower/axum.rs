@@ -1,7 +1,7 @@
-//! The layer for axum: what comes out of it is axum's own response.
+//! The layer for axum, whose responses are axum's own type.
 //!
-//! So it can stand around a whole router that is served, where nothing has to be boxed for it; and
-//! in one, bodies that nobody watches stay as they are.
+//! It can be around a complete router, where its futures need not be boxed, and leaves bodies as
+//! they are if no charge is settled at their end.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -12,16 +12,16 @@ use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::body::Body;
+use super::body::RateLimitBody;
+use super::fast_path::FastRuling;
 use super::layer::RateLimitLayer;
-use super::plan::Quick;
-use super::service::{Outcome, RateLimit, ResponseFuture};
+use super::service::{RateLimit, ResponseFuture, ServiceOutcome};
 
 /// A [`RateLimitLayer`] for axum; see [`RateLimitLayer::axum`].
 #[derive(Clone, Debug)]
 pub struct AxumLayer(pub(super) RateLimitLayer);
 
-/// A service of axum that limits requests; see [`RateLimitLayer::axum`].
+/// A service that limits requests, with axum's own response type; see [`RateLimitLayer::axum`].
 #[derive(Clone, Debug)]
 pub struct AxumRateLimit<S>(RateLimit<S>);
 
@@ -47,19 +47,19 @@ where
 
     #[inline(never)]
     fn call(&mut self, mut request: Request<A>) -> Self::Future {
-        // As the other one does, but for what is around it: requests and futures are large, and are
-        // moved less if nothing is done with them in between.
-        match self.0.quickly(&mut request) {
-            Some(Quick::Pass(tell)) => {
-                AxumFuture { future: ResponseFuture::calling(self.0.inner.call(request), tell) }
+        // The steps of `RateLimit::call`, repeated because requests and futures are large, and are
+        // moved less often without a call in between.
+        match self.0.try_fast_path(&mut request) {
+            Some(FastRuling::Allow(headers)) => {
+                AxumFuture { future: ResponseFuture::calling(self.0.inner.call(request), headers) }
             }
-            other => AxumFuture { future: self.0.call_the_long_way(other, request) },
+            other => AxumFuture { future: self.0.call_general(other, request) },
         }
     }
 }
 
 pin_project! {
-    /// A response to come.
+    /// The future of a response that went through an [`AxumRateLimit`].
     pub struct AxumFuture<S, A>
     where
         S: Service<Request<A>>,
@@ -77,21 +77,19 @@ where
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut own = self.project().future;
-        if let Some((service, tell)) = own.as_mut().service() {
-            // Responses are large: this one stays where it was put.
+        if let Some((service, headers)) = own.as_mut().service() {
+            // Changed in place, because responses are large.
             let mut response = service.poll(context);
             if let Poll::Ready(Ok(response)) = &mut response {
-                tell.add_to(response);
+                headers.add_to(response);
             }
             return response;
         }
         Poll::Ready(Ok(match ready!(own.poll_outcome(context))? {
-            // Nobody has to watch the body.
-            Outcome::Served(response, after) if after.is_empty() => response,
-            Outcome::Served(response, after) => {
-                response.map(|body| axum::body::Body::new(Body::of_service(body, after)))
-            }
-            Outcome::Answered(answer) => answer.map(axum::body::Body::from),
+            ServiceOutcome::Served(response, completions) if completions.is_empty() => response,
+            ServiceOutcome::Served(response, completions) => response
+                .map(|body| axum::body::Body::new(RateLimitBody::of_service(body, completions))),
+            ServiceOutcome::Responded(response) => response.map(axum::body::Body::from),
         }))
     }
 }

@@ -1,39 +1,50 @@
-//! The answer to a request that is denied, in the form that its client reads.
+//! The responses of the layer itself, in the form that the client accepts.
 
 use crate::http::denial::{Body, Reply};
 use ::http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
 use ::http::{HeaderValue, Response, StatusCode};
 use tidegate_core::Decision;
 
+use super::budget_headers::{IsDenial, add_missing};
 use super::grpc;
-use super::head::Head;
+use super::head::RequestHead;
 use super::layer::Setup;
-use super::plan::{Denied, Unfit};
-use super::tell::{IsDenial, add_missing};
+use super::plan::{DeniedRequest, InvalidRequest};
 
-/// A denial, and whom it is told to.
+/// A denied request and its decision, as a custom [response](super::RateLimitLayer::denied) gets
+/// them.
+///
+/// ```
+/// use tidegate::tower::{Denial, RateLimitLayer, key};
+/// let teapot = |denial: &Denial<'_>| {
+///     let mut response = denial.response();
+///     *response.status_mut() = http::StatusCode::IM_A_TEAPOT;
+///     response
+/// };
+/// let layer = RateLimitLayer::new("10/s".parse()?, key::peer_ip()).denied(teapot);
+/// # Ok::<(), tidegate::ParseError>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Denial<'a> {
     /// The request.
-    pub head: Head<'a>,
-    /// What was decided, about all rules: for you, not for the client.
+    pub head: RequestHead<'a>,
+    /// The decision over all rules. It may contain limits that the client should not see.
     pub decision: &'a Decision,
-    /// The rule that binds.
+    /// The name of the rule that binds.
     pub rule: &'a str,
-    /// The policies that denied, as the headers name them: a rule with one limit by its name, one
-    /// with several by name and limit.
+    /// The policies that denied, as in the headers: the name of a rule with one limit, or name and
+    /// limit of a rule with several.
     pub violated: &'a [String],
-    /// What the client is told.
+    /// The headers and body for the client.
     pub(super) reply: &'a Reply,
 }
 
 impl Denial<'_> {
-    /// What is answered unless told otherwise: 429 with a body in the form that the request
-    /// accepts.
+    /// The default response: 429 with a body in the form that the request accepts.
     ///
-    /// `application/problem+json` is preferred; `application/json` and text are there for those who
-    /// ask for them. The body names the policies that denied, and says when to try again.
+    /// The form is `application/problem+json`, unless `Accept` prefers `application/json` or text.
+    /// The body has the policies that denied, and the wait.
     pub fn response(&self) -> Response<String> {
         let form = form_of(&self.head);
         let status =
@@ -42,8 +53,8 @@ impl Denial<'_> {
     }
 }
 
-/// The form that the request likes best; problem details if it does not say.
-fn form_of(head: &Head<'_>) -> Body {
+/// The form that the request prefers; the default is problem details.
+fn form_of(head: &RequestHead<'_>) -> Body {
     Body::Problem.asked_for(head.headers.get(ACCEPT).and_then(|value| value.to_str().ok()))
 }
 
@@ -56,9 +67,9 @@ fn answer(status: StatusCode, kind: &'static str, body: String) -> Response<Stri
 }
 
 impl Setup {
-    /// The answer to a request that was denied.
-    pub(super) fn deny(&self, head: Head<'_>, denied: &Denied) -> Response<String> {
-        let Denied { decision, rule, reply } = denied;
+    /// The response to a denied request.
+    pub(super) fn deny(&self, head: RequestHead<'_>, denied: &DeniedRequest) -> Response<String> {
+        let DeniedRequest { decision, rule, reply } = denied;
         let denial = Denial { head, decision, rule, violated: reply.violated(), reply };
         let mut response = match &self.denied {
             Some(answer) => answer(&denial),
@@ -70,28 +81,32 @@ impl Setup {
         response
     }
 
-    /// The answer to a request that lacks the key of a rule which denies such requests.
-    pub(super) fn refuse(&self, head: Head<'_>) -> Response<String> {
-        let told = "The request lacks the key that its rate limit is by, such as a header.";
+    /// The response to a request without the key of a rule that denies such requests.
+    pub(super) fn missing_key(&self, head: RequestHead<'_>) -> Response<String> {
+        let detail = "The request lacks the key that its rate limit is by, such as a header.";
         if self.grpc || head.is_grpc() {
-            return grpc::failed(grpc::PERMISSION_DENIED, told);
+            return grpc::failed(grpc::PERMISSION_DENIED, detail);
         }
         match form_of(&head) {
             Body::Text => {
-                answer(StatusCode::FORBIDDEN, "text/plain; charset=utf-8", format!("{told}\n"))
+                answer(StatusCode::FORBIDDEN, "text/plain; charset=utf-8", format!("{detail}\n"))
             }
             _ => {
                 let body = format!(
-                    r#"{{"type":"about:blank","title":"Forbidden","status":403,"detail":"{told}"}}"#
+                    r#"{{"type":"about:blank","title":"Forbidden","status":403,"detail":"{detail}"}}"#
                 );
                 answer(StatusCode::FORBIDDEN, "application/problem+json", body)
             }
         }
     }
 
-    /// The answer to a request that cannot be judged.
-    pub(super) fn unfit(&self, head: Head<'_>, unfit: &Unfit) -> Response<String> {
-        let Unfit { status, why } = unfit;
+    /// The response to a request to which no rule can be applied.
+    pub(super) fn invalid(
+        &self,
+        head: RequestHead<'_>,
+        invalid: &InvalidRequest,
+    ) -> Response<String> {
+        let InvalidRequest { status, why } = invalid;
         if self.grpc || head.is_grpc() {
             return grpc::failed(grpc::INVALID_ARGUMENT, why);
         }
@@ -109,36 +124,36 @@ impl Setup {
         }
     }
 
-    /// The answer to a request about which nobody could decide.
-    pub(super) fn unavailable(&self, head: Head<'_>) -> Response<String> {
-        let told = "The rate limiter has no answer: try again soon.";
+    /// The response to a request without a decision, if the layer fails closed.
+    pub(super) fn unavailable(&self, head: RequestHead<'_>) -> Response<String> {
+        let detail = "The rate limiter has no answer: try again soon.";
         if self.grpc || head.is_grpc() {
-            return grpc::failed(grpc::UNAVAILABLE, told);
+            return grpc::failed(grpc::UNAVAILABLE, detail);
         }
         match form_of(&head) {
             Body::Text => answer(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "text/plain; charset=utf-8",
-                format!("{told}\n"),
+                format!("{detail}\n"),
             ),
             _ => {
                 let body = format!(
-                    r#"{{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"{told}"}}"#
+                    r#"{{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"{detail}"}}"#
                 );
                 answer(StatusCode::SERVICE_UNAVAILABLE, "application/problem+json", body)
             }
         }
     }
 
-    /// The answer when the program is not set up for its rules: for whoever wrote it.
-    pub(super) fn mistaken(&self, head: Head<'_>, mistake: &str) -> Response<String> {
+    /// The response if the program is not set up for its rules, with the advice how to fix it.
+    pub(super) fn misconfigured(&self, head: RequestHead<'_>, advice: &str) -> Response<String> {
         if self.grpc || head.is_grpc() {
-            return grpc::failed(grpc::INTERNAL, mistake);
+            return grpc::failed(grpc::INTERNAL, advice);
         }
         answer(
             StatusCode::INTERNAL_SERVER_ERROR,
             "text/plain; charset=utf-8",
-            format!("tidegate: {mistake}\n"),
+            format!("tidegate: {advice}\n"),
         )
     }
 }

@@ -1,7 +1,7 @@
-//! Denials in the words of gRPC: a status in the headers, with details that clients can read.
+//! Denials over gRPC: a status in the headers, with details for programs.
 //!
-//! The details are four small messages of `google.rpc`, which do not change. They are written by
-//! hand here, and read by tonic in the tests.
+//! The details are four small messages of `google.rpc`, which do not change. This module encodes
+//! them itself; the tests decode them with prost.
 
 use std::fmt::Write;
 
@@ -20,10 +20,10 @@ pub(super) const UNAVAILABLE: u32 = 14;
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
-/// How long a client that retries by itself should wait; negative: it should not.
+/// The wait of a client that retries automatically; negative if it should not retry.
 const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
-/// RESOURCE_EXHAUSTED, when to come back, and which limits it was.
+/// RESOURCE_EXHAUSTED, with the wait and the policies that denied.
 pub(super) fn exhausted(denial: &Denial<'_>) -> Response<String> {
     let wait_us = match denial.decision.retry() {
         Retry::Now => Some(0),
@@ -43,7 +43,7 @@ pub(super) fn exhausted(denial: &Denial<'_>) -> Response<String> {
     response
 }
 
-/// A response that has nothing but a status.
+/// A response of a status only.
 pub(super) fn failed(code: u32, message: &str) -> Response<String> {
     let mut response = Response::new(String::new());
     let headers = response.headers_mut();
@@ -55,7 +55,7 @@ pub(super) fn failed(code: u32, message: &str) -> Response<String> {
     response
 }
 
-/// As gRPC writes messages: visible ASCII stands for itself, but for `%`.
+/// The percent encoding of gRPC messages: visible ASCII stays, except `%`.
 fn encoded(message: &str) -> String {
     let mut out = String::with_capacity(message.len());
     for byte in message.bytes() {

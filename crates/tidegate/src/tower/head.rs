@@ -1,4 +1,4 @@
-//! What a rule sees of a request and of a response: everything but the body.
+//! What rules see of a request and of a response: everything but the body.
 
 use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
@@ -7,28 +7,42 @@ use ::http::{Extensions, HeaderMap, Method, Request, Response, StatusCode, Uri};
 
 use crate::http::normal_path;
 
-/// A request without its body.
+/// A request without its body, as functions of rules get it.
+///
+/// ```
+/// use tidegate::tower::{RequestHead, Rule, key, per_request};
+/// fn is_internal(head: &RequestHead<'_>) -> bool {
+///     head.header("x-internal").is_some() && head.path() == "/healthz"
+/// }
+/// let rule = Rule::new("all", "10/s".parse()?, key::peer_ip()).skip(per_request(is_internal));
+/// # Ok::<(), tidegate::ParseError>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub struct Head<'a> {
+pub struct RequestHead<'a> {
     /// The method.
     pub method: &'a Method,
-    /// The target, as it came.
+    /// The target, as the client sent it.
     pub uri: &'a Uri,
     /// The headers.
     pub headers: &'a HeaderMap,
-    /// What servers and other layers have put beside it.
+    /// Values that the server and other layers have added.
     pub extensions: &'a Extensions,
 }
 
-/// The address of the other end, for servers that know it by another name: put it into the
-/// request's extensions.
+/// The address of the peer, in the request's extensions: for servers other than axum and tonic.
+///
+/// ```
+/// use tidegate::tower::Peer;
+/// let mut request = http::Request::new(());
+/// request.extensions_mut().insert(Peer([192, 0, 2, 7].into()));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Peer(pub IpAddr);
 
-impl<'a> Head<'a> {
+impl<'a> RequestHead<'a> {
     pub(super) fn of<B>(request: &'a Request<B>) -> Self {
-        Head {
+        RequestHead {
             method: request.method(),
             uri: request.uri(),
             headers: request.headers(),
@@ -36,25 +50,25 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// The first value of a header, if it is readable text and not empty; without white space
-    /// around it. A service may read another line, if there are several:
+    /// The first value of a header without the white space around it, if it is visible ASCII and
+    /// not empty. A service may read another line if there are several;
     /// [`key::header`](super::key::header) refuses such requests.
     pub fn header(&self, name: &str) -> Option<&'a str> {
         self.headers.get(name)?.to_str().ok().map(str::trim).filter(|value| !value.is_empty())
     }
 
-    /// The path in its [one spelling](crate::http::normal_path): what to compare, where
-    /// `uri.path()` is what was sent.
+    /// The [normalized](crate::http::normal_path) path, for comparisons; `uri.path()` is the path
+    /// that was sent.
     pub fn path(&self) -> Cow<'a, str> {
         normal_path(self.uri.path()).unwrap_or(Cow::Borrowed("too long"))
     }
 
-    /// Something in the extensions: what another layer has found out.
+    /// A value in the extensions.
     pub fn extension<T: Clone + Send + Sync + 'static>(&self) -> Option<&'a T> {
         self.extensions.get()
     }
 
-    /// The address of the other end: from [`Peer`] or a `SocketAddr` in the extensions, from axum's
+    /// The address of the peer: from [`Peer`] or a `SocketAddr` in the extensions, from axum's
     /// `ConnectInfo` with the feature `axum`, and from tonic's with the feature `tonic`.
     pub fn peer(&self) -> Option<IpAddr> {
         #[cfg(feature = "axum")]
@@ -73,22 +87,29 @@ impl<'a> Head<'a> {
         self.extension::<SocketAddr>().map(SocketAddr::ip)
     }
 
-    /// Whether it is a call of gRPC.
+    /// Whether it is a gRPC call.
     pub(super) fn is_grpc(&self) -> bool {
         let kind = self.headers.get(::http::header::CONTENT_TYPE);
         kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
     }
 }
 
-/// A response without its body.
+/// A response without its body, as functions of rules get it.
+///
+/// ```
+/// use tidegate::tower::{ResponseHead, Rule, key};
+/// let tokens = |response: &ResponseHead<'_>| response.number("x-tokens-used");
+/// let rule = Rule::new("tokens", "1000/min".parse()?, key::peer_ip()).cost(100).settle(tokens);
+/// # Ok::<(), tidegate::ParseError>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ResponseHead<'a> {
-    /// The status. Of gRPC it is always 200: see [`grpc_status`](ResponseHead::grpc_status).
+    /// The status. gRPC always has 200: see [`grpc_status`](ResponseHead::grpc_status).
     pub status: StatusCode,
     /// The headers.
     pub headers: &'a HeaderMap,
-    /// What the service has put beside it.
+    /// Values that the service has added.
     pub extensions: &'a Extensions,
 }
 
@@ -101,7 +122,7 @@ impl<'a> ResponseHead<'a> {
         }
     }
 
-    /// The first value of a header, if it is readable text.
+    /// The first value of a header, if it is visible ASCII.
     pub fn header(&self, name: &str) -> Option<&'a str> {
         self.headers.get(name)?.to_str().ok()
     }
@@ -111,13 +132,13 @@ impl<'a> ResponseHead<'a> {
         self.header(name)?.trim().parse().ok()
     }
 
-    /// Something in the extensions.
+    /// A value in the extensions.
     pub fn extension<T: Clone + Send + Sync + 'static>(&self) -> Option<&'a T> {
         self.extensions.get()
     }
 
-    /// The code of a gRPC call that failed before it had anything to say. One that says something
-    /// tells its code only at its end.
+    /// The status code of a gRPC call that failed without a message. A call with messages has its
+    /// code in the trailers, which are not part of the head.
     pub fn grpc_status(&self) -> Option<u64> {
         self.number("grpc-status")
     }

@@ -1,7 +1,7 @@
-//! Whose budget a request draws on.
+//! The key of a request, which selects its budget.
 //!
-//! A key says what it is as well as whose: `ip:192.0.2.7`, `x-api-key:abc`. So nobody can write a
-//! victim's address into a header and be taken for it.
+//! A key contains its kind: `ip:192.0.2.7`, `x-api-key:abc`. So a client cannot use the budget of
+//! another one's address by writing that address into a header.
 
 use std::fmt::{self, Display, Write};
 use std::net::Ipv4Addr;
@@ -10,94 +10,103 @@ use std::sync::Arc;
 use ::http::HeaderName;
 use ::http::header::{AUTHORIZATION, HOST};
 
-use super::head::Head;
-use super::of::Later;
-use super::text::Text;
+use super::head::RequestHead;
+use super::per_request::BoxFuture;
+use super::text::KeyText;
 use crate::http::{ClientIp, Group, bearer_token, group, normal_host};
 
-/// Keys that are longer are kept as a digest: some tokens are longer than a key may be.
+/// Longer keys are replaced by a digest, because some tokens are longer than a key may be.
 const MAX_PLAIN_BYTES: usize = 256;
 
-/// Finds out whose budget a request draws on.
+/// Selects the budget of a request: by address, by header, by path, or by a function.
 ///
-/// A request for which nothing is found, because the header is missing, say, shares one budget with
-/// all others like it, unless the rule says [otherwise](super::Rule::missing).
+/// Requests without a key, because the header is missing for example, share one budget, unless the
+/// rule has [another setting](super::Rule::missing).
+///
+/// ```
+/// use tidegate::tower::{Key, RateLimitLayer, key};
+/// let per_customer_and_path: Key = key::header("x-api-key").or(key::peer_ip()).and(key::path());
+/// let layer = RateLimitLayer::new("10/s".parse()?, per_customer_and_path);
+/// # Ok::<(), tidegate::ParseError>(())
+/// ```
 #[derive(Clone)]
-pub struct Key(Kind);
+pub struct Key(KeyKind);
 
 #[derive(Clone)]
-enum Kind {
+enum KeyKind {
     Value(Arc<str>),
-    /// The other end of the connection; IPv6 by a network of so many bits.
+    /// The peer's address; IPv6 by a network of this prefix length.
     Peer(u8),
-    Now(Arc<Finding>),
-    /// The path, or a function, which may look at the path.
-    OfPath(Arc<Finding>),
-    Later(Arc<dyn Fn(&Head<'_>) -> Later<Option<String>> + Send + Sync>),
+    Function(Arc<FindKey>),
+    /// The path, or a function that may read the path.
+    PathFunction(Arc<FindKey>),
+    Async(Arc<dyn Fn(&RequestHead<'_>) -> BoxFuture<Option<String>> + Send + Sync>),
     All(Vec<Key>),
     First(Vec<Key>),
 }
 
-type Finding = dyn Fn(&Head<'_>, &mut Text) -> Found + Send + Sync;
+type FindKey = dyn Fn(&RequestHead<'_>, &mut KeyText) -> KeyResult + Send + Sync;
 
-/// What came of looking for a key.
+/// The result of looking for the key of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Found {
-    Key,
-    /// A key of several parts, of which at least one is missing.
+pub(super) enum KeyResult {
+    /// The key was written.
+    Found,
+    /// Some parts of the key are missing.
     Partial,
-    Nothing,
-    /// The program is not set up for it: whoever runs it should hear of that.
-    Mistake(&'static str),
-    /// The request cannot be judged: what it is by is there more than once.
-    Unfit(Arc<str>),
+    /// There is no key.
+    Missing,
+    /// The program is not set up for this key, and this is how to fix it.
+    Misconfigured(&'static str),
+    /// The request is ambiguous, for this reason.
+    Invalid(Arc<str>),
 }
 
-impl Found {
-    /// Whether it is known what becomes of the request, whatever else is found.
+impl KeyResult {
+    /// Whether it decides about the request, whatever the other parts of the key are.
     fn is_final(&self) -> bool {
-        matches!(self, Found::Mistake(_) | Found::Unfit(_))
+        matches!(self, KeyResult::Misconfigured(_) | KeyResult::Invalid(_))
     }
 }
 
-/// Everybody draws on one budget.
-pub fn everybody() -> Key {
-    Key(Kind::Value("everybody".into()))
+/// One budget for all requests.
+pub fn global() -> Key {
+    Key(KeyKind::Value("global".into()))
 }
 
-/// The other end of the connection. Behind a proxy that is the proxy: see [`client_ip`].
+/// The peer's IP address. Behind a proxy that is the address of the proxy; see [`client_ip`].
 ///
-/// The server must tell who it is. In axum: `axum::serve(listener,
-/// app.into_make_service_with_connect_info::<SocketAddr>())`, and the feature `axum`. Tonic does by
-/// itself; it needs the feature `tonic`. Elsewhere, put a [`Peer`](super::Peer) into the request's
-/// extensions. Without it, requests are answered with 500 and this advice.
+/// The server must provide the address. In axum, use the feature `axum` and serve
+/// `app.into_make_service_with_connect_info::<SocketAddr>()`. In tonic, use the feature `tonic`.
+/// Elsewhere, put a [`Peer`](super::Peer) into the request's extensions. Without an address, the
+/// response is 500 with this advice.
 pub fn peer_ip() -> Key {
     client_ip(ClientIp::of_peer())
 }
 
-/// The client behind proxies that are trusted; IPv6 by its network. See [`ClientIp`].
+/// The IP address of the client behind trusted proxies; IPv6 by its network. See [`ClientIp`].
 pub fn client_ip(clients: ClientIp) -> Key {
-    // Most trust nobody, and then there is nothing to find.
+    // Without trusted proxies the client is the peer.
     if clients.trusted().is_empty() {
-        return Key(Kind::Peer(clients.prefix()));
+        return Key(KeyKind::Peer(clients.prefix()));
     }
     Key::write(move |head, out| {
-        let Some(peer) = head.peer() else { return Found::Mistake(NO_PEER) };
+        let Some(peer) = head.peer() else { return KeyResult::Misconfigured(NO_PEER) };
         push_group(clients.find_in(peer, head.headers).group(), out);
-        Found::Key
+        KeyResult::Found
     })
 }
 
-/// The other end; IPv6 by a network of so many bits.
+/// Writes the peer's address; IPv6 by a network of this prefix length.
 #[inline]
-pub(super) fn push_peer(head: &Head<'_>, ipv6_prefix: u8, out: &mut Text) -> Found {
-    let Some(peer) = head.peer() else { return Found::Mistake(NO_PEER) };
+pub(super) fn push_peer(head: &RequestHead<'_>, ipv6_prefix: u8, out: &mut KeyText) -> KeyResult {
+    let Some(peer) = head.peer() else { return KeyResult::Misconfigured(NO_PEER) };
     push_group(group(peer, ipv6_prefix), out);
-    Found::Key
+    KeyResult::Found
 }
 
 #[inline]
-fn push_group(group: Group, out: &mut Text) {
+fn push_group(group: Group, out: &mut KeyText) {
     out.push_str("ip:");
     match group {
         Group::V4(v4) => out.push_some(|letters| write_v4(v4, letters)),
@@ -110,92 +119,95 @@ fn push_group(group: Group, out: &mut Text) {
 const NO_PEER: &str = "the peer's address is not known: with axum, serve `app.into_make_service_with_connect_info::<SocketAddr>()` and \
      turn on tidegate's feature `axum`; with tonic its feature `tonic`; otherwise put `tidegate::tower::Peer` into the request's extensions";
 
-/// The value of a header, without white space around it: an API key, say. It is not shown anywhere,
-/// but names a budget, so anybody can make up new ones: check it before, or limit by address as
-/// well. A request with several lines of it is answered with 400, for services differ in which of
-/// them they read.
+/// The value of a header, such as an API key, without the white space around it.
+///
+/// A client can invent values, and each value has a budget of its own: verify the header before, or
+/// limit by address, too. A request with several lines of the header gets 400, because services
+/// differ in which of them they read.
 ///
 /// # Panics
-/// If it is not the name of a header.
+/// If `name` is not a valid header name.
 pub fn header(name: &str) -> Key {
     let name = HeaderName::from_bytes(name.as_bytes())
         .unwrap_or_else(|_| panic!("header {name:?}: expected a name such as x-api-key"));
-    let (begin, line) = (format!("{name}:"), Line::of(name));
+    let (begin, line) = (format!("{name}:"), SingleHeader::of(name));
     Key::write(move |head, out| {
         let value = match line.read(head) {
             Ok(value) if !value.is_empty() => value,
-            Ok(_) => return Found::Nothing,
-            Err(unfit) => return unfit,
+            Ok(_) => return KeyResult::Missing,
+            Err(invalid) => return invalid,
         };
         out.push_str(&begin);
         match str::from_utf8(value) {
             Ok(value) => out.push_str(value),
             Err(_) => out.push_str(&String::from_utf8_lossy(value)),
         }
-        Found::Key
+        KeyResult::Found
     })
 }
 
-/// A header of which there is one line, at most.
-struct Line {
+/// A header that may occur once.
+struct SingleHeader {
     name: HeaderName,
-    /// What is said of a request that has several.
+    /// The error for a request with several lines of it.
     repeated: Arc<str>,
 }
 
-impl Line {
+impl SingleHeader {
     fn of(name: HeaderName) -> Self {
         let repeated = format!("header {name} is there more than once: expected it once").into();
-        Line { name, repeated }
+        SingleHeader { name, repeated }
     }
 
-    /// Its value without white space around it; empty, if there is none.
-    fn read<'a>(&self, head: &Head<'a>) -> Result<&'a [u8], Found> {
+    /// The value without the white space around it; empty if there is none.
+    fn read<'a>(&self, head: &RequestHead<'a>) -> Result<&'a [u8], KeyResult> {
         let mut lines =
             head.headers.get_all(&self.name).iter().map(|value| value.as_bytes().trim_ascii());
         match (lines.next(), lines.next()) {
             (line, None) => Ok(line.unwrap_or_default()),
-            _ => Err(Found::Unfit(Arc::clone(&self.repeated))),
+            _ => Err(KeyResult::Invalid(Arc::clone(&self.repeated))),
         }
     }
 }
 
-/// The token of `Authorization: Bearer`, as a digest: the token itself is not kept.
+/// The token of `Authorization: Bearer`, as a digest. The token itself is not kept.
 pub fn bearer() -> Key {
-    let line = Line::of(AUTHORIZATION);
+    let line = SingleHeader::of(AUTHORIZATION);
     Key::write(move |head, out| {
         let value = match line.read(head) {
             Ok(value) => value,
-            Err(unfit) => return unfit,
+            Err(invalid) => return invalid,
         };
-        let Some(token) = bearer_token(value) else { return Found::Nothing };
+        let Some(token) = bearer_token(value) else { return KeyResult::Missing };
         let _ = write!(out, "bearer:{}", digest(token));
-        Found::Key
+        KeyResult::Found
     })
 }
 
-/// The path, in its one spelling. Targets that services read as different paths are
-/// [refused](super::RateLimitLayer::paths). There are as many budgets as paths that anybody thinks
-/// of: [`matched_path`] has as many as there are routes.
+/// The normalized path. Targets that services read as different paths are
+/// [refused](super::RateLimitLayer::paths).
+///
+/// A client can invent paths, and each path has a budget of its own; [`matched_path`] has one
+/// budget for each route.
 pub fn path() -> Key {
     Key::write_by_path(|head, out| {
         out.push_str("path:");
         out.push_str(&head.path());
-        Found::Key
+        KeyResult::Found
     })
 }
 
-/// The route that axum has found: `/users/{id}`. The layer must be one of the route or of the
-/// router that has it; nothing is found in one around it.
+/// The route that axum has matched, such as `/users/{id}`. The layer must be on that route or its
+/// router; a layer around the router finds no route.
 #[cfg(feature = "axum")]
 pub fn matched_path() -> Key {
     Key::write(|head, out| {
         let Some(path) = head.extension::<axum::extract::MatchedPath>() else {
-            return Found::Nothing;
+            return KeyResult::Missing;
         };
         out.push_str("route:");
         out.push_str(path.as_str());
-        Found::Key
+        KeyResult::Found
     })
 }
 
@@ -204,29 +216,29 @@ pub fn method() -> Key {
     Key::write(|head, out| {
         out.push_str("method:");
         out.push_str(head.method.as_str());
-        Found::Key
+        KeyResult::Found
     })
 }
 
-/// The host that was asked, without its port.
+/// The requested host, without its port.
 pub fn host() -> Key {
-    let line = Line::of(HOST);
+    let line = SingleHeader::of(HOST);
     Key::write(move |head, out| {
         let header = match line.read(head) {
             Ok(value) => str::from_utf8(value).ok().filter(|host| !host.is_empty()),
-            Err(unfit) => return unfit,
+            Err(invalid) => return invalid,
         };
-        let Some(host) = head.uri.host().or(header) else { return Found::Nothing };
+        let Some(host) = head.uri.host().or(header) else { return KeyResult::Missing };
         out.push_str("host:");
         match normal_host(host) {
             Ok(host) => out.push_str(&host),
             Err(_) => out.push_str("too long"),
         }
-        Found::Key
+        KeyResult::Found
     })
 }
 
-/// Something that another layer has put into the extensions: the user who has signed in, say.
+/// A value that another layer has put into the extensions, such as the authenticated user.
 ///
 /// ```
 /// # use tidegate::tower::key;
@@ -240,126 +252,143 @@ where
     D: Display,
 {
     Key::write(move |head, out| {
-        let Some(found) = head.extension::<T>() else { return Found::Nothing };
+        let Some(found) = head.extension::<T>() else { return KeyResult::Missing };
         let _ = write!(out, "extension:{}", text(found));
-        Found::Key
+        KeyResult::Found
     })
 }
 
-/// A function of the request.
+/// A function of the request. `None` means that there is no key.
 ///
 /// ```
 /// # use tidegate::tower::key;
-/// let by_tenant = key::of(|head| head.path().split('/').nth(1).map(str::to_owned));
+/// let by_tenant = key::per_request(|head| head.path().split('/').nth(1).map(str::to_owned));
 /// ```
-pub fn of<D: Display>(text: impl Fn(&Head<'_>) -> Option<D> + Send + Sync + 'static) -> Key {
+pub fn per_request<D: Display>(
+    text: impl Fn(&RequestHead<'_>) -> Option<D> + Send + Sync + 'static,
+) -> Key {
     Key::write_by_path(move |head, out| {
-        let Some(text) = text(head) else { return Found::Nothing };
+        let Some(text) = text(head) else { return KeyResult::Missing };
         let _ = write!(out, "of:{text}");
-        Found::Key
+        KeyResult::Found
     })
 }
 
-/// An async function of the request: it takes what it needs out of the head, and returns a future.
-pub fn of_async<F, D>(text: impl Fn(&Head<'_>) -> F + Send + Sync + 'static) -> Key
+/// An async function of the request. The function copies what it needs from the head and returns a
+/// future.
+///
+/// ```
+/// # use tidegate::tower::key;
+/// # async fn customer_of(token: Option<String>) -> Option<u64> { Some(7) }
+/// let by_customer = key::per_request_async(|head| {
+///     let token = head.header("authorization").map(str::to_owned);
+///     customer_of(token)
+/// });
+/// ```
+pub fn per_request_async<F, D>(text: impl Fn(&RequestHead<'_>) -> F + Send + Sync + 'static) -> Key
 where
     F: Future<Output = Option<D>> + Send + 'static,
     D: Display,
 {
-    Key(Kind::Later(Arc::new(move |head| {
+    Key(KeyKind::Async(Arc::new(move |head| {
         let text = text(head);
         Box::pin(async move { text.await.map(|text| format!("of:{text}")) })
     })))
 }
 
 impl Key {
-    fn write(write: impl Fn(&Head<'_>, &mut Text) -> Found + Send + Sync + 'static) -> Self {
-        Key(Kind::Now(Arc::new(write)))
+    fn write(
+        write: impl Fn(&RequestHead<'_>, &mut KeyText) -> KeyResult + Send + Sync + 'static,
+    ) -> Self {
+        Key(KeyKind::Function(Arc::new(write)))
     }
 
     fn write_by_path(
-        write: impl Fn(&Head<'_>, &mut Text) -> Found + Send + Sync + 'static,
+        write: impl Fn(&RequestHead<'_>, &mut KeyText) -> KeyResult + Send + Sync + 'static,
     ) -> Self {
-        Key(Kind::OfPath(Arc::new(write)))
+        Key(KeyKind::PathFunction(Arc::new(write)))
     }
 
-    /// Whether it may depend on the path.
-    pub(super) fn is_of_path(&self) -> bool {
+    /// Whether it may read the path.
+    pub(super) fn uses_path(&self) -> bool {
         match &self.0 {
-            Kind::Value(_) | Kind::Peer(_) | Kind::Now(_) => false,
-            Kind::OfPath(_) | Kind::Later(_) => true,
-            Kind::All(keys) | Kind::First(keys) => keys.iter().any(Key::is_of_path),
+            KeyKind::Value(_) | KeyKind::Peer(_) | KeyKind::Function(_) => false,
+            KeyKind::PathFunction(_) | KeyKind::Async(_) => true,
+            KeyKind::All(keys) | KeyKind::First(keys) => keys.iter().any(Key::uses_path),
         }
     }
 
-    /// Both together: one budget for each pair.
+    /// One budget for each pair of this key and the other one.
     pub fn and(self, other: Key) -> Key {
         match self.0 {
-            Kind::All(mut keys) => {
+            KeyKind::All(mut keys) => {
                 keys.push(other);
-                Key(Kind::All(keys))
+                Key(KeyKind::All(keys))
             }
-            kind => Key(Kind::All(vec![Key(kind), other])),
+            kind => Key(KeyKind::All(vec![Key(kind), other])),
         }
     }
 
-    /// The other one, where nothing is found for this.
+    /// The other key for requests without this one.
     pub fn or(self, other: Key) -> Key {
         match self.0 {
-            Kind::First(mut keys) => {
+            KeyKind::First(mut keys) => {
                 keys.push(other);
-                Key(Kind::First(keys))
+                Key(KeyKind::First(keys))
             }
-            kind => Key(Kind::First(vec![Key(kind), other])),
+            kind => Key(KeyKind::First(vec![Key(kind), other])),
         }
     }
 
-    /// If it is nothing but the other end of the connection: how many bits of IPv6 count.
-    pub(super) fn peer(&self) -> Option<u8> {
+    /// The prefix length for IPv6, if the key is the peer's address.
+    pub(super) fn peer_prefix(&self) -> Option<u8> {
         match self.0 {
-            Kind::Peer(ipv6_prefix) => Some(ipv6_prefix),
+            KeyKind::Peer(ipv6_prefix) => Some(ipv6_prefix),
             _ => None,
         }
     }
 
-    /// Whether it takes an async function to find it.
-    pub(super) fn is_later(&self) -> bool {
+    /// Whether it has an async function.
+    pub(super) fn is_async(&self) -> bool {
         match &self.0 {
-            Kind::Value(_) | Kind::Peer(_) | Kind::Now(_) | Kind::OfPath(_) => false,
-            Kind::Later(_) => true,
-            Kind::All(keys) | Kind::First(keys) => keys.iter().any(Key::is_later),
+            KeyKind::Value(_)
+            | KeyKind::Peer(_)
+            | KeyKind::Function(_)
+            | KeyKind::PathFunction(_) => false,
+            KeyKind::Async(_) => true,
+            KeyKind::All(keys) | KeyKind::First(keys) => keys.iter().any(Key::is_async),
         }
     }
 
-    /// Finds it, if no function is async, and writes it into `out`, which is empty.
-    pub(super) fn now(&self, head: &Head<'_>, out: &mut Text) -> Found {
+    /// Writes the key into `out`, which is empty. The key must have no async function.
+    pub(super) fn find(&self, head: &RequestHead<'_>, out: &mut KeyText) -> KeyResult {
         let found = self.push(head, out);
-        if let Some(digest) = bounded(out.as_bytes()) {
+        if let Some(digest) = digest_if_long(out.as_bytes()) {
             out.replace(&digest);
         }
         found
     }
 
-    fn push(&self, head: &Head<'_>, out: &mut Text) -> Found {
+    fn push(&self, head: &RequestHead<'_>, out: &mut KeyText) -> KeyResult {
         match &self.0 {
-            Kind::Value(text) => {
+            KeyKind::Value(text) => {
                 out.push_str(text);
-                Found::Key
+                KeyResult::Found
             }
-            Kind::Peer(ipv6_prefix) => push_peer(head, *ipv6_prefix, out),
-            Kind::Now(write) | Kind::OfPath(write) => write(head, out),
-            Kind::Later(_) => Found::Nothing,
-            Kind::First(keys) => {
+            KeyKind::Peer(ipv6_prefix) => push_peer(head, *ipv6_prefix, out),
+            KeyKind::Function(write) | KeyKind::PathFunction(write) => write(head, out),
+            KeyKind::Async(_) => KeyResult::Missing,
+            KeyKind::First(keys) => {
                 let found = keys
                     .iter()
                     .map(|key| key.push(head, out))
-                    .find(|found| *found != Found::Nothing);
-                found.unwrap_or(Found::Nothing)
+                    .find(|found| *found != KeyResult::Missing);
+                found.unwrap_or(KeyResult::Missing)
             }
-            Kind::All(keys) => {
+            KeyKind::All(keys) => {
                 let mut pieces = Vec::with_capacity(keys.len());
                 for key in keys {
-                    let mut piece = Text::new();
+                    let mut piece = KeyText::new();
                     let found = key.push(head, &mut piece);
                     if found.is_final() {
                         return found;
@@ -371,32 +400,32 @@ impl Key {
         }
     }
 
-    /// Finds it, however long it takes.
-    pub(super) fn later(&self, head: &Head<'_>) -> Later<(Found, String)> {
+    /// The future of the key.
+    pub(super) fn find_async(&self, head: &RequestHead<'_>) -> BoxFuture<(KeyResult, String)> {
         match &self.0 {
-            Kind::Later(text) => {
+            KeyKind::Async(text) => {
                 let text = text(head);
                 Box::pin(async move {
                     match text.await.filter(|text| !text.is_empty()) {
-                        Some(text) => (Found::Key, text),
-                        None => (Found::Nothing, String::new()),
+                        Some(text) => (KeyResult::Found, text),
+                        None => (KeyResult::Missing, String::new()),
                     }
                 })
             }
-            Kind::First(keys) if self.is_later() => {
-                let keys: Vec<_> = keys.iter().map(|key| key.later(head)).collect();
+            KeyKind::First(keys) if self.is_async() => {
+                let keys: Vec<_> = keys.iter().map(|key| key.find_async(head)).collect();
                 Box::pin(async move {
                     for key in keys {
                         let found = key.await;
-                        if found.0 != Found::Nothing {
+                        if found.0 != KeyResult::Missing {
                             return found;
                         }
                     }
-                    (Found::Nothing, String::new())
+                    (KeyResult::Missing, String::new())
                 })
             }
-            Kind::All(keys) if self.is_later() => {
-                let keys: Vec<_> = keys.iter().map(|key| key.later(head)).collect();
+            KeyKind::All(keys) if self.is_async() => {
+                let keys: Vec<_> = keys.iter().map(|key| key.find_async(head)).collect();
                 Box::pin(async move {
                     let mut pieces = Vec::with_capacity(keys.len());
                     for key in keys {
@@ -406,12 +435,12 @@ impl Key {
                         }
                         pieces.push(piece);
                     }
-                    let mut out = Text::new();
+                    let mut out = KeyText::new();
                     (join(&pieces, &mut out), out.into_string())
                 })
             }
             _ => {
-                let mut out = Text::new();
+                let mut out = KeyText::new();
                 let found = self.push(head, &mut out);
                 Box::pin(std::future::ready((found, out.into_string())))
             }
@@ -422,18 +451,18 @@ impl Key {
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.0 {
-            Kind::Value(_) => "Key(value)",
-            Kind::Peer(_) => "Key(peer)",
-            Kind::Now(_) | Kind::OfPath(_) => "Key(function)",
-            Kind::Later(_) => "Key(async function)",
-            Kind::All(_) => "Key(all)",
-            Kind::First(_) => "Key(first)",
+            KeyKind::Value(_) => "Key(value)",
+            KeyKind::Peer(_) => "Key(peer)",
+            KeyKind::Function(_) | KeyKind::PathFunction(_) => "Key(function)",
+            KeyKind::Async(_) => "Key(async function)",
+            KeyKind::All(_) => "Key(all)",
+            KeyKind::First(_) => "Key(first)",
         })
     }
 }
 
-/// Writes pieces so that no two lists of pieces look the same; a missing one is empty.
-fn join(pieces: &[String], out: &mut Text) -> Found {
+/// Joins pieces so that different lists of pieces give different keys. A missing piece is empty.
+fn join(pieces: &[String], out: &mut KeyText) -> KeyResult {
     for (index, piece) in pieces.iter().enumerate() {
         if index > 0 {
             out.push_str("|");
@@ -448,20 +477,20 @@ fn join(pieces: &[String], out: &mut Text) -> Found {
     }
     let empty = pieces.iter().filter(|piece| piece.is_empty()).count();
     match empty {
-        0 => Found::Key,
-        all if all == pieces.len() => Found::Nothing,
-        _ => Found::Partial,
+        0 => KeyResult::Found,
+        all if all == pieces.len() => KeyResult::Missing,
+        _ => KeyResult::Partial,
     }
 }
 
-/// What stands in the place of a key that is too long for one: its digest. No other key looks like
-/// that: all have a colon, or are `everybody`.
-pub(super) fn bounded(key: &[u8]) -> Option<String> {
+/// The digest of a key, if the key is too long. No other key looks like it: all others contain a
+/// colon or are `global`.
+pub(super) fn digest_if_long(key: &[u8]) -> Option<String> {
     (key.len() > MAX_PLAIN_BYTES).then(|| format!("#{}", digest(key)))
 }
 
-/// Writes it as it is displayed, and says how long that is. Most addresses are of this kind, and
-/// there is one in every request.
+/// Writes an address as it is displayed, and returns its length. Faster than `Display`, for the
+/// most frequent kind of key.
 #[inline]
 fn write_v4(v4: Ipv4Addr, letters: &mut [u8; 16]) -> usize {
     let mut length = 0;
@@ -474,17 +503,17 @@ fn write_v4(v4: Ipv4Addr, letters: &mut [u8; 16]) -> usize {
         } else {
             ([digit(100), digit(10), digit(1), b'.'], 4)
         };
-        // There is room for all, four times.
+        // Always there: four octets of four bytes.
         if let Some(room) = letters.get_mut(length..length + 4) {
             room.copy_from_slice(&digits);
         }
         length += more;
     }
-    // Without the last dot.
+    // The last dot is not part of it.
     length - 1
 }
 
-/// For telling apart, not for keeping secret.
+/// Distinguishes keys; it does not have to be a secret.
 fn digest(bytes: &[u8]) -> String {
     sha1_smol::Sha1::from(bytes).digest().to_string()
 }
@@ -497,7 +526,7 @@ mod tests {
     fn addresses_are_written_as_they_are_displayed() {
         for octet in 0..=255 {
             for v4 in [[octet, 255 - octet, octet / 2, octet / 7], [octet; 4]].map(Ipv4Addr::from) {
-                let mut out = Text::new();
+                let mut out = KeyText::new();
                 push_group(Group::V4(v4), &mut out);
                 assert_eq!(out.into_string(), format!("ip:{v4}"));
             }

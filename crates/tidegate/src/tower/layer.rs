@@ -3,34 +3,35 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::http::headers::{Families, Item};
-use ::http::{HeaderValue, Response};
-use tidegate_core::{Algorithm, Decision, Limits};
+use ::http::Response;
+use tidegate_core::{Decision, Limits};
 use tower_layer::Layer;
 
+use super::budget_headers::FixedPolicy;
 use super::denial::Denial;
+use super::fast_path::FastPath;
 use super::key::Key;
-use super::outage::Outage;
-use super::rule::{Pay, Rule};
+use super::outage::LayerOutage;
+use super::rule::{Payment, Rule};
 use super::service::RateLimit;
-use super::tell::Fixed;
-use crate::batch::Prepared;
 use crate::clock::Clock;
 use crate::http::PathPolicy;
+use crate::http::headers::Families;
 use crate::limiter::{Backend, StoreHandle};
 use crate::memory::Memory;
-use crate::resilience::{OnFailure, Resilient};
-use crate::store::{Charge, Scope, Store};
+use crate::resilience::Resilient;
+use crate::store::{Charge, OnFailure, Scope, Store};
 
-/// Limits requests before they reach a service. Clones, and all services that it is put around,
-/// share their budgets.
+/// Limits requests before they reach a service. Clones, and all services inside the layer, share
+/// their budgets.
 ///
 /// ```
-/// use tidegate::tower::{RateLimitLayer, Rule, key, of};
+/// use tidegate::tower::{RateLimitLayer, Rule, key, per_request};
 /// let layer = RateLimitLayer::rules([
 ///     // Both must have room; if one has not, nothing is taken from the other.
 ///     Rule::new("per-ip", "10/s; 120/m".parse()?, key::peer_ip()),
-///     Rule::new("everybody", "1000/s".parse()?, key::everybody()).skip(of(|head| head.path() == "/healthz")),
+///     Rule::new("global", "1000/s".parse()?, key::global())
+///         .skip(per_request(|head| head.path() == "/healthz")),
 /// ]);
 /// # Ok::<(), tidegate::ParseError>(())
 /// ```
@@ -39,84 +40,81 @@ pub struct RateLimitLayer {
     setup: Arc<Setup>,
 }
 
-/// Everything that the services share.
+/// The settings, which all services share.
 #[derive(Clone)]
 pub(super) struct Setup {
     pub(super) rules: Vec<Rule>,
     pub(super) store: Arc<StoreHandle>,
     pub(super) on_failure: Option<OnFailure>,
-    /// Whether the store answers.
-    pub(super) outage: Arc<Outage>,
+    pub(super) outage: Arc<LayerOutage>,
     pub(super) grpc: bool,
     pub(super) denied: Option<Arc<dyn Fn(&Denial<'_>) -> Response<String> + Send + Sync>>,
-    pub(super) observer: Option<Arc<dyn Fn(&Seen<'_>) + Send + Sync>>,
-    /// Some rule waits for an async function.
-    pub(super) later: bool,
-    /// Some rule is settled by what the service writes.
-    pub(super) metered: bool,
+    pub(super) observer: Option<Arc<dyn Fn(&ObservedDecision<'_>) + Send + Sync>>,
+    /// Whether a rule has an async function.
+    pub(super) is_async: bool,
+    /// Whether a rule is settled by a [`Meter`](super::Meter).
+    pub(super) has_meter: bool,
     pub(super) families: Families,
     /// Which targets are refused.
     pub(super) paths: PathPolicy,
-    /// Some rule may look at the path.
-    pub(super) of_path: bool,
-    /// The names and limits that clients read, if they are always the same.
-    pub(super) fixed: Option<Fixed>,
-    /// The short way, if there is one.
-    pub(super) short: Option<Short>,
+    /// Whether a rule may read the path.
+    pub(super) uses_path: bool,
+    /// The policies for clients, if they are the same for all requests.
+    pub(super) fixed: Option<FixedPolicy>,
+    /// The fast path, if the settings allow one.
+    pub(super) fast_path: Option<FastPath>,
 }
 
-/// One rule with one limit, in memory, and nothing to do afterwards: what is always the same of it,
-/// in one place.
-#[derive(Clone)]
-pub(super) struct Short {
-    pub(super) prepared: Prepared,
-    /// What every request costs, if that is always the same and no request is excepted.
-    pub(super) cost: Option<u64>,
-    /// If the key is nothing but the other end of the connection: how many bits of IPv6 count.
-    pub(super) peer: Option<u8>,
-    /// If clients are told the usual: the rule's name in the headers, and its limit.
-    pub(super) usual: Option<(Item, HeaderValue)>,
-}
-
-/// A decision, for whoever counts or logs them.
+/// A decision, as an [observer](RateLimitLayer::observe) gets it.
+///
+/// ```
+/// use tidegate::tower::{ObservedDecision, RateLimitLayer, key};
+/// let log = |observed: &ObservedDecision<'_>| {
+///     if !observed.decision.allowed() && !observed.shadow {
+///         println!("denied by {}", observed.rule);
+///     }
+/// };
+/// let layer = RateLimitLayer::new("10/s".parse()?, key::peer_ip()).observe(log);
+/// # Ok::<(), tidegate::ParseError>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub struct Seen<'a> {
-    /// The rule that binds: of several that were asked together, the one that denied, or has the
-    /// least left.
+pub struct ObservedDecision<'a> {
+    /// The rule that binds: the one that denied, or the one with the least left.
     pub rule: &'a str,
-    /// What was decided.
+    /// The decision over all limits that were checked.
     pub decision: &'a Decision,
-    /// The rule is in shadow mode: whatever was decided, the request passed.
+    /// Whether the rule is in shadow mode, so that the request was allowed in any case.
     pub shadow: bool,
 }
 
 impl RateLimitLayer {
-    /// One rule, named `default`.
+    /// Creates a layer of one rule, named `default`.
     pub fn new(limits: Limits, key: Key) -> Self {
         Self::rules([Rule::new("default", limits, key)])
     }
 
-    /// Several rules. A request must find room under all of them, or nothing is taken.
+    /// Creates a layer of several rules. A request is allowed if all of them have room; otherwise
+    /// nothing is taken.
     pub fn rules(rules: impl IntoIterator<Item = Rule>) -> Self {
         let rules: Vec<Rule> = rules.into_iter().collect();
-        let later = |rule: &Rule| {
-            rule.limits.is_later()
-                || rule.cost.is_later()
-                || rule.skip.is_later()
-                || rule.key.is_later()
+        let is_async = |rule: &Rule| {
+            rule.limits.is_async()
+                || rule.cost.is_async()
+                || rule.skip.is_async()
+                || rule.key.is_async()
         };
-        let of_path = |rule: &Rule| {
-            rule.key.is_of_path()
+        let uses_path = |rule: &Rule| {
+            rule.key.uses_path()
                 || rule.limits.value().is_none()
                 || rule.cost.value().is_none()
                 || rule.skip.value().is_none()
         };
-        let rules_of_path = rules.iter().any(of_path);
+        let uses_path = rules.iter().any(uses_path);
         let mut setup = Setup {
-            later: rules.iter().any(later),
-            metered: rules.iter().any(|rule| matches!(rule.pay, Pay::Metered)),
-            fixed: Fixed::of(&rules),
+            is_async: rules.iter().any(is_async),
+            has_meter: rules.iter().any(|rule| matches!(rule.payment, Payment::Metered)),
+            fixed: FixedPolicy::of(&rules),
             rules,
             store: Arc::new(StoreHandle::of_memory(Memory::new())),
             on_failure: None,
@@ -126,17 +124,17 @@ impl RateLimitLayer {
             observer: None,
             families: Families::IETF,
             paths: PathPolicy::default(),
-            of_path: rules_of_path,
-            short: None,
+            uses_path,
+            fast_path: None,
         };
-        setup.short = setup.find_short();
+        setup.fast_path = FastPath::of(&setup);
         RateLimitLayer { setup: Arc::new(setup) }
     }
 
     fn with(mut self, change: impl FnOnce(&mut Setup)) -> Self {
         let setup = Arc::make_mut(&mut self.setup);
         change(setup);
-        setup.short = setup.find_short();
+        setup.fast_path = FastPath::of(setup);
         self
     }
 
@@ -144,51 +142,52 @@ impl RateLimitLayer {
         self.with(|setup| setup.store = Arc::new(store))
     }
 
-    /// Keeps state in this memory store, and judges by its clock: a
-    /// [`ManualClock`](crate::ManualClock) in tests.
+    /// Keeps state in this memory store and uses its clock: in tests a
+    /// [`ManualClock`](crate::ManualClock).
     pub fn memory(self, memory: Memory) -> Self {
         self.with_store(StoreHandle::of_memory(memory))
     }
 
-    /// Keeps state in any store; `clock` measures how long requests take.
+    /// Keeps state in any store; `clock` measures the duration of requests.
     pub fn store(self, store: impl Store, clock: impl Into<Clock>) -> Self {
         self.with_store(StoreHandle::new(Backend::Other(Box::new(store)), clock.into()))
     }
 
-    /// Keeps state in Redis or Valkey. Put [`Resilient`] before it, so that there is an answer in
-    /// time whatever happens.
+    /// Keeps state in Redis or Valkey. With [`Resilient`] before it, requests are decided in time
+    /// even if it does not answer.
     #[cfg(feature = "redis")]
     pub fn redis(self, redis: crate::redis::Redis) -> Self {
         self.store(redis, crate::SystemClock::new())
     }
 
-    /// Keeps state in a remote store, with [`Resilient`] before it.
+    /// Keeps state in a remote store behind the resilience layer.
     pub fn resilient(self, resilient: Resilient) -> Self {
         let clock = resilient.clock().clone();
         self.store(resilient, clock)
     }
 
-    /// What happens when the store has no answer. With `Closed`, requests are answered with 503:
-    /// that is not a denial. With `Open`, or if nothing is said, they pass. `Local` is for a store
-    /// with [`Resilient`] before it; without, it is the same as `Open`.
+    /// Sets what happens when the store does not answer. With `Closed`, the response is 503, which
+    /// is not a denial. With `Open`, the default, requests are allowed. `Local` needs [`Resilient`]
+    /// before the store; without it, it is the same as `Open`.
     pub fn on_failure(self, policy: OnFailure) -> Self {
         self.with(|setup| setup.on_failure = Some(policy))
     }
 
-    /// Which headers tell clients about their budget: those of the IETF's latest draft unless told
-    /// otherwise. With `Families::NONE` they are told nothing but, on a denial, when to come back.
+    /// Sets the headers that show clients their budget; the default are those of the IETF's latest
+    /// draft. With `Families::NONE` there is only `Retry-After`, on a denial.
     pub fn headers(self, families: Families) -> Self {
         self.with(|setup| setup.families = families)
     }
 
-    /// Which targets are refused with 400, or rewritten, where a rule has a function or is [by the
-    /// path](super::key::path): by default those that services read as different paths, such as
-    /// `/v1%2fsearch` and `/x/../v1/search`. Rules and the service get the same target.
+    /// Sets which request targets are refused with 400 or rewritten, if a rule has a function or is
+    /// [by the path](super::key::path). The default are targets that services read as different
+    /// paths, such as `/v1%2fsearch` and `/x/../v1/search`. Rules and the service get the same
+    /// target.
     ///
     /// ```
     /// use tidegate::http::{EscapedSlashes, PathPolicy};
     /// use tidegate::tower::{RateLimitLayer, key};
-    /// // `/files/a%2Fb` is the file `a/b`, and the service does not take that for a slash of its path.
+    /// // `/files/a%2Fb` is the file `a/b`, and the service does not read that as a slash of its path.
     /// let paths = PathPolicy { escaped_slashes: EscapedSlashes::Keep, ..PathPolicy::default() };
     /// let layer = RateLimitLayer::new("10/s".parse()?, key::path()).paths(paths);
     /// # Ok::<(), tidegate::ParseError>(())
@@ -197,14 +196,14 @@ impl RateLimitLayer {
         self.with(|setup| setup.paths = policy)
     }
 
-    /// All denials are in the words of gRPC. Otherwise those are that answer a request with the
-    /// content type of gRPC.
+    /// Denies all requests in the form of gRPC. By default only requests with the content type of
+    /// gRPC are denied so.
     pub fn grpc(self) -> Self {
         self.with(|setup| setup.grpc = true)
     }
 
-    /// Answers denials in your own way. The headers that tell about the budget are added to it, and
-    /// [`Denial::response`] is what it would have been.
+    /// Sets the response to denied requests. The layer adds the headers that show the budget;
+    /// [`Denial::response`] is the default response.
     pub fn denied(
         self,
         answer: impl Fn(&Denial<'_>) -> Response<String> + Send + Sync + 'static,
@@ -212,8 +211,8 @@ impl RateLimitLayer {
         self.with(|setup| setup.denied = Some(Arc::new(answer)))
     }
 
-    /// The same for axum, with responses that are its own: for `Router::layer`, and to stand around
-    /// a whole [`Router`](axum::Router), which costs least.
+    /// Returns the layer with axum's own response type: for `Router::layer`, or around a complete
+    /// [`Router`](axum::Router), which costs least.
     ///
     /// ```no_run
     /// # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
@@ -222,7 +221,7 @@ impl RateLimitLayer {
     /// use tidegate::tower::{RateLimitLayer, key};
     /// use tower_layer::Layer;
     /// let limits = RateLimitLayer::new("10/s".parse()?, key::peer_ip()).axum();
-    /// // Axum makes routes of handlers when the router gets its state: once, and not for every request.
+    /// // With its state, axum builds the routes of the router here, and not for every request.
     /// let router: Router = Router::new().route("/", get(|| async { "hello" })).with_state(());
     /// let app = limits.layer(router);
     /// let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
@@ -235,10 +234,22 @@ impl RateLimitLayer {
         super::AxumLayer(self)
     }
 
-    /// Is called with every decision: for metrics, and to see what rules in shadow mode would do.
-    /// It should be quick.
-    pub fn observe(self, observer: impl Fn(&Seen<'_>) + Send + Sync + 'static) -> Self {
+    /// Calls `observer` with every decision: for metrics, and to see what rules in shadow mode would
+    /// do. It runs before the response and must not block.
+    pub fn observe(self, observer: impl Fn(&ObservedDecision<'_>) + Send + Sync + 'static) -> Self {
         self.with(|setup| setup.observer = Some(Arc::new(observer)))
+    }
+}
+
+#[cfg(test)]
+impl RateLimitLayer {
+    pub(super) fn without_fast_path(mut self) -> Self {
+        Arc::make_mut(&mut self.setup).fast_path = None;
+        self
+    }
+
+    pub(super) fn has_fast_path(&self) -> bool {
+        self.setup.fast_path.is_some()
     }
 }
 
@@ -250,15 +261,8 @@ impl<S> Layer<S> for RateLimitLayer {
     }
 }
 
-impl Short {
-    /// The one rule that there is.
-    pub(super) fn rule<'a>(&self, setup: &'a Setup) -> &'a Rule {
-        &setup.rules[0]
-    }
-}
-
 impl Setup {
-    /// The memory store, if that is where state is kept.
+    /// The memory store, if the layer has one.
     pub(super) fn memory(&self) -> Option<&Memory> {
         match &self.store.backend {
             Backend::Memory(memory) => Some(memory),
@@ -266,35 +270,15 @@ impl Setup {
         }
     }
 
-    /// The short way, if there is only one rule with only one limit, and nothing else to mind: no
-    /// waiting, no paying afterwards, no lease.
-    fn find_short(&self) -> Option<Short> {
-        let ([rule], false, Some(memory)) = (&self.rules[..], self.later, self.memory()) else {
-            return None;
-        };
-        let [limit] = rule.limits.value()?.as_slice() else { return None };
-        let plain = matches!(rule.pay, Pay::Before) && !rule.shadow && self.observer.is_none();
-        let scope = Scope::Rule((&*rule.name).into());
-        if !plain || matches!(limit.algorithm(), Algorithm::Concurrent(_)) {
-            return None;
-        }
-        let policy = self.fixed.as_ref().map(|fixed| fixed.policy.clone());
-        let usual =
-            if self.families == Families::IETF { Item::of(&rule.name).zip(policy) } else { None };
-        let cost =
-            if rule.skip.value() == Some(&false) { rule.cost.value().copied() } else { None };
-        Some(Short { prepared: memory.prepare(&scope, limit), cost, peer: rule.key.peer(), usual })
-    }
-
     pub(super) fn observe(&self, charges: &[Charge<'_>], decision: &Decision, shadow: bool) {
         if let Some(observer) = &self.observer {
             let rule = charges.get(decision.binding_index()).map(name_of).unwrap_or_default();
-            observer(&Seen { rule, decision, shadow });
+            observer(&ObservedDecision { rule, decision, shadow });
         }
     }
 }
 
-/// The rule that a charge is of.
+/// The name of the rule that a charge belongs to.
 pub(super) fn name_of<'a>(charge: &'a Charge<'_>) -> &'a str {
     match &charge.subject.scope {
         Scope::Rule(name) => name,

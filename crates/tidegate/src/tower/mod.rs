@@ -1,46 +1,46 @@
-//! A layer for tower: limits before any axum router, hyper or tonic service. Feature `tower`.
+//! A layer for tower: limits for any axum router, hyper or tonic service. Feature `tower`.
 //!
 //! ```
 //! use tidegate::tower::{RateLimitLayer, key};
-//! // Ten a second and a hundred and twenty a minute for each address. Give it to `Router::layer` or `ServiceBuilder::layer`.
+//! // 10 a second and 120 a minute for each address, for `Router::layer` or `ServiceBuilder::layer`.
 //! let layer = RateLimitLayer::new("10/s; 120/m".parse()?, key::peer_ip());
 //! # Ok::<(), tidegate::ParseError>(())
 //! ```
 //!
-//! In reading order: a [`RateLimitLayer`] has [`Rule`]s, each with limits, a [key](mod@key), and
-//! perhaps a cost, exceptions, and a time to pay. A request that all rules have room for goes on to
-//! the service; one that is denied never reaches it, and is answered with 429, or over gRPC with
-//! RESOURCE_EXHAUSTED.
+//! A [`RateLimitLayer`] has [`Rule`]s, each with limits, a [key](mod@key), and optionally a cost,
+//! exceptions, and a settlement of the true cost. A request goes to the service if all rules have
+//! room for it. Otherwise the response is 429, or RESOURCE_EXHAUSTED over gRPC.
 
 #![allow(
     clippy::type_complexity,
     reason = "a function of the request behind `dyn` reads better than its alias"
 )]
 
-mod after;
 #[cfg(feature = "axum")]
 mod axum;
 mod body;
+mod budget_headers;
+mod completion;
 mod denial;
+mod fast_path;
 mod grpc;
 mod head;
 pub mod key;
 mod layer;
-mod of;
 mod outage;
+mod per_request;
 mod plan;
 mod rule;
 mod service;
-mod tell;
 mod text;
 
 #[cfg(feature = "axum")]
 pub use self::axum::{AxumFuture, AxumLayer, AxumRateLimit};
-pub use body::Body;
+pub use body::RateLimitBody;
 pub use denial::Denial;
-pub use head::{Head, Peer, ResponseHead};
+pub use head::{Peer, RequestHead, ResponseHead};
 pub use key::Key;
-pub use layer::{RateLimitLayer, Seen};
-pub use of::{Of, of, of_async};
+pub use layer::{ObservedDecision, RateLimitLayer};
+pub use per_request::{PerRequest, per_request, per_request_async};
 pub use rule::{Meter, Rule};
 pub use service::{RateLimit, ResponseFuture};

@@ -1,29 +1,27 @@
-//! Whether the store of a layer answers: reports when it stops and when it answers again.
+//! The outage of a layer's store: one event when it begins, one when it ends.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::events;
-use crate::resilience::OnFailure;
-use crate::store::StoreError;
+use crate::store::{OnFailure, StoreError};
 
-/// An outage is over when calls are answered and none has failed for this long: single failures in
-/// a row are one outage.
+/// An outage ends when calls are answered and none has failed for this long.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// The outage of a store that stands behind a layer without [`Resilient`](crate::resilience::Resilient), which
-/// reports its own.
+/// The state of a store without [`Resilient`](crate::resilience::Resilient), which reports its own
+/// outages.
 #[derive(Debug)]
-pub(super) struct Outage {
+pub(super) struct LayerOutage {
     origin: Instant,
     is_open: AtomicBool,
-    /// When a call failed last, in microseconds after `origin`.
+    /// The time of the last failure, in microseconds after `origin`.
     failed_us: AtomicU64,
 }
 
-impl Default for Outage {
+impl Default for LayerOutage {
     fn default() -> Self {
-        Outage {
+        LayerOutage {
             origin: Instant::now(),
             is_open: AtomicBool::new(false),
             failed_us: AtomicU64::new(0),
@@ -31,8 +29,8 @@ impl Default for Outage {
     }
 }
 
-impl Outage {
-    /// A call had no answer.
+impl LayerOutage {
+    /// Records a call without an answer.
     pub(super) fn failed(&self, why: &StoreError, on_failure: Option<OnFailure>) {
         self.failed_us.store(self.now_us(), Ordering::Relaxed);
         if !self.is_open.swap(true, Ordering::Relaxed) {
@@ -40,7 +38,7 @@ impl Outage {
         }
     }
 
-    /// A call was answered.
+    /// Records a call with an answer.
     pub(super) fn answered(&self) {
         if !self.is_open.load(Ordering::Relaxed) {
             return;
@@ -57,7 +55,7 @@ impl Outage {
     }
 }
 
-/// What happens to requests meanwhile.
+/// How limits are enforced during the outage.
 fn enforced(on_failure: Option<OnFailure>) -> &'static str {
     match on_failure {
         Some(OnFailure::Closed) => "every request is answered with 503 (on_failure: Closed)",

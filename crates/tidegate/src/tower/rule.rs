@@ -1,4 +1,4 @@
-//! One rule of the layer: limits, whose budget, how much, and when it is paid.
+//! A rule of the layer: limits, key, cost, and when the cost is settled.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,51 +9,52 @@ use tidegate_core::Limits;
 
 use super::head::ResponseHead;
 use super::key::Key;
-use super::of::Of;
+use super::per_request::PerRequest;
 use crate::http::Missing;
 
-/// Limits for some requests: how much, for whom, at what cost.
+/// Limits on requests with the same key, and what a request costs.
 ///
 /// ```
 /// use tidegate::tower::{Rule, key};
 /// // Five failed logins a minute for each address; those that succeed cost nothing.
-/// let rule = Rule::new("logins", "5/min".parse()?, key::peer_ip()).charge_when(|response| response.status == 401);
+/// let rule = Rule::new("logins", "5/min".parse()?, key::peer_ip())
+///     .charge_when(|response| response.status == 401);
 /// # Ok::<(), tidegate::ParseError>(())
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "a rule does nothing until a layer has it"]
 pub struct Rule {
     pub(super) name: Arc<str>,
-    pub(super) limits: Of<Limits>,
+    pub(super) limits: PerRequest<Limits>,
     pub(super) key: Key,
     pub(super) missing: Missing,
-    pub(super) cost: Of<u64>,
-    pub(super) skip: Of<bool>,
-    pub(super) shadow: bool,
-    pub(super) pay: Pay,
+    pub(super) cost: PerRequest<u64>,
+    pub(super) skip: PerRequest<bool>,
+    pub(super) is_shadow: bool,
+    pub(super) payment: Payment,
 }
 
-/// When the cost is known.
+/// When and how the true cost is known.
 #[derive(Clone)]
-pub(super) enum Pay {
-    /// Before the request is served.
+pub(super) enum Payment {
+    /// Before the request: the cost is final.
     Before,
-    /// When the response has begun: all of it, or nothing.
-    When(Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>),
-    /// When the response has begun: so much, or what was estimated.
-    Told(Arc<dyn Fn(&ResponseHead<'_>) -> Option<u64> + Send + Sync>),
-    /// When the response is over: a unit for each so many bytes of it.
+    /// With the head of the response: the cost is due, or given back.
+    IfDue(Arc<dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync>),
+    /// With the head of the response: the returned cost, or the estimate.
+    FromHead(Arc<dyn Fn(&ResponseHead<'_>) -> Option<u64> + Send + Sync>),
+    /// After the body: one unit for each of this many bytes.
     Bytes(u64),
-    /// When the response is over: a unit for each such time.
+    /// After the body: one unit for each of these durations.
     Time(Duration),
-    /// When the response is over: what the meter says.
+    /// After the body: the value of the meter.
     Metered,
 }
 
 impl Rule {
-    /// Limits on requests with the same key. The name is shown to clients, and the state is known
-    /// by it and the key: limits that change keep what was used, and rules with the same name over
-    /// one store share their budgets.
+    /// Creates a rule. Clients see its name, and its state belongs to name and key: limits that
+    /// change keep the usage of their keys, and rules with the same name over one store share their
+    /// budgets.
     pub fn new(name: impl Into<Arc<str>>, limits: Limits, key: Key) -> Self {
         let (limits, cost, skip) = (limits.into(), 1.into(), false.into());
         Rule {
@@ -63,26 +64,26 @@ impl Rule {
             missing: Missing::Share,
             cost,
             skip,
-            shadow: false,
-            pay: Pay::Before,
+            is_shadow: false,
+            payment: Payment::Before,
         }
     }
 
-    /// Other limits, which may depend on the request: plans, tiers.
-    pub fn limit(mut self, limits: impl Into<Of<Limits>>) -> Self {
+    /// Sets other limits, which may depend on the request: plans, tiers.
+    pub fn limit(mut self, limits: impl Into<PerRequest<Limits>>) -> Self {
         self.limits = limits.into();
         self
     }
 
-    /// What happens to requests for which no key is found, because a header is missing, say; of a
-    /// key of [several parts](Key::and) one that is missing is enough. Unless told otherwise they
-    /// share one budget. With [`Missing::Deny`] they are answered with 403, over gRPC with
-    /// PERMISSION_DENIED, and no rule is charged.
+    /// Sets what happens to requests without the key, because a header is missing for example, or
+    /// one of [several parts](Key::and). By default such requests share one budget. With
+    /// [`Missing::Deny`] the response is 403, over gRPC PERMISSION_DENIED, and no rule is charged.
     ///
     /// ```
     /// use tidegate::http::Missing;
     /// use tidegate::tower::{Rule, key};
-    /// let rule = Rule::new("per-key", "100/min".parse()?, key::header("x-api-key")).missing(Missing::Deny);
+    /// let rule = Rule::new("per-key", "100/min".parse()?, key::header("x-api-key"))
+    ///     .missing(Missing::Deny);
     /// # Ok::<(), tidegate::ParseError>(())
     /// ```
     pub fn missing(mut self, missing: Missing) -> Self {
@@ -90,92 +91,101 @@ impl Rule {
         self
     }
 
-    /// How much a request costs, or, for one that is settled afterwards, the estimate; 1 unless
-    /// told otherwise. A request that costs 0 passes.
-    pub fn cost(mut self, cost: impl Into<Of<u64>>) -> Self {
+    /// Sets the cost of a request, or the estimate for one that is settled afterwards; the default
+    /// is 1. A request of cost 0 is allowed.
+    pub fn cost(mut self, cost: impl Into<PerRequest<u64>>) -> Self {
         self.cost = cost.into();
         self
     }
 
-    /// Requests for which this says `true` are none of this rule's business.
-    pub fn skip(mut self, skip: impl Into<Of<bool>>) -> Self {
+    /// Excludes requests from this rule: those for which the value is `true`.
+    pub fn skip(mut self, skip: impl Into<PerRequest<bool>>) -> Self {
         self.skip = skip.into();
         self
     }
 
-    /// The rule counts and is [observed](super::RateLimitLayer::observe), but denies nothing and
-    /// shows nothing to clients: for trying a limit out.
+    /// Puts the rule in shadow mode, to try it out: it counts and is
+    /// [observed](super::RateLimitLayer::observe), but denies nothing and clients do not see it.
     pub fn shadow(mut self) -> Self {
-        self.shadow = true;
+        self.is_shadow = true;
         self
     }
 
-    /// Only responses for which this says `true` cost anything: failed logins, say.
+    /// Charges only requests for whose response `is_due` returns `true`, such as failed logins.
     ///
-    /// The cost is taken before the request is served and given back if it was not due, so that
-    /// many at once cannot all slip through. If the client goes away before there is a response, it
-    /// stays taken.
+    /// The cost is taken before the request and given back if it was not due, so that concurrent
+    /// requests cannot exceed the limit. If the client disconnects before there is a response, the
+    /// cost stays taken.
     pub fn charge_when(
         mut self,
-        due: impl Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static,
+        is_due: impl Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.pay = Pay::When(Arc::new(due));
+        self.payment = Payment::IfDue(Arc::new(is_due));
         self
     }
 
-    /// The true cost is read from the response: a header, an extension. The [`cost`](Rule::cost) is
-    /// taken before, as an estimate; what is missing is taken and what is too much is given back.
-    /// `None` leaves the estimate.
+    /// Reads the true cost from the head of the response: a header, an extension. The
+    /// [`cost`](Rule::cost) is taken before, as an estimate, and the difference is taken or given
+    /// back. `None` leaves the estimate.
     pub fn settle(
         mut self,
         cost: impl Fn(&ResponseHead<'_>) -> Option<u64> + Send + Sync + 'static,
     ) -> Self {
-        self.pay = Pay::Told(Arc::new(cost));
+        self.payment = Payment::FromHead(Arc::new(cost));
         self
     }
 
-    /// The true cost is the size of the response's body: a unit for each `bytes`, rounded up,
-    /// counted while it is sent. A client that goes away pays for what it was sent.
+    /// Settles by the size of the response's body: one unit for each `bytes`, rounded up. If the
+    /// client disconnects, the bytes count that were sent.
     pub fn settle_bytes(mut self, bytes: u64) -> Self {
-        self.pay = Pay::Bytes(bytes.max(1));
+        self.payment = Payment::Bytes(bytes.max(1));
         self
     }
 
-    /// The true cost is how long the request took, from its arrival to the end of its response: a
+    /// Settles by the duration of the request, from its arrival to the end of its response: one
     /// unit for each `unit`, rounded up.
     pub fn settle_time(mut self, unit: Duration) -> Self {
-        self.pay = Pay::Time(unit.max(Duration::from_micros(1)));
+        self.payment = Payment::Time(unit.max(Duration::from_micros(1)));
         self
     }
 
-    /// The true cost is what the service writes into a [`Meter`], which it finds in the request's
-    /// extensions, until the response is over: the tokens of a model that answers as a stream, say.
-    /// If it writes nothing, the estimate stays.
+    /// Settles by the value that the service writes, before the response is over, into the
+    /// [`Meter`] in the request's extensions: the tokens of a model that streams its answer, for
+    /// example. Without a value, the estimate stays.
     pub fn settle_metered(mut self) -> Self {
-        self.pay = Pay::Metered;
+        self.payment = Payment::Metered;
         self
     }
 }
 
-impl fmt::Debug for Pay {
+impl fmt::Debug for Payment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Pay::Before => f.write_str("before"),
-            Pay::When(_) => f.write_str("when due"),
-            Pay::Told(_) => f.write_str("as told"),
-            Pay::Bytes(bytes) => write!(f, "by {bytes} bytes"),
-            Pay::Time(unit) => write!(f, "by {unit:?}"),
-            Pay::Metered => f.write_str("metered"),
+            Payment::Before => f.write_str("before"),
+            Payment::IfDue(_) => f.write_str("if due"),
+            Payment::FromHead(_) => f.write_str("from the response"),
+            Payment::Bytes(bytes) => write!(f, "by {bytes} bytes"),
+            Payment::Time(unit) => write!(f, "by {unit:?}"),
+            Payment::Metered => f.write_str("metered"),
         }
     }
 }
 
-/// Where a service writes what a request has cost; see [`Rule::settle_metered`]. Clones are the
-/// same meter.
+/// The true cost of a request, written by the service; see [`Rule::settle_metered`]. Clones share
+/// their value.
+///
+/// ```
+/// use tidegate::tower::Meter;
+/// async fn handler(request: http::Request<()>) {
+///     if let Some(meter) = request.extensions().get::<Meter>() {
+///         meter.add(120);
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Meter(Arc<AtomicU64>);
 
-/// Nothing has been written. A cost that high is none.
+/// The value of a meter that was not written. No cost is that high.
 const UNWRITTEN: u64 = u64::MAX;
 
 impl Meter {
@@ -183,7 +193,7 @@ impl Meter {
         Meter(Arc::new(AtomicU64::new(UNWRITTEN)))
     }
 
-    /// Adds to what was written.
+    /// Adds to the value.
     pub fn add(&self, units: u64) {
         let more = |now| {
             Some(
@@ -194,12 +204,12 @@ impl Meter {
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
     }
 
-    /// Forgets what was written and writes this.
+    /// Replaces the value.
     pub fn set(&self, units: u64) {
         self.0.store(units.min(UNWRITTEN - 1), Ordering::Relaxed);
     }
 
-    /// What was written, if anything.
+    /// The value, if there is one.
     pub fn read(&self) -> Option<u64> {
         Some(self.0.load(Ordering::Relaxed)).filter(|units| *units != UNWRITTEN)
     }

@@ -1,22 +1,23 @@
-//! The service: asks, and calls the one it stands before, or not.
+//! The service: rules on a request, then calls the inner service or responds itself.
 
 use std::mem;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 
 use ::http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::after::After;
-use super::body::Body;
-use super::head::{Head, ResponseHead};
+use super::body::RateLimitBody;
+use super::budget_headers::BudgetHeaders;
+use super::completion::{Completion, Settlement};
+use super::fast_path::FastRuling;
+use super::head::{RequestHead, ResponseHead};
 use super::layer::Setup;
-use super::of::Later;
-use super::plan::{self, Passed, Quick, Ruling, Start};
+use super::per_request::BoxFuture;
+use super::plan::{self, AllowedRequest, Ruling};
 use super::rule::Meter;
-use super::tell::Tell;
 
 /// A service that limits requests; see [`RateLimitLayer`](super::RateLimitLayer).
 #[derive(Clone, Debug)]
@@ -35,7 +36,7 @@ impl<S, A, B> Service<Request<A>> for RateLimit<S>
 where
     S: Service<Request<A>, Response = Response<B>> + Clone,
 {
-    type Response = Response<Body<B>>;
+    type Response = Response<RateLimitBody<B>>;
     type Error = S::Error;
     type Future = ResponseFuture<S, A>;
 
@@ -45,54 +46,55 @@ where
 
     #[inline]
     fn call(&mut self, mut request: Request<A>) -> Self::Future {
-        match self.quickly(&mut request) {
-            Some(Quick::Pass(tell)) => ResponseFuture::calling(self.inner.call(request), tell),
-            other => self.call_the_long_way(other, request),
+        match self.try_fast_path(&mut request) {
+            Some(FastRuling::Allow(headers)) => {
+                ResponseFuture::calling(self.inner.call(request), headers)
+            }
+            other => self.call_general(other, request),
         }
     }
 }
 
 impl<S> RateLimit<S> {
-    /// Takes the short way, if there is one.
+    /// Normalizes the path, and rules on the request if the layer has a fast path.
     #[inline(always)]
-    pub(super) fn quickly<A>(&self, request: &mut Request<A>) -> Option<Quick> {
-        if self.setup.of_path
-            && let Some(ruling) = plan::check_path(&self.setup, request)
+    pub(super) fn try_fast_path<A>(&self, request: &mut Request<A>) -> Option<FastRuling> {
+        if self.setup.uses_path
+            && let Some(ruling) = plan::normalize_path(&self.setup, request)
         {
-            return Some(Quick::Ruled(Box::new(ruling)));
+            return Some(FastRuling::Other(Box::new(ruling)));
         }
-        plan::quickly(&self.setup, self.setup.short.as_ref()?, &Head::of(request))
+        self.setup.fast_path.as_ref()?.rule_on(&self.setup, &RequestHead::of(request))
     }
 
-    /// Does what the short way came to, or takes the long one.
+    /// Follows the ruling of the fast path, or takes the general path.
     #[inline(never)]
-    pub(super) fn call_the_long_way<A>(
+    pub(super) fn call_general<A>(
         &mut self,
-        quick: Option<Quick>,
+        fast: Option<FastRuling>,
         mut request: Request<A>,
     ) -> ResponseFuture<S, A>
     where
         S: Service<Request<A>> + Clone,
     {
-        let start = match quick {
-            Some(Quick::Pass(tell)) => {
-                Start::Ruled(Ruling::Pass(Passed { tell, after: Vec::new() }))
+        let start = match fast {
+            Some(FastRuling::Allow(headers)) => {
+                Err(Ruling::Allow(AllowedRequest { headers, completions: Vec::new() }))
             }
-            Some(Quick::Ruled(ruling)) => Start::Ruled(*ruling),
+            Some(FastRuling::Other(ruling)) => Err(*ruling),
             None => {
-                let meter = self.setup.metered.then(|| {
+                let meter = self.setup.has_meter.then(|| {
                     let meter = Meter::new();
                     request.extensions_mut().insert(meter.clone());
                     meter
                 });
-                plan::start(&self.setup, &Head::of(&request), meter)
+                plan::start(&self.setup, &RequestHead::of(&request), meter)
             }
         };
         let state = match start {
-            Start::Ruled(ruling) => follow(&self.setup, ruling, request, &mut self.inner),
-            Start::Later(ruling) => {
-                // The one that said it is ready is the one to call; the clone will be asked whether
-                // it is.
+            Err(ruling) => follow(&self.setup, ruling, request, &mut self.inner),
+            Ok(ruling) => {
+                // The instance that `poll_ready` returned ready for is the one to call.
                 let clone = self.inner.clone();
                 let inner = mem::replace(&mut self.inner, clone);
                 State::Deciding {
@@ -107,26 +109,26 @@ impl<S> RateLimit<S> {
     }
 }
 
-/// Does what was ruled.
+/// Calls the service, or makes the response that the ruling demands.
 fn follow<S, A>(setup: &Setup, ruling: Ruling, request: Request<A>, inner: &mut S) -> State<S, A>
 where
     S: Service<Request<A>>,
 {
-    let answer = match ruling {
-        Ruling::Pass(passed) => {
-            return State::Calling { future: inner.call(request), passed };
+    let response = match ruling {
+        Ruling::Allow(allowed) => {
+            return State::Calling { future: inner.call(request), allowed };
         }
-        Ruling::Deny(denied) => setup.deny(Head::of(&request), &denied),
-        Ruling::Refuse => setup.refuse(Head::of(&request)),
-        Ruling::Closed => setup.unavailable(Head::of(&request)),
-        Ruling::Mistake(mistake) => setup.mistaken(Head::of(&request), mistake),
-        Ruling::Unfit(unfit) => setup.unfit(Head::of(&request), &unfit),
+        Ruling::Deny(denied) => setup.deny(RequestHead::of(&request), &denied),
+        Ruling::MissingKey => setup.missing_key(RequestHead::of(&request)),
+        Ruling::Unavailable => setup.unavailable(RequestHead::of(&request)),
+        Ruling::Misconfigured(advice) => setup.misconfigured(RequestHead::of(&request), advice),
+        Ruling::Invalid(invalid) => setup.invalid(RequestHead::of(&request), &invalid),
     };
-    State::Answered { answer: Some(Box::new(answer)) }
+    State::Responding { response: Some(Box::new(response)) }
 }
 
 pin_project! {
-    /// A response to come.
+    /// The future of a response that went through a [`RateLimit`].
     pub struct ResponseFuture<S, A>
     where
         S: Service<Request<A>>,
@@ -142,14 +144,19 @@ pin_project! {
     where
         S: Service<Request<A>>,
     {
-        // The store is asked.
-        Deciding { ruling: Later<Ruling>, request: Option<Request<A>>, inner: S, setup: Arc<Setup> },
-        // The service is at work.
-        Calling { #[pin] future: S::Future, passed: Passed },
-        // The store is told what it came to.
-        Settling { settling: Later<Passed>, response: Option<S::Response> },
-        // The service is not asked.
-        Answered { answer: Option<Box<Response<String>>> },
+        // The store decides.
+        Deciding {
+            ruling: BoxFuture<Ruling>,
+            request: Option<Request<A>>,
+            inner: S,
+            setup: Arc<Setup>,
+        },
+        // The inner service works.
+        Calling { #[pin] future: S::Future, allowed: AllowedRequest },
+        // The store settles what the response has told.
+        Settling { settling: BoxFuture<AllowedRequest>, response: Option<S::Response> },
+        // The layer responds itself.
+        Responding { response: Option<Box<Response<String>>> },
     }
 }
 
@@ -157,39 +164,42 @@ impl<S, A, B> Future for ResponseFuture<S, A>
 where
     S: Service<Request<A>, Response = Response<B>>,
 {
-    type Output = Result<Response<Body<B>>, S::Error>;
+    type Output = Result<Response<RateLimitBody<B>>, S::Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         Poll::Ready(Ok(match ready!(self.poll_outcome(context))? {
-            Outcome::Served(response, after) => response.map(|body| Body::of_service(body, after)),
-            Outcome::Answered(answer) => answer.map(Body::of_answer),
+            ServiceOutcome::Served(response, completions) => {
+                response.map(|body| RateLimitBody::of_service(body, completions))
+            }
+            ServiceOutcome::Responded(response) => response.map(RateLimitBody::of_layer),
         }))
     }
 }
 
-/// What came of a request.
-pub(super) enum Outcome<B> {
-    /// The service's response, and what is left to do when its body is over.
-    Served(Response<B>, Vec<After>),
-    /// An answer in its place.
-    Answered(Box<Response<String>>),
+/// A response, of the service or of the layer.
+pub(super) enum ServiceOutcome<B> {
+    /// The service's response, and what is left to do when its body ends.
+    Served(Response<B>, Vec<Completion>),
+    /// The layer's own response.
+    Responded(Box<Response<String>>),
 }
 
 impl<S: Service<Request<A>>, A> ResponseFuture<S, A> {
-    /// The service is called already, and nothing is left to do but to tell the client.
+    /// The service is called already, and the response only gets headers.
     #[inline(always)]
-    pub(super) fn calling(future: S::Future, tell: Tell) -> Self {
-        ResponseFuture {
-            state: State::Calling { future, passed: Passed { tell, after: Vec::new() } },
-        }
+    pub(super) fn calling(future: S::Future, headers: BudgetHeaders) -> Self {
+        let allowed = AllowedRequest { headers, completions: Vec::new() };
+        ResponseFuture { state: State::Calling { future, allowed } }
     }
 
-    /// The service at work, if nothing is left to do for its response but to tell the client.
+    /// The service's future and the headers, if the response only gets headers.
     #[cfg(feature = "axum")]
-    pub(super) fn service(self: Pin<&mut Self>) -> Option<(Pin<&mut S::Future>, &mut Tell)> {
+    pub(super) fn service(
+        self: Pin<&mut Self>,
+    ) -> Option<(Pin<&mut S::Future>, &mut BudgetHeaders)> {
         match self.project().state.project() {
-            StateProject::Calling { future, passed } if passed.after.is_empty() => {
-                Some((future, &mut passed.tell))
+            StateProject::Calling { future, allowed } if allowed.completions.is_empty() => {
+                Some((future, &mut allowed.headers))
             }
             _ => None,
         }
@@ -203,7 +213,7 @@ where
     pub(super) fn poll_outcome(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Result<Outcome<B>, S::Error>> {
+    ) -> Poll<Result<ServiceOutcome<B>, S::Error>> {
         const TWICE: &str = "a future is not polled again after it is ready";
         let mut state = self.project().state;
         loop {
@@ -212,25 +222,28 @@ where
                     let ruling = ready!(ruling.as_mut().poll(context));
                     follow(setup, ruling, request.take().expect(TWICE), inner)
                 }
-                StateProject::Calling { future, passed } => {
+                StateProject::Calling { future, allowed } => {
                     let response = ready!(future.poll(context));
-                    // Taken also if it failed: then it is over now.
-                    let passed = mem::take(passed);
+                    // Also taken if the service failed: then its completions run now.
+                    let mut allowed = mem::take(allowed);
                     let response = response?;
-                    if passed.after.is_empty() {
-                        return Poll::Ready(Ok(finish(response, passed)));
+                    if allowed.completions.is_empty() {
+                        return Poll::Ready(Ok(finish(response, allowed)));
                     }
-                    match settle(passed, &ResponseHead::of(&response)) {
-                        Ok(passed) => return Poll::Ready(Ok(finish(response, passed))),
-                        Err(settling) => State::Settling { settling, response: Some(response) },
+                    let settlements = begin_response(&mut allowed, &ResponseHead::of(&response));
+                    if settlements.iter().all(Option::is_none) {
+                        return Poll::Ready(Ok(finish(response, allowed)));
                     }
+                    let settling = Box::pin(settle(allowed, settlements));
+                    State::Settling { settling, response: Some(response) }
                 }
                 StateProject::Settling { settling, response } => {
-                    let passed = ready!(settling.as_mut().poll(context));
-                    return Poll::Ready(Ok(finish(response.take().expect(TWICE), passed)));
+                    let allowed = ready!(settling.as_mut().poll(context));
+                    return Poll::Ready(Ok(finish(response.take().expect(TWICE), allowed)));
                 }
-                StateProject::Answered { answer } => {
-                    return Poll::Ready(Ok(Outcome::Answered(answer.take().expect(TWICE))));
+                StateProject::Responding { response } => {
+                    let response = response.take().expect(TWICE);
+                    return Poll::Ready(Ok(ServiceOutcome::Responded(response)));
                 }
             };
             state.set(next);
@@ -238,42 +251,38 @@ where
     }
 }
 
-/// Settles what is known when a response begins: at once, if the store is in memory; otherwise
-/// there is something to wait for.
-fn settle(mut passed: Passed, response: &ResponseHead<'_>) -> Result<Passed, Later<Passed>> {
-    let settlements: Vec<_> = passed.after.iter_mut().map(|after| after.begin(response)).collect();
-    if settlements.iter().all(Option::is_none) {
-        return Ok(passed);
-    }
-    let in_memory = passed.after.iter().all(|after| after.setup.memory().is_some());
-    let settling = async move {
-        for (after, settlement) in passed.after.iter_mut().zip(settlements) {
-            let Some(settlement) = settlement else { continue };
-            let store = Arc::clone(&after.setup.store);
-            // Without an answer the estimate stays.
-            if let Ok(decision) = store.decide(settlement.check.clone()).await
-                && let Some(tell) = after.settled(&settlement, &decision)
-            {
-                passed.tell = tell;
-            }
-        }
-        passed
-    };
-    if !in_memory {
-        return Err(Box::pin(settling));
-    }
-    match pin!(settling).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(passed) => Ok(passed),
-        Poll::Pending => unreachable!("the memory store answers at once"),
-    }
+/// What each completion settles when the response begins.
+fn begin_response(
+    allowed: &mut AllowedRequest,
+    response: &ResponseHead<'_>,
+) -> Vec<Option<Settlement>> {
+    allowed.completions.iter_mut().map(|completion| completion.begin(response)).collect()
 }
 
-/// Tells the client, and sees to it that the rest is done when the body is over.
-fn finish<B>(mut response: Response<B>, passed: Passed) -> Outcome<B> {
-    let Passed { mut tell, mut after } = passed;
-    tell.add_to(&mut response);
-    after.retain(|after: &After| !after.is_done());
-    Outcome::Served(response, after)
+/// Settles, and replaces the headers by those of the new decision. Without an answer of the store
+/// the estimate stays charged.
+async fn settle(
+    mut allowed: AllowedRequest,
+    settlements: Vec<Option<Settlement>>,
+) -> AllowedRequest {
+    for (completion, settlement) in allowed.completions.iter_mut().zip(settlements) {
+        let Some(settlement) = settlement else { continue };
+        let store = Arc::clone(&completion.setup.store);
+        if let Ok(decision) = store.decide(settlement.check.clone()).await
+            && let Some(headers) = completion.settled(&settlement, &decision)
+        {
+            allowed.headers = headers;
+        }
+    }
+    allowed
+}
+
+/// Adds the headers, and leaves the other completions for the end of the body.
+fn finish<B>(mut response: Response<B>, allowed: AllowedRequest) -> ServiceOutcome<B> {
+    let AllowedRequest { mut headers, mut completions } = allowed;
+    headers.add_to(&mut response);
+    completions.retain(|completion: &Completion| !completion.is_done());
+    ServiceOutcome::Served(response, completions)
 }
 
 impl<S: Service<Request<A>>, A> std::fmt::Debug for ResponseFuture<S, A> {

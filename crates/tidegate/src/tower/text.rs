@@ -1,21 +1,21 @@
-//! The text of a key while it is found.
+//! The text of a key, without an allocation if it is short.
 
 use std::fmt;
 
-/// Keys that are no longer than this need nothing from the heap.
+/// The longest text without an allocation.
 const SHORT: usize = 64;
 
-/// A text that grows. Nearly all keys are short, and there is one in every request.
-pub(super) struct Text {
+/// A growing text. Every request builds one, and most are short.
+pub(super) struct KeyText {
     short: [u8; SHORT],
     length: usize,
-    /// All of it, as soon as it is not short.
+    /// The complete text, if it is not short.
     long: String,
 }
 
-impl Text {
+impl KeyText {
     pub(super) fn new() -> Self {
-        Text { short: [0; SHORT], length: 0, long: String::new() }
+        KeyText { short: [0; SHORT], length: 0, long: String::new() }
     }
 
     #[inline]
@@ -30,8 +30,7 @@ impl Text {
         }
     }
 
-    /// Letters of ASCII that `write` writes and says how many they are, where they belong if there
-    /// is room for as many as there may be.
+    /// Appends at most `N` ASCII letters. `write` gets the buffer and returns how many it wrote.
     #[inline]
     pub(super) fn push_some<const N: usize>(&mut self, write: impl Fn(&mut [u8; N]) -> usize) {
         match self.short.get_mut(self.length..).and_then(|room| room.first_chunk_mut()) {
@@ -56,9 +55,9 @@ impl Text {
         if self.long.is_empty() { &self.short[..self.length] } else { self.long.as_bytes() }
     }
 
-    /// Something else in its place.
+    /// Replaces the text.
     pub(super) fn replace(&mut self, text: &str) {
-        *self = Text::new();
+        *self = KeyText::new();
         self.push_str(text);
     }
 
@@ -71,7 +70,7 @@ impl Text {
     }
 }
 
-impl fmt::Write for Text {
+impl fmt::Write for KeyText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.push_str(text);
         Ok(())
@@ -83,10 +82,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_what_was_written_however_long_it_gets() {
+    fn short_and_long_texts_keep_what_was_written() {
         for first in [0, 1, 3, 47, 48, 49, 63, 64, 65, 200] {
             for then in [0, 1, 15, 16, 17, 64, 100] {
-                let (mut text, mut expected) = (Text::new(), String::new());
+                let (mut text, mut expected) = (KeyText::new(), String::new());
                 for piece in
                     ["ä".repeat(first / 2), "x".repeat(first % 2), "y".repeat(then), "z".to_owned()]
                 {
@@ -107,8 +106,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_replaced_is_gone() {
-        let mut text = Text::new();
+    fn replace_drops_the_old_text() {
+        let mut text = KeyText::new();
         text.push_str(&"x".repeat(100));
         text.replace("short");
         assert_eq!(text.as_bytes(), b"short");

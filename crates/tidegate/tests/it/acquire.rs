@@ -27,14 +27,14 @@ fn spawn(
     tokio::spawn(async move { limiter.acquire(key, max).await })
 }
 
-/// Who has come through, in the order they were started.
+/// The calls that got a pass, in the order they were started.
 fn through<T>(tasks: &[JoinHandle<T>]) -> Vec<bool> {
     tasks.iter().map(JoinHandle::is_finished).collect()
 }
 
 #[tokio::test]
 async fn places_are_kept_in_order_of_arrival() {
-    // A bucket books places in the store; a window and two limits at once make calls stand in line.
+    // A bucket books places in the store; a window, or two limits, make calls wait in a queue.
     for limits in ["1/s", "1/s window", "1/s; 100/min"] {
         let (limiter, clock) = limiter(limits);
         let mut tasks = Vec::new();
@@ -61,7 +61,7 @@ async fn places_are_kept_in_order_of_arrival() {
 }
 
 #[tokio::test]
-async fn a_wait_known_to_be_too_long_is_refused_at_once() {
+async fn a_wait_known_to_be_too_long_is_refused_without_waiting() {
     for limits in ["1/10s", "1/10s window", "1/10s log; 5/min"] {
         let (limiter, _clock) = limiter(limits);
         limiter.acquire("k", Duration::ZERO).await.unwrap();
@@ -81,7 +81,7 @@ async fn a_wait_known_to_be_too_long_is_refused_at_once() {
 }
 
 #[tokio::test]
-async fn whoever_stands_behind_one_that_sleeps_too_long_does_not_wait() {
+async fn a_call_does_not_wait_behind_a_longer_sleep() {
     let (limiter, clock) = limiter("1/10s window");
     limiter.acquire("k", Duration::ZERO).await.unwrap();
     let front = spawn(&limiter, "k", MINUTE);
@@ -101,7 +101,7 @@ async fn whoever_stands_behind_one_that_sleeps_too_long_does_not_wait() {
 }
 
 #[tokio::test]
-async fn waiting_lines_are_bounded() {
+async fn queues_are_bounded() {
     let clock = tidegate::ManualClock::new();
     let memory = tidegate::Memory::builder().clock(clock.clone()).build();
     let limiter = tidegate::Limiter::builder("1/s".parse().unwrap())
@@ -154,7 +154,7 @@ async fn a_call_dropped_while_it_waits_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_place_in_the_middle_is_not_given_to_somebody_who_comes_later() {
+async fn a_place_left_in_the_middle_is_not_given_to_a_later_call() {
     let (limiter, clock) = limiter("1/s");
     limiter.acquire("k", MINUTE).await.unwrap();
     let second = spawn(&limiter, "k", MINUTE); // at 1 s
@@ -198,7 +198,7 @@ async fn weights_wait_for_as_much_as_they_need() {
 }
 
 #[tokio::test]
-async fn whoever_leaves_the_line_makes_room_in_it() {
+async fn a_call_that_leaves_the_queue_makes_room() {
     for limits in ["1/s", "1/s window"] {
         let clock = tidegate::ManualClock::new();
         let memory = tidegate::Memory::builder().clock(clock.clone()).build();
@@ -225,8 +225,8 @@ async fn whoever_leaves_the_line_makes_room_in_it() {
 }
 
 #[tokio::test]
-async fn whoever_waits_is_told_when_a_lease_ends() {
-    // The lease would live for 30 s; also one who would not wait so long is let in when it ends.
+async fn waiting_calls_wake_when_a_lease_ends() {
+    // The ttl is 30 s; a call with a shorter wait also gets the lease when it ends.
     for max_wait in [MINUTE, Duration::from_secs(10)] {
         for dropped in [true, false] {
             let (limiter, clock) = limiter("1 concurrent ttl 30s");
@@ -248,14 +248,14 @@ async fn whoever_waits_is_told_when_a_lease_ends() {
             assert_eq!(
                 waiting[1].is_finished(),
                 max_wait != MINUTE,
-                "nobody released anything: its time is over"
+                "nothing was released: its ttl is over"
             );
         }
     }
 }
 
 #[tokio::test]
-async fn whoever_waits_is_told_of_refunds_and_resets() {
+async fn waiting_calls_wake_on_refunds_and_resets() {
     let (limiter, _clock) = limiter("2/min window");
     let _ = limiter.acquire("k", MINUTE).cost(2).await.unwrap();
     let waiting = [spawn(&limiter, "k", MINUTE), spawn(&limiter, "k", MINUTE)];
@@ -270,7 +270,7 @@ async fn whoever_waits_is_told_of_refunds_and_resets() {
 }
 
 #[tokio::test]
-async fn one_who_leaves_the_front_does_not_scare_others_away() {
+async fn a_call_that_leaves_the_front_does_not_fail_the_others() {
     let (limiter, _clock) = limiter("2/min window");
     let _ = limiter.acquire("k", MINUTE).await.unwrap();
     let dear = {
@@ -285,7 +285,7 @@ async fn one_who_leaves_the_front_does_not_scare_others_away() {
     );
     dear.abort();
     settle().await;
-    // The turn is the second's, who has not yet asked; nobody sleeps for a minute any more.
+    // The second call is at the front and has not checked yet; no call sleeps for a minute.
     let mut brief = Box::pin(limiter.acquire("k", Duration::from_secs(1)).into_future());
     assert!(
         std::future::poll_fn(|context| Poll::Ready(brief.as_mut().poll(context).is_pending()))
@@ -314,7 +314,7 @@ async fn when_all_have_left_their_places_are_free_whatever_the_order() {
 }
 
 #[tokio::test]
-async fn leases_go_round_in_order_of_arrival() {
+async fn leases_are_granted_in_order_of_arrival() {
     let (limiter, clock) = limiter("1 concurrent ttl 1h");
     let held = limiter.lease("k").await.unwrap();
     let mut tasks = Vec::new();
@@ -335,7 +335,7 @@ async fn leases_go_round_in_order_of_arrival() {
     let _ = first.release().await.unwrap();
     settle().await;
     assert_eq!(through(&tasks), [true, false]);
-    // The last one waits a minute in vain.
+    // The last call waits a minute without effect.
     clock.advance(Duration::from_secs(60));
     settle().await;
     let last = tasks.remove(1).await.unwrap();
@@ -362,9 +362,9 @@ async fn a_lease_released_by_another_limiter_is_noticed() {
     assert!(waiting.is_finished());
 }
 
-/// What a settlement gives back lets the first in line through at once.
+/// The units that a settlement gives back allow the call at the front.
 #[tokio::test]
-async fn a_settled_reservation_wakes_whoever_waits() {
+async fn a_settled_reservation_wakes_waiting_calls() {
     for limits in ["2/min window", "2/min log", "2/min; 100/h"] {
         let (limiter, _clock) = limiter(limits);
         let reservation = limiter.reserve("k", 2).await.unwrap();

@@ -127,7 +127,7 @@ pub(crate) enum StepsBack {
 pub(crate) struct Trial<'a> {
     pub(crate) stores: &'a [(&'a str, &'a dyn Store)],
     pub(crate) clock: &'a ManualClock,
-    /// Tells the stores to forget what is idle, if they can do it at once: what they have forgotten
+    /// Makes the stores remove idle keys, if they can do it immediately: what they have forgotten
     /// matters when the clock goes back.
     pub(crate) forget: Option<&'a (dyn Fn() + Sync)>,
     pub(crate) steps_back: StepsBack,
@@ -135,7 +135,7 @@ pub(crate) struct Trial<'a> {
     /// is used for one `take` only. For a store that decides in several steps: see
     /// `redis/cluster.rs`.
     pub(crate) steady: bool,
-    /// Whether the naive model is asked, too, which knows everything but a change of limits: then
+    /// Whether the naive model is compared, too, which knows everything but a change of limits: then
     /// every key keeps those it has.
     pub(crate) model: bool,
     pub(crate) seed: u64,
@@ -161,7 +161,7 @@ impl Trial<'_> {
         let mut booked = Timestamp::EPOCH;
         for step in 0..steps {
             let edges = before.as_ref().map(Decision::binding).copied().unwrap_or_default();
-            // A limit that was changed can make a key wait for decades; nobody will.
+            // A changed limit can make a key wait for decades.
             let near =
                 |micros: u64, nudge: u64| (micros.min(20_000_000_000) + nudge).saturating_sub(1);
             now = match random.below(24) {

@@ -1,6 +1,6 @@
 //! Every operation of a limiter, dropped after every number of polls it can have had: what it takes
-//! is taken once or not at all, what it may have taken and nobody can know of is given back, and
-//! nobody is kept waiting.
+//! is taken once or not at all, units without an answer are given back, and no call is kept
+//! waiting.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -102,7 +102,7 @@ const ROWS: &[Row] = &[
             })
         },
     },
-    // Whoever never had the reservation cannot settle it.
+    // A caller without the reservation cannot settle it.
     Row {
         name: "reserve",
         limit: WINDOW,
@@ -210,8 +210,7 @@ pub(crate) async fn every_operation(make: impl Fn(Limits) -> Limiter) {
                 } else {
                     used.is_some_and(|used| row.used.contains(&used))
                 };
-                // A reservation that was made and not settled stays: nobody was there any more who
-                // could.
+                // A reservation that was made and not settled stays charged: its caller is gone.
                 let kept = !done && row.name.starts_with("reserve and") && used == Some(9);
                 if fine || kept {
                     used = None;
@@ -224,7 +223,7 @@ pub(crate) async fn every_operation(make: impl Fn(Limits) -> Limiter) {
                 "{} dropped after {polls} polls, done {done}: units used",
                 row.name
             );
-            // Nobody stands in anybody's way.
+            // No call blocks another one.
             if row.limit != LEASES {
                 assert!(
                     limiter.acquire(&key, WAIT).await.is_ok(),
@@ -241,7 +240,7 @@ pub(crate) async fn every_operation(make: impl Fn(Limits) -> Limiter) {
 }
 
 #[tokio::test]
-async fn whoever_leaves_a_store_in_memory_leaves_nothing_behind() {
+async fn a_call_dropped_in_memory_leaves_nothing() {
     let memory = Memory::new();
     every_operation(|limits| Limiter::builder(limits).memory(memory.clone()).build()).await;
 }

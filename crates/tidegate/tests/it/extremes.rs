@@ -128,13 +128,13 @@ fn nothing_panics_and_all_agree() {
                 check.charges().iter().map(|charge| ("n", &charge.limit)).collect();
             assert!(!headers::of(&decided, &named, headers::Families::ALL).is_empty());
             // The fast path.
-            let quick = random.pick(&limits);
-            let check = Check::new().charge("fast", [quick], cost);
+            let limit = random.pick(&limits);
+            let check = Check::new().charge("fast", [limit], cost);
             let expected = *plain.decide(&check, clock.now(), StepsBack::Never).binding();
             let verdict = if random.below(2) == 0 {
-                memory.check("fast", quick, cost)
+                memory.check("fast", limit, cost)
             } else {
-                memory.prepare(&Scope::AdHoc, quick).check("fast", cost)
+                memory.prepare(&Scope::AdHoc, limit).check("fast", cost)
             };
             assert_eq!(verdict, expected, "seed {seed}, step {step}, at {latest}: {check:?}");
         }

@@ -1,4 +1,4 @@
-//! Who asks, and for what: the tables in `testdata/http/`, and laws that hold of any text.
+//! Clients and targets of requests: the tables in `testdata/http/`, and laws that hold of any text.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -165,7 +165,7 @@ fn hosts_have_one_spelling() {
 }
 
 #[test]
-fn settings_that_cannot_be_name_the_value() {
+fn invalid_settings_name_the_value() {
     let clients = || ClientIp::of_peer();
     assert!(clients().header("x forwarded").unwrap_err().to_string().contains("\"x forwarded\""));
     assert!(clients().header("").is_err());
@@ -239,7 +239,7 @@ proptest! {
         prop_assert_eq!(normal_path(&odd).unwrap(), expected, "{}", odd);
     }
 
-    /// Whatever is asked for, the answer has no second spelling and no way up.
+    /// Every normalized path has one spelling and no parent segments.
     #[test]
     fn any_text_has_a_normal_form(path in "[/.%;a25eEfF?é \\\\]{0,40}") {
         let normal = normal_path(&path).unwrap().into_owned();

@@ -59,7 +59,7 @@ async fn tiers_share_what_was_used() {
 }
 
 #[tokio::test]
-async fn named_limits_keep_their_usage_through_any_change_and_to_themselves() {
+async fn named_limits_keep_their_usage_through_changes() {
     let clock = ManualClock::new();
     let memory = Memory::builder().clock(clock.clone()).build();
     let named = |name: &str, limits: &str| {
@@ -72,7 +72,7 @@ async fn named_limits_keep_their_usage_through_any_change_and_to_themselves() {
 }
 
 #[tokio::test]
-async fn a_reservation_is_settled_once_at_what_it_came_to() {
+async fn a_reservation_is_settled_once_at_its_true_cost() {
     let (limiter, _) = limiter("100/min");
     let reservation = limiter.reserve("k", 40).await.unwrap();
     assert_eq!(reservation.decision().remaining(), 60);
@@ -91,7 +91,7 @@ async fn a_reservation_is_settled_once_at_what_it_came_to() {
 }
 
 #[tokio::test]
-async fn cancelling_gives_back_what_cannot_have_regrown() {
+async fn cancelling_gives_back_units_that_have_not_regrown() {
     let (limiter, clock) = limiter("60/min");
     let reservation = limiter.reserve("k", 30).await.unwrap();
     clock.advance(Duration::from_secs(10)); // ten of them have regrown
@@ -176,7 +176,7 @@ async fn a_take_under_a_concurrent_limit_is_a_lease_too() {
 }
 
 #[tokio::test]
-async fn requests_and_tokens_are_reserved_together_and_settled_each_by_itself() {
+async fn reserved_charges_are_settled_separately() {
     let (limiter, _) = limiter("1/s");
     let (requests, tokens): (Limits, Limits) =
         ("2/min".parse().unwrap(), "1000/min".parse().unwrap());
@@ -228,13 +228,13 @@ async fn a_limit_that_is_written_twice_is_one_policy() {
 
 type Asked = Arc<Mutex<Vec<(Op, Option<Id>)>>>;
 
-/// Never answers a check, or says that it does not know; writes down what it was asked.
-struct Silent {
+/// Records its calls, and hangs on checks or fails them.
+struct Unresponsive {
     asked: Asked,
     hangs: bool,
 }
 
-impl Store for Silent {
+impl Store for Unresponsive {
     fn decide<'a>(&'a self, check: &'a Check<'a>) -> Deciding<'a> {
         self.asked.lock().unwrap().push((check.op(), check.id()));
         match (check.op(), self.hangs) {
@@ -244,16 +244,16 @@ impl Store for Silent {
     }
 }
 
-/// What may have been taken under an id that nobody learned is given back, whether the caller went
+/// Units that were perhaps taken under an unknown id are given back, whether the caller went
 /// away or the store did.
 #[tokio::test]
-async fn what_nobody_learned_of_is_given_back() {
+async fn charges_without_an_answer_are_refunded() {
     for hangs in [true, false] {
         for kind in ["reserve", "lease", "check of a lease"] {
             let asked = Asked::default();
-            let silent = Silent { asked: Arc::clone(&asked), hangs };
+            let unresponsive = Unresponsive { asked: Arc::clone(&asked), hangs };
             let limits: Limits = "3 concurrent ttl 10s".parse().unwrap();
-            let limiter = Limiter::builder(limits).store(silent, ManualClock::new()).build();
+            let limiter = Limiter::builder(limits).store(unresponsive, ManualClock::new()).build();
             let call = async {
                 match kind {
                     "reserve" => drop(limiter.reserve("k", 1).await),

@@ -102,7 +102,7 @@ fn a_prepared_store_decides_like_a_check_of_one_charge() {
 }
 
 #[test]
-fn looking_and_being_denied_for_ever_create_no_key() {
+fn peeks_and_denials_create_no_key() {
     let (memory, _) = memory();
     let limit: Limit = "1/s".parse().unwrap();
     assert!(memory.check("k", &limit, 0).allowed);
@@ -114,7 +114,7 @@ fn looking_and_being_denied_for_ever_create_no_key() {
 }
 
 #[test]
-fn a_key_is_forgotten_as_soon_as_it_is_found_idle() {
+fn an_idle_key_is_removed_when_it_is_used() {
     let (memory, clock) = memory();
     for text in
         ["10/s", "10/s window", "10/s log", "10/s sliding", "10/s estimate", "5 concurrent ttl 1s"]
@@ -129,7 +129,7 @@ fn a_key_is_forgotten_as_soon_as_it_is_found_idle() {
 }
 
 #[test]
-fn many_keys_that_come_and_go_take_the_room_of_those_in_use_only() {
+fn short_lived_keys_take_the_memory_of_those_in_use_only() {
     let (memory, clock) = memory();
     let limit: Limit = "10/s".parse().unwrap(); // one hit is forgotten after 100 ms
     for key in 0..1_000_000 {
@@ -177,7 +177,7 @@ fn more_limits_than_can_be_numbered_are_still_kept_apart() {
 
 /// However many keys, hits and leases there are, and whatever becomes of what finds no room.
 #[test]
-fn bytes_are_bounded_whatever_is_asked() {
+fn bytes_are_bounded_for_all_checks() {
     const BUDGET: usize = 4 << 20;
     let limits = [
         "100000/d log",
@@ -233,10 +233,10 @@ fn bytes_are_bounded_whatever_is_asked() {
     }
 }
 
-/// Who was there before everything was used up is judged as ever, if nothing of it grows; and what
-/// grows is denied, and not forgotten.
+/// Keys from before the bound was reached are decided as before if their state does not grow. A
+/// charge that would grow it is denied, and the key is not forgotten.
 #[test]
-fn when_bytes_are_used_up_keys_that_are_there_stay_exact() {
+fn known_keys_stay_exact_at_the_bound_on_bytes() {
     let clock = ManualClock::new();
     let memory = Memory::builder().clock(clock.clone()).max_bytes(1 << 20).build();
     let (bucket, estimate): (Limit, Limit) =
@@ -271,7 +271,7 @@ fn when_bytes_are_used_up_keys_that_are_there_stay_exact() {
         2
     );
     clock.advance(Duration::from_secs(60));
-    // Whoever flooded is idle now, and makes room.
+    // The flood is idle now and makes room.
     for _ in 1..3 {
         assert!(allowed("victim", &log));
     }
@@ -291,7 +291,7 @@ fn has_number(memory: &Memory, limit: &Limit, prefix: &str) -> bool {
 }
 
 #[test]
-fn limits_that_callers_bring_do_not_take_the_room_of_others() {
+fn ad_hoc_limits_do_not_take_reserved_numbers() {
     let clock = ManualClock::new();
     clock.set(Timestamp::from_secs(1_700_000_000));
     let memory = Memory::builder().clock(clock.clone()).max_keys(1 << 20).build();
@@ -300,7 +300,7 @@ fn limits_that_callers_bring_do_not_take_the_room_of_others() {
     let reserved = memory.reserve_limits([&configured]);
     assert!(has_number(&memory, &early, "early"));
     let before = memory.allocated_bytes();
-    // As many limits as anybody likes, each on a key of its own.
+    // Many limits, each on its own key.
     let bring = |amounts: std::ops::Range<u64>| {
         for amount in amounts {
             let limit = Limit::bucket(amount, Period::MINUTE).build().unwrap();
@@ -312,8 +312,8 @@ fn limits_that_callers_bring_do_not_take_the_room_of_others() {
         memory.allocated_bytes() - before < 40_000 * 400,
         "their table is counted, and bounded"
     );
-    // Those have used up what there is for callers, but not for who reserved, and who was there
-    // before has a number still.
+    // They have used all numbers for ad hoc limits, but not the reserved one, and an earlier limit
+    // still has its number.
     assert!(!has_number(&memory, &late, "late"));
     assert!(has_number(&memory, &configured, "configured"));
     assert!(has_number(&memory, &early, "earlier"));
@@ -326,7 +326,7 @@ fn limits_that_callers_bring_do_not_take_the_room_of_others() {
 }
 
 #[test]
-fn a_number_that_is_given_again_does_not_confuse_states_saved_or_held() {
+fn reused_numbers_keep_states_apart() {
     let clock = ManualClock::new();
     clock.set(Timestamp::from_secs(1_700_000_000));
     let builder = Memory::builder().clock(clock.clone()).max_keys(1 << 16).max_bytes(8 << 20);
@@ -359,7 +359,7 @@ fn a_number_that_is_given_again_does_not_confuse_states_saved_or_held() {
         let saved = memory.save(&mut file).unwrap();
         let (again, loaded) = builder.clone().load(&mut &file[..]).unwrap();
         assert!(
-            loaded.is_whole() && loaded.keys + loaded.idle == saved.keys,
+            loaded.is_complete() && loaded.keys + loaded.idle == saved.keys,
             "{saved:?}, {loaded:?}"
         );
         assert_eq!(again.check("lasting", &lasting, 0).remaining, 3);

@@ -30,7 +30,7 @@ fn old_keys_are_exact(memory: &Memory, limit: &Limit) {
 }
 
 #[test]
-fn by_default_keys_without_a_place_share_one_budget() {
+fn overflowing_keys_share_one_budget_by_default() {
     let (memory, _, limit) = full(Overflow::default());
     let allowed = (0..10_000).filter(|key| memory.allows(&format!("new:{key}"), &limit, 1)).count();
     assert_eq!(allowed, 5);
@@ -38,7 +38,7 @@ fn by_default_keys_without_a_place_share_one_budget() {
 }
 
 #[test]
-fn keys_without_a_place_can_be_denied() {
+fn overflowing_keys_can_be_denied() {
     let (memory, _, limit) = full(Overflow::DenyNew);
     assert!((0..10_000).all(|key| !memory.allows(&format!("new:{key}"), &limit, 1)));
     assert!(memory.check("new", &limit, 0).allowed);
@@ -46,7 +46,7 @@ fn keys_without_a_place_can_be_denied() {
 }
 
 #[test]
-fn keys_without_a_place_can_be_let_pass() {
+fn overflowing_keys_can_be_allowed() {
     let (memory, _, limit) = full(Overflow::AllowNew);
     assert!((0..10_000).all(|key| memory.allows(&format!("new:{key}"), &limit, 1)));
     old_keys_are_exact(&memory, &limit);
@@ -105,7 +105,7 @@ fn the_bound_holds_for_checks_over_many_keys() {
 }
 
 #[test]
-fn keys_of_one_check_that_share_a_budget_pay_each_for_itself() {
+fn overflowing_keys_of_one_check_are_charged_separately() {
     let (memory, _, limit) = full(Overflow::SharedBucket);
     let both = |a: &str, b: &str| {
         let (a, b) = (a.to_owned(), b.to_owned());
@@ -120,7 +120,7 @@ fn keys_of_one_check_that_share_a_budget_pay_each_for_itself() {
 }
 
 #[test]
-fn keys_without_a_place_share_every_limit_of_a_check() {
+fn overflowing_keys_share_every_limit_of_a_check() {
     let (memory, _, _) = full(Overflow::SharedBucket);
     let limits: Limits = "5/min; 100/h; 1000/d".parse().unwrap();
     let ask = |key: &str| memory.decide(&Check::new().charge(key, &limits, 5)).unwrap().allowed();
@@ -129,7 +129,7 @@ fn keys_without_a_place_share_every_limit_of_a_check() {
 }
 
 #[tokio::test]
-async fn whoever_waits_without_a_place_is_denied_as_well() {
+async fn waiting_calls_of_overflowing_keys_are_denied() {
     let (memory, _, limit) = full(Overflow::DenyNew);
     let limiter = Limiter::builder(limit.into()).memory(memory).build();
     for key in 0..100 {
@@ -138,13 +138,13 @@ async fn whoever_waits_without_a_place_is_denied_as_well() {
             Duration::from_millis(10),
             limiter.acquire(&key, Duration::from_secs(600)),
         );
-        let Ok(denied) = waiting.await else { panic!("it waits for a place that nobody keeps") };
+        let Ok(denied) = waiting.await else { panic!("it waits for a place that is not kept") };
         assert!(matches!(denied, Err(AcquireError::TooLong(_))), "{denied:?}");
     }
 }
 
 #[test]
-fn resetting_a_key_without_a_place_does_not_reset_the_others() {
+fn resetting_an_overflowing_key_does_not_reset_the_others() {
     let (memory, _, limit) = full(Overflow::SharedBucket);
     assert!(memory.allows("new:1", &limit, 5));
     let reset = memory.decide(&Check::of(Op::Reset).charge("new:2", [&limit], 0)).unwrap();

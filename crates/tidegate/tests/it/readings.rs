@@ -1,7 +1,7 @@
 //! How servers read a path, as small functions: each is held to the real server, and rules to all
 //! of them.
 //!
-//! A rule must judge the path that the service sees. So whatever target a [`PathPolicy`] lets pass,
+//! A rule must judge the path that the service sees. So for every target that a [`PathPolicy`] allows,
 //! every server must read it as a path with the same normal form as the one that was judged, or not
 //! serve it.
 

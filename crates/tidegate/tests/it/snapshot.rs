@@ -22,7 +22,7 @@ impl Store for Reborn {
         let saved = memory.save(&mut file).unwrap();
         assert_eq!((saved.keys, saved.bytes), (memory.len() as u64, file.len() as u64));
         let (again, loaded) = load(&self.clock, &file).unwrap();
-        assert!(loaded.is_whole(), "{loaded:?}");
+        assert!(loaded.is_complete(), "{loaded:?}");
         assert_eq!(loaded.keys + loaded.idle, saved.keys);
         *memory = again;
         let decision = Memory::decide(&memory, check);
@@ -100,7 +100,7 @@ fn kept(memory: &Memory, keys: &[(String, Limit, u64)]) -> usize {
 fn every_flipped_bit_is_noticed_and_costs_no_more_than_its_block() {
     let (clock, file, keys) = small();
     let (memory, loaded) = load(&clock, &file).unwrap();
-    assert!(loaded.is_whole() && loaded.keys == 18, "{loaded:?}");
+    assert!(loaded.is_complete() && loaded.keys == 18, "{loaded:?}");
     assert_eq!(kept(&memory, &keys), 18);
     let mut partly = 0;
     for place in 0..file.len() {
@@ -108,7 +108,7 @@ fn every_flipped_bit_is_noticed_and_costs_no_more_than_its_block() {
             let mut file = file.clone();
             file[place] ^= 1 << bit;
             if let Ok((memory, loaded)) = load(&clock, &file) {
-                assert!(!loaded.is_whole(), "byte {place}, bit {bit}: {loaded:?}");
+                assert!(!loaded.is_complete(), "byte {place}, bit {bit}: {loaded:?}");
                 let kept = kept(&memory, &keys);
                 assert_eq!(kept as u64, loaded.keys, "byte {place}, bit {bit}: {loaded:?}");
                 partly += usize::from((1..18).contains(&kept));
@@ -119,13 +119,13 @@ fn every_flipped_bit_is_noticed_and_costs_no_more_than_its_block() {
 }
 
 #[test]
-fn what_was_cut_off_is_read_as_far_as_it_goes() {
+fn a_truncated_snapshot_is_read_to_its_end() {
     let (clock, file, keys) = small();
     let mut last = 0;
     for length in 0..file.len() {
         match load(&clock, &file[..length]) {
             Ok((memory, loaded)) => {
-                assert!(loaded.truncated && !loaded.is_whole(), "{length} bytes: {loaded:?}");
+                assert!(loaded.truncated && !loaded.is_complete(), "{length} bytes: {loaded:?}");
                 let kept = kept(&memory, &keys);
                 assert!(kept >= last, "{length} bytes: {kept} keys, with less it was {last}");
                 last = kept;
@@ -140,7 +140,7 @@ fn what_was_cut_off_is_read_as_far_as_it_goes() {
 }
 
 #[test]
-fn what_is_something_else_is_refused_by_name() {
+fn other_files_are_refused_with_a_reason() {
     let (clock, file, _) = small();
     let mut later = file.clone();
     later[8] = 3;
@@ -159,12 +159,12 @@ fn what_is_something_else_is_refused_by_name() {
 
 /// A clock that is behind the one of then: usage is kept, and drains from now on.
 #[test]
-fn what_was_saved_in_the_future_counts_from_now_on() {
+fn usage_from_the_future_counts_from_now_on() {
     let (clock, file, keys) = small();
     for back in [1, 2, 61, 86_400] {
         clock.set(Timestamp::from_secs(1_700_000_000 - back));
         let (memory, loaded) = load(&clock, &file).unwrap();
-        assert!(loaded.is_whole(), "{back} s back: {loaded:?}");
+        assert!(loaded.is_complete(), "{back} s back: {loaded:?}");
         assert_eq!(kept(&memory, &keys), 18, "{back} s back");
         assert_eq!(loaded.rebased > 0, back > 1, "{back} s back: {loaded:?}");
     }
@@ -213,7 +213,7 @@ impl Read for Broken<'_> {
 }
 
 #[test]
-fn what_cannot_be_read_any_further_is_read_that_far() {
+fn a_read_error_keeps_the_blocks_before_it() {
     let (clock, file, keys) = small();
     let mut broken = Broken(&file[..file.len() - 4]);
     let (memory, loaded) = Memory::builder().clock(clock).load(&mut broken).unwrap();
@@ -221,7 +221,7 @@ fn what_cannot_be_read_any_further_is_read_that_far() {
     assert_eq!(kept(&memory, &keys), 18);
 }
 
-/// A reader that counts how much it is asked for, and ends at once.
+/// A reader that counts the requested bytes, and ends immediately.
 struct Counting<'a>(&'a [u8], usize);
 
 impl Read for Counting<'_> {
@@ -244,11 +244,11 @@ fn nothing_is_allocated_because_a_header_claims_it() {
     let mut reader = Counting(&claims, 0);
     let (memory, loaded) = Memory::builder().clock(clock).load(&mut reader).unwrap();
     assert!(loaded.truncated && memory.is_empty());
-    assert!(reader.1 < 1 << 20, "{} bytes at once", reader.1);
+    assert!(reader.1 < 1 << 20, "{} bytes in one call", reader.1);
 }
 
 #[test]
-fn keys_that_find_no_room_are_counted_and_idle_ones_are_not_brought_back() {
+fn lost_keys_are_counted_and_idle_ones_not_restored() {
     let clock = today();
     let memory = Memory::builder().clock(clock.clone()).build();
     let (hour, second): (Limit, Limit) = ("1/h".parse().unwrap(), "1/s".parse().unwrap());
@@ -287,7 +287,7 @@ fn many_keys_and_large_ones_come_in_several_blocks() {
     let saved = memory.save(&mut file).unwrap();
     assert!(saved.bytes > 100_000 * 16, "{saved:?}");
     let (again, loaded) = Memory::builder().clock(clock.clone()).load(&mut &file[..]).unwrap();
-    assert!(loaded.is_whole() && !again.allows("one", &limit, 1));
+    assert!(loaded.is_complete() && !again.allows("one", &limit, 1));
 
     let memory = Memory::builder().clock(clock.clone()).build();
     let limit: Limit = "1/d".parse().unwrap();
@@ -297,7 +297,7 @@ fn many_keys_and_large_ones_come_in_several_blocks() {
     let mut file = Vec::new();
     memory.save(&mut file).unwrap();
     let (again, loaded) = Memory::builder().clock(clock).load(&mut &file[..]).unwrap();
-    assert!(loaded.is_whole() && loaded.keys == 200_000, "{loaded:?}");
+    assert!(loaded.is_complete() && loaded.keys == 200_000, "{loaded:?}");
     assert!(keys.iter().all(|(key, cost)| !again.allows(key, &limit, *cost)));
 }
 

@@ -36,7 +36,7 @@ fn a_limit_of_one_raced_on_over_a_million_keys_admits_exactly_one_each() {
 }
 
 #[test]
-fn checks_over_the_same_keys_in_any_order_neither_lock_up_nor_admit_too_much() {
+fn checks_over_the_same_keys_in_any_order_do_not_deadlock() {
     let memory = Memory::builder().clock(ManualClock::new()).build();
     let limit: Limit = "1000/day".parse().unwrap();
     let keys: Vec<String> = (0..16).map(|key| format!("k{key}")).collect();
@@ -66,8 +66,8 @@ fn checks_over_the_same_keys_in_any_order_neither_lock_up_nor_admit_too_much() {
 }
 
 #[test]
-fn keys_that_are_added_and_forgotten_by_many_threads_stay_exact() {
-    // Every key is asked for by every thread; the table grows, is swept and shrinks all the while.
+fn keys_added_and_removed_by_many_threads_stay_exact() {
+    // Every thread checks every key, while the table grows, is swept and shrinks.
     let clock = ManualClock::new();
     let memory = Memory::builder().clock(clock.clone()).build();
     let limit: Limit = "3/s".parse().unwrap();
@@ -92,7 +92,7 @@ fn keys_that_are_added_and_forgotten_by_many_threads_stay_exact() {
 }
 
 #[test]
-fn a_key_that_is_used_up_stays_denied_while_others_come_and_go_around_it() {
+fn an_exhausted_key_stays_denied_while_others_come_and_go() {
     // Denials read without a lock. The table is rebuilt, swept and given back all the while.
     let clock = ManualClock::new();
     let memory = Memory::builder().clock(clock.clone()).build();

@@ -24,8 +24,8 @@ fn every_transcript_holds() {
     });
 }
 
-/// Replays all transcripts through `decide`, which is told when a new story begins, and must then
-/// forget everything before.
+/// Replays all transcripts through `decide`. Its first argument is true at the start of a
+/// transcript: then it must forget all state.
 pub(crate) fn holds_for(mut decide: impl FnMut(bool, &Check<'_>, tidegate::Timestamp) -> Decision) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/transcripts");
     let mut files = 0;

@@ -35,7 +35,7 @@ async fn ask(at: SocketAddr, line: &str) -> String {
 }
 
 #[tokio::test]
-async fn connections_share_the_budgets_of_their_peer() {
+async fn connections_of_one_peer_share_a_budget() {
     let layer = RateLimitLayer::new("3/h".parse().unwrap(), key::peer_ip()).memory(still().1);
     let app = Router::new()
         .route("/", get(|| async { "hello" }))
@@ -61,11 +61,11 @@ async fn connections_share_the_budgets_of_their_peer() {
 }
 
 #[tokio::test]
-async fn it_can_stand_around_a_whole_router() {
+async fn the_layer_can_wrap_a_router() {
     // A unit for each byte of a response: its body is watched, and the rule beside it only counts.
     let rules = [
         Rule::new("bytes", "12/h".parse().unwrap(), key::peer_ip()).settle_bytes(1),
-        Rule::new("all", "9/h".parse().unwrap(), key::everybody()),
+        Rule::new("all", "9/h".parse().unwrap(), key::global()),
     ];
     let layer = RateLimitLayer::rules(rules).memory(still().1).axum();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -101,10 +101,7 @@ async fn routes_have_budgets_of_their_own() {
         .route_layer(layer);
     let at = serve(app).await;
     assert!(ask(at, "GET /users/1").await.starts_with("HTTP/1.1 200"));
-    assert!(
-        ask(at, "GET /users/2").await.starts_with("HTTP/1.1 429"),
-        "one route, whoever the user"
-    );
+    assert!(ask(at, "GET /users/2").await.starts_with("HTTP/1.1 429"), "one route for all users");
     assert!(ask(at, "GET /teams/1").await.starts_with("HTTP/1.1 200"));
 }
 

@@ -25,7 +25,7 @@ fn with(headers: &[(&'static str, &str)]) -> Request<Body> {
 }
 
 #[tokio::test]
-async fn what_a_key_is_by_is_there_once_and_has_no_white_space_around_it() {
+async fn key_headers_are_trimmed_and_must_occur_once() {
     let header = || key::header("x-api-key");
     // As it can arrive over HTTP/2.
     let spaced = |value: &'static str| {
@@ -58,12 +58,13 @@ async fn what_a_key_is_by_is_there_once_and_has_no_white_space_around_it() {
 #[tokio::test]
 async fn targets_that_services_read_in_different_ways_are_refused_where_a_rule_is_by_the_path() {
     use tidegate::http::{DotSegments, EscapedSlashes, PathPolicy};
-    use tidegate::tower::of;
+    use tidegate::tower::per_request;
     let limit = || "1000/h".parse().unwrap();
     let by_path = RateLimitLayer::new(limit(), key::path());
-    let by_function = RateLimitLayer::new(limit(), key::of(|head| Some(head.path().into_owned())));
+    let by_function =
+        RateLimitLayer::new(limit(), key::per_request(|head| Some(head.path().into_owned())));
     let skipping =
-        Rule::new("a", limit(), key::everybody()).skip(of(|head| head.path() == "/healthz"));
+        Rule::new("a", limit(), key::global()).skip(per_request(|head| head.path() == "/healthz"));
     let layers = [by_path.clone(), by_function, RateLimitLayer::rules([skipping])];
     for target in
         ["/v1%2fsearch", "/x/..%2flogin", "/x/../login", "/v1/chat/..;/x", "/v1\\search", "/a%00"]
@@ -97,14 +98,14 @@ async fn targets_that_services_read_in_different_ways_are_refused_where_a_rule_i
 }
 
 #[tokio::test]
-async fn keys_tell_apart_what_they_should() {
+async fn different_requests_have_different_keys() {
     let behind_proxy = || key::client_ip(ClientIp::behind("192.0.2.0/24".parse().unwrap()));
     let forwarded = |client| with(&[("x-forwarded-for", client)]);
     assert!(same(behind_proxy(), forwarded("203.0.113.1"), forwarded("203.0.113.1")).await);
     assert!(!same(behind_proxy(), forwarded("203.0.113.1"), forwarded("203.0.113.2")).await);
     assert!(
         same(key::peer_ip(), forwarded("203.0.113.1"), forwarded("203.0.113.2")).await,
-        "nobody is believed"
+        "no header is trusted"
     );
     assert!(
         same(key::peer_ip(), request("2001:db8::1", "/"), request("2001:db8::2", "/")).await,
@@ -153,7 +154,7 @@ async fn keys_tell_apart_what_they_should() {
 }
 
 #[tokio::test]
-async fn keys_can_be_put_together() {
+async fn keys_can_be_combined() {
     let pair = || key::header("a").and(key::header("b"));
     assert!(!same(pair(), with(&[("a", "1"), ("b", "2")]), with(&[("a", "1"), ("b", "3")])).await);
     assert!(
@@ -162,7 +163,7 @@ async fn keys_can_be_put_together() {
     );
     assert!(!same(pair(), with(&[("a", "1%7Cb:2")]), with(&[("a", "1|b:2")])).await);
 
-    // Who has no key is known by its address; nobody can pretend to be one.
+    // Without a key the address is used; a header cannot imitate an address.
     let or = || key::header("x-api-key").or(key::peer_ip());
     assert!(!same(or(), request("192.0.2.8", "/"), with(&[("x-api-key", "192.0.2.8")])).await);
     assert!(!same(or(), request("192.0.2.8", "/"), with(&[("x-api-key", "ip:192.0.2.8")])).await);
@@ -170,7 +171,7 @@ async fn keys_can_be_put_together() {
 }
 
 #[tokio::test]
-async fn keys_come_from_what_other_layers_know() {
+async fn keys_can_come_from_extensions() {
     #[derive(Clone)]
     struct User {
         id: u64,
@@ -184,7 +185,7 @@ async fn keys_come_from_what_other_layers_know() {
     assert!(same(by_user(), user(7), user(7)).await);
     assert!(!same(by_user(), user(7), user(8)).await);
     let later = || {
-        key::of_async(|head| {
+        key::per_request_async(|head| {
             let id = head.extension::<User>().map(|user| user.id);
             async move { id }
         })
@@ -195,7 +196,7 @@ async fn keys_come_from_what_other_layers_know() {
 
 #[test]
 #[should_panic(expected = "header \"x y\"")]
-fn a_header_that_cannot_be_is_said_at_once() {
+fn an_invalid_header_name_panics() {
     let _ = key::header("x y");
 }
 
@@ -218,7 +219,7 @@ async fn answered(layer: &RateLimitLayer) -> [[u16; 2]; 3] {
 async fn requests_without_a_key_share_a_budget_or_skip_the_rule_or_are_denied() {
     let user = || key::header("x-user");
     let async_user = || {
-        key::of_async(|head| {
+        key::per_request_async(|head| {
             std::future::ready(head.headers.get("x-user").map(|value| value.len()))
         })
     };
@@ -229,7 +230,7 @@ async fn requests_without_a_key_share_a_budget_or_skip_the_rule_or_are_denied() 
     ] {
         for by in [user().and(key::header("x-key")), async_user().and(key::header("x-key"))] {
             let rule = || Rule::new("r", "1/h".parse().unwrap(), by.clone()).missing(missing);
-            let other = || Rule::new("other", "100/h".parse().unwrap(), key::everybody());
+            let other = || Rule::new("other", "100/h".parse().unwrap(), key::global());
             assert_eq!(answered(&RateLimitLayer::rules([rule()])).await, expected, "{missing:?}");
             assert_eq!(
                 answered(&RateLimitLayer::rules([other(), rule()])).await,
@@ -244,9 +245,9 @@ async fn requests_without_a_key_share_a_budget_or_skip_the_rule_or_are_denied() 
 }
 
 #[tokio::test]
-async fn a_denial_without_a_key_says_so_and_charges_nothing() {
+async fn a_denial_without_a_key_has_a_reason_and_charges_nothing() {
     let rule = Rule::new("r", "1/h".parse().unwrap(), key::header("x-key")).missing(Missing::Deny);
-    let all = Rule::new("all", "1/h".parse().unwrap(), key::everybody());
+    let all = Rule::new("all", "1/h".parse().unwrap(), key::global());
     let service = behind(&RateLimitLayer::rules([all, rule]).memory(still().1));
     let denied = service.ask(with(&[])).await;
     assert_eq!((denied.status, denied.header("content-type")), (403, "application/problem+json"));

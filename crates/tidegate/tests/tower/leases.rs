@@ -29,7 +29,7 @@ const ONE: &str = "1 concurrent ttl 10m";
 const LONG: Duration = Duration::from_secs(20);
 
 fn one() -> RateLimitLayer {
-    RateLimitLayer::rules([Rule::new("one", ONE.parse().unwrap(), key::everybody())])
+    RateLimitLayer::rules([Rule::new("one", ONE.parse().unwrap(), key::global())])
 }
 
 /// Some lines, and then an end, an error, a panic, or nothing more.
@@ -185,7 +185,7 @@ async fn leases_in_redis_end_with_their_responses() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_before_the_response_ends_its_lease() {
+async fn a_client_that_disconnects_before_the_response_ends_its_lease() {
     let entered = Arc::new(tokio::sync::Semaphore::new(0));
     let seen = Arc::clone(&entered);
     let stuck = move || {
@@ -208,10 +208,7 @@ async fn a_client_that_goes_before_the_response_ends_its_lease() {
 /// Where `1 concurrent` has room.
 fn is_free(memory: &Memory) -> bool {
     let limits: tidegate::Limits = ONE.parse().unwrap();
-    memory
-        .decide(&Check::of(Op::Peek).charge_named("one", "everybody", &limits, 1))
-        .unwrap()
-        .allowed()
+    memory.decide(&Check::of(Op::Peek).charge_named("one", "global", &limits, 1)).unwrap().allowed()
 }
 
 #[tokio::test]
@@ -227,7 +224,7 @@ async fn a_panic_of_the_service_ends_the_lease() {
 }
 
 #[tokio::test]
-async fn the_last_piece_of_a_body_comes_after_the_end_of_its_lease() {
+async fn a_lease_ends_before_the_last_frame_of_its_body() {
     use http_body_util::BodyExt;
     let (_clock, memory) = still();
     let service = one().memory(memory.clone()).layer(service_fn(|_: Request<Body>| async {
@@ -243,9 +240,9 @@ async fn the_last_piece_of_a_body_comes_after_the_end_of_its_lease() {
 async fn shadow_rules_and_rules_beside_them_keep_what_they_took() {
     let (_clock, memory) = still();
     let rules = [
-        Rule::new("one", ONE.parse().unwrap(), key::everybody()).shadow(),
-        Rule::new("both", "1 concurrent ttl 10m; 5/h".parse().unwrap(), key::everybody()),
-        Rule::new("rate", "3/h".parse().unwrap(), key::everybody()),
+        Rule::new("one", ONE.parse().unwrap(), key::global()).shadow(),
+        Rule::new("both", "1 concurrent ttl 10m; 5/h".parse().unwrap(), key::global()),
+        Rule::new("rate", "3/h".parse().unwrap(), key::global()),
     ];
     let denied = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&denied);
@@ -264,7 +261,7 @@ async fn shadow_rules_and_rules_beside_them_keep_what_they_took() {
     assert_eq!(denied.load(Ordering::SeqCst), 0);
 }
 
-/// A remote store that does not answer while it is away; what it was asked is done or not.
+/// A remote store with outages, during which a call is applied or not.
 #[derive(Clone)]
 struct Away {
     memory: Memory,
@@ -292,7 +289,7 @@ fn away() -> (ManualClock, Away) {
 
 /// Time is the runtime's: a test does not wait for it.
 #[tokio::test(start_paused = true)]
-async fn a_release_without_an_answer_is_tried_again() {
+async fn a_release_without_an_answer_is_retried() {
     let (clock, store) = away();
     let layer = one().store(store.clone(), Clock::from(clock.clone()));
     let limiter = Limiter::builder(ONE.parse().unwrap())
@@ -306,7 +303,7 @@ async fn a_release_without_an_answer_is_tried_again() {
         let (response, lease) = if by_layer {
             (Some(service.clone().oneshot(request("192.0.2.7", "/")).await.unwrap()), None)
         } else {
-            (None, Some(limiter.lease("everybody").await.unwrap()))
+            (None, Some(limiter.lease("global").await.unwrap()))
         };
         assert!(!is_free(&store.memory));
         store.is_away.store(true, Ordering::SeqCst);
@@ -327,7 +324,7 @@ async fn a_release_without_an_answer_is_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_is_not_tried_longer_than_the_lease_lives() {
+async fn a_release_is_retried_until_the_ttl() {
     let (clock, store) = away();
     let limiter = Limiter::builder(ONE.parse().unwrap())
         .store(store.clone(), Clock::from(clock.clone()))

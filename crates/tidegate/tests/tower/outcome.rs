@@ -1,4 +1,4 @@
-//! What is paid when the outcome is known, and what becomes of it when somebody goes away.
+//! Charges that are settled after the response, and after a disconnect.
 
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
@@ -15,10 +15,10 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{answer, request, still};
 
-/// What is left under a rule for everybody.
+/// The units left under a rule with the global key.
 fn left(memory: &Memory, rule: &str, limit: &str) -> u64 {
     let limit: Limit = limit.parse().unwrap();
-    let check = Check::of(Op::Peek).charge_named(rule, "everybody", [&limit], 1);
+    let check = Check::of(Op::Peek).charge_named(rule, "global", [&limit], 1);
     memory.decide(&check).unwrap().remaining()
 }
 
@@ -37,7 +37,7 @@ fn statuses()
 #[tokio::test]
 async fn only_what_is_due_is_charged() {
     let (_clock, memory) = still();
-    let rule = Rule::new("logins", "3/h".parse().unwrap(), key::everybody())
+    let rule = Rule::new("logins", "3/h".parse().unwrap(), key::global())
         .charge_when(|response| response.status == 401);
     let service = RateLimitLayer::rules([rule]).memory(memory.clone()).layer(statuses());
     let ask = async |path: &str| {
@@ -48,7 +48,7 @@ async fn only_what_is_due_is_charged() {
         assert_eq!(
             (passed.status, passed.header("ratelimit")),
             (200, r#""logins";r=3"#),
-            "nothing is taken, and so it is told"
+            "nothing is taken, as the headers show"
         );
     }
     for remaining in ["2", "1", "0"] {
@@ -65,9 +65,9 @@ async fn only_what_is_due_is_charged() {
 }
 
 #[tokio::test]
-async fn many_at_once_cannot_slip_through() {
+async fn concurrent_requests_cannot_exceed_the_limit() {
     let (_clock, memory) = still();
-    let rule = Rule::new("logins", "3/h".parse().unwrap(), key::everybody())
+    let rule = Rule::new("logins", "3/h".parse().unwrap(), key::global())
         .charge_when(|response| response.status == 401);
     let slow = service_fn(|_: Request<Body>| async move {
         tokio::task::yield_now().await;
@@ -86,9 +86,9 @@ async fn many_at_once_cannot_slip_through() {
 }
 
 #[tokio::test]
-async fn the_cost_can_be_told_by_the_response() {
+async fn the_cost_can_come_from_the_response() {
     let (_clock, memory) = still();
-    let rule = Rule::new("tokens", "1000/h".parse().unwrap(), key::everybody())
+    let rule = Rule::new("tokens", "1000/h".parse().unwrap(), key::global())
         .cost(400)
         .settle(|response| response.number("x-tokens"));
     let model = service_fn(|request: Request<Body>| async move {
@@ -139,7 +139,7 @@ fn pieces()
 
 fn by_bytes(memory: &Memory) -> RateLimitLayer {
     let rule =
-        Rule::new("bytes", "100/h".parse().unwrap(), key::everybody()).cost(20).settle_bytes(100);
+        Rule::new("bytes", "100/h".parse().unwrap(), key::global()).cost(20).settle_bytes(100);
     RateLimitLayer::rules([rule]).memory(memory.clone())
 }
 
@@ -158,7 +158,7 @@ async fn bytes_are_counted_while_they_are_sent() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_dropped_half_way_is_paid_half() {
+async fn a_body_dropped_half_way_costs_half() {
     let (_clock, memory) = still();
     let service = by_bytes(&memory).layer(pieces());
     let mut response = service.clone().oneshot(request("192.0.2.7", "/")).await.unwrap();
@@ -189,19 +189,19 @@ where
 }
 
 #[tokio::test]
-async fn who_goes_away_before_the_response_leaves_nothing_open() {
+async fn a_client_that_disconnects_before_the_response_leaves_nothing_open() {
     // Bytes: none were sent. Time: so much as went by. A verdict on the response: there is none, so
     // what was taken stays taken.
     let (clock, memory) = still();
     ask_and_go(&by_bytes(&memory).layer(stuck()));
     assert_eq!(left(&memory, "bytes", "100/h"), 100);
 
-    let rule = Rule::new("logins", "3/h".parse().unwrap(), key::everybody())
+    let rule = Rule::new("logins", "3/h".parse().unwrap(), key::global())
         .charge_when(|response| response.status == 401);
     ask_and_go(&RateLimitLayer::rules([rule]).memory(memory.clone()).layer(stuck()));
     assert_eq!(left(&memory, "logins", "3/h"), 2);
 
-    let rule = Rule::new("time", "100/h window".parse().unwrap(), key::everybody())
+    let rule = Rule::new("time", "100/h window".parse().unwrap(), key::global())
         .settle_time(Duration::from_millis(100));
     let service = RateLimitLayer::rules([rule]).memory(memory.clone()).layer(stuck());
     {
@@ -215,7 +215,7 @@ async fn who_goes_away_before_the_response_leaves_nothing_open() {
 #[tokio::test]
 async fn leases_end_with_the_body_however_it_ends() {
     let (_clock, memory) = still();
-    let rule = Rule::new("slots", "1 concurrent ttl 1h".parse().unwrap(), key::everybody());
+    let rule = Rule::new("slots", "1 concurrent ttl 1h".parse().unwrap(), key::global());
     let layer = RateLimitLayer::rules([rule]).memory(memory.clone());
     let service = layer.layer(pieces());
     let ask = || service.clone().oneshot(request("192.0.2.7", "/"));
@@ -229,7 +229,7 @@ async fn leases_end_with_the_body_however_it_ends() {
     assert_eq!(ask().await.unwrap().status(), 200);
 
     ask_and_go(&layer.layer(stuck()));
-    assert_eq!(ask().await.unwrap().status(), 200, "who goes away frees its place");
+    assert_eq!(ask().await.unwrap().status(), 200, "a dropped request ends its lease");
 
     let failing = service_fn(|_: Request<Body>| async {
         Err::<Response<Body>, _>(std::io::Error::other("broken"))
@@ -243,7 +243,7 @@ async fn leases_end_with_the_body_however_it_ends() {
 async fn a_meter_is_read_when_the_response_is_over() {
     let (_clock, memory) = still();
     let rule =
-        Rule::new("tokens", "1000/h".parse().unwrap(), key::everybody()).cost(100).settle_metered();
+        Rule::new("tokens", "1000/h".parse().unwrap(), key::global()).cost(100).settle_metered();
     let model = service_fn(|request: Request<Body>| async move {
         let meter = request.extensions().get::<Meter>().unwrap().clone();
         Ok::<_, Infallible>(Response::new(Metered { meter, pieces: 3 }))
@@ -256,7 +256,11 @@ async fn a_meter_is_read_when_the_response_is_over() {
     let mut response = service.clone().oneshot(request("192.0.2.7", "/")).await.unwrap();
     response.body_mut().frame().await.unwrap().unwrap();
     drop(response);
-    assert_eq!(left(&memory, "tokens", "1000/h"), 960, "who stops reading pays for what there was");
+    assert_eq!(
+        left(&memory, "tokens", "1000/h"),
+        960,
+        "a client that stops reading is charged for the bytes so far"
+    );
     drop(service.clone().oneshot(request("192.0.2.7", "/")).await.unwrap());
     assert_eq!(left(&memory, "tokens", "1000/h"), 860, "nothing was written: the estimate stays");
 }
@@ -284,7 +288,7 @@ impl http_body::Body for Metered {
     }
 }
 
-/// A store elsewhere: it answers only when it is asked again.
+/// A remote store: its futures are pending first.
 struct Remote(Memory);
 
 impl Store for Remote {
@@ -297,13 +301,13 @@ impl Store for Remote {
 }
 
 #[tokio::test]
-async fn a_store_elsewhere_is_told_the_same() {
+async fn a_remote_store_is_settled_like_memory() {
     let (clock, memory) = still();
     let rules = [
-        Rule::new("logins", "30/h".parse().unwrap(), key::everybody())
+        Rule::new("logins", "30/h".parse().unwrap(), key::global())
             .charge_when(|response| response.status == 401),
-        Rule::new("bytes", "100/h".parse().unwrap(), key::everybody()).cost(20).settle_bytes(1),
-        Rule::new("slots", "1 concurrent ttl 1h".parse().unwrap(), key::everybody()),
+        Rule::new("bytes", "100/h".parse().unwrap(), key::global()).cost(20).settle_bytes(1),
+        Rule::new("slots", "1 concurrent ttl 1h".parse().unwrap(), key::global()),
     ];
     let layer = RateLimitLayer::rules(rules).store(Remote(memory.clone()), Clock::from(clock));
     let service = layer.layer(statuses());
@@ -311,7 +315,7 @@ async fn a_store_elsewhere_is_told_the_same() {
     let told = passed.headers()["ratelimit"].to_str().unwrap();
     assert!(told.starts_with(r#""logins";r=30, "bytes";r=80;"#), "{told}");
     assert_eq!(answer(passed).await.body, "body");
-    // What nobody waits for is done in the background.
+    // The settlement runs in the background.
     let settled = || {
         left(&memory, "bytes", "100/h") == 96 && left(&memory, "slots", "1 concurrent ttl 1h") == 1
     };
@@ -323,7 +327,7 @@ async fn a_store_elsewhere_is_told_the_same() {
     }
     assert!(settled(), "{} bytes left", left(&memory, "bytes", "100/h"));
 
-    // Who goes away at any moment leaves no lease behind.
+    // A request that is dropped at any moment leaves no lease behind.
     for polls in 0..6 {
         {
             let mut asking = pin!(service.clone().oneshot(request("192.0.2.7", "/200")));
@@ -343,7 +347,7 @@ async fn a_store_elsewhere_is_told_the_same() {
 #[tokio::test]
 async fn shadow_rules_are_settled_too() {
     let (_clock, memory) = still();
-    let rule = Rule::new("trial", "1000/h".parse().unwrap(), key::everybody())
+    let rule = Rule::new("trial", "1000/h".parse().unwrap(), key::global())
         .cost(5)
         .settle_bytes(1)
         .shadow();

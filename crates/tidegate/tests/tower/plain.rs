@@ -10,7 +10,7 @@ use axum::http::{Request, Response, StatusCode};
 use tidegate::http::headers::Families;
 use tidegate::resilience::{OnFailure, Resilient};
 use tidegate::store::Deciding;
-use tidegate::tower::{RateLimitLayer, Rule, key, of, of_async};
+use tidegate::tower::{RateLimitLayer, Rule, key, per_request, per_request_async};
 use tidegate::{Check, Limits, ManualClock, Store, StoreError};
 use tower::{Layer, Service, ServiceExt};
 
@@ -23,7 +23,7 @@ fn limits(text: &str) -> Limits {
 const IETF: Families = Families::IETF;
 
 #[tokio::test]
-async fn requests_pass_until_the_limit_and_again_when_it_is_time() {
+async fn requests_are_allowed_until_the_limit_and_again_after_the_wait() {
     let (clock, memory) = still();
     let layer = RateLimitLayer::new(limits("2/s"), key::peer_ip()).memory(memory);
     let service = behind(&layer);
@@ -60,7 +60,7 @@ async fn requests_pass_until_the_limit_and_again_when_it_is_time() {
 #[tokio::test]
 async fn clones_and_other_services_share_one_state() {
     let (_clock, memory) = still();
-    let layer = RateLimitLayer::new(limits("2/s"), key::everybody()).memory(memory);
+    let layer = RateLimitLayer::new(limits("2/s"), key::global()).memory(memory);
     let (one, other) = (behind(&layer), behind(&layer.clone()));
     assert_eq!(one.ask(request("192.0.2.1", "/")).await.status, 200);
     assert_eq!(other.ask(request("192.0.2.2", "/")).await.status, 200);
@@ -73,7 +73,7 @@ async fn several_rules_are_all_or_nothing() {
     let (clock, memory) = still();
     let layer = RateLimitLayer::rules([
         Rule::new("per-ip", limits("10/s; 100/m"), key::peer_ip()),
-        Rule::new("everybody", limits("2/min"), key::everybody()),
+        Rule::new("global", limits("2/min"), key::global()),
     ])
     .memory(memory);
     let service = behind(&layer);
@@ -83,8 +83,8 @@ async fn several_rules_are_all_or_nothing() {
     for _ in 0..20 {
         let denied = service.ask(request("192.0.2.7", "/")).await;
         assert_eq!(denied.status, 429);
-        assert!(denied.body.contains(r#"["everybody"]"#), "{}", denied.body);
-        assert_eq!(denied.header("ratelimit"), r#""everybody";r=0;t=30"#, "{denied:?}");
+        assert!(denied.body.contains(r#"["global"]"#), "{}", denied.body);
+        assert_eq!(denied.header("ratelimit"), r#""global";r=0;t=30"#, "{denied:?}");
         assert_eq!(denied.header("retry-after"), "30");
     }
     assert_eq!(service.calls(), 2);
@@ -92,26 +92,28 @@ async fn several_rules_are_all_or_nothing() {
     let passed = service.ask(request("192.0.2.7", "/")).await;
     assert_eq!(
         passed.header("ratelimit"),
-        r#""per-ip 10/s";r=9;t=1, "per-ip 100/m";r=99;t=1, "everybody";r=0;t=30"#,
+        r#""per-ip 10/s";r=9;t=1, "per-ip 100/m";r=99;t=1, "global";r=0;t=30"#,
         "a denial takes nothing from the others"
     );
     assert_eq!(
         passed.header("ratelimit-policy"),
-        r#""per-ip 10/s";q=10;w=1, "per-ip 100/m";q=100;w=60, "everybody";q=2;w=60"#
+        r#""per-ip 10/s";q=10;w=1, "per-ip 100/m";q=100;w=60, "global";q=2;w=60"#
     );
 }
 
 #[tokio::test]
 async fn cost_limit_skip_and_key_can_be_functions() {
     let (_clock, memory) = still();
-    let rule =
-        Rule::new("api", limits("1/h"), key::of(|head| head.header("x-user").map(str::to_owned)))
-            .limit(of(|head| {
-                if head.header("x-plan") == Some("pro") { "10/s".parse() } else { "2/s".parse() }
-                    .unwrap()
-            }))
-            .cost(of(|head| if head.uri.path() == "/dear" { 2 } else { 1 }))
-            .skip(of(|head| head.uri.path() == "/healthz"));
+    let rule = Rule::new(
+        "api",
+        limits("1/h"),
+        key::per_request(|head| head.header("x-user").map(str::to_owned)),
+    )
+    .limit(per_request(|head| {
+        if head.header("x-plan") == Some("pro") { "10/s".parse() } else { "2/s".parse() }.unwrap()
+    }))
+    .cost(per_request(|head| if head.uri.path() == "/dear" { 2 } else { 1 }))
+    .skip(per_request(|head| head.uri.path() == "/healthz"));
     let layer = RateLimitLayer::rules([rule]).memory(memory.clone());
     let service = behind(&layer);
     let ask = async |user: &str, plan: &str, path: &str| {
@@ -131,12 +133,12 @@ async fn cost_limit_skip_and_key_can_be_functions() {
         "what was used stays used"
     );
 
-    // The same, as async functions that do not answer at once.
+    // The same, as async functions that are pending first.
     let (_clock, memory) = still();
     let rule = Rule::new(
         "api",
         limits("1/h"),
-        key::of_async(|head| {
+        key::per_request_async(|head| {
             let user = head.header("x-user").map(str::to_owned);
             async move {
                 tokio::task::yield_now().await;
@@ -145,18 +147,18 @@ async fn cost_limit_skip_and_key_can_be_functions() {
         })
         .and(key::path()),
     )
-    .limit(of_async(|head| {
+    .limit(per_request_async(|head| {
         let pro = head.header("x-plan") == Some("pro");
         async move {
             tokio::task::yield_now().await;
             if pro { limits("10/s") } else { limits("2/s") }
         }
     }))
-    .cost(of_async(|head| {
+    .cost(per_request_async(|head| {
         let cost = if head.uri.path() == "/dear" { 2 } else { 1 };
         async move { cost }
     }))
-    .skip(of_async(|head| std::future::ready(head.uri.path() == "/healthz")));
+    .skip(per_request_async(|head| std::future::ready(head.uri.path() == "/healthz")));
     let layer = RateLimitLayer::rules([rule]).memory(memory);
     let service = behind(&layer);
     let ask = async |user: &str, plan: &str, path: &str| {
@@ -173,7 +175,7 @@ async fn cost_limit_skip_and_key_can_be_functions() {
 }
 
 #[tokio::test]
-async fn shadow_rules_count_and_let_pass() {
+async fn shadow_rules_count_and_deny_nothing() {
     let (_clock, memory) = still();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let layer = RateLimitLayer::rules([
@@ -196,7 +198,7 @@ async fn shadow_rules_count_and_let_pass() {
     for _ in 0..3 {
         let passed = service.ask(request("192.0.2.7", "/")).await;
         assert_eq!(passed.status, 200);
-        assert!(!passed.header("ratelimit").contains("trial"), "clients are told nothing of it");
+        assert!(!passed.header("ratelimit").contains("trial"), "clients do not see it");
     }
     assert_eq!(service.ask(request("192.0.2.7", "/")).await.status, 429);
     let expected = [
@@ -245,9 +247,9 @@ async fn headers_are_those_that_were_chosen() {
 }
 
 #[tokio::test]
-async fn denials_are_in_the_form_that_is_asked_for() {
+async fn denials_have_the_accepted_form() {
     let (_clock, memory) = still();
-    let layer = RateLimitLayer::new(limits("1/h window"), key::everybody()).memory(memory);
+    let layer = RateLimitLayer::new(limits("1/h window"), key::global()).memory(memory);
     let service = behind(&layer);
     service.ask(request("192.0.2.7", "/")).await;
     for (accept, kind, body) in [
@@ -270,7 +272,7 @@ async fn denials_are_in_the_form_that_is_asked_for() {
         assert!(denied.body.contains(body), "{}", denied.body);
     }
     // One that can never pass has no time to come back.
-    let never = RateLimitLayer::rules([Rule::new("x", limits("1/s"), key::everybody()).cost(2)])
+    let never = RateLimitLayer::rules([Rule::new("x", limits("1/s"), key::global()).cost(2)])
         .memory(still().1);
     let denied = behind(&never).ask(request("192.0.2.7", "/")).await;
     assert_eq!((denied.status, denied.header("retry-after")), (429, ""));
@@ -289,14 +291,14 @@ async fn denials_are_in_the_form_that_is_asked_for() {
 
 /// A store that never answers, or says that it cannot.
 struct Broken {
-    silent: bool,
+    hangs: bool,
 }
 
 impl Store for Broken {
     fn decide<'a>(&'a self, _check: &'a Check<'a>) -> Deciding<'a> {
-        let silent = self.silent;
+        let hangs = self.hangs;
         Box::pin(async move {
-            if silent {
+            if hangs {
                 std::future::pending::<()>().await;
             }
             Err(StoreError::Unavailable("it is gone".into()))
@@ -305,9 +307,9 @@ impl Store for Broken {
 }
 
 #[tokio::test]
-async fn a_store_that_fails_denies_nobody() {
+async fn a_failing_store_denies_no_request() {
     let layer = RateLimitLayer::new(limits("1/s"), key::peer_ip());
-    let open = layer.clone().store(Broken { silent: false }, ManualClock::new());
+    let open = layer.clone().store(Broken { hangs: false }, ManualClock::new());
     let service = behind(&open);
     for _ in 0..3 {
         let passed = service.ask(request("192.0.2.7", "/")).await;
@@ -322,17 +324,17 @@ async fn a_store_that_fails_denies_nobody() {
 }
 
 #[tokio::test]
-async fn near_a_store_that_fails_the_policy_is_the_same() {
+async fn the_resilience_layer_keeps_the_policy_for_failures() {
     let layer = || {
         let resilient =
-            Resilient::builder(Broken { silent: false }).clock(ManualClock::new()).nodes(1).build();
+            Resilient::builder(Broken { hangs: false }).clock(ManualClock::new()).nodes(1).build();
         RateLimitLayer::new(limits("2/h"), key::peer_ip()).resilient(resilient)
     };
     let closed = layer().on_failure(OnFailure::Closed);
     assert_eq!(
         behind(&closed).ask(request("192.0.2.7", "/")).await.status,
         503,
-        "nobody has been denied"
+        "that is not a denial"
     );
     let open = behind(&layer().on_failure(OnFailure::Open));
     let local = behind(&layer());
@@ -346,7 +348,7 @@ async fn near_a_store_that_fails_the_policy_is_the_same() {
     }
 }
 
-/// A service that is ready once for each time it was asked, and says so if it is called without.
+/// A service that is ready once for each `poll_ready`, and panics if it is called without.
 #[derive(Debug)]
 struct Strict {
     ready: bool,
@@ -379,9 +381,9 @@ impl Service<Request<Body>> for Strict {
 
 #[tokio::test]
 async fn the_service_that_is_ready_is_the_one_that_is_called() {
-    let plain = RateLimitLayer::new(limits("10/s"), key::everybody());
-    let later = RateLimitLayer::rules([Rule::new("x", limits("10/s"), key::everybody()).cost(
-        of_async(|_| async {
+    let plain = RateLimitLayer::new(limits("10/s"), key::global());
+    let later = RateLimitLayer::rules([Rule::new("x", limits("10/s"), key::global()).cost(
+        per_request_async(|_| async {
             tokio::task::yield_now().await;
             1
         }),
@@ -397,9 +399,9 @@ async fn the_service_that_is_ready_is_the_one_that_is_called() {
 }
 
 #[tokio::test]
-async fn who_goes_away_before_the_store_answers_leaves_nothing() {
+async fn a_request_dropped_before_the_decision_leaves_nothing() {
     let layer = RateLimitLayer::new(limits("1/s"), key::peer_ip())
-        .store(Broken { silent: true }, ManualClock::new());
+        .store(Broken { hangs: true }, ManualClock::new());
     let service = behind(&layer);
     {
         let mut asking = pin!(service.service.clone().oneshot(request("192.0.2.7", "/")));
@@ -409,7 +411,7 @@ async fn who_goes_away_before_the_store_answers_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_peer_that_nobody_knows_is_a_mistake_with_advice() {
+async fn a_missing_peer_address_is_500_with_advice() {
     let layer = RateLimitLayer::new(limits("1/s"), key::peer_ip());
     let request = Request::builder().uri("/").body(Body::empty()).unwrap();
     let told = answer(behind(&layer).service.oneshot(request).await.unwrap()).await;
@@ -418,21 +420,21 @@ async fn a_peer_that_nobody_knows_is_a_mistake_with_advice() {
 }
 
 #[tokio::test]
-async fn more_limits_than_can_be_checked_are_a_mistake() {
+async fn more_limits_than_a_check_can_have_are_500() {
     let rules =
-        (0..65).map(|index| Rule::new(format!("rule-{index}"), limits("1/s"), key::everybody()));
+        (0..65).map(|index| Rule::new(format!("rule-{index}"), limits("1/s"), key::global()));
     let told = behind(&RateLimitLayer::rules(rules)).ask(request("192.0.2.7", "/")).await;
     assert_eq!(told.status, 500);
     assert!(told.body.contains("64 limits"), "{}", told.body);
 }
 
 #[tokio::test]
-async fn layers_around_layers_tell_of_both() {
+async fn nested_layers_add_the_headers_of_both() {
     let (_clock, memory) = still();
-    let outer = RateLimitLayer::rules([Rule::new("outer", limits("9/s"), key::everybody())])
+    let outer = RateLimitLayer::rules([Rule::new("outer", limits("9/s"), key::global())])
         .memory(memory.clone());
     let inner =
-        RateLimitLayer::rules([Rule::new("inner", limits("1/s"), key::everybody())]).memory(memory);
+        RateLimitLayer::rules([Rule::new("inner", limits("1/s"), key::global())]).memory(memory);
     let calls = Arc::default();
     let service = outer.layer(inner.layer(crate::echo(&calls)));
     let told = answer(service.clone().oneshot(request("192.0.2.7", "/")).await.unwrap()).await;
@@ -448,10 +450,10 @@ async fn layers_around_layers_tell_of_both() {
 
 /// Layers that were given no names are all called `default`.
 #[tokio::test]
-async fn layers_of_one_name_are_told_apart() {
+async fn nested_layers_of_one_name_get_unique_names() {
     for families in [Families::IETF, Families::ALL] {
         let layer = |text: &str| {
-            RateLimitLayer::new(limits(text), key::everybody()).headers(families).memory(still().1)
+            RateLimitLayer::new(limits(text), key::global()).headers(families).memory(still().1)
         };
         let calls = Arc::default();
         let service = layer("9/s").layer(layer("5/s").layer(crate::echo(&calls)));
@@ -473,7 +475,7 @@ async fn layers_of_one_name_are_told_apart() {
 #[tokio::test]
 async fn every_limit_of_a_rule_has_a_name() {
     let shown = |families: Families, text: &str| {
-        RateLimitLayer::rules([Rule::new("api", limits(text), key::everybody())])
+        RateLimitLayer::rules([Rule::new("api", limits(text), key::global())])
             .headers(families)
             .memory(still().1)
     };
@@ -515,9 +517,9 @@ async fn a_denied_client_learns_nothing_about_other_rules() {
         [Families::IETF, Families::DRAFT_7, Families::GITHUB, Families::ALL, Families::NONE];
     for families in families {
         let layer = RateLimitLayer::rules([
-            Rule::new("denying", limits("1/h window; 7777/h"), key::everybody()),
-            Rule::new("other", limits("4242/m"), key::everybody()),
-            Rule::new("trial", limits("1/h"), key::everybody()).shadow(),
+            Rule::new("denying", limits("1/h window; 7777/h"), key::global()),
+            Rule::new("other", limits("4242/m"), key::global()),
+            Rule::new("trial", limits("1/h"), key::global()).shadow(),
         ])
         .headers(families)
         .memory(still().1);

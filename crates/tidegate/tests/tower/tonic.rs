@@ -107,8 +107,8 @@ async fn calls_are_exhausted_with_details() {
 }
 
 #[tokio::test]
-async fn what_can_never_pass_should_not_be_tried_again() {
-    let rule = Rule::new("calls", "1/s".parse().unwrap(), key::everybody()).cost(2);
+async fn a_request_that_can_never_pass_should_not_be_retried() {
+    let rule = Rule::new("calls", "1/s".parse().unwrap(), key::global()).cost(2);
     let mut client = client(RateLimitLayer::rules([rule]).grpc()).await;
     let status = client.check(question()).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
@@ -146,7 +146,7 @@ impl Store for Broken {
 
 #[tokio::test]
 async fn a_store_that_fails_is_unavailable() {
-    let layer = RateLimitLayer::new("1/s".parse().unwrap(), key::everybody())
+    let layer = RateLimitLayer::new("1/s".parse().unwrap(), key::global())
         .store(Broken, ManualClock::new())
         .on_failure(OnFailure::Closed);
     let status = client(layer).await.check(question()).await.unwrap_err();
@@ -155,7 +155,7 @@ async fn a_store_that_fails_is_unavailable() {
 
 #[tokio::test]
 async fn a_stream_holds_its_lease_until_it_is_dropped() {
-    let rule = Rule::new("streams", "1 concurrent ttl 10m".parse().unwrap(), key::everybody());
+    let rule = Rule::new("streams", "1 concurrent ttl 10m".parse().unwrap(), key::global());
     let mut client = client(RateLimitLayer::rules([rule]).memory(still().1)).await;
     for _ in 0..5 {
         client.check(question()).await.unwrap();

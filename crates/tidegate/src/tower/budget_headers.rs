@@ -1,4 +1,4 @@
-//! What clients are told about their budget, as headers of the answer.
+//! The headers that show clients their budget.
 
 use std::mem;
 
@@ -14,46 +14,44 @@ use crate::store::{Charge, distinct};
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
-/// Headers to add.
+/// Headers to add to a response.
 #[derive(Default)]
-pub(super) enum Tell {
+pub(super) enum BudgetHeaders {
     #[default]
-    Nothing,
-    /// What nearly every answer says.
-    Usual {
-        policy: HeaderValue,
-        rate: HeaderValue,
-    },
-    Headers(Vec<(HeaderName, HeaderValue)>),
+    None,
+    /// The two headers of the IETF draft.
+    Ietf { policy: HeaderValue, rate_limit: HeaderValue },
+    /// Any headers.
+    List(Vec<(HeaderName, HeaderValue)>),
 }
 
-impl Tell {
-    /// What nearly every answer says, of one limit that is always the same.
-    pub(super) fn usual(policy: &HeaderValue, told: &Told) -> Tell {
-        // Names are escaped: `a_name_of_any_kind_is_told_in_visible_letters`.
-        let rate = HeaderValue::from_bytes(told.as_bytes()).expect("header text is visible ASCII");
-        Tell::Usual { policy: policy.clone(), rate }
+impl BudgetHeaders {
+    /// The headers of the IETF draft for one constant limit.
+    pub(super) fn ietf(policy: &HeaderValue, told: &Told) -> BudgetHeaders {
+        let rate_limit =
+            HeaderValue::from_bytes(told.as_bytes()).expect("header text is visible ASCII");
+        BudgetHeaders::Ietf { policy: policy.clone(), rate_limit }
     }
 
-    /// To what the service has answered. The denial of another layer speaks of the policies that
-    /// denied, and of no other.
+    /// Adds the headers to the service's response. The denial of an inner layer shows only the
+    /// policies that denied, and stays as it is.
     pub(super) fn add_to<B>(&mut self, response: &mut Response<B>) {
         if response.extensions().get::<IsDenial>().is_some() {
             return;
         }
         let headers = response.headers_mut();
         let is_beside_others = match mem::take(self) {
-            Tell::Nothing => false,
-            // Lists of several layers are one list.
-            Tell::Usual { policy, rate } => {
+            BudgetHeaders::None => false,
+            // The lines of several layers are one list.
+            BudgetHeaders::Ietf { policy, rate_limit } => {
                 let is_beside_others = headers.append(POLICY, policy);
-                headers.append(RATE_LIMIT, rate);
+                headers.append(RATE_LIMIT, rate_limit);
                 is_beside_others
             }
-            Tell::Headers(told) => {
+            BudgetHeaders::List(list) => {
                 let is_beside_others = headers.contains_key(POLICY);
-                for (name, value) in told {
-                    // What can be said only once, the inner layer has said.
+                for (name, value) in list {
+                    // A header that cannot be repeated is that of the inner layer.
                     if name.as_str().starts_with("ratelimit") || !headers.contains_key(&name) {
                         headers.append(name, value);
                     }
@@ -62,29 +60,29 @@ impl Tell {
             }
         };
         if is_beside_others {
-            [POLICY, RATE_LIMIT].into_iter().for_each(|name| tell_apart(headers, &name));
+            [POLICY, RATE_LIMIT].into_iter().for_each(|name| make_names_unique(headers, &name));
         }
     }
 }
 
-/// Marks the answer to a request that a layer denied, for the layers around it.
+/// Marks the response to a denied request, for the layers around this one.
 #[derive(Clone, Copy)]
 pub(super) struct IsDenial;
 
-/// Gives policies of several layers that have one name each a name of their own.
+/// Renames policies of several layers that have the same name.
 #[cold]
-fn tell_apart(headers: &mut HeaderMap, name: &HeaderName) {
+fn make_names_unique(headers: &mut HeaderMap, name: &HeaderName) {
     let lines: Option<Vec<&str>> =
         headers.get_all(name).iter().map(|line| line.to_str().ok()).collect();
     let Some(lines) = lines else { return };
-    let apart = headers::told_apart(&lines).into_iter().map(HeaderValue::try_from);
-    if let Ok(apart) = apart.collect::<Result<Vec<_>, _>>() {
+    let unique = headers::told_apart(&lines).into_iter().map(HeaderValue::try_from);
+    if let Ok(unique) = unique.collect::<Result<Vec<_>, _>>() {
         headers.remove(name);
-        apart.into_iter().for_each(|line| _ = headers.append(name, line));
+        unique.into_iter().for_each(|line| _ = headers.append(name, line));
     }
 }
 
-/// Adds the headers of a denial to an answer that may say something else already.
+/// Adds the headers of a denial that a custom response does not have.
 pub(super) fn add_missing(headers: &mut HeaderMap, reply: &Reply) {
     for (name, value) in reply.headers() {
         if let (Ok(name), Ok(value)) =
@@ -95,15 +93,15 @@ pub(super) fn add_missing(headers: &mut HeaderMap, reply: &Reply) {
     }
 }
 
-/// The policies of a single rule whose limits are always the same.
+/// The policies of a single rule with constant limits.
 #[derive(Clone)]
-pub(super) struct Fixed {
+pub(super) struct FixedPolicy {
     names: Vec<String>,
     pub(super) policy: HeaderValue,
 }
 
-impl Fixed {
-    pub(super) fn of(rules: &[Rule]) -> Option<Fixed> {
+impl FixedPolicy {
+    pub(super) fn of(rules: &[Rule]) -> Option<FixedPolicy> {
         let [rule] = rules else { return None };
         let limits: Vec<(&str, &Limit)> =
             distinct(rule.limits.value()?).into_iter().map(|limit| (&*rule.name, limit)).collect();
@@ -111,21 +109,28 @@ impl Fixed {
         let named: Vec<(&str, &Limit)> =
             names.iter().zip(&limits).map(|(name, (_, limit))| (name.as_str(), *limit)).collect();
         let policy = HeaderValue::try_from(headers::policy(&named)).ok()?;
-        Some(Fixed { names, policy })
+        Some(FixedPolicy { names, policy })
     }
 }
 
 impl Setup {
-    /// What to tell about a decision over `charges` that allows.
-    pub(super) fn tell(&self, charges: &[Charge<'_>], decision: &Decision) -> Tell {
-        self.tell_named(&limits_of(charges), decision)
+    /// The headers for an allowed decision over `charges`.
+    pub(super) fn budget_headers(
+        &self,
+        charges: &[Charge<'_>],
+        decision: &Decision,
+    ) -> BudgetHeaders {
+        self.budget_headers_named(&limits_of(charges), decision)
     }
 
-    /// What to tell about a decision that allows, over these limits of rules of these names.
-    pub(super) fn tell_named(&self, limits: &[(&str, &Limit)], decision: &Decision) -> Tell {
+    /// The headers for an allowed decision over limits and the names of their rules.
+    pub(super) fn budget_headers_named(
+        &self,
+        limits: &[(&str, &Limit)],
+        decision: &Decision,
+    ) -> BudgetHeaders {
         if self.families == Families::IETF {
-            // What is told with every request is worth a shorter way.
-            let (policy, rate) = match &self.fixed {
+            let (policy, rate_limit) = match &self.fixed {
                 Some(fixed) => {
                     let named = fixed.names.iter().map(String::as_str).zip(decision.charges());
                     (Some(fixed.policy.clone()), headers::rate_limit(named))
@@ -142,18 +147,18 @@ impl Setup {
                     (policy, headers::rate_limit(names.zip(decision.charges())))
                 }
             };
-            if let (Some(policy), Ok(rate)) = (policy, HeaderValue::try_from(rate)) {
-                return Tell::Usual { policy, rate };
+            if let (Some(policy), Ok(rate_limit)) = (policy, HeaderValue::try_from(rate_limit)) {
+                return BudgetHeaders::Ietf { policy, rate_limit };
             }
         }
-        let told = headers::of(decision, limits, self.families);
+        let list = headers::of(decision, limits, self.families);
         let header = |(name, value): (&str, String)| {
             Some((
                 HeaderName::from_bytes(name.as_bytes()).ok()?,
                 HeaderValue::try_from(value).ok()?,
             ))
         };
-        Tell::Headers(told.into_iter().filter_map(header).collect())
+        BudgetHeaders::List(list.into_iter().filter_map(header).collect())
     }
 }
 
