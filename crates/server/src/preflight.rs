@@ -93,7 +93,7 @@ fn files(config: &Config) -> Vec<Finding> {
         found.push(Finding::error(place(&[Key("memory"), Key("snapshot_file")]), message));
     }
     if let Some(file) = &config.memory.snapshot_file
-        && let Err(error) = crate::memory::snapshot::look_at(file)
+        && let Err(error) = crate::memory::file::look_at(file)
     {
         let message = format!("memory.snapshot_file: {}: {error}", file.display());
         found.push(Finding::error(place(&[Key("memory"), Key("snapshot_file")]), message));

@@ -1,5 +1,6 @@
 //! The store in this process: how much it may keep, and the file that keeps it over a restart.
 
+pub(crate) mod file;
 pub(crate) mod snapshot;
 
 use std::path::{Path, PathBuf};

@@ -7,7 +7,6 @@
 mod by;
 mod compare;
 pub mod envoy;
-mod envoy_check;
 mod file;
 mod known;
 pub(crate) mod outcome;

@@ -2,16 +2,16 @@
 
 use std::collections::HashSet;
 
-use super::Pattern;
-use super::envoy::{DescriptorFile, File};
-use super::regex::{self, Rewritten};
+use super::file::{DescriptorFile, DomainFile};
 use crate::findings::Finding;
 use crate::nearest::nearest;
 use crate::parse::outline::Outline;
 use crate::parse::outline::Step::{self, Item, Key};
+use crate::rules::Pattern;
+use crate::rules::regex::{self, Rewritten};
 
 /// The findings about one file.
-pub(super) fn findings(read: &File, outline: &Outline) -> Vec<Finding> {
+pub(super) fn findings(read: &DomainFile, outline: &Outline) -> Vec<Finding> {
     let mut found = Vec::new();
     if read.descriptors.is_empty() {
         let message = format!(
