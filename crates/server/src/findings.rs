@@ -1,38 +1,37 @@
-//! Findings about a configuration: errors, with which no server starts, and warnings, with which it
-//! does.
+//! Findings about a configuration: errors, which prevent a start, and warnings.
 //!
-//! `validate` prints them, `serve` logs the warnings when it starts and when it reads the file
-//! again. All of them go through this type, so that both say the same.
+//! `validate` prints them; `serve` logs the warnings at the start and after a reload. Both use this
+//! type, so that both report the same.
 
 use std::fmt;
 
 /// The largest file that is read, in bytes.
 pub const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Whether a server starts in spite of a finding.
+/// Whether a finding prevents a start.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Severity {
     /// The configuration cannot work: `serve` refuses it.
     Error,
-    /// The configuration works, but hardly does what its author meant.
+    /// The configuration works, but probably not as intended.
     Warning,
-    /// The configuration may be right, but that could not be found out.
+    /// The configuration may be right, but that could not be checked.
     Note,
 }
 
-/// One thing that is wrong with a configuration, or looks wrong.
+/// An error, a warning or a note about a configuration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// Whether a server starts in spite of it.
+    /// Whether it prevents a start.
     pub severity: Severity,
-    /// Where it is: `tidegate.yaml:3:12`, `tidegate.yaml`, or the option that says it.
+    /// Its place: `tidegate.yaml:3:12`, `tidegate.yaml`, or an option.
     pub place: String,
     /// What is wrong, and what to write instead.
     pub message: String,
 }
 
 impl Severity {
-    /// The word for it.
+    /// The word that is printed.
     pub const fn name(self) -> &'static str {
         match self {
             Severity::Error => "error",
@@ -43,22 +42,22 @@ impl Severity {
 }
 
 impl Finding {
-    /// Something that cannot work.
+    /// An error.
     pub fn error(place: impl Into<String>, message: impl Into<String>) -> Finding {
         Finding { severity: Severity::Error, place: place.into(), message: message.into() }
     }
 
-    /// Something that works, but is hardly meant.
+    /// A warning.
     pub fn warning(place: impl Into<String>, message: impl Into<String>) -> Finding {
         Finding { severity: Severity::Warning, place: place.into(), message: message.into() }
     }
 
-    /// Something that could not be found out.
+    /// A note.
     pub fn note(place: impl Into<String>, message: impl Into<String>) -> Finding {
         Finding { severity: Severity::Note, place: place.into(), message: message.into() }
     }
 
-    /// Whether no server starts with it.
+    /// Whether it prevents a start.
     pub fn is_error(&self) -> bool {
         self.severity == Severity::Error
     }
@@ -83,7 +82,7 @@ pub fn sort(findings: &mut [Finding]) {
     });
 }
 
-/// What is wrong with a file.
+/// Why a file is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -92,7 +91,7 @@ pub enum ConfigError {
     Unreadable {
         /// The file.
         file: String,
-        /// Why.
+        /// The cause.
         why: std::io::Error,
     },
     /// It is too large.
@@ -100,10 +99,10 @@ pub enum ConfigError {
     TooLarge {
         /// The file.
         file: String,
-        /// How large.
+        /// Its size.
         bytes: u64,
     },
-    /// It says something that cannot be.
+    /// It has an error.
     #[error("{file}:{problem}")]
     Invalid {
         /// The file.
@@ -111,13 +110,13 @@ pub enum ConfigError {
         /// Line, column and what was expected.
         problem: String,
     },
-    /// It can be read, but cannot work.
+    /// It can be read, but has errors.
     #[error("{}", lines(_0))]
     Refused(Vec<Finding>),
 }
 
 impl ConfigError {
-    /// What is wrong or looks wrong, each by itself.
+    /// The findings, one by one.
     pub fn findings(&self) -> Vec<Finding> {
         let (place, message) = match self {
             ConfigError::Refused(findings) => return findings.clone(),

@@ -1,7 +1,7 @@
-//! The nearest right name, for messages about a wrong one.
+//! The known name nearest to an unknown one, for error messages.
 
-/// Of `choices` the one that `word` most likely means: at most a third of its letters differ,
-/// whatever their case. The first of several equal ones.
+/// The choice that `word` most likely means: at most a third of its letters differ, ignoring case.
+/// The first one of several equally near.
 pub(crate) fn nearest<'a>(
     word: &str,
     choices: impl IntoIterator<Item = &'a str>,

@@ -1,10 +1,10 @@
-//! Reloads the configuration, Envoy's domains and tokens when their files change or on SIGHUP: all
-//! of a file or nothing of it.
+//! Reloads the configuration, Envoy's domains and tokens when their files change or on SIGHUP. A
+//! file is applied completely or not at all.
 //!
-//! The content is compared, not the time of change: a file that is replaced by a rename, or by the
-//! swap of a symbolic link above it, is noticed like any other. What a file says and what runs can
-//! differ: because the file is refused, or because a setting needs a restart. Every such difference
-//! is logged by name and kept in [`InForce`](crate::observe::InForce) until it ends.
+//! The content is compared, not the modification time, so that a rename or the swap of a symbolic
+//! link above the file is detected. The file and the running configuration differ if the file is
+//! refused or a setting needs a restart. Each difference is logged by name and kept in
+//! [`InForce`](crate::observe::InForce) until it ends.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use crate::observe::metrics::Reloaded;
 use crate::rules::Rule;
 use crate::rules::envoy::{self, Domains};
 
-/// How often to look.
+/// The period of checks for changes.
 const EVERY: Duration = Duration::from_millis(500);
 
 /// What is reloaded.
@@ -33,7 +33,7 @@ pub(crate) enum WatchedSource {
     Configuration(Arc<ConfigFile>),
     /// A folder with the configuration of envoyproxy/ratelimit.
     Domains(PathBuf),
-    /// Files with tokens, and what compares them.
+    /// Files with tokens, and the guard that checks tokens.
     Tokens(TokenFiles, Arc<Guard>),
 }
 
@@ -43,31 +43,31 @@ pub(crate) struct ConfigFile {
     pub(crate) file: PathBuf,
     /// The options of the command line, which override the file.
     pub(crate) overlay: Overlay,
-    /// Rules beside those of the file.
+    /// Rules in addition to those of the file.
     pub(crate) more_rules: Vec<Rule>,
     /// The configuration with which the server started, options included.
     pub(crate) started_with: Config,
     /// The bounds of all listeners.
     pub(crate) bounds: SharedBounds,
-    /// What knows the names under which the HTTP listeners are called.
+    /// The guard, which has the host names of the HTTP listeners.
     pub(crate) guard: Arc<Guard>,
 }
 
-/// What was read, and is in force except for `needs_restart`.
+/// A file that was read and applied, except for `needs_restart`.
 #[derive(Default)]
 struct Loaded {
-    /// How many rules, limits or tokens there are.
+    /// The number of rules, limits or tokens.
     count: usize,
     warnings: Vec<Finding>,
     needs_restart: Vec<Change>,
 }
 
 impl ConfigFile {
-    /// Reads the file and puts into force whatever can change while the server runs.
+    /// Reads the file and applies all settings that can change while the server runs.
     fn load(&self, engine: &Engine) -> Result<Loaded, String> {
         let mut config = Config::load(&self.file).map_err(|error| error.to_string())?;
-        // An editor that saves in two steps, or a full disk, leaves an empty file for a while: that
-        // must not lift every limit.
+        // An editor that saves in two steps, or a full disk, leaves an empty file for a while, which
+        // must not lift all limits.
         if config.outline.is_empty() && !self.started_with.outline.is_empty() {
             let file = self.file.display();
             return Err(format!(
@@ -103,7 +103,7 @@ impl WatchedSource {
         }
     }
 
-    /// The word for it in the log.
+    /// Its name in the log.
     fn name(&self) -> &'static str {
         match self {
             WatchedSource::Configuration(_) => "configuration",
@@ -112,7 +112,7 @@ impl WatchedSource {
         }
     }
 
-    /// What is counted in it.
+    /// The name of its items in the log.
     fn items(&self) -> &'static str {
         match self {
             WatchedSource::Configuration(_) => "rules",
@@ -128,8 +128,8 @@ impl WatchedSource {
         }
     }
 
-    /// By which a change is noticed: what a file says; or which files a folder has, each with its
-    /// identity and times.
+    /// What changes when the source does: the content of a file, or the identity and times of each
+    /// file of a folder.
     fn fingerprint(&self) -> Option<Vec<u8>> {
         match self {
             WatchedSource::Configuration(config) => {
@@ -169,7 +169,7 @@ impl WatchedSource {
         }
     }
 
-    /// The fingerprint of what the server started with, if that is known.
+    /// The fingerprint at the start of the server, if it is known.
     fn at_start(&self) -> Option<Vec<u8>> {
         match self {
             WatchedSource::Configuration(config) => {
@@ -179,7 +179,7 @@ impl WatchedSource {
         }
     }
 
-    /// Reads it and puts it into force.
+    /// Reads and applies it.
     fn load(&self, engine: &Engine) -> Result<Loaded, String> {
         match self {
             WatchedSource::Configuration(config) => config.load(engine),
@@ -200,12 +200,12 @@ impl WatchedSource {
     }
 }
 
-/// Reloads `source` into `gate` whenever it changes, and on SIGHUP, for ever.
+/// Reloads `source` into `engine` whenever it changes, and on SIGHUP.
 pub(crate) async fn watch(source: WatchedSource, engine: Engine) {
     let mut hangup = signal(SignalKind::hangup()).ok();
     let mut known = source.at_start();
-    // What the server started with is not known: it is read once more, without a word, since it may
-    // have changed meanwhile.
+    // Without the fingerprint at the start, the source is read once more without a log line, because
+    // it may have changed since.
     let mut is_first = known.is_none();
     let mut every = tokio::time::interval(EVERY);
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -231,7 +231,8 @@ pub(crate) async fn watch(source: WatchedSource, engine: Engine) {
     }
 }
 
-/// Logs and counts what came of a reload, and remembers how the file and what runs differ.
+/// Logs and counts the result of a reload, and records how the file and the running configuration
+/// differ.
 fn report(
     source: &WatchedSource,
     engine: &Engine,
@@ -275,7 +276,7 @@ fn report(
     }
 }
 
-/// SIGHUP, if it can be heard at all.
+/// Waits for SIGHUP, if a handler could be installed.
 async fn hung_up(hangup: &mut Option<Signal>) {
     match hangup {
         Some(hangup) => _ = hangup.recv().await,

@@ -1,5 +1,4 @@
-//! What differs between the configuration that runs and the one that was read, as far as it takes a
-//! restart.
+//! Differences between the running configuration and the file that need a restart.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +6,7 @@ use serde_json::Value;
 
 use super::Config;
 
-/// Settings that change while the server runs. Every other one takes a restart.
+/// Settings that change while the server runs. All others need a restart.
 const LIVE: &[&str] = &[
     "rules",
     "http",
@@ -23,21 +22,21 @@ const LIVE: &[&str] = &[
     "connections",
 ];
 
-/// What stands for a setting that a configuration does not have.
+/// The value of a setting that a configuration does not have.
 const UNSET: &str = "not set";
 
 /// A setting that differs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Change {
-    /// Its place in the file: `listen.http`.
+    /// Its path in the file: `listen.http`.
     pub(crate) setting: String,
-    /// What runs.
+    /// The running value.
     pub(crate) running: String,
-    /// What was read.
+    /// The value in the file.
     pub(crate) read: String,
 }
 
-/// Every setting that takes a restart and is not the same in both.
+/// The settings that need a restart and differ.
 pub(crate) fn needing_restart(running: &Config, read: &Config) -> Vec<Change> {
     let (before, after) = (settings(running), settings(read));
     let names: std::collections::BTreeSet<&String> = before.keys().chain(after.keys()).collect();
@@ -53,7 +52,7 @@ pub(crate) fn needing_restart(running: &Config, read: &Config) -> Vec<Change> {
         })
         .filter(|change| change.running != change.read)
         .collect();
-    // Passwords and secrets are not shown, so they are compared apart.
+    // Passwords and secrets are not printed, so they are compared separately.
     if running.store != read.store && running.shown_store() == read.shown_store() {
         let (running, read) =
             (running.shown_store(), format!("{}, with other credentials", read.shown_store()));
@@ -62,8 +61,7 @@ pub(crate) fn needing_restart(running: &Config, read: &Config) -> Vec<Change> {
     changes
 }
 
-/// All settings that take a restart, by their place in the file, as the configuration prints
-/// itself.
+/// All settings that need a restart, by their path in the file, as they are printed.
 fn settings(config: &Config) -> BTreeMap<String, String> {
     let printed = serde_json::to_value(config).expect("a configuration is made of JSON's values");
     let mut found = BTreeMap::new();
@@ -95,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_setting_that_takes_a_restart_is_named() {
+    fn every_setting_that_needs_a_restart_is_named() {
         let base = "listen: { http: 127.0.0.1:8080 }\nrules: []\n";
         for (text, expected) in [
             (base, vec![]),

@@ -1,7 +1,7 @@
-//! The rules file: YAML into a [`Config`] that is valid once read.
+//! The configuration: a YAML file becomes a [`Config`], which is valid once it is read.
 //!
-//! Whatever is wrong is said with file, line and column, and what was expected. Unknown keys are
-//! errors, so that a misspelt one is not silently a rule without a limit.
+//! Errors have the file, line and column, and what was expected. Unknown keys are errors, so that a
+//! misspelt one is never silently a rule without a limit.
 
 pub(crate) mod changes;
 mod check;
@@ -32,8 +32,8 @@ use crate::proxy::ProxySettings;
 use crate::rules::{Failure, HeaderPolicy, RequestPolicy, Rules};
 use crate::threads::Threads;
 
-/// The effective configuration of a server: what its file states, overridden by options. Field by
-/// field it is the file as it is written.
+/// The effective configuration of a server: its file, overridden by options. Each field is a key of
+/// the file.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -132,16 +132,16 @@ impl Config {
     /// Reads a file.
     ///
     /// # Errors
-    /// If it cannot be read or says something that cannot be.
+    /// If the file cannot be read or has an error.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
         let (config, findings) = Self::examine(path)?;
         config.unless_refused(findings)
     }
 
-    /// Reads a file, and returns everything that is wrong with it or looks wrong, by place.
+    /// Reads a file, and returns its errors and warnings, sorted by place.
     ///
     /// # Errors
-    /// If it cannot be read as a configuration at all.
+    /// If the file cannot be read as a configuration.
     pub fn examine(path: &Path) -> Result<(Config, Vec<Finding>), ConfigError> {
         let file = path.display().to_string();
         let unreadable = |why| ConfigError::Unreadable { file: file.clone(), why };
@@ -154,15 +154,15 @@ impl Config {
         Self::examine_text(&text, &file)
     }
 
-    /// The configuration of a program that was given no file. Nothing about it is a finding.
+    /// The configuration without a file: the defaults. It has no findings.
     pub fn without_file() -> Config {
         Self::parse("", "").expect("an empty file is a configuration")
     }
 
-    /// Reads text; `file` is what errors call it.
+    /// Reads text; errors name it `file`.
     ///
     /// # Errors
-    /// If it says something that cannot be.
+    /// If the text has an error.
     pub fn parse(text: &str, file: &str) -> Result<Config, ConfigError> {
         let (config, findings) = Self::examine_text(text, file)?;
         config.unless_refused(findings)
@@ -205,22 +205,22 @@ impl Config {
     }
 }
 
-/// What overrides a file, each time it is read: the options of the command line.
+/// The options of the command line, which override the file each time it is read.
 #[derive(Clone, Default)]
 pub struct Overlay(Option<Arc<Overlaying>>);
 
 type Overlaying = dyn Fn(&mut Config) -> Result<(), String> + Send + Sync;
 
 impl Overlay {
-    /// An overlay that changes a configuration, or says why it cannot.
+    /// An overlay that changes a configuration, or returns why it cannot.
     pub fn new(change: impl Fn(&mut Config) -> Result<(), String> + Send + Sync + 'static) -> Self {
         Overlay(Some(Arc::new(change)))
     }
 
-    /// Changes a configuration.
+    /// Applies the options to a configuration.
     ///
     /// # Errors
-    /// If the options and the file do not go together.
+    /// If the options and the file contradict each other.
     pub fn apply(&self, config: &mut Config) -> Result<(), String> {
         self.0.as_ref().map_or(Ok(()), |change| change(config))
     }
@@ -264,7 +264,7 @@ rules:
 ";
 
     #[test]
-    fn the_page_of_the_design_is_read() {
+    fn a_complete_file_is_read() {
         let config = Config::parse(PAGE, "tidegate.yaml").unwrap();
         assert_eq!(config.listen.grpc, None);
         let names: Vec<&str> = config.rules.iter().map(|rule| &*rule.name).collect();
@@ -285,7 +285,7 @@ rules:
     }
 
     #[test]
-    fn terms_for_envoy_are_read() {
+    fn options_for_envoy_are_read() {
         let text = "envoy:\n  config: /etc/ratelimit\n  compat: count_rejected\n  overrides: 500\n  headers: [ietf]\n  body: problem\n";
         let options = EnvoyOptions {
             count_rejected: true,
@@ -309,7 +309,7 @@ rules:
     }
 
     #[test]
-    fn whatever_is_wrong_is_said_with_its_place() {
+    fn errors_have_a_place() {
         for (text, expected) in [
             ("rules:\n  - name: a\n    limit: 10/s\n    lmit: 3\n", "f:4:5: "),
             ("rules:\n  - name: a\n    limit: 10/fortnight\n", "f:3:12: "),

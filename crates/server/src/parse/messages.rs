@@ -16,8 +16,8 @@ pub(crate) fn missing(message: &str) -> Option<&str> {
     without_place(message).strip_prefix("missing field `")?.strip_suffix('`')
 }
 
-/// The same message in plain words. One about an unknown key or word names the nearest right one,
-/// or all.
+/// The message in plain words. One about an unknown key or word suggests the nearest known one, or
+/// lists all.
 pub(crate) fn plain(message: &str) -> String {
     let message = without_place(message);
     let known = |what| {
@@ -76,7 +76,7 @@ pub(crate) fn plain(message: &str) -> String {
     }
 }
 
-/// A value as serde names it, as its author wrote it.
+/// A value as its author wrote it, from its name in a message of serde.
 fn value(found: &str) -> String {
     for kind in ["integer `", "floating point `", "boolean `", "character `", "string "] {
         if let Some(text) = found.strip_prefix(kind) {
@@ -91,7 +91,7 @@ fn value(found: &str) -> String {
     }
 }
 
-/// Without the place at its end, which stands before it already.
+/// The message without the place at its end, which is printed before it.
 fn without_place(message: &str) -> &str {
     let numbers = |place: &str| {
         let (line, column) =

@@ -1,5 +1,4 @@
-//! Where in its file each value of a configuration is, for findings about values that were read
-//! already.
+//! The place of each value in its file, for findings about values that were already read.
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,35 +33,35 @@ struct Node {
 enum Inside {
     /// Its text.
     Scalar(String),
-    /// Nothing behind the colon, `~` or `null`.
+    /// Nothing after the colon, `~` or `null`.
     Blank,
     List(Vec<Node>),
     Map(Vec<(Spanned<String>, Node)>),
 }
 
 impl Outline {
-    /// The outline of a text that was read already; `file` is what it is called.
+    /// The outline of a text that was already read; `file` is its name.
     pub(crate) fn of(text: &str, file: &str) -> Outline {
         let root = serde_saphyr::from_str::<Option<Node>>(text).ok().flatten();
         Outline { file: file.into(), text: text.into(), root }
     }
 
-    /// What the file is called.
+    /// The name of the file.
     pub(crate) fn file(&self) -> &str {
         &self.file
     }
 
-    /// What the file says.
+    /// The text of the file.
     pub(crate) fn text(&self) -> Arc<str> {
         Arc::clone(&self.text)
     }
 
-    /// Whether there is a file, and not only what a program says.
+    /// Whether the configuration has a file.
     pub(crate) fn is_of_file(&self) -> bool {
         !self.file.is_empty()
     }
 
-    /// Whether the file says nothing at all.
+    /// Whether the file is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.root.is_none()
     }
@@ -72,13 +71,13 @@ impl Outline {
         self.walk(steps).is_some_and(|(_, left)| left == 0)
     }
 
-    /// `FILE:LINE:COLUMN` of the value; of the nearest value around it, if the file does not have
+    /// `FILE:LINE:COLUMN` of the value; of the innermost value around it if the file does not have
     /// it.
     pub(crate) fn value(&self, steps: &[Step<'_>]) -> String {
         self.place(self.walk(steps).map(|(node, _)| node.at))
     }
 
-    /// The same of its key.
+    /// The same for its key.
     pub(crate) fn key(&self, steps: &[Step<'_>]) -> String {
         if let Some((Step::Key(name), before)) = steps.split_last()
             && let Some((node, 0)) = self.walk(before)
@@ -155,7 +154,7 @@ impl Outline {
         })
     }
 
-    /// The value as deep as there is one, and how many steps were left over.
+    /// The innermost value on the path, and how many steps are left.
     fn walk(&self, steps: &[Step<'_>]) -> Option<(&Node, usize)> {
         let mut node = self.root.as_ref()?;
         for (taken, step) in steps.iter().enumerate() {
@@ -184,7 +183,7 @@ impl Outline {
     }
 }
 
-/// Where values are does not change what they say.
+/// Places are not part of the value of a configuration.
 impl fmt::Debug for Outline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Outline")

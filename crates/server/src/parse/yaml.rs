@@ -1,11 +1,11 @@
-//! Mistakes that a parser of YAML finds, with their place and the key that they are about.
+//! Errors of the YAML parser, with their place and their key.
 
 use serde_saphyr::Error;
 use serde_saphyr::budget::BudgetBreach;
 
 use super::messages;
 
-/// About YAML that cannot be read for a reason that has no sentence of its own.
+/// The message of errors that have no message of their own.
 const UNREADABLE: &str = "this is not YAML: check brackets, colons and indentation, and quote text that begins with one of * ! & @ % ` [ {";
 
 const SECOND_DOCUMENT: &str =
@@ -13,7 +13,7 @@ const SECOND_DOCUMENT: &str =
 const UNCLOSED: &str = "a bracket that is not closed: expected ] or } after the last item";
 const ENDED: &str = "the text ends within a list or a map: close it with ] or }";
 
-/// `3:12: what is wrong`, of a text that could not be read.
+/// `3:12: what is wrong`: an error with its place in the text.
 pub(crate) fn located(error: &serde_saphyr::Error, text: &str) -> String {
     let message = error.without_snippet().to_string();
     let Some(location) = error.location() else { return format!(" {}", messages::plain(&message)) };
@@ -42,7 +42,7 @@ pub(crate) fn located(error: &serde_saphyr::Error, text: &str) -> String {
     format!("{line}:{column}: {message}")
 }
 
-/// What is wrong with the YAML itself; nothing, if a value is not what its key takes.
+/// What is wrong with the YAML itself; `None` if a value is not what its key takes.
 fn broken(error: &Error) -> Option<String> {
     let sentence = match error {
         Error::Message { .. }
@@ -79,10 +79,10 @@ fn broken(error: &Error) -> Option<String> {
     Some(sentence.into())
 }
 
-/// About text that YAML takes for a tag.
+/// The message for text that YAML reads as a tag.
 const TAG: &str = "! begins a tag in YAML: quote text that begins with !, as in \"!/health\"";
 
-/// What the parser of YAML stumbled over.
+/// The message for an error of the scanner.
 fn scanned(message: &str) -> &'static str {
     let has = |part: &str| message.contains(part);
     match () {
@@ -109,8 +109,8 @@ fn scanned(message: &str) -> &'static str {
     }
 }
 
-/// The innermost bracket that no other one closes before the end of this line, outside of quotation
-/// marks and comments: its line, its column and itself.
+/// The innermost bracket that is not closed before the end of this line, outside of quotation marks
+/// and comments: its line, its column and the bracket.
 fn unclosed_bracket(text: &str, last_line: usize) -> Option<(usize, usize, char)> {
     let mut open = Vec::new();
     for (index, line) in text.lines().take(last_line).enumerate() {
@@ -134,7 +134,7 @@ fn unclosed_bracket(text: &str, last_line: usize) -> Option<(usize, usize, char)
     open.pop()
 }
 
-/// A key that is missing, because it stands further left or right than those beside it.
+/// A key that is missing because it is indented differently from its siblings.
 fn indented_otherwise(key: Option<&str>, text: &str, line: usize, column: usize) -> Option<String> {
     let (key, own) = (key?, column - 1);
     let mut below = text.lines().enumerate().skip(line).take(8);
@@ -151,12 +151,12 @@ fn indented_otherwise(key: Option<&str>, text: &str, line: usize, column: usize)
     ))
 }
 
-/// The key that a mistake at this place is about. A place can be that of a value or of a key;
-/// `is_container` if a list or a map was expected, which then begins at its first key.
+/// The key of an error at this place, which is the place of a value or of a key. If `is_container`, a
+/// list or a map was expected, which begins at its first key.
 fn key_at(text: &str, line: usize, column: usize, is_container: bool) -> Option<&str> {
     let own = text.lines().nth(line.checked_sub(1)?)?;
     let (before, rest) = own.split_at_checked(column - 1)?;
-    // A value that is not there is placed at the colon.
+    // The place of a missing value is the colon.
     let before_colon =
         if rest.starts_with(':') { Some(before) } else { before.trim_end().strip_suffix(':') };
     if let Some(before) = before_colon {
@@ -175,7 +175,7 @@ fn key_at(text: &str, line: usize, column: usize, is_container: bool) -> Option<
     parent.trim().trim_start_matches("- ").strip_suffix(':')
 }
 
-/// What is written at this place, up to the end of its line.
+/// The text from this place to the end of its line.
 fn value_at(text: &str, line: usize, column: usize) -> &str {
     let own = text.lines().nth(line - 1).unwrap_or_default();
     own.get(column - 1..).unwrap_or_default().trim_end()
@@ -187,7 +187,7 @@ fn is_tag(key: &str, value: &str) -> bool {
     own.trim_start().starts_with('!')
 }
 
-/// The message with the key that it is about, and with what to write where that is known.
+/// The message with its key, and with what to write where that is known.
 fn about(key: Option<&str>, value: &str, message: &str) -> String {
     let Some(key) = key else {
         if message == messages::KEYS {
@@ -220,7 +220,7 @@ fn about(key: Option<&str>, value: &str, message: &str) -> String {
         _ => match message.strip_prefix("nothing: ") {
             Some(_) if is_tag(key, value) => format!("{key}: {TAG}"),
             Some(expected) => format!("{key} has no value: {expected}"),
-            // Many a message names its key already.
+            // Many messages already name their key.
             None if message.starts_with(key)
                 || message.contains("key")
                 || message.contains("two rules") =>

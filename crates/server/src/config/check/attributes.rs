@@ -9,11 +9,11 @@ use crate::parse::messages;
 
 /// Attributes that every request over HTTP has.
 const ALWAYS_SUPPLIED: [&str; 4] = ["ip", "method", "path", "host"];
-/// What HTTP supplies under a name of its own.
+/// Attributes of HTTP without a prefix.
 const PLAIN: [&str; 5] = ["ip", "method", "path", "host", "bearer"];
-/// What HTTP supplies by what comes after a dot.
+/// Prefixes of attributes of HTTP.
 const PREFIXES: [&str; 4] = ["header", "query", "cookie", "bearer"];
-/// What HTTP supplies, for messages.
+/// Attributes of HTTP, for messages.
 const SUPPLIED: [&str; 9] = [
     "ip",
     "method",
@@ -25,7 +25,7 @@ const SUPPLIED: [&str; 9] = [
     "query.NAME",
     "cookie.NAME",
 ];
-/// What other programs call these.
+/// Names of these attributes in other programs.
 const OTHER_PREFIXES: [(&str, &str); 11] = [
     ("headers", "header"),
     ("cookies", "cookie"),
@@ -55,12 +55,12 @@ const OTHER_NAMES: [(&str, &str); 12] = [
 ];
 
 impl Config {
-    /// Whether requests over HTTP are judged as they are: by the proxy, or for a gateway.
+    /// Whether rules apply to requests over HTTP: in the proxy, or for a gateway.
     pub(super) fn judges_http(&self) -> bool {
         self.proxy.is_some() || (self.listen.http.is_some() && !self.trusted_proxies.is_empty())
     }
 
-    /// Whether attributes come from requests over HTTP alone: no caller can bring others.
+    /// Whether all attributes come from requests over HTTP, because no listener accepts others.
     fn judges_http_alone(&self) -> bool {
         let listen = &self.listen;
         self.proxy.is_some()
@@ -152,7 +152,7 @@ impl Config {
         })
     }
 
-    /// A name that callers may bring, if there can be callers.
+    /// A name that only callers can supply, if a listener accepts them.
     fn unknown(&self, label: &str, name: &str, place: &str) -> Option<Finding> {
         self.judges_http_alone().then(|| {
             let hint = match nearest(name, PLAIN) {
@@ -169,7 +169,7 @@ impl Config {
     }
 }
 
-/// What comes after a prefix that is right.
+/// The name after a known prefix.
 fn named(label: &str, prefix: &str, rest: &str, place: &str) -> Option<Finding> {
     let name = format!("{prefix}.{rest}");
     if rest.is_empty() {

@@ -54,7 +54,7 @@ impl Config {
         }
     }
 
-    /// Costs that no limit can hold, and those that take nothing.
+    /// Costs above the capacity of a limit, and costs of 0.
     pub(super) fn check_cost(&self, index: usize, rule: &Rule, found: &mut Vec<Finding>) {
         let (name, at) = (&rule.name, [Key("rules"), Item(index)]);
         let cost_at = [&at[..], &[Key("cost")]].concat();
@@ -136,7 +136,7 @@ impl Config {
         }
     }
 
-    /// Requests that lack an attribute of `by`, if nothing is said about them.
+    /// Requests that lack an attribute of `by`, if the rule does not state `missing`.
     pub(super) fn check_missing(&self, index: usize, rule: &Rule, found: &mut Vec<Finding>) {
         let (name, at) = (&rule.name, [Key("rules"), Item(index)]);
         let missing_at = [&at[..], &[Key("missing")]].concat();
@@ -178,8 +178,7 @@ impl Config {
         }
     }
 
-    /// What looks wrong with rules that options of a command give, each in one line. They cannot
-    /// say what becomes of requests that lack an attribute.
+    /// Warnings about rules of command line options. Such a rule cannot state `missing`.
     pub fn warnings_of_options(&self, rules: &[Rule]) -> Vec<Finding> {
         let mut found = Vec::new();
         for rule in rules {

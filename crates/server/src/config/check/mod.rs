@@ -1,7 +1,7 @@
-//! Everything that is wrong with a configuration that could be read, or looks wrong.
+//! Errors and warnings about a configuration that could be read.
 //!
-//! Only the text is looked at here; files and the store that it names are looked at by
-//! [`preflight`](crate::preflight()).
+//! These checks use the text only. [`preflight`](crate::preflight()) checks the files and the store
+//! that it names.
 
 mod attributes;
 mod budgets;
@@ -23,7 +23,7 @@ pub(super) fn blanks(outline: &Outline) -> Vec<Finding> {
 }
 
 impl Config {
-    /// What is wrong with this configuration or looks wrong, by place.
+    /// The errors and warnings of this configuration, sorted by place.
     pub(super) fn findings(&self) -> Vec<Finding> {
         let mut found = Vec::new();
         if !self.outline.is_of_file() {
@@ -39,7 +39,7 @@ impl Config {
         found
     }
 
-    /// What in this configuration works, but hardly does what its author meant.
+    /// The warnings: what works, but is probably not intended.
     pub fn warnings(&self) -> Vec<Finding> {
         self.findings()
             .into_iter()

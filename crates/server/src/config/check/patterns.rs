@@ -1,4 +1,4 @@
-//! Patterns that can never match, or hardly match what their author meant.
+//! Patterns that can never match, or probably do not match what was intended.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use crate::parse::messages;
 use crate::rules::Pattern;
 use crate::rules::regex::{self, NOTATION, PatternContext};
 
-/// Methods that servers know.
+/// Known methods.
 const METHODS: [&str; 18] = [
     "GET",
     "HEAD",
@@ -113,7 +113,7 @@ fn like_a_regex(label: &str, rewritten: &regex::Rewritten, place: &str) -> Findi
     )
 }
 
-/// What a condition on an address says.
+/// A condition on an address.
 fn address(label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
     let body = pattern.body();
     let outcome = if pattern.is_negated() { "always matches" } else { "never matches" };
@@ -224,7 +224,7 @@ fn path(label: &str, pattern: &Pattern, place: &str) -> Option<Finding> {
         );
         return Some(Finding::warning(place, message));
     }
-    // `/search?q=*`: a query is no part of the path.
+    // `/search?q=*`: the query is not part of the path.
     let (before, query) = body.split_once('?')?;
     let (name, _) = query.split_once('=')?;
     let message = format!(
@@ -266,7 +266,7 @@ pub(super) fn of_response(
     }
     let is_possible = || {
         STATUSES.map(|status| status.to_string()).any(|status| {
-            // A negation that excludes nothing is as wrong.
+            // A negation that excludes nothing is wrong, too.
             pattern.matches(&status) != pattern.is_negated()
         })
     };

@@ -36,7 +36,7 @@ impl Config {
     /// Whether another rule exempts or denies everything that this one applies to.
     fn check_reached(&self, index: usize, rule: &Rule, found: &mut Vec<Finding>) {
         let decides = |other: &&Rule| match other.budget {
-            // The first rule that exempts counts.
+            // The first rule that exempts applies.
             Budget::Exempt if rule.budget == Budget::Exempt => self
                 .rules
                 .iter()
@@ -62,7 +62,7 @@ impl Config {
         }
     }
 
-    /// The first override that matches counts, so one behind a weaker condition is never reached.
+    /// The first override that matches applies, so one after a weaker condition is never reached.
     fn check_overrides(&self, index: usize, rule: &Rule, found: &mut Vec<Finding>) {
         if let Some(all) = rule.overrides.iter().position(|other| covers(&other.when, &rule.when)) {
             let (name, own) = (&rule.name, all + 1);
@@ -103,7 +103,7 @@ impl Config {
     }
 }
 
-/// Whether two rules differ in nothing but their names.
+/// Whether two rules differ only in their names.
 fn repeats(one: &Rule, other: &Rule) -> bool {
     covers(&one.when, &other.when)
         && covers(&other.when, &one.when)

@@ -1,4 +1,4 @@
-//! Settings outside of rules that cannot work, or hardly do what their author meant.
+//! Settings outside of rules that cannot work, or probably do not do what was intended.
 
 use tidegate::redis::RedisUrl;
 
@@ -24,7 +24,7 @@ impl Config {
         if self.store != "memory"
             && let Err(error) = self.store.parse::<RedisUrl>()
         {
-            // The error shows nothing of a URL that could be a password.
+            // The error does not show parts of the URL that could be a password.
             found.push(Finding::error(
                 self.outline.value(&[Key("store")]),
                 format!("{error}; or memory"),
@@ -75,7 +75,7 @@ impl Config {
                 let message = format!(
                     "listen.{name}: {address} is the address of listen.{other}, too: expected another port, in the file or by an option"
                 );
-                // Options can say another one.
+                // Options can override the address.
                 found.push(Finding::warning(place(), message));
             }
             let is_open = !address.ip().is_loopback()
