@@ -23,7 +23,7 @@ const AT_LEAST: usize = 40;
 /// One mistake.
 #[derive(Debug, Default)]
 struct Mistake {
-    /// What somebody did, in words.
+    /// The mistake, in words.
     title: String,
     /// Files, with their texts.
     files: Vec<(String, String)>,
@@ -196,7 +196,7 @@ fn listener() -> TcpListener {
 }
 
 #[test]
-fn every_mistake_gets_its_whole_message() {
+fn every_mistake_gets_its_complete_message() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/mistakes.txt");
     let text = std::fs::read_to_string(&file).unwrap();
     let mistakes = Mistake::read(&text);
@@ -227,9 +227,9 @@ fn every_mistake_gets_its_whole_message() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What no message may have: words of Rust and its libraries, and a cause that is told twice.
+/// What no message may have: words of Rust and its libraries, and a repeated cause.
 #[test]
-fn no_message_speaks_of_what_is_inside() {
+fn no_message_names_internals() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/mistakes.txt");
     let text = std::fs::read_to_string(file).unwrap();
     let inside = [
@@ -266,7 +266,7 @@ fn no_message_speaks_of_what_is_inside() {
             assert_eq!(
                 distinct.len(),
                 causes.len(),
-                "{}: a cause is told twice: {line}",
+                "{}: a cause is repeated: {line}",
                 mistake.title
             );
         }

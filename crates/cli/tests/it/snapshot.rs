@@ -104,7 +104,7 @@ const SAVED: &str = r#"tidegate_snapshots_total{result="ok"}"#;
 const FAILED: &str = r#"tidegate_snapshots_total{result="failed"}"#;
 
 #[test]
-fn whoever_is_told_to_stop_goes_on_where_it_was() {
+fn a_server_that_was_stopped_continues_with_its_state() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("state");
     let server = Server::start(&file, None);
@@ -129,7 +129,7 @@ fn whoever_is_told_to_stop_goes_on_where_it_was() {
 }
 
 #[test]
-fn whoever_is_killed_has_forgotten_no_more_than_came_since_the_last_time() {
+fn a_server_that_was_killed_loses_at_most_one_period() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("state");
     let server = Server::start(&file, None);
@@ -146,7 +146,7 @@ fn whoever_is_killed_has_forgotten_no_more_than_came_since_the_last_time() {
 }
 
 #[test]
-fn without_room_the_old_file_stays_and_decisions_go_on() {
+fn on_a_full_disk_the_old_file_stays_and_decisions_continue() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("state");
     let server = Server::start(&file, Some(8));
@@ -159,9 +159,9 @@ fn without_room_the_old_file_stays_and_decisions_go_on() {
     assert_eq!(server.take("first", "100/d", 10), 50);
     let log = server.end(Signal::TERM);
     assert!(log.contains("the snapshot cannot be written: the old one stays"), "{log}");
-    // Nothing half is left; what says whose it is stays.
+    // No partial file is left; the lock file stays.
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
-    // That of before is whole.
+    // The old file is complete.
     let server = Server::start(&file, None);
     assert_eq!(server.take("first", "100/d", 0), 60);
     let log = server.end(Signal::TERM);
@@ -169,7 +169,7 @@ fn without_room_the_old_file_stays_and_decisions_go_on() {
 }
 
 #[test]
-fn with_a_damaged_file_it_starts_with_what_is_left_of_it() {
+fn a_damaged_file_is_loaded_as_far_as_possible() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("state");
     let server = Server::start(&file, None);

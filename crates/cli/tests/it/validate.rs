@@ -16,7 +16,7 @@ fn written(folder: &Path, text: &str) -> String {
 }
 
 #[test]
-fn errors_and_warnings_are_told_apart_and_counted() {
+fn errors_and_warnings_are_counted_separately() {
     let folder = tempfile::tempdir().unwrap();
     let shown = |text: &str, args: &[&str]| {
         let file = written(folder.path(), text);
@@ -57,7 +57,7 @@ fn errors_and_warnings_are_told_apart_and_counted() {
     );
 }
 
-/// A server whose log is read.
+/// A server with a log that the test reads.
 pub(crate) struct Logging {
     process: Child,
     log: std::io::Lines<BufReader<std::process::ChildStderr>>,
@@ -442,7 +442,7 @@ fn every_finding_about_a_file_says_what_to_write() {
             "listen: { http: off }\nrules:\n  - { name: a, by: ip, limit: 1/s }\n",
             "warning: 3:20: rule a: by ip: all requests without ip share one budget: write `missing: skip` (the rule does not apply to them), `missing: deny`, or `missing: share` if that is meant\n",
         ),
-        // All that is wrong at once, by place.
+        // All errors together, by place.
         (
             "rules:\n  - { name: a, limit: 1/s, when: { path: a } }\n  - { name: b, limit: 1/s, when: { ip: b }, cost: 2 }\n",
             "warning: 2:42: rule a: when: path \"a\" never matches a request over HTTP: paths start with /: write \"/a\"\n\
@@ -533,7 +533,7 @@ const KEYS: [&str; 20] = [
 /// Every configuration that a page or an example shows is one that `validate --strict` finds
 /// nothing wrong with.
 #[test]
-fn pages_and_examples_show_nothing_that_is_found_wrong() {
+fn pages_and_examples_have_no_findings() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut shown_texts = Vec::new();
     let pages = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
@@ -638,7 +638,7 @@ fn files_that_cannot_be_used_are_errors() {
 
 /// A folder in place of the file for snapshots.
 #[test]
-fn a_folder_is_no_file_for_snapshots() {
+fn a_folder_is_not_a_snapshot_file() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().display();
     let file = written(folder.path(), &format!("rules: []\nmemory:\n  snapshot_file: {state}\n"));
@@ -665,7 +665,7 @@ fn a_store_that_does_not_answer_is_a_note() {
     );
 }
 
-/// One whose writes are paused, as in a failover by hand, connects and does not decide.
+/// A store with paused writes, as in a manual failover, connects and does not decide.
 #[test]
 fn a_store_that_does_not_decide_is_a_note() {
     let folder = tempfile::tempdir().unwrap();
@@ -679,9 +679,9 @@ fn a_store_that_does_not_decide_is_a_note() {
     );
 }
 
-/// A store that refuses is an error, one that is away a note, and a good one nothing.
+/// A store that refuses is an error, an unreachable one a note, and a good one is no finding.
 #[test]
-fn the_store_is_asked() {
+fn the_store_is_checked() {
     let folder = tempfile::tempdir().unwrap();
     let server = tidegate_testkit::Server::start(tidegate_testkit::Flavor::Redis7);
     let validate = |url: &str| {

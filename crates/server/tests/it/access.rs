@@ -481,7 +481,7 @@ fn guessing_is_limited_over_http_resp_and_grpc_together() {
     let mut answer = [0; 9];
     redis.read_exact(&mut answer).unwrap();
     assert_eq!(&answer, b"+OK\r\n*5\r\n");
-    // The one that waits as it is told is admitted.
+    // A client that waits for `retry-after` is admitted.
     wait_until("the token is looked at again", LONG, || {
         send(served.http(), "POST /v1/check", right, CHECK).0 == 200
     });

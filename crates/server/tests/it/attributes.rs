@@ -1,5 +1,5 @@
-//! A check whose attributes no rule looks at says so, whatever the protocol: a misspelt name is not
-//! silently a request without a limit.
+//! The response to a check reports attributes that no rule uses, in every protocol: a misspelt name
+//! is never silently a request without a limit.
 
 use crate::listeners::Listeners;
 
@@ -10,7 +10,7 @@ rules:
 ";
 
 #[test]
-fn a_check_in_which_no_attribute_is_known_says_so_in_its_answer() {
+fn the_response_reports_that_no_attribute_is_known() {
     let listeners = Listeners::in_memory(RULES);
     let (mut http, mut resp) = (listeners.http(), listeners.resp());
     let warning = r#""warning":"no rule looks at the attribute \"usr\": did you mean \"user\"?""#;
@@ -39,7 +39,7 @@ fn a_check_in_which_no_attribute_is_known_says_so_in_its_answer() {
 }
 
 #[test]
-fn without_rules_a_check_by_attributes_says_that_nothing_is_limited() {
+fn without_rules_the_response_reports_that_nothing_is_limited() {
     let listeners = Listeners::in_memory("rules: []\n");
     let answer = listeners.http().post("/v1/check", r#"{"attributes":{"user":"a"}}"#);
     let expected = r#"{"cost":1,"op":"check","allowed":true,"charges":[],"warning":"there are no rules, so nothing is limited"}"#;
@@ -47,7 +47,7 @@ fn without_rules_a_check_by_attributes_says_that_nothing_is_limited() {
 }
 
 #[test]
-fn envoy_and_explanations_say_so_too() {
+fn envoy_and_explanations_report_it_too() {
     let listeners = Listeners::in_memory(RULES);
     let mut http = listeners.http();
     let asked = |key: &str| {

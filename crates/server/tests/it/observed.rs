@@ -1,4 +1,4 @@
-//! Numbers, lines and the most limited keys, as whoever looks after the server sees them.
+//! Metrics, log lines and the most limited keys, as an operator sees them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -57,7 +57,7 @@ fn ask(listeners: &Listeners, path: &str, body: &str) -> String {
 }
 
 #[test]
-fn what_was_decided_is_counted_by_protocol_and_rule() {
+fn decisions_are_counted_by_protocol_and_rule() {
     let listeners = Listeners::in_memory(RULES);
     for user in ["a", "a", "b", "mallory"] {
         ask(&listeners, "/v1/check", &format!(r#"{{"attributes":{{"user":"{user}"}}}}"#));
@@ -88,13 +88,12 @@ fn what_was_decided_is_counted_by_protocol_and_rule() {
     assert!(of("tidegate_store_keys") >= 4.0);
     assert!(of(r#"tidegate_decision_seconds_count{protocol="http"}"#) >= 1.0);
     assert_eq!(of(r#"tidegate_store_up{store="memory"}"#), 1.0);
-    assert!(!text.contains("mallory"), "no label is anything a client says");
+    assert!(!text.contains("mallory"), "no label is a value of a client");
 }
 
-/// Whoever wants many long pages gets them at a pace, and whoever wants a decision meanwhile does
-/// not stand in that line.
+/// Many requests for long pages have a limited rate, and decisions do not wait behind them.
 #[test]
-fn long_pages_are_sent_at_a_pace_and_decisions_do_not_stand_in_line_with_them() {
+fn long_pages_have_a_rate_and_decisions_do_not_wait_behind_them() {
     const PAGES: usize = 60;
     let listeners = Listeners::in_memory(RULES);
     for path in ["/metrics", "/openapi.json"] {
@@ -108,7 +107,7 @@ fn long_pages_are_sent_at_a_pace_and_decisions_do_not_stand_in_line_with_them() 
         for _ in PAGES / 2..PAGES {
             assert_eq!(many.receive().unwrap().status, 200);
         }
-        // Twenty at once, then two hundred a second.
+        // A burst of twenty, then two hundred a second.
         assert!(
             began.elapsed() >= Duration::from_millis(190),
             "{path}: after {:?}",
@@ -118,7 +117,7 @@ fn long_pages_are_sent_at_a_pace_and_decisions_do_not_stand_in_line_with_them() 
 }
 
 #[test]
-fn the_number_of_series_does_not_depend_on_what_is_asked() {
+fn the_number_of_series_does_not_depend_on_requests() {
     let listeners = Listeners::in_memory(RULES);
     let before = series(&get(&listeners, "/metrics")).len();
     let mut resp = listeners.resp();
@@ -155,7 +154,7 @@ fn the_most_limited_are_listed_without_their_names() {
 }
 
 #[test]
-fn rules_are_shown_whole_and_explained() {
+fn rules_are_shown_completely_and_explained() {
     let listeners = Listeners::in_memory(
         "rules:\n  - { name: a, by: [ip, user], limit: 2/min, cost: 2, overrides: [{ when: { user: vip }, limit: 9/min }] }\n  - { name: b, when: { method: [POST, PUT] }, limit: deny, mode: shadow, refunds: off }\n",
     );
@@ -289,7 +288,7 @@ fn keys_in_lines_about_the_store_are_hashed() {
 }
 
 #[test]
-fn the_store_is_seen_to_be_down_and_up_again() {
+fn an_outage_of_the_store_is_visible() {
     let server = Server::start(Flavor::Redis7);
     let listeners =
         Listeners::in_redis(RULES, tidegate::redis::Redis::builder(server.url().parse().unwrap()));
@@ -307,10 +306,10 @@ fn the_store_is_seen_to_be_down_and_up_again() {
     assert!(text.contains(r#"tidegate_store_events_total{event="timeout"}"#), "{text}");
 }
 
-/// Writing the numbers takes longer than deciding: whoever asks for them all the time takes nothing
-/// from those who want decisions.
+/// Rendering the metrics takes longer than a decision: constant requests for them do not slow
+/// decisions down.
 #[test]
-fn numbers_are_written_anew_only_so_often() {
+fn metrics_are_rendered_at_a_bounded_rate() {
     let listeners = Listeners::in_memory(RULES);
     let began = std::time::Instant::now();
     let mut pages = std::collections::BTreeSet::new();

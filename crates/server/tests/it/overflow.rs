@@ -1,4 +1,4 @@
-//! Rules whose keys find no room.
+//! Overflow policies of rules, in a full store.
 
 use crate::listeners::Listeners;
 

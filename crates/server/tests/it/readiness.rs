@@ -1,6 +1,6 @@
-//! How often the store is asked whether it decides.
+//! The rate at which readiness probes the store.
 
-#![allow(clippy::print_stdout, reason = "figures for whoever runs it with --nocapture")]
+#![allow(clippy::print_stdout, reason = "figures for a run with --nocapture")]
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -17,12 +17,12 @@ use tonic_health::pb::health_client::HealthClient;
 use crate::listeners::Http;
 
 const BOUND: Duration = Duration::from_secs(20);
-/// How long it is asked for.
+/// How long readiness is requested.
 const DURATION: Duration = Duration::from_secs(1);
 const READY: &str = "GET /readyz HTTP/1.1\r\nhost: tidegate\r\n\r\n";
 
 #[test]
-fn the_store_is_asked_ten_times_a_second_however_often_readiness_is() {
+fn the_store_is_probed_at_most_ten_times_a_second() {
     let server = Server::start(Flavor::Redis7);
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

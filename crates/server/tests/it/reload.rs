@@ -48,7 +48,7 @@ fn a_changed_file_is_read_and_a_bad_one_is_refused() {
 }
 
 #[test]
-fn a_token_that_changes_in_its_file_counts_at_once_and_a_bad_one_does_not() {
+fn a_token_that_changes_in_its_file_is_applied_and_a_bad_one_is_not() {
     let folder = tempfile::tempdir().unwrap();
     let (token, other) = (folder.path().join("token"), folder.path().join("other"));
     std::fs::write(&token, "first\n").unwrap();
@@ -162,7 +162,7 @@ const BOUND: Duration = Duration::from_secs(20);
 /// What needs a restart is named and keeps `tidegate_config_in_force` at 0 until the file is put
 /// back; the rest of the file counts meanwhile.
 #[test]
-fn changes_that_need_a_restart_are_named_until_they_are_taken_back() {
+fn changes_that_need_a_restart_are_named_until_they_are_reverted() {
     let text = |http: &str, more: &str, limit: &str| {
         format!(
             "listen: {{ http: {http}, resp: off, grpc: off }}\n{more}rules: [{{ name: a, limit: {limit} }}]\n"
@@ -233,15 +233,15 @@ fn trusted_proxies_log_and_connections_change_without_a_restart() {
     };
     assert_eq!((auth("192.0.2.1").as_str(), auth("192.0.2.1").as_str()), ("204", "429"));
     server.write(&text("log: { level: error }\n"));
-    wait_until("nobody is believed about others", BOUND, || auth("192.0.2.2") == "403");
+    wait_until("no peer is trusted", BOUND, || auth("192.0.2.2") == "403");
     assert!(server.is_in_force(), "that takes no restart");
     server.write(&text("trusted_proxies: [loopback]\nlog: { level: debug }\n"));
-    wait_until("this machine is believed again", BOUND, || auth("192.0.2.3") == "204");
+    wait_until("this machine is trusted again", BOUND, || auth("192.0.2.3") == "204");
     let log = server.running().engine().observer().log().clone();
     wait_until("the log says more", BOUND, || log.wants(tidegate_server::observe::Level::Debug));
-    // One connection at a time: the next is closed without a word.
+    // One connection at a time: the next one is closed without a response.
     let held = std::net::TcpStream::connect(server.running().http.unwrap()).unwrap();
-    wait_until("it is let in", BOUND, || {
+    wait_until("it is accepted", BOUND, || {
         server
             .running()
             .engine()

@@ -7,7 +7,7 @@ use crate::listeners::Listeners;
 
 /// What is only tried out must not fail what counts.
 #[test]
-fn a_rule_in_shadow_mode_that_cannot_be_asked_denies_nobody() {
+fn a_rule_in_shadow_mode_that_cannot_be_decided_denies_nothing() {
     let server = Server::start(Flavor::Valkey9);
     let rules = "\
 rules:

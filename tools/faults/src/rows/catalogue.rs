@@ -379,14 +379,14 @@ pub(crate) static ROWS: &[Row] = &[
     },
     Row {
         name: "F54", quick: false,
-        kind: Tests(&[(&["-p", "tidegate-cli", "--test", "it"], "without_room_the_old_file_stays_and_decisions_go_on"), (&["-p", "tidegate-server", "--lib"], "when_it_cannot_be_written_the_old_one_stays"), (&["-p", "tidegate", "--test", "it"], "a_full_disk_is_an_error_and_nothing_else")]),
+        kind: Tests(&[(&["-p", "tidegate-cli", "--test", "it"], "on_a_full_disk_the_old_file_stays_and_decisions_continue"), (&["-p", "tidegate-server", "--lib"], "when_it_cannot_be_written_the_old_one_stays"), (&["-p", "tidegate", "--test", "it"], "a_full_disk_is_an_error_and_nothing_else")]),
         fault: "No space for snapshots",
         inject: "a file that may not be longer, a device that is full, a folder that is gone",
         holds: "decisions go on, the old file stays whole, logged and counted",
     },
     Row {
         name: "F55", quick: false,
-        kind: Tests(&[(&["-p", "tidegate-cli", "--test", "it"], "with_a_damaged_file_it_starts_with_what_is_left_of_it"), (&["-p", "tidegate", "--test", "it"], "every_flipped_bit_is_noticed_and_costs_no_more_than_its_block"), (&["-p", "tidegate", "--test", "it"], "what_was_cut_off_is_read_as_far_as_it_goes"), (&["-p", "tidegate-server", "--lib"], "what_cannot_be_read_is_kept_and_the_store_is_empty")]),
+        kind: Tests(&[(&["-p", "tidegate-cli", "--test", "it"], "a_damaged_file_is_loaded_as_far_as_possible"), (&["-p", "tidegate", "--test", "it"], "every_flipped_bit_is_noticed_and_costs_no_more_than_its_block"), (&["-p", "tidegate", "--test", "it"], "what_was_cut_off_is_read_as_far_as_it_goes"), (&["-p", "tidegate-server", "--lib"], "what_cannot_be_read_is_kept_and_the_store_is_empty")]),
         fault: "A damaged snapshot",
         inject: "every bit of a small file flipped, cut off at every byte, a later version, something else",
         holds: "what verifies is there, the rest is as if never seen, nothing panics, nothing unreadable is overwritten",
