@@ -9,6 +9,7 @@ mod compare;
 pub mod envoy;
 mod file;
 mod known;
+mod matching;
 pub(crate) mod outcome;
 mod pattern;
 mod policy;
@@ -23,14 +24,16 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use tidegate::Limits;
 use tidegate::http::denial::DenyStatus;
 use tidegate::http::group;
 use tidegate::memory::Overflow;
 use tidegate::resilience::{OnFailure, Policy, SyncMode};
-use tidegate::{Limits, Scope, Subject};
 
 pub(crate) use compare::{covers, excludes};
 pub use known::Named;
+pub(crate) use matching::exempt;
+pub use matching::{InvalidCost, Match};
 pub use outcome::{Measure, Settle};
 pub use pattern::{MAX_PATTERN_BYTES, Pattern, PatternError};
 pub use policy::{HeaderPolicy, RequestPolicy};
@@ -207,31 +210,6 @@ pub enum Failure {
     Local,
 }
 
-/// A rule that applies to a request.
-#[derive(Clone, Debug)]
-pub struct Match {
-    /// The rule.
-    pub rule: Arc<Rule>,
-    /// The key of the budget, among those of the rule.
-    pub key: Vec<u8>,
-    /// The budget for this request.
-    pub budget: Budget,
-    /// The cost of this request.
-    pub cost: u64,
-    /// The attribute whose absence denies the request, if one does.
-    pub missing: Option<Arc<str>>,
-}
-
-impl Match {
-    /// The subject its state is kept under.
-    pub fn subject(&self) -> Subject<'_> {
-        Subject {
-            scope: Scope::Rule(Cow::Borrowed(&self.rule.name)),
-            key: Cow::Borrowed(&self.key),
-        }
-    }
-}
-
 impl Rules {
     /// Rules in this order.
     pub fn new(rules: Vec<Rule>) -> Self {
@@ -292,35 +270,6 @@ impl Rules {
     ) -> Result<Vec<Match>, InvalidCost> {
         let applies = self.rules.iter().filter(|rule| rule.applies_to(attributes));
         applies.map(|rule| rule.applied_to(attributes, cost)).collect()
-    }
-}
-
-/// If a rule exempts the request and none denies it outright, leaves only the first that exempts.
-pub(crate) fn exempt<T>(found: &mut Vec<T>, matched: impl Fn(&T) -> &Match) {
-    let denied = found
-        .iter()
-        .map(&matched)
-        .any(|one| one.budget == Budget::Deny && one.rule.mode == Mode::Enforce);
-    let exempting = found.iter().position(|one| matched(one).budget == Budget::Exempt);
-    if let (false, Some(index)) = (denied, exempting) {
-        found.swap(0, index);
-        found.truncate(1);
-    }
-}
-
-/// A cost that is not one.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{attribute} is {value:?}: expected a whole number as the cost for rule {rule}")]
-pub struct InvalidCost {
-    rule: Arc<str>,
-    attribute: Arc<str>,
-    value: String,
-}
-
-impl InvalidCost {
-    /// The message for the client that sent it, which does not name the rule.
-    pub(crate) fn for_client(&self) -> String {
-        format!("{} is {:?}: expected a whole number", self.attribute, self.value)
     }
 }
 
