@@ -1,9 +1,9 @@
-//! Who may do what: one token for checks, another for what changes or shows budgets.
+//! Access: one token for checks, another for calls that change or show budgets.
 //!
-//! Tokens come from a flag, the environment or a file, are compared in a time that says nothing
-//! about them, and are shown nowhere: their `Debug` is three stars. Every listener asks the same
-//! [`Guard`], which also limits [guesses](crate::guesses) and knows the names under which the
-//! server may be [called by browsers](crate::browser).
+//! Tokens come from a flag, the environment or a file, are compared in constant time, and are never
+//! shown: their `Debug` is three stars. All listeners share one [`Guard`], which also limits
+//! [guesses](crate::guesses) and has the names under which [browsers may call](crate::browser) the
+//! server.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -21,10 +21,10 @@ use crate::guesses::{GuessVerdict, Guesses};
 pub const MAX_TOKEN_BYTES: usize = 512;
 /// The shortest token of a listener that can be reached from other machines, in bytes.
 pub const MIN_REMOTE_TOKEN_BYTES: usize = 16;
-/// A file with one, and the end of its line.
+/// The largest file with a token, with the end of its line.
 const MAX_TOKEN_FILE_BYTES: u64 = 64 << 10;
 
-/// A word that is never shown.
+/// A token, which is never shown.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -34,7 +34,7 @@ impl Secret {
         &self.0
     }
 
-    /// Reads a token: what is in the file, without the line's end.
+    /// Reads a token: the content of the file, without the end of its line.
     ///
     /// # Errors
     /// If it cannot be read or is not a token.
@@ -94,7 +94,7 @@ impl fmt::Debug for Secret {
 pub struct Auth {
     /// For checks.
     pub checks: Option<Secret>,
-    /// For everything, also what resets and shows budgets.
+    /// For all calls, including those that reset and show budgets.
     pub admin: Option<Secret>,
 }
 
@@ -103,9 +103,9 @@ pub struct Auth {
 pub enum May {
     /// Authenticate.
     Nothing,
-    /// Check, and everything that goes with it.
+    /// Check, reserve, settle and refund.
     Check,
-    /// Also reset, and see rules and other people's keys.
+    /// All calls: also reset, and read rules and keys.
     Everything,
 }
 
@@ -155,8 +155,7 @@ pub(crate) fn too_short(bytes: usize, least: usize) -> String {
     )
 }
 
-/// Whether two words are the same, in a time that depends on nothing but the length of what was
-/// said.
+/// Whether two tokens are the same, in a time that depends only on the length of the second.
 fn same(token: &[u8], word: &[u8]) -> bool {
     let mut different = u8::from(token.len() != word.len());
     for (at, byte) in word.iter().enumerate() {
@@ -166,19 +165,18 @@ fn same(token: &[u8], word: &[u8]) -> bool {
     std::hint::black_box(different) == 0
 }
 
-/// What became of a token.
+/// The result of the check of a token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Admission {
     /// It is right.
     May(May),
-    /// It is not known.
+    /// It is wrong.
     Wrong,
-    /// Too many wrong ones came before it: it was not looked at, and can be sent again after this
-    /// time.
+    /// It was not compared after too many wrong ones; the client may send it again after this time.
     Limited(Duration),
 }
 
-/// One connection, as the guard sees it.
+/// One connection, and what it has shown to the guard.
 #[derive(Debug)]
 pub struct Caller {
     ip: IpAddr,
@@ -187,18 +185,18 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// A connection from this address that has shown nothing yet.
+    /// A new connection from this address.
     pub fn at(ip: IpAddr) -> Self {
         Caller { ip, shown: AtomicU64::new(0) }
     }
 
-    /// Where it comes from.
+    /// Its address.
     pub fn ip(&self) -> IpAddr {
         self.ip
     }
 }
 
-/// Who may: compares tokens and limits guesses.
+/// Compares tokens and limits guesses.
 pub struct Guard {
     auth: ArcSwap<CurrentTokens>,
     guesses: Guesses,
@@ -206,7 +204,7 @@ pub struct Guard {
     min_token_bytes: usize,
 }
 
-/// The tokens that are right, and how often they have changed, from 1 on.
+/// The right tokens, and how often they have changed, from 1.
 struct CurrentTokens {
     auth: Auth,
     generation: u64,
@@ -219,7 +217,7 @@ impl fmt::Debug for Guard {
 }
 
 impl Guard {
-    /// Guards with these tokens.
+    /// A guard with these tokens.
     pub fn new(auth: Auth) -> Self {
         Guard {
             auth: ArcSwap::from_pointee(CurrentTokens { auth, generation: 1 }),
@@ -229,7 +227,7 @@ impl Guard {
         }
     }
 
-    /// Guards listeners that other machines can reach: tokens have at least
+    /// A guard for listeners that other machines can reach: tokens have at least
     /// [`MIN_REMOTE_TOKEN_BYTES`].
     ///
     /// # Errors
@@ -239,9 +237,8 @@ impl Guard {
         Ok(Guard { min_token_bytes: MIN_REMOTE_TOKEN_BYTES, ..Guard::new(auth) })
     }
 
-    /// Puts other tokens in place of these; what is not there stays as it is, for without a token
-    /// everything would be allowed. A connection over RESP that was admitted stays so until it
-    /// ends.
+    /// Replaces the tokens. A token that is missing in `auth` stays, because without a token every
+    /// call is allowed. A RESP connection that was admitted stays admitted until it ends.
     ///
     /// # Errors
     /// If a token is too short for the listeners that require it. Nothing changes then.
@@ -300,7 +297,7 @@ impl Guard {
         self.hosts.load()
     }
 
-    /// Puts other names in their place.
+    /// Replaces the names.
     pub(crate) fn set_hosts(&self, hosts: Hosts) {
         self.hosts.store(Arc::new(hosts));
     }

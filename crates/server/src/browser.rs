@@ -1,8 +1,8 @@
-//! Requests that a web page made a browser send.
+//! Requests that a web page has a browser send.
 //!
-//! A page of any origin can make a browser send requests to a server on this machine, and read the
-//! answers if it points a name of its own at the address of the server (DNS rebinding). Such
-//! requests carry what a page cannot forge: `Origin`, `Sec-Fetch-Site` and `Host`. →
+//! A page of any origin can have a browser send requests to a server on the same machine, and read
+//! the responses if its own name resolves to the address of the server (DNS rebinding). Such
+//! requests have headers that a page cannot forge: `Origin`, `Sec-Fetch-Site` and `Host`. →
 //! `docs/decisions/0047-browsers-and-guesses.md`
 
 use std::fmt;
@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::parse::values::Text;
 
-/// Which relation a page has to the server that it calls, in the words of the browser.
+/// The header with the relation between a page and the server that it calls.
 pub(crate) const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// The most of a header that an error repeats, in characters.
+/// The longest part of a header that an error repeats, in characters.
 const MAX_SHOWN: usize = 64;
 /// The longest name of a host, in bytes.
 const MAX_NAME_BYTES: usize = 253;

@@ -1,6 +1,6 @@
 //! What must hold for any bytes that a client sends, as functions that panic where it does not. The
-//! targets in `tools/fuzz/` call them, and so does a test with inputs made from the same seeds. Only
-//! there with the feature `fuzzing`.
+//! targets in `tools/fuzz/` call them, and so does a test with inputs made from the same seeds.
+//! Only there with the feature `fuzzing`.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -42,8 +42,8 @@ pub const TARGETS: [(&str, Target); 11] = [
     ("redis_peer", redis_peer),
 ];
 
-/// Bytes sent to the RESP listener in pieces: each complete command has one reply, wherever the cuts
-/// are, and the reply is the one that the command has by itself.
+/// Bytes sent to the RESP listener in pieces: each complete command has one reply, wherever the
+/// cuts are, and the reply is the one that the command has by itself.
 ///
 /// The first byte says how large the pieces are.
 pub fn resp(data: &[u8]) {
@@ -63,8 +63,8 @@ pub fn resp(data: &[u8]) {
         let mut answers = Vec::new();
         let mut buffer = [0; 4096];
         for piece in stream.chunks(piece) {
-            // Replies are read while more is sent: the listener stops reading from a client that does
-            // not read.
+            // Replies are read while more is sent: the listener stops reading from a client that
+            // does not read.
             let mut sent = 0;
             while sent < piece.len() {
                 tokio::select! {
@@ -332,8 +332,8 @@ pub fn xff_ip(data: &[u8]) {
     }
 }
 
-/// Headers of a forward-auth request, one per line: each has a response, and only a complete request
-/// can be allowed.
+/// Headers of a forward-auth request, one per line: each has a response, and only a complete
+/// request can be allowed.
 pub fn forward(data: &[u8]) {
     let mut headers = HeaderMap::new();
     for line in data.split(|byte| *byte == b'\n').take(100) {

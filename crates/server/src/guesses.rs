@@ -1,11 +1,10 @@
 //! Limits how many tokens can be guessed: per address, and by all addresses together.
 //!
-//! A guess is a wrong token that no client sent before. A wrong token that is sent again tells its
-//! sender nothing, so a client with an old token costs one guess and not one for each of its
-//! requests. Once the guesses of an address are used up, tokens from there are not answered, right
-//! ones neither; otherwise an address could go on guessing. Two exceptions keep the others in
-//! service: a connection that has shown the right token goes on, and an address that has shown one
-//! does not depend on the guesses of other addresses. →
+//! A guess is a wrong token that no client has sent before. Sending a wrong token again reveals
+//! nothing, so a client with an old token costs one guess and not one per request. When an address
+//! has used up its guesses, its tokens are not compared, not even right ones; otherwise it could
+//! continue to guess. There are two exceptions: a connection that has shown the right token stays
+//! admitted, and an address that has shown one does not depend on the guesses of other addresses. →
 //! `docs/decisions/0047-browsers-and-guesses.md`
 
 use std::hash::{BuildHasher, RandomState};
@@ -21,12 +20,13 @@ use tidegate::{Limit, Memory, Period};
 pub const PER_ADDRESS: u64 = 10;
 /// Guesses of all addresses together in a minute.
 pub const ALL_TOGETHER: u64 = 600;
-/// The most addresses with counted guesses. Each has cost one of [`ALL_TOGETHER`] in the last minute.
+/// The most addresses with counted guesses. Each has cost one of [`ALL_TOGETHER`] in the last
+/// minute.
 const ADDRESSES: usize = 10_000;
-/// Wrong tokens, and addresses with a right one, that are remembered.
+/// The most wrong tokens, and addresses with a right one, that are kept.
 const REMEMBERED: usize = 4096;
 
-/// What is known about guesses. Its size does not depend on what clients send.
+/// The state of guesses. Its size does not depend on clients.
 pub(crate) struct Guesses {
     per_address: Prepared,
     all_together: Prepared,
@@ -39,7 +39,7 @@ pub(crate) struct Guesses {
 pub(crate) enum GuessVerdict {
     /// Whether it is right.
     Verdict,
-    /// Nothing for as long as this.
+    /// Nothing, for this time.
     Nothing(Duration),
 }
 
@@ -91,7 +91,7 @@ impl Guesses {
         answer
     }
 
-    /// The tokens are others now: what was wrong may be right.
+    /// Forgets wrong tokens after a change: one of them may be right now.
     pub(crate) fn forget_tokens(&self) {
         self.wrong.clear();
         self.right.clear();
@@ -103,7 +103,7 @@ pub(crate) fn seconds(wait: Duration) -> u64 {
     wait.as_millis().div_ceil(1000).max(1).try_into().unwrap_or(u64::MAX)
 }
 
-/// What is answered to a token that was not looked at.
+/// The message for a token that was not compared.
 pub(crate) fn advice(wait: Duration) -> String {
     format!(
         "too many wrong tokens: no token is looked at now; send it again in {} s",
@@ -111,8 +111,8 @@ pub(crate) fn advice(wait: Duration) -> String {
     )
 }
 
-/// Takes `cost` of a budget of guesses, and says whether there was one; for no cost, whether there
-/// is one left.
+/// Charges `cost` guesses, and returns whether that was allowed; without a cost, whether a guess is
+/// left.
 fn left(prepared: &Prepared, key: &[u8], cost: u64) -> GuessVerdict {
     let verdict = prepared.check(key, cost);
     if verdict.allowed && (cost > 0 || verdict.remaining > 0) {
@@ -121,7 +121,7 @@ fn left(prepared: &Prepared, key: &[u8], cost: u64) -> GuessVerdict {
     GuessVerdict::Nothing(verdict.next_after())
 }
 
-/// An address of IPv4, or the /64 of an address of IPv6, which is what one client has.
+/// An IPv4 address, or the /64 of an IPv6 address: the network of one client.
 #[derive(Clone, Copy)]
 enum Network {
     V4([u8; 4]),
@@ -149,8 +149,8 @@ impl AsRef<[u8]> for Network {
     }
 }
 
-/// A set of byte strings that forgets some of them: each has one place, by a hash with a key of its
-/// own, and the newest there stays.
+/// A lossy set of byte strings: a keyed hash selects the slot of each, and a new string replaces
+/// the one in its slot.
 struct Marks {
     places: Box<[AtomicU64]>,
     hasher: RandomState,

@@ -1,8 +1,8 @@
 //! Tidegate as a network service: a rules file, and listeners for HTTP, gRPC and Redis clients. A
 //! library that the binary `tidegate` runs.
 //!
-//! A request takes one path: a listener reads bytes, the [`rules`] turn attributes into charges, the
-//! engine calls the store, and the protocol encodes the decision.
+//! A request takes one path: a listener reads bytes, the [`rules`] turn attributes into charges,
+//! the engine calls the store, and the protocol encodes the decision.
 
 pub mod auth;
 pub mod backend;

@@ -1,5 +1,4 @@
-//! What a configuration names and is not in its text: files, folders and the store, before a server
-//! needs them.
+//! Checks of what a configuration names: files, folders and the store.
 
 use std::path::Path;
 
@@ -12,8 +11,8 @@ use crate::rules::envoy::Domains;
 use crate::start_error::StartError;
 use crate::store::{check_store, unknown};
 
-/// What is wrong with the files and the store that a configuration names. Nothing is written, and
-/// nothing is charged to a key of the rules.
+/// Checks the files and the store of a configuration. Writes no file, and charges no key of the
+/// rules.
 pub async fn preflight(config: &Config) -> Vec<Finding> {
     let mut found = files(config);
     let has_store_error =
@@ -113,7 +112,7 @@ fn files(config: &Config) -> Vec<Finding> {
     found
 }
 
-/// Why a file cannot be used, if it is not there, cannot be read or is empty.
+/// Why a file cannot be used: it is missing, unreadable or empty.
 fn unusable(file: &Path) -> Option<String> {
     match tidegate_bounded::files::read_file(file, tidegate_bounded::files::MAX_SECRET_FILE_BYTES) {
         Err(error) => {

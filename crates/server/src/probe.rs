@@ -25,8 +25,8 @@ pub(crate) struct StoreProbe {
 pub(crate) type ProbeResult = Result<(), Arc<str>>;
 
 impl StoreProbe {
-    /// Returns the last result if it is fresh. Otherwise calls the store; calls that arrive meanwhile
-    /// wait for the same result.
+    /// Returns the last result if it is fresh. Otherwise calls the store; calls that arrive
+    /// meanwhile wait for the same result.
     pub(crate) async fn ask(&self, engine: &Engine) -> ProbeResult {
         let mut last = Arc::clone(&self.last).lock_owned().await;
         if let Some((at, result)) = &*last

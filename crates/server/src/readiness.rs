@@ -1,9 +1,9 @@
-//! Whether this server should get requests, and what is not as configured: the response of `/readyz`
-//! and of health over gRPC.
+//! Whether this server should get requests, and what is not as configured: the response of
+//! `/readyz` and of health over gRPC.
 //!
-//! The response is text: `ready`, `degraded` or `not ready`, then a line for each reason, `store: …`.
-//! Only `not ready` is a 503: a load balancer should send requests elsewhere. `degraded` means that
-//! requests are answered, but not as the configuration says.
+//! The response is text: `ready`, `degraded` or `not ready`, then a line for each reason, `store:
+//! …`. Only `not ready` is a 503: a load balancer should send requests elsewhere. `degraded` means
+//! that requests are answered, but not as the configuration says.
 
 use std::fmt;
 

@@ -66,8 +66,8 @@ impl ConfigFile {
     /// Reads the file and applies all settings that can change while the server runs.
     fn load(&self, engine: &Engine) -> Result<Loaded, String> {
         let mut config = Config::load(&self.file).map_err(|error| error.to_string())?;
-        // An editor that saves in two steps, or a full disk, leaves an empty file for a while, which
-        // must not lift all limits.
+        // An editor that saves in two steps, or a full disk, leaves an empty file for a while,
+        // which must not lift all limits.
         if config.outline.is_empty() && !self.started_with.outline.is_empty() {
             let file = self.file.display();
             return Err(format!(
@@ -204,8 +204,8 @@ impl WatchedSource {
 pub(crate) async fn watch(source: WatchedSource, engine: Engine) {
     let mut hangup = signal(SignalKind::hangup()).ok();
     let mut known = source.at_start();
-    // Without the fingerprint at the start, the source is read once more without a log line, because
-    // it may have changed since.
+    // Without the fingerprint at the start, the source is read once more without a log line,
+    // because it may have changed since.
     let mut is_first = known.is_none();
     let mut every = tokio::time::interval(EVERY);
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -1,5 +1,5 @@
-//! A store in Redis or Valkey: connects at the start, finds out whether it can be used, and reports
-//! how it fares.
+//! A store in Redis or Valkey: connects at the start, checks that it can be used, and logs changes
+//! of its state.
 
 use std::fmt;
 use std::path::Path;
@@ -15,34 +15,34 @@ use crate::observe::log::Field;
 use crate::start_error::StartError;
 use crate::store_problem;
 
-/// How long a server may take at the start to connect and decide, before the start goes on without
-/// it; or so many deadlines, if that is longer.
+/// How long the start waits for the store to connect and decide; or this many deadlines, if that is
+/// longer.
 const CONNECTING: Duration = Duration::from_secs(1);
 const DEADLINES: u32 = 5;
-/// How long it may take when it is only checked.
+/// How long a check without a start waits.
 const CHECKING: Duration = Duration::from_secs(4);
-/// How many decisions are measured at the start, and for how long at most.
+/// The number of decisions that are measured at the start, and the longest time for that.
 const SAMPLES: usize = 5;
 const MEASURING: Duration = Duration::from_millis(500);
 
-/// What was found out about the store before the start.
+/// The result of the check of a store.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct StoreCheck {
-    /// Why it cannot be reached, if it cannot.
+    /// Why it cannot be reached, if so.
     pub unreachable: Option<Failure>,
     /// Decisions take too large a part of the deadline.
     pub slow: Option<SlowStore>,
-    /// Nothing was found out within this time.
+    /// It did not answer within this time.
     pub unknown_after: Option<Duration>,
 }
 
-/// Connects to the store that a configuration names and finds out whether `serve` could use it.
-/// Nothing is found out about `memory`.
+/// Connects to the store of a configuration and checks whether `serve` can use it. `memory` needs
+/// no check.
 ///
 /// # Errors
-/// If the store's URL cannot be used, or the store refuses in a way that waiting cannot mend. A
-/// store that is only unreachable is no error.
+/// If the store's URL cannot be used, or the store refuses charges permanently. An unreachable
+/// store is not an error.
 pub async fn check_store(config: &Config) -> Result<StoreCheck, StartError> {
     match config.store.as_str() {
         "memory" => Ok(StoreCheck::default()),
@@ -83,8 +83,8 @@ async fn too_slow(redis: &Redis, deadline: Duration) -> Option<SlowStore> {
     redis.measure(SAMPLES, MEASURING).await.ok()?.too_slow_for(deadline)
 }
 
-/// The remote store that a configuration names, without the resilience layer: a call that has no
-/// answer within `timeout` is an error. Nothing, if state is kept in the server's own memory.
+/// The remote store of a configuration, without the resilience layer: a call without a response
+/// within `timeout` is an error. `None` if state is kept in memory.
 ///
 /// # Errors
 /// If the URL or the file with its secret cannot be used.
@@ -142,8 +142,8 @@ pub(crate) fn resilient(redis: &Redis, config: &Config) -> Resilient {
     resilient.build()
 }
 
-/// Logs every change of the store's state once, every step back of its clock once, and why single
-/// calls came to nothing, a few times a second.
+/// Logs every change of the store's state once, every step back of its clock once, and why calls
+/// failed, a few times a second.
 pub(crate) fn report(resilient: &Resilient, redis: &Redis, engine: &Engine) {
     let (observer, rules) = (engine.observer(), engine.rules_reader());
     let (observer, why, clock) = (observer.clone(), observer.clone(), observer.clone());
@@ -181,7 +181,7 @@ pub(crate) fn report(resilient: &Resilient, redis: &Redis, engine: &Engine) {
     });
 }
 
-/// Logs what was found out at the start and is not as it should be.
+/// Logs problems that the check at the start has found.
 pub(crate) fn report_check(check: &StoreCheck, observer: &Observer) {
     if let Some(slow) = &check.slow {
         observer.log().warn("the store is slow", &[("why", slow)]);
@@ -193,7 +193,7 @@ pub(crate) fn report_check(check: &StoreCheck, observer: &Observer) {
     }
 }
 
-/// Why nothing was found out.
+/// The message for a store that did not answer the check.
 pub(crate) fn unknown(waited: Duration) -> String {
     format!(
         "it did not answer the start check within {waited:?}: whether it decides in time is not known"
@@ -204,7 +204,7 @@ pub(crate) fn unknown(waited: Duration) -> String {
 mod tests {
     use super::*;
 
-    /// A start does not wait longer for the store than this.
+    /// The start does not wait longer for the store than its patience.
     #[tokio::test]
     async fn a_check_that_takes_too_long_finds_nothing_out() {
         let server = tidegate_testkit::Server::start(tidegate_testkit::Flavor::Redis7);

@@ -14,15 +14,15 @@ use crate::rules::{Mode, Rule, Rules};
 pub struct StoreProblem {
     /// `unreachable` or `refused`.
     pub state: &'static str,
-    /// What went wrong.
+    /// The cause.
     pub why: String,
     /// How limits are enforced meanwhile, with the names of rules that have a policy of their own.
     pub enforced: String,
-    /// Requests are denied because of it.
+    /// Whether requests are denied because of it.
     pub denies: bool,
 }
 
-/// What is wrong with the store behind a gate; nothing, if it decides.
+/// What is wrong with the store of an engine; `None` if it decides.
 pub fn store_problem(engine: &Engine) -> Option<StoreProblem> {
     let Backend::Resilient(resilient, _) = engine.store() else { return None };
     let (status, rules) = (resilient.status(), engine.rules());

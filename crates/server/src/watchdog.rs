@@ -2,9 +2,9 @@
 //!
 //! A lock that is never released, or a task that never yields, stops all responses without a trace.
 //! A separate thread therefore has the runtime run a task, again and again, and has another thread
-//! lock every shard of a store in memory. A delay of more than 100 ms is counted, and logged when it
-//! is detected and when it ends. A store that is stalled for a second is not ready. A stalled event
-//! loop could not answer a request for readiness.
+//! lock every shard of a store in memory. A delay of more than 100 ms is counted, and logged when
+//! it is detected and when it ends. A store that is stalled for a second is not ready. A stalled
+//! event loop could not answer a request for readiness.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -23,8 +23,8 @@ pub(crate) fn look_at(file: &Path) -> io::Result<()> {
     }
 }
 
-/// The file decides what clients may do, and has the secret that hashes keys: only `user` may be able
-/// to write it.
+/// The file decides what clients may do, and has the secret that hashes keys: only `user` may be
+/// able to write it.
 pub(super) fn usable(about: &Metadata, user: u32) -> io::Result<()> {
     let wrong = |problem: String| Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
     let (kind, mode) = (about.file_type(), about.mode() & 0o777);

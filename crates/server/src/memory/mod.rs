@@ -114,8 +114,8 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// How many bytes of memory this process may have: the memory of the machine, or the lowest limit of
-/// its control groups. `root` is where the system's files are.
+/// How many bytes of memory this process may have: the memory of the machine, or the lowest limit
+/// of its control groups. `root` is where the system's files are.
 fn available(root: &Path) -> u64 {
     let read = |file: &str| fs::read_to_string(root.join(file)).unwrap_or_default();
     let machine = read("proc/meminfo").lines().find_map(|line| {

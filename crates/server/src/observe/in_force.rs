@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
-/// Files whose content is not in force, and why. `/readyz` and `tidegate_config_in_force` report it.
+/// Files whose content is not in force, and why. `/readyz` and `tidegate_config_in_force` report
+/// it.
 #[derive(Debug, Default)]
 pub struct InForce {
     differences: Mutex<BTreeMap<&'static str, String>>,

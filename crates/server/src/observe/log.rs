@@ -1,8 +1,8 @@
 //! The log: one line per event, for people or as JSON.
 //!
-//! Logging never blocks. A line is put into a bounded queue, and a separate thread writes it. If the
-//! reader of the log is too slow, lines are dropped and counted. Values are escaped, so that no key,
-//! name or error can end a line or control a terminal.
+//! Logging never blocks. A line is put into a bounded queue, and a separate thread writes it. If
+//! the reader of the log is too slow, lines are dropped and counted. Values are escaped, so that no
+//! key, name or error can end a line or control a terminal.
 
 use std::fmt::{self, Display, Write as _};
 use std::io::Write;

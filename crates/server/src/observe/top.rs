@@ -1,12 +1,11 @@
 //! The most limited keys, in bounded memory.
 //!
-//! Space-Saving: each shard keeps [`PLACES`] keys. A key that has no place takes that of the one
-//! with the fewest denials and inherits its count as a possible error, so a count is never too
-//! small, and too large by at most the `error` told with it. Every key that was denied more often
-//! than one in `PLACES` denials of its shard is there for certain. Two generations of
-//! [`GENERATION`] each are kept, so that the answer is about now.
+//! Space-Saving: each shard keeps [`PLACES`] keys. A new key replaces the one with the fewest
+//! denials and inherits its count as a possible error, so a count is never too small, and too large
+//! by at most its `error`. Every key with more than one in `PLACES` denials of its shard is listed.
+//! Two generations of [`GENERATION`] each are kept, so that the list is recent.
 //!
-//! Only denials come here. A key is kept as a keyed hash, unless keys may be shown. →
+//! Only denials are counted. A key is kept as a keyed hash, unless keys may be shown. →
 //! docs/decisions/0017-top.md
 
 use std::collections::HashMap;
@@ -18,7 +17,7 @@ use parking_lot::Mutex;
 
 /// Keys each shard keeps in one generation.
 pub const PLACES: usize = 64;
-/// Shards; a key always falls into the same.
+/// Shards; a key always maps to the same one.
 const SHARDS: usize = 16;
 /// How long one generation lasts.
 pub const GENERATION: Duration = Duration::from_secs(300);
@@ -28,7 +27,7 @@ const MAX_SHOWN_BYTES: usize = 256;
 /// One of the most limited keys.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LimitedKey {
-    /// The rule, or nothing for limits that callers brought.
+    /// The rule; empty for limits of callers.
     pub rule: String,
     /// The key as it is, or its keyed hash.
     pub key: String,
@@ -141,7 +140,7 @@ impl Top {
         self.show_keys.store(show_keys, Ordering::Relaxed);
     }
 
-    /// The most limited, most limited first.
+    /// The most limited keys, in descending order.
     pub fn list(&self, most: usize) -> Vec<LimitedKey> {
         let mut found = Vec::new();
         for shard in &self.shards {
@@ -199,7 +198,7 @@ impl TopShard {
         }
     }
 
-    /// Both generations as one: what one does not know, it may have forgotten at its smallest
+    /// Both generations added. A key that one of them does not list may have had its smallest
     /// count.
     fn limited(&self) -> Vec<LimitedKey> {
         let shown = |place: &TopEntry| match &place.shown {
@@ -251,7 +250,7 @@ impl Summary {
         self.denied[at] = error + 1;
     }
 
-    /// How often a key may have been denied that has no place.
+    /// How often a key that is not listed may have been denied.
     fn forgotten(&self) -> u64 {
         if self.denied.len() < PLACES { 0 } else { self.denied.iter().copied().min().unwrap_or(0) }
     }

@@ -151,8 +151,8 @@ fn indented_otherwise(key: Option<&str>, text: &str, line: usize, column: usize)
     ))
 }
 
-/// The key of an error at this place, which is the place of a value or of a key. If `is_container`, a
-/// list or a map was expected, which begins at its first key.
+/// The key of an error at this place, which is the place of a value or of a key. If `is_container`,
+/// a list or a map was expected, which begins at its first key.
 fn key_at(text: &str, line: usize, column: usize, is_container: bool) -> Option<&str> {
     let own = text.lines().nth(line.checked_sub(1)?)?;
     let (before, rest) = own.split_at_checked(column - 1)?;

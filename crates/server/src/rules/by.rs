@@ -9,13 +9,13 @@ use tidegate::resilience::SyncMode;
 use super::{Budget, Cost, MAX_NAME_BYTES, Mode, Rule};
 use crate::nearest::nearest;
 
-/// What a rule in one line can be by.
+/// The attributes that a rule in one line can have.
 const EXPECTED: &str =
     "ip, path, method, host, bearer, bearer.CLAIM, header.NAME, query.NAME or cookie.NAME";
 
 impl Rule {
     /// Reads `LIMIT [by ATTRIBUTE[, ATTRIBUTE]…]`: one budget for each combination of their values,
-    /// or one for all requests. Its name says what it is by: `per-ip`, `per-ip-path`, `everyone`.
+    /// or one for all requests. The name lists its attributes: `per-ip`, `per-ip-path`, `everyone`.
     ///
     /// # Errors
     /// What is wrong with it, and what was expected.
@@ -74,7 +74,7 @@ fn attributes(text: &str) -> Result<Vec<String>, String> {
         .collect()
 }
 
-/// The attribute that is nearest to a word that is none.
+/// The attribute nearest to an unknown word.
 fn did_you_mean(word: &str) -> String {
     let plain = ["ip", "path", "method", "host", "bearer"];
     let meant = match word.split_once('.') {
@@ -90,7 +90,7 @@ fn did_you_mean(word: &str) -> String {
         .map_or(String::new(), |meant| format!(": did you mean {meant}?"))
 }
 
-/// A name that can stand in headers and metrics.
+/// A name that is valid in headers and metrics.
 fn plain(name: &str) -> Arc<str> {
     let fine = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     name.chars().map(fine).take(MAX_NAME_BYTES).collect::<String>().into()
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_no_attribute_is_told_the_nearest() {
+    fn an_unknown_attribute_suggests_the_nearest_one() {
         for (word, expected) in [
             ("pth", ": did you mean path?"),
             ("adress", ": did you mean ip?"),

@@ -1,8 +1,9 @@
-//! Conditions beside others: which of them can hold together.
+//! Comparisons of conditions: which imply or exclude each other.
 
 use super::Condition;
 
-/// Whether every request that matches `narrow` also matches `wide`. False where that is not certain.
+/// Whether every request that matches `narrow` also matches `wide`. False where that is not
+/// certain.
 pub(crate) fn covers(wide: &[Condition], narrow: &[Condition]) -> bool {
     wide.iter().all(|own| {
         let mut others = narrow.iter().filter(|other| other.attribute == own.attribute);
@@ -12,7 +13,7 @@ pub(crate) fn covers(wide: &[Condition], narrow: &[Condition]) -> bool {
     })
 }
 
-/// Whether no value can meet both. False where that is not certain.
+/// Whether no value can match both. False where that is not certain.
 pub(crate) fn excludes(one: &Condition, other: &Condition) -> bool {
     one.attribute == other.attribute
         && one.any_of.iter().all(|own| other.any_of.iter().all(|pattern| own.excludes(pattern)))

@@ -1,13 +1,13 @@
-//! Which attributes the rules look at, to report a call that brings only others: a misspelt name is
-//! not silently a request without a limit. And which headers, cookies and query parameters they
-//! are, which a request must not have twice.
+//! The attributes that rules use. A check with only other attributes is reported, because a
+//! misspelt name is never silently a request without a limit. Headers, cookies and query parameters
+//! among them must not occur twice in a request.
 
 use std::sync::Arc;
 
 use super::{Cost, Rule, Rules};
 use crate::nearest::nearest;
 
-/// The attributes that a rule looks at.
+/// The attributes that a rule uses.
 pub(super) fn attributes(rule: &Rule) -> impl Iterator<Item = Arc<str>> {
     let overridden = rule.overrides.iter().flat_map(|other| &other.when);
     let conditions = rule.when.iter().chain(overridden).map(|condition| &condition.attribute);
@@ -18,7 +18,7 @@ pub(super) fn attributes(rule: &Rule) -> impl Iterator<Item = Arc<str>> {
     rule.by.iter().chain(conditions).chain(cost).cloned().collect::<Vec<_>>().into_iter()
 }
 
-/// Headers, cookies and query parameters that rules look at.
+/// Headers, cookies and query parameters that rules use.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Named {
     /// Headers, in lower case. Not `host`, of which there is one anyway, and not `cookie`, which
@@ -31,7 +31,7 @@ pub struct Named {
 }
 
 impl Named {
-    /// Those among attributes of these names.
+    /// Those among these attributes.
     pub(super) fn among<'a>(attributes: impl Iterator<Item = &'a Arc<str>>) -> Self {
         let mut named = Named::default();
         for attribute in attributes {
@@ -55,18 +55,18 @@ impl Named {
 }
 
 impl Rules {
-    /// Whether a rule looks at this attribute.
+    /// Whether a rule uses this attribute.
     pub(crate) fn looks_at(&self, name: &str) -> bool {
         self.known.contains(name)
     }
 
-    /// What of a request over HTTP the rules look at by name.
+    /// The headers, cookies and query parameters that rules use.
     pub fn named(&self) -> &Named {
         &self.named
     }
 
-    /// Why no rule can know a request by these names: none of them is looked at. Nothing, if one
-    /// is, or if there are none.
+    /// The message for a check with attributes that no rule uses; `None` if a rule uses one of
+    /// them, or if the check has none.
     pub(crate) fn unknown<'a>(
         &self,
         names: impl Iterator<Item = &'a str> + Clone,
@@ -100,7 +100,7 @@ mod tests {
     use crate::config::Config;
 
     #[test]
-    fn whatever_a_rule_looks_at_by_name_is_known() {
+    fn headers_cookies_and_parameters_of_rules_are_found() {
         let text = "\
 rules:
   - name: a

@@ -1,8 +1,8 @@
 //! Rules: which limits apply to a request, and which budget it is charged to.
 //!
-//! A request is a set of named values, its [`Attributes`]. A [`Rule`] says on which of them it
-//! applies (`when`), by which of them budgets are kept apart (`by`), and how much there is. All
-//! rules that match are charged together, all or nothing; rules in shadow mode only look on.
+//! A request is a set of named values, its [`Attributes`]. A [`Rule`] has conditions on them
+//! (`when`), the attributes by which it separates budgets (`by`), and a limit. All rules that match
+//! are charged together, all or nothing; rules in shadow mode are only reported.
 
 mod by;
 mod compare;
@@ -399,9 +399,9 @@ impl Rule {
     }
 
     /// The key of the budget that a request with these attributes draws on: the values of `by`, no
-    /// two combinations the same. A single value stands as it is, several each with its length
-    /// before it. A missing attribute is the empty value: unless the rule says otherwise, requests
-    /// without it share that budget.
+    /// two combinations the same. A single value is the key itself; several values each have their
+    /// length before them. A missing attribute is the empty value: unless the rule states
+    /// `missing`, requests without it share that budget.
     pub(crate) fn key_of(&self, attributes: &(impl Attributes + ?Sized)) -> Vec<u8> {
         match &self.by[..] {
             [] => Vec::new(),
@@ -418,8 +418,8 @@ impl Rule {
         }
     }
 
-    /// The value by which budgets are kept apart. A client has all addresses of its IPv6 network,
-    /// whatever protocol brings the address.
+    /// The value that separates budgets. A client has all addresses of its IPv6 network, in every
+    /// protocol.
     fn value_of<'a>(&self, name: &str, attributes: &'a (impl Attributes + ?Sized)) -> Cow<'a, str> {
         let value = attributes.get(name).unwrap_or_default();
         if name != "ip" || !value.contains(':') {

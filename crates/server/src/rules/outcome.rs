@@ -1,9 +1,7 @@
-//! Costs that are known only when there is a response: whether it counts at all, and how much it
-//! was.
+//! Costs that depend on the response: whether it is charged at all, and how much.
 //!
-//! A rule takes its cost before a request goes on, as every rule does. Who sees the response, which
-//! is the proxy, then settles what it came to: nothing if it is not among those that count, or what
-//! was measured.
+//! The rule charges its cost before the request, like every rule. The proxy, which sees the
+//! response, then settles the final cost: 0 if the response is not charged, or the measured amount.
 
 use std::sync::Arc;
 
@@ -11,59 +9,58 @@ use tidegate::{Algorithm, Limit};
 
 use super::{Attributes, Budget, Match, Rule, holds};
 
-/// By what a response is measured.
+/// The measure of a response.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Measure {
     /// The bytes of its body.
     Bytes,
     /// The milliseconds from the request to the end of its body.
     Millis,
-    /// A number that a header has; what was taken stays taken if it has none.
+    /// The number in a header; without one, the cost is not changed.
     Header(Arc<str>),
 }
 
-/// What a response costs.
+/// The cost of a response.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Settle {
-    /// By what it is measured.
+    /// The measure.
     pub by: Measure,
-    /// So many of these are one unit of cost, rounded up.
+    /// The amount of the measure that costs one unit, rounded up.
     pub per: u64,
 }
 
 impl Settle {
-    /// The cost of so many.
+    /// The cost of a measured amount.
     pub fn cost(&self, measured: u64) -> u64 {
         measured.div_ceil(self.per)
     }
 }
 
 impl Rule {
-    /// Whether its cost is known only when there is a response.
+    /// Whether its cost depends on the response.
     pub fn is_settled_later(&self) -> bool {
         self.settle.is_some() || !self.charge_when.is_empty()
     }
 
-    /// Whether a response counts.
+    /// Whether a response is charged.
     pub(crate) fn counts(&self, response: &impl Attributes) -> bool {
         holds(&self.charge_when, response)
     }
 }
 
 impl Match {
-    /// Whether something is done about it when there is a response: its cost is settled, or its
-    /// lease ends.
+    /// Whether a response changes the charge: it settles the cost or ends a lease.
     pub(crate) fn has_outcome(&self) -> bool {
         self.rule.is_settled_later() || self.is_lease()
     }
 
-    /// Whether a request holds a lease of it: one of its limits is `concurrent`.
+    /// Whether a request holds a lease: one of the limits is `concurrent`.
     pub(crate) fn is_lease(&self) -> bool {
         matches!(&self.budget, Budget::Limits(limits) if limits.iter().any(is_concurrent))
     }
 }
 
-/// Whether a limit counts what is held, not what happens.
+/// Whether a limit counts leases, not events.
 pub(crate) fn is_concurrent(limit: &Limit) -> bool {
     matches!(limit.algorithm(), Algorithm::Concurrent(_))
 }

@@ -1,4 +1,4 @@
-//! What an attribute's value may look like: text, a glob, a network, or one of several.
+//! Patterns of attribute values: text, a glob, a network, or a negation.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -9,8 +9,7 @@ use tidegate::http::Network;
 /// A condition on one value.
 ///
 /// `*` stands for any run of characters, `?` for exactly one, `\` takes the next character as it
-/// is. `10.0.0.0/8` is a network and matches addresses, whatever way they are written. A leading
-/// `!` turns it around.
+/// is. `10.0.0.0/8` is a network and matches addresses in any spelling. A leading `!` negates.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pattern {
     text: Box<str>,
@@ -38,7 +37,7 @@ pub const MAX_PATTERN_BYTES: usize = 1024;
 /// What is wrong with a pattern.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PatternError {
-    /// There is nothing in it.
+    /// It is blank.
     #[error(
         "a blank pattern: expected text, a glob such as /v1/*, or a network such as 10.0.0.0/8; write '*' for any value"
     )]
@@ -104,7 +103,7 @@ impl Pattern {
         if self.not { &self.text[1..] } else { &self.text }
     }
 
-    /// Whether a `!` turns it around.
+    /// Whether it begins with `!`.
     pub(crate) fn is_negated(&self) -> bool {
         self.not
     }

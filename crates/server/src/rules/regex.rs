@@ -6,12 +6,12 @@ const MAX_REWRITTEN: usize = 8;
 /// What a message says about the notation of patterns.
 pub(crate) const NOTATION: &str = "expected a pattern, in which * is any number of characters, ? is one, and ! in front means not";
 
-/// What is to be written in place of a regular expression.
+/// The replacement of a regular expression.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum Rewritten {
     /// These patterns, of which one must match.
     To(Vec<String>),
-    /// There is no easy way.
+    /// There is no simple replacement.
     Not,
 }
 
@@ -119,7 +119,7 @@ fn looks_like_one(text: &str, about: PatternContext) -> bool {
     false
 }
 
-/// The expression as patterns, if it has nothing that they cannot say.
+/// The expression as patterns, if they can express it.
 fn expanded(text: &str) -> Option<Vec<String>> {
     let mut patterns = vec![String::new()];
     let mut rest = text;

@@ -326,8 +326,8 @@ impl Running {
         &self.engine
     }
 
-    /// Closes the listeners, and waits for accepted requests, at most for [`DRAIN`]. Returns whether
-    /// all of them were answered.
+    /// Closes the listeners, and waits for accepted requests, at most for [`DRAIN`]. Returns
+    /// whether all of them were answered.
     pub async fn stop(mut self) -> bool {
         let _ = self.stop.send(true);
         let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! What in a file of envoyproxy/ratelimit works, but hardly does what its author meant.
+//! Warnings about files of envoyproxy/ratelimit: what works, but is probably not intended.
 
 use std::collections::HashSet;
 

@@ -36,7 +36,7 @@ pub(super) struct DescriptorFile {
     quota_mode: bool,
     #[serde(default)]
     share_threshold: bool,
-    /// Metrics here never carry keys, so this asks for nothing.
+    /// Accepted without effect: metrics never have keys.
     #[serde(default, rename = "detailed_metric")]
     _detailed_metric: bool,
     #[serde(default, rename = "value_to_metric")]
@@ -194,8 +194,7 @@ impl LimitFile {
     }
 }
 
-/// The original's words for a key it does not know, which people search for, and the right key
-/// after them.
+/// The original's message for an unknown key, which users search for, followed by the right key.
 pub(super) fn known(problem: &str) -> String {
     let known = problem
         .split_once(": unknown key \"")

@@ -1,13 +1,12 @@
-//! The configuration of envoyproxy/ratelimit, read into the same model: domains, nested
-//! descriptors, wildcards, units.
+//! The configuration of envoyproxy/ratelimit: domains, nested descriptors, wildcards, units.
 //!
-//! A request names a domain and brings descriptors, each a list of keys and values. A descriptor
-//! walks down its domain's tree entry by entry: the node with exactly this key and value, else the
-//! first wildcard that matches, else the node with the key alone; it never goes back. The limit of
-//! the node it ends at counts, if it has one.
+//! A request has a domain and descriptors, each a list of keys and values. The lookup of a
+//! descriptor descends the tree of its domain entry by entry: to the node with exactly this key and
+//! value, else to the first wildcard that matches, else to the node with the key only. It never
+//! backtracks. The limit of the last node applies, if it has one.
 //!
-//! Beyond the original, `rate_limit` may say `limit: 100/min burst 20`: any notation, several
-//! windows, any algorithm.
+//! Unlike the original, `rate_limit` accepts `limit: 100/min burst 20`: any algorithm, and several
+//! limits.
 
 mod check;
 mod file;
@@ -30,31 +29,31 @@ use crate::findings::{self, ConfigError, Finding, MAX_FILE_BYTES};
 use crate::parse::outline::Outline;
 use crate::parse::yaml::located;
 
-/// How deep descriptors may be nested. The parser of YAML takes 64 lists and maps within one
-/// another, of which each level needs two.
+/// How deep descriptors may be nested. The YAML parser accepts 64 nested lists and maps, and each
+/// level needs two.
 pub const MAX_DEPTH: usize = 30;
-/// How many files a folder may have.
+/// The most files in a folder.
 pub const MAX_FILES: usize = 1000;
 
 /// All domains.
 #[derive(Clone, Debug, Default)]
 pub struct Domains {
     domains: HashMap<Box<str>, DescriptorNode>,
-    /// What in the files works, but is hardly meant.
+    /// Warnings about the files.
     warnings: Vec<Finding>,
 }
 
-/// One place in a domain's tree.
+/// A node of the tree of a domain.
 #[derive(Clone, Debug, Default)]
 struct DescriptorNode {
-    /// What is below it, by key.
+    /// Its children, by key.
     below: HashMap<Box<str>, Values>,
     limit: Option<Arc<DescriptorLimit>>,
-    /// All values that the wildcard matches share one budget.
+    /// Whether all values of the wildcard share one budget.
     shared: bool,
 }
 
-/// Places with the same key, by value.
+/// Nodes with the same key, by value.
 #[derive(Clone, Debug, Default)]
 struct Values {
     exact: HashMap<Box<str>, DescriptorNode>,
@@ -79,35 +78,34 @@ impl DescriptorNode {
     }
 }
 
-/// A node with a limit.
+/// The limit of a node.
 #[derive(Clone, Debug)]
 pub struct DescriptorLimit {
-    /// The rule it is in Tidegate's model.
+    /// The limit as a rule.
     pub rule: Arc<Rule>,
-    /// The name it gave itself.
+    /// The `name` of the limit.
     pub name: Option<Arc<str>>,
-    /// Rules of these names that also match the request are dropped.
+    /// The names of limits that this one replaces if they also apply.
     pub replaces: Vec<Arc<str>>,
-    /// It does not reject by itself, only together with all others of its kind.
+    /// Whether a request is rejected only if all limits of this kind are exceeded.
     pub quota: bool,
-    /// As the file says it, for the answer.
+    /// Requests and unit as stated in the file, for the response.
     pub stated: Option<(u32, Unit)>,
-    /// What to tell the proxy while there is something left.
+    /// Metadata for the response of a request that is allowed.
     pub metadata: Option<Map<String, Value>>,
 }
 
-/// How requests in Envoy's protocol are answered, beyond what the domains say.
+/// Options of the responses to Envoy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EnvoyOptions {
-    /// What is rejected takes what is left, and one descriptor's rejection does not spare the
-    /// others: as envoyproxy/ratelimit counts.
+    /// Whether rejected requests are charged, as envoyproxy/ratelimit does: they take what is left,
+    /// and the other descriptors are charged, too.
     pub count_rejected: bool,
-    /// The most requests per unit that a limit in the request may ask for; none: such limits are
-    /// ignored.
+    /// The most requests per unit of a limit in a request; such limits are ignored if `None`.
     pub overrides: Option<u32>,
-    /// Headers to add to the answer to the client, beside those that Envoy makes.
+    /// Headers that are added to the response to the client.
     pub headers: Option<Families>,
-    /// Whether a denial brings a body: `application/problem+json`.
+    /// Whether a denial has a body of the type `application/problem+json`.
     pub body: bool,
 }
 
@@ -122,7 +120,7 @@ impl Default for EnvoyOptions {
     }
 }
 
-/// What a descriptor came to.
+/// The limit that applies to a descriptor.
 #[derive(Clone, Debug)]
 pub struct DescriptorMatch {
     /// Its limit.
@@ -135,7 +133,7 @@ impl Domains {
     /// Reads every `*.yaml` file of a folder.
     ///
     /// # Errors
-    /// If one cannot be read or says something that cannot be.
+    /// If one cannot be read or has an error.
     pub fn load(folder: &Path) -> Result<Domains, ConfigError> {
         let unreadable =
             |path: &Path, why| ConfigError::Unreadable { file: path.display().to_string(), why };
@@ -163,12 +161,12 @@ impl Domains {
         Ok(domains)
     }
 
-    /// What in the files works, but is hardly meant.
+    /// Warnings about the files.
     pub fn warnings(&self) -> &[Finding] {
         &self.warnings
     }
 
-    /// How many limits there are in all domains together.
+    /// The number of limits in all domains.
     pub fn limits(&self) -> usize {
         self.rules().count()
     }
@@ -176,7 +174,7 @@ impl Domains {
     /// Adds the domain of one file.
     ///
     /// # Errors
-    /// If it says something that cannot be, or its domain is known already.
+    /// If it has an error, or its domain is already known.
     pub fn add(&mut self, text: &str, file: &str) -> Result<(), ConfigError> {
         let invalid = |problem: String| ConfigError::Invalid { file: file.into(), problem };
         let read: DomainFile = serde_saphyr::from_str(text)
@@ -207,13 +205,13 @@ impl Domains {
         names
     }
 
-    /// The entries of a descriptor that has a limit in this domain, always the same one: an example
-    /// for people.
+    /// The entries of one descriptor of this domain that has a limit, always the same one, as an
+    /// example.
     pub fn example(&self, domain: &str) -> Option<Vec<(&str, &str)>> {
         self.domains.get(domain)?.example()
     }
 
-    /// The rules of all of them.
+    /// The rules of all domains.
     pub fn rules(&self) -> impl Iterator<Item = &Arc<Rule>> {
         let mut open: Vec<&DescriptorNode> = self.domains.values().collect();
         std::iter::from_fn(move || {
@@ -260,7 +258,7 @@ impl Domains {
     }
 }
 
-/// The files of a folder that count, in order.
+/// The files of a folder that are read, in order.
 pub(crate) fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(folder)?.collect::<Result<Vec<_>, _>>()?;
     let mut files: Vec<PathBuf> = entries
@@ -274,7 +272,7 @@ pub(crate) fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// A key and its value.
 pub trait Pair {
-    /// Both.
+    /// The key and the value.
     fn pair(&self) -> (&str, &str);
 }
 
@@ -284,7 +282,7 @@ impl<K: AsRef<str>, V: AsRef<str>> Pair for (K, V) {
     }
 }
 
-/// The key of a descriptor under a limit that the request brought.
+/// The key of a descriptor with a limit of the request.
 pub(crate) fn override_key<'a>(
     domain: &str,
     entries: impl Iterator<Item = (&'a str, &'a str)>,
@@ -298,15 +296,14 @@ pub(crate) fn override_key<'a>(
     bounded(key)
 }
 
-/// With its length before it, so that no two lists make the same key.
+/// Appends a part after its length, so that no two lists have the same key.
 fn put(key: &mut Vec<u8>, part: &str) {
     digits::push(key, part.len() as u64);
     key.push(b':');
     key.extend_from_slice(part.as_bytes());
 }
 
-/// What a caller chooses must not make a key that no store takes, and so escape its limit: a long
-/// key is kept by its digest.
+/// A key that is too long for stores is replaced by its digest, so that it cannot escape its limit.
 fn bounded(key: Vec<u8>) -> Vec<u8> {
     if key.len() <= MAX_KEY_BYTES {
         return key;

@@ -21,7 +21,7 @@ impl Unit {
     const ALL: [Unit; 7] =
         [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day, Unit::Month, Unit::Year, Unit::Week];
 
-    /// How long it is; a month is 30 days, a year 365.
+    /// Its duration; a month is 30 days, a year 365.
     pub fn period(self) -> Period {
         match self {
             Unit::Second => Period::SECOND,
@@ -52,8 +52,7 @@ impl Unit {
         })
     }
 
-    /// The unit in which a client can plan with a limit: its period, or the time to fill a bucket,
-    /// if that is one.
+    /// The unit of a limit: its period, or the time to fill a bucket, if that is a unit.
     pub fn of(limit: &Limit) -> Option<Unit> {
         let period_us = match limit.algorithm() {
             Algorithm::Bucket(bucket) => bucket.fill_us(),
@@ -63,7 +62,7 @@ impl Unit {
         Self::ALL.into_iter().find(|unit| unit.period().as_micros() == period_us)
     }
 
-    /// So many per unit, in windows counted from the epoch; nothing at all if it is none.
+    /// A number of requests per unit, in windows aligned to the epoch; a denial if it is 0.
     pub fn budget(self, requests: u32) -> Budget {
         let limit = Limit::window(u64::from(requests), self.period()).build();
         limit.map_or(Budget::Deny, |limit| Budget::Limits(Limits::from(limit)))

@@ -27,13 +27,12 @@ use super::{Attributes, HeaderPolicy, Named};
 pub const MAX_URI_BYTES: usize = 16 << 10;
 /// The longest method, in bytes.
 pub const MAX_METHOD_BYTES: usize = 32;
-/// The longest middle of a token that is looked into for claims, in bytes; of a longer one nothing
-/// is known.
+/// The longest payload of a token that is read for claims, in bytes; a longer one has no claims.
 pub const MAX_CLAIMS_BYTES: usize = 8 << 10;
 
-/// The headers of a request, wherever they are kept.
+/// The headers of a request, in any representation.
 pub trait HeaderLines: fmt::Debug + Sync {
-    /// The value of one line of this name; those of one name are counted from 0.
+    /// The value of a line of this header; its lines are counted from 0.
     fn line(&self, name: &str, index: usize) -> Option<&[u8]>;
 }
 
@@ -55,14 +54,14 @@ pub struct HttpRequest<'a> {
     claims: OnceLock<BTreeMap<String, Value>>,
 }
 
-/// What cannot be described, and so must not pass.
+/// Why a request is refused before rules apply.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HttpRequestError {
     /// The path or host is too long.
     #[error(transparent)]
     TooLong(#[from] TargetTooLong),
-    /// The method is none.
+    /// The method is invalid.
     #[error("method {0:?}: expected 1 to {MAX_METHOD_BYTES} letters such as GET")]
     Method(String),
     /// The target is not one that a client sends to a server.
@@ -71,16 +70,16 @@ pub enum HttpRequestError {
     /// The target can be read as several paths.
     #[error(transparent)]
     Path(RefusedPath),
-    /// The host is none.
+    /// The host is invalid.
     #[error("host {0:?}: expected one host such as api.example.com:443")]
     Host(String),
-    /// Something that a rule looks at is there several times.
+    /// An attribute of a rule occurs more than once.
     #[error(transparent)]
     Repeated(#[from] Repeated),
 }
 
-/// A header, cookie or query parameter that a rule looks at and that a request has several times.
-/// Services differ in which of them they read.
+/// A header, cookie or query parameter of a rule that occurs more than once in a request. Services
+/// differ in which one they read.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{kind} {name} is there more than once: expected it once")]
 pub struct Repeated {
@@ -89,7 +88,7 @@ pub struct Repeated {
 }
 
 impl HttpRequestError {
-    /// Whether something is too long, and not wrong otherwise.
+    /// Whether something is too long.
     pub(crate) fn is_too_long(&self) -> bool {
         matches!(self, HttpRequestError::TooLong(_))
     }
@@ -105,10 +104,10 @@ impl From<RefusedPath> for HttpRequestError {
 }
 
 impl<'a> HttpRequest<'a> {
-    /// Reads a target as it stands in the first line of a request: `/path?query`, or `*`.
+    /// Reads the target of a request line: `/path?query`, or `*`.
     ///
     /// # Errors
-    /// If it is too long, or not what it should be, or can be read as several paths.
+    /// If it is too long, invalid, or can be read as several paths.
     pub fn target<'t>(
         target: &'t str,
         policy: &PathPolicy,
@@ -130,7 +129,7 @@ impl<'a> HttpRequest<'a> {
     /// A request of `client`, for a [target](HttpRequest::target), with these headers.
     ///
     /// # Errors
-    /// If something in it is too long, or not what it should be.
+    /// If a part of it is too long or invalid.
     pub fn new(
         client: Client,
         method: &'a str,
@@ -160,8 +159,8 @@ impl<'a> HttpRequest<'a> {
         Ok(HttpRequest { client, method, path, query, host, headers, claims: OnceLock::new() })
     }
 
-    /// Checks that headers, cookies and parameters of rules occur at most once. A list header may have
-    /// several lines.
+    /// Checks that headers, cookies and parameters of rules occur at most once. A list header may
+    /// have several lines.
     ///
     /// # Errors
     /// The name that occurs more than once.
@@ -195,7 +194,7 @@ impl<'a> HttpRequest<'a> {
         (0..).map_while(move |index| self.headers.line(name, index)).map(<[u8]>::trim_ascii)
     }
 
-    /// The values of all lines of a header; as the standard says, they are one list.
+    /// The values of all lines of a header, as one list.
     fn header(&self, name: &str) -> Option<Cow<'_, str>> {
         if name.eq_ignore_ascii_case("host") {
             // The header of the connection may be the gateway's.
