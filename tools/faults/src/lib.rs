@@ -13,7 +13,7 @@
 //! - `judge`: whether it was as it must be
 //! - `rows`: the faults themselves
 //!
-//! `docs/testing.md` says how to run and read it.
+//! `README.md` says how to run and read it.
 
 mod args;
 mod inject;

@@ -12,7 +12,7 @@
 //! assert!(server.url().starts_with("redis://127.0.0.1:"));
 //! ```
 //!
-//! The programs come from `cargo xtask servers`. `docs/testing.md` has the whole tour.
+//! The programs come from `cargo xtask servers`. `README.md` has the tour.
 
 mod absence;
 mod attack;
@@ -56,5 +56,5 @@ pub use spawn::spawn;
 pub use wait::wait_until;
 
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/testing.md")]
+#[doc = include_str!("../README.md")]
 struct Page;

@@ -162,7 +162,7 @@ pub(super) fn need_this_machine() -> Result<(), String> {
     Ok(())
 }
 
-const ELSEWHERE: &str = "Elsewhere, put the servers that docs/testing.md lists into a folder, under the names that it \
+const ELSEWHERE: &str = "Elsewhere, put the servers that tools/testkit/README.md lists into a folder, under the names that it \
                          gives, and set TIDEGATE_SERVERS to that folder";
 
 pub(super) fn need_pip() -> Result<(), String> {
