@@ -24,15 +24,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (name, limit) in [("allowed", "1000000/s burst 1000000"), ("denied", "1/day")] {
         let limit: Limit = limit.parse()?;
         let memory = Memory::new();
-        let engine =
-            Engine::new(Backend::Memory(memory.clone()), Rules::default()).at(Protocol::Resp);
+        let engine = Engine::new(Backend::Memory(memory.clone()), Rules::default())
+            .for_protocol(Protocol::Resp);
         let keys: Vec<String> = (0..1000).map(|number| format!("user:{number}")).collect();
         let check = |at: u32| Check::new().charge(&keys[at as usize % keys.len()], [&limit], 1);
         let bare = fastest(|at| _ = black_box(memory.decide(&check(at))));
         // The memory store never waits, so that one poll is enough.
         let mut context = Context::from_waker(Waker::noop());
         let seen = fastest(|at| {
-            _ = black_box(pin!(engine.decide(&check(at))).poll(&mut context).is_ready())
+            _ = black_box(pin!(engine.check(&check(at))).poll(&mut context).is_ready())
         });
         let ns = |took: Duration| took.as_nanos() as f64 / f64::from(ROUNDS);
         println!("{name}: {:.1} ns in the store, {:.1} ns through the engine", ns(bare), ns(seen));

@@ -1,17 +1,18 @@
 //! The store behind the engine, as it is configured.
 
 use tidegate::redis::Redis;
-use tidegate::resilience::Resilient;
-use tidegate::{Check, Decision, Memory, Store, StoreError};
+use tidegate::resilience::{OnFailure, Resilient};
+use tidegate::{Check, Decision, LeaseReleaser, Memory, Store, StoreError, SystemClock};
 
-/// Where state is kept.
+/// The store behind the engine.
 #[derive(Clone, Debug)]
 pub enum Backend {
-    /// In this process.
+    /// State in this process.
     Memory(Memory),
-    /// In Redis or Valkey, asked every time; without an answer there is an error.
+    /// State in Redis or Valkey. A check without an answer is an error.
     Redis(Redis),
-    /// In Redis or Valkey, with an answer in time whatever it does.
+    /// State in Redis or Valkey behind the resilience layer, which answers every check by its
+    /// deadline.
     Resilient(Resilient, Redis),
 }
 
@@ -28,8 +29,27 @@ impl Backend {
         }
     }
 
-    /// Whether it does not decide: it is unreachable or refuses, and this node decides locally.
-    pub fn is_away(&self) -> bool {
+    /// Whether this node decides locally, because the remote store is unreachable or refuses calls.
+    pub fn is_degraded(&self) -> bool {
         matches!(self, Backend::Resilient(resilient, _) if !resilient.status().state.is_healthy())
+    }
+
+    /// The configured policy without a store; `None` if there is no resilience layer.
+    pub(crate) fn on_failure(&self) -> Option<OnFailure> {
+        match self {
+            Backend::Resilient(resilient, _) => Some(resilient.status().on_failure),
+            Backend::Memory(_) | Backend::Redis(_) => None,
+        }
+    }
+
+    /// Ends leases of this store in the background.
+    pub(crate) fn lease_releaser(&self) -> LeaseReleaser {
+        match self {
+            Backend::Memory(memory) => LeaseReleaser::of_memory(memory.clone()),
+            Backend::Redis(redis) => LeaseReleaser::of_store(redis.clone(), SystemClock::new()),
+            Backend::Resilient(resilient, _) => {
+                LeaseReleaser::of_store(resilient.clone(), resilient.clock().clone())
+            }
+        }
     }
 }

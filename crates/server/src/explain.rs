@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
-use tidegate::{Decision, Limit, Op, Verdict};
+use tidegate::{Decision, Limit, Verdict};
 
 use crate::engine::{Engine, EngineError};
 use crate::rules::{Attributes, Budget, InvalidCost, Match, Missing, Mode, Rule, Rules};
@@ -93,7 +93,7 @@ impl Engine {
         for explained in &mut explanation.rules {
             let Ok(applied) = &mut explained.found else { continue };
             let (matched, _) = explained.rule.applied(attributes, cost)?;
-            let Some(decision) = self.rule_quietly(Op::Peek, vec![matched]).await? else {
+            let Some(decision) = self.peek(&[matched]).await? else {
                 continue;
             };
             applied.limits = limits_of(&applied.budget, &decision);

@@ -27,6 +27,7 @@ mod panics;
 mod parse;
 mod preflight;
 mod probe;
+mod problem;
 pub mod protocol;
 pub mod proxy;
 mod readiness;

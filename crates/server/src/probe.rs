@@ -34,14 +34,14 @@ impl StoreProbe {
         {
             return result.clone();
         }
-        let engine = engine.at(Protocol::Internal);
+        let engine = engine.for_protocol(Protocol::Internal);
         // In a task of its own: otherwise a client that disconnects would cancel the probe for the
         // others.
         let probe = tokio::spawn(async move {
             let limit = Limit::bucket(1, Period::SECOND).build().expect("one a second is a limit");
             let check = Check::of(Op::Peek).charge("tidegate-readyz", [&limit], 1);
             let result =
-                engine.decide(&check).await.map(|_| ()).map_err(|error| error.to_string().into());
+                engine.check(&check).await.map(|_| ()).map_err(|error| error.to_string().into());
             *last = Some((Instant::now(), ProbeResult::clone(&result)));
             result
         });

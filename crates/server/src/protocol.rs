@@ -1,25 +1,25 @@
-//! The protocols: over which one a check arrives.
+//! The protocols that a check can arrive by.
 
-/// Where a question comes in.
+/// The protocol that a check arrives by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Protocol {
-    /// Within this process: readiness, explanations, tests.
+    /// Calls within this process: readiness, explanations, tests.
     #[default]
     Internal,
-    /// HTTP.
+    /// The HTTP check API.
     Http,
-    /// gRPC.
+    /// Envoy's rate limit service over gRPC.
     Grpc,
-    /// RESP.
+    /// RESP, the protocol of Redis clients.
     Resp,
-    /// HTTP for those who look after it.
+    /// The administration part of the HTTP API, at an address of its own.
     Admin,
-    /// HTTP that goes on to an upstream.
+    /// The reverse proxy.
     Proxy,
 }
 
 impl Protocol {
-    /// All of them.
+    /// All protocols.
     pub const ALL: [Protocol; 6] = [
         Protocol::Internal,
         Protocol::Http,
@@ -28,7 +28,7 @@ impl Protocol {
         Protocol::Admin,
         Protocol::Proxy,
     ];
-    /// Those that others can come through.
+    /// The protocols that have a listener.
     pub const OUTER: [Protocol; 5] =
         [Protocol::Http, Protocol::Grpc, Protocol::Resp, Protocol::Admin, Protocol::Proxy];
 

@@ -40,6 +40,17 @@ pub struct Emptied {
     pub by: Vec<(Arc<str>, Option<String>)>,
 }
 
+impl Emptied {
+    /// The budget of this rule for these attributes.
+    pub(crate) fn new(rule: &Arc<Rule>, attributes: NamedValues<'_>) -> Self {
+        let value = |name: &Arc<str>| {
+            attributes.iter().find(|(own, _)| **own == **name).map(|(_, value)| value.clone())
+        };
+        let by = rule.by.iter().map(|name| (Arc::clone(name), value(name))).collect();
+        Emptied { rule: Arc::clone(rule), by }
+    }
+}
+
 /// The budgets that a reset names do not exist.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -104,13 +115,14 @@ pub enum InvalidTarget {
     NoneApplies,
 }
 
-pub(crate) type Given<'a> = &'a [(String, String)];
+/// Attributes and their values.
+pub(crate) type NamedValues<'a> = &'a [(String, String)];
 
 /// The rules whose budgets are named, each with the attributes that say which budget.
 pub(crate) fn find<'a>(
     rules: &Rules,
     target: &'a Target,
-) -> Result<Vec<(Arc<Rule>, Given<'a>)>, InvalidTarget> {
+) -> Result<Vec<(Arc<Rule>, NamedValues<'a>)>, InvalidTarget> {
     let limited = || rules.iter().filter(|rule| longest(rule).is_some());
     match target {
         Target::Rule { name, by } => {
@@ -178,7 +190,7 @@ fn positions(limits: &Limits) -> usize {
 }
 
 /// Whether every attribute of the rule's `by` is given, and no other.
-fn check_by(rule: &Rule, given: Given<'_>) -> Result<(), InvalidTarget> {
+fn check_by(rule: &Rule, given: NamedValues<'_>) -> Result<(), InvalidTarget> {
     let by = || rule.by.iter().map(|name| &**name);
     if let Some((attribute, _)) = given.iter().find(|(name, _)| !by().any(|own| own == name)) {
         let hint = match nearest(attribute, by()) {
@@ -216,7 +228,10 @@ fn unknown_rule(rules: &Rules, name: &str) -> InvalidTarget {
     }
 }
 
-fn none_given<'a>(limited: impl Iterator<Item = &'a Arc<Rule>>, given: Given<'_>) -> InvalidTarget {
+fn none_given<'a>(
+    limited: impl Iterator<Item = &'a Arc<Rule>>,
+    given: NamedValues<'_>,
+) -> InvalidTarget {
     let limited: Vec<&Arc<Rule>> = limited.filter(|rule| !rule.by.is_empty()).collect();
     let names = || limited.iter().flat_map(|rule| &rule.by).map(|name| &**name);
     let unknown =

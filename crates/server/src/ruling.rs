@@ -1,27 +1,28 @@
-//! The result of a check against the rules.
+//! The verdict of the rules on one request.
 
 use std::sync::Arc;
 
-use tidegate::{Decision, Limit, Timestamp, Verdict};
+use tidegate::resilience::OnFailure;
+use tidegate::{Decision, Limit, Source, Timestamp, Verdict};
 
-use crate::rules::Rule;
+use crate::rules::{Budget, Match, Rule};
 
-/// What the rules say about a request.
+/// The verdict of the rules on one request.
 #[derive(Clone, Debug)]
 pub struct Ruling {
-    /// Whether it may pass.
+    /// Whether all enforced rules allow the request.
     pub allowed: bool,
-    /// What the limits say; nothing, if no rule with limits applies.
+    /// The decision on all limits of enforced rules; `None` if no rule with limits matches.
     pub decision: Option<Decision>,
-    /// Whose limits they are, in the order of the decision's charges.
+    /// The limits, in the order of the decision's charges.
     pub charges: Vec<Charged>,
-    /// The rule that lets nothing pass, if one applies.
+    /// The rule with `limit: deny` that matches, or the rule that denies a missing attribute.
     pub refused_by: Option<Arc<Rule>>,
-    /// The attribute whose absence that rule denies, if that is why.
+    /// The missing attribute, if `refused_by` denies for that.
     pub refused_for: Option<Arc<str>>,
-    /// The rule that exempts the request from all others, if one does.
+    /// The rule that exempts the request from all others.
     pub exempted_by: Option<Arc<Rule>>,
-    /// What rules in shadow mode would have said.
+    /// The verdicts of rules in shadow mode.
     pub shadow: Vec<Shadowed>,
 }
 
@@ -30,34 +31,67 @@ pub struct Ruling {
 pub struct Charged {
     /// The rule.
     pub rule: Arc<Rule>,
-    /// Whose budget.
+    /// The key of the budget.
     pub key: Vec<u8>,
     /// The limit.
     pub limit: Limit,
-    /// What it cost.
+    /// The cost charged to it.
     pub cost: u64,
 }
 
-/// What a rule in shadow mode would have said.
+/// The verdict of a rule in shadow mode.
 #[derive(Clone, Debug)]
 pub struct Shadowed {
     /// The rule.
     pub rule: Arc<Rule>,
-    /// Whether it would have let the request pass.
+    /// Whether the rule would allow the request if it were enforced.
     pub allowed: bool,
-    /// What its limits say, if it has any; its source is [`Source::Shadow`].
+    /// The decision on its limits, if it has any. Its source is [`Source::Shadow`].
     pub decision: Option<Decision>,
 }
 
 impl Ruling {
-    /// The charge that binds, and what it says.
+    /// The verdict of these enforced matches before any limit is charged: whether one refuses or
+    /// exempts the request.
+    pub(crate) fn before_limits(enforced: &[Match]) -> Self {
+        let refusing = enforced.iter().find(|matched| matched.budget == Budget::Deny);
+        let exempting =
+            enforced.iter().find(|matched| matched.budget == Budget::Exempt && refusing.is_none());
+        Ruling {
+            allowed: refusing.is_none(),
+            decision: None,
+            charges: Vec::new(),
+            refused_by: refusing.map(|matched| Arc::clone(&matched.rule)),
+            refused_for: refusing.and_then(|matched| matched.missing.clone()),
+            exempted_by: exempting.map(|matched| Arc::clone(&matched.rule)),
+            shadow: Vec::new(),
+        }
+    }
+
+    /// The binding charge and its verdict.
     pub fn binding(&self) -> Option<(&Charged, &Verdict)> {
         let decision = self.decision.as_ref()?;
         Some((self.charges.get(decision.binding_index())?, decision.binding()))
     }
 
-    /// When it was decided, if limits were asked.
+    /// The time of the decision, if there is one.
     pub fn at(&self) -> Option<Timestamp> {
         self.decision.as_ref().map(Decision::at)
+    }
+
+    /// Whether the request is denied only because the store is unavailable, by a rule whose policy
+    /// is then `closed`. `default` is the policy of rules without one.
+    pub(crate) fn is_closed_by_failure(&self, default: Option<OnFailure>) -> bool {
+        let Some(default) = default else { return false };
+        let Some(decision) =
+            self.decision.as_ref().filter(|decision| decision.source() == Source::Fallback)
+        else {
+            return false;
+        };
+        let mut denied =
+            self.charges.iter().zip(decision.charges()).filter(|(_, verdict)| !verdict.allowed);
+        denied.any(|(charged, _)| {
+            charged.rule.policy().on_failure.unwrap_or(default) == OnFailure::Closed
+        })
     }
 }

@@ -34,7 +34,8 @@ pub(crate) async fn decide(
 ) -> Result<RateLimitResponse, Problem> {
     bounded(request)?;
     let options = engine.settings().envoy_options();
-    let mut asked = engine.read(|domains, rules| Asked::of(domains, rules, &options, request))?;
+    let mut asked =
+        engine.with_rules(|domains, rules| Asked::of(domains, rules, &options, request))?;
     if let Some(why) = &asked.warning {
         engine.observer().misnamed(engine.protocol(), why);
     }
@@ -312,7 +313,7 @@ impl Asked {
             return Ok(true);
         }
         let found = which.iter().map(|index| self.budgets[*index].found.clone()).collect();
-        let ruling = engine.rule_on(op, found, None).await?;
+        let ruling = engine.check_rules(op, found, None).await?;
         let mut shadows = ruling.shadow.iter();
         for index in which {
             let drawn = &mut self.budgets[*index];

@@ -35,7 +35,7 @@ impl Health {
         tasks: supervise::Health,
         shutdown: watch::Receiver<bool>,
     ) -> Health {
-        Health { engine: engine.at(Protocol::Internal), tasks, shutdown }
+        Health { engine: engine.for_protocol(Protocol::Internal), tasks, shutdown }
     }
 
     async fn status(&self) -> ServingStatus {

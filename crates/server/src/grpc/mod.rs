@@ -34,10 +34,10 @@ use tower_service::Service;
 
 pub use self::decide::{MAX_DESCRIPTORS, MAX_ENTRIES, MAX_TEXT_BYTES};
 use self::message::{RateLimitRequest, RateLimitResponse};
-pub(crate) use self::unary::Unary;
+use self::unary::Unary;
 use crate::auth::{Auth, Guard, May};
 use crate::engine::{Engine, EngineError};
-use crate::listen::http::Hall;
+use crate::listen::http::{Access, Application, HttpServer};
 use crate::listen::{Bounds, Entrance};
 use crate::protocol::Protocol;
 use crate::supervise;
@@ -115,22 +115,22 @@ pub(crate) async fn serve_at(
 ) -> io::Result<()> {
     let (bounds, observer) = (entrance.bounds().clone(), entrance.observer().clone());
     let patience = bounds.get().patience;
-    let unary = Unary::new(engine.clone(), patience);
     let services = Services::new(engine, tasks, patience, shutdown.clone())?;
     let router = Router::new().fallback_service(services);
-    let hall = Hall::new(router, Protocol::Grpc, guard, bounds, observer, needs).with_unary(unary);
+    let application = Application { router, access, refusal };
+    let server = HttpServer::new(application, Protocol::Grpc, guard, bounds, observer);
     let down = shutdown.clone();
-    entrance.receive(shutdown, move |visitor| hall.clone().talk(visitor, down.clone())).await
+    entrance.receive(shutdown, move |visitor| server.clone().serve(visitor, down.clone())).await
 }
 
 /// What somebody must be allowed who calls this method. Health is for whoever watches over us; it
 /// says yes or no and nothing else.
-fn needs(path: &str) -> May {
-    if path.starts_with(HEALTH) { May::Nothing } else { May::Check }
+fn access(path: &str) -> Access {
+    if path.starts_with(HEALTH) { May::Nothing.into() } else { May::Check.into() }
 }
 
 /// A refusal of HTTP as one of gRPC.
-pub(crate) fn refusal(status: http::StatusCode, detail: &str) -> http::Response<Body> {
+fn refusal(status: http::StatusCode, detail: &str) -> http::Response<Body> {
     let code = match status {
         http::StatusCode::UNAUTHORIZED => Code::Unauthenticated,
         http::StatusCode::FORBIDDEN => Code::PermissionDenied,
@@ -210,6 +210,10 @@ impl Service<http::Request<Body>> for Services {
         if path == SHOULD_RATE_LIMIT {
             let (engine, patience) = (self.engine.clone(), self.patience);
             return Box::pin(async move {
+                let request = match Unary::new(engine.clone(), patience).answer(request).await {
+                    Ok(response) => return Ok(response),
+                    Err(request) => request,
+                };
                 let mut grpc = Grpc::new(Messages).max_decoding_message_size(MAX_MESSAGE_BYTES);
                 let answer = grpc.unary(ShouldRateLimit(engine), request);
                 Ok(timeout(patience, answer)

@@ -217,7 +217,7 @@ descriptors:
         clock.set(Timestamp::from_secs(1_700_000_000));
         let engine =
             Engine::new(Backend::Memory(Memory::builder().clock(clock).build()), Rules::default())
-                .at(Protocol::Grpc);
+                .for_protocol(Protocol::Grpc);
         let mut domains = Domains::default();
         domains.add(EDGE, "test").unwrap();
         engine.set_domains(domains);

@@ -7,9 +7,10 @@ use axum::http::{HeaderMap, Response, StatusCode, header};
 use serde_json::json;
 
 use super::request::{About, Asked, Verb};
-use super::{Sent, failure, mistake, reply, request};
+use super::{Sent, failure, reply, request};
 use crate::engine::Engine;
 use crate::explain::rule_to_json;
+use crate::problem::mistake;
 
 /// The description of all paths.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");

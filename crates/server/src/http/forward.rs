@@ -17,29 +17,24 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, heade
 use tidegate::Op;
 use tidegate::http::{ClientIp, normal_host};
 
+use super::Desk;
 use super::reply::{denial, pass, unanswered};
-use super::{Desk, mistake};
+use crate::listen::http::{PeerAddress, TOKEN};
 use crate::observe::metrics::Refusal;
+use crate::problem::mistake;
 use crate::rules::{HeaderPolicy, HttpRequest, HttpRequestError, Named};
 
 /// Where gateways ask.
-pub(crate) const PATH: &str = "/v1/auth";
-/// In which the gateway says the token of this listener: `Authorization` is its client's.
-pub(crate) const TOKEN: HeaderName = HeaderName::from_static("x-tidegate-token");
-
+pub(super) const PATH: &str = "/v1/auth";
 /// What the target is told by: nginx, Caddy and Traefik.
 const TARGETS: [&str; 3] = ["x-forwarded-uri", "x-original-uri", "x-original-url"];
 const METHODS: [&str; 2] = ["x-forwarded-method", "x-original-method"];
 const HOSTS: [&str; 1] = ["x-forwarded-host"];
 
-/// Who is at the other end of the connection.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub(crate) IpAddr);
-
 /// Any method of `/v1/auth`; the one that counts is in a header. A body is not looked at.
 pub(super) async fn auth(
     State(desk): State<Desk>,
-    Extension(Peer(peer)): Extension<Peer>,
+    Extension(PeerAddress(peer)): Extension<PeerAddress>,
     mut headers: HeaderMap,
 ) -> Response<Body> {
     headers.remove(TOKEN);
@@ -84,12 +79,16 @@ async fn ruling(desk: &Desk, peer: IpAddr, headers: &HeaderMap) -> Result<Respon
     {
         return Ok(mistake(StatusCode::BAD_REQUEST, &problem));
     }
-    if let Some(problem) = desk.engine.read(|_, rules| {
+    if let Some(problem) = desk.engine.with_rules(|_, rules| {
         ambiguous(headers, rules.named(), &desk.engine.settings().requests().headers)
     }) {
         return Ok(mistake(StatusCode::BAD_REQUEST, &problem));
     }
-    Ok(match desk.engine.rule(Op::Check, &request, 1, None).await {
+    let ruling = match desk.engine.matching(&request, 1) {
+        Ok(matches) => desk.engine.check_rules(Op::Check, matches, None).await,
+        Err(error) => Err(error.into()),
+    };
+    Ok(match ruling {
         Err(error) => unanswered(&error),
         Ok(ruling) if ruling.allowed => {
             pass(&ruling, desk.engine.settings().response_options().headers)
@@ -237,8 +236,9 @@ pub(crate) async fn answer_to(
     let (health, patience) =
         (crate::supervise::Health::default(), std::time::Duration::from_secs(1));
     engine.settings().set_clients(clients);
-    let desk = Desk { engine: engine.clone(), health, patience };
-    auth(State(desk), Extension(Peer(peer)), headers).await.status().as_u16()
+    let guard = std::sync::Arc::new(crate::auth::Guard::new(crate::auth::Auth::default()));
+    let desk = Desk { engine: engine.clone(), guard, health, patience };
+    auth(State(desk), Extension(PeerAddress(peer)), headers).await.status().as_u16()
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The HTTP listener: JSON in, decisions out, with the headers that clients know.
 
 mod admin;
+mod fast_path;
 mod forward;
 mod reply;
 mod request;
@@ -10,29 +11,31 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRef, FromRequest, FromRequestParts, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderValue, Response, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, Uri, header};
 use axum::routing::{MethodRouter, any, get, post};
-use axum::{Extension, Router};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tidegate::{Check, Op, StoreError};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-pub(crate) use self::forward::{PATH as AUTH_PATH, Peer, TOKEN};
+use self::fast_path::FastPath;
 use self::reply::Answer;
-pub(crate) use self::reply::{denial, mistake, tell, unanswered};
-pub(crate) use self::request::Verb;
-use self::request::{About, Asked, Question};
+pub(crate) use self::reply::{denial, tell, unanswered};
+use self::request::{About, Asked, Question, Verb};
 pub use self::request::{MAX_ATTRIBUTES, MAX_BATCH, MAX_BODY_BYTES};
-use crate::auth::{Auth, Guard, May};
+use crate::auth::{Auth, Caller, Guard, May};
+use crate::browser;
 use crate::engine::{Engine, EngineError};
-use crate::listen::http::Hall;
-use crate::listen::{Bounds, Entrance};
+use crate::listen::http::{Access, Application, HttpServer};
+use crate::listen::wire::Begun;
+use crate::listen::{Bounds, Entrance, Visitor};
 use crate::nearest::nearest;
 use crate::observe::metrics::Refusal;
+use crate::problem::{mistake, string};
 use crate::protocol::Protocol;
 use crate::readiness::Readiness;
 use crate::supervise::Health;
@@ -41,6 +44,7 @@ use crate::supervise::Health;
 #[derive(Clone, Debug)]
 struct Desk {
     engine: Engine,
+    guard: Arc<Guard>,
     health: Health,
     patience: Duration,
 }
@@ -53,10 +57,6 @@ impl FromRef<Desk> for Engine {
 
 /// Where load balancers ask whether requests should come here.
 pub(crate) const READY_PATH: &str = "/readyz";
-
-/// In a request: the answer has no details.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Brief;
 
 /// Which paths a listener answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,12 +72,17 @@ pub(crate) enum Part {
 /// What somebody must be allowed who asks for this path, where there are tokens. Health is for load
 /// balancers, which have none. Numbers are for those who may check, so that whoever collects them
 /// need not be able to reset budgets.
-pub(crate) fn needs(path: &str) -> May {
+fn needs(path: &str) -> May {
     match path {
         "/healthz" | READY_PATH | "/openapi.json" => May::Nothing,
         path if for_admins(path) => May::Everything,
         _ => May::Check,
     }
+}
+
+/// What a request for this path needs.
+fn access(path: &str) -> Access {
+    Access { may: needs(path), by_gateway: path == forward::PATH }
 }
 
 /// What changes or shows other people's budgets.
@@ -186,12 +191,29 @@ pub(crate) async fn serve_at(
 ) -> io::Result<()> {
     let (bounds, observer, protocol) =
         (entrance.bounds().clone(), entrance.observer().clone(), entrance.protocol());
-    let desk = Desk { engine, health, patience: bounds.get().patience };
-    let engine = desk.engine.clone();
-    let hall = Hall::new(routes(desk, part), protocol, guard, bounds, observer, needs);
-    let hall = if part == Part::Admin { hall } else { hall.with_short_way(engine) };
+    let patience = bounds.get().patience;
+    let desk = Desk { engine: engine.clone(), guard: Arc::clone(&guard), health, patience };
+    let application = Application::new(routes(desk, part), access);
+    let server = HttpServer::new(application, protocol, guard, bounds, observer);
     let down = shutdown.clone();
-    entrance.receive(shutdown, move |visitor| hall.clone().talk(visitor, down.clone())).await
+    if part == Part::Admin {
+        let serve = move |visitor| server.clone().serve(visitor, down.clone());
+        return entrance.receive(shutdown, serve).await;
+    }
+    let fast_path = FastPath { server: server.clone(), engine };
+    let serve = move |visitor| {
+        let (fast_path, server, mut down) = (fast_path.clone(), server.clone(), down.clone());
+        async move {
+            let Visitor { mut stream, peer, place, .. } = visitor;
+            let caller = Arc::new(Caller::at(peer.ip()));
+            let Some(bytes) = fast_path.serve(&mut stream, &caller, &mut down).await else {
+                return;
+            };
+            let stream = Begun { bytes, at: 0, stream };
+            server.serve_stream(stream, caller, place, down).await;
+        }
+    };
+    entrance.receive(shutdown, serve).await
 }
 
 /// What is accepted, as far as somebody says so.
@@ -259,8 +281,7 @@ pub(crate) async fn decide(
                     Ok(answer) => results.extend_from_slice(answer.json()),
                     Err(error) => {
                         results.extend_from_slice(
-                            format!("{{\"error\":{}}}", reply::string(&error.to_string()))
-                                .as_bytes(),
+                            format!("{{\"error\":{}}}", string(&error.to_string())).as_bytes(),
                         );
                     }
                 }
@@ -283,7 +304,7 @@ async fn answer(engine: &Engine, verb: Verb, question: &Question) -> Result<Answ
             if let Some(id) = question.id {
                 check = check.with_id(id);
             }
-            let decision = engine.decide(&check).await?;
+            let decision = engine.check(&check).await?;
             Ok(Answer::of_key(
                 question,
                 verb.name(),
@@ -293,7 +314,8 @@ async fn answer(engine: &Engine, verb: Verb, question: &Question) -> Result<Answ
             ))
         }
         About::Attributes(attributes) => {
-            let ruling = engine.rule(op, &attributes[..], question.cost, question.id).await?;
+            let matches = engine.matching(&attributes[..], question.cost)?;
+            let ruling = engine.check_rules(op, matches, question.id).await?;
             let answer = Answer::of_rules(
                 question,
                 verb.name(),
@@ -331,8 +353,10 @@ fn failure(error: &EngineError) -> Response<Body> {
     mistake(status, &error.to_string())
 }
 
-async fn ready(State(desk): State<Desk>, brief: Option<Extension<Brief>>) -> Response<Body> {
-    Readiness::of(&desk.engine, &desk.health).await.into_response(brief.is_some())
+/// `GET /readyz`. A request by a web page of another site gets no details.
+async fn ready(State(desk): State<Desk>, uri: Uri, headers: HeaderMap) -> Response<Body> {
+    let is_brief = browser::foreign(Some(&desk.guard.hosts()), &uri, &headers).is_some();
+    Readiness::of(&desk.engine, &desk.health).await.into_response(is_brief)
 }
 
 #[cfg(feature = "fuzzing")]

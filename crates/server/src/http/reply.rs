@@ -15,6 +15,7 @@ use tidegate::{Decision, Limit, Source, StoreError, Verdict};
 use super::request::{About, Brought, Question};
 use crate::digits;
 use crate::engine::{Engine, EngineError};
+use crate::problem::{PROBLEM, mistake, string};
 use crate::reset::Emptied;
 use crate::response_options::ResponseOptions;
 use crate::rules::Rule;
@@ -30,7 +31,6 @@ const RESOURCE: HeaderName = HeaderName::from_static("x-ratelimit-resource");
 const MODE: HeaderName = HeaderName::from_static("x-tidegate-mode");
 const FALLBACK: HeaderValue = HeaderValue::from_static("fallback");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
-const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
@@ -339,7 +339,9 @@ pub(crate) fn pass(ruling: &Ruling, families: Families) -> Response<Body> {
 pub(crate) fn denial(engine: &Engine, ruling: &Ruling, accept: Option<&[u8]>) -> Response<Body> {
     let response_options = engine.settings().response_options();
     let reply = match (&ruling.refused_by, &ruling.decision) {
-        (None, Some(_)) if engine.is_closed(ruling) => return unavailable(),
+        (None, Some(_)) if ruling.is_closed_by_failure(engine.store().on_failure()) => {
+            return unavailable();
+        }
         (None, Some(decision)) => Reply::to(decision, &limits_of(ruling), response_options.headers),
         (Some(rule), _) => Reply::new(
             denial::Reason::Rule(rule.deny_status.unwrap_or(response_options.deny_status)),
@@ -410,21 +412,6 @@ fn problem(decision: &[u8], reason: denial::Reason, violated: &[String]) -> Vec<
     body.extend_from_slice(b"],");
     body.extend_from_slice(&decision[1..]);
     body
-}
-
-/// A mistake, named.
-pub(crate) fn mistake(status: StatusCode, detail: &str) -> Response<Body> {
-    let title = status.canonical_reason().unwrap_or("Error");
-    let body = format!(
-        r#"{{"type":"about:blank","title":{},"status":{},"detail":{}}}"#,
-        string(title),
-        status.as_u16(),
-        string(detail)
-    );
-    let mut response = Response::new(Body::from(body));
-    *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, PROBLEM);
-    response
 }
 
 /// `"cost":1,"op":"check"`, after a comma if something stands before it.
@@ -577,9 +564,4 @@ fn violated<'a>(decision: &Decision, names: impl Iterator<Item = &'a str>) -> Ve
 /// Writes text as a JSON string.
 fn text(out: &mut Vec<u8>, text: &str) {
     serde_json::to_writer(out, text).expect("writing text to memory cannot fail");
-}
-
-/// Text as a JSON string.
-pub(crate) fn string(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
 }

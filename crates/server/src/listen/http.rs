@@ -1,16 +1,17 @@
-//! The hall behind a listener that speaks HTTP: its bounds, tokens, panics, and the end.
-//!
-//! [`Hall::talk`] serves one visitor with a router, HTTP/1.1 or HTTP/2 as the visitor speaks. gRPC
-//! is HTTP/2 and uses it, too:
+//! The HTTP server of every protocol over HTTP: HTTP/1.1 and HTTP/2, time limits, tokens, panics and
+//! the orderly end.
 //!
 //! ```text
-//! let hall = Hall::new(routes.into_axum_router(), Protocol::Grpc, guard, bounds, observer, |_| May::Check);
-//! entrance.receive(shutdown.clone(), move |visitor| hall.clone().talk(visitor, shutdown.clone())).await
+//! let application = Application::new(router, |_path| May::Check.into());
+//! let server = HttpServer::new(application, Protocol::Http, guard, bounds, observer);
+//! entrance.receive(shutdown.clone(), move |visitor| server.clone().serve(visitor, shutdown.clone())).await
 //! ```
 
 use std::borrow::Cow;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
+use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,23 +26,21 @@ use hyper_util::rt::TokioIo;
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulConnection;
 use tidegate::http::bearer_token;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tower_service::Service;
 
 use super::pace::{Awaited, Moved, Pace, Paced};
-use super::quick::Begun;
 use super::turns::{Rounds, Turns};
-use super::{SharedBounds, Visitor};
+use super::{Bounds, Place, SharedBounds, Visitor};
 use crate::auth::{Admission, Caller, Guard, May};
 use crate::browser::{self, Foreign, Hosts};
-use crate::engine::Engine;
-use crate::grpc::Unary;
 use crate::guesses::seconds;
-use crate::http::{AUTH_PATH, Brief, Peer, READY_PATH, TOKEN, Verb, decide, mistake};
 use crate::observe::Observer;
 use crate::observe::metrics::Refusal;
 use crate::panics::caught;
+use crate::problem::mistake;
 use crate::protocol::Protocol;
 
 /// The largest head of a request, in bytes; more is answered with 431.
@@ -66,114 +65,119 @@ const LAST_CALL: Duration = Duration::from_millis(300);
 pub(crate) const NO_SNIFF: (HeaderName, HeaderValue) =
     (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
 
-/// Serves visitors with a router. Cheap to clone.
+/// The header with the token of a gateway, whose `Authorization` is that of its client.
+pub(crate) const TOKEN: HeaderName = HeaderName::from_static("x-tidegate-token");
+
+/// The address of the peer, in the extensions of a request by a gateway.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PeerAddress(pub(crate) IpAddr);
+
+/// What a protocol over HTTP brings to an [`HttpServer`].
 #[derive(Clone)]
-pub struct Hall {
-    inner: Arc<Inner>,
+pub struct Application {
+    /// Answers requests.
+    pub router: Router,
+    /// What a request for this path needs.
+    pub access: fn(&str) -> Access,
+    /// Answers a request that is not served, with the status that HTTP has for the reason.
+    pub refusal: fn(StatusCode, &str) -> Response<Body>,
 }
 
-impl std::fmt::Debug for Hall {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hall").field("listener", &self.inner.protocol).finish_non_exhaustive()
+impl Application {
+    /// An application whose refusals are problems in JSON.
+    pub fn new(router: Router, access: fn(&str) -> Access) -> Self {
+        Application { router, access, refusal: mistake }
     }
 }
 
-struct Inner {
-    router: Router,
+/// What a request for a path needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Access {
+    /// What the token must allow, where there are tokens.
+    pub may: May,
+    /// The caller is a gateway, which forwards what its client sent. Its token is in
+    /// `X-Tidegate-Token`, and headers that browsers set are not about this request.
+    pub by_gateway: bool,
+}
+
+impl From<May> for Access {
+    fn from(may: May) -> Self {
+        Access { may, by_gateway: false }
+    }
+}
+
+/// Serves connections with an [`Application`]. Cheap to clone.
+#[derive(Clone)]
+pub struct HttpServer {
+    inner: Arc<HttpServerInner>,
+}
+
+impl std::fmt::Debug for HttpServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HttpServer").field("listener", &self.inner.protocol).finish_non_exhaustive()
+    }
+}
+
+struct HttpServerInner {
+    application: Application,
     protocol: Protocol,
     guard: Arc<Guard>,
     bounds: SharedBounds,
     observer: Observer,
-    needs: fn(&str) -> May,
-    /// Whom questions are asked that go the [short way](super::quick), if any do.
-    desk: Option<Engine>,
-    /// Who answers the usual call of gRPC before the router is asked.
-    unary: Option<Unary>,
 }
 
-impl Hall {
-    /// A hall; `needs` says what somebody must be allowed who asks for a path.
+impl HttpServer {
+    /// Serves this application at a listener of this protocol.
     pub fn new(
-        router: Router,
+        application: Application,
         protocol: Protocol,
         guard: Arc<Guard>,
         bounds: impl Into<SharedBounds>,
         observer: Observer,
-        needs: fn(&str) -> May,
     ) -> Self {
         let bounds = bounds.into();
-        Hall {
-            inner: Arc::new(Inner {
-                router,
-                protocol,
-                guard,
-                bounds,
-                observer,
-                needs,
-                desk: None,
-                unary: None,
-            }),
+        HttpServer {
+            inner: Arc::new(HttpServerInner { application, protocol, guard, bounds, observer }),
         }
     }
 
-    /// The same hall, in which the usual call of gRPC goes a shorter way.
-    pub(crate) fn with_unary(mut self, unary: Unary) -> Self {
-        if let Some(inner) = Arc::get_mut(&mut self.inner) {
-            inner.unary = Some(unary);
-        }
-        self
+    /// The time limits of this listener.
+    pub(crate) fn bounds(&self) -> Arc<Bounds> {
+        Arc::clone(&self.inner.bounds.get())
     }
 
-    /// The same hall, in which questions to this gate go a shorter way.
-    pub(crate) fn with_short_way(mut self, engine: Engine) -> Self {
-        if let Some(inner) = Arc::get_mut(&mut self.inner) {
-            inner.desk = Some(engine);
-        }
-        self
-    }
-
-    /// What the engine says to a question.
-    pub(super) async fn ask(
-        &self,
-        verb: Verb,
-        body: &[u8],
-        accept: Option<&[u8]>,
-    ) -> Response<Body> {
-        match &self.inner.desk {
-            Some(engine) => decide(engine, verb, body, accept).await,
-            None => mistake(StatusCode::NOT_FOUND, "no such path"),
-        }
-    }
-
-    pub(super) fn refuse(&self, why: Refusal) {
+    pub(crate) fn refuse(&self, why: Refusal) {
         self.inner.observer.metrics().refused(self.inner.protocol, why);
     }
 
-    /// Serves one visitor to the end.
-    pub async fn talk(self, visitor: Visitor, mut shutdown: watch::Receiver<bool>) {
-        let Visitor { mut stream, peer, place, .. } = visitor;
+    /// Serves a connection to its end.
+    pub async fn serve(self, visitor: Visitor, shutdown: watch::Receiver<bool>) {
+        let Visitor { stream, peer, place, .. } = visitor;
+        let caller = Arc::new(Caller::at(peer.ip()));
+        self.serve_stream(stream, caller, place, shutdown).await;
+    }
+
+    /// Serves a stream to its end.
+    pub(crate) async fn serve_stream<S>(
+        self,
+        stream: S,
+        caller: Arc<Caller>,
+        place: Place,
+        mut shutdown: watch::Receiver<bool>,
+    ) where
+        S: AsyncRead + AsyncWrite + AsFd + Unpin + Send + 'static,
+    {
         let (patience, idle) = {
             let bounds = self.inner.bounds.get();
             (bounds.patience, bounds.idle)
         };
-        let caller = Arc::new(Caller::at(peer.ip()));
-        let bytes = match self.inner.desk {
-            None => Vec::new(),
-            Some(_) => {
-                match self.talk_briefly(&mut stream, &caller, (patience, idle), &mut shutdown).await
-                {
-                    Some(bytes) => bytes,
-                    None => return,
-                }
-            }
-        };
-        let stream = Begun { bytes, at: 0, stream };
         let pace = Arc::new(Pace::default());
         let service = {
-            let (hall, pace) = (self.clone(), Arc::clone(&pace));
+            let (server, pace) = (self.clone(), Arc::clone(&pace));
             service_fn(move |request| {
-                let (hall, pace, caller) = (hall.clone(), Arc::clone(&pace), Arc::clone(&caller));
-                async move { Ok::<_, Infallible>(hall.answer(request, &caller, &pace).await) }
+                let (server, pace, caller) =
+                    (server.clone(), Arc::clone(&pace), Arc::clone(&caller));
+                async move { Ok::<_, Infallible>(server.answer(request, &caller, &pace).await) }
             })
         };
         let io = TokioIo::new(Paced::new(stream, Arc::clone(&pace)));
@@ -206,14 +210,14 @@ impl Hall {
     ) -> Response<Body> {
         let _answering = pace.request();
         let is_grpc = self.inner.protocol == Protocol::Grpc;
-        let speaks_for_others = !is_grpc && request.uri().path() == AUTH_PATH;
-        if speaks_for_others {
-            request.extensions_mut().insert(Peer(caller.ip()));
+        let by_gateway = (self.inner.application.access)(request.uri().path()).by_gateway;
+        if by_gateway {
+            request.extensions_mut().insert(PeerAddress(caller.ip()));
         }
         let target = request.uri().path_and_query().map_or("", |target| target.as_str());
-        let said = if speaks_for_others {
-            // What the gateway was sent as authorization is no secret of ours, and must not be
-            // taken for a guess at one.
+        let said = if by_gateway {
+            // `Authorization` is that of the gateway's client: it must not count as a guess at a
+            // token of this server.
             request
                 .headers()
                 .get(TOKEN)
@@ -229,18 +233,8 @@ impl Hall {
         let mut response = match self.refused(target, said, caller, foreign) {
             Some(refused) => self.refusal(refused),
             None => {
-                let is_brief = !is_grpc
-                    && request.uri().path() == READY_PATH
-                    && browser::foreign(
-                        Some(&self.inner.guard.hosts()),
-                        request.uri(),
-                        request.headers(),
-                    )
-                    .is_some();
-                if is_brief {
-                    request.extensions_mut().insert(Brief);
-                }
-                self.unless_it_panics(self.serve(request)).await
+                let router = self.inner.application.router.clone();
+                self.unless_it_panics(route(router, request)).await
             }
         };
         if !is_grpc {
@@ -257,7 +251,7 @@ impl Hall {
     }
 
     /// The answer; if there is none because of a mistake of ours, that.
-    pub(super) async fn unless_it_panics(
+    pub(crate) async fn unless_it_panics(
         &self,
         answer: impl Future<Output = Response<Body>>,
     ) -> Response<Body> {
@@ -278,30 +272,17 @@ impl Hall {
         }
     }
 
-    async fn serve(&self, request: Request<Incoming>) -> Response<Body> {
-        let request = match &self.inner.unary {
-            None => request.map(Body::new),
-            Some(unary) => match unary.answer(request).await {
-                Ok(response) => return response,
-                Err(request) => request,
-            },
-        };
-        let Ok(response) = self.inner.router.clone().call(request).await;
-        response
-    }
-
     /// Counts a request that is not served, and answers it.
-    pub(super) fn refusal(&self, refused: Refused) -> Response<Body> {
+    pub(crate) fn refusal(&self, refused: Refused) -> Response<Body> {
         self.refuse(refused.counted_as);
         self.written(&refused)
     }
 
-    /// Clients of gRPC do not look at the status of HTTP.
     fn written(&self, refused: &Refused) -> Response<Body> {
+        let mut response = (self.inner.application.refusal)(refused.status, &refused.detail);
         if self.inner.protocol == Protocol::Grpc {
-            return crate::grpc::refusal(refused.status, &refused.detail);
+            return response;
         }
-        let mut response = mistake(refused.status, &refused.detail);
         if refused.status == StatusCode::UNAUTHORIZED {
             response
                 .headers_mut()
@@ -315,7 +296,7 @@ impl Hall {
 
     /// Why a request for this target is not served, if so. `foreign` says whether a web page sent
     /// it; without a token, that decides.
-    pub(super) fn refused(
+    pub(crate) fn refused(
         &self,
         target: &str,
         said: Said<'_>,
@@ -329,7 +310,7 @@ impl Hall {
         }
         let guard = &self.inner.guard;
         let path = target.split_once('?').map_or(target, |(path, _)| path);
-        let needs = (self.inner.needs)(path);
+        let Access { may: needs, by_gateway } = (self.inner.application.access)(path);
         if needs == May::Nothing {
             return None;
         }
@@ -352,17 +333,13 @@ impl Hall {
             }
         };
         if may < needs {
-            let header = if path == AUTH_PATH {
-                "X-Tidegate-Token: TOKEN"
-            } else {
-                "Authorization: Bearer TOKEN"
-            };
+            let header =
+                if by_gateway { "X-Tidegate-Token: TOKEN" } else { "Authorization: Bearer TOKEN" };
             return Some(Refused::unknown(format!(
                 "this needs a token: expected the header {header}"
             )));
         }
-        if path == AUTH_PATH {
-            // A gateway passes on what its client sent, and is known by its address.
+        if by_gateway {
             return None;
         }
         let foreign = foreign(&guard.hosts())?;
@@ -372,9 +349,14 @@ impl Hall {
     }
 }
 
+async fn route(mut router: Router, request: Request<Incoming>) -> Response<Body> {
+    let Ok(response) = router.call(request.map(Body::new)).await;
+    response
+}
+
 /// A request that is not served.
 #[derive(Debug)]
-pub(super) struct Refused {
+pub(crate) struct Refused {
     status: StatusCode,
     detail: Cow<'static, str>,
     counted_as: Refusal,
@@ -487,7 +469,7 @@ pub(crate) fn builder(protocol: Protocol, turns: Turns) -> auto::Builder<Turns> 
 
 /// What somebody says to be let in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Said<'a> {
+pub(crate) enum Said<'a> {
     Nothing,
     Token(&'a [u8]),
     /// Something else than a token.
@@ -496,7 +478,7 @@ pub(super) enum Said<'a> {
 
 impl<'a> Said<'a> {
     /// What `Authorization` says.
-    pub(super) fn by(authorization: Option<&'a [u8]>) -> Self {
+    pub(crate) fn by(authorization: Option<&'a [u8]>) -> Self {
         match authorization {
             None => Said::Nothing,
             Some(value) => bearer_token(value).map_or(Said::Something, Said::Token),

@@ -9,7 +9,7 @@
 //! `talk` gets a [`Visitor`]: a [`Stream`] (plain or TLS, the handshake is done), the address of
 //! the other side, and a number. Bounds on connections, the TLS handshake with its time limit and
 //! certificates that change, running out of files, counting, and panics are dealt with here. A
-//! listener that speaks HTTP, and gRPC is one, hands its visitors to a [`http::Hall`], which adds
+//! listener that speaks HTTP, and gRPC is one, hands its visitors to a [`http::HttpServer`], which adds
 //! the bounds of HTTP, tokens and the orderly end.
 //!
 //! When `shutdown` says so, what has already connected is still let in, then nobody; `receive`
@@ -20,10 +20,10 @@ pub(crate) mod frames;
 pub mod http;
 pub(crate) mod pace;
 mod places;
-pub(crate) mod quick;
 pub(crate) mod room;
 pub mod tls;
 pub(crate) mod turns;
+pub(crate) mod wire;
 
 use std::future::Future;
 use std::io;

@@ -10,7 +10,7 @@ use std::ops::Range;
 use axum::http::StatusCode;
 
 use super::fields::{Fields, write_field};
-use crate::listen::quick::{decides_how, push_date};
+use crate::listen::wire::{decides_how, push_date};
 
 /// Messages with more headers take the general path.
 const MAX_HEADERS: usize = 64;

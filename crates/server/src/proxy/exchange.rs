@@ -19,9 +19,10 @@ use super::settlement::Settlement;
 use super::tunnel::Tunnel;
 use super::upstream::{ForwardError, UpstreamResponse, Upstreams};
 use crate::engine::Engine;
-use crate::http::{denial, mistake, tell, unanswered};
+use crate::http::{denial, tell, unanswered};
 use crate::listen::http::{MAX_TARGET_BYTES, NO_SNIFF};
 use crate::panics::caught;
+use crate::problem::mistake;
 use crate::rules::{HttpRequest, HttpRequestError, Match};
 use crate::ruling::Ruling;
 
@@ -257,7 +258,7 @@ impl Forwarder {
                 Settlement::check(&self.engine, found).await
             }
             Ok(found) => {
-                self.engine.rule_on(Op::Check, found, None).await.map(|ruling| (ruling, None))
+                self.engine.check_rules(Op::Check, found, None).await.map(|ruling| (ruling, None))
             }
             Err(invalid) => Err(invalid.into()),
         };

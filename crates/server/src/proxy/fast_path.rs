@@ -32,7 +32,7 @@ use super::timer::ConnectionTimer;
 use super::upstream::{ForwardError, SentRequest, TRIES};
 use crate::listen::Stream;
 use crate::listen::http::{Left, NO_SNIFF, Waits};
-use crate::listen::quick::write;
+use crate::listen::wire::write;
 use crate::panics::caught;
 
 /// The longest request. Longer ones take the general path.

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 use super::body::RequestBody;
 use super::socket::Socket;
-use crate::listen::quick::Begun;
+use crate::listen::wire::Begun;
 
 /// The most bytes of a response's head, and of one read of a body.
 const BUFFER_BYTES: usize = 64 << 10;

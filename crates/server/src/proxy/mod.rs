@@ -142,7 +142,7 @@ async fn serve_connection(
             AfterFastPath::Ended(Left::TooSlow) => return refused(Refusal::Slow),
         }
     }
-    let stream = listen::quick::Begun { bytes, at: 0, stream };
+    let stream = listen::wire::Begun { bytes, at: 0, stream };
     let service = {
         let (forwarder, shared) = (Arc::clone(&forwarder), Arc::clone(&shared));
         service_fn(move |request| {

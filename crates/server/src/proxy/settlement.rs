@@ -79,7 +79,7 @@ impl Settlement {
             began,
             bytes: 0,
         });
-        let ruling = engine.rule_on(Op::Check, found, Some(id)).await?;
+        let ruling = engine.check_rules(Op::Check, found, Some(id)).await?;
         settlement.keep_charged(settled, &ruling);
         Ok((ruling, Some(settlement).filter(|settlement| settlement.is_open())))
     }
@@ -215,7 +215,7 @@ mod tests {
         let free = async || {
             let shadow = |ruling: &Ruling| ruling.shadow.iter().all(|shadow| shadow.allowed);
             engine
-                .rule_on(Op::Peek, found(), None)
+                .check_rules(Op::Peek, found(), None)
                 .await
                 .is_ok_and(|ruling| ruling.allowed && shadow(&ruling))
         };

@@ -9,8 +9,8 @@ use tidegate::{Check, Decision, Id, Limit, Limits, Op, Scope, Source, Subject, V
 
 use tokio::time::Instant;
 
-use super::alike::Alike;
 use super::arity;
+use super::fast_path::Alike;
 use super::frame::{Known, Words};
 use super::reply::Replies;
 use super::throttle::{Parameters, Throttle};
@@ -127,7 +127,7 @@ impl Session {
     /// They are asked in the order in which they came.
     pub(crate) async fn answer_all(&self, questions: &[Question<'_>], out: &mut Replies) {
         let checks: Vec<Check<'_>> = questions.iter().map(Question::check).collect();
-        let decided = join_all(checks.iter().map(|check| self.engine.decide(check))).await;
+        let decided = join_all(checks.iter().map(|check| self.engine.check(check))).await;
         for (question, decided) in questions.iter().zip(decided) {
             match decided {
                 Ok(decision) if matches!(question.under, Under::Throttle(_)) => {
@@ -229,7 +229,7 @@ impl Session {
         };
         let subject = Subject { scope: CELL_SCOPE, key: rest[0].into() };
         let check = Check::of(asked.op).charge_subject(subject, [asked.limit], asked.cost);
-        match self.engine.decide(&check).await {
+        match self.engine.check(&check).await {
             Ok(decision) => {
                 out.throttle(
                     Throttle::numbers(decision.allowed(), decision.binding()),
@@ -280,7 +280,7 @@ impl Session {
         if let Some(id) = id {
             check = check.with_id(id);
         }
-        match self.engine.decide(&check).await {
+        match self.engine.check(&check).await {
             Ok(decision) => {
                 let number = i64::try_from(id.unwrap_or(Id::NONE).0).unwrap_or(0);
                 let granted = super::reply::whole(decision.granted());
@@ -322,7 +322,11 @@ impl Session {
             Ok(attributes) => attributes,
             Err(problem) => return out.error(&problem),
         };
-        match self.engine.rule(Op::Check, &attributes[..], options.cost.unwrap_or(1), None).await {
+        let ruling = match self.engine.matching(&attributes[..], options.cost.unwrap_or(1)) {
+            Ok(matches) => self.engine.check_rules(Op::Check, matches, None).await,
+            Err(error) => Err(error.into()),
+        };
+        match ruling {
             Ok(ruling) => {
                 let none = Verdict::default();
                 let verdict = ruling.decision.as_ref().map_or(&none, Decision::binding);

@@ -60,7 +60,8 @@ impl Session {
     fn store(&self) -> String {
         let store = self.engine.store();
         let name = if matches!(store, Backend::Memory(_)) { "memory" } else { "redis" };
-        let mut lines = format!("store:{name}\r\nstore_answers:{}\r\n", u8::from(!store.is_away()));
+        let mut lines =
+            format!("store:{name}\r\nstore_answers:{}\r\n", u8::from(!store.is_degraded()));
         if let Backend::Resilient(resilient, _) = store {
             let stats = resilient.stats();
             let alone = stats.fallback_allowed + stats.fallback_denied;

@@ -4,9 +4,10 @@
 //! writes all answers at once. A client that does not read its answers is not read from either; one
 //! that begins a command must end it soon.
 
-mod alike;
 mod arity;
 mod command;
+mod connection;
+mod fast_path;
 mod frame;
 mod handshake;
 mod pending;
@@ -15,29 +16,25 @@ mod throttle;
 mod transaction;
 mod turn;
 
-use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+#[cfg(feature = "fuzzing")]
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use self::command::Session;
+use self::connection::converse;
 pub use self::frame::{MAX_COMMAND_BYTES, MAX_LINE_BYTES, MAX_UNKNOWN_BYTES, MAX_WORDS};
 pub use self::pending::FREE_BYTES;
 use self::pending::{Budget, Pending};
-use self::reply::Replies;
-use self::transaction::Transaction;
 pub use self::transaction::{MAX_QUEUED_BYTES, MAX_QUEUED_COMMANDS};
-use self::turn::answer_turn;
 #[cfg(feature = "fuzzing")]
 use self::{
     frame::{Next, Words},
+    reply::Replies,
     turn::answer_one_by_one,
 };
 pub use crate::auth::Auth;
@@ -48,20 +45,9 @@ use crate::listen::{Bounds, Entrance, Visitor};
 use crate::observe::metrics::Refusal;
 use crate::protocol::Protocol;
 
-/// How much is read at once: a pipeline of some two hundred commands.
-const READ_BYTES: usize = 16 << 10;
-/// The most room for answers that a connection keeps when it has nothing to do.
-const MAX_KEPT_BYTES: usize = 64 << 10;
-/// How long after the order to stop commands are still read.
-const LAST_CALL: Duration = Duration::from_secs(2);
-/// How long the runtime may take to notice what has arrived.
-const MOMENT: Duration = Duration::from_millis(50);
-/// How long to wait at the end for the other side to have read everything.
-const FAREWELL: Duration = Duration::from_millis(500);
-
 /// Bounds of the listener.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct RespSettings {
     /// How long a connection may say nothing.
     pub idle: Duration,
     /// How long a command may take to arrive once it has begun, and answers to be taken.
@@ -73,9 +59,9 @@ pub struct Settings {
     pub has_admin_calls: bool,
 }
 
-impl Default for Settings {
+impl Default for RespSettings {
     fn default() -> Self {
-        Settings {
+        RespSettings {
             idle: Duration::from_secs(600),
             patience: Duration::from_secs(5),
             max_pending_bytes: 64 << 20,
@@ -93,7 +79,7 @@ pub async fn serve(
     listener: TcpListener,
     engine: Engine,
     auth: Auth,
-    settings: Settings,
+    settings: RespSettings,
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let entrance =
@@ -109,7 +95,7 @@ pub async fn serve_at(
     entrance: Entrance,
     engine: Engine,
     guard: Arc<Guard>,
-    settings: Settings,
+    settings: RespSettings,
     shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let down = shutdown.clone();
@@ -137,151 +123,6 @@ pub async fn serve_at(
     entrance.receive(shutdown, talk).await
 }
 
-/// One connection, to its end.
-async fn converse(
-    mut stream: impl AsyncRead + AsyncWrite + Unpin,
-    mut session: Session,
-    settings: Settings,
-    mut pending: Pending,
-    mut shutdown: watch::Receiver<bool>,
-) -> io::Result<()> {
-    let mut bytes: Vec<u8> = Vec::with_capacity(READ_BYTES);
-    let mut out = Replies::default();
-    let mut down = false;
-    let order = shutdown.clone();
-    let mut stop = pin!(shutdown.wait_for(|down| *down));
-    // One timer for the whole conversation: setting one for every wait would cost more than a
-    // decision. When it rings, it is looked at whether anything was heard since it was set.
-    let mut bell = pin!(sleep(settings.idle));
-    let mut heard = false;
-    // Whether the order to stop and the timer know whom to wake.
-    let mut told = false;
-    let mut last_call = None;
-    loop {
-        let turn = answer_turn(&bytes, &mut session, &mut out).await;
-        bytes.drain(..turn.used);
-        // It has grown for one long command only.
-        if bytes.is_empty() && bytes.capacity() > READ_BYTES {
-            bytes.shrink_to(READ_BYTES);
-        }
-        if !pending.hold(bytes.capacity() + session.transaction.capacity()) {
-            out.error(&format!(
-                "ERR all connections together hold {} bytes of unfinished commands and transactions, and may hold no more: send smaller ones, or try again in a moment",
-                pending.most()
-            ));
-            session.closing = true;
-            session.engine.observer().metrics().refused(Protocol::Resp, Refusal::Full);
-            (bytes, session.transaction) = (Vec::new(), Transaction::None);
-            pending.hold(0);
-        }
-        if !out.bytes.is_empty() {
-            within(settings.patience, stream.write_all(&out.bytes)).await?;
-            out.bytes.clear();
-            if out.bytes.capacity() > MAX_KEPT_BYTES {
-                out.bytes.shrink_to(MAX_KEPT_BYTES);
-            }
-        }
-        if session.closing {
-            return leave(&mut stream).await;
-        }
-        if turn.more {
-            tokio::task::yield_now().await;
-            continue;
-        }
-        if down && bytes.is_empty() {
-            // What had been sent before the order to stop is answered, too. Who goes on sending
-            // must not keep the listener open.
-            let last = *last_call.get_or_insert_with(|| Instant::now() + LAST_CALL);
-            let more = if Instant::now() < last { now(&mut stream, &mut bytes).await? } else { 0 };
-            if more == 0 {
-                return leave(&mut stream).await;
-            }
-            continue;
-        }
-        let begun = !bytes.is_empty();
-        if begun {
-            // Whoever begins a command ends it soon, however many pieces he sends it in.
-            let end = *session.begun.get_or_insert_with(|| Instant::now() + settings.patience);
-            tokio::select! {
-                biased;
-                read = timeout_at(end, stream.read_buf(&mut bytes)) => match read {
-                    Ok(read) => if read? == 0 { return Ok(()) },
-                    Err(_) => return Err(io::ErrorKind::TimedOut.into()),
-                },
-                _ = &mut stop, if !down => down = true,
-            }
-            continue;
-        }
-        session.begun = None;
-        let mut read = pin!(stream.read_buf(&mut bytes));
-        let mut is_first = true;
-        let event = poll_fn(|context| {
-            if let Poll::Ready(read) = read.as_mut().poll(context) {
-                return Poll::Ready(Event::Read(read));
-            }
-            // The others have been told whom to wake. To ask them again after every command would
-            // cost as much as a decision, so it is only looked at whether one of them has called
-            // already; if one does so from now on, this is asked again.
-            let has_called = bell.is_elapsed() || (!down && order.has_changed().unwrap_or(true));
-            if std::mem::take(&mut is_first) && told && !has_called {
-                return Poll::Pending;
-            }
-            told = true;
-            if !down && stop.as_mut().poll(context).is_ready() {
-                return Poll::Ready(Event::Stop);
-            }
-            bell.as_mut().poll(context).map(|()| Event::Bell)
-        });
-        match event.await {
-            Event::Read(read) => {
-                heard = true;
-                if read? == 0 {
-                    return Ok(());
-                }
-            }
-            Event::Stop => down = true,
-            Event::Bell if !heard => return Err(io::ErrorKind::TimedOut.into()),
-            Event::Bell => {
-                (heard, told) = (false, false);
-                bell.as_mut().reset(Instant::now() + settings.idle);
-            }
-        }
-    }
-}
-
-/// What a connection waits for between two commands.
-enum Event {
-    Read(io::Result<usize>),
-    Stop,
-    Bell,
-}
-
-/// Says goodbye. Closing while something unread has arrived would take back answers that are still
-/// under way; so what comes is read and forgotten until the other side has closed, for a moment at
-/// most.
-async fn leave(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
-    stream.shutdown().await?;
-    let mut rest = [0; 4096];
-    let drain = async { while matches!(stream.read(&mut rest).await, Ok(1..)) {} };
-    let _ = tokio::time::timeout(FAREWELL, drain).await;
-    Ok(())
-}
-
-/// Reads what has already arrived. The runtime may not have heard of it yet, so it is given a
-/// moment.
-async fn now(stream: &mut (impl AsyncRead + Unpin), bytes: &mut Vec<u8>) -> io::Result<usize> {
-    timeout(MOMENT, stream.read_buf(bytes)).await.unwrap_or(Ok(0))
-}
-
-async fn within<T>(patience: Duration, io: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    // Nearly always it can be done at once, and then no timer is needed.
-    let mut io = pin!(io);
-    if let Poll::Ready(done) = poll_fn(|context| Poll::Ready(io.as_mut().poll(context))).await {
-        return done;
-    }
-    timeout(patience, io).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-}
-
 /// For fuzzing: a conversation over any stream, with everything allowed.
 #[cfg(feature = "fuzzing")]
 pub(crate) async fn converse_in_memory(
@@ -290,7 +131,7 @@ pub(crate) async fn converse_in_memory(
     stopped: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let (guard, peer) = (Arc::new(Guard::new(Auth::default())), Caller::at([127, 0, 0, 1].into()));
-    let (settings, pending) = (Settings::default(), Pending::new(Budget::new(usize::MAX)));
+    let (settings, pending) = (RespSettings::default(), Pending::new(Budget::new(usize::MAX)));
     converse(stream, Session::new(engine, guard, peer, 1), settings, pending, stopped).await
 }
 

@@ -1,8 +1,8 @@
 //! Bytes into answers, a bounded number of commands at a time: what has arrived is read in groups,
 //! and each group is answered the fastest way it can be.
 
-use super::alike::Answered;
 use super::command::{Command, Session};
+use super::fast_path::Answered;
 use super::frame::{self, Known, MAX_COMMAND_BYTES, MAX_UNKNOWN_BYTES, Next, Words};
 use super::reply::Replies;
 use super::transaction::Transaction;

@@ -94,25 +94,25 @@ impl Listeners {
         let part = if has_admin_listener { Part::Checks } else { Part::Whole };
         for (entrance, part) in [(self.http, part), (self.admin, Part::Admin)] {
             let Some(entrance) = entrance else { continue };
-            let (engine, guard) = (engine.at(entrance.protocol()), Arc::clone(guard));
+            let (engine, guard) = (engine.for_protocol(entrance.protocol()), Arc::clone(guard));
             let (health, stopped) = (health.clone(), stopped.clone());
             tasks.set.spawn(http::serve_at(entrance, engine, guard, health, part, stopped));
         }
         if let Some(entrance) = self.grpc {
-            let (engine, guard) = (engine.at(Protocol::Grpc), Arc::clone(guard));
+            let (engine, guard) = (engine.for_protocol(Protocol::Grpc), Arc::clone(guard));
             tasks.set.spawn(grpc::serve_at(entrance, engine, guard, health, stopped.clone()));
         }
         if let Some(entrance) = self.resp {
-            let settings = resp::Settings {
+            let settings = resp::RespSettings {
                 patience: config.bounds.patience,
                 has_admin_calls: !has_admin_listener,
-                ..resp::Settings::default()
+                ..resp::RespSettings::default()
             };
-            let (engine, guard) = (engine.at(Protocol::Resp), Arc::clone(guard));
+            let (engine, guard) = (engine.for_protocol(Protocol::Resp), Arc::clone(guard));
             tasks.set.spawn(resp::serve_at(entrance, engine, guard, settings, stopped.clone()));
         }
         if let (Some(entrance), Some(settings)) = (self.proxy, config.proxy.clone()) {
-            let engine = engine.at(Protocol::Proxy);
+            let engine = engine.for_protocol(Protocol::Proxy);
             tasks.set.spawn(proxy::serve_at(entrance, engine, settings, stopped));
         }
     }

@@ -253,7 +253,7 @@ fn engine_over(
 ) -> Engine {
     let rules = config.rules.clone().and(more_rules);
     let rules = rules.with_ipv6_prefix(config.clients().prefix());
-    Engine::observed(store, rules, observer.clone())
+    Engine::with_observer(store, rules, observer.clone())
 }
 
 /// Logs the state of a remote store, now and when it changes.

@@ -217,9 +217,12 @@ fn denials_are_logged_a_few_a_second_with_the_number_of_the_rest() {
         );
         let log = Log::to(page.clone(), Level::Info, Format::Json);
         let rules = Config::parse(RULES, "test").unwrap().rules;
-        let engine =
-            Engine::observed(Backend::Memory(Memory::new()), rules, Observer::new(log, &settings))
-                .at(Protocol::Grpc);
+        let engine = Engine::with_observer(
+            Backend::Memory(Memory::new()),
+            rules,
+            Observer::new(log, &settings),
+        )
+        .for_protocol(Protocol::Grpc);
         let runtime = Runtime::new().unwrap();
         let limits: Limits = "1/h".parse().unwrap();
         let check = Check::of(Op::Check).charge("alice", &limits, 1);
@@ -227,7 +230,7 @@ fn denials_are_logged_a_few_a_second_with_the_number_of_the_rest() {
         let mut asked = 0;
         // Until a second has passed and something was left out before it.
         while begin.elapsed() < Duration::from_millis(2100) {
-            let _ = runtime.block_on(engine.decide(&check)).unwrap();
+            let _ = runtime.block_on(engine.check(&check)).unwrap();
             asked += 1;
         }
         engine.observer().log().flush(Duration::from_secs(10));
@@ -272,9 +275,9 @@ fn keys_in_lines_about_the_store_are_hashed() {
                 resilient.on_miss(move |error| own.missed(error));
             }
             let engine =
-                Engine::observed(store, Config::parse(RULES, "test").unwrap().rules, observer)
-                    .at(Protocol::Grpc);
-            let decided = runtime.block_on(engine.decide(&check));
+                Engine::with_observer(store, Config::parse(RULES, "test").unwrap().rules, observer)
+                    .for_protocol(Protocol::Grpc);
+            let decided = runtime.block_on(engine.check(&check));
             engine.observer().log().flush(Duration::from_secs(10));
             let text = String::from_utf8(page.0.lock().clone()).unwrap();
             assert!(

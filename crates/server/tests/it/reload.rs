@@ -25,7 +25,8 @@ fn a_changed_file_is_read_and_a_bad_one_is_refused() {
     let engine = running.engine().clone();
     let peek = |op: Op| {
         let none: [(&str, &str); 0] = [];
-        let ruling = runtime.block_on(engine.rule(op, &none[..], 1, None)).unwrap();
+        let matches = engine.matching(&none[..], 1).unwrap();
+        let ruling = runtime.block_on(engine.check_rules(op, matches, None)).unwrap();
         let (charged, verdict) =
             ruling.binding().map(|(charged, verdict)| (charged.clone(), *verdict)).unwrap();
         (charged.limit.to_string(), verdict.remaining)

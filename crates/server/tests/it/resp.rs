@@ -6,7 +6,7 @@ use std::time::Duration;
 use tidegate::{ManualClock, Memory, Timestamp};
 use tidegate_server::backend::Backend;
 use tidegate_server::engine::Engine;
-use tidegate_server::resp::{Auth, MAX_COMMAND_BYTES, Settings, serve};
+use tidegate_server::resp::{Auth, MAX_COMMAND_BYTES, RespSettings, serve};
 use tidegate_server::rules::Rules;
 use tidegate_testkit::{Client, Reply, wait_until};
 use tokio::net::TcpListener;
@@ -23,10 +23,10 @@ struct Protocol {
 }
 
 fn protocol(auth: Auth, rules: &str) -> Protocol {
-    protocol_with(auth, rules, Settings::default())
+    protocol_with(auth, rules, RespSettings::default())
 }
 
-fn protocol_with(auth: Auth, rules: &str, settings: Settings) -> Protocol {
+fn protocol_with(auth: Auth, rules: &str, settings: RespSettings) -> Protocol {
     let clock = ManualClock::new();
     clock.set(Timestamp::from_secs(1_700_000_000));
     let memory = Memory::builder().clock(clock.clone()).build();
@@ -293,10 +293,10 @@ fn a_command_has_at_most_128_kib() {
 #[test]
 fn what_connections_have_begun_has_a_budget() {
     const BUDGET: usize = 1 << 20;
-    let settings = Settings {
+    let settings = RespSettings {
         max_pending_bytes: BUDGET,
         patience: Duration::from_secs(60),
-        ..Settings::default()
+        ..RespSettings::default()
     };
     let protocol = protocol_with(Auth::default(), "", settings);
     let mut small = protocol.client();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tidegate_server::auth::{Auth, Guard, May};
 use tidegate_server::backend::Backend;
 use tidegate_server::config::Config;
-use tidegate_server::listen::http::Hall;
+use tidegate_server::listen::http::{Application, HttpServer};
 use tidegate_server::listen::{Bounds, Entrance};
 use tidegate_server::observe::Observer;
 use tidegate_server::protocol::Protocol;
@@ -734,14 +734,14 @@ fn a_request_that_panics_is_our_mistake_and_nobody_elses() {
     let entrance =
         Entrance::new(Protocol::Http, listener, None, Bounds::default(), observer.clone());
     let guard = Arc::new(Guard::new(Auth::default()));
-    let hall =
-        Hall::new(router, Protocol::Http, guard, Bounds::default(), observer.clone(), |_| {
-            May::Check
-        });
+    let application = Application::new(router, |_| May::Check.into());
+    let server =
+        HttpServer::new(application, Protocol::Http, guard, Bounds::default(), observer.clone());
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let down = stopped.clone();
-    let served = runtime
-        .spawn(entrance.receive(stopped, move |visitor| hall.clone().talk(visitor, down.clone())));
+    let served = runtime.spawn(
+        entrance.receive(stopped, move |visitor| server.clone().serve(visitor, down.clone())),
+    );
     let mut stream = connect(at);
     stream
         .write_all(b"GET /panic HTTP/1.1\r\nHost: localhost\r\n\r\nGET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")

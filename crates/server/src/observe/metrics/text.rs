@@ -143,7 +143,7 @@ impl Metrics {
         page.line(
             "tidegate_store_up",
             &format!(r#"store="{name}""#),
-            u8::from(!store.is_away() && (failed == 0 || answered > failed)),
+            u8::from(!store.is_degraded() && (failed == 0 || answered > failed)),
         );
         if let Backend::Memory(memory) = store {
             page.head("tidegate_store_keys", "gauge", "Keys in the store.");

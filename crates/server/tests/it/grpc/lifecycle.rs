@@ -257,7 +257,7 @@ fn the_order_to_stop_under_load_loses_nothing_that_was_accepted() {
     let found = protocol.engine.domains().find("edge", &[("user", "a")], 1).unwrap();
     let ruling = protocol
         .runtime
-        .block_on(protocol.engine.rule_on(tidegate::Op::Peek, vec![found.charge], None))
+        .block_on(protocol.engine.check_rules(tidegate::Op::Peek, vec![found.charge], None))
         .unwrap();
     assert_eq!(
         1_000_000 - ruling.decision.unwrap().remaining(),

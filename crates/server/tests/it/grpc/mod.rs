@@ -514,9 +514,10 @@ rules:
         "per-ip",
         "it left out its address: {all:?}"
     );
+    let matches = protocol.engine.matching(&[("x", "y")][..], 1).unwrap();
     let ruling = protocol
         .runtime
-        .block_on(protocol.engine.rule(tidegate::Op::Peek, &[("x", "y")][..], 1, None))
+        .block_on(protocol.engine.check_rules(tidegate::Op::Peek, matches, None))
         .unwrap();
     let all = ruling.charges.iter().position(|charged| &*charged.rule.name == "all").unwrap();
     assert_eq!(

@@ -99,7 +99,7 @@ fn replay(
             (Op::Refund, _, None) => back(&entries, event.cost),
             _ => {
                 let found = protocol.engine.domains().find("story", &entries, event.cost).unwrap();
-                let ruling = protocol.engine.rule_on(event.op, vec![found.charge], id);
+                let ruling = protocol.engine.check_rules(event.op, vec![found.charge], id);
                 let said = protocol.runtime.block_on(ruling).unwrap();
                 if said.decision.as_ref().map(Decision::allowed) != Some(decision.allowed()) {
                     wrong.push(format!(

@@ -7,25 +7,24 @@
 //! together with what was read, and the connection stays there. Answers are the same to the byte.
 //! What it saves: `docs/decisions/0021-http-fast-path.md`.
 
-use std::cell::RefCell;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::pin::{Pin, pin};
-use std::task::{Context, Poll};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::Response;
-use http_body_util::BodyExt;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::http::{Hall, NO_SNIFF, Said};
+use super::request::Verb;
+use super::{MAX_BODY_BYTES, decide};
 use crate::auth::Caller;
 use crate::browser;
-use crate::digits;
-use crate::http::{MAX_BODY_BYTES, Verb};
+use crate::engine::Engine;
+use crate::listen::http::{HttpServer, NO_SNIFF, Said};
+use crate::listen::wire::{decides_how, write};
 use crate::observe::metrics::Refusal;
 
 /// How much is read at once. What is longer arrives in pieces, and goes the other way.
@@ -82,22 +81,6 @@ fn whole(bytes: &[u8]) -> Option<Whole<'_>> {
     Some(Whole { verb, path, authorization, host, accept, body: bytes.get(head..used)?, used })
 }
 
-/// Whether a header says how the connection or the body is to be treated.
-pub(crate) fn decides_how(name: &str) -> bool {
-    [
-        "transfer-encoding",
-        "expect",
-        "upgrade",
-        "te",
-        "trailer",
-        "keep-alive",
-        "proxy-connection",
-        "http2-settings",
-    ]
-    .iter()
-    .any(|own| name.eq_ignore_ascii_case(own))
-}
-
 /// Whether a header says which web page sends a request.
 fn is_of_a_browser(name: &str) -> bool {
     name.eq_ignore_ascii_case("origin") || name.eq_ignore_ascii_case("sec-fetch-site")
@@ -112,16 +95,26 @@ fn digits_only(value: &[u8]) -> Option<usize> {
     (number <= MAX_BODY_BYTES).then_some(number)
 }
 
-impl Hall {
+/// The fast path of one listener.
+#[derive(Clone)]
+pub(super) struct FastPath {
+    pub(super) server: HttpServer,
+    pub(super) engine: Engine,
+}
+
+impl FastPath {
     /// Answers what goes the short way. Returns what was read of something else, for which the
     /// connection has to go the other way; nothing if it ended.
-    pub(super) async fn talk_briefly(
+    pub(super) async fn serve(
         &self,
         stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
         caller: &Caller,
-        (patience, idle): (Duration, Duration),
         shutdown: &mut watch::Receiver<bool>,
     ) -> Option<Vec<u8>> {
+        let (patience, idle) = {
+            let bounds = self.server.bounds();
+            (bounds.patience, bounds.idle)
+        };
         let (mut bytes, mut out) = (Vec::with_capacity(READ_BYTES), Vec::new());
         let mut stop = pin!(shutdown.wait_for(|down| *down));
         // One timer for the whole conversation. When it rings, it is looked at whether anything was
@@ -144,7 +137,7 @@ impl Hall {
                     .await
                     .is_err_and(|error| error.kind() == io::ErrorKind::TimedOut)
                 {
-                    self.refuse(Refusal::Slow);
+                    self.server.refuse(Refusal::Slow);
                     return None;
                 }
                 out.clear();
@@ -178,13 +171,14 @@ impl Hall {
 
     async fn answer_whole(&self, question: &Whole<'_>, caller: &Caller) -> Response<Body> {
         let said = Said::by(question.authorization);
-        let refused = self.refused(question.path, said, caller, |hosts| {
+        let refused = self.server.refused(question.path, said, caller, |hosts| {
             browser::foreign_host(hosts, question.host)
         });
         let mut response = match refused {
-            Some(refused) => self.refusal(refused),
+            Some(refused) => self.server.refusal(refused),
             None => {
-                self.unless_it_panics(self.ask(question.verb, question.body, question.accept)).await
+                let answer = decide(&self.engine, question.verb, question.body, question.accept);
+                self.server.unless_it_panics(answer).await
             }
         };
         let (name, value) = NO_SNIFF;
@@ -207,109 +201,6 @@ async fn within(
         return done;
     }
     timeout(patience, written).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-}
-
-/// An answer as hyper writes it.
-pub(crate) async fn write(out: &mut Vec<u8>, response: Response<Body>) -> Option<()> {
-    let (head, body) = response.into_parts();
-    let body = body.collect().await.ok()?.to_bytes(); // it is all in memory
-    out.reserve(512 + body.len());
-    out.extend_from_slice(b"HTTP/1.1 ");
-    out.extend_from_slice(head.status.as_str().as_bytes());
-    out.push(b' ');
-    out.extend_from_slice(head.status.canonical_reason().unwrap_or("<none>").as_bytes());
-    for (name, value) in &head.headers {
-        out.extend_from_slice(b"\r\n");
-        out.extend_from_slice(name.as_str().as_bytes());
-        out.extend_from_slice(b": ");
-        out.extend_from_slice(value.as_bytes());
-    }
-    out.extend_from_slice(b"\r\ncontent-length: ");
-    digits::push(out, body.len() as u64);
-    out.extend_from_slice(b"\r\ndate: ");
-    push_date(out);
-    out.extend_from_slice(b"\r\n\r\n");
-    out.extend_from_slice(&body);
-    Some(())
-}
-
-/// The date, which is written anew once a second.
-pub(crate) fn push_date(out: &mut Vec<u8>) {
-    thread_local! {
-        static LAST: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
-    }
-    let now = SystemTime::now();
-    let second = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    LAST.with_borrow_mut(|(known, text)| {
-        if *known != second || text.is_empty() {
-            (*known, *text) = (second, httpdate::fmt_http_date(now));
-        }
-        out.extend_from_slice(text.as_bytes());
-    });
-}
-
-/// A stream of which the beginning has been read already.
-#[derive(Debug)]
-pub(crate) struct Begun<S> {
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) at: usize,
-    pub(crate) stream: S,
-}
-
-impl<S: AsFd> AsFd for Begun<S> {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.at < self.bytes.len() {
-            let count = buf.remaining().min(self.bytes.len() - self.at);
-            buf.put_slice(&self.bytes[self.at..self.at + count]);
-            self.at += count;
-            if self.at == self.bytes.len() {
-                self.bytes = Vec::new();
-                self.at = 0;
-            }
-            return Poll::Ready(Ok(()));
-        }
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Begun<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
 }
 
 #[cfg(test)]

@@ -75,11 +75,11 @@ impl Session {
             let Some(Asked { prepared, cost, is_throttle }) = &self.alike.asked else { break };
             keys[..found].iter_mut().for_each(|key| key.1 = *cost);
             if *is_throttle {
-                self.engine.check_each(prepared, CELL, &keys[..found], |verdict| {
+                self.engine.check_batch(prepared, CELL, &keys[..found], |verdict| {
                     out.throttle(Throttle::numbers(verdict.allowed, verdict), Source::Store);
                 });
             } else {
-                self.engine.check_each(prepared, "", &keys[..found], |verdict| {
+                self.engine.check_batch(prepared, "", &keys[..found], |verdict| {
                     out.verdict(verdict.allowed, verdict, &[], Source::Store);
                 });
             }
@@ -156,7 +156,8 @@ mod tests {
                 Log::disabled(),
                 &LogSettings { show_keys: true, ..LogSettings::default() },
             );
-            let engine = Engine::observed(store, Rules::default(), observer).at(Protocol::Resp);
+            let engine = Engine::with_observer(store, Rules::default(), observer)
+                .for_protocol(Protocol::Resp);
             let session = Session::new(
                 engine,
                 Arc::new(Guard::new(Auth::default())),
