@@ -47,7 +47,8 @@ mod on {
     /// far; each power of two is reported.
     pub(crate) fn missed(total: u64, why: &StoreError) {
         if total.is_power_of_two() {
-            tracing::warn!(total, %why, "a call to the store had no decision: this node decided locally");
+            let what = "a call to the store had no decision: this node decided locally";
+            tracing::warn!(total, %why, "{what}");
         }
     }
 
@@ -91,7 +92,8 @@ mod on {
     pub(crate) fn clock_went_back(by: std::time::Duration) {
         tracing::warn!(
             ?by,
-            "the clock of the store went back: usage is kept and counted from the new time on, and window limits may start a new window early"
+            "the clock of the store went back: usage is kept and counted from the new time on, \
+             and window limits may start a new window early"
         );
     }
 

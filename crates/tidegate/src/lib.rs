@@ -5,7 +5,8 @@
 //! A [`Limiter`] checks keys under limits. Its state is in memory unless configured otherwise.
 //! ```
 //! use tidegate::Limiter;
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // 10 a second and 120 a minute, per user.
 //! let limiter = Limiter::new("10/s; 120/m".parse()?);
 //! let decision = limiter.check("user:7").cost(3).await?;
@@ -65,7 +66,8 @@
 //! ```
 //! use std::time::Duration;
 //! use tidegate::{Limiter, ManualClock, Memory};
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let clock = ManualClock::new();
 //! let memory = Memory::builder().clock(clock.clone()).build();
 //! let limiter = Limiter::builder("1/s".parse()?).memory(memory).build();

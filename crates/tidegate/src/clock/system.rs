@@ -32,11 +32,11 @@ const LONGEST_US: u64 = 1_000_000;
 /// ```
 #[derive(Clone, Debug)]
 pub struct SystemClock {
-    inner: Arc<Inner>,
+    inner: Arc<SystemClockInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct SystemClockInner {
     counter: Counter,
     /// The difference between wall time and the monotonic clock, in microseconds.
     offset_us: u64,
@@ -80,7 +80,7 @@ impl SystemClock {
         let counter = Counter::new();
         let (count, forward) = both(&counter);
         let offset_us = wall_us.saturating_sub(forward);
-        let inner = Inner {
+        let inner = SystemClockInner {
             read_at: AtomicU64::new(count),
             time_us: AtomicU64::new(offset_us + forward),
             last: Mutex::new((count, forward)),
@@ -116,7 +116,7 @@ impl Default for SystemClock {
     }
 }
 
-impl Inner {
+impl SystemClockInner {
     /// Calls the operating system, and measures the speed of the counter since the last call.
     #[cold]
     fn read_system(&self) -> Timestamp {

@@ -30,7 +30,8 @@ const POLL: Duration = Duration::from_millis(50);
 /// ```
 /// use std::time::Duration;
 /// use tidegate::{AcquireError, Limiter};
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = Limiter::new("1/h".parse()?);
 /// limiter.acquire("job", Duration::ZERO).await?;
 /// match limiter.acquire("job", Duration::from_secs(1)).await {
@@ -59,7 +60,8 @@ pub enum AcquireError {
 /// The result of a successful [`acquire`](Limiter::acquire).
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = tidegate::Limiter::new("10/s".parse()?);
 /// let pass = limiter.acquire("job", std::time::Duration::from_secs(1)).await?;
 /// assert!(pass.decision().allowed());
@@ -84,7 +86,8 @@ impl Pass {
 ///
 /// ```
 /// # use std::time::Duration;
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = tidegate::Limiter::new("10/s".parse()?);
 /// limiter.acquire("upload", Duration::from_secs(1)).cost(5).await?;
 /// # Ok(()) }
@@ -301,7 +304,10 @@ impl Queues {
         let queue = queues.by_key.get_mut(&*unbook.charges().first()?.subject.key)?;
         let idle_at = decision.at().after_micros(decision.binding().reset_after_us);
         if decision.granted() == 0 {
-            let ahead = |left: &Check<'_>| matches!(left.op(), Op::Unbook { idle_at } if idle_at > decision.at());
+            let ahead = |left: &Check<'_>| match left.op() {
+                Op::Unbook { idle_at } => idle_at > decision.at(),
+                _ => false,
+            };
             queue.left.retain(ahead);
             if queue.left.len() < self.max_per_key && ahead(&unbook) {
                 queue.left.push(unbook);

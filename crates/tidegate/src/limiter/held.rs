@@ -14,7 +14,8 @@ use crate::store::{Check, StoreError};
 /// A reservation that is dropped without being settled stays charged at its estimate.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = tidegate::Limiter::new("1000/min".parse()?);
 /// let reservation = limiter.reserve("user:7", 400).await?;
 /// if reservation.allowed() {
@@ -102,7 +103,8 @@ impl std::fmt::Debug for Reservation {
 /// A lease under a `concurrent` limit, or the denial of one. Dropping it ends the lease.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = tidegate::Limiter::new("1 concurrent ttl 30s".parse()?);
 /// let first = limiter.lease("user:7").await?;
 /// assert!(first.allowed() && !limiter.lease("user:7").await?.allowed());

@@ -31,7 +31,8 @@ pub use held::{Lease, Reservation};
 ///
 /// ```
 /// use tidegate::Limiter;
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = Limiter::new("10/s; 120/m".parse()?);
 /// let decision = limiter.check("user:7").await?;
 /// if decision.allowed() {
@@ -301,7 +302,8 @@ impl Limiter {
     /// ```
     /// # use std::time::Duration;
     /// # use tidegate::Limiter;
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let limiter = Limiter::new("100/s burst 1".parse()?);
     /// for _ in 0..3 {
     ///     limiter.acquire("job", Duration::from_secs(1)).await?; // one every 10 ms
@@ -357,7 +359,8 @@ impl std::fmt::Debug for Limiter {
 ///
 /// ```
 /// use tidegate::{Id, Limiter};
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = Limiter::new("10/s".parse()?);
 /// let upload = Id(1234);
 /// assert_eq!(limiter.check("user:7").cost(3).id(upload).await?.remaining(), 7);

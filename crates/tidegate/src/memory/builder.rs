@@ -19,7 +19,8 @@ const BYTES_PER_SHARD: usize = 256 << 10;
 ///
 /// ```
 /// use tidegate::{ManualClock, Memory};
-/// let memory = Memory::builder().max_keys(100_000).max_bytes(64 << 20).clock(ManualClock::new()).build();
+/// let builder = Memory::builder().max_keys(100_000).max_bytes(64 << 20);
+/// let memory = builder.clock(ManualClock::new()).build();
 /// assert!(memory.is_empty());
 /// ```
 #[derive(Clone, Debug)]

@@ -5,15 +5,18 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tidegate_core::algorithm::bucket::Level;
-use tidegate_core::{Algorithm, Decision, Limit, Op, Record, Timestamp, Verdict};
+use tidegate_core::{Algorithm, Decision, Limit, Op, Timestamp, Verdict};
 
+use super::arena::{self, Arena, AtHome};
 use super::hash::Hashing;
 use super::interned::Interned;
 use super::overflow::{HeldRecord, MemoryCharge, Overflows, Placement};
+use super::packed::{LimitTag, Packed};
 use super::prepared::CheckResult;
-use super::shard::{LimitTag, Packed, Shard};
+use super::room::RoomFor;
+use super::shard::Shard;
 use super::shard_line::ShardLine;
-use super::slots::{self, Arena, AtHome, Hash};
+use super::slots::Hash;
 use crate::clock::Clock;
 use crate::raw;
 use crate::store::{Charge, Check, Overflow, Scope};
@@ -48,15 +51,6 @@ pub(super) struct MemoryInner {
     overflows: Mutex<Overflows>,
     /// The number of charges that found no room.
     pub(super) without_room: AtomicU64,
-}
-
-/// What needs room.
-#[derive(Clone, Copy)]
-pub(super) enum RoomFor {
-    /// A new key, in a slot or in the list, if its shard has fewer than `most` keys.
-    Key { most: usize, is_listed: bool },
-    /// More state of a known key.
-    Growth,
 }
 
 /// A key, and where its slot is expected.
@@ -145,7 +139,7 @@ impl MemoryInner {
         now: Timestamp,
         tag_of: impl Fn((u64, u64)) -> Option<LimitTag>,
     ) -> R {
-        let look = || slots::look_ahead(expected.at_home, expected.hash);
+        let look = || arena::look_ahead(expected.at_home, expected.hash);
         match expected.line.try_check(limit, cost, now, &tag_of, look) {
             Some(result) => result,
             None => self.check_again(expected.hash, limit, cost, now, tag_of),
@@ -162,7 +156,7 @@ impl MemoryInner {
         now: Timestamp,
         tag_of: impl Fn((u64, u64)) -> Option<LimitTag>,
     ) -> R {
-        let look = || slots::look(expected.at_home, expected.hash);
+        let look = || arena::look(expected.at_home, expected.hash);
         match expected.line.try_check(limit, cost, now, &tag_of, look) {
             Some(result) => result,
             None => self.check_again(expected.hash, limit, cost, now, tag_of),
@@ -352,112 +346,10 @@ impl MemoryInner {
         decision
     }
 
-    /// The record of a key, and where to store it afterwards. `added` new slots of the shard are
-    /// taken by other charges of the check.
-    fn load(
-        &self,
-        shard: &mut Shard,
-        hash: Hash,
-        (op, input): (Op, &MemoryCharge<'_>),
-        added: usize,
-        now: Timestamp,
-    ) -> HeldRecord {
-        let may_grow = input.may_grow(op);
-        let mut is_there = shard.find(hash).is_ok();
-        if is_there {
-            let has_room = !may_grow || self.make_room(shard, hash, RoomFor::Growth, now);
-            match shard.find(hash) {
-                Ok(index) if has_room => {
-                    return HeldRecord {
-                        record: shard.take(index, &self.limits),
-                        placement: Placement::Slot,
-                    };
-                }
-                Ok(_) => {}
-                // The key was idle and was removed to make room.
-                Err(_) => is_there = false,
-            }
-        }
-        let most = self.max_keys_per_shard.saturating_sub(added);
-        if !is_there
-            && self.make_room(shard, hash, RoomFor::Key { most, is_listed: input.is_listed() }, now)
-        {
-            return HeldRecord { record: Record::default(), placement: Placement::Slot };
-        }
-        self.without_room.fetch_add(1, Ordering::Relaxed);
-        // The shared record would have to grow, too; and the usage of a known key must not be
-        // forgotten because it wants more.
-        let is_stuck = is_there || may_grow && self.bytes.load(Ordering::Relaxed) >= self.max_bytes;
-        match input.overflow.unwrap_or(self.overflow) {
-            Overflow::SharedBucket if is_stuck => HeldRecord::exhausted(input, now),
-            Overflow::SharedBucket => {
-                HeldRecord { record: Record::default(), placement: Placement::Shared }
-            }
-            Overflow::AllowNew => {
-                HeldRecord { record: Record::default(), placement: Placement::Nowhere }
-            }
-            Overflow::DenyNew => HeldRecord::exhausted(input, now),
-        }
-    }
-
     /// Shows the length of the table of a hash's shard to reads without the lock.
     #[inline(always)]
     pub(super) fn publish_lines(&self, hash: Hash, shard: &Shard) {
         self.lines[self.shard_number(hash)].store(shard.lines(), Ordering::Relaxed);
-    }
-
-    /// Whether a shard has room.
-    #[inline]
-    pub(super) fn has_room(&self, shard: &Shard, more: RoomFor) -> bool {
-        let bytes = self.bytes.load(Ordering::Relaxed);
-        match more {
-            RoomFor::Key { most, is_listed } => {
-                let more = shard.bytes_for_one_more(is_listed);
-                shard.len() < most && bytes.saturating_add(more) <= self.max_bytes
-            }
-            RoomFor::Growth => bytes < self.max_bytes,
-        }
-    }
-
-    /// Whether a shard has room, if necessary after the removal of idle keys.
-    pub(super) fn make_room(
-        &self,
-        shard: &mut Shard,
-        hash: Hash,
-        more: RoomFor,
-        now: Timestamp,
-    ) -> bool {
-        if self.has_room(shard, more) {
-            return true;
-        }
-        shard.look_for_idle(&self.limits, now);
-        if shard.is_spacious() {
-            shard.rebuild(&self.limits, now);
-            self.publish_lines(hash, shard);
-        }
-        shard.count(&self.bytes);
-        self.has_room(shard, more)
-    }
-
-    fn store(
-        &self,
-        shard: &mut Shard,
-        hash: Hash,
-        input: &MemoryCharge<'_>,
-        held: HeldRecord,
-        now: Timestamp,
-    ) {
-        match (held.placement, shard.find(hash)) {
-            (Placement::Slot, Ok(index)) => {
-                shard.put(index, held.record, input.limit, &self.limits, now)
-            }
-            (Placement::Slot, Err(index)) => {
-                shard.add(hash, index, held.record, input.limit, &self.limits, now);
-                self.publish_lines(hash, shard);
-            }
-            _ => {}
-        }
-        shard.count(&self.bytes);
     }
 
     /// The hash that identifies a state: the hash of its key, with position and algorithm mixed
@@ -484,7 +376,7 @@ impl MemoryInner {
     #[inline(always)]
     pub(super) fn expect(&self, hash: Hash) -> ExpectedKey<'_> {
         let expected = self.expected_at(hash);
-        slots::prefetch(expected.at_home);
+        arena::prefetch(expected.at_home);
         raw::prefetch_to_write(expected.line);
         expected
     }
@@ -499,7 +391,7 @@ impl MemoryInner {
 
     /// A placeholder that is overwritten before it is used.
     pub(super) fn expect_none(&self) -> ExpectedKey<'_> {
-        ExpectedKey { hash: Hash::default(), line: &self.shards[0], at_home: &slots::NOWHERE }
+        ExpectedKey { hash: Hash::default(), line: &self.shards[0], at_home: &arena::NOWHERE }
     }
 
     /// A function that returns the tag of a slot from its words, if `limit` wrote it.
@@ -517,8 +409,8 @@ impl MemoryInner {
     }
 }
 
-/// State of a rule belongs to name and position only, so a rule that changes its algorithm keeps its
-/// usage.
+/// State of a rule belongs to name and position only, so a rule that changes its algorithm keeps
+/// its usage.
 const RULE: u64 = 0x80;
 
 /// The number that is mixed into the hash of a key, so that each of its limits has its own state.

@@ -5,12 +5,16 @@
 //! collisions. There is no background task: an idle key, whose state is the same as that of a new
 //! one, is removed when its memory is needed or when it is used again.
 
+mod arena;
 mod builder;
 mod hash;
 mod inner;
 mod interned;
 mod overflow;
+mod packed;
+mod pinned;
 pub(crate) mod prepared;
+mod room;
 mod shard;
 mod shard_line;
 mod slots;
@@ -27,7 +31,7 @@ use crate::store::{Check, Deciding, InvalidCheck, Scope, Store};
 pub use builder::{DEFAULT_MAX_KEYS, MemoryBuilder};
 use inner::MemoryInner;
 #[doc(hidden)]
-pub use interned::ReservedLimits;
+pub use pinned::ReservedLimits;
 use prepared::Prepared;
 use shard::Shard;
 use shard_line::ShardLine;

@@ -6,8 +6,8 @@ use tidegate_core::{Limit, Timestamp, Verdict};
 use super::Memory;
 use super::hash::Named;
 use super::inner::{ExpectedKey, other_of};
-use super::interned::Pinned;
-use super::shard::LimitTag;
+use super::packed::LimitTag;
+use super::pinned::Pinned;
 use super::slots::Hash;
 use crate::store::Scope;
 

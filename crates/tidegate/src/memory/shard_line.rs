@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidegate_core::algorithm::Window;
 use tidegate_core::{Algorithm, Limit, Timestamp};
 
+use super::packed::{self, LimitTag};
 use super::prepared::CheckResult;
-use super::shard::{self, LimitTag, Shard};
+use super::shard::Shard;
 use super::slots::Words;
 use crate::raw;
 
@@ -74,7 +75,7 @@ impl ShardLine {
         let read = SlotReading { found, hold, tag, numbers: tag.unpack(words)? };
         match limit.algorithm() {
             Algorithm::Bucket(bucket) => {
-                let mut level = shard::level_of(read.numbers);
+                let mut level = packed::level_of(read.numbers);
                 let outcome = tidegate_core::admit(limit, bucket, &mut level, now, cost);
                 let changed = (level.units, level.at.as_micros());
                 self.write(limit, read, outcome.0, cost, changed)
@@ -97,7 +98,7 @@ impl ShardLine {
         now: Timestamp,
         read: SlotReading<'_, W>,
     ) -> Option<R> {
-        let mut count = shard::count_of(read.numbers, window.period);
+        let mut count = packed::count_of(read.numbers, window.period);
         let outcome = tidegate_core::admit(limit, window, &mut count, now, cost);
         let changed = (count.used, count.last.as_micros());
         self.write(limit, read, outcome.0, cost, changed)

@@ -16,8 +16,8 @@ use std::io::{self, Read, Write};
 use thiserror::Error;
 use tidegate_core::{CLOCK_TOLERANCE_US, Limit, Record};
 
-use super::inner::RoomFor;
 use super::interned::MAX_INTERNED;
+use super::room::RoomFor;
 use super::shard::KeptState;
 use super::slots::Hash;
 use super::{Memory, MemoryBuilder};
@@ -328,7 +328,7 @@ impl Memory {
                 let number = usize::try_from(limit).ok().and_then(|number| number.checked_sub(1));
                 let limit = number.and_then(|number| limits.get(number)).and_then(Option::as_ref);
                 limit.and_then(|limit| {
-                    Some((super::shard::record_of(limit, *numbers)?, Some(limit)))
+                    Some((super::packed::record_of(limit, *numbers)?, Some(limit)))
                 })
             };
             let Some((mut record, limit)) = record else {

@@ -1,5 +1,5 @@
-//! The `unsafe` code of this crate, each piece with its purpose (`tools/bench/`, two cores at 2.8 GHz;
-//! `docs/decisions/0004-unsafe.md` and `0016-reading-without-a-lock.md`).
+//! The `unsafe` code of this crate, each piece with its purpose (`tools/bench/`, two cores at 2.8
+//! GHz; `docs/decisions/0004-unsafe.md` and `0016-reading-without-a-lock.md`).
 //!
 //! - [`Versioned`]: a lock with a version, so that reads need not take it.
 //! - [`zeroed`]: memory that is zero, and not resident until it is used.
@@ -230,7 +230,12 @@ pub(crate) fn log2(number: usize) -> u32 {
         let log: u32;
         // SAFETY: it only computes.
         unsafe {
-            core::arch::asm!("bsr {0:r}, {1:r}", inout(reg) 0_u32 => log, in(reg) number, options(pure, nomem, nostack));
+            core::arch::asm!(
+                "bsr {0:r}, {1:r}",
+                inout(reg) 0_u32 => log,
+                in(reg) number,
+                options(pure, nomem, nostack),
+            );
         }
         log
     }
@@ -258,7 +263,11 @@ pub(crate) fn prefetch_to_write<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch changes nothing the program can see and does not fault.
     unsafe {
-        core::arch::asm!("prefetchw [{}]", in(reg) &raw const *value, options(nostack, preserves_flags, readonly));
+        core::arch::asm!(
+            "prefetchw [{}]",
+            in(reg) &raw const *value,
+            options(nostack, preserves_flags, readonly),
+        );
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = value;

@@ -153,7 +153,8 @@ impl<T: Zero> Later<T> {
         self.made[usize::from(number)].get_or_init(|| {
             let parts = self.parts.get_or_init(|| {
                 let parts = Zeroed::new(length);
-                // Otherwise a few values could take a huge page, where the system uses them by default.
+                // Otherwise a few values could take a huge page, where the system uses them by
+                // default.
                 parts.advise(&parts.all(), HUGE, system::Advice::NoHugePages);
                 parts
             });
@@ -197,9 +198,9 @@ impl<T: Zero> Later<T> {
         let place = usize::from(number);
         match version::published(&self.starts[place], &self.fews[place], position) {
             // SAFETY: a thread that sees a count other than zero sees the start that was stored
-            // before it, and that many values have `FEW - 1` after them. `made` and `parts` keep the
-            // memory until `self` is dropped; zeroes are values of `T`, and there is no exclusive
-            // reference to them.
+            // before it, and that many values have `FEW - 1` after them. `made` and `parts` keep
+            // the memory until `self` is dropped; zeroes are values of `T`, and there is no
+            // exclusive reference to them.
             Some(start) => unsafe { &*start.add(position).cast() },
             None => cold(otherwise),
         }

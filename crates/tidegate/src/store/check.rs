@@ -37,7 +37,8 @@ pub enum InvalidCheck {
     },
     /// The costs of a `take` differ. A `take` grants the same number of units from every charge.
     #[error(
-        "take asks for {first} of one limit and {other} of another: expected the same cost everywhere"
+        "take asks for {first} of one limit and {other} of another: \
+         expected the same cost everywhere"
     )]
     UnevenTake {
         /// The cost of the first charge.
@@ -149,7 +150,8 @@ pub struct Subject<'a> {
 /// ```
 /// use tidegate::{Limit, Memory, Scope};
 /// let (memory, limit): (Memory, Limit) = (Memory::new(), "1/s".parse()?);
-/// let [a, b] = ["logins", "uploads"].map(|name| memory.prepare(&Scope::Rule(name.into()), &limit));
+/// let scopes = ["logins", "uploads"].map(|name| Scope::Rule(name.into()));
+/// let [a, b] = scopes.map(|scope| memory.prepare(&scope, &limit));
 /// assert!(a.check("user:7", 1).allowed && b.check("user:7", 1).allowed);
 /// # Ok::<(), tidegate::ParseError>(())
 /// ```

@@ -52,7 +52,8 @@ pub type Deciding<'a> = Pin<Box<dyn Future<Output = Result<Decision, StoreError>
 ///
 /// ```
 /// use tidegate::{Check, Limiter, StoreError};
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = Limiter::new("10/s".parse()?);
 /// let error = limiter.decide(Check::new()).await.unwrap_err();
 /// assert!(matches!(error, StoreError::Invalid(_)), "a check without charges");

@@ -187,7 +187,7 @@ impl RateLimitLayer {
     /// ```
     /// use tidegate::http::{EscapedSlashes, PathPolicy};
     /// use tidegate::tower::{RateLimitLayer, key};
-    /// // `/files/a%2Fb` is the file `a/b`, and the service does not read that as a slash of its path.
+    /// // `/files/a%2Fb` is the file `a/b`: the service does not read `%2F` as a slash.
     /// let paths = PathPolicy { escaped_slashes: EscapedSlashes::Keep, ..PathPolicy::default() };
     /// let layer = RateLimitLayer::new("10/s".parse()?, key::path()).paths(paths);
     /// # Ok::<(), tidegate::ParseError>(())
@@ -225,7 +225,8 @@ impl RateLimitLayer {
     /// let router: Router = Router::new().route("/", get(|| async { "hello" })).with_state(());
     /// let app = limits.layer(router);
     /// let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
-    /// axum::serve(listener, ServiceExt::<Request>::into_make_service_with_connect_info::<SocketAddr>(app)).await?;
+    /// let make = ServiceExt::<Request>::into_make_service_with_connect_info::<SocketAddr>(app);
+    /// axum::serve(listener, make).await?;
     /// # Ok(())
     /// # }
     /// ```
@@ -234,8 +235,8 @@ impl RateLimitLayer {
         super::AxumLayer(self)
     }
 
-    /// Calls `observer` with every decision: for metrics, and to see what rules in shadow mode would
-    /// do. It runs before the response and must not block.
+    /// Calls `observer` with every decision: for metrics, and to see what rules in shadow mode
+    /// would do. It runs before the response and must not block.
     pub fn observe(self, observer: impl Fn(&ObservedDecision<'_>) + Send + Sync + 'static) -> Self {
         self.with(|setup| setup.observer = Some(Arc::new(observer)))
     }

@@ -2,7 +2,7 @@
 //!
 //! ```
 //! use tidegate::tower::{RateLimitLayer, key};
-//! // 10 a second and 120 a minute for each address, for `Router::layer` or `ServiceBuilder::layer`.
+//! // 10 a second and 120 a minute for each address: give it to `Router::layer`.
 //! let layer = RateLimitLayer::new("10/s; 120/m".parse()?, key::peer_ip());
 //! # Ok::<(), tidegate::ParseError>(())
 //! ```

@@ -9,21 +9,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tidegate_core::algorithm::Kernel;
 use tidegate_core::algorithm::bucket::Level;
-use tidegate_core::algorithm::window::Count;
-use tidegate_core::{Algorithm, EXACT, Limit, Record, State, Timestamp};
+use tidegate_core::{Algorithm, Limit, Record, Timestamp};
 
+use super::arena::Arena;
 use super::interned::Interned;
-use super::slots::{Arena, Hash, SlotEntry, Slots};
-
-/// Bits of a slot's word that hold a number below 2^53; the other eleven hold half of the tag.
-const NUMBER_BITS: u32 = 53;
-const NUMBER: u64 = (1 << NUMBER_BITS) - 1;
-const TAG_BITS: u32 = 64 - NUMBER_BITS;
-const TAG: u32 = (1 << TAG_BITS) - 1;
-/// The tag of a slot whose record is in the list. Others are numbers of limits.
-const LISTED: u32 = (1 << (2 * TAG_BITS)) - 1;
-/// A tag that no slot has.
-const NO_TAG: u32 = 0;
+use super::packed::{FIRST_TAG, LISTED, Packed, pack, tag_of};
+use super::slots::{Hash, SlotEntry, Slots};
 
 /// The size of a table or list below which it is not made smaller.
 const SMALL_TABLE: usize = 4096;
@@ -103,83 +94,6 @@ impl RecordList {
             + self.heap
     }
 }
-
-/// The tag of a limit's states, as in the two words of a slot.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LimitTag {
-    low: u64,
-    high: u64,
-}
-
-impl LimitTag {
-    fn new(tag: u32) -> Self {
-        LimitTag {
-            low: u64::from(tag & TAG) << NUMBER_BITS,
-            high: u64::from(tag >> TAG_BITS) << NUMBER_BITS,
-        }
-    }
-
-    /// The tag of a limit's number. Without a number, a tag that no slot has.
-    pub(crate) fn of(number: Option<u32>) -> Self {
-        LimitTag::new(number.map_or(NO_TAG, |number| number + FIRST_TAG))
-    }
-
-    /// The numbers of a slot with this tag.
-    #[inline(always)]
-    pub(crate) fn unpack(self, (low, high): (u64, u64)) -> Option<(u64, u64)> {
-        let (first, second) = (low ^ self.low, high ^ self.high);
-        ((first | second) >> NUMBER_BITS == 0).then_some((first, second))
-    }
-
-    /// The words of a slot with this tag. Numbers of states are below 2^53.
-    #[inline(always)]
-    pub(crate) fn pack(self, (first, second): (u64, u64)) -> (u64, u64) {
-        debug_assert!((first | second) >> NUMBER_BITS == 0, "{first} {second}");
-        (first | self.low, second | self.high)
-    }
-}
-
-/// Two numbers and a tag.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Packed {
-    tag: u32,
-    first: u64,
-    second: u64,
-}
-
-impl Packed {
-    #[inline]
-    #[allow(clippy::cast_possible_truncation, reason = "eleven bits remain after the shift")]
-    pub(crate) fn of((low, high): (u64, u64)) -> Self {
-        let tag = ((high >> NUMBER_BITS) as u32) << TAG_BITS | (low >> NUMBER_BITS) as u32;
-        Packed { tag, first: low & NUMBER, second: high & NUMBER }
-    }
-
-    /// Whether `limit` wrote it. False if the state is in the list, or was read during a write.
-    #[inline]
-    pub(crate) fn is_of(self, limit: &Limit, limits: &Interned) -> bool {
-        limits.is(self.tag.wrapping_sub(FIRST_TAG), limit)
-    }
-
-    /// The state that it is, if it is not in the list.
-    fn state(self, limits: &Interned) -> State {
-        limits.state(self.tag.wrapping_sub(FIRST_TAG), (self.first, self.second))
-    }
-
-    #[inline]
-    pub(crate) fn tag(self) -> LimitTag {
-        LimitTag::new(self.tag)
-    }
-
-    /// The words of a slot. The upper half of the tag is never zero, because a zero word marks an
-    /// empty slot.
-    fn words(self) -> (u64, u64) {
-        self.tag().pack((self.first & NUMBER, self.second & NUMBER))
-    }
-}
-
-/// The first tag, so that the upper half of tags is never zero.
-const FIRST_TAG: u32 = TAG + 1;
 
 impl Shard {
     /// Creates an empty shard with its table in `arena`.
@@ -374,7 +288,8 @@ impl Shard {
         });
     }
 
-    /// Adds a key from a snapshot; `limit` wrote it, if it was packed. Returns whether it was added.
+    /// Adds a key from a snapshot; `limit` wrote it, if it was packed. Returns whether it was
+    /// added.
     pub(crate) fn restore(
         &mut self,
         hash: Hash,
@@ -474,18 +389,6 @@ pub(crate) enum KeptState<'a> {
     Record(&'a Record),
 }
 
-/// The record of two numbers that `limit` wrote, if the limit packs its states and the numbers are
-/// valid.
-pub(crate) fn record_of(limit: &Limit, [first, second]: [u64; 2]) -> Option<Record> {
-    let packs = match limit.algorithm() {
-        Algorithm::Bucket(_) => second < EXACT,
-        Algorithm::Window(window) => !window.from_first_hit && second <= Timestamp::MAX.as_micros(),
-        _ => false,
-    };
-    (packs && first < EXACT)
-        .then(|| Record { state: unpack((first, second), limit), ..Record::default() })
-}
-
 /// The time from which on the state in a slot is idle.
 fn idle_at(entry: &SlotEntry, list: &Option<Box<RecordList>>, limits: &Interned) -> Timestamp {
     let packed = Packed::of((entry.low, entry.high));
@@ -513,92 +416,5 @@ fn list_place(number: u64) -> usize {
     number as usize
 }
 
-/// A state as two numbers, if it can be packed and its limit has a number.
-fn pack(record: &Record, limit: &Limit, limits: &Interned) -> Option<Packed> {
-    if !record.receipts.is_empty() || !record.state.fits(limit.algorithm()) {
-        return None;
-    }
-    let (first, second) = match record.state {
-        State::Bucket { level, .. } => (level.units, level.at),
-        // An aligned window's start follows from any moment in it.
-        State::Window { count, from_first_hit: false, .. } => (count.used, count.last),
-        _ => return None,
-    };
-    let tag = tag_of(limit, limits)?;
-    Some(Packed { tag, first, second: second.as_micros() })
-}
-
-/// The tag of states that `limit` wrote, if it has a number.
-fn tag_of(limit: &Limit, limits: &Interned) -> Option<u32> {
-    limits.number(limit).map(|number| number + FIRST_TAG)
-}
-
-/// The state that [`pack`] packed.
-fn unpack(numbers: (u64, u64), limit: &Limit) -> State {
-    match limit.algorithm() {
-        Algorithm::Bucket(bucket) => State::Bucket { rate: bucket.rate, level: level_of(numbers) },
-        Algorithm::Window(window) => {
-            let count = count_of(numbers, window.period);
-            State::Window { period: window.period, from_first_hit: window.from_first_hit, count }
-        }
-        _ => State::Idle,
-    }
-}
-
-/// A bucket's level from its two numbers.
-#[inline(always)]
-pub(crate) fn level_of((units, at): (u64, u64)) -> Level {
-    Level { units, at: Timestamp::from_kept_micros(at) }
-}
-
-/// A window's count from its two numbers.
-#[inline(always)]
-pub(crate) fn count_of((used, last): (u64, u64), period: u64) -> Count {
-    let start = Timestamp::from_micros(last - last % period);
-    Count { start, last: Timestamp::from_micros(last), used }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_key_added_behind_the_search_is_found_when_idle() {
-        const MOST: usize = 2 * SEARCH;
-        // Among the last that the first piece of a search looks at.
-        const PASSED: u64 = SEARCH as u64 - 8;
-        let limits = Interned::new(usize::MAX, Arc::default());
-        let (day, second): (Limit, Limit) = ("1/d".parse().unwrap(), "1/s".parse().unwrap());
-        let mut shard = Shard::new(Arc::new(Arena::new(1, usize::MAX, Arc::default())), 0);
-        let add = |shard: &mut Shard, place: u64, limit: &Limit, now: Timestamp| {
-            let hash = Hash { order: place << 50, other: place };
-            let mut record = Record::default();
-            let charge = tidegate_core::Charge::new(limit, &mut record, 1);
-            assert!(tidegate_core::decide(tidegate_core::Op::Check, &mut [charge], now).allowed());
-            let Err(index) = shard.find(hash) else { panic!("it was not there") };
-            shard.add(hash, index, record, limit, &limits, now);
-        };
-        let has_room = |shard: &mut Shard, now: Timestamp| {
-            if shard.len() >= MOST {
-                shard.look_for_idle(&limits, now);
-            }
-            shard.len() < MOST
-        };
-        for place in 1..=MOST as u64 {
-            add(&mut shard, place, &day, Timestamp::EPOCH);
-        }
-        // After the first step of a search, a key that it has passed is replaced by another one that
-        // is soon idle.
-        assert!(!has_room(&mut shard, Timestamp::EPOCH));
-        let index = shard.find(Hash { order: PASSED << 50, other: PASSED }).unwrap();
-        let _ = shard.take(index, &limits);
-        shard.put(index, Record::default(), &day, &limits, Timestamp::EPOCH);
-        assert!(has_room(&mut shard, Timestamp::EPOCH));
-        add(&mut shard, PASSED, &second, Timestamp::EPOCH);
-        for _ in 0..10 {
-            assert!(!has_room(&mut shard, Timestamp::EPOCH));
-        }
-        let later = Timestamp::from_secs(2);
-        assert!((0..10).any(|_| has_room(&mut shard, later)));
-    }
-}
+mod tests;
